@@ -1,0 +1,84 @@
+// B batch, T time, C width, H heads
+
+use burn::module::Module;
+use burn::nn::{Dropout, DropoutConfig, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::activation::gelu_approximate;
+use burn::tensor::module::attention;
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{Device, Tensor};
+
+use super::GptConfig;
+
+/// One pre-norm decoder block: causal self-attention, then a feed-forward layer, each added to its input.
+#[derive(Module, Debug)]
+pub struct Block {
+    ln_1: LayerNorm,
+    attn: Attention,
+    ln_2: LayerNorm,
+    mlp: Mlp,
+    drop: Dropout,
+}
+
+#[derive(Module, Debug)]
+struct Attention {
+    c_attn: Linear,
+    c_proj: Linear,
+    heads: usize,
+}
+
+#[derive(Module, Debug)]
+struct Mlp {
+    c_fc: Linear,
+    c_proj: Linear,
+}
+
+impl Block {
+    pub(super) fn new(config: &GptConfig, inner: &Initializer, residual: &Initializer, device: &Device) -> Self {
+        let width = config.width;
+        let linear = |from, to, weights: &Initializer| {
+            let mut layer = LinearConfig::new(from, to).with_initializer(weights.clone()).init(device);
+            layer.bias = Some(Initializer::Zeros.init([to], device));
+            layer
+        };
+        Self {
+            ln_1: LayerNormConfig::new(width).init(device),
+            attn: Attention {
+                c_attn: linear(width, 3 * width, inner),
+                c_proj: linear(width, width, residual),
+                heads: config.heads,
+            },
+            ln_2: LayerNormConfig::new(width).init(device),
+            mlp: Mlp { c_fc: linear(width, 4 * width, inner), c_proj: linear(4 * width, width, residual) },
+            drop: DropoutConfig::new(config.dropout).init(),
+        }
+    }
+
+    /// `[B, T, C]` to `[B, T, C]`; position t reads positions 0 to t.
+    pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        let attended = self.attn.forward(self.ln_1.forward(x_btc.clone()));
+        let x_btc = x_btc + self.drop.forward(attended);
+        let fed = self.mlp.forward(self.ln_2.forward(x_btc.clone()));
+        x_btc + self.drop.forward(fed)
+    }
+}
+
+impl Attention {
+    fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        let [b, t, c] = x_btc.dims();
+        let qkv = self.c_attn.forward(x_btc);
+        let part = |i: usize| -> Tensor<4> {
+            let part_btc = qkv.clone().slice([0..b, 0..t, i * c..(i + 1) * c]);
+            part_btc.reshape([b, t, self.heads, c / self.heads]).swap_dims(1, 2)
+        };
+        let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
+        let y_bhtd = attention(part(0), part(1), part(2), None, None, causal);
+        self.c_proj.forward(y_bhtd.swap_dims(1, 2).reshape([b, t, c]))
+    }
+}
+
+impl Mlp {
+    fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        // GPT-2 uses the tanh approximation ("gelu_new").
+        self.c_proj.forward(gelu_approximate(self.c_fc.forward(x_btc)))
+    }
+}
