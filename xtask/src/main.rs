@@ -1,2 +1,50 @@
-//! x
-fn main() {}
+//! `cargo xtask`: trains and evaluates the reference models, and what maintainers run.
+
+mod check;
+mod cli;
+mod device;
+mod dist;
+mod eval;
+mod fetch;
+mod fixtures;
+mod train;
+mod usage;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::Parser;
+use kiln_memory::CountingAllocator;
+
+use cli::{Cli, Command};
+
+/// The heap of this process, which is the memory of burn's CPU device.
+#[global_allocator]
+static HEAP: CountingAllocator = CountingAllocator::new();
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG").unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .without_time()
+        .with_target(false)
+        .init();
+    let outcome = match cli.command {
+        Command::Train(command) => train::run(command),
+        Command::Eval(command) => eval::run(command),
+        Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
+        Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),
+        Command::Check => check::run().map(|()| ExitCode::SUCCESS),
+        Command::Dist(command) => dist::run(&command).map(|()| ExitCode::SUCCESS),
+    };
+    outcome.unwrap_or_else(|error| {
+        use std::io::Write;
+        let text = format!("{error:#}").replace('\n', " ");
+        // Nothing is left to do when stderr is closed.
+        let _ = writeln!(std::io::stderr(), "error: {text}");
+        usage::exit_code(&error)
+    })
+}

@@ -1,1 +1,61 @@
-//! x
+//! Samples from disk to burn tensors.
+//!
+//! - **Sources**: [`ImageSet`] (a directory per class, IDX, CIFAR-10) and [`TextTokens`] (text through a
+//!   [`Tokenizer`]). Both are burn `Dataset`s too.
+//! - **Order**: [`Order`] is a pure function of (seed, epoch) that can be entered anywhere.
+//! - **Batches**: a [`Loader`] makes them on worker threads with back-pressure; what comes out, and in which
+//!   order, does not depend on the number of workers. Batches stay on the host until
+//!   `to_device`; images travel as bytes.
+//! - **burn**: [`BurnLoader`] is the loader as burn's `DataLoader`, for burn's own `Learner`.
+//!
+//! *Architecture invariant*: this crate knows no model and no training loop. A `Loader` does not know what a sample
+//! is: it decides which ids make a batch and calls a closure.
+//!
+//! ```
+//! use burn::tensor::Device;
+//! use kiln_data::{ImageBatch, Loader, LoaderConfig, Normalize, Order, Transform, open_images};
+//!
+//! # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/fashion-mnist");
+//! let data = open_images(root)?;
+//! let (set, transform, seed) = (data.train, Transform::training(28, 0.6), 7);
+//! let config = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..LoaderConfig::new(32) };
+//! let loader = Loader::new(set.len(), config, move |plan| ImageBatch::load(&set, &transform, seed, plan))?;
+//!
+//! let normalize = Normalize::for_channels(1);
+//! for batch in loader.epoch(0, 0).take(2) {
+//!     let (images_bchw, labels_b) = batch?.to_device(&normalize, &Device::flex());
+//!     assert_eq!(images_bchw.dims(), [32, 1, 28, 28]);
+//!     assert_eq!(labels_b.dims(), [32]);
+//! }
+//! # Ok::<(), kiln_data::Error>(())
+//! ```
+
+mod batches;
+mod burn_loader;
+mod cifar;
+mod error;
+mod folder;
+mod idx;
+mod image_batch;
+mod image_set;
+mod loader;
+mod open;
+mod order;
+mod rng;
+mod text;
+mod tokenizer;
+mod transform;
+
+pub use batches::Batches;
+pub use burn_loader::BurnLoader;
+pub use error::Error;
+pub use idx::write_idx_gz;
+pub use image_batch::{ImageBatch, Normalize};
+pub use image_set::{Image, ImageSet, LabeledImage};
+pub use loader::{BatchPlan, Loader, LoaderConfig};
+pub use open::{TrainTest, open_images};
+pub use order::{Order, Permutation};
+pub use rng::sample_rng;
+pub use text::{TextBatch, TextTokens, open_text};
+pub use tokenizer::{Tokenizer, TokenizerKind};
+pub use transform::{Crop, Transform};

@@ -1,1 +1,24 @@
-//! x
+//! What memory is used for.
+//!
+//! [`CountingAllocator`] counts the heap of the process: live bytes, and their peak since the last
+//! reset. On burn's CPU device tensors live on the heap, so that it measures a training step:
+//!
+//! ```
+//! use kiln_memory::CountingAllocator;
+//!
+//! #[global_allocator]
+//! static HEAP: CountingAllocator = CountingAllocator::new();
+//!
+//! let baseline = HEAP.live_bytes();
+//! HEAP.reset_peak();
+//! let buffer = vec![0u8; 1 << 20];
+//! drop(buffer);
+//! assert!(HEAP.peak_bytes() - baseline >= 1 << 20);
+//! assert!(HEAP.live_bytes() - baseline < 1 << 20);
+//! ```
+//!
+//! *Architecture invariant*: this crate knows no model and no training loop; it sees sizes.
+
+mod allocator;
+
+pub use allocator::CountingAllocator;

@@ -1,1 +1,63 @@
-//! x
+//! The training step and loop that Kiln's techniques compose into.
+//!
+//! - [`Trainer`]: a model, its optimizer and where the run is; one [`step`](Trainer::step) either happens as a
+//!   whole or changes nothing.
+//! - [`fit`]: epochs, measurements and checkpoints around it; [`Task`] says what the model is trained to do.
+//! - [`Checkpoints`]: atomic, verified, the newest k. A run that was killed and resumed gives the same numbers as
+//!   one that was not, because everything random is a function of [`RunState`].
+//! - [`ScheduleConfig`], [`OptimizerConfig`]: warm-up and cosine; SGD and AdamW without decay on norms and
+//!   biases. Gradients are clipped by their global norm.
+//!
+//! *Architecture invariant*: the only crate that sees two techniques. It nests their configurations and declares
+//! none of their fields again; it knows no model.
+//!
+//! ```
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::nn::loss::{MseLoss, Reduction};
+//! use burn::tensor::{Device, Tensor};
+//! use kiln_training::{OptimizerConfig, ScheduleConfig, StepSettings, Trainer};
+//!
+//! let device = Device::flex().autodiff();
+//! device.seed(1);
+//! let model = LinearConfig::new(2, 1).init(&device);
+//! let settings = StepSettings {
+//!     optimizer: OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false },
+//!     schedule: ScheduleConfig { peak: 0.1, warmup: 0.1, floor: 0.1 },
+//!     total_steps: 100,
+//!     max_norm: Some(1.0),
+//!     device: device.clone(),
+//! };
+//! let mut trainer = Trainer::new(model, 1, settings)?;
+//!
+//! let inputs = Tensor::<2>::from_data([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], &device);
+//! let targets = Tensor::<2>::from_data([[2.0], [3.0], [5.0]], &device);
+//! let mut losses = vec![];
+//! for _ in 0..100 {
+//!     let report = trainer.step(|model: &Linear, _| {
+//!         MseLoss::new().forward(model.forward(inputs.clone()), targets.clone(), Reduction::Mean)
+//!     })?;
+//!     losses.push(report.loss);
+//! }
+//! assert!(losses[99] < 1e-3 * losses[0]);
+//! # Ok::<(), kiln_training::Error>(())
+//! ```
+
+mod checkpoint;
+mod error;
+mod fit;
+mod gradients;
+mod metrics;
+mod optimizer;
+mod schedule;
+mod state;
+mod step;
+
+pub use checkpoint::{Checkpoints, load_model};
+pub use error::Error;
+pub use fit::{Evaluation, Event, Finish, Task, evaluate, fit, measure};
+pub use gradients::{clip_factor, scale, sum_of_squares};
+pub use metrics::{bits_per_byte, perplexity, top_k_correct};
+pub use optimizer::OptimizerConfig;
+pub use schedule::ScheduleConfig;
+pub use state::RunState;
+pub use step::{StepReport, StepSettings, Trainer};

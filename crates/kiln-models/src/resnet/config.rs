@@ -10,13 +10,13 @@ use crate::Error;
 /// Blocks per stage and the kind of block: the four depths of He et al. 2015, table 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Depth {
-    #[serde(rename = "18")]
+    #[serde(rename = "resnet18")]
     D18,
-    #[serde(rename = "34")]
+    #[serde(rename = "resnet34")]
     D34,
-    #[serde(rename = "50")]
+    #[serde(rename = "resnet50")]
     D50,
-    #[serde(rename = "101")]
+    #[serde(rename = "resnet101")]
     D101,
 }
 
@@ -42,6 +42,7 @@ impl Depth {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResNetConfig {
+    #[serde(rename = "name")]
     depth: Depth,
     /// Number of classes, at least 1.
     pub classes: usize,

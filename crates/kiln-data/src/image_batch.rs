@@ -1,0 +1,83 @@
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use crate::rng::sample_rng;
+use crate::{BatchPlan, Error, ImageSet, Transform};
+
+/// A batch of equally large images on the host, 8 bits a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageBatch {
+    /// Samples `[B, C, H, W]`, flat.
+    pub pixels: Vec<u8>,
+    /// `[B, C, H, W]`.
+    pub shape: [usize; 4],
+    /// `B` class indices.
+    pub labels: Vec<i64>,
+    /// `B` sample ids, for records of what was trained.
+    pub ids: Vec<usize>,
+}
+
+/// Mean and standard deviation per channel, of samples scaled to [0, 1].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Normalize {
+    /// One mean per channel.
+    pub mean: Vec<f32>,
+    /// One standard deviation per channel.
+    pub std: Vec<f32>,
+}
+
+impl Normalize {
+    /// The usual figures: ImageNet's for RGB (what torchvision's weights expect), Fashion-MNIST's otherwise.
+    pub fn for_channels(channels: usize) -> Self {
+        match channels {
+            3 => Self { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225] },
+            _ => Self { mean: vec![0.2860; channels], std: vec![0.3530; channels] },
+        }
+    }
+}
+
+impl ImageBatch {
+    /// Loads, transforms and packs the samples of `plan`. Random choices are a function of
+    /// (`seed`, epoch, sample) alone.
+    ///
+    /// # Errors
+    /// Those of [`ImageSet::load`] and [`Transform::apply`].
+    pub fn load(set: &ImageSet, transform: &Transform, seed: u64, plan: &BatchPlan) -> Result<Self, Error> {
+        let shape = [plan.ids.len(), set.channels(), transform.size, transform.size];
+        let mut pixels = Vec::with_capacity(shape.iter().product());
+        let mut labels = Vec::with_capacity(plan.ids.len());
+        for id in &plan.ids {
+            let sample = set.load(*id)?;
+            let image = transform.apply(sample.image, &mut sample_rng(seed, plan.epoch, *id as u64))?;
+            for channel in 0..image.channels {
+                pixels.extend(image.pixels[channel..].iter().step_by(image.channels));
+            }
+            labels.push(sample.label as i64);
+        }
+        Ok(Self { pixels, shape, labels, ids: plan.ids.clone() })
+    }
+
+    /// Number of images.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there is no image.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Copies the batch to `device`: normalised images `[B, C, H, W]` in f32, and labels `[B]`.
+    /// The samples travel as bytes and become floats on the device.
+    pub fn to_device(&self, normalize: &Normalize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
+        let channels = self.shape[1];
+        let row = |values: Vec<f32>| Tensor::<4>::from_data(TensorData::new(values, [1, channels, 1, 1]), device);
+        // (x / 255 - mean) / std as one multiplication and one addition.
+        let scale = normalize.std.iter().map(|std| 1.0 / (255.0 * std)).collect();
+        let shift = normalize.mean.iter().zip(&normalize.std).map(|(mean, std)| -mean / std).collect();
+        let bytes = TensorData::new(self.pixels.clone(), self.shape);
+        let images = Tensor::<4, Int>::from_data(bytes, (device, DType::U8)).float() * row(scale) + row(shift);
+        let labels = Tensor::from_data(TensorData::new(self.labels.clone(), [self.labels.len()]), device);
+        (images, labels)
+    }
+}

@@ -1,0 +1,195 @@
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::optim::OptimizerRecord;
+use burn::store::ModuleRecord;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, RunState, Trainer};
+
+const MODEL: &str = "model.bpk";
+const OPTIMIZER: &str = "optimizer.bpk";
+const STATE: &str = "state.json";
+const MANIFEST: &str = "manifest.json";
+const VERSION: u32 = 1;
+
+/// The checkpoints of a run: one directory each, named after its step, the newest `keep` of them.
+///
+/// A checkpoint is written under another name, flushed to disk, and renamed when it is whole. Its manifest
+/// holds the length and CRC-32 of every file, so that what was damaged later is found as well.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    directory: PathBuf,
+    keep: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    files: BTreeMap<String, Fingerprint>,
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Debug)]
+struct Fingerprint {
+    bytes: u64,
+    crc32: u32,
+}
+
+impl Checkpoints {
+    /// Checkpoints in `directory`, which is made when the first is saved.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] when `keep` is zero.
+    pub fn new(directory: impl Into<PathBuf>, keep: usize) -> Result<Self, Error> {
+        if keep == 0 {
+            return Err(Error::InvalidSetting { field: "keep", value: "0".into(), expected: "at least 1" });
+        }
+        Ok(Self { directory: directory.into(), keep })
+    }
+
+    /// Writes the run as it is now and removes checkpoints beyond the newest `keep`.
+    ///
+    /// # Errors
+    /// [`Error::Save`]; the checkpoints that were there stay.
+    pub fn save<M: Module>(&self, trainer: &Trainer<M>) -> Result<PathBuf, Error> {
+        let state = trainer.state();
+        let path = self.directory.join(format!("step-{:08}", state.step));
+        let part = self.directory.join(format!(".step-{:08}.partial", state.step));
+        write(trainer, &state, &part)
+            .and_then(|()| {
+                if path.exists() {
+                    fs::remove_dir_all(&path).map_err(|e| e.to_string())?;
+                }
+                fs::rename(&part, &path).and_then(|()| sync(&self.directory)).map_err(|e| e.to_string())
+            })
+            .map_err(|reason| {
+                let _ = fs::remove_dir_all(&part);
+                Error::Save { path: path.clone(), reason }
+            })?;
+        self.prune().map_err(|e| Error::Save { path: path.clone(), reason: e.to_string() })?;
+        Ok(path)
+    }
+
+    /// The checkpoints, newest first; none when the directory is not there.
+    ///
+    /// # Errors
+    /// [`Error::Load`] when the directory cannot be listed.
+    pub fn list(&self) -> Result<Vec<PathBuf>, Error> {
+        let named = |path: &PathBuf| path.is_dir() && name(path).starts_with("step-");
+        let mut found: Vec<PathBuf> = self.entries()?.into_iter().filter(named).collect();
+        found.sort();
+        found.reverse();
+        Ok(found)
+    }
+
+    fn entries(&self) -> Result<Vec<PathBuf>, Error> {
+        if !self.directory.is_dir() {
+            return Ok(vec![]);
+        }
+        let read = |entries: fs::ReadDir| entries.map(|entry| entry.map(|entry| entry.path())).collect();
+        fs::read_dir(&self.directory)
+            .and_then(read)
+            .map_err(|e| Error::Load { path: self.directory.clone(), reason: e.to_string() })
+    }
+
+    /// Brings `trainer` to the newest checkpoint that is whole, and returns its path. A damaged one is passed
+    /// over with a warning; `None` when there is no checkpoint at all.
+    ///
+    /// # Errors
+    /// [`Error::Load`] when there are checkpoints and none can be used.
+    pub fn resume<M: Module>(&self, trainer: &mut Trainer<M>) -> Result<Option<PathBuf>, Error> {
+        let mut last = None;
+        for path in self.list()? {
+            match load(trainer, &path) {
+                Ok(()) => return Ok(Some(path)),
+                Err(error) => {
+                    tracing::warn!("{error}; trying the one before");
+                    last = Some(error);
+                }
+            }
+        }
+        last.map_or(Ok(None), Err)
+    }
+
+    fn prune(&self) -> std::io::Result<()> {
+        let found = self.list().unwrap_or_default();
+        let partial = self.entries().unwrap_or_default().into_iter().filter(|path| name(path).ends_with(".partial"));
+        found.into_iter().skip(self.keep).chain(partial).try_for_each(fs::remove_dir_all)
+    }
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn sync(path: &Path) -> std::io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+fn write<M: Module>(trainer: &Trainer<M>, state: &RunState, part: &Path) -> Result<(), String> {
+    let io = |e: std::io::Error| e.to_string();
+    if part.exists() {
+        fs::remove_dir_all(part).map_err(io)?;
+    }
+    fs::create_dir_all(part).map_err(io)?;
+    let (model, optimizer) = trainer.parts();
+    // `valid` folds the running statistics of all threads into the value that is recorded.
+    let _ = model.valid();
+    model.clone().into_record().save(part.join(MODEL)).map_err(|e| e.to_string())?;
+    optimizer.save(part.join(OPTIMIZER)).map_err(|e| e.to_string())?;
+    fs::write(part.join(STATE), serde_json::to_vec_pretty(state).map_err(|e| e.to_string())?).map_err(io)?;
+    let mut files = BTreeMap::new();
+    for file in [MODEL, OPTIMIZER, STATE] {
+        sync(&part.join(file)).map_err(io)?;
+        files.insert(file.to_owned(), fingerprint(&part.join(file)).map_err(io)?);
+    }
+    let manifest = serde_json::to_vec_pretty(&Manifest { version: VERSION, files }).map_err(|e| e.to_string())?;
+    fs::write(part.join(MANIFEST), manifest).map_err(io)?;
+    sync(&part.join(MANIFEST)).and_then(|()| sync(part)).map_err(io)
+}
+
+fn fingerprint(path: &Path) -> std::io::Result<Fingerprint> {
+    let bytes = fs::read(path)?;
+    Ok(Fingerprint { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) })
+}
+
+/// Checks every file of the checkpoint `path` against its manifest.
+fn verify(path: &Path) -> Result<(), String> {
+    let text = fs::read(path.join(MANIFEST)).map_err(|e| format!("{MANIFEST}: {e}"))?;
+    let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| format!("{MANIFEST} is damaged: {e}"))?;
+    if manifest.version != VERSION {
+        return Err(format!("its version is {}, expected {VERSION}", manifest.version));
+    }
+    for file in [MODEL, OPTIMIZER, STATE] {
+        let expected = manifest.files.get(file).ok_or_else(|| format!("{MANIFEST} lacks {file}"))?;
+        let found = fingerprint(&path.join(file)).map_err(|e| format!("{file}: {e}"))?;
+        if found != *expected {
+            return Err(format!("{file} is damaged: {found:?}, expected {expected:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// The model record of the checkpoint directory `path`, verified.
+///
+/// # Errors
+/// [`Error::Load`] when the checkpoint is damaged or of another version.
+pub fn load_model<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, Error> {
+    let path = path.as_ref();
+    let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+    verify(path).map_err(fail)?;
+    let record = ModuleRecord::load(path.join(MODEL)).map_err(|e| fail(e.to_string()))?;
+    model.try_load_record(record).map_err(|e| fail(format!("not a checkpoint of this model: {e}")))
+}
+
+fn load<M: Module>(trainer: &mut Trainer<M>, path: &Path) -> Result<(), Error> {
+    let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+    let model = load_model(trainer.model().clone(), path)?;
+    let state = fs::read(path.join(STATE)).map_err(|e| fail(format!("{STATE}: {e}")))?;
+    let state = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
+    let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
+    trainer.restore(model, |optimizer| optimizer.load_record(record), state);
+    Ok(())
+}

@@ -1,0 +1,60 @@
+use std::path::PathBuf;
+
+/// What can end a training run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting that no run can have.
+    #[error("{field} is {value}, expected {expected}")]
+    InvalidSetting {
+        /// The setting's name.
+        field: &'static str,
+        /// The value that was given.
+        value: String,
+        /// What would be accepted.
+        expected: &'static str,
+    },
+    /// The loss or a gradient is not a finite number; the model is as it was before the step.
+    #[error("step {step}: the {what} is {value}, expected a finite number; try a lower learning rate")]
+    NotFinite {
+        /// The step that was not taken.
+        step: u64,
+        /// "loss" or "norm of the gradients".
+        what: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// No parameter of the model received a gradient.
+    #[error("step {step}: no parameter has a gradient, expected a loss computed from the model on an autodiff device")]
+    NoGradients {
+        /// The step that was not taken.
+        step: u64,
+    },
+    /// The device could not hand back what it computed.
+    #[error("step {step}: the device failed: {reason}")]
+    Device {
+        /// The step that was not taken.
+        step: u64,
+        /// The device's message.
+        reason: String,
+    },
+    /// A batch could not be loaded.
+    #[error(transparent)]
+    Data(#[from] kiln_data::Error),
+    /// A checkpoint could not be written; the previous ones are untouched.
+    #[error("cannot save checkpoint '{path}': {reason}")]
+    Save {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A checkpoint could not be read.
+    #[error("cannot load checkpoint '{path}': {reason}")]
+    Load {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}

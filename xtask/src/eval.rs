@@ -1,0 +1,93 @@
+//! `cargo xtask eval`: figures of a checkpoint on held-out data.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use kiln_data::Loader;
+use kiln_models::Checkpoint;
+use kiln_training::{Task, measure};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use crate::cli::{Eval, EvalArgs};
+use crate::train::drive::{load_any, print_json};
+use crate::train::settings::{GptSettings, ResnetSettings, RunSettings, read};
+use crate::train::{gpt, resnet};
+use crate::usage::Usage;
+
+pub(crate) fn run(command: Eval) -> Result<ExitCode> {
+    match command {
+        Eval::Resnet(arguments) => {
+            let mut settings: ResnetSettings = settings(&arguments)?;
+            apply(&arguments, &mut settings.run);
+            let data = resnet::open(settings.run.data.as_deref())?;
+            resnet::check_against(&data.train, &settings.model)?;
+            let (task, loaders) = (resnet::task(&settings)?, resnet::loaders(data, &settings)?);
+            let init = |device: &_| settings.model.init(device);
+            report(&arguments, &settings.run, &task, &loaders.test, init)
+        }
+        Eval::Gpt(arguments) => {
+            let mut settings: GptSettings = settings(&arguments)?;
+            apply(&arguments, &mut settings.run);
+            let (tokenizer, task) = gpt::task(&settings)?;
+            let loaders = gpt::loaders(gpt::open(&settings, &tokenizer)?, &settings.run)?;
+            let init = |device: &_| settings.model.init(device);
+            report(&arguments, &settings.run, &task, &loaders.test, init)
+        }
+    }
+}
+
+/// The settings file that belongs to a checkpoint: `--config`, or the one of the run directory around it.
+fn settings<S: DeserializeOwned>(arguments: &EvalArgs) -> Result<S> {
+    let checkpoint = &arguments.checkpoint;
+    if !checkpoint.exists() {
+        bail!("cannot load '{}': no such file or directory", checkpoint.display());
+    }
+    let file = match &arguments.config {
+        Some(file) => file.clone(),
+        None => around(checkpoint).with_context(|| {
+            format!("no config.toml beside or above '{}', expected one, or --config", checkpoint.display())
+        })?,
+    };
+    read(&file)?.try_into().map_err(|e: toml::de::Error| {
+        Usage(format!("config '{}' is of another model or damaged: {}", file.display(), e.message())).into()
+    })
+}
+
+fn around(checkpoint: &Path) -> Option<PathBuf> {
+    let folders = checkpoint.ancestors().take(3); // the run, or the run above checkpoints/step-N
+    folders.map(|folder| folder.join("config.toml")).find(|file| file.is_file())
+}
+
+fn apply(arguments: &EvalArgs, run: &mut RunSettings) {
+    run.data = arguments.data.clone().or(run.data.take());
+    run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
+    run.batch_size = arguments.batch_size.unwrap_or(run.batch_size);
+}
+
+fn report<T: Task<Model: Checkpoint>>(
+    arguments: &EvalArgs,
+    run: &RunSettings,
+    task: &T,
+    test: &Loader<T::Batch>,
+    init: impl FnOnce(&burn::tensor::Device) -> Result<T::Model, kiln_models::Error>,
+) -> Result<ExitCode> {
+    let device = crate::device::open(&run.device)?;
+    let model = load_any(init(&device)?, &arguments.checkpoint)?;
+    let started = Instant::now();
+    let figures = measure(task, &model, test, &device)?;
+    let seconds = started.elapsed().as_secs_f64();
+    for (name, value) in &figures {
+        tracing::info!("{name} {value:.4}");
+    }
+    if arguments.json {
+        let mut results: Map<String, Value> =
+            figures.into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+        results.insert("samples".into(), json!(test.samples()));
+        results.insert("seconds".into(), json!(seconds));
+        print_json(&Value::Object(results))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

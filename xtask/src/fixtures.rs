@@ -1,0 +1,50 @@
+//! The small data sets that come with the project: where they are, and how they were made.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use kiln_data::{ImageSet, open_images};
+
+use crate::cli::Fixtures;
+use crate::fetch::{FASHION_CLASSES, write_half};
+
+/// The fixtures: beside the program in a bundle, in the workspace otherwise.
+pub(crate) fn directory() -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let bundled = program.parent().map(|folder| folder.join("fixtures"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures");
+    let found = bundled.into_iter().chain([source]).find(|path| path.is_dir());
+    found.with_context(|| format!("no directory 'fixtures' beside '{}'; give --data", program.display()))
+}
+
+/// Per class: the first 400 images for training and the first 100 for testing.
+pub(crate) fn run(arguments: &Fixtures) -> Result<()> {
+    let full = open_images(&arguments.data)
+        .with_context(|| "run `cargo xtask fetch fashion-mnist` first, or give --data".to_owned())?;
+    let out = match &arguments.out {
+        Some(out) => out.clone(),
+        None => directory()?.join("fashion-mnist"),
+    };
+    fs::create_dir_all(&out)?;
+    write(&full.train, 400, &out, "train")?;
+    write(&full.test, 100, &out, "t10k")?;
+    fs::write(out.join("classes.txt"), FASHION_CLASSES)?;
+    tracing::info!("wrote {}", out.display());
+    Ok(())
+}
+
+fn write(set: &ImageSet, per_class: usize, out: &Path, name: &str) -> Result<()> {
+    let mut taken = vec![0; set.classes().len()];
+    let mut samples = vec![];
+    for id in 0..set.len() {
+        let label = set.label(id);
+        if taken[label] < per_class {
+            taken[label] += 1;
+            samples.push((label as u8, set.load(id)?.image.pixels));
+        }
+    }
+    ensure!(taken.iter().all(|n| *n == per_class), "the data set has too few images of a class");
+    let samples: Vec<(u8, &[u8])> = samples.iter().map(|(label, pixels)| (*label, pixels.as_slice())).collect();
+    write_half(out, name, &samples)
+}

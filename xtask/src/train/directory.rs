@@ -1,0 +1,106 @@
+//! The directory of a run.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::usage::Usage;
+
+pub(crate) const CONFIG: &str = "config.toml";
+const METRICS: &str = "metrics.jsonl";
+
+/// Where a run writes: its settings, a line of metrics per event, checkpoints, the model, and the report.
+pub(crate) struct RunDirectory {
+    path: PathBuf,
+}
+
+impl RunDirectory {
+    /// A new run in `out`, or in the next free `runs/NAME-NNN`, with its settings written down.
+    pub(crate) fn create(out: Option<&Path>, name: &str, settings: &impl Serialize) -> Result<Self> {
+        let path = match out {
+            Some(path) => {
+                let occupied = path.exists() && fs::read_dir(path).map_or(true, |mut entries| entries.next().is_some());
+                if occupied {
+                    bail!(Usage(format!(
+                        "'{}' exists and is not an empty directory, expected a new one (or --resume)",
+                        path.display()
+                    )));
+                }
+                fs::create_dir_all(path).with_context(|| format!("cannot make '{}'", path.display()))?;
+                path.to_owned()
+            }
+            None => next_free(Path::new("runs"), name)?,
+        };
+        let directory = Self { path };
+        let text = toml::to_string_pretty(settings)?;
+        replace(&directory.file(CONFIG), text.as_bytes())?;
+        Ok(directory)
+    }
+
+    /// The directory of a run that is there already.
+    pub(crate) fn existing(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+
+    /// All metrics so far; a half-written last line is left out.
+    pub(crate) fn metrics(&self) -> Result<Vec<Value>> {
+        let path = self.file(METRICS);
+        if !path.exists() {
+            return Ok(vec![]);
+        }
+        let file = File::open(&path).with_context(|| format!("cannot read '{}'", path.display()))?;
+        let lines = BufReader::new(file).lines().collect::<std::io::Result<Vec<_>>>()?;
+        Ok(lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect())
+    }
+
+    /// The metrics file, opened to append, without what was written after `step`.
+    pub(crate) fn metrics_after(&self, step: u64) -> Result<File> {
+        let kept = self.metrics()?.into_iter().filter(|line| line["step"].as_u64().is_some_and(|s| s <= step));
+        let text: String = kept.map(|line| format!("{line}\n")).collect();
+        let path = self.file(METRICS);
+        replace(&path, text.as_bytes())?;
+        OpenOptions::new().append(true).open(&path).with_context(|| format!("cannot write '{}'", path.display()))
+    }
+}
+
+fn next_free(runs: &Path, name: &str) -> Result<PathBuf> {
+    fs::create_dir_all(runs).with_context(|| format!("cannot make '{}'", runs.display()))?;
+    for number in 1.. {
+        let path = runs.join(format!("{name}-{number:03}"));
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e).with_context(|| format!("cannot make '{}'", path.display())),
+        }
+    }
+    unreachable!("the numbers do not end")
+}
+
+/// Writes a file so that it is there whole or not at all.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".partial");
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&part)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&part, path)
+    };
+    write().with_context(|| format!("cannot write '{}'", path.display()))
+}

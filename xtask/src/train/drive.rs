@@ -1,0 +1,129 @@
+//! What the two pipelines have in common once they have a model and data.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use burn::module::Module;
+use burn::tensor::Device;
+use kiln_data::{Loader, TrainTest};
+use kiln_models::Checkpoint;
+use kiln_training::{Checkpoints, Finish, OptimizerConfig, ScheduleConfig, StepSettings, Task, Trainer, fit, measure};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::RunDirectory;
+use super::observe::Observer;
+use super::report::write_report;
+use super::settings::RunSettings;
+use crate::HEAP;
+use crate::cli::RunArgs;
+
+/// One run, ready to start.
+pub(crate) struct Run<'a, T: Task, S> {
+    pub(crate) name: &'static str,
+    pub(crate) task: T,
+    pub(crate) data: TrainTest<Loader<T::Batch>>,
+    pub(crate) settings: &'a S,
+    pub(crate) run: &'a RunSettings,
+    pub(crate) optimizer: OptimizerConfig,
+    pub(crate) schedule: ScheduleConfig,
+}
+
+impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
+    /// Builds the model with `init` on an autodiff device, trains it, and writes the run directory.
+    pub(crate) fn drive(
+        self,
+        device: &Device,
+        arguments: &RunArgs,
+        init: impl FnOnce(&Device) -> Result<T::Model, kiln_models::Error>,
+    ) -> Result<ExitCode> {
+        let device = device.clone().autodiff();
+        let epochs = self.run.epochs.saturating_mul(self.data.train.batches() as u64);
+        let settings = StepSettings {
+            optimizer: self.optimizer,
+            schedule: self.schedule,
+            total_steps: self.run.max_steps.unwrap_or(u64::MAX).min(epochs),
+            max_norm: self.run.clip_norm,
+            device: device.clone(),
+        };
+        let baseline = HEAP.live_bytes();
+        device.seed(self.run.seed);
+        let model = init(&device)?;
+        let parameters = model.num_params();
+        let mut trainer = Trainer::new(model, self.run.seed, settings)?;
+        let directory = match &arguments.resume {
+            Some(path) => RunDirectory::existing(path),
+            None => RunDirectory::create(arguments.out.as_deref(), self.name, self.settings)?,
+        };
+        let checkpoints = Checkpoints::new(directory.checkpoints(), self.run.keep)?;
+        if arguments.resume.is_some() {
+            match checkpoints.resume(&mut trainer)? {
+                Some(path) => tracing::info!("going on from {}", path.display()),
+                None => tracing::info!("no checkpoint in {} yet; starting over", directory.path().display()),
+            }
+        }
+        let at = trainer.state().step;
+        let mut observer = Observer::new(directory.metrics_after(at)?, trainer.total_steps(), at, baseline)?;
+        tracing::info!(
+            "{}: {parameters} parameters, {} samples, {} steps on {}; writing to {}",
+            self.name,
+            self.data.train.samples(),
+            trainer.total_steps(),
+            self.run.device,
+            directory.path().display()
+        );
+        let outcome =
+            fit(&self.task, &mut trainer, &self.data, &checkpoints, self.run.save_every, &mut |event| observer.see(event));
+        observer.finish();
+        if let Some(failure) = observer.failure.take() {
+            return Err(failure);
+        }
+        let finish = outcome?;
+        let step = trainer.state().step;
+        if finish == Finish::Stopped {
+            tracing::info!(
+                "stopped after step {step}; to go on: cargo xtask train {} --resume {}",
+                self.name,
+                directory.path().display()
+            );
+        }
+        let figures = match (&observer.last, finish) {
+            (Some(last), _) => last.figures.clone(),
+            (None, Finish::Stopped) => vec![],
+            // The run was complete before it was resumed.
+            (None, Finish::Complete) => measure(&self.task, trainer.model(), &self.data.test, &device)?,
+        };
+        trainer.model().save_safetensors(directory.file("model.safetensors"))?;
+        let mut results = Map::new();
+        results.insert("finished".into(), json!(finish == Finish::Complete));
+        results.extend(figures.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
+        results.insert("seconds".into(), json!(observer.seconds()));
+        results.insert("steps".into(), json!(step));
+        results.insert("peak_bytes".into(), json!(observer.peak_bytes));
+        results.insert("run".into(), json!(directory.path()));
+        let results = Value::Object(results);
+        write_report(&directory, self.name, &results)?;
+        tracing::info!("report: {}", directory.file("report.html").display());
+        if arguments.json {
+            print_json(&results)?;
+        }
+        Ok(if finish == Finish::Complete { ExitCode::SUCCESS } else { ExitCode::from(130) })
+    }
+}
+
+/// Ends stdout with one JSON object.
+pub(crate) fn print_json(results: &Value) -> Result<()> {
+    use std::io::Write;
+    writeln!(std::io::stdout().lock(), "{results}")?;
+    Ok(())
+}
+
+/// The model of a run directory, one of its checkpoints, or a safetensors file.
+pub(crate) fn load_any<M: Checkpoint>(model: M, path: &Path) -> Result<M> {
+    if path.join("manifest.json").exists() {
+        return Ok(kiln_training::load_model(model, path)?);
+    }
+    let file = if path.is_dir() { path.join("model.safetensors") } else { path.to_owned() };
+    Ok(model.load_safetensors(file)?)
+}

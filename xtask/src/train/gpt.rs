@@ -1,0 +1,169 @@
+//! Language modelling with a GPT-2-style decoder.
+// B batch, T time, V vocabulary
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kiln_data::{Loader, LoaderConfig, Order, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest, open_text};
+use kiln_models::{Gpt, GptConfig};
+use kiln_training::{OptimizerConfig, ScheduleConfig, Task, bits_per_byte, perplexity};
+
+use super::drive::Run;
+use super::settings::{GptSettings, RunSettings, TextSettings, read, resolve};
+use super::{refuse_changes, settings_file};
+use crate::cli::TrainGpt;
+use crate::fixtures;
+use crate::usage::Usage;
+
+/// Cross-entropy of the next token; measured also per byte of text, which tokenizers do not change.
+pub(crate) struct Predict {
+    /// Bytes that each token stands for.
+    byte_lengths: Vec<u32>,
+}
+
+/// The mean cross-entropy over all tokens, a scalar.
+fn cross_entropy(logits_btv: Tensor<3>, targets_bt: Tensor<2, Int>, device: &Device) -> Tensor<1> {
+    let [b, t, v] = logits_btv.dims();
+    CrossEntropyLossConfig::new().init(device).forward(logits_btv.reshape([b * t, v]), targets_bt.reshape([b * t]))
+}
+
+impl Task for Predict {
+    type Model = Gpt;
+    type Batch = TextBatch;
+
+    fn loss(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> Tensor<1> {
+        let (inputs_bt, targets_bt) = batch.to_device(device);
+        cross_entropy(model.forward(inputs_bt), targets_bt, device)
+    }
+
+    fn measure(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> Tensor<1> {
+        let (inputs_bt, targets_bt) = batch.to_device(device);
+        let mean = cross_entropy(model.forward(inputs_bt).cast(DType::F32), targets_bt, device);
+        let windows = batch.tokens.chunks_exact(batch.shape[1]);
+        let bytes: u32 = windows.flat_map(|window| &window[1..]).map(|id| self.byte_lengths[*id as usize]).sum();
+        let tokens = (batch.len() * (batch.shape[1] - 1)) as f32;
+        let counts = Tensor::<1>::from_data(TensorData::new(vec![tokens, bytes as f32], [2]), device);
+        Tensor::cat(vec![counts, mean * tokens], 0)
+    }
+
+    fn figures(&self, sums: &[f64]) -> Vec<(&'static str, f64)> {
+        let [tokens, bytes, nats] = sums else { return vec![] };
+        let per_token = nats / tokens;
+        vec![
+            ("bits_per_byte", bits_per_byte(*nats, *bytes)),
+            ("perplexity", perplexity(per_token)),
+            ("test_loss", per_token),
+        ]
+    }
+}
+
+/// The recipe for the book in fixtures/: a thousand small steps, which 2 CPU cores take in about two minutes.
+fn fixture_recipe() -> GptSettings {
+    let mut recipe = recipe();
+    recipe.run.max_steps = Some(1000);
+    recipe
+}
+
+/// The recipe for a text of the user's: one pass with the tiny model.
+fn recipe() -> GptSettings {
+    GptSettings {
+        run: RunSettings {
+            data: None,
+            device: "flex".into(),
+            seed: 1,
+            epochs: 1,
+            max_steps: None,
+            batch_size: 8,
+            clip_norm: Some(1.0),
+            workers: 1,
+            save_every: 500,
+            keep: 3,
+        },
+        text: TextSettings { tokenizer: TokenizerKind::Bytes, held_out: 0.1 },
+        model: GptConfig::tiny(256, 64),
+        optimizer: OptimizerConfig::adamw(),
+        schedule: ScheduleConfig { peak: 3e-3, warmup: 0.1, floor: 0.1 },
+    }
+}
+
+/// Opens the text that the settings name, the fixture when they name none.
+pub(crate) fn open(settings: &GptSettings, tokenizer: &Tokenizer) -> Result<TrainTest<TextTokens>> {
+    let (length, held_out) = (settings.model.context, settings.text.held_out);
+    let fixture = || anyhow::Ok(fixtures::directory()?.join("moby-dick").join("moby-dick.txt"));
+    let path = settings.run.data.clone().map_or_else(fixture, Ok)?;
+    Ok(open_text(path, tokenizer, length, held_out)?)
+}
+
+/// Batches of a text's two parts.
+pub(crate) fn loaders(data: TrainTest<TextTokens>, run: &RunSettings) -> Result<TrainTest<Loader<TextBatch>>> {
+    let seed = run.seed;
+    let config = LoaderConfig { workers: run.workers, ..LoaderConfig::new(run.batch_size) };
+    let train = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..config };
+    let test = LoaderConfig { batch_size: run.batch_size.min(data.test.len()), ..config };
+    let (train_text, test_text) = (data.train, data.test);
+    Ok(TrainTest {
+        train: Loader::new(train_text.len(), train, move |plan| Ok(TextBatch::load(&train_text, Some(seed), plan)))?,
+        test: Loader::new(test_text.len(), test, move |plan| Ok(TextBatch::load(&test_text, None, plan)))?,
+    })
+}
+
+/// The tokenizer and the task; the model's vocabulary must be the tokenizer's.
+pub(crate) fn task(settings: &GptSettings) -> Result<(Tokenizer, Predict)> {
+    let tokenizer = Tokenizer::open(&settings.text.tokenizer)?;
+    if settings.model.vocab != tokenizer.vocab() {
+        let (vocab, expected) = (settings.model.vocab, tokenizer.vocab());
+        bail!(Usage(format!("model.vocab is {vocab}, expected {expected} as in the tokenizer")));
+    }
+    let byte_lengths = tokenizer.byte_lengths();
+    Ok((tokenizer, Predict { byte_lengths }))
+}
+
+pub(crate) fn train(arguments: TrainGpt) -> Result<ExitCode> {
+    let model_options = [
+        ("--model", arguments.model.is_some()),
+        ("--context", arguments.context.is_some()),
+        ("--tokenizer", arguments.tokenizer.is_some()),
+        ("--dropout", arguments.dropout.is_some()),
+    ];
+    refuse_changes(&arguments.run, &model_options)?;
+    let file = settings_file(&arguments.run)?;
+    let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
+
+    let named = file.as_ref().is_some_and(|(_, table)| table.get("run").is_some_and(|run| run.get("data").is_some()));
+    let recipe = if named || arguments.run.data.is_some() { recipe() } else { fixture_recipe() };
+
+    let mut overlay = arguments.run.overlay();
+    if let Some(name) = &arguments.model {
+        let named = GptConfig::named(name, 1, 1)?;
+        overlay.set("model", "layers", Some(named.layers as i64));
+        overlay.set("model", "heads", Some(named.heads as i64));
+        overlay.set("model", "width", Some(named.width as i64));
+    }
+    overlay.set("model", "context", arguments.context.map(|n| n as i64));
+    overlay.set("model", "dropout", arguments.dropout);
+    if let Some(directory) = &arguments.tokenizer {
+        overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)])));
+        overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));
+    }
+    let settings: GptSettings = resolve(&recipe, file, overlay)?;
+    let (tokenizer, task) = task(&settings)?;
+    let data = open(&settings, &tokenizer)?;
+    let run = Run {
+        name: "gpt",
+        task,
+        data: loaders(data, &settings.run)?,
+        run: &settings.run,
+        optimizer: settings.optimizer,
+        schedule: settings.schedule,
+        settings: &settings,
+    };
+    let device = crate::device::open(&settings.run.device)?;
+    run.drive(&device, &arguments.run, |device| settings.model.init(device))
+}
+
+fn bpe(directory: &Path) -> (String, toml::Value) {
+    ("bpe".to_owned(), directory.display().to_string().into())
+}

@@ -1,0 +1,131 @@
+//! What a run shows and records while it goes on.
+
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use kiln_training::{Evaluation, Event, StepReport};
+use serde_json::json;
+
+use crate::HEAP;
+
+/// Appends metrics, moves the progress bar, measures memory, and listens for Ctrl-C.
+pub(crate) struct Observer {
+    metrics: File,
+    bar: ProgressBar,
+    interrupted: Arc<AtomicBool>,
+    started: Instant,
+    baseline: usize,
+    /// Steps this process has seen.
+    steps: u64,
+    losses: Vec<f64>,
+    pub(crate) peak_bytes: usize,
+    pub(crate) last: Option<Evaluation>,
+    pub(crate) failure: Option<anyhow::Error>,
+}
+
+impl Observer {
+    /// `baseline` is the live heap before the model was built.
+    pub(crate) fn new(metrics: File, total_steps: u64, at_step: u64, baseline: usize) -> Result<Self> {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let flag = interrupted.clone();
+        ctrlc::set_handler(move || {
+            if flag.swap(true, Relaxed) {
+                std::process::exit(130); // the second time: at once
+            }
+        })
+        .context("cannot listen for Ctrl-C")?;
+        let bar = if std::io::stderr().is_terminal() { ProgressBar::new(total_steps) } else { ProgressBar::hidden() };
+        let style = "{bar:30} step {pos}/{len}  {per_sec}  ETA {eta}  {msg}";
+        bar.set_style(ProgressStyle::with_template(style)?);
+        bar.set_position(at_step);
+        bar.reset_eta();
+        Ok(Self {
+            metrics,
+            bar,
+            interrupted,
+            started: Instant::now(),
+            baseline,
+            steps: 0,
+            losses: vec![],
+            peak_bytes: 0,
+            last: None,
+            failure: None,
+        })
+    }
+
+    pub(crate) fn see(&mut self, event: &Event) -> ControlFlow<()> {
+        let outcome = match event {
+            Event::Step(report) => self.step(report),
+            Event::Evaluated(evaluation) => self.evaluated(evaluation),
+            Event::Saved(path) => {
+                tracing::debug!("saved {}", path.display());
+                Ok(())
+            }
+        };
+        if !matches!(event, Event::Step(_)) {
+            HEAP.reset_peak(); // measuring and saving are not training
+        }
+        if let Err(error) = outcome {
+            self.failure = Some(error);
+        }
+        match self.failure.is_some() || self.interrupted.load(Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    fn step(&mut self, report: &StepReport) -> Result<()> {
+        self.steps += 1;
+        if self.steps > 1 {
+            // The first step also allocates what stays: optimizer state and thread pools.
+            self.peak_bytes = self.peak_bytes.max(HEAP.peak_bytes().saturating_sub(self.baseline));
+        }
+        HEAP.reset_peak();
+        self.losses.push(report.loss);
+        self.bar.set_position(report.step);
+        self.bar.set_message(format!("loss {:.4}", report.loss));
+        self.record(json!({
+            "kind": "step", "step": report.step, "epoch": report.epoch, "loss": report.loss,
+            "gradient_norm": report.gradient_norm, "learning_rate": report.learning_rate,
+        }))
+    }
+
+    fn evaluated(&mut self, evaluation: &Evaluation) -> Result<()> {
+        let mean = self.losses.iter().sum::<f64>() / self.losses.len().max(1) as f64;
+        self.losses.clear();
+        let figures: Vec<String> = evaluation.figures.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+        let seconds = self.started.elapsed().as_secs_f64();
+        self.bar.suspend(|| {
+            tracing::info!(
+                "epoch {}  step {}  loss {mean:.4}  {}  {seconds:.1} s",
+                evaluation.epochs,
+                evaluation.step,
+                figures.join("  ")
+            );
+        });
+        self.last = Some(evaluation.clone());
+        let mut line = json!({ "kind": "evaluation", "step": evaluation.step, "epochs": evaluation.epochs });
+        for (name, value) in &evaluation.figures {
+            line[*name] = json!(value);
+        }
+        self.record(line)
+    }
+
+    fn record(&mut self, line: serde_json::Value) -> Result<()> {
+        writeln!(self.metrics, "{line}").context("cannot write metrics")
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+}

@@ -1,0 +1,108 @@
+//! `report.html`: what a run did, in one file that needs no network.
+
+use std::fmt::Write;
+
+use anyhow::{Result, anyhow};
+use plotters::prelude::*;
+use serde_json::Value;
+
+use super::RunDirectory;
+use super::directory::{CONFIG, replace};
+
+const SIZE: (u32, u32) = (760, 320);
+const COLOR: RGBColor = RGBColor(180, 75, 30);
+const PALE: RGBColor = RGBColor(235, 205, 185);
+
+/// Figures that have a curve of their own, with their titles.
+const CURVES: [(&str, &str); 3] =
+    [("test_accuracy", "test accuracy"), ("bits_per_byte", "bits per byte"), ("test_loss", "test loss")];
+
+/// Draws the run's metrics and lists its results and settings.
+pub(crate) fn write_report(directory: &RunDirectory, name: &str, results: &Value) -> Result<()> {
+    let metrics = directory.metrics()?;
+    let series = |kind: &str, figure: &str| -> Vec<(f64, f64)> {
+        let of_kind = metrics.iter().filter(|line| line["kind"] == kind);
+        of_kind.filter_map(|line| Some((line["step"].as_f64()?, line[figure].as_f64()?))).collect()
+    };
+    let loss = series("step", "loss");
+    let mut charts = vec![chart("training loss", &[(&loss, PALE), (&smooth(&loss), COLOR)])?];
+    for (figure, title) in CURVES {
+        let points = series("evaluation", figure);
+        if !points.is_empty() {
+            charts.push(chart(title, &[(&points, COLOR)])?);
+        }
+    }
+    charts.push(chart("learning rate", &[(&series("step", "learning_rate"), COLOR)])?);
+
+    let mut rows = String::new();
+    for (key, value) in results.as_object().into_iter().flatten() {
+        write!(rows, "<tr><th>{}</th><td>{}</td></tr>", escape(key), escape(&shown(key, value)))?;
+    }
+    let settings = std::fs::read_to_string(directory.file(CONFIG)).unwrap_or_default();
+    let html = format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{name}</title><style>\
+         body{{font:16px/1.5 system-ui,sans-serif;max-width:780px;margin:2em auto;padding:0 1em;color:#222}}\
+         svg{{width:100%;height:auto}}th{{text-align:left;padding-right:2em;font-weight:600}}\
+         td{{font-variant-numeric:tabular-nums}}pre{{background:#f6f3f0;padding:1em;overflow:auto}}</style>\
+         <h1>{}</h1><table>{rows}</table>{}<h2>Settings</h2><pre>{}</pre></html>\n",
+        escape(name),
+        charts.concat(),
+        escape(&settings)
+    );
+    replace(&directory.file("report.html"), html.as_bytes())
+}
+
+fn shown(key: &str, value: &Value) -> String {
+    match value.as_f64() {
+        Some(bytes) if key.ends_with("bytes") => format!("{:.1} MiB", bytes / f64::from(1 << 20)),
+        Some(seconds) if key == "seconds" => format!("{seconds:.1}"),
+        Some(number) if value.is_f64() => format!("{number:.4}"),
+        _ => value.as_str().map_or(value.to_string(), str::to_owned),
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// Exponential moving average over a fiftieth of the run.
+fn smooth(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let keep = 1.0 - 1.0 / (points.len() as f64 / 50.0).max(1.0);
+    let average = |mean: &mut Option<f64>, &(x, y): &(f64, f64)| {
+        let next = mean.map_or(y, |mean| keep * mean + (1.0 - keep) * y);
+        *mean = Some(next);
+        Some((x, next))
+    };
+    points.iter().scan(None, average).collect()
+}
+
+fn chart(title: &str, lines: &[(&[(f64, f64)], RGBColor)]) -> Result<String> {
+    let mut svg = String::new();
+    let fail = |e: &dyn std::fmt::Display| anyhow!("cannot draw '{title}': {e}");
+    {
+        let all = || lines.iter().flat_map(|(points, _)| *points);
+        let bound = |pick: fn(&(f64, f64)) -> f64, fold: fn(f64, f64) -> f64, start| all().map(pick).fold(start, fold);
+        let (x0, x1) = (bound(|p| p.0, f64::min, f64::MAX), bound(|p| p.0, f64::max, f64::MIN));
+        let (y0, y1) = (bound(|p| p.1, f64::min, f64::MAX), bound(|p| p.1, f64::max, f64::MIN));
+        let pad = ((y1 - y0) * 0.05).max(1e-6);
+        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let (x, y) = if x0 <= x1 { (x0..(x1 + 1.0), (y0 - pad)..(y1 + pad)) } else { (0.0..1.0, 0.0..1.0) };
+        let mut plot = ChartBuilder::on(&root)
+            .caption(title, ("sans-serif", 20))
+            .margin(8)
+            .x_label_area_size(36)
+            .y_label_area_size(64)
+            .build_cartesian_2d(x, y)
+            .map_err(|e| fail(&e))?;
+        plot.configure_mesh().x_desc("step").light_line_style(WHITE).draw().map_err(|e| fail(&e))?;
+        for (points, color) in lines {
+            plot.draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2))).map_err(|e| fail(&e))?;
+            if points.len() <= 30 {
+                let dots = points.iter().map(|point| Circle::new(*point, 3, color.filled()));
+                plot.draw_series(dots).map_err(|e| fail(&e))?;
+            }
+        }
+        root.present().map_err(|e| fail(&e))?;
+    }
+    Ok(svg)
+}

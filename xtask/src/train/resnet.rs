@@ -1,0 +1,168 @@
+//! Image classification with a residual network.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{DType, Device, Tensor};
+use kiln_data::{ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, TrainTest, Transform, open_images};
+use kiln_models::{ResNet, ResNetConfig, Stem};
+use kiln_training::{OptimizerConfig, ScheduleConfig, Task, top_k_correct};
+
+use super::drive::Run;
+use super::settings::{ImageSettings, ResnetSettings, RunSettings, read, resolve};
+use super::{refuse_changes, settings_file};
+use crate::cli::TrainResnet;
+use crate::fixtures;
+use crate::usage::Usage;
+
+/// Cross-entropy for learning, loss and top-1 and top-5 accuracy for measuring.
+pub(crate) struct Classify {
+    pub(crate) normalize: Normalize,
+    pub(crate) label_smoothing: f64,
+}
+
+impl Task for Classify {
+    type Model = ResNet;
+    type Batch = ImageBatch;
+
+    fn loss(&self, model: &ResNet, batch: &ImageBatch, device: &Device) -> Tensor<1> {
+        let (images_bchw, labels_b) = batch.to_device(&self.normalize, device);
+        let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
+        let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(device);
+        loss.forward(model.forward(images_bchw), labels_b)
+    }
+
+    fn measure(&self, model: &ResNet, batch: &ImageBatch, device: &Device) -> Tensor<1> {
+        let (images_bchw, labels_b) = batch.to_device(&self.normalize, device);
+        let logits_bc = model.forward(images_bchw).cast(DType::F32);
+        let mean = CrossEntropyLossConfig::new().init(device).forward(logits_bc.clone(), labels_b.clone());
+        let top = |k| top_k_correct(logits_bc.clone(), labels_b.clone(), k).float();
+        let count = Tensor::<1>::from_floats([batch.len() as f32], device);
+        Tensor::cat(vec![count.clone(), mean * count, top(1), top(5)], 0)
+    }
+
+    fn figures(&self, sums: &[f64]) -> Vec<(&'static str, f64)> {
+        let [count, loss, top1, top5] = sums else { return vec![] };
+        vec![("test_accuracy", top1 / count), ("test_top5", top5 / count), ("test_loss", loss / count)]
+    }
+}
+
+/// The recipe for the data set in fixtures/: a quarter of the standard width and the stem that shrinks its input,
+/// which 2 CPU cores train in about a minute.
+fn fixture_recipe(data: &ImageSet) -> ResnetSettings {
+    let mut recipe = recipe_for(data);
+    recipe.model = recipe.model.with_width(16).with_stem(Stem::ImageNet);
+    recipe.run.epochs = 12;
+    recipe
+}
+
+/// The recipe for a data set of the user's: a standard ResNet-18 at the images' size.
+fn recipe_for(data: &ImageSet) -> ResnetSettings {
+    let size = data.size().map_or(224, |[height, width]| height.min(width));
+    let stem = if size < 64 { Stem::Cifar } else { Stem::ImageNet };
+    ResnetSettings {
+        run: RunSettings {
+            data: None,
+            device: "flex".into(),
+            seed: 1,
+            epochs: 5,
+            max_steps: None,
+            batch_size: 64,
+            clip_norm: Some(5.0),
+            workers: 2,
+            save_every: 500,
+            keep: 3,
+        },
+        images: ImageSettings { size, min_area: if size < 64 { 0.6 } else { 0.25 }, label_smoothing: 0.1 },
+        model: ResNetConfig::resnet18(data.classes().len()).with_channels(data.channels()).with_stem(stem),
+        optimizer: OptimizerConfig::sgd(),
+        schedule: ScheduleConfig { peak: 0.1, warmup: 0.1, floor: 0.0 },
+    }
+}
+
+/// Batches of a data set's two halves.
+pub(crate) fn loaders(data: TrainTest<ImageSet>, settings: &ResnetSettings) -> Result<TrainTest<Loader<ImageBatch>>> {
+    let (run, size) = (&settings.run, settings.images.size);
+    let training = Transform::training(size, settings.images.min_area);
+    let evaluation = Transform::evaluation(size);
+    training.check()?;
+    let seed = run.seed;
+    let config = LoaderConfig { workers: run.workers, ..LoaderConfig::new(run.batch_size) };
+    let train = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..config };
+    let test = LoaderConfig { batch_size: run.batch_size.min(data.test.len()), ..config };
+    let (train_set, test_set) = (data.train, data.test);
+    Ok(TrainTest {
+        train: Loader::new(train_set.len(), train, move |plan| ImageBatch::load(&train_set, &training, seed, plan))?,
+        test: Loader::new(test_set.len(), test, move |plan| ImageBatch::load(&test_set, &evaluation, seed, plan))?,
+    })
+}
+
+/// Opens the data set that the settings name, the fixture when they name none.
+pub(crate) fn open(data: Option<&std::path::Path>) -> Result<TrainTest<ImageSet>> {
+    Ok(match data {
+        Some(path) => open_images(path)?,
+        None => open_images(fixtures::directory()?.join("fashion-mnist"))?,
+    })
+}
+
+/// A configuration that contradicts the data would fail somewhere in the first step.
+pub(crate) fn check_against(data: &ImageSet, model: &ResNetConfig) -> Result<()> {
+    for (what, configured, found) in
+        [("classes", model.classes, data.classes().len()), ("channels", model.channels, data.channels())]
+    {
+        if configured != found {
+            bail!(Usage(format!("model.{what} is {configured}, expected {found} as in the data set")));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn task(settings: &ResnetSettings) -> Result<Classify> {
+    let label_smoothing = settings.images.label_smoothing;
+    if !(0.0..=1.0).contains(&label_smoothing) {
+        bail!(Usage(format!("label smoothing is {label_smoothing}, expected a number in [0, 1]")));
+    }
+    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels), label_smoothing })
+}
+
+pub(crate) fn train(arguments: TrainResnet) -> Result<ExitCode> {
+    let model_options = [
+        ("--model", arguments.model.is_some()),
+        ("--width", arguments.width.is_some()),
+        ("--stem", arguments.stem.is_some()),
+        ("--image-size", arguments.image_size.is_some()),
+        ("--label-smoothing", arguments.label_smoothing.is_some()),
+    ];
+    refuse_changes(&arguments.run, &model_options)?;
+    let file = settings_file(&arguments.run)?;
+    let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
+    let named = file.as_ref().and_then(|(_, table)| table.get("run")?.get("data")?.as_str().map(Into::into));
+    let path = arguments.run.data.clone().or(named);
+
+    let mut overlay = arguments.run.overlay();
+    if let Some(name) = &arguments.model {
+        ResNetConfig::named(name, 1)?; // lists the names that exist
+    }
+    overlay.set("model", "name", arguments.model);
+    overlay.set("model", "width", arguments.width.map(|n| n as i64));
+    overlay.set("model", "stem", arguments.stem);
+    overlay.set("images", "size", arguments.image_size.map(|n| n as i64));
+    overlay.set("images", "label_smoothing", arguments.label_smoothing);
+
+    let data = open(path.as_deref())?;
+    let recipe = if path.is_some() { recipe_for(&data.train) } else { fixture_recipe(&data.train) };
+    let settings: ResnetSettings = resolve(&recipe, file, overlay)?;
+    check_against(&data.train, &settings.model)?;
+    let run = Run {
+        name: "resnet",
+        task: task(&settings)?,
+        data: loaders(data, &settings)?,
+        run: &settings.run,
+        optimizer: settings.optimizer,
+        schedule: settings.schedule,
+        settings: &settings,
+    };
+    let device = crate::device::open(&settings.run.device)?;
+    run.drive(&device, &arguments.run, |device| settings.model.init(device))
+}

@@ -1,0 +1,146 @@
+//! A run's settings: defaults of the recipe, overlaid by a TOML file, overlaid by the command line.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use kiln_data::TokenizerKind;
+use kiln_models::{GptConfig, ResNetConfig};
+use kiln_training::{OptimizerConfig, ScheduleConfig};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use crate::cli::RunArgs;
+use crate::usage::Usage;
+
+/// What every run has.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RunSettings {
+    /// The data set; none is the one in fixtures/.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) data: Option<PathBuf>,
+    pub(crate) device: String,
+    pub(crate) seed: u64,
+    pub(crate) epochs: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_steps: Option<u64>,
+    pub(crate) batch_size: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) clip_norm: Option<f64>,
+    pub(crate) workers: usize,
+    pub(crate) save_every: u64,
+    pub(crate) keep: usize,
+}
+
+/// Settings of `train resnet`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ResnetSettings {
+    pub(crate) run: RunSettings,
+    pub(crate) images: ImageSettings,
+    pub(crate) model: ResNetConfig,
+    pub(crate) optimizer: OptimizerConfig,
+    pub(crate) schedule: ScheduleConfig,
+}
+
+/// How images reach the model.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ImageSettings {
+    /// Pixels per side.
+    pub(crate) size: usize,
+    /// Smallest part of an image that a training crop may show.
+    pub(crate) min_area: f64,
+    /// Probability mass spread over all classes.
+    pub(crate) label_smoothing: f64,
+}
+
+/// Settings of `train gpt`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GptSettings {
+    pub(crate) run: RunSettings,
+    pub(crate) text: TextSettings,
+    pub(crate) model: GptConfig,
+    pub(crate) optimizer: OptimizerConfig,
+    pub(crate) schedule: ScheduleConfig,
+}
+
+/// How text reaches the model.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TextSettings {
+    pub(crate) tokenizer: TokenizerKind,
+    /// Fraction at the end of the text that is held out.
+    pub(crate) held_out: f64,
+}
+
+impl RunArgs {
+    /// What was given on the command line, in the shape of the file.
+    pub(crate) fn overlay(&self) -> Overlay {
+        let mut overlay = Overlay::default();
+        overlay.set("run", "data", self.data.as_ref().map(|path| path.display().to_string()));
+        overlay.set("run", "device", self.device.clone());
+        overlay.set("run", "seed", self.seed.map(i64::from));
+        overlay.set("run", "epochs", self.epochs.map(|n| n as i64));
+        overlay.set("run", "max_steps", self.max_steps.map(|n| n as i64));
+        overlay.set("run", "batch_size", self.batch_size.map(|n| n as i64));
+        overlay.set("run", "clip_norm", self.clip_norm);
+        overlay.set("run", "workers", self.workers.map(|n| n as i64));
+        overlay.set("run", "save_every", self.save_every.map(|n| n as i64));
+        overlay.set("run", "keep", self.keep.map(|n| n as i64));
+        overlay.set("schedule", "peak", self.learning_rate);
+        overlay
+    }
+}
+
+/// Some settings, as tables of values.
+#[derive(Default)]
+pub(crate) struct Overlay(Table);
+
+impl Overlay {
+    pub(crate) fn set(&mut self, table: &str, key: &str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            let table = self.0.entry(table).or_insert_with(|| Value::Table(Table::new()));
+            if let Value::Table(table) = table {
+                table.insert(key.to_owned(), value.into());
+            }
+        }
+    }
+}
+
+/// A settings file as it stands.
+pub(crate) fn read(path: &Path) -> Result<Table> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config '{}'", path.display()))?;
+    text.parse().map_err(|e: toml::de::Error| {
+        Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())).into()
+    })
+}
+
+/// `defaults`, overlaid by `file`, overlaid by the command line.
+pub(crate) fn resolve<S: Serialize + DeserializeOwned>(
+    defaults: &S,
+    file: Option<(&Path, Table)>,
+    arguments: Overlay,
+) -> Result<S> {
+    let mut all = Table::try_from(defaults)?;
+    let origin = file.as_ref().map_or("command line".to_owned(), |(path, _)| format!("config '{}'", path.display()));
+    merge(&mut all, file.map(|(_, table)| table).unwrap_or_default());
+    merge(&mut all, arguments.0);
+    all.try_into().map_err(|e: toml::de::Error| {
+        let key = e.to_string().lines().find_map(|line| line.trim().strip_prefix("in `").map(|k| k.trim_end_matches('`').to_owned()));
+        let place = key.map_or(String::new(), |key| format!(" in [{key}]"));
+        Usage(format!("{origin}{place}: {}", e.message())).into()
+    })
+}
+
+fn merge(base: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            // An optimizer is one of several with different keys: the new one takes the place of the old.
+            (Some(Value::Table(base)), Value::Table(over)) if key != "optimizer" => merge(base, over),
+            (_, value) => drop(base.insert(key, value)),
+        }
+    }
+}

@@ -1,0 +1,20 @@
+use std::process::ExitCode;
+
+/// A mistake in how the program was called, as opposed to a failure of what it was asked to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub(crate) String);
+
+/// 2 for a mistake in the call or the configuration, 1 for any other failure.
+pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
+    let mistake = error.chain().any(|cause| {
+        cause.is::<Usage>()
+            || matches!(cause.downcast_ref(), Some(kiln_data::Error::InvalidSetting { .. }))
+            || matches!(cause.downcast_ref(), Some(kiln_training::Error::InvalidSetting { .. }))
+            || matches!(
+                cause.downcast_ref(),
+                Some(kiln_models::Error::InvalidConfig { .. } | kiln_models::Error::UnknownModel { .. })
+            )
+    });
+    ExitCode::from(if mistake { 2 } else { 1 })
+}
