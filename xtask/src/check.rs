@@ -5,21 +5,34 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-/// Name, arguments of cargo, and a variable for its environment.
-const STEPS: [(&str, &[&str], Option<(&str, &str)>); 5] = [
-    ("format", &["fmt", "--all", "--check"], None),
-    ("edges between crates", &["test", "--workspace", "--quiet", "--test", "edges"], None),
-    ("lints", &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"], None),
-    ("documentation", &["doc", "--workspace", "--no-deps", "--quiet"], Some(("RUSTDOCFLAGS", "-D warnings"))),
-    ("tests", &["test", "--workspace", "--quiet"], None),
+struct Step {
+    name: &'static str,
+    cargo: &'static [&'static str],
+    environment: Option<(&'static str, &'static str)>,
+}
+
+const STEPS: [Step; 5] = [
+    Step { name: "format", cargo: &["fmt", "--all", "--check"], environment: None },
+    Step { name: "edges", cargo: &["test", "--workspace", "--quiet", "--test", "edges"], environment: None },
+    Step {
+        name: "lints",
+        cargo: &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
+        environment: None,
+    },
+    Step {
+        name: "documentation",
+        cargo: &["doc", "--workspace", "--no-deps", "--quiet"],
+        environment: Some(("RUSTDOCFLAGS", "-D warnings")),
+    },
+    Step { name: "tests", cargo: &["test", "--workspace", "--quiet"], environment: None },
 ];
 
 pub(crate) fn run() -> Result<()> {
-    for (name, arguments, variable) in STEPS {
+    for Step { name, cargo, environment } in STEPS {
         let started = Instant::now();
         let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
-        let status = command.args(arguments).envs(variable).status().context("cannot run cargo")?;
-        ensure!(status.success(), "{name}: `cargo {}` failed", arguments.join(" "));
+        let status = command.args(cargo).envs(environment).status().context("cannot run cargo")?;
+        ensure!(status.success(), "{name}: `cargo {}` failed", cargo.join(" "));
         tracing::info!("{name}: passed in {:.1} s", started.elapsed().as_secs_f64());
     }
     Ok(())

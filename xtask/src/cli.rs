@@ -11,6 +11,7 @@ pub(crate) struct Cli {
 }
 
 #[derive(Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one, parsed once")]
 pub(crate) enum Command {
     /// Train a reference model; without --data on a small data set that comes with the project
     #[command(subcommand)]

@@ -11,7 +11,8 @@ use crate::usage::Usage;
 /// back to, because `ModuleOptimizer::load_record` loads onto the default device, which is CUDA in a program built with
 /// CUDA whether or not the machine has a driver.
 pub(crate) fn open(name: &str) -> Result<Device> {
-    let accepted = if cfg!(feature = "cuda") { "flex or cuda:N" } else { "flex (cuda:N needs a build with --features cuda)" };
+    let accepted =
+        if cfg!(feature = "cuda") { "flex or cuda:N" } else { "flex (cuda:N needs a build with --features cuda)" };
     let unknown = || Usage(format!("unknown device '{name}', expected {accepted}"));
     match name.split_once(':').unwrap_or((name, "0")) {
         ("flex", "0") => {
@@ -66,7 +67,9 @@ fn cuda(index: usize) -> Result<Device> {
 fn no_cuda(index: usize, reason: &str) -> anyhow::Error {
     let first = reason.lines().next().unwrap_or_default();
     if reason.contains("libcuda") || reason.contains("driver") || reason.contains("Driver") {
-        anyhow!("device 'cuda:{index}' needs NVIDIA's driver, and its library libcuda.so is not on this machine ({first})")
+        anyhow!(
+            "device 'cuda:{index}' needs NVIDIA's driver, and its library libcuda.so is not on this machine ({first})"
+        )
     } else {
         anyhow!("device 'cuda:{index}' cannot be used: {first}")
     }

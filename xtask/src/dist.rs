@@ -30,7 +30,10 @@ pub(crate) fn run(arguments: &Dist) -> Result<()> {
         build.args(["--features", "cuda"]);
     }
     let status = build.status().context("cannot run cargo")?;
-    ensure!(status.success(), "the release build failed; where GitHub is out of reach, see scripts/llvm-from-debian.sh");
+    ensure!(
+        status.success(),
+        "the release build failed; where GitHub is out of reach, see scripts/llvm-from-debian.sh"
+    );
 
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);

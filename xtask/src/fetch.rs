@@ -114,7 +114,8 @@ fn fashion_mnist(scratch: &Path, ready: &Path) -> Result<()> {
 /// One of each class in turn, with its label.
 fn interleave<'a>(classes: &[&'a [Vec<u8>]]) -> Vec<(u8, &'a [u8])> {
     let longest = classes.iter().map(|class| class.len()).max().unwrap_or(0);
-    let turn = |i: usize| (0u8..).zip(classes).filter_map(move |(label, class)| Some((label, class.get(i)?.as_slice())));
+    let turn =
+        |i: usize| (0u8..).zip(classes).filter_map(move |(label, class)| Some((label, class.get(i)?.as_slice())));
     (0..longest).flat_map(turn).collect()
 }
 

@@ -66,7 +66,7 @@ fn guarded<O>(make: &Make<O>, plan: &BatchPlan) -> Reply<O> {
     catch_unwind(AssertUnwindSafe(|| make(plan))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-        Err(Error::Panic { epoch: plan.epoch, batch: plan.index, message: text.to_owned() })
+        Err(Error::Panic { epoch: plan.epoch, batch: plan.index, message: text.replace('\n', " ") })
     })
 }
 

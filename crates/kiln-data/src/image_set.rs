@@ -42,8 +42,14 @@ pub struct ImageSet {
 #[derive(Clone, Debug)]
 enum Store {
     /// All images of one size, one after the other.
-    Memory { pixels: Arc<[u8]>, height: usize, width: usize },
-    Files { paths: Arc<[PathBuf]> },
+    Memory {
+        pixels: Arc<[u8]>,
+        height: usize,
+        width: usize,
+    },
+    Files {
+        paths: Arc<[PathBuf]>,
+    },
 }
 
 impl ImageSet {

@@ -29,8 +29,7 @@ impl LoaderConfig {
     }
 
     fn check(&self) -> Result<(), Error> {
-        for (field, value) in
-            [("batch size", self.batch_size), ("workers", self.workers), ("prefetch", self.prefetch)]
+        for (field, value) in [("batch size", self.batch_size), ("workers", self.workers), ("prefetch", self.prefetch)]
         {
             if value == 0 {
                 return Err(Error::InvalidSetting { field, value: "0".into(), expected: "at least 1" });
@@ -85,7 +84,11 @@ impl<O: Send + 'static> Loader<O> {
         }
         if config.batch_size > samples {
             let value = format!("{}, with {samples} samples", config.batch_size);
-            return Err(Error::InvalidSetting { field: "batch size", value, expected: "at most the number of samples" });
+            return Err(Error::InvalidSetting {
+                field: "batch size",
+                value,
+                expected: "at most the number of samples",
+            });
         }
         Ok(Self { samples: 0..samples, config, make: Arc::new(make) })
     }

@@ -125,9 +125,12 @@ fn resize(image: &Image, area: Area, size: usize) -> Result<Image, Error> {
     let source = ImageRef::new(image.width as u32, image.height as u32, &image.pixels, kind);
     let source = source.map_err(|e| invalid(e.to_string()))?;
     let mut target = Resized::new(size as u32, size as u32, kind);
-    let options = ResizeOptions::new()
-        .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear))
-        .crop(area.left, area.top, area.width, area.height);
+    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear)).crop(
+        area.left,
+        area.top,
+        area.width,
+        area.height,
+    );
     Resizer::new().resize(&source, &mut target, &options).map_err(|e| invalid(e.to_string()))?;
     Ok(Image { pixels: target.into_vec(), height: size, width: size, channels: image.channels })
 }

@@ -1,4 +1,5 @@
 //! The counts of an installed allocator. One test, because every thread of the process is counted.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 use kiln_memory::CountingAllocator;
 

@@ -1,4 +1,5 @@
 //! What is not a model or not its checkpoint is refused with one clear line.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use kiln_models::{Checkpoint, Error, GptConfig, ResNetConfig, Stem};

@@ -1,4 +1,5 @@
 //! The models against what torchvision and transformers computed (`fixtures/reference/record.py`).
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -49,6 +49,11 @@ impl Checkpoints {
         Ok(Self { directory: directory.into(), keep })
     }
 
+    /// The same rules in another directory.
+    pub fn within(self, directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into(), ..self }
+    }
+
     /// Writes the run as it is now and removes checkpoints beyond the newest `keep`.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! The training step and loop that Kiln's techniques compose into.
 //!
 //! - [`Trainer`]: a model, its optimizer and where the run is; one [`step`](Trainer::step) either happens as a
-//!   whole or changes nothing.
+//!   whole or leaves them as they were.
 //! - [`fit`]: epochs, measurements and checkpoints around it; [`Task`] says what the model is trained to do.
 //! - [`Checkpoints`]: atomic, verified, the newest k. A run that was killed and resumed gives the same numbers as
 //!   one that was not, because everything random is a function of [`RunState`].

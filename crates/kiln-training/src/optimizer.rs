@@ -54,10 +54,11 @@ impl OptimizerConfig {
             true => Ok(()),
             false => Err(Error::InvalidSetting { field, value: value.to_string(), expected: "a number in [0, 1)" }),
         };
-        let positive = |field, value: f64, above: bool| match value.is_finite() && value >= 0.0 && (value > 0.0 || !above) {
-            true => Ok(()),
-            false => Err(Error::InvalidSetting { field, value: value.to_string(), expected: "a positive number" }),
-        };
+        let positive =
+            |field, value: f64, above: bool| match value.is_finite() && value >= 0.0 && (value > 0.0 || !above) {
+                true => Ok(()),
+                false => Err(Error::InvalidSetting { field, value: value.to_string(), expected: "a positive number" }),
+            };
         match *self {
             Self::Sgd { momentum, weight_decay, .. } => {
                 fraction("momentum", momentum).and(positive("weight decay", weight_decay, false))
@@ -75,22 +76,24 @@ impl OptimizerConfig {
         let plain = ParamGroup::from_ids(one_dimensional(model));
         match *self {
             Self::Sgd { momentum, weight_decay, nesterov } => {
-                let momentum = MomentumConfig::new()
-                    .with_momentum(momentum)
-                    .with_dampening(0.0)
-                    .with_nesterov(nesterov);
+                let momentum =
+                    MomentumConfig::new().with_momentum(momentum).with_dampening(0.0).with_nesterov(nesterov);
                 let base = SgdConfig::new().with_momentum(Some(momentum));
                 let decay = WeightDecayConfig::new(weight_decay as f32);
-                ModuleOptimizer::from(base.clone().with_weight_decay(Some(decay)).build())
-                    .with_group(plain, base.build(), None)
+                ModuleOptimizer::from(base.clone().with_weight_decay(Some(decay)).build()).with_group(
+                    plain,
+                    base.build(),
+                    None,
+                )
             }
             Self::AdamW { beta1, beta2, epsilon, weight_decay } => {
-                let base = AdamWConfig::new()
-                    .with_beta_1(beta1 as f32)
-                    .with_beta_2(beta2 as f32)
-                    .with_epsilon(epsilon as f32);
-                ModuleOptimizer::from(base.clone().with_weight_decay(weight_decay as f32).build())
-                    .with_group(plain, base.with_weight_decay(0.0).build(), None)
+                let base =
+                    AdamWConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32).with_epsilon(epsilon as f32);
+                ModuleOptimizer::from(base.clone().with_weight_decay(weight_decay as f32).build()).with_group(
+                    plain,
+                    base.with_weight_decay(0.0).build(),
+                    None,
+                )
             }
         }
     }

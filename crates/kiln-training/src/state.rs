@@ -45,8 +45,9 @@ mod tests {
 
     #[test]
     fn step_seeds_differ_between_steps_and_runs() {
-        let seeds: std::collections::BTreeSet<u64> =
-            (0..10).flat_map(|seed| (0..1000).map(move |step| RunState { step, ..RunState::new(seed) }.step_seed())).collect();
+        let seeds: std::collections::BTreeSet<u64> = (0..10)
+            .flat_map(|seed| (0..1000).map(move |step| RunState { step, ..RunState::new(seed) }.step_seed()))
+            .collect();
         assert_eq!(seeds.len(), 10_000);
     }
 

@@ -23,7 +23,8 @@ pub struct StepReport {
 
 /// A model in training: parameters, optimizer state, and where the run is.
 ///
-/// A step either happens as a whole or leaves all of it as it was.
+/// A step either happens as a whole or leaves all of these as they were. Batch-norm's running statistics are the
+/// exception: the forward pass updates them.
 pub struct Trainer<M> {
     model: M,
     optimizer: ModuleOptimizer,
@@ -130,8 +131,7 @@ impl<M: Module> Trainer<M> {
         }
         let learning_rate = self.settings.schedule.rate(step, self.settings.total_steps);
         self.model = self.optimizer.step(learning_rate, self.model.clone(), gradients);
-        let report =
-            StepReport { step: step + 1, epoch: self.state.epoch, loss, gradient_norm: norm, learning_rate };
+        let report = StepReport { step: step + 1, epoch: self.state.epoch, loss, gradient_norm: norm, learning_rate };
         self.state = self.state.after_step();
         Ok(report)
     }

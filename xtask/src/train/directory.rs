@@ -1,7 +1,7 @@
 //! The directory of a run.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -58,21 +58,26 @@ impl RunDirectory {
         self.path.join("checkpoints")
     }
 
-    /// All metrics so far; a half-written last line is left out.
-    pub(crate) fn metrics(&self) -> Result<Vec<Value>> {
+    /// The lines of metrics so far, as they stand and parsed; a half-written last line is left out.
+    fn lines(&self) -> Result<Vec<(String, Value)>> {
         let path = self.file(METRICS);
         if !path.exists() {
             return Ok(vec![]);
         }
-        let file = File::open(&path).with_context(|| format!("cannot read '{}'", path.display()))?;
-        let lines = BufReader::new(file).lines().collect::<std::io::Result<Vec<_>>>()?;
-        Ok(lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect())
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", path.display()))?;
+        let parsed = |line: &str| Some((line.to_owned(), serde_json::from_str(line).ok()?));
+        Ok(text.lines().filter_map(parsed).collect())
+    }
+
+    /// All metrics so far.
+    pub(crate) fn metrics(&self) -> Result<Vec<Value>> {
+        Ok(self.lines()?.into_iter().map(|(_, value)| value).collect())
     }
 
     /// The metrics file, opened to append, without what was written after `step`.
     pub(crate) fn metrics_after(&self, step: u64) -> Result<File> {
-        let kept = self.metrics()?.into_iter().filter(|line| line["step"].as_u64().is_some_and(|s| s <= step));
-        let text: String = kept.map(|line| format!("{line}\n")).collect();
+        let kept = self.lines()?.into_iter().filter(|(_, value)| value["step"].as_u64().is_some_and(|s| s <= step));
+        let text: String = kept.map(|(line, _)| line + "\n").collect();
         let path = self.file(METRICS);
         replace(&path, text.as_bytes())?;
         OpenOptions::new().append(true).open(&path).with_context(|| format!("cannot write '{}'", path.display()))

@@ -52,11 +52,12 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
         let model = init(&device)?;
         let parameters = model.num_params();
         let mut trainer = Trainer::new(model, self.run.seed, settings)?;
+        let checkpoints = Checkpoints::new("", self.run.keep)?; // refused before a directory is made
         let directory = match &arguments.resume {
             Some(path) => RunDirectory::existing(path),
             None => RunDirectory::create(arguments.out.as_deref(), self.name, self.settings)?,
         };
-        let checkpoints = Checkpoints::new(directory.checkpoints(), self.run.keep)?;
+        let checkpoints = checkpoints.within(directory.checkpoints());
         if arguments.resume.is_some() {
             match checkpoints.resume(&mut trainer)? {
                 Some(path) => tracing::info!("going on from {}", path.display()),
@@ -73,8 +74,9 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
             self.run.device,
             directory.path().display()
         );
-        let outcome =
-            fit(&self.task, &mut trainer, &self.data, &checkpoints, self.run.save_every, &mut |event| observer.see(event));
+        let outcome = fit(&self.task, &mut trainer, &self.data, &checkpoints, self.run.save_every, &mut |event| {
+            observer.see(event)
+        });
         observer.finish();
         if let Some(failure) = observer.failure.take() {
             return Err(failure);

@@ -12,7 +12,7 @@ use kiln_models::{Gpt, GptConfig};
 use kiln_training::{OptimizerConfig, ScheduleConfig, Task, bits_per_byte, perplexity};
 
 use super::drive::Run;
-use super::settings::{GptSettings, RunSettings, TextSettings, read, resolve};
+use super::settings::{GptSettings, RunSettings, TextSettings, data_of, read, resolve};
 use super::{refuse_changes, settings_file};
 use crate::cli::TrainGpt;
 use crate::fixtures;
@@ -132,8 +132,12 @@ pub(crate) fn train(arguments: TrainGpt) -> Result<ExitCode> {
     let file = settings_file(&arguments.run)?;
     let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
 
-    let named = file.as_ref().is_some_and(|(_, table)| table.get("run").is_some_and(|run| run.get("data").is_some()));
-    let recipe = if named || arguments.run.data.is_some() { recipe() } else { fixture_recipe() };
+    let named = arguments.run.data.is_some() || data_of(file.as_ref()).is_some();
+    let mut recipe = if named { recipe() } else { fixture_recipe() };
+    if arguments.run.epochs.is_some() {
+        recipe.run.max_steps = None; // whole epochs were asked for
+    }
+    let defaults = arguments.run.resume.is_none().then_some(&recipe);
 
     let mut overlay = arguments.run.overlay();
     if let Some(name) = &arguments.model {
@@ -148,7 +152,7 @@ pub(crate) fn train(arguments: TrainGpt) -> Result<ExitCode> {
         overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)])));
         overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));
     }
-    let settings: GptSettings = resolve(&recipe, file, overlay)?;
+    let settings: GptSettings = resolve(defaults, file, overlay)?;
     let (tokenizer, task) = task(&settings)?;
     let data = open(&settings, &tokenizer)?;
     let run = Run {

@@ -99,7 +99,8 @@ impl Observer {
     fn evaluated(&mut self, evaluation: &Evaluation) -> Result<()> {
         let mean = self.losses.iter().sum::<f64>() / self.losses.len().max(1) as f64;
         self.losses.clear();
-        let figures: Vec<String> = evaluation.figures.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+        let figures: Vec<String> =
+            evaluation.figures.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
         let seconds = self.started.elapsed().as_secs_f64();
         self.bar.suspend(|| {
             tracing::info!(

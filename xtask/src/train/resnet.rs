@@ -10,7 +10,7 @@ use kiln_models::{ResNet, ResNetConfig, Stem};
 use kiln_training::{OptimizerConfig, ScheduleConfig, Task, top_k_correct};
 
 use super::drive::Run;
-use super::settings::{ImageSettings, ResnetSettings, RunSettings, read, resolve};
+use super::settings::{ImageSettings, ResnetSettings, RunSettings, data_of, read, resolve};
 use super::{refuse_changes, settings_file};
 use crate::cli::TrainResnet;
 use crate::fixtures;
@@ -137,9 +137,6 @@ pub(crate) fn train(arguments: TrainResnet) -> Result<ExitCode> {
     refuse_changes(&arguments.run, &model_options)?;
     let file = settings_file(&arguments.run)?;
     let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
-    let named = file.as_ref().and_then(|(_, table)| table.get("run")?.get("data")?.as_str().map(Into::into));
-    let path = arguments.run.data.clone().or(named);
-
     let mut overlay = arguments.run.overlay();
     if let Some(name) = &arguments.model {
         ResNetConfig::named(name, 1)?; // lists the names that exist
@@ -150,9 +147,16 @@ pub(crate) fn train(arguments: TrainResnet) -> Result<ExitCode> {
     overlay.set("images", "size", arguments.image_size.map(|n| n as i64));
     overlay.set("images", "label_smoothing", arguments.label_smoothing);
 
-    let data = open(path.as_deref())?;
-    let recipe = if path.is_some() { recipe_for(&data.train) } else { fixture_recipe(&data.train) };
-    let settings: ResnetSettings = resolve(&recipe, file, overlay)?;
+    let (settings, data): (ResnetSettings, _) = if arguments.run.resume.is_some() {
+        let settings: ResnetSettings = resolve(None, file, overlay)?;
+        let data = open(settings.run.data.as_deref())?;
+        (settings, data)
+    } else {
+        let path = arguments.run.data.clone().or_else(|| data_of(file.as_ref()));
+        let data = open(path.as_deref())?;
+        let recipe = if path.is_some() { recipe_for(&data.train) } else { fixture_recipe(&data.train) };
+        (resolve(Some(&recipe), file, overlay)?, data)
+    };
     check_against(&data.train, &settings.model)?;
     let run = Run {
         name: "resnet",

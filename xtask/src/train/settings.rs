@@ -113,23 +113,31 @@ impl Overlay {
 /// A settings file as it stands.
 pub(crate) fn read(path: &Path) -> Result<Table> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config '{}'", path.display()))?;
-    text.parse().map_err(|e: toml::de::Error| {
-        Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())).into()
-    })
+    text.parse()
+        .map_err(|e: toml::de::Error| Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())).into())
 }
 
-/// `defaults`, overlaid by `file`, overlaid by the command line.
+/// The data set that a settings file names.
+pub(crate) fn data_of(file: Option<&(&Path, Table)>) -> Option<PathBuf> {
+    file?.1.get("run")?.get("data")?.as_str().map(PathBuf::from)
+}
+
+/// `defaults`, overlaid by `file`, overlaid by the command line. A run that goes on has no defaults: all its
+/// settings are in its file.
 pub(crate) fn resolve<S: Serialize + DeserializeOwned>(
-    defaults: &S,
+    defaults: Option<&S>,
     file: Option<(&Path, Table)>,
     arguments: Overlay,
 ) -> Result<S> {
-    let mut all = Table::try_from(defaults)?;
+    let mut all = defaults.map(Table::try_from).transpose()?.unwrap_or_default();
     let origin = file.as_ref().map_or("command line".to_owned(), |(path, _)| format!("config '{}'", path.display()));
     merge(&mut all, file.map(|(_, table)| table).unwrap_or_default());
     merge(&mut all, arguments.0);
     all.try_into().map_err(|e: toml::de::Error| {
-        let key = e.to_string().lines().find_map(|line| line.trim().strip_prefix("in `").map(|k| k.trim_end_matches('`').to_owned()));
+        let key = e
+            .to_string()
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("in `").map(|k| k.trim_end_matches('`').to_owned()));
         let place = key.map_or(String::new(), |key| format!(" in [{key}]"));
         Usage(format!("{origin}{place}: {}", e.message())).into()
     })

@@ -38,7 +38,7 @@ impl Gpt {
     pub fn embed(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
         assert!(t <= self.context(), "{t} tokens given, expected at most {}", self.context());
-        let positions_tc = self.wpe.weight.val().slice([0..t]);
+        let positions_tc = self.wpe.weight.val().narrow(0, 0, t);
         self.drop.forward(self.wte.forward(ids_bt) + positions_tc.unsqueeze())
     }
 

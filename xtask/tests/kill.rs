@@ -1,0 +1,103 @@
+//! A run that is killed at any moment and resumed has the loss curve of one that was not.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+#![cfg(unix)]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use common::{kiln, output, stderr, text};
+
+const STEPS: &str = "60";
+
+fn train<'a>(data: &'a str, out: &'a str) -> Vec<&'a str> {
+    let run = ["train", "gpt", "--data", data, "--out", out, "--max-steps", STEPS, "--save-every", "4", "--seed", "3"];
+    let model = ["--context", "16", "--batch-size", "4", "--dropout", "0.1", "--keep", "2"];
+    run.into_iter().chain(model).collect()
+}
+
+fn metrics(run: &Path) -> Vec<String> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Starts the program and kills it (SIGKILL) once the run has `lines` lines of metrics; false when it ended before.
+fn kill_at(folder: &Path, arguments: &[&str], run: &Path, lines: usize) -> bool {
+    let mut child = kiln(folder, arguments).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "the run failed by itself");
+            return false;
+        }
+        assert!(Instant::now() < deadline, "the run does not get on");
+        if metrics(run).len() >= lines {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn killed_and_resumed_again_and_again_the_curve_is_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = text(folder.path(), 8000);
+    let data = data.to_str().unwrap();
+    let whole = output(folder.path(), &train(data, "whole"));
+    assert!(whole.status.success(), "{}", stderr(&whole));
+    let expected = metrics(&folder.path().join("whole"));
+    assert!(expected.len() > 60, "{} lines", expected.len());
+
+    let run = folder.path().join("killed");
+    let mut kills = usize::from(kill_at(folder.path(), &train(data, "killed"), &run, 3));
+    for lines in [9, 20, 33, 34, 50] {
+        kills += usize::from(kill_at(folder.path(), &["train", "gpt", "--resume", "killed"], &run, lines));
+    }
+    assert!(kills >= 4, "only {kills} kills hit a running process");
+    let last = output(folder.path(), &["train", "gpt", "--resume", "killed", "--json"]);
+    assert!(last.status.success(), "{}", stderr(&last));
+    assert_eq!(metrics(&run), expected);
+    let model = |run: &str| fs::read(folder.path().join(run).join("model.safetensors")).unwrap();
+    assert!(model("killed") == model("whole"), "the final weights differ");
+
+    // Resuming a run that is complete measures it again and changes nothing.
+    let again = output(folder.path(), &["train", "gpt", "--resume", "killed", "--json"]);
+    assert!(again.status.success(), "{}", stderr(&again));
+    assert_eq!(metrics(&run), expected);
+    let figure = |output: &std::process::Output| {
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        json["bits_per_byte"].as_f64().unwrap()
+    };
+    assert_eq!(figure(&again), figure(&last));
+}
+
+#[test]
+fn interrupted_from_the_keyboard_a_run_saves_and_says_how_to_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = text(folder.path(), 8000);
+    let arguments = train(data.to_str().unwrap(), "run");
+    let child = kiln(folder.path(), &arguments).stderr(Stdio::piped()).spawn().unwrap();
+    let run = folder.path().join("run");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while metrics(&run).len() < 5 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let status = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", stderr(&ended));
+    assert!(stderr(&ended).contains("cargo xtask train gpt --resume run"), "{}", stderr(&ended));
+    assert!(fs::read_dir(run.join("checkpoints")).unwrap().next().is_some());
+    assert!(run.join("report.html").exists());
+
+    let rest = output(folder.path(), &["train", "gpt", "--resume", "run"]);
+    assert!(rest.status.success(), "{}", stderr(&rest));
+    let whole = output(folder.path(), &train(data.to_str().unwrap(), "whole"));
+    assert!(whole.status.success());
+    assert_eq!(metrics(&run), metrics(&folder.path().join("whole")));
+}
