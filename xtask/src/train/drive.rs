@@ -65,7 +65,6 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
             }
         }
         let at = trainer.state().step;
-        let mut observer = Observer::new(directory.metrics_after(at)?, trainer.total_steps(), at, baseline)?;
         tracing::info!(
             "{}: {parameters} parameters, {} samples, {} steps on {}; writing to {}",
             self.name,
@@ -74,6 +73,7 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
             self.run.device,
             directory.path().display()
         );
+        let mut observer = Observer::new(directory.metrics_after(at)?, trainer.total_steps(), at, baseline)?;
         let outcome = fit(&self.task, &mut trainer, &self.data, &checkpoints, self.run.save_every, &mut |event| {
             observer.see(event)
         });
@@ -90,11 +90,11 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
                 directory.path().display()
             );
         }
-        let figures = match (&observer.last, finish) {
-            (Some(last), _) => last.figures.clone(),
-            (None, Finish::Stopped) => vec![],
+        let figures = match (finish, &observer.last) {
+            (Finish::Stopped, _) => vec![], // the model has moved on since it was measured
+            (Finish::Complete, Some(last)) => last.figures.clone(),
             // The run was complete before it was resumed.
-            (None, Finish::Complete) => measure(&self.task, trainer.model(), &self.data.test, &device)?,
+            (Finish::Complete, None) => measure(&self.task, trainer.model(), &self.data.test, &device)?,
         };
         trainer.model().save_safetensors(directory.file("model.safetensors"))?;
         let mut results = Map::new();

@@ -82,11 +82,11 @@ fn chart(title: &str, lines: &[(&[(f64, f64)], RGBColor)]) -> Result<String> {
     {
         let all = || lines.iter().flat_map(|(points, _)| *points);
         let bound = |pick: fn(&(f64, f64)) -> f64, fold: fn(f64, f64) -> f64, start| all().map(pick).fold(start, fold);
-        let (x0, x1) = (bound(|p| p.0, f64::min, f64::MAX), bound(|p| p.0, f64::max, f64::MIN));
+        let last = bound(|p| p.0, f64::max, 0.0);
         let (y0, y1) = (bound(|p| p.1, f64::min, f64::MAX), bound(|p| p.1, f64::max, f64::MIN));
         let pad = ((y1 - y0) * 0.05).max(1e-6);
         let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        let (x, y) = if x0 <= x1 { (x0..(x1 + 1.0), (y0 - pad)..(y1 + pad)) } else { (0.0..1.0, 0.0..1.0) };
+        let (x, y) = if last > 0.0 { (0.0..last, (y0 - pad)..(y1 + pad)) } else { (0.0..1.0, 0.0..1.0) };
         let mut plot = ChartBuilder::on(&root)
             .caption(title, ("sans-serif", 20))
             .margin(8)
@@ -94,7 +94,11 @@ fn chart(title: &str, lines: &[(&[(f64, f64)], RGBColor)]) -> Result<String> {
             .y_label_area_size(64)
             .build_cartesian_2d(x, y)
             .map_err(|e| fail(&e))?;
-        plot.configure_mesh().x_desc("step").light_line_style(WHITE).draw().map_err(|e| fail(&e))?;
+        plot.configure_mesh()
+            .x_desc("step")
+            .x_label_formatter(&|step| format!("{step:.0}"))
+            .light_line_style(WHITE)
+            .draw().map_err(|e| fail(&e))?;
         for (points, color) in lines {
             plot.draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2))).map_err(|e| fail(&e))?;
             if points.len() <= 30 {

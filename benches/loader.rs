@@ -1,0 +1,33 @@
+//! The loader: one epoch of the packed fixture images into augmented batches on the host.
+#![allow(missing_docs, clippy::unwrap_used, reason = "criterion's macros; a bench ends at what goes wrong")]
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use kiln_data::{BatchPlan, ImageBatch, Loader, LoaderConfig, Order, Transform, open_images};
+
+fn epoch(c: &mut Criterion) {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/fashion-mnist");
+    let set = open_images(root).unwrap().train;
+    let mut group = c.benchmark_group("one epoch, batches of 64");
+    group.throughput(Throughput::Elements(set.len() as u64)).sample_size(20);
+    for (name, transform) in [("as they are", Transform::evaluation(28)), ("augmented", Transform::training(28, 0.6))] {
+        for workers in [1, 2] {
+            let set = set.clone();
+            let order = Order::Shuffled { seed: 1 };
+            let config = LoaderConfig { order, workers, ..LoaderConfig::new(64) };
+            let samples = set.len();
+            let make = move |plan: &BatchPlan| ImageBatch::load(&set, &transform, 1, plan);
+            let loader = Loader::new(samples, config, make).unwrap();
+            let mut number = 0;
+            group.bench_function(BenchmarkId::new(name, format!("{workers} workers")), |b| {
+                b.iter(|| {
+                    number += 1;
+                    loader.epoch(number, 0).map(|batch| batch.unwrap().len()).sum::<usize>()
+                })
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, epoch);
+criterion_main!(benches);
