@@ -57,6 +57,7 @@ pub fn settings(optimizer: OptimizerConfig, device: &Device) -> StepSettings {
         optimizer,
         schedule: ScheduleConfig { peak: 1e-4, warmup: 0.0, floor: 1.0 },
         total_steps: u64::MAX,
+        samples: 1,
         max_norm: Some(1.0),
         device: device.clone(),
     }

@@ -36,18 +36,26 @@ if [ -e "$folder/.tracel-llvm-installed" ] && [ ! -e "$folder/.from-debian" ]; t
 fi
 [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || die "this is $(uname -s)-$(uname -m), expected Linux-x86_64"
 
-if [ ! -x "$config" ]; then
-  command -v apt-get >/dev/null || die "no apt-get here: install LLVM 22 with Polly so that $config exists, then run this again"
+if [ -e "$folder/.from-debian" ] && "$config" --version >/dev/null 2>&1; then
+  echo "$folder" # to touch it again would make cargo compile the backend again
+  exit 0
+fi
+
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}\n' "${packages[@]}" 2>/dev/null | grep -cx installed)" -eq ${#packages[@]} ]; }
+available() { apt-cache policy llvm-22-dev 2>/dev/null | awk '/Candidate:/ && $2 != "(none)" { found = 1 } END { exit !found }'; }
+
+command -v apt-get >/dev/null || die "no apt-get here: this script is for Debian and its kin"
+if ! installed; then
   as_root=()
   if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null || die "not root and no sudo: have an administrator install ${packages[*]}"
     as_root=(sudo)
   fi
-  [ -n "$(apt-cache policy llvm-22-dev 2>/dev/null | awk '/Candidate:/ && $2 != "(none)"')" ] || "${as_root[@]}" apt-get update
-  [ -n "$(apt-cache policy llvm-22-dev 2>/dev/null | awk '/Candidate:/ && $2 != "(none)"')" ] ||
-    die "this system has no package llvm-22-dev (Debian and apt.llvm.org have it)"
+  available || "${as_root[@]}" apt-get update
+  available || die "this system has no package llvm-22-dev (Debian and apt.llvm.org have it)"
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${packages[@]}"
 fi
+"$config" --version >/dev/null || die "$config does not run"
 
 mkdir -p "$folder/bin"
 # Libraries given by path would be searched for beside this folder: name them for the linker instead.
@@ -56,6 +64,5 @@ cat > "$folder/bin/llvm-config" <<EOF
 $config "\$@" | sed -E 's#(^| )/[^ ]*/lib([^ /]*)\.so#\1-l\2#g'
 EOF
 chmod +x "$folder/bin/llvm-config"
-"$folder/bin/llvm-config" --version >/dev/null || die "$folder/bin/llvm-config does not run"
 touch "$folder/.from-debian" "$folder/.tracel-llvm-installed"
 echo "$folder"

@@ -13,7 +13,7 @@ struct Step {
 
 const STEPS: [Step; 5] = [
     Step { name: "format", cargo: &["fmt", "--all", "--check"], environment: None },
-    Step { name: "edges", cargo: &["test", "--workspace", "--quiet", "--test", "edges"], environment: None },
+    Step { name: "edges", cargo: &["test", "--quiet", "--test", "edges"], environment: None },
     Step {
         name: "lints",
         cargo: &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
@@ -24,7 +24,7 @@ const STEPS: [Step; 5] = [
         cargo: &["doc", "--workspace", "--no-deps", "--quiet"],
         environment: Some(("RUSTDOCFLAGS", "-D warnings")),
     },
-    Step { name: "tests", cargo: &["test", "--workspace", "--quiet"], environment: None },
+    Step { name: "tests", cargo: &["test", "--quiet"], environment: None },
 ];
 
 pub(crate) fn run() -> Result<()> {

@@ -37,6 +37,14 @@ pub(crate) enum Train {
     Gpt(TrainGpt),
 }
 
+/// How this program is called: through cargo in the workspace, by its own name in a bundle.
+pub(crate) fn program() -> String {
+    match std::env::var_os("CARGO") {
+        Some(_) => "cargo xtask".into(),
+        None => std::env::args().next().unwrap_or_else(|| "cargo xtask".into()),
+    }
+}
+
 /// Options of every training run. What is not given comes from --config, then from the recipe's defaults.
 #[derive(Args, Default)]
 pub(crate) struct RunArgs {
@@ -57,13 +65,13 @@ pub(crate) struct RunArgs {
     pub(crate) device: Option<String>,
     /// Samples per step
     #[arg(long, value_name = "N")]
-    pub(crate) batch_size: Option<usize>,
+    pub(crate) batch_size: Option<u32>,
     /// Passes over the data
     #[arg(long, value_name = "N")]
-    pub(crate) epochs: Option<u64>,
+    pub(crate) epochs: Option<u32>,
     /// Stop after this many steps, even within an epoch
     #[arg(long, value_name = "N")]
-    pub(crate) max_steps: Option<u64>,
+    pub(crate) max_steps: Option<u32>,
     /// What all randomness is derived from
     #[arg(long)]
     pub(crate) seed: Option<u32>,
@@ -75,13 +83,16 @@ pub(crate) struct RunArgs {
     pub(crate) clip_norm: Option<f64>,
     /// Threads that load data
     #[arg(long, value_name = "N")]
-    pub(crate) workers: Option<usize>,
+    pub(crate) workers: Option<u32>,
+    /// Measure the model every N steps besides the end of each epoch (0: only then)
+    #[arg(long, value_name = "N")]
+    pub(crate) evaluate_every: Option<u32>,
     /// Save a checkpoint every N steps besides the end of each epoch (0: only then)
     #[arg(long, value_name = "N")]
-    pub(crate) save_every: Option<u64>,
+    pub(crate) save_every: Option<u32>,
     /// Keep the newest N checkpoints
     #[arg(long, value_name = "N")]
-    pub(crate) keep: Option<usize>,
+    pub(crate) keep: Option<u32>,
     /// End stdout with one JSON object of results
     #[arg(long)]
     pub(crate) json: bool,
@@ -96,13 +107,13 @@ pub(crate) struct TrainResnet {
     pub(crate) model: Option<String>,
     /// Channels of the first stage; 64 is the standard network
     #[arg(long, value_name = "N")]
-    pub(crate) width: Option<usize>,
+    pub(crate) width: Option<u32>,
     /// imagenet (7x7, for images of about 224 pixels) or cifar (3x3, for about 32)
     #[arg(long)]
     pub(crate) stem: Option<String>,
     /// Pixels per side that images are brought to
     #[arg(long, value_name = "N")]
-    pub(crate) image_size: Option<usize>,
+    pub(crate) image_size: Option<u32>,
     /// Probability mass that is spread over all classes
     #[arg(long, value_name = "P")]
     pub(crate) label_smoothing: Option<f64>,
@@ -117,7 +128,7 @@ pub(crate) struct TrainGpt {
     pub(crate) model: Option<String>,
     /// Tokens per sequence
     #[arg(long, value_name = "N")]
-    pub(crate) context: Option<usize>,
+    pub(crate) context: Option<u32>,
     /// Directory with vocab.json and merges.txt of a GPT-2 BPE; without it one token per byte
     #[arg(long, value_name = "DIR")]
     pub(crate) tokenizer: Option<PathBuf>,
@@ -135,7 +146,7 @@ pub(crate) struct EvalArgs {
     /// Data set; without it the one the model was trained on
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
-    /// Settings of the model as a TOML file, for a .safetensors file outside of a run directory
+    /// A run's config.toml, for a .safetensors file outside of a run directory
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// flex (the CPU), or cuda:N [default: flex]
@@ -143,7 +154,7 @@ pub(crate) struct EvalArgs {
     pub(crate) device: Option<String>,
     /// Samples per batch
     #[arg(long, value_name = "N")]
-    pub(crate) batch_size: Option<usize>,
+    pub(crate) batch_size: Option<u32>,
     /// End stdout with one JSON object of results
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,5 +1,3 @@
-#[cfg(feature = "cuda")]
-use anyhow::anyhow;
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 
@@ -11,66 +9,47 @@ use crate::usage::Usage;
 /// back to, because `ModuleOptimizer::load_record` loads onto the default device, which is CUDA in a program built with
 /// CUDA whether or not the machine has a driver.
 pub(crate) fn open(name: &str) -> Result<Device> {
-    let accepted =
-        if cfg!(feature = "cuda") { "flex or cuda:N" } else { "flex (cuda:N needs a build with --features cuda)" };
-    let unknown = || Usage(format!("unknown device '{name}', expected {accepted}"));
+    let accepted = match (cfg!(feature = "flex"), cfg!(feature = "cuda")) {
+        (true, true) => "flex or cuda:N",
+        (false, true) => "cuda:N (flex needs a build with --features flex)",
+        _ => "flex (cuda:N needs a build with --features cuda)",
+    };
     match name.split_once(':').unwrap_or((name, "0")) {
+        #[cfg(feature = "flex")]
         ("flex", "0") => {
             fall_back_to("flex");
             Ok(Device::flex())
         }
         #[cfg(feature = "cuda")]
-        ("cuda", index) => {
-            let index: usize = index.parse().map_err(|_| unknown())?;
-            let device = cuda(index)?;
-            fall_back_to("cuda");
-            Ok(device)
-        }
-        #[cfg(not(feature = "cuda"))]
         ("cuda", index) if index.parse::<usize>().is_ok() => {
-            bail!(Usage(format!("device '{name}' needs a build with --features cuda; this one has flex only")))
+            fall_back_to("cuda");
+            cuda(index.parse()?)
         }
-        _ => bail!(unknown()),
+        _ => bail!(Usage(format!("unknown device '{name}', expected {accepted}"))),
     }
 }
 
 #[allow(unsafe_code, reason = "set_var is unsafe because other threads may read the environment meanwhile")]
 fn fall_back_to(device: &str) {
-    // SAFETY: `open` runs first of all, when this is the only thread.
+    // SAFETY: the commands open the device before they start any thread: data sets are opened without one, and batches,
+    // tensors and the Ctrl-C handler come later.
     unsafe { std::env::set_var("BURN_DEVICE", device) };
 }
 
+/// burn panics without a driver and on an index that does not exist; to list the devices is safe in both cases.
 #[cfg(feature = "cuda")]
 fn cuda(index: usize) -> Result<Device> {
-    use burn::tensor::Tensor;
-    use std::panic::catch_unwind;
+    use burn::tensor::DeviceType;
 
-    // burn panics without a driver and on an index that does not exist; the first tensor is where it shows.
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let outcome = catch_unwind(|| {
-        let device = Device::cuda(index);
-        Tensor::<1>::ones([1], &device).try_into_data().map(|_| device).map_err(|e| e.to_string())
-    });
-    std::panic::set_hook(hook);
-    match outcome {
-        Ok(Ok(device)) => Ok(device),
-        Ok(Err(reason)) => Err(no_cuda(index, &reason)),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            Err(no_cuda(index, text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")))
-        }
+    let found = Device::enumerate(DeviceType::Cuda).into_vec().len();
+    if found == 0 {
+        bail!(
+            "device 'cuda:{index}' needs an NVIDIA GPU and its driver, and there is none here: \
+             libcuda.so was not found (if it is there, put its folder on LD_LIBRARY_PATH) or lists no GPU"
+        );
     }
-}
-
-#[cfg(feature = "cuda")]
-fn no_cuda(index: usize, reason: &str) -> anyhow::Error {
-    let first = reason.lines().next().unwrap_or_default();
-    if reason.contains("libcuda") || reason.contains("driver") || reason.contains("Driver") {
-        anyhow!(
-            "device 'cuda:{index}' needs NVIDIA's driver, and its library libcuda.so is not on this machine ({first})"
-        )
-    } else {
-        anyhow!("device 'cuda:{index}' cannot be used: {first}")
+    if index >= found {
+        bail!(Usage(format!("there is no device 'cuda:{index}', expected cuda:0 to cuda:{}", found - 1)));
     }
+    Ok(Device::cuda(index))
 }

@@ -9,18 +9,23 @@ use tar::Builder;
 use zstd::Encoder;
 
 use crate::cli::Dist;
-use crate::fixtures;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const README: &str = "\
-Kiln, built for a machine without Rust. It needs Linux on x86-64 with glibc 2.36 or newer, libstdc++, libz and libzstd,
-and for --device cuda:0 NVIDIA's driver (libcuda.so; put its folder on LD_LIBRARY_PATH if it is not found).
+Kiln, built for a machine without Rust. It needs Linux on x86-64 with glibc 2.36 or newer, libstdc++, libz and libzstd.
 
-    ./kiln train resnet --device cuda:0
-    ./kiln train gpt --device cuda:0
+    ./kiln train resnet
+    ./kiln train gpt
     ./kiln --help
 ";
+
+const README_CUDA: &str = "
+For --device cuda:0 it needs NVIDIA's driver as well (libcuda.so; put its folder on LD_LIBRARY_PATH if it is not found).
+";
+
+/// What else goes along, from the root of the workspace.
+const FILES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 
 pub(crate) fn run(arguments: &Dist) -> Result<()> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
@@ -36,13 +41,15 @@ pub(crate) fn run(arguments: &Dist) -> Result<()> {
     );
 
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    ensure!(root.is_dir(), "'{}' is gone, expected the workspace this program was built in", root.display());
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let kind = if arguments.no_cuda { "flex" } else { "cuda" };
     let name = format!("kiln-{VERSION}-{kind}-{}", std::env::consts::ARCH);
-    let out = Path::new("dist");
-    fs::create_dir_all(out)?;
-    let part = tempfile::NamedTempFile::new_in(out)?;
-    pack(part.as_file(), &name, &target.join("release/xtask"), &fixtures::directory()?)?;
+    let out = root.join("dist");
+    fs::create_dir_all(&out)?;
+    let part = tempfile::NamedTempFile::new_in(&out)?;
+    let readme = if arguments.no_cuda { README.to_owned() } else { [README, README_CUDA].concat() };
+    pack(part.as_file(), &name, &target.join("release/xtask"), &root, &readme)?;
     let path = out.join(format!("{name}.tar.zst"));
     part.persist(&path)?;
     let bytes = fs::metadata(&path)?.len();
@@ -50,14 +57,19 @@ pub(crate) fn run(arguments: &Dist) -> Result<()> {
     Ok(())
 }
 
-fn pack(file: &File, name: &str, program: &Path, fixtures: &Path) -> Result<()> {
+fn pack(file: &File, name: &str, program: &Path, root: &Path, readme: &str) -> Result<()> {
     let mut archive = Builder::new(Encoder::new(file, 19)?);
     archive.append_path_with_name(program, format!("{name}/kiln"))?;
-    archive.append_dir_all(format!("{name}/fixtures"), fixtures)?;
+    for folder in ["fixtures", "recipes"] {
+        archive.append_dir_all(format!("{name}/{folder}"), root.join(folder))?;
+    }
+    for file in FILES {
+        archive.append_path_with_name(root.join(file), format!("{name}/{file}"))?;
+    }
     let mut header = tar::Header::new_gnu();
-    header.set_size(README.len() as u64);
+    header.set_size(readme.len() as u64);
     header.set_mode(0o644);
-    archive.append_data(&mut header, format!("{name}/README.txt"), README.as_bytes())?;
+    archive.append_data(&mut header, format!("{name}/README.txt"), readme.as_bytes())?;
     archive.into_inner()?.finish()?.sync_all()?;
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
 use kiln_data::Loader;
 use kiln_models::Checkpoint;
 use kiln_training::{Task, measure};
@@ -22,24 +23,27 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
         Eval::Resnet(arguments) => {
             let mut settings: ResnetSettings = settings(&arguments)?;
             apply(&arguments, &mut settings.run);
+            let device = crate::device::open(&settings.run.device)?;
             let data = resnet::open(settings.run.data.as_deref())?;
-            resnet::check_against(&data.train, &settings.model)?;
-            let (task, loaders) = (resnet::task(&settings)?, resnet::loaders(data, &settings)?);
-            let init = |device: &_| settings.model.init(device);
-            report(&arguments, &settings.run, &task, &loaders.test, init)
+            resnet::check_against(&data.test, &settings.model)?;
+            if let Some(run) = around(&arguments.checkpoint).as_deref().and_then(Path::parent) {
+                resnet::check_classes(run, data.test.classes())?;
+            }
+            let (task, test) = (resnet::task(&settings)?, resnet::test_loader(data.test, &settings)?);
+            report(&arguments, &device, &task, &test, settings.model.init(&device)?)
         }
         Eval::Gpt(arguments) => {
             let mut settings: GptSettings = settings(&arguments)?;
             apply(&arguments, &mut settings.run);
+            let device = crate::device::open(&settings.run.device)?;
             let (tokenizer, task) = gpt::task(&settings)?;
-            let loaders = gpt::loaders(gpt::open(&settings, &tokenizer)?, &settings.run)?;
-            let init = |device: &_| settings.model.init(device);
-            report(&arguments, &settings.run, &task, &loaders.test, init)
+            let test = gpt::test_loader(gpt::open(&settings, &tokenizer)?.test, &settings.run)?;
+            report(&arguments, &device, &task, &test, settings.model.init(&device)?)
         }
     }
 }
 
-/// The settings file that belongs to a checkpoint: `--config`, or the one of the run directory around it.
+/// The settings that a checkpoint belongs to, all of them: `--config`, or the file of the run directory around it.
 fn settings<S: DeserializeOwned>(arguments: &EvalArgs) -> Result<S> {
     let checkpoint = &arguments.checkpoint;
     if !checkpoint.exists() {
@@ -64,20 +68,19 @@ fn around(checkpoint: &Path) -> Option<PathBuf> {
 fn apply(arguments: &EvalArgs, run: &mut RunSettings) {
     run.data = arguments.data.clone().or(run.data.take());
     run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
-    run.batch_size = arguments.batch_size.unwrap_or(run.batch_size);
+    run.batch_size = arguments.batch_size.map_or(run.batch_size, |n| n as usize);
 }
 
 fn report<T: Task<Model: Checkpoint>>(
     arguments: &EvalArgs,
-    run: &RunSettings,
+    device: &Device,
     task: &T,
     test: &Loader<T::Batch>,
-    init: impl FnOnce(&burn::tensor::Device) -> Result<T::Model, kiln_models::Error>,
+    model: T::Model,
 ) -> Result<ExitCode> {
-    let device = crate::device::open(&run.device)?;
-    let model = load_any(init(&device)?, &arguments.checkpoint)?;
+    let model = load_any(model, &arguments.checkpoint)?;
     let started = Instant::now();
-    let figures = measure(task, &model, test, &device)?;
+    let figures = measure(task, &model, test, device)?;
     let seconds = started.elapsed().as_secs_f64();
     for (name, value) in &figures {
         tracing::info!("{name} {value:.4}");

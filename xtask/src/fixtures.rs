@@ -20,13 +20,12 @@ pub(crate) fn directory() -> Result<PathBuf> {
 
 /// Per class: the first 400 images for training and the first 100 for testing.
 pub(crate) fn run(arguments: &Fixtures) -> Result<()> {
-    let full = open_images(&arguments.data)
-        .with_context(|| "run `cargo xtask fetch fashion-mnist` first, or give --data".to_owned())?;
+    let full = open_images(&arguments.data).context("run `cargo xtask fetch fashion-mnist` first, or give --data")?;
     let out = match &arguments.out {
         Some(out) => out.clone(),
         None => directory()?.join("fashion-mnist"),
     };
-    fs::create_dir_all(&out)?;
+    fs::create_dir_all(&out).with_context(|| format!("cannot make '{}'", out.display()))?;
     write(&full.train, 400, &out, "train")?;
     write(&full.test, 100, &out, "t10k")?;
     fs::write(out.join("classes.txt"), FASHION_CLASSES)?;

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
+        .log_internal_errors(false) // a closed stderr must not end a run
         .with_target(false)
         .init();
     let outcome = match cli.command {

@@ -2,36 +2,49 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
 
-use cargo_metadata::{DependencyKind, MetadataCommand};
+use serde_json::Value;
 
 /// Who may depend on whom. A technique crate (data, precision, accumulation, checkpointing, memory, recovery)
 /// depends on no other crate of the workspace; kiln-training is the only one that sees two of them.
-const ALLOWED: [(&str, &[&str]); 6] = [
+const ALLOWED: [(&str, &[&str]); 7] = [
+    ("kiln-accumulation", &[]),
     ("kiln-data", &[]),
     ("kiln-memory", &[]),
     ("kiln-models", &[]),
     ("kiln-training", &["kiln-data"]),
-    ("benches", &["kiln-data", "kiln-memory", "kiln-models", "kiln-training"]),
+    ("benches", &["kiln-data", "kiln-models", "kiln-training"]),
     ("xtask", &["kiln-data", "kiln-memory", "kiln-models", "kiln-training"]),
 ];
 
-fn workspace() -> cargo_metadata::Metadata {
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
-    MetadataCommand::new().manifest_path(manifest).no_deps().other_options(["--offline".into()]).exec().unwrap()
+fn cargo(arguments: &[&str]) -> String {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let output = Command::new(cargo).args(arguments).arg("--offline").current_dir(root).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn packages() -> Vec<Value> {
+    let metadata: Value = serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version", "1"])).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
 }
 
 #[test]
 fn crates_depend_only_on_whom_they_may() {
     let allowed: BTreeMap<&str, &[&str]> = ALLOWED.into();
-    let metadata = workspace();
-    let members: BTreeSet<&str> = metadata.packages.iter().map(|package| package.name.as_str()).collect();
-    assert_eq!(members, allowed.keys().copied().collect(), "the table of edges lists other crates than the workspace");
-    for package in &metadata.packages {
-        for dependency in &package.dependencies {
-            let (from, to) = (package.name.as_str(), dependency.name.as_str());
-            if members.contains(to) && dependency.kind != DependencyKind::Development {
-                assert!(allowed[from].contains(&to), "{from} depends on {to}, which the architecture does not allow");
+    let packages = packages();
+    let name = |value: &Value| value["name"].as_str().unwrap().to_owned();
+    let members: BTreeSet<String> = packages.iter().map(name).collect();
+    assert_eq!(members, allowed.keys().map(|key| key.to_string()).collect(), "the table lists other crates");
+    for package in &packages {
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let (from, to) = (name(package), name(dependency));
+            if members.contains(&to) && dependency["kind"] != "dev" {
+                let may = allowed[from.as_str()].contains(&to.as_str());
+                assert!(may, "{from} depends on {to}, which the architecture does not allow");
             }
         }
     }
@@ -39,28 +52,43 @@ fn crates_depend_only_on_whom_they_may() {
 
 #[test]
 fn directories_carry_the_names_of_their_packages() {
-    for package in &workspace().packages {
-        let directory = package.manifest_path.parent().and_then(|path| path.file_name());
-        assert_eq!(directory, Some(package.name.as_str()));
+    for package in packages() {
+        let manifest = Path::new(package["manifest_path"].as_str().unwrap());
+        let directory = manifest.parent().and_then(Path::file_name).unwrap();
+        assert_eq!(directory, package["name"].as_str().unwrap());
     }
 }
 
 #[test]
 fn library_crates_use_no_anyhow_and_every_version_stands_in_the_workspace() {
-    for package in &workspace().packages {
-        let text = std::fs::read_to_string(&package.manifest_path).unwrap();
+    for package in packages() {
+        let name = package["name"].as_str().unwrap();
+        let text = std::fs::read_to_string(package["manifest_path"].as_str().unwrap()).unwrap();
         let table: toml::Table = text.parse().unwrap();
         for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
-            for (name, value) in table.get(section).and_then(|s| s.as_table()).into_iter().flatten() {
+            for (dependency, value) in table.get(section).and_then(|s| s.as_table()).into_iter().flatten() {
                 let inherited = value.get("workspace").and_then(|w| w.as_bool()) == Some(true);
-                assert!(inherited, "{}: {name} must inherit its version from the workspace", package.name);
-                let library = package.name.starts_with("kiln-");
-                assert!(
-                    !(library && name == "anyhow"),
-                    "{}: a library crate has an error type of its own",
-                    package.name
-                );
+                assert!(inherited, "{name}: {dependency} must inherit its version from the workspace");
+                let library = name.starts_with("kiln-");
+                assert!(!(library && dependency == "anyhow"), "{name}: a library crate has an error type of its own");
             }
         }
     }
+}
+
+/// `cargo xtask` and `cargo test` share one compilation of the dependencies only if both ask for the same features.
+#[test]
+fn running_and_testing_compile_the_dependencies_with_the_same_features() {
+    let tree = |arguments: &[&str]| -> BTreeSet<String> {
+        let tree = ["tree", "--prefix", "none", "--format", "{p} {f}", "--no-dedupe"];
+        cargo(&[&tree, arguments].concat()).lines().map(str::to_owned).collect()
+    };
+    let running = tree(&["--package", "xtask", "--edges", "normal,build"]);
+    let testing = tree(&["--edges", "normal,build,dev"]);
+    let package = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    let needed: BTreeSet<String> = running.iter().map(|line| package(line)).collect();
+    let differs =
+        |line: &&String| !line.starts_with("kiln-") && needed.contains(&package(line)) && !running.contains(*line);
+    let twice: Vec<&String> = testing.iter().filter(differs).collect();
+    assert!(twice.is_empty(), "compiled twice, because testing asks for other features: {twice:?}");
 }

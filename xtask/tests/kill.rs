@@ -87,7 +87,8 @@ fn interrupted_from_the_keyboard_a_run_saves_and_says_how_to_go_on() {
     while metrics(&run).len() < 5 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let status = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let kill = format!("kill -INT {}", child.id()); // a builtin of every shell
+    let status = std::process::Command::new("sh").args(["-c", &kill]).status().unwrap();
     assert!(status.success());
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130), "{}", stderr(&ended));

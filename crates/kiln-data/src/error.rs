@@ -12,6 +12,14 @@ pub enum Error {
         /// The operating system's answer.
         reason: std::io::Error,
     },
+    /// A file could not be written.
+    #[error("cannot write '{path}': {reason}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        reason: std::io::Error,
+    },
     /// A directory holds no data set of a known layout.
     #[error("no data set in '{path}': {reason}")]
     NoDataSet {

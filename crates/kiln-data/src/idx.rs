@@ -82,7 +82,7 @@ fn read<const D: usize>(path: &Path, magic: u32) -> Result<([usize; D], Vec<u8>)
 ///
 /// # Errors
 /// [`Error::InvalidSetting`] when the shape has not 1 or 3 dimensions or another size than `bytes`,
-/// [`Error::Read`] when the file cannot be written.
+/// [`Error::Write`] when the file cannot be written.
 pub fn write_idx_gz(path: impl AsRef<Path>, shape: &[usize], bytes: &[u8]) -> Result<(), Error> {
     let path = path.as_ref();
     let magic = match shape.len() {
@@ -103,5 +103,5 @@ pub fn write_idx_gz(path: impl AsRef<Path>, shape: &[usize], bytes: &[u8]) -> Re
         encoder.write_all(bytes)?;
         encoder.finish()?.sync_all()
     };
-    write().map_err(|e| Error::read(path, e))
+    write().map_err(|reason| Error::Write { path: path.to_owned(), reason })
 }

@@ -44,7 +44,7 @@ pub fn open_images(root: impl AsRef<Path>) -> Result<TrainTest<ImageSet>, Error>
                       IDX files (train-images-idx3-ubyte...), or CIFAR-10 files (data_batch_1.bin...)";
         return Err(Error::NoDataSet { path: root.to_owned(), reason: reason.into() });
     }
-    Ok(hold_out(&ImageSet::folder(root)?))
+    hold_out(root, &ImageSet::folder(root)?)
 }
 
 fn file_name(path: &Path) -> String {
@@ -71,7 +71,7 @@ fn open_idx(root: &Path) -> Result<TrainTest<ImageSet>, Error> {
 fn open_split(root: &Path) -> Result<TrainTest<ImageSet>, Error> {
     let train = ImageSet::folder(root.join("train"))?;
     let Some(test) = ["val", "test"].map(|name| root.join(name)).into_iter().find(|path| path.is_dir()) else {
-        return Ok(hold_out(&train));
+        return hold_out(root, &train);
     };
     let set = ImageSet::folder(&test)?;
     if set.classes() != train.classes() {
@@ -81,9 +81,13 @@ fn open_split(root: &Path) -> Result<TrainTest<ImageSet>, Error> {
     Ok(TrainTest { train, test: set })
 }
 
-fn hold_out(all: &ImageSet) -> TrainTest<ImageSet> {
+fn hold_out(root: &Path, all: &ImageSet) -> Result<TrainTest<ImageSet>, Error> {
+    if all.len() < 2 {
+        let reason = "one image cannot be divided, expected at least 2".into();
+        return Err(Error::NoDataSet { path: root.to_owned(), reason });
+    }
     let order = Order::Shuffled { seed: 0 }.permutation(all.len(), 0);
     let ids: Vec<usize> = (0..all.len()).map(|position| order.at(position)).collect();
     let (test, train) = ids.split_at(all.len().div_ceil(HELD_OUT));
-    TrainTest { train: all.subset(train), test: all.subset(test) }
+    Ok(TrainTest { train: all.subset(train), test: all.subset(test) })
 }

@@ -30,7 +30,7 @@ pub enum Crop {
 }
 
 impl Transform {
-    /// For measuring: the middle of the image, all of it when it is about as small as `size`.
+    /// For measuring: the square in the middle of the image, all of its shorter side when `size` is below 64.
     pub fn evaluation(size: usize) -> Self {
         let fraction = if size < 64 { 1.0 } else { 0.875 };
         Self { size, crop: Crop::Center(fraction), flip: false }
@@ -95,7 +95,7 @@ fn center(height: usize, width: usize, fraction: f64) -> Area {
     Area { left: (width as f64 - side) / 2.0, top: (height as f64 - side) / 2.0, width: side, height: side }
 }
 
-/// torchvision's search: ten tries, then the middle.
+/// torchvision's search: ten tries; then, unlike torchvision's, the largest square in the middle.
 fn random_area(height: usize, width: usize, min_area: f64, rng: &mut impl Rng) -> Area {
     let (rows, columns) = (height as f64, width as f64);
     for _ in 0..10 {

@@ -31,10 +31,18 @@ struct Manifest {
     files: BTreeMap<String, Fingerprint>,
 }
 
-#[derive(Serialize, Deserialize, PartialEq, Debug)]
+#[derive(Serialize, Deserialize, PartialEq)]
 struct Fingerprint {
     bytes: u64,
     crc32: u32,
+}
+
+/// Where the run is, and what it must not change meanwhile.
+#[derive(Serialize, Deserialize)]
+struct SavedState {
+    state: RunState,
+    total_steps: u64,
+    samples: usize,
 }
 
 impl Checkpoints {
@@ -54,7 +62,8 @@ impl Checkpoints {
         Self { directory: directory.into(), ..self }
     }
 
-    /// Writes the run as it is now and removes checkpoints beyond the newest `keep`.
+    /// Writes the run as it is now, removes checkpoints of later steps (a future that this run has left, or damaged ones
+    /// that it passed over) and then those beyond the newest `keep`.
     ///
     /// # Errors
     /// [`Error::Save`]; the checkpoints that were there stay.
@@ -73,7 +82,7 @@ impl Checkpoints {
                 let _ = fs::remove_dir_all(&part);
                 Error::Save { path: path.clone(), reason }
             })?;
-        self.prune().map_err(|e| Error::Save { path: path.clone(), reason: e.to_string() })?;
+        self.prune(&path).map_err(|e| Error::Save { path: path.clone(), reason: e.to_string() })?;
         Ok(path)
     }
 
@@ -107,21 +116,30 @@ impl Checkpoints {
     pub fn resume<M: Module>(&self, trainer: &mut Trainer<M>) -> Result<Option<PathBuf>, Error> {
         let mut last = None;
         for path in self.list()? {
+            if let Some(error) = last.take() {
+                tracing::warn!("{error}; trying the one before");
+            }
             match load(trainer, &path) {
                 Ok(()) => return Ok(Some(path)),
-                Err(error) => {
-                    tracing::warn!("{error}; trying the one before");
-                    last = Some(error);
-                }
+                Err(error) => last = Some(error),
             }
         }
         last.map_or(Ok(None), Err)
     }
 
-    fn prune(&self) -> std::io::Result<()> {
-        let found = self.list().unwrap_or_default();
+    /// The newest checkpoint that is whole.
+    ///
+    /// # Errors
+    /// [`Error::Load`] when the directory cannot be listed.
+    pub fn newest(&self) -> Result<Option<PathBuf>, Error> {
+        Ok(self.list()?.into_iter().find(|path| verify(path).is_ok()))
+    }
+
+    fn prune(&self, saved: &Path) -> std::io::Result<()> {
+        let (later, found): (Vec<_>, Vec<_>) =
+            self.list().unwrap_or_default().into_iter().partition(|path| path.as_path() > saved);
         let partial = self.entries().unwrap_or_default().into_iter().filter(|path| name(path).ends_with(".partial"));
-        found.into_iter().skip(self.keep).chain(partial).try_for_each(fs::remove_dir_all)
+        later.into_iter().chain(found.into_iter().skip(self.keep)).chain(partial).try_for_each(fs::remove_dir_all)
     }
 }
 
@@ -139,12 +157,16 @@ fn write<M: Module>(trainer: &Trainer<M>, state: &RunState, part: &Path) -> Resu
         fs::remove_dir_all(part).map_err(io)?;
     }
     fs::create_dir_all(part).map_err(io)?;
+    if let Some(above) = part.parent().and_then(Path::parent) {
+        sync(above).map_err(io)?; // the directory of checkpoints may be new
+    }
     let (model, optimizer) = trainer.parts();
     // `valid` folds the running statistics of all threads into the value that is recorded.
     let _ = model.valid();
     model.clone().into_record().save(part.join(MODEL)).map_err(|e| e.to_string())?;
     optimizer.save(part.join(OPTIMIZER)).map_err(|e| e.to_string())?;
-    fs::write(part.join(STATE), serde_json::to_vec_pretty(state).map_err(|e| e.to_string())?).map_err(io)?;
+    let saved = SavedState { state: *state, total_steps: trainer.total_steps(), samples: trainer.samples() };
+    fs::write(part.join(STATE), serde_json::to_vec_pretty(&saved).map_err(|e| e.to_string())?).map_err(io)?;
     let mut files = BTreeMap::new();
     for file in [MODEL, OPTIMIZER, STATE] {
         sync(&part.join(file)).map_err(io)?;
@@ -171,7 +193,8 @@ fn verify(path: &Path) -> Result<(), String> {
         let expected = manifest.files.get(file).ok_or_else(|| format!("{MANIFEST} lacks {file}"))?;
         let found = fingerprint(&path.join(file)).map_err(|e| format!("{file}: {e}"))?;
         if found != *expected {
-            return Err(format!("{file} is damaged: {found:?}, expected {expected:?}"));
+            let text = |f: &Fingerprint| format!("{} bytes with CRC-32 {:08x}", f.bytes, f.crc32);
+            return Err(format!("{file} is damaged: {}, expected {}", text(&found), text(expected)));
         }
     }
     Ok(())
@@ -191,10 +214,21 @@ pub fn load_model<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, Erro
 
 fn load<M: Module>(trainer: &mut Trainer<M>, path: &Path) -> Result<(), Error> {
     let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
-    let model = load_model(trainer.model().clone(), path)?;
     let state = fs::read(path.join(STATE)).map_err(|e| fail(format!("{STATE}: {e}")))?;
-    let state = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
+    let saved: SavedState = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
+    for (what, was, is) in [
+        ("samples", saved.samples as u64, trainer.samples() as u64),
+        ("steps", saved.total_steps, trainer.total_steps()),
+    ] {
+        if was != is {
+            return Err(fail(format!(
+                "it belongs to a run of {was} {what}, and this one has {is}: the data has changed"
+            )));
+        }
+    }
+    // Clones share running statistics, also those that a thread has not folded in yet; `valid` makes new ones.
+    let model = load_model(trainer.model().valid().train(), path)?;
     let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
-    trainer.restore(model, |optimizer| optimizer.load_record(record), state);
+    trainer.restore(model, |optimizer| optimizer.load_record(record), saved.state);
     Ok(())
 }

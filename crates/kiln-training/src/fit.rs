@@ -41,7 +41,7 @@ pub struct Evaluation {
 pub enum Event {
     /// A step was taken.
     Step(StepReport),
-    /// An epoch ended and the model was measured.
+    /// The model was measured.
     Evaluated(Evaluation),
     /// A checkpoint is on disk.
     Saved(PathBuf),
@@ -57,8 +57,23 @@ pub enum Finish {
     Stopped,
 }
 
-/// Takes the steps that are left of the run. The model is measured at the end of every epoch and of the run; a
-/// checkpoint is saved then, every `save_every` steps (0: not in between), and when `observe` breaks.
+/// When a run is measured and saved besides the end of every epoch and of the run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Every {
+    /// Measure the model every so many steps; 0: not in between.
+    pub evaluate: u64,
+    /// Save a checkpoint every so many steps; 0: not in between.
+    pub save: u64,
+}
+
+impl Every {
+    fn due(every: u64, step: u64) -> bool {
+        every > 0 && step.is_multiple_of(every)
+    }
+}
+
+/// Takes the steps that are left of the run. The model is measured, and a checkpoint saved, at the end of every epoch
+/// and of the run, and as `every` says; a checkpoint is also saved when `observe` breaks.
 ///
 /// A run that was interrupted anywhere and goes on from a checkpoint reports the same events.
 ///
@@ -69,7 +84,7 @@ pub fn fit<T: Task>(
     trainer: &mut Trainer<T::Model>,
     data: &TrainTest<Loader<T::Batch>>,
     checkpoints: &Checkpoints,
-    save_every: u64,
+    every: Every,
     observe: &mut dyn FnMut(&Event) -> ControlFlow<()>,
 ) -> Result<Finish, Error> {
     let total = trainer.total_steps();
@@ -80,22 +95,25 @@ pub fn fit<T: Task>(
             let report = trainer.step(|model, device| task.loss(model, &batch, device))?;
             let stop = observe(&Event::Step(report)).is_break();
             let at = trainer.state();
-            if at.step == total || at.batch == data.train.batches() {
-                break; // saved below, after the measurement
+            let epoch_ends = at.batch == data.train.batches();
+            if epoch_ends {
+                trainer.end_epoch();
             }
-            if stop || (save_every > 0 && at.step.is_multiple_of(save_every)) {
-                let saved = Event::Saved(checkpoints.save(trainer)?);
-                if observe(&saved).is_break() || stop {
-                    return Ok(Finish::Stopped);
-                }
+            let ends = epoch_ends || at.step == total;
+            let mut stop = stop;
+            if ends || Every::due(every.evaluate, at.step) {
+                let evaluation = evaluate(task, trainer, &data.test)?;
+                stop |= observe(&Event::Evaluated(evaluation)).is_break();
             }
-        }
-        trainer.end_epoch();
-        let evaluation = Event::Evaluated(evaluate(task, trainer, &data.test)?);
-        let stop = observe(&evaluation).is_break();
-        let saved = Event::Saved(checkpoints.save(trainer)?);
-        if observe(&saved).is_break() || stop {
-            return Ok(if trainer.state().step < total { Finish::Stopped } else { Finish::Complete });
+            if ends || stop || Every::due(every.save, at.step) {
+                stop |= observe(&Event::Saved(checkpoints.save(trainer)?)).is_break();
+            }
+            if stop && at.step < total {
+                return Ok(Finish::Stopped);
+            }
+            if ends {
+                break;
+            }
         }
     }
     Ok(Finish::Complete)

@@ -8,8 +8,8 @@
 //! - [`ScheduleConfig`], [`OptimizerConfig`]: warm-up and cosine; SGD and AdamW without decay on norms and
 //!   biases. Gradients are clipped by their global norm.
 //!
-//! *Architecture invariant*: the only crate that sees two techniques. It nests their configurations and declares
-//! none of their fields again; it knows no model.
+//! *Architecture invariant*: the only crate that may see two techniques. It declares none of their settings again, and
+//! it knows no model: a [`Task`] brings model, batch and loss together.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
@@ -24,6 +24,7 @@
 //!     optimizer: OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false },
 //!     schedule: ScheduleConfig { peak: 0.1, warmup: 0.1, floor: 0.1 },
 //!     total_steps: 100,
+//!     samples: 3,
 //!     max_norm: Some(1.0),
 //!     device: device.clone(),
 //! };
@@ -54,7 +55,7 @@ mod step;
 
 pub use checkpoint::{Checkpoints, load_model};
 pub use error::Error;
-pub use fit::{Evaluation, Event, Finish, Task, evaluate, fit, measure};
+pub use fit::{Evaluation, Event, Every, Finish, Task, evaluate, fit, measure};
 pub use gradients::{clip_factor, scale, sum_of_squares};
 pub use metrics::{bits_per_byte, perplexity, top_k_correct};
 pub use optimizer::OptimizerConfig;

@@ -41,6 +41,8 @@ pub struct StepSettings {
     pub schedule: ScheduleConfig,
     /// Steps of the whole run.
     pub total_steps: u64,
+    /// Samples the run learns from. A checkpoint remembers it, so that a run does not go on with other data unnoticed.
+    pub samples: usize,
     /// Gradients are scaled down to this global norm when theirs is larger.
     pub max_norm: Option<f64>,
     /// The autodiff device that the model is on.
@@ -82,6 +84,11 @@ impl<M: Module> Trainer<M> {
         self.settings.total_steps
     }
 
+    /// Samples the run learns from.
+    pub fn samples(&self) -> usize {
+        self.settings.samples
+    }
+
     /// The device that steps run on.
     pub fn device(&self) -> &Device {
         &self.settings.device
@@ -114,6 +121,9 @@ impl<M: Module> Trainer<M> {
         let step = self.state.step;
         self.settings.device.seed(self.state.step_seed());
         let loss = loss(&self.model, &self.settings.device);
+        if !loss.is_tracked() {
+            return Err(Error::NoGradients { step });
+        }
         let value = loss.clone().inner().cast(DType::F32);
         let mut gradients = GradientsParams::from_grads(loss.backward(), &self.model);
         let squares = sum_of_squares(&self.model, &gradients).ok_or(Error::NoGradients { step })?;

@@ -12,7 +12,8 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use kiln_data::{BatchPlan, Error as DataError, Loader, LoaderConfig, Order, TrainTest, sample_rng};
 use kiln_training::{
-    Checkpoints, Error, Event, Finish, OptimizerConfig, ScheduleConfig, StepSettings, Task, Trainer, fit, top_k_correct,
+    Checkpoints, Error, Event, Every, Finish, OptimizerConfig, ScheduleConfig, StepSettings, Task, Trainer, fit,
+    top_k_correct,
 };
 use rand::RngExt;
 
@@ -104,6 +105,7 @@ fn trainer(optimizer: OptimizerConfig) -> Trainer<Net> {
         optimizer,
         schedule: ScheduleConfig { peak: 0.05, warmup: 0.2, floor: 0.1 },
         total_steps: TOTAL,
+        samples: 120,
         max_norm: Some(1.0),
         device: device.clone(),
     };
@@ -125,7 +127,7 @@ fn run(trainer: &mut Trainer<Net>, checkpoints: &Checkpoints, stop_after: u64) -
         }
         if steps >= stop_after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let finish = fit(&Classify, trainer, &data(), checkpoints, 0, &mut observe).unwrap();
+    let finish = fit(&Classify, trainer, &data(), checkpoints, Every { evaluate: 3, save: 0 }, &mut observe).unwrap();
     (finish, seen)
 }
 
@@ -251,6 +253,7 @@ fn impossible_settings_are_refused() {
         optimizer: OptimizerConfig::sgd(),
         schedule: ScheduleConfig::default(),
         total_steps: 1,
+        samples: 1,
         max_norm: None,
         device: device.clone().autodiff(),
     };

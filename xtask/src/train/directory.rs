@@ -1,6 +1,6 @@
 //! The directory of a run.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::usage::Usage;
 
 pub(crate) const CONFIG: &str = "config.toml";
+pub(crate) const CLASSES: &str = "classes.txt";
 const METRICS: &str = "metrics.jsonl";
 
 /// Where a run writes: its settings, a line of metrics per event, checkpoints, the model, and the report.
@@ -39,6 +40,25 @@ impl RunDirectory {
         let text = toml::to_string_pretty(settings)?;
         replace(&directory.file(CONFIG), text.as_bytes())?;
         Ok(directory)
+    }
+
+    /// Keeps other processes from this run for as long as the returned file is open, also after a crash of this one.
+    pub(crate) fn lock(&self) -> Result<File> {
+        let path = self.file("lock");
+        let file = File::create(&path).with_context(|| format!("cannot write '{}'", path.display()))?;
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => bail!("another process is working on the run '{}'", self.path.display()),
+            Err(TryLockError::Error(e)) => Err(e).with_context(|| format!("cannot lock '{}'", path.display())),
+        }
+    }
+
+    /// Notes which label means which class.
+    pub(crate) fn write_classes(&self, classes: &[String]) -> Result<()> {
+        match classes {
+            [] => Ok(()),
+            _ => replace(&self.file(CLASSES), (classes.join("\n") + "\n").as_bytes()),
+        }
     }
 
     /// The directory of a run that is there already.
@@ -105,7 +125,8 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
         let mut file = File::create(&part)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&part, path)
+        fs::rename(&part, path)?;
+        File::open(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))?.sync_all()
     };
     write().with_context(|| format!("cannot write '{}'", path.display()))
 }

@@ -3,12 +3,14 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::module::Module;
 use burn::tensor::Device;
 use kiln_data::{Loader, TrainTest};
 use kiln_models::Checkpoint;
-use kiln_training::{Checkpoints, Finish, OptimizerConfig, ScheduleConfig, StepSettings, Task, Trainer, fit, measure};
+use kiln_training::{
+    Checkpoints, Finish, OptimizerConfig, ScheduleConfig, StepSettings, Task, Trainer, fit, load_model, measure,
+};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -18,11 +20,14 @@ use super::report::write_report;
 use super::settings::RunSettings;
 use crate::HEAP;
 use crate::cli::RunArgs;
+use crate::usage::Usage;
 
 /// One run, ready to start.
 pub(crate) struct Run<'a, T: Task, S> {
     pub(crate) name: &'static str,
     pub(crate) task: T,
+    /// Names of the classes, where there are any.
+    pub(crate) classes: &'a [String],
     pub(crate) data: TrainTest<Loader<T::Batch>>,
     pub(crate) settings: &'a S,
     pub(crate) run: &'a RunSettings,
@@ -40,10 +45,15 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
     ) -> Result<ExitCode> {
         let device = device.clone().autodiff();
         let epochs = self.run.epochs.saturating_mul(self.data.train.batches() as u64);
+        let total_steps = self.run.max_steps.unwrap_or(u64::MAX).min(epochs);
+        if total_steps == 0 {
+            bail!(Usage("the run has 0 steps, expected at least 1 epoch and 1 step".into()));
+        }
         let settings = StepSettings {
             optimizer: self.optimizer,
             schedule: self.schedule,
-            total_steps: self.run.max_steps.unwrap_or(u64::MAX).min(epochs),
+            total_steps,
+            samples: self.data.train.samples(),
             max_norm: self.run.clip_norm,
             device: device.clone(),
         };
@@ -55,8 +65,13 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
         let checkpoints = Checkpoints::new("", self.run.keep)?; // refused before a directory is made
         let directory = match &arguments.resume {
             Some(path) => RunDirectory::existing(path),
-            None => RunDirectory::create(arguments.out.as_deref(), self.name, self.settings)?,
+            None => {
+                let directory = RunDirectory::create(arguments.out.as_deref(), self.name, self.settings)?;
+                directory.write_classes(self.classes)?;
+                directory
+            }
         };
+        let _lock = directory.lock()?;
         let checkpoints = checkpoints.within(directory.checkpoints());
         if arguments.resume.is_some() {
             match checkpoints.resume(&mut trainer)? {
@@ -74,9 +89,8 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
             directory.path().display()
         );
         let mut observer = Observer::new(directory.metrics_after(at)?, trainer.total_steps(), at, baseline)?;
-        let outcome = fit(&self.task, &mut trainer, &self.data, &checkpoints, self.run.save_every, &mut |event| {
-            observer.see(event)
-        });
+        let outcome =
+            fit(&self.task, &mut trainer, &self.data, &checkpoints, self.run.every(), &mut |event| observer.see(event));
         observer.finish();
         if let Some(failure) = observer.failure.take() {
             return Err(failure);
@@ -85,7 +99,8 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
         let step = trainer.state().step;
         if finish == Finish::Stopped {
             tracing::info!(
-                "stopped after step {step}; to go on: cargo xtask train {} --resume {}",
+                "stopped after step {step}; to go on: {} train {} --resume {}",
+                crate::cli::program(),
                 self.name,
                 directory.path().display()
             );
@@ -102,11 +117,15 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
         results.extend(figures.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
         results.insert("seconds".into(), json!(observer.seconds()));
         results.insert("steps".into(), json!(step));
-        results.insert("peak_bytes".into(), json!(observer.peak_bytes));
+        // Only the CPU device keeps its tensors on the heap.
+        let peak = observer.peak_bytes.filter(|_| self.run.device.starts_with("flex"));
+        results.insert("peak_bytes".into(), json!(peak));
         results.insert("run".into(), json!(directory.path()));
         let results = Value::Object(results);
-        write_report(&directory, self.name, &results)?;
-        tracing::info!("report: {}", directory.file("report.html").display());
+        if step > at {
+            write_report(&directory, self.name, &results)?;
+            tracing::info!("report: {}", directory.file("report.html").display());
+        }
         if arguments.json {
             print_json(&results)?;
         }
@@ -121,11 +140,18 @@ pub(crate) fn print_json(results: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The model of a run directory, one of its checkpoints, or a safetensors file.
+/// The model of a run directory (its newest whole checkpoint), of one checkpoint, or of a safetensors file.
 pub(crate) fn load_any<M: Checkpoint>(model: M, path: &Path) -> Result<M> {
     if path.join("manifest.json").exists() {
-        return Ok(kiln_training::load_model(model, path)?);
+        return Ok(load_model(model, path)?);
     }
-    let file = if path.is_dir() { path.join("model.safetensors") } else { path.to_owned() };
-    Ok(model.load_safetensors(file)?)
+    if path.is_dir() {
+        let checkpoints = Checkpoints::new(RunDirectory::existing(path).checkpoints(), 1)?;
+        let newest = checkpoints.newest()?;
+        return match newest {
+            Some(newest) => Ok(load_model(model, newest)?),
+            None => bail!("cannot load '{}': there is no whole checkpoint in it", path.display()),
+        };
+    }
+    Ok(model.load_safetensors(path)?)
 }

@@ -12,7 +12,7 @@ use kiln_models::{Gpt, GptConfig};
 use kiln_training::{OptimizerConfig, ScheduleConfig, Task, bits_per_byte, perplexity};
 
 use super::drive::Run;
-use super::settings::{GptSettings, RunSettings, TextSettings, data_of, read, resolve};
+use super::settings::{GptSettings, RunSettings, TextSettings, absolute, data_of, read, resolve};
 use super::{refuse_changes, settings_file};
 use crate::cli::TrainGpt;
 use crate::fixtures;
@@ -64,6 +64,7 @@ impl Task for Predict {
 fn fixture_recipe() -> GptSettings {
     let mut recipe = recipe();
     recipe.run.max_steps = Some(1000);
+    recipe.run.evaluate_every = 200;
     recipe
 }
 
@@ -79,6 +80,7 @@ fn recipe() -> GptSettings {
             batch_size: 8,
             clip_norm: Some(1.0),
             workers: 1,
+            evaluate_every: 0,
             save_every: 500,
             keep: 3,
         },
@@ -98,16 +100,17 @@ pub(crate) fn open(settings: &GptSettings, tokenizer: &Tokenizer) -> Result<Trai
 }
 
 /// Batches of a text's two parts.
-pub(crate) fn loaders(data: TrainTest<TextTokens>, run: &RunSettings) -> Result<TrainTest<Loader<TextBatch>>> {
-    let seed = run.seed;
-    let config = LoaderConfig { workers: run.workers, ..LoaderConfig::new(run.batch_size) };
-    let train = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..config };
-    let test = LoaderConfig { batch_size: run.batch_size.min(data.test.len()), ..config };
-    let (train_text, test_text) = (data.train, data.test);
-    Ok(TrainTest {
-        train: Loader::new(train_text.len(), train, move |plan| Ok(TextBatch::load(&train_text, Some(seed), plan)))?,
-        test: Loader::new(test_text.len(), test, move |plan| Ok(TextBatch::load(&test_text, None, plan)))?,
-    })
+fn loaders(data: TrainTest<TextTokens>, run: &RunSettings) -> Result<TrainTest<Loader<TextBatch>>> {
+    let (text, seed) = (data.train, run.seed);
+    let config = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..run.loader(text.len()) };
+    let config = LoaderConfig { batch_size: run.batch_size, ..config };
+    let train = Loader::new(text.len(), config, move |plan| Ok(TextBatch::load(&text, Some(seed), plan)))?;
+    Ok(TrainTest { train, test: test_loader(data.test, run)? })
+}
+
+/// Batches of the part that is measured on.
+pub(crate) fn test_loader(text: TextTokens, run: &RunSettings) -> Result<Loader<TextBatch>> {
+    Ok(Loader::new(text.len(), run.loader(text.len()), move |plan| Ok(TextBatch::load(&text, None, plan)))?)
 }
 
 /// The tokenizer and the task; the model's vocabulary must be the tokenizer's.
@@ -134,7 +137,9 @@ pub(crate) fn train(arguments: TrainGpt) -> Result<ExitCode> {
 
     let named = arguments.run.data.is_some() || data_of(file.as_ref()).is_some();
     let mut recipe = if named { recipe() } else { fixture_recipe() };
-    if arguments.run.epochs.is_some() {
+    let in_file =
+        |key: &str| file.as_ref().is_some_and(|(_, table)| table.get("run").is_some_and(|run| run.get(key).is_some()));
+    if arguments.run.epochs.is_some() || in_file("epochs") {
         recipe.run.max_steps = None; // whole epochs were asked for
     }
     let defaults = arguments.run.resume.is_none().then_some(&recipe);
@@ -146,7 +151,7 @@ pub(crate) fn train(arguments: TrainGpt) -> Result<ExitCode> {
         overlay.set("model", "heads", Some(named.heads as i64));
         overlay.set("model", "width", Some(named.width as i64));
     }
-    overlay.set("model", "context", arguments.context.map(|n| n as i64));
+    overlay.set("model", "context", arguments.context.map(i64::from));
     overlay.set("model", "dropout", arguments.dropout);
     if let Some(directory) = &arguments.tokenizer {
         overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)])));
@@ -158,6 +163,7 @@ pub(crate) fn train(arguments: TrainGpt) -> Result<ExitCode> {
     let run = Run {
         name: "gpt",
         task,
+        classes: &[],
         data: loaders(data, &settings.run)?,
         run: &settings.run,
         optimizer: settings.optimizer,
@@ -169,5 +175,5 @@ pub(crate) fn train(arguments: TrainGpt) -> Result<ExitCode> {
 }
 
 fn bpe(directory: &Path) -> (String, toml::Value) {
-    ("bpe".to_owned(), directory.display().to_string().into())
+    ("bpe".to_owned(), absolute(directory).into())
 }

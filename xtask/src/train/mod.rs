@@ -38,7 +38,8 @@ fn settings_file(arguments: &RunArgs) -> Result<Option<PathBuf>> {
     Ok(Some(file))
 }
 
-/// Options that may change when a run goes on: they have no influence on its numbers.
+/// A run that goes on keeps what its numbers depend on. The device may change, as long as one accepts that another
+/// device rounds otherwise.
 fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Result<()> {
     if arguments.resume.is_none() {
         return Ok(());
@@ -51,6 +52,7 @@ fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Result<()> {
         ("--seed", arguments.seed.is_some()),
         ("--learning-rate", arguments.learning_rate.is_some()),
         ("--clip-norm", arguments.clip_norm.is_some()),
+        ("--evaluate-every", arguments.evaluate_every.is_some()),
     ];
     match given.iter().chain(others).find(|(_, given)| *given) {
         Some((option, _)) => bail!(Usage(format!(

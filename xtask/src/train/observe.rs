@@ -24,7 +24,8 @@ pub(crate) struct Observer {
     /// Steps this process has seen.
     steps: u64,
     losses: Vec<f64>,
-    pub(crate) peak_bytes: usize,
+    /// The most heap above the baseline within a step after the first; none before the second step.
+    pub(crate) peak_bytes: Option<usize>,
     pub(crate) last: Option<Evaluation>,
     pub(crate) failure: Option<anyhow::Error>,
 }
@@ -53,7 +54,7 @@ impl Observer {
             baseline,
             steps: 0,
             losses: vec![],
-            peak_bytes: 0,
+            peak_bytes: None,
             last: None,
             failure: None,
         })
@@ -65,7 +66,8 @@ impl Observer {
             Event::Evaluated(evaluation) => self.evaluated(evaluation),
             Event::Saved(path) => {
                 tracing::debug!("saved {}", path.display());
-                Ok(())
+                // What a checkpoint stands for must be as durable as the checkpoint.
+                self.metrics.sync_data().context("cannot write metrics")
             }
         };
         if !matches!(event, Event::Step(_)) {
@@ -84,7 +86,8 @@ impl Observer {
         self.steps += 1;
         if self.steps > 1 {
             // The first step also allocates what stays: optimizer state and thread pools.
-            self.peak_bytes = self.peak_bytes.max(HEAP.peak_bytes().saturating_sub(self.baseline));
+            let peak = HEAP.peak_bytes().saturating_sub(self.baseline);
+            self.peak_bytes = self.peak_bytes.max(Some(peak));
         }
         HEAP.reset_peak();
         self.losses.push(report.loss);
@@ -104,9 +107,9 @@ impl Observer {
         let seconds = self.started.elapsed().as_secs_f64();
         self.bar.suspend(|| {
             tracing::info!(
-                "epoch {}  step {}  loss {mean:.4}  {}  {seconds:.1} s",
-                evaluation.epochs,
+                "step {}  epochs {}  loss {mean:.4}  {}  {seconds:.1} s",
                 evaluation.step,
+                evaluation.epochs,
                 figures.join("  ")
             );
         });

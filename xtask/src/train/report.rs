@@ -98,7 +98,8 @@ fn chart(title: &str, lines: &[(&[(f64, f64)], RGBColor)]) -> Result<String> {
             .x_desc("step")
             .x_label_formatter(&|step| format!("{step:.0}"))
             .light_line_style(WHITE)
-            .draw().map_err(|e| fail(&e))?;
+            .draw()
+            .map_err(|e| fail(&e))?;
         for (points, color) in lines {
             plot.draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2))).map_err(|e| fail(&e))?;
             if points.len() <= 30 {

@@ -1,5 +1,6 @@
 //! Image classification with a residual network.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -9,6 +10,7 @@ use kiln_data::{ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, Tr
 use kiln_models::{ResNet, ResNetConfig, Stem};
 use kiln_training::{OptimizerConfig, ScheduleConfig, Task, top_k_correct};
 
+use super::directory::CLASSES;
 use super::drive::Run;
 use super::settings::{ImageSettings, ResnetSettings, RunSettings, data_of, read, resolve};
 use super::{refuse_changes, settings_file};
@@ -71,6 +73,7 @@ fn recipe_for(data: &ImageSet) -> ResnetSettings {
             batch_size: 64,
             clip_norm: Some(5.0),
             workers: 2,
+            evaluate_every: 0,
             save_every: 500,
             keep: 3,
         },
@@ -82,24 +85,27 @@ fn recipe_for(data: &ImageSet) -> ResnetSettings {
 }
 
 /// Batches of a data set's two halves.
-pub(crate) fn loaders(data: TrainTest<ImageSet>, settings: &ResnetSettings) -> Result<TrainTest<Loader<ImageBatch>>> {
-    let (run, size) = (&settings.run, settings.images.size);
-    let training = Transform::training(size, settings.images.min_area);
-    let evaluation = Transform::evaluation(size);
-    training.check()?;
-    let seed = run.seed;
-    let config = LoaderConfig { workers: run.workers, ..LoaderConfig::new(run.batch_size) };
-    let train = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..config };
-    let test = LoaderConfig { batch_size: run.batch_size.min(data.test.len()), ..config };
-    let (train_set, test_set) = (data.train, data.test);
-    Ok(TrainTest {
-        train: Loader::new(train_set.len(), train, move |plan| ImageBatch::load(&train_set, &training, seed, plan))?,
-        test: Loader::new(test_set.len(), test, move |plan| ImageBatch::load(&test_set, &evaluation, seed, plan))?,
-    })
+fn loaders(data: TrainTest<ImageSet>, settings: &ResnetSettings) -> Result<TrainTest<Loader<ImageBatch>>> {
+    let run = &settings.run;
+    let transform = Transform::training(settings.images.size, settings.images.min_area);
+    transform.check()?;
+    let (set, seed) = (data.train, run.seed);
+    let config = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..run.loader(set.len()) };
+    let config = LoaderConfig { batch_size: run.batch_size, ..config };
+    let train = Loader::new(set.len(), config, move |plan| ImageBatch::load(&set, &transform, seed, plan))?;
+    Ok(TrainTest { train, test: test_loader(data.test, settings)? })
+}
+
+/// Batches of the half that is measured on.
+pub(crate) fn test_loader(set: ImageSet, settings: &ResnetSettings) -> Result<Loader<ImageBatch>> {
+    let transform = Transform::evaluation(settings.images.size);
+    transform.check()?;
+    let config = settings.run.loader(set.len());
+    Ok(Loader::new(set.len(), config, move |plan| ImageBatch::load(&set, &transform, 0, plan))?)
 }
 
 /// Opens the data set that the settings name, the fixture when they name none.
-pub(crate) fn open(data: Option<&std::path::Path>) -> Result<TrainTest<ImageSet>> {
+pub(crate) fn open(data: Option<&Path>) -> Result<TrainTest<ImageSet>> {
     Ok(match data {
         Some(path) => open_images(path)?,
         None => open_images(fixtures::directory()?.join("fashion-mnist"))?,
@@ -114,6 +120,16 @@ pub(crate) fn check_against(data: &ImageSet, model: &ResNetConfig) -> Result<()>
         if configured != found {
             bail!(Usage(format!("model.{what} is {configured}, expected {found} as in the data set")));
         }
+    }
+    Ok(())
+}
+
+/// The data must mean by a label what the run in `run` means, if it says so.
+pub(crate) fn check_classes(run: &Path, classes: &[String]) -> Result<()> {
+    let Ok(text) = std::fs::read_to_string(run.join(CLASSES)) else { return Ok(()) };
+    let known: Vec<&str> = text.lines().collect();
+    if known != classes {
+        bail!("the classes of the data set are {classes:?}, expected {known:?} as in '{}'", run.display());
     }
     Ok(())
 }
@@ -142,9 +158,9 @@ pub(crate) fn train(arguments: TrainResnet) -> Result<ExitCode> {
         ResNetConfig::named(name, 1)?; // lists the names that exist
     }
     overlay.set("model", "name", arguments.model);
-    overlay.set("model", "width", arguments.width.map(|n| n as i64));
+    overlay.set("model", "width", arguments.width.map(i64::from));
     overlay.set("model", "stem", arguments.stem);
-    overlay.set("images", "size", arguments.image_size.map(|n| n as i64));
+    overlay.set("images", "size", arguments.image_size.map(i64::from));
     overlay.set("images", "label_smoothing", arguments.label_smoothing);
 
     let (settings, data): (ResnetSettings, _) = if arguments.run.resume.is_some() {
@@ -158,9 +174,14 @@ pub(crate) fn train(arguments: TrainResnet) -> Result<ExitCode> {
         (resolve(Some(&recipe), file, overlay)?, data)
     };
     check_against(&data.train, &settings.model)?;
+    let classes = data.train.classes().to_vec();
+    if let Some(run) = &arguments.run.resume {
+        check_classes(run, &classes)?;
+    }
     let run = Run {
         name: "resnet",
         task: task(&settings)?,
+        classes: &classes,
         data: loaders(data, &settings)?,
         run: &settings.run,
         optimizer: settings.optimizer,

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use kiln_data::TokenizerKind;
+use kiln_data::{LoaderConfig, TokenizerKind};
 use kiln_models::{GptConfig, ResNetConfig};
-use kiln_training::{OptimizerConfig, ScheduleConfig};
+use kiln_training::{Every, OptimizerConfig, ScheduleConfig};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -29,6 +29,7 @@ pub(crate) struct RunSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) clip_norm: Option<f64>,
     pub(crate) workers: usize,
+    pub(crate) evaluate_every: u64,
     pub(crate) save_every: u64,
     pub(crate) keep: usize,
 }
@@ -76,20 +77,34 @@ pub(crate) struct TextSettings {
     pub(crate) held_out: f64,
 }
 
+impl RunSettings {
+    /// A loader of `samples` samples in their order; a batch is never larger than all of them.
+    pub(crate) fn loader(&self, samples: usize) -> LoaderConfig {
+        let prefetch = (2 * self.workers).max(4);
+        LoaderConfig { workers: self.workers, prefetch, ..LoaderConfig::new(self.batch_size.min(samples)) }
+    }
+
+    /// When to measure and save besides the ends of epochs.
+    pub(crate) fn every(&self) -> Every {
+        Every { evaluate: self.evaluate_every, save: self.save_every }
+    }
+}
+
 impl RunArgs {
     /// What was given on the command line, in the shape of the file.
     pub(crate) fn overlay(&self) -> Overlay {
         let mut overlay = Overlay::default();
-        overlay.set("run", "data", self.data.as_ref().map(|path| path.display().to_string()));
+        overlay.set("run", "data", self.data.as_deref().map(absolute));
         overlay.set("run", "device", self.device.clone());
         overlay.set("run", "seed", self.seed.map(i64::from));
-        overlay.set("run", "epochs", self.epochs.map(|n| n as i64));
-        overlay.set("run", "max_steps", self.max_steps.map(|n| n as i64));
-        overlay.set("run", "batch_size", self.batch_size.map(|n| n as i64));
+        overlay.set("run", "epochs", self.epochs.map(i64::from));
+        overlay.set("run", "max_steps", self.max_steps.map(i64::from));
+        overlay.set("run", "batch_size", self.batch_size.map(i64::from));
         overlay.set("run", "clip_norm", self.clip_norm);
-        overlay.set("run", "workers", self.workers.map(|n| n as i64));
-        overlay.set("run", "save_every", self.save_every.map(|n| n as i64));
-        overlay.set("run", "keep", self.keep.map(|n| n as i64));
+        overlay.set("run", "workers", self.workers.map(i64::from));
+        overlay.set("run", "evaluate_every", self.evaluate_every.map(i64::from));
+        overlay.set("run", "save_every", self.save_every.map(i64::from));
+        overlay.set("run", "keep", self.keep.map(i64::from));
         overlay.set("schedule", "peak", self.learning_rate);
         overlay
     }
@@ -117,6 +132,11 @@ pub(crate) fn read(path: &Path) -> Result<Table> {
         .map_err(|e: toml::de::Error| Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())).into())
 }
 
+/// A path that means the same from another directory: a run is resumed and evaluated from anywhere.
+pub(crate) fn absolute(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+}
+
 /// The data set that a settings file names.
 pub(crate) fn data_of(file: Option<&(&Path, Table)>) -> Option<PathBuf> {
     file?.1.get("run")?.get("data")?.as_str().map(PathBuf::from)
@@ -130,15 +150,20 @@ pub(crate) fn resolve<S: Serialize + DeserializeOwned>(
     arguments: Overlay,
 ) -> Result<S> {
     let mut all = defaults.map(Table::try_from).transpose()?.unwrap_or_default();
-    let origin = file.as_ref().map_or("command line".to_owned(), |(path, _)| format!("config '{}'", path.display()));
+    let origin = file.as_ref().map(|(path, _)| format!("config '{}'", path.display()));
     merge(&mut all, file.map(|(_, table)| table).unwrap_or_default());
+    if let Some(origin) = origin {
+        let _: S = parse(all.clone(), &origin)?; // what is wrong with the file is not the command line's fault
+    }
     merge(&mut all, arguments.0);
+    parse(all, "command line")
+}
+
+fn parse<S: DeserializeOwned>(all: Table, origin: &str) -> Result<S> {
     all.try_into().map_err(|e: toml::de::Error| {
-        let key = e
-            .to_string()
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("in `").map(|k| k.trim_end_matches('`').to_owned()));
-        let place = key.map_or(String::new(), |key| format!(" in [{key}]"));
+        let text = e.to_string();
+        let key = text.lines().find_map(|line| line.trim().strip_prefix("in `"));
+        let place = key.map_or(String::new(), |key| format!(" in [{}]", key.trim_end_matches('`')));
         Usage(format!("{origin}{place}: {}", e.message())).into()
     })
 }

@@ -1,0 +1,39 @@
+use std::fmt;
+
+/// How much a batch or a micro-batch counts: the number of things its loss is the mean of.
+///
+/// A loss that is a mean over tokens (language models, masked targets) counts by the tokens that carry a loss, not by
+/// sequences; weighing it by samples is the mistake that many trainers made until 2024 (transformers#34191).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weight {
+    /// The loss is a mean over this many samples.
+    Samples(usize),
+    /// The loss is a mean over this many tokens; ignored ones do not count.
+    Tokens(usize),
+}
+
+impl Weight {
+    /// The number, without its unit.
+    pub fn count(self) -> usize {
+        match self {
+            Self::Samples(count) | Self::Tokens(count) => count,
+        }
+    }
+
+    /// The same unit with another number.
+    pub(crate) fn of(self, count: usize) -> Self {
+        match self {
+            Self::Samples(_) => Self::Samples(count),
+            Self::Tokens(_) => Self::Tokens(count),
+        }
+    }
+}
+
+impl fmt::Display for Weight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Samples(count) => write!(f, "{count} samples"),
+            Self::Tokens(count) => write!(f, "{count} tokens"),
+        }
+    }
+}
