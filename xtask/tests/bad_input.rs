@@ -72,6 +72,8 @@ fn settings_that_no_run_can_have() {
     refused(at, &resnet(["--clip-norm", "nan"]), 2, &["clip norm is NaN"]);
     refused(at, &resnet(["--label-smoothing", "2"]), 2, &["label smoothing is 2", "[0, 1]"]);
     refused(at, &resnet(["--keep", "0"]), 2, &["keep is 0"]);
+    refused(at, &resnet(["--epochs", "0"]), 2, &["0 steps"]);
+    refused(at, &resnet(["--max-steps", "0"]), 2, &["0 steps"]);
     refused(at, &resnet(["--device", "tpu"]), 2, &["'tpu'", "flex"]);
     if cfg!(not(feature = "cuda")) {
         refused(at, &resnet(["--device", "cuda:0"]), 2, &["'cuda:0'", "--features cuda"]);
@@ -99,6 +101,10 @@ fn configurations() {
     refused(at, &with("type.toml"), 2, &["type.toml", "three"]);
     refused(at, &with("syntax.toml"), 2, &["syntax.toml", "not TOML"]);
     refused(at, &with("classes.toml"), 2, &["classes is 3", "expected 10"]);
+    // The command line's mistake is not the file's.
+    fs::write(at.join("fine.toml"), "[run]\nepochs = 1\n").unwrap();
+    refused(at, &["train", "resnet", "--config", "fine.toml", "--stem", "square"], 2, &["command line", "square"]);
+    fs::remove_file(at.join("fine.toml")).unwrap();
     assert_eq!(fs::read_dir(at).unwrap().count(), 5, "something was written");
 }
 
@@ -118,6 +124,20 @@ fn runs_and_checkpoints() {
     refused(at, &["train", "gpt", "--resume", "run", "--context", "8"], 2, &["--context"]);
     refused(at, &["train", "gpt", "--resume", "run", "--out", "other"], 2, &["--out"]);
     refused(at, &["train", "resnet", "--resume", "run"], 2, &["run/config.toml"]);
+
+    // One process at a time.
+    let lock = fs::File::open(at.join("run/lock")).unwrap();
+    lock.lock().unwrap();
+    refused(at, &["train", "gpt", "--resume", "run"], 1, &["another process", "'run'"]);
+    drop(lock);
+
+    // Other data than the run began with, from another directory.
+    let elsewhere = tempfile::tempdir().unwrap();
+    fs::write(data, fs::read_to_string(data).unwrap().repeat(2)).unwrap();
+    let run_path = at.join("run");
+    refused(elsewhere.path(), &["train", "gpt", "--resume", run_path.to_str().unwrap()], 1, &["the data has changed"]);
+    text(at, 8000);
+    assert!(output(elsewhere.path(), &["train", "gpt", "--resume", run_path.to_str().unwrap()]).status.success());
 
     // The run's own checkpoint, its directory, and its safetensors file all evaluate to the same.
     let figure = |checkpoint: &str| {

@@ -96,6 +96,10 @@ fn interrupted_from_the_keyboard_a_run_saves_and_says_how_to_go_on() {
     assert!(fs::read_dir(run.join("checkpoints")).unwrap().next().is_some());
     assert!(run.join("report.html").exists());
 
+    // A stderr that nobody reads does not end a run.
+    let mut quiet = kiln(folder.path(), &["train", "gpt", "--resume", "run"]).stderr(Stdio::piped()).spawn().unwrap();
+    drop(quiet.stderr.take());
+    assert!(quiet.wait().unwrap().success());
     let rest = output(folder.path(), &["train", "gpt", "--resume", "run"]);
     assert!(rest.status.success(), "{}", stderr(&rest));
     let whole = output(folder.path(), &train(data.to_str().unwrap(), "whole"));

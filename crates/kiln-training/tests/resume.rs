@@ -98,18 +98,21 @@ fn data() -> TrainTest<Loader<Batch>> {
 
 const TOTAL: u64 = 20; // two epochs and a half
 
-fn trainer(optimizer: OptimizerConfig) -> Trainer<Net> {
-    let device = Device::flex().autodiff();
-    device.seed(9);
-    let settings = StepSettings {
+fn settings(optimizer: OptimizerConfig) -> StepSettings {
+    StepSettings {
         optimizer,
         schedule: ScheduleConfig { peak: 0.05, warmup: 0.2, floor: 0.1 },
         total_steps: TOTAL,
         samples: 120,
         max_norm: Some(1.0),
-        device: device.clone(),
-    };
-    Trainer::new(Net::new(&device), 9, settings).unwrap()
+        device: Device::flex().autodiff(),
+    }
+}
+
+fn trainer(optimizer: OptimizerConfig) -> Trainer<Net> {
+    let settings = settings(optimizer);
+    settings.device.seed(9);
+    Trainer::new(Net::new(&settings.device), 9, settings).unwrap()
 }
 
 /// Runs until `stop_after` steps were seen by this process; returns the numbers of every event, bit for bit.
@@ -208,6 +211,36 @@ fn damaged_checkpoints() {
             assert_eq!(untouched.state().step, 0);
         }
     }
+
+    // Damaged checkpoints of later steps do not push out the good one that the run went on from.
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
+    let _ = run(&mut trainer(OptimizerConfig::sgd()), &checkpoints, 1);
+    for later in ["step-00000010", "step-00000011"] {
+        fs::create_dir(folder.path().join(later)).unwrap();
+        fs::write(folder.path().join(later).join("manifest.json"), "{}").unwrap();
+    }
+    let mut resumed = trainer(OptimizerConfig::sgd());
+    assert!(checkpoints.resume(&mut resumed).unwrap().is_some());
+    let (finish, _) = run(&mut resumed, &checkpoints, 2);
+    assert_eq!(finish, Finish::Stopped);
+    assert_eq!(checkpoints.list().unwrap(), [folder.path().join("step-00000003")]);
+    assert_eq!(checkpoints.newest().unwrap(), Some(folder.path().join("step-00000003")));
+
+    // A trainer that has gone on takes back all of a checkpoint, statistics that are not folded in yet included.
+    let at_three = bits(resumed.model());
+    let batch = Batch::load(&BatchPlan { epoch: 7, index: 0, ids: (0..16).collect() }).unwrap();
+    let _ = resumed.step(|model, device| Classify.loss(model, &batch, device)).unwrap();
+    checkpoints.resume(&mut resumed).unwrap();
+    assert_eq!(resumed.state().step, 3);
+    assert_eq!(bits(resumed.model()), at_three);
+
+    // A checkpoint of a run over other data is refused.
+    let mut other =
+        Trainer::new(Net::new(resumed.device()), 9, StepSettings { samples: 119, ..settings(OptimizerConfig::sgd()) })
+            .unwrap();
+    let error = checkpoints.resume(&mut other).unwrap_err().to_string();
+    assert!(error.contains("a run of 120 samples, and this one has 119"), "{error}");
 
     // A directory that a killed process left half-written is passed over, and removed by the next save.
     let folder = tempfile::tempdir().unwrap();
