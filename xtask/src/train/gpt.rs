@@ -84,7 +84,7 @@ fn recipe() -> GptSettings {
             save_every: 500,
             keep: 3,
         },
-        text: TextSettings { tokenizer: TokenizerKind::Bytes, held_out: 0.1 },
+        text: TextSettings { tokenizer: TokenizerKind::Bytes, held_out: 0.05 },
         model: GptConfig::tiny(256, 64),
         optimizer: OptimizerConfig::adamw(),
         schedule: ScheduleConfig { peak: 3e-3, warmup: 0.1, floor: 0.1 },
