@@ -46,7 +46,7 @@ proptest! {
     }
 
     #[test]
-    fn a_split_shares_no_text_and_cuts_no_character(text in "[a-zé日🐋\n]{12,80}", held_out in 0.3f64..0.7) {
+    fn a_split_shares_no_text_and_cuts_no_character(text in "[a-zé日🐋\n]{24,80}", held_out in 0.3f64..0.7) {
         let folder = tempdir().unwrap();
         let path = folder.path().join("text");
         fs::write(&path, &text).unwrap();
