@@ -148,6 +148,8 @@ fn name(path: &Path) -> String {
 }
 
 fn sync(path: &Path) -> std::io::Result<()> {
+    // The parent of a relative name is the empty path, which stands for the current directory.
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     File::open(path)?.sync_all()
 }
 
@@ -214,6 +216,8 @@ pub fn load_model<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, Erro
 
 fn load<M: Module>(trainer: &mut Trainer<M>, path: &Path) -> Result<(), Error> {
     let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+    // Clones share running statistics, also those that a thread has not folded in yet; `valid` makes new ones.
+    let model = load_model(trainer.model().valid().train(), path)?;
     let state = fs::read(path.join(STATE)).map_err(|e| fail(format!("{STATE}: {e}")))?;
     let saved: SavedState = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
     for (what, was, is) in [
@@ -226,8 +230,6 @@ fn load<M: Module>(trainer: &mut Trainer<M>, path: &Path) -> Result<(), Error> {
             )));
         }
     }
-    // Clones share running statistics, also those that a thread has not folded in yet; `valid` makes new ones.
-    let model = load_model(trainer.model().valid().train(), path)?;
     let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
     trainer.restore(model, |optimizer| optimizer.load_record(record), saved.state);
     Ok(())

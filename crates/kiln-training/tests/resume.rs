@@ -253,6 +253,12 @@ fn damaged_checkpoints() {
     checkpoints.save(&trainer).unwrap();
     assert!(!partial.exists());
 
+    // A directory that is named relative to the current one.
+    let here = tempfile::tempdir_in(".").unwrap();
+    let relative = Checkpoints::new(here.path().file_name().unwrap(), 1).unwrap();
+    let saved = relative.save(&trainer).unwrap();
+    assert!(saved.is_relative() && saved.join("manifest.json").is_file());
+
     // A checkpoint cannot be written where a file is in the way; nothing is left behind.
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
