@@ -131,8 +131,16 @@ fn runs_and_checkpoints() {
     refused(at, &["train", "gpt", "--resume", "run"], 1, &["another process", "'run'"]);
     drop(lock);
 
-    // Other data than the run began with, from another directory.
+    // A run whose data was named in a file, relative to where it began, is evaluated from another directory.
     let elsewhere = tempfile::tempdir().unwrap();
+    fs::write(at.join("data.toml"), "[run]\ndata = \"text.txt\"\n").unwrap();
+    let named = ["train", "gpt", "--config", "data.toml", "--max-steps", "1", "--context", "16", "--out", "named"];
+    assert!(output(at, &named).status.success());
+    let named = at.join("named");
+    let evaluated = output(elsewhere.path(), &["eval", "gpt", "--checkpoint", named.to_str().unwrap()]);
+    assert!(evaluated.status.success(), "{}", stderr(&evaluated));
+
+    // Other data than the run began with, from another directory.
     fs::write(data, fs::read_to_string(data).unwrap().repeat(2)).unwrap();
     let run_path = at.join("run");
     refused(elsewhere.path(), &["train", "gpt", "--resume", run_path.to_str().unwrap()], 1, &["the data has changed"]);

@@ -125,11 +125,16 @@ impl Overlay {
     }
 }
 
-/// A settings file as it stands.
+/// A settings file as it stands, but for the data set's path, which becomes absolute as on the command line.
 pub(crate) fn read(path: &Path) -> Result<Table> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config '{}'", path.display()))?;
-    text.parse()
-        .map_err(|e: toml::de::Error| Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())).into())
+    let mut table: Table = text
+        .parse()
+        .map_err(|e: toml::de::Error| Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())))?;
+    if let Some(Value::String(data)) = table.get_mut("run").and_then(|run| run.get_mut("data")) {
+        *data = absolute(Path::new(data.as_str()));
+    }
+    Ok(table)
 }
 
 /// A path that means the same from another directory: a run is resumed and evaluated from anywhere.
