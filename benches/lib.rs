@@ -53,12 +53,6 @@ pub fn ids(device: &Device) -> Tensor<2, Int> {
 
 /// A run that never ends, for measuring steps.
 pub fn settings(optimizer: OptimizerConfig, device: &Device) -> StepSettings {
-    StepSettings {
-        optimizer,
-        schedule: ScheduleConfig { peak: 1e-4, warmup: 0.0, floor: 1.0 },
-        total_steps: u64::MAX,
-        samples: 1,
-        max_norm: Some(1.0),
-        device: device.clone(),
-    }
+    let schedule = ScheduleConfig { peak: 1e-4, warmup: 0.0, floor: 1.0 };
+    StepSettings { max_norm: Some(1.0), ..StepSettings::new(optimizer, schedule, u64::MAX, device.clone()) }
 }

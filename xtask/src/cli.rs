@@ -66,6 +66,12 @@ pub(crate) struct RunArgs {
     /// Samples per step
     #[arg(long, value_name = "N")]
     pub(crate) batch_size: Option<u32>,
+    /// Samples on the device at once: a larger batch is cut and its gradients added up [default: the batch]
+    #[arg(long, value_name = "N")]
+    pub(crate) micro_batch: Option<u32>,
+    /// f32, f16 (with a dynamic loss scale) or bf16 [default: f32]
+    #[arg(long)]
+    pub(crate) precision: Option<String>,
     /// Passes over the data
     #[arg(long, value_name = "N")]
     pub(crate) epochs: Option<u32>,

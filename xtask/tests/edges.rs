@@ -9,14 +9,15 @@ use serde_json::Value;
 
 /// Who may depend on whom. A technique crate (data, precision, accumulation, checkpointing, memory, recovery)
 /// depends on no other crate of the workspace; kiln-training is the only one that sees two of them.
-const ALLOWED: [(&str, &[&str]); 7] = [
+const ALLOWED: [(&str, &[&str]); 8] = [
     ("kiln-accumulation", &[]),
     ("kiln-data", &[]),
     ("kiln-memory", &[]),
     ("kiln-models", &[]),
-    ("kiln-training", &["kiln-data"]),
-    ("benches", &["kiln-data", "kiln-models", "kiln-training"]),
-    ("xtask", &["kiln-data", "kiln-memory", "kiln-models", "kiln-training"]),
+    ("kiln-precision", &[]),
+    ("kiln-training", &["kiln-accumulation", "kiln-data", "kiln-precision"]),
+    ("benches", &["kiln-accumulation", "kiln-data", "kiln-models", "kiln-precision", "kiln-training"]),
+    ("xtask", &["kiln-accumulation", "kiln-data", "kiln-memory", "kiln-models", "kiln-precision", "kiln-training"]),
 ];
 
 fn cargo(arguments: &[&str]) -> String {

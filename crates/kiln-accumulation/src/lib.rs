@@ -29,7 +29,7 @@
 //!     match window.feed(&model, weight, loss)? {
 //!         Fed::Open(next) => window = next,
 //!         Fed::Complete(batch) => {
-//!             model = optimizer.step(0.1, model, batch.gradients);
+//!             model = optimizer.step(0.1, model, batch.into_gradients());
 //!             break;
 //!         }
 //!     }
@@ -57,4 +57,4 @@ pub use error::Error;
 pub use running::RunningStatistics;
 pub use split::Split;
 pub use weight::Weight;
-pub use window::{Accumulated, Fed, Window};
+pub use window::{Accumulated, Fed, Scaled, Unscaled, Window};

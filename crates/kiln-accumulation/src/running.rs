@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 /// every micro-batch starts from the statistics before the window, `r0`, and leaves `(1 - m) r0 + m s` for its own
 /// statistics `s`; the mean of these, weighted as the loss is, is one move by the weighted mean of the `s`.
 ///
-/// Statistics are known by burn's `BatchNorm`; a model without one costs two walks over its parameters.
+/// Statistics are known by burn's `BatchNorm`; a model without one costs one walk over its parameters.
 #[derive(Debug)]
 pub struct RunningStatistics {
     before: HashMap<ParamId, Tensor<1>>,
@@ -25,8 +25,11 @@ impl RunningStatistics {
     /// Takes what the last micro-batch left in `model`, which counts `share` of the batch (its weight over the total), and puts
     /// back the statistics from before the window.
     pub fn take(&mut self, model: &impl Module, share: f64) {
+        if self.before.is_empty() {
+            return;
+        }
         for (id, value) in read(model) {
-            let part = value * share;
+            let part = if share == 1.0 { value } else { value * share };
             let sum = match self.sum.remove(&id) {
                 Some(sum) => sum + part,
                 None => part,
@@ -96,6 +99,9 @@ fn read(model: &impl Module) -> HashMap<ParamId, Tensor<1>> {
 }
 
 fn write(model: &impl Module, values: &HashMap<ParamId, Tensor<1>>) {
+    if values.is_empty() {
+        return;
+    }
     struct Write<'a> {
         place: Place,
         values: &'a HashMap<ParamId, Tensor<1>>,

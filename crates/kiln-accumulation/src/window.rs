@@ -1,3 +1,5 @@
+use std::marker::PhantomData;
+
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
@@ -11,7 +13,7 @@ use crate::{Accumulator, Error, Weight};
 /// ```compile_fail
 /// # use kiln_accumulation::{Weight, Window};
 /// let window = Window::open(Weight::Samples(8))?;
-/// let gradients = window.gradients; // only `Accumulated` has them
+/// let gradients = window.into_gradients(); // of `Accumulated` only
 /// # Ok::<(), kiln_accumulation::Error>(())
 /// ```
 ///
@@ -26,38 +28,57 @@ use crate::{Accumulator, Error, Weight};
 /// # Ok(())
 /// # }
 /// ```
+///
+/// `S` says whether the gradients will carry a loss scale: [`Unscaled`] or [`Scaled`].
 #[derive(Debug)]
 #[must_use = "a window that is dropped loses the gradients fed to it"]
-pub struct Window {
+pub struct Window<S = Unscaled> {
     total: Weight,
     fed: usize,
     micro_batches: usize,
     scale: f64,
     loss: Option<Tensor<1>>,
     sum: Accumulator,
+    state: PhantomData<S>,
 }
+
+/// Gradients of the loss itself.
+#[derive(Debug)]
+pub struct Unscaled;
+
+/// Gradients of the loss times a scale, which must be taken off before they are used.
+#[derive(Debug)]
+pub struct Scaled;
 
 /// What became of a window that was fed.
 #[derive(Debug)]
 #[must_use]
-pub enum Fed {
+pub enum Fed<S = Unscaled> {
     /// More micro-batches are missing.
-    Open(Window),
+    Open(Window<S>),
     /// That was the last one.
-    Complete(Accumulated),
+    Complete(Accumulated<S>),
 }
 
 /// The gradients of a whole batch.
+///
+/// Those that carry a scale cannot be stepped with by mistake:
+///
+/// ```compile_fail
+/// # use kiln_accumulation::{Accumulated, Scaled};
+/// # fn example(batch: Accumulated<Scaled>) {
+/// let gradients = batch.into_gradients(); // of `Accumulated<Unscaled>` only
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use]
-pub struct Accumulated {
-    /// Gradients of the mean loss over the batch times [`scale`](Self::scale), in f32.
-    pub gradients: GradientsParams,
+pub struct Accumulated<S = Unscaled> {
+    gradients: GradientsParams,
+    scale: f64,
+    state: PhantomData<S>,
     /// The mean loss over the batch, unscaled, in f32, without a graph. Reading it is the caller's choice: it stays on
     /// the device.
     pub loss: Tensor<1>,
-    /// The loss scale that the gradients carry.
-    pub scale: f64,
     /// The weight of the batch.
     pub weight: Weight,
     /// Micro-batches it was fed in.
@@ -70,21 +91,43 @@ impl Window {
     /// # Errors
     /// [`Error::Zero`] when the weight is 0.
     pub fn open(total: Weight) -> Result<Self, Error> {
-        Self::scaled(total, 1.0)
+        Self::with_scale(total, 1.0)
     }
+}
 
+impl Window<Scaled> {
     /// The same with a loss scale, constant over the window, for gradients in f16.
     ///
     /// # Errors
     /// [`Error::Zero`] when the weight is 0, [`Error::Scale`] when the scale is not a finite number above 0.
     pub fn scaled(total: Weight, scale: f64) -> Result<Self, Error> {
+        Self::with_scale(total, scale)
+    }
+}
+
+impl Accumulated {
+    /// Gradients of the mean loss over the batch, in f32.
+    pub fn into_gradients(self) -> GradientsParams {
+        self.gradients
+    }
+}
+
+impl Accumulated<Scaled> {
+    /// Gradients of the mean loss over the batch times the scale, in f32, and the scale.
+    pub fn into_scaled_gradients(self) -> (GradientsParams, f64) {
+        (self.gradients, self.scale)
+    }
+}
+
+impl<S> Window<S> {
+    fn with_scale(total: Weight, scale: f64) -> Result<Self, Error> {
         if total.count() == 0 {
             return Err(Error::Zero { what: "weight" });
         }
         if !(scale > 0.0 && scale.is_finite()) {
             return Err(Error::Scale(scale));
         }
-        Ok(Self { total, fed: 0, micro_batches: 0, scale, loss: None, sum: Accumulator::new() })
+        Ok(Self { total, fed: 0, micro_batches: 0, scale, loss: None, sum: Accumulator::new(), state: PhantomData })
     }
 
     /// Weight that is missing until the window is complete.
@@ -98,7 +141,7 @@ impl Window {
     /// [`Error::Zero`], [`Error::Unit`] and [`Error::Overfull`] for a weight that does not fit, [`Error::NoGradients`] for
     /// a loss that no parameter of `model` had a part in. The window and what it held are then gone: the batch must be
     /// taken again from the start.
-    pub fn feed(mut self, model: &impl Module, weight: Weight, loss: Tensor<1>) -> Result<Fed, Error> {
+    pub fn feed(mut self, model: &impl Module, weight: Weight, loss: Tensor<1>) -> Result<Fed<S>, Error> {
         let (total, missing) = (self.total, self.missing());
         if weight.count() == 0 {
             return Err(Error::Zero { what: "weight" });
@@ -135,6 +178,7 @@ impl Window {
             gradients: self.sum.finish(),
             loss,
             scale: self.scale,
+            state: PhantomData,
             weight: total,
             micro_batches: self.micro_batches,
         }))

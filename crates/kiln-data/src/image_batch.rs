@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +67,21 @@ impl ImageBatch {
     /// Whether there is no image.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
+    }
+
+    /// The images in `samples`, in a batch of their own.
+    ///
+    /// # Panics
+    /// When `samples` ends after [`len`](Self::len).
+    pub fn slice(&self, samples: Range<usize>) -> Self {
+        let [_, c, h, w] = self.shape;
+        let pixels = samples.start * c * h * w..samples.end * c * h * w;
+        Self {
+            pixels: self.pixels[pixels].to_vec(),
+            shape: [samples.len(), c, h, w],
+            labels: self.labels[samples.clone()].to_vec(),
+            ids: self.ids[samples].to_vec(),
+        }
     }
 
     /// Copies the batch to `device`: normalised images `[B, C, H, W]` in f32, and labels `[B]`.

@@ -1,3 +1,4 @@
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -130,6 +131,24 @@ impl TextBatch {
     /// Whether there is no window.
     pub fn is_empty(&self) -> bool {
         self.shape[0] == 0
+    }
+
+    /// The windows in `samples`, in a batch of their own.
+    ///
+    /// # Panics
+    /// When `samples` ends after [`len`](Self::len).
+    pub fn slice(&self, samples: Range<usize>) -> Self {
+        let length = self.shape[1];
+        Self {
+            tokens: self.tokens[samples.start * length..samples.end * length].to_vec(),
+            shape: [samples.len(), length],
+            ids: self.ids[samples].to_vec(),
+        }
+    }
+
+    /// Number of tokens to predict: every one but the first of each window.
+    pub fn targets(&self) -> usize {
+        self.shape[0] * (self.shape[1] - 1)
     }
 
     /// Copies the batch to `device`: inputs `[B, T]` and, one token later, targets `[B, T]`.

@@ -26,6 +26,7 @@
 //! # Ok::<(), kiln_models::Error>(())
 //! ```
 
+mod dtype;
 mod error;
 mod gpt;
 mod names;

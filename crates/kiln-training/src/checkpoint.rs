@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
+use kiln_precision::ScalerState;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, RunState, Trainer};
@@ -43,6 +44,8 @@ struct SavedState {
     state: RunState,
     total_steps: u64,
     samples: usize,
+    #[serde(default)]
+    scaler: Option<ScalerState>,
 }
 
 impl Checkpoints {
@@ -167,7 +170,8 @@ fn write<M: Module>(trainer: &Trainer<M>, state: &RunState, part: &Path) -> Resu
     let _ = model.valid();
     model.clone().into_record().save(part.join(MODEL)).map_err(|e| e.to_string())?;
     optimizer.save(part.join(OPTIMIZER)).map_err(|e| e.to_string())?;
-    let saved = SavedState { state: *state, total_steps: trainer.total_steps(), samples: trainer.samples() };
+    let (total_steps, samples) = (trainer.total_steps(), trainer.samples());
+    let saved = SavedState { state: *state, total_steps, samples, scaler: Some(trainer.scaler()) };
     fs::write(part.join(STATE), serde_json::to_vec_pretty(&saved).map_err(|e| e.to_string())?).map_err(io)?;
     let mut files = BTreeMap::new();
     for file in [MODEL, OPTIMIZER, STATE] {
@@ -231,6 +235,6 @@ fn load<M: Module>(trainer: &mut Trainer<M>, path: &Path) -> Result<(), Error> {
         }
     }
     let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
-    trainer.restore(model, |optimizer| optimizer.load_record(record), saved.state);
-    Ok(())
+    let restored = trainer.restore(model, |optimizer| optimizer.load_record(record), saved.state, saved.scaler);
+    restored.map_err(|e| fail(format!("{STATE}: {e}")))
 }

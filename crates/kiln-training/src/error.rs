@@ -1,5 +1,7 @@
 use std::path::PathBuf;
 
+use kiln_accumulation::Weight;
+
 /// What can end a training run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -38,6 +40,20 @@ pub enum Error {
         /// The device's message.
         reason: String,
     },
+    /// The parts of a batch weigh less than the batch.
+    #[error("step {step}: the batch lacks {missing}, expected parts that add up to its weight")]
+    Incomplete {
+        /// The step that was not taken.
+        step: u64,
+        /// What is missing.
+        missing: Weight,
+    },
+    /// A batch was cut or weighed wrong.
+    #[error(transparent)]
+    Accumulation(#[from] kiln_accumulation::Error),
+    /// A precision or a loss scale cannot be used.
+    #[error(transparent)]
+    Precision(#[from] kiln_precision::Error),
     /// A batch could not be loaded.
     #[error(transparent)]
     Data(#[from] kiln_data::Error),
@@ -57,4 +73,15 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+}
+
+impl Error {
+    /// What kiln-precision found wrong with the gradients of `step`.
+    pub(crate) fn at(step: u64, error: kiln_precision::Error) -> Self {
+        match error {
+            kiln_precision::Error::NoGradients => Self::NoGradients { step },
+            kiln_precision::Error::Device(reason) => Self::Device { step, reason },
+            error => Self::Precision(error),
+        }
+    }
 }

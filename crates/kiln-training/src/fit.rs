@@ -1,8 +1,9 @@
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use kiln_accumulation::{Split, Weight};
 use kiln_data::{Loader, TrainTest};
 
 use crate::{Checkpoints, Error, StepReport, Trainer};
@@ -14,7 +15,17 @@ pub trait Task {
     /// A batch on the host.
     type Batch: Send + 'static;
 
-    /// The mean loss over the batch, a scalar to differentiate. `device` is the model's.
+    /// Number of samples of a batch.
+    fn samples(&self, batch: &Self::Batch) -> usize;
+
+    /// What the mean loss over a batch is a mean of: samples, or tokens that carry a loss.
+    fn weight(&self, batch: &Self::Batch) -> Weight;
+
+    /// Some of the samples of a batch.
+    fn slice(&self, batch: &Self::Batch, samples: Range<usize>) -> Self::Batch;
+
+    /// The mean loss over the batch, a scalar to differentiate. `device` is the model's. The model may compute in 16 bits;
+    /// the loss is taken in f32.
     fn loss(&self, model: &Self::Model, batch: &Self::Batch, device: &Device) -> Tensor<1>;
 
     /// Sums over the batch from a model without autodiff; what they are is up to the task,
@@ -28,7 +39,7 @@ pub trait Task {
 /// Figures of a model on a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Optimizer steps the model had taken.
+    /// Steps of the run so far.
     pub step: u64,
     /// Epochs it had finished.
     pub epochs: u64,
@@ -72,6 +83,24 @@ impl Every {
     }
 }
 
+/// One step on `batch`, in micro-batches of the size that the trainer's settings name.
+///
+/// # Errors
+/// Those of [`Trainer::step_in_parts`], and [`Error::Accumulation`] for an empty batch.
+pub fn step<T: Task>(task: &T, trainer: &mut Trainer<T::Model>, batch: &T::Batch) -> Result<StepReport, Error> {
+    let split = Split::new(task.samples(batch), trainer.micro_batch().unwrap_or(usize::MAX))?;
+    if split.len() == 1 {
+        return trainer.step(|model, device| task.loss(model, batch, device));
+    }
+    let parts = split.ranges().map(|samples| {
+        let part = task.slice(batch, samples);
+        (task.weight(&part), part)
+    });
+    // A part without a token that carries a loss has no mean loss, and nothing to add.
+    let parts = parts.filter(|(weight, _)| weight.count() > 0);
+    trainer.step_in_parts(task.weight(batch), parts, |model, device, part| task.loss(model, part, device))
+}
+
 /// Takes the steps that are left of the run. The model is measured, and a checkpoint saved, at the end of every epoch
 /// and of the run, and as `every` says; a checkpoint is also saved when `observe` breaks.
 ///
@@ -92,7 +121,7 @@ pub fn fit<T: Task>(
         let at = trainer.state();
         for batch in data.train.epoch(at.epoch, at.batch) {
             let batch = batch?;
-            let report = trainer.step(|model, device| task.loss(model, &batch, device))?;
+            let report = step(task, trainer, &batch)?;
             let stop = observe(&Event::Step(report)).is_break();
             let at = trainer.state();
             let epoch_ends = at.batch == data.train.batches();

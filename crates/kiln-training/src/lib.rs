@@ -1,7 +1,8 @@
 //! The training step and loop that Kiln's techniques compose into.
 //!
 //! - [`Trainer`]: a model, its optimizer and where the run is; one [`step`](Trainer::step) either happens as a
-//!   whole or leaves them as they were.
+//!   whole or leaves them as they were. It composes autocast and loss scale (kiln-precision) with micro-batches
+//!   (kiln-accumulation).
 //! - [`fit`]: epochs, measurements and checkpoints around it; [`Task`] says what the model is trained to do.
 //! - [`Checkpoints`]: atomic, verified, the newest k. A run that was killed and resumed gives the same numbers as
 //!   one that was not, because everything random is a function of [`RunState`].
@@ -20,14 +21,9 @@
 //! let device = Device::flex().autodiff();
 //! device.seed(1);
 //! let model = LinearConfig::new(2, 1).init(&device);
-//! let settings = StepSettings {
-//!     optimizer: OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false },
-//!     schedule: ScheduleConfig { peak: 0.1, warmup: 0.1, floor: 0.1 },
-//!     total_steps: 100,
-//!     samples: 3,
-//!     max_norm: Some(1.0),
-//!     device: device.clone(),
-//! };
+//! let optimizer = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false };
+//! let schedule = ScheduleConfig { peak: 0.1, warmup: 0.1, floor: 0.1 };
+//! let settings = StepSettings { max_norm: Some(1.0), ..StepSettings::new(optimizer, schedule, 100, device.clone()) };
 //! let mut trainer = Trainer::new(model, 1, settings)?;
 //!
 //! let inputs = Tensor::<2>::from_data([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], &device);
@@ -46,19 +42,19 @@
 mod checkpoint;
 mod error;
 mod fit;
-mod gradients;
 mod metrics;
 mod optimizer;
 mod schedule;
+mod settings;
 mod state;
 mod step;
 
 pub use checkpoint::{Checkpoints, load_model};
 pub use error::Error;
-pub use fit::{Evaluation, Event, Every, Finish, Task, evaluate, fit, measure};
-pub use gradients::{clip_factor, scale, sum_of_squares};
+pub use fit::{Evaluation, Event, Every, Finish, Task, evaluate, fit, measure, step};
 pub use metrics::{bits_per_byte, perplexity, top_k_correct};
 pub use optimizer::OptimizerConfig;
 pub use schedule::ScheduleConfig;
+pub use settings::StepSettings;
 pub use state::RunState;
-pub use step::{StepReport, StepSettings, Trainer};
+pub use step::{StepReport, Trainer};

@@ -8,8 +8,11 @@ use serde::{Deserialize, Serialize};
 pub struct RunState {
     /// What all randomness is derived from.
     pub seed: u64,
-    /// Optimizer steps taken.
+    /// Steps taken, skipped ones included: one for each batch that was worked through.
     pub step: u64,
+    /// Steps among them that left the model as it was, because a gradient overflowed in f16.
+    #[serde(default)]
+    pub skipped: u64,
     /// The epoch the next batch belongs to, counted from zero.
     pub epoch: u64,
     /// The next batch of that epoch, counted from zero.
@@ -19,19 +22,27 @@ pub struct RunState {
 impl RunState {
     /// The start of a run.
     pub fn new(seed: u64) -> Self {
-        Self { seed, step: 0, epoch: 0, batch: 0 }
+        Self { seed, step: 0, skipped: 0, epoch: 0, batch: 0 }
     }
 
-    /// The device's seed for the next step's random numbers (SplitMix64 of seed and step).
-    pub fn step_seed(&self) -> u64 {
+    /// Updates of the parameters: what the learning-rate schedule goes by.
+    pub fn updates(&self) -> u64 {
+        self.step - self.skipped
+    }
+
+    /// The device's seed for the random numbers of the next step's micro-batch `index`
+    /// (SplitMix64 of seed, step and index).
+    pub fn step_seed(&self, index: u64) -> u64 {
         let mut z = self.seed ^ self.step.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z ^= index.wrapping_mul(0xd1b5_4a32_d192_ed03);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
-    pub(crate) fn after_step(self) -> Self {
-        Self { step: self.step + 1, batch: self.batch + 1, ..self }
+    pub(crate) fn after_step(self, skipped: bool) -> Self {
+        let skipped = self.skipped + u64::from(skipped);
+        Self { step: self.step + 1, batch: self.batch + 1, skipped, ..self }
     }
 
     pub(crate) fn next_epoch(self) -> Self {
@@ -44,16 +55,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn step_seeds_differ_between_steps_and_runs() {
-        let seeds: std::collections::BTreeSet<u64> = (0..10)
-            .flat_map(|seed| (0..1000).map(move |step| RunState { step, ..RunState::new(seed) }.step_seed()))
-            .collect();
+    fn step_seeds_differ_between_runs_steps_and_micro_batches() {
+        let mut seeds = std::collections::BTreeSet::new();
+        for (seed, step, index) in (0..10_000).map(|i| (i / 1000, i / 10 % 100, i % 10)) {
+            seeds.insert(RunState { step, ..RunState::new(seed) }.step_seed(index));
+        }
         assert_eq!(seeds.len(), 10_000);
     }
 
     #[test]
     fn a_state_survives_json() {
-        let state = RunState { seed: u64::MAX, step: 3, epoch: 1, batch: 2 };
+        let state = RunState { seed: u64::MAX, step: 3, skipped: 1, epoch: 1, batch: 2 };
         assert_eq!(serde_json::from_str::<RunState>(&serde_json::to_string(&state).unwrap()).unwrap(), state);
     }
 }

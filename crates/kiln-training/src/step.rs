@@ -1,9 +1,10 @@
 use burn::module::Module;
-use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, Device, Tensor};
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Device, Tensor};
+use kiln_accumulation::{Accumulated, Fed, RunningStatistics, Scaled, Weight, Window};
+use kiln_precision::{LossScaler, Outcome, ScaledGradients, ScalerState};
 
-use crate::gradients::{clip_factor, scale, sum_of_squares};
-use crate::{Error, OptimizerConfig, RunState, ScheduleConfig};
+use crate::{Error, RunState, StepSettings};
 
 /// What one step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,63 +14,46 @@ pub struct StepReport {
     pub step: u64,
     /// The epoch the batch belongs to, counted from zero.
     pub epoch: u64,
-    /// The loss before the update.
+    /// The loss before the update. Not finite when the forward pass overflowed in f16.
     pub loss: f64,
-    /// Global norm of the gradients before clipping.
-    pub gradient_norm: f64,
-    /// The learning rate that was used.
+    /// Global norm of the gradients before clipping, without the loss scale; none when they were not finite.
+    pub gradient_norm: Option<f64>,
+    /// The learning rate that was used, or would have been.
     pub learning_rate: f64,
+    /// Whether the model was left as it was, because a gradient overflowed.
+    pub skipped: bool,
+    /// The loss scale of the step.
+    pub loss_scale: f64,
+    /// Micro-batches the batch was cut into.
+    pub micro_batches: usize,
 }
 
-/// A model in training: parameters, optimizer state, and where the run is.
+/// A model in training: parameters, optimizer state, loss scale, and where the run is.
 ///
-/// A step either happens as a whole or leaves all of these as they were. Batch-norm's running statistics are the
-/// exception: the forward pass updates them.
+/// A step either happens as a whole or leaves all of these as they were, batch-norm's running statistics included. The
+/// statistics move once per step, by the weighted mean of what the micro-batches saw.
 pub struct Trainer<M> {
     model: M,
     optimizer: ModuleOptimizer,
+    scaler: LossScaler,
     state: RunState,
     settings: StepSettings,
 }
 
-/// What every step of a run needs to know.
-#[derive(Clone, Debug)]
-pub struct StepSettings {
-    /// The optimizer.
-    pub optimizer: OptimizerConfig,
-    /// The learning rate over the run.
-    pub schedule: ScheduleConfig,
-    /// Steps of the whole run.
-    pub total_steps: u64,
-    /// Samples the run learns from. A checkpoint remembers it, so that a run does not go on with other data unnoticed.
-    pub samples: usize,
-    /// Gradients are scaled down to this global norm when theirs is larger.
-    pub max_norm: Option<f64>,
-    /// The autodiff device that the model is on.
-    pub device: Device,
-}
-
 impl<M: Module> Trainer<M> {
-    /// A run from its start. `model` lives on `settings.device`.
+    /// A run from its start. `model` is plain and lives on `settings.device`.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for numbers out of range and for a device without autodiff.
+    /// Those of [`StepSettings::check`], and [`Error::Precision`] for a policy that does not fit the model.
     pub fn new(model: M, seed: u64, settings: StepSettings) -> Result<Self, Error> {
-        settings.optimizer.check()?;
-        settings.schedule.check()?;
-        if let Some(max_norm) = settings.max_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
-            let value = max_norm.to_string();
-            return Err(Error::InvalidSetting { field: "clip norm", value, expected: "a number above 0" });
-        }
-        if !settings.device.is_autodiff() {
-            let value = format!("{:?}", settings.device);
-            return Err(Error::InvalidSetting { field: "device", value, expected: "an autodiff device" });
-        }
+        settings.check()?;
+        let model = settings.policy.autocast(model)?;
         let optimizer = settings.optimizer.init(&model);
-        Ok(Self { model, optimizer, state: RunState::new(seed), settings })
+        let scaler = LossScaler::new(settings.scaling)?;
+        Ok(Self { model, optimizer, scaler, state: RunState::new(seed), settings })
     }
 
-    /// The model as of the last step.
+    /// The model as of the last step. It computes in the policy's precision; its records are f32.
     pub fn model(&self) -> &M {
         &self.model
     }
@@ -77,6 +61,11 @@ impl<M: Module> Trainer<M> {
     /// Where the run is.
     pub fn state(&self) -> RunState {
         self.state
+    }
+
+    /// Where the loss scale is.
+    pub fn scaler(&self) -> ScalerState {
+        self.scaler.state()
     }
 
     /// Steps of the whole run.
@@ -87,6 +76,11 @@ impl<M: Module> Trainer<M> {
     /// Samples the run learns from.
     pub fn samples(&self) -> usize {
         self.settings.samples
+    }
+
+    /// Samples that are on the device at once; none: the whole batch.
+    pub fn micro_batch(&self) -> Option<usize> {
+        self.settings.micro_batch
     }
 
     /// The device that steps run on.
@@ -102,47 +96,121 @@ impl<M: Module> Trainer<M> {
         (&self.model, &self.optimizer)
     }
 
-    pub(crate) fn restore(&mut self, model: M, load: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer, state: RunState) {
+    pub(crate) fn restore(
+        &mut self,
+        model: M,
+        load: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer,
+        state: RunState,
+        scaler: Option<ScalerState>,
+    ) -> Result<(), Error> {
+        if let Some(scaler) = scaler {
+            self.scaler.restore(scaler)?;
+        }
         // Parameter ids come with the model, and the optimizer's groups and states go by them.
         self.optimizer = load(self.settings.optimizer.init(&model));
         self.model = model;
         self.state = state;
+        Ok(())
     }
 
-    /// One optimizer step on `loss(model, device)`, a scalar whose gradients reach the model.
-    ///
-    /// The order: seed the device from (seed, step), forward, backward, one read-back of loss and gradient
-    /// norm, clip by global norm, update.
+    /// One step on `loss(model, device)`, the mean loss over a batch, a scalar whose gradients reach the model.
     ///
     /// # Errors
-    /// [`Error::NotFinite`], [`Error::NoGradients`] and [`Error::Device`]; parameters, optimizer and
-    /// state are then unchanged.
-    pub fn step(&mut self, loss: impl FnOnce(&M, &Device) -> Tensor<1>) -> Result<StepReport, Error> {
-        let step = self.state.step;
-        self.settings.device.seed(self.state.step_seed());
-        let loss = loss(&self.model, &self.settings.device);
-        if !loss.is_tracked() {
-            return Err(Error::NoGradients { step });
-        }
-        let value = loss.clone().inner().cast(DType::F32);
-        let mut gradients = GradientsParams::from_grads(loss.backward(), &self.model);
-        let squares = sum_of_squares(&self.model, &gradients).ok_or(Error::NoGradients { step })?;
+    /// Those of [`step_in_parts`](Self::step_in_parts).
+    pub fn step(&mut self, mut loss: impl FnMut(&M, &Device) -> Tensor<1>) -> Result<StepReport, Error> {
+        let whole = Weight::Samples(1);
+        self.step_in_parts(whole, [(whole, ())], |model, device, ()| loss(model, device))
+    }
 
-        let read = Tensor::cat(vec![value, squares], 0).try_into_data();
-        let read: Vec<f32> = read.map_err(|e| Error::Device { step, reason: e.to_string() })?.iter().collect();
-        let (loss, norm) = (f64::from(read[0]), f64::from(read[1]).sqrt());
-        for (what, value) in [("loss", loss), ("norm of the gradients", norm)] {
-            if !value.is_finite() {
-                return Err(Error::NotFinite { step, what, value });
+    /// One step on a batch that counts `total` and comes in `parts`, each with its own weight: `loss` gives the mean
+    /// loss over a part. The gradients are those of the whole batch.
+    ///
+    /// The order: for each part seed the device from (seed, step, part), forward, scale, backward, add in f32; one
+    /// read-back of loss and gradient norm; unscale and clip by global norm; update. Gradients that are not finite at a
+    /// scale that can fall make a step that is skipped: only the position and the scale move.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`], [`Error::NoGradients`], [`Error::Accumulation`] for weights that do not add up to `total`
+    /// and [`Error::Device`]; model, optimizer, scale and state are then unchanged.
+    pub fn step_in_parts<P>(
+        &mut self,
+        total: Weight,
+        parts: impl IntoIterator<Item = (Weight, P)>,
+        loss: impl FnMut(&M, &Device, &P) -> Tensor<1>,
+    ) -> Result<StepReport, Error> {
+        let mut statistics = RunningStatistics::before(&self.model);
+        let outcome = self.attempt(total, parts, loss, &mut statistics);
+        match outcome {
+            Ok(report) if !report.skipped => statistics.commit(&self.model),
+            _ => statistics.restore(&self.model),
+        }
+        outcome
+    }
+
+    fn attempt<P>(
+        &mut self,
+        total: Weight,
+        parts: impl IntoIterator<Item = (Weight, P)>,
+        loss: impl FnMut(&M, &Device, &P) -> Tensor<1>,
+        statistics: &mut RunningStatistics,
+    ) -> Result<StepReport, Error> {
+        let step = self.state.step;
+        let batch = self.accumulate(total, parts, loss, statistics)?;
+        let (mean, micro_batches) = (batch.loss.clone(), batch.micro_batches);
+        let (gradients, loss_scale) = batch.into_scaled_gradients();
+        let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(&self.model, vec![mean]);
+        let (probed, read) = probed.map_err(|e| Error::at(step, e))?;
+        let loss = read.first().copied().unwrap_or(f64::NAN);
+        if probed.is_finite() && !loss.is_finite() {
+            return Err(Error::NotFinite { step, what: "loss", value: loss });
+        }
+        let norm = probed.norm();
+        let outcome = self.scaler.update(&self.model, probed, self.settings.max_norm);
+        let outcome = outcome.map_err(|e| match e {
+            kiln_precision::Error::NotFinite { .. } if loss.is_finite() => {
+                Error::NotFinite { step, what: "norm of the gradients", value: norm }
+            }
+            kiln_precision::Error::NotFinite { .. } => Error::NotFinite { step, what: "loss", value: loss },
+            e => Error::at(step, e),
+        })?;
+        let learning_rate = self.settings.schedule.rate(self.state.updates(), self.settings.total_steps);
+        let gradient_norm = match outcome {
+            Outcome::Apply { gradients, norm } => {
+                self.model = self.optimizer.step(learning_rate, self.model.clone(), gradients);
+                Some(norm)
+            }
+            Outcome::Skip => None,
+        };
+        let (skipped, epoch) = (gradient_norm.is_none(), self.state.epoch);
+        self.state = self.state.after_step(skipped);
+        let step = self.state.step;
+        Ok(StepReport { step, epoch, loss, gradient_norm, learning_rate, skipped, loss_scale, micro_batches })
+    }
+
+    /// Forward and backward of all parts.
+    fn accumulate<P>(
+        &self,
+        total: Weight,
+        parts: impl IntoIterator<Item = (Weight, P)>,
+        mut loss: impl FnMut(&M, &Device, &P) -> Tensor<1>,
+        statistics: &mut RunningStatistics,
+    ) -> Result<Accumulated<Scaled>, Error> {
+        let step = self.state.step;
+        let device = &self.settings.device;
+        let mut window = Window::scaled(total, self.scaler.state().scale)?;
+        for (index, (weight, part)) in parts.into_iter().enumerate() {
+            device.seed(self.state.step_seed(index as u64));
+            let loss = loss(&self.model, device, &part);
+            let fed = window.feed(&self.model, weight, loss).map_err(|e| match e {
+                kiln_accumulation::Error::NoGradients => Error::NoGradients { step },
+                e => Error::Accumulation(e),
+            })?;
+            statistics.take(&self.model, weight.count() as f64 / total.count() as f64);
+            match fed {
+                Fed::Open(next) => window = next,
+                Fed::Complete(batch) => return Ok(batch),
             }
         }
-        if let Some(factor) = self.settings.max_norm.map(|limit| clip_factor(norm, limit)).filter(|f| *f < 1.0) {
-            gradients = scale(&self.model, gradients, factor);
-        }
-        let learning_rate = self.settings.schedule.rate(step, self.settings.total_steps);
-        self.model = self.optimizer.step(learning_rate, self.model.clone(), gradients);
-        let report = StepReport { step: step + 1, epoch: self.state.epoch, loss, gradient_norm: norm, learning_rate };
-        self.state = self.state.after_step();
-        Ok(report)
+        Err(Error::Incomplete { step, missing: window.missing() })
     }
 }

@@ -14,7 +14,7 @@ fn train(optimizer: OptimizerConfig, max_norm: Option<f64>, steps: u64) -> (f64,
     model.weight = model.weight.map(|t| (t.zeros_like() + 3.0).detach().require_grad());
     model.bias = model.bias.map(|bias| bias.map(|t| (t.zeros_like() + 5.0).detach().require_grad()));
     let schedule = ScheduleConfig { peak: RATE, warmup: 0.0, floor: 1.0 };
-    let settings = StepSettings { optimizer, schedule, total_steps: steps, samples: 1, max_norm, device };
+    let settings = StepSettings { max_norm, ..StepSettings::new(optimizer, schedule, steps, device) };
     let mut trainer = Trainer::new(model, 0, settings).unwrap();
     let value = |bias: &Option<burn::module::Param<Tensor<1>>>| bias.as_ref().unwrap().val();
     for _ in 0..steps {

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 use std::fs;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 use burn::module::Module;
@@ -10,6 +10,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use kiln_accumulation::Weight;
 use kiln_data::{BatchPlan, Error as DataError, Loader, LoaderConfig, Order, TrainTest, sample_rng};
 use kiln_training::{
     Checkpoints, Error, Event, Every, Finish, OptimizerConfig, ScheduleConfig, StepSettings, Task, Trainer, fit,
@@ -72,6 +73,19 @@ impl Task for Classify {
     type Model = Net;
     type Batch = Batch;
 
+    fn samples(&self, batch: &Batch) -> usize {
+        batch.targets.len()
+    }
+
+    fn weight(&self, batch: &Batch) -> Weight {
+        Weight::Samples(batch.targets.len())
+    }
+
+    fn slice(&self, batch: &Batch, samples: Range<usize>) -> Batch {
+        let inputs = batch.inputs[8 * samples.start..8 * samples.end].to_vec();
+        Batch { inputs, targets: batch.targets[samples].to_vec() }
+    }
+
     fn loss(&self, model: &Net, batch: &Batch, device: &Device) -> Tensor<1> {
         let (inputs, targets) = batch.tensors(device);
         CrossEntropyLossConfig::new().init(device).forward(model.forward(inputs), targets)
@@ -99,14 +113,9 @@ fn data() -> TrainTest<Loader<Batch>> {
 const TOTAL: u64 = 20; // two epochs and a half
 
 fn settings(optimizer: OptimizerConfig) -> StepSettings {
-    StepSettings {
-        optimizer,
-        schedule: ScheduleConfig { peak: 0.05, warmup: 0.2, floor: 0.1 },
-        total_steps: TOTAL,
-        samples: 120,
-        max_norm: Some(1.0),
-        device: Device::flex().autodiff(),
-    }
+    let schedule = ScheduleConfig { peak: 0.05, warmup: 0.2, floor: 0.1 };
+    let device = Device::flex().autodiff();
+    StepSettings { samples: 120, max_norm: Some(1.0), ..StepSettings::new(optimizer, schedule, TOTAL, device) }
 }
 
 fn trainer(optimizer: OptimizerConfig) -> Trainer<Net> {
@@ -122,7 +131,8 @@ fn run(trainer: &mut Trainer<Net>, checkpoints: &Checkpoints, stop_after: u64) -
         match event {
             Event::Step(report) => {
                 steps += 1;
-                let bits = [report.loss, report.gradient_norm, report.learning_rate].map(f64::to_bits);
+                let numbers = [report.loss, report.gradient_norm.unwrap(), report.learning_rate];
+                let bits = numbers.map(f64::to_bits);
                 seen.push(format!("{} {} {bits:?}", report.step, report.epoch));
             }
             Event::Evaluated(evaluation) => seen.push(format!("{evaluation:?}")),
@@ -288,14 +298,7 @@ fn a_step_that_fails_changes_nothing() {
 #[test]
 fn impossible_settings_are_refused() {
     let device = Device::flex();
-    let settings = StepSettings {
-        optimizer: OptimizerConfig::sgd(),
-        schedule: ScheduleConfig::default(),
-        total_steps: 1,
-        samples: 1,
-        max_norm: None,
-        device: device.clone().autodiff(),
-    };
+    let settings = StepSettings::new(OptimizerConfig::sgd(), ScheduleConfig::default(), 1, device.clone().autodiff());
     let message = |settings: StepSettings| {
         let model = Net::new(&settings.device);
         Trainer::new(model, 0, settings).map(|_| ()).unwrap_err().to_string()
@@ -303,6 +306,10 @@ fn impossible_settings_are_refused() {
     assert_eq!(
         message(StepSettings { max_norm: Some(0.0), ..settings.clone() }),
         "clip norm is 0, expected a number above 0"
+    );
+    assert_eq!(
+        message(StepSettings { micro_batch: Some(0), ..settings.clone() }),
+        "micro-batch is 0, expected at least 1"
     );
     let optimizer = OptimizerConfig::Sgd { momentum: 1.0, weight_decay: 0.0, nesterov: false };
     assert_eq!(message(StepSettings { optimizer, ..settings.clone() }), "momentum is 1, expected a number in [0, 1)");

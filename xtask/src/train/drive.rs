@@ -49,13 +49,14 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
         if total_steps == 0 {
             bail!(Usage("the run has 0 steps, expected at least 1 epoch and 1 step".into()));
         }
+        let (policy, scaling) = self.run.policy();
         let settings = StepSettings {
-            optimizer: self.optimizer,
-            schedule: self.schedule,
-            total_steps,
             samples: self.data.train.samples(),
             max_norm: self.run.clip_norm,
-            device: device.clone(),
+            micro_batch: self.run.micro_batch,
+            policy,
+            scaling,
+            ..StepSettings::new(self.optimizer, self.schedule, total_steps, device.clone())
         };
         let baseline = HEAP.live_bytes();
         device.seed(self.run.seed);
@@ -117,6 +118,8 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
         results.extend(figures.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
         results.insert("seconds".into(), json!(observer.seconds()));
         results.insert("steps".into(), json!(step));
+        results.insert("skipped_steps".into(), json!(trainer.state().skipped));
+        results.insert("final_loss".into(), json!(observer.final_loss()));
         // Only the CPU device keeps its tensors on the heap.
         let peak = observer.peak_bytes.filter(|_| self.run.device.starts_with("flex"));
         results.insert("peak_bytes".into(), json!(peak));

@@ -1,14 +1,17 @@
 //! Language modelling with a GPT-2-style decoder.
 // B batch, T time, V vocabulary
 
+use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kiln_accumulation::Weight;
 use kiln_data::{Loader, LoaderConfig, Order, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest, open_text};
 use kiln_models::{Gpt, GptConfig};
+use kiln_precision::Precision;
 use kiln_training::{OptimizerConfig, ScheduleConfig, Task, bits_per_byte, perplexity};
 
 use super::drive::Run;
@@ -24,15 +27,28 @@ pub(crate) struct Predict {
     byte_lengths: Vec<u32>,
 }
 
-/// The mean cross-entropy over all tokens, a scalar.
+/// The mean cross-entropy over all tokens, a scalar, in f32.
 fn cross_entropy(logits_btv: Tensor<3>, targets_bt: Tensor<2, Int>, device: &Device) -> Tensor<1> {
     let [b, t, v] = logits_btv.dims();
-    CrossEntropyLossConfig::new().init(device).forward(logits_btv.reshape([b * t, v]), targets_bt.reshape([b * t]))
+    let logits = logits_btv.reshape([b * t, v]).cast(DType::F32);
+    CrossEntropyLossConfig::new().init(device).forward(logits, targets_bt.reshape([b * t]))
 }
 
 impl Task for Predict {
     type Model = Gpt;
     type Batch = TextBatch;
+
+    fn samples(&self, batch: &TextBatch) -> usize {
+        batch.len()
+    }
+
+    fn weight(&self, batch: &TextBatch) -> Weight {
+        Weight::Tokens(batch.targets())
+    }
+
+    fn slice(&self, batch: &TextBatch, samples: Range<usize>) -> TextBatch {
+        batch.slice(samples)
+    }
 
     fn loss(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> Tensor<1> {
         let (inputs_bt, targets_bt) = batch.to_device(device);
@@ -41,10 +57,10 @@ impl Task for Predict {
 
     fn measure(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> Tensor<1> {
         let (inputs_bt, targets_bt) = batch.to_device(device);
-        let mean = cross_entropy(model.forward(inputs_bt).cast(DType::F32), targets_bt, device);
+        let mean = cross_entropy(model.forward(inputs_bt), targets_bt, device);
         let windows = batch.tokens.chunks_exact(batch.shape[1]);
         let bytes: u32 = windows.flat_map(|window| &window[1..]).map(|id| self.byte_lengths[*id as usize]).sum();
-        let tokens = (batch.len() * (batch.shape[1] - 1)) as f32;
+        let tokens = batch.targets() as f32;
         let counts = Tensor::<1>::from_data(TensorData::new(vec![tokens, bytes as f32], [2]), device);
         Tensor::cat(vec![counts, mean * tokens], 0)
     }
@@ -78,6 +94,8 @@ fn recipe() -> GptSettings {
             epochs: 1,
             max_steps: None,
             batch_size: 8,
+            micro_batch: None,
+            precision: Precision::F32,
             clip_norm: Some(1.0),
             workers: 1,
             evaluate_every: 0,

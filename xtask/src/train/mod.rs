@@ -47,6 +47,8 @@ fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Result<()> {
     let given = [
         ("--data", arguments.data.is_some()),
         ("--batch-size", arguments.batch_size.is_some()),
+        ("--micro-batch", arguments.micro_batch.is_some()),
+        ("--precision", arguments.precision.is_some()),
         ("--epochs", arguments.epochs.is_some()),
         ("--max-steps", arguments.max_steps.is_some()),
         ("--seed", arguments.seed.is_some()),

@@ -1,5 +1,6 @@
 //! What a run shows and records while it goes on.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -14,6 +15,9 @@ use serde_json::json;
 
 use crate::HEAP;
 
+/// Steps that the final loss is the mean of: single batches differ too much from each other.
+const RECENT: usize = 50;
+
 /// Appends metrics, moves the progress bar, measures memory, and listens for Ctrl-C.
 pub(crate) struct Observer {
     metrics: File,
@@ -24,6 +28,8 @@ pub(crate) struct Observer {
     /// Steps this process has seen.
     steps: u64,
     losses: Vec<f64>,
+    /// Losses of the last steps, oldest first.
+    recent: VecDeque<f64>,
     /// The most heap above the baseline within a step after the first; none before the second step.
     pub(crate) peak_bytes: Option<usize>,
     pub(crate) last: Option<Evaluation>,
@@ -54,6 +60,7 @@ impl Observer {
             baseline,
             steps: 0,
             losses: vec![],
+            recent: VecDeque::new(),
             peak_bytes: None,
             last: None,
             failure: None,
@@ -90,12 +97,22 @@ impl Observer {
             self.peak_bytes = self.peak_bytes.max(Some(peak));
         }
         HEAP.reset_peak();
-        self.losses.push(report.loss);
+        if !report.skipped {
+            self.losses.push(report.loss);
+            self.recent.push_back(report.loss);
+            if self.recent.len() > RECENT {
+                self.recent.pop_front();
+            }
+        } else {
+            let lower = report.loss_scale;
+            self.bar.suspend(|| tracing::info!("step {}  skipped: overflow at a loss scale of {lower}", report.step));
+        }
         self.bar.set_position(report.step);
         self.bar.set_message(format!("loss {:.4}", report.loss));
         self.record(json!({
             "kind": "step", "step": report.step, "epoch": report.epoch, "loss": report.loss,
             "gradient_norm": report.gradient_norm, "learning_rate": report.learning_rate,
+            "loss_scale": report.loss_scale, "skipped": report.skipped, "micro_batches": report.micro_batches,
         }))
     }
 
@@ -123,6 +140,12 @@ impl Observer {
 
     fn record(&mut self, line: serde_json::Value) -> Result<()> {
         writeln!(self.metrics, "{line}").context("cannot write metrics")
+    }
+
+    /// Mean training loss over the last steps of this process.
+    pub(crate) fn final_loss(&self) -> Option<f64> {
+        let count = self.recent.len();
+        (count > 0).then(|| self.recent.iter().sum::<f64>() / count as f64)
     }
 
     pub(crate) fn finish(&self) {

@@ -1,13 +1,16 @@
 //! Image classification with a residual network.
 
+use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Tensor};
+use kiln_accumulation::Weight;
 use kiln_data::{ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, TrainTest, Transform, open_images};
 use kiln_models::{ResNet, ResNetConfig, Stem};
+use kiln_precision::Precision;
 use kiln_training::{OptimizerConfig, ScheduleConfig, Task, top_k_correct};
 
 use super::directory::CLASSES;
@@ -28,11 +31,23 @@ impl Task for Classify {
     type Model = ResNet;
     type Batch = ImageBatch;
 
+    fn samples(&self, batch: &ImageBatch) -> usize {
+        batch.len()
+    }
+
+    fn weight(&self, batch: &ImageBatch) -> Weight {
+        Weight::Samples(batch.len())
+    }
+
+    fn slice(&self, batch: &ImageBatch, samples: Range<usize>) -> ImageBatch {
+        batch.slice(samples)
+    }
+
     fn loss(&self, model: &ResNet, batch: &ImageBatch, device: &Device) -> Tensor<1> {
         let (images_bchw, labels_b) = batch.to_device(&self.normalize, device);
         let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
         let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(device);
-        loss.forward(model.forward(images_bchw), labels_b)
+        loss.forward(model.forward(images_bchw).cast(DType::F32), labels_b)
     }
 
     fn measure(&self, model: &ResNet, batch: &ImageBatch, device: &Device) -> Tensor<1> {
@@ -71,6 +86,8 @@ fn recipe_for(data: &ImageSet) -> ResnetSettings {
             epochs: 5,
             max_steps: None,
             batch_size: 64,
+            micro_batch: None,
+            precision: Precision::F32,
             clip_norm: Some(5.0),
             workers: 2,
             evaluate_every: 0,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use kiln_data::{LoaderConfig, TokenizerKind};
 use kiln_models::{GptConfig, ResNetConfig};
+use kiln_precision::{Policy, Precision, Scaling};
 use kiln_training::{Every, OptimizerConfig, ScheduleConfig};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,11 @@ pub(crate) struct RunSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) max_steps: Option<u64>,
     pub(crate) batch_size: usize,
+    /// Samples on the device at once; none: the whole batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) micro_batch: Option<usize>,
+    #[serde(default)]
+    pub(crate) precision: Precision,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) clip_norm: Option<f64>,
     pub(crate) workers: usize,
@@ -84,6 +90,11 @@ impl RunSettings {
         LoaderConfig { workers: self.workers, prefetch, ..LoaderConfig::new(self.batch_size.min(samples)) }
     }
 
+    /// The precision that the model computes in, and how the loss is then scaled. The models run their norms in f32.
+    pub(crate) fn policy(&self) -> (Policy, Scaling) {
+        (Policy::new(self.precision).keep_norms(), Scaling::for_precision(self.precision))
+    }
+
     /// When to measure and save besides the ends of epochs.
     pub(crate) fn every(&self) -> Every {
         Every { evaluate: self.evaluate_every, save: self.save_every }
@@ -100,6 +111,8 @@ impl RunArgs {
         overlay.set("run", "epochs", self.epochs.map(i64::from));
         overlay.set("run", "max_steps", self.max_steps.map(i64::from));
         overlay.set("run", "batch_size", self.batch_size.map(i64::from));
+        overlay.set("run", "micro_batch", self.micro_batch.map(i64::from));
+        overlay.set("run", "precision", self.precision.clone());
         overlay.set("run", "clip_norm", self.clip_norm);
         overlay.set("run", "workers", self.workers.map(i64::from));
         overlay.set("run", "evaluate_every", self.evaluate_every.map(i64::from));

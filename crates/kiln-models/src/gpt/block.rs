@@ -2,12 +2,13 @@
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::activation::gelu_approximate;
+use burn::tensor::activation::{gelu_approximate, softmax};
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Bool, DType, Device, Tensor};
 
 use super::GptConfig;
+use crate::dtype::layer_norm;
 
 /// One pre-norm decoder block: causal self-attention, then a feed-forward layer, each added to its input.
 #[derive(Module, Debug)]
@@ -55,9 +56,9 @@ impl Block {
 
     /// `[B, T, C]` to `[B, T, C]`; position t reads positions 0 to t.
     pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        let attended = self.attn.forward(self.ln_1.forward(x_btc.clone()));
+        let attended = self.attn.forward(layer_norm(&self.ln_1, x_btc.clone()));
         let x_btc = x_btc + self.drop.forward(attended);
-        let fed = self.mlp.forward(self.ln_2.forward(x_btc.clone()));
+        let fed = self.mlp.forward(layer_norm(&self.ln_2, x_btc.clone()));
         x_btc + self.drop.forward(fed)
     }
 }
@@ -70,10 +71,22 @@ impl Attention {
             let part_btc = qkv.clone().slice([0..b, 0..t, i * c..(i + 1) * c]);
             part_btc.reshape([b, t, self.heads, c / self.heads]).swap_dims(1, 2)
         };
-        let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
-        let y_bhtd = attention(part(0), part(1), part(2), None, None, causal);
+        let y_bhtd = causal_attention(part(0), part(1), part(2));
         self.c_proj.forward(y_bhtd.swap_dims(1, 2).reshape([b, t, c]))
     }
+}
+
+/// Attention of `[B, H, T, D]` queries to the keys at and before them. In 16 bits the softmax is taken in f32, as torch's
+/// autocast does; burn's own attention would exponentiate and sum in the dtype of its input.
+fn causal_attention(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tensor<4> {
+    let (dtype, [_, _, t, d]) = (query.dtype(), query.dims());
+    if dtype == DType::F32 {
+        let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
+        return attention(query, key, value, None, None, causal);
+    }
+    let scores = query.matmul(key.transpose()).cast(DType::F32) / (d as f64).sqrt();
+    let future = Tensor::<2, Bool>::tril_mask([t, t], 0, &scores.device()).unsqueeze();
+    softmax(scores.mask_fill(future, f32::NEG_INFINITY), 3).cast(dtype).matmul(value)
 }
 
 impl Mlp {

@@ -8,6 +8,8 @@ use burn::module::Module;
 use burn::nn::{Dropout, Embedding, LayerNorm};
 use burn::tensor::{Int, Tensor};
 
+use crate::dtype::layer_norm;
+
 pub use block::Block;
 pub use config::GptConfig;
 
@@ -50,7 +52,7 @@ impl Gpt {
     /// Output of the last block `[B, T, C]` to logits `[B, T, V]`, through the embedding's weights.
     pub fn head(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let weight_vc = self.wte.weight.val();
-        self.ln_f.forward(x_btc).matmul(weight_vc.transpose().unsqueeze())
+        layer_norm(&self.ln_f, x_btc).matmul(weight_vc.transpose().unsqueeze())
     }
 
     /// Token ids `[B, T]` to logits `[B, T, V]` for the token after each.

@@ -4,6 +4,8 @@ use burn::nn::{BatchNorm, BatchNormConfig, Initializer, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 
+use crate::dtype::batch_norm;
+
 /// One residual block: two 3x3 convolutions (basic) or 1x1, 3x3, 1x1 (bottleneck), plus the input.
 ///
 /// A bottleneck's stride sits in its 3x3 convolution, as in torchvision ("ResNet v1.5").
@@ -64,13 +66,13 @@ impl ResidualBlock {
     /// `[B, C, H, W]` to `[B, C', H / stride, W / stride]`, rounded up.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         let identity = match &self.downsample {
-            Some(down) => down.norm.forward(down.conv.forward(x.clone())),
+            Some(down) => batch_norm(&down.norm, down.conv.forward(x.clone())),
             None => x.clone(),
         };
-        let y = relu(self.bn1.forward(self.conv1.forward(x)));
-        let y = self.bn2.forward(self.conv2.forward(y));
+        let y = relu(batch_norm(&self.bn1, self.conv1.forward(x)));
+        let y = batch_norm(&self.bn2, self.conv2.forward(y));
         let y = match (&self.conv3, &self.bn3) {
-            (Some(conv3), Some(bn3)) => bn3.forward(conv3.forward(relu(y))),
+            (Some(conv3), Some(bn3)) => batch_norm(bn3, conv3.forward(relu(y))),
             _ => y,
         };
         relu(y + identity)

@@ -11,6 +11,8 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
 use serde::{Deserialize, Serialize};
 
+use crate::dtype::batch_norm;
+
 pub use block::ResidualBlock;
 pub use config::ResNetConfig;
 
@@ -42,9 +44,11 @@ pub struct ResNet {
 }
 
 impl ResNet {
-    /// Images `[B, C, H, W]` (normalised floats) to the features that the first block reads.
+    /// Images `[B, C, H, W]` (normalised floats) to the features that the first block reads, in the dtype of
+    /// the weights.
     pub fn stem(&self, images_bchw: Tensor<4>) -> Tensor<4> {
-        let x = relu(self.bn1.forward(self.conv1.forward(images_bchw)));
+        let images_bchw = images_bchw.cast(self.conv1.weight.val().dtype());
+        let x = relu(batch_norm(&self.bn1, self.conv1.forward(images_bchw)));
         match &self.maxpool {
             Some(pool) => pool.forward(x),
             None => x,

@@ -3,7 +3,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
 /// Sum of squares of all gradients of `model`, in f32, as a tensor of one element on the device: nothing is
-/// read back. `None` when no parameter has a gradient. Its square root is the global norm.
+/// read back. `None` when no parameter has a gradient. Its square root is the global norm; it is finite only if every
+/// gradient is (and their norm is below 1.8e19, the root of f32's largest number).
 pub fn sum_of_squares(model: &impl Module, gradients: &GradientsParams) -> Option<Tensor<1>> {
     struct Sum<'a>(&'a GradientsParams, Vec<Tensor<1>>);
     impl ModuleVisitor for Sum<'_> {
@@ -24,19 +25,44 @@ pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
     (max_norm / (norm + 1e-6)).min(1.0)
 }
 
-/// Multiplies every gradient of `model` by `factor`; shapes and dtypes stay as they are.
+/// Multiplies every gradient of `model` by `factor`, in f32 whatever their dtype was.
 pub fn scale(model: &impl Module, gradients: GradientsParams, factor: f64) -> GradientsParams {
     struct Scale(GradientsParams, f64);
     impl ModuleVisitor for Scale {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(gradient) = self.0.remove::<D>(param.id) {
-                self.0.register(param.id, gradient * self.1);
+                self.0.register(param.id, gradient.cast(DType::F32) * self.1);
             }
         }
     }
     let mut scale = Scale(gradients, factor);
     model.visit(&mut scale);
     scale.0
+}
+
+/// The path of a parameter whose gradient is f16.
+pub(crate) fn f16_gradient(model: &impl Module, gradients: &GradientsParams) -> Option<String> {
+    struct Find<'a> {
+        gradients: &'a GradientsParams,
+        path: Vec<String>,
+        found: Option<String>,
+    }
+    impl ModuleVisitor for Find<'_> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.found.is_none() && self.gradients.get::<D>(param.id).is_some_and(|g| g.dtype() == DType::F16) {
+                self.found = Some(self.path.join("."));
+            }
+        }
+    }
+    let mut find = Find { gradients, path: vec![], found: None };
+    model.visit(&mut find);
+    find.found
 }
 
 #[cfg(test)]

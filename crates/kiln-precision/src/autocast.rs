@@ -1,0 +1,86 @@
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use burn::module::{Module, Param, Reparameterization, Reparameterizer};
+use burn::tensor::{DType, Tensor};
+
+thread_local! {
+    static ISLANDS: Cell<usize> = const { Cell::new(0) };
+    static LAST_USED: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
+}
+
+/// Runs `f` on `x` in f32 and returns its result in the dtype of `x`: for operations that lose too much in 16 bits
+/// (sums, norms, exponentials) and for layers that mix dtypes (batch-norm, LSTM, rotary encodings).
+///
+/// Inside, parameters under a [`Policy`](crate::Policy) are not cast either, as in a region where torch's autocast is
+/// off. Islands nest.
+///
+/// ```
+/// use burn::nn::LayerNormConfig;
+/// use burn::tensor::{DType, Device, Tensor};
+/// use kiln_precision::{Policy, Precision, in_f32};
+///
+/// let device = Device::flex();
+/// let norm = Policy::new(Precision::BF16).autocast(LayerNormConfig::new(4).init(&device))?;
+/// let x = Tensor::<2>::ones([2, 4], &device).cast(DType::BF16);
+/// let y = in_f32(x, |x| norm.forward(x)); // computed in f32, returned in bf16
+/// assert_eq!(y.dtype(), DType::BF16);
+/// # Ok::<(), kiln_precision::Error>(())
+/// ```
+pub fn in_f32<const D: usize, const E: usize>(x: Tensor<D>, f: impl FnOnce(Tensor<D>) -> Tensor<E>) -> Tensor<E> {
+    /// Leaves the island also when `f` panics.
+    struct Island;
+    impl Drop for Island {
+        fn drop(&mut self) {
+            ISLANDS.set(ISLANDS.get() - 1);
+        }
+    }
+    let dtype = x.dtype();
+    ISLANDS.set(ISLANDS.get() + 1);
+    let _island = Island;
+    f(x.cast(DType::F32)).cast(dtype)
+}
+
+/// Casts a parameter whenever a layer reads it. The stored parameter, its gradient and its record stay f32.
+#[derive(Module, Debug)]
+pub(crate) struct CastTo {
+    #[module(skip)]
+    dtype: DType,
+    #[module(skip)]
+    path: Arc<str>,
+}
+
+impl Reparameterization for CastTo {
+    const NAME: &'static str = "autocast";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        LAST_USED.set(Some(self.path.clone()));
+        // A cast to its own dtype would be an operation of the graph.
+        if base.dtype() == self.dtype || ISLANDS.get() > 0 { base } else { base.cast(self.dtype) }
+    }
+}
+
+/// Attaches [`CastTo`] to the parameters of a model; `decide` says in which dtype a path is read, if it is a parameter.
+pub(crate) struct Autocast<F>(pub(crate) F);
+
+impl<F: FnMut(&str) -> Option<DType>> Reparameterizer for Autocast<F> {
+    type Reparam = CastTo;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<CastTo>) {
+        let cast = (self.0)(path).map(|dtype| CastTo { dtype, path: path.into() });
+        (param, cast)
+    }
+}
+
+/// The path of the parameter under a policy that this thread read last.
+pub(crate) fn last_used() -> Option<Arc<str>> {
+    LAST_USED.with_borrow(Clone::clone)
+}
+
+pub(crate) fn forget_last_used() {
+    LAST_USED.set(None);
+}

@@ -1,0 +1,200 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Precision};
+
+/// How the loss is scaled, so that small gradients do not vanish in f16 (Micikevicius et al. 2018, section 3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Scaling {
+    /// Not at all: f32 and bf16.
+    #[default]
+    None,
+    /// Always by this factor.
+    Static(f64),
+    /// By a factor that falls at an overflow and grows while there is none.
+    Dynamic(ScalerConfig),
+}
+
+/// The rules of a dynamic loss scale. The defaults are those of torch's `GradScaler`, plus a floor.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScalerConfig {
+    /// The first scale.
+    pub initial: f64,
+    /// Factor of the scale after `interval` steps without overflow, above 1.
+    pub growth: f64,
+    /// Factor of the scale at an overflow, between 0 and 1.
+    pub backoff: f64,
+    /// Steps without overflow before the scale grows.
+    pub interval: u32,
+    /// The scale never falls below. An overflow at the floor is the model's, not the scale's, and an error.
+    pub floor: f64,
+}
+
+impl Default for ScalerConfig {
+    fn default() -> Self {
+        Self { initial: 65536.0, growth: 2.0, backoff: 0.5, interval: 2000, floor: 1.0 }
+    }
+}
+
+/// Where a loss scale is. Saved with a run, it goes on as if nothing had happened.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScalerState {
+    /// The factor of the loss.
+    pub scale: f64,
+    /// Steps since the scale changed.
+    pub streak: u32,
+}
+
+impl Scaling {
+    /// What a precision needs: a dynamic scale in f16, none otherwise.
+    pub fn for_precision(precision: Precision) -> Self {
+        match precision {
+            Precision::F16 => Self::Dynamic(ScalerConfig::default()),
+            Precision::F32 | Precision::BF16 => Self::None,
+        }
+    }
+
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// [`Error::InvalidScaler`].
+    pub fn check(&self) -> Result<(), Error> {
+        let require = |field, value: f64, holds: bool, expected| match holds && value.is_finite() {
+            true => Ok(()),
+            false => Err(Error::InvalidScaler { field, value, expected }),
+        };
+        match *self {
+            Self::None => Ok(()),
+            Self::Static(scale) => require("scale", scale, scale > 0.0, "a finite number above 0"),
+            Self::Dynamic(config) => {
+                let ScalerConfig { initial, growth, backoff, interval, floor } = config;
+                let interval = f64::from(interval);
+                require("floor", floor, floor > 0.0, "a finite number above 0")?;
+                require("initial scale", initial, initial >= floor, "a finite number, at least the floor")?;
+                require("growth", growth, growth > 1.0, "a finite number above 1")?;
+                require("backoff", backoff, backoff > 0.0 && backoff < 1.0, "a number between 0 and 1")?;
+                require("growth interval", interval, interval >= 1.0, "at least 1")
+            }
+        }
+    }
+
+    /// The state before the first step.
+    pub fn start(&self) -> ScalerState {
+        let scale = match *self {
+            Self::None => 1.0,
+            Self::Static(scale) => scale,
+            Self::Dynamic(config) => config.initial,
+        };
+        ScalerState { scale, streak: 0 }
+    }
+
+    /// The state after a step whose gradients were `finite`, or not: then the step is skipped. `None` when the scale
+    /// cannot fall any further.
+    pub fn next(&self, state: ScalerState, finite: bool) -> Option<ScalerState> {
+        let ScalerState { scale, streak } = state;
+        match self {
+            Self::None | Self::Static(_) => finite.then_some(state),
+            Self::Dynamic(config) if !finite => {
+                let lower = (scale * config.backoff).max(config.floor);
+                (lower < scale).then_some(ScalerState { scale: lower, streak: 0 })
+            }
+            Self::Dynamic(config) if streak + 1 >= config.interval => {
+                // The loss is multiplied in f32, where the scale must be finite.
+                let higher = Some(scale * config.growth).filter(|higher| (*higher as f32).is_finite());
+                Some(ScalerState { scale: higher.unwrap_or(scale), streak: 0 })
+            }
+            Self::Dynamic(_) => Some(ScalerState { scale, streak: streak + 1 }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// torch 2's `GradScaler` as its documentation describes it, without a floor.
+    fn torch(config: &ScalerConfig, (scale, tracker): (f64, u32), found_inf: bool) -> (f64, u32) {
+        if found_inf {
+            return (scale * config.backoff, 0);
+        }
+        if tracker + 1 == config.interval { (scale * config.growth, 0) } else { (scale, tracker + 1) }
+    }
+
+    proptest! {
+        #[test]
+        fn a_dynamic_scale_is_torchs_above_the_floor(
+            interval in 1u32..6, overflows in prop::collection::vec(any::<bool>(), 0..60),
+        ) {
+            let config = ScalerConfig { interval, ..ScalerConfig::default() };
+            let scaling = Scaling::Dynamic(config);
+            let mut state = scaling.start();
+            for overflow in overflows {
+                let expected = torch(&config, (state.scale, state.streak), overflow);
+                match scaling.next(state, !overflow) {
+                    Some(next) => {
+                        prop_assert_eq!((next.scale, next.streak), (expected.0.max(config.floor), expected.1));
+                        state = next;
+                    }
+                    None => prop_assert!(overflow && state.scale == config.floor),
+                }
+            }
+        }
+
+        #[test]
+        fn a_scale_stays_within_its_floor_and_what_f32_holds(
+            initial in 0f64..120.0, growth in 1.01f64..1e6, backoff in 0.01f64..0.99,
+            overflows in prop::collection::vec(any::<bool>(), 0..200),
+        ) {
+            let config = ScalerConfig { initial: initial.exp2(), growth, backoff, interval: 1, floor: 0.5 };
+            let scaling = Scaling::Dynamic(config);
+            scaling.check().unwrap();
+            let mut state = scaling.start();
+            for overflow in overflows {
+                state = scaling.next(state, !overflow).unwrap_or(state);
+                prop_assert!(state.scale >= config.floor && (state.scale as f32).is_finite());
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_by_name() {
+        let dynamic = |change: fn(&mut ScalerConfig)| {
+            let mut config = ScalerConfig::default();
+            change(&mut config);
+            Scaling::Dynamic(config).check().unwrap_err().to_string()
+        };
+        assert_eq!(dynamic(|c| c.growth = 1.0), "the growth of the loss scaler is 1, expected a finite number above 1");
+        assert!(dynamic(|c| c.growth = f64::NAN).contains("growth"));
+        assert!(dynamic(|c| c.backoff = 1.0).contains("between 0 and 1"));
+        assert!(dynamic(|c| c.backoff = 0.0).contains("between 0 and 1"));
+        assert!(dynamic(|c| c.interval = 0).contains("interval"));
+        assert!(dynamic(|c| c.floor = 0.0).contains("floor"));
+        assert!(dynamic(|c| c.initial = 0.5).contains("at least the floor"));
+        assert!(dynamic(|c| c.initial = f64::INFINITY).contains("initial"));
+        for scale in [0.0, -2.0, f64::NAN, f64::INFINITY] {
+            assert!(
+                matches!(Scaling::Static(scale).check(), Err(Error::InvalidScaler { field: "scale", .. })),
+                "{scale}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_fixed_scale_does_not_move_and_cannot_mend_an_overflow() {
+        for scaling in [Scaling::None, Scaling::Static(8.0)] {
+            let state = scaling.start();
+            assert_eq!(scaling.next(state, true), Some(state));
+            assert_eq!(scaling.next(state, false), None);
+        }
+    }
+
+    #[test]
+    fn a_state_survives_json_bit_for_bit() {
+        let state = ScalerState { scale: 65536.0 / 3.0, streak: 17 };
+        let text = serde_json::to_string(&state).unwrap();
+        assert_eq!(serde_json::from_str::<ScalerState>(&text).unwrap().scale.to_bits(), state.scale.to_bits());
+    }
+}
