@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Who may depend on whom. A technique crate (data, precision, accumulation, checkpointing, memory, recovery)
 /// depends on no other crate of the workspace; kiln-training is the only one that sees two of them.
-const ALLOWED: [(&str, &[&str]); 8] = [
+const ALLOWED: [(&str, &[&str]); 9] = [
     ("kiln-accumulation", &[]),
     ("kiln-data", &[]),
     ("kiln-memory", &[]),
@@ -17,6 +17,7 @@ const ALLOWED: [(&str, &[&str]); 8] = [
     ("kiln-precision", &[]),
     ("kiln-training", &["kiln-accumulation", "kiln-data", "kiln-precision"]),
     ("benches", &["kiln-accumulation", "kiln-data", "kiln-models", "kiln-precision", "kiln-training"]),
+    ("examples", &["kiln-accumulation", "kiln-data", "kiln-models", "kiln-precision"]),
     ("xtask", &["kiln-accumulation", "kiln-data", "kiln-memory", "kiln-models", "kiln-precision", "kiln-training"]),
 ];
 

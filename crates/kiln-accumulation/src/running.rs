@@ -46,6 +46,9 @@ impl RunningStatistics {
 
     /// Leaves `model` with the statistics from before the window, for a batch that is not taken after all.
     pub fn restore(self, model: &impl Module) {
+        if !self.before.is_empty() {
+            settle(model);
+        }
         write(model, &self.before);
     }
 }
@@ -91,11 +94,15 @@ fn read(model: &impl Module) -> HashMap<ParamId, Tensor<1>> {
             }
         }
     }
-    // burn keeps each thread's last update apart until somebody asks; `valid` asks.
-    let _ = model.valid();
+    settle(model);
     let mut read = Read::default();
     model.visit(&mut read);
     read.found
+}
+
+/// burn keeps each thread's last update apart until somebody asks; `valid` asks.
+fn settle(model: &impl Module) {
+    let _ = model.valid();
 }
 
 fn write(model: &impl Module, values: &HashMap<ParamId, Tensor<1>>) {

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kiln_precision::{Error, Policy, Precision, check_device, check_dtypes, in_f32};
@@ -147,7 +149,10 @@ fn paths_kinds_and_norms_are_kept_and_misspelt_ones_refused() {
     let wrong = refusal(policy().keep_kind("Conv2d")).to_string();
     assert!(wrong.contains("'Conv2d'") && wrong.contains("Linear"), "{wrong}");
     let twice = policy().autocast(policy().autocast(Net::new(&device)).unwrap()).map(|_| ()).unwrap_err();
-    assert!(matches!(&twice, Error::Reparameterized { path, by } if path == "embed.weight" && by == "autocast"), "{twice}");
+    assert!(
+        matches!(&twice, Error::Reparameterized { path, by } if path == "embed.weight" && by == "autocast"),
+        "{twice}"
+    );
 }
 
 #[test]

@@ -104,7 +104,10 @@ fn a_scale_that_starts_at_two_to_the_thirty_recovers_by_itself() {
     // Skips come first, without a gap, and then none: the scale has found where f16 holds the gradients.
     assert!(!skips.is_empty() && skips.len() < 30, "{skips:?}");
     assert_eq!(skips, (0..skips.len()).collect::<Vec<_>>());
-    assert_eq!(scaler.state(), ScalerState { scale: 2f64.powi(30 - skips.len() as i32), streak: 60 - skips.len() as u32 });
+    assert_eq!(
+        scaler.state(),
+        ScalerState { scale: 2f64.powi(30 - skips.len() as i32), streak: 60 - skips.len() as u32 }
+    );
     assert!(losses[59] < 0.5 * losses[0], "it learns: {losses:?}");
 }
 

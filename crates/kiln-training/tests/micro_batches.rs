@@ -1,0 +1,196 @@
+//! A step in micro-batches is the step on the whole batch; an overflow skips a step and nothing else.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::activation::tanh;
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use kiln_accumulation::{Split, Weight};
+use kiln_precision::{Policy, Precision, ScalerConfig, ScalerState, Scaling, in_f32};
+use kiln_training::{Checkpoints, Error, OptimizerConfig, ScheduleConfig, StepReport, StepSettings, Trainer};
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    layer: LayerNorm,
+    batch: Option<BatchNorm>,
+    last: Linear,
+}
+
+impl Net {
+    fn new(batch_norm: bool, device: &Device) -> Self {
+        Self {
+            first: LinearConfig::new(6, 16).init(device),
+            layer: LayerNormConfig::new(16).init(device),
+            batch: batch_norm.then(|| BatchNormConfig::new(16).init(device)),
+            last: LinearConfig::new(16, 4).init(device),
+        }
+    }
+
+    /// The same numbers in tensors of their own: clones share running statistics. (Making the model anew from the same seed
+    /// is no way, because the device's random numbers belong to all tests of this process.)
+    fn copy(&self) -> Self {
+        self.valid().train()
+    }
+
+    fn loss(&self, x: Tensor<2>, y: Tensor<1, Int>) -> Tensor<1> {
+        let x = self.first.forward(x.cast(self.first.weight.val().dtype()));
+        let x = self.layer.forward(x);
+        let x = match &self.batch {
+            Some(norm) => in_f32(x, |x| norm.forward(x)),
+            None => x,
+        };
+        let logits = self.last.forward(tanh(x)).cast(DType::F32);
+        CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, y)
+    }
+}
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+fn settings(precision: Precision) -> StepSettings {
+    let schedule = ScheduleConfig { peak: 0.05, warmup: 0.0, floor: 0.1 };
+    StepSettings {
+        max_norm: Some(1.0),
+        policy: Policy::new(precision),
+        // Not Adam: its first step is the sign of the gradient, also where the gradient is a rounding error.
+        ..StepSettings::new(OptimizerConfig::sgd(), schedule, 20, device())
+    }
+}
+
+fn data() -> (Tensor<2>, Tensor<1, Int>) {
+    let x = Tensor::<2>::random([22, 6], Distribution::Normal(0.0, 1.0), &device());
+    let y = x.clone().slice([0..22, 0..4]).argmax(1).reshape([22]);
+    (x, y)
+}
+
+fn step(trainer: &mut Trainer<Net>, micro: usize, (x, y): &(Tensor<2>, Tensor<1, Int>)) -> Result<StepReport, Error> {
+    let split = Split::new(22, micro).unwrap();
+    let parts = split.ranges().map(|range| (Weight::Samples(range.len()), range));
+    trainer.step_in_parts(Weight::Samples(22), parts, |model, _, range| {
+        model.loss(x.clone().slice([range.clone(), 0..6]), y.clone().slice([range.clone()]))
+    })
+}
+
+/// Every float of the model, running statistics included.
+fn floats(model: &Net) -> Vec<f64> {
+    struct Floats(Vec<f64>);
+    impl ModuleVisitor for Floats {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.extend(param.base().into_data().iter::<f64>());
+        }
+    }
+    let _ = model.valid();
+    let mut floats = Floats(vec![]);
+    model.visit(&mut floats);
+    floats.0
+}
+
+fn relative(got: &[f64], expected: &[f64]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    norm(&mut got.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
+}
+
+#[test]
+fn ten_steps_in_any_micro_batch_are_ten_steps_on_the_batch() {
+    let (data, net) = (data(), Net::new(false, &device()));
+    let run = |micro| {
+        let mut trainer = Trainer::new(net.copy(), 1, settings(Precision::F32)).unwrap();
+        let reports: Vec<StepReport> = (0..10).map(|_| step(&mut trainer, micro, &data).unwrap()).collect();
+        (floats(trainer.model()), reports)
+    };
+    let (expected, whole) = run(22);
+    assert!(whole[9].loss < 0.9 * whole[0].loss, "it learns");
+    for micro in [1, 3, 7, 11, 21] {
+        let (got, reports) = run(micro);
+        let far = relative(&got, &expected);
+        assert!(far < 1e-5, "micro-batches of {micro}: {far}");
+        assert_eq!(reports[0].micro_batches, 22usize.div_ceil(micro));
+        let first =
+            [reports[0].loss / whole[0].loss, reports[0].gradient_norm.unwrap() / whole[0].gradient_norm.unwrap()];
+        assert!(first.iter().all(|ratio| (ratio - 1.0).abs() < 1e-6), "{first:?}");
+    }
+}
+
+#[test]
+fn an_overflow_skips_the_step_and_lowers_the_scale_and_a_resumed_run_goes_on_alike() {
+    let data = data();
+    let scaling = Scaling::Dynamic(ScalerConfig { initial: 2f64.powi(40), interval: 3, ..ScalerConfig::default() });
+    let settings = || StepSettings { scaling, ..settings(Precision::F16) };
+    let new = || Trainer::new(Net::new(true, &device()), 1, settings()).unwrap();
+    let mut trainer = new();
+    let before = floats(trainer.model());
+    let mut skipped = 0;
+    loop {
+        let report = step(&mut trainer, 5, &data).unwrap();
+        if !report.skipped {
+            assert_eq!(trainer.state().updates(), 1, "the schedule counts updates");
+            assert_eq!(report.learning_rate, 0.05, "the first rate is used by the first update");
+            assert!(floats(trainer.model()) != before);
+            break;
+        }
+        skipped += 1;
+        assert_eq!(report.gradient_norm, None);
+        assert!(floats(trainer.model()) == before, "parameters and statistics are as they were");
+        assert_eq!(trainer.scaler().scale, 2f64.powi(40 - skipped));
+        assert_eq!((trainer.state().step, trainer.state().skipped), (skipped as u64, skipped as u64));
+    }
+    assert!(skipped > 5, "a scale of 2^40 overflows in f16");
+
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
+    checkpoints.save(&trainer).unwrap();
+    let mut resumed = new();
+    checkpoints.resume(&mut resumed).unwrap();
+    assert_eq!((resumed.scaler(), resumed.state()), (trainer.scaler(), trainer.state()));
+    assert_ne!(resumed.scaler(), ScalerState { scale: 2f64.powi(40), streak: 0 });
+    for _ in 0..6 {
+        let reports = [&mut trainer, &mut resumed].map(|trainer| format!("{:?}", step(trainer, 5, &data).unwrap()));
+        assert_eq!(reports[0], reports[1]);
+        assert!(floats(resumed.model()) == floats(trainer.model()));
+    }
+}
+
+#[test]
+fn a_step_that_fails_leaves_batch_norm_as_it_was() {
+    let (x, y) = data();
+    let mut trainer = Trainer::new(Net::new(true, &device()), 1, settings(Precision::F32)).unwrap();
+    let _ = step(&mut trainer, 8, &(x.clone(), y.clone())).unwrap();
+    let before = (floats(trainer.model()), trainer.state());
+    let infinite = trainer.step(|model, _| model.loss(x.clone(), y.clone()) * f32::INFINITY);
+    assert!(matches!(infinite, Err(Error::NotFinite { what: "loss", .. })), "{infinite:?}");
+    // The loss is finite and a gradient is not: the derivative of the root at zero.
+    let steep =
+        trainer.step(|model, _| model.loss(x.clone(), y.clone()) + (model.last.weight.val() * 0.0).sqrt().sum());
+    assert!(matches!(steep, Err(Error::NotFinite { what: "norm of the gradients", .. })), "{steep:?}");
+    let short = trainer
+        .step_in_parts(Weight::Samples(4), [(Weight::Samples(3), ())], |model, _, ()| model.loss(x.clone(), y.clone()));
+    assert_eq!(
+        short.unwrap_err().to_string(),
+        "step 1: the batch lacks 1 samples, expected parts that add up to its weight"
+    );
+    let weights = trainer
+        .step_in_parts(Weight::Samples(2), [(Weight::Samples(3), ())], |model, _, ()| model.loss(x.clone(), y.clone()));
+    assert!(matches!(weights, Err(Error::Accumulation(_))));
+    assert!((floats(trainer.model()), trainer.state()) == before);
+}
+
+#[test]
+fn statistics_move_once_per_step_whatever_the_micro_batch() {
+    // After one step from the initial statistics (mean 0), the running mean is 0.1 times the batch's mean, which is the
+    // weighted mean of the micro-batches' means, however the batch was cut. Weights differ: batch-norm normalises by
+    // the micro-batch.
+    let (data, net) = (data(), Net::new(true, &device()));
+    let mean = |micro| -> Vec<f64> {
+        let mut trainer = Trainer::new(net.copy(), 1, settings(Precision::F32)).unwrap();
+        let _ = step(&mut trainer, micro, &data).unwrap();
+        let _ = trainer.model().valid();
+        trainer.model().batch.as_ref().unwrap().running_mean.value().into_data().iter::<f64>().collect()
+    };
+    let whole = mean(22);
+    for micro in [4, 11] {
+        assert!(relative(&mean(micro), &whole) < 1e-5);
+    }
+}
