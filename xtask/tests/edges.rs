@@ -9,8 +9,9 @@ use serde_json::Value;
 
 /// Who may depend on whom. A technique crate (data, precision, accumulation, checkpointing, memory, recovery)
 /// depends on no other crate of the workspace; kiln-training is the only one that sees two of them.
-const ALLOWED: [(&str, &[&str]); 9] = [
+const ALLOWED: [(&str, &[&str]); 10] = [
     ("kiln-accumulation", &[]),
+    ("kiln-checkpointing", &[]),
     ("kiln-data", &[]),
     ("kiln-memory", &[]),
     ("kiln-models", &[]),

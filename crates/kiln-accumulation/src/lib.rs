@@ -42,6 +42,8 @@
 //! [`RunningStatistics`] makes the running statistics move once per batch, by the weighted mean of what the
 //! micro-batches saw, instead of once per micro-batch.
 //!
+//! The guide is `docs/accumulation.md`.
+//!
 //! *Architecture invariant*: this crate knows no data set, no optimizer and no precision policy. It sees sizes, a
 //! model's parameters, and losses.
 
@@ -58,3 +60,7 @@ pub use running::RunningStatistics;
 pub use split::Split;
 pub use weight::Weight;
 pub use window::{Accumulated, Fed, Scaled, Unscaled, Window};
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/accumulation.md")]
+struct Guide;

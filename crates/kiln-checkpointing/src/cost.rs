@@ -1,0 +1,171 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Mode, Plan, PlanSegment};
+
+/// What one block takes. [`measure`](crate::measure) finds these numbers; any others will do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Bytes of its input.
+    pub input: u64,
+    /// Bytes it keeps for its backward pass, its input included.
+    pub saved: u64,
+    /// Bytes beyond those that it needs while it runs, in either direction.
+    pub workspace: u64,
+    /// Bytes of its parameters' gradients.
+    pub gradients: u64,
+    /// Seconds of its forward pass.
+    pub forward: f64,
+}
+
+/// What a chain of blocks takes, and what is around it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChainCost {
+    /// The blocks, first to last.
+    pub blocks: Vec<Cost>,
+    /// Bytes that are there all the time: parameters, optimizer state.
+    pub resident: u64,
+    /// Bytes at the peak of what follows the chain: the head, the loss.
+    pub head: u64,
+    /// Seconds to move a byte to the host and back; none when inputs are not to be offloaded.
+    pub transfer: Option<f64>,
+}
+
+/// What a plan comes to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// The most bytes at once.
+    pub peak: u64,
+    /// Seconds that are spent beyond those of the plain chain.
+    pub extra: f64,
+}
+
+/// Time as an integer, so that sums do not depend on their order.
+pub(crate) type Picoseconds = u64;
+
+pub(crate) fn picoseconds(seconds: f64) -> Picoseconds {
+    (seconds * 1e12).round() as Picoseconds
+}
+
+impl ChainCost {
+    /// Checks that times are finite numbers, at least 0.
+    ///
+    /// # Errors
+    /// [`Error::InvalidCost`].
+    pub fn check(&self) -> Result<(), Error> {
+        let times = self.blocks.iter().map(|cost| cost.forward).enumerate();
+        let all = times.chain(self.transfer.map(|transfer| (0, transfer)));
+        for (block, value) in all {
+            if !(value.is_finite() && (0.0..1e6).contains(&value)) {
+                return Err(Error::InvalidCost { field: "time", block, value, expected: "seconds in [0, 1e6)" });
+            }
+        }
+        Ok(())
+    }
+
+    /// Peak and extra time of `plan`, by the model that [`solve`](crate::solve) uses: the forward pass leaves what each
+    /// segment holds (its activations when plain, its input when recomputed, nothing when offloaded); then the head is
+    /// there besides all of that; then, from the last segment to the first, a segment's activations besides what the segments
+    /// before it hold and the gradients of the parameters so far.
+    ///
+    /// # Errors
+    /// [`Error::PlanLength`], [`Error::InvalidCost`].
+    pub fn simulate(&self, plan: &Plan) -> Result<Outcome, Error> {
+        self.check()?;
+        if plan.blocks() != self.blocks.len() {
+            return Err(Error::PlanLength { plan: plan.blocks(), chain: self.blocks.len() });
+        }
+        let sums = Sums::new(self);
+        let (mut held, mut peak, mut extra) = (0, 0, 0);
+        for PlanSegment { blocks, mode } in plan.segments() {
+            let parts: Vec<_> = match mode {
+                // A plain segment frees its blocks one by one.
+                Mode::Plain => blocks.clone().map(|block| block..block + 1).collect(),
+                _ => vec![blocks.clone()],
+            };
+            for part in parts {
+                let step = sums.step(part.start, part.end, *mode);
+                peak = peak.max(held + step.needs);
+                held += step.holds;
+                extra += step.extra;
+            }
+        }
+        let peak = peak.max(held + sums.after());
+        Ok(Outcome { peak, extra: extra as f64 * 1e-12 })
+    }
+}
+
+/// A segment in a schedule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    /// Bytes that it leaves until its backward pass.
+    pub(crate) holds: u64,
+    /// Bytes at its peak, besides what the segments before it hold.
+    pub(crate) needs: u64,
+    pub(crate) extra: Picoseconds,
+}
+
+/// A chain's costs as prefix sums.
+pub(crate) struct Sums<'a> {
+    cost: &'a ChainCost,
+    saved: Vec<u64>,
+    forward: Vec<Picoseconds>,
+    /// Gradients of the blocks from one on.
+    gradients: Vec<u64>,
+}
+
+impl<'a> Sums<'a> {
+    pub(crate) fn new(cost: &'a ChainCost) -> Self {
+        let (mut saved, mut forward) = (vec![0], vec![0]);
+        let (mut all_saved, mut all_forward) = (0, 0);
+        for block in &cost.blocks {
+            all_saved += block.saved;
+            all_forward += picoseconds(block.forward);
+            saved.push(all_saved);
+            forward.push(all_forward);
+        }
+        let mut gradients = vec![0; cost.blocks.len() + 1];
+        for (index, block) in cost.blocks.iter().enumerate().rev() {
+            gradients[index] = gradients[index + 1] + block.gradients;
+        }
+        Self { cost, saved, forward, gradients }
+    }
+
+    /// The blocks from `from` to `to` as one segment.
+    pub(crate) fn step(&self, from: usize, to: usize, mode: Mode) -> Step {
+        let workspace = self.cost.blocks[from..to].iter().map(|cost| cost.workspace).max().unwrap_or(0);
+        self.step_with(from, to, mode, workspace)
+    }
+
+    /// The same, for a caller that knows the largest workspace of the blocks.
+    pub(crate) fn step_with(&self, from: usize, to: usize, mode: Mode, workspace: u64) -> Step {
+        let activations = self.saved[to] - self.saved[from];
+        let input = self.cost.blocks[from].input;
+        let around = self.cost.resident + self.gradients[from] + workspace;
+        let again = self.forward[to] - self.forward[from];
+        match mode {
+            Mode::Plain => Step { holds: activations, needs: around + activations, extra: 0 },
+            Mode::Recompute => Step { holds: input, needs: around + input + activations, extra: again },
+            Mode::Offload => {
+                let transfer = picoseconds(input as f64 * self.cost.transfer.unwrap_or(0.0));
+                Step { holds: 0, needs: around + input + activations, extra: again + transfer }
+            }
+        }
+    }
+
+    /// Bytes of the head, besides what all segments hold.
+    pub(crate) fn after(&self) -> u64 {
+        self.cost.resident + self.cost.head
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        self.cost.blocks.len()
+    }
+
+    pub(crate) fn workspace(&self, block: usize) -> u64 {
+        self.cost.blocks[block].workspace
+    }
+
+    pub(crate) fn offloads(&self) -> bool {
+        self.cost.transfer.is_some()
+    }
+}

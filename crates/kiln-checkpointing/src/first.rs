@@ -1,0 +1,143 @@
+//! What the first pass finds out about parameters, inputs and outputs.
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::ops::NodeGuard;
+use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor};
+use burn::module::{ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+
+use crate::TensorMap;
+use crate::hub::Hub;
+
+/// The module's parameters that need a gradient.
+pub(crate) struct Parameters<B, C> {
+    pub(crate) nodes: HashMap<ParamId, NodeId>,
+    /// One of them, which makes the segment tracked when no input is.
+    pub(crate) anchor: Option<NodeGuard>,
+    marker: PhantomData<(B, C)>,
+}
+
+impl<B, C> Default for Parameters<B, C> {
+    fn default() -> Self {
+        Self { nodes: HashMap::new(), anchor: None, marker: PhantomData }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Parameters<B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        if tensor.is_require_grad()
+            && let Ok(primitive) = tensor.try_into_primitive::<Autodiff<B, C>>()
+        {
+            self.nodes.insert(param.id, primitive.id());
+            self.anchor.get_or_insert_with(|| primitive.node());
+        }
+    }
+}
+
+/// An input that needs a gradient.
+#[derive(Clone, Copy)]
+pub(crate) struct InputId {
+    pub(crate) node: NodeId,
+    /// No operation before it waits for a gradient.
+    pub(crate) leaf: bool,
+}
+
+/// The inputs that need a gradient.
+pub(crate) struct Inputs<B, C> {
+    /// For every float input in its order, tracked or not.
+    pub(crate) ids: Vec<Option<InputId>>,
+    pub(crate) guards: Vec<NodeGuard>,
+    marker: PhantomData<(B, C)>,
+}
+
+impl<B, C> Default for Inputs<B, C> {
+    fn default() -> Self {
+        Self { ids: vec![], guards: vec![], marker: PhantomData }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> TensorMap for Inputs<B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let (leaf, tracked) = (tensor.is_require_grad(), tensor.is_tracked());
+        let primitive = tracked.then(|| tensor.clone().try_into_primitive::<Autodiff<B, C>>().ok()).flatten();
+        self.ids.push(primitive.as_ref().map(|primitive| InputId { node: primitive.id(), leaf }));
+        self.guards.extend(primitive.map(|primitive| primitive.node()));
+        tensor
+    }
+}
+
+/// Cuts tensors off the graph and leaves them on their autodiff device: dropout and batch-norm go by the device.
+pub(crate) struct Untracked;
+
+impl TensorMap for Untracked {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        match tensor.gradient_checkpointing_strategy() {
+            Some(strategy) => tensor.without_autodiff().autodiff().with_gradient_checkpointing_strategy(strategy),
+            None => tensor,
+        }
+    }
+}
+
+/// What came out of a pass.
+#[derive(Default)]
+pub(crate) struct Outputs {
+    pub(crate) tracked: bool,
+    pub(crate) described: Vec<String>,
+}
+
+impl TensorMap for Outputs {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.tracked |= tensor.is_tracked();
+        self.described.push(describe(&tensor));
+        tensor
+    }
+}
+
+/// Shape, dtype and device.
+pub(crate) fn describe<const D: usize>(tensor: &Tensor<D>) -> String {
+    let sizes: Vec<String> = tensor.dims().iter().map(|size| size.to_string()).collect();
+    format!("[{}] {:?} on {:?}", sizes.join(", "), tensor.dtype(), tensor.device())
+}
+
+/// Puts outputs behind the hub.
+pub(crate) struct Attach<B: Backend, C> {
+    hub: Hub<B>,
+    slot: usize,
+    /// The device of an output that is not on the segment's backend.
+    pub(crate) elsewhere: Option<String>,
+    marker: PhantomData<C>,
+}
+
+impl<B: Backend, C> Attach<B, C> {
+    pub(crate) fn new(hub: Hub<B>) -> Self {
+        Self { hub, slot: 0, elsewhere: None, marker: PhantomData }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> TensorMap for Attach<B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
+{
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let slot = self.slot;
+        self.slot += 1;
+        match tensor.clone().without_autodiff().try_into_primitive::<B>() {
+            Ok(primitive) => Tensor::from_primitive::<Autodiff<B, C>>(self.hub.output::<C>(slot, primitive)),
+            Err(_) => {
+                self.elsewhere = Some(format!("{:?}", tensor.device()));
+                tensor
+            }
+        }
+    }
+}

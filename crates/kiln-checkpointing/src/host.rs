@@ -1,0 +1,73 @@
+use std::collections::VecDeque;
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::first::Untracked;
+use crate::{TensorMap, Tensors};
+
+/// The inputs of a segment between its two passes, cut off the graph.
+pub(crate) enum Saved<I> {
+    /// On their device, sharing storage with what computed them.
+    Device(I),
+    /// Floats in host memory, in their order; the tensors themselves are emptied.
+    Host(I, VecDeque<TensorData>),
+}
+
+impl<I: Tensors> Saved<I> {
+    pub(crate) fn new(inputs: I, offload: bool) -> Result<Self, String> {
+        let inputs = inputs.map(&mut Untracked);
+        if !offload {
+            return Ok(Self::Device(inputs));
+        }
+        let mut take = Take { data: VecDeque::new(), failure: None };
+        let emptied = inputs.map(&mut take);
+        match take.failure {
+            Some(reason) => Err(reason),
+            None => Ok(Self::Host(emptied, take.data)),
+        }
+    }
+
+    pub(crate) fn restore(self, device: &Device) -> Result<I, String> {
+        match self {
+            Self::Device(inputs) => Ok(inputs),
+            Self::Host(emptied, mut data) => {
+                // Pinned memory where the backend has it.
+                device.clone().inner().staging(data.iter_mut());
+                let mut give = Give { data };
+                Ok(emptied.map(&mut give))
+            }
+        }
+    }
+}
+
+struct Take {
+    data: VecDeque<TensorData>,
+    failure: Option<String>,
+}
+
+impl TensorMap for Take {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let empty = Tensor::zeros([0; D], (&tensor.device(), tensor.dtype()));
+        match tensor.without_autodiff().try_into_data() {
+            Ok(data) => self.data.push_back(data),
+            Err(e) => self.failure = Some(e.to_string()),
+        }
+        empty
+    }
+}
+
+struct Give {
+    data: VecDeque<TensorData>,
+}
+
+impl TensorMap for Give {
+    fn float<const D: usize>(&mut self, empty: Tensor<D>) -> Tensor<D> {
+        match self.data.pop_front() {
+            Some(data) => {
+                let dtype = empty.dtype();
+                Tensor::from_data(data, (&empty.device(), dtype))
+            }
+            None => empty,
+        }
+    }
+}

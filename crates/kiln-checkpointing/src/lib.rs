@@ -1,0 +1,24 @@
+//! Gradient checkpointing.
+mod chain;
+mod checkpoint;
+mod cost;
+mod error;
+mod first;
+mod host;
+mod hub;
+mod measure;
+mod plan;
+mod random;
+mod replay;
+mod segment;
+mod solve;
+mod tensors;
+
+pub use chain::Chain;
+pub use checkpoint::{Checkpoint, checkpoint};
+pub use cost::{ChainCost, Cost, Outcome};
+pub use error::Error;
+pub use measure::{Gauge, measure};
+pub use plan::{Mode, Plan, PlanSegment};
+pub use solve::{least, solve};
+pub use tensors::{TensorMap, Tensors};

@@ -1,0 +1,151 @@
+use std::fmt;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// How a segment of a chain is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Keeps its activations.
+    Plain,
+    /// Keeps its input, and runs again in the backward pass.
+    Recompute,
+    /// The same, with the input in host memory.
+    Offload,
+}
+
+/// Consecutive blocks that are run in one mode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanSegment {
+    /// The blocks, counted from zero.
+    pub blocks: Range<usize>,
+    /// How they are run.
+    pub mode: Mode,
+}
+
+/// How the blocks of a chain are run: segments that follow each other without a gap.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    segments: Vec<PlanSegment>,
+}
+
+impl Plan {
+    /// All activations are kept.
+    pub fn none(blocks: usize) -> Self {
+        Self { segments: vec![PlanSegment { blocks: 0..blocks, mode: Mode::Plain }] }
+    }
+
+    /// Segments of `length` blocks, the last may be short, all of them recomputed.
+    ///
+    /// # Errors
+    /// [`Error::EmptySegment`] when `length` is 0.
+    pub fn every(blocks: usize, length: usize) -> Result<Self, Error> {
+        Self::uniform(blocks, length, Mode::Recompute)
+    }
+
+    /// The same with inputs in host memory.
+    ///
+    /// # Errors
+    /// [`Error::EmptySegment`] when `length` is 0.
+    pub fn offload(blocks: usize, length: usize) -> Result<Self, Error> {
+        Self::uniform(blocks, length, Mode::Offload)
+    }
+
+    /// Segments of the length that needs the least memory when all blocks are alike: sqrt(n a / s) for n blocks with an
+    /// input of a bytes (`input`) and activations of s bytes (`saved`). It balances the inputs of all segments, n/k a,
+    /// with the activations of the one that is being replayed, k s. (Chen et al. 2016 take a = s, hence "sqrt(n)".)
+    pub fn sqrt(blocks: usize, input: u64, saved: u64) -> Self {
+        let length = (blocks as f64 * input as f64 / saved.max(1) as f64).sqrt().round();
+        let length = (length as usize).clamp(1, blocks.max(1));
+        Self::new(
+            (0..blocks)
+                .step_by(length)
+                .map(|from| PlanSegment { blocks: from..blocks.min(from + length), mode: Mode::Recompute }),
+        )
+    }
+
+    fn uniform(blocks: usize, length: usize, mode: Mode) -> Result<Self, Error> {
+        if length == 0 {
+            return Err(Error::EmptySegment);
+        }
+        let segments = (0..blocks).step_by(length);
+        Ok(Self::new(segments.map(|from| PlanSegment { blocks: from..blocks.min(from + length), mode })))
+    }
+
+    /// `segments` in their order; neighbours that are plain become one.
+    pub(crate) fn new(segments: impl IntoIterator<Item = PlanSegment>) -> Self {
+        let mut joined: Vec<PlanSegment> = vec![];
+        for segment in segments {
+            match joined.last_mut() {
+                Some(last) if last.mode == Mode::Plain && segment.mode == Mode::Plain => {
+                    last.blocks.end = segment.blocks.end;
+                }
+                _ => joined.push(segment),
+            }
+        }
+        Self { segments: joined }
+    }
+
+    /// The segments, first to last.
+    pub fn segments(&self) -> &[PlanSegment] {
+        &self.segments
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> usize {
+        self.segments.last().map_or(0, |last| last.blocks.end)
+    }
+
+    /// Blocks that run twice.
+    pub fn recomputed(&self) -> usize {
+        self.segments.iter().filter(|segment| segment.mode != Mode::Plain).map(|segment| segment.blocks.len()).sum()
+    }
+}
+
+impl fmt::Display for Plan {
+    /// `0..3 recompute, 3..8 plain`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, segment) in self.segments.iter().enumerate() {
+            let mode = match segment.mode {
+                Mode::Plain => "plain",
+                Mode::Recompute => "recompute",
+                Mode::Offload => "offload",
+            };
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{}..{} {mode}", segment.blocks.start, segment.blocks.end)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn uniform_plans_cover_every_block_once(blocks in 0usize..200, length in 1usize..250) {
+            for plan in [Plan::every(blocks, length).unwrap(), Plan::offload(blocks, length).unwrap(), Plan::none(blocks)] {
+                let covered: Vec<usize> = plan.segments().iter().flat_map(|segment| segment.blocks.clone()).collect();
+                prop_assert_eq!(covered, (0..blocks).collect::<Vec<_>>());
+            }
+            let every = Plan::every(blocks, length).unwrap();
+            prop_assert!(every.segments().iter().rev().skip(1).all(|segment| segment.blocks.len() == length));
+            prop_assert_eq!(every.recomputed(), blocks);
+        }
+    }
+
+    #[test]
+    fn the_best_length_depends_on_what_a_block_keeps() {
+        assert_eq!(Plan::sqrt(64, 1, 1), Plan::every(64, 8).unwrap());
+        assert_eq!(Plan::sqrt(64, 1, 16), Plan::every(64, 2).unwrap());
+        assert_eq!(Plan::sqrt(4, 1, 100), Plan::every(4, 1).unwrap());
+        assert_eq!(Plan::sqrt(4, 100, 1), Plan::every(4, 4).unwrap());
+        assert_eq!(Plan::every(4, 0), Err(Error::EmptySegment));
+        assert_eq!(Plan::every(5, 2).unwrap().to_string(), "0..2 recompute, 2..4 recompute, 4..5 recompute");
+    }
+}

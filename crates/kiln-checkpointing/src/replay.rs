@@ -1,0 +1,167 @@
+//! The second pass: a graph of its own, from fresh leaves to the outputs whose gradients are given.
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+
+use burn::backend::TensorMetadata;
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{
+    Autodiff, AutodiffBackend, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy,
+};
+use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{FloatDType, Shape, Tensor};
+
+use crate::TensorMap;
+use crate::first::{InputId, Untracked, describe};
+
+/// Gives parameters back the strategy of the device they were on, which `valid` and `train` forget.
+pub(crate) struct Restrategize(pub(crate) GradientCheckpointingStrategy);
+
+impl ModuleMapper for Restrategize {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| match tensor.gradient_checkpointing_strategy() {
+            Some(strategy) if strategy != self.0 => {
+                let learned = tensor.is_require_grad();
+                let tensor = tensor.without_autodiff().autodiff().with_gradient_checkpointing_strategy(self.0);
+                tensor.set_require_grad(learned)
+            }
+            _ => tensor,
+        })
+    }
+}
+
+/// Makes leaves of the inputs that need a gradient.
+pub(crate) struct Leaves<B: Backend, C> {
+    ids: std::vec::IntoIter<Option<InputId>>,
+    leaves: Vec<(InputId, FloatTensor<Autodiff<B>>)>,
+    marker: PhantomData<C>,
+}
+
+impl<B: Backend, C> Leaves<B, C> {
+    pub(crate) fn of(ids: Vec<Option<InputId>>) -> Self {
+        Self { ids: ids.into_iter(), leaves: vec![], marker: PhantomData }
+    }
+
+    /// Hands the leaves' gradients to the outer graph.
+    pub(crate) fn register(self, mut inner: Option<&mut Gradients>, outer: &mut Gradients) {
+        for (id, leaf) in self.leaves {
+            match inner.as_mut().and_then(|inner| inner.remove::<B>(&leaf)) {
+                Some(gradient) => outer.register::<B>(id.node, gradient),
+                // The operation before it will ask for a gradient, also if the segment did not use its result.
+                None if !id.leaf => {
+                    let value = leaf.into_primitive();
+                    outer.register::<B>(id.node, B::float_mul_scalar(value, 0.0.into()));
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> TensorMap for Leaves<B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let tensor = Untracked.float(tensor);
+        let Some(id) = self.ids.next().flatten() else { return tensor };
+        let leaf = tensor.require_grad();
+        if let Ok(primitive) = leaf.clone().try_into_primitive::<Autodiff<B, C>>() {
+            self.leaves.push((id, primitive));
+        }
+        leaf
+    }
+}
+
+/// Joins the outputs that have a gradient to one root.
+pub(crate) struct Roots<B: Backend, C> {
+    given: std::vec::IntoIter<Option<FloatTensor<B>>>,
+    root: Option<FloatTensor<Autodiff<B>>>,
+    pub(crate) described: Vec<String>,
+    marker: PhantomData<C>,
+}
+
+impl<B: Backend, C> Roots<B, C> {
+    pub(crate) fn given(gradients: Vec<Option<FloatTensor<B>>>) -> Self {
+        Self { given: gradients.into_iter(), root: None, described: vec![], marker: PhantomData }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> TensorMap for Roots<B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
+{
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.described.push(describe(&tensor));
+        if let Some(gradient) = self.given.next().flatten()
+            && tensor.is_tracked()
+            && let Ok(primitive) = tensor.clone().try_into_primitive::<Autodiff<B, C>>()
+        {
+            let zero = B::float_zeros(Shape::new([1]), &primitive.device(), FloatDType::F32);
+            let root = match Backward::<B, 1>::prepare::<C>(Inject, [primitive.node()]).compute_bound().stateful() {
+                OpsKind::Tracked(prepared) => prepared.finish(gradient, zero),
+                OpsKind::UnTracked(prepared) => prepared.finish(zero),
+            };
+            self.root = Some(match self.root.take() {
+                Some(sum) => <Autodiff<B, C> as FloatTensorOps<Autodiff<B, C>>>::float_add(sum, root),
+                None => root,
+            });
+        }
+        tensor
+    }
+}
+
+/// The backward pass of the replay. `None` when no output needs it.
+pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(roots: Roots<B, C>) -> Option<Gradients> {
+    roots.root.map(<Autodiff<B, C> as AutodiffBackend>::backward)
+}
+
+/// Starts a backward pass at a tensor with a gradient that is given.
+#[derive(Debug)]
+struct Inject;
+
+impl<B: Backend> Backward<B, 1> for Inject {
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let _ = gradients.consume::<B>(&ops.node);
+        if let Some(output) = &ops.parents[0] {
+            gradients.register::<B>(output.id, ops.state);
+        }
+    }
+}
+
+/// Hands the parameters' gradients to the outer graph.
+pub(crate) struct Push<'a, B, C> {
+    inner: &'a mut Gradients,
+    outer: &'a mut Gradients,
+    nodes: HashMap<ParamId, NodeId>,
+    marker: PhantomData<(B, C)>,
+}
+
+impl<'a, B, C> Push<'a, B, C> {
+    pub(crate) fn new(inner: &'a mut Gradients, outer: &'a mut Gradients, nodes: HashMap<ParamId, NodeId>) -> Self {
+        Self { inner, outer, nodes, marker: PhantomData }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Push<'_, B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // Removed, because a parameter may be met twice in one module.
+        if let Some(node) = self.nodes.remove(&param.id)
+            && let Ok(primitive) = param.val().try_into_primitive::<Autodiff<B, C>>()
+            && let Some(gradient) = self.inner.remove::<B>(&primitive)
+        {
+            self.outer.register::<B>(node, gradient);
+        }
+    }
+}

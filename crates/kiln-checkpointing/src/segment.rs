@@ -1,0 +1,122 @@
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy};
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+
+use crate::first::{Attach, Inputs, Outputs, Parameters, Untracked};
+use crate::host::Saved;
+use crate::hub::hub;
+use crate::random::{draw, seeded};
+use crate::replay::{Leaves, Push, Restrategize, Roots, backward};
+use crate::{Error, Tensors};
+
+/// What is known of a segment before it runs.
+pub(crate) struct Segment {
+    pub(crate) name: String,
+    pub(crate) device: Device,
+    /// burn's own strategy within the segment.
+    pub(crate) strategy: GradientCheckpointingStrategy,
+    pub(crate) deterministic: bool,
+    pub(crate) offload: bool,
+}
+
+impl Segment {
+    /// Runs `f` as the first pass of a segment does, as far as random numbers go.
+    pub(crate) fn plain<R>(&self, f: impl FnOnce() -> R) -> R {
+        let seed = self.draw();
+        self.seeded(seed, 0, f)
+    }
+
+    fn draw(&self) -> u64 {
+        if self.deterministic { 0 } else { draw(&self.device) }
+    }
+
+    fn seeded<R>(&self, seed: u64, after: u64, f: impl FnOnce() -> R) -> R {
+        if self.deterministic { f() } else { seeded(&self.device, seed, after, f) }
+    }
+
+    fn offload_error(&self, reason: String) -> Error {
+        Error::Offload { segment: self.name.clone(), reason }
+    }
+}
+
+/// Runs the first pass, and puts the operation that will replay it into the graph.
+pub(crate) fn record<B, C, M, I, O, F>(segment: Segment, module: &M, inputs: I, f: F) -> Result<O, Error>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    M: Module + 'static,
+    I: Tensors,
+    O: Tensors,
+    F: Fn(&M, I) -> O + Send + 'static,
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
+{
+    let mut parameters = Parameters::<B, C>::default();
+    module.visit(&mut parameters);
+    let mut tracked = Inputs::<B, C>::default();
+    let _ = inputs.clone().map(&mut tracked);
+
+    let seed = segment.draw();
+    let outputs = {
+        let inputs = inputs.clone().map(&mut Untracked);
+        segment.seeded(seed, 0, || f(&module.clone().no_grad(), inputs))
+    };
+    let mut seen = Outputs::default();
+    let outputs = outputs.map(&mut seen);
+    if seen.tracked {
+        return Err(Error::Captures { segment: segment.name });
+    }
+
+    let saved = Saved::new(inputs, segment.offload).map_err(|reason| segment.offload_error(reason))?;
+    // Shares storage with the parameters, has running statistics of its own, and refers to no graph.
+    let snapshot = module.valid();
+    let (nodes, ids, expected) = (parameters.nodes, tracked.ids, seen.described);
+    let (name, device, count) = (segment.name.clone(), segment.device.clone().inner(), expected.len());
+    let replay = move |given: Vec<Option<FloatTensor<B>>>, outer: &mut Gradients| -> Result<(), Error> {
+        let module = snapshot.train().map(&mut Restrategize(segment.strategy));
+        let inputs = saved.restore(&segment.device).map_err(|reason| segment.offload_error(reason))?;
+        let mut leaves = Leaves::<B, C>::of(ids);
+        let inputs = inputs.map(&mut leaves);
+        let outputs = segment.seeded(seed, 1, || f(&module, inputs));
+
+        let mut roots = Roots::<B, C>::given(given);
+        let _ = outputs.map(&mut roots);
+        compare(&segment.name, &roots.described, &expected)?;
+        let mut inner = backward::<B, C>(roots);
+        leaves.register(inner.as_mut(), outer);
+        if let Some(inner) = &mut inner {
+            module.visit(&mut Push::<B, C>::new(inner, outer, nodes));
+        }
+        Ok(())
+    };
+    let guards = tracked.guards.into_iter().chain(parameters.anchor).collect();
+    let Ok(token) = Tensor::<1>::zeros([1], &device).try_into_primitive::<B>() else {
+        return Err(Error::Backend { segment: name, device: format!("{device:?}") });
+    };
+    let Some(hub) = hub::<B, C>(guards, count, token, Box::new(replay)) else { return Ok(outputs) };
+    let mut attach = Attach::<B, C>::new(hub);
+    let outputs = outputs.map(&mut attach);
+    match attach.elsewhere {
+        Some(device) => Err(Error::Backend { segment: name, device }),
+        None => Ok(outputs),
+    }
+}
+
+/// Whether the replay gave what the first pass gave, as far as can be seen without reading it.
+fn compare(segment: &str, found: &[String], expected: &[String]) -> Result<(), Error> {
+    if found.len() != expected.len() {
+        let (found, expected) = (found.len(), expected.len());
+        return Err(Error::ReplayCount { segment: segment.to_owned(), found, expected });
+    }
+    match found.iter().zip(expected).position(|(found, expected)| found != expected) {
+        None => Ok(()),
+        Some(index) => Err(Error::Replay {
+            segment: segment.to_owned(),
+            index,
+            found: found[index].clone(),
+            expected: expected[index].clone(),
+        }),
+    }
+}
