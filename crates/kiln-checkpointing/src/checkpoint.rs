@@ -72,7 +72,8 @@ impl Checkpoint {
         O: Tensors,
         F: Fn(&M, I) -> O + Send + 'static,
     {
-        let name = self.name.clone().unwrap_or_else(|| format!("at {}", Location::caller()));
+        let place = Location::caller();
+        let name = self.name.clone().unwrap_or_else(|| format!("at {place}"));
         let found = Find::over(module, inputs.clone());
         let Some(device) = found.device else { return Ok(f(module, inputs)) };
         let strategy = found.tracked.map_or(Strategy::Disabled, |(_, strategy)| strategy);
