@@ -72,6 +72,10 @@ pub(crate) struct RunArgs {
     /// f32, f16 (with a dynamic loss scale) or bf16 [default: f32]
     #[arg(long)]
     pub(crate) precision: Option<String>,
+    /// Keep fewer activations and compute them again: none, every:K blocks, sqrt, auto:BYTES (the fastest plan whose step
+    /// stays within, as in auto:24GiB) or offload [default: none]
+    #[arg(long, value_name = "PLAN")]
+    pub(crate) checkpointing: Option<String>,
     /// Passes over the data
     #[arg(long, value_name = "N")]
     pub(crate) epochs: Option<u32>,

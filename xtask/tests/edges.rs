@@ -17,9 +17,31 @@ const ALLOWED: [(&str, &[&str]); 10] = [
     ("kiln-models", &[]),
     ("kiln-precision", &[]),
     ("kiln-training", &["kiln-accumulation", "kiln-data", "kiln-precision"]),
-    ("benches", &["kiln-accumulation", "kiln-data", "kiln-models", "kiln-precision", "kiln-training"]),
+    (
+        "benches",
+        &[
+            "kiln-accumulation",
+            "kiln-checkpointing",
+            "kiln-data",
+            "kiln-memory",
+            "kiln-models",
+            "kiln-precision",
+            "kiln-training",
+        ],
+    ),
     ("examples", &["kiln-accumulation", "kiln-data", "kiln-models", "kiln-precision"]),
-    ("xtask", &["kiln-accumulation", "kiln-data", "kiln-memory", "kiln-models", "kiln-precision", "kiln-training"]),
+    (
+        "xtask",
+        &[
+            "kiln-accumulation",
+            "kiln-checkpointing",
+            "kiln-data",
+            "kiln-memory",
+            "kiln-models",
+            "kiln-precision",
+            "kiln-training",
+        ],
+    ),
 ];
 
 fn cargo(arguments: &[&str]) -> String {

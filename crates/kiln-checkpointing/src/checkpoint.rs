@@ -2,8 +2,10 @@ use std::panic::Location;
 
 #[cfg(feature = "cuda")]
 use burn::backend::Cube;
+#[cfg(feature = "flex")]
+use burn::backend::Flex;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
-use burn::backend::{DispatchTensorKind, Flex, GradientCheckpointingStrategy as Strategy};
+use burn::backend::{DispatchTensorKind, GradientCheckpointingStrategy as Strategy};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 

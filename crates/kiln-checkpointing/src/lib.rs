@@ -1,4 +1,7 @@
 //! Gradient checkpointing.
+#[cfg(not(any(feature = "flex", feature = "cuda")))]
+compile_error!("a custom backward pass names the backend's types: enable the feature `flex` or `cuda`");
+
 mod chain;
 mod checkpoint;
 mod cost;

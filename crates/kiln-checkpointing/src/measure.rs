@@ -8,14 +8,14 @@ use crate::first::Untracked;
 use crate::{Chain, Cost, TensorMap, Tensors};
 
 /// Reads how many bytes are in use: a counting allocator on the CPU, the memory pool's figures on a GPU.
-#[derive(Clone, Copy, Debug)]
-pub struct Gauge {
+#[derive(Clone, Copy)]
+pub struct Gauge<'a> {
     /// Bytes in use now.
-    pub live: fn() -> u64,
+    pub live: &'a dyn Fn() -> u64,
     /// The most bytes in use since the last reset.
-    pub peak: fn() -> u64,
+    pub peak: &'a dyn Fn() -> u64,
     /// Begins a new peak.
-    pub reset_peak: fn(),
+    pub reset_peak: &'a dyn Fn(),
 }
 
 /// Runs every block of `chain` once by itself, forward and backward on `x`, and notes what it takes. Each block runs before

@@ -35,4 +35,4 @@ mod resnet;
 pub use error::Error;
 pub use gpt::{Block, Gpt, GptConfig};
 pub use names::Checkpoint;
-pub use resnet::{ResNet, ResNetConfig, ResidualBlock, Stem};
+pub use resnet::{ResNet, ResNetConfig, ResNetPart, ResidualBlock, Stem, StemLayers};

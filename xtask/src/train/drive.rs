@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::RunDirectory;
+use super::checkpointing::{Checkpointed, decide};
 use super::observe::Observer;
 use super::report::write_report;
 use super::settings::RunSettings;
@@ -35,10 +36,10 @@ pub(crate) struct Run<'a, T: Task, S> {
     pub(crate) schedule: ScheduleConfig,
 }
 
-impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
+impl<T: Checkpointed<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
     /// Builds the model with `init` on an autodiff device, trains it, and writes the run directory.
     pub(crate) fn drive(
-        self,
+        mut self,
         device: &Device,
         arguments: &RunArgs,
         init: impl FnOnce(&Device) -> Result<T::Model, kiln_models::Error>,
@@ -63,6 +64,10 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
         let model = init(&device)?;
         let parameters = model.num_params();
         let mut trainer = Trainer::new(model, self.run.seed, settings)?;
+        let on_heap = self.run.device.starts_with("flex"); // only the CPU device keeps its tensors on the heap
+        let (wanted, batch, heap) = (self.run.checkpointing, || self.first_batch(), on_heap.then_some(baseline));
+        let plan = decide(wanted, &self.task, trainer.model(), batch, &device, self.optimizer, heap)?;
+        self.task.follow(plan); // a plain one as well, so that dropout does not depend on the plan
         let checkpoints = Checkpoints::new("", self.run.keep)?; // refused before a directory is made
         let directory = match &arguments.resume {
             Some(path) => RunDirectory::existing(path),
@@ -120,8 +125,7 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
         results.insert("steps".into(), json!(step));
         results.insert("skipped_steps".into(), json!(trainer.state().skipped));
         results.insert("final_loss".into(), json!(observer.final_loss()));
-        // Only the CPU device keeps its tensors on the heap.
-        let peak = observer.peak_bytes.filter(|_| self.run.device.starts_with("flex"));
+        let peak = observer.peak_bytes.filter(|_| on_heap);
         results.insert("peak_bytes".into(), json!(peak));
         results.insert("run".into(), json!(directory.path()));
         let results = Value::Object(results);
@@ -133,6 +137,16 @@ impl<T: Task<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
             print_json(&results)?;
         }
         Ok(if finish == Finish::Complete { ExitCode::SUCCESS } else { ExitCode::from(130) })
+    }
+}
+
+impl<T: Task, S> Run<'_, T, S> {
+    /// As much of the first batch as is on the device at once.
+    fn first_batch(&self) -> Result<T::Batch> {
+        let Some(batch) = self.data.train.epoch(0, 0).next() else { bail!("there is no batch to measure") };
+        let batch = batch?;
+        let samples = self.task.samples(&batch).min(self.run.micro_batch.unwrap_or(usize::MAX));
+        Ok(self.task.slice(&batch, 0..samples))
     }
 }
 

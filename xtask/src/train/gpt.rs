@@ -9,11 +9,13 @@ use anyhow::{Result, bail};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
+use kiln_checkpointing::{Chain, Cost, Gauge, Plan, measure};
 use kiln_data::{Loader, LoaderConfig, Order, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest, open_text};
-use kiln_models::{Gpt, GptConfig};
+use kiln_models::{Block, Gpt, GptConfig};
 use kiln_precision::Precision;
 use kiln_training::{OptimizerConfig, ScheduleConfig, Task, bits_per_byte, perplexity};
 
+use super::checkpointing::{Checkpointed, Checkpointing};
 use super::drive::Run;
 use super::settings::{GptSettings, RunSettings, TextSettings, absolute, data_of, read, resolve};
 use super::{refuse_changes, settings_file};
@@ -25,6 +27,10 @@ use crate::usage::Usage;
 pub(crate) struct Predict {
     /// Bytes that each token stands for.
     byte_lengths: Vec<u32>,
+    /// Whether the blocks draw random numbers.
+    dropout: bool,
+    /// How the blocks are run while training.
+    plan: Option<Plan>,
 }
 
 /// The mean cross-entropy over all tokens, a scalar, in f32.
@@ -52,7 +58,15 @@ impl Task for Predict {
 
     fn loss(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> Tensor<1> {
         let (inputs_bt, targets_bt) = batch.to_device(device);
-        cross_entropy(model.forward(inputs_bt), targets_bt, device)
+        let logits_btv = match &self.plan {
+            Some(plan) => {
+                // The plan was made for this chain, which captures nothing.
+                let x = self.chain(model).run(plan, model.embed(inputs_bt), Block::forward);
+                model.head(x.unwrap_or_else(|e| panic!("{e}")))
+            }
+            None => model.forward(inputs_bt),
+        };
+        cross_entropy(logits_btv, targets_bt, device)
     }
 
     fn measure(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> Tensor<1> {
@@ -76,6 +90,28 @@ impl Task for Predict {
     }
 }
 
+impl Predict {
+    fn chain(&self, model: &Gpt) -> Chain<Block> {
+        let chain = Chain::new(model.blocks());
+        if self.dropout { chain } else { chain.deterministic() }
+    }
+}
+
+impl Checkpointed for Predict {
+    fn blocks(&self, model: &Gpt) -> usize {
+        model.blocks().count()
+    }
+
+    fn measure_blocks(&self, model: &Gpt, batch: &TextBatch, device: &Device, gauge: &Gauge) -> Vec<Cost> {
+        let (inputs_bt, _) = batch.to_device(device);
+        measure(&self.chain(model), model.embed(inputs_bt), Block::forward, gauge)
+    }
+
+    fn follow(&mut self, plan: Plan) {
+        self.plan = Some(plan);
+    }
+}
+
 /// The recipe for the book in fixtures/: a thousand small steps, which 2 CPU cores take in about two minutes.
 fn fixture_recipe() -> GptSettings {
     let mut recipe = recipe();
@@ -96,6 +132,7 @@ fn recipe() -> GptSettings {
             batch_size: 8,
             micro_batch: None,
             precision: Precision::F32,
+            checkpointing: Checkpointing::None,
             clip_norm: Some(1.0),
             workers: 1,
             evaluate_every: 0,
@@ -139,7 +176,8 @@ pub(crate) fn task(settings: &GptSettings) -> Result<(Tokenizer, Predict)> {
         bail!(Usage(format!("model.vocab is {vocab}, expected {expected} as in the tokenizer")));
     }
     let byte_lengths = tokenizer.byte_lengths();
-    Ok((tokenizer, Predict { byte_lengths }))
+    let dropout = settings.model.dropout > 0.0;
+    Ok((tokenizer, Predict { byte_lengths, dropout, plan: None }))
 }
 
 pub(crate) fn train(arguments: TrainGpt) -> Result<ExitCode> {

@@ -1,5 +1,6 @@
 //! `cargo xtask train`: the two reference pipelines.
 
+pub(crate) mod checkpointing;
 mod directory;
 pub(crate) mod drive;
 pub(crate) mod gpt;
@@ -49,6 +50,7 @@ fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Result<()> {
         ("--batch-size", arguments.batch_size.is_some()),
         ("--micro-batch", arguments.micro_batch.is_some()),
         ("--precision", arguments.precision.is_some()),
+        ("--checkpointing", arguments.checkpointing.is_some()),
         ("--epochs", arguments.epochs.is_some()),
         ("--max-steps", arguments.max_steps.is_some()),
         ("--seed", arguments.seed.is_some()),

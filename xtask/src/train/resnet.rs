@@ -8,11 +8,13 @@ use anyhow::{Result, bail};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Tensor};
 use kiln_accumulation::Weight;
+use kiln_checkpointing::{Chain, Cost, Gauge, Plan, measure};
 use kiln_data::{ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, TrainTest, Transform, open_images};
-use kiln_models::{ResNet, ResNetConfig, Stem};
+use kiln_models::{ResNet, ResNetConfig, ResNetPart, Stem};
 use kiln_precision::Precision;
 use kiln_training::{OptimizerConfig, ScheduleConfig, Task, top_k_correct};
 
+use super::checkpointing::{Checkpointed, Checkpointing};
 use super::directory::CLASSES;
 use super::drive::Run;
 use super::settings::{ImageSettings, ResnetSettings, RunSettings, data_of, read, resolve};
@@ -25,6 +27,8 @@ use crate::usage::Usage;
 pub(crate) struct Classify {
     pub(crate) normalize: Normalize,
     pub(crate) label_smoothing: f64,
+    /// How stem and blocks are run while training.
+    pub(crate) plan: Option<Plan>,
 }
 
 impl Task for Classify {
@@ -47,7 +51,11 @@ impl Task for Classify {
         let (images_bchw, labels_b) = batch.to_device(&self.normalize, device);
         let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
         let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(device);
-        loss.forward(model.forward(images_bchw).cast(DType::F32), labels_b)
+        let logits_bc = match &self.plan {
+            Some(plan) => model.head(run(&chain(model), plan, images_bchw)),
+            None => model.forward(images_bchw),
+        };
+        loss.forward(logits_bc.cast(DType::F32), labels_b)
     }
 
     fn measure(&self, model: &ResNet, batch: &ImageBatch, device: &Device) -> Tensor<1> {
@@ -63,6 +71,31 @@ impl Task for Classify {
         let [count, loss, top1, top5] = sums else { return vec![] };
         vec![("test_accuracy", top1 / count), ("test_top5", top5 / count), ("test_loss", loss / count)]
     }
+}
+
+/// Stem and blocks; none of them draws random numbers.
+fn chain(model: &ResNet) -> Chain<ResNetPart> {
+    Chain::new(&model.parts()).deterministic()
+}
+
+impl Checkpointed for Classify {
+    fn blocks(&self, model: &ResNet) -> usize {
+        chain(model).len()
+    }
+
+    fn measure_blocks(&self, model: &ResNet, batch: &ImageBatch, device: &Device, gauge: &Gauge) -> Vec<Cost> {
+        let (images_bchw, _) = batch.to_device(&self.normalize, device);
+        measure(&chain(model), images_bchw, ResNetPart::forward, gauge)
+    }
+
+    fn follow(&mut self, plan: Plan) {
+        self.plan = Some(plan);
+    }
+}
+
+fn run(chain: &Chain<ResNetPart>, plan: &Plan, x: Tensor<4>) -> Tensor<4> {
+    // The plan was made for this chain, which captures nothing.
+    chain.run(plan, x, ResNetPart::forward).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// The recipe for the data set in fixtures/: a quarter of the standard width and the stem that shrinks its input,
@@ -88,6 +121,7 @@ fn recipe_for(data: &ImageSet) -> ResnetSettings {
             batch_size: 64,
             micro_batch: None,
             precision: Precision::F32,
+            checkpointing: Checkpointing::None,
             clip_norm: Some(5.0),
             workers: 2,
             evaluate_every: 0,
@@ -156,7 +190,7 @@ pub(crate) fn task(settings: &ResnetSettings) -> Result<Classify> {
     if !(0.0..=1.0).contains(&label_smoothing) {
         bail!(Usage(format!("label smoothing is {label_smoothing}, expected a number in [0, 1]")));
     }
-    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels), label_smoothing })
+    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels), label_smoothing, plan: None })
 }
 
 pub(crate) fn train(arguments: TrainResnet) -> Result<ExitCode> {

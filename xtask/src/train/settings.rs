@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use super::checkpointing::Checkpointing;
 use crate::cli::RunArgs;
 use crate::usage::Usage;
 
@@ -32,6 +33,8 @@ pub(crate) struct RunSettings {
     pub(crate) micro_batch: Option<usize>,
     #[serde(default)]
     pub(crate) precision: Precision,
+    #[serde(default)]
+    pub(crate) checkpointing: Checkpointing,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) clip_norm: Option<f64>,
     pub(crate) workers: usize,
@@ -113,6 +116,7 @@ impl RunArgs {
         overlay.set("run", "batch_size", self.batch_size.map(i64::from));
         overlay.set("run", "micro_batch", self.micro_batch.map(i64::from));
         overlay.set("run", "precision", self.precision.clone());
+        overlay.set("run", "checkpointing", self.checkpointing.clone());
         overlay.set("run", "clip_norm", self.clip_norm);
         overlay.set("run", "workers", self.workers.map(i64::from));
         overlay.set("run", "evaluate_every", self.evaluate_every.map(i64::from));

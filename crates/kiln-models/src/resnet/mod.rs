@@ -2,19 +2,20 @@
 
 mod block;
 mod config;
+mod part;
 
 use burn::module::Module;
 use burn::nn::conv::Conv2d;
 use burn::nn::pool::{AdaptiveAvgPool2d, MaxPool2d};
 use burn::nn::{BatchNorm, Linear};
 use burn::tensor::Tensor;
-use burn::tensor::activation::relu;
 use serde::{Deserialize, Serialize};
 
-use crate::dtype::batch_norm;
+use part::stem;
 
 pub use block::ResidualBlock;
 pub use config::ResNetConfig;
+pub use part::{ResNetPart, StemLayers};
 
 /// The layers between the image and the first block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,17 +48,20 @@ impl ResNet {
     /// Images `[B, C, H, W]` (normalised floats) to the features that the first block reads, in the dtype of
     /// the weights.
     pub fn stem(&self, images_bchw: Tensor<4>) -> Tensor<4> {
-        let images_bchw = images_bchw.cast(self.conv1.weight.val().dtype());
-        let x = relu(batch_norm(&self.bn1, self.conv1.forward(images_bchw)));
-        match &self.maxpool {
-            Some(pool) => pool.forward(x),
-            None => x,
-        }
+        stem(&self.conv1, &self.bn1, &self.maxpool, images_bchw)
     }
 
     /// The residual blocks, first to last.
     pub fn blocks(&self) -> impl Iterator<Item = &ResidualBlock> {
         [&self.layer1, &self.layer2, &self.layer3, &self.layer4].into_iter().flatten()
+    }
+
+    /// The stem and the blocks as one chain, first to last, for a caller that runs them by another plan. They hold handles to
+    /// this network's parameters and running statistics, not copies.
+    pub fn parts(&self) -> Vec<ResNetPart> {
+        let Self { conv1, bn1, maxpool, .. } = self.clone();
+        let stem = ResNetPart::Stem(StemLayers { conv1, bn1, maxpool });
+        std::iter::once(stem).chain(self.blocks().cloned().map(ResNetPart::Block)).collect()
     }
 
     /// Features of the last block to logits `[B, classes]`.

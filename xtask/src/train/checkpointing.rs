@@ -1,0 +1,208 @@
+//! `--checkpointing`: from what was asked for to a plan.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use burn::module::Module;
+use burn::tensor::Device;
+use kiln_checkpointing::{ChainCost, Cost, Gauge, Plan, solve};
+use kiln_training::{OptimizerConfig, Task};
+use serde::{Deserialize, Serialize};
+
+use crate::HEAP;
+use crate::usage::Usage;
+
+/// What a user may ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) enum Checkpointing {
+    #[default]
+    None,
+    Every(usize),
+    Sqrt,
+    /// The fastest plan whose step stays within so many bytes.
+    Auto(u64),
+    Offload,
+}
+
+const EXPECTED: &str = "none, every:K, sqrt, auto:BYTES (as in auto:24GiB) or offload";
+
+impl FromStr for Checkpointing {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || format!("checkpointing is '{text}', expected {EXPECTED}");
+        Ok(match text.split_once(':') {
+            None => match text {
+                "none" => Self::None,
+                "sqrt" => Self::Sqrt,
+                "offload" => Self::Offload,
+                _ => return Err(unknown()),
+            },
+            Some(("every", length)) => {
+                Self::Every(length.parse().ok().filter(|length| *length > 0).ok_or_else(unknown)?)
+            }
+            Some(("auto", bytes)) => Self::Auto(parse_bytes(bytes).ok_or_else(unknown)?),
+            Some(_) => return Err(unknown()),
+        })
+    }
+}
+
+impl TryFrom<String> for Checkpointing {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Checkpointing> for String {
+    fn from(wanted: Checkpointing) -> Self {
+        wanted.to_string()
+    }
+}
+
+impl fmt::Display for Checkpointing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Every(length) => write!(f, "every:{length}"),
+            Self::Sqrt => f.write_str("sqrt"),
+            Self::Auto(bytes) => write!(f, "auto:{bytes}"),
+            Self::Offload => f.write_str("offload"),
+        }
+    }
+}
+
+/// `4096`, `500MB`, `1.5GiB`.
+fn parse_bytes(text: &str) -> Option<u64> {
+    const UNITS: [(&str, u64); 7] = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("KB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+        ("B", 1),
+    ];
+    let found = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
+    let (number, factor) = found.unwrap_or((text, 1));
+    let bytes = number.trim().parse::<f64>().ok()? * factor as f64;
+    (1.0..1e18).contains(&bytes).then_some(bytes as u64)
+}
+
+/// A task whose model is a chain of blocks with a head behind it.
+pub(crate) trait Checkpointed: Task {
+    /// Number of blocks.
+    fn blocks(&self, model: &Self::Model) -> usize;
+
+    /// What the blocks take on a batch.
+    fn measure_blocks(&self, model: &Self::Model, batch: &Self::Batch, device: &Device, gauge: &Gauge) -> Vec<Cost>;
+
+    /// Runs the blocks by `plan` from now on.
+    fn follow(&mut self, plan: Plan);
+}
+
+/// Decides on a plan for `task`, measuring its blocks on `batch` where the plan depends on them. `baseline` is the live heap
+/// before the model was built, none on a device whose tensors are elsewhere.
+pub(crate) fn decide<T: Checkpointed>(
+    wanted: Checkpointing,
+    task: &T,
+    model: &T::Model,
+    batch: impl FnOnce() -> Result<T::Batch>,
+    device: &Device,
+    optimizer: OptimizerConfig,
+    baseline: Option<usize>,
+) -> Result<Plan> {
+    let blocks = task.blocks(model);
+    match wanted {
+        Checkpointing::None => return Ok(Plan::none(blocks)),
+        Checkpointing::Every(length) => return Ok(Plan::every(blocks, length)?),
+        Checkpointing::Offload => return Ok(Plan::offload(blocks, 1)?),
+        Checkpointing::Sqrt | Checkpointing::Auto(_) => {}
+    }
+    let Some(baseline) = baseline else {
+        bail!(Usage(format!(
+            "checkpointing {wanted} measures blocks on the CPU device only, expected every:K or offload"
+        )));
+    };
+    let batch = batch()?;
+    // Running statistics move while blocks are measured: those of a copy.
+    let copy = model.valid().train();
+    let gauge = Gauge {
+        live: &|| HEAP.live_bytes() as u64,
+        peak: &|| HEAP.peak_bytes() as u64,
+        reset_peak: &|| HEAP.reset_peak(),
+    };
+    let costs = ChainCost {
+        blocks: task.measure_blocks(&copy, &batch, device, &gauge),
+        resident: HEAP.live_bytes().saturating_sub(baseline) as u64 + optimizer_bytes(optimizer, model),
+        head: 0,
+        transfer: None,
+    };
+    let mean = |pick: fn(&Cost) -> u64| costs.blocks.iter().map(pick).sum::<u64>() / costs.blocks.len().max(1) as u64;
+    match wanted {
+        Checkpointing::Auto(budget) => {
+            let costs = ChainCost { head: head_bytes(task, &copy, &batch, device, &costs), ..costs };
+            let plan = solve(&costs, budget).with_context(|| format!("checkpointing {wanted}"))?;
+            let outcome = costs.simulate(&plan)?;
+            tracing::info!(
+                "checkpointing {plan}: predicted peak {:.1} MiB of {:.1}, {:.0} ms more per step",
+                outcome.peak as f64 / f64::from(1 << 20),
+                budget as f64 / f64::from(1 << 20),
+                outcome.extra * 1e3
+            );
+            Ok(plan)
+        }
+        _ => {
+            let plan = Plan::sqrt(blocks, mean(|cost| cost.input), mean(|cost| cost.saved));
+            tracing::info!("checkpointing {plan}");
+            Ok(plan)
+        }
+    }
+}
+
+/// Bytes of the head at its peak: what a plain pass needs when its last block is through, less what the blocks hold.
+fn head_bytes<T: Checkpointed>(
+    task: &T,
+    model: &T::Model,
+    batch: &T::Batch,
+    device: &Device,
+    costs: &ChainCost,
+) -> u64 {
+    let before = HEAP.live_bytes();
+    let loss = task.loss(model, batch, device);
+    let _ = device.sync();
+    let alive = HEAP.live_bytes().saturating_sub(before) as u64;
+    drop(loss.backward());
+    // The head's own backward pass needs about as much again as it saved.
+    2 * alive.saturating_sub(costs.blocks.iter().map(|cost| cost.saved).sum())
+}
+
+/// Bytes of the optimizer's state and of the gradients that no block has, before the first step has made them.
+fn optimizer_bytes(optimizer: OptimizerConfig, model: &impl Module) -> u64 {
+    let per_parameter = match optimizer {
+        OptimizerConfig::Sgd { .. } => 4,
+        OptimizerConfig::AdamW { .. } => 8,
+    };
+    model.num_params() as u64 * per_parameter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_is_what_is_read() {
+        for text in ["none", "every:3", "sqrt", "auto:1024", "offload"] {
+            assert_eq!(text.parse::<Checkpointing>().unwrap().to_string(), text);
+        }
+        assert_eq!("auto:1.5GiB".parse(), Ok(Checkpointing::Auto(3 << 29)));
+        assert_eq!("auto:500MB".parse(), Ok(Checkpointing::Auto(500_000_000)));
+        for text in ["", "every", "every:0", "every:x", "auto:", "auto:-1", "auto:many", "all", "sqrt:2", "auto:nan"] {
+            let refused = text.parse::<Checkpointing>().unwrap_err();
+            assert!(refused.contains(text) && refused.contains("every:K"), "{refused}");
+        }
+    }
+}
