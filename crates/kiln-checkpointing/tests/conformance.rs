@@ -22,9 +22,11 @@ fn plans() -> Vec<Plan> {
     let mixed = r#"{"segments":[
         {"blocks":{"start":0,"end":2},"mode":"recompute"}, {"blocks":{"start":2,"end":3},"mode":"plain"},
         {"blocks":{"start":3,"end":5},"mode":"offload"}, {"blocks":{"start":5,"end":6},"mode":"recompute"}]}"#;
-    let every = [1, 2, 4, 6].map(|length| Plan::every(BLOCKS, length).unwrap());
+    let whole = r#"{"segments":[{"blocks":{"start":0,"end":6},"mode":"recompute"}]}"#;
+    let every = [1, 2, 4].map(|length| Plan::every(BLOCKS, length).unwrap());
     let others = [Plan::offload(BLOCKS, 1).unwrap(), Plan::offload(BLOCKS, 3).unwrap()];
-    [vec![Plan::sqrt(BLOCKS, 1, 2), serde_json::from_str(mixed).unwrap()], every.into(), others.into()].concat()
+    let written = [mixed, whole].map(|plan| serde_json::from_str(plan).unwrap());
+    [vec![Plan::sqrt(BLOCKS, 1, 2)], written.into(), every.into(), others.into()].concat()
 }
 
 /// All that a pass leaves: outputs, gradients of inputs and parameters, statistics, and the next random numbers.
