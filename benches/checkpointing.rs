@@ -266,37 +266,37 @@ struct Mlp {
     outer: Linear,
 }
 
-/// Bytes of activations of a residual MLP chain under the best uniform plan, by its length.
+/// Bytes of activations of a residual MLP chain under the best uniform plan, by its length. All layers share their
+/// parameters, so that the gradients of these are nothing beside the activations.
 fn growth(device: &Device) {
     const WIDTH: usize = 16;
+    let shared = Mlp {
+        norm: LayerNormConfig::new(WIDTH).init(device),
+        inner: LinearConfig::new(WIDTH, 4 * WIDTH).init(device),
+        outer: LinearConfig::new(4 * WIDTH, WIDTH).init(device),
+    };
+    let x = Tensor::<2>::random([2048, WIDTH], Distribution::Normal(0.0, 1.0), device);
+    let forward = |m: &Mlp, x: Tensor<2>| m.outer.forward(gelu(m.inner.forward(m.norm.forward(x.clone())))) * 0.1 + x;
     let mut points = vec![];
-    println!("| Layers | Segment | Activations at the peak, MiB | plain, MiB |\n|---|---|---|---|");
+    println!("| Layers | Segment | Peak, MiB | plain, MiB |\n|---|---|---|---|");
     for blocks in [64, 128, 256, 512, 1024] {
-        let block = |_| Mlp {
-            norm: LayerNormConfig::new(WIDTH).init(device),
-            inner: LinearConfig::new(WIDTH, 4 * WIDTH).init(device),
-            outer: LinearConfig::new(4 * WIDTH, WIDTH).init(device),
-        };
-        let x = Tensor::<2>::random([512, WIDTH], Distribution::Normal(0.0, 1.0), device);
-        let forward = |m: &Mlp, x: Tensor<2>| m.outer.forward(gelu(m.inner.forward(m.norm.forward(x.clone())))) + x;
-        let case = Case::new((0..blocks).map(block).collect(), x, forward, |x| x.square().mean());
+        let case = Case::new(vec![shared.clone(); blocks], x.clone(), forward, |x| x.square().mean());
         let costs = case.costs();
         let plan = Plan::sqrt(blocks, mean(&costs, |cost| cost.input), mean(&costs, |cost| cost.saved));
-        let parameters: u64 = costs.blocks.iter().map(|cost| cost.gradients).sum();
-        let activations = |plan: &Plan| {
+        let peak = |plan: &Plan| {
             let _ = case.step(plan, false);
-            case.step(plan, false).peak as f64 - parameters as f64
+            case.step(plan, false).peak as f64
         };
-        let (kept, plain) = (activations(&plan), activations(&case.plain()));
+        let (kept, plain) = (peak(&plan), peak(&case.plain()));
         let length = plan.segments()[0].blocks.len();
-        println!("| {blocks} | {length} | {:.2} | {:.2} |", kept / MIB, plain / MIB);
+        println!("| {blocks} | {length} | {:.1} | {:.1} |", kept / MIB, plain / MIB);
         points.push(((blocks as f64).ln(), kept.ln()));
     }
     let n = points.len() as f64;
-    let (mx, my) = (points.iter().map(|p| p.0).sum::<f64>() / n, points.iter().map(|p| p.1).sum::<f64>() / n);
-    let slope = points.iter().map(|p| (p.0 - mx) * (p.1 - my)).sum::<f64>()
-        / points.iter().map(|p| (p.0 - mx).powi(2)).sum::<f64>();
-    println!("fitted exponent: {slope:.2}");
+    let mean = |pick: fn(&(f64, f64)) -> f64| points.iter().map(pick).sum::<f64>() / n;
+    let (mx, my) = (mean(|p| p.0), mean(|p| p.1));
+    let covariance: f64 = points.iter().map(|p| (p.0 - mx) * (p.1 - my)).sum();
+    println!("fitted exponent: {:.2}", covariance / points.iter().map(|p| (p.0 - mx).powi(2)).sum::<f64>());
 }
 
 /// The solver on chains of a thousand blocks: alike, and all different.
