@@ -50,11 +50,11 @@ fn costs(c: &mut Criterion) {
         // The gradients of one micro-batch are there; those of the next are added.
         let input = || {
             let mut sum = Accumulator::new();
-            sum.add(&model, copy(&model, &gradients));
+            sum.add(&model, copy(&model, &gradients)).unwrap();
             (sum, copy(&model, &gradients))
         };
         let add = |(mut sum, next): (Accumulator, GradientsParams)| {
-            sum.add(&model, next);
+            sum.add(&model, next).unwrap();
             sum.finish()
         };
         b.iter_batched(input, add, BatchSize::LargeInput)

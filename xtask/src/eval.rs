@@ -30,7 +30,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
                 resnet::check_classes(run, data.test.classes())?;
             }
             let (task, test) = (resnet::task(&settings)?, resnet::test_loader(data.test, &settings)?);
-            report(&arguments, &device, &task, &test, settings.model.init(&device)?)
+            report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings.run)
         }
         Eval::Gpt(arguments) => {
             let mut settings: GptSettings = settings(&arguments)?;
@@ -38,7 +38,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             let device = crate::device::open(&settings.run.device)?;
             let (tokenizer, task) = gpt::task(&settings)?;
             let test = gpt::test_loader(gpt::open(&settings, &tokenizer)?.test, &settings.run)?;
-            report(&arguments, &device, &task, &test, settings.model.init(&device)?)
+            report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings.run)
         }
     }
 }
@@ -77,8 +77,12 @@ fn report<T: Task<Model: Checkpoint>>(
     task: &T,
     test: &Loader<T::Batch>,
     model: T::Model,
+    run: &RunSettings,
 ) -> Result<ExitCode> {
     let model = load_any(model, &arguments.checkpoint)?;
+    // In the precision that it was trained in, so that the figures are those of the run.
+    kiln_precision::check_device(device, run.precision)?;
+    let model = run.policy().autocast(model)?;
     let started = Instant::now();
     let figures = measure(task, &model, test, device)?;
     let seconds = started.elapsed().as_secs_f64();

@@ -2,6 +2,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
+use crate::Error;
+
 /// A sum of gradients in f32, whatever their own dtype: bf16 has 8 bits of precision, so that a sum of many small
 /// gradients would stop growing.
 #[derive(Debug, Default)]
@@ -16,8 +18,11 @@ impl Accumulator {
     }
 
     /// Adds the gradients of `model`'s parameters; shapes stay as they are, the dtype becomes f32.
-    pub fn add(&mut self, model: &impl Module, gradients: GradientsParams) {
-        struct Add<'a>(&'a mut GradientsParams, GradientsParams);
+    ///
+    /// # Errors
+    /// [`Error::NoGradients`] when no parameter of `model` has one.
+    pub fn add(&mut self, model: &impl Module, gradients: GradientsParams) -> Result<(), Error> {
+        struct Add<'a>(&'a mut GradientsParams, GradientsParams, usize);
         impl ModuleVisitor for Add<'_> {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
                 if let Some(gradient) = self.1.remove::<D>(param.id) {
@@ -27,10 +32,13 @@ impl Accumulator {
                         None => gradient,
                     };
                     self.0.register(param.id, sum);
+                    self.2 += 1;
                 }
             }
         }
-        model.visit(&mut Add(&mut self.sum, gradients));
+        let mut add = Add(&mut self.sum, gradients, 0);
+        model.visit(&mut add);
+        if add.2 == 0 { Err(Error::NoGradients) } else { Ok(()) }
     }
 
     /// The sum, for the parameters that received a gradient at least once.

@@ -29,6 +29,9 @@ pub enum Error {
     /// The loss scale is not a positive finite number.
     #[error("the loss scale is {0}, expected a finite number above 0")]
     Scale(f64),
+    /// A loss of several elements.
+    #[error("the loss has {0} elements, expected 1: the mean over the micro-batch")]
+    NotAScalar(usize),
     /// The loss has no path to any parameter of the model.
     #[error(
         "no parameter of the model has a gradient, expected a loss that was computed from this model, on an autodiff \

@@ -60,7 +60,3 @@ pub use running::RunningStatistics;
 pub use split::Split;
 pub use weight::Weight;
 pub use window::{Accumulated, Fed, Scaled, Unscaled, Window};
-
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/accumulation.md")]
-struct Guide;

@@ -3,6 +3,8 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
+use crate::{Error, Weight};
+
 /// Batch-norm's running statistics over a window: they move once, by the weighted mean of what the micro-batches saw.
 ///
 /// Left alone, burn (and torch) move them at every micro-batch, so that k micro-batches forget the past k times as fast. Here
@@ -22,11 +24,15 @@ impl RunningStatistics {
         Self { before: read(model), sum: HashMap::new() }
     }
 
-    /// Takes what the last micro-batch left in `model`, which counts `share` of the batch (its weight over the total), and puts
-    /// back the statistics from before the window.
-    pub fn take(&mut self, model: &impl Module, share: f64) {
+    /// Takes what the last micro-batch left in `model`, which counts `weight` of `total`, and puts back the statistics from
+    /// before the window.
+    ///
+    /// # Errors
+    /// [`Error::Zero`] for a total of 0, [`Error::Unit`] and [`Error::Overfull`] for a weight that does not fit it.
+    pub fn take(&mut self, model: &impl Module, weight: Weight, total: Weight) -> Result<(), Error> {
+        let share = weight.share_of(total)?;
         if self.before.is_empty() {
-            return;
+            return Ok(());
         }
         for (id, value) in read(model) {
             let part = if share == 1.0 { value } else { value * share };
@@ -37,6 +43,7 @@ impl RunningStatistics {
             self.sum.insert(id, sum);
         }
         write(model, &self.before);
+        Ok(())
     }
 
     /// Gives `model` the weighted mean: once per window.
@@ -93,6 +100,11 @@ fn read(model: &impl Module) -> HashMap<ParamId, Tensor<1>> {
                 self.found.insert(param.id, value.reshape([length]));
             }
         }
+    }
+    let mut read = Read::default();
+    model.visit(&mut read);
+    if read.found.is_empty() {
+        return read.found;
     }
     settle(model);
     let mut read = Read::default();

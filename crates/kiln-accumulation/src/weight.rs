@@ -1,5 +1,7 @@
 use std::fmt;
 
+use crate::Error;
+
 /// How much a batch or a micro-batch counts: the number of things its loss is the mean of.
 ///
 /// A loss that is a mean over tokens (language models, masked targets) counts by the tokens that carry a loss, not by
@@ -18,6 +20,20 @@ impl Weight {
         match self {
             Self::Samples(count) | Self::Tokens(count) => count,
         }
+    }
+
+    /// The fraction of `total` that this is.
+    pub(crate) fn share_of(self, total: Self) -> Result<f64, Error> {
+        if total.count() == 0 {
+            return Err(Error::Zero { what: "weight" });
+        }
+        if self != total.of(self.count()) {
+            return Err(Error::Unit { fed: self, total });
+        }
+        if self.count() > total.count() {
+            return Err(Error::Overfull { fed: self, missing: total });
+        }
+        Ok(self.count() as f64 / total.count() as f64)
     }
 
     /// The same unit with another number.

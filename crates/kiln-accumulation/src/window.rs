@@ -139,7 +139,8 @@ impl<S> Window<S> {
     ///
     /// # Errors
     /// [`Error::Zero`], [`Error::Unit`] and [`Error::Overfull`] for a weight that does not fit, [`Error::NoGradients`] for
-    /// a loss that no parameter of `model` had a part in. The window and what it held are then gone: the batch must be
+    /// a loss that no parameter of `model` had a part in, [`Error::NotAScalar`]. A micro-batch in which every token is
+    /// ignored has no mean loss and nothing to add: leave it out. The window and what it held are then gone: the batch must be
     /// taken again from the start.
     pub fn feed(mut self, model: &impl Module, weight: Weight, loss: Tensor<1>) -> Result<Fed<S>, Error> {
         let (total, missing) = (self.total, self.missing());
@@ -152,6 +153,9 @@ impl<S> Window<S> {
         if weight.count() > missing.count() {
             return Err(Error::Overfull { fed: weight, missing });
         }
+        if loss.dims() != [1] {
+            return Err(Error::NotAScalar(loss.dims()[0]));
+        }
         if !loss.is_tracked() {
             return Err(Error::NoGradients);
         }
@@ -160,10 +164,7 @@ impl<S> Window<S> {
         // The loss itself is taken to f32 first: share * scale may be far outside of f16.
         let scaled = loss.cast(DType::F32) * (share * self.scale);
         let gradients = GradientsParams::from_grads(scaled.backward(), model);
-        if gradients.is_empty() {
-            return Err(Error::NoGradients);
-        }
-        self.sum.add(model, gradients);
+        self.sum.add(model, gradients)?;
         let loss = match self.loss.take() {
             Some(loss) => loss + mean,
             None => mean,

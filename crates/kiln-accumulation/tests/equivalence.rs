@@ -165,7 +165,7 @@ fn running_statistics_move_once_by_the_weighted_mean_of_the_micro_batches() {
     let mut running = RunningStatistics::before(&norm);
     let (mut mean_of, mut var_of) = (vec![0.0; 3], vec![0.0; 3]);
     for range in split.ranges() {
-        let share = range.len() as f64 / 10.0;
+        let (weight, share) = (Weight::Samples(range.len()), range.len() as f64 / 10.0);
         let part = x.clone().slice([range, 0..3]);
         let values: Vec<f64> = part.clone().into_data().iter::<f64>().collect();
         for channel in 0..3 {
@@ -176,7 +176,7 @@ fn running_statistics_move_once_by_the_weighted_mean_of_the_micro_batches() {
             var_of[channel] += share * column.iter().map(|v| (v - m).powi(2)).sum::<f64>() / n;
         }
         let _ = norm.forward(part);
-        running.take(&norm, share);
+        running.take(&norm, weight, Weight::Samples(10)).unwrap();
         assert_eq!(statistics(&norm), [mean.clone(), var.clone()], "a micro-batch starts from the statistics before");
     }
     running.commit(&norm);

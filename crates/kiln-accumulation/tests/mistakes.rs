@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use kiln_accumulation::{Accumulator, Error, Fed, Weight, Window};
+use kiln_accumulation::{Accumulator, Error, Fed, RunningStatistics, Weight, Window};
 
 fn model(device: &Device) -> Linear {
     LinearConfig::new(4, 2).init(device)
@@ -38,6 +38,21 @@ fn weights_that_do_not_fit_are_refused() {
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         assert!(matches!(Window::scaled(Weight::Samples(1), scale), Err(Error::Scale(_))), "{scale}");
     }
+}
+
+#[test]
+fn numbers_that_mean_nothing_are_refused() {
+    let device = Device::flex().autodiff();
+    let model = model(&device);
+    let unreduced = model.forward(Tensor::<2>::ones([3, 4], &device)).flatten(0, 1);
+    let outcome = Window::open(Weight::Samples(3)).unwrap().feed(&model, Weight::Samples(3), unreduced);
+    assert_eq!(refusal(outcome), Error::NotAScalar(6));
+    assert_eq!(Accumulator::new().add(&model, GradientsParams::new()), Err(Error::NoGradients));
+    let mut statistics = RunningStatistics::before(&model);
+    for (weight, total) in [(1, 0), (3, 2)] {
+        assert!(statistics.take(&model, Weight::Samples(weight), Weight::Samples(total)).is_err());
+    }
+    assert!(statistics.take(&model, Weight::Tokens(1), Weight::Samples(2)).is_err());
 }
 
 #[test]
@@ -88,9 +103,9 @@ fn low_precision_gradients_are_added_in_f32() {
         gradients
     };
     let mut sum = Accumulator::new();
-    sum.add(&model, gradients(1.0));
+    sum.add(&model, gradients(1.0)).unwrap();
     for _ in 0..256 {
-        sum.add(&model, gradients(1.0 / 512.0));
+        sum.add(&model, gradients(1.0 / 512.0)).unwrap();
     }
     let total = sum.finish().get::<2>(model.weight.id).unwrap();
     assert_eq!(total.dtype(), DType::F32);

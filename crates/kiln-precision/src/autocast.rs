@@ -1,5 +1,9 @@
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::sync::Arc;
+
+use burn::backend::Capture;
+use burn::backend::capture::TensorId;
 
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Tensor};
@@ -7,6 +11,8 @@ use burn::tensor::{DType, Tensor};
 thread_local! {
     static ISLANDS: Cell<usize> = const { Cell::new(0) };
     static LAST_USED: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
+    /// While a program is recorded: which tensors are parameters, or their casts.
+    static RECORDED: RefCell<Option<HashMap<TensorId, Arc<str>>>> = const { RefCell::new(None) };
 }
 
 /// Runs `f` on `x` in f32 and returns its result in the dtype of `x`: for operations that lose too much in 16 bits
@@ -55,8 +61,13 @@ impl Reparameterization for CastTo {
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         LAST_USED.set(Some(self.path.clone()));
-        // A cast to its own dtype would be an operation of the graph.
-        if base.dtype() == self.dtype || ISLANDS.get() > 0 { base } else { base.cast(self.dtype) }
+        let value = if ISLANDS.get() > 0 { base } else { base.cast(self.dtype) };
+        RECORDED.with_borrow_mut(|recorded| {
+            if let (Some(recorded), Ok(primitive)) = (recorded, value.clone().try_into_primitive::<Capture>()) {
+                recorded.insert(primitive.id(), self.path.clone());
+            }
+        });
+        value
     }
 }
 
@@ -76,6 +87,13 @@ impl<F: FnMut(&str) -> Option<DType>> Reparameterizer for Autocast<F> {
     }
 }
 
+/// Runs `f` and returns which tensors of the recording it made are parameters under a policy.
+pub(crate) fn recording<R>(f: impl FnOnce() -> R) -> (R, HashMap<TensorId, Arc<str>>) {
+    RECORDED.set(Some(HashMap::new()));
+    let result = f();
+    (result, RECORDED.take().unwrap_or_default())
+}
+
 /// The path of the parameter under a policy that this thread read last.
 pub(crate) fn last_used() -> Option<Arc<str>> {
     LAST_USED.with_borrow(Clone::clone)
@@ -83,4 +101,5 @@ pub(crate) fn last_used() -> Option<Arc<str>> {
 
 pub(crate) fn forget_last_used() {
     LAST_USED.set(None);
+    RECORDED.set(None);
 }

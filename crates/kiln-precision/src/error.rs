@@ -77,6 +77,17 @@ pub enum Error {
     /// No parameter of the model has a gradient.
     #[error("no parameter has a gradient, expected the gradients of this model, from a loss on an autodiff device")]
     NoGradients,
+    /// Gradients of parameters that the model does not have: they would be lost, or keep their scale.
+    #[error(
+        "{foreign} gradients belong to no parameter of this model, expected the model that the loss was computed from"
+    )]
+    OtherModel {
+        /// How many.
+        foreign: usize,
+    },
+    /// A loss of several elements.
+    #[error("the loss has {0} elements, expected 1: reduce it to its mean")]
+    NotAScalar(usize),
     /// A gradient is not finite, and no smaller loss scale could mend it.
     #[error(
         "the gradients are not finite at a loss scale of {scale}, which cannot fall further; lower the learning rate"

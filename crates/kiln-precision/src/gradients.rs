@@ -1,4 +1,7 @@
-use burn::module::{Module, ModuleVisitor, Param};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
@@ -6,17 +9,23 @@ use burn::tensor::{DType, Tensor};
 /// read back. `None` when no parameter has a gradient. Its square root is the global norm; it is finite only if every
 /// gradient is (and their norm is below 1.8e19, the root of f32's largest number).
 pub fn sum_of_squares(model: &impl Module, gradients: &GradientsParams) -> Option<Tensor<1>> {
-    struct Sum<'a>(&'a GradientsParams, Vec<Tensor<1>>);
+    struct Sum<'a>(&'a GradientsParams, HashMap<ParamId, Tensor<1>>, Vec<ParamId>);
     impl ModuleVisitor for Sum<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(gradient) = self.0.get::<D>(param.id) {
-                self.1.push(gradient.cast(DType::F32).square().sum());
+            // A parameter may be met twice.
+            if let Entry::Vacant(entry) = self.1.entry(param.id)
+                && let Some(gradient) = self.0.get::<D>(param.id)
+            {
+                entry.insert(gradient.cast(DType::F32).square().sum());
+                self.2.push(param.id);
             }
         }
     }
-    let mut sum = Sum(gradients, vec![]);
+    let mut sum = Sum(gradients, HashMap::new(), vec![]);
     model.visit(&mut sum);
-    (!sum.1.is_empty()).then(|| Tensor::cat(sum.1, 0).sum())
+    // In the order of the parameters: sums must not depend on the order of a map.
+    let parts: Vec<_> = sum.2.iter().filter_map(|id| sum.1.remove(id)).collect();
+    (!parts.is_empty()).then(|| Tensor::cat(parts, 0).sum())
 }
 
 /// The factor that brings gradients of global norm `norm` down to `max_norm`, at most 1
@@ -25,19 +34,35 @@ pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
     (max_norm / (norm + 1e-6)).min(1.0)
 }
 
-/// Multiplies every gradient of `model` by `factor`, in f32 whatever their dtype was.
+/// Multiplies every gradient of `model` by `factor`, in f32 whatever their dtype was. Gradients of other parameters are left
+/// out.
 pub fn scale(model: &impl Module, gradients: GradientsParams, factor: f64) -> GradientsParams {
-    struct Scale(GradientsParams, f64);
+    struct Scale(GradientsParams, GradientsParams, f64);
     impl ModuleVisitor for Scale {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(gradient) = self.0.remove::<D>(param.id) {
-                self.0.register(param.id, gradient.cast(DType::F32) * self.1);
+                self.1.register(param.id, gradient.cast(DType::F32) * self.2);
             }
         }
     }
-    let mut scale = Scale(gradients, factor);
+    let mut scale = Scale(gradients, GradientsParams::new(), factor);
     model.visit(&mut scale);
-    scale.0
+    scale.1
+}
+
+/// How many of `gradients` belong to parameters of `model`.
+pub(crate) fn known(model: &impl Module, gradients: &GradientsParams) -> usize {
+    struct Known<'a>(&'a GradientsParams, HashSet<ParamId>);
+    impl ModuleVisitor for Known<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.0.get::<D>(param.id).is_some() {
+                self.1.insert(param.id);
+            }
+        }
+    }
+    let mut known = Known(gradients, HashSet::new());
+    model.visit(&mut known);
+    known.1.len()
 }
 
 /// The path of a parameter whose gradient is f16.

@@ -2,12 +2,13 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
-use crate::gradients::{clip_factor, f16_gradient, scale, sum_of_squares};
+use crate::gradients::{clip_factor, f16_gradient, known, scale, sum_of_squares};
 use crate::{Error, ScalerState, Scaling};
 
 /// Scales losses and takes the scale off their gradients again. The types allow one order only:
-/// [`scale`](Self::scale) → [`backward`](ScaledLoss::backward) → (accumulate) → [`probe`](ScaledGradients::probe) →
-/// [`update`](Self::update), which unscales and clips → the optimizer's step.
+/// [`scale`](Self::scale) → [`backward`](ScaledLoss::backward) → [`probe`](ScaledGradients::probe) →
+/// [`update`](Self::update), which unscales and clips → the optimizer's step. Gradients that were scaled and added up elsewhere,
+/// as by kiln-accumulation's window, join at [`ScaledGradients::new`].
 ///
 /// ```
 /// use burn::module::Module;
@@ -24,7 +25,7 @@ use crate::{Error, ScalerState, Scaling};
 /// for _ in 0..10 {
 ///     let x = Tensor::<2>::random([16, 8], Distribution::Default, &device).cast(policy.compute().dtype());
 ///     let loss = model.forward(x).cast(burn::tensor::DType::F32).square().mean();
-///     let probed = scaler.scale(loss).backward(&model).probe(&model)?;
+///     let probed = scaler.scale(loss)?.backward(&model).probe(&model)?;
 ///     match scaler.update(&model, probed, Some(1.0))? {
 ///         Outcome::Apply { gradients, .. } => model = optimizer.step(0.1, model, gradients),
 ///         Outcome::Skip => {} // overflow: the scale has fallen, the schedule stays where it is
@@ -37,10 +38,11 @@ use crate::{Error, ScalerState, Scaling};
 ///
 /// ```compile_fail
 /// # use burn::nn::Linear;
-/// # fn example(model: Linear, loss: burn::tensor::Tensor<1>, optimizer: &mut burn::optim::ModuleOptimizer) {
+/// # fn example(model: Linear, loss: burn::tensor::Tensor<1>, optimizer: &mut burn::optim::ModuleOptimizer) -> Result<(), kiln_precision::Error> {
 /// # let scaler = kiln_precision::LossScaler::for_precision(kiln_precision::Precision::F16);
-/// let gradients = scaler.scale(loss).backward(&model);
+/// let gradients = scaler.scale(loss)?.backward(&model);
 /// optimizer.step(0.1, model, gradients); // expected `GradientsParams`, found `ScaledGradients`
+/// # Ok(())
 /// # }
 /// ```
 ///
@@ -130,18 +132,24 @@ impl LossScaler {
     /// Goes on from a saved state.
     ///
     /// # Errors
-    /// [`Error::InvalidScaler`] for a scale that is not a finite number above 0.
+    /// [`Error::InvalidScaler`] for a scale that these rules never reach.
     pub fn restore(&mut self, state: ScalerState) -> Result<(), Error> {
-        Scaling::Static(state.scale).check()?;
+        self.scaling.accepts(state)?;
         self.state = state;
         Ok(())
     }
 
     /// `loss`, a scalar, in f32 and times the scale.
-    pub fn scale(&self, loss: Tensor<1>) -> ScaledLoss {
+    ///
+    /// # Errors
+    /// [`Error::NotAScalar`].
+    pub fn scale(&self, loss: Tensor<1>) -> Result<ScaledLoss, Error> {
+        if loss.dims() != [1] {
+            return Err(Error::NotAScalar(loss.dims()[0]));
+        }
         let loss = loss.cast(DType::F32);
         let scale = self.state.scale;
-        ScaledLoss { loss: if scale == 1.0 { loss } else { loss * scale }, scale }
+        Ok(ScaledLoss { loss: if scale == 1.0 { loss } else { loss * scale }, scale })
     }
 
     /// Moves the scale, and unscales and clips finite gradients to a global norm of at most `max_norm`.
@@ -189,8 +197,8 @@ impl ScaledGradients {
     /// how large.
     ///
     /// # Errors
-    /// [`Error::NoGradients`], [`Error::F16Gradients`] for scaled gradients of parameters that are f16 themselves, and
-    /// [`Error::Device`].
+    /// [`Error::NoGradients`], [`Error::OtherModel`], [`Error::F16Gradients`] for scaled gradients of parameters that are f16
+    /// themselves, and [`Error::Device`].
     pub fn probe(self, model: &impl Module) -> Result<Probed, Error> {
         self.probe_with(model, vec![]).map(|(probed, _)| probed)
     }
@@ -207,6 +215,10 @@ impl ScaledGradients {
             return Err(Error::F16Gradients { path });
         }
         let squares = sum_of_squares(model, &gradients).ok_or(Error::NoGradients)?;
+        let foreign = gradients.len() - known(model, &gradients);
+        if foreign > 0 {
+            return Err(Error::OtherModel { foreign });
+        }
         let parts = [vec![squares], riders.into_iter().map(|rider| rider.cast(DType::F32)).collect()].concat();
         let read = Tensor::cat(parts, 0).try_into_data().map_err(|e| Error::Device(e.to_string()))?;
         let mut numbers = read.iter::<f32>().map(f64::from);

@@ -42,7 +42,9 @@ impl<O: Optimizer> MasterWeights<O> {
     }
 }
 
-/// State of [`MasterWeights`] for one parameter. Its record keeps f32, whatever the device's default dtype is.
+/// State of [`MasterWeights`] for one parameter. Its record keeps the master copy in f32 whatever the device's default dtype is;
+/// the inner optimizer's state is read by burn, which brings it to that default: leave it f32 (burn's own), as a device
+/// configured otherwise would mix dtypes in the first step after a resumption.
 #[derive(Clone, Debug)]
 pub struct MasterState<S, const D: usize> {
     /// The parameter in f32, when the model's own is not.

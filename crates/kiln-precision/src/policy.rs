@@ -8,16 +8,18 @@ use crate::autocast::Autocast;
 use crate::walk::{Place, Walk};
 use crate::{Error, Precision};
 
-/// Layers whose parameters are never cast: they mix dtypes inside, so that they run in f32 or not at all.
-const ALWAYS_F32: [&str; 6] = ["BatchNorm", "Lstm", "BiLstm", "Gru", "BiGru", "Rnn"];
+/// Layers whose parameters are never cast. They mix dtypes inside, so that they run in f32 or not at all; the embedding adds
+/// up the gradients of all positions of a token, which 16 bits do not hold.
+const ALWAYS_F32: [&str; 7] = ["BatchNorm", "Embedding", "Lstm", "BiLstm", "Gru", "BiGru", "Rnn"];
 /// Layers that reduce over their input.
 const NORMS: [&str; 4] = ["LayerNorm", "RmsNorm", "GroupNorm", "InstanceNorm"];
 
 /// In which precision a model computes, and which of its parameters are kept in f32 all the same.
 ///
 /// A layer computes in the dtype of its parameters; its input must have it too (burn converts nothing by itself). Cast the
-/// model's input to [`compute`](Self::compute) and the activations follow. Parameters of batch-norm and of recurrent layers
-/// are kept in f32 whatever the policy says, because these layers mix dtypes: run them [`in_f32`](crate::in_f32).
+/// model's input to [`compute`](Self::compute) and the activations follow. Parameters of batch-norm, of
+/// recurrent layers and of embeddings are kept in f32 whatever the policy says: run the first two [`in_f32`](crate::in_f32), and
+/// cast what an embedding returns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
@@ -69,15 +71,17 @@ impl Policy {
     /// [`Error::NotInModel`] for a path or kind that keeps nothing, [`Error::Reparameterized`] for a model that is under a
     /// policy already.
     pub fn autocast<M: Module>(&self, model: M) -> Result<M, Error> {
+        let dtypes = self.dtypes(&model)?;
         if self.compute == Precision::F32 {
             return Ok(model);
         }
-        let dtypes = self.dtypes(&model)?;
         Ok(model.apply_reparameterization(Autocast(|path: &str| dtypes.get(path).copied())))
     }
 
     /// `model` with its parameters *stored* in [`compute`](Self::compute), for training with
     /// [`MasterWeights`](crate::MasterWeights). Its gradients and records then have that dtype too.
+    ///
+    /// Load a record first, and store then: a record brings its own dtypes.
     ///
     /// Not for f16: gradients of f16 parameters are f16, where they vanish when the loss scale is taken off (torch
     /// refuses this as "attempting to unscale FP16 gradients").
@@ -105,12 +109,12 @@ impl Policy {
                 })
             }
         }
+        let dtypes = self.dtypes(&model)?;
         match self.compute {
             Precision::F32 => return Ok(model),
             Precision::F16 => return Err(Error::StoresF16),
             Precision::BF16 => {}
         }
-        let dtypes = self.dtypes(&model)?;
         Ok(model.map(&mut Store(dtypes, vec![])))
     }
 

@@ -47,6 +47,18 @@ pub struct ScalerState {
     pub streak: u32,
 }
 
+fn require(field: &'static str, value: f64, holds: bool, expected: &'static str) -> Result<(), Error> {
+    match holds && value.is_finite() {
+        true => Ok(()),
+        false => Err(Error::InvalidScaler { field, value, expected }),
+    }
+}
+
+/// Whether a scale is what a loss in f32 can be multiplied by.
+fn in_f32(scale: f64) -> bool {
+    scale > 0.0 && (scale as f32).is_normal()
+}
+
 impl Scaling {
     /// What a precision needs: a dynamic scale in f16, none otherwise.
     pub fn for_precision(precision: Precision) -> Self {
@@ -61,21 +73,36 @@ impl Scaling {
     /// # Errors
     /// [`Error::InvalidScaler`].
     pub fn check(&self) -> Result<(), Error> {
-        let require = |field, value: f64, holds: bool, expected| match holds && value.is_finite() {
-            true => Ok(()),
-            false => Err(Error::InvalidScaler { field, value, expected }),
-        };
         match *self {
             Self::None => Ok(()),
-            Self::Static(scale) => require("scale", scale, scale > 0.0, "a finite number above 0"),
+            Self::Static(scale) => require("scale", scale, in_f32(scale), "a number above 0 that f32 holds"),
             Self::Dynamic(config) => {
                 let ScalerConfig { initial, growth, backoff, interval, floor } = config;
                 let interval = f64::from(interval);
-                require("floor", floor, floor > 0.0, "a finite number above 0")?;
-                require("initial scale", initial, initial >= floor, "a finite number, at least the floor")?;
+                require("floor", floor, in_f32(floor), "a number above 0 that f32 holds")?;
+                require(
+                    "initial scale",
+                    initial,
+                    initial >= floor && in_f32(initial),
+                    "a number that f32 holds, at least the floor",
+                )?;
                 require("growth", growth, growth > 1.0, "a finite number above 1")?;
                 require("backoff", backoff, backoff > 0.0 && backoff < 1.0, "a number between 0 and 1")?;
                 require("growth interval", interval, interval >= 1.0, "at least 1")
+            }
+        }
+    }
+
+    /// Checks that `state` is one that these rules reach.
+    pub(crate) fn accepts(&self, state: ScalerState) -> Result<(), Error> {
+        let scale = state.scale;
+        match *self {
+            Self::Dynamic(config) => {
+                let holds = scale >= config.floor && in_f32(scale);
+                require("saved scale", scale, holds, "a number that f32 holds, at least the floor")
+            }
+            Self::None | Self::Static(_) => {
+                require("saved scale", scale, scale == self.start().scale, "the scale of this run, which is fixed")
             }
         }
     }
@@ -100,7 +127,7 @@ impl Scaling {
                 let lower = (scale * config.backoff).max(config.floor);
                 (lower < scale).then_some(ScalerState { scale: lower, streak: 0 })
             }
-            Self::Dynamic(config) if streak + 1 >= config.interval => {
+            Self::Dynamic(config) if streak.saturating_add(1) >= config.interval => {
                 // The loss is multiplied in f32, where the scale must be finite.
                 let higher = Some(scale * config.growth).filter(|higher| (*higher as f32).is_finite());
                 Some(ScalerState { scale: higher.unwrap_or(scale), streak: 0 })
@@ -174,7 +201,7 @@ mod tests {
         assert!(dynamic(|c| c.floor = 0.0).contains("floor"));
         assert!(dynamic(|c| c.initial = 0.5).contains("at least the floor"));
         assert!(dynamic(|c| c.initial = f64::INFINITY).contains("initial"));
-        for scale in [0.0, -2.0, f64::NAN, f64::INFINITY] {
+        for scale in [0.0, -2.0, 1e-60, 1e300, f64::NAN, f64::INFINITY] {
             assert!(
                 matches!(Scaling::Static(scale).check(), Err(Error::InvalidScaler { field: "scale", .. })),
                 "{scale}"

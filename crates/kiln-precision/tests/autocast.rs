@@ -6,6 +6,7 @@ use burn::nn::{
     BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
 };
 use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::module::attention;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use kiln_precision::{Error, Policy, Precision, check_device, check_dtypes, in_f32};
 
@@ -30,7 +31,8 @@ impl Net {
     }
 
     fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        let x = self.inner.iter().fold(self.embed.forward(ids), |x, layer| layer.forward(x));
+        let x = self.embed.forward(ids).cast(self.head.weight.val().dtype());
+        let x = self.inner.iter().fold(x, |x, layer| layer.forward(x));
         let x = in_f32(x, |x| self.norm.forward(x));
         let x = in_f32(x, |x| self.batch.forward(x));
         self.head.forward(x)
@@ -148,6 +150,7 @@ fn paths_kinds_and_norms_are_kept_and_misspelt_ones_refused() {
     assert!(wrong.contains("'inn'") && wrong.contains("inner.0.weight"), "{wrong}");
     let wrong = refusal(policy().keep_kind("Conv2d")).to_string();
     assert!(wrong.contains("'Conv2d'") && wrong.contains("Linear"), "{wrong}");
+    assert!(matches!(refusal(Policy::new(Precision::F32).keep_path("inn")), Error::NotInModel { .. }));
     let twice = policy().autocast(policy().autocast(Net::new(&device)).unwrap()).map(|_| ()).unwrap_err();
     assert!(
         matches!(&twice, Error::Reparameterized { path, by } if path == "embed.weight" && by == "autocast"),
@@ -161,19 +164,37 @@ fn mixed_dtypes_are_found_without_running_and_name_their_layer() {
         model.forward(Tensor::zeros([2, 6], device))
     });
     assert_eq!(right, Ok(()));
-    // An operation that burn's recorder refuses, and a matmul, which CubeCL would compute wrong.
+    // Layers, whose operations burn's recorder refuses.
     let no_island = |model: &Net, device: &Device| {
-        let x = model.embed.forward(Tensor::zeros([2, 6], device));
-        model.batch.forward(x)
+        let x = model.embed.forward(Tensor::zeros([2, 6], device)).cast(DType::F16);
+        model.batch.forward(model.inner[0].forward(x))
     };
+    // The embedding's output is cast to the head's dtype, which is not that of the layers between.
     let kept_head = |model: &Net, device: &Device| model.forward(Tensor::zeros([2, 6], device));
     let cases = [
         ("batch", check_dtypes(&Policy::new(Precision::F16), Net::new, no_island)),
-        ("head", check_dtypes(&Policy::new(Precision::BF16).keep_path("head"), Net::new, kept_head)),
+        ("inner.0", check_dtypes(&Policy::new(Precision::BF16).keep_path("head"), Net::new, kept_head)),
     ];
     for (expected, outcome) in cases {
         assert!(matches!(&outcome, Err(Error::MixedDtypes { layer, .. }) if layer == expected), "{outcome:?}");
     }
+    // Matmul and attention, which it accepts, and CubeCL would compute wrong.
+    let low = |device: &Device| Tensor::<3>::zeros([2, 6, 8], device).cast(DType::BF16);
+    let outside = |model: &Net, device: &Device| {
+        let weight = model.head.weight.val().transpose().unsqueeze();
+        weight.matmul(low(device).cast(DType::F32).swap_dims(1, 2))
+    };
+    let found = check_dtypes(&Policy::new(Precision::BF16), Net::new, outside);
+    assert!(
+        matches!(&found, Err(Error::MixedDtypes { layer, message }) if layer == "head" && message == "Matmul of BF16 and F32"),
+        "{found:?}"
+    );
+    let attends = |_: &Net, device: &Device| {
+        let q = Tensor::<4>::zeros([1, 2, 4, 8], device);
+        attention(q.clone(), q.clone().cast(DType::BF16), q, None, None, Default::default())
+    };
+    let found = check_dtypes(&Policy::new(Precision::BF16), Net::new, attends);
+    assert!(matches!(&found, Err(Error::MixedDtypes { .. })), "{found:?}");
     let reads = check_dtypes(&Policy::default(), Net::new, |model, _| model.head.weight.val().into_data());
     assert!(matches!(reads, Err(Error::Record(_))), "{reads:?}");
 }

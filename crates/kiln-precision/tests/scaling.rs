@@ -63,7 +63,7 @@ fn unscaled_gradients_are_the_gradients_bit_for_bit_and_clipped_to_the_norm() {
     let norm = plain.iter().map(|g| g * g).sum::<f64>().sqrt();
     let unscaled = |max_norm| {
         let mut scaler = LossScaler::new(Scaling::Static(4096.0)).unwrap();
-        let scaled = scaler.scale(model.loss(x.clone(), y.clone())).backward(&model);
+        let scaled = scaler.scale(model.loss(x.clone(), y.clone())).unwrap().backward(&model);
         let probed = scaled.probe(&model).unwrap();
         match scaler.update(&model, probed, max_norm).unwrap() {
             Outcome::Apply { gradients, norm } => (flat(&model, &gradients), norm),
@@ -92,7 +92,7 @@ fn a_scale_that_starts_at_two_to_the_thirty_recovers_by_itself() {
     for step in 0..60 {
         let loss = model.loss(x.clone(), y.clone());
         losses.push(f64::from(loss.clone().into_scalar::<f32>()));
-        let probed = scaler.scale(loss).backward(&model).probe(&model).unwrap();
+        let probed = scaler.scale(loss).unwrap().backward(&model).probe(&model).unwrap();
         match scaler.update(&model, probed, None).unwrap() {
             Outcome::Apply { gradients, .. } => model = optimizer.step(0.1, model, gradients),
             Outcome::Skip => {
@@ -118,7 +118,7 @@ fn a_loss_scale_saves_gradients_that_f16_would_lose() {
     let (x, y) = data(&device);
     let zeros = |scale| {
         let scaler = LossScaler::new(Scaling::Static(scale)).unwrap();
-        let scaled = scaler.scale(model.loss(x.clone(), y.clone()) * 1e-6).backward(&model);
+        let scaled = scaler.scale(model.loss(x.clone(), y.clone()) * 1e-6).unwrap().backward(&model);
         let mut scaler = scaler;
         let probed = scaled.probe(&model).unwrap();
         let Outcome::Apply { gradients, .. } = scaler.update(&model, probed, None).unwrap() else { panic!("overflow") };
@@ -138,11 +138,11 @@ fn what_cannot_be_mended_is_an_error_and_moves_nothing() {
     for (scaling, skips) in [(Scaling::None, 0), (Scaling::Static(8.0), 0), (Scaling::Dynamic(floor), 1)] {
         let mut scaler = LossScaler::new(scaling).unwrap();
         for _ in 0..skips {
-            let probed = scaler.scale(overflow()).backward(&model).probe(&model).unwrap();
+            let probed = scaler.scale(overflow()).unwrap().backward(&model).probe(&model).unwrap();
             assert!(matches!(scaler.update(&model, probed, None), Ok(Outcome::Skip)));
         }
         let before = scaler.state();
-        let probed = scaler.scale(overflow()).backward(&model).probe(&model).unwrap();
+        let probed = scaler.scale(overflow()).unwrap().backward(&model).probe(&model).unwrap();
         assert!(!probed.is_finite());
         let refused = scaler.update(&model, probed, None).map(|_| ()).unwrap_err();
         assert_eq!(refused, Error::NotFinite { scale: before.scale });
@@ -157,8 +157,13 @@ fn wrong_numbers_and_gradients_are_refused() {
     let (x, y) = data(&device);
     let scaler = LossScaler::for_precision(Precision::F16);
     // Gradients of another model, and none at all.
-    let strange = scaler.scale(other.loss(x.clone(), y.clone())).backward(&model);
+    let strange = scaler.scale(other.loss(x.clone(), y.clone())).unwrap().backward(&model);
     assert_eq!(strange.probe(&model).map(|_| ()).unwrap_err(), Error::NoGradients);
+    // Some of another model: they would keep their scale.
+    let both = scaler.scale(model.loss(x.clone(), y.clone())).unwrap().backward(&model);
+    assert_eq!(both.probe(&model.first).map(|_| ()).unwrap_err(), Error::OtherModel { foreign: 4 });
+    let several = scaler.scale(Tensor::ones([3], &device)).map(|_| ()).unwrap_err();
+    assert_eq!(several, Error::NotAScalar(3));
     let empty = ScaledGradients::new(GradientsParams::new(), 2.0).unwrap();
     assert_eq!(empty.probe(&model).map(|_| ()).unwrap_err(), Error::NoGradients);
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
@@ -166,15 +171,19 @@ fn wrong_numbers_and_gradients_are_refused() {
         let state = ScalerState { scale, streak: 0 };
         assert!(LossScaler::for_precision(Precision::F16).restore(state).is_err(), "{scale}");
     }
+    // A fixed scale is restored as itself only.
+    let mut fixed = LossScaler::for_precision(Precision::F32);
+    assert!(fixed.restore(ScalerState { scale: 65536.0, streak: 0 }).is_err());
+    assert!(LossScaler::for_precision(Precision::F16).restore(ScalerState { scale: 0.5, streak: 0 }).is_err());
     for limit in [0.0, -1.0, f64::NAN] {
         let mut scaler = LossScaler::for_precision(Precision::F32);
-        let probed = scaler.scale(model.loss(x.clone(), y.clone())).backward(&model).probe(&model).unwrap();
+        let probed = scaler.scale(model.loss(x.clone(), y.clone())).unwrap().backward(&model).probe(&model).unwrap();
         assert!(matches!(scaler.update(&model, probed, Some(limit)), Err(Error::InvalidNorm(_))), "{limit}");
     }
     // The tutorials' mistake: the model itself in f16 *and* a scaler.
     let halved = model.clone().first.map(&mut ToF16);
     let loss = halved.forward(x.cast(DType::F16)).cast(DType::F32).mean();
-    let refused = scaler.scale(loss).backward(&halved).probe(&halved).map(|_| ()).unwrap_err();
+    let refused = scaler.scale(loss).unwrap().backward(&halved).probe(&halved).map(|_| ()).unwrap_err();
     assert_eq!(refused, Error::F16Gradients { path: "weight".into() });
     assert_eq!(Policy::new(Precision::F16).store(Net::new(&device)).map(|_| ()).unwrap_err(), Error::StoresF16);
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
-use kiln_precision::ScalerState;
+use kiln_precision::{ScalerState, Scaling};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, RunState, Trainer};
@@ -38,6 +38,13 @@ struct Fingerprint {
     crc32: u32,
 }
 
+/// A loss scale and the rules it follows, which are part of the run.
+#[derive(Serialize, Deserialize)]
+struct SavedScaler {
+    state: ScalerState,
+    scaling: Scaling,
+}
+
 /// Where the run is, and what it must not change meanwhile.
 #[derive(Serialize, Deserialize)]
 struct SavedState {
@@ -45,7 +52,7 @@ struct SavedState {
     total_steps: u64,
     samples: usize,
     #[serde(default)]
-    scaler: Option<ScalerState>,
+    scaler: Option<SavedScaler>,
 }
 
 impl Checkpoints {
@@ -171,7 +178,8 @@ fn write<M: Module>(trainer: &Trainer<M>, state: &RunState, part: &Path) -> Resu
     model.clone().into_record().save(part.join(MODEL)).map_err(|e| e.to_string())?;
     optimizer.save(part.join(OPTIMIZER)).map_err(|e| e.to_string())?;
     let (total_steps, samples) = (trainer.total_steps(), trainer.samples());
-    let saved = SavedState { state: *state, total_steps, samples, scaler: Some(trainer.scaler()) };
+    let scaler = Some(SavedScaler { state: trainer.scaler(), scaling: trainer.scaling() });
+    let saved = SavedState { state: *state, total_steps, samples, scaler };
     fs::write(part.join(STATE), serde_json::to_vec_pretty(&saved).map_err(|e| e.to_string())?).map_err(io)?;
     let mut files = BTreeMap::new();
     for file in [MODEL, OPTIMIZER, STATE] {
@@ -235,6 +243,14 @@ fn load<M: Module>(trainer: &mut Trainer<M>, path: &Path) -> Result<(), Error> {
         }
     }
     let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
-    let restored = trainer.restore(model, |optimizer| optimizer.load_record(record), saved.state, saved.scaler);
+    if let Some(saved) = saved.scaler.as_ref().filter(|saved| saved.scaling != trainer.scaling()) {
+        return Err(fail(format!(
+            "its loss scaling is {:?}, and this run has {:?}: the precision has changed",
+            saved.scaling,
+            trainer.scaling()
+        )));
+    }
+    let scaler = saved.scaler.map(|saved| saved.state);
+    let restored = trainer.restore(model, |optimizer| optimizer.load_record(record), saved.state, scaler);
     restored.map_err(|e| fail(format!("{STATE}: {e}")))
 }

@@ -48,6 +48,22 @@ pub enum Error {
         /// What is missing.
         missing: Weight,
     },
+    /// The parts of a batch weigh more than the batch.
+    #[error(
+        "step {step}: a part of {fed} is left when the batch is complete, expected parts that add up to its weight"
+    )]
+    TooMuch {
+        /// The step that was not taken.
+        step: u64,
+        /// The first part that is left.
+        fed: Weight,
+    },
+    /// No sample of a batch carries a loss.
+    #[error("step {step}: no token of the batch carries a loss, expected at least one target that is not ignored")]
+    NothingToLearn {
+        /// The step that was not taken.
+        step: u64,
+    },
     /// A batch was cut or weighed wrong.
     #[error(transparent)]
     Accumulation(#[from] kiln_accumulation::Error),

@@ -86,8 +86,11 @@ impl Every {
 /// One step on `batch`, in micro-batches of the size that the trainer's settings name.
 ///
 /// # Errors
-/// Those of [`Trainer::step_in_parts`], and [`Error::Accumulation`] for an empty batch.
+/// Those of [`Trainer::step_in_parts`], and [`Error::NothingToLearn`] for a batch without a loss.
 pub fn step<T: Task>(task: &T, trainer: &mut Trainer<T::Model>, batch: &T::Batch) -> Result<StepReport, Error> {
+    if task.weight(batch).count() == 0 {
+        return Err(Error::NothingToLearn { step: trainer.state().step });
+    }
     let split = Split::new(task.samples(batch), trainer.micro_batch().unwrap_or(usize::MAX))?;
     if split.len() == 1 {
         return trainer.step(|model, device| task.loss(model, batch, device));

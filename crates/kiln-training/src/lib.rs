@@ -58,3 +58,8 @@ pub use schedule::ScheduleConfig;
 pub use settings::StepSettings;
 pub use state::RunState;
 pub use step::{StepReport, Trainer};
+
+/// Its examples use two crates, which only this one may.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/accumulation.md")]
+struct Accumulation;

@@ -16,12 +16,13 @@ pub struct StepSettings {
     pub samples: usize,
     /// Gradients are scaled down to this global norm when theirs is larger.
     pub max_norm: Option<f64>,
-    /// Samples that are on the device at once: a larger batch is cut, and its gradients added up. None: the whole batch.
+    /// Samples that are on the device at once: [`step`](crate::step) and [`fit`](crate::fit) cut a larger batch and add up its
+    /// gradients. None: the whole batch.
     pub micro_batch: Option<usize>,
     /// The precision that the model computes in.
     pub policy: Policy,
-    /// How the loss is scaled: [`Scaling::for_precision`] says what a precision needs.
-    pub scaling: Scaling,
+    /// How the loss is scaled; none: as the precision needs.
+    pub scaling: Option<Scaling>,
     /// The autodiff device that the model is on.
     pub device: Device,
 }
@@ -37,9 +38,14 @@ impl StepSettings {
             max_norm: None,
             micro_batch: None,
             policy: Policy::default(),
-            scaling: Scaling::None,
+            scaling: None,
             device,
         }
+    }
+
+    /// How the loss is scaled.
+    pub fn scaling(&self) -> Scaling {
+        self.scaling.unwrap_or_else(|| Scaling::for_precision(self.policy.compute()))
     }
 
     /// Checks the numbers.
@@ -50,7 +56,7 @@ impl StepSettings {
     pub fn check(&self) -> Result<(), Error> {
         self.optimizer.check()?;
         self.schedule.check()?;
-        self.scaling.check()?;
+        self.scaling().check()?;
         if let Some(max_norm) = self.max_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
             let value = max_norm.to_string();
             return Err(Error::InvalidSetting { field: "clip norm", value, expected: "a number above 0" });

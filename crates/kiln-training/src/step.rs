@@ -1,8 +1,10 @@
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 use kiln_accumulation::{Accumulated, Fed, RunningStatistics, Scaled, Weight, Window};
-use kiln_precision::{LossScaler, Outcome, ScaledGradients, ScalerState};
+use kiln_precision::{LossScaler, Outcome, ScaledGradients, ScalerState, Scaling};
 
 use crate::{Error, RunState, StepSettings};
 
@@ -49,7 +51,7 @@ impl<M: Module> Trainer<M> {
         settings.check()?;
         let model = settings.policy.autocast(model)?;
         let optimizer = settings.optimizer.init(&model);
-        let scaler = LossScaler::new(settings.scaling)?;
+        let scaler = LossScaler::new(settings.scaling())?;
         Ok(Self { model, optimizer, scaler, state: RunState::new(seed), settings })
     }
 
@@ -66,6 +68,11 @@ impl<M: Module> Trainer<M> {
     /// Where the loss scale is.
     pub fn scaler(&self) -> ScalerState {
         self.scaler.state()
+    }
+
+    /// The rules of the loss scale.
+    pub fn scaling(&self) -> Scaling {
+        self.scaler.scaling()
     }
 
     /// Steps of the whole run.
@@ -130,8 +137,8 @@ impl<M: Module> Trainer<M> {
     /// scale that can fall make a step that is skipped: only the position and the scale move.
     ///
     /// # Errors
-    /// [`Error::NotFinite`], [`Error::NoGradients`], [`Error::Accumulation`] for weights that do not add up to `total`
-    /// and [`Error::Device`]; model, optimizer, scale and state are then unchanged.
+    /// [`Error::NotFinite`], [`Error::NoGradients`], [`Error::Incomplete`], [`Error::TooMuch`] and [`Error::Accumulation`] for
+    /// weights that do not add up to `total`, and [`Error::Device`]; model, optimizer, scale and state are then unchanged.
     pub fn step_in_parts<P>(
         &mut self,
         total: Weight,
@@ -139,12 +146,13 @@ impl<M: Module> Trainer<M> {
         loss: impl FnMut(&M, &Device, &P) -> Tensor<1>,
     ) -> Result<StepReport, Error> {
         let mut statistics = RunningStatistics::before(&self.model);
-        let outcome = self.attempt(total, parts, loss, &mut statistics);
-        match outcome {
-            Ok(report) if !report.skipped => statistics.commit(&self.model),
+        // burn reports some failures, and user code may report its own, by a panic.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.attempt(total, parts, loss, &mut statistics)));
+        match &outcome {
+            Ok(Ok(report)) if !report.skipped => statistics.commit(&self.model),
             _ => statistics.restore(&self.model),
         }
-        outcome
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     fn attempt<P>(
@@ -198,17 +206,21 @@ impl<M: Module> Trainer<M> {
         let step = self.state.step;
         let device = &self.settings.device;
         let mut window = Window::scaled(total, self.scaler.state().scale)?;
-        for (index, (weight, part)) in parts.into_iter().enumerate() {
+        let mut parts = parts.into_iter().enumerate();
+        while let Some((index, (weight, part))) = parts.next() {
             device.seed(self.state.step_seed(index as u64));
             let loss = loss(&self.model, device, &part);
             let fed = window.feed(&self.model, weight, loss).map_err(|e| match e {
                 kiln_accumulation::Error::NoGradients => Error::NoGradients { step },
                 e => Error::Accumulation(e),
             })?;
-            statistics.take(&self.model, weight.count() as f64 / total.count() as f64);
+            statistics.take(&self.model, weight, total)?;
             match fed {
                 Fed::Open(next) => window = next,
-                Fed::Complete(batch) => return Ok(batch),
+                Fed::Complete(batch) => match parts.next() {
+                    Some((_, (fed, _))) => return Err(Error::TooMuch { step, fed }),
+                    None => return Ok(batch),
+                },
             }
         }
         Err(Error::Incomplete { step, missing: window.missing() })

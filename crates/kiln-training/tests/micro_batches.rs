@@ -1,14 +1,19 @@
 //! A step in micro-batches is the step on the whole batch; an overflow skips a step and nothing else.
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
+use std::ops::{ControlFlow, Range};
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::tanh;
-use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use kiln_accumulation::{Split, Weight};
+use kiln_data::{BatchPlan, Loader, LoaderConfig, TrainTest};
 use kiln_precision::{Policy, Precision, ScalerConfig, ScalerState, Scaling, in_f32};
-use kiln_training::{Checkpoints, Error, OptimizerConfig, ScheduleConfig, StepReport, StepSettings, Trainer};
+use kiln_training::{
+    Checkpoints, Error, Event, Every, OptimizerConfig, ScheduleConfig, StepReport, StepSettings, Task, Trainer, fit,
+};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -118,7 +123,7 @@ fn ten_steps_in_any_micro_batch_are_ten_steps_on_the_batch() {
 fn an_overflow_skips_the_step_and_lowers_the_scale_and_a_resumed_run_goes_on_alike() {
     let data = data();
     let scaling = Scaling::Dynamic(ScalerConfig { initial: 2f64.powi(40), interval: 3, ..ScalerConfig::default() });
-    let settings = || StepSettings { scaling, ..settings(Precision::F16) };
+    let settings = || StepSettings { scaling: Some(scaling), ..settings(Precision::F16) };
     let new = || Trainer::new(Net::new(true, &device()), 1, settings()).unwrap();
     let mut trainer = new();
     let before = floats(trainer.model());
@@ -146,6 +151,10 @@ fn an_overflow_skips_the_step_and_lowers_the_scale_and_a_resumed_run_goes_on_ali
     checkpoints.resume(&mut resumed).unwrap();
     assert_eq!((resumed.scaler(), resumed.state()), (trainer.scaler(), trainer.state()));
     assert_ne!(resumed.scaler(), ScalerState { scale: 2f64.powi(40), streak: 0 });
+    // Another precision would go on with this one's scale.
+    let mut other = Trainer::new(Net::new(true, &device()), 1, self::settings(Precision::F32)).unwrap();
+    let refused = checkpoints.resume(&mut other).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("the precision has changed"), "{refused}");
     for _ in 0..6 {
         let reports = [&mut trainer, &mut resumed].map(|trainer| format!("{:?}", step(trainer, 5, &data).unwrap()));
         assert_eq!(reports[0], reports[1]);
@@ -174,6 +183,17 @@ fn a_step_that_fails_leaves_batch_norm_as_it_was() {
     let weights = trainer
         .step_in_parts(Weight::Samples(2), [(Weight::Samples(3), ())], |model, _, ()| model.loss(x.clone(), y.clone()));
     assert!(matches!(weights, Err(Error::Accumulation(_))));
+    let more = trainer.step_in_parts(Weight::Samples(2), vec![(Weight::Samples(2), ()); 2], |model, _, ()| {
+        model.loss(x.clone(), y.clone())
+    });
+    assert!(matches!(more, Err(Error::TooMuch { .. })), "{more:?}");
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = trainer.step(|model, _| {
+            let _ = model.loss(x.clone(), y.clone());
+            panic!("as burn does when memory runs out")
+        });
+    }));
+    assert!(panicked.is_err());
     assert!((floats(trainer.model()), trainer.state()) == before);
 }
 
@@ -193,4 +213,100 @@ fn statistics_move_once_per_step_whatever_the_micro_batch() {
     for micro in [4, 11] {
         assert!(relative(&mean(micro), &whole) < 1e-5);
     }
+}
+
+/// Points and which of their first four coordinates is the largest; class 3 is ignored, as padding is.
+struct Points {
+    x: Vec<f32>,
+    y: Vec<i64>,
+}
+
+struct Largest;
+
+impl Points {
+    fn load(plan: &BatchPlan) -> Result<Self, kiln_data::Error> {
+        let (mut x, mut y) = (vec![], vec![]);
+        for id in &plan.ids {
+            let point: Vec<f32> = (0..6).map(|i| ((id * 7 + i * 13) % 17) as f32 / 8.0 - 1.0).collect();
+            let largest = (0..4).max_by(|a, b| point[*a].total_cmp(&point[*b])).unwrap_or(0);
+            y.push(if id % 5 == 0 { 3 } else { largest as i64 % 3 });
+            x.extend(point);
+        }
+        Ok(Self { x, y })
+    }
+}
+
+impl Task for Largest {
+    type Model = Net;
+    type Batch = Points;
+
+    fn samples(&self, batch: &Points) -> usize {
+        batch.y.len()
+    }
+
+    fn weight(&self, batch: &Points) -> Weight {
+        Weight::Tokens(batch.y.iter().filter(|class| **class != 3).count())
+    }
+
+    fn slice(&self, batch: &Points, samples: Range<usize>) -> Points {
+        Points { x: batch.x[6 * samples.start..6 * samples.end].to_vec(), y: batch.y[samples].to_vec() }
+    }
+
+    fn loss(&self, model: &Net, batch: &Points, device: &Device) -> Tensor<1> {
+        let n = batch.y.len();
+        let x = Tensor::<2>::from_data(TensorData::new(batch.x.clone(), [n, 6]), device);
+        let y = Tensor::<1, Int>::from_data(TensorData::new(batch.y.clone(), [n]), device);
+        let logits = model.last.forward(tanh(model.layer.forward(model.first.forward(x))));
+        CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![3])).init(device).forward(logits, y)
+    }
+
+    fn measure(&self, _: &Net, batch: &Points, device: &Device) -> Tensor<1> {
+        Tensor::from_floats([batch.y.len() as f32], device)
+    }
+
+    fn figures(&self, sums: &[f64]) -> Vec<(&'static str, f64)> {
+        vec![("samples", sums[0])]
+    }
+}
+
+#[test]
+fn a_whole_run_in_micro_batches_is_the_run_in_batches() {
+    let net = Net::new(false, &device());
+    let run = |micro_batch| {
+        let settings = StepSettings { micro_batch, samples: 22, ..settings(Precision::F32) };
+        let mut trainer = Trainer::new(net.copy(), 1, settings).unwrap();
+        let loader = || Loader::new(22, LoaderConfig::new(8), Points::load).unwrap(); // 8, 8 and 6
+        let data = TrainTest { train: loader(), test: loader() };
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
+        let mut parts = vec![];
+        let mut observe = |event: &Event| {
+            if let Event::Step(report) = event {
+                parts.push(report.micro_batches);
+            }
+            ControlFlow::Continue(())
+        };
+        let _ = fit(&Largest, &mut trainer, &data, &checkpoints, Every::default(), &mut observe).unwrap();
+        (floats(trainer.model()), parts)
+    };
+    let (expected, whole) = run(None);
+    assert_eq!(whole, [1; 20]);
+    for (micro_batch, per_epoch) in [(5, [2, 2, 2]), (3, [3, 3, 2]), (8, [1, 1, 1]), (100, [1, 1, 1])] {
+        let (got, parts) = run(Some(micro_batch));
+        let far = relative(&got, &expected);
+        assert!(far < 1e-5, "micro-batches of {micro_batch}: {far}");
+        assert_eq!(parts[..3], per_epoch, "micro-batches of {micro_batch}");
+    }
+    // In micro-batches of one sample those that are ignored are left out.
+    let (got, parts) = run(Some(1));
+    assert!(relative(&got, &expected) < 1e-5);
+    assert_eq!(parts[..3], [6, 6, 5]);
+}
+
+#[test]
+fn a_batch_of_ignored_targets_is_an_error_that_says_so() {
+    let mut trainer = Trainer::new(Net::new(false, &device()), 1, settings(Precision::F32)).unwrap();
+    let batch = Points { x: vec![0.0; 12], y: vec![3, 3] };
+    let error = kiln_training::step(&Largest, &mut trainer, &batch).unwrap_err().to_string();
+    assert!(error.contains("no token of the batch carries a loss"), "{error}");
 }

@@ -50,13 +50,11 @@ impl<T: Checkpointed<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
         if total_steps == 0 {
             bail!(Usage("the run has 0 steps, expected at least 1 epoch and 1 step".into()));
         }
-        let (policy, scaling) = self.run.policy();
         let settings = StepSettings {
             samples: self.data.train.samples(),
             max_norm: self.run.clip_norm,
             micro_batch: self.run.micro_batch,
-            policy,
-            scaling,
+            policy: self.run.policy(),
             ..StepSettings::new(self.optimizer, self.schedule, total_steps, device.clone())
         };
         let baseline = HEAP.live_bytes();

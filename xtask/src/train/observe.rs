@@ -104,8 +104,8 @@ impl Observer {
                 self.recent.pop_front();
             }
         } else {
-            let lower = report.loss_scale;
-            self.bar.suspend(|| tracing::info!("step {}  skipped: overflow at a loss scale of {lower}", report.step));
+            let scale = report.loss_scale;
+            self.bar.suspend(|| tracing::info!("step {}  skipped: overflow at a loss scale of {scale}", report.step));
         }
         self.bar.set_position(report.step);
         self.bar.set_message(format!("loss {:.4}", report.loss));
@@ -117,14 +117,15 @@ impl Observer {
     }
 
     fn evaluated(&mut self, evaluation: &Evaluation) -> Result<()> {
-        let mean = self.losses.iter().sum::<f64>() / self.losses.len().max(1) as f64;
+        let mean = self.losses.iter().sum::<f64>() / self.losses.len() as f64;
+        let mean = if self.losses.is_empty() { "-".to_owned() } else { format!("{mean:.4}") };
         self.losses.clear();
         let figures: Vec<String> =
             evaluation.figures.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
         let seconds = self.started.elapsed().as_secs_f64();
         self.bar.suspend(|| {
             tracing::info!(
-                "step {}  epochs {}  loss {mean:.4}  {}  {seconds:.1} s",
+                "step {}  epochs {}  loss {mean}  {}  {seconds:.1} s",
                 evaluation.step,
                 evaluation.epochs,
                 figures.join("  ")

@@ -21,7 +21,7 @@ const CURVES: [(&str, &str); 3] =
 pub(crate) fn write_report(directory: &RunDirectory, name: &str, results: &Value) -> Result<()> {
     let metrics = directory.metrics()?;
     let series = |kind: &str, figure: &str| -> Vec<(f64, f64)> {
-        let of_kind = metrics.iter().filter(|line| line["kind"] == kind);
+        let of_kind = metrics.iter().filter(|line| line["kind"] == kind && line["skipped"] != true);
         of_kind.filter_map(|line| Some((line["step"].as_f64()?, line[figure].as_f64()?))).collect()
     };
     let loss = series("step", "loss");

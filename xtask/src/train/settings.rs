@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use kiln_data::{LoaderConfig, TokenizerKind};
 use kiln_models::{GptConfig, ResNetConfig};
-use kiln_precision::{Policy, Precision, Scaling};
+use kiln_precision::{Policy, Precision};
 use kiln_training::{Every, OptimizerConfig, ScheduleConfig};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -93,9 +93,9 @@ impl RunSettings {
         LoaderConfig { workers: self.workers, prefetch, ..LoaderConfig::new(self.batch_size.min(samples)) }
     }
 
-    /// The precision that the model computes in, and how the loss is then scaled. The models run their norms in f32.
-    pub(crate) fn policy(&self) -> (Policy, Scaling) {
-        (Policy::new(self.precision).keep_norms(), Scaling::for_precision(self.precision))
+    /// The precision that the model computes in. The models run their norms in f32.
+    pub(crate) fn policy(&self) -> Policy {
+        Policy::new(self.precision).keep_norms()
     }
 
     /// When to measure and save besides the ends of epochs.

@@ -54,6 +54,12 @@ impl Block {
         }
     }
 
+    /// The dtype that the block computes in, which its input must have.
+    pub(super) fn dtype(&self) -> DType {
+        // A bias, because reading a parameter may cast it.
+        self.mlp.c_proj.bias.as_ref().map_or(DType::F32, |bias| bias.val().dtype())
+    }
+
     /// `[B, T, C]` to `[B, T, C]`; position t reads positions 0 to t.
     pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let attended = self.attn.forward(layer_norm(&self.ln_1, x_btc.clone()));
@@ -84,7 +90,8 @@ fn causal_attention(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tenso
         let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
         return attention(query, key, value, None, None, causal);
     }
-    let scores = query.matmul(key.transpose()).cast(DType::F32) / (d as f64).sqrt();
+    // Divided before the product, which could leave the range of f16.
+    let scores = (query / (d as f64).sqrt()).matmul(key.transpose()).cast(DType::F32);
     let future = Tensor::<2, Bool>::tril_mask([t, t], 0, &scores.device()).unsqueeze();
     softmax(scores.mask_fill(future, f32::NEG_INFINITY), 3).cast(dtype).matmul(value)
 }

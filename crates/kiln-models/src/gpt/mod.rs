@@ -33,7 +33,7 @@ impl Gpt {
         self.wpe.weight.dims()[0]
     }
 
-    /// Token ids `[B, T]`, each below `vocab`, to what the first block reads, `[B, T, C]`.
+    /// Token ids `[B, T]`, each below `vocab`, to what the first block reads, `[B, T, C]` in the dtype that it computes in.
     ///
     /// # Panics
     /// When T is longer than [`context`](Self::context).
@@ -41,7 +41,11 @@ impl Gpt {
         let [_, t] = ids_bt.dims();
         assert!(t <= self.context(), "{t} tokens given, expected at most {}", self.context());
         let positions_tc = self.wpe.weight.val().narrow(0, 0, t);
-        self.drop.forward(self.wte.forward(ids_bt) + positions_tc.unsqueeze())
+        let x_btc = self.drop.forward(self.wte.forward(ids_bt) + positions_tc.unsqueeze());
+        match self.h.first() {
+            Some(block) => x_btc.cast(block.dtype()),
+            None => x_btc,
+        }
     }
 
     /// The decoder blocks, first to last.
@@ -51,8 +55,9 @@ impl Gpt {
 
     /// Output of the last block `[B, T, C]` to logits `[B, T, V]`, through the embedding's weights.
     pub fn head(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        let weight_vc = self.wte.weight.val();
-        layer_norm(&self.ln_f, x_btc).matmul(weight_vc.transpose().unsqueeze())
+        let x_btc = layer_norm(&self.ln_f, x_btc);
+        let weight_vc = self.wte.weight.val().cast(x_btc.dtype());
+        x_btc.matmul(weight_vc.transpose().unsqueeze())
     }
 
     /// Token ids `[B, T]` to logits `[B, T, V]` for the token after each.
