@@ -64,6 +64,9 @@ fn settings_that_no_run_can_have() {
     refused(at, &resnet(["--batch-size", "0"]), 2, &["batch size is 0", "at least 1"]);
     refused(at, &resnet(["--batch-size", "5000"]), 2, &["batch size is 5000", "4000 samples"]);
     refused(at, &resnet(["--micro-batch", "0"]), 2, &["micro-batch is 0", "at least 1"]);
+    refused(at, &resnet(["--checkpointing", "all"]), 2, &["'all'", "every:K", "auto:24GiB"]);
+    refused(at, &resnet(["--checkpointing", "every:0"]), 2, &["'every:0'"]);
+    refused(at, &resnet(["--checkpointing", "auto:1KiB"]), 1, &["1024 bytes", "the least possible peak is"]);
     refused(at, &resnet(["--precision", "f8"]), 2, &["`f8`", "`f32`, `f16`, `bf16`"]);
     refused(at, &resnet(["--workers", "0"]), 2, &["workers is 0"]);
     refused(at, &resnet(["--model", "resnet19"]), 2, &["resnet19", "resnet18, resnet34, resnet50, resnet101"]);
