@@ -29,7 +29,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
             "kiln-training",
         ],
     ),
-    ("examples", &["kiln-accumulation", "kiln-data", "kiln-models", "kiln-precision"]),
+    ("examples", &["kiln-accumulation", "kiln-checkpointing", "kiln-data", "kiln-models", "kiln-precision"]),
     (
         "xtask",
         &[

@@ -1,6 +1,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 use kiln_accumulation::{Accumulated, Fed, RunningStatistics, Scaled, Weight, Window};
@@ -43,12 +43,14 @@ pub struct Trainer<M> {
 }
 
 impl<M: Module> Trainer<M> {
-    /// A run from its start. `model` is plain and lives on `settings.device`.
+    /// A run from its start. `model` is plain and lives on `settings.device`; parameters that burn has put off are initialised
+    /// here, in the order of the fields, so that they do not depend on how the first step is run.
     ///
     /// # Errors
     /// Those of [`StepSettings::check`], and [`Error::Precision`] for a policy that does not fit the model.
     pub fn new(model: M, seed: u64, settings: StepSettings) -> Result<Self, Error> {
         settings.check()?;
+        initialize(&model);
         let model = settings.policy.autocast(model)?;
         let optimizer = settings.optimizer.init(&model);
         let scaler = LossScaler::new(settings.scaling())?;
@@ -225,4 +227,15 @@ impl<M: Module> Trainer<M> {
         }
         Err(Error::Incomplete { step, missing: window.missing() })
     }
+}
+
+/// Initialises the parameters that burn would initialise when they are first read.
+fn initialize(model: &impl Module) {
+    struct Read;
+    impl ModuleVisitor for Read {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let _ = param.val();
+        }
+    }
+    model.visit(&mut Read);
 }
