@@ -11,7 +11,7 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Distribution, Gradients, Tensor};
-use kiln_checkpointing::{Chain, ChainCost, Cost, Gauge, Plan, Tensors, measure, solve};
+use kiln_checkpointing::{Chain, ChainCost, Cost, Gauge, Mode, Plan, PlanSegment, Tensors, measure, solve};
 use kiln_memory::CountingAllocator;
 use kiln_models::{Block, GptConfig, ResNetConfig, ResNetPart};
 use kiln_training::OptimizerConfig;
@@ -244,19 +244,19 @@ fn budgets(device: &Device) {
 
 fn partly(blocks: usize, recomputed: usize, length: usize, front: bool) -> Plan {
     let range = if front { 0..recomputed } else { blocks - recomputed..blocks };
+    let segment = |blocks, mode| PlanSegment { blocks, mode };
     let mut segments = vec![];
-    let plain = |from: usize, to: usize| serde_json::json!({"blocks": {"start": from, "end": to}, "mode": "plain"});
     if range.start > 0 {
-        segments.push(plain(0, range.start));
+        segments.push(segment(0..range.start, Mode::Plain));
     }
     for from in range.clone().step_by(length) {
         let to = (from + length).min(range.end);
-        segments.push(serde_json::json!({"blocks": {"start": from, "end": to}, "mode": "recompute"}));
+        segments.push(segment(from..to, Mode::Recompute));
     }
     if range.end < blocks {
-        segments.push(plain(range.end, blocks));
+        segments.push(segment(range.end..blocks, Mode::Plain));
     }
-    serde_json::from_value(serde_json::json!({ "segments": segments })).unwrap()
+    Plan::try_from(segments).unwrap()
 }
 
 #[derive(Module, Debug)]

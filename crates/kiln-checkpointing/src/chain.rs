@@ -1,13 +1,14 @@
 use burn::module::Module;
 
-use crate::checkpoint::device_of;
+use crate::checkpoint::devices_of;
 use crate::random::{derive, draw};
 use crate::{Checkpoint, Error, Mode, Plan, Tensors};
 
 /// Blocks that run one after the other, as a [`Plan`] says.
 ///
-/// Random numbers do not depend on the plan: every block gets a seed of its own, drawn once per run, so that masks and
-/// gradients under any two plans are the same bit for bit.
+/// Random numbers of a run do not depend on the plan: every block gets a seed of its own, drawn once per run, so that masks and
+/// gradients under any two plans are the same bit for bit. Replays seed the device as well: seed it at every step, as a loop
+/// that can be resumed does anyway, and the same holds for a whole training run.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -29,17 +30,24 @@ use crate::{Checkpoint, Error, Mode, Plan, Tensors};
 pub struct Chain<B> {
     blocks: Vec<B>,
     deterministic: bool,
+    name: Option<String>,
 }
 
 impl<B: Module + 'static> Chain<B> {
     /// A chain of `blocks`, first to last. It holds handles to their parameters, not copies.
     pub fn new<'a>(blocks: impl IntoIterator<Item = &'a B>) -> Self {
-        Self { blocks: blocks.into_iter().cloned().collect(), deterministic: false }
+        Self { blocks: blocks.into_iter().cloned().collect(), deterministic: false, name: None }
     }
 
     /// Promises that no block draws random numbers; see [`Checkpoint::deterministic`].
     pub fn deterministic(mut self) -> Self {
         self.deterministic = true;
+        self
+    }
+
+    /// The name that errors call it by.
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
         self
     }
 
@@ -72,22 +80,24 @@ impl<B: Module + 'static> Chain<B> {
         if plan.blocks() != self.len() {
             return Err(Error::PlanLength { plan: plan.blocks(), chain: self.len() });
         }
-        let device = device_of(&self.blocks, x.clone());
-        let random = device.filter(|_| !self.deterministic).map(|device| (draw(&device), device));
+        let devices = if self.deterministic { vec![] } else { devices_of(&self.blocks, x.clone()) };
+        let random = devices.first().map(draw).map(|seed| (seed, devices));
         let mut x = x;
         for segment in plan.segments() {
             let (f, random, start) = (f.clone(), random.clone(), segment.blocks.start);
             let all = move |blocks: &Vec<B>, x: X| {
                 blocks.iter().enumerate().fold(x, |x, (index, block)| {
-                    if let Some((seed, device)) = &random {
-                        device.seed(derive(*seed, (start + index) as u64));
+                    if let Some((seed, devices)) = &random {
+                        let seed = derive(*seed, (start + index) as u64);
+                        devices.iter().for_each(|device| device.seed(seed));
                     }
                     f(block, x)
                 })
             };
             let blocks = self.blocks[segment.blocks.clone()].to_vec();
             // The closure seeds every block itself.
-            let name = format!("of blocks {}..{}", segment.blocks.start, segment.blocks.end);
+            let chain = self.name.as_deref().unwrap_or("the chain");
+            let name = format!("{}..{} of {chain}", segment.blocks.start, segment.blocks.end);
             let segment_of = || Checkpoint::new().named(name).deterministic();
             x = match segment.mode {
                 Mode::Plain => all(&blocks, x),
@@ -95,8 +105,9 @@ impl<B: Module + 'static> Chain<B> {
                 Mode::Offload => segment_of().offload().run(&blocks, x, all)?,
             };
         }
-        if let Some((seed, device)) = random {
-            device.seed(derive(seed, u64::MAX - 1)); // what comes next must not repeat the last block's numbers
+        if let Some((seed, devices)) = random {
+            // What comes next must not repeat the last block's numbers.
+            devices.iter().for_each(|device| device.seed(derive(seed, u64::MAX - 1)));
         }
         Ok(x)
     }

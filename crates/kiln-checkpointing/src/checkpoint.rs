@@ -52,7 +52,7 @@ impl Checkpoint {
         self
     }
 
-    /// Keeps the segment's inputs in host memory until the replay, instead of on their device.
+    /// Keeps the segment's float inputs in host memory until the replay, instead of on their device.
     pub fn offload(mut self) -> Self {
         self.offload = true;
         self
@@ -77,9 +77,12 @@ impl Checkpoint {
         let place = Location::caller();
         let name = self.name.clone().unwrap_or_else(|| format!("at {place}"));
         let found = Find::over(module, inputs.clone());
-        let Some(device) = found.device else { return Ok(f(module, inputs)) };
+        if found.devices.is_empty() {
+            return Ok(f(module, inputs));
+        }
         let strategy = found.tracked.map_or(Strategy::Disabled, |(_, strategy)| strategy);
-        let segment = Segment { name, device, strategy, deterministic: self.deterministic, offload: self.offload };
+        let devices = found.devices;
+        let segment = Segment { name, devices, strategy, deterministic: self.deterministic, offload: self.offload };
         if let Some(path) = found.not_a_leaf {
             return Err(Error::NotALeaf { segment: segment.name, path });
         }
@@ -101,7 +104,7 @@ impl Checkpoint {
             (Kind::Cube, Strategy::Balanced) => {
                 record::<Cube, BalancedCheckpointing, _, _, _, _>(segment, module, inputs, f)
             }
-            _ => Err(Error::Backend { device: format!("{:?}", segment.device), segment: segment.name }),
+            _ => Err(Error::Backend { device: format!("{:?}", segment.device()), segment: segment.name }),
         }
     }
 }
@@ -109,7 +112,9 @@ impl Checkpoint {
 /// Runs `f(module, inputs)` without keeping its activations; the backward pass runs it again to have them. What comes out is an
 /// ordinary tracked tensor (or several).
 ///
-/// `f` sees the module and the inputs only through its arguments; what it captures must not need a gradient. It may draw
+/// `f` sees the module and the inputs only through its arguments. **It must not compute with a captured tensor that needs a
+/// gradient**: where the result depends on it that is an error, and where it does not (as after `detach` or `into_scalar`) the
+/// backward pass would wait for itself forever. It may draw
 /// random numbers and contain batch-norm and further checkpoints. See [`Checkpoint`] for choices.
 ///
 /// ```
@@ -148,9 +153,9 @@ where
     }
 }
 
-/// The device that a segment's tensors are on, if it has any floats.
-pub(crate) fn device_of(module: &impl Module, inputs: impl Tensors) -> Option<Device> {
-    Find::over(module, inputs).device
+/// The devices that a segment's floats are on.
+pub(crate) fn devices_of(module: &impl Module, inputs: impl Tensors) -> Vec<Device> {
+    Find::over(module, inputs).devices
 }
 
 /// The backends that a custom backward pass is written for.
@@ -167,7 +172,7 @@ enum Kind {
 #[derive(Default)]
 struct Find {
     path: Vec<String>,
-    device: Option<Device>,
+    devices: Vec<Device>,
     tracked: Option<(Kind, Strategy)>,
     not_a_leaf: Option<String>,
 }
@@ -181,8 +186,9 @@ impl Find {
     }
 
     fn see<const D: usize>(&mut self, tensor: &Tensor<D>) {
-        if self.device.is_none() {
-            self.device = Some(tensor.device());
+        let device = tensor.device();
+        if !self.devices.contains(&device) {
+            self.devices.push(device);
         }
         if self.tracked.is_none()
             && tensor.is_tracked()

@@ -47,17 +47,26 @@ pub(crate) fn picoseconds(seconds: f64) -> Picoseconds {
 }
 
 impl ChainCost {
-    /// Checks that times are finite numbers, at least 0.
+    /// Checks that times are numbers of at least 0, and that all of them, and all bytes, can be added up.
     ///
     /// # Errors
     /// [`Error::InvalidCost`].
     pub fn check(&self) -> Result<(), Error> {
-        let times = self.blocks.iter().map(|cost| cost.forward).enumerate();
-        let all = times.chain(self.transfer.map(|transfer| (0, transfer)));
-        for (block, value) in all {
-            if !(value.is_finite() && (0.0..1e6).contains(&value)) {
-                return Err(Error::InvalidCost { field: "time", block, value, expected: "seconds in [0, 1e6)" });
+        const EXPECTED: &str = "at least 0, and all together below 1e6 seconds";
+        let transfer = self.transfer.unwrap_or(0.0);
+        let mut total = 0.0;
+        for cost in &self.blocks {
+            for (field, value) in [("forward time", cost.forward), ("transfer time", cost.input as f64 * transfer)] {
+                total += value;
+                if value.is_nan() || value < 0.0 || total >= 1e6 {
+                    return Err(Error::InvalidCost { field, value, expected: EXPECTED });
+                }
             }
+        }
+        let bytes = self.blocks.iter().flat_map(|cost| [cost.input, cost.saved, cost.workspace, cost.gradients]);
+        let total: f64 = bytes.chain([self.resident, self.head]).map(|bytes| bytes as f64).sum();
+        if total >= 1e18 {
+            return Err(Error::InvalidCost { field: "sum of all bytes", value: total, expected: "less than 1e18" });
         }
         Ok(())
     }

@@ -22,7 +22,10 @@ pub enum Error {
         path: String,
     },
     /// A custom backward pass needs the backend's types, and this build knows two.
-    #[error("segment {segment}: its tensors are on {device}, expected burn's Flex or a CubeCL backend")]
+    #[error(
+        "segment {segment}: its tensors are on {device}, expected burn's Flex or, with the feature `cuda`, a CubeCL backend, one and \
+         the same for all"
+    )]
     Backend {
         /// Name of the segment.
         segment: String,
@@ -54,8 +57,8 @@ pub enum Error {
         /// Those of the first pass.
         expected: String,
     },
-    /// A saved input could not be moved to the host or back.
-    #[error("segment {segment}: a saved input could not be moved: {reason}")]
+    /// A saved input could not be moved to the host.
+    #[error("segment {segment}: a saved input could not be moved to the host: {reason}")]
     Offload {
         /// Name of the segment.
         segment: String,
@@ -65,6 +68,20 @@ pub enum Error {
     /// A segment length of zero.
     #[error("segments of 0 blocks, expected at least 1")]
     EmptySegment,
+    /// Segments that leave a gap, overlap, or hold nothing.
+    #[error(
+        "segment {index} of the plan is {from}..{to}, expected it to begin at {begins} and hold at least one block"
+    )]
+    InvalidPlan {
+        /// Which segment, counted from zero.
+        index: usize,
+        /// Its first block.
+        from: usize,
+        /// The block after its last.
+        to: usize,
+        /// Where the segment before it ends.
+        begins: usize,
+    },
     /// A plan for another number of blocks.
     #[error("the plan is for {plan} blocks, the chain has {chain}")]
     PlanLength {
@@ -82,12 +99,10 @@ pub enum Error {
         least: u64,
     },
     /// Costs that no chain has.
-    #[error("the {field} of block {block} is {value}, expected {expected}")]
+    #[error("the {field} is {value}, expected {expected}")]
     InvalidCost {
-        /// The field of [`Cost`](crate::Cost).
+        /// What of [`ChainCost`](crate::ChainCost).
         field: &'static str,
-        /// The block, counted from zero.
-        block: usize,
         /// Its value.
         value: f64,
         /// What would be accepted.

@@ -1,13 +1,12 @@
 //! What the first pass finds out about parameters, inputs and outputs.
 
-use std::collections::HashMap;
 use std::marker::PhantomData;
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor};
-use burn::module::{ModuleVisitor, Param, ParamId};
+use burn::module::{ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
 use crate::TensorMap;
@@ -15,15 +14,18 @@ use crate::hub::Hub;
 
 /// The module's parameters that need a gradient.
 pub(crate) struct Parameters<B, C> {
-    pub(crate) nodes: HashMap<ParamId, NodeId>,
+    /// For every float parameter as it is visited: a parameter may be met twice.
+    pub(crate) nodes: Vec<Option<NodeId>>,
     /// One of them, which makes the segment tracked when no input is.
     pub(crate) anchor: Option<NodeGuard>,
+    /// The device of one that is not on the segment's backend.
+    pub(crate) elsewhere: Option<String>,
     marker: PhantomData<(B, C)>,
 }
 
 impl<B, C> Default for Parameters<B, C> {
     fn default() -> Self {
-        Self { nodes: HashMap::new(), anchor: None, marker: PhantomData }
+        Self { nodes: vec![], anchor: None, elsewhere: None, marker: PhantomData }
     }
 }
 
@@ -33,12 +35,18 @@ where
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.val();
-        if tensor.is_require_grad()
-            && let Ok(primitive) = tensor.try_into_primitive::<Autodiff<B, C>>()
-        {
-            self.nodes.insert(param.id, primitive.id());
-            self.anchor.get_or_insert_with(|| primitive.node());
+        let mut node = None;
+        if tensor.is_require_grad() {
+            let device = tensor.device();
+            match tensor.try_into_primitive::<Autodiff<B, C>>() {
+                Ok(primitive) => {
+                    node = Some(primitive.id());
+                    self.anchor.get_or_insert_with(|| primitive.node());
+                }
+                Err(_) => self.elsewhere = Some(format!("{device:?}")),
+            }
         }
+        self.nodes.push(node);
     }
 }
 
@@ -55,12 +63,14 @@ pub(crate) struct Inputs<B, C> {
     /// For every float input in its order, tracked or not.
     pub(crate) ids: Vec<Option<InputId>>,
     pub(crate) guards: Vec<NodeGuard>,
+    /// The device of one that is not on the segment's backend.
+    pub(crate) elsewhere: Option<String>,
     marker: PhantomData<(B, C)>,
 }
 
 impl<B, C> Default for Inputs<B, C> {
     fn default() -> Self {
-        Self { ids: vec![], guards: vec![], marker: PhantomData }
+        Self { ids: vec![], guards: vec![], elsewhere: None, marker: PhantomData }
     }
 }
 
@@ -71,6 +81,9 @@ where
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         let (leaf, tracked) = (tensor.is_require_grad(), tensor.is_tracked());
         let primitive = tracked.then(|| tensor.clone().try_into_primitive::<Autodiff<B, C>>().ok()).flatten();
+        if tracked && primitive.is_none() {
+            self.elsewhere = Some(format!("{:?}", tensor.device()));
+        }
         self.ids.push(primitive.as_ref().map(|primitive| InputId { node: primitive.id(), leaf }));
         self.guards.extend(primitive.map(|primitive| primitive.node()));
         tensor

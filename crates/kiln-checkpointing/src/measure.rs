@@ -1,9 +1,9 @@
 use std::time::Instant;
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
-use crate::checkpoint::device_of;
+use crate::checkpoint::devices_of;
 use crate::first::Untracked;
 use crate::{Chain, Cost, TensorMap, Tensors};
 
@@ -18,20 +18,21 @@ pub struct Gauge<'a> {
     pub reset_peak: &'a dyn Fn(),
 }
 
-/// Runs every block of `chain` once by itself, forward and backward on `x`, and notes what it takes. Each block runs before
-/// it is measured, so that memory that is allocated once is not counted.
+/// Runs every block of `chain` by itself, forward and backward on `x`, and notes what it takes. Each block runs once before it is
+/// measured, so that memory that is allocated once is not counted.
 ///
-/// Running statistics move as in a forward pass: measure on a copy of the model (`model.valid().train()`) where that matters.
+/// Running statistics move and random numbers are drawn: measure on a copy of the model (`model.valid().train()`) where that
+/// matters.
 pub fn measure<B, X, F>(chain: &Chain<B>, x: X, f: F, gauge: &Gauge) -> Vec<Cost>
 where
     B: Module + 'static,
     X: Tensors,
     F: Fn(&B, X) -> X,
 {
-    let Some(device) = device_of(&chain.blocks().to_vec(), x.clone()) else { return vec![] };
-    let sync = |device: &Device| {
+    let devices = devices_of(&chain.blocks().to_vec(), x.clone());
+    let sync = || {
         // A device that cannot finish shows it in what follows.
-        let _ = device.sync();
+        devices.iter().for_each(|device| drop(device.sync()));
     };
     let mut x = x.map(&mut Untracked);
     let mut costs = vec![];
@@ -45,12 +46,12 @@ where
         if let (_, Some(loss)) = pass(x.clone()) {
             drop(loss.backward());
         }
-        sync(&device);
+        sync();
         let before = (gauge.live)();
         (gauge.reset_peak)();
         let started = Instant::now();
         let y = f(block, x.clone().map(&mut Leaf));
-        sync(&device);
+        sync();
         let forward = started.elapsed().as_secs_f64();
         let (live, peak) = ((gauge.live)(), (gauge.peak)());
         let [input, output] = [bytes(x), bytes(y.clone())];
@@ -63,7 +64,7 @@ where
         if let Some(loss) = loss.0 {
             (gauge.reset_peak)();
             let gradients_of = loss.backward();
-            sync(&device);
+            sync();
             workspace = workspace.max((gauge.peak)().saturating_sub(live + gradients));
             drop(gradients_of);
         }

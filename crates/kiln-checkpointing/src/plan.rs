@@ -28,14 +28,37 @@ pub struct PlanSegment {
 
 /// How the blocks of a chain are run: segments that follow each other without a gap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<PlanSegment>", into = "Vec<PlanSegment>")]
 pub struct Plan {
     segments: Vec<PlanSegment>,
+}
+
+impl TryFrom<Vec<PlanSegment>> for Plan {
+    type Error = Error;
+
+    /// A plan of any segments: each begins where the one before it ends, the first at 0, and holds at least one block.
+    fn try_from(segments: Vec<PlanSegment>) -> Result<Self, Error> {
+        let mut begins = 0;
+        for (index, PlanSegment { blocks, .. }) in segments.iter().enumerate() {
+            if blocks.start != begins || blocks.is_empty() {
+                return Err(Error::InvalidPlan { index, from: blocks.start, to: blocks.end, begins });
+            }
+            begins = blocks.end;
+        }
+        Ok(Self::new(segments))
+    }
+}
+
+impl From<Plan> for Vec<PlanSegment> {
+    fn from(plan: Plan) -> Self {
+        plan.segments
+    }
 }
 
 impl Plan {
     /// All activations are kept.
     pub fn none(blocks: usize) -> Self {
-        Self { segments: vec![PlanSegment { blocks: 0..blocks, mode: Mode::Plain }] }
+        Self::new((blocks > 0).then_some(PlanSegment { blocks: 0..blocks, mode: Mode::Plain }))
     }
 
     /// Segments of `length` blocks, the last may be short, recomputed but for the last, which is plain: the backward pass begins

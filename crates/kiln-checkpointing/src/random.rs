@@ -8,11 +8,11 @@ pub(crate) fn draw(device: &Device) -> u64 {
     drawn.into_data().iter::<i64>().fold(0, |seed, part| (seed << 31) ^ part as u64)
 }
 
-/// Runs `f` from `seed`, and leaves the device with numbers that follow from `seed` and `after` and that `f` has not seen.
-pub(crate) fn seeded<R>(device: &Device, seed: u64, after: u64, f: impl FnOnce() -> R) -> R {
-    device.seed(seed);
+/// Runs `f` from `seed`, and leaves the devices with numbers that follow from `seed` and `after` and that `f` has not seen.
+pub(crate) fn seeded<R>(devices: &[Device], seed: u64, after: u64, f: impl FnOnce() -> R) -> R {
+    devices.iter().for_each(|device| device.seed(seed));
     let result = f();
-    device.seed(derive(seed, after));
+    devices.iter().for_each(|device| device.seed(derive(seed, after)));
     result
 }
 

@@ -1,6 +1,5 @@
 //! The second pass: a graph of its own, from fresh leaves to the outputs whose gradients are given.
 
-use std::collections::HashMap;
 use std::marker::PhantomData;
 
 use burn::backend::TensorMetadata;
@@ -14,7 +13,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     Autodiff, AutodiffBackend, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy,
 };
-use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
 use crate::TensorMap;
@@ -55,8 +54,8 @@ impl<B: Backend, C> Leaves<B, C> {
                 Some(gradient) => outer.register::<B>(id.node, gradient),
                 // The operation before it will ask for a gradient, also if the segment did not use its result.
                 None if !id.leaf => {
-                    let value = leaf.into_primitive();
-                    outer.register::<B>(id.node, B::float_mul_scalar(value, 0.0.into()));
+                    let zeros = B::float_zeros(leaf.shape(), &leaf.device(), leaf.dtype().into());
+                    outer.register::<B>(id.node, zeros);
                 }
                 None => {}
             }
@@ -138,16 +137,24 @@ impl<B: Backend> Backward<B, 1> for Inject {
 }
 
 /// Hands the parameters' gradients to the outer graph.
-pub(crate) struct Push<'a, B, C> {
+pub(crate) struct Push<'a, B: Backend, C> {
     inner: &'a mut Gradients,
-    outer: &'a mut Gradients,
-    nodes: HashMap<ParamId, NodeId>,
-    marker: PhantomData<(B, C)>,
+    nodes: std::vec::IntoIter<Option<NodeId>>,
+    found: Vec<(NodeId, FloatTensor<B>)>,
+    marker: PhantomData<C>,
 }
 
-impl<'a, B, C> Push<'a, B, C> {
-    pub(crate) fn new(inner: &'a mut Gradients, outer: &'a mut Gradients, nodes: HashMap<ParamId, NodeId>) -> Self {
-        Self { inner, outer, nodes, marker: PhantomData }
+impl<'a, B: Backend, C> Push<'a, B, C> {
+    /// `nodes` are those of the outer graph, in the order that the module is visited in.
+    pub(crate) fn new(inner: &'a mut Gradients, nodes: Vec<Option<NodeId>>) -> Self {
+        Self { inner, nodes: nodes.into_iter(), found: vec![], marker: PhantomData }
+    }
+
+    /// Registers what was found, last first, as a backward pass comes by.
+    pub(crate) fn register(self, outer: &mut Gradients) {
+        for (node, gradient) in self.found.into_iter().rev() {
+            outer.register::<B>(node, gradient);
+        }
     }
 }
 
@@ -156,12 +163,11 @@ where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // Removed, because a parameter may be met twice in one module.
-        if let Some(node) = self.nodes.remove(&param.id)
+        if let Some(node) = self.nodes.next().flatten()
             && let Ok(primitive) = param.val().try_into_primitive::<Autodiff<B, C>>()
             && let Some(gradient) = self.inner.remove::<B>(&primitive)
         {
-            self.outer.register::<B>(node, gradient);
+            self.found.push((node, gradient));
         }
     }
 }

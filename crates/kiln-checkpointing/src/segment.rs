@@ -15,7 +15,8 @@ use crate::{Error, Tensors};
 /// What is known of a segment before it runs.
 pub(crate) struct Segment {
     pub(crate) name: String,
-    pub(crate) device: Device,
+    /// Those of all floats, at least one.
+    pub(crate) devices: Vec<Device>,
     /// burn's own strategy within the segment.
     pub(crate) strategy: GradientCheckpointingStrategy,
     pub(crate) deterministic: bool,
@@ -29,16 +30,16 @@ impl Segment {
         self.seeded(seed, 0, f)
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        &self.devices[0]
+    }
+
     fn draw(&self) -> u64 {
-        if self.deterministic { 0 } else { draw(&self.device) }
+        if self.deterministic { 0 } else { draw(self.device()) }
     }
 
     fn seeded<R>(&self, seed: u64, after: u64, f: impl FnOnce() -> R) -> R {
-        if self.deterministic { f() } else { seeded(&self.device, seed, after, f) }
-    }
-
-    fn offload_error(&self, reason: String) -> Error {
-        Error::Offload { segment: self.name.clone(), reason }
+        if self.deterministic { f() } else { seeded(&self.devices, seed, after, f) }
     }
 }
 
@@ -57,6 +58,9 @@ where
     module.visit(&mut parameters);
     let mut tracked = Inputs::<B, C>::default();
     let _ = inputs.clone().map(&mut tracked);
+    if let Some(device) = parameters.elsewhere.or(tracked.elsewhere) {
+        return Err(Error::Backend { segment: segment.name, device });
+    }
 
     let seed = segment.draw();
     let outputs = {
@@ -69,16 +73,17 @@ where
         return Err(Error::Captures { segment: segment.name });
     }
 
-    sweep(&segment.device);
+    sweep(segment.device());
 
-    let saved = Saved::new(inputs, segment.offload).map_err(|reason| segment.offload_error(reason))?;
+    let saved = Saved::new(inputs, segment.offload);
+    let saved = saved.map_err(|reason| Error::Offload { segment: segment.name.clone(), reason })?;
     // Shares storage with the parameters, has running statistics of its own, and refers to no graph.
     let snapshot = module.valid();
     let (nodes, ids, expected) = (parameters.nodes, tracked.ids, seen.described);
-    let (name, device, count) = (segment.name.clone(), segment.device.clone().inner(), expected.len());
+    let (name, device, count) = (segment.name.clone(), segment.device().clone().inner(), expected.len());
     let replay = move |given: Vec<Option<FloatTensor<B>>>, outer: &mut Gradients| -> Result<(), Error> {
         let module = snapshot.train().map(&mut Restrategize(segment.strategy));
-        let inputs = saved.restore(&segment.device).map_err(|reason| segment.offload_error(reason))?;
+        let inputs = saved.restore(segment.device());
         let mut leaves = Leaves::<B, C>::of(ids);
         let inputs = inputs.map(&mut leaves);
         let outputs = segment.seeded(seed, 1, || f(&module, inputs));
@@ -89,7 +94,9 @@ where
         let mut inner = backward::<B, C>(roots);
         leaves.register(inner.as_mut(), outer);
         if let Some(inner) = &mut inner {
-            module.visit(&mut Push::<B, C>::new(inner, outer, nodes));
+            let mut push = Push::<B, C>::new(inner, nodes);
+            module.visit(&mut push);
+            push.register(outer);
         }
         Ok(())
     };

@@ -111,16 +111,21 @@ struct Front {
     all: Vec<Partial>,
     /// The fastest per range of bytes, when not all are kept.
     ranges: Option<Vec<Option<Partial>>>,
+    /// The one that holds least, which finds a plan where there is one.
+    least: Option<Partial>,
     budget: u64,
 }
 
 impl Front {
     fn new(budget: u64, ranges: Option<usize>) -> Self {
-        Self { all: vec![], ranges: ranges.map(|count| vec![None; count]), budget }
+        Self { all: vec![], ranges: ranges.map(|count| vec![None; count]), least: None, budget }
     }
 
     fn add(&mut self, partial: Partial) {
         let Some(ranges) = &mut self.ranges else { return self.all.push(partial) };
+        if self.least.is_none_or(|least| (partial.held, partial.time) < (least.held, least.time)) {
+            self.least = Some(partial);
+        }
         let range = (partial.held as u128 * (ranges.len() as u128 - 1) / u128::from(self.budget.max(1))) as usize;
         let best = &mut ranges[range.min(KEPT - 1)];
         if best.is_none_or(|best| (partial.time, partial.held) < (best.time, best.held)) {
@@ -129,7 +134,7 @@ impl Front {
     }
 
     fn finish(mut self) -> Vec<Partial> {
-        self.all.extend(self.ranges.into_iter().flatten().flatten());
+        self.all.extend(self.ranges.into_iter().flatten().flatten().chain(self.least));
         self.all.sort_by_key(|partial| (partial.held, partial.time));
         let mut fastest = Picoseconds::MAX;
         self.all.retain(|partial| {

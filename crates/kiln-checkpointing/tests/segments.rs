@@ -185,7 +185,7 @@ fn a_replay_that_differs_is_noticed_and_the_next_step_works() {
     assert!(count.contains("gave 2 tensors, expected 1"), "{count}");
 
     let found = gradients(checkpoint(&model, x.clone(), |model, x| model.forward(x)));
-    assert_eq!(bits(&model, &found), bits(&model, &gradients(model.forward(x))));
+    assert_eq!(bits(&model, &found), bits(&model, &gradients(model.forward(x.clone()))));
 }
 
 #[derive(Module, Debug)]

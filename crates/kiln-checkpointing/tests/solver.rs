@@ -36,7 +36,7 @@ fn plans(blocks: usize, offload: bool) -> Vec<Plan> {
                     format!(r#"{{"blocks":{{"start":{start},"end":{end}}},"mode":"{mode}"}}"#)
                 })
                 .collect();
-            all.push(serde_json::from_str(&format!(r#"{{"segments":[{}]}}"#, text.join(","))).unwrap());
+            all.push(serde_json::from_str(&format!("[{}]", text.join(","))).unwrap());
         }
     }
     all
@@ -90,7 +90,13 @@ proptest! {
     }
 
     #[test]
-    fn long_chains_stay_within_their_budget(costs in chain(70..120usize, true), share in 0.0f64..1.0) {
+    fn long_chains_stay_within_their_budget(costs in chain(70..120usize, true), share in 0.0f64..1.0, odd in 1u64..2_000_003) {
+        let mut costs = costs; // sizes as real ones are: large, and no multiples of each other
+        for (index, cost) in costs.blocks.iter_mut().enumerate() {
+            let scale = odd + index as u64 % 7;
+            (cost.input, cost.saved, cost.workspace) = (cost.input * scale, cost.saved * scale, cost.workspace * scale);
+        }
+        let share = if share < 0.2 { 0.0 } else { share };
         let (low, high) = (least(&costs).unwrap(), costs.simulate(&Plan::none(costs.blocks.len())).unwrap().peak);
         let budget = low + (high.saturating_sub(low) as f64 * share) as u64;
         let plan = solve(&costs, budget).unwrap();
@@ -122,7 +128,22 @@ fn impossible_costs_and_budgets_are_refused() {
     for forward in [-1.0, f64::NAN, f64::INFINITY] {
         let blocks = vec![block, Cost { forward, ..block }];
         let error = solve(&ChainCost { blocks, ..costs.clone() }, 1000).unwrap_err();
-        assert!(matches!(error, Error::InvalidCost { block: 1, .. }), "{error}");
+        assert!(matches!(error, Error::InvalidCost { .. }), "{error}");
+    }
+    let far = vec![Cost { forward: 9e5, ..block }; 2];
+    assert!(matches!(solve(&ChainCost { blocks: far, ..costs.clone() }, 1000), Err(Error::InvalidCost { .. })));
+    let slow = ChainCost { transfer: Some(1e9), ..costs.clone() };
+    assert!(slow.check().unwrap_err().to_string().starts_with("the transfer time is 5000000000"));
+    let huge = ChainCost { resident: u64::MAX, ..costs.clone() };
+    assert!(huge.check().unwrap_err().to_string().contains("sum of all bytes"));
+    for text in [
+        r#"[{"blocks":{"start":0,"end":1},"mode":"plain"},{"blocks":{"start":2,"end":3},"mode":"plain"}]"#,
+        r#"[{"blocks":{"start":0,"end":2},"mode":"plain"},{"blocks":{"start":1,"end":3},"mode":"plain"}]"#,
+        r#"[{"blocks":{"start":0,"end":0},"mode":"recompute"}]"#,
+        r#"[{"blocks":{"start":3,"end":1},"mode":"recompute"}]"#,
+    ] {
+        let refused = serde_json::from_str::<Plan>(text).unwrap_err().to_string();
+        assert!(refused.contains("expected it to begin at"), "{refused}");
     }
     let short = costs.simulate(&Plan::none(3)).unwrap_err();
     assert_eq!(short.to_string(), "the plan is for 3 blocks, the chain has 4");

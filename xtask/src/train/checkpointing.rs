@@ -104,8 +104,16 @@ pub(crate) trait Checkpointed: Task {
     fn follow(&mut self, plan: Plan);
 }
 
-/// Decides on a plan for `task`, measuring its blocks on `batch` where the plan depends on them. `baseline` is the live heap
-/// before the model was built, none on a device whose tensors are elsewhere.
+/// What must be known of the heap to predict a step's peak.
+pub(crate) struct Heap {
+    /// Live bytes before the model was built.
+    pub(crate) baseline: usize,
+    /// Whether gradients are added up over micro-batches.
+    pub(crate) accumulates: bool,
+}
+
+/// Decides on a plan for `task`, measuring its blocks on `batch` where the plan depends on them. `heap` is none on a device
+/// whose tensors are elsewhere.
 pub(crate) fn decide<T: Checkpointed>(
     wanted: Checkpointing,
     task: &T,
@@ -113,7 +121,7 @@ pub(crate) fn decide<T: Checkpointed>(
     batch: impl FnOnce() -> Result<T::Batch>,
     device: &Device,
     optimizer: OptimizerConfig,
-    baseline: Option<usize>,
+    heap: Option<Heap>,
 ) -> Result<Plan> {
     let blocks = task.blocks(model);
     match wanted {
@@ -122,7 +130,7 @@ pub(crate) fn decide<T: Checkpointed>(
         Checkpointing::Offload => return Ok(Plan::offload(blocks, 1)?),
         Checkpointing::Sqrt | Checkpointing::Auto(_) => {}
     }
-    let Some(baseline) = baseline else {
+    let Some(Heap { baseline, accumulates }) = heap else {
         bail!(Usage(format!(
             "checkpointing {wanted} measures blocks on the CPU device only, expected every:K or offload"
         )));
@@ -135,9 +143,10 @@ pub(crate) fn decide<T: Checkpointed>(
         peak: &|| HEAP.peak_bytes() as u64,
         reset_peak: &|| HEAP.reset_peak(),
     };
+    let measured = task.measure_blocks(&copy, &batch, device, &gauge);
     let costs = ChainCost {
-        blocks: task.measure_blocks(&copy, &batch, device, &gauge),
-        resident: HEAP.live_bytes().saturating_sub(baseline) as u64 + optimizer_bytes(optimizer, model),
+        resident: resident(&measured, HEAP.live_bytes().saturating_sub(baseline), optimizer, model, accumulates),
+        blocks: measured,
         head: 0,
         transfer: None,
     };
@@ -180,13 +189,16 @@ fn head_bytes<T: Checkpointed>(
     2 * alive.saturating_sub(costs.blocks.iter().map(|cost| cost.saved).sum())
 }
 
-/// Bytes of the optimizer's state and of the gradients that no block has, before the first step has made them.
-fn optimizer_bytes(optimizer: OptimizerConfig, model: &impl Module) -> u64 {
-    let per_parameter = match optimizer {
+/// Bytes that are there while the chain runs, or as good as: what is live, the optimizer's state (which the first step makes),
+/// the sum of earlier micro-batches' gradients, and the gradients that no block has, those of embedding and head.
+fn resident(blocks: &[Cost], live: usize, optimizer: OptimizerConfig, model: &impl Module, accumulates: bool) -> u64 {
+    let moments = match optimizer {
         OptimizerConfig::Sgd { .. } => 4,
         OptimizerConfig::AdamW { .. } => 8,
     };
-    model.num_params() as u64 * per_parameter
+    let parameters = model.num_params() as u64;
+    let outside = (4 * parameters).saturating_sub(blocks.iter().map(|cost| cost.gradients).sum());
+    live as u64 + parameters * (moments + if accumulates { 4 } else { 0 }) + outside
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::RunDirectory;
-use super::checkpointing::{Checkpointed, decide};
+use super::checkpointing::{Checkpointed, Heap, decide};
 use super::observe::Observer;
 use super::report::write_report;
 use super::settings::RunSettings;
@@ -63,7 +63,9 @@ impl<T: Checkpointed<Model: Checkpoint>, S: Serialize> Run<'_, T, S> {
         let parameters = model.num_params();
         let mut trainer = Trainer::new(model, self.run.seed, settings)?;
         let on_heap = self.run.device.starts_with("flex"); // only the CPU device keeps its tensors on the heap
-        let (wanted, batch, heap) = (self.run.checkpointing, || self.first_batch(), on_heap.then_some(baseline));
+        let accumulates = self.run.micro_batch.is_some_and(|micro_batch| micro_batch < self.run.batch_size);
+        let heap = on_heap.then_some(Heap { baseline, accumulates });
+        let (wanted, batch) = (self.run.checkpointing, || self.first_batch());
         let plan = decide(wanted, &self.task, trainer.model(), batch, &device, self.optimizer, heap)?;
         self.task.follow(plan); // a plain one as well, so that dropout does not depend on the plan
         let checkpoints = Checkpoints::new("", self.run.keep)?; // refused before a directory is made
