@@ -189,7 +189,7 @@ fn transformers(device: &Device) {
         ("offload", Plan::offload(24, 1).unwrap()),
     ];
     println!("{HEAD}");
-    compare("24 transformer blocks", &case, &plans, 5);
+    compare("24 transformer blocks", &case, &plans, 9);
 }
 
 fn resnets(device: &Device) {
@@ -225,8 +225,10 @@ fn budgets(device: &Device) {
     };
     let fitting: Vec<Plan> = others.into_iter().filter(fits).take(20).collect();
     let all: Vec<&Plan> = std::iter::once(&solved).chain(&fitting).collect();
-    let seconds = case.seconds(&all, 7);
-    let best = seconds[1..].iter().copied().fold(f64::MAX, f64::min);
+    let seconds = case.seconds(&all, 5);
+    let best = (1..all.len()).min_by(|a, b| seconds[*a].total_cmp(&seconds[*b])).unwrap();
+    // The least of twenty noisy figures is lucky: the two that matter are measured again.
+    let [seconds, best] = case.seconds(&[&solved, all[best]], 15)[..] else { unreachable!("two plans") };
     let measured = case.step(&solved, false).peak;
     println!(
         "plain peak {:.1} MiB, budget {:.1}: {solved}; predicted {:.1}, measured {:.1} MiB; {:.1} ms a step, the best of {} \
@@ -235,10 +237,10 @@ fn budgets(device: &Device) {
         budget as f64 / MIB,
         predicted as f64 / MIB,
         measured as f64 / MIB,
-        seconds[0] * 1e3,
+        seconds * 1e3,
         fitting.len(),
         best * 1e3,
-        100.0 * (seconds[0] / best - 1.0)
+        100.0 * (seconds / best - 1.0)
     );
 }
 

@@ -115,7 +115,8 @@ where
 
 /// Has burn forget the first pass. It notes every operation on an autodiff device, tracked or not, and gives back those that
 /// nobody can use any more at the end of a backward pass, of which this is the smallest. Without it a step would hold about
-/// 2 KiB for every operation of every segment.
+/// 2 KiB for every operation of every segment, and every replay's own backward pass would walk over all of them. Its cost
+/// grows with the operations that are live in the graph.
 fn sweep(device: &Device) {
     drop(Tensor::<1>::zeros([1], &device.clone().inner()).autodiff().require_grad().backward());
 }
