@@ -1,7 +1,12 @@
 //! What gradient checkpointing saves and costs: the table of `docs/checkpointing.md`.
 //!
 //! `cargo bench --package benches --bench checkpointing`; with names of cases behind `--` only those.
-#![allow(missing_docs, clippy::unwrap_used, reason = "a bench ends at what goes wrong")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a bench prints, and ends at what goes wrong"
+)]
 
 use std::cell::RefCell;
 use std::time::Instant;
@@ -333,7 +338,8 @@ fn solver(_: &Device) {
 fn main() {
     let device = Device::flex().autodiff();
     device.seed(1);
-    let cases: [(&str, fn(&Device)); 5] = [
+    type Run = fn(&Device);
+    let cases: [(&str, Run); 5] = [
         ("solver", solver),
         ("transformers", transformers),
         ("budgets", budgets),
