@@ -20,5 +20,30 @@
 //! *Architecture invariant*: this crate knows no model and no training loop; it sees sizes.
 
 mod allocator;
+mod category;
+mod cube;
+mod error;
+mod flex;
+mod flex_modules;
+mod layout;
+mod measured;
+mod plan;
+mod predict;
+mod prediction;
+mod profile;
+mod program;
+mod record;
+mod report;
+mod time;
+mod trace;
 
 pub use allocator::CountingAllocator;
+pub use category::{Breakdown, Category, Phase};
+pub use error::Error;
+pub use measured::{Measured, MeasuredPhase, Sample};
+pub use plan::Recomputed;
+pub use prediction::{Buffer, Operation, PhasePeak, Prediction};
+pub use profile::{BackendProfile, Kernels};
+pub use record::{Recorder, StepOptions, record_step};
+pub use report::Report;
+pub use trace::StepTrace;

@@ -1,0 +1,95 @@
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What a buffer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Category {
+    /// Weights, and buffers of the model such as running statistics.
+    Parameter,
+    /// Gradients of parameters, sums over micro-batches included.
+    Gradient,
+    /// What the optimizer keeps between steps.
+    OptimizerState,
+    /// The batch.
+    Input,
+    /// Made in the forward pass and kept for the backward pass.
+    Activation,
+    /// Everything that lives within one phase.
+    Transient,
+    /// What a kernel allocates for itself while it runs, and what the allocator holds besides.
+    Workspace,
+}
+
+impl Category {
+    /// All of them, in the order that reports list them.
+    pub const ALL: [Self; 7] = [
+        Self::Parameter,
+        Self::Gradient,
+        Self::OptimizerState,
+        Self::Input,
+        Self::Activation,
+        Self::Transient,
+        Self::Workspace,
+    ];
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Parameter => "parameters",
+            Self::Gradient => "gradients",
+            Self::OptimizerState => "optimizer state",
+            Self::Input => "input",
+            Self::Activation => "saved activations",
+            Self::Transient => "transient",
+            Self::Workspace => "workspace",
+        })
+    }
+}
+
+/// Bytes by category.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Breakdown(pub BTreeMap<Category, u64>);
+
+impl Breakdown {
+    /// Bytes of one category.
+    pub fn of(&self, category: Category) -> u64 {
+        self.0.get(&category).copied().unwrap_or(0)
+    }
+
+    /// Bytes of all.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// Counts `bytes` more.
+    pub fn add(&mut self, category: Category, bytes: u64) {
+        *self.0.entry(category).or_default() += bytes;
+    }
+}
+
+/// A part of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// From the batch to the loss.
+    Forward,
+    /// From the loss to the gradients.
+    Backward,
+    /// From the gradients to new parameters.
+    Optimizer,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Optimizer => "optimizer",
+        })
+    }
+}

@@ -1,0 +1,273 @@
+//! What burn's CPU device does with memory, operation by operation: which outputs are views, which are written over an input,
+//! and what a kernel allocates for itself. Read from the sources of burn-flex 0.22.1, and checked against a counting allocator
+//! by the tests of this crate and by `cargo bench --package benches --bench memory`.
+
+use crate::flex_modules::{self, Gemm};
+use crate::layout::{Effect, Machine, Output};
+use crate::program::{Detail, Op};
+
+/// What an operation allocates, and where its outputs live.
+pub(crate) fn effect(machine: &Machine, index: usize, op: &Op) -> Effect {
+    let at = Site { machine, index, op };
+    let (family, kind) = op.name.split_once('.').unwrap_or((op.name.as_str(), ""));
+    match (family, kind) {
+        ("BaseFloat" | "BaseInt" | "BaseBool", _) => at.base(kind),
+        ("Module", _) => flex_modules::effect(&at, kind),
+        ("Float", "Matmul") => at.matmul(),
+        ("Float", "Powf" | "ArcTan2" | "Hypot") => at.binary(),
+        ("Float", "PowfScalar") => at.scalar(),
+        ("Float", "Random") => at.fresh(0),
+        ("Float" | "Int" | "Bool", "IntoInt" | "IntoFloat") => at.fresh(at.copy(0)),
+        ("Float", "IsNan" | "IsInf") => at.fresh(at.copy(0)),
+        ("Float" | "Activation", _) if op.inputs.len() == 1 => at.unary(),
+        ("Activation", _) => at.binary(),
+        ("Bool" | "Int", _) if op.inputs.len() == 2 => at.binary(),
+        ("Bool" | "Int", _) => at.unary(),
+        ("NumericFloat" | "NumericInt", _) => at.numeric(kind),
+        _ => at.fresh(0),
+    }
+}
+
+/// An operation at its place in a program.
+pub(crate) struct Site<'a> {
+    pub(crate) machine: &'a Machine<'a>,
+    pub(crate) index: usize,
+    pub(crate) op: &'a Op,
+}
+
+impl Site<'_> {
+    pub(crate) fn input(&self, position: usize) -> Option<usize> {
+        self.op.inputs.get(position).map(|input| input.tensor)
+    }
+
+    pub(crate) fn shape(&self, position: usize) -> &[usize] {
+        self.input(position).map_or(&[], |tensor| self.machine.shape(tensor))
+    }
+
+    pub(crate) fn out_shape(&self) -> &[usize] {
+        self.op.outputs.first().map_or(&[], |tensor| self.machine.shape(*tensor))
+    }
+
+    pub(crate) fn bytes(&self, position: usize) -> u64 {
+        self.input(position).map_or(0, |tensor| self.machine.bytes(tensor))
+    }
+
+    pub(crate) fn out_bytes(&self) -> u64 {
+        self.op.outputs.first().map_or(0, |tensor| self.machine.bytes(*tensor))
+    }
+
+    /// Bytes of a copy of an input, if the kernel needs one: Flex copies what does not fill its buffer in row-major order.
+    pub(crate) fn copy(&self, position: usize) -> u64 {
+        match self.input(position) {
+            Some(tensor) if !self.machine.is_exact(tensor) => self.machine.bytes(tensor),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn is_half(&self) -> bool {
+        self.input(0).is_some_and(|tensor| matches!(self.machine.dtype(tensor), "F16" | "BF16"))
+    }
+
+    /// Whether an input is written over: nobody else uses its buffer, and it fills it from the start.
+    pub(crate) fn reusable(&self, position: usize) -> bool {
+        let same_size = self.bytes(position) == self.out_bytes();
+        self.input(position).is_some_and(|tensor| {
+            same_size && self.machine.is_unique(self.index, tensor) && self.machine.is_dense(tensor)
+        })
+    }
+
+    /// All outputs are new, in row-major order.
+    pub(crate) fn fresh(&self, workspace: u64) -> Effect {
+        Effect { outputs: self.op.outputs.iter().map(|_| Output::New).collect(), workspace }
+    }
+
+    pub(crate) fn over(&self, position: usize, workspace: u64) -> Effect {
+        match self.input(position) {
+            Some(tensor) => Effect { outputs: vec![Output::Over(tensor)], workspace },
+            None => self.fresh(workspace),
+        }
+    }
+
+    fn binary(&self) -> Effect {
+        match (self.reusable(0), self.reusable(1)) {
+            (true, _) => self.over(0, 0),
+            (_, true) => self.over(1, 0),
+            _ => self.fresh(0),
+        }
+    }
+
+    fn scalar(&self) -> Effect {
+        if self.reusable(0) { self.over(0, 0) } else { self.fresh(0) }
+    }
+
+    fn unary(&self) -> Effect {
+        if self.reusable(0) {
+            return self.over(0, 0);
+        }
+        match self.input(0) {
+            // A transposed input makes an output that is transposed alike.
+            Some(tensor) if self.machine.fills_its_buffer(tensor) => {
+                Effect { outputs: vec![Output::Like(tensor)], workspace: 0 }
+            }
+            _ => self.fresh(0),
+        }
+    }
+
+    fn matmul(&self) -> Effect {
+        let out = self.out_bytes();
+        let last = |position: usize| self.shape(position).last().copied().unwrap_or(1);
+        let unit = |position: usize| {
+            let strides = self.input(position).map(|tensor| self.machine.strides(tensor));
+            strides.and_then(|strides| strides.last()).is_some_and(|stride| *stride == 1)
+        };
+        let shape = self.out_shape();
+        let m = shape.iter().rev().nth(1).copied().unwrap_or(1);
+        let dtype = self.input(0).map(|tensor| self.machine.dtype(tensor));
+        let gemm =
+            Gemm { m, k: last(0), n: last(1), left_rows: unit(0), right_rows: unit(1), half: dtype == Some("F16") };
+        let batch = shape.iter().rev().skip(2).product();
+        let packed = flex_modules::batched(gemm, batch, self.machine);
+        if dtype == Some("BF16") {
+            // Both operands, and the result twice, exist in f32; the operands are gone when the result is converted.
+            let operands = 2 * (self.bytes(0) + self.bytes(1));
+            let most = (operands + 4 * out).max(operands + 2 * out + packed).max(3 * out);
+            return self.fresh(self.copy(0) + self.copy(1) + most - out);
+        }
+        // The output is zeroed in one buffer and moved to an aligned one before the product starts.
+        self.fresh(out.max(packed))
+    }
+
+    fn base(&self, kind: &str) -> Effect {
+        let view = |strides: Vec<isize>, offset: bool| match self.input(0) {
+            Some(tensor) => Effect { outputs: vec![Output::View { of: tensor, strides, offset }], workspace: 0 },
+            None => self.fresh(0),
+        };
+        let Some(input) = self.input(0) else {
+            // Zeros are made in one buffer and moved to an aligned one.
+            let twice = matches!(kind, "Zeros" | "Empty");
+            return self.fresh(if twice { self.out_bytes() } else { 0 });
+        };
+        let strides = self.machine.strides(input);
+        match (kind, &self.op.detail) {
+            ("Reshape", _) if self.machine.is_contiguous(input) => {
+                view(crate::layout::row_major(self.out_shape()), self.machine.has_offset(input))
+            }
+            ("SwapDims" | "Permute", Detail::Axes(axes)) => view(
+                axes.iter().filter_map(|axis| strides.get(*axis).copied()).collect(),
+                self.machine.has_offset(input),
+            ),
+            ("Flip", _) => view(strides.iter().map(|stride| -stride).collect(), true),
+            ("Slice", Detail::Slice { offset, steps }) => {
+                let steps = steps.iter().chain(std::iter::repeat(&1));
+                let stepped = strides.iter().zip(steps).map(|(stride, step)| stride * step).collect();
+                view(stepped, *offset || self.machine.has_offset(input))
+            }
+            ("Expand", _) => {
+                let (from, to) = (self.machine.shape(input), self.out_shape());
+                let new = to.len() - from.len().min(to.len());
+                let stride = |dim: usize| match dim.checked_sub(new) {
+                    Some(old) if from[old] == to[dim] => strides[old],
+                    _ => 0,
+                };
+                view((0..to.len()).map(stride).collect(), self.machine.has_offset(input))
+            }
+            ("Unfold", _) => view(vec![0; self.out_shape().len()], true),
+            ("Cast", _)
+                if self.op.outputs.first().is_some_and(|out| self.machine.dtype(*out) == self.machine.dtype(input)) =>
+            {
+                view(strides.to_vec(), self.machine.has_offset(input))
+            }
+            ("Cast" | "RepeatDim" | "AllDim" | "AnyDim" | "All" | "Any", _) => {
+                let twice = if kind == "RepeatDim" { self.out_bytes() } else { 0 };
+                self.fresh(self.copy(0) + twice)
+            }
+            ("MaskFill", _) => match self.reusable(0) {
+                true => self.over(0, 0),
+                false => self.fresh(0),
+            },
+            ("MaskWhere", _) => match (self.reusable(0), self.reusable(2)) {
+                (true, _) => self.over(0, 0),
+                (_, true) => self.over(2, 0),
+                _ => self.fresh(0),
+            },
+            ("SliceAssign", _) => match self.reusable(0) {
+                true => self.over(0, self.copy(1)),
+                false => self.fresh(self.copy(1)),
+            },
+            ("Scatter" | "SelectAssign", _) => {
+                let workspace = self.copy(1) + self.copy(2) + self.widened(1);
+                match self.reusable(0) {
+                    true => self.over(0, workspace),
+                    false => self.fresh(workspace + self.copy(0)),
+                }
+            }
+            ("Gather", _) => self.fresh(self.copy(0) + self.copy(1) + self.widened(1)),
+            ("Select", _) => self.fresh(self.copy(0) + self.widened(1)),
+            ("Cat", Detail::Axes(axes)) => {
+                let positions = 0..self.op.inputs.len();
+                let in_order =
+                    positions.clone().all(|at| self.input(at).is_some_and(|t| self.machine.is_contiguous(t)));
+                let simple = axes == &[0] && in_order;
+                self.fresh(if simple { 0 } else { positions.map(|at| self.copy(at)).sum() })
+            }
+            _ => self.fresh(0), // comparisons, and what is not listed
+        }
+    }
+
+    /// Indices are widened to 8 bytes, unless they are that wide.
+    pub(crate) fn widened(&self, position: usize) -> u64 {
+        let elements: usize = self.shape(position).iter().product();
+        8 * elements as u64
+    }
+
+    fn numeric(&self, kind: &str) -> Effect {
+        let axis = match &self.op.detail {
+            Detail::Axes(axes) => axes.first().copied().unwrap_or(0),
+            _ => 0,
+        };
+        let rank = self.shape(0).len();
+        match kind {
+            "Add" | "Sub" | "Mul" | "Div" | "Rem" | "Powi" => self.binary(),
+            "AddScalar" | "SubScalar" | "DivScalar" | "RemScalar" | "MulScalar" | "PowiScalar" => self.scalar(),
+            "Abs" | "Clamp" | "ClampMin" | "ClampMax" | "Neg" | "Sign" => self.unary(),
+            "Mean" if self.is_half() => self.fresh(2 * self.bytes(0) + self.copy(0)),
+            "SumDim" | "MeanDim" | "ProdDim" => {
+                let half_mean = if kind == "MeanDim" && self.is_half() { 2 * self.bytes(0) } else { 0 };
+                // Sums over any dimension but the last are made in an aligned buffer first.
+                let aligned = if axis + 1 == rank { 0 } else { self.out_bytes() };
+                let strided = self.input(0).is_some_and(|tensor| !self.machine.is_contiguous(tensor));
+                let copy = if strided && rank > 2 { self.bytes(0) } else { 0 };
+                self.fresh(half_mean + aligned + copy)
+            }
+            "SumDims" => {
+                // One dimension after the other.
+                let Detail::Axes(axes) = &self.op.detail else { return self.fresh(0) };
+                let size = |dims: &[usize]| dims.iter().product::<usize>() as u64;
+                let element = self.bytes(0) / size(self.shape(0)).max(1);
+                let mut shape = self.shape(0).to_vec();
+                let (mut most, mut before) = (0, 0);
+                for axis in axes.iter().filter(|axis| **axis < rank) {
+                    shape[*axis] = 1;
+                    let after = element * size(&shape);
+                    most = most.max(before + 2 * after);
+                    before = after;
+                }
+                self.fresh(most.saturating_sub(self.out_bytes()) + self.copy(0))
+            }
+            "MaxDimWithIndices" | "MinDimWithIndices" => {
+                let indices: usize = self.out_shape().iter().product();
+                self.fresh(self.copy(0) + 8 * indices as u64)
+            }
+            "ArgMax" | "ArgMin" => self.fresh(self.copy(0) + 2 * self.out_bytes()),
+            "MaxDim" | "MinDim" | "MaxAbs" | "MaxAbsDim" | "CumSum" | "CumProd" | "CumMin" | "CumMax" => {
+                self.fresh(self.copy(0))
+            }
+            "Sort" => self.fresh(0),
+            "SortWithIndices" | "ArgSort" | "TopK" | "ArgTopK" | "TopKWithIndices" => {
+                let elements: usize = self.shape(0).iter().product();
+                self.fresh(self.bytes(0) + 12 * elements as u64)
+            }
+            _ => self.fresh(0), // full reductions, comparisons, Full
+        }
+    }
+}

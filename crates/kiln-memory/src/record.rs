@@ -1,0 +1,405 @@
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::backend::capture::TensorId;
+use burn::backend::{Autodiff, AutodiffBackend, Capture};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::{GradientsParams, Optimizer};
+use burn::tensor::{Device, Int, Tensor};
+
+use crate::program::{Program, Recorded};
+use crate::{Error, StepTrace};
+
+type Tracked = Autodiff<Capture>;
+
+/// How a step is taken, beside what model and optimizer say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepOptions {
+    /// Gradients are added up over several micro-batches: the sum is there while forward and backward run.
+    pub accumulate: bool,
+    /// All old parameters are held until all new ones are made, as when `optimizer.step` gets a clone of the model.
+    pub keep_parameters: bool,
+    /// Gradients are multiplied by a number before the update: clipping, or a loss scale that is taken off.
+    pub scale_gradients: bool,
+    /// The two batch sizes that are recorded. Any other is inferred from how the shapes differ between them.
+    pub batches: [usize; 2],
+}
+
+impl Default for StepOptions {
+    /// burn's plain loop: `loss.backward()`, then `optimizer.step(rate, model, gradients)`.
+    fn default() -> Self {
+        Self { accumulate: false, keep_parameters: false, scale_gradients: false, batches: [2, 3] }
+    }
+}
+
+/// What the forward pass of a recording gets beside the model.
+#[derive(Debug)]
+pub struct Recorder {
+    device: Device,
+    batch: usize,
+    cuts: std::cell::RefCell<Vec<TensorId>>,
+}
+
+impl Recorder {
+    /// The device to make the input on: zeros of the right shape will do, as nothing is computed.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Number of samples in this recording.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Notes a place between two blocks of a chain, as [`StepTrace::with_plan`] needs: once before the first block, and after
+    /// every block.
+    pub fn cut(&self) {
+        self.mark(&mut self.cuts.borrow_mut());
+    }
+
+    /// A position is the place of an operation that means nothing else.
+    fn mark(&self, marks: &mut Vec<TensorId>) {
+        let marker = Tensor::<1>::zeros([1], &self.device.clone().inner());
+        if let Ok(primitive) = marker.try_into_primitive::<Capture>() {
+            marks.push(primitive.id());
+        }
+    }
+}
+
+/// Records one training step on burn's capture device: nothing is computed, and no memory is taken for data.
+///
+/// `build` makes the model on the device it gets (under a precision policy, when it is trained under one); `forward` runs it to
+/// the mean loss over [`Recorder::batch`] samples; `optimizer` is one of burn's, built but not initialised, as from
+/// `AdamWConfig::new().build()`. The step that is recorded is not the first: the optimizer has its state.
+///
+/// Nothing may be read back (`into_data`, `into_scalar`), random numbers may be drawn but not seeded, and a tensor may not leave
+/// the device. Checkpointed segments cannot be recorded as such: record the plain model with
+/// [`cuts`](Recorder::cut) between its blocks, and put a plan on the trace.
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::AdamWConfig;
+/// use burn::tensor::Tensor;
+/// use kiln_memory::{BackendProfile, StepOptions, record_step};
+///
+/// let trace = record_step(
+///     |device| LinearConfig::new(1024, 1024).init(device),
+///     |model: &Linear, step| model.forward(Tensor::<2>::zeros([step.batch(), 1024], step.device())).square().mean(),
+///     &AdamWConfig::new().build(),
+///     StepOptions::default(),
+/// )?;
+/// let small = trace.predict(16, &BackendProfile::flex())?;
+/// let large = trace.predict(4096, &BackendProfile::flex())?;
+/// assert!(small.peak_bytes > 4 * 1024 * 1024 * 4 && large.peak_bytes > small.peak_bytes);
+/// # Ok::<(), kiln_memory::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Batch`] for recordings of no or the same batch size, [`Error::Record`] for a program that cannot be recorded, with
+/// the operation and the layer that came last, and [`Error::Shape`] for one whose operations depend on the batch size.
+pub fn record_step<M: Module + 'static, O: Optimizer>(
+    build: impl Fn(&Device) -> M,
+    forward: impl Fn(&M, &Recorder) -> Tensor<1>,
+    optimizer: &O,
+    options: StepOptions,
+) -> Result<StepTrace, Error> {
+    let [first, second] = options.batches;
+    if first == 0 || first >= second {
+        return Err(Error::Batch { batches: options.batches });
+    }
+    let once = |batch| record_once(batch, &build, &forward, optimizer, options);
+    StepTrace::merge([once(first)?, once(second)?], options.batches)
+}
+
+/// What became of one recording.
+pub(crate) struct Recording {
+    pub(crate) program: Program,
+    /// Indices of the first operation of the step, of the backward pass, of the update, and of what follows it.
+    pub(crate) phases: [usize; 4],
+    pub(crate) cuts: Vec<usize>,
+    pub(crate) roles: HashMap<usize, Role>,
+}
+
+/// What a tensor is known to be.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Role {
+    Parameter(String),
+    Gradient(String),
+    Updated(String),
+}
+
+fn record_once<M: Module + 'static, O: Optimizer>(
+    batch: usize,
+    build: impl Fn(&Device) -> M,
+    forward: impl Fn(&M, &Recorder) -> Tensor<1>,
+    optimizer: &O,
+    options: StepOptions,
+) -> Result<Recording, Error> {
+    let plain = Device::capture();
+    let recorder = Recorder { device: plain.clone().autodiff(), batch, cuts: Default::default() };
+    let mut marks = vec![];
+    let mut roles = vec![];
+    let mut failure = None;
+    let captured = plain.capture_scope(|scope| {
+        let run = || step(&recorder, &build, &forward, optimizer, options, &mut marks, &mut roles);
+        // What is still held must not be dropped before the end of the recording, or it would look unused.
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(Ok(held)) => std::mem::forget(held),
+            Ok(Err(reason)) => failure = Some(reason),
+            Err(panic) => failure = Some(message_of(panic)),
+        }
+        scope.complete([], [])
+    });
+    let graph = captured.map_err(|e| Error::Record {
+        operation: "the end of the recording".into(),
+        path: "the model".into(),
+        reason: e.to_string(),
+    });
+    let graph = match (graph, &failure) {
+        (Ok(graph), _) => graph,
+        (Err(Error::Record { operation, path, .. }), Some(reason)) => {
+            return Err(Error::Record { operation, path, reason: reason.clone() });
+        }
+        (Err(error), _) => return Err(error),
+    };
+    let Recorded { program, ids } = Recorded::of(&graph);
+    let roles: HashMap<usize, Role> = roles.into_iter().filter_map(|(id, role)| Some((*ids.get(&id)?, role))).collect();
+    if let Some(reason) = failure {
+        let (operation, path) = program.last_place(&roles);
+        return Err(Error::Record { operation, path, reason });
+    }
+    let place = |id: &TensorId| {
+        let tensor = ids.get(id)?;
+        program.operations.iter().position(|op| op.outputs.contains(tensor))
+    };
+    let phases: Vec<usize> = marks.iter().filter_map(place).collect();
+    let cuts = recorder.cuts.borrow().iter().filter_map(place).collect();
+    let Ok(phases) = phases.try_into() else {
+        return Err(Error::Record {
+            operation: "a marker".into(),
+            path: "the recording".into(),
+            reason: "it was not recorded".into(),
+        });
+    };
+    Ok(Recording { program, phases, cuts, roles })
+}
+
+fn message_of(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    text.unwrap_or_else(|| "it panicked".to_owned()).replace('\n', " ")
+}
+
+/// The step itself. What is returned is what is still held after it.
+fn step<M: Module + 'static, O: Optimizer>(
+    recorder: &Recorder,
+    build: impl Fn(&Device) -> M,
+    forward: impl Fn(&M, &Recorder) -> Tensor<1>,
+    optimizer: &O,
+    options: StepOptions,
+    marks: &mut Vec<TensorId>,
+    roles: &mut Vec<(TensorId, Role)>,
+) -> Result<Box<dyn Any>, String> {
+    let model = build(recorder.device());
+    let mut parameters = Parameters::default();
+    model.visit(&mut parameters);
+    let model = model.map(&mut Untrack);
+    let mut parameters = Parameters::default();
+    model.visit(&mut parameters);
+    if parameters.learned == 0 {
+        return Err("the model has no parameter that learns".into());
+    }
+    roles.extend(parameters.found);
+
+    let mut update =
+        Update { optimizer, gradients: GradientsParams::new(), states: HashMap::new(), found: vec![], path: vec![] };
+    let mut sums =
+        Sums { options, gradients: GradientsParams::new(), sum: GradientsParams::new(), found: vec![], path: vec![] };
+    // The first step makes the optimizer's state; its parameters are of no interest.
+    model.visit(&mut FirstGradients(&mut update.gradients));
+    drop(model.clone().map(&mut update));
+    update.found.clear();
+    if options.accumulate {
+        model.visit(&mut FirstGradients(&mut sums.sum));
+    }
+
+    recorder.mark(marks);
+    let loss = forward(&model, recorder);
+    recorder.mark(marks);
+    let dims = loss.dims();
+    let Ok(loss) = loss.try_into_primitive::<Tracked>() else {
+        return Err("the loss does not depend on a parameter".into());
+    };
+    if dims != [1] {
+        return Err(format!("the loss has {} elements, expected 1", dims[0]));
+    }
+    let gradients = Tracked::backward(loss);
+    let mut take = Take { gradients, taken: GradientsParams::new() };
+    model.visit(&mut take);
+    sums.gradients = take.taken;
+    drop(take.gradients);
+    model.visit(&mut sums);
+    roles.append(&mut sums.found);
+    recorder.mark(marks);
+    let Sums { gradients, .. } = sums;
+    update.gradients = gradients;
+    let kept = options.keep_parameters.then(|| model.clone());
+    let model = model.map(&mut update);
+    drop(kept);
+    roles.append(&mut update.found);
+    recorder.mark(marks);
+    Ok(Box::new((model, update.states)))
+}
+
+fn joined(path: &[String]) -> String {
+    path.join(".")
+}
+
+/// The float and int tensors of a module by path; the lazy ones are initialised.
+#[derive(Default)]
+struct Parameters {
+    found: Vec<(TensorId, Role)>,
+    learned: usize,
+    path: Vec<String>,
+}
+
+impl ModuleVisitor for Parameters {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.learned += usize::from(param.is_require_grad());
+        self.found.extend(id_of(param.val()).map(|id| (id, Role::Parameter(joined(&self.path)))));
+    }
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        if let Ok(primitive) = param.val().try_into_primitive::<Capture>() {
+            self.found.push((primitive.id(), Role::Parameter(joined(&self.path))));
+        }
+    }
+}
+
+fn id_of<const D: usize>(tensor: Tensor<D>) -> Option<TensorId> {
+    match tensor.is_autodiff() {
+        true => Some(tensor.try_into_primitive::<Tracked>().ok()?.primitive().id()),
+        false => Some(tensor.try_into_primitive::<Capture>().ok()?.id()),
+    }
+}
+
+fn untracked<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    if !tensor.is_autodiff() {
+        return tensor;
+    }
+    match tensor.clone().try_into_primitive::<Tracked>() {
+        Ok(primitive) => Tensor::from_primitive::<Capture>(primitive.into_primitive()),
+        Err(_) => tensor,
+    }
+}
+
+/// Takes buffers (running statistics, frozen parameters) off the graph: burn's dispatch cannot do it for a captured tensor.
+struct Untrack;
+
+impl ModuleMapper for Untrack {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if param.is_require_grad() {
+            return param;
+        }
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, untracked(tensor), mapper)
+    }
+}
+
+/// A gradient of zeros for every parameter that learns.
+struct FirstGradients<'a>(&'a mut GradientsParams);
+
+impl ModuleVisitor for FirstGradients<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() {
+            let value = untracked(param.val());
+            self.0.register(param.id, Tensor::<D>::zeros(value.shape(), &value.device()));
+        }
+    }
+}
+
+/// Takes the gradients out of burn's container.
+struct Take {
+    gradients: <Tracked as AutodiffBackend>::Gradients,
+    taken: GradientsParams,
+}
+
+impl ModuleVisitor for Take {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad()
+            && let Ok(primitive) = param.val().try_into_primitive::<Tracked>()
+            && let Some(gradient) = Tracked::grad_remove(&primitive, &mut self.gradients)
+        {
+            self.taken.register(param.id, Tensor::<D>::from_primitive::<Capture>(gradient));
+        }
+    }
+}
+
+/// Adds up and scales, as [`StepOptions`] say.
+struct Sums {
+    options: StepOptions,
+    gradients: GradientsParams,
+    sum: GradientsParams,
+    found: Vec<(TensorId, Role)>,
+    path: Vec<String>,
+}
+
+impl ModuleVisitor for Sums {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(mut gradient) = self.gradients.remove::<D>(param.id) else { return };
+        let path = joined(&self.path);
+        self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path.clone()))));
+        if let Some(sum) = self.sum.remove::<D>(param.id) {
+            self.found.extend(id_of(sum.clone()).map(|id| (id, Role::Gradient(path.clone()))));
+            gradient = sum + gradient;
+        }
+        if self.options.scale_gradients {
+            gradient = gradient * 0.5;
+        }
+        self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path))));
+        self.gradients.register(param.id, gradient);
+    }
+}
+
+/// burn's `ModuleOptimizer::step`, which cannot be recorded itself.
+struct Update<'a, O> {
+    optimizer: &'a O,
+    gradients: GradientsParams,
+    states: HashMap<ParamId, Box<dyn Any>>,
+    found: Vec<(TensorId, Role)>,
+    path: Vec<String>,
+}
+
+impl<O: Optimizer> ModuleMapper for Update<'_, O> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        let Some(gradient) = self.gradients.remove::<D>(id) else {
+            return Param::from_mapped_value(id, tensor, mapper);
+        };
+        let state = self.states.remove(&id).and_then(|state| state.downcast::<O::State<D>>().ok());
+        let (tensor, state) = self.optimizer.step(1e-3, untracked(tensor), gradient, state.map(|state| *state));
+        if let Some(state) = state {
+            self.states.insert(id, Box::new(state));
+        }
+        self.found.extend(id_of(tensor.clone()).map(|id| (id, Role::Updated(joined(&self.path)))));
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}

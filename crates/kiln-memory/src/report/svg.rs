@@ -1,0 +1,60 @@
+use std::fmt::Write;
+
+use super::Report;
+use super::chart::{COLORS, HEIGHT, WIDTH, draw, escape, fill};
+use super::figures::{self, Unit};
+use super::timeline::Timeline;
+
+/// See [`Report::svg`].
+pub(super) fn svg(report: &Report) -> String {
+    let (title, top) = (escape(&report.title), 30.0);
+    let mut dark = String::new();
+    for (name, _, color) in COLORS {
+        let _ = write!(dark, ".f-{name}{{fill:{color}}}.s-{name}{{stroke:{color}}}");
+    }
+    let height = HEIGHT + top;
+    let content = match Timeline::of(report) {
+        Some(timeline) => draw(report, &timeline),
+        None => format!("<text x=\"16\" y=\"40\" {}>{}</text>\n", fill("quiet"), nothing(report)),
+    };
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 {} {WIDTH} {height}\" role=\"img\" \
+         font-family=\"system-ui, sans-serif\" font-size=\"12\">\n<title>{title}</title>\n<desc>{}</desc>\n\
+         <style>@media (prefers-color-scheme:dark){{{dark}}}</style>\n\
+         <rect y=\"{}\" width=\"{WIDTH}\" height=\"{height}\" {}/>\n\
+         <text x=\"16\" y=\"-8\" font-size=\"15\" font-weight=\"600\" {}>{title}</text>\n{content}</svg>\n",
+        -top,
+        escape(&description(report)),
+        -top,
+        fill("paper"),
+        fill("ink"),
+    )
+}
+
+/// What the picture shows, in words.
+fn description(report: &Report) -> String {
+    let unit = Unit::of(report);
+    let mut words = "Bytes alive over a training step".to_owned();
+    if let Some(prediction) = &report.prediction {
+        let place = figures::place(prediction).map_or(String::new(), |place| format!(" {place}"));
+        let _ = write!(
+            words,
+            ", stacked by what they are for. The predicted peak is {}{place}",
+            unit.amount(prediction.peak_bytes)
+        );
+    }
+    if let Some(measured) = &report.measured {
+        let _ = write!(words, ". The measured peak is {}", unit.amount(measured.peak_bytes));
+    }
+    words + "."
+}
+
+/// Why there is no timeline.
+pub(super) fn nothing(report: &Report) -> &'static str {
+    match (&report.prediction, &report.measured) {
+        (None, None) => "Nothing was predicted and nothing was measured.",
+        (Some(_), None) => "The prediction holds no operations, and nothing was measured.",
+        (None, Some(_)) => "Nothing was predicted, and no moments of the step were measured.",
+        (Some(_), Some(_)) => "The prediction holds no operations, and no moments of the step were measured.",
+    }
+}

@@ -1,0 +1,191 @@
+//! The step over time: where each operation begins and what is alive in it. Knows no picture.
+
+use std::ops::Range;
+
+use super::Report;
+use super::figures::{self, PhaseRow, STACK};
+use crate::{Phase, Prediction};
+
+/// What is laid along the horizontal axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Axis {
+    /// Seconds by the prediction.
+    Estimated,
+    /// Seconds by the clock; predicted operations are stretched to it.
+    Measured,
+    /// Operations, where no time is known.
+    Operations,
+}
+
+/// A phase on the axis.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Band {
+    pub phase: Phase,
+    pub start: f64,
+    pub end: f64,
+}
+
+/// A step, laid out.
+#[derive(Debug)]
+pub(super) struct Timeline {
+    pub axis: Axis,
+    /// Where it begins.
+    pub from: f64,
+    /// Where it ends, always behind `from`.
+    pub to: f64,
+    /// Where each operation begins, and where the last one ends; empty without operations.
+    pub starts: Vec<f64>,
+    /// Bytes of each operation by category, in the order of [`STACK`].
+    pub stack: Vec<[u64; STACK.len()]>,
+    /// The phases.
+    pub bands: Vec<Band>,
+    /// Measured bytes over time.
+    pub curve: Vec<(f64, u64)>,
+    /// Whether `curve` is of samples, or only of the peak of each phase.
+    pub sampled: bool,
+    /// The most bytes that occur.
+    pub most: u64,
+}
+
+impl Timeline {
+    /// Lays a report out; `None` when there is nothing to lay out.
+    pub(super) fn of(report: &Report) -> Option<Self> {
+        let rows = figures::phases(report);
+        let (curve, sampled) = curve(report, &rows);
+        let (axis, starts, mut bands) = match &report.prediction {
+            Some(prediction) if !prediction.operations.is_empty() => place(prediction, &rows, &curve),
+            _ => (Axis::Measured, vec![], vec![]),
+        };
+        if starts.is_empty() && curve.is_empty() {
+            return None;
+        }
+        if bands.is_empty() {
+            bands = measured_bands(&rows);
+        }
+        let stack = report.prediction.as_ref().map_or(vec![], stack);
+        let ends = bands.iter().flat_map(|band| [band.start, band.end]);
+        let all = ends.chain(starts.iter().copied()).chain(curve.iter().map(|point| point.0));
+        let (from, to) = all.fold((f64::MAX, f64::MIN), |(from, to), x| (from.min(x), to.max(x)));
+        let to = if to > from { to } else { from + 1.0 };
+        let peaks = [report.prediction.as_ref().map(|p| p.peak_bytes), report.measured.as_ref().map(|m| m.peak_bytes)];
+        let totals = stack.iter().map(|bytes| total(bytes)).chain(curve.iter().map(|point| point.1));
+        let most = totals.chain(peaks.into_iter().flatten()).max().unwrap_or(0);
+        Some(Self { axis, from, to, starts, stack, bands, curve, sampled, most })
+    }
+}
+
+/// Bytes of all categories.
+pub(super) fn total(bytes: &[u64]) -> u64 {
+    bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+}
+
+/// Where operations begin: over the measured phases when they are the same phases; over the measured step when they are
+/// not; else over the estimated time, else one after the other.
+fn place(prediction: &Prediction, rows: &[PhaseRow], curve: &[(f64, u64)]) -> (Axis, Vec<f64>, Vec<Band>) {
+    let known = |seconds: f64| if seconds.is_finite() { seconds.clamp(0.0, 1e9) } else { 0.0 };
+    let mut weights: Vec<_> = prediction.operations.iter().map(|operation| known(operation.seconds)).collect();
+    let mut axis = Axis::Estimated;
+    if weights.iter().all(|seconds| *seconds == 0.0) {
+        weights.fill(1.0);
+        axis = Axis::Operations;
+    }
+    let ranges = ranges(prediction);
+    if let (Some(ranges), Some(bands)) = (&ranges, matched(rows)) {
+        let mut starts = vec![];
+        for (range, band) in ranges.iter().zip(&bands) {
+            spread(&weights[range.clone()], band.start, band.end, &mut starts);
+        }
+        starts.push(bands.last().map_or(0.0, |band| band.end));
+        return (Axis::Measured, starts, bands);
+    }
+    let times = measured_bands(rows).into_iter().flat_map(|band| [band.start, band.end]);
+    let times = times.chain(curve.iter().map(|point| point.0));
+    let (from, to) = times.fold((f64::MAX, f64::MIN), |(from, to), x| (from.min(x), to.max(x)));
+    let (axis, from, to) = if to > from { (Axis::Measured, from, to) } else { (axis, 0.0, weights.iter().sum()) };
+    let mut starts = vec![];
+    spread(&weights, from, to, &mut starts);
+    starts.push(to);
+    let bands = ranges.into_iter().flatten().zip(&prediction.phases);
+    let bands = bands.map(|(range, p)| Band { phase: p.phase, start: starts[range.start], end: starts[range.end] });
+    let bands = bands.collect();
+    (axis, starts, bands)
+}
+
+/// Operations of each phase, when they follow each other from the first operation to the last.
+fn ranges(prediction: &Prediction) -> Option<Vec<Range<usize>>> {
+    let mut next = 0;
+    let mut ranges = vec![];
+    for phase in &prediction.phases {
+        if phase.first != next || phase.end < phase.first {
+            return None;
+        }
+        ranges.push(phase.first..phase.end);
+        next = phase.end;
+    }
+    (next == prediction.operations.len()).then_some(ranges)
+}
+
+/// The measured phases, when each predicted one has its own and they follow each other.
+fn matched(rows: &[PhaseRow]) -> Option<Vec<Band>> {
+    let bands = measured_bands(rows);
+    let ordered = bands.windows(2).all(|pair| pair[0].end <= pair[1].start);
+    (!rows.is_empty() && bands.len() == rows.len() && rows.iter().all(|row| row.predicted.is_some()) && ordered)
+        .then_some(bands)
+}
+
+fn measured_bands(rows: &[PhaseRow]) -> Vec<Band> {
+    let bands = rows.iter().filter_map(|row| row.measured.map(|(_, start, end)| Band { phase: row.phase, start, end }));
+    bands.filter(|band| band.start.is_finite() && band.end.is_finite() && band.start <= band.end).collect()
+}
+
+/// Puts the beginnings of consecutive operations between two times, by their weights.
+fn spread(weights: &[f64], from: f64, to: f64, starts: &mut Vec<f64>) {
+    let total: f64 = weights.iter().sum();
+    let mut done = 0.0;
+    for (index, weight) in weights.iter().enumerate() {
+        let part = if total > 0.0 { (done / total).min(1.0) } else { index as f64 / weights.len() as f64 };
+        starts.push(from + (to - from) * part);
+        done += weight;
+    }
+}
+
+/// What was measured over time: samples, else the peak of each phase as a level.
+fn curve(report: &Report, rows: &[PhaseRow]) -> (Vec<(f64, u64)>, bool) {
+    let samples = report.measured.iter().flat_map(|measured| measured.samples.iter());
+    let mut curve: Vec<_> =
+        samples.filter(|sample| sample.seconds.is_finite()).map(|sample| (sample.seconds, sample.bytes)).collect();
+    curve.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let sampled = !curve.is_empty();
+    if !sampled {
+        let levels = rows.iter().filter_map(|row| row.measured);
+        let levels = levels.filter(|(_, start, end)| start.is_finite() && end.is_finite() && start <= end);
+        curve.extend(levels.flat_map(|(bytes, start, end)| [(start, bytes), (end, bytes)]));
+    }
+    (curve, sampled)
+}
+
+/// Bytes of each operation by category. What an operation has alive beyond its buffers counts as workspace.
+fn stack(prediction: &Prediction) -> Vec<[u64; STACK.len()]> {
+    let operations = prediction.operations.len();
+    // What begins minus what has ended; differences may be negative, so that all of it wraps around.
+    let mut changes = vec![[0u64; STACK.len()]; operations + 1];
+    for buffer in prediction.buffers.iter().filter(|buffer| buffer.born <= buffer.dies && buffer.born < operations) {
+        let Some(layer) = STACK.iter().position(|category| *category == buffer.category) else { continue };
+        let (born, gone) = (buffer.born, buffer.dies.saturating_add(1).min(operations));
+        changes[born][layer] = changes[born][layer].wrapping_add(buffer.bytes);
+        changes[gone][layer] = changes[gone][layer].wrapping_sub(buffer.bytes);
+    }
+    let mut now = [0u64; STACK.len()];
+    let steps = changes.iter().zip(&prediction.operations).map(|(change, operation)| {
+        for (bytes, change) in now.iter_mut().zip(change) {
+            *bytes = bytes.wrapping_add(*change);
+        }
+        let mut stack = now;
+        let held = total(&stack);
+        if let Some(last) = stack.last_mut() {
+            *last = last.saturating_add(operation.live_bytes.saturating_sub(held));
+        }
+        stack
+    });
+    steps.collect()
+}
