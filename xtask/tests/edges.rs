@@ -9,13 +9,14 @@ use serde_json::Value;
 
 /// Who may depend on whom. A technique crate (data, precision, accumulation, checkpointing, memory, recovery)
 /// depends on no other crate of the workspace; kiln-training is the only one that sees two of them.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("kiln-accumulation", &[]),
     ("kiln-checkpointing", &[]),
     ("kiln-data", &[]),
     ("kiln-memory", &[]),
     ("kiln-models", &[]),
     ("kiln-precision", &[]),
+    ("kiln-recovery", &[]),
     ("kiln-training", &["kiln-accumulation", "kiln-data", "kiln-precision"]),
     (
         "benches",
@@ -26,6 +27,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
             "kiln-memory",
             "kiln-models",
             "kiln-precision",
+            "kiln-recovery",
             "kiln-training",
         ],
     ),

@@ -1,0 +1,160 @@
+use std::error::Error;
+use std::fmt;
+
+use burn::tensor::{Device, ExecutionError};
+
+use crate::report::{DeviceFigures, Exhausted, Report, Try};
+use crate::{Ladder, MicroBatch, Outcome, Probe, Remedy, Setting, Situation, attempt};
+
+/// Trains batch after batch, each until it fits: attempts, and between them what the ladder says.
+///
+/// What was learned of one batch serves the next: sizes, the checkpoint plan, offload.
+#[derive(Debug)]
+pub struct Recovery {
+    device: Device,
+    sizes: MicroBatch,
+    ladder: Ladder,
+    plan: usize,
+    offload: bool,
+}
+
+/// A batch that was trained.
+#[derive(Debug)]
+#[must_use]
+pub struct Recovered<T> {
+    /// What the work returned.
+    pub value: T,
+    /// What it ran with.
+    pub setting: Setting,
+    /// The attempts that failed before.
+    pub tries: Vec<Try>,
+}
+
+/// A batch that was not trained.
+pub enum Stopped<B, E> {
+    /// Nothing is left to try.
+    Exhausted(Box<Exhausted<B>>),
+    /// An error that is no memory fault, or the loss of the device, as it was.
+    Passed(E),
+}
+
+impl Recovery {
+    /// For batches on `device`.
+    pub fn new(device: Device, sizes: MicroBatch, ladder: Ladder) -> Self {
+        Self { device, sizes, ladder, plan: 0, offload: false }
+    }
+
+    /// Starts with a stronger checkpoint plan than the first, or with offload: a prediction, or where a saved run was.
+    #[must_use]
+    pub fn starting_with(self, plan: usize, offload: bool) -> Self {
+        Self { plan, offload, ..self }
+    }
+
+    /// The sizes, to save their state.
+    pub fn sizes(&self) -> &MicroBatch {
+        &self.sizes
+    }
+
+    /// The sizes, to tell them of measured peaks and limits.
+    pub fn sizes_mut(&mut self) -> &mut MicroBatch {
+        &mut self.sizes
+    }
+
+    /// What the next attempt at a batch of `samples` runs with.
+    pub fn setting(&self, samples: usize, bucket: u64) -> Setting {
+        let micro_batch = self.sizes.size(bucket).min(samples.max(1));
+        Setting { micro_batch, plan: self.plan, offload: self.offload }
+    }
+
+    /// Trains a batch of `samples` in shape bucket `bucket`.
+    ///
+    /// `work` is called with the batch and what to run with, as often as needed; it must change nothing outside of itself,
+    /// and read its input from `batch`, which stays. `evidence` adds to the probe what proves that the result was written.
+    /// See [`attempt`].
+    ///
+    /// # Errors
+    /// [`Stopped::Exhausted`] hands the batch back with a report. [`Stopped::Passed`] is what `work` returned.
+    ///
+    /// # Panics
+    /// When `work` or `evidence` panics for another reason than memory.
+    pub fn run<B, T, E>(
+        &mut self,
+        samples: usize,
+        bucket: u64,
+        batch: B,
+        mut work: impl FnMut(&B, Setting) -> Result<T, E>,
+        mut evidence: impl FnMut(&T, &mut Probe),
+    ) -> Result<Recovered<T>, Stopped<B, E>>
+    where
+        E: Error + From<ExecutionError> + 'static,
+    {
+        let mut tries: Vec<Try> = vec![];
+        loop {
+            let setting = self.setting(samples, bucket);
+            let failure = match attempt(&self.device, || work(&batch, setting), &mut evidence) {
+                Outcome::Done(value) => {
+                    self.sizes.succeeded(bucket, setting.micro_batch, None);
+                    return Ok(Recovered { value, setting, tries });
+                }
+                Outcome::Passed(error) => return Err(Stopped::Passed(error)),
+                Outcome::Failed(failure) => failure,
+            };
+            // The allocation that failed is the least that the attempt needed.
+            let mut sizes = self.sizes.clone();
+            let smaller = sizes.failed(bucket, setting.micro_batch, failure.bytes());
+            let tried: Vec<Remedy> = tries.iter().map(|tried| tried.remedy).collect();
+            let remedy = self.ladder.remedy(&Situation { failure: &failure, setting, smaller, tried: &tried });
+            tracing::warn!(micro_batch = setting.micro_batch, plan = setting.plan, "{failure}; {remedy}");
+            tries.push(Try { setting, failure, remedy });
+            match remedy {
+                Remedy::Reclaim => {}
+                Remedy::MicroBatch(size) => {
+                    self.sizes = sizes;
+                    self.sizes.shrink_to(bucket, size);
+                }
+                Remedy::Plan(plan) => {
+                    self.plan = plan;
+                    self.sizes.relearn();
+                }
+                Remedy::Offload => {
+                    self.offload = true;
+                    self.sizes.relearn();
+                }
+                Remedy::GiveUp => {
+                    let device = DeviceFigures { total: self.sizes.config().limit, ..DeviceFigures::of(&self.device) };
+                    let line = self.sizes.line(bucket);
+                    let report = Report { tries, device, line, ..Report::default() };
+                    return Err(Stopped::Exhausted(Box::new(Exhausted { batch, report })));
+                }
+            }
+        }
+    }
+}
+
+impl<B, E: fmt::Debug> fmt::Debug for Stopped<B, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exhausted(exhausted) => f.debug_tuple("Exhausted").field(exhausted).finish(),
+            Self::Passed(error) => f.debug_tuple("Passed").field(error).finish(),
+        }
+    }
+}
+
+impl<B, E: fmt::Display> fmt::Display for Stopped<B, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exhausted(exhausted) => exhausted.fmt(f),
+            Self::Passed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<B, E: Error + 'static> Error for Stopped<B, E> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Exhausted(_) => None,
+            // It prints as the error itself, so what comes next is the error's own cause.
+            Self::Passed(error) => error.source(),
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! All matching of message text. The messages that the patterns were made for, with their sources, and those that must
+//! not match, are in `fixtures/messages.toml`; there is no pattern without a message.
+
+use crate::Kind;
+
+/// What [`Failure`](crate::Failure) prints in front of a message; each is found again below.
+pub(crate) const OUT_OF_MEMORY: &str = "out of memory";
+pub(crate) const TOO_BIG: &str = "too big for the device in one piece";
+pub(crate) const DEVICE_LOST: &str = "the device is lost";
+pub(crate) const UNWRITTEN: &str = "not written, as after a failed allocation";
+
+/// Everything on the device fails from now on. In lower case, as all patterns here.
+const LOST: &[&str] = &[
+    DEVICE_LOST,
+    "device is poisoned",
+    "device was poisoned",
+    // wgpu and Vulkan
+    "device is lost",
+    "device lost",
+    "error_device_lost",
+    "logical device has been lost",
+    // The CUDA driver's sticky errors, by name and by description
+    "cuda_error_ecc_uncorrectable",
+    "cuda_error_illegal_address",
+    "cuda_error_launch_timeout",
+    "cuda_error_context_is_destroyed",
+    "cuda_error_assert",
+    "cuda_error_hardware_stack_error",
+    "cuda_error_illegal_instruction",
+    "cuda_error_misaligned_address",
+    "cuda_error_invalid_address_space",
+    "cuda_error_invalid_pc",
+    "cuda_error_launch_failed",
+    "illegal memory access was encountered",
+    "unspecified launch failure",
+    "device-side assert",
+    "uncorrectable ecc error",
+    // HIP's
+    "hiperroreccnotcorrectable",
+    "hiperrorillegaladdress",
+    "hiperrorlaunchtimeout",
+    "hiperrorcontextisdestroyed",
+    "hiperrorassert",
+    "hiperrorlaunchfailure",
+];
+
+/// One buffer that the device cannot hand out, however empty it is.
+const BIG: &[&str] = &[
+    TOO_BIG,
+    // cubecl: larger than any page, or than what a graph recording may add
+    "can't allocate buffer of size",
+    "no page may be added",
+    // wgpu
+    "is greater than the maximum buffer size",
+    "buffer_binding_size` limit",
+];
+
+const MEMORY: &[&str] = &[
+    OUT_OF_MEMORY,
+    "out-of-memory",
+    "outofmemory",
+    "out_of_memory",
+    // cubecl
+    "out of device memory",
+    "every page size the memory tracks",
+    "couldn't map storage for a deferred allocation",
+    // wgpu and Vulkan
+    "not enough memory",
+    "out_of_device_memory",
+    "out_of_host_memory",
+    "device memory allocation has failed",
+    "host memory allocation has failed",
+    // cuBLAS, cuDNN, cuFFT, cuSOLVER, rocBLAS
+    "status_alloc_failed",
+    "cufft_alloc_failed",
+    "device_allocation_failed",
+    "host_allocation_failed",
+    "rocblas_status_memory_error",
+    // The host
+    "memory allocation failed",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "bad_alloc",
+    "oom when allocating",
+];
+
+/// Causes with a name of their own. They leave memory unwritten, as a failed allocation does, and are none.
+const OTHER_CAUSE: &[&str] = &[
+    "compilation error",
+    "validation error",
+    "too many resources were requested",
+    "needs a transport between devices",
+];
+
+/// What is left of a failure elsewhere: nothing wrote these bytes, and the message does not say why.
+const CONSEQUENCE: &[&str] = &[
+    UNWRITTEN,
+    "memory location was never initialized",
+    "bytes were never written",
+    "it needed memory",
+    "torn down before it could say",
+    "the work was skipped: an input carried a failure",
+    "was never written",
+    "the work writing it",
+    "was going to write it did not reach the end",
+];
+
+/// The kind that a message names, and whether it is only a consequence.
+pub(crate) fn read(text: &str) -> Option<(Kind, bool)> {
+    let text = text.to_lowercase();
+    let names = |patterns: &[&str]| patterns.iter().any(|pattern| text.contains(pattern));
+    if names(LOST) {
+        Some((Kind::DeviceLost, false))
+    } else if names(BIG) {
+        Some((Kind::TooBig, false))
+    } else if names(MEMORY) {
+        Some((Kind::OutOfMemory, false))
+    } else if !names(OTHER_CAUSE) && names(CONSEQUENCE) {
+        Some((Kind::OutOfMemory, true))
+    } else {
+        None
+    }
+}
+
+/// What stands in front of the number of bytes that were asked for.
+const ASKED: &[&str] = &[
+    "buffer of size: ",
+    "memory allocating ",
+    "no room for ",
+    "can't allocate ",
+    "deferred allocation of ",
+    "to allocate ",
+    "buffer size ",
+];
+
+/// The size of the allocation that failed, in bytes: `4096`, `4096 bytes`, `20.00 MiB`.
+pub(crate) fn bytes(text: &str) -> Option<u64> {
+    let text = text.to_lowercase();
+    let behind = |asked: &&str| text.match_indices(*asked).map(|(at, found)| at + found.len()).collect::<Vec<_>>();
+    ASKED.iter().flat_map(behind).find_map(|at| amount(&text[at..]))
+}
+
+/// The number of bytes that `text`, in lower case, starts with.
+fn amount(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = match unit.trim_start().get(..3) {
+        Some("kib") => 1_u64 << 10,
+        Some("mib") => 1 << 20,
+        Some("gib") => 1 << 30,
+        Some("tib") => 1 << 40,
+        _ => 1,
+    };
+    // A whole number stays exact.
+    let number = number.trim_end_matches('.');
+    match number.parse::<u64>() {
+        Ok(number) => number.checked_mul(unit),
+        Err(_) => number.parse::<f64>().ok().map(|number| (number * unit as f64) as u64),
+    }
+}
+
+/// A message without what [`Failure`](crate::Failure) printed in front of it.
+pub(crate) fn without_head(text: &str) -> &str {
+    let heads = [OUT_OF_MEMORY, TOO_BIG, DEVICE_LOST, UNWRITTEN];
+    heads.iter().find_map(|head| text.strip_prefix(head)?.strip_prefix(": ")).unwrap_or(text)
+}
+
+/// The message in one line, without backtraces.
+pub(crate) fn clean(text: &str) -> String {
+    let frame = |line: &str| {
+        let digits = line.trim_start_matches(|c: char| c.is_ascii_digit());
+        line.starts_with("at ") || (digits.len() < line.len() && digits.starts_with(": "))
+    };
+    let heading = |line: &str| {
+        let word = line.trim_end_matches(':').to_lowercase();
+        ["backtrace", "stack backtrace", "caused by", "asked at", "disabled backtrace"].contains(&word.as_str())
+    };
+    let told: Vec<&str> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !frame(line) && !heading(line)).collect();
+    told.join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pattern_is_there_for_a_message_of_the_table() {
+        let table: toml::Table = include_str!("../fixtures/messages.toml").parse().unwrap();
+        let texts: Vec<String> =
+            table["message"].as_array().unwrap().iter().map(|m| m["text"].as_str().unwrap().to_lowercase()).collect();
+        for pattern in [LOST, BIG, MEMORY, OTHER_CAUSE, CONSEQUENCE, ASKED].concat() {
+            assert!(texts.iter().any(|text| text.contains(pattern)), "no message has '{pattern}'");
+            assert_eq!(pattern, pattern.to_lowercase());
+        }
+    }
+
+    #[test]
+    fn backtraces_are_left_out() {
+        let text = "An IO error happened\nCaused by:\n  out of device memory allocating 64 bytes\n   0: std::backtrace\n   \
+                    at /src/lib.rs:3:1\n  12: main\nBacktrace:\n";
+        assert_eq!(clean(text), "An IO error happened: out of device memory allocating 64 bytes");
+        assert_eq!(clean("3 tensors: out of memory"), "3 tensors: out of memory");
+    }
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        assert_eq!(bytes("can't allocate buffer of size: 1099511627776\n0: main"), Some(1 << 40));
+        assert_eq!(bytes("CUDA out of memory. Tried to allocate 20.50 MiB (GPU 0)"), Some(21_495_808));
+        assert_eq!(bytes("you tried to allocate 256 bytes. Error"), Some(256));
+        assert_eq!(bytes("out of memory"), None);
+        assert_eq!(bytes("tried to allocate everything"), None);
+        assert_eq!(bytes("tried to allocate 99999999999999 TiB"), None);
+    }
+}

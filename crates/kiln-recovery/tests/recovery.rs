@@ -1,0 +1,245 @@
+//! Batches through attempts and ladder, on a device that cannot fail, with failures injected.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+
+use std::cell::{Cell, RefCell};
+use std::error::Error;
+use std::rc::Rc;
+
+use burn::tensor::{Device, ExecutionError, Tensor};
+use kiln_recovery::{
+    Failure, Injector, Kind, Ladder, MicroBatch, MicroBatchConfig, Probe, Recovery, Remedy, Rung, Setting, Situation,
+    Stopped,
+};
+use proptest::prelude::*;
+
+#[derive(Debug, thiserror::Error)]
+enum StepError {
+    #[error("memory: {0}")]
+    Memory(#[from] Failure),
+    #[error("the device failed")]
+    Device(#[from] ExecutionError),
+    #[error("label {0} is not one of 10")]
+    Label(usize),
+}
+
+fn recovery(config: MicroBatchConfig, ladder: Ladder) -> Recovery {
+    Recovery::new(Device::flex(), MicroBatch::new(config).unwrap(), ladder)
+}
+
+/// Fails above a capacity, which plans and offload raise.
+fn fits(setting: Setting, capacity: usize) -> Result<Setting, StepError> {
+    let capacity = capacity * (setting.plan + 1) * if setting.offload { 2 } else { 1 };
+    if setting.micro_batch > capacity {
+        return Err(Failure::new(Kind::OutOfMemory, "more than there is").into());
+    }
+    Ok(setting)
+}
+
+fn no_evidence<T>(_: &T, _: &mut Probe) {}
+
+#[test]
+fn the_ladder_goes_from_cleaning_to_giving_up_and_hands_the_batch_back() {
+    let ladder = Ladder::standard().with_plans(3).with_offload();
+    let mut recovery = recovery(MicroBatchConfig { min: 4, ..MicroBatchConfig::new(16) }, ladder);
+    let batch = Rc::new(vec![1, 2, 3]);
+    let error = recovery.run(16, 0, batch.clone(), |_, setting| fits(setting, 0), no_evidence).unwrap_err();
+    let Stopped::Exhausted(exhausted) = error else { panic!("{error:?}") };
+    assert!(Rc::ptr_eq(&exhausted.batch, &batch), "another batch came back");
+    let remedies: Vec<Remedy> = exhausted.report.tries.iter().map(|tried| tried.remedy).collect();
+    let expected = [
+        Remedy::Reclaim,
+        Remedy::MicroBatch(8),
+        Remedy::MicroBatch(4),
+        Remedy::Plan(1),
+        Remedy::Plan(2),
+        Remedy::Offload,
+        Remedy::GiveUp,
+    ];
+    assert_eq!(remedies, expected);
+    assert_eq!(exhausted.report.sizes(), [16, 8, 4]);
+    let text = exhausted.to_string();
+    assert!(text.starts_with("the batch does not fit into memory after 7 attempts"), "{text}");
+    assert!(text.contains("micro-batch 4, plan 2, offload: out of memory: more than there is; gave up"), "{text}");
+}
+
+#[test]
+fn each_rung_helps_where_the_one_above_does_not() {
+    let ladder = || Ladder::standard().with_plans(2).with_offload();
+    let run = |capacity, min| {
+        let mut recovery = recovery(MicroBatchConfig { min, ..MicroBatchConfig::new(16) }, ladder());
+        recovery.run(16, 0, (), |(), setting| fits(setting, capacity), no_evidence).unwrap().value
+    };
+    assert_eq!(run(16, 4), Setting { micro_batch: 16, plan: 0, offload: false });
+    assert_eq!(run(5, 4), Setting { micro_batch: 4, plan: 0, offload: false });
+    assert_eq!(run(2, 4), Setting { micro_batch: 4, plan: 1, offload: false });
+    assert_eq!(run(1, 4), Setting { micro_batch: 4, plan: 1, offload: true });
+}
+
+#[test]
+fn a_stronger_plan_lets_micro_batches_grow_back() {
+    let config = MicroBatchConfig { calm: 1, ..MicroBatchConfig::new(16) };
+    let mut recovery = recovery(config, Ladder::standard().with_plans(2));
+    // The first plan does not fit at all, the second fits 8.
+    let fits = |setting: Setting| if setting.plan == 0 { fits(setting, 0) } else { fits(setting, 4) };
+    for _ in 0..20 {
+        let done = recovery.run(16, 0, (), |(), setting| fits(setting), no_evidence).unwrap();
+        assert_eq!(done.value.plan, 1);
+        // What failed with the first plan says nothing of the second.
+        assert!(recovery.sizes().state().buckets[&0].fails.is_none_or(|fails| fails > 8));
+    }
+    assert_eq!(recovery.sizes().state().buckets[&0].fits, Some(8));
+}
+
+#[test]
+fn what_never_fits_is_not_tried_again_as_it_was() {
+    let mut recovery = recovery(MicroBatchConfig::new(4), Ladder::standard());
+    let work = |(): &(), setting: Setting| {
+        if setting.micro_batch == 4 {
+            return Err(StepError::from(Failure::new(Kind::TooBig, "a page is 1 GiB")));
+        }
+        Ok(())
+    };
+    let done = recovery.run(4, 0, (), work, no_evidence).unwrap();
+    assert_eq!(done.tries.len(), 1);
+    assert_eq!(done.tries[0].remedy, Remedy::MicroBatch(2));
+}
+
+#[test]
+fn a_batch_that_only_had_bad_luck_keeps_its_size() {
+    let faults = Injector::calls([1]);
+    let mut recovery = recovery(MicroBatchConfig::new(16), Ladder::standard());
+    let done = recovery.run(16, 0, (), |(), _| Ok::<_, StepError>(faults.check("step")?), no_evidence).unwrap();
+    assert_eq!((done.setting.micro_batch, done.tries[0].remedy), (16, Remedy::Reclaim));
+}
+
+#[test]
+fn a_short_batch_leaves_the_size_as_it_was() {
+    let mut recovery = recovery(MicroBatchConfig::new(16), Ladder::standard());
+    let done = recovery.run(3, 0, (), |(), setting| Ok::<_, StepError>(setting), no_evidence).unwrap();
+    assert_eq!((done.value.micro_batch, recovery.setting(16, 0).micro_batch), (3, 16));
+}
+
+#[test]
+fn other_errors_and_a_lost_device_end_it_at_once() {
+    let runs = Cell::new(0);
+    let mut recovery = recovery(MicroBatchConfig::new(16), Ladder::standard());
+    let mut run = |error: fn() -> StepError| {
+        runs.set(0);
+        let work = |(): &(), _: Setting| {
+            runs.set(runs.get() + 1);
+            Err::<(), _>(error())
+        };
+        let stopped = recovery.run(16, 0, (), work, no_evidence).unwrap_err();
+        assert_eq!(runs.get(), 1);
+        stopped
+    };
+    let label = run(|| StepError::Label(41));
+    assert!(matches!(label, Stopped::Passed(StepError::Label(41))));
+    assert_eq!(label.to_string(), "label 41 is not one of 10");
+    let lost = run(|| ExecutionError::device_poisoned("status 700").into());
+    assert!(matches!(&lost, Stopped::Passed(StepError::Device(error)) if error.is_device_poisoned()));
+    assert_eq!(lost.source().unwrap().to_string(), ExecutionError::device_poisoned("status 700").to_string());
+    assert_eq!(recovery.setting(16, 0).micro_batch, 16);
+}
+
+#[test]
+fn a_retry_starts_when_everything_of_the_failed_attempt_is_gone() {
+    struct Held(Rc<Cell<i32>>, #[expect(dead_code, reason = "it is held, as by a step")] Tensor<2>);
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() - 1);
+        }
+    }
+    let alive = Rc::new(Cell::new(0));
+    let seen = RefCell::new(vec![]);
+    let faults = Injector::calls([1, 2, 3, 8]);
+    let mut recovery = recovery(MicroBatchConfig::new(16), Ladder::standard());
+    let hold = || {
+        alive.set(alive.get() + 1);
+        Held(alive.clone(), Tensor::ones([16, 16], &Device::flex()))
+    };
+    let work = |(): &(), setting: Setting| {
+        seen.borrow_mut().push(alive.get());
+        let mut held = vec![];
+        for _ in 0..16_usize.div_ceil(setting.micro_batch) {
+            held.push(hold());
+            faults.check("forward")?;
+        }
+        Ok::<_, StepError>(held)
+    };
+    let evidence = |_: &Vec<Held>, _: &mut Probe| {
+        if faults.check("probe").is_err() {
+            panic!("Memory location was never initialized");
+        }
+    };
+    let done = recovery.run(16, 0, (), work, evidence).unwrap();
+    assert_eq!((faults.injected(), done.tries.len()), (4, 4));
+    assert!(done.tries[3].failure.is_consequence(), "{:?}", done.tries[3]);
+    assert_eq!(*seen.borrow(), vec![0; done.tries.len() + 1]);
+    assert_eq!(alive.get() as usize, done.value.len());
+}
+
+#[test]
+fn rungs_of_ones_own_are_asked_in_order_and_cannot_loop() {
+    #[derive(Debug)]
+    struct Stubborn(Remedy);
+    impl Rung for Stubborn {
+        fn remedy(&self, _: &Situation<'_>) -> Option<Remedy> {
+            Some(self.0)
+        }
+    }
+    let end = |ladder: Ladder| {
+        let mut recovery = recovery(MicroBatchConfig::new(16), ladder);
+        let stopped = recovery.run(16, 0, (), |(), setting| fits(setting, 0), no_evidence).unwrap_err();
+        let Stopped::Exhausted(exhausted) = stopped else { panic!("{stopped:?}") };
+        exhausted.report.tries.len()
+    };
+    // What cannot help is passed over.
+    assert_eq!(end(Ladder::new().with(Stubborn(Remedy::MicroBatch(16)))), 1);
+    assert_eq!(end(Ladder::new().with(Stubborn(Remedy::MicroBatch(0)))), 1);
+    assert_eq!(end(Ladder::new().with(Stubborn(Remedy::Plan(0)))), 1);
+    assert_eq!(end(Ladder::new().with(Stubborn(Remedy::Offload))), 2);
+    assert_eq!(end(Ladder::new().with(Stubborn(Remedy::MicroBatch(3)))), 2);
+    assert_eq!(end(Ladder::new().with(Stubborn(Remedy::Reclaim)).with_attempts(9)), 9);
+    assert_eq!(end(Ladder::new()), 1);
+}
+
+proptest! {
+    /// However attempts fail, every batch is trained exactly once, whole and with the value of an undisturbed run.
+    #[test]
+    fn no_batch_is_lost_and_none_is_trained_twice(
+        probability in 0.0..0.1f64, seed in any::<u64>(), samples in prop::collection::vec(1_usize..17, 1..20),
+    ) {
+        let faults = Injector::chance(probability, seed).unwrap();
+        let device = Device::flex();
+        let config = MicroBatchConfig { calm: 2, ..MicroBatchConfig::new(16) };
+        let mut recovery = recovery(config, Ladder::standard());
+        let mut total = 0.0;
+        for (index, samples) in samples.iter().copied().enumerate() {
+            let weight = (index + 1) as f32;
+            let mut batch = Tensor::<1>::full([samples], weight, &device);
+            // A batch that came back is tried again, as a caller with patience does.
+            let done = loop {
+                let work = |batch: &Tensor<1>, setting: Setting| {
+                    let mut sum = Tensor::<1>::zeros([1], &device);
+                    for part in batch.clone().split(setting.micro_batch, 0) {
+                        faults.check("forward")?;
+                        sum = sum + part.sum();
+                    }
+                    Ok::<_, StepError>(sum)
+                };
+                match recovery.run(samples, 0, batch, work, |sum, probe| { probe.add(sum); }) {
+                    Ok(done) => break done,
+                    Err(Stopped::Exhausted(exhausted)) => batch = exhausted.batch,
+                    Err(stopped) => panic!("{stopped:?}"),
+                }
+            };
+            prop_assert!(done.setting.micro_batch <= samples);
+            let value = done.value.into_scalar::<f32>();
+            prop_assert_eq!(value, weight * samples as f32);
+            total += value;
+        }
+        let expected: usize = samples.iter().enumerate().map(|(index, samples)| (index + 1) * samples).sum();
+        prop_assert_eq!(total, expected as f32);
+    }
+}
