@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Who may depend on whom. A technique crate (data, precision, accumulation, checkpointing, memory, recovery)
 /// depends on no other crate of the workspace; kiln-training is the only one that sees two of them.
-const ALLOWED: [(&str, &[&str]); 11] = [
+const ALLOWED: [(&str, &[&str]); 12] = [
     ("kiln-accumulation", &[]),
     ("kiln-checkpointing", &[]),
     ("kiln-data", &[]),
@@ -17,7 +17,7 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ("kiln-models", &[]),
     ("kiln-precision", &[]),
     ("kiln-recovery", &[]),
-    ("kiln-training", &["kiln-accumulation", "kiln-data", "kiln-precision"]),
+    ("kiln-training", &["kiln-accumulation", "kiln-data", "kiln-memory", "kiln-precision", "kiln-recovery"]),
     (
         "benches",
         &[
@@ -31,6 +31,7 @@ const ALLOWED: [(&str, &[&str]); 11] = [
             "kiln-training",
         ],
     ),
+    ("browser", &[]),
     ("examples", &["kiln-accumulation", "kiln-checkpointing", "kiln-data", "kiln-models", "kiln-precision"]),
     (
         "xtask",
@@ -41,6 +42,7 @@ const ALLOWED: [(&str, &[&str]); 11] = [
             "kiln-memory",
             "kiln-models",
             "kiln-precision",
+            "kiln-recovery",
             "kiln-training",
         ],
     ),

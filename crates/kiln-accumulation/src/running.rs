@@ -46,6 +46,11 @@ impl RunningStatistics {
         Ok(())
     }
 
+    /// What [`commit`](Self::commit) will write: to be checked before it does.
+    pub fn values(&self) -> impl Iterator<Item = &Tensor<1>> {
+        self.sum.values()
+    }
+
     /// Gives `model` the weighted mean: once per window.
     pub fn commit(self, model: &impl Module) {
         write(model, &self.sum);

@@ -123,8 +123,15 @@ impl Site<'_> {
         let shape = self.out_shape();
         let m = shape.iter().rev().nth(1).copied().unwrap_or(1);
         let dtype = self.input(0).map(|tensor| self.machine.dtype(tensor));
-        let gemm =
-            Gemm { m, k: last(0), n: last(1), left_rows: unit(0), right_rows: unit(1), half: dtype == Some("F16") };
+        let in_order = dtype == Some("BF16"); // as copies are
+        let gemm = Gemm {
+            m,
+            k: last(0),
+            n: last(1),
+            left_rows: in_order || unit(0),
+            right_rows: in_order || unit(1),
+            half: dtype == Some("F16"),
+        };
         let batch = shape.iter().rev().skip(2).product();
         let packed = flex_modules::batched(gemm, batch, self.machine);
         if dtype == Some("BF16") {

@@ -12,12 +12,12 @@ pub(crate) fn effect(at: &Site<'_>, kind: &str) -> Effect {
     match kind {
         "Conv1d" | "Conv2d" | "Conv3d" => {
             let conv = Conv::of(at);
-            at.fresh(copies(at, 2) + in_f32(at, &[0, 1]) + conv.forward(at.machine))
+            at.fresh(converted(at, [(0, at.copy(0)), (1, at.copy(1))], conv.forward(at.machine)))
         }
         "Conv1dXBackward" | "Conv2dXBackward" | "Conv3dXBackward" => {
             // Of x, only the shape is read.
             let conv = Conv::backward(at);
-            at.fresh(at.copy(1) + at.copy(2) + in_f32(at, &[1, 2]) + conv.transposed(at.machine))
+            at.fresh(converted(at, [(2, at.copy(2)), (1, at.copy(1))], conv.transposed(at.machine)))
         }
         "Conv1dWeightBackward" | "Conv2dWeightBackward" | "Conv3dWeightBackward" => {
             let conv = Conv::backward(at);
@@ -29,7 +29,7 @@ pub(crate) fn effect(at: &Site<'_>, kind: &str) -> Effect {
         }
         "ConvTranspose1d" | "ConvTranspose2d" | "ConvTranspose3d" => {
             let conv = Conv::transposed_of(at);
-            at.fresh(copies(at, 2) + in_f32(at, &[0, 1]) + conv.transposed(at.machine))
+            at.fresh(converted(at, [(0, at.copy(0)), (1, at.copy(1))], conv.transposed(at.machine)))
         }
         "MaxPool1d" | "MaxPool2d" | "MaxPool1dWithIndices" | "MaxPool2dWithIndices" => {
             let outputs: usize = at.out_shape().iter().product();
@@ -55,6 +55,19 @@ fn in_f32(at: &Site<'_>, operands: &[usize]) -> u64 {
         Some("BF16") => operands.iter().map(|position| 2 * at.bytes(*position)).sum::<u64>() + at.out_bytes(),
         _ => 0,
     }
+}
+
+/// Bytes of a convolution: those of its kernel, and of operands in row-major order, given with the bytes that their copies take.
+/// In bf16 these copies are gone when the operands are in f32.
+fn converted(at: &Site<'_>, operands: [(usize, u64); 2], kernel: u64) -> u64 {
+    let [(first, first_copy), (second, second_copy)] = operands;
+    if at.input(0).is_none_or(|tensor| at.machine.dtype(tensor) != "BF16") {
+        return first_copy + second_copy + kernel;
+    }
+    let (one, both) = (2 * at.bytes(first), 2 * (at.bytes(first) + at.bytes(second)));
+    let converting = (one + first_copy).max(both + second_copy);
+    // While the kernel runs, its result is in f32; the one in bf16 is made after it.
+    (both + kernel + at.out_bytes()).max(converting.saturating_sub(at.out_bytes()))
 }
 
 /// A product of an m x k and a k x n matrix, as far as memory goes.
@@ -259,7 +272,7 @@ impl Conv {
         };
         let x_copy = if many([self.samples, self.channels]) { at.bytes(0) } else { at.copy(0) };
         let gradient_copy = if many([self.samples, self.outputs]) { at.bytes(2) } else { at.copy(2) };
-        let workspace = x_copy + gradient_copy + in_f32(at, &[0, 2]) + exchanged.forward(machine);
+        let workspace = converted(at, [(0, x_copy), (2, gradient_copy)], exchanged.forward(machine));
         let rim = &exchanged.out_spatial;
         let mut strides = crate::layout::row_major(&[&[self.channels, self.outputs], rim.as_slice()].concat());
         strides.swap(0, 1);

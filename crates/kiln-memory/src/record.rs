@@ -13,6 +13,8 @@ use crate::{Error, StepTrace};
 
 type Tracked = Autodiff<Capture>;
 
+const NO_GRADIENT: &str = "the loss does not depend on a parameter that learns";
+
 /// How a step is taken, beside what model and optimizer say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepOptions {
@@ -22,6 +24,9 @@ pub struct StepOptions {
     pub keep_parameters: bool,
     /// Gradients are multiplied by a number before the update: clipping, or a loss scale that is taken off.
     pub scale_gradients: bool,
+    /// Parameters are updated in runs of at most so many bytes (one at least), and nothing old of a run is given up before all
+    /// of it is new: parameters, gradients, optimizer state. So does an update that can be repaired.
+    pub update_bytes: Option<u64>,
     /// The two batch sizes that are recorded. Any other is inferred from how the shapes differ between them.
     pub batches: [usize; 2],
 }
@@ -29,7 +34,7 @@ pub struct StepOptions {
 impl Default for StepOptions {
     /// burn's plain loop: `loss.backward()`, then `optimizer.step(rate, model, gradients)`.
     fn default() -> Self {
-        Self { accumulate: false, keep_parameters: false, scale_gradients: false, batches: [2, 3] }
+        Self { accumulate: false, keep_parameters: false, scale_gradients: false, update_bytes: None, batches: [2, 3] }
     }
 }
 
@@ -165,14 +170,15 @@ fn record_once<M: Module + 'static, O: Optimizer>(
     };
     let Recorded { program, ids } = Recorded::of(&graph);
     let roles: HashMap<usize, Role> = roles.into_iter().filter_map(|(id, role)| Some((*ids.get(&id)?, role))).collect();
-    if let Some(reason) = failure {
-        let (operation, path) = program.last_place(&roles);
-        return Err(Error::Record { operation, path, reason });
-    }
     let place = |id: &TensorId| {
         let tensor = ids.get(id)?;
         program.operations.iter().position(|op| op.outputs.contains(tensor))
     };
+    if let Some(reason) = failure {
+        let step = marks.first().and_then(place);
+        let (operation, path) = program.last_place(&roles, step);
+        return Err(Error::Record { operation, path, reason });
+    }
     let phases: Vec<usize> = marks.iter().filter_map(place).collect();
     let cuts = recorder.cuts.borrow().iter().filter_map(place).collect();
     let Ok(phases) = phases.try_into() else {
@@ -188,7 +194,11 @@ fn record_once<M: Module + 'static, O: Optimizer>(
 fn message_of(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-    text.unwrap_or_else(|| "it panicked".to_owned()).replace('\n', " ")
+    let text = text.unwrap_or_else(|| "it panicked".to_owned());
+    if text.contains("has no concrete value") {
+        return "a tensor is read back (into_data, into_scalar), and has no values while a step is recorded".into();
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The step itself. What is returned is what is still held after it.
@@ -212,31 +222,43 @@ fn step<M: Module + 'static, O: Optimizer>(
     }
     roles.extend(parameters.found);
 
-    let mut update =
-        Update { optimizer, gradients: GradientsParams::new(), states: HashMap::new(), found: vec![], path: vec![] };
+    let mut update = Update {
+        optimizer,
+        options,
+        gradients: GradientsParams::new(),
+        states: HashMap::new(),
+        held: vec![],
+        held_bytes: 0,
+        found: vec![],
+        path: vec![],
+    };
     let mut sums =
         Sums { options, gradients: GradientsParams::new(), sum: GradientsParams::new(), found: vec![], path: vec![] };
     // The first step makes the optimizer's state; its parameters are of no interest.
     model.visit(&mut FirstGradients(&mut update.gradients));
     drop(model.clone().map(&mut update));
     update.found.clear();
+    update.release();
     if options.accumulate {
         model.visit(&mut FirstGradients(&mut sums.sum));
     }
 
     recorder.mark(marks);
     let loss = forward(&model, recorder);
-    recorder.mark(marks);
     let dims = loss.dims();
-    let Ok(loss) = loss.try_into_primitive::<Tracked>() else {
-        return Err("the loss does not depend on a parameter".into());
-    };
     if dims != [1] {
         return Err(format!("the loss has {} elements, expected 1", dims[0]));
     }
+    recorder.mark(marks);
+    let Ok(loss) = loss.try_into_primitive::<Tracked>() else {
+        return Err(NO_GRADIENT.into());
+    };
     let gradients = Tracked::backward(loss);
     let mut take = Take { gradients, taken: GradientsParams::new() };
     model.visit(&mut take);
+    if take.taken.is_empty() {
+        return Err(NO_GRADIENT.into());
+    }
     sums.gradients = take.taken;
     drop(take.gradients);
     model.visit(&mut sums);
@@ -247,6 +269,7 @@ fn step<M: Module + 'static, O: Optimizer>(
     let kept = options.keep_parameters.then(|| model.clone());
     let model = model.map(&mut update);
     drop(kept);
+    update.release();
     roles.append(&mut update.found);
     recorder.mark(marks);
     Ok(Box::new((model, update.states)))
@@ -365,7 +388,7 @@ impl ModuleVisitor for Sums {
             self.found.extend(id_of(sum.clone()).map(|id| (id, Role::Gradient(path.clone()))));
             gradient = sum + gradient;
         }
-        if self.options.scale_gradients {
+        if self.options.scale_gradients && self.options.update_bytes.is_none() {
             gradient = gradient * 0.5;
         }
         self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path))));
@@ -376,10 +399,21 @@ impl ModuleVisitor for Sums {
 /// burn's `ModuleOptimizer::step`, which cannot be recorded itself.
 struct Update<'a, O> {
     optimizer: &'a O,
+    options: StepOptions,
     gradients: GradientsParams,
     states: HashMap<ParamId, Box<dyn Any>>,
+    /// What is old of the run of parameters that is being updated.
+    held: Vec<Box<dyn Any>>,
+    held_bytes: u64,
     found: Vec<(TensorId, Role)>,
     path: Vec<String>,
+}
+
+impl<O> Update<'_, O> {
+    fn release(&mut self) {
+        self.held.clear();
+        self.held_bytes = 0;
+    }
 }
 
 impl<O: Optimizer> ModuleMapper for Update<'_, O> {
@@ -394,8 +428,20 @@ impl<O: Optimizer> ModuleMapper for Update<'_, O> {
         let Some(gradient) = self.gradients.remove::<D>(id) else {
             return Param::from_mapped_value(id, tensor, mapper);
         };
-        let state = self.states.remove(&id).and_then(|state| state.downcast::<O::State<D>>().ok());
-        let (tensor, state) = self.optimizer.step(1e-3, untracked(tensor), gradient, state.map(|state| *state));
+        let state = self.states.remove(&id).and_then(|state| state.downcast::<O::State<D>>().ok()).map(|state| *state);
+        let (tensor, mut gradient) = (untracked(tensor), gradient);
+        if let Some(most) = self.options.update_bytes {
+            let bytes = (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
+            if self.held_bytes + bytes > most {
+                self.release();
+            }
+            self.held.push(Box::new((tensor.clone(), gradient.clone(), state.clone())));
+            self.held_bytes += bytes;
+            if self.options.scale_gradients {
+                gradient = gradient * 0.5;
+            }
+        }
+        let (tensor, state) = self.optimizer.step(1e-3, tensor, gradient, state);
         if let Some(state) = state {
             self.states.insert(id, Box::new(state));
         }

@@ -72,12 +72,11 @@ impl StepTrace {
         };
         let operations = a.operations.len().max(b.operations.len());
         if let Some(index) = (0..operations).find(|index| differs(*index)) {
-            let op = a.operations.get(index).or(b.operations.get(index));
+            // The one that has more operations has one that the other lacks.
+            let more = if b.operations.len() > a.operations.len() { &second } else { &first };
             return Err(Error::Shape {
-                operation: op.map_or_else(String::new, |op| op.kind().to_owned()),
-                path: a.paths(&first.roles, 0)[index.min(a.operations.len().saturating_sub(1))]
-                    .clone()
-                    .unwrap_or_default(),
+                operation: more.program.operations.get(index).map_or_else(String::new, |op| op.kind().to_owned()),
+                path: more.program.paths(&more.roles, more.phases[0]).get(index).cloned().flatten().unwrap_or_default(),
                 batches,
             });
         }
@@ -177,10 +176,15 @@ impl Program {
         paths
     }
 
-    /// The operation and the module that a recording ended in.
-    pub(crate) fn last_place(&self, roles: &HashMap<usize, Role>) -> (String, String) {
-        let operation = self.operations.last().map_or("the first operation", Op::kind);
-        let path = self.paths(roles, 0).pop().flatten();
-        (format!("after {operation}"), path.unwrap_or_else(|| "(before the first layer)".into()))
+    /// The operation and the module that a recording ended in; `step` is where the step begins, if it was reached.
+    pub(crate) fn last_place(&self, roles: &HashMap<usize, Role>, step: Option<usize>) -> (String, String) {
+        let Some(step) = step else { return ("the beginning".into(), "(the model is built)".into()) };
+        // What reads nothing says nothing of a layer: it is a marker, or data that was about to be used.
+        let last = (step..self.operations.len()).rfind(|index| !self.operations[*index].inputs.is_empty());
+        let path = last.and_then(|last| self.paths(roles, step)[last].clone());
+        (
+            last.map_or_else(|| "the first operation".into(), |last| format!("after {}", self.operations[last].kind())),
+            path.unwrap_or_else(|| "(before the first layer)".into()),
+        )
     }
 }

@@ -53,7 +53,7 @@ pub use autocast::in_f32;
 pub use error::Error;
 pub use gradients::{clip_factor, scale, sum_of_squares};
 pub use guard::check_dtypes;
-pub use loss_scale::{LossScaler, Outcome, Probed, ScaledGradients, ScaledLoss};
+pub use loss_scale::{Decision, LossScaler, Outcome, Prepared, Probed, ScaledGradients, ScaledLoss};
 pub use master::{MasterState, MasterWeights};
 pub use policy::Policy;
 pub use precision::Precision;

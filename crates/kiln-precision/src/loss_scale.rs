@@ -1,4 +1,4 @@
-use burn::module::Module;
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
@@ -88,6 +88,25 @@ pub struct Probed {
     sum_of_squares: f64,
 }
 
+/// Finite gradients, and the factor that takes the scale off and clips them.
+#[derive(Debug)]
+#[must_use]
+pub struct Prepared {
+    gradients: GradientsParams,
+    factor: f64,
+    norm: f64,
+}
+
+/// What a step is to do, before gradients are multiplied.
+#[derive(Debug)]
+#[must_use]
+pub enum Decision {
+    /// Update the parameters.
+    Apply(Prepared),
+    /// As [`Outcome::Skip`].
+    Skip,
+}
+
 /// What a step is to do.
 #[derive(Debug)]
 #[must_use]
@@ -158,6 +177,23 @@ impl LossScaler {
     /// [`Error::NotFinite`] when the gradients are not finite and the scale cannot fall (nothing has moved then),
     /// [`Error::InvalidNorm`].
     pub fn update(&mut self, model: &impl Module, probed: Probed, max_norm: Option<f64>) -> Result<Outcome, Error> {
+        Ok(match self.decide(probed, max_norm)? {
+            Decision::Apply(prepared) => {
+                let Prepared { gradients, factor, norm } = prepared;
+                // One multiplication for both, and none where there is nothing to do.
+                let gradients = if factor == 1.0 { gradients } else { scale(model, gradients, factor) };
+                Outcome::Apply { gradients, norm }
+            }
+            Decision::Skip => Outcome::Skip,
+        })
+    }
+
+    /// The first half of [`update`](Self::update): moves the scale, and leaves the gradients to be unscaled and clipped one by
+    /// one, for an update that has no room for a second copy of all of them.
+    ///
+    /// # Errors
+    /// Those of [`update`](Self::update).
+    pub fn decide(&mut self, probed: Probed, max_norm: Option<f64>) -> Result<Decision, Error> {
         if let Some(limit) = max_norm.filter(|limit| limit.is_nan() || *limit <= 0.0) {
             return Err(Error::InvalidNorm(limit));
         }
@@ -165,13 +201,34 @@ impl LossScaler {
         let next = self.scaling.next(self.state, finite);
         self.state = next.ok_or(Error::NotFinite { scale: probed.scale })?;
         if !finite {
-            return Ok(Outcome::Skip);
+            return Ok(Decision::Skip);
         }
         let norm = probed.norm();
         let factor = max_norm.map_or(1.0, |limit| clip_factor(norm, limit)) / probed.scale;
-        // One multiplication for both, and none where there is nothing to do.
-        let gradients = if factor == 1.0 { probed.gradients } else { scale(model, probed.gradients, factor) };
-        Ok(Outcome::Apply { gradients, norm })
+        Ok(Decision::Apply(Prepared { gradients: probed.gradients, factor, norm }))
+    }
+}
+
+impl Prepared {
+    /// The global norm before clipping, without the scale.
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    /// The gradient of a parameter, unscaled and clipped, in f32. What it is made from stays.
+    pub fn get<const D: usize>(&self, id: ParamId) -> Option<Tensor<D>> {
+        let gradient = self.gradients.get::<D>(id)?;
+        Some(if self.factor == 1.0 { gradient } else { gradient.cast(DType::F32) * self.factor })
+    }
+
+    /// Whether a parameter has a gradient.
+    pub fn has<const D: usize>(&self, id: ParamId) -> bool {
+        self.gradients.get::<D>(id).is_some()
+    }
+
+    /// Drops the gradient of a parameter that is updated.
+    pub fn remove<const D: usize>(&mut self, id: ParamId) {
+        drop(self.gradients.remove::<D>(id));
     }
 }
 
@@ -203,7 +260,8 @@ impl ScaledGradients {
         self.probe_with(model, vec![]).map(|(probed, _)| probed)
     }
 
-    /// The same read-back for other numbers as well: `riders`, tensors of one dimension, come back in their order.
+    /// The same for other numbers as well: `riders`, tensors of one dimension, are read in their order once the queue is
+    /// empty anyway.
     ///
     /// # Errors
     /// Those of [`probe`](Self::probe).
@@ -219,16 +277,24 @@ impl ScaledGradients {
         if foreign > 0 {
             return Err(Error::OtherModel { foreign });
         }
-        let parts = [vec![squares], riders.into_iter().map(|rider| rider.cast(DType::F32)).collect()].concat();
-        let read = Tensor::cat(parts, 0).try_into_data().map_err(|e| Error::Device(e.to_string()))?;
-        let mut numbers = read.iter::<f32>().map(f64::from);
-        let sum_of_squares = numbers.next().ok_or(Error::NoGradients)?;
+        // Each by itself: a concatenation would hide that one of them was never written.
+        let read = |tensor: Tensor<1>| {
+            let data = tensor.cast(DType::F32).try_into_data().map_err(|e| Error::Device(e.to_string()))?;
+            Ok::<Vec<f64>, Error>(data.iter::<f32>().map(f64::from).collect())
+        };
+        let sum_of_squares = read(squares)?.first().copied().ok_or(Error::NoGradients)?;
+        let riders: Vec<Vec<f64>> = riders.into_iter().map(read).collect::<Result<_, _>>()?;
         let probed = Probed { gradients, scale, sum_of_squares };
-        Ok((probed, numbers.collect()))
+        Ok((probed, riders.concat()))
     }
 }
 
 impl Probed {
+    /// The gradients, scale included, to be looked at.
+    pub fn gradients(&self) -> &GradientsParams {
+        &self.gradients
+    }
+
     /// Whether every gradient is.
     pub fn is_finite(&self) -> bool {
         self.sum_of_squares.is_finite()

@@ -73,5 +73,5 @@ pub use ladder::{Ladder, Offload, Reclaim, Remedy, Rung, Setting, Shrink, Situat
 pub use line::Line;
 pub use micro_batch::{MicroBatch, MicroBatchConfig, MicroBatchState};
 pub use probe::Probe;
-pub use recovery::{Recovered, Recovery, Stopped};
+pub use recovery::{Recovered, Recovery, RecoveryState, Stopped};
 pub use report::{DeviceFigures, Exhausted, Holder, Report, Try};

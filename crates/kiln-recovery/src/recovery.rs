@@ -2,9 +2,10 @@ use std::error::Error;
 use std::fmt;
 
 use burn::tensor::{Device, ExecutionError};
+use serde::{Deserialize, Serialize};
 
 use crate::report::{DeviceFigures, Exhausted, Report, Try};
-use crate::{Ladder, MicroBatch, Outcome, Probe, Remedy, Setting, Situation, attempt};
+use crate::{Ladder, MicroBatch, MicroBatchState, Outcome, Probe, Remedy, Setting, Situation, attempt};
 
 /// Trains batch after batch, each until it fits: attempts, and between them what the ladder says.
 ///
@@ -16,6 +17,18 @@ pub struct Recovery {
     ladder: Ladder,
     plan: usize,
     offload: bool,
+}
+
+/// What a recovery has learned, to be saved with a run: a run that goes on cuts its batches as it would have.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecoveryState {
+    /// Sizes that fit and sizes that failed.
+    pub sizes: MicroBatchState,
+    /// The checkpoint plan that was come to.
+    pub plan: usize,
+    /// Whether what can live on the host does.
+    pub offload: bool,
 }
 
 /// A batch that was trained.
@@ -48,6 +61,21 @@ impl Recovery {
     #[must_use]
     pub fn starting_with(self, plan: usize, offload: bool) -> Self {
         Self { plan, offload, ..self }
+    }
+
+    /// What was learned so far.
+    pub fn state(&self) -> RecoveryState {
+        RecoveryState { sizes: self.sizes.state().clone(), plan: self.plan, offload: self.offload }
+    }
+
+    /// Goes on from what a run had learned.
+    ///
+    /// # Errors
+    /// Those of [`MicroBatch::resume`].
+    pub fn restore(&mut self, state: RecoveryState) -> Result<(), crate::Error> {
+        self.sizes = MicroBatch::resume(self.sizes.config().clone(), state.sizes)?;
+        (self.plan, self.offload) = (state.plan, state.offload);
+        Ok(())
     }
 
     /// The sizes, to save their state.

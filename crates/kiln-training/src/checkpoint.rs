@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
 use kiln_precision::{ScalerState, Scaling};
+use kiln_recovery::{Recovery, RecoveryState};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, RunState, Trainer};
@@ -53,6 +54,8 @@ struct SavedState {
     samples: usize,
     #[serde(default)]
     scaler: Option<SavedScaler>,
+    #[serde(default)]
+    recovery: Option<RecoveryState>,
 }
 
 impl Checkpoints {
@@ -76,8 +79,9 @@ impl Checkpoints {
     /// that it passed over) and then those beyond the newest `keep`.
     ///
     /// # Errors
-    /// [`Error::Save`]; the checkpoints that were there stay.
+    /// [`Error::Save`]; the checkpoints that were there stay. [`Error::Unfinished`] in the middle of an update.
     pub fn save<M: Module>(&self, trainer: &Trainer<M>) -> Result<PathBuf, Error> {
+        trainer.ready()?; // half an update must not be saved
         let state = trainer.state();
         let path = self.directory.join(format!("step-{:08}", state.step));
         let part = self.directory.join(format!(".step-{:08}.partial", state.step));
@@ -179,7 +183,8 @@ fn write<M: Module>(trainer: &Trainer<M>, state: &RunState, part: &Path) -> Resu
     optimizer.save(part.join(OPTIMIZER)).map_err(|e| e.to_string())?;
     let (total_steps, samples) = (trainer.total_steps(), trainer.samples());
     let scaler = Some(SavedScaler { state: trainer.scaler(), scaling: trainer.scaling() });
-    let saved = SavedState { state: *state, total_steps, samples, scaler };
+    let recovery = trainer.recovery().map(Recovery::state);
+    let saved = SavedState { state: *state, total_steps, samples, scaler, recovery };
     fs::write(part.join(STATE), serde_json::to_vec_pretty(&saved).map_err(|e| e.to_string())?).map_err(io)?;
     let mut files = BTreeMap::new();
     for file in [MODEL, OPTIMIZER, STATE] {
@@ -251,6 +256,9 @@ fn load<M: Module>(trainer: &mut Trainer<M>, path: &Path) -> Result<(), Error> {
         )));
     }
     let scaler = saved.scaler.map(|saved| saved.state);
+    if let (Some(recovery), Some(state)) = (trainer.recovery_mut(), saved.recovery) {
+        recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
+    }
     let restored = trainer.restore(model, |optimizer| optimizer.load_record(record), saved.state, scaler);
     restored.map_err(|e| fail(format!("{STATE}: {e}")))
 }

@@ -40,6 +40,43 @@ pub enum Error {
         /// The device's message.
         reason: String,
     },
+    /// Memory ran out; the model is as it was before the step.
+    #[error(transparent)]
+    Memory(#[from] kiln_recovery::Failure),
+    /// Memory ran out for every size and plan there is; the model is as it was before the step.
+    #[error("step {step}: {report}")]
+    Exhausted {
+        /// The step that was not taken.
+        step: u64,
+        /// What was tried, and what would help.
+        report: Box<kiln_recovery::Report>,
+    },
+    /// Memory ran out while parameters were updated. The gradients are kept:
+    /// [`complete_update`](crate::Trainer::complete_update) finishes the step.
+    #[error(
+        "step {step}: {left} of {parameters} parameters are still to be updated{}, expected complete_update before \
+         anything else",
+        failure.as_ref().map(|failure| format!(" ({failure})")).unwrap_or_default()
+    )]
+    Unfinished {
+        /// The step that is under way.
+        step: u64,
+        /// Parameters that are left.
+        left: usize,
+        /// Parameters that have a gradient.
+        parameters: usize,
+        /// What failed; none when something else was asked for meanwhile.
+        failure: Option<kiln_recovery::Failure>,
+    },
+    /// There is no update to go on with.
+    #[error("step {step}: no update is under way, expected one that ended with an error")]
+    NoUpdate {
+        /// The next step.
+        step: u64,
+    },
+    /// The device is lost, or failed for another reason than memory.
+    #[error("the device failed: {0}")]
+    Lost(#[from] burn::tensor::ExecutionError),
     /// The parts of a batch weigh less than the batch.
     #[error("step {step}: the batch lacks {missing}, expected parts that add up to its weight")]
     Incomplete {

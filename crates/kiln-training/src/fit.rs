@@ -1,10 +1,12 @@
 use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use kiln_accumulation::{Split, Weight};
 use kiln_data::{Loader, TrainTest};
+use kiln_recovery::{Setting, Stopped};
 
 use crate::{Checkpoints, Error, StepReport, Trainer};
 
@@ -27,6 +29,19 @@ pub trait Task {
     /// The mean loss over the batch, a scalar to differentiate. `device` is the model's. The model may compute in 16 bits;
     /// the loss is taken in f32.
     fn loss(&self, model: &Self::Model, batch: &Self::Batch, device: &Device) -> Tensor<1>;
+
+    /// The same under one of the task's checkpoint plans, or with inputs of its segments on the host; the result must be the same.
+    /// Plan 0 is that of [`loss`](Self::loss).
+    fn loss_under(&self, model: &Self::Model, batch: &Self::Batch, device: &Device, setting: Setting) -> Tensor<1> {
+        let _ = setting;
+        self.loss(model, batch, device)
+    }
+
+    /// Batches of one shape but for the number of samples share a number: what fits is remembered by it.
+    fn bucket(&self, batch: &Self::Batch) -> u64 {
+        let _ = batch;
+        0
+    }
 
     /// Sums over the batch from a model without autodiff; what they are is up to the task,
     /// as a tensor of one dimension.
@@ -83,25 +98,68 @@ impl Every {
     }
 }
 
-/// One step on `batch`, in micro-batches of the size that the trainer's settings name.
+/// One step on `batch`, in micro-batches of the size that the trainer's settings name. A trainer that
+/// [recovers](Trainer::recover) tries again, with what its recovery says, when memory runs out: the step is taken once,
+/// and its result does not depend on how often it was tried.
 ///
 /// # Errors
-/// Those of [`Trainer::step_in_parts`], and [`Error::NothingToLearn`] for a batch without a loss.
+/// Those of [`Trainer::step_in_parts`], [`Error::NothingToLearn`] for a batch without a loss, and [`Error::Exhausted`] when
+/// nothing is left to try.
 pub fn step<T: Task>(task: &T, trainer: &mut Trainer<T::Model>, batch: &T::Batch) -> Result<StepReport, Error> {
-    if task.weight(batch).count() == 0 {
-        return Err(Error::NothingToLearn { step: trainer.state().step });
+    let (step, total, samples) = (trainer.state().step, task.weight(batch), task.samples(batch));
+    if total.count() == 0 {
+        return Err(Error::NothingToLearn { step });
     }
-    let split = Split::new(task.samples(batch), trainer.micro_batch().unwrap_or(usize::MAX))?;
-    if split.len() == 1 {
-        return trainer.step(|model, device| task.loss(model, batch, device));
-    }
-    let parts = split.ranges().map(|samples| {
-        let part = task.slice(batch, samples);
-        (task.weight(&part), part)
+    let parts = |micro_batch: usize| {
+        let split = Split::new(samples, micro_batch)?;
+        let whole = split.len() == 1;
+        let ranges: Vec<_> = split.ranges().collect();
+        let parts = ranges.into_iter().map(move |range| {
+            let part = if whole { Part::Whole(batch) } else { Part::Slice(task.slice(batch, range)) };
+            (task.weight(part.batch()), part)
+        });
+        // A part without a token that carries a loss has no mean loss, and nothing to add.
+        Ok::<_, Error>(parts.filter(|(weight, _)| weight.count() > 0))
+    };
+    let Some(mut recovery) = trainer.recovery.take() else {
+        let parts = parts(trainer.micro_batch().unwrap_or(usize::MAX))?;
+        return trainer.step_in_parts(total, parts, |model, device, part| task.loss(model, part.batch(), device));
+    };
+    let begun = Instant::now();
+    let mut last = begun;
+    let outcome = trainer.ready().map_err(Stopped::Passed).and_then(|()| {
+        let attempt = |(): &(), setting: Setting| {
+            last = Instant::now();
+            trainer.try_parts(total, parts(setting.micro_batch)?, |model, device, part: &Part<'_, T::Batch>| {
+                task.loss_under(model, part.batch(), device, setting)
+            })
+        };
+        recovery.run(samples, task.bucket(batch), (), attempt, |tried, probe| trainer.evidence(tried, probe))
     });
-    // A part without a token that carries a loss has no mean loss, and nothing to add.
-    let parts = parts.filter(|(weight, _)| weight.count() > 0);
-    trainer.step_in_parts(task.weight(batch), parts, |model, device, part| task.loss(model, part, device))
+    trainer.recovery = Some(recovery);
+    let recovered = outcome.map_err(|stopped| match stopped {
+        Stopped::Exhausted(exhausted) => Error::Exhausted { step, report: Box::new(exhausted.report) },
+        Stopped::Passed(error) => error,
+    })?;
+    let (failures, lost_seconds) = (recovered.tries.len(), last.duration_since(begun).as_secs_f64());
+    let lost_seconds = if failures > 0 { lost_seconds } else { 0.0 };
+    let report = trainer.commit(recovered.value)?;
+    Ok(StepReport { failures: report.failures + failures, lost_seconds, ..report })
+}
+
+/// A batch as it came, or some of its samples.
+enum Part<'a, B> {
+    Whole(&'a B),
+    Slice(B),
+}
+
+impl<B> Part<'_, B> {
+    fn batch(&self) -> &B {
+        match self {
+            Self::Whole(batch) => batch,
+            Self::Slice(batch) => batch,
+        }
+    }
 }
 
 /// Takes the steps that are left of the run. The model is measured, and a checkpoint saved, at the end of every epoch

@@ -48,6 +48,8 @@ mod schedule;
 mod settings;
 mod state;
 mod step;
+mod trainer;
+mod update;
 
 pub use checkpoint::{Checkpoints, load_model};
 pub use error::Error;
@@ -57,7 +59,10 @@ pub use optimizer::OptimizerConfig;
 pub use schedule::ScheduleConfig;
 pub use settings::StepSettings;
 pub use state::RunState;
-pub use step::{StepReport, Trainer};
+pub use step::StepReport;
+pub use trainer::{Boundary, Guard, Trainer};
+
+pub use kiln_recovery::Setting;
 
 /// Its examples use two crates, which only this one may.
 #[cfg(doctest)]

@@ -1,12 +1,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::optim::ModuleOptimizer;
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use kiln_accumulation::{Accumulated, Fed, RunningStatistics, Scaled, Weight, Window};
-use kiln_precision::{LossScaler, Outcome, ScaledGradients, ScalerState, Scaling};
+use kiln_precision::{Decision, Probed, ScaledGradients};
+use kiln_recovery::{Outcome, Probe, attempt};
 
-use crate::{Error, RunState, StepSettings};
+use crate::update::Update;
+use crate::{Boundary, Error, Trainer};
 
 /// What one step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,100 +29,22 @@ pub struct StepReport {
     pub loss_scale: f64,
     /// Micro-batches the batch was cut into.
     pub micro_batches: usize,
+    /// Attempts that failed for want of memory before this one.
+    pub failures: usize,
+    /// Seconds that went into them.
+    pub lost_seconds: f64,
 }
 
-/// A model in training: parameters, optimizer state, loss scale, and where the run is.
-///
-/// A step either happens as a whole or leaves all of these as they were, batch-norm's running statistics included. The
-/// statistics move once per step, by the weighted mean of what the micro-batches saw.
-pub struct Trainer<M> {
-    model: M,
-    optimizer: ModuleOptimizer,
-    scaler: LossScaler,
-    state: RunState,
-    settings: StepSettings,
+/// Forward and backward passes over a batch that went well, of which nothing is in the model yet.
+pub(crate) struct Tried {
+    probed: Probed,
+    loss: f64,
+    loss_scale: f64,
+    micro_batches: usize,
+    statistics: RunningStatistics,
 }
 
 impl<M: Module> Trainer<M> {
-    /// A run from its start. `model` is plain and lives on `settings.device`; parameters that burn has put off are initialised
-    /// here, in the order of the fields, so that they do not depend on how the first step is run.
-    ///
-    /// # Errors
-    /// Those of [`StepSettings::check`], and [`Error::Precision`] for a policy that does not fit the model.
-    pub fn new(model: M, seed: u64, settings: StepSettings) -> Result<Self, Error> {
-        settings.check()?;
-        initialize(&model);
-        let model = settings.policy.autocast(model)?;
-        let optimizer = settings.optimizer.init(&model);
-        let scaler = LossScaler::new(settings.scaling())?;
-        Ok(Self { model, optimizer, scaler, state: RunState::new(seed), settings })
-    }
-
-    /// The model as of the last step. It computes in the policy's precision; its records are f32.
-    pub fn model(&self) -> &M {
-        &self.model
-    }
-
-    /// Where the run is.
-    pub fn state(&self) -> RunState {
-        self.state
-    }
-
-    /// Where the loss scale is.
-    pub fn scaler(&self) -> ScalerState {
-        self.scaler.state()
-    }
-
-    /// The rules of the loss scale.
-    pub fn scaling(&self) -> Scaling {
-        self.scaler.scaling()
-    }
-
-    /// Steps of the whole run.
-    pub fn total_steps(&self) -> u64 {
-        self.settings.total_steps
-    }
-
-    /// Samples the run learns from.
-    pub fn samples(&self) -> usize {
-        self.settings.samples
-    }
-
-    /// Samples that are on the device at once; none: the whole batch.
-    pub fn micro_batch(&self) -> Option<usize> {
-        self.settings.micro_batch
-    }
-
-    /// The device that steps run on.
-    pub fn device(&self) -> &Device {
-        &self.settings.device
-    }
-
-    pub(crate) fn end_epoch(&mut self) {
-        self.state = self.state.next_epoch();
-    }
-
-    pub(crate) fn parts(&self) -> (&M, &ModuleOptimizer) {
-        (&self.model, &self.optimizer)
-    }
-
-    pub(crate) fn restore(
-        &mut self,
-        model: M,
-        load: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer,
-        state: RunState,
-        scaler: Option<ScalerState>,
-    ) -> Result<(), Error> {
-        if let Some(scaler) = scaler {
-            self.scaler.restore(scaler)?;
-        }
-        // Parameter ids come with the model, and the optimizer's groups and states go by them.
-        self.optimizer = load(self.settings.optimizer.init(&model));
-        self.model = model;
-        self.state = state;
-        Ok(())
-    }
-
     /// One step on `loss(model, device)`, the mean loss over a batch, a scalar whose gradients reach the model.
     ///
     /// # Errors
@@ -134,49 +57,87 @@ impl<M: Module> Trainer<M> {
     /// One step on a batch that counts `total` and comes in `parts`, each with its own weight: `loss` gives the mean
     /// loss over a part. The gradients are those of the whole batch.
     ///
-    /// The order: for each part seed the device from (seed, step, part), forward, scale, backward, add in f32; one
-    /// read-back of loss and gradient norm; unscale and clip by global norm; update. Gradients that are not finite at a
-    /// scale that can fall make a step that is skipped: only the position and the scale move.
+    /// The order: wait for the device; for each part seed it from (seed, step, part), forward, scale, backward, add in f32;
+    /// read loss and gradient norm, and make sure that every gradient was written; unscale, clip by global norm and
+    /// update, chunk after chunk of the parameters. Gradients that are not finite at a scale that can fall make a step that
+    /// is skipped: only the position and the scale move.
     ///
     /// # Errors
     /// [`Error::NotFinite`], [`Error::NoGradients`], [`Error::Incomplete`], [`Error::TooMuch`] and [`Error::Accumulation`] for
-    /// weights that do not add up to `total`, and [`Error::Device`]; model, optimizer, scale and state are then unchanged.
+    /// weights that do not add up to `total`, [`Error::Memory`] and [`Error::Device`]; model, optimizer, scale and state are then
+    /// unchanged. [`Error::Unfinished`] when memory ran out in the update itself: see
+    /// [`complete_update`](Self::complete_update).
     pub fn step_in_parts<P>(
         &mut self,
         total: Weight,
         parts: impl IntoIterator<Item = (Weight, P)>,
         loss: impl FnMut(&M, &Device, &P) -> Tensor<1>,
     ) -> Result<StepReport, Error> {
-        let mut statistics = RunningStatistics::before(&self.model);
-        // burn reports some failures, and user code may report its own, by a panic.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.attempt(total, parts, loss, &mut statistics)));
-        match &outcome {
-            Ok(Ok(report)) if !report.skipped => statistics.commit(&self.model),
-            _ => statistics.restore(&self.model),
+        self.ready()?;
+        let device = self.settings.device.clone();
+        let outcome =
+            attempt(&device, || self.try_parts(total, parts, loss), |tried, probe| self.evidence(tried, probe));
+        match outcome {
+            Outcome::Done(tried) => self.commit(tried),
+            Outcome::Failed(failure) => Err(Error::Memory(failure)),
+            Outcome::Passed(error) => Err(error),
         }
-        outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    fn attempt<P>(
-        &mut self,
+    /// An update that is not finished comes before the next batch.
+    pub(crate) fn ready(&self) -> Result<(), Error> {
+        match &self.update {
+            Some(update) => Err(update.unfinished(self.state.step, None)),
+            None => Ok(()),
+        }
+    }
+
+    /// What a step computes, without any change to the run: gradients, their norm, and the loss.
+    pub(crate) fn try_parts<P>(
+        &self,
         total: Weight,
         parts: impl IntoIterator<Item = (Weight, P)>,
         loss: impl FnMut(&M, &Device, &P) -> Tensor<1>,
-        statistics: &mut RunningStatistics,
-    ) -> Result<StepReport, Error> {
+    ) -> Result<Tried, Error> {
+        let mut statistics = RunningStatistics::before(&self.model);
+        // burn reports some failures, and user code may report its own, by a panic.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let batch = self.accumulate(total, parts, loss, &mut statistics)?;
+            self.at(Boundary::Probe)?;
+            let (mean, micro_batches) = (batch.loss.clone(), batch.micro_batches);
+            let (gradients, loss_scale) = batch.into_scaled_gradients();
+            let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(&self.model, vec![mean]);
+            let (probed, read) = probed.map_err(|e| Error::at(self.state.step, e))?;
+            Ok((probed, read.first().copied().unwrap_or(f64::NAN), loss_scale, micro_batches))
+        }));
+        match outcome {
+            Ok(Ok((probed, loss, loss_scale, micro_batches))) => {
+                Ok(Tried { probed, loss, loss_scale, micro_batches, statistics })
+            }
+            failed => {
+                statistics.restore(&self.model);
+                failed.unwrap_or_else(|panic| resume_unwind(panic)).map(|_| unreachable!("it failed"))
+            }
+        }
+    }
+
+    /// What must be written for an attempt to count.
+    pub(crate) fn evidence(&self, tried: &Tried, probe: &mut Probe) {
+        probe.gradients(&self.model, tried.probed.gradients());
+        for value in tried.statistics.values() {
+            probe.add(value);
+        }
+    }
+
+    /// Lets a batch that went well have its effect: on parameters, optimizer, statistics, loss scale and position, in one.
+    pub(crate) fn commit(&mut self, tried: Tried) -> Result<StepReport, Error> {
+        let Tried { probed, loss, loss_scale, micro_batches, statistics } = tried;
         let step = self.state.step;
-        let batch = self.accumulate(total, parts, loss, statistics)?;
-        let (mean, micro_batches) = (batch.loss.clone(), batch.micro_batches);
-        let (gradients, loss_scale) = batch.into_scaled_gradients();
-        let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(&self.model, vec![mean]);
-        let (probed, read) = probed.map_err(|e| Error::at(step, e))?;
-        let loss = read.first().copied().unwrap_or(f64::NAN);
         if probed.is_finite() && !loss.is_finite() {
             return Err(Error::NotFinite { step, what: "loss", value: loss });
         }
         let norm = probed.norm();
-        let outcome = self.scaler.update(&self.model, probed, self.settings.max_norm);
-        let outcome = outcome.map_err(|e| match e {
+        let decision = self.scaler.decide(probed, self.settings.max_norm).map_err(|e| match e {
             kiln_precision::Error::NotFinite { .. } if loss.is_finite() => {
                 Error::NotFinite { step, what: "norm of the gradients", value: norm }
             }
@@ -184,17 +145,29 @@ impl<M: Module> Trainer<M> {
             e => Error::at(step, e),
         })?;
         let learning_rate = self.settings.schedule.rate(self.state.updates(), self.settings.total_steps);
-        let gradient_norm = match outcome {
-            Outcome::Apply { gradients, norm } => {
-                self.model = self.optimizer.step(learning_rate, self.model.clone(), gradients);
-                Some(norm)
-            }
-            Outcome::Skip => None,
+        let report = StepReport {
+            step: step + 1,
+            epoch: self.state.epoch,
+            loss,
+            gradient_norm: None,
+            learning_rate,
+            skipped: true,
+            loss_scale,
+            micro_batches,
+            failures: 0,
+            lost_seconds: 0.0,
         };
-        let (skipped, epoch) = (gradient_norm.is_none(), self.state.epoch);
-        self.state = self.state.after_step(skipped);
-        let step = self.state.step;
-        Ok(StepReport { step, epoch, loss, gradient_norm, learning_rate, skipped, loss_scale, micro_batches })
+        match decision {
+            Decision::Apply(prepared) => {
+                let report = StepReport { gradient_norm: Some(prepared.norm()), skipped: false, ..report };
+                self.update = Some(Update::new(&self.model, prepared, statistics, report));
+                self.complete_update()
+            }
+            Decision::Skip => {
+                self.state = self.state.after_step(true);
+                Ok(report)
+            }
+        }
     }
 
     /// Forward and backward of all parts.
@@ -211,12 +184,16 @@ impl<M: Module> Trainer<M> {
         let mut parts = parts.into_iter().enumerate();
         while let Some((index, (weight, part))) = parts.next() {
             device.seed(self.state.step_seed(index as u64));
+            self.at(Boundary::CopyIn)?;
             let loss = loss(&self.model, device, &part);
+            self.at(Boundary::Forward)?;
             let fed = window.feed(&self.model, weight, loss).map_err(|e| match e {
                 kiln_accumulation::Error::NoGradients => Error::NoGradients { step },
                 e => Error::Accumulation(e),
             })?;
+            self.at(Boundary::Backward)?;
             statistics.take(&self.model, weight, total)?;
+            self.at(Boundary::Accumulate)?;
             match fed {
                 Fed::Open(next) => window = next,
                 Fed::Complete(batch) => match parts.next() {
@@ -227,15 +204,4 @@ impl<M: Module> Trainer<M> {
         }
         Err(Error::Incomplete { step, missing: window.missing() })
     }
-}
-
-/// Initialises the parameters that burn would initialise when they are first read.
-fn initialize(model: &impl Module) {
-    struct Read;
-    impl ModuleVisitor for Read {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let _ = param.val();
-        }
-    }
-    model.visit(&mut Read);
 }

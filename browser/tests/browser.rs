@@ -7,6 +7,7 @@
     reason = "a test ends at what goes wrong, and says what it measures"
 )]
 
+#[path = "../../crates/kiln-memory/tests/common/mod.rs"]
 mod common;
 
 use std::env;

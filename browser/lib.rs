@@ -1,0 +1,1 @@
+//! Nothing but tests: the memory report, opened in Chromium.

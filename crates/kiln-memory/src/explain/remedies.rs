@@ -1,0 +1,167 @@
+use std::cmp::Reverse;
+
+use super::Remedy;
+use super::timeline::Timeline;
+use crate::profile::BackendProfile;
+use crate::search::largest;
+use crate::trace::{StepTrace, TraceRole};
+use crate::{Buffer, Category, Error, Prediction, Recomputed};
+
+impl StepTrace {
+    pub(super) fn remedies(
+        &self,
+        batch: usize,
+        limit_bytes: u64,
+        prediction: &Prediction,
+        profile: &BackendProfile,
+    ) -> Result<Vec<Remedy>, Error> {
+        let remedy = |name: String, peak_bytes: u64, exact: bool, note: Option<String>| Remedy {
+            name,
+            peak_bytes,
+            saved_bytes: prediction.peak_bytes.saturating_sub(peak_bytes),
+            fits: peak_bytes <= limit_bytes,
+            exact,
+            note,
+        };
+        let mut remedies = vec![];
+        if prediction.peak_bytes > limit_bytes && batch > 1 {
+            let (size, peak_bytes) = self.micro_batch(batch, limit_bytes, profile)?;
+            let note = "the sum of the gradients is counted, which stays over the micro-batches";
+            remedies.push(remedy(format!("micro-batches of {size}"), peak_bytes, true, Some(note.into())));
+        }
+        remedies.extend(self.sixteen_bits(prediction).map(|peak_bytes| {
+            let note = "estimate: half of each f32 activation, and a copy of the weights in 16 bits";
+            remedy("16-bit precision".into(), peak_bytes, false, Some(note.into()))
+        }));
+        for (name, plan) in self.plans() {
+            // A chain whose backward pass cannot be cut up has no such remedy.
+            if let Ok(planned) = self.with_plan(&plan) {
+                remedies.push(remedy(name, planned.predict(batch, profile)?.peak_bytes, true, None));
+            }
+        }
+        for (name, rest) in self.optimizers(prediction) {
+            let peak_bytes = Timeline::of(prediction, |buffer| match buffer.category {
+                Category::OptimizerState => rest.of(buffer.bytes),
+                _ => buffer.bytes,
+            });
+            let note = "estimate: the update is taken to be as recorded but for its state";
+            remedies.push(remedy(name.into(), peak_bytes.peak_bytes(), false, Some(note.into())));
+        }
+        remedies.retain(|remedy| remedy.saved_bytes > 0);
+        remedies.sort_by_key(|remedy| (!remedy.fits, Reverse(remedy.saved_bytes)));
+        Ok(remedies)
+    }
+
+    /// The largest micro-batch that fits, or 1, and its peak.
+    fn micro_batch(&self, batch: usize, limit_bytes: u64, profile: &BackendProfile) -> Result<(usize, u64), Error> {
+        let peak = |size| Ok::<_, Error>(self.accumulating(&self.predict(size, profile)?, profile).peak_bytes());
+        let size = largest(batch - 1, |size| Ok(peak(size)? <= limit_bytes))?.unwrap_or(1);
+        Ok((size, peak(size)?))
+    }
+
+    /// The step as one of several whose gradients are added up.
+    fn accumulating(&self, prediction: &Prediction, profile: &BackendProfile) -> Timeline {
+        let mut timeline = Timeline::of(prediction, |buffer| buffer.bytes);
+        let [start, _, update, _] = self.phases;
+        let is_gradient = |tensor: &&usize| self.tensors[**tensor].role == TraceRole::Gradient;
+        let before = self.operations[..start].iter().flat_map(|op| &op.outputs).any(|output| is_gradient(&output));
+        if !before {
+            // Each is as large as its parameter, which is as large as its state's parts and its own gradient.
+            let sums =
+                gradients(prediction, update - start).map(|buffer| profile.taken(buffer.bytes - profile.buffer_bytes));
+            timeline.add(0..=(update - start).saturating_sub(1), sums.sum());
+        }
+        timeline
+    }
+
+    /// The peak with everything that is float between parameters and gradients in 16 bits; `None` where nothing is in 32.
+    fn sixteen_bits(&self, prediction: &Prediction) -> Option<u64> {
+        let update = self.phases[2] - self.phases[0];
+        let is_halved = |buffer: &Buffer| {
+            let kind = matches!(buffer.category, Category::Activation | Category::Transient);
+            kind && buffer.dtype == "F32" && buffer.born < update
+        };
+        if !prediction.buffers.iter().any(is_halved) {
+            return None;
+        }
+        let mut timeline =
+            Timeline::of(prediction, |buffer| if is_halved(buffer) { buffer.bytes / 2 } else { buffer.bytes });
+        // As in the step, weights are read in 16 bits from a copy that the backward pass reads again.
+        let weights = prediction
+            .buffers
+            .iter()
+            .filter(|buffer| buffer.category == Category::Parameter && buffer.dtype == "F32" && buffer.born == 0);
+        timeline.add(0..=update.saturating_sub(1), weights.map(|buffer| buffer.bytes / 2).sum());
+        Some(timeline.peak_bytes())
+    }
+
+    /// Checkpoint plans for the chain. The last segment is plain where it would be recomputed at once.
+    fn plans(&self) -> Vec<(String, Vec<Recomputed>)> {
+        let blocks = self.blocks();
+        if blocks == 0 {
+            return vec![];
+        }
+        let plan = |length: usize, offloaded: bool| {
+            let starts = (0..blocks).step_by(length);
+            let segment = |start| Recomputed { blocks: start..blocks.min(start + length), offloaded };
+            let mut segments: Vec<_> = starts.map(segment).collect();
+            if segments.len() > 1 {
+                segments.pop();
+            }
+            segments
+        };
+        let root = ((blocks as f64).sqrt().round() as usize).max(1);
+        let mut lengths = vec![(1, "checkpointing every block".to_owned())];
+        if root > 1 {
+            lengths.push((root, format!("checkpointing every {root} blocks")));
+        }
+        let both = |(length, name): (usize, String)| {
+            [(name.clone(), plan(length, false)), (name + ", inputs in host memory", plan(length, true))]
+        };
+        lengths.into_iter().flat_map(both).collect()
+    }
+
+    /// What the optimizer's state could be instead, by how much there is for each element that learns.
+    fn optimizers(&self, prediction: &Prediction) -> Vec<(&'static str, Rest)> {
+        let update = self.phases[2] - self.phases[0];
+        let bytes = |category| move |buffer: &&Buffer| buffer.category == category && buffer.born == 0;
+        let state: u64 = prediction.buffers.iter().filter(bytes(Category::OptimizerState)).map(|b| b.bytes).sum();
+        let learned: u64 = gradients(prediction, update).map(|buffer| buffer.bytes).sum();
+        // AdamW keeps two numbers for each that learns, momentum one.
+        let numbers = state as f64 / learned.max(1) as f64;
+        let mut rest = vec![];
+        if numbers > 1.5 {
+            rest.push(("SGD with momentum", Rest::Half));
+        }
+        if numbers > 0.5 {
+            rest.push(("SGD without momentum", Rest::None));
+            rest.push(("8-bit optimizer state", Rest::EightBits));
+        }
+        rest
+    }
+}
+
+/// The gradients that the update gets: one for each parameter that learns.
+fn gradients(prediction: &Prediction, update: usize) -> impl Iterator<Item = &Buffer> {
+    let is_alive = move |buffer: &&Buffer| buffer.born < update && buffer.dies >= update;
+    prediction.buffers.iter().filter(|buffer| buffer.category == Category::Gradient).filter(is_alive)
+}
+
+/// What remains of optimizer state.
+#[derive(Clone, Copy)]
+enum Rest {
+    Half,
+    EightBits,
+    None,
+}
+
+impl Rest {
+    fn of(self, bytes: u64) -> u64 {
+        match self {
+            Self::Half => bytes / 2,
+            // With a scale of 4 bytes for 256 numbers (Dettmers et al. 2022).
+            Self::EightBits => bytes / 4 + bytes / 256,
+            Self::None => 0,
+        }
+    }
+}
