@@ -76,6 +76,16 @@ pub(crate) struct RunArgs {
     /// stays within, as in auto:24GiB) or offload [default: none]
     #[arg(long, value_name = "PLAN")]
     pub(crate) checkpointing: Option<String>,
+    /// Bytes that a step may take, as in 300MiB, or auto (nine tenths of what is free): picks micro-batch and checkpoint plan
+    /// before the first step, and cuts batches smaller when memory runs out all the same
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) memory: Option<String>,
+    /// With --memory: compute in bf16 if the run does not fit in its own precision
+    #[arg(long)]
+    pub(crate) allow_bf16: bool,
+    /// Have memory run out on purpose at each boundary of a step with this probability, to see runs recover
+    #[arg(long, value_name = "P")]
+    pub(crate) inject_oom: Option<f64>,
     /// Passes over the data
     #[arg(long, value_name = "N")]
     pub(crate) epochs: Option<u32>,

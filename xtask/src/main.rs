@@ -7,6 +7,7 @@ mod dist;
 mod eval;
 mod fetch;
 mod fixtures;
+mod profile;
 mod train;
 mod usage;
 

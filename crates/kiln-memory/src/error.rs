@@ -44,7 +44,7 @@ pub enum Error {
         batches: [usize; 2],
     },
     /// A batch that a step cannot be predicted for.
-    #[error("a batch of {batch} samples, expected at least 1 and less than 2^60 bytes in each tensor")]
+    #[error("a batch of {batch} samples, expected at least 1, and less than 2^42 bytes in each tensor")]
     BatchSize {
         /// The size.
         batch: usize,

@@ -160,3 +160,76 @@ fn must_go(prediction: &Prediction, limit_bytes: u64) -> (Vec<Holder>, bool) {
     }
     (holders, true)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Buffers of (bytes, category, path, first operation, last operation) over four operations.
+    fn prediction(buffers: &[(u64, &str, Option<&str>, usize, usize)]) -> Prediction {
+        let live: Vec<u64> =
+            (0..4).map(|at| buffers.iter().filter(|b| (b.3..=b.4).contains(&at)).map(|b| b.0).sum()).collect();
+        let peak = *live.iter().max().unwrap();
+        let at = live.iter().position(|bytes| *bytes == peak);
+        let operations: Vec<_> =
+            live.iter().map(|bytes| json!({"name": "Add", "live_bytes": bytes, "seconds": 0.0})).collect();
+        let buffers: Vec<_> = buffers
+            .iter()
+            .map(|(bytes, category, path, born, dies)| {
+                json!({"bytes": bytes, "shape": [bytes], "dtype": "F32", "category": category, "path": path,
+                       "operation": "Add", "born": born, "dies": dies})
+            })
+            .collect();
+        let value = json!({"peak_bytes": peak, "peak_at": at, "breakdown": {}, "phases": [], "operations": operations,
+                           "buffers": buffers});
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn two_hills() -> Prediction {
+        prediction(&[
+            (10, "parameter", Some("a.weight"), 0, 3),
+            (50, "activation", Some("a"), 0, 1),
+            (30, "activation", Some("a"), 1, 1),
+            (40, "transient", Some("a"), 3, 3),
+            (35, "transient", None, 3, 3),
+            (5, "workspace", None, 1, 3),
+        ])
+    }
+
+    #[test]
+    fn another_peak_may_be_left_when_the_first_is_gone() {
+        let gone = |limit| {
+            let (gone, fits) = must_go(&two_hills(), limit);
+            (gone.iter().map(|holder| holder.bytes).collect::<Vec<_>>(), fits)
+        };
+        assert_eq!(gone(95), (vec![], true));
+        assert_eq!(gone(94), (vec![50], true));
+        // Without the 50, the last operation is the highest.
+        assert_eq!(gone(60), (vec![50, 40], true));
+        assert_eq!(gone(45), (vec![50, 40, 35], true));
+        assert_eq!(gone(5), (vec![50, 40, 35, 30, 10], true));
+        // The workspace cannot go.
+        assert_eq!(gone(4), (vec![50, 40, 35, 30, 10], false));
+    }
+
+    #[test]
+    fn holders_are_modules_by_category() {
+        let holders = holders(&two_hills());
+        let rows: Vec<_> = holders.iter().map(|h| (h.path.as_deref(), h.buffers, h.shape.clone(), h.bytes)).collect();
+        assert_eq!(rows, [(Some("a"), 2, vec![50], 80), (Some("a.weight"), 1, vec![10], 10), (None, 1, vec![5], 5),]);
+        // What has no path is not one module.
+        let nameless = prediction(&[(3, "transient", None, 0, 0), (4, "transient", None, 0, 0)]);
+        assert_eq!(super::holders(&nameless).len(), 2);
+    }
+
+    #[test]
+    fn a_timeline_is_counted_again_after_a_change() {
+        let mut timeline = Timeline::of(&two_hills(), |buffer| if buffer.bytes == 50 { 25 } else { buffer.bytes });
+        assert_eq!((timeline.peak_bytes(), timeline.peak_at()), (90, 3));
+        timeline.add(0..=1, 21);
+        assert_eq!((timeline.peak_bytes(), timeline.peak_at()), (91, 1));
+    }
+}

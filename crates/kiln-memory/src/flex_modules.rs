@@ -12,24 +12,29 @@ pub(crate) fn effect(at: &Site<'_>, kind: &str) -> Effect {
     match kind {
         "Conv1d" | "Conv2d" | "Conv3d" => {
             let conv = Conv::of(at);
-            at.fresh(converted(at, [(0, at.copy(0)), (1, at.copy(1))], conv.forward(at.machine)))
+            at.fresh(converted(at, [(0, at.copy(0)), (1, at.copy(1))], at.out_bytes(), conv.forward(at.machine)))
         }
         "Conv1dXBackward" | "Conv2dXBackward" | "Conv3dXBackward" => {
             // Of x, only the shape is read.
             let conv = Conv::backward(at);
-            at.fresh(converted(at, [(2, at.copy(2)), (1, at.copy(1))], conv.transposed(at.machine)))
+            at.fresh(converted(at, [(2, at.copy(2)), (1, at.copy(1))], at.out_bytes(), conv.transposed(at.machine)))
         }
         "Conv1dWeightBackward" | "Conv2dWeightBackward" | "Conv3dWeightBackward" => {
             let conv = Conv::backward(at);
-            conv.weight(at)
+            conv.weight(at, [0, 2])
         }
-        "Conv1dBiasBackward" | "Conv2dBiasBackward" | "Conv3dBiasBackward" => {
+        "ConvTranspose1dWeightBackward" | "ConvTranspose2dWeightBackward" | "ConvTranspose3dWeightBackward" => {
+            // What comes out of the transposed one goes into the plain one.
+            let conv = Conv::new(at, at.shape(2), at.shape(1), at.shape(0));
+            conv.weight(at, [2, 0])
+        }
+        kind if kind.starts_with("Conv") && kind.ends_with("BiasBackward") => {
             let gradient = at.op.inputs.len().saturating_sub(1);
             at.fresh(at.bytes(gradient))
         }
         "ConvTranspose1d" | "ConvTranspose2d" | "ConvTranspose3d" => {
             let conv = Conv::transposed_of(at);
-            at.fresh(converted(at, [(0, at.copy(0)), (1, at.copy(1))], conv.transposed(at.machine)))
+            at.fresh(converted(at, [(0, at.copy(0)), (1, at.copy(1))], at.out_bytes(), conv.transposed(at.machine)))
         }
         "MaxPool1d" | "MaxPool2d" | "MaxPool1dWithIndices" | "MaxPool2dWithIndices" => {
             let outputs: usize = at.out_shape().iter().product();
@@ -58,8 +63,8 @@ fn in_f32(at: &Site<'_>, operands: &[usize]) -> u64 {
 }
 
 /// Bytes of a convolution: those of its kernel, and of operands in row-major order, given with the bytes that their copies take.
-/// In bf16 these copies are gone when the operands are in f32.
-fn converted(at: &Site<'_>, operands: [(usize, u64); 2], kernel: u64) -> u64 {
+/// In bf16 these copies are gone when the operands are in f32, and those when the result is converted back.
+fn converted(at: &Site<'_>, operands: [(usize, u64); 2], out: u64, kernel: u64) -> u64 {
     let [(first, first_copy), (second, second_copy)] = operands;
     if at.input(0).is_none_or(|tensor| at.machine.dtype(tensor) != "BF16") {
         return first_copy + second_copy + kernel;
@@ -67,7 +72,7 @@ fn converted(at: &Site<'_>, operands: [(usize, u64); 2], kernel: u64) -> u64 {
     let (one, both) = (2 * at.bytes(first), 2 * (at.bytes(first) + at.bytes(second)));
     let converting = (one + first_copy).max(both + second_copy);
     // While the kernel runs, its result is in f32; the one in bf16 is made after it.
-    (both + kernel + at.out_bytes()).max(converting.saturating_sub(at.out_bytes()))
+    (both + kernel + out).max(2 * out).max(converting.saturating_sub(out))
 }
 
 /// A product of an m x k and a k x n matrix, as far as memory goes.
@@ -202,6 +207,15 @@ impl Conv {
             && self.padding.iter().all(|p| *p == 0)
     }
 
+    /// Whether a product for each tap reads the input as it lies: short ones over one dimension.
+    fn is_direct(&self) -> bool {
+        let flat = |dims: &[usize]| dims.split_last().is_none_or(|(_, rest)| rest.iter().all(|dim| *dim == 1));
+        let last = |dims: &[usize]| dims.last().copied().unwrap_or(1);
+        let plain = self.groups == 1 && self.padding.iter().all(|p| *p == 0) && self.dilation.iter().all(|d| *d == 1);
+        let short = last(&self.kernel) <= 8 && last(&self.out_spatial) <= 800;
+        self.size == 4 && plain && flat(&self.spatial) && flat(&self.kernel) && self.channels >= 32 && short
+    }
+
     /// Bytes of a forward pass: patches are copied tile by tile (im2col), the input as a whole in channels-last order.
     fn forward(&self, machine: &Machine<'_>) -> u64 {
         let (channels, outputs) = (self.channels / self.groups, self.outputs / self.groups);
@@ -215,6 +229,18 @@ impl Conv {
         let few = self.groups == 1 && self.channels <= 4 && self.outputs <= 16;
         if (depthwise || few) && self.kernel.len() <= 2 {
             return 0;
+        }
+        if self.is_direct() {
+            let (stride, taps) = (self.stride.last().copied(), product(&self.kernel));
+            let gemm = Gemm {
+                m: outputs,
+                k: channels,
+                n: places,
+                left_rows: taps == 1,
+                right_rows: stride == Some(1),
+                half: false,
+            };
+            return gemm.packed(machine) * gemm.at_once(self.samples, machine);
         }
         let patch = channels * product(&self.kernel);
         let tile = places.min(512);
@@ -246,12 +272,13 @@ impl Conv {
 
     /// The gradient of the weight: a convolution of x with the gradient of the output, batch and channels exchanged. What
     /// it gives is transposed, and may have a rim that is cut off.
-    fn weight(&self, at: &Site<'_>) -> Effect {
+    /// `x` and `gradient` say which inputs these are.
+    fn weight(&self, at: &Site<'_>, [x, gradient]: [usize; 2]) -> Effect {
         let machine = at.machine;
         let many = |dims: [usize; 2]| dims.iter().all(|dim| *dim > 1);
         if self.groups > 1 {
-            let (x, gradient) = (self.x_bytes() / self.groups as u64, self.out_bytes() / self.groups as u64);
-            return at.fresh(at.copy(0) + at.copy(2) + in_f32(at, &[0, 2]) + 2 * (x + gradient));
+            let each = (self.x_bytes() + self.out_bytes()) / self.groups as u64;
+            return at.fresh(at.copy(x) + at.copy(gradient) + in_f32(at, &[x, gradient]) + 2 * each);
         }
         let rims = (0..self.spatial.len()).map(|dim| {
             let covered = self.stride[dim] * (self.out_spatial[dim].max(1) - 1) + 1;
@@ -270,14 +297,14 @@ impl Conv {
             dilation: self.stride.clone(),
             size: self.size,
         };
-        let x_copy = if many([self.samples, self.channels]) { at.bytes(0) } else { at.copy(0) };
-        let gradient_copy = if many([self.samples, self.outputs]) { at.bytes(2) } else { at.copy(2) };
-        let workspace = converted(at, [(0, x_copy), (2, gradient_copy)], exchanged.forward(machine));
+        let x_copy = if many([self.samples, self.channels]) { at.bytes(x) } else { at.copy(x) };
+        let gradient_copy = if many([self.samples, self.outputs]) { at.bytes(gradient) } else { at.copy(gradient) };
         let rim = &exchanged.out_spatial;
         let mut strides = crate::layout::row_major(&[&[self.channels, self.outputs], rim.as_slice()].concat());
         strides.swap(0, 1);
         let element = at.out_bytes() / product(at.out_shape()).max(1) as u64;
         let bytes = (self.channels * self.outputs * product(rim)) as u64 * element;
+        let workspace = converted(at, [(x, x_copy), (gradient, gradient_copy)], bytes, exchanged.forward(machine));
         Effect { outputs: vec![Output::Strided { bytes, strides }], workspace }
     }
 }

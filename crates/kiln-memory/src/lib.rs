@@ -52,7 +52,7 @@ pub use meter::{CardMemory, Meter};
 pub use plan::Recomputed;
 pub use prediction::{Buffer, Operation, PhasePeak, Prediction};
 pub use profile::{BackendProfile, Kernels};
-pub use record::{Recorder, StepOptions, record_step};
+pub use record::{Recorder, StepOptions, UpdateChunks, record_step};
 pub use report::Report;
 pub use search::BytesPerSample;
 pub use step_meter::StepMeter;

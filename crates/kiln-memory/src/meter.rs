@@ -1,4 +1,5 @@
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use burn::tensor::Device;
 
@@ -27,8 +28,8 @@ use crate::CountingAllocator;
 pub struct Meter {
     source: Source,
     /// Bytes that were live before what is measured.
-    baseline: u64,
-    highest: std::sync::atomic::AtomicU64,
+    baseline: AtomicU64,
+    highest: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -53,17 +54,22 @@ impl Meter {
             Some(_) => Source::Pool(device.clone()),
             None => Source::Heap(heap),
         };
-        let mut meter = Self { source, baseline: 0, highest: 0.into() };
-        meter.baseline = meter.in_use();
+        let meter = Self { source, baseline: 0.into(), highest: 0.into() };
+        meter.baseline.store(meter.in_use(), Relaxed);
         meter.reset_peak();
         meter
+    }
+
+    /// Leaves `bytes` more out of all figures: what was allocated meanwhile and is not what is measured, such as reports.
+    pub fn exclude(&self, bytes: u64) {
+        self.baseline.fetch_add(bytes, Relaxed);
     }
 
     /// Bytes of buffers that are in use, beyond the baseline. On a pool this waits for the device.
     pub fn live_bytes(&self) -> u64 {
         let live = self.in_use();
-        self.highest.fetch_max(live, std::sync::atomic::Ordering::Relaxed);
-        live.saturating_sub(self.baseline)
+        self.highest.fetch_max(live, Relaxed);
+        live.saturating_sub(self.baseline.load(Relaxed))
     }
 
     /// Bytes taken from the operating system or the driver, pages held for reuse included. None where only what is asked
@@ -79,9 +85,9 @@ impl Meter {
     pub fn peak_bytes(&self) -> u64 {
         let highest = match &self.source {
             Source::Heap(heap) => heap.peak_bytes() as u64,
-            Source::Pool(_) => self.highest.load(std::sync::atomic::Ordering::Relaxed),
+            Source::Pool(_) => self.highest.load(Relaxed),
         };
-        highest.saturating_sub(self.baseline)
+        highest.saturating_sub(self.baseline.load(Relaxed))
     }
 
     /// Starts a new peak at what is live now.
@@ -89,7 +95,7 @@ impl Meter {
         if let Source::Heap(heap) = &self.source {
             heap.reset_peak();
         }
-        self.highest.store(self.in_use(), std::sync::atomic::Ordering::Relaxed);
+        self.highest.store(self.in_use(), Relaxed);
     }
 
     /// Whether the peak is exact: between two readings nothing is missed.
@@ -100,7 +106,7 @@ impl Meter {
     /// The allocator, when reading it costs next to nothing and may be done from any thread.
     pub(crate) fn heap(&self) -> Option<(&'static CountingAllocator, u64)> {
         match &self.source {
-            Source::Heap(heap) => Some((heap, self.baseline)),
+            Source::Heap(heap) => Some((heap, self.baseline.load(Relaxed))),
             Source::Pool(_) => None,
         }
     }

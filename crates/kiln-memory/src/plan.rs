@@ -1,4 +1,4 @@
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,10 @@ impl StepTrace {
     /// A segment that is recomputed (Chen et al. 2016) keeps its input; its forward pass is repeated right before its
     /// backward pass. This is done on the recorded operations, since the capture device cannot record a pass within a pass.
     ///
+    /// What is kept for the backward pass is less with each segment more, and so is the peak in a chain of blocks that are alike, up to
+    /// the last one, which is best left plain. Elsewhere the peak can rise by some percent: a replay needs room of its own
+    /// when gradients are there already, and under autocast it hands out its gradients in f32 at its end.
+    ///
     /// # Errors
     /// [`Error::Plan`] for blocks that are not in the chain, or segments that overlap or are out of order, and for a model whose
     /// backward pass does not take the segments one after the other.
@@ -35,6 +39,9 @@ impl StepTrace {
         let mut after = 0;
         for segment in segments {
             let Range { start, end } = segment.blocks;
+            if self.blocks() == 0 {
+                return Err(invalid(segment, "the step was recorded without cuts between its blocks"));
+            }
             if start >= end || end > self.blocks() {
                 return Err(invalid(segment, "expected blocks of the chain"));
             }
@@ -64,8 +71,8 @@ struct Rewrite {
     replays: HashMap<usize, Vec<Op>>,
     /// Which tensors that came back from the host stand for which.
     uploads: HashMap<usize, usize>,
-    /// Where the backward passes of the recomputed segments are.
-    passes: Vec<Range<usize>>,
+    /// Where the backward passes of the recomputed segments are, and the inputs that are held while they run.
+    passes: Vec<(Range<usize>, Vec<usize>)>,
 }
 
 impl Rewrite {
@@ -99,8 +106,9 @@ impl Rewrite {
         let mut replay: Vec<Op> = operations[span.clone()].to_vec();
         let inputs = self.inputs(span.start, &replay, &made);
         let copies = self.copy(&replay);
+        let mut uploads = HashMap::new();
         if offloaded {
-            let uploads =
+            uploads =
                 self.copy(&[Op { name: String::new(), inputs: vec![], outputs: inputs.clone(), detail: Detail::None }]);
             for op in replay.iter_mut().chain(&mut self.trace.operations[place..update]) {
                 substitute(op, &uploads);
@@ -130,10 +138,31 @@ impl Rewrite {
             .collect();
         let belongs = |op: &Op| op.inputs.iter().all(|input| !earlier.contains(&input.tensor));
         let after = (place..update).find(|index| !belongs(&self.trace.operations[*index])).unwrap_or(update);
+        let held = self.held(span.start, &inputs, &uploads);
+        for op in replay.iter_mut().chain(&mut self.trace.operations[place..after]) {
+            for input in op.inputs.iter_mut().filter(|input| held.contains(&input.tensor)) {
+                input.last = false;
+            }
+        }
         self.forget(span, &made, &leaves, &inputs, offloaded);
         self.replays.insert(place, replay);
-        self.passes.push(place..after);
+        self.passes.push((place..after, held));
         Some(place)
+    }
+
+    /// The inputs of a segment that need a gradient: the pass within the pass holds them to its end, to give them theirs.
+    fn held(&self, at: usize, inputs: &[usize], uploads: &HashMap<usize, usize>) -> Vec<usize> {
+        let tensors = &self.trace.tensors;
+        let mut learned: HashSet<usize> = HashSet::new();
+        for op in &self.trace.operations[self.trace.phases[0]..at] {
+            let learns =
+                |input: &Use| tensors[input.tensor].role == TraceRole::Parameter || learned.contains(&input.tensor);
+            if op.inputs.iter().any(learns) {
+                learned.extend(&op.outputs);
+            }
+        }
+        let held = inputs.iter().filter(|input| learned.contains(*input));
+        held.map(|input| uploads.get(input).copied().unwrap_or(*input)).collect()
     }
 
     /// What the segment reads that was made before it in the forward pass.
@@ -188,22 +217,31 @@ impl Rewrite {
 
     /// A pass within the pass ends with the gradients of its parameters; the plain one makes them at its end, which matters
     /// where they are cast.
-    fn gradients_of_passes(&self) -> HashMap<usize, usize> {
+    fn gradients_of_passes(&self) -> BTreeMap<usize, usize> {
         let [_, backward, update, _] = self.trace.phases;
         let operations = &self.trace.operations;
+        let is_gradient = |tensor: &usize| self.trace.tensors[*tensor].role == TraceRole::Gradient;
         let mut made_at = HashMap::new();
-        let mut moved = HashMap::new();
+        let mut moved = BTreeMap::new();
         for (index, op) in operations.iter().enumerate().take(update).skip(backward) {
-            let makes_gradient =
-                op.outputs.iter().all(|output| self.trace.tensors[*output].role == TraceRole::Gradient);
-            if let (true, [input]) = (makes_gradient, &op.inputs[..])
-                && let Some(origin) = made_at.get(&input.tensor)
-                && let Some(pass) = self.passes.iter().find(|pass| pass.contains(origin))
-                && index >= pass.end
-            {
-                moved.insert(index, pass.end);
-            }
             made_at.extend(op.outputs.iter().map(|output| (*output, index)));
+            // What is made of gradients, as their sums are, comes after the backward pass.
+            if !op.outputs.iter().any(is_gradient) || op.inputs.iter().any(|input| is_gradient(&input.tensor)) {
+                continue;
+            }
+            // Back through the views that burn leaves for the end, to what computed it.
+            let mut chain = vec![];
+            let mut origin = index;
+            while let [input] = &operations[origin].inputs[..]
+                && matches!(operations[origin].kind(), "Cast" | "Reshape" | "SwapDims" | "Permute")
+                && let Some(before) = made_at.get(&input.tensor)
+            {
+                chain.push(origin);
+                origin = *before;
+            }
+            if let Some((pass, _)) = self.passes.iter().find(|(pass, _)| pass.contains(&origin)) {
+                moved.extend(chain.into_iter().filter(|index| *index >= pass.end).map(|index| (index, pass.end)));
+            }
         }
         moved
     }
@@ -212,28 +250,37 @@ impl Rewrite {
     fn finish(mut self) -> StepTrace {
         // Segments come last first, their passes in the order of the backward pass.
         for index in 1..self.passes.len() {
-            let next = self.passes[index].start;
-            self.passes[index - 1].end = self.passes[index - 1].end.min(next);
+            let next = self.passes[index].0.start;
+            self.passes[index - 1].0.end = self.passes[index - 1].0.end.min(next);
         }
         let moved = self.gradients_of_passes();
         let mut to: HashMap<usize, Vec<Op>> = HashMap::new();
-        for (from, place) in moved.iter().collect::<std::collections::BTreeMap<_, _>>() {
+        for (from, place) in &moved {
             to.entry(*place).or_default().push(self.trace.operations[*from].clone());
+        }
+        for (pass, held) in &self.passes {
+            let inputs: Vec<Use> = held.iter().map(|tensor| Use { tensor: *tensor, last: true }).collect();
+            let release = Op { name: "Release".into(), inputs, outputs: vec![], detail: Detail::None };
+            to.entry(pass.end).or_default().push(release);
         }
         let mut operations = Vec::with_capacity(self.trace.operations.len());
         let mut added = 0;
         for (index, op) in self.trace.operations.drain(..).enumerate() {
-            operations.extend(to.remove(&index).unwrap_or_default());
+            let ends = to.remove(&index).unwrap_or_default();
+            added += ends.len();
+            operations.extend(ends);
             let replay = self.replays.remove(&index).unwrap_or_default();
             added += replay.len();
             operations.extend(replay);
-            if !moved.contains_key(&index) {
-                operations.push(op);
+            match moved.contains_key(&index) {
+                true => added -= 1,
+                false => operations.push(op),
             }
         }
         self.trace.operations = operations;
         self.trace.phases[2] += added;
         self.trace.phases[3] += added;
+        self.trace.releases.iter_mut().for_each(|place| *place += added);
         self.trace
     }
 }

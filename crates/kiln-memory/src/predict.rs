@@ -96,14 +96,19 @@ impl StepTrace {
             }
         }
         for (tensor, info) in self.tensors.iter().enumerate() {
-            let stays = match info.role {
-                TraceRole::Updated => true,
-                TraceRole::Parameter => !consumed[tensor],
-                _ => born[tensor] >= update && !consumed[tensor],
-            };
-            if stays {
-                ends[tensor] = end;
+            if consumed[tensor] && info.role != TraceRole::Updated {
+                continue;
             }
+            // What is old and read by the update is held until its chunk is new.
+            let released = self.releases.iter().find(|place| ends[tensor] >= update && **place >= ends[tensor]);
+            ends[tensor] = match (info.role, released) {
+                (TraceRole::Updated, _) => end,
+                (TraceRole::Parameter | TraceRole::Gradient, Some(place)) => *place,
+                (_, Some(place)) if born[tensor] < self.phases[0] => *place,
+                (TraceRole::Parameter, None) => end,
+                _ if born[tensor] >= update => end,
+                _ => ends[tensor],
+            };
         }
         ends
     }
@@ -128,7 +133,9 @@ impl StepTrace {
         } else {
             Category::Transient
         };
-        let named = parameter.or(gradient).unwrap_or(&made_for);
+        // State is known by the update that reads it, not by what was in its memory before.
+        let state = block.tensors.last().filter(|_| category == Category::OptimizerState);
+        let named = parameter.or(gradient).or(state).unwrap_or(&made_for);
         let op = program.operations.get(block.born).filter(|op| op.outputs.contains(&made_for));
         Buffer {
             bytes: profile.taken(block.bytes),

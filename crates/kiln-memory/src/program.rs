@@ -121,6 +121,14 @@ fn name(operation: &OperationIr) -> String {
 
 fn detail(operation: &OperationIr) -> Detail {
     use ModuleOperationIr as M;
+    /// Options with one padding for both sides, which are of many types.
+    macro_rules! symmetric {
+        ($op:expr) => {{
+            let options = &$op.options;
+            let padding = options.padding.iter().map(|padding| 2 * padding).collect();
+            conv(&options.stride, padding, &options.dilation, options.groups)
+        }};
+    }
     match operation {
         OperationIr::BaseFloat(base) | OperationIr::BaseInt(base) | OperationIr::BaseBool(base) => match base {
             BaseOperationIr::SwapDims(op) => {
@@ -150,11 +158,15 @@ fn detail(operation: &OperationIr) -> Detail {
             M::Conv2d(op) => conv2d(&op.options),
             M::Conv2dXBackward(op) => conv2d(&op.options),
             M::Conv2dWeightBackward(op) => conv2d(&op.options),
-            M::ConvTranspose2d(op) => {
-                let options = &op.options;
-                let padding = options.padding.iter().map(|padding| 2 * padding).collect();
-                conv(&options.stride, padding, &options.dilation, options.groups)
-            }
+            M::Conv3d(op) => symmetric!(op),
+            M::Conv3dXBackward(op) => symmetric!(op),
+            M::Conv3dWeightBackward(op) => symmetric!(op),
+            M::ConvTranspose1d(op) => symmetric!(op),
+            M::ConvTranspose1dWeightBackward(op) => symmetric!(op),
+            M::ConvTranspose2d(op) => symmetric!(op),
+            M::ConvTranspose2dWeightBackward(op) => symmetric!(op),
+            M::ConvTranspose3d(op) => symmetric!(op),
+            M::ConvTranspose3dWeightBackward(op) => symmetric!(op),
             _ => Detail::None,
         },
         _ => Detail::None,

@@ -24,9 +24,11 @@ pub struct StepOptions {
     pub keep_parameters: bool,
     /// Gradients are multiplied by a number before the update: clipping, or a loss scale that is taken off.
     pub scale_gradients: bool,
-    /// Parameters are updated in runs of at most so many bytes (one at least), and nothing old of a run is given up before all
-    /// of it is new: parameters, gradients, optimizer state. So does an update that can be repaired.
-    pub update_bytes: Option<u64>,
+    /// The global norm of the gradients is computed before the update.
+    pub reads_norm: bool,
+    /// Parameters are updated in chunks, and nothing old of a chunk (parameters, gradients, optimizer state) is given up before all of
+    /// it is new. So does an update that can be repaired.
+    pub update_chunks: Option<UpdateChunks>,
     /// The two batch sizes that are recorded. Any other is inferred from how the shapes differ between them.
     pub batches: [usize; 2],
 }
@@ -34,7 +36,32 @@ pub struct StepOptions {
 impl Default for StepOptions {
     /// burn's plain loop: `loss.backward()`, then `optimizer.step(rate, model, gradients)`.
     fn default() -> Self {
-        Self { accumulate: false, keep_parameters: false, scale_gradients: false, update_bytes: None, batches: [2, 3] }
+        Self {
+            accumulate: false,
+            keep_parameters: false,
+            scale_gradients: false,
+            reads_norm: false,
+            update_chunks: None,
+            batches: [2, 3],
+        }
+    }
+}
+
+/// How parameters are cut into chunks that are updated together: in the order of the fields, in runs of at most
+/// [`bytes`](Self::bytes), and at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UpdateChunks {
+    /// A chunk is about this part of all parameters.
+    pub parts: u64,
+    /// A chunk is not made smaller than so many bytes.
+    pub least: u64,
+}
+
+impl UpdateChunks {
+    /// The most bytes of a chunk, for parameters of these sizes: at least the largest of them.
+    pub fn bytes(&self, parameters: &[u64]) -> u64 {
+        let largest = parameters.iter().copied().max().unwrap_or(0);
+        largest.max(parameters.iter().sum::<u64>() / self.parts.max(1)).max(self.least)
     }
 }
 
@@ -65,10 +92,13 @@ impl Recorder {
 
     /// A position is the place of an operation that means nothing else.
     fn mark(&self, marks: &mut Vec<TensorId>) {
-        let marker = Tensor::<1>::zeros([1], &self.device.clone().inner());
-        if let Ok(primitive) = marker.try_into_primitive::<Capture>() {
-            marks.push(primitive.id());
-        }
+        mark(&self.device.clone().inner(), marks);
+    }
+}
+
+fn mark(device: &Device, marks: &mut Vec<TensorId>) {
+    if let Ok(primitive) = Tensor::<1>::zeros([1], device).try_into_primitive::<Capture>() {
+        marks.push(primitive.id());
     }
 }
 
@@ -123,6 +153,8 @@ pub(crate) struct Recording {
     /// Indices of the first operation of the step, of the backward pass, of the update, and of what follows it.
     pub(crate) phases: [usize; 4],
     pub(crate) cuts: Vec<usize>,
+    /// Where old parameters and optimizer state are given up.
+    pub(crate) releases: Vec<usize>,
     pub(crate) roles: HashMap<usize, Role>,
 }
 
@@ -144,10 +176,11 @@ fn record_once<M: Module + 'static, O: Optimizer>(
     let plain = Device::capture();
     let recorder = Recorder { device: plain.clone().autodiff(), batch, cuts: Default::default() };
     let mut marks = vec![];
+    let mut releases = vec![];
     let mut roles = vec![];
     let mut failure = None;
     let captured = plain.capture_scope(|scope| {
-        let run = || step(&recorder, &build, &forward, optimizer, options, &mut marks, &mut roles);
+        let run = || step(&recorder, &build, &forward, optimizer, options, [&mut marks, &mut releases], &mut roles);
         // What is still held must not be dropped before the end of the recording, or it would look unused.
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(held)) => std::mem::forget(held),
@@ -181,6 +214,7 @@ fn record_once<M: Module + 'static, O: Optimizer>(
     }
     let phases: Vec<usize> = marks.iter().filter_map(place).collect();
     let cuts = recorder.cuts.borrow().iter().filter_map(place).collect();
+    let releases = releases.iter().filter_map(place).collect();
     let Ok(phases) = phases.try_into() else {
         return Err(Error::Record {
             operation: "a marker".into(),
@@ -188,7 +222,7 @@ fn record_once<M: Module + 'static, O: Optimizer>(
             reason: "it was not recorded".into(),
         });
     };
-    Ok(Recording { program, phases, cuts, roles })
+    Ok(Recording { program, phases, cuts, releases, roles })
 }
 
 fn message_of(panic: Box<dyn Any + Send>) -> String {
@@ -208,7 +242,7 @@ fn step<M: Module + 'static, O: Optimizer>(
     forward: impl Fn(&M, &Recorder) -> Tensor<1>,
     optimizer: &O,
     options: StepOptions,
-    marks: &mut Vec<TensorId>,
+    [marks, releases]: [&mut Vec<TensorId>; 2],
     roles: &mut Vec<(TensorId, Role)>,
 ) -> Result<Box<dyn Any>, String> {
     let model = build(recorder.device());
@@ -217,10 +251,10 @@ fn step<M: Module + 'static, O: Optimizer>(
     let model = model.map(&mut Untrack);
     let mut parameters = Parameters::default();
     model.visit(&mut parameters);
-    if parameters.learned == 0 {
+    if parameters.learned.is_empty() {
         return Err("the model has no parameter that learns".into());
     }
-    roles.extend(parameters.found);
+    roles.append(&mut parameters.found);
 
     let mut update = Update {
         optimizer,
@@ -229,6 +263,9 @@ fn step<M: Module + 'static, O: Optimizer>(
         states: HashMap::new(),
         held: vec![],
         held_bytes: 0,
+        releases: vec![],
+        device: recorder.device.clone().inner(),
+        chunk_bytes: options.update_chunks.map(|chunks| chunks.bytes(&parameters.learned)),
         found: vec![],
         path: vec![],
     };
@@ -239,6 +276,7 @@ fn step<M: Module + 'static, O: Optimizer>(
     drop(model.clone().map(&mut update));
     update.found.clear();
     update.release();
+    update.releases.clear();
     if options.accumulate {
         model.visit(&mut FirstGradients(&mut sums.sum));
     }
@@ -265,11 +303,15 @@ fn step<M: Module + 'static, O: Optimizer>(
     roles.append(&mut sums.found);
     recorder.mark(marks);
     let Sums { gradients, .. } = sums;
+    if options.reads_norm {
+        model.visit(&mut Norm(&gradients));
+    }
     update.gradients = gradients;
     let kept = options.keep_parameters.then(|| model.clone());
     let model = model.map(&mut update);
     drop(kept);
     update.release();
+    releases.append(&mut update.releases);
     roles.append(&mut update.found);
     recorder.mark(marks);
     Ok(Box::new((model, update.states)))
@@ -283,7 +325,8 @@ fn joined(path: &[String]) -> String {
 #[derive(Default)]
 struct Parameters {
     found: Vec<(TensorId, Role)>,
-    learned: usize,
+    /// Bytes of those that learn.
+    learned: Vec<u64>,
     path: Vec<String>,
 }
 
@@ -295,8 +338,11 @@ impl ModuleVisitor for Parameters {
         self.path.pop();
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.learned += usize::from(param.is_require_grad());
-        self.found.extend(id_of(param.val()).map(|id| (id, Role::Parameter(joined(&self.path)))));
+        let value = param.val();
+        if param.is_require_grad() {
+            self.learned.push((value.shape().num_elements() * value.dtype().size()) as u64);
+        }
+        self.found.extend(id_of(value).map(|id| (id, Role::Parameter(joined(&self.path)))));
     }
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
         if let Ok(primitive) = param.val().try_into_primitive::<Capture>() {
@@ -388,11 +434,20 @@ impl ModuleVisitor for Sums {
             self.found.extend(id_of(sum.clone()).map(|id| (id, Role::Gradient(path.clone()))));
             gradient = sum + gradient;
         }
-        if self.options.scale_gradients && self.options.update_bytes.is_none() {
+        if self.options.scale_gradients && self.options.update_chunks.is_none() {
             gradient = gradient * 0.5;
         }
         self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path))));
         self.gradients.register(param.id, gradient);
+    }
+}
+
+/// The sum of squares of every gradient.
+struct Norm<'a>(&'a GradientsParams);
+
+impl ModuleVisitor for Norm<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        drop(self.0.get::<D>(param.id).map(|gradient| gradient.square().sum()));
     }
 }
 
@@ -405,12 +460,19 @@ struct Update<'a, O> {
     /// What is old of the run of parameters that is being updated.
     held: Vec<Box<dyn Any>>,
     held_bytes: u64,
+    /// Where old values were given up.
+    releases: Vec<TensorId>,
+    device: Device,
+    chunk_bytes: Option<u64>,
     found: Vec<(TensorId, Role)>,
     path: Vec<String>,
 }
 
 impl<O> Update<'_, O> {
     fn release(&mut self) {
+        if !self.held.is_empty() {
+            mark(&self.device, &mut self.releases);
+        }
         self.held.clear();
         self.held_bytes = 0;
     }
@@ -430,7 +492,7 @@ impl<O: Optimizer> ModuleMapper for Update<'_, O> {
         };
         let state = self.states.remove(&id).and_then(|state| state.downcast::<O::State<D>>().ok()).map(|state| *state);
         let (tensor, mut gradient) = (untracked(tensor), gradient);
-        if let Some(most) = self.options.update_bytes {
+        if let Some(most) = self.chunk_bytes {
             let bytes = (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
             if self.held_bytes + bytes > most {
                 self.release();

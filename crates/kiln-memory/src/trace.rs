@@ -19,6 +19,8 @@ pub struct StepTrace {
     pub(crate) phases: [usize; 4],
     /// Places between the blocks of a chain.
     pub(crate) cuts: Vec<usize>,
+    /// Where what is old of a chunk of the parameters is given up.
+    pub(crate) releases: Vec<usize>,
     pub(crate) batches: [usize; 2],
 }
 
@@ -88,20 +90,24 @@ impl StepTrace {
             }
         }
         let inputs = inputs(a, &first);
+        let owners = owners(a, &first);
         let tensors = a.tensors.iter().zip(&b.tensors).enumerate().map(|(index, (a, b))| {
             let (role, path) = match first.roles.get(&index) {
                 Some(Role::Parameter(path)) => (TraceRole::Parameter, Some(path.clone())),
                 Some(Role::Gradient(path)) => (TraceRole::Gradient, Some(path.clone())),
                 Some(Role::Updated(path)) => (TraceRole::Updated, Some(path.clone())),
                 None if inputs.contains(&index) => (TraceRole::Input, None),
-                None => (TraceRole::Other, made_by[index].and_then(|op| paths[op].clone())),
+                None => {
+                    let made_in = || made_by[index].and_then(|op| paths[op].clone());
+                    (TraceRole::Other, owners.get(&index).cloned().or_else(made_in))
+                }
             };
             let dims = a.shape.iter().zip(&b.shape).map(|(a, b)| [*a, *b]).collect();
             TraceTensor { dims, dtype: a.dtype.clone(), size: a.size, role, path }
         });
         let tensors = tensors.collect();
-        let Recording { program, phases, cuts, .. } = first;
-        Ok(Self { operations: program.operations, tensors, phases, cuts, batches })
+        let Recording { program, phases, cuts, releases, .. } = first;
+        Ok(Self { operations: program.operations, tensors, phases, cuts, releases, batches })
     }
 
     /// The step at a batch size.
@@ -117,7 +123,8 @@ impl StepTrace {
             let shape: Option<Vec<usize>> = tensor.dims.iter().map(|dims| dim(*dims)).collect();
             let bytes =
                 shape.as_ref()?.iter().try_fold(tensor.size as u64, |bytes, dim| bytes.checked_mul(*dim as u64))?;
-            (bytes < 1 << 60).then_some(())?;
+            // Sums of these, and the work of their products, can be counted in 64 bits.
+            (bytes < 1 << 42).then_some(())?;
             Some(TensorInfo { shape: shape?, dtype: tensor.dtype.clone(), size: tensor.size })
         };
         let tensors: Option<Vec<_>> = self.tensors.iter().map(tensor).collect();
@@ -140,6 +147,22 @@ fn inputs(program: &Program, recording: &Recording) -> Vec<usize> {
         }
     }
     inputs
+}
+
+/// The parameters that optimizer state belongs to: an update works on one after the other, and makes the new one last.
+fn owners(program: &Program, recording: &Recording) -> HashMap<usize, String> {
+    let mut owners = HashMap::new();
+    let mut current = None;
+    for op in program.operations[recording.phases[2]..recording.phases[3]].iter().rev() {
+        for output in &op.outputs {
+            if let Some(Role::Updated(path)) = recording.roles.get(output) {
+                current = Some(path);
+            }
+        }
+        let used = op.inputs.iter().map(|input| &input.tensor).chain(&op.outputs);
+        owners.extend(used.filter_map(|tensor| Some((*tensor, current?.clone()))));
+    }
+    owners
 }
 
 impl Program {
@@ -178,7 +201,7 @@ impl Program {
 
     /// The operation and the module that a recording ended in; `step` is where the step begins, if it was reached.
     pub(crate) fn last_place(&self, roles: &HashMap<usize, Role>, step: Option<usize>) -> (String, String) {
-        let Some(step) = step else { return ("the beginning".into(), "(the model is built)".into()) };
+        let Some(step) = step else { return ("before the step".into(), "(the model)".into()) };
         // What reads nothing says nothing of a layer: it is a marker, or data that was about to be used.
         let last = (step..self.operations.len()).rfind(|index| !self.operations[*index].inputs.is_empty());
         let path = last.and_then(|last| self.paths(roles, step)[last].clone());

@@ -3,7 +3,13 @@
 
 mod cases;
 
+use burn::module::Module;
+use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
+use burn::nn::pool::MaxPool2dConfig;
+use burn::nn::{DropoutConfig, Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, Linear, PaddingConfig2d};
 use burn::optim::Optimizer;
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Int, Tensor};
 use cases::{Case, Images, Mlp, Setup, Text, adamw, measure, record, sgd, warm_up};
 use kiln_checkpointing::Plan;
 use kiln_memory::{BackendProfile, StepOptions};
@@ -40,6 +46,81 @@ fn check<C: Case, O: Optimizer>(name: &str, case: &C, setup: &Setup<O>, batches:
     wrong
 }
 
+/// Any layers, and a loss on a batch of zeros; not a chain.
+struct Layers<F, G>(F, G);
+
+impl<M, F, G> Case for Layers<F, G>
+where
+    M: Module + 'static,
+    F: Fn(&Device) -> M + 'static,
+    G: Fn(&M, usize, &Device) -> Tensor<1> + 'static,
+{
+    type Model = M;
+    type Part = Linear;
+    type X = Tensor<1>;
+
+    fn build(&self, device: &Device) -> M {
+        self.0(device)
+    }
+
+    fn begin(&self, _: &M, batch: usize, device: &Device) -> Tensor<1> {
+        Tensor::zeros([batch], device)
+    }
+
+    fn parts(&self, _: &M) -> Vec<Linear> {
+        vec![]
+    }
+
+    fn run(_: &Linear, x: Tensor<1>) -> Tensor<1> {
+        x
+    }
+
+    fn end(&self, model: &M, x: Tensor<1>) -> Tensor<1> {
+        self.1(model, x.dims()[0], &x.device())
+    }
+}
+
+/// Layers that the models do not have.
+fn layers() -> Vec<String> {
+    let conv = |channels: [usize; 2], groups: usize, device: &Device| {
+        let config = Conv2dConfig::new(channels, [3, 3]).with_groups(groups);
+        config.with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init(device)
+    };
+    let groups = Layers(
+        move |d: &Device| {
+            (conv([3, 64], 1, d), conv([64, 64], 8, d), conv([64, 64], 64, d), GroupNormConfig::new(8, 64).init(d))
+        },
+        |(first, groups, depthwise, norm): &(Conv2d, Conv2d, Conv2d, GroupNorm), batch, d: &Device| {
+            let x = norm.forward(first.forward(Tensor::<4>::zeros([batch, 3, 40, 40], d)));
+            let x = MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init().forward(groups.forward(relu(x)));
+            depthwise.forward(relu(x)).square().mean()
+        },
+    );
+    let transposed = Layers(
+        move |d: &Device| {
+            (conv([3, 64], 1, d), ConvTranspose2dConfig::new([64, 32], [2, 2]).with_stride([2, 2]).init(d))
+        },
+        |(down, up): &(Conv2d, ConvTranspose2d), batch, d: &Device| {
+            up.forward(relu(down.forward(Tensor::<4>::zeros([batch, 3, 32, 32], d)))).square().mean()
+        },
+    );
+    let words = Layers(
+        |d: &Device| {
+            let wide = Conv1dConfig::new(64, 128, 5).init(d);
+            (EmbeddingConfig::new(5000, 64).init(d), wide, Conv1dConfig::new(128, 128, 3).with_stride(2).init(d))
+        },
+        |(words, wide, strided): &(Embedding, Conv1d, Conv1d), batch, d: &Device| {
+            let x = words.forward(Tensor::<2, Int>::zeros([batch, 100], d)).swap_dims(1, 2);
+            let x = DropoutConfig::new(0.1).init().forward(relu(wide.forward(x)));
+            strided.forward(x).square().mean()
+        },
+    );
+    let mut wrong = check("groups", &groups, &Setup::new(sgd()), &[8]);
+    wrong.extend(check("transposed", &transposed, &Setup::new(sgd()), &[8]));
+    wrong.extend(check("words", &words, &Setup::new(adamw()), &[16]));
+    wrong
+}
+
 /// The heap is that of the whole process: one test, so that nothing else runs.
 #[test]
 fn predictions_are_near_what_is_measured() {
@@ -72,5 +153,6 @@ fn predictions_are_near_what_is_measured() {
         let setup = Setup { precision, plan: every(9, 2), ..Setup::new(sgd()) };
         wrong.extend(check(&format!("resnet18 every:2 {precision}"), &images, &setup, &[8]));
     }
+    wrong.extend(layers());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

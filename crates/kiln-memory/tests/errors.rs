@@ -1,15 +1,17 @@
 //! What cannot be recorded, predicted or planned, and what is said about it.
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+#![allow(clippy::single_range_in_vec_init, reason = "a plan may have one segment")]
 
 mod steps;
 
+use std::ops::Range;
+
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Tensor};
 use kiln_memory::{BackendProfile, Error, Recomputed, Recorder, StepOptions, StepTrace, record_step};
 use kiln_precision::Precision;
-use steps::{adamw, flex, gpt, sgd, tiny};
+use steps::{adamw, flex, gpt, models, sgd, tiny};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -26,13 +28,16 @@ fn input(step: &Recorder) -> Tensor<2> {
     Tensor::zeros([step.batch(), 8], step.device())
 }
 
-/// A step whose forward pass does something between the second layer and the third.
+fn step(forward: impl Fn(&Net, &Recorder) -> Tensor<1>) -> Result<StepTrace, Error> {
+    record_step(Net::new, forward, &adamw(), StepOptions::default())
+}
+
+/// A step that does something between the second layer and the third.
 fn with(between: impl Fn(Tensor<2>, &Recorder) -> Tensor<2>) -> Result<StepTrace, Error> {
-    let forward = |net: &Net, step: &Recorder| {
-        let x = net.layers[1].forward(net.layers[0].forward(input(step)));
-        net.layers[2].forward(between(x, step)).mean()
-    };
-    record_step(Net::new, forward, &AdamWConfig::new().build(), StepOptions::default())
+    step(|net, recorder| {
+        let x = net.layers[1].forward(net.layers[0].forward(input(recorder)));
+        net.layers[2].forward(between(x, recorder)).mean()
+    })
 }
 
 #[track_caller]
@@ -40,151 +45,178 @@ fn message<T>(result: Result<T, Error>) -> String {
     result.map(|_| ()).unwrap_err().to_string()
 }
 
+/// What is said of a step that cannot be recorded: the operation, the module path, and why.
+#[track_caller]
+fn said(result: Result<StepTrace, Error>) -> (String, String, String) {
+    match result.unwrap_err() {
+        Error::Record { operation, path, reason } => (operation, path, reason),
+        other => panic!("{other}"),
+    }
+}
+
 #[test]
-fn look() {
-    eprintln!(
-        "1 {}",
-        message(with(|x, _| {
-            let _ = x.clone().into_data();
-            x
-        }))
+fn values_that_are_read_back_are_named_by_the_layer_they_came_from() {
+    let reason = "a tensor is read back (into_data, into_scalar), and has no values while a step is recorded";
+    let data = with(|x, _| {
+        let _ = x.clone().into_data();
+        x
+    });
+    assert_eq!(
+        message(data),
+        "the step cannot be recorded: after Add in 'layers.1': a tensor is read back (into_data, into_scalar), and has \
+         no values while a step is recorded"
     );
-    eprintln!(
-        "2 {}",
-        message(with(|x, _| {
-            let s: f32 = x.clone().mean().into_scalar();
-            x * s
-        }))
-    );
-    eprintln!(
-        "3 {}",
-        message(with(|x, s| {
-            s.device().seed(3);
-            x
-        }))
-    );
-    eprintln!("4 {}", message(with(|_, _| panic!("what the user said"))));
-    eprintln!(
-        "4b {}",
-        message(with(|x, s| {
-            assert!(s.batch() > 100, "a batch of {}", s.batch());
-            x
-        }))
-    );
-    eprintln!("5 {}", message(with(|x, s| if s.batch() > 2 { x.sqrt() } else { x })));
-    eprintln!("5b {}", message(with(|x, s| if s.batch() > 2 { x.sqrt() } else { x.exp() })));
-    eprintln!("6 {}", message(with(|x, s| x.reshape([s.batch() * 2, 7]))));
-    let step = |f: fn(&Net, &Recorder) -> Tensor<1>| {
-        record_step(Net::new, f, &AdamWConfig::new().build(), StepOptions::default())
-    };
-    eprintln!("7 {}", message(step(|n, s| n.layers[0].forward(input(s)).flatten(0, 1))));
-    eprintln!("8 {}", message(step(|_, s| input(s).mean())));
-    eprintln!(
-        "9 {}",
-        message(step(|n, s| {
-            let x = n.layers[0].forward(input(s));
-            Tensor::from_inner(x.inner()).mean()
-        }))
-    );
-    let frozen = record_step(
-        |d| Net::new(d).no_grad(),
-        |n: &Net, s| n.layers[0].forward(input(s)).mean(),
+    let scalar = with(|x, _| {
+        let mean: f32 = x.clone().mean().into_scalar();
+        x * mean
+    });
+    assert_eq!(said(scalar), ("after Mean".into(), "layers.1".into(), reason.into()));
+    let integers = with(|x, _| {
+        let _ = x.clone().argmax(1).into_data();
+        x
+    });
+    assert_eq!(said(integers), ("after ArgMax".into(), "layers.1".into(), reason.into()));
+    let early = step(|net, recorder| {
+        let _ = input(recorder).into_data();
+        net.layers[0].forward(input(recorder)).mean()
+    });
+    assert_eq!(said(early), ("the first operation".into(), "(before the first layer)".into(), reason.into()));
+}
+
+#[test]
+fn seeding_is_refused() {
+    let seeded = with(|x, step| {
+        step.device().seed(3);
+        x
+    });
+    let (operation, path, reason) = said(seeded);
+    assert_eq!((operation.as_str(), path.as_str()), ("after Add", "layers.1"));
+    assert!(reason.contains("seeding"), "{reason}");
+}
+
+#[test]
+fn what_a_panic_says_is_kept() {
+    let text = with(|_, _| panic!("labels.csv\n  is missing"));
+    assert_eq!(said(text), ("after Add".into(), "layers.1".into(), "labels.csv is missing".into()));
+    let formatted = with(|x, step| {
+        assert!(step.batch() > 100, "a batch of {}", step.batch());
+        x
+    });
+    assert_eq!(said(formatted).2, "a batch of 2");
+    let shape = with(|x, step| x.reshape([2 * step.batch(), 7]));
+    let (_, path, reason) = said(shape);
+    assert!(path == "layers.1" && reason.contains("Reshape") && reason.contains("[2, 8]"), "{path} {reason}");
+    let built = record_step(
+        |_| -> Net { panic!("no such model") },
+        |net, step| net.layers[0].forward(input(step)).mean(),
         &sgd(),
         StepOptions::default(),
     );
-    eprintln!("10 {}", message(frozen));
-    eprintln!(
-        "10b {}",
-        message(record_step(
-            |_: &Device| -> Net { panic!("no such file") },
-            |n: &Net, s| n.layers[0].forward(input(s)).mean(),
-            &sgd(),
-            StepOptions::default()
-        ))
+    assert_eq!(said(built), ("before the step".into(), "(the model)".into(), "no such model".into()));
+    // A panic leaves nothing behind that would fail the next recording.
+    assert!(with(|x, _| x).is_ok());
+}
+
+#[test]
+fn a_loss_is_one_number_that_depends_on_the_model() {
+    let several = step(|net, step| net.layers[0].forward(input(step)).flatten(0, 1));
+    assert_eq!(
+        said(several),
+        ("after Reshape".into(), "layers.0".into(), "the loss has 16 elements, expected 1".into())
     );
-    eprintln!(
-        "10c {}",
-        message(record_step(
-            |_: &Device| -> Net { Net::new(&Device::flex()) },
-            |n: &Net, s| n.layers[0].forward(input(s)).mean(),
-            &sgd(),
-            StepOptions::default()
-        ))
+    let reason = "the loss does not depend on a parameter that learns";
+    let without = step(|_, step| input(step).mean());
+    assert_eq!(said(without), ("after Mean".into(), "(before the first layer)".into(), reason.into()));
+}
+
+#[test]
+fn a_model_learns_something() {
+    let frozen = record_step(
+        |device| Net::new(device).no_grad(),
+        |net: &Net, step| net.layers[0].forward(input(step)).mean(),
+        &sgd(),
+        StepOptions::default(),
     );
-    eprintln!("10d {}", message(with(|x, s| { x + Tensor::ones([s.batch(), 8], &Device::flex()) })));
-    eprintln!(
-        "10e {}",
-        message(with(|x, _| {
-            let i = x.clone().argmax(1).into_data();
-            let _ = i;
-            x
-        }))
-    );
+    assert_eq!(said(frozen).2, "the model has no parameter that learns");
+}
+
+#[test]
+fn operations_are_the_same_at_any_size() {
+    let more = with(|x, step| if step.batch() > 2 { x.exp() } else { x });
+    let expected =
+        "Exp in 'layers.1' is another operation at a batch of 2 than at 3, expected the same operations at any size";
+    assert_eq!(message(more), expected);
+    let fewer = with(|x, step| if step.batch() == 2 { x.exp() } else { x });
+    assert_eq!(message(fewer), expected);
+    let repeated = with(|x, step| (0..step.batch()).fold(x, |x, _| x.exp()));
+    assert!(message(repeated).starts_with("Exp in 'layers.1'"));
+    let other = with(|x, step| if step.batch() == 2 { x.exp() } else { x.sqrt() });
+    assert!(message(other).contains("in 'layers.1'"));
+}
+
+#[test]
+fn batches_to_record_are_two_that_grow() {
     for batches in [[0, 1], [3, 3], [5, 2]] {
         let options = StepOptions { batches, ..StepOptions::default() };
-        eprintln!(
-            "11 {}",
-            message(record_step(
-                Net::new,
-                |n: &Net, s: &Recorder| n.layers[0].forward(input(s)).mean(),
-                &sgd(),
-                options
-            ))
+        let forward = |net: &Net, step: &Recorder| net.layers[0].forward(input(step)).mean();
+        let [first, second] = batches;
+        assert_eq!(
+            message(record_step(Net::new, forward, &sgd(), options)),
+            format!(
+                "recorded at batch sizes {first} and {second}, expected two different ones, the smaller first, of at least 1"
+            )
         );
     }
-    let trace = with(|x, _| x).unwrap();
-    for batch in [0, usize::MAX, 1 << 60, 1 << 54, 1 << 48, 1 << 44, 1 << 40] {
-        for p in [flex(), BackendProfile::cuda()] {
-            eprintln!(
-                "12 {batch} {}",
-                match std::panic::catch_unwind(|| trace.predict(batch, &p)) {
-                    Ok(Ok(p)) => p.peak_bytes.to_string(),
-                    Ok(Err(e)) => e.to_string(),
-                    Err(_) => "PANIC".into(),
-                }
-            );
-        }
-    }
-    let gpt = gpt(tiny(), Precision::F32, &adamw(), StepOptions::default());
-    for batch in [usize::MAX, 1 << 50, 1 << 48, 1 << 44, 1 << 40, 1 << 36, 1 << 30] {
-        for p in [flex(), BackendProfile::cuda()] {
-            eprintln!(
-                "13 {batch} {}",
-                match std::panic::catch_unwind(|| gpt.predict(batch, &p)) {
-                    Ok(Ok(p)) => p.peak_bytes.to_string(),
-                    Ok(Err(e)) => e.to_string(),
-                    Err(_) => "PANIC".into(),
-                }
-            );
-        }
-    }
-    let plan = |segments: &[std::ops::Range<usize>]| {
-        let s: Vec<_> = segments.iter().map(|b| Recomputed { blocks: b.clone(), offloaded: false }).collect();
-        message(gpt.with_plan(&s))
-    };
-    eprintln!("14 {}", plan(&[0..2, 1..3]));
-    eprintln!("14 {}", plan(&[0..5]));
-    eprintln!("14 {}", plan(&[2..3, 0..1]));
-    eprintln!("14 {}", plan(&[2..2]));
-    eprintln!("14 {}", message(trace.with_plan(&[Recomputed { blocks: 0..1, offloaded: false }])));
 }
+
 #[test]
-fn absurd() {
-    for p in [Precision::F32, Precision::BF16, Precision::F16] {
-        for (name, trace) in steps::models(p, &adamw(), StepOptions::default()) {
-            for shift in 16..62 {
-                for profile in [BackendProfile { threads: 256, ..flex() }, BackendProfile::cuda()] {
-                    match std::panic::catch_unwind(|| trace.predict(1 << shift, &profile)) {
-                        Ok(Ok(p)) => {
-                            if p.peak_bytes < 1 << shift {
-                                eprintln!("{name} {shift} LOW {}", p.peak_bytes)
-                            }
-                        }
-                        Ok(Err(_)) => {}
-                        Err(_) => eprintln!("{name} {shift} PANIC"),
-                    }
-                }
+fn a_batch_is_a_number_of_samples_that_can_be_counted() {
+    let trace = with(|x, _| x).unwrap();
+    for batch in [0, 1 << 40, 1 << 60, usize::MAX] {
+        let expected =
+            format!("a batch of {batch} samples, expected at least 1, and less than 2^42 bytes in each tensor");
+        assert_eq!(message(trace.predict(batch, &flex())), expected);
+        assert_eq!(message(trace.explain(batch, 1 << 30, &flex())), expected);
+    }
+    assert!(message(trace.largest_batch(1 << 30, 0, &flex())).starts_with("a batch of 0 samples"));
+    assert!(trace.largest_batch(1 << 30, usize::MAX, &flex()).unwrap().unwrap() > 1 << 20);
+}
+
+/// Whatever the batch, it is an error or a prediction: nothing overflows on the way.
+#[test]
+fn no_batch_is_too_large_to_be_refused() {
+    for precision in [Precision::F32, Precision::BF16, Precision::F16] {
+        for (name, trace) in models(precision, &adamw(), StepOptions::default()) {
+            for profile in [BackendProfile { threads: 1 << 10, ..flex() }, BackendProfile::cuda()] {
+                let predict = |shift: u32| trace.predict(1 << shift, &profile).map(|prediction| prediction.peak_bytes);
+                let peaks: Vec<_> = (0..64).map_while(|shift| predict(shift).ok()).collect();
+                assert!(peaks.len() > 10 && peaks.is_sorted() && peaks.last() > Some(&(1 << 40)), "{name}");
+                assert!((peaks.len() as u32..64).all(|shift| predict(shift).is_err()), "{name}");
             }
         }
     }
+}
+
+#[test]
+fn plans_are_segments_of_the_chain_in_order() {
+    let trace = gpt(tiny(), Precision::F32, &adamw(), StepOptions::default());
+    let plan = |segments: &[Range<usize>]| {
+        let segments = segments.iter().map(|blocks| Recomputed { blocks: blocks.clone(), offloaded: false });
+        trace.with_plan(&segments.collect::<Vec<_>>()).map_err(|error| error.to_string())
+    };
+    let refused =
+        |blocks: &str, why: &str| Err(format!("blocks {blocks} of a chain of 4 cannot be checkpointed: {why}"));
+    assert!(plan(&[0..2, 2..3]).is_ok());
+    assert_eq!(plan(&[0..2, 1..3]), refused("1..3", "expected segments one after the other"));
+    assert_eq!(plan(&[2..3, 0..1]), refused("0..1", "expected segments one after the other"));
+    assert_eq!(plan(&[0..5]), refused("0..5", "expected blocks of the chain"));
+    assert_eq!(plan(&[4..5]), refused("4..5", "expected blocks of the chain"));
+    assert_eq!(plan(&[2..2]), refused("2..2", "expected blocks of the chain"));
+
+    let plain = with(|x, _| x).unwrap();
+    assert_eq!(
+        message(plain.with_plan(&[Recomputed { blocks: 0..1, offloaded: false }])),
+        "blocks 0..1 of a chain of 0 cannot be checkpointed: the step was recorded without cuts between its blocks"
+    );
+    assert_eq!(plain.with_plan(&[]).unwrap(), plain);
 }

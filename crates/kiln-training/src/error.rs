@@ -74,6 +74,9 @@ pub enum Error {
         /// The next step.
         step: u64,
     },
+    /// A step cannot be recorded, or not be predicted.
+    #[error(transparent)]
+    Predict(#[from] kiln_memory::Error),
     /// The device is lost, or failed for another reason than memory.
     #[error("the device failed: {0}")]
     Lost(#[from] burn::tensor::ExecutionError),

@@ -1,8 +1,9 @@
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
-use burn::tensor::Tensor;
+use burn::optim::{AdamW, AdamWConfig, ModuleOptimizer, Sgd, SgdConfig};
+use burn::tensor::{Device, Tensor};
+use kiln_memory::{Recorder, StepOptions, StepTrace, record_step};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -75,27 +76,42 @@ impl OptimizerConfig {
     pub fn init(&self, model: &impl Module) -> ModuleOptimizer {
         let plain = ParamGroup::from_ids(one_dimensional(model));
         match *self {
-            Self::Sgd { momentum, weight_decay, nesterov } => {
-                let momentum =
-                    MomentumConfig::new().with_momentum(momentum).with_dampening(0.0).with_nesterov(nesterov);
-                let base = SgdConfig::new().with_momentum(Some(momentum));
-                let decay = WeightDecayConfig::new(weight_decay as f32);
-                ModuleOptimizer::from(base.clone().with_weight_decay(Some(decay)).build()).with_group(
-                    plain,
-                    base.build(),
-                    None,
-                )
-            }
-            Self::AdamW { beta1, beta2, epsilon, weight_decay } => {
-                let base =
-                    AdamWConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32).with_epsilon(epsilon as f32);
-                ModuleOptimizer::from(base.clone().with_weight_decay(weight_decay as f32).build()).with_group(
-                    plain,
-                    base.with_weight_decay(0.0).build(),
-                    None,
-                )
-            }
+            Self::Sgd { .. } => ModuleOptimizer::from(self.build_sgd(true)).with_group(plain, self.build_sgd(false), None),
+            Self::AdamW { .. } => ModuleOptimizer::from(self.build_adamw(true)).with_group(plain, self.build_adamw(false), None),
         }
+    }
+
+    /// Records a step that ends with this optimizer; see [`kiln_memory::record_step`].
+    pub(crate) fn record<M: Module + 'static>(
+        &self,
+        build: impl Fn(&Device) -> M,
+        loss: impl Fn(&M, &Recorder) -> Tensor<1>,
+        options: StepOptions,
+    ) -> Result<StepTrace, kiln_memory::Error> {
+        match self {
+            Self::Sgd { .. } => record_step(build, loss, &self.build_sgd(true), options),
+            Self::AdamW { .. } => record_step(build, loss, &self.build_adamw(true), options),
+        }
+    }
+
+    fn build_sgd(&self, decays: bool) -> Sgd {
+        let (momentum, weight_decay, nesterov) = match *self {
+            Self::Sgd { momentum, weight_decay, nesterov } => (momentum, weight_decay, nesterov),
+            Self::AdamW { .. } => (0.0, 0.0, false),
+        };
+        let momentum = MomentumConfig::new().with_momentum(momentum).with_dampening(0.0).with_nesterov(nesterov);
+        let decay = decays.then(|| WeightDecayConfig::new(weight_decay as f32));
+        SgdConfig::new().with_momentum(Some(momentum)).with_weight_decay(decay).build()
+    }
+
+    fn build_adamw(&self, decays: bool) -> AdamW {
+        let (beta1, beta2, epsilon, weight_decay) = match *self {
+            Self::AdamW { beta1, beta2, epsilon, weight_decay } => (beta1, beta2, epsilon, weight_decay),
+            Self::Sgd { .. } => (0.9, 0.999, 1e-8, 0.0),
+        };
+        let config =
+            AdamWConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32).with_epsilon(epsilon as f32);
+        config.with_weight_decay(if decays { weight_decay as f32 } else { 0.0 }).build()
     }
 }
 

@@ -4,13 +4,14 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use kiln_accumulation::RunningStatistics;
+use kiln_memory::UpdateChunks;
 use kiln_precision::Prepared;
 use kiln_recovery::{Failure, Outcome, Probe, attempt};
 
 use crate::{Boundary, Error, StepReport, Trainer};
 
-/// Chunks of the parameters are about an eighth of them, and not smaller than this: below, memory is not worth the calls.
-const LEAST: u64 = 1 << 20;
+/// How the parameters are cut. Below a MiB memory is not worth the calls.
+pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 };
 /// How often the update of a single parameter is tried.
 const TRIES: usize = 8;
 
@@ -102,11 +103,9 @@ impl<M: Module> Trainer<M> {
     }
 }
 
-/// Bytes of parameters that are updated together: the largest parameter, or an eighth of all.
+/// Bytes of parameters that are updated together.
 pub(crate) fn chunk_bytes(model: &impl Module) -> u64 {
-    let sizes: Vec<u64> = learned(model, None).into_iter().map(|(_, bytes)| bytes).collect();
-    let largest = sizes.iter().copied().max().unwrap_or(0);
-    largest.max(sizes.iter().sum::<u64>() / 8).max(LEAST)
+    CHUNKS.bytes(&learned(model, None).into_iter().map(|(_, bytes)| bytes).collect::<Vec<_>>())
 }
 
 /// Parameters that learn, or those of them that have a gradient, with their bytes, in the order of the fields; each once.

@@ -5,9 +5,10 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use kiln_checkpointing::{ChainCost, Cost, Gauge, Plan, solve};
-use kiln_training::{OptimizerConfig, Task};
+use kiln_memory::Recorder;
+use kiln_training::{OptimizerConfig, Setting, Task};
 use serde::{Deserialize, Serialize};
 
 use crate::HEAP;
@@ -76,7 +77,7 @@ impl fmt::Display for Checkpointing {
 }
 
 /// `4096`, `500MB`, `1.5GiB`.
-fn parse_bytes(text: &str) -> Option<u64> {
+pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
     const UNITS: [(&str, u64); 7] = [
         ("KiB", 1 << 10),
         ("MiB", 1 << 20),
@@ -100,8 +101,38 @@ pub(crate) trait Checkpointed: Task {
     /// What the blocks take on a batch.
     fn measure_blocks(&self, model: &Self::Model, batch: &Self::Batch, device: &Device, gauge: &Gauge) -> Vec<Cost>;
 
-    /// Runs the blocks by `plan` from now on.
-    fn follow(&mut self, plan: Plan);
+    /// Runs the blocks by the first of `plans` from now on, and by a later one when memory runs out.
+    fn follow(&mut self, plans: Vec<Plan>);
+
+    /// The loss, computed for a recording, with a cut at either end of every block.
+    fn recorded(&self, model: &Self::Model, batch: &Self::Batch, recorder: &Recorder) -> Tensor<1>;
+
+    /// Bytes of a batch on the host.
+    fn host_bytes(&self, batch: &Self::Batch) -> u64;
+
+    /// So many samples like the first of a batch.
+    fn repeated(&self, batch: &Self::Batch, samples: usize) -> Self::Batch;
+}
+
+/// A chain's plan and those to fall back on, each of which keeps less than the one before.
+pub(crate) fn ladder(first: Plan) -> Vec<Plan> {
+    let blocks = first.blocks();
+    let half = (blocks as f64).sqrt().round() as usize;
+    let stronger = [half, 1].into_iter().filter_map(|length| Plan::every(blocks, length.max(1)).ok());
+    let mut plans = vec![first];
+    for plan in stronger {
+        if plans.last().is_some_and(|last| plan.recomputed() > last.recomputed()) {
+            plans.push(plan);
+        }
+    }
+    plans
+}
+
+/// The plan that a setting names.
+pub(crate) fn plan_for(plans: &[Plan], setting: Setting) -> Option<Plan> {
+    let plan = plans.get(setting.plan).or(plans.last())?;
+    let offloaded = setting.offload.then(|| Plan::offload(plan.blocks(), 1).ok()).flatten();
+    Some(offloaded.unwrap_or_else(|| plan.clone()))
 }
 
 /// What must be known of the heap to predict a step's peak.

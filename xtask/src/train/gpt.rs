@@ -11,12 +11,13 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
 use kiln_checkpointing::{Chain, Cost, Gauge, Plan, measure};
 use kiln_data::{Loader, LoaderConfig, Order, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest, open_text};
+use kiln_memory::Recorder;
 use kiln_models::{Block, Gpt, GptConfig};
 use kiln_precision::Precision;
-use kiln_training::{OptimizerConfig, ScheduleConfig, Task, bits_per_byte, perplexity};
+use kiln_training::{OptimizerConfig, ScheduleConfig, Setting, Task, bits_per_byte, perplexity};
 
-use super::checkpointing::{Checkpointed, Checkpointing};
-use super::drive::Run;
+use super::checkpointing::{Checkpointed, Checkpointing, plan_for};
+use super::drive::{Run, Then};
 use super::settings::{GptSettings, RunSettings, TextSettings, absolute, data_of, read, resolve};
 use super::{refuse_changes, settings_file};
 use crate::cli::TrainGpt;
@@ -29,8 +30,8 @@ pub(crate) struct Predict {
     byte_lengths: Vec<u32>,
     /// Whether the blocks draw random numbers.
     dropout: bool,
-    /// How the blocks are run while training.
-    plan: Option<Plan>,
+    /// How the blocks are run while training; the later ones when memory runs out.
+    plans: Vec<Plan>,
 }
 
 /// The mean cross-entropy over all tokens, a scalar, in f32.
@@ -57,16 +58,20 @@ impl Task for Predict {
     }
 
     fn loss(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> Tensor<1> {
-        let (inputs_bt, targets_bt) = batch.to_device(device);
-        let logits_btv = match &self.plan {
-            Some(plan) => {
-                // The plan was made for this chain, which captures nothing.
-                let x = self.chain(model).run(plan, model.embed(inputs_bt), Block::forward);
-                model.head(x.unwrap_or_else(|e| panic!("{e}")))
+        match self.plans.first() {
+            Some(plan) => self.loss_by(model, batch, device, plan),
+            None => {
+                let (inputs_bt, targets_bt) = batch.to_device(device);
+                cross_entropy(model.forward(inputs_bt), targets_bt, device)
             }
-            None => model.forward(inputs_bt),
-        };
-        cross_entropy(logits_btv, targets_bt, device)
+        }
+    }
+
+    fn loss_under(&self, model: &Gpt, batch: &TextBatch, device: &Device, setting: Setting) -> Tensor<1> {
+        match plan_for(&self.plans, setting) {
+            Some(plan) => self.loss_by(model, batch, device, &plan),
+            None => self.loss(model, batch, device),
+        }
     }
 
     fn measure(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> Tensor<1> {
@@ -91,6 +96,13 @@ impl Task for Predict {
 }
 
 impl Predict {
+    fn loss_by(&self, model: &Gpt, batch: &TextBatch, device: &Device, plan: &Plan) -> Tensor<1> {
+        let (inputs_bt, targets_bt) = batch.to_device(device);
+        // The plan was made for this chain, which captures nothing.
+        let x = self.chain(model).run(plan, model.embed(inputs_bt), Block::forward).unwrap_or_else(|e| panic!("{e}"));
+        cross_entropy(model.head(x), targets_bt, device)
+    }
+
     fn chain(&self, model: &Gpt) -> Chain<Block> {
         let chain = Chain::new(model.blocks());
         if self.dropout { chain } else { chain.deterministic() }
@@ -107,8 +119,33 @@ impl Checkpointed for Predict {
         measure(&self.chain(model), model.embed(inputs_bt), Block::forward, gauge)
     }
 
-    fn follow(&mut self, plan: Plan) {
-        self.plan = Some(plan);
+    fn follow(&mut self, plans: Vec<Plan>) {
+        self.plans = plans;
+    }
+
+    fn recorded(&self, model: &Gpt, batch: &TextBatch, recorder: &Recorder) -> Tensor<1> {
+        let (inputs_bt, targets_bt) = batch.to_device(recorder.device());
+        let x = model.embed(inputs_bt);
+        recorder.cut();
+        let x = model.blocks().fold(x, |x, block| {
+            let x = block.forward(x);
+            recorder.cut();
+            x
+        });
+        cross_entropy(model.head(x), targets_bt, recorder.device())
+    }
+
+    fn host_bytes(&self, batch: &TextBatch) -> u64 {
+        (4 * batch.tokens.len() + 8 * batch.ids.len()) as u64
+    }
+
+    fn repeated(&self, batch: &TextBatch, samples: usize) -> TextBatch {
+        let first = batch.slice(0..1);
+        TextBatch {
+            tokens: first.tokens.repeat(samples),
+            shape: [samples, batch.shape[1]],
+            ids: first.ids.repeat(samples),
+        }
     }
 }
 
@@ -133,6 +170,7 @@ fn recipe() -> GptSettings {
             micro_batch: None,
             precision: Precision::F32,
             checkpointing: Checkpointing::None,
+            memory: None,
             clip_norm: Some(1.0),
             workers: 1,
             evaluate_every: 0,
@@ -177,10 +215,11 @@ pub(crate) fn task(settings: &GptSettings) -> Result<(Tokenizer, Predict)> {
     }
     let byte_lengths = tokenizer.byte_lengths();
     let dropout = settings.model.dropout > 0.0;
-    Ok((tokenizer, Predict { byte_lengths, dropout, plan: None }))
+    Ok((tokenizer, Predict { byte_lengths, dropout, plans: vec![] }))
 }
 
-pub(crate) fn train(arguments: TrainGpt) -> Result<ExitCode> {
+/// Makes the run that the arguments describe, and hands it to `then`.
+pub(crate) fn prepared(arguments: TrainGpt, then: impl Then<Predict, GptSettings>) -> Result<ExitCode> {
     let model_options = [
         ("--model", arguments.model.is_some()),
         ("--context", arguments.context.is_some()),
@@ -216,18 +255,18 @@ pub(crate) fn train(arguments: TrainGpt) -> Result<ExitCode> {
     let settings: GptSettings = resolve(defaults, file, overlay)?;
     let (tokenizer, task) = task(&settings)?;
     let data = open(&settings, &tokenizer)?;
+    let device = crate::device::open(&settings.run.device)?;
+    let model = settings.model.clone();
     let run = Run {
         name: "gpt",
         task,
-        classes: &[],
+        classes: vec![],
         data: loaders(data, &settings.run)?,
-        run: &settings.run,
         optimizer: settings.optimizer,
         schedule: settings.schedule,
-        settings: &settings,
+        settings,
     };
-    let device = crate::device::open(&settings.run.device)?;
-    run.drive(&device, &arguments.run, |device| settings.model.init(device))
+    then(run, &device, &arguments.run, &|device: &Device| model.init(device))
 }
 
 fn bpe(directory: &Path) -> (String, toml::Value) {

@@ -1,13 +1,16 @@
 //! `cargo xtask train`: the two reference pipelines.
 
+pub(crate) mod budget;
 pub(crate) mod checkpointing;
-mod directory;
+pub(crate) mod directory;
 pub(crate) mod drive;
 pub(crate) mod gpt;
 mod observe;
+pub(crate) mod recorded;
 mod report;
 pub(crate) mod resnet;
 pub(crate) mod settings;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,8 +24,12 @@ pub(crate) use directory::RunDirectory;
 
 pub(crate) fn run(command: Train) -> Result<ExitCode> {
     match command {
-        Train::Resnet(arguments) => resnet::train(arguments),
-        Train::Gpt(arguments) => gpt::train(arguments),
+        Train::Resnet(arguments) => {
+            resnet::prepared(arguments, |run, device, run_args, init| run.drive(device, run_args, init))
+        }
+        Train::Gpt(arguments) => {
+            gpt::prepared(arguments, |run, device, run_args, init| run.drive(device, run_args, init))
+        }
     }
 }
 
@@ -51,6 +58,7 @@ fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Result<()> {
         ("--micro-batch", arguments.micro_batch.is_some()),
         ("--precision", arguments.precision.is_some()),
         ("--checkpointing", arguments.checkpointing.is_some()),
+        ("--memory", arguments.memory.is_some()),
         ("--epochs", arguments.epochs.is_some()),
         ("--max-steps", arguments.max_steps.is_some()),
         ("--seed", arguments.seed.is_some()),
@@ -60,7 +68,7 @@ fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Result<()> {
     ];
     match given.iter().chain(others).find(|(_, given)| *given) {
         Some((option, _)) => bail!(Usage(format!(
-            "{option} cannot change in a run that goes on, expected only --device, --workers, --save-every, --keep and --json beside --resume"
+            "{option} cannot change in a run that goes on, expected only --device, --workers, --save-every, --keep, --inject-oom and --json beside --resume"
         ))),
         None => Ok(()),
     }

@@ -10,10 +10,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use kiln_memory::{Measured, Meter};
 use kiln_training::{Evaluation, Event, StepReport};
 use serde_json::json;
 
-use crate::HEAP;
+use super::watch::Watch;
 
 /// Steps that the final loss is the mean of: single batches differ too much from each other.
 const RECENT: usize = 50;
@@ -24,21 +25,33 @@ pub(crate) struct Observer {
     bar: ProgressBar,
     interrupted: Arc<AtomicBool>,
     started: Instant,
-    baseline: usize,
+    meter: &'static Meter,
+    watch: Arc<Watch>,
     /// Steps this process has seen.
     steps: u64,
     losses: Vec<f64>,
     /// Losses of the last steps, oldest first.
     recent: VecDeque<f64>,
-    /// The most heap above the baseline within a step after the first; none before the second step.
-    pub(crate) peak_bytes: Option<usize>,
+    /// The most bytes beyond those before the model within a step after the first; none before the second step.
+    pub(crate) peak_bytes: Option<u64>,
+    /// The second step of this process, over time: the first also allocates what stays.
+    pub(crate) measured: Option<Measured>,
+    /// Attempts that failed for want of memory, and seconds that went into them.
+    pub(crate) failures: usize,
+    pub(crate) lost_seconds: f64,
     pub(crate) last: Option<Evaluation>,
     pub(crate) failure: Option<anyhow::Error>,
 }
 
 impl Observer {
-    /// `baseline` is the live heap before the model was built.
-    pub(crate) fn new(metrics: File, total_steps: u64, at_step: u64, baseline: usize) -> Result<Self> {
+    /// `meter` counts from before the model was built.
+    pub(crate) fn new(
+        metrics: File,
+        total_steps: u64,
+        at_step: u64,
+        meter: &'static Meter,
+        watch: Arc<Watch>,
+    ) -> Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
         let flag = interrupted.clone();
         ctrlc::set_handler(move || {
@@ -57,11 +70,15 @@ impl Observer {
             bar,
             interrupted,
             started: Instant::now(),
-            baseline,
+            meter,
+            watch,
             steps: 0,
             losses: vec![],
             recent: VecDeque::new(),
             peak_bytes: None,
+            measured: None,
+            failures: 0,
+            lost_seconds: 0.0,
             last: None,
             failure: None,
         })
@@ -78,7 +95,7 @@ impl Observer {
             }
         };
         if !matches!(event, Event::Step(_)) {
-            HEAP.reset_peak(); // measuring and saving are not training
+            self.meter.reset_peak(); // measuring and saving are not training
         }
         if let Err(error) = outcome {
             self.failure = Some(error);
@@ -93,10 +110,22 @@ impl Observer {
         self.steps += 1;
         if self.steps > 1 {
             // The first step also allocates what stays: optimizer state and thread pools.
-            let peak = HEAP.peak_bytes().saturating_sub(self.baseline);
+            let measured = self.watch.end();
+            let peak = measured.as_ref().map_or_else(|| self.meter.peak_bytes(), |measured| measured.peak_bytes);
             self.peak_bytes = self.peak_bytes.max(Some(peak));
+            self.measured = measured.or(self.measured.take());
+        } else {
+            self.watch.begin();
         }
-        HEAP.reset_peak();
+        self.meter.reset_peak();
+        if report.failures > 0 {
+            self.failures += report.failures;
+            self.lost_seconds += report.lost_seconds;
+            let (step, failures, parts) = (report.step, report.failures, report.micro_batches);
+            self.bar.suspend(|| {
+                tracing::info!("step {step}  memory ran out {failures} times; done in {parts} micro-batches");
+            });
+        }
         if !report.skipped {
             self.losses.push(report.loss);
             self.recent.push_back(report.loss);
@@ -112,7 +141,7 @@ impl Observer {
         self.record(json!({
             "kind": "step", "step": report.step, "epoch": report.epoch, "loss": report.loss,
             "gradient_norm": report.gradient_norm, "learning_rate": report.learning_rate,
-            "loss_scale": report.loss_scale, "skipped": report.skipped, "micro_batches": report.micro_batches,
+            "loss_scale": report.loss_scale, "skipped": report.skipped, "micro_batches": report.micro_batches, "failures": report.failures,
         }))
     }
 

@@ -10,13 +10,14 @@ use burn::tensor::{DType, Device, Tensor};
 use kiln_accumulation::Weight;
 use kiln_checkpointing::{Chain, Cost, Gauge, Plan, measure};
 use kiln_data::{ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, TrainTest, Transform, open_images};
+use kiln_memory::Recorder;
 use kiln_models::{ResNet, ResNetConfig, ResNetPart, Stem};
 use kiln_precision::Precision;
-use kiln_training::{OptimizerConfig, ScheduleConfig, Task, top_k_correct};
+use kiln_training::{OptimizerConfig, ScheduleConfig, Setting, Task, top_k_correct};
 
-use super::checkpointing::{Checkpointed, Checkpointing};
+use super::checkpointing::{Checkpointed, Checkpointing, plan_for};
 use super::directory::CLASSES;
-use super::drive::Run;
+use super::drive::{Run, Then};
 use super::settings::{ImageSettings, ResnetSettings, RunSettings, data_of, read, resolve};
 use super::{refuse_changes, settings_file};
 use crate::cli::TrainResnet;
@@ -27,8 +28,8 @@ use crate::usage::Usage;
 pub(crate) struct Classify {
     pub(crate) normalize: Normalize,
     pub(crate) label_smoothing: f64,
-    /// How stem and blocks are run while training.
-    pub(crate) plan: Option<Plan>,
+    /// How stem and blocks are run while training; the later ones when memory runs out.
+    pub(crate) plans: Vec<Plan>,
 }
 
 impl Task for Classify {
@@ -48,14 +49,17 @@ impl Task for Classify {
     }
 
     fn loss(&self, model: &ResNet, batch: &ImageBatch, device: &Device) -> Tensor<1> {
-        let (images_bchw, labels_b) = batch.to_device(&self.normalize, device);
-        let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
-        let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(device);
-        let logits_bc = match &self.plan {
+        self.loss_by(batch, device, |images_bchw| match self.plans.first() {
             Some(plan) => model.head(run(&chain(model), plan, images_bchw)),
             None => model.forward(images_bchw),
-        };
-        loss.forward(logits_bc.cast(DType::F32), labels_b)
+        })
+    }
+
+    fn loss_under(&self, model: &ResNet, batch: &ImageBatch, device: &Device, setting: Setting) -> Tensor<1> {
+        match plan_for(&self.plans, setting) {
+            Some(plan) => self.loss_by(batch, device, |images_bchw| model.head(run(&chain(model), &plan, images_bchw))),
+            None => self.loss(model, batch, device),
+        }
     }
 
     fn measure(&self, model: &ResNet, batch: &ImageBatch, device: &Device) -> Tensor<1> {
@@ -70,6 +74,15 @@ impl Task for Classify {
     fn figures(&self, sums: &[f64]) -> Vec<(&'static str, f64)> {
         let [count, loss, top1, top5] = sums else { return vec![] };
         vec![("test_accuracy", top1 / count), ("test_top5", top5 / count), ("test_loss", loss / count)]
+    }
+}
+
+impl Classify {
+    fn loss_by(&self, batch: &ImageBatch, device: &Device, forward: impl FnOnce(Tensor<4>) -> Tensor<2>) -> Tensor<1> {
+        let (images_bchw, labels_b) = batch.to_device(&self.normalize, device);
+        let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
+        let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(device);
+        loss.forward(forward(images_bchw).cast(DType::F32), labels_b)
     }
 }
 
@@ -88,8 +101,35 @@ impl Checkpointed for Classify {
         measure(&chain(model), images_bchw, ResNetPart::forward, gauge)
     }
 
-    fn follow(&mut self, plan: Plan) {
-        self.plan = Some(plan);
+    fn follow(&mut self, plans: Vec<Plan>) {
+        self.plans = plans;
+    }
+
+    fn recorded(&self, model: &ResNet, batch: &ImageBatch, recorder: &Recorder) -> Tensor<1> {
+        self.loss_by(batch, recorder.device(), |images_bchw| {
+            recorder.cut();
+            let x = model.parts().iter().fold(images_bchw, |x, part| {
+                let x = part.forward(x);
+                recorder.cut();
+                x
+            });
+            model.head(x)
+        })
+    }
+
+    fn host_bytes(&self, batch: &ImageBatch) -> u64 {
+        (batch.pixels.len() + 16 * batch.labels.len()) as u64
+    }
+
+    fn repeated(&self, batch: &ImageBatch, samples: usize) -> ImageBatch {
+        let [_, channels, height, width] = batch.shape;
+        let first = batch.slice(0..1);
+        ImageBatch {
+            pixels: first.pixels.repeat(samples),
+            shape: [samples, channels, height, width],
+            labels: first.labels.repeat(samples),
+            ids: first.ids.repeat(samples),
+        }
     }
 }
 
@@ -122,6 +162,7 @@ fn recipe_for(data: &ImageSet) -> ResnetSettings {
             micro_batch: None,
             precision: Precision::F32,
             checkpointing: Checkpointing::None,
+            memory: None,
             clip_norm: Some(5.0),
             workers: 2,
             evaluate_every: 0,
@@ -190,10 +231,11 @@ pub(crate) fn task(settings: &ResnetSettings) -> Result<Classify> {
     if !(0.0..=1.0).contains(&label_smoothing) {
         bail!(Usage(format!("label smoothing is {label_smoothing}, expected a number in [0, 1]")));
     }
-    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels), label_smoothing, plan: None })
+    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels), label_smoothing, plans: vec![] })
 }
 
-pub(crate) fn train(arguments: TrainResnet) -> Result<ExitCode> {
+/// Makes the run that the arguments describe, and hands it to `then`.
+pub(crate) fn prepared(arguments: TrainResnet, then: impl Then<Classify, ResnetSettings>) -> Result<ExitCode> {
     let model_options = [
         ("--model", arguments.model.is_some()),
         ("--width", arguments.width.is_some()),
@@ -229,16 +271,16 @@ pub(crate) fn train(arguments: TrainResnet) -> Result<ExitCode> {
     if let Some(run) = &arguments.run.resume {
         check_classes(run, &classes)?;
     }
+    let device = crate::device::open(&settings.run.device)?;
+    let model = settings.model.clone();
     let run = Run {
         name: "resnet",
         task: task(&settings)?,
-        classes: &classes,
+        classes,
         data: loaders(data, &settings)?,
-        run: &settings.run,
         optimizer: settings.optimizer,
         schedule: settings.schedule,
-        settings: &settings,
+        settings,
     };
-    let device = crate::device::open(&settings.run.device)?;
-    run.drive(&device, &arguments.run, |device| settings.model.init(device))
+    then(run, &device, &arguments.run, &|device: &Device| model.init(device))
 }

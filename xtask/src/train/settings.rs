@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use super::budget::Memory;
 use super::checkpointing::Checkpointing;
 use crate::cli::RunArgs;
 use crate::usage::Usage;
@@ -35,6 +36,9 @@ pub(crate) struct RunSettings {
     pub(crate) precision: Precision,
     #[serde(default)]
     pub(crate) checkpointing: Checkpointing,
+    /// Bytes that a step may take; none: as many as there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory: Option<Memory>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) clip_norm: Option<f64>,
     pub(crate) workers: usize,
@@ -86,7 +90,41 @@ pub(crate) struct TextSettings {
     pub(crate) held_out: f64,
 }
 
+/// Settings of either pipeline.
+pub(crate) trait Settings: Serialize {
+    /// What every run has.
+    fn run(&self) -> &RunSettings;
+
+    /// The same, to be changed before the run starts.
+    fn run_mut(&mut self) -> &mut RunSettings;
+}
+
+impl Settings for ResnetSettings {
+    fn run(&self) -> &RunSettings {
+        &self.run
+    }
+
+    fn run_mut(&mut self) -> &mut RunSettings {
+        &mut self.run
+    }
+}
+
+impl Settings for GptSettings {
+    fn run(&self) -> &RunSettings {
+        &self.run
+    }
+
+    fn run_mut(&mut self) -> &mut RunSettings {
+        &mut self.run
+    }
+}
+
 impl RunSettings {
+    /// Batches that are on the host at a time: waiting, being made, and in use.
+    pub(crate) fn batches_in_flight(&self) -> u64 {
+        (self.loader(usize::MAX).prefetch + self.workers + 1) as u64
+    }
+
     /// A loader of `samples` samples in their order; a batch is never larger than all of them.
     pub(crate) fn loader(&self, samples: usize) -> LoaderConfig {
         let prefetch = (2 * self.workers).max(4);
@@ -117,6 +155,7 @@ impl RunArgs {
         overlay.set("run", "micro_batch", self.micro_batch.map(i64::from));
         overlay.set("run", "precision", self.precision.clone());
         overlay.set("run", "checkpointing", self.checkpointing.clone());
+        overlay.set("run", "memory", self.memory.clone());
         overlay.set("run", "clip_norm", self.clip_norm);
         overlay.set("run", "workers", self.workers.map(i64::from));
         overlay.set("run", "evaluate_every", self.evaluate_every.map(i64::from));

@@ -30,13 +30,20 @@ impl StepTrace {
             remedies.push(remedy(format!("micro-batches of {size}"), peak_bytes, true, Some(note.into())));
         }
         remedies.extend(self.sixteen_bits(prediction).map(|peak_bytes| {
-            let note = "estimate: half of each f32 activation, and a copy of the weights in 16 bits";
+            let note = "estimate: half of each activation but batch-norm's, and a copy of the weights in 16 bits";
             remedy("16-bit precision".into(), peak_bytes, false, Some(note.into()))
         }));
-        for (name, plan) in self.plans() {
-            // A chain whose backward pass cannot be cut up has no such remedy.
-            if let Ok(planned) = self.with_plan(&plan) {
-                remedies.push(remedy(name, planned.predict(batch, profile)?.peak_bytes, true, None));
+        for (name, mut plan) in self.plans() {
+            let mut peak = |offloaded: bool| {
+                plan.iter_mut().for_each(|segment| segment.offloaded = offloaded);
+                // A chain whose backward pass cannot be cut up has no such remedy.
+                let planned = self.with_plan(&plan).ok();
+                planned.map(|planned| planned.predict(batch, profile)).transpose()
+            };
+            let (Some(kept), Some(offloaded)) = (peak(false)?, peak(true)?) else { continue };
+            remedies.push(remedy(name.clone(), kept.peak_bytes, true, None));
+            if offloaded.peak_bytes < kept.peak_bytes {
+                remedies.push(remedy(name + ", inputs in host memory", offloaded.peak_bytes, true, None));
             }
         }
         for (name, rest) in self.optimizers(prediction) {
@@ -66,10 +73,8 @@ impl StepTrace {
         let is_gradient = |tensor: &&usize| self.tensors[**tensor].role == TraceRole::Gradient;
         let before = self.operations[..start].iter().flat_map(|op| &op.outputs).any(|output| is_gradient(&output));
         if !before {
-            // Each is as large as its parameter, which is as large as its state's parts and its own gradient.
-            let sums =
-                gradients(prediction, update - start).map(|buffer| profile.taken(buffer.bytes - profile.buffer_bytes));
-            timeline.add(0..=(update - start).saturating_sub(1), sums.sum());
+            let sums = self.learned().map(|bytes| profile.taken(bytes)).sum();
+            timeline.add(0..=(update - start).saturating_sub(1), sums);
         }
         timeline
     }
@@ -79,7 +84,8 @@ impl StepTrace {
         let update = self.phases[2] - self.phases[0];
         let is_halved = |buffer: &Buffer| {
             let kind = matches!(buffer.category, Category::Activation | Category::Transient);
-            kind && buffer.dtype == "F32" && buffer.born < update
+            // Batch-norm computes in f32 all the same.
+            kind && buffer.dtype == "F32" && buffer.born < update && buffer.operation != "BatchNorm"
         };
         if !prediction.buffers.iter().any(is_halved) {
             return None;
@@ -101,32 +107,33 @@ impl StepTrace {
         if blocks == 0 {
             return vec![];
         }
-        let plan = |length: usize, offloaded: bool| {
-            let starts = (0..blocks).step_by(length);
-            let segment = |start| Recomputed { blocks: start..blocks.min(start + length), offloaded };
-            let mut segments: Vec<_> = starts.map(segment).collect();
+        let plan = |length: usize| {
+            let segment = |start| Recomputed { blocks: start..blocks.min(start + length), offloaded: false };
+            let mut segments: Vec<_> = (0..blocks).step_by(length).map(segment).collect();
             if segments.len() > 1 {
                 segments.pop();
             }
             segments
         };
-        let root = ((blocks as f64).sqrt().round() as usize).max(1);
-        let mut lengths = vec![(1, "checkpointing every block".to_owned())];
+        let mut plans = vec![("checkpointing every block".to_owned(), plan(1))];
+        let root = (blocks as f64).sqrt().round() as usize;
         if root > 1 {
-            lengths.push((root, format!("checkpointing every {root} blocks")));
+            plans.push((format!("checkpointing every {root} blocks"), plan(root)));
         }
-        let both = |(length, name): (usize, String)| {
-            [(name.clone(), plan(length, false)), (name + ", inputs in host memory", plan(length, true))]
-        };
-        lengths.into_iter().flat_map(both).collect()
+        plans
+    }
+
+    /// Bytes of each parameter that learns, as it is after the update.
+    fn learned(&self) -> impl Iterator<Item = u64> {
+        let learned = self.tensors.iter().filter(|tensor| tensor.role == TraceRole::Updated);
+        learned.map(|tensor| tensor.dims.iter().fold(tensor.size as u64, |bytes, dim| bytes * dim[0] as u64))
     }
 
     /// What the optimizer's state could be instead, by how much there is for each element that learns.
     fn optimizers(&self, prediction: &Prediction) -> Vec<(&'static str, Rest)> {
-        let update = self.phases[2] - self.phases[0];
-        let bytes = |category| move |buffer: &&Buffer| buffer.category == category && buffer.born == 0;
-        let state: u64 = prediction.buffers.iter().filter(bytes(Category::OptimizerState)).map(|b| b.bytes).sum();
-        let learned: u64 = gradients(prediction, update).map(|buffer| buffer.bytes).sum();
+        let is_state = |buffer: &&Buffer| buffer.category == Category::OptimizerState && buffer.born == 0;
+        let state: u64 = prediction.buffers.iter().filter(is_state).map(|buffer| buffer.bytes).sum();
+        let learned: u64 = self.learned().sum();
         // AdamW keeps two numbers for each that learns, momentum one.
         let numbers = state as f64 / learned.max(1) as f64;
         let mut rest = vec![];
@@ -139,12 +146,6 @@ impl StepTrace {
         }
         rest
     }
-}
-
-/// The gradients that the update gets: one for each parameter that learns.
-fn gradients(prediction: &Prediction, update: usize) -> impl Iterator<Item = &Buffer> {
-    let is_alive = move |buffer: &&Buffer| buffer.born < update && buffer.dies >= update;
-    prediction.buffers.iter().filter(|buffer| buffer.category == Category::Gradient).filter(is_alive)
 }
 
 /// What remains of optimizer state.

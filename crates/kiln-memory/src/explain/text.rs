@@ -31,7 +31,9 @@ impl fmt::Display for Explanation {
         };
         table(f, "At the peak", &[1, 2], rows.iter().map(row))?;
         table(f, "Largest holders", &[1], self.holders.iter().map(Holder::cells))?;
-        table(f, "What would help", &[1, 2], self.remedies.iter().map(Remedy::cells))?;
+        if !self.remedies.is_empty() {
+            table(f, "What would help", &[1, 2], self.remedies.iter().map(Remedy::cells))?;
+        }
         self.must_go(f)
     }
 }
@@ -41,17 +43,18 @@ impl Explanation {
         if self.over_bytes == 0 {
             return Ok(());
         }
+        if !self.fits_without {
+            return writeln!(f, "\nEven without any tensor it would not fit.");
+        }
         let all = mib(self.must_go.iter().map(|holder| holder.bytes).sum());
-        let heading = match (self.fits_without, self.must_go.len()) {
-            (false, _) => "Without any tensor it would not fit: the device and its kernels take more than that.".into(),
-            (true, 1) => format!("One buffer would have to go, {all}"),
-            (true, count) => format!("{count} buffers would have to go, the largest first, {all}"),
+        let heading = match self.must_go.len() {
+            1 => format!("One buffer would have to go, {all}"),
+            count => format!("{count} buffers would have to go, the largest first, {all}"),
         };
-        let named = if self.fits_without { NAMED } else { 0 };
-        table(f, &heading, &[1], self.must_go.iter().take(named).map(Holder::cells))?;
-        match self.must_go.len().saturating_sub(named) {
-            more if more > 0 && named > 0 => writeln!(f, "  and {more} more"),
-            _ => Ok(()),
+        table(f, &heading, &[1], self.must_go.iter().take(NAMED).map(Holder::cells))?;
+        match self.must_go.len().saturating_sub(NAMED) {
+            0 => Ok(()),
+            more => writeln!(f, "  and {more} more"),
         }
     }
 }
@@ -101,4 +104,92 @@ fn table(
         writeln!(f, "{}", line.trim_end())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Breakdown, Phase};
+
+    const MIB: u64 = 1 << 20;
+
+    fn holder(path: Option<&str>, buffers: usize, mib: u64) -> Holder {
+        let (path, operation, dtype) = (path.map(str::to_owned), "Conv2d".to_owned(), "F32".to_owned());
+        let (category, shape, bytes) = (Category::Activation, vec![8, 64], mib * MIB);
+        Holder { path, operation, category, buffers, shape, dtype, bytes }
+    }
+
+    fn remedy(name: &str, peak: u64, fits: bool, note: Option<&str>) -> Remedy {
+        let (peak_bytes, saved_bytes) = (peak * MIB, (100 - peak) * MIB);
+        Remedy {
+            name: name.into(),
+            peak_bytes,
+            saved_bytes,
+            fits,
+            exact: note.is_none(),
+            note: note.map(str::to_owned),
+        }
+    }
+
+    fn explanation() -> Explanation {
+        let mut breakdown = Breakdown::default();
+        breakdown.add(Category::Parameter, 25 * MIB + MIB / 2);
+        breakdown.add(Category::Activation, 74 * MIB + MIB / 2);
+        Explanation {
+            batch: 32,
+            peak_bytes: 100 * MIB,
+            limit_bytes: 80 * MIB,
+            over_bytes: 20 * MIB,
+            operation: "Matmul".into(),
+            phase: Phase::Backward,
+            breakdown,
+            holders: vec![holder(Some("layers.0"), 3, 40), holder(None, 1, 8)],
+            remedies: vec![
+                remedy("micro-batches of 9", 60, true, None),
+                remedy("16-bit precision", 81, false, Some("estimate")),
+            ],
+            must_go: vec![holder(Some("layers.0"), 1, 20)],
+            fits_without: true,
+        }
+    }
+
+    #[test]
+    fn it_reads_as_a_table() {
+        let expected = "\
+A batch of 32 takes 100.0 MiB, 20.0 MiB over the limit of 80.0 MiB.
+The peak is at Matmul in the backward phase.
+
+At the peak
+  saved activations  74.5 MiB  74.5 %
+  parameters         25.5 MiB  25.5 %
+
+Largest holders
+  layers.0  40.0 MiB  saved activations  F32 8x64  and 2 more
+  Conv2d     8.0 MiB  saved activations  F32 8x64
+
+What would help
+  micro-batches of 9  60.0 MiB  saves 40.0 MiB  fits
+  16-bit precision    81.0 MiB  saves 19.0 MiB  does not fit  estimate
+
+One buffer would have to go, 20.0 MiB
+  layers.0  20.0 MiB  saved activations  F32 8x64
+";
+        assert_eq!(explanation().to_string(), expected);
+    }
+
+    #[test]
+    fn a_long_list_is_cut_and_a_hopeless_one_left_out() {
+        let many = Explanation { must_go: vec![holder(Some("x"), 1, 1); 11], ..explanation() }.to_string();
+        assert!(many.contains("\n11 buffers would have to go, the largest first, 11.0 MiB\n"), "{many}");
+        assert!(many.ends_with("F32 8x64\n  and 3 more\n"), "{many}");
+        let hopeless = Explanation { fits_without: false, ..explanation() }.to_string();
+        assert!(hopeless.ends_with("\nEven without any tensor it would not fit.\n"), "{hopeless}");
+    }
+
+    #[test]
+    fn what_fits_needs_nothing_to_go() {
+        let text = Explanation { limit_bytes: 100 * MIB, over_bytes: 0, must_go: vec![], ..explanation() }.to_string();
+        assert!(text.starts_with("A batch of 32 fits: 100.0 MiB of 100.0 MiB.\n"), "{text}");
+        assert!(!text.contains("have to go"), "{text}");
+    }
 }

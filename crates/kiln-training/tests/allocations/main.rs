@@ -1,0 +1,5 @@
+mod lost;
+mod pages;
+mod run;
+mod steps;
+mod tasks;
