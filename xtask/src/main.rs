@@ -7,6 +7,8 @@ mod dist;
 mod eval;
 mod fetch;
 mod fixtures;
+mod memory;
+mod plan;
 mod profile;
 mod train;
 mod usage;
@@ -37,6 +39,8 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Train(command) => train::run(command),
         Command::Eval(command) => eval::run(command),
+        Command::Memory(command) => memory::run(command),
+        Command::Plan(command) => plan::run(command).map(|()| ExitCode::SUCCESS),
         Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Check => check::run().map(|()| ExitCode::SUCCESS),

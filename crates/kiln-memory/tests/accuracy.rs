@@ -106,8 +106,8 @@ fn layers() -> Vec<String> {
     );
     let words = Layers(
         |d: &Device| {
-            let wide = Conv1dConfig::new(64, 128, 5).init(d);
-            (EmbeddingConfig::new(5000, 64).init(d), wide, Conv1dConfig::new(128, 128, 3).with_stride(2).init(d))
+            let wide = Conv1dConfig::new(64, 256, 5).init(d);
+            (EmbeddingConfig::new(5000, 64).init(d), wide, Conv1dConfig::new(256, 256, 7).with_stride(2).init(d))
         },
         |(words, wide, strided): &(Embedding, Conv1d, Conv1d), batch, d: &Device| {
             let x = words.forward(Tensor::<2, Int>::zeros([batch, 100], d)).swap_dims(1, 2);

@@ -1,4 +1,5 @@
 use std::ops::{ControlFlow, Range};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -127,7 +128,8 @@ pub fn step<T: Task>(task: &T, trainer: &mut Trainer<T::Model>, batch: &T::Batch
     };
     let begun = Instant::now();
     let mut last = begun;
-    let outcome = trainer.ready().map_err(Stopped::Passed).and_then(|()| {
+    let run = || {
+        trainer.ready().map_err(Stopped::Passed)?;
         let attempt = |(): &(), setting: Setting| {
             last = Instant::now();
             trainer.try_parts(total, parts(setting.micro_batch)?, |model, device, part: &Part<'_, T::Batch>| {
@@ -135,16 +137,17 @@ pub fn step<T: Task>(task: &T, trainer: &mut Trainer<T::Model>, batch: &T::Batch
             })
         };
         recovery.run(samples, task.bucket(batch), (), attempt, |tried, probe| trainer.evidence(tried, probe))
-    });
+    };
+    let outcome = catch_unwind(AssertUnwindSafe(run));
     trainer.recovery = Some(recovery);
+    let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
     let recovered = outcome.map_err(|stopped| match stopped {
         Stopped::Exhausted(exhausted) => Error::Exhausted { step, report: Box::new(exhausted.report) },
         Stopped::Passed(error) => error,
     })?;
     let (failures, lost_seconds) = (recovered.tries.len(), last.duration_since(begun).as_secs_f64());
     let lost_seconds = if failures > 0 { lost_seconds } else { 0.0 };
-    let report = trainer.commit(recovered.value)?;
-    Ok(StepReport { failures: report.failures + failures, lost_seconds, ..report })
+    trainer.commit(recovered.value, failures, lost_seconds)
 }
 
 /// A batch as it came, or some of its samples.
@@ -165,7 +168,8 @@ impl<B> Part<'_, B> {
 /// Takes the steps that are left of the run. The model is measured, and a checkpoint saved, at the end of every epoch
 /// and of the run, and as `every` says; a checkpoint is also saved when `observe` breaks.
 ///
-/// A run that was interrupted anywhere and goes on from a checkpoint reports the same events.
+/// A run that was interrupted anywhere and goes on from a checkpoint reports the same events. So does one that
+/// ended with [`Error::Unfinished`] and is called again: it goes on with the update.
 ///
 /// # Errors
 /// Those of [`Trainer::step`], [`Checkpoints::save`] and the loaders.
@@ -178,31 +182,40 @@ pub fn fit<T: Task>(
     observe: &mut dyn FnMut(&Event) -> ControlFlow<()>,
 ) -> Result<Finish, Error> {
     let total = trainer.total_steps();
+    // What is due after a step, of which the caller may have the report: the epoch ends, the model is measured and saved.
+    let mut after = |trainer: &mut Trainer<T::Model>, report: Option<StepReport>| {
+        let mut stop = report.is_some_and(|report| observe(&Event::Step(report)).is_break());
+        let at = trainer.state();
+        let epoch_ends = at.batch >= data.train.batches();
+        if epoch_ends {
+            trainer.end_epoch();
+        }
+        let ends = epoch_ends || at.step == total;
+        if ends || Every::due(every.evaluate, at.step) {
+            let evaluation = evaluate(task, trainer, &data.test)?;
+            stop |= observe(&Event::Evaluated(evaluation)).is_break();
+        }
+        if ends || stop || Every::due(every.save, at.step) {
+            stop |= observe(&Event::Saved(checkpoints.save(trainer)?)).is_break();
+        }
+        let stopped = (stop && at.step < total).then_some(Finish::Stopped);
+        Ok::<_, Error>((stopped, ends))
+    };
+    let waiting = trainer.ready().is_err();
+    if waiting || trainer.state().batch >= data.train.batches() {
+        let report = if waiting { Some(trainer.complete_update()?) } else { None };
+        if let (Some(stopped), _) = after(trainer, report)? {
+            return Ok(stopped);
+        }
+    }
     while trainer.state().step < total {
         let at = trainer.state();
         for batch in data.train.epoch(at.epoch, at.batch) {
-            let batch = batch?;
-            let report = step(task, trainer, &batch)?;
-            let stop = observe(&Event::Step(report)).is_break();
-            let at = trainer.state();
-            let epoch_ends = at.batch == data.train.batches();
-            if epoch_ends {
-                trainer.end_epoch();
-            }
-            let ends = epoch_ends || at.step == total;
-            let mut stop = stop;
-            if ends || Every::due(every.evaluate, at.step) {
-                let evaluation = evaluate(task, trainer, &data.test)?;
-                stop |= observe(&Event::Evaluated(evaluation)).is_break();
-            }
-            if ends || stop || Every::due(every.save, at.step) {
-                stop |= observe(&Event::Saved(checkpoints.save(trainer)?)).is_break();
-            }
-            if stop && at.step < total {
-                return Ok(Finish::Stopped);
-            }
-            if ends {
-                break;
+            let report = step(task, trainer, &batch?)?;
+            match after(trainer, Some(report))? {
+                (Some(stopped), _) => return Ok(stopped),
+                (None, true) => break,
+                (None, false) => {}
             }
         }
     }

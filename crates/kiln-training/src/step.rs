@@ -78,7 +78,7 @@ impl<M: Module> Trainer<M> {
         let outcome =
             attempt(&device, || self.try_parts(total, parts, loss), |tried, probe| self.evidence(tried, probe));
         match outcome {
-            Outcome::Done(tried) => self.commit(tried),
+            Outcome::Done(tried) => self.commit(tried, 0, 0.0),
             Outcome::Failed(failure) => Err(Error::Memory(failure)),
             Outcome::Passed(error) => Err(error),
         }
@@ -130,7 +130,8 @@ impl<M: Module> Trainer<M> {
     }
 
     /// Lets a batch that went well have its effect: on parameters, optimizer, statistics, loss scale and position, in one.
-    pub(crate) fn commit(&mut self, tried: Tried) -> Result<StepReport, Error> {
+    /// `failures` attempts, that took `lost_seconds`, went before it.
+    pub(crate) fn commit(&mut self, tried: Tried, failures: usize, lost_seconds: f64) -> Result<StepReport, Error> {
         let Tried { probed, loss, loss_scale, micro_batches, statistics } = tried;
         let step = self.state.step;
         if probed.is_finite() && !loss.is_finite() {
@@ -154,8 +155,8 @@ impl<M: Module> Trainer<M> {
             skipped: true,
             loss_scale,
             micro_batches,
-            failures: 0,
-            lost_seconds: 0.0,
+            failures,
+            lost_seconds,
         };
         match decision {
             Decision::Apply(prepared) => {

@@ -168,6 +168,8 @@ impl<M: Module> Trainer<M> {
         self.optimizer = load(self.settings.optimizer.init(&model));
         self.model = model;
         self.state = state;
+        // Half an update is of the parameters that were.
+        self.update = None;
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
 use std::collections::{BTreeSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -55,19 +56,29 @@ impl<M: Module> Trainer<M> {
         let step = self.state.step;
         let Some(mut update) = self.update.take() else { return Err(Error::NoUpdate { step }) };
         while let Some((chunk, failures)) = update.left.pop_front() {
-            let tried = attempt(
-                &self.settings.device.clone(),
-                || self.updated(&update, &chunk),
-                |(_, model), probe| probe_chunk(model, &chunk, probe),
-            );
+            let tried = catch_unwind(AssertUnwindSafe(|| {
+                attempt(
+                    &self.settings.device,
+                    || self.updated(&update, &chunk),
+                    |(_, model), probe| probe_chunk(model, &chunk, probe),
+                )
+            }));
+            let tried = match tried {
+                Ok(tried) => tried,
+                Err(panic) => {
+                    update.left.push_front((chunk, failures));
+                    self.update = Some(update);
+                    resume_unwind(panic);
+                }
+            };
+            update.report.failures += usize::from(matches!(tried, Outcome::Failed(_)));
             match tried {
                 Outcome::Done((optimizer, model)) => {
                     (self.optimizer, self.model) = (optimizer, model);
                     drop_gradients(&self.model, &mut update.prepared, &chunk);
                 }
-                Outcome::Failed(failure) if failures < TRIES => {
+                Outcome::Failed(failure) if failures + 1 < TRIES => {
                     tracing::warn!("step {}: {failure} while {} parameters were updated", step + 1, chunk.len());
-                    update.report.failures += 1;
                     // Halves need less, a single parameter may fit the next time.
                     let (first, second) = chunk.split_at(chunk.len() / 2);
                     let failures = if first.is_empty() { failures + 1 } else { 0 };

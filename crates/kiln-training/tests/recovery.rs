@@ -110,7 +110,8 @@ fn gpt(dropout: f64) -> (Gpt, Ids<Gpt>) {
     const VOCAB: usize = 20;
     let config = GptConfig { layers: 2, ..GptConfig::tiny(VOCAB, 8) }.with_dropout(dropout);
     let loss = |model: &Gpt, ids: &[usize], device: &Device| {
-        let text: Vec<i64> = ids.iter().flat_map(|id| (0..9).map(move |i| ((id * 3 + i * (id % 5 + 1)) % VOCAB) as i64)).collect();
+        let text: Vec<i64> =
+            ids.iter().flat_map(|id| (0..9).map(move |i| ((id * 3 + i * (id % 5 + 1)) % VOCAB) as i64)).collect();
         let text = Tensor::<2, Int>::from_data(TensorData::new(text, [ids.len(), 9]), device);
         let logits = model.forward(text.clone().slice([0..ids.len(), 0..8]));
         let targets = text.slice([0..ids.len(), 1..9]).reshape([8 * ids.len()]);
@@ -121,7 +122,8 @@ fn gpt(dropout: f64) -> (Gpt, Ids<Gpt>) {
 
 /// f32 with both optimizers, and f16 with a scale that overflows in the first step and grows after the third.
 fn variants() -> [(&'static str, StepSettings); 3] {
-    let scaler = ScalerConfig { initial: 2f64.powi(28), backoff: 2f64.powi(-16), interval: 2, ..ScalerConfig::default() };
+    let scaler =
+        ScalerConfig { initial: 2f64.powi(28), backoff: 2f64.powi(-16), interval: 2, ..ScalerConfig::default() };
     let half = StepSettings {
         policy: Policy::new(Precision::F16).keep_norms(),
         scaling: Some(Scaling::Dynamic(scaler)),
@@ -163,7 +165,8 @@ fn a_failure_that_cuts_the_batch_smaller_changes_roundings_only() {
     let adamw = OptimizerConfig::AdamW { beta1, beta2, epsilon: 1e-2, weight_decay };
     for (name, optimizer) in [("AdamW", adamw), ("SGD", OptimizerConfig::sgd())] {
         let (net, task) = gpt(0.0);
-        Case { name: format!("GPT, {name}"), net, task, settings: settings(optimizer), size: 6, start: 6 }.smaller_split();
+        Case { name: format!("GPT, {name}"), net, task, settings: settings(optimizer), size: 6, start: 6 }
+            .smaller_split();
         let net = Net::new(&[8, 16, 16], false, 0.0);
         let settings = settings(optimizer);
         Case { name: format!("Net, {name}"), net, task: Ids::net(), settings, size: 6, start: 6 }.smaller_split();
@@ -338,9 +341,11 @@ fn when_nothing_fits_the_model_is_as_it_was_and_the_trainer_goes_on_when_somethi
         let before = Snapshot::of(&trainer);
         let full = Arc::new(AtomicBool::new(true));
         let shared = full.clone();
-        trainer.watch(Box::new(move |boundary| match boundary == Boundary::Backward && shared.load(Ordering::Relaxed) {
-            true => Err(Failure::new(Kind::OutOfMemory, "somebody else has all of it")),
-            false => Ok(()),
+        trainer.watch(Box::new(move |boundary| {
+            match boundary == Boundary::Backward && shared.load(Ordering::Relaxed) {
+                true => Err(Failure::new(Kind::OutOfMemory, "somebody else has all of it")),
+                false => Ok(()),
+            }
         }));
         let mut first = true;
         for _ in 0..2 {

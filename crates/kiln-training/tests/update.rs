@@ -84,7 +84,8 @@ fn an_update_that_never_fits_waits_for_the_caller_and_nothing_else_happens_meanw
     let (allowed, calls) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let shared = (allowed.clone(), calls.clone());
     trainer.watch(Box::new(move |boundary| {
-        let refuse = boundary == Boundary::Update && shared.1.fetch_add(1, Ordering::Relaxed) >= shared.0.load(Ordering::Relaxed);
+        let refuse = boundary == Boundary::Update
+            && shared.1.fetch_add(1, Ordering::Relaxed) >= shared.0.load(Ordering::Relaxed);
         if refuse { Err(Failure::new(Kind::OutOfMemory, "nothing left")) } else { Ok(()) }
     }));
     let left = |result: Result<StepReport, Error>, failed: bool| match result {
@@ -193,12 +194,18 @@ fn a_panic_in_an_update_goes_on_and_the_update_can_still_be_completed() {
         let (mut trainer, expected) = started(&net, &settings(OptimizerConfig::adamw()));
         let seen = AtomicU64::new(0);
         trainer.watch(Box::new(move |boundary| {
-            assert!(boundary != Boundary::Update || seen.fetch_add(1, Ordering::Relaxed) + 1 != call, "a bug at {call}");
+            assert!(
+                boundary != Boundary::Update || seen.fetch_add(1, Ordering::Relaxed) + 1 != call,
+                "a bug at {call}"
+            );
             Ok(())
         }));
         let payload = catch_unwind(AssertUnwindSafe(|| take(&mut trainer))).unwrap_err();
         assert_eq!(payload.downcast_ref::<String>(), Some(&format!("a bug at {call}")));
-        assert!(matches!(take(&mut trainer), Err(Error::Unfinished { failure: None, .. })), "half an update is no model");
+        assert!(
+            matches!(take(&mut trainer), Err(Error::Unfinished { failure: None, .. })),
+            "half an update is no model"
+        );
         let _ = trainer.complete_update().unwrap();
         let _ = take(&mut trainer).unwrap();
         Snapshot::of(&trainer).assert_same(&expected, &format!("after a panic at chunk {call}"));
@@ -225,13 +232,13 @@ fn a_checkpoint_takes_the_place_of_half_an_update() {
     Snapshot::of(&trainer).assert_same(&expected, "resumed and gone on");
 }
 
-/// A run of two epochs of three batches; at an update that waits the caller completes it and calls `fit` again.
 #[test]
-fn a_run_goes_on_when_an_update_was_completed_also_at_the_end_of_an_epoch() {
+fn a_run_goes_on_with_an_update_that_waits_and_reports_the_same_events() {
     let _turn = turn();
+    // Two epochs of three batches.
     let net = Net::new(&[8, 16, 16], true, 0.2);
     let settings = StepSettings { total_steps: 6, samples: 12, ..settings(OptimizerConfig::adamw()) };
-    let run = |refused: Option<u64>| {
+    let run = |refused: Option<u64>, by_hand: bool| {
         let mut trainer = trainer(&net, &settings);
         trainer.recover(recovery(SIZE, SIZE, Ladder::standard()));
         let update = Arc::new(AtomicU64::new(0));
@@ -269,16 +276,19 @@ fn a_run_goes_on_when_an_update_was_completed_also_at_the_end_of_an_epoch() {
                 }
                 Err(Error::Unfinished { .. }) => {
                     allowed.store(true, Ordering::Relaxed);
-                    steps.push(numbers(&trainer.complete_update().unwrap()));
+                    if by_hand {
+                        steps.push(numbers(&trainer.complete_update().unwrap()));
+                    }
                 }
                 Err(error) => panic!("{error}"),
             }
         }
         (Snapshot::of(&trainer), steps, others)
     };
-    let expected = run(None);
-    for update in 1..=6 {
-        let got = run(Some(update));
+    let expected = run(None, false);
+    // Also when the caller completes it at the end of an epoch.
+    for (update, by_hand) in (1..=6).map(|update| (update, false)).chain([(3, true), (6, true)]) {
+        let got = run(Some(update), by_hand);
         let context = format!("an update that waited at step {update}");
         got.0.assert_same(&expected.0, &context);
         assert_eq!(got.1, expected.1, "{context}");

@@ -188,7 +188,8 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
         let sample = self.first_batch()?;
         if on_heap {
             let batch_bytes = self.task.host_bytes(&sample) / self.task.samples(&sample).max(1) as u64;
-            profile.fixed_bytes += batch_bytes * run.batch_size as u64 * run.batches_in_flight();
+            let in_flight = run.batches_in_flight().min(self.data.train.batches() as u64);
+            profile.fixed_bytes += batch_bytes * run.batch_size as u64 * in_flight;
         }
         let sample = self.task.repeated(&sample, 3);
         if let (Some(memory), None) = (run.memory, &arguments.resume) {

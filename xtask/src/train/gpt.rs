@@ -96,6 +96,11 @@ impl Task for Predict {
 }
 
 impl Predict {
+    /// For recording only: what is measured needs a tokenizer.
+    pub(crate) fn unmeasured() -> Self {
+        Self { byte_lengths: vec![], dropout: false, plans: vec![] }
+    }
+
     fn loss_by(&self, model: &Gpt, batch: &TextBatch, device: &Device, plan: &Plan) -> Tensor<1> {
         let (inputs_bt, targets_bt) = batch.to_device(device);
         // The plan was made for this chain, which captures nothing.
@@ -252,9 +257,10 @@ pub(crate) fn prepared(arguments: TrainGpt, then: impl Then<Predict, GptSettings
         overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)])));
         overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));
     }
-    let settings: GptSettings = resolve(defaults, file, overlay)?;
+    let mut settings: GptSettings = resolve(defaults, file, overlay)?;
     let (tokenizer, task) = task(&settings)?;
     let data = open(&settings, &tokenizer)?;
+    settings.run.clamp(data.train.len());
     let device = crate::device::open(&settings.run.device)?;
     let model = settings.model.clone();
     let run = Run {

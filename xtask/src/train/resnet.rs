@@ -256,7 +256,7 @@ pub(crate) fn prepared(arguments: TrainResnet, then: impl Then<Classify, ResnetS
     overlay.set("images", "size", arguments.image_size.map(i64::from));
     overlay.set("images", "label_smoothing", arguments.label_smoothing);
 
-    let (settings, data): (ResnetSettings, _) = if arguments.run.resume.is_some() {
+    let (mut settings, data): (ResnetSettings, _) = if arguments.run.resume.is_some() {
         let settings: ResnetSettings = resolve(None, file, overlay)?;
         let data = open(settings.run.data.as_deref())?;
         (settings, data)
@@ -267,6 +267,7 @@ pub(crate) fn prepared(arguments: TrainResnet, then: impl Then<Classify, ResnetS
         (resolve(Some(&recipe), file, overlay)?, data)
     };
     check_against(&data.train, &settings.model)?;
+    settings.run.clamp(data.train.len());
     let classes = data.train.classes().to_vec();
     if let Some(run) = &arguments.run.resume {
         check_classes(run, &classes)?;

@@ -120,6 +120,14 @@ impl Settings for GptSettings {
 }
 
 impl RunSettings {
+    /// A run that adapts to the memory also adapts to the data: a batch is at most all of it.
+    pub(crate) fn clamp(&mut self, samples: usize) {
+        if self.memory.is_some() && self.batch_size > samples && samples > 0 {
+            tracing::warn!("there are {samples} samples: batches of {samples}, not of {}", self.batch_size);
+            self.batch_size = samples;
+        }
+    }
+
     /// Batches that are on the host at a time: waiting, being made, and in use.
     pub(crate) fn batches_in_flight(&self) -> u64 {
         (self.loader(usize::MAX).prefetch + self.workers + 1) as u64

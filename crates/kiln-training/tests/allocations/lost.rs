@@ -82,9 +82,17 @@ fn read<M: Module>(model: &M, gradients: &GradientsParams) -> Vec<Result<Vec<u32
 }
 
 #[test]
-fn probe_finds() {
+fn probe_finds_net() {
+    probe_finds(&Images { samples: 8, side: 8, channels: 4, batch_norm: false });
+}
+
+#[test]
+fn probe_finds_gpt() {
+    probe_finds(&crate::tasks::Text { samples: 4, config: kiln_models::GptConfig { vocab: 16, context: 8, layers: 1, heads: 2, width: 16, dropout: 0.0 } });
+}
+
+fn probe_finds<C: Case>(case: &C) where C::Model: Sync {
     let _one = pages::exclusive();
-    let case = Images { samples: 8, side: 8, channels: 4, batch_norm: false };
     let model = case.model(&device());
     let plain = device().inner();
     let run = |numbers: &[usize]| {
@@ -92,7 +100,7 @@ fn probe_finds() {
         pages::refusing(numbers, || {
             Layout::Own.within(&plain, (), |()| {
                 catch_unwind(AssertUnwindSafe(|| {
-                    let (loss, gradients) = gradients(&case, &model);
+                    let (loss, gradients) = gradients(case, &model);
                     let mut probe = Probe::new();
                     probe.add(&loss).gradients(&model, &gradients);
                     (probe.finish(), read(&model, &gradients))

@@ -15,9 +15,7 @@ use burn_pack::Reader;
 use kiln_accumulation::Weight;
 use kiln_precision::ScalerState;
 use kiln_recovery::{Injector, Ladder, MicroBatch, MicroBatchConfig, Reclaim, Recovery};
-use kiln_training::{
-    Checkpoints, OptimizerConfig, RunState, ScheduleConfig, StepReport, StepSettings, Task, Trainer,
-};
+use kiln_training::{Checkpoints, OptimizerConfig, RunState, ScheduleConfig, StepReport, StepSettings, Task, Trainer};
 
 pub(crate) const CLASSES: usize = 4;
 
@@ -219,7 +217,8 @@ impl Snapshot {
 
 /// What a step reports but for failures and time, bit for bit.
 pub(crate) fn numbers(report: &StepReport) -> String {
-    let StepReport { step, epoch, loss, gradient_norm, learning_rate, skipped, loss_scale, micro_batches, .. } = *report;
+    let StepReport { step, epoch, loss, gradient_norm, learning_rate, skipped, loss_scale, micro_batches, .. } =
+        *report;
     let bits = [loss.to_bits(), gradient_norm.map_or(0, f64::to_bits), learning_rate.to_bits(), loss_scale.to_bits()];
     format!("{step} {epoch} {bits:?} {skipped} {micro_batches}")
 }
