@@ -1,23 +1,36 @@
-//! What memory is used for.
+//! What memory is used for: before training, while it runs, and afterwards.
 //!
-//! [`CountingAllocator`] counts the heap of the process: live bytes, and their peak since the last
-//! reset. On burn's CPU device tensors live on the heap, so that it measures a training step:
+//! - [`record_step`]: a training step of any burn model as a [`StepTrace`], without running it and without data.
+//! - [`StepTrace::predict`]: its peak at any batch size on a device, and every buffer of it, as a [`Prediction`]. A
+//!   [`BackendProfile`] says what a device does with memory; [`calibrate`] measures what depends on the machine.
+//! - [`StepTrace::with_plan`], [`largest_batch`](StepTrace::largest_batch), [`explain`](StepTrace::explain): what
+//!   checkpointing, smaller batches and other remedies would change.
+//! - [`CountingAllocator`], [`Meter`], [`StepMeter`]: what is really used, on the heap or in a device's pool.
+//! - [`Report`]: both side by side as text, JSON, a picture, and a page to explore.
 //!
 //! ```
-//! use kiln_memory::CountingAllocator;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::SgdConfig;
+//! use burn::tensor::Tensor;
+//! use kiln_memory::{BackendProfile, Category, StepOptions, record_step};
 //!
-//! #[global_allocator]
-//! static HEAP: CountingAllocator = CountingAllocator::new();
-//!
-//! let baseline = HEAP.live_bytes();
-//! HEAP.reset_peak();
-//! let buffer = vec![0u8; 1 << 20];
-//! drop(buffer);
-//! assert!(HEAP.peak_bytes() - baseline >= 1 << 20);
-//! assert!(HEAP.live_bytes() - baseline < 1 << 20);
+//! let trace = record_step(
+//!     |device| vec![LinearConfig::new(512, 512).init(device), LinearConfig::new(512, 512).init(device)],
+//!     |layers: &Vec<Linear>, step| {
+//!         let x = Tensor::<2>::zeros([step.batch(), 512], step.device());
+//!         layers.iter().fold(x, |x, layer| layer.forward(x)).square().mean()
+//!     },
+//!     &SgdConfig::new().build(),
+//!     StepOptions::default(),
+//! )?;
+//! let prediction = trace.predict(256, &BackendProfile::flex())?;
+//! assert!(prediction.breakdown.of(Category::Parameter) >= 2 * 512 * 513 * 4);
+//! let largest = prediction.alive_at(prediction.peak_at)[0];
+//! println!("{} bytes of {} in {:?}", largest.bytes, largest.category, largest.path);
+//! # Ok::<(), kiln_memory::Error>(())
 //! ```
 //!
-//! *Architecture invariant*: this crate knows no model and no training loop; it sees sizes.
+//! *Architecture invariant*: this crate knows no model and no training loop. It sees operations, sizes, and closures that make them.
 
 mod allocator;
 mod calibrate;
@@ -57,3 +70,8 @@ pub use report::Report;
 pub use search::BytesPerSample;
 pub use step_meter::StepMeter;
 pub use trace::StepTrace;
+
+/// The guide's examples.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/memory.md")]
+struct Guide;

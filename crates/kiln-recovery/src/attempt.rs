@@ -1,7 +1,8 @@
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use burn::tensor::{Device, ExecutionError};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Device, ExecutionError, Tensor};
 
 use crate::{Failure, Probe, classify};
 
@@ -54,6 +55,48 @@ pub fn reclaim(device: &Device) {
     let _ = catch_unwind(AssertUnwindSafe(|| {
         let _ = device.sync();
         device.memory_cleanup();
+    }));
+}
+
+/// The same parameters as new leaves of burn's graph. A backward pass uses up the place that its leaves have there: an attempt
+/// that is to be [forgotten](forget) when it fails runs on leaves of its own.
+pub fn renewed<M: Module>(model: &M) -> M {
+    struct Renew;
+    impl ModuleMapper for Renew {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            match param.is_require_grad() {
+                true => param.map(|tensor| tensor.detach().require_grad()),
+                false => param,
+            }
+        }
+    }
+    model.clone().map(&mut Renew)
+}
+
+/// Has burn's autodiff give up what forward passes of `model` keep whose loss was dropped: their activations. It does so at the
+/// end of the next backward pass over the same leaves only, so that a retry would find them still there; this runs the
+/// smallest one there is, once for a [renewed] model. `work` of an [`attempt`] calls it when it fails after a forward pass.
+pub fn forget<M: Module>(model: &M) {
+    #[derive(Default)]
+    struct Smallest {
+        elements: usize,
+        loss: Option<Tensor<1>>,
+    }
+    impl ModuleVisitor for Smallest {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let value = param.val();
+            let elements = value.shape().num_elements();
+            if value.is_require_grad() && elements > 0 && (self.loss.is_none() || elements < self.elements) {
+                self.elements = elements;
+                self.loss = Some(value.slice(std::array::from_fn::<_, D, _>(|_| 0..1)).sum());
+            }
+        }
+    }
+    // With no memory for even that, the next backward pass does it.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        let mut smallest = Smallest::default();
+        model.visit(&mut smallest);
+        drop(smallest.loss.map(|loss| loss.backward()));
     }));
 }
 

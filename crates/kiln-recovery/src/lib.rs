@@ -64,7 +64,7 @@ mod recovery;
 mod report;
 mod text;
 
-pub use attempt::{Outcome, attempt, reclaim};
+pub use attempt::{Outcome, attempt, forget, reclaim, renewed};
 pub use bucket::BucketState;
 pub use error::Error;
 pub use failure::{Failure, Kind, classify};
@@ -75,3 +75,8 @@ pub use micro_batch::{MicroBatch, MicroBatchConfig, MicroBatchState};
 pub use probe::Probe;
 pub use recovery::{Recovered, Recovery, RecoveryState, Stopped};
 pub use report::{DeviceFigures, Exhausted, Holder, Report, Try};
+
+/// The guide's examples.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/recovery.md")]
+struct Guide;

@@ -76,8 +76,12 @@ impl OptimizerConfig {
     pub fn init(&self, model: &impl Module) -> ModuleOptimizer {
         let plain = ParamGroup::from_ids(one_dimensional(model));
         match *self {
-            Self::Sgd { .. } => ModuleOptimizer::from(self.build_sgd(true)).with_group(plain, self.build_sgd(false), None),
-            Self::AdamW { .. } => ModuleOptimizer::from(self.build_adamw(true)).with_group(plain, self.build_adamw(false), None),
+            Self::Sgd { .. } => {
+                ModuleOptimizer::from(self.build_sgd(true)).with_group(plain, self.build_sgd(false), None)
+            }
+            Self::AdamW { .. } => {
+                ModuleOptimizer::from(self.build_adamw(true)).with_group(plain, self.build_adamw(false), None)
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use kiln_accumulation::{Accumulated, Fed, RunningStatistics, Scaled, Weight, Window};
 use kiln_precision::{Decision, Probed, ScaledGradients};
-use kiln_recovery::{Outcome, Probe, attempt};
+use kiln_recovery::{Outcome, Probe, attempt, forget, renewed};
 
 use crate::update::Update;
 use crate::{Boundary, Error, Trainer};
@@ -100,13 +100,14 @@ impl<M: Module> Trainer<M> {
         loss: impl FnMut(&M, &Device, &P) -> Tensor<1>,
     ) -> Result<Tried, Error> {
         let mut statistics = RunningStatistics::before(&self.model);
+        let model = renewed(&self.model);
         // burn reports some failures, and user code may report its own, by a panic.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let batch = self.accumulate(total, parts, loss, &mut statistics)?;
+            let batch = self.accumulate(&model, total, parts, loss, &mut statistics)?;
             self.at(Boundary::Probe)?;
             let (mean, micro_batches) = (batch.loss.clone(), batch.micro_batches);
             let (gradients, loss_scale) = batch.into_scaled_gradients();
-            let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(&self.model, vec![mean]);
+            let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(&model, vec![mean]);
             let (probed, read) = probed.map_err(|e| Error::at(self.state.step, e))?;
             Ok((probed, read.first().copied().unwrap_or(f64::NAN), loss_scale, micro_batches))
         }));
@@ -116,6 +117,7 @@ impl<M: Module> Trainer<M> {
             }
             failed => {
                 statistics.restore(&self.model);
+                forget(&model);
                 failed.unwrap_or_else(|panic| resume_unwind(panic)).map(|_| unreachable!("it failed"))
             }
         }
@@ -174,6 +176,7 @@ impl<M: Module> Trainer<M> {
     /// Forward and backward of all parts.
     fn accumulate<P>(
         &self,
+        model: &M,
         total: Weight,
         parts: impl IntoIterator<Item = (Weight, P)>,
         mut loss: impl FnMut(&M, &Device, &P) -> Tensor<1>,
@@ -186,14 +189,14 @@ impl<M: Module> Trainer<M> {
         while let Some((index, (weight, part))) = parts.next() {
             device.seed(self.state.step_seed(index as u64));
             self.at(Boundary::CopyIn)?;
-            let loss = loss(&self.model, device, &part);
+            let loss = loss(model, device, &part);
             self.at(Boundary::Forward)?;
-            let fed = window.feed(&self.model, weight, loss).map_err(|e| match e {
+            let fed = window.feed(model, weight, loss).map_err(|e| match e {
                 kiln_accumulation::Error::NoGradients => Error::NoGradients { step },
                 e => Error::Accumulation(e),
             })?;
             self.at(Boundary::Backward)?;
-            statistics.take(&self.model, weight, total)?;
+            statistics.take(model, weight, total)?;
             self.at(Boundary::Accumulate)?;
             match fed {
                 Fed::Open(next) => window = next,

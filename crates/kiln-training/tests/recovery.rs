@@ -330,7 +330,9 @@ fn when_nothing_fits_the_model_is_as_it_was_and_the_trainer_goes_on_when_somethi
     let undisturbed = {
         let mut trainer = trainer(&net, &settings(OptimizerConfig::sgd()));
         trainer.recover(recovery(8, 8, reclaim()));
-        (0..STEPS).for_each(|at| drop(step(&Ids::net(), &mut trainer, &batch(at, 8)).unwrap()));
+        for at in 0..STEPS {
+            let _ = step(&Ids::net(), &mut trainer, &batch(at, 8)).unwrap();
+        }
         Snapshot::of(&trainer)
     };
     for (ladder, sizes) in [(Ladder::standard(), vec![8, 4, 2, 1]), (reclaim().with_attempts(3), vec![8])] {

@@ -49,7 +49,9 @@ fn two_thousand_steps_with_failures_in_a_twentieth_of_the_attempts_end_as_withou
     got.assert_same(&expected, "after the soak");
     let differs = reports.iter().zip(&plain).find(|(got, plain)| numbers(got) != numbers(plain));
     assert!(differs.is_none(), "{differs:?}");
-    assert!(plain[STEPS as usize - 1].loss < 0.9 * plain[0].loss, "it learns");
+    let mean = |reports: &[StepReport]| reports.iter().map(|report| report.loss).sum::<f64>() / reports.len() as f64;
+    let (first, last) = (mean(&plain[..50]), mean(&plain[STEPS as usize - 50..]));
+    assert!(last < 0.8 * first, "it learns: {first} to {last}");
 }
 
 const SAMPLES: usize = 50;
@@ -170,12 +172,12 @@ fn micro_batches_follow_memory_down_and_up_and_every_sample_is_trained_once_per_
 
 #[test]
 fn a_resumed_run_cuts_its_batches_as_it_would_have() {
-    const TOTAL: u64 = 26;
+    const TOTAL: u64 = 34;
     let _turn = turn();
     // With batch-norm and dropout, which both show how a batch was cut.
     let net = Net::new(&[8, 16, 16], true, 0.2);
     let settings = StepSettings { total_steps: TOTAL, samples: SAMPLES, ..settings(OptimizerConfig::adamw()) };
-    let cap = |step| if (4..17).contains(&step) { 5 } else { SIZE };
+    let cap = |step| if (4..26).contains(&step) { 5 } else { SIZE };
     let new = || {
         let mut trainer = trainer(&net, &settings);
         trainer.recover(quick(Ladder::standard()));
@@ -199,7 +201,8 @@ fn a_resumed_run_cuts_its_batches_as_it_would_have() {
     let (_, expected) = run(&mut reference, &Checkpoints::new(folder.path().join("whole"), 1).unwrap(), u64::MAX);
     let learned = reference.recovery().unwrap().state();
     let reference = Snapshot::of(&reference);
-    assert!(expected.iter().filter(|step| !step.ends_with(" 0 failures")).count() > 3, "{expected:?}");
+    let failed = expected.iter().filter(|step| !step.ends_with(" 0 failures")).count();
+    assert!(failed >= 3, "{failed} steps with failures");
     for stop_after in 1..TOTAL {
         let checkpoints = Checkpoints::new(folder.path().join(stop_after.to_string()), 1).unwrap();
         let (finish, mut seen) = run(&mut new(), &checkpoints, stop_after);

@@ -27,7 +27,17 @@ fn lost(device: &Device) -> Tensor<1> {
 fn show<const D: usize>(what: &str, tensor: Tensor<D>) {
     match tensor.try_into_data() {
         Ok(data) => println!("{what}: ok {:?}", data.iter::<f32>().take(10).collect::<Vec<_>>()),
-        Err(error) => println!("{what}: {} RAW {:?}", Failure::from_device(&error).map_or("NONE".into(), |f| f.to_string()), error.reason().lines().filter(|l| !l.trim_start().starts_with("at ") && !l.trim_start().starts_with(|c: char| c.is_ascii_digit())).collect::<Vec<_>>()),
+        Err(error) => println!(
+            "{what}: {} RAW {:?}",
+            Failure::from_device(&error).map_or("NONE".into(), |f| f.to_string()),
+            error
+                .reason()
+                .lines()
+                .filter(
+                    |l| !l.trim_start().starts_with("at ") && !l.trim_start().starts_with(|c: char| c.is_ascii_digit())
+                )
+                .collect::<Vec<_>>()
+        ),
     }
 }
 
@@ -43,7 +53,12 @@ fn lost_tensors() {
     show("lost", lost.clone());
     show("lost slice", lost.clone().slice([0..4]));
     println!("try_to_data {:?}", lost.try_to_data().is_err());
-    println!("into_data {:?}", catch_unwind(AssertUnwindSafe(|| lost.clone().into_data())).map(|_| ()).map_err(|p| Failure::from_panic(p.as_ref()).map(|f| f.to_string())));
+    println!(
+        "into_data {:?}",
+        catch_unwind(AssertUnwindSafe(|| lost.clone().into_data()))
+            .map(|_| ())
+            .map_err(|p| Failure::from_panic(p.as_ref()).map(|f| f.to_string()))
+    );
     let part = lost.clone().slice([0..4]);
     device.sync().unwrap();
     show("cat lost, good", Tensor::cat(vec![part.clone(), good() * 3.0], 0));
@@ -51,7 +66,10 @@ fn lost_tensors() {
     show("cat good, lost, good", Tensor::cat(vec![good() * 3.0, part.clone(), good() * 5.0], 0));
     show("sum", good() + part.clone());
     show("slice_assign", good().slice_assign([0..2], part.clone().slice([0..2])));
-    show("then slice_assign", Tensor::<1>::ones([8], &device).slice_assign([0..4], part.clone()).slice_assign([4..8], good()));
+    show(
+        "then slice_assign",
+        Tensor::<1>::ones([8], &device).slice_assign([0..4], part.clone()).slice_assign([4..8], good()),
+    );
     show("assign into lost", lost.clone().slice_assign([0..4], good()).slice([0..4]));
     show("assign into lost, elsewhere", lost.clone().slice_assign([0..4], good()).slice([8..12]));
     show("mask", lost.clone().slice([0..4]).mask_fill(good().greater_elem(0.0), 1.0));
@@ -88,10 +106,16 @@ fn probe_finds_net() {
 
 #[test]
 fn probe_finds_gpt() {
-    probe_finds(&crate::tasks::Text { samples: 4, config: kiln_models::GptConfig { vocab: 16, context: 8, layers: 1, heads: 2, width: 16, dropout: 0.0 } });
+    probe_finds(&crate::tasks::Text {
+        samples: 4,
+        config: kiln_models::GptConfig { vocab: 16, context: 8, layers: 1, heads: 2, width: 16, dropout: 0.0 },
+    });
 }
 
-fn probe_finds<C: Case>(case: &C) where C::Model: Sync {
+fn probe_finds<C: Case>(case: &C)
+where
+    C::Model: Sync,
+{
     let _one = pages::exclusive();
     let model = case.model(&device());
     let plain = device().inner();
@@ -117,22 +141,48 @@ fn probe_finds<C: Case>(case: &C) where C::Model: Sync {
     for number in 1..=count.seen {
         let (outcome, Count { refused, .. }) = run(&[number]);
         match outcome {
-            Err(payload) => { panicked += 1; let f = Failure::from_panic(payload.as_ref()); println!("panic {f:?}"); }
+            Err(payload) => {
+                panicked += 1;
+                let f = Failure::from_panic(payload.as_ref());
+                println!("panic {f:?}");
+            }
             Ok((verdict, values)) => {
                 let wrong = values.iter().zip(&expected).filter(|(v, e)| v.as_ref().is_ok_and(|v| v != *e)).count();
                 match &verdict {
                     Ok(()) if wrong == 0 => harmless += 1,
-                    Ok(()) => { holes += 1; println!("HOLE {number} refused {refused} wrong {wrong}"); }
-                    Err(e) => { found += 1; if wrong > 0 { println!("{number}: found, and {wrong} gradients read wrong"); }
-                        let f = Failure::from_device(e); *texts.entry(format!("{:?}", f.map(|f| (f.kind(), f.is_consequence(), f.message().to_owned())))).or_default() += 1;
-                        for v in values.iter().filter_map(|v| v.as_ref().err()) { let f = Failure::from_device(v); *texts.entry(format!("sibling {:?}", f.map(|f| (f.kind(), f.is_consequence(), f.message().to_owned())))).or_default() += 1; }
+                    Ok(()) => {
+                        holes += 1;
+                        println!("HOLE {number} refused {refused} wrong {wrong}");
+                    }
+                    Err(e) => {
+                        found += 1;
+                        if wrong > 0 {
+                            println!("{number}: found, and {wrong} gradients read wrong");
+                        }
+                        let f = Failure::from_device(e);
+                        *texts
+                            .entry(format!("{:?}", f.map(|f| (f.kind(), f.is_consequence(), f.message().to_owned()))))
+                            .or_default() += 1;
+                        for v in values.iter().filter_map(|v| v.as_ref().err()) {
+                            let f = Failure::from_device(v);
+                            *texts
+                                .entry(format!(
+                                    "sibling {:?}",
+                                    f.map(|f| (f.kind(), f.is_consequence(), f.message().to_owned()))
+                                ))
+                                .or_default() += 1;
+                        }
                     }
                 }
             }
         }
-        if in_use() != base { println!("{number}: leak {} {base}", in_use()); }
+        if in_use() != base {
+            println!("{number}: leak {} {base}", in_use());
+        }
     }
     println!("{count:?}: found {found}, panicked {panicked}, harmless {harmless}, holes {holes}");
     let _ = Kind::TooBig;
-    for (t, n) in texts { println!("{n} x {}", t.chars().take(500).collect::<String>()); }
+    for (t, n) in texts {
+        println!("{n} x {}", t.chars().take(500).collect::<String>());
+    }
 }

@@ -57,25 +57,62 @@ where
     let t1 = std::time::Instant::now();
     for (numbers, expected) in plan.iter().zip(&expected) {
         let (report, count) = step(case, &mut trainer, layout, numbers);
-        let report = match report { Ok(r) => r, Err(e) => { println!("{numbers:?} {count:?}: {e}"); wrong.push(numbers.clone()); break } };
+        let report = match report {
+            Ok(r) => r,
+            Err(e) => {
+                println!("{numbers:?} {count:?}: {e}");
+                wrong.push(numbers.clone());
+                break;
+            }
+        };
         refused += count.refused;
         failed += report.failures;
-        if count.refused != report.failures { println!("{numbers:?}: {count:?} but {} failures", report.failures); }
+        if count.refused != report.failures {
+            println!("{numbers:?}: {count:?} but {} failures", report.failures);
+        }
         let after = After::of(&trainer, &report);
         if !after.is(expected) {
-            println!("{numbers:?} {count:?} {} failures: distance {} loss {} {}", report.failures, after.distance(expected), after.loss, expected.loss);
+            println!(
+                "{numbers:?} {count:?} {} failures: distance {} loss {} {}",
+                report.failures,
+                after.distance(expected),
+                after.loss,
+                expected.loss
+            );
             wrong.push(numbers.clone());
         }
-        if in_use() != baseline { leaks.push((numbers.clone(), in_use(), baseline)); }
+        if in_use() != baseline {
+            leaks.push((numbers.clone(), in_use(), baseline));
+        }
     }
     println!("disturbed {:?} a step", t1.elapsed() / plan.len() as u32);
     let seen = seen();
     println!("{refused} refused, {failed} failures, {} in attempts; wrong {wrong:?}; leaks {leaks:?}", seen.len());
-    let mut texts: Vec<String> = seen.iter().map(|f| format!("{:?} {} {:?}: {}", f.kind(), f.is_consequence(), f.bytes(), f.message().chars().map(|c| if c.is_ascii_digit() { '9' } else { c }).collect::<String>().replace("99", "9").replace("99","9"))).collect();
-    texts.sort(); 
+    let mut texts: Vec<String> = seen
+        .iter()
+        .map(|f| {
+            format!(
+                "{:?} {} {:?}: {}",
+                f.kind(),
+                f.is_consequence(),
+                f.bytes(),
+                f.message()
+                    .chars()
+                    .map(|c| if c.is_ascii_digit() { '9' } else { c })
+                    .collect::<String>()
+                    .replace("99", "9")
+                    .replace("99", "9")
+            )
+        })
+        .collect();
+    texts.sort();
     let mut counts: Vec<(usize, String)> = vec![];
-    for t in texts { if counts.last().is_some_and(|l| l.1 == t) { counts.last_mut().unwrap().0 += 1 } else { counts.push((1, t)) } }
-    for (n, t) in counts { println!("{n} x {}", t.chars().take(600).collect::<String>()); }
+    for t in texts {
+        if counts.last().is_some_and(|l| l.1 == t) { counts.last_mut().unwrap().0 += 1 } else { counts.push((1, t)) }
+    }
+    for (n, t) in counts {
+        println!("{n} x {}", t.chars().take(600).collect::<String>());
+    }
 }
 
 fn images(batch_norm: bool) -> Images {
@@ -135,7 +172,9 @@ where
         let far = one.distance(&first).max(two.distance(&second));
         worst = worst.max(far);
         *parts.entry((report.micro_batches, report.failures, count.refused)).or_insert(0) += 1;
-        if far > 1e-5 { println!("{numbers:?} {count:?} {report:?}: {far}"); }
+        if far > 1e-5 {
+            println!("{numbers:?} {count:?} {report:?}: {far}");
+        }
     }
     println!("worst {worst}; (parts, failures, refused): {parts:?}");
     run::seen();
@@ -163,16 +202,30 @@ where
     for share in [0.9, 0.7, 0.5, 0.4, 0.3, 0.2] {
         let mut trainer = new();
         burn::tensor::Device::cpu().sync().unwrap();
-        let base = { in_use(); pages::held() };
+        let base = {
+            in_use();
+            pages::held()
+        };
         let cap = base + ((count.peak - before.1) as f64 * share) as usize;
         let batch = case.batch(0);
         let plain = device().inner();
-        let (report, count) = pages::capped(cap, || Layout::Own.within(&plain, &mut trainer, |trainer| kiln_training::step(case, trainer, &batch)));
+        let (report, count) = pages::capped(cap, || {
+            Layout::Own.within(&plain, &mut trainer, |trainer| kiln_training::step(case, trainer, &batch))
+        });
         match report {
-            Ok(report) => println!("{share}: {} parts {} failures {count:?} far {} in use {} {}", report.micro_batches, report.failures, After::of(&trainer, &report).distance(&expected), in_use(), pages::held()),
+            Ok(report) => println!(
+                "{share}: {} parts {} failures {count:?} far {} in use {} {}",
+                report.micro_batches,
+                report.failures,
+                After::of(&trainer, &report).distance(&expected),
+                in_use(),
+                pages::held()
+            ),
             Err(error) => println!("{share}: {count:?} {error}"),
         }
-        for f in run::seen() { println!("    {f}"); }
+        for f in run::seen() {
+            println!("    {f}");
+        }
     }
 }
 
@@ -193,5 +246,8 @@ fn net_cap() {
 
 #[test]
 fn gpt_cap() {
-    cap(&Text { samples: 16, config: GptConfig { vocab: 16, context: 16, layers: 1, heads: 2, width: 16, dropout: 0.0 } });
+    cap(&Text {
+        samples: 16,
+        config: GptConfig { vocab: 16, context: 16, layers: 1, heads: 2, width: 16, dropout: 0.0 },
+    });
 }

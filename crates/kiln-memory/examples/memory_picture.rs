@@ -1,0 +1,32 @@
+//! Draws `docs/memory.svg`: what a step of a ResNet-50 on 32 images of 224 x 224 would take on a CUDA card.
+//!
+//! `cargo run --example memory_picture > docs/memory.svg`
+#![allow(clippy::print_stdout, reason = "the picture goes to stdout")]
+
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::SgdConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::tensor::{Int, Tensor};
+use kiln_memory::{BackendProfile, Error, Recorder, Report, StepOptions, record_step};
+use kiln_models::{ResNet, ResNetConfig};
+
+/// The picture; nothing in it depends on the machine.
+pub(crate) fn draw() -> Result<String, Error> {
+    let loss = |model: &ResNet, step: &Recorder| {
+        let images = Tensor::zeros([step.batch(), 3, 224, 224], step.device());
+        let labels = Tensor::<1, Int>::zeros([step.batch()], step.device());
+        CrossEntropyLossConfig::new().init(step.device()).forward(model.forward(images), labels)
+    };
+    let optimizer = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).build();
+    // A model that cannot be made is reported as a step that cannot be recorded.
+    let build = |device: &_| ResNetConfig::resnet50(1000).init(device).unwrap_or_else(|e| panic!("{e}"));
+    let trace = record_step(build, loss, &optimizer, StepOptions::default())?;
+    let prediction = trace.predict(32, &BackendProfile::cuda())?;
+    Ok(Report::new("A training step of ResNet-50 on 32 images of 224 x 224").with_prediction(prediction).svg())
+}
+
+#[allow(dead_code, reason = "a test draws the picture too")]
+fn main() -> Result<(), Error> {
+    println!("{}", draw()?);
+    Ok(())
+}
