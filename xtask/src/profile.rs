@@ -1,6 +1,6 @@
 //! What is known of a device: calibrated once, and kept in the user's cache.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use burn::tensor::{Device, Distribution, Tensor};
@@ -17,7 +17,7 @@ pub(crate) fn of(device: &Device, name: &str) -> Result<BackendProfile> {
         warm(&plain);
     }
     let path = path(name);
-    if let Some(profile) = path.as_ref().and_then(|path| read(path)) {
+    if let Some(profile) = path.as_deref().and_then(read) {
         return Ok(profile);
     }
     let start = if name.starts_with("cuda") { BackendProfile::cuda() } else { BackendProfile::flex() };
@@ -50,11 +50,11 @@ fn path(name: &str) -> Option<PathBuf> {
     Some(cache.join("kiln").join(format!("{}-{}.toml", name.replace(':', "-"), env!("CARGO_PKG_VERSION"))))
 }
 
-fn read(path: &PathBuf) -> Option<BackendProfile> {
+fn read(path: &Path) -> Option<BackendProfile> {
     toml::from_str(&std::fs::read_to_string(path).ok()?).ok()
 }
 
-fn write(path: &PathBuf, profile: &BackendProfile) -> Result<()> {
+fn write(path: &Path, profile: &BackendProfile) -> Result<()> {
     let folder = path.parent().context("no folder")?;
     std::fs::create_dir_all(folder)?;
     replace(path, toml::to_string_pretty(profile)?.as_bytes())

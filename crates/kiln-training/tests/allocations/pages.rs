@@ -89,28 +89,28 @@ unsafe impl GlobalAlloc for Pages {
 
 /// What happened to pages while they were watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
+pub(crate) struct Count {
     /// Pages that were asked for.
-    pub seen: usize,
+    pub(crate) seen: usize,
     /// Those of them that were refused.
-    pub refused: usize,
+    pub(crate) refused: usize,
     /// The most bytes that were held at once.
-    pub peak: usize,
+    pub(crate) peak: usize,
 }
 
 /// The allocator belongs to all tests of this process: one at a time.
-pub fn exclusive() -> MutexGuard<'static, ()> {
+pub(crate) fn exclusive() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes of all pages that the device holds.
-pub fn held() -> usize {
+pub(crate) fn held() -> usize {
     HELD.load(SeqCst)
 }
 
 /// Refuses the pages of these numbers, counted from 1, while `work` runs.
-pub fn refusing<T>(numbers: &[usize], work: impl FnOnce() -> T) -> (T, Count) {
+pub(crate) fn refusing<T>(numbers: &[usize], work: impl FnOnce() -> T) -> (T, Count) {
     assert!(numbers.len() <= MOST);
     for (slot, refuse) in REFUSE.iter().enumerate() {
         refuse.store(numbers.get(slot).copied().unwrap_or(0), SeqCst);
@@ -119,7 +119,7 @@ pub fn refusing<T>(numbers: &[usize], work: impl FnOnce() -> T) -> (T, Count) {
 }
 
 /// Refuses every page beyond `bytes` in all, while `work` runs.
-pub fn capped<T>(bytes: usize, work: impl FnOnce() -> T) -> (T, Count) {
+pub(crate) fn capped<T>(bytes: usize, work: impl FnOnce() -> T) -> (T, Count) {
     CAP.store(bytes, SeqCst);
     refusing(&[], work)
 }

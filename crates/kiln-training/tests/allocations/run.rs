@@ -13,7 +13,7 @@ use crate::tasks::Case;
 
 /// How the device hands out memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Layout {
+pub(crate) enum Layout {
     /// Tensors share pages of megabytes, as by default: a step needs few pages.
     Shared,
     /// Every tensor has a page of its own, unless one of its size is free: nearly every operation can fail.
@@ -21,7 +21,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    pub fn within<I: Send, O: Send>(self, device: &Device, input: I, work: impl Fn(I) -> O + Send) -> O {
+    pub(crate) fn within<I: Send, O: Send>(self, device: &Device, input: I, work: impl Fn(I) -> O + Send) -> O {
         match self {
             Self::Shared => work(input),
             Self::Own => device.memory_persistent_allocations(input, work),
@@ -29,16 +29,16 @@ impl Layout {
     }
 }
 
-pub fn device() -> Device {
+pub(crate) fn device() -> Device {
     Device::cpu().autodiff()
 }
 
 /// The same numbers in tensors of their own: clones share running statistics.
-pub fn copy<M: Module>(model: &M) -> M {
+pub(crate) fn copy<M: Module>(model: &M) -> M {
     model.valid().train()
 }
 
-pub fn trainer<M: Module>(model: &M, optimizer: OptimizerConfig, recovery: Option<Recovery>) -> Trainer<M> {
+pub(crate) fn trainer<M: Module>(model: &M, optimizer: OptimizerConfig, recovery: Option<Recovery>) -> Trainer<M> {
     let schedule = ScheduleConfig { peak: 0.05, warmup: 0.0, floor: 0.1 };
     let settings = StepSettings { max_norm: Some(1.0), ..StepSettings::new(optimizer, schedule, 10_000, device()) };
     let mut trainer = Trainer::new(copy(model), 1, settings).expect("valid settings");
@@ -79,7 +79,7 @@ fn see(failure: &Failure) {
 }
 
 /// The failures since the last call.
-pub fn seen() -> Vec<Failure> {
+pub(crate) fn seen() -> Vec<Failure> {
     std::mem::take(&mut *SEEN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -87,17 +87,17 @@ fn sizes(samples: usize) -> MicroBatch {
     MicroBatch::new(MicroBatchConfig::new(samples)).expect("a batch of samples")
 }
 
-pub fn in_the_same_split(samples: usize) -> Recovery {
+pub(crate) fn in_the_same_split(samples: usize) -> Recovery {
     Recovery::new(device().inner(), sizes(samples), Ladder::new().with(Again).with_attempts(8))
 }
 
-pub fn as_by_default(samples: usize) -> Recovery {
+pub(crate) fn as_by_default(samples: usize) -> Recovery {
     let ladder = Ladder::new().with(Look).with(kiln_recovery::Reclaim { times: 1 }).with(kiln_recovery::Shrink);
     Recovery::new(device().inner(), sizes(samples), ladder)
 }
 
 /// One step from a device without free pages, of which those of `numbers` are refused.
-pub fn step<C: Case>(
+pub(crate) fn step<C: Case>(
     case: &C,
     trainer: &mut Trainer<C::Model>,
     layout: Layout,
@@ -115,17 +115,17 @@ where
 
 /// All that a step changes.
 #[derive(Clone, Debug)]
-pub struct After {
+pub(crate) struct After {
     /// Parameters and running statistics.
-    pub floats: Vec<f32>,
-    pub scaler: ScalerState,
-    pub state: RunState,
-    pub loss: f64,
-    pub norm: Option<f64>,
+    pub(crate) floats: Vec<f32>,
+    pub(crate) scaler: ScalerState,
+    pub(crate) state: RunState,
+    pub(crate) loss: f64,
+    pub(crate) norm: Option<f64>,
 }
 
 impl After {
-    pub fn of<M: Module>(trainer: &Trainer<M>, report: &StepReport) -> Self {
+    pub(crate) fn of<M: Module>(trainer: &Trainer<M>, report: &StepReport) -> Self {
         Self {
             floats: floats(trainer.model()),
             scaler: trainer.scaler(),
@@ -136,14 +136,14 @@ impl After {
     }
 
     /// Whether every bit is the same.
-    pub fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is(&self, other: &Self) -> bool {
         let bits = |after: &Self| after.floats.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         let rest = |after: &Self| (after.scaler, after.state, after.loss.to_bits(), after.norm.map(f64::to_bits));
         bits(self) == bits(other) && rest(self) == rest(other)
     }
 
     /// The relative L2 distance of the floats.
-    pub fn distance(&self, other: &Self) -> f64 {
+    pub(crate) fn distance(&self, other: &Self) -> f64 {
         assert_eq!(self.floats.len(), other.floats.len());
         let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
         let differences = &mut self.floats.iter().zip(&other.floats).map(|(a, b)| f64::from(*a) - f64::from(*b));
@@ -152,7 +152,7 @@ impl After {
 }
 
 /// Every float of a model, running statistics included.
-pub fn floats(model: &impl Module) -> Vec<f32> {
+pub(crate) fn floats(model: &impl Module) -> Vec<f32> {
     struct Floats(Vec<f32>);
     impl ModuleVisitor for Floats {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -167,7 +167,7 @@ pub fn floats(model: &impl Module) -> Vec<f32> {
 }
 
 /// Bytes of live tensors, once the device has done everything.
-pub fn in_use() -> u64 {
+pub(crate) fn in_use() -> u64 {
     let device = device().inner();
     reclaim(&device);
     device.memory_pool_usage().expect("CubeCL reports its pools").bytes_in_use

@@ -13,7 +13,7 @@ use kiln_models::{Gpt, GptConfig};
 use kiln_training::Task;
 
 /// A task with a model and data of its own.
-pub trait Case: Task + Sync {
+pub(crate) trait Case: Task + Sync {
     /// A model.
     fn model(&self, device: &Device) -> Self::Model;
     /// The batch of a step.
@@ -33,22 +33,22 @@ fn noise(seed: u64, count: usize) -> impl Iterator<Item = f32> {
 const CLASSES: usize = 5;
 
 /// Images of `side` squared pixels in two channels, into five classes.
-pub struct Images {
-    pub samples: usize,
-    pub side: usize,
-    pub channels: usize,
-    pub batch_norm: bool,
+pub(crate) struct Images {
+    pub(crate) samples: usize,
+    pub(crate) side: usize,
+    pub(crate) channels: usize,
+    pub(crate) batch_norm: bool,
 }
 
 #[derive(Module, Debug)]
-pub struct Net {
+pub(crate) struct Net {
     first: Conv2d,
     norm: Option<BatchNorm>,
     second: Conv2d,
     last: Linear,
 }
 
-pub struct ImageBatch {
+pub(crate) struct ImageBatch {
     x: Vec<f32>,
     y: Vec<i64>,
 }
@@ -119,9 +119,9 @@ impl Case for Images {
 }
 
 /// Sequences of tokens, of which the next is to be told.
-pub struct Text {
-    pub samples: usize,
-    pub config: GptConfig,
+pub(crate) struct Text {
+    pub(crate) samples: usize,
+    pub(crate) config: GptConfig,
 }
 
 impl Task for Text {
