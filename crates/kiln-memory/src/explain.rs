@@ -41,7 +41,7 @@ pub struct Explanation {
     /// The buffers that would have to go for the step to fit: each is the largest of those alive at the peak that is left. All that
     /// can go, when even that is too little.
     pub must_go: Vec<Holder>,
-    /// Whether the step fits without [`must_go`](Self::must_go).
+    /// Whether the step fits without them (`must_go`).
     pub fits_without: bool,
 }
 

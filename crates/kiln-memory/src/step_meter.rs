@@ -38,6 +38,8 @@ pub struct StepMeter<'a> {
     meter: &'a Meter,
     started: Instant,
     phases: Vec<MeasuredPhase>,
+    /// The most bytes within micro-batches before the one that is watched.
+    before: u64,
     /// Readings at the beginnings and ends of phases.
     samples: Vec<Sample>,
     sampler: Option<Sampler>,
@@ -70,14 +72,15 @@ impl<'a> StepMeter<'a> {
             });
             Sampler { stop, thread }
         });
-        Self { meter, started: Instant::now(), phases: vec![], samples: vec![], sampler }
+        Self { meter, started: Instant::now(), phases: vec![], before: 0, samples: vec![], sampler }
     }
 
     /// A phase begins, the one before it ends. A forward pass after a backward pass is that of the next micro-batch: the
-    /// watch begins anew, so that the last one is what is shown.
+    /// watch begins anew, so that the last one is what is shown; the peak is that of all.
     pub fn enter(&mut self, phase: Phase) {
         self.close();
         if phase == Phase::Forward && !self.phases.is_empty() {
+            self.before = self.phases.iter().map(|phase| phase.peak_bytes).fold(self.before, u64::max);
             self.phases.clear();
             self.samples.clear();
             self.started = Instant::now();
@@ -110,7 +113,7 @@ impl<'a> StepMeter<'a> {
             samples.extend(seen);
             samples.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         }
-        let peak_bytes = self.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
+        let peak_bytes = self.phases.iter().map(|phase| phase.peak_bytes).fold(self.before, u64::max);
         Measured { peak_bytes, phases: self.phases, samples }
     }
 }

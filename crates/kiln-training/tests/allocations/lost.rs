@@ -64,6 +64,26 @@ fn lost_tensors() {
     show("cat lost, good", Tensor::cat(vec![part.clone(), good() * 3.0], 0));
     show("cat good, lost", Tensor::cat(vec![good() * 3.0, part.clone()], 0));
     show("cat good, lost, good", Tensor::cat(vec![good() * 3.0, part.clone(), good() * 5.0], 0));
+    let two = |n: usize| Tensor::<2>::ones([4, n], &device);
+    let lost2 = lost.clone().slice([0..20]).reshape([4, 5]);
+    device.sync().unwrap();
+    show("cat2 dim1", Tensor::cat(vec![lost2.clone(), two(3)], 1));
+    show("cat2 dim0", Tensor::cat(vec![lost2.clone(), two(5)], 0));
+    let t = two(5).transpose().matmul(two(5));
+    show("cat2 matmul", Tensor::cat(vec![lost2.clone(), t], 0));
+    let many: Vec<_> = std::iter::once(lost2.clone()).chain((0..40).map(|i| two(5) * i)).collect();
+    device.sync().unwrap();
+    show("cat many", Tensor::cat(many, 0));
+    let many: Vec<_> = std::iter::once(part.clone()).chain((0..40).map(|_| Tensor::<2>::ones([4, 1000], &device).sum())).collect();
+    device.sync().unwrap();
+    show("cat sums", Tensor::cat(many, 0));
+    show("stack", Tensor::stack::<2>(vec![part.clone(), good()], 0));
+    let ints = vec![part.clone().int(), good().int()];
+    device.sync().unwrap();
+    println!("int cat {:?}", Tensor::cat(ints, 0).try_into_data().map_err(|e| Failure::from_device(&e).map(|f| f.kind())));
+    let bools = vec![part.clone().greater_elem(0.0), good().greater_elem(0.0)];
+    device.sync().unwrap();
+    println!("bool cat {:?}", Tensor::cat(bools, 0).try_into_data().map_err(|e| Failure::from_device(&e).map(|f| f.kind())));
     show("sum", good() + part.clone());
     show("slice_assign", good().slice_assign([0..2], part.clone().slice([0..2])));
     show(
@@ -73,7 +93,7 @@ fn lost_tensors() {
     show("assign into lost", lost.clone().slice_assign([0..4], good()).slice([0..4]));
     show("assign into lost, elsewhere", lost.clone().slice_assign([0..4], good()).slice([8..12]));
     show("mask", lost.clone().slice([0..4]).mask_fill(good().greater_elem(0.0), 1.0));
-    let big = Tensor::<1>::empty([1 << 38], &device);
+    let big = Tensor::<1>::empty([1_usize << 38], &device);
     show("1 TiB", big);
     let fresh = good() + 1.0;
     show("fresh", fresh);
@@ -132,13 +152,20 @@ where
             })
         })
     };
+    let t0 = std::time::Instant::now();
     let _ = run(&[]);
+    println!("first {:?}", t0.elapsed());
+    let t0 = std::time::Instant::now();
+    let _ = run(&[]);
+    println!("second {:?}", t0.elapsed());
     let base = in_use();
     let (expected, count) = run(&[]);
     let expected: Vec<Vec<u32>> = expected.unwrap().1.into_iter().map(Result::unwrap).collect();
     let (mut found, mut panicked, mut harmless, mut holes) = (0, 0, 0, 0);
     let mut texts = std::collections::BTreeMap::<String, usize>::new();
-    for number in 1..=count.seen {
+    println!("{count:?}");
+    let every = count.seen.div_ceil(std::env::var("S").map_or(1000, |s| s.parse().unwrap()));
+    for number in (1..=count.seen).step_by(every) {
         let (outcome, Count { refused, .. }) = run(&[number]);
         match outcome {
             Err(payload) => {
