@@ -1,5 +1,0 @@
-mod lost;
-mod pages;
-mod run;
-mod steps;
-mod tasks;
