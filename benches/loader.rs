@@ -2,7 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "criterion's macros; a bench ends at what goes wrong")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kiln_data::{BatchPlan, ImageBatch, Loader, LoaderConfig, Order, Transform, open_images};
+use kiln_data::{ImageBatch, LoaderConfig, Order, Transform, open_images};
 
 fn epoch(c: &mut Criterion) {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/fashion-mnist");
@@ -14,9 +14,7 @@ fn epoch(c: &mut Criterion) {
             let set = set.clone();
             let order = Order::Shuffled { seed: 1 };
             let config = LoaderConfig { order, workers, ..LoaderConfig::new(64) };
-            let samples = set.len();
-            let make = move |plan: &BatchPlan| ImageBatch::load(&set, &transform, 1, plan);
-            let loader = Loader::new(samples, config, make).unwrap();
+            let loader = ImageBatch::loader(set, transform, 1, config).unwrap();
             let mut number = 0;
             group.bench_function(BenchmarkId::new(name, format!("{workers} workers")), |b| {
                 b.iter(|| {

@@ -5,7 +5,7 @@ use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
 use burn::tensor::Device;
 
-use crate::{Batches, Loader};
+use crate::{Batches, Error, Loader};
 
 type ToDevice<H, O> = Arc<dyn Fn(H, &Device) -> O + Send + Sync>;
 
@@ -64,8 +64,14 @@ impl<H: Send + 'static, O> Iterator for Epoch<'_, H, O> {
     type Item = Result<O, DatasetError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let batch = self.batches.next()?;
-        self.taken += 1;
+        let batch = loop {
+            let batch = self.batches.next()?;
+            self.taken += 1;
+            // Bad samples are left out, as the loader's settings say and its list of them reports.
+            if !matches!(batch, Err(Error::NothingLeft { .. })) {
+                break batch;
+            }
+        };
         Some(batch.map(|batch| (self.from.to_device)(batch, &self.from.device)).map_err(DatasetError::new))
     }
 }

@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What can go wrong between the disk and a batch.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +44,51 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A sample takes more memory than it may.
+    #[error("{}takes {bytes} bytes to decode, expected at most {limit}", path_prefix(path))]
+    TooLarge {
+        /// The file, where it is one.
+        path: Option<PathBuf>,
+        /// What decoding it takes.
+        bytes: u64,
+        /// What it may take.
+        limit: u64,
+    },
+    /// More samples could not be read than the loader's settings allow.
+    #[error("more than {at_most} samples could not be read; the last: {last}")]
+    TooManyBadSamples {
+        /// How many are allowed.
+        at_most: usize,
+        /// Why the last one could not be read.
+        last: String,
+    },
+    /// No sample of a batch could be read, and bad samples are left out: go on with the next batch.
+    #[error("batch {batch} of epoch {epoch}: none of its {samples} samples could be read")]
+    NothingLeft {
+        /// The epoch, counted from zero.
+        epoch: u64,
+        /// The batch within it, counted from zero.
+        batch: usize,
+        /// How many samples it had.
+        samples: usize,
+    },
+    /// The code that reads a sample panicked.
+    #[error("sample {id}: the code that reads it panicked: {message}")]
+    SamplePanic {
+        /// The sample.
+        id: usize,
+        /// The panic's message.
+        message: String,
+    },
+    /// The code that finishes batches ahead of their consumer panicked.
+    #[error("the code that finishes batches panicked: {message}")]
+    FinishPanic {
+        /// The panic's message.
+        message: String,
+    },
+    /// The epoch was given up before the batch was made; nobody sees this who did not give it up.
+    #[error("the epoch was given up")]
+    Cancelled,
     /// A setting that no loader can have.
     #[error("{field} is {value}, expected {expected}")]
     InvalidSetting {
@@ -72,12 +117,32 @@ pub enum Error {
     },
 }
 
+fn path_prefix(path: &Option<PathBuf>) -> String {
+    path.as_ref().map_or_else(|| "it ".into(), |path| format!("'{}' ", path.display()))
+}
+
 impl Error {
-    pub(crate) fn read(path: &std::path::Path, reason: std::io::Error) -> Self {
+    /// Whether one sample is to blame, so that a loader may go on without it: it is damaged, too large, gone, or the
+    /// code that reads it panicked.
+    pub fn is_of_a_sample(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Format { .. } | Self::TooLarge { .. } | Self::SamplePanic { .. })
+    }
+
+    /// The file it is about, if it is about one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Read { path, .. } | Self::Write { path, .. } | Self::NoDataSet { path, .. } => Some(path),
+            Self::EmptyClass { path, .. } | Self::Format { path, .. } => Some(path),
+            Self::TooLarge { path, .. } => path.as_deref(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn read(path: &Path, reason: std::io::Error) -> Self {
         Self::Read { path: path.to_owned(), reason }
     }
 
-    pub(crate) fn format(path: &std::path::Path, reason: impl Into<String>) -> Self {
+    pub(crate) fn format(path: &Path, reason: impl Into<String>) -> Self {
         Self::Format { path: path.to_owned(), reason: reason.into() }
     }
 }

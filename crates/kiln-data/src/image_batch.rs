@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::rng::sample_rng;
-use crate::{BatchPlan, Error, ImageSet, Transform};
+use crate::{BatchPlan, Error, Image, ImageSet, Loader, LoaderConfig, Stage, Transform, Worker};
 
 /// A batch of equally large images on the host, 8 bits a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,24 +39,49 @@ impl Normalize {
 }
 
 impl ImageBatch {
-    /// Loads, transforms and packs the samples of `plan`. Random choices are a function of
-    /// (`seed`, epoch, sample) alone.
+    /// A loader of such batches: the images of `set`, transformed. Random choices are a function of (`seed`, epoch,
+    /// sample) alone.
     ///
     /// # Errors
-    /// Those of [`ImageSet::load`] and [`Transform::apply`].
-    pub fn load(set: &ImageSet, transform: &Transform, seed: u64, plan: &BatchPlan) -> Result<Self, Error> {
-        let shape = [plan.ids.len(), set.channels(), transform.size, transform.size];
-        let mut pixels = Vec::with_capacity(shape.iter().product());
-        let mut labels = Vec::with_capacity(plan.ids.len());
+    /// Those of [`Transform::check`] and [`Loader::budgeted`].
+    pub fn loader(set: ImageSet, transform: Transform, seed: u64, config: LoaderConfig) -> Result<Loader<Self>, Error> {
+        transform.check()?;
+        // A label and an id beside the pixels.
+        let sample = (set.channels() * transform.size * transform.size + 16) as u64;
+        let bytes = move |plan: &BatchPlan| sample * plan.ids.len() as u64;
+        Loader::budgeted(set.len(), config, bytes, move |plan, worker| Self::load(&set, &transform, seed, plan, worker))
+    }
+
+    /// Loads, transforms and packs the samples of `plan`, straight into one buffer.
+    ///
+    /// # Errors
+    /// Those of [`Worker::sample`] and [`Worker::within`]; [`Error::NothingLeft`] when no sample could be read.
+    pub fn load(
+        set: &ImageSet,
+        transform: &Transform,
+        seed: u64,
+        plan: &BatchPlan,
+        worker: &Worker,
+    ) -> Result<Self, Error> {
+        let (channels, size) = (set.channels(), transform.size);
+        let image = channels * size * size;
+        let mut pixels = Vec::with_capacity(plan.ids.len() * image);
+        let (mut labels, mut ids) = (Vec::with_capacity(plan.ids.len()), Vec::with_capacity(plan.ids.len()));
         for id in &plan.ids {
-            let sample = set.load(*id)?;
-            let image = transform.apply(sample.image, &mut sample_rng(seed, plan.epoch, *id as u64))?;
-            for channel in 0..image.channels {
-                pixels.extend(image.pixels[channel..].iter().step_by(image.channels));
+            let load = |id| {
+                let rng = &mut sample_rng(seed, plan.epoch, id as u64);
+                Ok((id, set.view(id, transform, rng, plan, worker)?))
+            };
+            if let Some((id, image)) = worker.sample(plan, *id, load)? {
+                worker.timed(Stage::Assemble, || pack(&image, &mut pixels));
+                labels.push(set.label(id) as i64);
+                ids.push(id);
             }
-            labels.push(sample.label as i64);
         }
-        Ok(Self { pixels, shape, labels, ids: plan.ids.clone() })
+        if ids.is_empty() {
+            return Err(Error::NothingLeft { epoch: plan.epoch, batch: plan.index, samples: plan.ids.len() });
+        }
+        Ok(Self { pixels, shape: [ids.len(), channels, size, size], labels, ids })
     }
 
     /// Number of images.
@@ -96,5 +121,17 @@ impl ImageBatch {
         let images = Tensor::<4, Int>::from_data(bytes, (device, DType::U8)).float() * row(scale) + row(shift);
         let labels = Tensor::from_data(TensorData::new(self.labels.clone(), [self.labels.len()]), device);
         (images, labels)
+    }
+}
+
+/// Appends the image's channels one after the other.
+fn pack(image: &Image, pixels: &mut Vec<u8>) {
+    match image.channels {
+        1 => pixels.extend_from_slice(&image.pixels),
+        channels => {
+            for channel in 0..channels {
+                pixels.extend(image.pixels[channel..].iter().step_by(channels));
+            }
+        }
     }
 }

@@ -3,7 +3,9 @@ use std::sync::Arc;
 
 use burn::data::dataset::{Dataset, DatasetError};
 
-use crate::Error;
+use rand::Rng;
+
+use crate::{BatchPlan, Error, Stage, Transform, Worker};
 
 /// An image of 8-bit samples, row by row, the channels of a pixel side by side.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +118,21 @@ impl ImageSet {
             Store::Files { paths } => decode(&paths[id])?,
         };
         Ok(LabeledImage { image, label: self.labels[id] })
+    }
+
+    /// Image `id` as `transform` makes it, read within the room of `worker`.
+    pub(crate) fn view(
+        &self,
+        id: usize,
+        transform: &Transform,
+        rng: &mut impl Rng,
+        plan: &BatchPlan,
+        worker: &Worker,
+    ) -> Result<Image, Error> {
+        match &self.store {
+            Store::Memory { .. } => worker.timed(Stage::Decode, || transform.apply(self.load(id)?.image, rng)),
+            Store::Files { .. } => worker.within(plan, 0, || transform.apply(self.load(id)?.image, rng)),
+        }
     }
 
     /// The images at `ids`, in that order, sharing the pixels.

@@ -13,13 +13,13 @@
 //!
 //! ```
 //! use burn::tensor::Device;
-//! use kiln_data::{ImageBatch, Loader, LoaderConfig, Normalize, Order, Transform, open_images};
+//! use kiln_data::{ImageBatch, LoaderConfig, Normalize, Order, Transform, open_images};
 //!
 //! # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/fashion-mnist");
 //! let data = open_images(root)?;
 //! let (set, transform, seed) = (data.train, Transform::training(28, 0.6), 7);
 //! let config = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..LoaderConfig::new(32) };
-//! let loader = Loader::new(set.len(), config, move |plan| ImageBatch::load(&set, &transform, seed, plan))?;
+//! let loader = ImageBatch::loader(set, transform, seed, config)?;
 //!
 //! let normalize = Normalize::for_channels(1);
 //! for batch in loader.epoch(0, 0).take(2) {
@@ -30,7 +30,10 @@
 //! # Ok::<(), kiln_data::Error>(())
 //! ```
 
+mod ahead;
+mod bad_samples;
 mod batches;
+mod budget;
 mod burn_loader;
 mod cifar;
 mod error;
@@ -42,10 +45,14 @@ mod loader;
 mod open;
 mod order;
 mod rng;
+mod stats;
 mod text;
 mod tokenizer;
 mod transform;
+mod worker;
+mod workers;
 
+pub use bad_samples::{BadSample, BadSampleReport, BadSamples};
 pub use batches::Batches;
 pub use burn_loader::BurnLoader;
 pub use error::Error;
@@ -56,6 +63,8 @@ pub use loader::{BatchPlan, Loader, LoaderConfig};
 pub use open::{TrainTest, open_images};
 pub use order::{Order, Permutation};
 pub use rng::sample_rng;
+pub use stats::{Bottleneck, LoaderStats, Stage};
 pub use text::{TextBatch, TextTokens, open_text};
 pub use tokenizer::{Tokenizer, TokenizerKind};
 pub use transform::{Crop, Transform};
+pub use worker::Worker;

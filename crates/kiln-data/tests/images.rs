@@ -5,7 +5,7 @@
 use burn::tensor::Device;
 use image::RgbImage;
 use kiln_data::{
-    Crop, Error, ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, Transform, sample_rng, write_idx_gz,
+    Crop, Error, ImageBatch, ImageSet, LoaderConfig, Normalize, Order, Transform, sample_rng, write_idx_gz,
 };
 use rand::Rng;
 use tempfile::tempdir;
@@ -25,7 +25,7 @@ fn noise(count: usize) -> ImageSet {
 /// All images of one epoch, one after the other.
 fn epoch(set: &ImageSet, transform: Transform, seed: u64, config: LoaderConfig, epoch: u64) -> Vec<ImageBatch> {
     let set = set.clone();
-    let loader = Loader::new(set.len(), config, move |plan| ImageBatch::load(&set, &transform, seed, plan)).unwrap();
+    let loader = ImageBatch::loader(set, transform, seed, config).unwrap();
     loader.epoch(epoch, 0).map(Result::unwrap).collect()
 }
 
@@ -77,9 +77,9 @@ fn augmentation_does_not_depend_on_workers_or_batch_sizes() {
     let set = noise(37);
     let transform = Transform::training(8, 0.3);
     let config = LoaderConfig { order: Order::Shuffled { seed: 4 }, ..LoaderConfig::new(5) };
-    let expected = epoch(&set, transform, 7, config, 3);
+    let expected = epoch(&set, transform, 7, config.clone(), 3);
     for workers in [1, 3, 8] {
-        assert_eq!(epoch(&set, transform, 7, LoaderConfig { workers, ..config }, 3), expected);
+        assert_eq!(epoch(&set, transform, 7, LoaderConfig { workers, ..config.clone() }, 3), expected);
     }
     let other_cuts = epoch(&set, transform, 7, LoaderConfig { batch_size: 16, ..config }, 3);
     assert_eq!(pixels(&other_cuts), pixels(&expected));
@@ -108,7 +108,7 @@ fn one_damaged_image_fails_its_batch_and_no_other() {
     let damaged = root.path().join("class/3.png");
     std::fs::write(&damaged, "this is no image").unwrap();
     let set = ImageSet::folder(root.path()).unwrap();
-    let load = move |plan: &_| ImageBatch::load(&set, &Transform::evaluation(4), 0, plan);
-    let batches: Vec<_> = Loader::new(6, LoaderConfig::new(2), load).unwrap().epoch(0, 0).collect();
+    let loader = ImageBatch::loader(set, Transform::evaluation(4), 0, LoaderConfig::new(2)).unwrap();
+    let batches: Vec<_> = loader.epoch(0, 0).collect();
     assert!(matches!(&batches[..], [Ok(_), Err(Error::Format { path, .. }), Ok(_)] if *path == damaged), "{batches:?}");
 }

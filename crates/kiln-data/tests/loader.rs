@@ -68,7 +68,8 @@ proptest! {
         drop_last: bool, epoch in 0u64..5, start in 0.0f64..=1.0,
     ) {
         let size = size.min(samples);
-        let config = LoaderConfig { batch_size: size, order: Order::Shuffled { seed }, drop_last, workers, prefetch };
+        let order = Order::Shuffled { seed };
+        let config = LoaderConfig { order, drop_last, workers, prefetch, ..LoaderConfig::new(size) };
         let loader = loader(samples, config);
         let plans = take(&loader, epoch, 0);
         prop_assert_eq!(plans.len(), loader.batches());
@@ -230,19 +231,19 @@ fn dropping_the_iterator_makes_no_batch_that_nobody_takes() {
 
 #[test]
 fn impossible_settings_are_refused() {
-    let good = LoaderConfig::new(4);
+    let good = || LoaderConfig::new(4);
     let cases = [
         (9, LoaderConfig::new(0), "batch size is 0, expected at least 1"),
-        (9, LoaderConfig { workers: 0, ..good }, "workers is 0, expected at least 1"),
-        (9, LoaderConfig { prefetch: 0, ..good }, "prefetch is 0, expected at least 1"),
-        (0, good, "samples is 0, expected at least 1"),
-        (3, good, "batch size is 4, with 3 samples, expected at most the number of samples"),
+        (9, LoaderConfig { workers: 0, ..good() }, "workers is 0, expected at least 1"),
+        (9, LoaderConfig { prefetch: 0, ..good() }, "prefetch is 0, expected at least 1"),
+        (0, good(), "samples is 0, expected at least 1"),
+        (3, good(), "batch size is 4, with 3 samples, expected at most the number of samples"),
     ];
     for (samples, config, message) in cases {
         let error = Loader::new(samples, config, |_| Ok(())).err().unwrap();
         assert_eq!(error.to_string(), message);
     }
-    assert!(Loader::new(4, good, |_| Ok(())).is_ok());
+    assert!(Loader::new(4, good(), |_| Ok(())).is_ok());
 }
 
 #[test]

@@ -211,8 +211,18 @@ pub fn fit<T: Task>(
     while trainer.state().step < total {
         let at = trainer.state();
         for batch in data.train.epoch(at.epoch, at.batch) {
-            let report = step(task, trainer, &batch?)?;
-            match after(trainer, Some(report))? {
+            let report = match batch {
+                // Bad samples are left out, as the loader's settings say and its list of them reports.
+                Err(kiln_data::Error::NothingLeft { .. }) => {
+                    trainer.pass_over_batch();
+                    if trainer.state().batch < data.train.batches() {
+                        continue;
+                    }
+                    None
+                }
+                batch => Some(step(task, trainer, &batch?)?),
+            };
+            match after(trainer, report)? {
                 (Some(stopped), _) => return Ok(stopped),
                 (None, true) => break,
                 (None, false) => {}
@@ -250,7 +260,11 @@ pub fn measure<T: Task>(
     let device = device.clone().inner();
     let mut sums: Vec<f64> = vec![];
     for (step, batch) in loader.epoch(0, 0).enumerate() {
-        let read = task.measure(&model, &batch?, &device).try_into_data();
+        let batch = match batch {
+            Err(kiln_data::Error::NothingLeft { .. }) => continue,
+            batch => batch?,
+        };
+        let read = task.measure(&model, &batch, &device).try_into_data();
         let read = read.map_err(|e| Error::Device { step: step as u64, reason: e.to_string() })?;
         sums.resize(read.num_elements(), 0.0);
         sums.iter_mut().zip(read.iter::<f64>()).for_each(|(sum, value)| *sum += value);

@@ -146,6 +146,11 @@ impl<M: Module> Trainer<M> {
         }
     }
 
+    /// The epoch's next batch is the one after: nothing of this one could be read.
+    pub(crate) fn pass_over_batch(&mut self) {
+        self.state.batch += 1;
+    }
+
     pub(crate) fn end_epoch(&mut self) {
         self.state = self.state.next_epoch();
     }

@@ -180,20 +180,18 @@ fn recipe_for(data: &ImageSet) -> ResnetSettings {
 fn loaders(data: TrainTest<ImageSet>, settings: &ResnetSettings) -> Result<TrainTest<Loader<ImageBatch>>> {
     let run = &settings.run;
     let transform = Transform::training(settings.images.size, settings.images.min_area);
-    transform.check()?;
     let (set, seed) = (data.train, run.seed);
     let config = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..run.loader(set.len()) };
     let config = LoaderConfig { batch_size: run.batch_size, ..config };
-    let train = Loader::new(set.len(), config, move |plan| ImageBatch::load(&set, &transform, seed, plan))?;
+    let train = ImageBatch::loader(set, transform, seed, config)?;
     Ok(TrainTest { train, test: test_loader(data.test, settings)? })
 }
 
 /// Batches of the half that is measured on.
 pub(crate) fn test_loader(set: ImageSet, settings: &ResnetSettings) -> Result<Loader<ImageBatch>> {
     let transform = Transform::evaluation(settings.images.size);
-    transform.check()?;
     let config = settings.run.loader(set.len());
-    Ok(Loader::new(set.len(), config, move |plan| ImageBatch::load(&set, &transform, 0, plan))?)
+    Ok(ImageBatch::loader(set, transform, 0, config)?)
 }
 
 /// Opens the data set that the settings name, the fixture when they name none.

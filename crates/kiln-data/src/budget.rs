@@ -1,0 +1,223 @@
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Host bytes that a loader may hold: a part for batches, the rest for images that are being decoded.
+///
+/// A batch is admitted before it is begun and leaves when the next one is asked for. An image is admitted before it is
+/// decoded, by what its header says that will take, and leaves when it is resized. The parts are apart, because the batches
+/// behind an image cannot be taken before it is there: if they could take its room, it would wait for ever.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    ledger: Mutex<Ledger>,
+    freed: Condvar,
+}
+
+/// Whose turn it is: the batch within the epoch, then who came first.
+type Turn = (usize, u64);
+
+/// The decisions of a [`Budget`], apart from threads.
+#[derive(Debug)]
+struct Ledger {
+    /// Of batches: the most bytes, and those in flight.
+    batch_limit: u64,
+    queued: u64,
+    /// Of images: the most bytes, and those being decoded.
+    image_limit: u64,
+    decoding: u64,
+    peak: u64,
+    waiting: BTreeSet<Turn>,
+    arrivals: u64,
+}
+
+impl Ledger {
+    /// Batches get what `wanted` of them take, at most half.
+    fn new(limit: u64, wanted: u64) -> Self {
+        let batch_limit = wanted.min(limit / 2);
+        let image_limit = limit - batch_limit;
+        Self { batch_limit, queued: 0, image_limit, decoding: 0, peak: 0, waiting: BTreeSet::new(), arrivals: 0 }
+    }
+
+    fn admits_batch(&self, bytes: u64) -> bool {
+        self.queued.saturating_add(bytes) <= self.batch_limit
+    }
+
+    /// Oldest batch first, so that a large image is not passed by small ones for ever. An image that nothing else is
+    /// decoded beside has nothing to wait for.
+    fn admits_image(&self, bytes: u64, turn: Turn) -> bool {
+        let fits = self.decoding.saturating_add(bytes) <= self.image_limit;
+        self.waiting.first() == Some(&turn) && (fits || self.decoding == 0)
+    }
+
+    fn arrive(&mut self, batch: usize) -> Turn {
+        self.arrivals += 1;
+        let turn = (batch, self.arrivals);
+        self.waiting.insert(turn);
+        turn
+    }
+
+    fn note_peak(&mut self) {
+        self.peak = self.peak.max(self.queued + self.decoding);
+    }
+}
+
+impl Budget {
+    /// `limit` bytes, of which batches get what is `wanted` for them, at most half.
+    pub(crate) fn new(limit: u64, wanted: u64) -> Self {
+        Self { shared: Arc::new(Shared { ledger: Mutex::new(Ledger::new(limit, wanted)), freed: Condvar::new() }) }
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.shared.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The most that one image may take.
+    pub(crate) fn image_limit(&self) -> u64 {
+        self.ledger().image_limit
+    }
+
+    /// Admits a batch if there is room, or if it `must` be: nothing else is in flight.
+    pub(crate) fn try_queue(&self, bytes: u64, must: bool) -> Option<Queued> {
+        let mut ledger = self.ledger();
+        (must || ledger.admits_batch(bytes)).then(|| {
+            ledger.queued += bytes;
+            ledger.note_peak();
+            Queued { budget: self.clone(), bytes }
+        })
+    }
+
+    /// Waits until an image of batch number `batch` may be decoded; none when `cancelled` meanwhile.
+    pub(crate) fn decode(&self, bytes: u64, batch: usize, cancelled: &AtomicBool) -> Option<Decoding> {
+        let mut ledger = self.ledger();
+        let turn = ledger.arrive(batch);
+        while !cancelled.load(SeqCst) && !ledger.admits_image(bytes, turn) {
+            ledger = self.shared.freed.wait(ledger).unwrap_or_else(PoisonError::into_inner);
+        }
+        ledger.waiting.remove(&turn);
+        let admitted = !cancelled.load(SeqCst);
+        if admitted {
+            ledger.decoding += bytes;
+            ledger.note_peak();
+        }
+        drop(ledger);
+        self.shared.freed.notify_all(); // the next in turn may fit as well
+        admitted.then(|| Decoding { budget: self.clone(), bytes })
+    }
+
+    /// Wakes those who wait, to see that they are cancelled.
+    pub(crate) fn wake(&self) {
+        drop(self.ledger());
+        self.shared.freed.notify_all();
+    }
+
+    /// Bytes in flight now, and the most there were.
+    pub(crate) fn in_flight(&self) -> (u64, u64) {
+        let ledger = self.ledger();
+        (ledger.queued + ledger.decoding, ledger.peak)
+    }
+}
+
+/// Room of a batch, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    budget: Budget,
+    bytes: u64,
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.budget.ledger().queued -= self.bytes;
+        self.budget.shared.freed.notify_all();
+    }
+}
+
+/// Room of an image that is being decoded, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Decoding {
+    budget: Budget,
+    bytes: u64,
+}
+
+impl Drop for Decoding {
+    fn drop(&mut self) {
+        self.budget.ledger().decoding -= self.bytes;
+        self.budget.shared.freed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    proptest! {
+        /// Whatever batches are admitted: the image of the batch that is waited for is decoded in the end.
+        #[test]
+        fn an_image_never_waits_for_batches(
+            limit in 2u64..1000, wanted in 0u64..2000, batches in prop::collection::vec(1u64..600, 0..20),
+            image in 0.0f64..=1.0,
+        ) {
+            let mut ledger = Ledger::new(limit, wanted);
+            for bytes in batches {
+                if ledger.admits_batch(bytes) {
+                    ledger.queued += bytes;
+                }
+            }
+            let bytes = (ledger.image_limit as f64 * image) as u64;
+            let turn = ledger.arrive(0);
+            prop_assert!(ledger.admits_image(bytes, turn));
+            prop_assert!(ledger.queued + bytes <= limit);
+        }
+    }
+
+    #[test]
+    fn the_oldest_batch_goes_first_and_small_images_do_not_pass_it() {
+        let mut ledger = Ledger::new(160, 60);
+        ledger.decoding = 60;
+        let (young, old) = (ledger.arrive(7), ledger.arrive(3));
+        assert!(!ledger.admits_image(50, old) && !ledger.admits_image(10, young));
+        ledger.decoding = 10;
+        assert!(ledger.admits_image(50, old));
+        ledger.waiting.remove(&old);
+        assert!(ledger.admits_image(10, young));
+    }
+
+    #[test]
+    fn room_is_given_back_and_the_peak_remembered() {
+        let (budget, go_on) = (Budget::new(100, 50), AtomicBool::new(false));
+        let batch = budget.try_queue(40, false).unwrap();
+        assert!(budget.try_queue(20, false).is_none());
+        let image = budget.decode(50, 0, &go_on).unwrap();
+        assert_eq!(budget.in_flight(), (90, 90));
+        drop((batch, image));
+        assert_eq!(budget.in_flight(), (0, 90));
+        drop(budget.try_queue(70, true).unwrap());
+    }
+
+    #[test]
+    fn who_waits_is_woken_by_room_and_by_the_end() {
+        let budget = Budget::new(100, 0);
+        for cancel in [false, true] {
+            let cancelled = AtomicBool::new(false);
+            let image = budget.decode(80, 0, &cancelled).unwrap();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| budget.decode(80, 1, &cancelled).is_some());
+                std::thread::sleep(Duration::from_millis(5));
+                match cancel {
+                    true => {
+                        cancelled.store(true, SeqCst);
+                        budget.wake();
+                    }
+                    false => drop(image),
+                }
+                assert_eq!(waiter.join().unwrap(), !cancel);
+            });
+        }
+    }
+}

@@ -1,0 +1,188 @@
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// What the time of making a batch is spent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Opening files and reading their headers.
+    Read,
+    /// Decoding, which reads on, and resizing.
+    Decode,
+    /// Packing samples into the batch.
+    Assemble,
+    /// Waiting for room in the byte budget.
+    Room,
+}
+
+/// What a loader has done since it was made, all epochs together; a snapshot.
+///
+/// Seconds of the workers are sums over threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LoaderStats {
+    /// Samples delivered.
+    pub samples: u64,
+    /// Batches delivered.
+    pub batches: u64,
+    /// Different samples that could not be read.
+    pub bad_samples: u64,
+    /// Bytes of batches and images in flight now.
+    pub bytes_in_flight: u64,
+    /// The most of these there were.
+    pub peak_bytes: u64,
+    /// Workers: opening files and reading headers.
+    pub read_seconds: f64,
+    /// Workers: decoding and resizing.
+    pub decode_seconds: f64,
+    /// Workers: packing.
+    pub assemble_seconds: f64,
+    /// Workers: waiting for room in the byte budget.
+    pub room_seconds: f64,
+    /// The consumer: waiting for a batch.
+    pub waited_seconds: f64,
+    /// The consumer: at work between two batches.
+    pub used_seconds: f64,
+}
+
+/// Who makes the other wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bottleneck {
+    /// Batches wait for the consumer.
+    Consumer,
+    /// The consumer waits for batches for more than a tenth of its time: more workers, a cheaper decode or smaller files help.
+    Loader,
+}
+
+impl LoaderStats {
+    /// What happened between `earlier` and this; bytes in flight and their peak are those of this.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            samples: self.samples - earlier.samples,
+            batches: self.batches - earlier.batches,
+            bad_samples: self.bad_samples - earlier.bad_samples,
+            read_seconds: self.read_seconds - earlier.read_seconds,
+            decode_seconds: self.decode_seconds - earlier.decode_seconds,
+            assemble_seconds: self.assemble_seconds - earlier.assemble_seconds,
+            room_seconds: self.room_seconds - earlier.room_seconds,
+            waited_seconds: self.waited_seconds - earlier.waited_seconds,
+            used_seconds: self.used_seconds - earlier.used_seconds,
+            ..*self
+        }
+    }
+
+    /// Fraction of the consumer's time that it waited, in [0, 1].
+    pub fn waiting(&self) -> f64 {
+        let total = self.waited_seconds + self.used_seconds;
+        if total > 0.0 { self.waited_seconds / total } else { 0.0 }
+    }
+
+    /// Samples per second of the consumer's time.
+    pub fn samples_per_second(&self) -> f64 {
+        let total = self.waited_seconds + self.used_seconds;
+        if total > 0.0 { self.samples as f64 / total } else { 0.0 }
+    }
+
+    /// Who makes the other wait.
+    pub fn bottleneck(&self) -> Bottleneck {
+        if self.waiting() > 0.1 { Bottleneck::Loader } else { Bottleneck::Consumer }
+    }
+}
+
+impl fmt::Display for LoaderStats {
+    /// One line: throughput, waiting, what workers did with their time, bytes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MIB: f64 = (1 << 20) as f64;
+        let workers = self.read_seconds + self.decode_seconds + self.assemble_seconds + self.room_seconds;
+        let part = |seconds: f64| if workers > 0.0 { 100.0 * seconds / workers } else { 0.0 };
+        write!(
+            f,
+            "{:.0} samples/s, {:.0} % waiting for data; workers: read {:.0} %, decode {:.0} %, assemble {:.0} %, \
+             wait for room {:.0} %; peak {:.1} MiB",
+            self.samples_per_second(),
+            100.0 * self.waiting(),
+            part(self.read_seconds),
+            part(self.decode_seconds),
+            part(self.assemble_seconds),
+            part(self.room_seconds),
+            self.peak_bytes as f64 / MIB,
+        )?;
+        match self.bad_samples {
+            0 => Ok(()),
+            bad => write!(f, "; {bad} bad samples"),
+        }
+    }
+}
+
+/// Nanoseconds and counts that threads add to.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    samples: AtomicU64,
+    batches: AtomicU64,
+    stages: [AtomicU64; 4],
+    waited: AtomicU64,
+    used: AtomicU64,
+}
+
+impl Counters {
+    /// Runs `work` and books its time on `stage`.
+    pub(crate) fn timed<T>(&self, stage: Stage, work: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let value = work();
+        self.stages[stage as usize].fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
+        value
+    }
+
+    pub(crate) fn delivered(&self, samples: usize) {
+        self.samples.fetch_add(samples as u64, Relaxed);
+        self.batches.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn waited(&self, time: Duration) {
+        self.waited.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+
+    pub(crate) fn used(&self, time: Duration) {
+        self.used.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self, bad_samples: usize, (bytes_in_flight, peak_bytes): (u64, u64)) -> LoaderStats {
+        let seconds = |nanos: &AtomicU64| nanos.load(Relaxed) as f64 / 1e9;
+        let stage = |stage: Stage| seconds(&self.stages[stage as usize]);
+        LoaderStats {
+            samples: self.samples.load(Relaxed),
+            batches: self.batches.load(Relaxed),
+            bad_samples: bad_samples as u64,
+            bytes_in_flight,
+            peak_bytes,
+            read_seconds: stage(Stage::Read),
+            decode_seconds: stage(Stage::Decode),
+            assemble_seconds: stage(Stage::Assemble),
+            room_seconds: stage(Stage::Room),
+            waited_seconds: seconds(&self.waited),
+            used_seconds: seconds(&self.used),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_consumer_that_waits_is_told_so() {
+        let counters = Counters::default();
+        let before = counters.snapshot(0, (0, 0));
+        assert_eq!((before.samples_per_second(), before.waiting()), (0.0, 0.0));
+        counters.delivered(30);
+        counters.waited(Duration::from_millis(500));
+        counters.used(Duration::from_millis(1000));
+        counters.timed(Stage::Decode, || std::thread::sleep(Duration::from_millis(2)));
+        let now = counters.snapshot(1, (5, 1 << 20)).since(&before);
+        assert_eq!(now.bottleneck(), Bottleneck::Loader);
+        assert_eq!((now.samples, now.batches, now.bytes_in_flight), (30, 1, 5));
+        let text = now.to_string();
+        assert!(text.starts_with("20 samples/s, 33 % waiting for data; workers: read 0 %, decode 100 %"), "{text}");
+        assert!(text.ends_with("peak 1.0 MiB; 1 bad samples"), "{text}");
+        assert_eq!(now.since(&now).bottleneck(), Bottleneck::Consumer);
+    }
+}

@@ -1,0 +1,221 @@
+//! The loader's byte budget, its statistics, bad samples, and batches that are finished ahead.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use kiln_data::{BadSamples, BatchPlan, Error, Loader, LoaderConfig, Order, Worker, sample_rng};
+use proptest::prelude::*;
+use rand::RngExt;
+
+/// Bytes that are held now, and the most there were.
+#[derive(Default)]
+struct Gauge {
+    held: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Gauge {
+    fn hold(self: &Arc<Self>, bytes: u64) -> Held {
+        self.peak.fetch_max(self.held.fetch_add(bytes, SeqCst) + bytes, SeqCst);
+        Held { gauge: self.clone(), bytes }
+    }
+}
+
+struct Held {
+    gauge: Arc<Gauge>,
+    bytes: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.gauge.held.fetch_sub(self.bytes, SeqCst);
+    }
+}
+
+/// Bytes that sample `id` takes while it is decoded: a few are large.
+fn image_bytes(id: usize, most: u64) -> u64 {
+    let random: f64 = sample_rng(11, 0, id as u64).random_range(0.0..1.0);
+    (most as f64 * random.powi(4)) as u64
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    /// Batches of any size beside images of any size, slow and quick: never above the budget, and never stuck.
+    #[test]
+    fn what_is_in_flight_stays_within_the_budget(
+        samples in 4usize..60, size in 1usize..5, workers in 1usize..9, prefetch in 1usize..9, sample_bytes in 0u64..60,
+        spare in 0u64..600, seed: u64,
+    ) {
+        let gauge = Arc::new(Gauge::default());
+        let budget = 2 * size as u64 * sample_bytes + spare;
+        let config = LoaderConfig { workers, prefetch, budget, order: Order::Shuffled { seed }, ..LoaderConfig::new(size) };
+        let bytes = move |plan: &BatchPlan| plan.ids.len() as u64 * sample_bytes;
+        let held = gauge.clone();
+        let make = move |plan: &BatchPlan, worker: &Worker| {
+            let batch = held.hold(bytes(plan));
+            for id in &plan.ids {
+                let image = image_bytes(*id, worker.image_limit());
+                worker.within(plan, image, || {
+                    let _image = held.hold(image);
+                    std::thread::sleep(Duration::from_micros(image % 40));
+                    Ok(())
+                })?;
+            }
+            Ok((plan.ids.clone(), batch))
+        };
+        let loader = Loader::budgeted(samples, config, bytes, make).unwrap();
+        let mut ids = BTreeSet::new();
+        for batch in loader.epoch(0, 0) {
+            ids.extend(batch.unwrap().0);
+        }
+        prop_assert_eq!(ids.len(), samples);
+        prop_assert!(gauge.peak.load(SeqCst) <= budget, "{} of {budget}", gauge.peak.load(SeqCst));
+        let stats = loader.stats();
+        prop_assert!(stats.peak_bytes <= budget);
+        prop_assert_eq!((stats.samples, stats.bytes_in_flight), (samples as u64, 0));
+    }
+}
+
+#[test]
+fn an_image_above_its_half_is_a_bad_sample_and_says_how_large() {
+    let config = LoaderConfig { budget: 50, bad_samples: BadSamples::skip(1), ..LoaderConfig::new(2) };
+    let make = |plan: &BatchPlan, worker: &Worker| {
+        let load = |id| worker.within(plan, if id == 2 { 51 } else { 50 }, || Ok(id));
+        plan.ids.iter().filter_map(|id| worker.sample(plan, *id, load).transpose()).collect::<Result<Vec<_>, _>>()
+    };
+    let loader = Loader::budgeted(4, config, |_| 0, make).unwrap();
+    let batches: Vec<_> = loader.epoch(0, 0).map(Result::unwrap).collect();
+    assert_eq!(batches, [vec![0, 1], vec![3]]);
+    let [report] = &loader.bad_samples()[..] else { panic!("{:?}", loader.bad_samples()) };
+    assert_eq!((report.id, report.reason.as_str()), (2, "it takes 51 bytes to decode, expected at most 50"));
+    assert_eq!(loader.stats().bad_samples, 1);
+}
+
+#[test]
+fn a_budget_below_two_batches_is_refused() {
+    let config = LoaderConfig { budget: 199, ..LoaderConfig::new(1) };
+    let error = Loader::budgeted(9, config, |_| 100, |_, _| Ok(())).err().unwrap();
+    assert_eq!(error.to_string(), "budget is 199 bytes, with batches of 100, expected at least two batches");
+}
+
+fn broken(id: usize) -> Result<usize, Error> {
+    match id % 10 {
+        3 => Err(Error::Format { path: Path::new("3.jpg").into(), reason: "truncated".into() }),
+        7 => panic!("no sample\nfor me"),
+        _ => Ok(id),
+    }
+}
+
+fn with_broken(samples: usize, config: LoaderConfig) -> Loader<Vec<usize>> {
+    let make = |plan: &BatchPlan, worker: &Worker| {
+        let got: Result<Vec<_>, _> =
+            plan.ids.iter().filter_map(|id| worker.sample(plan, *id, broken).transpose()).collect();
+        match got? {
+            ids if ids.is_empty() => {
+                Err(Error::NothingLeft { epoch: plan.epoch, batch: plan.index, samples: plan.ids.len() })
+            }
+            ids => Ok(ids),
+        }
+    };
+    Loader::budgeted(samples, config, |_| 0, make).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn every_id_is_delivered_or_reported(
+        samples in 20usize..90, size in 1usize..6, workers in 1usize..9, substitute: bool, seed: u64,
+    ) {
+        let bad_samples = if substitute { BadSamples::substitute(90) } else { BadSamples::skip(90) };
+        let order = Order::Shuffled { seed };
+        let config = LoaderConfig { workers, order, bad_samples, ..LoaderConfig::new(size) };
+        let loader = with_broken(samples, config);
+        let (mut delivered, mut empty) = (vec![], 0);
+        for batch in loader.epoch(0, 0) {
+            match batch {
+                Ok(ids) => delivered.extend(ids),
+                Err(Error::NothingLeft { samples, .. }) => empty += samples,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        let reported: BTreeSet<usize> = loader.bad_samples().iter().map(|report| report.id).collect();
+        let expected: BTreeSet<usize> = (0..samples).filter(|id| [3, 7].contains(&(id % 10))).collect();
+        prop_assert_eq!(&reported, &expected);
+        let unique: BTreeSet<usize> = delivered.iter().copied().collect();
+        prop_assert_eq!(unique.union(&reported).count(), samples);
+        prop_assert!(unique.is_disjoint(&reported));
+        match substitute {
+            true => prop_assert_eq!((delivered.len(), empty), (samples, 0)),
+            false => prop_assert_eq!((delivered.len(), unique.len()), (samples - reported.len(), delivered.len())),
+        }
+        // The same whatever the number of workers.
+        let one = LoaderConfig { workers: 1, ..loader.config().clone() };
+        let again: Vec<usize> = with_broken(samples, one).epoch(0, 0).flatten().flatten().collect();
+        prop_assert_eq!(again, delivered);
+    }
+}
+
+#[test]
+fn a_panic_in_a_sample_says_which() {
+    let loader = with_broken(10, LoaderConfig::new(10));
+    let error = loader.epoch(0, 0).next().unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Format { .. }), "{error}"); // 3 comes before 7
+    let loader = with_broken(10, LoaderConfig { bad_samples: BadSamples::skip(1), ..LoaderConfig::new(10) });
+    let error = loader.epoch(0, 0).next().unwrap().unwrap_err();
+    let expected = "more than 1 samples could not be read; the last: sample 7: the code that reads it panicked: \
+                    no sample for me";
+    assert_eq!(error.to_string(), expected);
+}
+
+/// One batch waits for room that never comes: dropping the iterator ends it.
+#[test]
+fn dropping_the_iterator_ends_workers_that_wait_for_room() {
+    let (entered, entries) = mpsc::channel();
+    let make = move |plan: &BatchPlan, worker: &Worker| {
+        let entered = entered.clone();
+        worker.within(plan, 50, || {
+            let ended = worker.within(plan, 50, || {
+                entered.send(()).unwrap();
+                worker.within(plan, 50, || Ok(()))
+            });
+            assert!(matches!(ended, Err(Error::Cancelled)));
+            Ok(())
+        })
+    };
+    let loader = Loader::budgeted(1, LoaderConfig { budget: 100, ..LoaderConfig::new(1) }, |_| 0, make).unwrap();
+    let batches = loader.epoch(0, 0);
+    entries.recv().unwrap();
+    drop(batches);
+    assert_eq!(loader.stats().bytes_in_flight, 0);
+}
+
+#[test]
+fn finished_batches_come_in_order_ahead_of_the_consumer_and_within_the_depth() {
+    let finished = Arc::new(AtomicUsize::new(0));
+    let count = finished.clone();
+    let config = LoaderConfig { workers: 3, prefetch: 4, ..LoaderConfig::new(2) };
+    let loader = Loader::budgeted(40, config, |_| 10, |plan, _| Ok(plan.ids.clone()));
+    let loader = loader.unwrap().finished(25, move |ids| {
+        count.fetch_add(1, SeqCst);
+        Ok(ids)
+    });
+    let mut batches = loader.epoch(0, 0);
+    assert_eq!(batches.next().unwrap().unwrap(), [0, 1]);
+    while finished.load(SeqCst) < 3 {
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(finished.load(SeqCst), 3); // one was taken, two wait
+    let rest: Vec<usize> = batches.by_ref().flat_map(Result::unwrap).collect();
+    assert_eq!(rest, (2..40).collect::<Vec<_>>());
+    drop(loader.epoch(1, 3)); // in the middle, with batches waiting
+
+    let panics = loader.finished(0, |_| panic!("no device"));
+    let error = panics.epoch(0, 0).next().unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "the code that finishes batches panicked: no device");
+}
