@@ -80,6 +80,6 @@ impl<H: Send + 'static, O> DataLoaderIterator<O> for Epoch<'_, H, O> {
     fn progress(&self) -> Progress {
         // burn's contract: in items, of `num_items`.
         let loader = &self.from.loader;
-        Progress::new(loader.samples_in(self.taken), loader.samples(), Some("items".to_owned()))
+        Progress::new(loader.sampler().samples_in(self.taken), loader.samples(), Some("items".to_owned()))
     }
 }

@@ -13,12 +13,12 @@
 //!
 //! ```
 //! use burn::tensor::Device;
-//! use kiln_data::{ImageBatch, LoaderConfig, Normalize, Order, Transform, open_images};
+//! use kiln_data::{ImageBatch, LoaderConfig, Normalize, Order, Remainder, Transform, open_images};
 //!
 //! # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/fashion-mnist");
 //! let data = open_images(root)?;
 //! let (set, transform, seed) = (data.train, Transform::training(28, 0.6), 7);
-//! let config = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..LoaderConfig::new(32) };
+//! let config = LoaderConfig { order: Order::Shuffled { seed }, remainder: Remainder::Drop, ..LoaderConfig::new(32) };
 //! let loader = ImageBatch::loader(set, transform, seed, config)?;
 //!
 //! let normalize = Normalize::for_channels(1);
@@ -33,6 +33,7 @@
 mod ahead;
 mod bad_samples;
 mod batches;
+mod buckets;
 mod budget;
 mod burn_loader;
 mod cifar;
@@ -42,9 +43,11 @@ mod idx;
 mod image_batch;
 mod image_set;
 mod loader;
+mod loader_state;
 mod open;
 mod order;
 mod rng;
+mod sampler;
 mod stats;
 mod text;
 mod tokenizer;
@@ -60,9 +63,11 @@ pub use idx::write_idx_gz;
 pub use image_batch::{ImageBatch, Normalize};
 pub use image_set::{Image, ImageSet, LabeledImage};
 pub use loader::{BatchPlan, Loader, LoaderConfig};
+pub use loader_state::LoaderState;
 pub use open::{TrainTest, open_images};
-pub use order::{Order, Permutation};
+pub use order::{EpochOrder, Order, Weights};
 pub use rng::sample_rng;
+pub use sampler::{Remainder, Replica, Sampler};
 pub use stats::{Bottleneck, LoaderStats, Stage};
 pub use text::{TextBatch, TextTokens, open_text};
 pub use tokenizer::{Tokenizer, TokenizerKind};

@@ -7,18 +7,21 @@ use crate::ahead::{Ahead, Finish};
 use crate::batches::{Batches, Source};
 use crate::worker::{Shared, Worker};
 use crate::workers::Workers;
-use crate::{BadSampleReport, BadSamples, Error, LoaderStats, Order};
+use crate::{BadSampleReport, BadSamples, Error, LoaderState, LoaderStats, Order, Remainder, Replica, Sampler};
 
 /// How a [`Loader`] cuts and orders its samples, and how much it works ahead.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderConfig {
-    /// Samples per batch, at least 1.
+    /// Samples per batch, at least 1, over all replicas.
     pub batch_size: usize,
     /// The order of an epoch.
     pub order: Order,
-    /// Leave out a last batch that would be short.
-    pub drop_last: bool,
+    /// What becomes of the samples that do not fill a batch.
+    pub remainder: Remainder,
+    /// Which part of every batch is this loader's.
+    #[serde(skip)]
+    pub replica: Replica,
     /// Threads that make batches, at least 1. The batches and their order do not depend on it.
     pub workers: usize,
     /// Batches in the making or waiting, at most; at least 1.
@@ -37,7 +40,8 @@ impl LoaderConfig {
         Self {
             batch_size,
             order: Order::Sequential,
-            drop_last: false,
+            remainder: Remainder::Keep,
+            replica: Replica::ALONE,
             workers: 2,
             prefetch: 4,
             budget: 1 << 30,
@@ -46,8 +50,7 @@ impl LoaderConfig {
     }
 
     fn check(&self) -> Result<(), Error> {
-        for (field, value) in [("batch size", self.batch_size), ("workers", self.workers), ("prefetch", self.prefetch)]
-        {
+        for (field, value) in [("workers", self.workers), ("prefetch", self.prefetch)] {
             if value == 0 {
                 return Err(Error::InvalidSetting { field, value: "0".into(), expected: "at least 1" });
             }
@@ -77,7 +80,7 @@ pub(crate) type Bytes = Arc<dyn Fn(&BatchPlan) -> u64 + Send + Sync>;
 ///
 /// Clones share the budget, the statistics and the list of bad samples.
 pub struct Loader<O> {
-    samples: Range<usize>,
+    sampler: Sampler,
     config: LoaderConfig,
     bytes: Bytes,
     make: Make<O>,
@@ -88,7 +91,7 @@ pub struct Loader<O> {
 impl<O> Clone for Loader<O> {
     fn clone(&self) -> Self {
         Self {
-            samples: self.samples.clone(),
+            sampler: self.sampler.clone(),
             config: self.config.clone(),
             bytes: self.bytes.clone(),
             make: self.make.clone(),
@@ -102,7 +105,7 @@ impl<O: Send + 'static> Loader<O> {
     /// Batches of the samples `0..samples`, of a size that the loader does not know: only their number is bounded.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for a zero in `config`, no samples, or a batch size above them.
+    /// Those of [`Sampler::new`], and [`Error::InvalidSetting`] for another zero in `config`.
     pub fn new(
         samples: usize,
         config: LoaderConfig,
@@ -123,25 +126,15 @@ impl<O: Send + 'static> Loader<O> {
         make: impl Fn(&BatchPlan, &Worker) -> Result<O, Error> + Send + Sync + 'static,
     ) -> Result<Self, Error> {
         config.check()?;
-        if samples == 0 {
-            return Err(Error::InvalidSetting { field: "samples", value: "0".into(), expected: "at least 1" });
-        }
-        if config.batch_size > samples {
-            let value = format!("{}, with {samples} samples", config.batch_size);
-            return Err(Error::InvalidSetting {
-                field: "batch size",
-                value,
-                expected: "at most the number of samples",
-            });
-        }
-        let first = bytes(&plan(&(0..samples), &config, 0, 0));
+        let sampler = Sampler::new(samples, config.batch_size, config.order.clone(), config.remainder, config.replica)?;
+        let first = bytes(&BatchPlan { epoch: 0, index: 0, ids: sampler.ids(0, 0) });
         if first > config.budget / 2 {
             let value = format!("{} bytes, with batches of {first}", config.budget);
             return Err(Error::InvalidSetting { field: "budget", value, expected: "at least two batches" });
         }
         let shared = Arc::new(Shared::new(samples, &config, first));
         let (bytes, make): (Bytes, Make<O>) = (Arc::new(bytes), Arc::new(make));
-        Ok(Self { samples: 0..samples, config, bytes, make, finish: None, shared })
+        Ok(Self { sampler, config, bytes, make, finish: None, shared })
     }
 
     /// Has every batch finished by `finish` on a thread of its own, ahead of the consumer, while no more than `depth`
@@ -152,9 +145,22 @@ impl<O: Send + 'static> Loader<O> {
         self
     }
 
-    /// Number of samples.
+    /// Has the samples of a batch be of similar length; see [`Sampler::bucketed`].
+    ///
+    /// # Errors
+    /// Those of [`Sampler::bucketed`].
+    pub fn bucketed(self, lengths: impl Into<Arc<[u32]>>, pool: usize) -> Result<Self, Error> {
+        Ok(Self { sampler: self.sampler.clone().bucketed(lengths, pool)?, ..self })
+    }
+
+    /// Number of samples, over all replicas.
     pub fn samples(&self) -> usize {
-        self.samples.len()
+        self.sampler.samples()
+    }
+
+    /// Which samples make its batches.
+    pub fn sampler(&self) -> &Sampler {
+        &self.sampler
     }
 
     /// How it cuts and orders its samples.
@@ -164,22 +170,15 @@ impl<O: Send + 'static> Loader<O> {
 
     /// Batches in one epoch.
     pub fn batches(&self) -> usize {
-        match self.config.drop_last {
-            true => self.samples.len() / self.config.batch_size,
-            false => self.samples.len().div_ceil(self.config.batch_size),
-        }
-    }
-
-    /// Samples in the first `batches` batches of an epoch.
-    pub(crate) fn samples_in(&self, batches: usize) -> usize {
-        (batches * self.config.batch_size).min(self.samples.len())
+        self.sampler.batches()
     }
 
     /// The batches of `epoch`, beginning with number `first` (0 for all of them): to go on in the middle of
     /// an epoch costs nothing. Dropping the iterator ends its threads.
     pub fn epoch(&self, epoch: u64, first: usize) -> Batches<O> {
         let this = self.clone();
-        let plans = (first..self.batches()).map(move |index| plan(&this.samples, &this.config, epoch, index));
+        let plan = move |index| BatchPlan { epoch, index, ids: this.sampler.ids(epoch, index) };
+        let plans = (first..self.batches()).map(plan);
         let threads = (self.config.workers, self.config.prefetch);
         let workers = Workers::start(plans, threads, self.bytes.clone(), self.make.clone(), self.shared.clone());
         let source = match &self.finish {
@@ -187,6 +186,15 @@ impl<O: Send + 'static> Loader<O> {
             None => Source::Workers(workers),
         };
         Batches::new(source, self.shared.clone())
+    }
+
+    /// The batches that are left of the epoch in which `state` was taken, by [`Sampler::state`].
+    ///
+    /// # Errors
+    /// Those of [`Sampler::resume`].
+    pub fn resume(&self, state: &LoaderState) -> Result<Batches<O>, Error> {
+        let (epoch, batch) = self.sampler.resume(state)?;
+        Ok(self.epoch(epoch, batch))
     }
 
     /// What it has done so far.
@@ -201,15 +209,6 @@ impl<O: Send + 'static> Loader<O> {
 
     /// The same loader over a part of its samples.
     pub(crate) fn slice(&self, part: Range<usize>) -> Self {
-        let start = self.samples.start;
-        Self { samples: start + part.start..start + part.end, ..self.clone() }
+        Self { sampler: self.sampler.part(part), ..self.clone() }
     }
-}
-
-fn plan(samples: &Range<usize>, config: &LoaderConfig, epoch: u64, index: usize) -> BatchPlan {
-    let order = config.order.permutation(samples.len(), epoch);
-    let from = index * config.batch_size;
-    let to = (from + config.batch_size).min(samples.len());
-    let ids = (from..to).map(|position| samples.start + order.at(position)).collect();
-    BatchPlan { epoch, index, ids }
 }

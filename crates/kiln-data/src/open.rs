@@ -86,7 +86,7 @@ fn hold_out(root: &Path, all: &ImageSet) -> Result<TrainTest<ImageSet>, Error> {
         let reason = "one image cannot be divided, expected at least 2".into();
         return Err(Error::NoDataSet { path: root.to_owned(), reason });
     }
-    let order = Order::Shuffled { seed: 0 }.permutation(all.len(), 0);
+    let order = Order::Shuffled { seed: 0 }.of_epoch(all.len(), 0);
     let ids: Vec<usize> = (0..all.len()).map(|position| order.at(position)).collect();
     let (test, train) = ids.split_at(all.len().div_ceil(HELD_OUT));
     Ok(TrainTest { train: all.subset(train), test: all.subset(test) })

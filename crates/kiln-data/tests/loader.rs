@@ -8,9 +8,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kiln_data::{BatchPlan, Error, Loader, LoaderConfig, Order, sample_rng};
+use kiln_data::{BatchPlan, Error, Loader, LoaderConfig, Order, Remainder, sample_rng};
 use proptest::prelude::*;
 use rand::RngExt;
+
+fn remainder(drop_last: bool) -> Remainder {
+    if drop_last { Remainder::Drop } else { Remainder::Keep }
+}
 
 /// Sleeps up to half a millisecond, another time for every batch and every call.
 fn jitter(plan: &BatchPlan) {
@@ -69,7 +73,7 @@ proptest! {
     ) {
         let size = size.min(samples);
         let order = Order::Shuffled { seed };
-        let config = LoaderConfig { order, drop_last, workers, prefetch, ..LoaderConfig::new(size) };
+        let config = LoaderConfig { order, remainder: remainder(drop_last), workers, prefetch, ..LoaderConfig::new(size) };
         let loader = loader(samples, config);
         let plans = take(&loader, epoch, 0);
         prop_assert_eq!(plans.len(), loader.batches());
@@ -88,7 +92,7 @@ proptest! {
 #[test]
 fn an_epoch_is_resumed_at_every_batch_and_ends_after_its_last() {
     for drop_last in [false, true] {
-        let loader = loader(50, LoaderConfig { drop_last, ..shuffled(7, 3, 2) });
+        let loader = loader(50, LoaderConfig { remainder: remainder(drop_last), ..shuffled(7, 3, 2) });
         let whole = take(&loader, 1, 0);
         assert_eq!((whole.len(), loader.batches(), loader.samples()), (8 - usize::from(drop_last), whole.len(), 50));
         for first in 0..=whole.len() {

@@ -10,7 +10,9 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
 use kiln_checkpointing::{Chain, Cost, Gauge, Plan, measure};
-use kiln_data::{Loader, LoaderConfig, Order, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest, open_text};
+use kiln_data::{
+    Loader, LoaderConfig, Order, Remainder, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest, open_text,
+};
 use kiln_memory::Recorder;
 use kiln_models::{Block, Gpt, GptConfig};
 use kiln_precision::Precision;
@@ -200,7 +202,7 @@ pub(crate) fn open(settings: &GptSettings, tokenizer: &Tokenizer) -> Result<Trai
 /// Batches of a text's two parts.
 fn loaders(data: TrainTest<TextTokens>, run: &RunSettings) -> Result<TrainTest<Loader<TextBatch>>> {
     let (text, seed) = (data.train, run.seed);
-    let config = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..run.loader(text.len()) };
+    let config = LoaderConfig { order: Order::Shuffled { seed }, remainder: Remainder::Drop, ..run.loader(text.len()) };
     let config = LoaderConfig { batch_size: run.batch_size, ..config };
     let train = Loader::new(text.len(), config, move |plan| Ok(TextBatch::load(&text, Some(seed), plan)))?;
     Ok(TrainTest { train, test: test_loader(data.test, run)? })

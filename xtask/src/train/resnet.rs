@@ -9,7 +9,9 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Tensor};
 use kiln_accumulation::Weight;
 use kiln_checkpointing::{Chain, Cost, Gauge, Plan, measure};
-use kiln_data::{ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, TrainTest, Transform, open_images};
+use kiln_data::{
+    ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, Remainder, TrainTest, Transform, open_images,
+};
 use kiln_memory::Recorder;
 use kiln_models::{ResNet, ResNetConfig, ResNetPart, Stem};
 use kiln_precision::Precision;
@@ -181,7 +183,7 @@ fn loaders(data: TrainTest<ImageSet>, settings: &ResnetSettings) -> Result<Train
     let run = &settings.run;
     let transform = Transform::training(settings.images.size, settings.images.min_area);
     let (set, seed) = (data.train, run.seed);
-    let config = LoaderConfig { order: Order::Shuffled { seed }, drop_last: true, ..run.loader(set.len()) };
+    let config = LoaderConfig { order: Order::Shuffled { seed }, remainder: Remainder::Drop, ..run.loader(set.len()) };
     let config = LoaderConfig { batch_size: run.batch_size, ..config };
     let train = ImageBatch::loader(set, transform, seed, config)?;
     Ok(TrainTest { train, test: test_loader(data.test, settings)? })
