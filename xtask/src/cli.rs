@@ -110,6 +110,12 @@ pub(crate) struct RunArgs {
     /// Threads that load data
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<u32>,
+    /// Bytes of host memory for batches that wait and images being decoded, as in 256MiB [default: 1GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) loader_memory: Option<String>,
+    /// What to do about samples that cannot be read: fail, skip:N or substitute:N, for at most N of them [default: fail]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) bad_samples: Option<String>,
     /// Measure the model every N steps besides the end of each epoch (0: only then)
     #[arg(long, value_name = "N")]
     pub(crate) evaluate_every: Option<u32>,

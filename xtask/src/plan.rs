@@ -31,7 +31,7 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             let config = ResNetConfig::named(&arguments.model, classes)?;
             let task = Classify { normalize: Normalize::for_channels(3), label_smoothing: 0.1, plans: vec![] };
             let sample = ImageBatch {
-                pixels: vec![0; 3 * size * size],
+                pixels: vec![0; 3 * size * size].into(),
                 shape: [1, 3, size, size],
                 labels: vec![0],
                 ids: vec![0],

@@ -1,16 +1,17 @@
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
+use rand::RngExt;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::rng::sample_rng;
-use rand::RngExt;
 
 /// What happens when a sample cannot be read: it is damaged, no image, too large, gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadSample {
     /// The batch it belongs to is an error.
     Fail,
@@ -20,9 +21,9 @@ pub enum BadSample {
     Substitute,
 }
 
-/// The policy for samples that cannot be read, and its bound.
+/// The policy for samples that cannot be read, and its bound. As text: `fail`, `skip:100`, `substitute:100`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "String", into = "String")]
 pub struct BadSamples {
     /// What happens to one.
     pub policy: BadSample,
@@ -42,6 +43,51 @@ impl BadSamples {
     /// Up to `at_most` samples are replaced by others.
     pub const fn substitute(at_most: usize) -> Self {
         Self { policy: BadSample::Substitute, at_most }
+    }
+}
+
+impl fmt::Display for BadSamples {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.policy {
+            BadSample::Fail => write!(f, "fail"),
+            BadSample::Skip => write!(f, "skip:{}", self.at_most),
+            BadSample::Substitute => write!(f, "substitute:{}", self.at_most),
+        }
+    }
+}
+
+impl FromStr for BadSamples {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::InvalidSetting`] for anything but what `Display` writes.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let count = |text: &str| text.parse().ok().filter(|at_most| *at_most > 0);
+        let parsed = match text.split_once(':') {
+            None => (text == "fail").then_some(Self::FAIL),
+            Some(("skip", at_most)) => count(at_most).map(Self::skip),
+            Some(("substitute", at_most)) => count(at_most).map(Self::substitute),
+            Some(_) => None,
+        };
+        parsed.ok_or_else(|| Error::InvalidSetting {
+            field: "bad samples",
+            value: format!("'{}'", text.chars().take(50).collect::<String>()),
+            expected: "fail, skip:N or substitute:N, N being the most that may be bad",
+        })
+    }
+}
+
+impl From<BadSamples> for String {
+    fn from(rule: BadSamples) -> Self {
+        rule.to_string()
+    }
+}
+
+impl TryFrom<String> for BadSamples {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
     }
 }
 
@@ -155,6 +201,17 @@ mod tests {
                 prop_assert_eq!(got, again);
             }
             prop_assert_eq!(log.reports().iter().map(|report| report.id).collect::<Vec<_>>(), bad);
+        }
+    }
+
+    #[test]
+    fn a_policy_is_written_as_it_is_read() {
+        for rule in [BadSamples::FAIL, BadSamples::skip(3), BadSamples::substitute(100)] {
+            assert_eq!(rule.to_string().parse::<BadSamples>().unwrap(), rule);
+        }
+        for text in ["", "skip", "skip:", "skip:0", "skip:x", "fail:1", "Fail", "replace:3"] {
+            let error = text.parse::<BadSamples>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("bad samples is '{text}', expected fail, skip:N")), "{error}");
         }
     }
 

@@ -1,16 +1,16 @@
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::rng::sample_rng;
-use crate::{BatchPlan, Error, Image, ImageSet, Loader, LoaderConfig, Stage, Transform, Worker};
+use crate::{BatchPlan, Error, Image, ImageSet, Loader, LoaderConfig, Pixels, Stage, Transform, Worker};
 
 /// A batch of equally large images on the host, 8 bits a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageBatch {
     /// Samples `[B, C, H, W]`, flat.
-    pub pixels: Vec<u8>,
+    pub pixels: Pixels,
     /// `[B, C, H, W]`.
     pub shape: [usize; 4],
     /// `B` class indices.
@@ -81,7 +81,7 @@ impl ImageBatch {
         if ids.is_empty() {
             return Err(Error::NothingLeft { epoch: plan.epoch, batch: plan.index, samples: plan.ids.len() });
         }
-        Ok(Self { pixels, shape: [ids.len(), channels, size, size], labels, ids })
+        Ok(Self { pixels: pixels.into(), shape: [ids.len(), channels, size, size], labels, ids })
     }
 
     /// Number of images.
@@ -94,19 +94,27 @@ impl ImageBatch {
         self.labels.is_empty()
     }
 
-    /// The images in `samples`, in a batch of their own.
+    /// The images in `samples`, in a batch of their own that shares the pixels.
     ///
     /// # Panics
     /// When `samples` ends after [`len`](Self::len).
     pub fn slice(&self, samples: Range<usize>) -> Self {
         let [_, c, h, w] = self.shape;
-        let pixels = samples.start * c * h * w..samples.end * c * h * w;
         Self {
-            pixels: self.pixels[pixels].to_vec(),
+            pixels: self.pixels.slice(samples.clone(), self.shape),
             shape: [samples.len(), c, h, w],
             labels: self.labels[samples.clone()].to_vec(),
             ids: self.ids[samples].to_vec(),
         }
+    }
+
+    /// Copies the pixels to `device` now, as bytes, for [`to_device`](Self::to_device) to find them there: to be called on
+    /// a thread of the loader ([`Loader::finished`]), so that the copy overlaps with the step before. The memory is pinned
+    /// where the backend has such. A copy that fails is left to `to_device`.
+    #[must_use]
+    pub fn upload(mut self, device: &Device) -> Self {
+        self.pixels.upload(self.shape, device);
+        self
     }
 
     /// Copies the batch to `device`: normalised images `[B, C, H, W]` in f32, and labels `[B]`.
@@ -117,8 +125,7 @@ impl ImageBatch {
         // (x / 255 - mean) / std as one multiplication and one addition.
         let scale = normalize.std.iter().map(|std| 1.0 / (255.0 * std)).collect();
         let shift = normalize.mean.iter().zip(&normalize.std).map(|(mean, std)| -mean / std).collect();
-        let bytes = TensorData::new(self.pixels.clone(), self.shape);
-        let images = Tensor::<4, Int>::from_data(bytes, (device, DType::U8)).float() * row(scale) + row(shift);
+        let images = self.pixels.on(self.shape, device).float() * row(scale) + row(shift);
         let labels = Tensor::from_data(TensorData::new(self.labels.clone(), [self.labels.len()]), device);
         (images, labels)
     }

@@ -30,7 +30,7 @@ fn epoch(set: &ImageSet, transform: Transform, seed: u64, config: LoaderConfig, 
 }
 
 fn pixels(batches: &[ImageBatch]) -> Vec<u8> {
-    batches.iter().flat_map(|batch| batch.pixels.clone()).collect()
+    batches.iter().flat_map(|batch| batch.pixels.to_vec()).collect()
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_batch_holds_one_plane_per_channel() {
     let [batch] = &epoch(&set, Transform::evaluation(2), 0, LoaderConfig::new(2), 0)[..] else { panic!("one batch") };
     assert_eq!((batch.shape, batch.len(), batch.is_empty()), ([2, 3, 2, 2], 2, false));
     let planes = |first: u8| [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11].map(|i| first + i);
-    assert_eq!(batch.pixels, [planes(0), planes(100)].concat());
+    assert_eq!(*batch.pixels, [planes(0), planes(100)].concat());
     assert_eq!((&batch.labels[..], &batch.ids[..]), (&[0, 1][..], &[0, 1][..]));
 
     let identity = Normalize { mean: vec![0.0; 3], std: vec![1.0 / 255.0; 3] };
@@ -111,4 +111,26 @@ fn one_damaged_image_fails_its_batch_and_no_other() {
     let loader = ImageBatch::loader(set, Transform::evaluation(4), 0, LoaderConfig::new(2)).unwrap();
     let batches: Vec<_> = loader.epoch(0, 0).collect();
     assert!(matches!(&batches[..], [Ok(_), Err(Error::Format { path, .. }), Ok(_)] if *path == damaged), "{batches:?}");
+}
+
+#[test]
+fn an_uploaded_batch_is_the_same_batch() {
+    let (device, normalize, set) = (Device::flex(), Normalize::for_channels(1), noise(30));
+    let config = LoaderConfig { order: Order::Shuffled { seed: 4 }, ..LoaderConfig::new(6) };
+    let loader = ImageBatch::loader(set, Transform::training(20, 0.5), 1, config).unwrap();
+    let there = device.clone();
+    let uploading = loader.clone().finished(1 << 20, move |batch| Ok(batch.upload(&there)));
+    for (plain, uploaded) in loader.epoch(0, 0).zip(uploading.epoch(0, 0)) {
+        let (plain, uploaded) = (plain.unwrap(), uploaded.unwrap());
+        assert!(uploaded.pixels.is_uploaded() && !plain.pixels.is_uploaded());
+        assert_eq!(plain, uploaded);
+        let part = 2..5;
+        for (device, batch) in
+            [(&device, uploaded.slice(part.clone())), (&device.clone().autodiff(), uploaded.slice(part))]
+        {
+            assert_eq!((batch.len(), &batch.pixels), (3, &plain.slice(2..5).pixels));
+            let of = |batch: &ImageBatch| batch.to_device(&normalize, device).0.into_data();
+            assert!(of(&batch) == of(&plain.slice(2..5)));
+        }
+    }
 }

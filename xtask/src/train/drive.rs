@@ -104,11 +104,15 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
         );
         let metrics = directory.metrics_after(at)?;
         let mut observer = Observer::new(metrics, trainer.total_steps(), at, meter, watch.clone())?;
+        let train = self.data.train.clone();
+        observer.follow(move || train.stats());
         let outcome = fit(&self.task, trainer, &self.data, &checkpoints, run.every(), &mut |event| observer.see(event));
         observer.finish();
         if let Some(failure) = observer.failure.take() {
             return Err(failure);
         }
+        let loaded = self.data.train.stats();
+        tracing::info!("data: {loaded}");
         let finish = outcome?;
         let step = trainer.state().step;
         if finish == Finish::Stopped {
@@ -138,6 +142,9 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
         results.insert("micro_batch".into(), json!(self.micro_batch(&started.trainer)));
         results.insert("failed_attempts".into(), json!(observer.failures));
         results.insert("lost_seconds".into(), json!(observer.lost_seconds));
+        results.insert("samples_per_second".into(), json!(loaded.samples_per_second()));
+        results.insert("waiting_for_data".into(), json!(loaded.waiting()));
+        results.insert("bad_samples".into(), json!(loaded.bad_samples));
         results.insert("run".into(), json!(directory.path()));
         let results = Value::Object(results);
         if step > at {
@@ -188,8 +195,8 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
         let sample = self.first_batch()?;
         if on_heap {
             let batch_bytes = self.task.host_bytes(&sample) / self.task.samples(&sample).max(1) as u64;
-            let in_flight = run.batches_in_flight().min(self.data.train.batches() as u64);
-            profile.fixed_bytes += batch_bytes * run.batch_size as u64 * in_flight;
+            let batches = self.data.train.batches();
+            profile.fixed_bytes += run.bytes_in_flight(batch_bytes * run.batch_size as u64, batches);
         }
         let sample = self.task.repeated(&sample, 3);
         if let (Some(memory), None) = (run.memory, &arguments.resume) {

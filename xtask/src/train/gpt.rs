@@ -11,7 +11,8 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
 use kiln_checkpointing::{Chain, Cost, Gauge, Plan, measure};
 use kiln_data::{
-    Loader, LoaderConfig, Order, Remainder, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest, open_text,
+    BadSamples, Loader, LoaderConfig, Order, Remainder, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest,
+    open_text,
 };
 use kiln_memory::Recorder;
 use kiln_models::{Block, Gpt, GptConfig};
@@ -20,7 +21,7 @@ use kiln_training::{OptimizerConfig, ScheduleConfig, Setting, Task, bits_per_byt
 
 use super::checkpointing::{Checkpointed, Checkpointing, plan_for};
 use super::drive::{Run, Then};
-use super::settings::{GptSettings, RunSettings, TextSettings, absolute, data_of, read, resolve};
+use super::settings::{GptSettings, LoaderMemory, RunSettings, TextSettings, absolute, data_of, read, resolve};
 use super::{refuse_changes, settings_file};
 use crate::cli::TrainGpt;
 use crate::fixtures;
@@ -180,6 +181,8 @@ fn recipe() -> GptSettings {
             memory: None,
             clip_norm: Some(1.0),
             workers: 1,
+            loader_memory: LoaderMemory::default(),
+            bad_samples: BadSamples::FAIL,
             evaluate_every: 0,
             save_every: 500,
             keep: 3,

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use kiln_data::LoaderStats;
 use kiln_memory::{Measured, Meter};
 use kiln_training::{Evaluation, Event, StepReport};
 use serde_json::json;
@@ -27,6 +28,7 @@ pub(crate) struct Observer {
     started: Instant,
     meter: &'static Meter,
     watch: Arc<Watch>,
+    data: Option<Box<dyn Fn() -> LoaderStats>>,
     /// Steps this process has seen.
     steps: u64,
     losses: Vec<f64>,
@@ -72,6 +74,7 @@ impl Observer {
             started: Instant::now(),
             meter,
             watch,
+            data: None,
             steps: 0,
             losses: vec![],
             recent: VecDeque::new(),
@@ -82,6 +85,11 @@ impl Observer {
             last: None,
             failure: None,
         })
+    }
+
+    /// Shows beside the loss what `data` says of the loader.
+    pub(crate) fn follow(&mut self, data: impl Fn() -> LoaderStats + 'static) {
+        self.data = Some(Box::new(data));
     }
 
     pub(crate) fn see(&mut self, event: &Event) -> ControlFlow<()> {
@@ -137,7 +145,11 @@ impl Observer {
             self.bar.suspend(|| tracing::info!("step {}  skipped: overflow at a loss scale of {scale}", report.step));
         }
         self.bar.set_position(report.step);
-        self.bar.set_message(format!("loss {:.4}", report.loss));
+        let data = self.data.as_ref().map_or(String::new(), |data| {
+            let stats = data();
+            format!("  {:.0} samples/s  {:.0} % waiting for data", stats.samples_per_second(), 100.0 * stats.waiting())
+        });
+        self.bar.set_message(format!("loss {:.4}{data}", report.loss));
         self.record(json!({
             "kind": "step", "step": report.step, "epoch": report.epoch, "loss": report.loss,
             "gradient_norm": report.gradient_norm, "learning_rate": report.learning_rate,

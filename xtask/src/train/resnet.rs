@@ -10,7 +10,8 @@ use burn::tensor::{DType, Device, Tensor};
 use kiln_accumulation::Weight;
 use kiln_checkpointing::{Chain, Cost, Gauge, Plan, measure};
 use kiln_data::{
-    ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, Remainder, TrainTest, Transform, open_images,
+    BadSamples, ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, Remainder, TrainTest, Transform,
+    open_images,
 };
 use kiln_memory::Recorder;
 use kiln_models::{ResNet, ResNetConfig, ResNetPart, Stem};
@@ -20,7 +21,7 @@ use kiln_training::{OptimizerConfig, ScheduleConfig, Setting, Task, top_k_correc
 use super::checkpointing::{Checkpointed, Checkpointing, plan_for};
 use super::directory::CLASSES;
 use super::drive::{Run, Then};
-use super::settings::{ImageSettings, ResnetSettings, RunSettings, data_of, read, resolve};
+use super::settings::{ImageSettings, LoaderMemory, ResnetSettings, RunSettings, data_of, read, resolve};
 use super::{refuse_changes, settings_file};
 use crate::cli::TrainResnet;
 use crate::fixtures;
@@ -127,7 +128,7 @@ impl Checkpointed for Classify {
         let [_, channels, height, width] = batch.shape;
         let first = batch.slice(0..1);
         ImageBatch {
-            pixels: first.pixels.repeat(samples),
+            pixels: first.pixels.repeat(samples).into(),
             shape: [samples, channels, height, width],
             labels: first.labels.repeat(samples),
             ids: first.ids.repeat(samples),
@@ -167,6 +168,8 @@ fn recipe_for(data: &ImageSet) -> ResnetSettings {
             memory: None,
             clip_norm: Some(5.0),
             workers: 2,
+            loader_memory: LoaderMemory::default(),
+            bad_samples: BadSamples::FAIL,
             evaluate_every: 0,
             save_every: 500,
             keep: 3,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use kiln_data::{LoaderConfig, TokenizerKind};
+use kiln_data::{BadSamples, LoaderConfig, TokenizerKind};
 use kiln_models::{GptConfig, ResNetConfig};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{Every, OptimizerConfig, ScheduleConfig};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::budget::Memory;
-use super::checkpointing::Checkpointing;
+use super::checkpointing::{Checkpointing, parse_bytes};
 use crate::cli::RunArgs;
 use crate::usage::Usage;
 
@@ -42,9 +42,45 @@ pub(crate) struct RunSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) clip_norm: Option<f64>,
     pub(crate) workers: usize,
+    /// Bytes on the host for batches in flight and images being decoded.
+    #[serde(default)]
+    pub(crate) loader_memory: LoaderMemory,
+    /// What happens to samples that cannot be read.
+    #[serde(default = "fail")]
+    pub(crate) bad_samples: BadSamples,
     pub(crate) evaluate_every: u64,
     pub(crate) save_every: u64,
     pub(crate) keep: usize,
+}
+
+fn fail() -> BadSamples {
+    BadSamples::FAIL
+}
+
+/// A number of bytes, as in 256MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct LoaderMemory(pub(crate) u64);
+
+impl Default for LoaderMemory {
+    fn default() -> Self {
+        Self(1 << 30)
+    }
+}
+
+impl TryFrom<String> for LoaderMemory {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let refused = || format!("loader memory is '{text}', expected bytes, as in 256MiB or 2GiB");
+        parse_bytes(&text).map(Self).ok_or_else(refused)
+    }
+}
+
+impl From<LoaderMemory> for String {
+    fn from(memory: LoaderMemory) -> Self {
+        memory.0.to_string()
+    }
 }
 
 /// Settings of `train resnet`.
@@ -128,15 +164,22 @@ impl RunSettings {
         }
     }
 
-    /// Batches that are on the host at a time: waiting, being made, and in use.
-    pub(crate) fn batches_in_flight(&self) -> u64 {
-        (self.loader(usize::MAX).prefetch + self.workers + 1) as u64
+    /// Bytes of `batches` batches on the host at a time: waiting, being made, and in use.
+    pub(crate) fn bytes_in_flight(&self, batch: u64, batches: usize) -> u64 {
+        let most = (self.loader(usize::MAX).prefetch + 1).min(batches) as u64;
+        batch.saturating_mul(most).min(self.loader_memory.0 / 2)
     }
 
     /// A loader of `samples` samples in their order; a batch is never larger than all of them.
     pub(crate) fn loader(&self, samples: usize) -> LoaderConfig {
         let prefetch = (2 * self.workers).max(4);
-        LoaderConfig { workers: self.workers, prefetch, ..LoaderConfig::new(self.batch_size.min(samples)) }
+        LoaderConfig {
+            workers: self.workers,
+            prefetch,
+            budget: self.loader_memory.0,
+            bad_samples: self.bad_samples,
+            ..LoaderConfig::new(self.batch_size.min(samples))
+        }
     }
 
     /// The precision that the model computes in. The models run their norms in f32.
@@ -166,6 +209,8 @@ impl RunArgs {
         overlay.set("run", "memory", self.memory.clone());
         overlay.set("run", "clip_norm", self.clip_norm);
         overlay.set("run", "workers", self.workers.map(i64::from));
+        overlay.set("run", "loader_memory", self.loader_memory.clone());
+        overlay.set("run", "bad_samples", self.bad_samples.clone());
         overlay.set("run", "evaluate_every", self.evaluate_every.map(i64::from));
         overlay.set("run", "save_every", self.save_every.map(i64::from));
         overlay.set("run", "keep", self.keep.map(i64::from));
