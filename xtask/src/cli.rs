@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Fixtures(Fixtures),
     /// Everything that must hold before a commit, cheapest first
     Check,
+    /// Feed random and damaged files to everything that reads files, each target for a while; needs cargo-fuzz and nightly
+    Fuzz(Fuzz),
     /// Pack the program and its fixtures into dist/*.tar.zst for a machine without Rust
     Dist(Dist),
 }
@@ -289,4 +291,14 @@ pub(crate) struct Dist {
     /// Leave out the CUDA backend
     #[arg(long)]
     pub(crate) no_cuda: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Fuzz {
+    /// Which targets: jpeg, png, tiff, other, raster, idx, cifar [default: all of them, one after the other]
+    #[arg(value_name = "TARGET")]
+    pub(crate) targets: Vec<String>,
+    /// Seconds for each target
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    pub(crate) seconds: u32,
 }

@@ -7,6 +7,7 @@ mod dist;
 mod eval;
 mod fetch;
 mod fixtures;
+mod fuzz;
 mod memory;
 mod plan;
 mod profile;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Check => check::run().map(|()| ExitCode::SUCCESS),
+        Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Dist(command) => dist::run(&command).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| {

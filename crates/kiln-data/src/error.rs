@@ -29,7 +29,9 @@ pub enum Error {
         reason: String,
     },
     /// A class directory without an image.
-    #[error("class '{class}' in '{path}' has no image, expected at least one file ending in .jpg, .jpeg or .png")]
+    #[error(
+        "class '{class}' in '{path}' has no image, expected at least one file named as an image (.jpg, .png, .tif ...)"
+    )]
     EmptyClass {
         /// The class's name.
         class: String,
@@ -44,12 +46,10 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// A sample takes more memory than it may.
-    #[error("{}takes {bytes} bytes to decode, expected at most {limit}", path_prefix(path))]
-    TooLarge {
-        /// The file, where it is one.
-        path: Option<PathBuf>,
-        /// What decoding it takes.
+    /// A sample takes more bytes for a while than a loader's budget leaves for one.
+    #[error("it takes {bytes} bytes to load, expected at most {limit}")]
+    NoRoom {
+        /// What it takes.
         bytes: u64,
         /// What it may take.
         limit: u64,
@@ -89,6 +89,20 @@ pub enum Error {
     /// The epoch was given up before the batch was made; nobody sees this who did not give it up.
     #[error("the epoch was given up")]
     Cancelled,
+    /// An image that takes more bytes to decode than it may.
+    #[error("'{path}', {height}x{width} pixels, takes {bytes} bytes to decode, expected at most {limit}")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
+        /// Bytes of the smallest way to decode it.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// A setting that no loader can have.
     #[error("{field} is {value}, expected {expected}")]
     InvalidSetting {
@@ -117,23 +131,22 @@ pub enum Error {
     },
 }
 
-fn path_prefix(path: &Option<PathBuf>) -> String {
-    path.as_ref().map_or_else(|| "it ".into(), |path| format!("'{}' ", path.display()))
-}
-
 impl Error {
     /// Whether one sample is to blame, so that a loader may go on without it: it is damaged, too large, gone, or the
     /// code that reads it panicked.
     pub fn is_of_a_sample(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Format { .. } | Self::TooLarge { .. } | Self::SamplePanic { .. })
+        match self {
+            Self::Read { .. } | Self::Format { .. } | Self::TooLarge { .. } => true,
+            Self::NoRoom { .. } | Self::SamplePanic { .. } => true,
+            _ => false,
+        }
     }
 
     /// The file it is about, if it is about one.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Read { path, .. } | Self::Write { path, .. } | Self::NoDataSet { path, .. } => Some(path),
-            Self::EmptyClass { path, .. } | Self::Format { path, .. } => Some(path),
-            Self::TooLarge { path, .. } => path.as_deref(),
+            Self::EmptyClass { path, .. } | Self::Format { path, .. } | Self::TooLarge { path, .. } => Some(path),
             _ => None,
         }
     }

@@ -3,11 +3,15 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, ImageSet};
 
-const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
+/// Names that files are taken for images by; what they are is told by their first bytes.
+const EXTENSIONS: [&str; 14] =
+    ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"];
 
 impl ImageSet {
     /// Images in one directory per class, as torchvision's `ImageFolder`: classes and files sorted
-    /// by name, files that do not end in .jpg, .jpeg or .png passed over. Every image becomes RGB.
+    /// by name, files passed over whose ending is not that of an image format (jpg, png, webp, gif, bmp, tif, ppm and their
+    /// variants, in either case). Every image becomes RGB. A file that turns out to be none, or cannot be read, is a bad
+    /// sample when it is loaded.
     ///
     /// # Errors
     /// [`Error::Read`] for a directory that cannot be listed, [`Error::NoDataSet`] when there is no
@@ -44,5 +48,6 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<PathBuf>, Error> {
 
 fn is_image(path: &Path) -> bool {
     let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    EXTENSIONS.contains(&extension.as_str()) && path.is_file()
+    // A link that leads nowhere is an image that cannot be read, not one that is not there.
+    EXTENSIONS.contains(&extension.as_str()) && !path.is_dir()
 }

@@ -1,11 +1,11 @@
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::data::dataset::{Dataset, DatasetError};
 
 use rand::Rng;
 
-use crate::{BatchPlan, Error, Stage, Transform, Worker};
+use crate::{BatchPlan, DecodeOptions, Error, ImageFile, Quality, Stage, Transform, View, Worker};
 
 /// An image of 8-bit samples, row by row, the channels of a pixel side by side.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,7 @@ enum Store {
     },
     Files {
         paths: Arc<[PathBuf]>,
+        decode: DecodeOptions,
     },
 }
 
@@ -67,8 +68,19 @@ impl ImageSet {
     }
 
     pub(crate) fn files(paths: Vec<PathBuf>, labels: Vec<usize>, classes: Vec<String>) -> Self {
-        let store = Store::Files { paths: paths.into() };
+        let decode = DecodeOptions { quality: Quality::Fast, ..DecodeOptions::default() };
+        let store = Store::Files { paths: paths.into(), decode };
         Self { store, labels: labels.into(), classes: classes.into(), channels: 3 }
+    }
+
+    /// The same images, their files decoded as `options` say: by default fast, within 512 MiB each. A loader's budget may
+    /// limit them further.
+    #[must_use]
+    pub fn decoded(mut self, options: DecodeOptions) -> Self {
+        if let Store::Files { decode, .. } = &mut self.store {
+            *decode = options;
+        }
+        self
     }
 
     /// Number of images.
@@ -107,7 +119,8 @@ impl ImageSet {
     /// Image `id`, below [`len`](Self::len), at its own size; a file is decoded now.
     ///
     /// # Errors
-    /// [`Error::Read`] and [`Error::Format`] for a file that is gone or no image.
+    /// [`Error::Read`] and [`Error::Format`] for a file that is gone or no image, [`Error::TooLarge`] for one that takes more
+    /// than its limit.
     pub fn load(&self, id: usize) -> Result<LabeledImage, Error> {
         let image = match &self.store {
             Store::Memory { pixels, height, width } => {
@@ -115,7 +128,12 @@ impl ImageSet {
                 let pixels = pixels[id * size..(id + 1) * size].to_vec();
                 Image { pixels, height: *height, width: *width, channels: self.channels }
             }
-            Store::Files { paths } => decode(&paths[id])?,
+            Store::Files { paths, decode } => {
+                let file = ImageFile::open(&paths[id])?;
+                let view = View::whole(file.header().height, file.header().width);
+                let decoding = file.plan(&view, self.channels, decode)?;
+                file.decode(&decoding)?
+            }
         };
         Ok(LabeledImage { image, label: self.labels[id] })
     }
@@ -131,7 +149,14 @@ impl ImageSet {
     ) -> Result<Image, Error> {
         match &self.store {
             Store::Memory { .. } => worker.timed(Stage::Decode, || transform.apply(self.load(id)?.image, rng)),
-            Store::Files { .. } => worker.within(plan, 0, || transform.apply(self.load(id)?.image, rng)),
+            Store::Files { paths, decode } => {
+                let file = worker.timed(Stage::Read, || ImageFile::open(&paths[id]))?;
+                let view = transform.view(file.header().height, file.header().width, rng);
+                let options = DecodeOptions { limit: decode.limit.min(worker.image_limit()), ..*decode };
+                let decoding = file.plan(&view, self.channels, &options)?;
+                let decode = || worker.timed(Stage::Decode, || file.decode(&decoding));
+                worker.within(plan, decoding.bytes(), decode)
+            }
         }
     }
 
@@ -139,9 +164,9 @@ impl ImageSet {
     pub(crate) fn subset(&self, ids: &[usize]) -> Self {
         let labels: Vec<usize> = ids.iter().map(|id| self.labels[*id]).collect();
         match &self.store {
-            Store::Files { paths } => {
+            Store::Files { paths, decode } => {
                 let paths = ids.iter().map(|id| paths[*id].clone()).collect();
-                Self::files(paths, labels, self.classes.to_vec())
+                Self::files(paths, labels, self.classes.to_vec()).decoded(*decode)
             }
             Store::Memory { pixels, height, width } => {
                 let size = height * width * self.channels;
@@ -150,14 +175,6 @@ impl ImageSet {
             }
         }
     }
-}
-
-fn decode(path: &Path) -> Result<Image, Error> {
-    let reader = image::ImageReader::open(path).and_then(|reader| reader.with_guessed_format());
-    let decoded = reader.map_err(|e| Error::read(path, e))?.decode().map_err(|e| Error::format(path, e.to_string()))?;
-    let rgb = decoded.into_rgb8();
-    let (width, height) = rgb.dimensions();
-    Ok(Image { height: height as usize, width: width as usize, channels: 3, pixels: rgb.into_raw() })
 }
 
 impl Dataset<LabeledImage> for ImageSet {

@@ -37,6 +37,7 @@ mod buckets;
 mod budget;
 mod burn_loader;
 mod cifar;
+mod decode;
 mod error;
 mod folder;
 mod idx;
@@ -59,6 +60,10 @@ mod workers;
 pub use bad_samples::{BadSample, BadSampleReport, BadSamples};
 pub use batches::Batches;
 pub use burn_loader::BurnLoader;
+pub use decode::{
+    Area, DecodeOptions, DecodePath, DecodePlan, Format, Header, ImageFile, Orientation, Oversized, Quality, Raster,
+    SampleType, Samples, View, Window,
+};
 pub use error::Error;
 pub use idx::write_idx_gz;
 pub use image_batch::{ImageBatch, Normalize};

@@ -1,9 +1,7 @@
-use fast_image_resize::images::{Image as Resized, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use rand::{Rng, RngExt};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Image};
+use crate::{Area, Error, Image, View};
 
 /// Brings an image of any size to `size` x `size`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,37 +55,22 @@ impl Transform {
         Ok(())
     }
 
-    /// The transformed image; random choices come from `rng` alone.
+    /// What to take of an image of `height` rows and `width` columns; random choices come from `rng` alone.
+    pub fn view(&self, height: usize, width: usize, rng: &mut impl Rng) -> View {
+        let area = match self.crop {
+            Crop::Center(fraction) => center(height, width, fraction),
+            Crop::Random(min_area) => random_area(height, width, min_area, rng),
+        };
+        View { area, height: self.size, width: self.size, flip: self.flip && rng.random::<bool>() }
+    }
+
+    /// The transformed image: its [`view`](Self::view), taken of pixels in memory.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for an image without pixels or with other than 1 or 3 channels.
+    /// Those of [`View::apply`].
     pub fn apply(&self, image: Image, rng: &mut impl Rng) -> Result<Image, Error> {
-        let area = match self.crop {
-            Crop::Center(fraction) => center(image.height, image.width, fraction),
-            Crop::Random(min_area) => random_area(image.height, image.width, min_area, rng),
-        };
-        let flip = self.flip && rng.random::<bool>();
-        let whole = Area { left: 0.0, top: 0.0, width: self.size as f64, height: self.size as f64 };
-        let mut image = match area == whole && image.height == self.size && image.width == self.size {
-            true => image,
-            false => resize(&image, area, self.size)?,
-        };
-        if flip {
-            for row in image.pixels.chunks_exact_mut(image.width * image.channels) {
-                row.reverse(); // mirrors the columns and each pixel's channels; the latter are turned back
-                row.chunks_exact_mut(image.channels).for_each(<[u8]>::reverse);
-            }
-        }
-        Ok(image)
+        self.view(image.height, image.width, rng).apply(image)
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Area {
-    left: f64,
-    top: f64,
-    width: f64,
-    height: f64,
 }
 
 fn center(height: usize, width: usize, fraction: f64) -> Area {
@@ -109,30 +92,6 @@ fn random_area(height: usize, width: usize, min_area: f64, rng: &mut impl Rng) -
         }
     }
     center(height, width, 1.0)
-}
-
-fn resize(image: &Image, area: Area, size: usize) -> Result<Image, Error> {
-    let invalid = |reason: String| Error::InvalidSetting {
-        field: "image",
-        value: format!("{}x{}x{} ({reason})", image.height, image.width, image.channels),
-        expected: "1 or 3 channels and at least one pixel",
-    };
-    let kind = match image.channels {
-        1 => PixelType::U8,
-        3 => PixelType::U8x3,
-        _ => return Err(invalid("channels".into())),
-    };
-    let source = ImageRef::new(image.width as u32, image.height as u32, &image.pixels, kind);
-    let source = source.map_err(|e| invalid(e.to_string()))?;
-    let mut target = Resized::new(size as u32, size as u32, kind);
-    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear)).crop(
-        area.left,
-        area.top,
-        area.width,
-        area.height,
-    );
-    Resizer::new().resize(&source, &mut target, &options).map_err(|e| invalid(e.to_string()))?;
-    Ok(Image { pixels: target.into_vec(), height: size, width: size, channels: image.channels })
 }
 
 #[cfg(test)]

@@ -67,12 +67,12 @@ impl Worker {
     /// earlier go first.
     ///
     /// # Errors
-    /// Those of `work`; [`Error::TooLarge`] for more bytes than [`image_limit`](Self::image_limit);
+    /// Those of `work`; [`Error::NoRoom`] for more bytes than [`image_limit`](Self::image_limit);
     /// [`Error::Cancelled`] when the epoch was given up meanwhile.
     pub fn within<T>(&self, plan: &BatchPlan, bytes: u64, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let limit = self.image_limit();
         if bytes > limit {
-            return Err(Error::TooLarge { path: None, bytes, limit });
+            return Err(Error::NoRoom { bytes, limit });
         }
         let room = self.timed(Stage::Room, || self.shared.budget.decode(bytes, plan.index, &self.cancelled));
         let _room = room.ok_or(Error::Cancelled)?;

@@ -92,7 +92,7 @@ fn an_image_above_its_half_is_a_bad_sample_and_says_how_large() {
     let batches: Vec<_> = loader.epoch(0, 0).map(Result::unwrap).collect();
     assert_eq!(batches, [vec![0, 1], vec![3]]);
     let [report] = &loader.bad_samples()[..] else { panic!("{:?}", loader.bad_samples()) };
-    assert_eq!((report.id, report.reason.as_str()), (2, "it takes 51 bytes to decode, expected at most 50"));
+    assert_eq!((report.id, report.reason.as_str()), (2, "it takes 51 bytes to load, expected at most 50"));
     assert_eq!(loader.stats().bad_samples, 1);
 }
 

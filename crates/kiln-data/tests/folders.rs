@@ -129,7 +129,7 @@ fn what_is_no_data_set_is_refused_in_one_line() {
         (&["a.png"], "", "a.png", "cannot read '{}': "),
         (&[], "", "", "no data set in '{}': expected a directory per class"),
         (&["loose.png"], "", "", "no data set in '{}': expected a directory per class"),
-        (&["cat/a.png"], "dog", "", "class 'dog' in '{}' has no image, expected at least one file ending in .jpg"),
+        (&["cat/a.png"], "dog", "", "class 'dog' in '{}' has no image, expected at least one file named as an image"),
         (&[], "train", "", "no data set in '{}/train': expected one directory per class"),
         (&["train/a/1.png", "train/b/1.png"], "val/a", "", "class 'a' in '{}/val' has no image"),
         (

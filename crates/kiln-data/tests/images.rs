@@ -61,7 +61,7 @@ fn the_device_gets_every_byte_normalised() {
     for channels in [1, 3] {
         let normalize = Normalize::for_channels(channels);
         let pixels: Vec<u8> = (0..channels).flat_map(|_| 0..=255).collect();
-        let batch = ImageBatch { pixels, shape: [1, channels, 16, 16], labels: vec![0], ids: vec![0] };
+        let batch = ImageBatch { pixels: pixels.into(), shape: [1, channels, 16, 16], labels: vec![0], ids: vec![0] };
         let (images_bchw, _) = batch.to_device(&normalize, &Device::flex());
         let got: Vec<f32> = images_bchw.into_data().iter::<f32>().collect();
         for (i, got) in got.into_iter().enumerate() {

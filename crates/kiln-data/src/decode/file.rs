@@ -1,0 +1,159 @@
+use std::fs::File;
+use std::io::{Cursor, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::{Error, Image};
+
+use super::header::{Header, Layout};
+use super::input::{Input, Reader};
+use super::plan::{self, DecodeOptions, DecodePlan, Oversized, Quality};
+use super::{View, resample};
+
+/// An image file that is open, its header read and no pixel decoded.
+///
+/// Its format is told by its first bytes, never by its name. Decoding reads the file as it goes; only the feature
+/// `turbo` reads a JPEG whole.
+///
+/// ```
+/// use kiln_data::{DecodeOptions, ImageFile, Quality, View};
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("photo.png");
+/// # image::RgbImage::new(640, 480).save(&path)?;
+/// let file = ImageFile::open(&path)?;
+/// let header = file.header();
+/// let view = View { height: 30, width: 40, ..View::whole(header.height, header.width) };
+/// let options = DecodeOptions { quality: Quality::Fast, limit: 16 << 20, ..DecodeOptions::default() };
+/// let plan = file.plan(&view, 3, &options)?;
+/// assert!(plan.bytes() < 2 << 20);
+/// let image = file.decode(&plan)?;
+/// assert_eq!([image.height, image.width, image.channels], [30, 40, 3]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ImageFile {
+    path: PathBuf,
+    reader: Reader,
+    header: Header,
+    file_bytes: u64,
+}
+
+impl ImageFile {
+    /// Opens a file and reads its header.
+    ///
+    /// # Errors
+    /// [`Error::Read`] for a file that cannot be opened, [`Error::Format`] for one that is no image of a
+    /// [`Format`](super::Format) or has a damaged header.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(|e| Error::read(path, e))?;
+        Self::new(path.to_owned(), Input::File(file))
+    }
+
+    /// The same for bytes in memory; `name` stands for a path in messages.
+    ///
+    /// # Errors
+    /// [`Error::Format`] as for [`open`](Self::open).
+    pub fn from_bytes(name: impl Into<PathBuf>, bytes: impl Into<Arc<[u8]>>) -> Result<Self, Error> {
+        Self::new(name.into(), Input::Bytes(Cursor::new(bytes.into())))
+    }
+
+    fn new(path: PathBuf, mut input: Input) -> Result<Self, Error> {
+        let ends = input.seek(SeekFrom::End(0)).and_then(|length| input.rewind().map(|()| length));
+        let file_bytes = ends.map_err(|e| Error::read(&path, e))?;
+        let mut reader = input.buffered();
+        let header = Header::read(&mut reader).map_err(|reason| format_error(&path, reason))?;
+        Ok(Self { path, reader, header, file_bytes })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file from its first byte on.
+    pub(super) fn into_reader(mut self) -> Result<Reader, Error> {
+        self.reader.rewind().map_err(|e| Error::read(&self.path, e))?;
+        Ok(self.reader)
+    }
+
+    /// All pixels in the file's own order.
+    pub(super) fn whole(mut self, channels: usize, limit: u64) -> Result<Image, Error> {
+        [self.header.height, self.header.width] = self.header.stored_size();
+        self.header.orientation = Default::default();
+        let view = View::whole(self.header.height, self.header.width);
+        let options = DecodeOptions { limit, oversized: Oversized::Refuse, quality: Quality::Exact };
+        let plan = self.plan(&view, channels, &options)?;
+        self.decode(&plan)
+    }
+
+    /// What the file says about its image.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The best way to decode `view` to `channels`, 1 (gray) or 3 (RGB), that `options` allow, and the bytes it takes.
+    /// Decodes nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for other channels and for a view that is empty or outside of the image,
+    /// [`Error::TooLarge`] when every way takes more than the limit.
+    pub fn plan(&self, view: &View, channels: usize, options: &DecodeOptions) -> Result<DecodePlan, Error> {
+        if ![1, 3].contains(&channels) {
+            let value = channels.to_string();
+            return Err(Error::InvalidSetting { field: "channels", value, expected: "1 (gray) or 3 (RGB)" });
+        }
+        view.check(self.header.height, self.header.width)?;
+        plan::plan(&self.header, view, channels, options, self.file_bytes).map_err(|bytes| Error::TooLarge {
+            path: self.path.clone(),
+            height: self.header.height,
+            width: self.header.width,
+            bytes,
+            limit: options.limit,
+        })
+    }
+
+    /// Decodes what was planned for this file: upright, resized, mirrored if asked for, 8 bits a sample.
+    ///
+    /// Transparency is left out, as Pillow's `convert("RGB")` does; RGB becomes gray by ITU-R 601 luma; of samples
+    /// of 16 bits the high byte is taken.
+    ///
+    /// # Errors
+    /// [`Error::Format`] when the file is damaged, cut short, or of a kind that is not read.
+    pub fn decode(self, plan: &DecodePlan) -> Result<Image, Error> {
+        let Self { path, mut reader, header, .. } = self;
+        reader.rewind().map_err(|e| Error::read(&path, e))?;
+        let size = header.stored_size();
+        let (factor, part, kept) = (plan.path.factor(), &plan.part, plan.kept);
+        let decoded = match &header.layout {
+            Layout::Jpeg(layout) => layout.decode(reader, plan.path, kept),
+            Layout::Png(layout) => layout.decode(reader, size[1], part, factor, kept),
+            Layout::Tiff(layout) => layout.decode(reader, part, factor, kept),
+            Layout::Other(layout) => layout.decode(reader, size, kept),
+        };
+        let decoded = decoded.map_err(|reason| format_error(&path, reason))?;
+        // The file may have changed since its header was read.
+        let expected = part.size().map(|side| side.div_ceil(factor));
+        if [decoded.height, decoded.width] != expected {
+            let [height, width] = expected;
+            let reason = format!("{}x{} pixels came out, expected {height}x{width}", decoded.height, decoded.width);
+            return Err(format_error(&path, reason));
+        }
+        let area = header.orientation.stored_area(&plan.view.area, size);
+        let target = header.orientation.size([plan.view.height, plan.view.width]);
+        let resized = resample::crop_resize(decoded, &plan::within(&area, part, factor), target);
+        let turn = if plan.view.flip { header.orientation.then_mirror() } else { header.orientation };
+        let upright = turn.apply(resized);
+        Ok(if upright.channels == plan.channels { upright } else { gray_as_rgb(upright) })
+    }
+}
+
+fn gray_as_rgb(gray: Image) -> Image {
+    let mut pixels = Vec::with_capacity(3 * gray.pixels.len());
+    pixels.extend(gray.pixels.iter().flat_map(|sample| [*sample; 3]));
+    Image { pixels, channels: 3, ..gray }
+}
+
+pub(super) fn format_error(path: &Path, reason: String) -> Error {
+    Error::format(path, reason.replace('\n', " "))
+}

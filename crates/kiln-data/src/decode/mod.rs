@@ -1,0 +1,25 @@
+//! Images decoded at the size that is needed, within a limit of bytes that is known before any pixel is.
+
+mod area;
+mod colour;
+mod file;
+mod header;
+mod input;
+mod jpeg;
+mod orientation;
+mod other;
+mod plan;
+mod png;
+mod raster;
+mod reduce;
+mod resample;
+mod tiff;
+#[cfg(feature = "turbo")]
+mod turbo;
+
+pub use area::{Area, View};
+pub use file::ImageFile;
+pub use header::{Format, Header};
+pub use orientation::Orientation;
+pub use plan::{DecodeOptions, DecodePath, DecodePlan, Oversized, Quality};
+pub use raster::{Raster, SampleType, Samples, Window};

@@ -1,0 +1,116 @@
+use std::io::{BufRead, Seek};
+
+use image::{ColorType, ImageDecoder, ImageFormat, ImageReader, Limits};
+
+use crate::Image;
+
+use super::Orientation;
+use super::colour::Pixels;
+use super::header::{self, Format, Header};
+use super::input::Reader;
+
+/// What the `image` crate will decode to.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Layout {
+    format: Format,
+    pixels: Pixels,
+    bytes_per_sample: usize,
+}
+
+fn open<'a, R>(reader: R, format: Format, max_alloc: u64) -> Result<impl ImageDecoder + 'a, String>
+where
+    R: BufRead + Seek + 'a,
+{
+    let format = match format {
+        Format::Gif => ImageFormat::Gif,
+        Format::WebP => ImageFormat::WebP,
+        Format::Bmp => ImageFormat::Bmp,
+        _ => ImageFormat::Pnm,
+    };
+    let mut decoder = ImageReader::with_format(reader, format).into_decoder().map_err(|e| e.to_string())?;
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(max_alloc);
+    // The reader's own limits do not reach a decoder that is taken out of it.
+    decoder.set_limits(limits).map_err(|e| e.to_string())?;
+    Ok(decoder)
+}
+
+/// No header takes more.
+const HEADER_BYTES: u64 = 1 << 20;
+
+pub(super) fn header(reader: &mut Reader, format: Format) -> Result<Header, String> {
+    let mut decoder = open(reader, format, HEADER_BYTES)?;
+    let (width, height) = decoder.dimensions();
+    if height == 0 || width == 0 {
+        return Err(format!("{height}x{width} pixels, expected at least 1x1"));
+    }
+    let colour = decoder.color_type();
+    let pixels = match colour {
+        ColorType::L8 | ColorType::L16 => Pixels::Gray,
+        ColorType::La8 | ColorType::La16 => Pixels::GrayAlpha,
+        ColorType::Rgb8 | ColorType::Rgb16 => Pixels::Rgb,
+        ColorType::Rgba8 | ColorType::Rgba16 => Pixels::Rgba,
+        other => return Err(format!("{other:?} samples, expected 8 or 16 bits")),
+    };
+    let bytes_per_sample = usize::from(colour.bytes_per_pixel()) / pixels.samples();
+    let orientation = decoder.orientation().map_err(|e| e.to_string())?;
+    let orientation = Orientation::from_exif(orientation.to_exif()).unwrap_or_default();
+    let [height, width] = orientation.size([height as usize, width as usize]);
+    Ok(Header {
+        format,
+        height,
+        width,
+        channels: if matches!(pixels, Pixels::Gray | Pixels::GrayAlpha) { 1 } else { 3 },
+        bits: 8 * bytes_per_sample as u8,
+        alpha: matches!(pixels, Pixels::GrayAlpha | Pixels::Rgba),
+        orientation,
+        progressive: false,
+        frames: if matches!(format, Format::Bmp | Format::Pnm) { Some(1) } else { None },
+        layout: header::Layout::Other(Layout { format, pixels, bytes_per_sample }),
+    })
+}
+
+impl Layout {
+    pub(super) fn kept(&self, asked: usize) -> usize {
+        self.pixels.kept(asked)
+    }
+
+    /// Bytes that decoding takes at its peak, the pixels that come out among them.
+    pub(super) fn bytes(&self, [height, width]: [usize; 2]) -> u64 {
+        let pixels = (height * width) as u64;
+        let decoded = pixels * (self.pixels.samples() * self.bytes_per_sample) as u64;
+        decoded + self.inside(pixels) + STATE
+    }
+
+    /// Bytes that a decoder takes at most besides the pixels it fills in.
+    fn inside(&self, pixels: u64) -> u64 {
+        match self.format {
+            // Indices of a frame, looked up as they are copied.
+            Format::Gif => 4 * pixels,
+            // A lossless image as RGBA, or the planes of a lossy one.
+            Format::WebP => 4 * pixels,
+            _ => 0,
+        }
+    }
+
+    pub(super) fn decode(&self, reader: Reader, size: [usize; 2], channels: usize) -> Result<Image, String> {
+        let decoder = open(reader, self.format, self.bytes(size))?;
+        let (width, height) = decoder.dimensions();
+        let [height, width] = [height as usize, width as usize];
+        let mut pixels = vec![0; height * width * self.pixels.samples() * self.bytes_per_sample];
+        if decoder.total_bytes() != pixels.len() as u64 {
+            return Err(format!("{} bytes of pixels, expected {}", decoder.total_bytes(), pixels.len()));
+        }
+        decoder.read_image(&mut pixels).map_err(|e| e.to_string())?;
+        if self.bytes_per_sample == 2 {
+            for i in 0..pixels.len() / 2 {
+                pixels[i] = (u16::from_ne_bytes([pixels[2 * i], pixels[2 * i + 1]]) >> 8) as u8;
+            }
+            pixels.truncate(pixels.len() / 2);
+        }
+        self.pixels.convert_in_place(&mut pixels, channels);
+        Ok(Image { pixels, height, width, channels })
+    }
+}
+
+const STATE: u64 = 128 * 1024;

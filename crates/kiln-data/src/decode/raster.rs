@@ -1,0 +1,276 @@
+use std::io::Seek;
+use std::path::{Path, PathBuf};
+
+use ::tiff::tags::SampleFormat;
+
+use crate::{Error, Image};
+
+use super::file::{ImageFile, format_error};
+use super::header::{Header, Layout};
+use super::input::Reader;
+use super::plan::Rect;
+use super::tiff::{Chunks, Piece};
+
+/// What a file stores a sample as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it all")]
+pub enum SampleType {
+    U8,
+    U16,
+    U32,
+    U64,
+    I8,
+    I16,
+    I32,
+    I64,
+    F16,
+    F32,
+    F64,
+}
+
+/// Samples row by row, those of a pixel side by side.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Samples {
+    /// Of a file of [`SampleType::U8`].
+    U8(Vec<u8>),
+    /// Of any other, as they are: not scaled, of integers the 24 leading bits.
+    F32(Vec<f32>),
+}
+
+/// A part of a [`Raster`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Window {
+    /// `[height, width, bands]`, flat.
+    pub samples: Samples,
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+    /// Samples of a pixel.
+    pub bands: usize,
+}
+
+/// A large image of which windows are read, as tiles of a satellite scene are.
+///
+/// Of a TIFF only the strips or tiles that touch a window are read, in all sample types; of a PNG the rows down to its
+/// end. Other formats are decoded whole when the first window is asked for, and kept. Pixels lie as they are stored:
+/// an orientation tag is not applied. Only a TIFF shows its alpha band. A TIFF's bands that are neither colour nor
+/// alpha are read when its photometric interpretation is gray, and are left out when it is RGB.
+#[derive(Debug)]
+pub struct Raster {
+    path: PathBuf,
+    size: [usize; 2],
+    bands: usize,
+    sample_type: SampleType,
+    limit: u64,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Chunks {
+        chunks: Box<Chunks>,
+        bytes: u64,
+    },
+    Rows {
+        reader: Box<Reader>,
+        header: Box<Header>,
+    },
+    /// Open, and then decoded.
+    Whole {
+        file: Option<Box<ImageFile>>,
+        image: Option<Image>,
+    },
+}
+
+impl Raster {
+    /// Opens a file and reads its header; a window, or what it takes to get at it, may take `limit` bytes.
+    ///
+    /// # Errors
+    /// Those of [`ImageFile::open`], and [`Error::Format`] for a TIFF of samples that are no number of 8 to 64 bits.
+    pub fn open(path: impl AsRef<Path>, limit: u64) -> Result<Self, Error> {
+        Self::new(ImageFile::open(path)?, limit)
+    }
+
+    /// The same for a file that is open.
+    ///
+    /// # Errors
+    /// [`Error::Format`] as for [`open`](Self::open).
+    pub fn new(file: ImageFile, limit: u64) -> Result<Self, Error> {
+        let path = file.path().to_owned();
+        let header = file.header().clone();
+        let size = header.stored_size();
+        let bands = if header.channels == 1 { 1 } else { 3 };
+        let eight = SampleType::U8;
+        let (bands, sample_type, source) = match &header.layout {
+            Layout::Tiff(layout) => {
+                let kind = sample_type(layout.kind, layout.bits).map_err(|reason| format_error(&path, reason))?;
+                let (bands, bytes) = (layout.samples, layout.chunk_bytes());
+                if bytes > limit {
+                    let [height, width] = size;
+                    return Err(Error::TooLarge { path, height, width, bytes, limit });
+                }
+                let chunks = file.into_reader().and_then(|reader| {
+                    Chunks::open(reader, layout.clone()).map_err(|reason| format_error(&path, reason))
+                })?;
+                (bands, kind, Source::Chunks { chunks: Box::new(chunks), bytes })
+            }
+            Layout::Png(layout) if layout.streams() => {
+                let kind = if header.bits == 16 { SampleType::U16 } else { eight };
+                let reader = Box::new(file.into_reader()?);
+                (bands, kind, Source::Rows { reader, header: Box::new(header) })
+            }
+            _ => (bands, eight, Source::Whole { file: Some(Box::new(file)), image: None }),
+        };
+        Ok(Self { path, size, bands, sample_type, limit, source })
+    }
+
+    /// Rows.
+    pub fn height(&self) -> usize {
+        self.size[0]
+    }
+
+    /// Columns.
+    pub fn width(&self) -> usize {
+        self.size[1]
+    }
+
+    /// Samples of a pixel.
+    pub fn bands(&self) -> usize {
+        self.bands
+    }
+
+    /// What the file stores a sample as.
+    pub fn sample_type(&self) -> SampleType {
+        self.sample_type
+    }
+
+    /// Reads `height` rows and `width` columns from row `top`, column `left`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a window that is empty or not inside of the image, [`Error::TooLarge`] when it
+    /// takes more bytes than the limit, [`Error::Format`] when the file is damaged or cut short.
+    pub fn window(&mut self, top: usize, left: usize, height: usize, width: usize) -> Result<Window, Error> {
+        let inside = |first: usize, length: usize, size: usize| {
+            length > 0 && first.checked_add(length).is_some_and(|end| end <= size)
+        };
+        if !(inside(top, height, self.size[0]) && inside(left, width, self.size[1])) {
+            let [rows, columns] = self.size;
+            let value = format!("{height}x{width} at ({top}, {left}) of {rows}x{columns}");
+            return Err(Error::InvalidSetting { field: "window", value, expected: "a part of the image" });
+        }
+        let part = Rect { top, left, bottom: top + height, right: left + width };
+        let (bands, eight) = (self.bands, self.sample_type == SampleType::U8);
+        let count = height * width * bands;
+        let own = (count * if eight { 1 } else { 4 }) as u64;
+        let reading = match &self.source {
+            Source::Chunks { bytes, .. } => *bytes,
+            Source::Rows { header, .. } => match &header.layout {
+                Layout::Png(layout) => layout.reading_bytes(self.size),
+                _ => 0,
+            },
+            Source::Whole { .. } => 0,
+        };
+        if own + reading > self.limit {
+            let (path, bytes, limit) = (self.path.clone(), own + reading, self.limit);
+            return Err(Error::TooLarge { path, height, width, bytes, limit });
+        }
+        let mut samples = if eight { Samples::U8(vec![0; count]) } else { Samples::F32(vec![0.0; count]) };
+        let kind = self.sample_type;
+        let mut put = |y: usize, x: usize, bytes: &[u8]| {
+            let at = ((y - top) * width + x - left) * bands;
+            match &mut samples {
+                Samples::U8(samples) => samples[at..at + bytes.len()].copy_from_slice(bytes),
+                Samples::F32(samples) => to_f32(kind, bytes, &mut samples[at..]),
+            }
+        };
+        let read = match &mut self.source {
+            Source::Chunks { chunks, .. } => chunks.read(&part, |piece| {
+                if let Piece::Row { y, x, samples } = piece {
+                    put(y, x, samples);
+                }
+            }),
+            Source::Rows { reader, header } => rows(reader, header, &part, put),
+            Source::Whole { file, image } => {
+                if let Some(file) = file.take() {
+                    *image = Some(file.whole(bands, self.limit)?);
+                }
+                let Some(image) = image else {
+                    return Err(format_error(&self.path, "it could not be decoded before".into()));
+                };
+                for y in top..top + height {
+                    let at = (y * image.width + left) * bands;
+                    put(y, left, &image.pixels[at..at + width * bands]);
+                }
+                Ok(())
+            }
+        };
+        read.map_err(|reason| format_error(&self.path, reason))?;
+        Ok(Window { samples, height, width, bands })
+    }
+}
+
+/// The rows of a PNG, its alpha left out, 16 bits in the machine's byte order.
+fn rows(
+    reader: &mut Reader,
+    header: &Header,
+    part: &Rect,
+    mut put: impl FnMut(usize, usize, &[u8]),
+) -> Result<(), String> {
+    let Layout::Png(layout) = &header.layout else { return Err("no PNG".into()) };
+    reader.rewind().map_err(|e| e.to_string())?;
+    let bytes = if header.bits == 16 { 2 } else { 1 };
+    let (stored, kept) = (layout.pixels.samples() * bytes, header.channels * bytes);
+    let mut row = vec![0; part.size()[1] * kept];
+    layout.rows(reader, header.stored_size()[1], part, true, |y, pixels| {
+        for (pixel, out) in pixels.chunks_exact(stored).zip(row.chunks_exact_mut(kept)) {
+            out.copy_from_slice(&pixel[..kept]);
+        }
+        if bytes == 2 {
+            row.as_chunks_mut::<2>()
+                .0
+                .iter_mut()
+                .for_each(|sample| *sample = u16::from_be_bytes(*sample).to_ne_bytes());
+        }
+        put(part.top + y, part.left, &row);
+    })
+}
+
+fn sample_type(format: SampleFormat, bits: usize) -> Result<SampleType, String> {
+    Ok(match (format, bits) {
+        (SampleFormat::Uint, 1 | 2 | 4 | 8) => SampleType::U8,
+        (SampleFormat::Uint, 16) => SampleType::U16,
+        (SampleFormat::Uint, 32) => SampleType::U32,
+        (SampleFormat::Uint, 64) => SampleType::U64,
+        (SampleFormat::Int, 8) => SampleType::I8,
+        (SampleFormat::Int, 16) => SampleType::I16,
+        (SampleFormat::Int, 32) => SampleType::I32,
+        (SampleFormat::Int, 64) => SampleType::I64,
+        (SampleFormat::IEEEFP, 16) => SampleType::F16,
+        (SampleFormat::IEEEFP, 32) => SampleType::F32,
+        (SampleFormat::IEEEFP, 64) => SampleType::F64,
+        _ => return Err(format!("{format:?} samples of {bits} bits, expected integers or floats of 8 to 64")),
+    })
+}
+
+/// Samples in the machine's byte order to floats.
+fn to_f32(kind: SampleType, bytes: &[u8], out: &mut [f32]) {
+    fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+        out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| *out = value(*bytes));
+    }
+    match kind {
+        SampleType::U8 => each(bytes, out, |[byte]| f32::from(byte)),
+        SampleType::I8 => each(bytes, out, |bytes| f32::from(i8::from_ne_bytes(bytes))),
+        SampleType::U16 => each(bytes, out, |bytes| f32::from(u16::from_ne_bytes(bytes))),
+        SampleType::I16 => each(bytes, out, |bytes| f32::from(i16::from_ne_bytes(bytes))),
+        SampleType::U32 => each(bytes, out, |bytes| u32::from_ne_bytes(bytes) as f32),
+        SampleType::I32 => each(bytes, out, |bytes| i32::from_ne_bytes(bytes) as f32),
+        SampleType::U64 => each(bytes, out, |bytes| u64::from_ne_bytes(bytes) as f32),
+        SampleType::I64 => each(bytes, out, |bytes| i64::from_ne_bytes(bytes) as f32),
+        SampleType::F16 => each(bytes, out, |bytes| half::f16::from_ne_bytes(bytes).to_f32()),
+        SampleType::F32 => each(bytes, out, f32::from_ne_bytes),
+        SampleType::F64 => each(bytes, out, |bytes| f64::from_ne_bytes(bytes) as f32),
+    }
+}

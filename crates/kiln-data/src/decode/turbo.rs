@@ -1,0 +1,35 @@
+use std::io::Read;
+
+use turbojpeg::{Decompressor, Image as Target, PixelFormat, ScalingFactor};
+
+use crate::Image;
+
+use super::colour::Pixels;
+use super::input::Reader;
+use super::jpeg::MAX_SCANS;
+
+/// Decodes a gray or RGB JPEG through libjpeg-turbo, which wants all of the file in memory.
+pub(super) fn decode(mut reader: Reader, pixels: Pixels, denominator: usize, channels: usize) -> Result<Image, String> {
+    let mut jpeg = vec![];
+    reader.read_to_end(&mut jpeg).map_err(|e| e.to_string())?;
+    drop(reader);
+    let image = decompress(&jpeg, pixels, denominator).map_err(|e| e.to_string())?;
+    drop(jpeg);
+    let Target { mut pixels, height, width, format, .. } = image;
+    let colours = if format == PixelFormat::GRAY { Pixels::Gray } else { Pixels::Rgb };
+    colours.convert_in_place(&mut pixels, channels);
+    Ok(Image { pixels, height, width, channels })
+}
+
+fn decompress(jpeg: &[u8], pixels: Pixels, denominator: usize) -> Result<Target<Vec<u8>>, turbojpeg::Error> {
+    let mut decompressor = Decompressor::new()?;
+    decompressor.set_scan_limit(MAX_SCANS as u32)?;
+    let factor = ScalingFactor::new(1, denominator);
+    decompressor.set_scaling_factor(factor)?;
+    let header = decompressor.read_header(jpeg)?.scaled(factor);
+    let format = if pixels == Pixels::Gray { PixelFormat::GRAY } else { PixelFormat::RGB };
+    let (height, width, pitch) = (header.height, header.width, header.width * pixels.samples());
+    let mut image = Target { pixels: vec![0; height * pitch], width, pitch, height, format };
+    decompressor.decompress(jpeg, image.as_deref_mut())?;
+    Ok(image)
+}

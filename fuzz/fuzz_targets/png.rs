@@ -1,0 +1,5 @@
+#![no_main]
+
+use kiln_data::Format;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::decode(bytes, |format| format == Format::Png));

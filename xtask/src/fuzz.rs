@@ -1,0 +1,80 @@
+//! `cargo xtask fuzz`: the targets in fuzz/, each for a bounded time.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cli::Fuzz;
+use crate::usage::Usage;
+
+/// Every target, and where its first inputs are.
+const TARGETS: [(&str, &[&str]); 7] = [
+    ("jpeg", &["fixtures/images"]),
+    ("png", &["fixtures/images"]),
+    ("tiff", &["fixtures/images", "fixtures/geotiff"]),
+    ("other", &["fixtures/images"]),
+    ("raster", &["fixtures/geotiff", "fixtures/images"]),
+    ("idx", &["fuzz/seeds/idx"]),
+    ("cifar", &["fuzz/seeds/cifar"]),
+];
+
+pub(crate) fn run(arguments: &Fuzz) -> Result<()> {
+    let chosen = chosen(&arguments.targets)?;
+    ensure!(
+        succeeds(Command::new("rustup").args(["run", "nightly", "rustc", "--version"])),
+        "fuzzing needs the nightly toolchain: `rustup toolchain install nightly`"
+    );
+    ensure!(
+        succeeds(Command::new("cargo").args(["fuzz", "--version"])),
+        "fuzzing needs cargo-fuzz: `cargo install cargo-fuzz`"
+    );
+    for (target, seeds) in chosen {
+        let corpus = format!("fuzz/corpus/{target}");
+        fs::create_dir_all(&corpus).with_context(|| format!("cannot make '{corpus}'"))?;
+        let mut command = Command::new("rustup");
+        command.args(["run", "nightly", "cargo", "fuzz", "run", target, &corpus]).args(seeds).arg("--");
+        command.arg(format!("-max_total_time={}", arguments.seconds));
+        // An input that takes longer, or more memory, is a finding. The library's own limit is 16 MiB an image.
+        command.args(["-timeout=20", "-rss_limit_mb=2048", "-print_final_stats=1"]);
+        let status = command.status().context("cannot run cargo fuzz")?;
+        ensure!(status.success(), "{target}: found an input that fails, now in fuzz/artifacts/{target}");
+        tracing::info!("{target}: {} s without a finding", arguments.seconds);
+    }
+    Ok(())
+}
+
+fn chosen(names: &[String]) -> Result<Vec<(&'static str, &'static [&'static str])>> {
+    if !Path::new("fuzz/Cargo.toml").is_file() {
+        bail!(Usage("no fuzz/ here, expected the project's own directory".into()));
+    }
+    let known = || TARGETS.map(|(name, _)| name).join(", ");
+    let find = |name: &String| TARGETS.into_iter().find(|(target, _)| target == name);
+    match names.iter().find(|name| find(name).is_none()) {
+        Some(unknown) => bail!(Usage(format!("no fuzz target '{unknown}', expected one of {}", known()))),
+        None if names.is_empty() => Ok(TARGETS.to_vec()),
+        None => Ok(names.iter().filter_map(find).collect()),
+    }
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_that_of_the_fuzz_workspace() {
+        let manifest = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/Cargo.toml")).unwrap();
+        let manifest: toml::Table = manifest.parse().unwrap();
+        let bins = manifest["bin"].as_array().unwrap();
+        let names: Vec<&str> = bins.iter().map(|bin| bin["name"].as_str().unwrap()).collect();
+        assert_eq!(names, TARGETS.map(|(name, _)| name));
+        for seeds in TARGETS.iter().flat_map(|(_, seeds)| *seeds) {
+            assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(seeds).is_dir(), "{seeds}");
+        }
+    }
+}
