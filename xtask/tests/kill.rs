@@ -10,6 +10,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::{kiln, output, stderr, text};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
 const STEPS: &str = "60";
 
@@ -86,6 +88,71 @@ fn killed_and_resumed_again_and_again_the_curve_is_the_same() {
     let evaluated = output(folder.path(), &["eval", "gpt", "--checkpoint", "killed", "--json"]);
     assert!(evaluated.status.success(), "{}", stderr(&evaluated));
     assert_eq!(figure(&evaluated), figure(&last));
+}
+
+/// Few steps, and a checkpoint after every other.
+fn train_little<'a>(data: &'a str, out: &'a str) -> Vec<&'a str> {
+    let run = ["train", "gpt", "--data", data, "--out", out, "--max-steps", "8", "--save-every", "2", "--seed", "3"];
+    run.into_iter().chain(["--context", "16", "--batch-size", "4", "--dropout", "0.1"]).collect()
+}
+
+/// Kills that must hit a running process, by two at a time.
+const KILLS: usize = 50;
+
+#[test]
+fn killed_at_fifty_random_moments_the_curve_is_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let data = text(folder, 8000);
+    let data = data.to_str().unwrap();
+    let begun = Instant::now();
+    let whole = output(folder, &train_little(data, "whole"));
+    // From the start of the process to its end, with two of them at work.
+    let lifetime = begun.elapsed().mul_f64(1.5);
+    assert!(whole.status.success(), "{}", stderr(&whole));
+    let result =
+        |run: &str| (metrics(&folder.join(run)), fs::read(folder.join(run).join("model.safetensors")).unwrap());
+    let expected = result("whole");
+
+    // Runs until so many of them were killed: where each was, and whether there was something to resume.
+    let kill_some = |seed: u64| {
+        let mut random = StdRng::seed_from_u64(seed);
+        let (mut kills, mut resumed, mut tries) = (0, 0, 0);
+        while kills < KILLS / 2 {
+            tries += 1;
+            assert!(tries < 2 * KILLS, "only {kills} of {tries} kills hit a running process");
+            let out = format!("run-{seed}-{tries}");
+            let run = folder.join(&out);
+            let mut child =
+                kiln(folder, &train_little(data, &out)).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+            std::thread::sleep(lifetime.mul_f64(random.random_range(0.0..1.0)));
+            let ended = child.try_wait().unwrap().is_some();
+            child.kill().unwrap();
+            child.wait().unwrap();
+            kills += usize::from(!ended);
+            // Before its settings were written there was no run.
+            let rest = if run.join("config.toml").exists() {
+                resumed += usize::from(!ended);
+                output(folder, &["train", "gpt", "--resume", &out])
+            } else {
+                let _ = fs::remove_dir_all(&run);
+                output(folder, &train_little(data, &out))
+            };
+            assert!(rest.status.success(), "{out}, killed with {} lines: {}", metrics(&run).len(), stderr(&rest));
+            let result = result(&out);
+            assert_eq!(result.0, expected.0, "{out}");
+            assert!(result.1 == expected.1, "{out}: the final weights differ");
+            fs::remove_dir_all(&run).unwrap();
+        }
+        (kills, resumed)
+    };
+    let done = std::thread::scope(|scope| {
+        let kill_some = &kill_some;
+        [1, 2].map(|seed| scope.spawn(move || kill_some(seed))).map(|worker| worker.join().unwrap())
+    });
+    let [kills, resumed] = [done[0].0 + done[1].0, done[0].1 + done[1].1];
+    assert_eq!(kills, KILLS);
+    assert!(2 * resumed > KILLS, "{resumed} of {kills} killed runs had begun");
 }
 
 #[test]
