@@ -24,7 +24,7 @@ pub fn sum_of_squares(model: &impl Module, gradients: &GradientsParams) -> Optio
     let mut sum = Sum(gradients, HashMap::new(), vec![]);
     model.visit(&mut sum);
     // In the order of the parameters: sums must not depend on the order of a map. Added one by one: on CubeCL devices a
-    // concatenation hides that one of its parts was never written for want of memory, a sum does not.
+    // concatenation can hide that one of its parts was never written for want of memory, a sum does not.
     sum.2.iter().filter_map(|id| sum.1.remove(id)).reduce(|sum, part| sum + part)
 }
 

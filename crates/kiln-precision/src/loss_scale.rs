@@ -277,7 +277,7 @@ impl ScaledGradients {
         if foreign > 0 {
             return Err(Error::OtherModel { foreign });
         }
-        // Each by itself: a concatenation would hide that one of them was never written.
+        // Each by itself: a concatenation could hide that one of them was never written.
         let read = |tensor: Tensor<1>| {
             let data = tensor.cast(DType::F32).try_into_data().map_err(|e| Error::Device(e.to_string()))?;
             Ok::<Vec<f64>, Error>(data.iter::<f32>().map(f64::from).collect())

@@ -15,9 +15,9 @@ use crate::Failure;
 ///
 /// # Why not one read for all
 /// Gathering one element of each tensor into one and reading that would be a single call. But concatenation on CubeCL
-/// writes its output piece by piece, each piece with a kernel that only writes: when one is skipped for its unwritten
-/// input, the next that runs declares the whole output written, and the failure is gone (read in
-/// `cat_with_slice_assign` of burn-backend 0.22.1, and `Taint` of cubecl-server 0.11.3).
+/// writes its output piece by piece, unless fusion makes one kernel of it: when a piece is skipped for its unwritten
+/// input, the next that runs declares the whole output written, and the failure is gone (`cat_with_slice_assign` of
+/// burn-backend 0.22.1 and `Taint` of cubecl-server 0.11.3; seen in `kiln-training/tests/allocations/lost.rs`).
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

@@ -173,7 +173,8 @@ pub(crate) fn clean(text: &str) -> String {
     };
     let heading = |line: &str| {
         let word = line.trim_end_matches(':').to_lowercase();
-        ["backtrace", "stack backtrace", "caused by", "asked at", "disabled backtrace"].contains(&word.as_str())
+        ["backtrace", "stack backtrace", "caused by", "asked at", "disabled backtrace", "no backtrace available"]
+            .contains(&word.as_str())
     };
     let told: Vec<&str> =
         text.lines().map(str::trim).filter(|line| !line.is_empty() && !frame(line) && !heading(line)).collect();

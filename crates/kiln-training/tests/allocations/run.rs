@@ -1,0 +1,152 @@
+//! Steps under refused pages, each from the same checkpoint.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::Device;
+use kiln_precision::ScalerState;
+use kiln_recovery::{
+    Failure, Ladder, MicroBatch, MicroBatchConfig, Reclaim, Recovery, Remedy, Rung, Shrink, Situation, reclaim,
+};
+use kiln_training::{Checkpoints, OptimizerConfig, RunState, ScheduleConfig, StepReport, StepSettings, Trainer};
+use tempfile::TempDir;
+
+use crate::common::{Snapshot, numbers};
+use crate::pages::{self, Count, Refuse};
+use crate::tasks::Case;
+
+/// Relative tolerance for a step that was cut in another way: sums are taken in another order.
+const TOLERANCE: f64 = 1e-5;
+
+pub(crate) fn device() -> Device {
+    Device::cpu().autodiff()
+}
+
+/// Bytes of live tensors, once the device has done everything.
+pub(crate) fn in_use() -> u64 {
+    let device = device().inner();
+    reclaim(&device);
+    device.memory_pool_usage().expect("CubeCL reports its pools").bytes_in_use
+}
+
+/// What is done about a failure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Then {
+    /// The same micro-batches again, also after a refused page that the device calls a buffer too big, as CubeCL's CPU
+    /// runtime always does.
+    Again,
+    /// What the standard ladder does: smaller micro-batches for a buffer that is too big.
+    Smaller,
+}
+
+/// The first rung: it keeps the failures.
+#[derive(Debug, Clone)]
+struct Witness {
+    then: Then,
+    failures: Arc<Mutex<Vec<Failure>>>,
+}
+
+impl Rung for Witness {
+    fn remedy(&self, situation: &Situation<'_>) -> Option<Remedy> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(situation.failure.clone());
+        (self.then == Then::Again).then_some(Remedy::Reclaim)
+    }
+}
+
+/// Two steps of a run, and the third again and again.
+pub(crate) struct Third<'a, C: Case> {
+    case: &'a C,
+    net: C::Model,
+    optimizer: OptimizerConfig,
+    start: TempDir,
+}
+
+/// The third step, and all that it changed.
+pub(crate) struct Done {
+    pub(crate) report: StepReport,
+    pub(crate) count: Count,
+    /// Of forward and backward passes; what the report has beside these are failures of the update.
+    pub(crate) failures: Vec<Failure>,
+    after: Snapshot,
+    state: RunState,
+    scaler: ScalerState,
+    /// Bytes of live tensors with nothing but the run.
+    in_use: u64,
+}
+
+impl<'a, C: Case> Third<'a, C>
+where
+    C::Model: Send,
+    C::Batch: Sync,
+{
+    pub(crate) fn new(case: &'a C, optimizer: OptimizerConfig) -> Self {
+        let third = Self { case, net: case.model(&device()), optimizer, start: tempfile::tempdir().unwrap() };
+        // They make the optimizer's state, and have the kernels compiled.
+        let (mut trainer, _) = third.trainer(Then::Again);
+        for _ in 0..2 {
+            let (report, _) = third.watched(&mut trainer, Refuse::Pages(&[]));
+            assert_eq!(report.failures, 0);
+        }
+        Checkpoints::new(third.start.path(), 1).unwrap().save(&trainer).unwrap();
+        third
+    }
+
+    /// The step, with so much memory.
+    pub(crate) fn step(&self, then: Then, refuse: Refuse<'_>) -> Done {
+        let (mut trainer, failures) = self.trainer(then);
+        assert!(Checkpoints::new(self.start.path(), 1).unwrap().resume(&mut trainer).unwrap().is_some());
+        let (report, count) = self.watched(&mut trainer, refuse);
+        let failures = failures.lock().unwrap().clone();
+        let (after, in_use) = (Snapshot::of(&trainer), in_use());
+        Done { report, count, failures, after, state: trainer.state(), scaler: trainer.scaler(), in_use }
+    }
+
+    fn trainer(&self, then: Then) -> (Trainer<C::Model>, Arc<Mutex<Vec<Failure>>>) {
+        let schedule = ScheduleConfig { peak: 0.05, warmup: 0.0, floor: 0.1 };
+        let settings =
+            StepSettings { max_norm: Some(1.0), ..StepSettings::new(self.optimizer, schedule, 100, device()) };
+        let mut trainer = crate::common::trainer(&self.net, &settings);
+        let witness = Witness { then, failures: Arc::default() };
+        let failures = witness.failures.clone();
+        let ladder = Ladder::new().with(witness).with(Reclaim { times: 1 }).with(Shrink);
+        let sizes = MicroBatch::new(MicroBatchConfig::new(self.case.samples(&self.case.batch(0)))).unwrap();
+        trainer.recover(Recovery::new(device().inner(), sizes, ladder));
+        (trainer, failures)
+    }
+
+    /// One step from a device without free pages. Every tensor has a page of its own, unless one of its size is free, so
+    /// that nearly every operation asks for one.
+    fn watched(&self, trainer: &mut Trainer<C::Model>, refuse: Refuse<'_>) -> (StepReport, Count) {
+        let device = device().inner();
+        reclaim(&device);
+        let batch = self.case.batch(trainer.state().step);
+        let (report, count) = pages::refusing(refuse, || {
+            device.memory_persistent_allocations(trainer, |trainer| kiln_training::step(self.case, trainer, &batch))
+        });
+        (report.unwrap(), count)
+    }
+}
+
+impl Done {
+    /// Whether it was cut as one without failures: neither were the micro-batches smaller, nor the parameters halved that are
+    /// updated together.
+    pub(crate) fn cut_alike(&self) -> bool {
+        self.report.micro_batches == 1 && self.report.failures == self.failures.len()
+    }
+
+    /// Equal to the `undisturbed` step, bit for bit where it was cut alike.
+    pub(crate) fn assert_as(&self, undisturbed: &Self, context: &str) {
+        if self.cut_alike() {
+            self.after.assert_same(&undisturbed.after, context);
+            assert_eq!(numbers(&self.report), numbers(&undisturbed.report), "{context}");
+        } else {
+            let far = self.after.distance(&undisturbed.after);
+            assert!(far < TOLERANCE, "{context}: parameters, statistics or optimizer are {far:e} off");
+            let near = |a: f64, b: f64| (a - b).abs() < TOLERANCE * b.abs();
+            let norm = |done: &Self| done.report.gradient_norm.unwrap();
+            assert!(near(self.report.loss, undisturbed.report.loss), "{context}: {:?}", self.report);
+            assert!(near(norm(self), norm(undisturbed)), "{context}: {:?}", self.report);
+        }
+        assert_eq!((self.state, self.scaler), (undisturbed.state, undisturbed.scaler), "{context}");
+        assert_eq!(self.in_use, undisturbed.in_use, "{context}: live bytes");
+    }
+}

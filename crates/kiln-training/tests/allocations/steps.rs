@@ -1,0 +1,106 @@
+//! Pages of a step, refused: the step is taken all the same, and its result is that of a step without failures.
+
+use kiln_models::GptConfig;
+use kiln_training::OptimizerConfig;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::pages::{self, Refuse};
+use crate::run::{Then, Third};
+use crate::tasks::{Case, Images, Text};
+
+/// How many steps are disturbed.
+struct Share {
+    /// Steps that lose one page, evenly chosen among all pages of a step.
+    singles: usize,
+    /// Steps that lose two, at random.
+    pairs: usize,
+}
+
+/// Numbers of pages to refuse, for each step.
+fn plan(pages: usize, share: &Share) -> Vec<Vec<usize>> {
+    let mut random = StdRng::seed_from_u64(7);
+    // The last is of the update.
+    let singles = (1..=pages).rev().step_by(pages.div_ceil(share.singles)).map(|number| vec![number]);
+    // The second may be one of the attempt that comes after the first.
+    let pair = |_| vec![random.random_range(1..=pages), random.random_range(1..=2 * pages)];
+    let pairs: Vec<_> = (0..share.pairs).map(pair).collect();
+    singles.chain(pairs).collect()
+}
+
+fn every_page<C: Case>(case: &C, optimizer: OptimizerConfig, then: Then, share: &Share)
+where
+    C::Model: Send,
+    C::Batch: Sync,
+{
+    let _one = pages::exclusive();
+    let third = Third::new(case, optimizer);
+    let undisturbed = third.step(then, Refuse::Pages(&[]));
+    assert_eq!((undisturbed.report.failures, undisturbed.count.refused), (0, 0));
+    let plan = plan(undisturbed.count.seen, share);
+    let (mut failed, mut alike, mut in_update) = (0, 0, 0);
+    for numbers in &plan {
+        let done = third.step(then, Refuse::Pages(numbers));
+        let context = format!("refused {numbers:?} of {}, {:?}", undisturbed.count.seen, done.count);
+        assert!(done.count.refused > 0, "{context}");
+        done.assert_as(&undisturbed, &context);
+        failed += usize::from(done.report.failures > 0);
+        alike += usize::from(done.cut_alike());
+        in_update += usize::from(done.report.failures > done.failures.len());
+        let smaller = then == Then::Smaller && done.failures.iter().any(|failure| !failure.is_consequence());
+        assert_eq!(done.report.micro_batches > 1, smaller, "{context}: {:?}", done.failures);
+    }
+    // A page may be asked for that nothing needs in the end.
+    assert!(4 * failed > 3 * plan.len(), "{failed} of {} steps saw a failure", plan.len());
+    assert!(in_update > 0, "no page of the update was refused");
+    assert!(then == Then::Smaller || 2 * alike > plan.len(), "{alike} of {} were cut alike", plan.len());
+}
+
+fn net(batch_norm: bool) -> Images {
+    Images { samples: 8, side: 8, channels: 4, batch_norm }
+}
+
+fn gpt() -> Text {
+    Text { samples: 4, config: GptConfig { vocab: 16, context: 8, layers: 1, heads: 2, width: 16, dropout: 0.0 } }
+}
+
+#[test]
+fn a_net_with_batch_norm_in_the_same_split() {
+    every_page(&net(true), OptimizerConfig::sgd(), Then::Again, &Share { singles: 10, pairs: 4 });
+}
+
+#[test]
+fn a_gpt_in_the_same_split() {
+    every_page(&gpt(), OptimizerConfig::adamw(), Then::Again, &Share { singles: 10, pairs: 4 });
+}
+
+#[test]
+fn a_net_in_smaller_micro_batches() {
+    every_page(&net(false), OptimizerConfig::sgd(), Then::Smaller, &Share { singles: 5, pairs: 2 });
+}
+
+#[test]
+fn a_gpt_in_smaller_micro_batches() {
+    every_page(&gpt(), OptimizerConfig::adamw(), Then::Smaller, &Share { singles: 5, pairs: 2 });
+}
+
+/// Not single pages, but all beyond so much: the step comes to micro-batches that fit.
+#[test]
+fn memory_for_a_part_of_the_step() {
+    let _one = pages::exclusive();
+    let case = net(false);
+    let third = Third::new(&case, OptimizerConfig::sgd());
+    let undisturbed = third.step(Then::Smaller, Refuse::Pages(&[]));
+    let (base, peak) = (undisturbed.count.before, undisturbed.count.peak);
+    let mut parts = vec![];
+    for percent in [100, 70, 20] {
+        let cap = base + (peak - base) * percent / 100;
+        let done = third.step(Then::Smaller, Refuse::Beyond(cap));
+        let context = format!("{percent} %: {:?}", done.count);
+        done.assert_as(&undisturbed, &context);
+        assert!(done.count.peak <= cap, "{context}");
+        assert_eq!(done.report.failures > 0, percent < 100, "{context}");
+        parts.push(done.report.micro_batches);
+    }
+    assert!(parts.is_sorted() && parts[0] == 1 && parts[1] > 1 && parts[2] >= parts[1], "{parts:?}");
+}

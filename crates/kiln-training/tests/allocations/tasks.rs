@@ -1,0 +1,176 @@
+//! A small convolutional net and a small GPT, with batches that are functions of the step.
+
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_accumulation::Weight;
+use kiln_models::{Gpt, GptConfig};
+use kiln_training::Task;
+
+/// A task with a model and data of its own.
+pub(crate) trait Case: Task + Sync {
+    /// A model.
+    fn model(&self, device: &Device) -> Self::Model;
+    /// The batch of a step.
+    fn batch(&self, step: u64) -> Self::Batch;
+}
+
+/// Numbers in [-1, 1) that look random: the same on every machine.
+fn noise(seed: u64, count: usize) -> impl Iterator<Item = f32> {
+    (0..count as u64).map(move |i| {
+        let mut z = (seed << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z >> 40) as f32 / (1 << 23) as f32 - 1.0
+    })
+}
+
+const CLASSES: usize = 5;
+
+/// Images of `side` squared pixels in two channels, into five classes.
+pub(crate) struct Images {
+    pub(crate) samples: usize,
+    pub(crate) side: usize,
+    pub(crate) channels: usize,
+    pub(crate) batch_norm: bool,
+}
+
+#[derive(Module, Debug)]
+pub(crate) struct Net {
+    first: Conv2d,
+    norm: Option<BatchNorm>,
+    second: Conv2d,
+    last: Linear,
+}
+
+pub(crate) struct ImageBatch {
+    x: Vec<f32>,
+    y: Vec<i64>,
+}
+
+impl Images {
+    fn pixels(&self) -> usize {
+        2 * self.side * self.side
+    }
+}
+
+impl Task for Images {
+    type Model = Net;
+    type Batch = ImageBatch;
+
+    fn samples(&self, batch: &ImageBatch) -> usize {
+        batch.y.len()
+    }
+
+    fn weight(&self, batch: &ImageBatch) -> Weight {
+        Weight::Samples(batch.y.len())
+    }
+
+    fn slice(&self, batch: &ImageBatch, samples: Range<usize>) -> ImageBatch {
+        let pixels = samples.start * self.pixels()..samples.end * self.pixels();
+        ImageBatch { x: batch.x[pixels].to_vec(), y: batch.y[samples].to_vec() }
+    }
+
+    fn loss(&self, model: &Net, batch: &ImageBatch, device: &Device) -> Tensor<1> {
+        let n = batch.y.len();
+        let x = Tensor::<4>::from_data(TensorData::new(batch.x.clone(), [n, 2, self.side, self.side]), device);
+        let y = Tensor::<1, Int>::from_data(TensorData::new(batch.y.clone(), [n]), device);
+        let x = model.first.forward(x);
+        let x = match &model.norm {
+            Some(norm) => norm.forward(x),
+            None => x,
+        };
+        let x = relu(model.second.forward(relu(x)));
+        let logits = model.last.forward(x.flatten::<2>(1, 3));
+        CrossEntropyLossConfig::new().init(device).forward(logits, y)
+    }
+
+    fn measure(&self, _: &Net, batch: &ImageBatch, device: &Device) -> Tensor<1> {
+        Tensor::from_floats([batch.y.len() as f32], device)
+    }
+
+    fn figures(&self, _: &[f64]) -> Vec<(&'static str, f64)> {
+        vec![]
+    }
+}
+
+impl Case for Images {
+    fn model(&self, device: &Device) -> Net {
+        let channels = self.channels;
+        let conv = |from, to| Conv2dConfig::new([from, to], [3, 3]).with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1));
+        Net {
+            first: conv(2, channels).init(device),
+            norm: self.batch_norm.then(|| BatchNormConfig::new(channels).init(device)),
+            second: conv(channels, 4).with_stride([2, 2]).init(device),
+            last: LinearConfig::new(self.side * self.side, CLASSES).init(device),
+        }
+    }
+
+    fn batch(&self, step: u64) -> ImageBatch {
+        let x: Vec<f32> = noise(step, self.samples * self.pixels()).collect();
+        let y = (0..self.samples).map(|i| ((i as u64 * 7 + step) % CLASSES as u64) as i64).collect();
+        ImageBatch { x, y }
+    }
+}
+
+/// Sequences of tokens, of which the next is to be told.
+pub(crate) struct Text {
+    pub(crate) samples: usize,
+    pub(crate) config: GptConfig,
+}
+
+impl Task for Text {
+    type Model = Gpt;
+    /// Sequences, each one token longer than the model reads.
+    type Batch = Vec<Vec<i64>>;
+
+    fn samples(&self, batch: &Self::Batch) -> usize {
+        batch.len()
+    }
+
+    fn weight(&self, batch: &Self::Batch) -> Weight {
+        Weight::Tokens(batch.len() * self.config.context)
+    }
+
+    fn slice(&self, batch: &Self::Batch, samples: Range<usize>) -> Self::Batch {
+        batch[samples].to_vec()
+    }
+
+    fn loss(&self, model: &Gpt, batch: &Self::Batch, device: &Device) -> Tensor<1> {
+        let (n, context, vocab) = (batch.len(), self.config.context, self.config.vocab);
+        let ids = |from: usize| -> Vec<i64> {
+            batch.iter().flat_map(|sequence| sequence[from..from + context].iter().copied()).collect()
+        };
+        let read = Tensor::<2, Int>::from_data(TensorData::new(ids(0), [n, context]), device);
+        let next = Tensor::<1, Int>::from_data(TensorData::new(ids(1), [n * context]), device);
+        let logits = model.forward(read).reshape([n * context, vocab]);
+        CrossEntropyLossConfig::new().init(device).forward(logits, next)
+    }
+
+    fn measure(&self, _: &Gpt, batch: &Self::Batch, device: &Device) -> Tensor<1> {
+        Tensor::from_floats([batch.len() as f32], device)
+    }
+
+    fn figures(&self, _: &[f64]) -> Vec<(&'static str, f64)> {
+        vec![]
+    }
+}
+
+impl Case for Text {
+    fn model(&self, device: &Device) -> Gpt {
+        self.config.init(device).expect("a valid configuration")
+    }
+
+    fn batch(&self, step: u64) -> Self::Batch {
+        let length = self.config.context + 1;
+        let ids: Vec<i64> = noise(step, self.samples * length)
+            .map(|value| ((value + 1.0) / 2.0 * self.config.vocab as f32) as i64)
+            .collect();
+        ids.chunks(length).map(<[i64]>::to_vec).collect()
+    }
+}
