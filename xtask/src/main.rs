@@ -1,5 +1,6 @@
 //! `cargo xtask`: trains and evaluates the reference models, and what maintainers run.
 
+mod cache;
 mod check;
 mod cli;
 mod device;

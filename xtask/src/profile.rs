@@ -44,10 +44,8 @@ fn warm(device: &Device) {
 }
 
 fn path(name: &str) -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
     // Figures of one version of the rules are not those of another.
-    Some(cache.join("kiln").join(format!("{}-{}.toml", name.replace(':', "-"), env!("CARGO_PKG_VERSION"))))
+    Some(crate::cache::directory()?.join(format!("{}-{}.toml", name.replace(':', "-"), env!("CARGO_PKG_VERSION"))))
 }
 
 fn read(path: &Path) -> Option<BackendProfile> {

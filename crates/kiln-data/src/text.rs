@@ -1,42 +1,73 @@
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use burn::data::dataset::{Dataset, DatasetError};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::RngExt;
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::rng::sample_rng;
-use crate::{BatchPlan, Error, Tokenizer, TrainTest};
+use crate::text_files::TextFiles;
+use crate::tokens::Tokens;
+use crate::{BatchPlan, Error, TokenFile, Tokenizer, TrainTest};
 
-/// A text as token ids, seen through windows of equal length.
+/// A text as token ids, seen through windows of equal length. The ids are in memory, or in a file and then read when
+/// a window is asked for.
 ///
 /// It is a burn `Dataset<Vec<u32>>` of windows of `length + 1` ids.
 #[derive(Clone, Debug)]
 pub struct TextTokens {
-    tokens: Arc<[u32]>,
+    tokens: Tokens,
     length: usize,
+    stride: usize,
 }
 
 impl TextTokens {
-    /// Windows of `length` tokens over `tokens`.
+    /// Windows of `length` tokens over `tokens`, one beginning where the other ends.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a zero length or fewer tokens than two windows and one.
     pub fn new(tokens: Vec<u32>, length: usize) -> Result<Self, Error> {
+        Self::over(Tokens::Memory(tokens.into()), length)
+    }
+
+    /// The same over the tokens of a file.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn from_file(tokens: TokenFile, length: usize) -> Result<Self, Error> {
+        Self::over(Tokens::File(tokens), length)
+    }
+
+    fn over(tokens: Tokens, length: usize) -> Result<Self, Error> {
         if length == 0 {
             return Err(Error::InvalidSetting { field: "length", value: "0".into(), expected: "at least 1" });
         }
-        if tokens.len() <= 2 * length {
+        if tokens.len().div_ceil(2) <= length {
             let value = format!("{} tokens for a length of {length}", tokens.len());
             return Err(Error::InvalidSetting { field: "text", value, expected: "more than twice the length" });
         }
-        Ok(Self { tokens: tokens.into(), length })
+        Ok(Self { tokens, length, stride: length })
     }
 
-    /// Number of windows of an epoch: those that fit one after the other whatever the epoch's offset.
+    /// A window every `stride` tokens: below the length they overlap, above it they leave tokens out.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a stride of 0, or one that leaves no window.
+    pub fn with_stride(self, stride: usize) -> Result<Self, Error> {
+        let most = self.tokens.len() - self.length;
+        if stride == 0 || stride > most {
+            let value = format!("{stride} in {} tokens for a length of {}", self.tokens.len(), self.length);
+            let expected = "at least 1, and at most the tokens without one window";
+            return Err(Error::InvalidSetting { field: "stride", value, expected });
+        }
+        Ok(Self { stride, ..self })
+    }
+
+    /// Number of windows of an epoch: those that fit whatever the epoch's offset.
     pub fn len(&self) -> usize {
-        (self.tokens.len() - 1 - (self.length - 1)) / self.length
+        // The last one ends, at the largest offset, one id before the end: (n - 1) stride + stride - 1 + length + 1 <= tokens.
+        (self.tokens.len() - self.length) / self.stride
     }
 
     /// Never: [`new`](Self::new) refuses a text without a window.
@@ -49,16 +80,18 @@ impl TextTokens {
         self.length
     }
 
-    /// Window `id`, moved right by `offset` (below [`length`](Self::length)): `length` ids and the one after.
-    fn window(&self, id: usize, offset: usize) -> &[u32] {
-        let start = id * self.length + offset;
-        &self.tokens[start..=start + self.length]
+    /// Adds window `id`, moved right by `offset` (below the stride), to `ids`: `length` ids and the one after.
+    fn window(&self, id: usize, offset: usize, ids: &mut Vec<u32>) -> Result<(), Error> {
+        let start = id * self.stride + offset;
+        self.tokens.read(start..start + self.length + 1, ids)
     }
 }
 
 impl Dataset<Vec<u32>> for TextTokens {
     fn get(&self, index: usize) -> Result<Vec<u32>, DatasetError> {
-        Ok(self.window(index, 0).to_vec())
+        let mut ids = Vec::with_capacity(self.length + 1);
+        self.window(index, 0, &mut ids).map_err(DatasetError::new)?;
+        Ok(ids)
     }
 
     fn len(&self) -> usize {
@@ -67,7 +100,7 @@ impl Dataset<Vec<u32>> for TextTokens {
 }
 
 /// Reads `path` (a text file, or a directory whose `.txt` files are read in the order of their names) and cuts off
-/// the last `held_out` of it, a fraction in (0, 1), for testing.
+/// the last `held_out` of it, a fraction in (0, 1), for testing. The tokens are kept in memory.
 ///
 /// # Errors
 /// [`Error::Read`], [`Error::NoDataSet`] for a directory without text, [`Error::Format`] for a file
@@ -79,28 +112,69 @@ pub fn open_text(
     length: usize,
     held_out: f64,
 ) -> Result<TrainTest<TextTokens>, Error> {
-    let path = path.as_ref();
+    let files = TextFiles::open(path.as_ref())?;
+    let [train, test] = parts(&files, held_out)?;
+    let part = |range| {
+        let mut tokens = vec![];
+        let keep = |ids: &[u32]| {
+            tokens.extend_from_slice(ids);
+            Ok(())
+        };
+        files.encode(range, tokenizer, keep).map(|()| tokens)
+    };
+    let (train, test) = (part(train)?, part(test)?);
+    Ok(TrainTest { train: TextTokens::new(train, length)?, test: TextTokens::new(test, length)? })
+}
+
+/// [`open_text`] with the tokens in two files in `cache`, a directory that is made if it is not there: the text is tokenized
+/// once, and may be larger than memory. The files may be deleted at any time, but not changed (see [`TokenFile`]).
+///
+/// They are found again by the text's paths, sizes and times of change, the tokenizer's files, and `held_out`. A text that is changed
+/// so that size and time stay the same is not noticed.
+///
+/// # Errors
+/// As [`open_text`]; [`Error::Write`] when the cache cannot be written; [`Error::Format`] when the text changes while it is read.
+pub fn open_text_cached(
+    path: impl AsRef<Path>,
+    tokenizer: &Tokenizer,
+    length: usize,
+    held_out: f64,
+    cache: impl AsRef<Path>,
+) -> Result<TrainTest<TextTokens>, Error> {
+    let (path, cache) = (path.as_ref(), cache.as_ref());
+    let files = TextFiles::open(path)?;
+    let [train, test] = parts(&files, held_out)?;
+    let mut key = Xxh3Default::new();
+    key.update(&files.fingerprint().to_le_bytes());
+    key.update(&tokenizer.fingerprint().to_le_bytes());
+    key.update(&held_out.to_bits().to_le_bytes());
+    let key = key.digest128();
+    let part = |name: &str, range| {
+        let file = cache.join(format!("{key:032x}-{name}.tokens"));
+        // One that is missing or damaged is made anew.
+        if let Some(tokens) = TokenFile::open(&file).ok().filter(|tokens| tokens.vocab() == tokenizer.vocab()) {
+            return Ok(tokens);
+        }
+        std::fs::create_dir_all(cache).map_err(|reason| Error::Write { path: cache.to_owned(), reason })?;
+        let tokens = files.write(range, tokenizer, &file)?;
+        if TextFiles::open(path)?.fingerprint() != files.fingerprint() {
+            let _ = std::fs::remove_file(&file);
+            return Err(Error::format(path, "it changed while it was read"));
+        }
+        Ok(tokens)
+    };
+    let (train, test) = (part("train", train)?, part("test", test)?);
+    Ok(TrainTest { train: TextTokens::from_file(train, length)?, test: TextTokens::from_file(test, length)? })
+}
+
+/// The bytes to train on and to test on; no character is cut.
+fn parts(files: &TextFiles, held_out: f64) -> Result<[Range<u64>; 2], Error> {
     if !(held_out > 0.0 && held_out < 1.0) {
         let value = held_out.to_string();
         return Err(Error::InvalidSetting { field: "held out", value, expected: "a fraction between 0 and 1" });
     }
-    let text = read(path)?;
-    let cut = text.floor_char_boundary((text.len() as f64 * (1.0 - held_out)) as usize);
-    let part = |text: &str| TextTokens::new(tokenizer.encode(text)?, length);
-    Ok(TrainTest { train: part(&text[..cut])?, test: part(&text[cut..])? })
-}
-
-fn read(path: &Path) -> Result<String, Error> {
-    if !path.is_dir() {
-        let bytes = std::fs::read(path).map_err(|e| Error::read(path, e))?;
-        return String::from_utf8(bytes).map_err(|e| Error::format(path, format!("not UTF-8: {}", e.utf8_error())));
-    }
-    let mut files = crate::folder::list(path)?;
-    files.retain(|file| file.is_file() && file.extension().is_some_and(|extension| extension == "txt"));
-    if files.is_empty() {
-        return Err(Error::NoDataSet { path: path.to_owned(), reason: "expected files ending in .txt".into() });
-    }
-    files.iter().map(|file| read(file)).collect()
+    let cut = files.character_boundary((files.bytes() as f64 * (1.0 - held_out)) as u64)?;
+    Ok([0..cut, cut..files.bytes()])
 }
 
 /// A batch of windows on the host.
@@ -117,10 +191,14 @@ pub struct TextBatch {
 impl TextBatch {
     /// The windows of `plan`. With a seed every epoch moves all windows right by an amount of its own,
     /// a function of (seed, epoch), so that the cuts fall elsewhere.
-    pub fn load(text: &TextTokens, seed: Option<u64>, plan: &BatchPlan) -> Self {
-        let offset = seed.map_or(0, |seed| sample_rng(seed, plan.epoch, u64::MAX - 1).random_range(0..text.length));
-        let tokens = plan.ids.iter().flat_map(|id| text.window(*id, offset)).copied().collect();
-        Self { tokens, shape: [plan.ids.len(), text.length + 1], ids: plan.ids.clone() }
+    ///
+    /// # Errors
+    /// [`Error::Format`] for an id in a file that its vocabulary does not have.
+    pub fn load(text: &TextTokens, seed: Option<u64>, plan: &BatchPlan) -> Result<Self, Error> {
+        let offset = seed.map_or(0, |seed| sample_rng(seed, plan.epoch, u64::MAX - 1).random_range(0..text.stride));
+        let mut tokens = Vec::with_capacity(plan.ids.len() * (text.length + 1));
+        plan.ids.iter().try_for_each(|id| text.window(*id, offset, &mut tokens))?;
+        Ok(Self { tokens, shape: [plan.ids.len(), text.length + 1], ids: plan.ids.clone() })
     }
 
     /// Number of windows.

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::Error;
 
@@ -21,8 +22,15 @@ pub enum TokenizerKind {
 pub enum Tokenizer {
     /// One token per byte.
     Bytes,
-    /// GPT-2's byte-level byte-pair encoding.
-    Bpe(Box<tokenizers::Tokenizer>),
+    /// GPT-2's byte-level byte-pair encoding, from [`Tokenizer::bpe`].
+    Bpe(Bpe),
+}
+
+/// A byte-level byte-pair encoding with GPT-2's rule of what is a word, on which the places depend where a text is cut.
+pub struct Bpe {
+    tokenizer: Box<tokenizers::Tokenizer>,
+    /// XXH3 of its two files.
+    fingerprint: u64,
 }
 
 impl Tokenizer {
@@ -51,8 +59,15 @@ impl Tokenizer {
                 false => Err(Error::Tokenizer { reason: format!("no file '{}'", path.display()) }),
             }
         };
+        let (vocab, merges) = (file("vocab.json")?, file("merges.txt")?);
         let fail = |reason: String| Error::Tokenizer { reason: format!("'{}': {reason}", directory.display()) };
-        let model = BPE::from_file(&file("vocab.json")?, &file("merges.txt")?).build();
+        let mut fingerprint = Xxh3Default::new();
+        for file in [&vocab, &merges] {
+            let bytes = std::fs::read(file).map_err(|e| fail(e.to_string()))?;
+            fingerprint.update(&(bytes.len() as u64).to_le_bytes());
+            fingerprint.update(&bytes);
+        }
+        let model = BPE::from_file(&vocab, &merges).build();
         let model = model.map_err(|e| fail(e.to_string().replace('\n', " ")))?;
         let mut tokenizer = tokenizers::Tokenizer::new(model);
         let lacks = |byte: &char| tokenizer.token_to_id(&byte.to_string()).is_none();
@@ -62,14 +77,14 @@ impl Tokenizer {
         }
         let byte_level = ByteLevel::default().add_prefix_space(false);
         tokenizer.with_pre_tokenizer(Some(byte_level)).with_decoder(Some(byte_level));
-        Ok(Self::Bpe(Box::new(tokenizer)))
+        Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), fingerprint: fingerprint.digest() }))
     }
 
     /// Number of distinct ids.
     pub fn vocab(&self) -> usize {
         match self {
             Self::Bytes => 256,
-            Self::Bpe(tokenizer) => tokenizer.get_vocab_size(false),
+            Self::Bpe(bpe) => bpe.tokenizer.get_vocab_size(false),
         }
     }
 
@@ -80,8 +95,8 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         match self {
             Self::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Self::Bpe(tokenizer) => {
-                let encoding = tokenizer.encode_fast(text, false);
+            Self::Bpe(bpe) => {
+                let encoding = bpe.tokenizer.encode_fast(text, false);
                 Ok(encoding.map_err(|e| Error::Tokenizer { reason: e.to_string() })?.get_ids().to_vec())
             }
         }
@@ -92,9 +107,47 @@ impl Tokenizer {
         match self {
             Self::Bytes => vec![1; 256],
             // A byte-level token has one character for every byte.
-            Self::Bpe(tokenizer) => (0..self.vocab() as u32)
-                .map(|id| tokenizer.id_to_token(id).map_or(0, |token| token.chars().count() as u32))
+            Self::Bpe(bpe) => (0..self.vocab() as u32)
+                .map(|id| bpe.tokenizer.id_to_token(id).map_or(0, |token| token.chars().count() as u32))
                 .collect(),
+        }
+    }
+
+    /// The last place inside of `text` where it can be cut without another result: whatever comes before and after
+    /// `text`, the ids of the two parts are together those of the whole.
+    ///
+    /// For bytes that is any place. GPT-2 divides a text into words first, by
+    /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`, and no id crosses words. It can be cut
+    /// where white space follows something that is none:
+    /// - No alternative matches white space after anything else, so that a word ends there in the whole text.
+    /// - The words before are the same without the text after: a repetition that ends there ended at the white space, and the
+    ///   only alternative that looks ahead, `\s+(?!\S)`, looks at the character behind a run of white space, which is
+    ///   there, because the text before the cut does not end in white space.
+    /// - The words after are the same without the text before, because no alternative looks behind.
+    pub fn last_cut(&self, text: &str) -> Option<usize> {
+        match self {
+            Self::Bytes => Some(text.len()).filter(|end| *end > 0),
+            Self::Bpe(_) => {
+                let mut after: Option<(usize, char)> = None;
+                for (at, character) in text.char_indices().rev() {
+                    if let Some((cut, next)) = after
+                        && next.is_whitespace()
+                        && !character.is_whitespace()
+                    {
+                        return Some(cut);
+                    }
+                    after = Some((at, character));
+                }
+                None
+            }
+        }
+    }
+
+    /// A number that is another for another tokenizer.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        match self {
+            Self::Bytes => 0,
+            Self::Bpe(bpe) => bpe.fingerprint,
         }
     }
 }

@@ -282,7 +282,6 @@ fn buckets_save_padding_on_the_paragraphs_of_a_book() {
     let plain = shuffled(lengths.len(), 32, Remainder::Drop, Replica::ALONE);
     let waste = |pool: usize| padding(&epoch(&plain.clone().bucketed(lengths.clone(), pool).unwrap(), 0), &lengths);
     let (none, wastes) = (padding(&epoch(&plain, 0), &lengths), [1, 4, 16, 64].map(waste));
-    println!("{} paragraphs, padding {none:.3}, in pools of 1, 4, 16, 64 batches: {wastes:.3?}", lengths.len());
     assert_eq!(wastes[0], none);
     assert!(wastes.is_sorted_by(|a, b| a > b) && none > 0.5 && wastes[2] < 0.25, "{none}, {wastes:?}");
 }

@@ -6,7 +6,7 @@ use std::fs;
 
 use burn::data::dataset::Dataset;
 use burn::tensor::Device;
-use kiln_data::{BatchPlan, TextBatch, TextTokens, Tokenizer, open_text};
+use kiln_data::{BatchPlan, TextBatch, TextTokens, TokenFileWriter, Tokenizer, TrainTest, open_text, open_text_cached};
 use proptest::prelude::*;
 use tempfile::tempdir;
 
@@ -16,7 +16,7 @@ fn counting(tokens: usize, length: usize) -> TextTokens {
 }
 
 fn all(text: &TextTokens, seed: Option<u64>, epoch: u64) -> TextBatch {
-    TextBatch::load(text, seed, &BatchPlan { epoch, index: 0, ids: (0..text.len()).collect() })
+    TextBatch::load(text, seed, &BatchPlan { epoch, index: 0, ids: (0..text.len()).collect() }).unwrap()
 }
 
 /// The text behind `tokens`, which were made with a length of 1 and a token per byte.
@@ -70,7 +70,8 @@ fn targets_are_the_inputs_one_token_later() {
 
 #[test]
 fn a_batch_holds_the_windows_of_its_plan_in_the_plans_order() {
-    let batch = TextBatch::load(&counting(100, 2), None, &BatchPlan { epoch: 0, index: 0, ids: vec![7, 0, 30] });
+    let batch =
+        TextBatch::load(&counting(100, 2), None, &BatchPlan { epoch: 0, index: 0, ids: vec![7, 0, 30] }).unwrap();
     assert_eq!(batch.tokens, [14, 15, 16, 0, 1, 2, 60, 61, 62]);
     assert_eq!((batch.ids.as_slice(), batch.len(), batch.is_empty()), (&[7, 0, 30][..], 3, false));
 }
@@ -126,4 +127,99 @@ fn what_is_no_text_is_refused_in_one_line() {
         assert!(error.starts_with(&message) && error.lines().count() == 1, "{error:?}, expected {message:?}");
     }
     assert_eq!(TextTokens::new(vec![0; 7], 3).unwrap().len(), 1);
+}
+
+proptest! {
+    #[test]
+    fn windows_with_a_stride_stay_inside_of_the_text(
+        length in 1usize..30, more in 1usize..100, stride in 1usize..60, seed: u64, epoch in 0u64..9,
+    ) {
+        let tokens = 2 * length + more;
+        let text = counting(tokens, length);
+        let stride = stride.min(tokens - length);
+        let text = text.with_stride(stride).unwrap();
+        let batch = all(&text, Some(seed), epoch);
+        let offset = batch.tokens[0] as usize;
+        prop_assert!(offset < stride && !text.is_empty());
+        for (id, window) in batch.tokens.chunks(length + 1).enumerate() {
+            let start = (id * stride + offset) as u32;
+            prop_assert_eq!(window, &(start..=start + length as u32).collect::<Vec<_>>());
+        }
+        prop_assert!(*batch.tokens.last().unwrap() < tokens as u32);
+        // One window more would not fit at the largest offset.
+        prop_assert!(text.len() * stride + stride - 1 + length + 1 > tokens);
+    }
+}
+
+#[test]
+fn strides_without_a_window_are_refused() {
+    for stride in [0, 8] {
+        let error = counting(10, 3).with_stride(stride).unwrap_err().to_string();
+        let expected = "in 10 tokens for a length of 3, expected at least 1, and at most the tokens without one window";
+        assert_eq!(error, format!("stride is {stride} {expected}"));
+    }
+    assert_eq!(counting(10, 3).with_stride(7).unwrap().len(), 1);
+}
+
+#[test]
+fn windows_of_a_file_are_those_of_the_same_tokens_in_memory() {
+    let folder = tempdir().unwrap();
+    let tokens: Vec<u32> = (0..1000).map(|at| at * 77 % 70_001).collect();
+    let mut writer = TokenFileWriter::create(folder.path().join("tokens"), 70_001).unwrap();
+    writer.write(&tokens).unwrap();
+    let file = TextTokens::from_file(writer.finish().unwrap(), 9).unwrap();
+    let memory = TextTokens::new(tokens, 9).unwrap();
+    for epoch in 0..5 {
+        assert_eq!(all(&file, Some(3), epoch), all(&memory, Some(3), epoch));
+    }
+    assert_eq!(file.get(5).unwrap(), memory.get(5).unwrap());
+}
+
+fn same(one: &TrainTest<TextTokens>, two: &TrainTest<TextTokens>) -> bool {
+    all(&one.train, None, 0) == all(&two.train, None, 0) && all(&one.test, None, 0) == all(&two.test, None, 0)
+}
+
+#[test]
+fn a_cached_text_is_the_text_and_is_tokenized_once() {
+    let folder = tempdir().unwrap();
+    let (texts, cache) = (folder.path().join("texts"), folder.path().join("cache/of/tokens"));
+    fs::create_dir(&texts).unwrap();
+    fs::write(texts.join("a.txt"), "Call me Ishmael. ".repeat(50)).unwrap();
+    fs::write(texts.join("b.txt"), "Some years ago — never mind how long précisément ".repeat(50)).unwrap();
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/bpe");
+    let (bytes, bpe) = (Tokenizer::Bytes, Tokenizer::bpe(fixtures).unwrap());
+    let cached = |tokenizer, held_out| open_text_cached(&texts, tokenizer, 8, held_out, &cache);
+    let files = || {
+        let paths = fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap());
+        let mut files: Vec<_> = paths.map(|file| (file.path(), file.metadata().unwrap().modified().unwrap())).collect();
+        files.sort();
+        files
+    };
+    for tokenizer in [&bytes, &bpe] {
+        for held_out in [0.1, 0.25] {
+            let plain = open_text(&texts, tokenizer, 8, held_out).unwrap();
+            assert!(same(&cached(tokenizer, held_out).unwrap(), &plain));
+            let before = files();
+            assert!(same(&cached(tokenizer, held_out).unwrap(), &plain));
+            assert_eq!(files(), before);
+        }
+    }
+    assert_eq!(files().len(), 8); // for each tokenizer and part held out, train and test
+
+    // A damaged file is made anew, by renaming: who has it open keeps what they have.
+    let open = cached(&bytes, 0.1).unwrap();
+    for (file, _) in files() {
+        fs::remove_file(&file).unwrap();
+        fs::write(&file, "nonsense").unwrap();
+    }
+    assert!(same(&cached(&bytes, 0.1).unwrap(), &open));
+
+    // A text that changed is another.
+    fs::write(texts.join("a.txt"), "Call me Ahab. ".repeat(50)).unwrap();
+    assert!(same(&cached(&bytes, 0.1).unwrap(), &open_text(&texts, &bytes, 8, 0.1).unwrap()));
+    assert!(!same(&cached(&bytes, 0.1).unwrap(), &open));
+
+    fs::write(folder.path().join("file"), "").unwrap();
+    let error = open_text_cached(&texts, &bytes, 8, 0.1, folder.path().join("file")).unwrap_err().to_string();
+    assert!(error.starts_with("cannot write '"), "{error}");
 }

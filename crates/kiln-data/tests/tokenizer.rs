@@ -5,7 +5,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use kiln_data::{Tokenizer, TokenizerKind};
+use kiln_data::{Tokenizer, TokenizerKind, tokenize_files};
+use proptest::prelude::*;
 use serde_json::Value;
 use tempfile::tempdir;
 
@@ -95,4 +96,101 @@ fn a_kind_is_a_word_or_a_directory_in_a_configuration() {
         assert_eq!(serde_json::to_string(&kind).unwrap(), json);
         assert_eq!(serde_json::from_str::<TokenizerKind>(json).unwrap(), kind);
     }
+}
+
+/// Text of what the rules of words distinguish: letters, digits, marks and punctuation of several scripts, contractions, and
+/// white space of all kinds.
+fn text() -> impl Strategy<Value = String> {
+    let pieces = [
+        "a", "I'll", "we've", "'", "'s", "'r", "e", "é", "日本", "語。", "🐋", "e\u{301}", "٣", "7", "3.14", "Ⅷ", "-",
+        "--", "!?", "_", "²", " ", " ", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\u{a0}", "\u{3000}", "\u{2028}",
+        "\u{85}", "\u{200b}", "\u{180e}",
+    ];
+    let random = any::<char>().prop_map(String::from);
+    let piece = prop_oneof![9 => prop::sample::select(pieces.to_vec()).prop_map(str::to_owned), 1 => random];
+    prop::collection::vec(piece, 0..60).prop_map(|pieces| pieces.concat())
+}
+
+fn both() -> [Tokenizer; 2] {
+    [Tokenizer::Bytes, Tokenizer::bpe(fixture()).unwrap()]
+}
+
+proptest! {
+    #[test]
+    fn a_text_may_be_cut_at_every_place_that_is_said_to_be_safe(text in text()) {
+        for tokenizer in both() {
+            let whole = tokenizer.encode(&text).unwrap();
+            // The last cut of every beginning of the text is every cut there is.
+            for end in (0..=text.len()).filter(|end| text.is_char_boundary(*end)) {
+                let Some(cut) = tokenizer.last_cut(&text[..end]) else { continue };
+                prop_assert!(0 < cut && cut <= end);
+                let parts = [&text[..cut], &text[cut..]].map(|part| tokenizer.encode(part).unwrap());
+                prop_assert_eq!(parts.concat(), &*whole, "{:?} cut at {}", text, cut);
+            }
+        }
+    }
+
+    #[test]
+    fn texts_with_words_can_be_cut(words in prop::collection::vec("[a-z日]{1,9}", 2..9)) {
+        let text = words.join(" ");
+        let last = words[words.len() - 1].len() + 1;
+        prop_assert_eq!(both().map(|tokenizer| tokenizer.last_cut(&text)), [Some(text.len()), Some(text.len() - last)]);
+    }
+}
+
+#[test]
+fn places_that_would_change_the_ids_are_not_offered() {
+    let bpe = Tokenizer::bpe(fixture()).unwrap();
+    // Inside of a word, of white space, after white space, and at the ends.
+    for text in ["", " ", "\n\n", "word", " word", "\n\nword", "we'll", "日本語。"] {
+        assert_eq!(bpe.last_cut(text), None, "{text:?}");
+    }
+    assert_eq!(bpe.last_cut("one two \n three"), Some(7));
+    assert_eq!((Tokenizer::Bytes.last_cut(""), Tokenizer::Bytes.last_cut("é")), (None, Some(2)));
+}
+
+#[test]
+fn a_book_has_the_same_ids_from_a_file() {
+    let book = fixture().join("../moby-dick/moby-dick.txt");
+    let folder = tempdir().unwrap();
+    for tokenizer in both() {
+        let file = tokenize_files([&book], &tokenizer, folder.path().join("tokens")).unwrap();
+        let mut ids = vec![];
+        file.read(0..file.len(), &mut ids).unwrap();
+        file.verify().unwrap();
+        assert!(ids == tokenizer.encode(&fs::read_to_string(&book).unwrap()).unwrap());
+    }
+}
+
+#[test]
+fn text_that_cannot_be_read_leaves_no_token_file() {
+    let folder = tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("good"), "words and words").unwrap();
+    let damaged = [&[b'a'; 300_000][..], b" \xe6\x97 b"].concat();
+    fs::write(at("damaged"), &damaged).unwrap();
+    fs::write(at("cut"), b"whale \xe6\x97").unwrap();
+    fs::write(at("endless"), vec![b'a'; (1 << 26) + (1 << 18)]).unwrap();
+    let refused = |name: &str, tokenizer: &Tokenizer| {
+        tokenize_files([at("good"), at(name)], tokenizer, at("tokens")).unwrap_err().to_string()
+    };
+    let [bytes, bpe] = both();
+    let cases = [
+        ("absent", "cannot read '{}/absent': "),
+        (
+            "damaged",
+            "'{}/damaged' is damaged or of another format: not UTF-8: invalid utf-8 sequence from index 300001",
+        ),
+        ("cut", "'{}/cut' is damaged or of another format: not UTF-8: invalid utf-8 sequence from index 6"),
+    ];
+    for (name, message) in cases {
+        let message = message.replace("{}", &folder.path().display().to_string());
+        let error = refused(name, &bytes);
+        assert!(error.starts_with(&message), "{error}, expected {message}");
+        assert!(!at("tokens").exists());
+    }
+    let error = refused("endless", &bpe);
+    assert!(error.contains("64 MiB of text without white space"), "{error}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "something half-written was left");
+    assert_eq!(tokenize_files([at("endless")], &bytes, at("tokens")).unwrap().len(), (1 << 26) + (1 << 18));
 }

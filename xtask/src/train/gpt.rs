@@ -12,7 +12,7 @@ use kiln_accumulation::Weight;
 use kiln_checkpointing::{Chain, Cost, Gauge, Plan, measure};
 use kiln_data::{
     BadSamples, Loader, LoaderConfig, Order, Remainder, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest,
-    open_text,
+    open_text, open_text_cached,
 };
 use kiln_memory::Recorder;
 use kiln_models::{Block, Gpt, GptConfig};
@@ -194,11 +194,18 @@ fn recipe() -> GptSettings {
     }
 }
 
-/// Opens the text that the settings name, the fixture when they name none.
+/// Opens the text that the settings name, the fixture when they name none. Its tokens are kept in the user's cache.
 pub(crate) fn open(settings: &GptSettings, tokenizer: &Tokenizer) -> Result<TrainTest<TextTokens>> {
     let (length, held_out) = (settings.model.context, settings.text.held_out);
     let fixture = || anyhow::Ok(fixtures::directory()?.join("moby-dick").join("moby-dick.txt"));
     let path = settings.run.data.clone().map_or_else(fixture, Ok)?;
+    if let Some(cache) = crate::cache::directory() {
+        match open_text_cached(&path, tokenizer, length, held_out, cache.join("tokens")) {
+            // Without a place to keep the tokens they are kept in memory, and made again the next time.
+            Err(error @ kiln_data::Error::Write { .. }) => tracing::debug!("{error}"),
+            opened => return Ok(opened?),
+        }
+    }
     Ok(open_text(path, tokenizer, length, held_out)?)
 }
 
@@ -207,13 +214,13 @@ fn loaders(data: TrainTest<TextTokens>, run: &RunSettings) -> Result<TrainTest<L
     let (text, seed) = (data.train, run.seed);
     let config = LoaderConfig { order: Order::Shuffled { seed }, remainder: Remainder::Drop, ..run.loader(text.len()) };
     let config = LoaderConfig { batch_size: run.batch_size, ..config };
-    let train = Loader::new(text.len(), config, move |plan| Ok(TextBatch::load(&text, Some(seed), plan)))?;
+    let train = Loader::new(text.len(), config, move |plan| TextBatch::load(&text, Some(seed), plan))?;
     Ok(TrainTest { train, test: test_loader(data.test, run)? })
 }
 
 /// Batches of the part that is measured on.
 pub(crate) fn test_loader(text: TextTokens, run: &RunSettings) -> Result<Loader<TextBatch>> {
-    Ok(Loader::new(text.len(), run.loader(text.len()), move |plan| Ok(TextBatch::load(&text, None, plan)))?)
+    Ok(Loader::new(text.len(), run.loader(text.len()), move |plan| TextBatch::load(&text, None, plan))?)
 }
 
 /// The tokenizer and the task; the model's vocabulary must be the tokenizer's.

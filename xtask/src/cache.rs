@@ -1,0 +1,10 @@
+//! What is made once and kept for the next run, in the user's cache. All of it may be deleted at any time.
+
+use std::path::PathBuf;
+
+/// Kiln's directory in the user's cache, which need not be there yet; none when there is no home.
+pub(crate) fn directory() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
+    Some(cache.join("kiln"))
+}
