@@ -234,14 +234,18 @@ impl Overlay {
     }
 }
 
-/// A settings file as it stands, but for the data set's path, which becomes absolute as on the command line.
+/// A settings file as it stands, but for the paths of the data set and the tokenizer, which become absolute as on the
+/// command line.
 pub(crate) fn read(path: &Path) -> Result<Table> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config '{}'", path.display()))?;
     let mut table: Table = text
         .parse()
         .map_err(|e: toml::de::Error| Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())))?;
-    if let Some(Value::String(data)) = table.get_mut("run").and_then(|run| run.get_mut("data")) {
-        *data = absolute(Path::new(data.as_str()));
+    for keys in [&["run", "data"][..], &["text", "tokenizer", "bpe"]] {
+        let value = keys[1..].iter().fold(table.get_mut(keys[0]), |value, key| value?.get_mut(*key));
+        if let Some(Value::String(path)) = value {
+            *path = absolute(Path::new(path.as_str()));
+        }
     }
     Ok(table)
 }
@@ -288,6 +292,29 @@ fn merge(base: &mut Table, over: Table) {
             // An optimizer is one of several with different keys: the new one takes the place of the old.
             (Some(Value::Table(base)), Value::Table(over)) if key != "optimizer" => merge(base, over),
             (_, value) => drop(base.insert(key, value)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_paths_in_a_file_become_absolute() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        std::fs::write(&path, "[run]\ndata = 'a/text'\nseed = 3\n[text]\ntokenizer = { bpe = 'a/tokenizer' }\n")
+            .unwrap();
+        let here = std::env::current_dir().unwrap();
+        let table = read(&path).unwrap();
+        let shown = |name: &str| here.join(name).display().to_string();
+        assert_eq!(table["run"]["data"].as_str(), Some(&*shown("a/text")));
+        assert_eq!(table["text"]["tokenizer"]["bpe"].as_str(), Some(&*shown("a/tokenizer")));
+        // What has no such path stays as it is.
+        for text in ["[text]\ntokenizer = 'bytes'\n", "run = 7\n", ""] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(read(&path).unwrap(), text.parse::<Table>().unwrap());
         }
     }
 }
