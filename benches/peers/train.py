@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -309,8 +310,8 @@ def three_steps(args: argparse.Namespace, config: ResNetConfig | GptConfig, batc
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
     device = torch.cuda.get_device_name() if args.device == "cuda" else processor()
     cuda = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()} if args.device == "cuda" else {}
-    flags = {name: value if value is None or isinstance(value, (int, float)) else str(value)
-             for name, value in vars(args).items()}  # fmt: skip
+    flags = {name: value.name if isinstance(value, Path) else value for name, value in vars(args).items()}
+    flags |= {"input": Path(args.input).name, "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY")}
     threads = torch.get_num_threads()
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     return {"device": device, "threads": threads, **versions, **cuda, **machine(), "flags": flags}

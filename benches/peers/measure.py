@@ -1,0 +1,194 @@
+"""Runs the peers that compare with Kiln on a CPU, in interleaved rounds, and writes what each run said.
+
+    python benches/peers/measure.py --photos benches/peers/photos --out benches/results/peers-cpu.json
+    python benches/peers/measure.py --table benches/results/peers-cpu.json
+
+A round runs every case once, so that other work on the machine is spread over all of them. The table has medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+FIXTURES = HERE.parents[1] / "fixtures"
+SETS = ("1mp", "4mp", "12mp", "12mp-progressive")
+DECODERS = ("pil", "draft224", "draft448", "torchvision")
+
+
+@dataclass(frozen=True)
+class Case:
+    group: str
+    name: str
+    command: tuple[str, ...]
+    once: bool = False
+    # libgomp's threads wait for each other in a busy loop, which takes the processor from whoever shares it.
+    busy_wait: bool = False
+
+
+def training() -> list[Case]:
+    cases = []
+    for model in ("resnet-small", "gpt-small"):
+        plain = ("train.py", "--model", model, "--steps", "20")
+        micro = {"resnet-small": "16", "gpt-small": "2"}[model]
+        cases += [
+            Case("train", f"{model}, 1 thread", (*plain, "--threads", "1", "--allocator-peak")),
+            Case("train", f"{model}, 2 threads", (*plain, "--threads", "2")),
+            Case("train", f"{model}, 2 threads, busy waits", (*plain, "--threads", "2"), busy_wait=True),
+            Case("train", f"{model}, checkpoint all", (*plain, "--threads", "1", "--checkpoint", "all", "--allocator-peak")),
+            Case("train", f"{model}, micro-batch {micro}", (*plain, "--threads", "1", "--micro-batch", micro, "--allocator-peak")),
+            Case("train", f"{model}, bf16", (*plain, "--threads", "1", "--precision", "bf16", "--allocator-peak")),
+            Case("train", f"{model}, compiled", (*plain, "--threads", "1", "--compile"), once=True),
+        ]
+    return cases
+
+
+def loading(photos: Path) -> list[Case]:
+    def load(*words: str | Path) -> tuple[str, ...]:
+        return ("loader.py", *map(str, words))
+
+    cases = [Case("packed", "Fashion-MNIST, batch 256, 2 workers", load("--packed", FIXTURES / "fashion-mnist"))]
+    for name in SETS:
+        for decoder in DECODERS:
+            cases.append(Case(name, decoder, load(photos / name, "--decoder", decoder, "--epochs", "1")))
+    for workers in ("0", "1"):
+        words = ("--epochs", "1", "--workers", workers)
+        cases.append(Case("workers", f"12mp, pil, {workers} workers", load(photos / "12mp", *words)))
+    for kind, decoders in (("jpeg", DECODERS), ("png", ("pil", "torchvision")), ("tiff", ("pil",))):
+        for decoder in decoders:
+            words = ("--only", kind, "--batch", "1", "--epochs", "1", "--workers", "0", "--decoder", decoder)
+            cases.append(Case("memory", f"mixed {kind}, {decoder}", load(photos / "mixed", *words), once=True))
+    for decoder in ("pil", "torchvision"):
+        words = ("--epochs", "1", "--decoder", decoder, "--memory")
+        cases.append(Case("memory", f"12mp, {decoder}, 2 workers", load(photos / "12mp", *words), once=True))
+    return cases
+
+
+def run(case: Case, round_number: int) -> dict[str, Any]:
+    environment = dict(os.environ)
+    environment.pop("OMP_WAIT_POLICY", None)
+    if not case.busy_wait:
+        environment["OMP_WAIT_POLICY"] = "passive"
+    program, *words = case.command
+    done = subprocess.run([sys.executable, str(HERE / program), *words], capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        sys.exit(f"measure.py: {case.group}, {case.name} failed: {done.stderr.strip()}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    load = round(os.getloadavg()[0], 1)
+    return {"group": case.group, "case": case.name, "round": round_number, "load": load, "result": result}
+
+
+def revision() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def write(path: Path, header: dict[str, Any], runs: list[dict[str, Any]]) -> None:
+    """One run a line; the file is whole after every round."""
+    lines = ",\n".join(json.dumps(one) for one in runs)
+    path.write_text(json.dumps(header)[:-1] + ', "runs": [\n' + lines + "\n]}\n")
+
+
+def measure(cases: list[Case], rounds: int, out: Path) -> None:
+    header = {"date": datetime.date.today().isoformat(), "revision": revision(), "rounds": rounds}
+    runs: list[dict[str, Any]] = []
+    for number in range(1, rounds + 1):
+        for case in cases:
+            if number == 1 or not case.once:
+                runs.append(run(case, number))
+                print(f"round {number}: {case.group}, {case.name}", file=sys.stderr, flush=True)
+        write(out, header, runs)
+
+
+def median(runs: list[dict[str, Any]], group: str, name: str, *path: str) -> float | None:
+    values = []
+    for one in runs:
+        if (one["group"], one["case"]) == (group, name):
+            value: Any = one["result"]
+            for key in path:
+                value = value.get(key) if isinstance(value, dict) else None
+            if value is not None:
+                values.append(value)
+    return statistics.median(values) if values else None
+
+
+def table(path: Path) -> None:
+    runs = json.loads(path.read_text())["runs"]
+    names: dict[str, list[str]] = {}
+    for one in runs:
+        cases = names.setdefault(one["group"], [])
+        if one["case"] not in cases:
+            cases.append(one["case"])
+
+    def shown(value: float | None, scale: float = 1.0) -> str:
+        return "" if value is None else f"{value * scale:.1f}"
+
+    mib = 1 / (1 << 20)
+    if "train" in names:
+        print("| Training step | ms | processor ms | tensors, MiB | RSS above start, MiB |\n|---|---|---|---|---|")
+        for name in names["train"]:
+            of = lambda *keys: median(runs, "train", name, *keys)
+            memory = [shown(of("peak_bytes", key), mib) for key in ("tensors", "rss_above_start")]
+            print(f"| {name} | {shown(of('step_ms', 'median'))} | {shown(of('processor_ms', 'median'))} | {' | '.join(memory)} |")
+        print()
+    for what in ("images_per_cpu_s", "images_per_s"):
+        sets = [name for name in SETS if name in names]
+        if sets:
+            print(f"| {what.replace('_', ' ')} | {' | '.join(sets)} |\n|---{'|---' * len(sets)}|")
+            for decoder in DECODERS:
+                cells = []
+                for name in sets:
+                    path_of = (what,) if what.endswith("cpu_s") else (what, "median")
+                    value, base = (median(runs, name, case, *path_of) for case in (decoder, "pil"))
+                    cells.append("" if value is None or not base else f"{value:.1f} ({value / base:.2f})")
+                print(f"| {decoder} | {' | '.join(cells)} |")
+            print()
+    for group in ("packed", "workers"):
+        for name in names.get(group, []):
+            rate, each = median(runs, group, name, "images_per_s", "median"), median(runs, group, name, "images_per_cpu_s")
+            print(f"{name}: {shown(rate)} images/s, {shown(each)} images per CPU-second")
+    for name in names.get("memory", []):
+        peak = next(v for k, v in next(o for o in runs if o["case"] == name)["result"]["peak_bytes"].items() if "above" in k)
+        print(f"{name}: {peak * mib:.0f} MiB above start")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=Path, help="what photos.py made; without it only training and packed images")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", metavar="TEXT", help="cases whose group or name has this in it")
+    parser.add_argument("--out", type=Path, help="file of the results")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the medians of a file of results, measure nothing")
+    args = parser.parse_args()
+    if (args.out is None) == (args.table is None):
+        parser.error("expected either --out FILE or --table FILE")
+    if args.table:
+        if not args.table.is_file():
+            parser.error(f"--table '{args.table}' is no file")
+        table(args.table)
+        return
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}, expected at least 1")
+    if args.photos and not all((args.photos / name).is_dir() for name in (*SETS, "mixed")):
+        parser.error(f"--photos '{args.photos}' lacks a set of photos.py's, expected {', '.join((*SETS, 'mixed'))}")
+    cases = training() + [c for c in loading(args.photos or Path()) if args.photos or c.group == "packed"]
+    if args.only:
+        cases = [case for case in cases if args.only in case.group or args.only in case.name]
+    if not cases:
+        parser.error(f"--only '{args.only}' names no case")
+    if not args.out.parent.is_dir():
+        parser.error(f"--out '{args.out}': no such directory")
+    measure(cases, args.rounds, args.out)
+
+
+if __name__ == "__main__":
+    main()
