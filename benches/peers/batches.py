@@ -99,7 +99,7 @@ class Windows(Dataset):
             raise ValueError(f"'{path}' has {len(text)} bytes of text, expected more than {2 * length}")
 
     def __len__(self) -> int:
-        return (len(self.ids) - self.length) // self.length
+        return max((len(self.ids) - self.length) // self.length, 0)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         start = index * self.length

@@ -226,7 +226,7 @@ def main() -> None:
             else:
                 data = folder(args)
             figures = measure(data, args)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, EOFError) as error:
             sys.exit(f"loader.py: {str(error).strip().splitlines()[-1]}")
     flags = {name: value.name if isinstance(value, Path) else value for name, value in vars(args).items()}
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__, "pillow": pillow_version}

@@ -377,7 +377,7 @@ def main() -> None:
         if not is_out_of_memory(error):
             raise
         failed = str(error).splitlines()[0]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EOFError) as error:
         sys.exit(f"train.py: {error}")
     if failed:  # outside of the handler, which keeps the step's tensors
         print(json.dumps({"peer": "pytorch", "model": args.model, "batch": args.batch, "out_of_memory": failed}))
