@@ -107,7 +107,9 @@ class Windows(Dataset):
         return ids[:-1], ids[1:]
 
 
-def from_disk(config: ResNetConfig | GptConfig, path: Path, batch: int, length: int, workers: int, seed: int) -> Iterator[Batch]:
+def from_disk(
+    config: ResNetConfig | GptConfig, path: Path, batch: int, length: int, workers: int, seed: int
+) -> Iterator[Batch]:
     """Shuffled batches of a data set, epoch after epoch, augmented as Kiln's recipes do."""
     if isinstance(config, GptConfig):
         data: Dataset = Windows(path, length)
@@ -124,8 +126,9 @@ def from_disk(config: ResNetConfig | GptConfig, path: Path, batch: int, length: 
             raise ValueError(f"images of '{path}' have {channels} channels, expected {config.channels} as the model")
         if classes is not None and classes > config.classes:
             raise ValueError(f"'{path}' has {classes} classes, expected at most {config.classes} as the model")
-    if len(data) < batch:  # type: ignore[arg-type]
-        raise ValueError(f"'{path}' has {len(data)} samples, expected at least one batch of {batch}")  # type: ignore[arg-type]
+    samples = len(data)  # type: ignore[arg-type]
+    if samples < batch:
+        raise ValueError(f"'{path}' has {samples} samples, expected at least one batch of {batch}")
     loader = DataLoader(
         data,
         batch,

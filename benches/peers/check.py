@@ -21,7 +21,7 @@ except (ImportError, OSError, ValueError) as error:
 
 REFERENCE = Path(__file__).resolve().parents[2] / "fixtures" / "reference"
 
-# Parameters and running statistics: crates/kiln-models/tests/errors.rs, and what `cargo xtask train` prints (their sum).
+# Parameters and running statistics, by crates/kiln-models/tests/errors.rs.
 FULL = {
     "resnet18": (11_689_512, 9_600),
     "resnet34": (21_797_672, 17_024),
@@ -30,6 +30,8 @@ FULL = {
     "gpt2-124m": (124_439_808, 0),
     "gpt2-medium": (354_823_168, 0),
 }
+RENAMED = {"attn.c_attn": "c_attn", "attn.c_proj": "attn_proj", "mlp.c_fc": "c_fc", "mlp.c_proj": "mlp_proj"}
+# Their sum, as `cargo xtask train` prints it.
 PRINTED = {"resnet-small": 704_218, "gpt-small": 834_304}
 
 
@@ -56,7 +58,7 @@ def peer_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
         key = key.removeprefix("transformer.")
         if ".c_" in key and key.endswith("weight"):
             tensor = tensor.t().contiguous()
-        for old, new in (("attn.c_attn", "c_attn"), ("attn.c_proj", "attn_proj"), ("mlp.c_fc", "c_fc"), ("mlp.c_proj", "mlp_proj")):
+        for old, new in RENAMED.items():
             key = key.replace(old, new)
         renamed[key] = tensor
     return renamed
@@ -96,7 +98,9 @@ def compare(name: str, config: ResNetConfig | GptConfig) -> None:
 def main() -> None:
     if len(sys.argv) > 1:
         print(__doc__)
-        sys.exit(0 if sys.argv[1] in ("-h", "--help") else f"check.py: unexpected '{sys.argv[1]}', expected no argument")
+        if sys.argv[1] in ("-h", "--help"):
+            return
+        sys.exit(f"check.py: unexpected '{sys.argv[1]}', expected no argument")
     if not REFERENCE.is_dir():
         sys.exit(f"check.py: no '{REFERENCE}', expected the project's fixtures")
     for name, config in CONFIGS.items():

@@ -4,10 +4,10 @@
     python benches/peers/loader.py photos/12mp --decoder torchvision --memory
     python benches/peers/loader.py --packed fixtures/fashion-mnist
 
-Each image of the class folders is decoded, brought to size x size, and put into a batch of u8, `[B, 3, S, S]`. Decoders: pil
-decodes whole; draftN has PIL's JPEG decoder scale while it decodes, to at least N pixels; torchvision is torchvision.io
-with transforms on tensors. Nothing is applied or skipped because of EXIF. --packed is the data set as torchvision's examples have it:
-FashionMNIST, ToTensor, Normalize.
+Each image of the class folders is decoded, brought to size x size, and put into a batch of u8, `[B, 3, S,
+S]`. Decoders: pil decodes whole; draftN has PIL's JPEG decoder scale while it decodes, to at least N pixels;
+torchvision is torchvision.io with transforms on tensors. EXIF is not looked at.
+--packed is the data set as torchvision's examples have it: FashionMNIST, ToTensor, Normalize.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Memory:
     """Watches this process and its workers from a thread of its own: the largest sum of what is resident."""
 
     def __init__(self, proportional: bool) -> None:
-        # Proportional (PSS) divides what is shared among those who share it; a look takes 10 ms, so that times do not count.
+        # PSS divides what is shared among those who share it. A look takes 10 ms, so that times do not count.
         self.proportional, self.peak, self.stopped = proportional, 0, threading.Event()
         self.thread = threading.Thread(target=self.watch, daemon=True)
         self.thread.start()
@@ -160,7 +160,11 @@ def measure(data: Dataset, args: argparse.Namespace) -> dict[str, Any]:
     memory = {f"{kind}_at_start": before, f"{kind}_peak_of_all": peak, f"{kind}_above_start": peak - before}
     figures = {"images": samples, "peak_bytes": memory}
     if not args.memory:
-        figures |= {"images_per_s": spread(rates), "images_per_cpu_s": round(samples / used, 2), "cpu_s": round(used, 3)}
+        figures |= {
+            "images_per_s": spread(rates),
+            "images_per_cpu_s": round(samples / used, 2),
+            "cpu_s": round(used, 3),
+        }
     return figures
 
 
@@ -195,7 +199,7 @@ def arguments() -> argparse.Namespace:
     add("--size", type=int, default=224)
     add("--batch", type=int, help="[default: 8; 256 with --packed]")
     add("--transform", choices=("resize", "evaluation", "training"), default="resize",
-        help="of the whole image; the middle after torchvision's resize to 8/7; a random part, mirrored at random")  # fmt: skip
+        help="of the whole image; the middle after a resize to 8/7; a random part, mirrored at random")  # fmt: skip
     add("--normalize", action="store_true", help="batches of f32, normalised, as torch's examples have them")
     add("--shuffle", action="store_true")
     add("--epochs", type=int, default=3, help="the first is not in images_per_s [default: 3]")

@@ -3,8 +3,8 @@
     python benches/peers/measure.py --photos benches/peers/photos --out benches/results/peers-cpu.json
     python benches/peers/measure.py --table benches/results/peers-cpu.json
 
-A round runs every case once, so that other work on the machine is spread over all of them. Cases whose memory is what
-matters run in the first round alone. The table has medians.
+A round runs every case once, so that other work on the machine is spread over all of them. Cases whose memory
+is what matters run in the first round alone. The table has medians.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ class Case:
 def training() -> list[Case]:
     cases = []
     for model in ("resnet-small", "gpt-small"):
-        plain = ("train.py", "--model", model, "--steps", "20")
+        two = ("train.py", "--model", model, "--steps", "20", "--threads", "2")
+        one = (*two[:-1], "1", "--allocator-peak")
         micro = {"resnet-small": "16", "gpt-small": "2"}[model]
         cases += [
-            Case("train", f"{model}, 1 thread", (*plain, "--threads", "1", "--allocator-peak")),
-            Case("train", f"{model}, 2 threads", (*plain, "--threads", "2")),
-            Case("train", f"{model}, 2 threads, busy waits", (*plain, "--threads", "2"), once=True, busy_wait=True),
-            Case("train", f"{model}, checkpoint all", (*plain, "--threads", "1", "--checkpoint", "all", "--allocator-peak"), once=True),
-            Case("train", f"{model}, micro-batch {micro}", (*plain, "--threads", "1", "--micro-batch", micro, "--allocator-peak"), once=True),
-            Case("train", f"{model}, bf16", (*plain, "--threads", "1", "--precision", "bf16", "--allocator-peak"), once=True),
-            Case("train", f"{model}, compiled", (*plain, "--threads", "1", "--compile"), once=True),
+            Case("train", f"{model}, 1 thread", one),
+            Case("train", f"{model}, 2 threads", two),
+            Case("train", f"{model}, 2 threads, busy waits", two, once=True, busy_wait=True),
+            Case("train", f"{model}, checkpoint all", (*one, "--checkpoint", "all"), once=True),
+            Case("train", f"{model}, micro-batch {micro}", (*one, "--micro-batch", micro), once=True),
+            Case("train", f"{model}, bf16", (*one, "--precision", "bf16"), once=True),
+            Case("train", f"{model}, compiled", (*one[:-1], "--compile"), once=True),
         ]
     return cases
 
@@ -80,7 +81,8 @@ def run(case: Case, round_number: int) -> dict[str, Any]:
     if not case.busy_wait:
         environment["OMP_WAIT_POLICY"] = "passive"
     program, *words = case.command
-    done = subprocess.run([sys.executable, str(HERE / program), *words], capture_output=True, text=True, env=environment)
+    command = [sys.executable, str(HERE / program), *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         sys.exit(f"measure.py: {case.group}, {case.name} failed: {done.stderr.strip()}")
     result = json.loads(done.stdout.splitlines()[-1])
@@ -139,7 +141,8 @@ def table(path: Path) -> None:
         for name in names["train"]:
             of = lambda *keys: median(runs, "train", name, *keys)
             memory = [shown(of("peak_bytes", key), mib) for key in ("tensors", "rss_above_start")]
-            print(f"| {name} | {shown(of('step_ms', 'median'))} | {shown(of('processor_ms', 'median'))} | {' | '.join(memory)} |")
+            times = [shown(of(key, "median")) for key in ("step_ms", "processor_ms")]
+            print(f"| {' | '.join([name, *times, *memory])} |")
         print()
     for what in ("images_per_cpu_s", "images_per_s"):
         sets = [name for name in SETS if name in names]
@@ -155,11 +158,13 @@ def table(path: Path) -> None:
             print()
     for group in ("packed", "workers"):
         for name in names.get(group, []):
-            rate, each = median(runs, group, name, "images_per_s", "median"), median(runs, group, name, "images_per_cpu_s")
-            print(f"{name}: {shown(rate)} images/s, {shown(each)} images per CPU-second")
+            rate = shown(median(runs, group, name, "images_per_s", "median"))
+            print(
+                f"{name}: {rate} images/s, {shown(median(runs, group, name, 'images_per_cpu_s'))} images per CPU-second"
+            )
     for name in names.get("memory", []):
-        peak = next(v for k, v in next(o for o in runs if o["case"] == name)["result"]["peak_bytes"].items() if "above" in k)
-        print(f"{name}: {peak * mib:.0f} MiB above start")
+        peaks = [median(runs, "memory", name, "peak_bytes", f"{kind}_above_start") for kind in ("rss", "pss")]
+        print(f"{name}: {shown(peaks[0] or peaks[1], mib)} MiB above start")
 
 
 def main() -> None:
@@ -168,7 +173,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", metavar="TEXT", help="cases whose group or name has this in it")
     parser.add_argument("--out", type=Path, help="file of the results")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print the medians of a file of results, measure nothing")
+    parser.add_argument(
+        "--table", type=Path, metavar="FILE", help="print the medians of a file of results, measure nothing"
+    )
     args = parser.parse_args()
     if (args.out is None) == (args.table is None):
         parser.error("expected either --out FILE or --table FILE")

@@ -1,7 +1,8 @@
 """The networks of crates/kiln-models in PyTorch, with their sizes.
 
-ResNet is torchvision's own, narrowed; the decoder is GPT-2 with torch's fused attention. Both run as a chain of parts, so
-that a plan can recompute segments of it. `check.py` compares them with the recorded references in fixtures/.
+ResNet is torchvision's own, narrowed; the decoder is GPT-2 with torch's fused attention. Both run as a chain
+of parts, so that a plan can recompute segments of it. `check.py` compares them with the recorded references
+in fixtures/.
 """
 
 from __future__ import annotations

@@ -2,15 +2,17 @@
 
     python benches/peers/photos.py benches/peers/photos --count 40
 
-The packages lomiri-wallpapers-16.04 and lomiri-wallpapers-20.04 hold 19 photographs of 1.5 to 24 megapixels. From those that
-are large enough, this makes folders of classes (one per photograph) of JPEG files at quality 90:
+The packages lomiri-wallpapers-16.04 and lomiri-wallpapers-20.04 hold 19 photographs of 1.5 to 24 megapixels.
+From those that are large enough, this makes folders of classes (one per photograph) of JPEG files at quality
+90:
 
     1mp, 4mp, 12mp            baseline
     12mp-progressive          the same pixels as 12mp
     mixed                     jpeg, png and tiff (in tiles) of 1 to 100 megapixels
 
-An image is a random part of a photograph, mirrored every second time, brought to the size; what is larger than any photograph
-is put together from several. Sources, authors and licences are printed and written to SOURCES.txt. Needs apt-get and dpkg-deb.
+An image is a random part of a photograph, mirrored every second time, brought to the size; what is larger
+than any photograph is put together from several. Sources, authors and licences are printed and written to
+SOURCES.txt. Needs apt-get and dpkg-deb.
 """
 
 from __future__ import annotations
@@ -50,7 +52,13 @@ def fetch(root: Path) -> list[Path]:
     for name in PACKAGES:
         if not list(packages.glob(f"{name}_*.deb")):
             run("apt-get", "download", name, cwd=packages)
-        run("dpkg-deb", "-x", str(sorted(packages.glob(f"{name}_*.deb"))[-1].resolve()), str(unpacked.resolve()), cwd=root)
+        run(
+            "dpkg-deb",
+            "-x",
+            str(sorted(packages.glob(f"{name}_*.deb"))[-1].resolve()),
+            str(unpacked.resolve()),
+            cwd=root,
+        )
     photos = sorted((unpacked / "usr/share/backgrounds").glob("*.jpg"))
     if not photos:
         sys.exit(f"photos.py: no photographs in '{unpacked}', expected them in usr/share/backgrounds")

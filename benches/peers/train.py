@@ -1,7 +1,8 @@
 """Trains one of Kiln's networks in PyTorch for some steps and reports speed and memory as one line of JSON.
 
-The step is Kiln's: the batch is on the host (images as bytes), is cut into micro-batches, normalised on the device, and the
-gradients are added up, clipped by global norm, and given to the optimizer of Kiln's recipe; the loss is read back.
+The step is Kiln's: the batch is on the host (images as bytes), is cut into micro-batches, normalised on the
+device, and the gradients are added up, clipped by global norm, and given to the optimizer of Kiln's recipe;
+the loss is read back.
 
     python benches/peers/train.py --model resnet-small --steps 20
     python benches/peers/train.py --model gpt2-124m --precision bf16 --device cuda --compile --batch 8
@@ -50,10 +51,7 @@ class Recipe:
     label_smoothing: float
 
 
-RECIPES = {
-    ResNetConfig: Recipe(64, "sgd", 0.1, 0.0, 5.0, 0.1),
-    GptConfig: Recipe(8, "adamw", 3e-3, 0.1, 1.0, 0.0),
-}
+RECIPES = {ResNetConfig: Recipe(64, "sgd", 0.1, 0.0, 5.0, 0.1), GptConfig: Recipe(8, "adamw", 3e-3, 0.1, 1.0, 0.0)}
 WARMUP = 0.1  # of all steps, in which the learning rate rises
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -81,13 +79,19 @@ def arguments() -> tuple[argparse.Namespace, ResNetConfig | GptConfig]:
     add("--steps", type=int, default=20, help="measured steps")
     add("--warmup", type=int, default=3, help="steps before, which are not measured")
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--input", default="synthetic", metavar="synthetic|PATH", help="class folders or IDX files; a text for decoders")
+    add(
+        "--input", default="synthetic", metavar="synthetic|PATH", help="class folders or IDX files; a text for decoders"
+    )
     add("--workers", type=int, default=2, help="of the DataLoader, with --input PATH")
     add("--threads", type=int, help="of torch on the CPU [default: torch's]")
     add("--seed", type=int, default=1)
     add("--memory-limit", type=bytes_argument, metavar="BYTES", help="as in 16GiB; see README.md for what it bounds")
     add("--find-largest-batch", action="store_true", help="by doubling and halving, each size in a process of its own")
-    add("--allocator-peak", action="store_true", help="cpu: bytes of tensors, by the profiler in a second pass of 3 steps")
+    add(
+        "--allocator-peak",
+        action="store_true",
+        help="cpu: bytes of tensors, by the profiler in a second pass of 3 steps",
+    )
     add("--loss-curve", type=Path, metavar="FILE", help="one line of JSON per step, warm-up included")
     args = parser.parse_args()
 
