@@ -22,7 +22,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FIXTURES = HERE.parents[1] / "fixtures"
-SETS = ("1mp", "4mp", "12mp", "12mp-progressive")
+# With how often each is gone through, so that starting the workers is little beside it.
+SETS = {"1mp": 6, "4mp": 3, "12mp": 2, "12mp-progressive": 1}
 DECODERS = ("pil", "draft224", "draft448", "torchvision")
 
 
@@ -59,11 +60,11 @@ def loading(photos: Path) -> list[Case]:
         return ("loader.py", *map(str, words))
 
     cases = [Case("packed", "Fashion-MNIST, batch 256, 2 workers", load("--packed", FIXTURES / "fashion-mnist"))]
-    for name in SETS:
+    for name, epochs in SETS.items():
         for decoder in DECODERS:
-            cases.append(Case(name, decoder, load(photos / name, "--decoder", decoder, "--epochs", "1")))
+            cases.append(Case(name, decoder, load(photos / name, "--decoder", decoder, "--epochs", str(epochs))))
     for workers in ("0", "1"):
-        words = ("--epochs", "1", "--workers", workers)
+        words = ("--epochs", "2", "--workers", workers)
         cases.append(Case("workers", f"12mp, pil, {workers} workers", load(photos / "12mp", *words)))
     for kind, decoders in (("jpeg", DECODERS), ("png", ("pil", "torchvision")), ("tiff", ("pil",))):
         for decoder in decoders:
@@ -86,8 +87,8 @@ def run(case: Case, round_number: int) -> dict[str, Any]:
     if done.returncode != 0:
         sys.exit(f"measure.py: {case.group}, {case.name} failed: {done.stderr.strip()}")
     result = json.loads(done.stdout.splitlines()[-1])
-    load = round(os.getloadavg()[0], 1)
-    return {"group": case.group, "case": case.name, "round": round_number, "load": load, "result": result}
+    origin = {"date": datetime.date.today().isoformat(), "revision": revision(), "load": round(os.getloadavg()[0], 1)}
+    return {"group": case.group, "case": case.name, "round": round_number, **origin, "result": result}
 
 
 def revision() -> str:
@@ -95,21 +96,20 @@ def revision() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def write(path: Path, header: dict[str, Any], runs: list[dict[str, Any]]) -> None:
-    """One run a line; the file is whole after every round."""
-    lines = ",\n".join(json.dumps(one) for one in runs)
-    path.write_text(json.dumps(header)[:-1] + ', "runs": [\n' + lines + "\n]}\n")
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def measure(cases: list[Case], rounds: int, out: Path) -> None:
-    header = {"date": datetime.date.today().isoformat(), "revision": revision(), "rounds": rounds}
-    runs: list[dict[str, Any]] = []
+    """Writes one run a line, after every round; runs of other cases that the file has are kept."""
+    measured = {(case.group, case.name) for case in cases}
+    runs = [one for one in read(out) if (one["group"], one["case"]) not in measured] if out.is_file() else []
     for number in range(1, rounds + 1):
         for case in cases:
             if number == 1 or not case.once:
                 runs.append(run(case, number))
                 print(f"round {number}: {case.group}, {case.name}", file=sys.stderr, flush=True)
-        write(out, header, runs)
+        out.write_text("".join(json.dumps(one) + "\n" for one in runs))
 
 
 def median(runs: list[dict[str, Any]], group: str, name: str, *path: str) -> float | None:
@@ -125,7 +125,7 @@ def median(runs: list[dict[str, Any]], group: str, name: str, *path: str) -> flo
 
 
 def table(path: Path) -> None:
-    runs = json.loads(path.read_text())["runs"]
+    runs = read(path)
     names: dict[str, list[str]] = {}
     for one in runs:
         cases = names.setdefault(one["group"], [])
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, help="what photos.py made; without it only training and packed images")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", metavar="TEXT", help="cases whose group or name has this in it")
-    parser.add_argument("--out", type=Path, help="file of the results")
+    parser.add_argument("--out", type=Path, help="file of the results; other cases in it are kept")
     parser.add_argument(
         "--table", type=Path, metavar="FILE", help="print the medians of a file of results, measure nothing"
     )
