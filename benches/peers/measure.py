@@ -25,6 +25,8 @@ FIXTURES = HERE.parents[1] / "fixtures"
 # With how often each is gone through, so that starting the workers is little beside it.
 SETS = {"1mp": 6, "4mp": 3, "12mp": 2, "12mp-progressive": 1}
 DECODERS = ("pil", "draft224", "draft448", "torchvision")
+# As `xtask load --decode` calls them; with `turbo` when the program says so.
+KILN = ("fast", "exact")
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,36 @@ def loading(photos: Path) -> list[Case]:
     return cases
 
 
+def kiln_loading(program: Path, photos: Path | None) -> list[Case]:
+    """The same sets through `xtask load`, the whole image to 224 x 224 as loader.py takes it."""
+
+    def load(*words: str | Path) -> tuple[str, ...]:
+        return (str(program.resolve()), "load", "--json", *map(str, words))
+
+    packed = load(FIXTURES / "fashion-mnist", "--image-size", "28", "--batch-size", "256", "--epochs", "20")
+    cases = [Case("packed", "Kiln, Fashion-MNIST, batch 256, 2 workers", packed)]
+    if photos is None:
+        return cases
+    for name, epochs in SETS.items():
+        for decode in KILN:
+            words = (photos / name, "--decode", decode, "--epochs", str(epochs))
+            cases.append(Case(name, f"kiln {decode}", load(*words)))
+    for workers in ("1", "2"):
+        words = (photos / "12mp", "--epochs", "2", "--workers", workers)
+        cases.append(Case("workers", f"12mp, kiln fast, {workers} workers", load(*words)))
+    for decode in KILN:
+        words = (photos / "mixed", "--decode", decode, "--loader-memory", "256MiB", "--batch-size", "4")
+        cases.append(Case("memory", f"mixed, kiln {decode}, 256 MiB", load(*words), once=True))
+    return cases
+
+
 def run(case: Case, round_number: int) -> dict[str, Any]:
     environment = dict(os.environ)
     environment.pop("OMP_WAIT_POLICY", None)
     if not case.busy_wait:
         environment["OMP_WAIT_POLICY"] = "passive"
     program, *words = case.command
-    command = [sys.executable, str(HERE / program), *words]
+    command = [sys.executable, str(HERE / program), *words] if program.endswith(".py") else [program, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         sys.exit(f"measure.py: {case.group}, {case.name} failed: {done.stderr.strip()}")
@@ -148,7 +173,7 @@ def table(path: Path) -> None:
         sets = [name for name in SETS if name in names]
         if sets:
             print(f"| {what.replace('_', ' ')} | {' | '.join(sets)} |\n|---{'|---' * len(sets)}|")
-            for decoder in DECODERS:
+            for decoder in (*DECODERS, *(f"kiln {decode}" for decode in KILN)):
                 cells = []
                 for name in sets:
                     path_of = (what,) if what.endswith("cpu_s") else (what, "median")
@@ -170,6 +195,7 @@ def table(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", type=Path, help="what photos.py made; without it only training and packed images")
+    parser.add_argument("--kiln", type=Path, metavar="PROGRAM", help="Kiln's xtask, to be measured in the same rounds")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", metavar="TEXT", help="cases whose group or name has this in it")
     parser.add_argument("--out", type=Path, help="file of the results; other cases in it are kept")
@@ -189,6 +215,10 @@ def main() -> None:
     if args.photos and not all((args.photos / name).is_dir() for name in (*SETS, "mixed")):
         parser.error(f"--photos '{args.photos}' lacks a set of photos.py's, expected {', '.join((*SETS, 'mixed'))}")
     cases = training() + [c for c in loading(args.photos or Path()) if args.photos or c.group == "packed"]
+    if args.kiln:
+        if not os.access(args.kiln, os.X_OK) or args.kiln.is_dir():
+            parser.error(f"--kiln '{args.kiln}' is no program, expected target/release/xtask or the like")
+        cases += kiln_loading(args.kiln, args.photos)
     if args.only:
         cases = [case for case in cases if args.only in case.group or args.only in case.name]
     if not cases:

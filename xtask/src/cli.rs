@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Fixtures(Fixtures),
     /// Everything that must hold before a commit, cheapest first
     Check,
+    /// Go through a folder of images, or a packed data set, and say how fast it loads and where the time goes
+    Load(Load),
     /// Feed random and damaged files to everything that reads files, each target for a while; needs cargo-fuzz and nightly
     Fuzz(Fuzz),
     /// Pack the program and its fixtures into dist/*.tar.zst for a machine without Rust
@@ -148,6 +150,10 @@ pub(crate) struct TrainResnet {
     /// Pixels per side that images are brought to
     #[arg(long, value_name = "N")]
     pub(crate) image_size: Option<u32>,
+    /// Make images smaller from all of their pixels (exact) or, where that is quicker, from fewer, at least twice as many
+    /// per side as are needed (fast) [default: fast]
+    #[arg(long, value_name = "QUALITY")]
+    pub(crate) decode: Option<String>,
     /// Probability mass that is spread over all classes
     #[arg(long, value_name = "P")]
     pub(crate) label_smoothing: Option<f64>,
@@ -301,4 +307,38 @@ pub(crate) struct Fuzz {
     /// Seconds for each target
     #[arg(long, value_name = "N", default_value_t = 60)]
     pub(crate) seconds: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct Load {
+    /// A data set as for `train resnet`
+    #[arg(value_name = "PATH")]
+    pub(crate) data: PathBuf,
+    /// Pixels per side that images are brought to
+    #[arg(long, value_name = "N", default_value_t = 224)]
+    pub(crate) image_size: u32,
+    /// fast (JPEG, rows and tiles at a fraction of their size) or exact
+    #[arg(long, default_value = "fast")]
+    pub(crate) decode: String,
+    /// What is taken of an image: whole, evaluation (the middle) or training (a random part, mirrored half the time)
+    #[arg(long, value_name = "PART", default_value = "whole")]
+    pub(crate) transform: String,
+    /// Images in a batch, at most all there are
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(crate) batch_size: u32,
+    /// Threads that load
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) workers: u32,
+    /// Bytes of host memory for batches that wait and images being decoded, as in 256MiB
+    #[arg(long, value_name = "BYTES", default_value = "1GiB")]
+    pub(crate) loader_memory: String,
+    /// What to do about samples that cannot be read: fail, skip:N or substitute:N
+    #[arg(long, value_name = "POLICY", default_value = "fail")]
+    pub(crate) bad_samples: String,
+    /// Times to go through the data; the first one is not in the images per second, if there are more
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) epochs: u32,
+    /// End stdout with one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }

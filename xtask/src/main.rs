@@ -9,6 +9,7 @@ mod eval;
 mod fetch;
 mod fixtures;
 mod fuzz;
+mod load;
 mod memory;
 mod plan;
 mod profile;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Check => check::run().map(|()| ExitCode::SUCCESS),
+        Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Dist(command) => dist::run(&command).map(|()| ExitCode::SUCCESS),
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
 use crate::tokens::Tokens;
-use crate::{BatchPlan, Error, TokenFile};
+use crate::{BatchPlan, Error, Loader, LoaderConfig, TokenFile};
 
 /// Texts of different lengths as token ids: sentences, paragraphs, articles, each a sample. The ids are in memory, or in a file
 /// and then read when a document is asked for.
@@ -119,6 +119,23 @@ pub struct DocumentTensors {
 }
 
 impl DocumentBatch {
+    /// A loader of such batches. With a `pool` the documents of a batch are of similar length, chosen among so many batches:
+    /// [`Sampler::bucketed`](crate::Sampler::bucketed).
+    ///
+    /// # Errors
+    /// Those of [`Loader::budgeted`] and [`Loader::bucketed`].
+    pub fn loader(documents: Documents, pool: Option<usize>, config: LoaderConfig) -> Result<Loader<Self>, Error> {
+        let lengths = documents.lengths();
+        let of = lengths.clone();
+        // A length and an id beside the tokens.
+        let bytes = move |plan: &BatchPlan| plan.ids.iter().map(|id| 4 * u64::from(of[*id]) + 12).sum();
+        let loader = Loader::budgeted(documents.len(), config, bytes, move |plan, _| Self::load(&documents, plan))?;
+        match pool {
+            Some(pool) => loader.bucketed(lengths, pool),
+            None => Ok(loader),
+        }
+    }
+
     /// The documents of `plan`.
     ///
     /// # Errors

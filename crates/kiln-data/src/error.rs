@@ -135,11 +135,8 @@ impl Error {
     /// Whether one sample is to blame, so that a loader may go on without it: it is damaged, too large, gone, or the
     /// code that reads it panicked.
     pub fn is_of_a_sample(&self) -> bool {
-        match self {
-            Self::Read { .. } | Self::Format { .. } | Self::TooLarge { .. } => true,
-            Self::NoRoom { .. } | Self::SamplePanic { .. } => true,
-            _ => false,
-        }
+        let of_a_file = matches!(self, Self::Read { .. } | Self::Format { .. } | Self::TooLarge { .. });
+        of_a_file || matches!(self, Self::NoRoom { .. } | Self::SamplePanic { .. })
     }
 
     /// The file it is about, if it is about one.

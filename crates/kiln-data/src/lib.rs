@@ -1,12 +1,16 @@
 //! Samples from disk to burn tensors.
 //!
-//! - **Sources**: [`ImageSet`] (a directory per class, IDX, CIFAR-10) and [`TextTokens`] (text through a
-//!   [`Tokenizer`]). Both are burn `Dataset`s too.
-//! - **Order**: [`Order`] is a pure function of (seed, epoch) that can be entered anywhere.
-//! - **Batches**: a [`Loader`] makes them on worker threads with back-pressure; what comes out, and in which
-//!   order, does not depend on the number of workers. Batches stay on the host until
-//!   `to_device`; images travel as bytes.
-//! - **burn**: [`BurnLoader`] is the loader as burn's `DataLoader`, for burn's own `Learner`.
+//! - **Images**: [`ImageFile`] decodes a file at the size that is needed, within a limit of bytes that is known
+//!   before a pixel is; [`Transform`] says what part of it. [`ImageSet`] is a directory per class, IDX or CIFAR-10;
+//!   [`Raster`] reads windows of large images.
+//! - **Text**: [`TextTokens`] are windows over tokens in memory or in a mapped [`TokenFile`], [`Documents`] texts of
+//!   different lengths, both through a [`Tokenizer`].
+//! - **Order**: a [`Sampler`] says which samples make a batch, for any number of replicas: a pure function of (seed,
+//!   epoch, batch) that can be entered anywhere. [`LoaderState`] is where a run stands, in a line.
+//! - **Batches**: a [`Loader`] makes them on worker threads within a byte budget; what comes out, and in which order,
+//!   does not depend on the number of workers. [`BadSamples`] says what is done about files that cannot be read,
+//!   [`LoaderStats`] where the time goes. Batches stay on the host, images as bytes, until `to_device`.
+//! - **burn**: [`BurnLoader`] is the loader as burn's `DataLoader`, for burn's own `Learner`; sources are burn `Dataset`s.
 //!
 //! *Architecture invariant*: this crate knows no model and no training loop. A `Loader` does not know what a sample
 //! is: it decides which ids make a batch and calls a closure.
@@ -87,3 +91,7 @@ pub use token_file::{TokenFile, TokenFileWriter};
 pub use tokenizer::{Bpe, Tokenizer, TokenizerKind};
 pub use transform::{Crop, Transform};
 pub use worker::Worker;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/data-loading.md")]
+struct Guide;

@@ -153,6 +153,12 @@ impl<O: Send + 'static> Loader<O> {
         Ok(Self { sampler: self.sampler.clone().bucketed(lengths, pool)?, ..self })
     }
 
+    /// Bytes of finished batches that there can be at a time, of `batch` bytes each: those that wait, and the one in use.
+    /// None without [`finished`](Self::finished).
+    pub fn finished_bytes(&self, batch: u64) -> u64 {
+        self.finish.as_ref().map_or(0, |(_, depth)| batch.max(*depth) + batch)
+    }
+
     /// Number of samples, over all replicas.
     pub fn samples(&self) -> usize {
         self.sampler.samples()

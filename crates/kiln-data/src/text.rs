@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use crate::rng::sample_rng;
 use crate::text_files::TextFiles;
 use crate::tokens::Tokens;
-use crate::{BatchPlan, Error, TokenFile, Tokenizer, TrainTest};
+use crate::{BatchPlan, Error, Loader, LoaderConfig, TokenFile, Tokenizer, TrainTest};
 
 /// A text as token ids, seen through windows of equal length. The ids are in memory, or in a file and then read when
 /// a window is asked for.
@@ -189,6 +189,17 @@ pub struct TextBatch {
 }
 
 impl TextBatch {
+    /// A loader of such batches; `seed` as for [`load`](Self::load).
+    ///
+    /// # Errors
+    /// Those of [`Loader::budgeted`].
+    pub fn loader(text: TextTokens, seed: Option<u64>, config: LoaderConfig) -> Result<Loader<Self>, Error> {
+        // An id of the window beside its tokens.
+        let window = (size_of::<u32>() * (text.length + 1) + size_of::<usize>()) as u64;
+        let bytes = move |plan: &BatchPlan| window * plan.ids.len() as u64;
+        Loader::budgeted(text.len(), config, bytes, move |plan, _| Self::load(&text, seed, plan))
+    }
+
     /// The windows of `plan`. With a seed every epoch moves all windows right by an amount of its own,
     /// a function of (seed, epoch), so that the cuts fall elsewhere.
     ///

@@ -19,6 +19,8 @@ pub struct Transform {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Crop {
+    /// All of it, squeezed to a square.
+    Whole,
     /// The square in the middle whose side is this fraction of the shorter side, in (0, 1].
     /// 0.875 is torchvision's "resize to 256, take the middle 224".
     Center(f64),
@@ -47,8 +49,9 @@ impl Transform {
         if self.size == 0 {
             return Err(Error::InvalidSetting { field: "image size", value: "0".into(), expected: "at least 1" });
         }
-        let (Crop::Center(fraction) | Crop::Random(fraction)) = self.crop;
-        if !(fraction > 0.0 && fraction <= 1.0) {
+        if let Crop::Center(fraction) | Crop::Random(fraction) = self.crop
+            && !(fraction > 0.0 && fraction <= 1.0)
+        {
             let value = fraction.to_string();
             return Err(Error::InvalidSetting { field: "crop", value, expected: "a fraction above 0, at most 1" });
         }
@@ -58,6 +61,7 @@ impl Transform {
     /// What to take of an image of `height` rows and `width` columns; random choices come from `rng` alone.
     pub fn view(&self, height: usize, width: usize, rng: &mut impl Rng) -> View {
         let area = match self.crop {
+            Crop::Whole => Area { top: 0.0, left: 0.0, height: height as f64, width: width as f64 },
             Crop::Center(fraction) => center(height, width, fraction),
             Crop::Random(min_area) => random_area(height, width, min_area, rng),
         };

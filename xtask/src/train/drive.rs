@@ -193,11 +193,12 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
         let mut profile = crate::profile::of(&device, &run.device)?;
         let on_heap = profile.kernels == Kernels::Flex;
         let sample = self.first_batch()?;
-        if on_heap {
-            let batch_bytes = self.task.host_bytes(&sample) / self.task.samples(&sample).max(1) as u64;
-            let batches = self.data.train.batches();
-            profile.fixed_bytes += run.bytes_in_flight(batch_bytes * run.batch_size as u64, batches);
-        }
+        let sample_bytes = self.task.host_bytes(&sample) / self.task.samples(&sample).max(1) as u64;
+        let batch_bytes = sample_bytes * run.batch_size as u64;
+        profile.fixed_bytes += match on_heap {
+            true => run.bytes_in_flight(batch_bytes, self.data.train.batches()),
+            false => self.data.train.finished_bytes(batch_bytes),
+        };
         let sample = self.task.repeated(&sample, 3);
         if let (Some(memory), None) = (run.memory, &arguments.resume) {
             self.fit_into(memory, arguments, &step, &sample, &profile, init)?;

@@ -214,13 +214,14 @@ fn loaders(data: TrainTest<TextTokens>, run: &RunSettings) -> Result<TrainTest<L
     let (text, seed) = (data.train, run.seed);
     let config = LoaderConfig { order: Order::Shuffled { seed }, remainder: Remainder::Drop, ..run.loader(text.len()) };
     let config = LoaderConfig { batch_size: run.batch_size, ..config };
-    let train = Loader::new(text.len(), config, move |plan| TextBatch::load(&text, Some(seed), plan))?;
+    let train = TextBatch::loader(text, Some(seed), config)?;
     Ok(TrainTest { train, test: test_loader(data.test, run)? })
 }
 
 /// Batches of the part that is measured on.
 pub(crate) fn test_loader(text: TextTokens, run: &RunSettings) -> Result<Loader<TextBatch>> {
-    Ok(Loader::new(text.len(), run.loader(text.len()), move |plan| TextBatch::load(&text, None, plan))?)
+    let config = run.loader(text.len());
+    Ok(TextBatch::loader(text, None, config)?)
 }
 
 /// The tokenizer and the task; the model's vocabulary must be the tokenizer's.

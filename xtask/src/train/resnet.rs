@@ -10,8 +10,8 @@ use burn::tensor::{DType, Device, Tensor};
 use kiln_accumulation::Weight;
 use kiln_checkpointing::{Chain, Cost, Gauge, Plan, measure};
 use kiln_data::{
-    BadSamples, ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, Remainder, TrainTest, Transform,
-    open_images,
+    BadSamples, DecodeOptions, ImageBatch, ImageSet, Loader, LoaderConfig, Normalize, Order, Quality, Remainder,
+    TrainTest, Transform, open_images,
 };
 use kiln_memory::Recorder;
 use kiln_models::{ResNet, ResNetConfig, ResNetPart, Stem};
@@ -174,7 +174,12 @@ fn recipe_for(data: &ImageSet) -> ResnetSettings {
             save_every: 500,
             keep: 3,
         },
-        images: ImageSettings { size, min_area: if size < 64 { 0.6 } else { 0.25 }, label_smoothing: 0.1 },
+        images: ImageSettings {
+            size,
+            decode: Quality::Fast,
+            min_area: if size < 64 { 0.6 } else { 0.25 },
+            label_smoothing: 0.1,
+        },
         model: ResNetConfig::resnet18(data.classes().len()).with_channels(data.channels()).with_stem(stem),
         optimizer: OptimizerConfig::sgd(),
         schedule: ScheduleConfig { peak: 0.1, warmup: 0.1, floor: 0.0 },
@@ -182,21 +187,37 @@ fn recipe_for(data: &ImageSet) -> ResnetSettings {
 }
 
 /// Batches of a data set's two halves.
-fn loaders(data: TrainTest<ImageSet>, settings: &ResnetSettings) -> Result<TrainTest<Loader<ImageBatch>>> {
+fn loaders(
+    data: TrainTest<ImageSet>,
+    settings: &ResnetSettings,
+    device: &Device,
+) -> Result<TrainTest<Loader<ImageBatch>>> {
     let run = &settings.run;
     let transform = Transform::training(settings.images.size, settings.images.min_area);
-    let (set, seed) = (data.train, run.seed);
+    let (set, seed) = (decoded(data.train, settings), run.seed);
     let config = LoaderConfig { order: Order::Shuffled { seed }, remainder: Remainder::Drop, ..run.loader(set.len()) };
     let config = LoaderConfig { batch_size: run.batch_size, ..config };
-    let train = ImageBatch::loader(set, transform, seed, config)?;
+    let mut train = ImageBatch::loader(set, transform, seed, config)?;
+    if run.device != "flex" {
+        // The next batch is copied while a step computes; on the CPU device the host is the device.
+        let device = device.clone().autodiff();
+        train = train.finished(UPLOAD_BYTES, move |batch| Ok(batch.upload(&device)));
+    }
     Ok(TrainTest { train, test: test_loader(data.test, settings)? })
 }
+
+fn decoded(set: ImageSet, settings: &ResnetSettings) -> ImageSet {
+    set.decoded(DecodeOptions { quality: settings.images.decode, ..DecodeOptions::default() })
+}
+
+/// Bytes of batches that wait on the device, one batch in any case.
+const UPLOAD_BYTES: u64 = 64 << 20;
 
 /// Batches of the half that is measured on.
 pub(crate) fn test_loader(set: ImageSet, settings: &ResnetSettings) -> Result<Loader<ImageBatch>> {
     let transform = Transform::evaluation(settings.images.size);
     let config = settings.run.loader(set.len());
-    Ok(ImageBatch::loader(set, transform, 0, config)?)
+    Ok(ImageBatch::loader(decoded(set, settings), transform, 0, config)?)
 }
 
 /// Opens the data set that the settings name, the fixture when they name none.
@@ -244,6 +265,7 @@ pub(crate) fn prepared(arguments: TrainResnet, then: impl Then<Classify, ResnetS
         ("--width", arguments.width.is_some()),
         ("--stem", arguments.stem.is_some()),
         ("--image-size", arguments.image_size.is_some()),
+        ("--decode", arguments.decode.is_some()),
         ("--label-smoothing", arguments.label_smoothing.is_some()),
     ];
     refuse_changes(&arguments.run, &model_options)?;
@@ -257,6 +279,7 @@ pub(crate) fn prepared(arguments: TrainResnet, then: impl Then<Classify, ResnetS
     overlay.set("model", "width", arguments.width.map(i64::from));
     overlay.set("model", "stem", arguments.stem);
     overlay.set("images", "size", arguments.image_size.map(i64::from));
+    overlay.set("images", "decode", arguments.decode);
     overlay.set("images", "label_smoothing", arguments.label_smoothing);
 
     let (mut settings, data): (ResnetSettings, _) = if arguments.run.resume.is_some() {
@@ -281,7 +304,7 @@ pub(crate) fn prepared(arguments: TrainResnet, then: impl Then<Classify, ResnetS
         name: "resnet",
         task: task(&settings)?,
         classes,
-        data: loaders(data, &settings)?,
+        data: loaders(data, &settings, &device)?,
         optimizer: settings.optimizer,
         schedule: settings.schedule,
         settings,

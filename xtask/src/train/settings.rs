@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use kiln_data::{BadSamples, LoaderConfig, TokenizerKind};
+use kiln_data::{BadSamples, LoaderConfig, Quality, TokenizerKind};
 use kiln_models::{GptConfig, ResNetConfig};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{Every, OptimizerConfig, ScheduleConfig};
@@ -53,6 +53,10 @@ pub(crate) struct RunSettings {
     pub(crate) keep: usize,
 }
 
+fn fast() -> Quality {
+    Quality::Fast
+}
+
 fn fail() -> BadSamples {
     BadSamples::FAIL
 }
@@ -100,6 +104,9 @@ pub(crate) struct ResnetSettings {
 pub(crate) struct ImageSettings {
     /// Pixels per side.
     pub(crate) size: usize,
+    /// From how many of its pixels an image is made smaller.
+    #[serde(default = "fast")]
+    pub(crate) decode: Quality,
     /// Smallest part of an image that a training crop may show.
     pub(crate) min_area: f64,
     /// Probability mass spread over all classes.

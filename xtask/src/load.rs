@@ -1,0 +1,136 @@
+//! `cargo xtask load`: how fast a data set of images loads, and what that takes.
+
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+use kiln_data::{
+    BadSamples, Crop, DecodeOptions, ImageBatch, ImageSet, LoaderConfig, Order, Quality, Transform, open_images,
+};
+use serde_json::json;
+
+use crate::HEAP;
+use crate::cli::Load;
+use crate::train::checkpointing::parse_bytes;
+use crate::usage::Usage;
+
+/// Clock ticks per second in /proc/PID/stat, the same on every Linux that Rust supports.
+const TICKS: f64 = 100.0;
+const MIB: f64 = (1 << 20) as f64;
+
+pub(crate) fn run(arguments: &Load) -> Result<()> {
+    let size = arguments.image_size as usize;
+    let transform = match arguments.transform.as_str() {
+        "whole" => Transform { size, crop: Crop::Whole, flip: false },
+        "evaluation" => Transform::evaluation(size),
+        "training" => Transform::training(size, 0.25),
+        other => bail!(Usage(format!("--transform is '{other}', expected whole, evaluation or training"))),
+    };
+    let quality = match arguments.decode.as_str() {
+        "fast" => Quality::Fast,
+        "exact" => Quality::Exact,
+        other => bail!(Usage(format!("--decode is '{other}', expected fast or exact"))),
+    };
+    let Some(budget) = parse_bytes(&arguments.loader_memory) else {
+        let text = &arguments.loader_memory;
+        bail!(Usage(format!("--loader-memory is '{text}', expected bytes, as in 256MiB")));
+    };
+    ensure!(arguments.epochs > 0, Usage("--epochs is 0, expected at least 1".into()));
+    let bad_samples: BadSamples = arguments.bad_samples.parse()?;
+    let set = open(&arguments.data)?.decoded(DecodeOptions { quality, ..DecodeOptions::default() });
+    let (workers, batch_size) = (arguments.workers as usize, (arguments.batch_size as usize).min(set.len()));
+    let order = Order::Shuffled { seed: 0 };
+    let config = LoaderConfig { order, workers, budget, bad_samples, ..LoaderConfig::new(batch_size) };
+    let images = set.len();
+    let loader = ImageBatch::loader(set, transform, 0, config)?;
+
+    let resident = Resident::start();
+    HEAP.reset_peak();
+    let (heap, processor) = (HEAP.live_bytes(), processor_seconds());
+    let mut seconds = vec![];
+    for epoch in 0..u64::from(arguments.epochs) {
+        let begun = Instant::now();
+        for batch in loader.epoch(epoch, 0) {
+            match batch {
+                Ok(_) | Err(kiln_data::Error::NothingLeft { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        seconds.push(begun.elapsed().as_secs_f64());
+    }
+    let used = processor.zip(processor_seconds()).map(|(before, after)| after - before);
+    let heap = HEAP.peak_bytes().saturating_sub(heap) as u64;
+    let (stats, bad) = (loader.stats(), loader.bad_samples());
+
+    let timed = if seconds.len() > 1 { &mut seconds[1..] } else { &mut seconds[..] };
+    timed.sort_by(f64::total_cmp);
+    let median = images as f64 / timed[timed.len() / 2];
+    let per_processor = used.filter(|used| *used > 0.0).map(|used| stats.samples as f64 / used);
+    let resident = resident.above_start();
+    tracing::info!("{images} images, {median:.1} images/s; {stats}");
+    if let Some(rate) = per_processor {
+        tracing::info!("{rate:.1} images per second of processor time");
+    }
+    let above =
+        resident.map_or(String::new(), |bytes| format!(", resident {:.1} MiB above the start", bytes as f64 / MIB));
+    tracing::info!("peak: heap {:.1} MiB{above}", heap as f64 / MIB);
+    for report in &bad {
+        tracing::warn!("bad sample {}: {}", report.id, report.reason);
+    }
+    if arguments.json {
+        use std::io::Write;
+        let line = json!({
+            "images": images, "epochs": arguments.epochs, "workers": workers, "decode": arguments.decode,
+            "transform": arguments.transform, "image_size": size, "turbo": cfg!(feature = "turbo"),
+            "images_per_s": { "median": median }, "images_per_cpu_s": per_processor,
+            "peak_bytes": { "heap": heap, "budgeted": stats.peak_bytes, "rss_above_start": resident },
+            "seconds": {
+                "read": stats.read_seconds, "decode": stats.decode_seconds, "assemble": stats.assemble_seconds,
+                "room": stats.room_seconds, "waited": stats.waited_seconds,
+            },
+            "bad_samples": bad.len(),
+        });
+        writeln!(std::io::stdout(), "{line}")?;
+    }
+    Ok(())
+}
+
+/// All of a folder of classes; the training half of what has two.
+fn open(path: &Path) -> Result<ImageSet, kiln_data::Error> {
+    let halves = || open_images(path).map(|data| data.train);
+    if path.join("train").is_dir() { halves() } else { ImageSet::folder(path).or_else(|_| halves()) }
+}
+
+/// User and system time of this process.
+fn processor_seconds() -> Option<f64> {
+    let text = fs::read_to_string("/proc/self/stat").ok()?;
+    // The name in parentheses may hold anything; the state is the first field after it.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    let user: f64 = fields.nth(11)?.parse().ok()?;
+    let system: f64 = fields.next()?.parse().ok()?;
+    Some((user + system) / TICKS)
+}
+
+/// The highest resident memory since a moment, where the operating system tells.
+struct Resident {
+    start: Option<u64>,
+}
+
+impl Resident {
+    fn start() -> Self {
+        // Has the maximum start again from what is resident now.
+        let reset = fs::write("/proc/self/clear_refs", "5").is_ok();
+        Self { start: if reset { status("VmRSS") } else { None } }
+    }
+
+    fn above_start(&self) -> Option<u64> {
+        Some(status("VmHWM")?.saturating_sub(self.start?))
+    }
+}
+
+fn status(field: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
