@@ -2,7 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "criterion's macros; a bench ends at what goes wrong")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kiln_data::{ImageBatch, LoaderConfig, Order, Transform, open_images};
+use kiln_data::{ImageBatch, Loader, LoaderConfig, Order, Transform, open_images};
 
 fn epoch(c: &mut Criterion) {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/fashion-mnist");
@@ -27,5 +27,18 @@ fn epoch(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, epoch);
+/// From nothing to the first batch of an epoch that is entered at sample ten million.
+fn resume(c: &mut Criterion) {
+    const AT: usize = 10_000_000 / 64;
+    let config = LoaderConfig { order: Order::Shuffled { seed: 1 }, ..LoaderConfig::new(64) };
+    c.bench_function("resume at sample 10 million", |b| {
+        b.iter(|| {
+            let loader = Loader::new(20_000_000, config.clone(), |plan| Ok(plan.ids.len())).unwrap();
+            let state = loader.sampler().state(3, AT);
+            loader.resume(&state).unwrap().next().unwrap().unwrap()
+        })
+    });
+}
+
+criterion_group!(benches, epoch, resume);
 criterion_main!(benches);
