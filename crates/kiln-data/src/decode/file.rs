@@ -83,7 +83,7 @@ impl ImageFile {
         self.header.orientation = Default::default();
         let view = View::whole(self.header.height, self.header.width);
         let options = DecodeOptions { limit, oversized: Oversized::Refuse, quality: Quality::Exact };
-        let plan = self.plan(&view, channels, &options)?;
+        let plan = self.planned(&view, channels, &options)?;
         self.decode(&plan)
     }
 
@@ -104,6 +104,10 @@ impl ImageFile {
             return Err(Error::InvalidSetting { field: "channels", value, expected: "1 (gray) or 3 (RGB)" });
         }
         view.check(self.header.height, self.header.width)?;
+        self.planned(view, channels, options)
+    }
+
+    fn planned(&self, view: &View, channels: usize, options: &DecodeOptions) -> Result<DecodePlan, Error> {
         plan::plan(&self.header, view, channels, options, self.file_bytes).map_err(|bytes| Error::TooLarge {
             path: self.path.clone(),
             height: self.header.height,

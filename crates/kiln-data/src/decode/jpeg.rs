@@ -1,4 +1,4 @@
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read, Seek, SeekFrom};
 
 use jpeg_decoder::PixelFormat;
 use zune_core::colorspace::ColorSpace;
@@ -21,6 +21,8 @@ pub(super) struct Layout {
     interleaved: bool,
     /// Three components that are RGB by Adobe's marker, which zune-jpeg takes for damaged CMYK.
     adobe_rgb: bool,
+    /// Where the first scan begins.
+    first_scan: u64,
 }
 
 /// Walks the markers up to the first scan. Source: ITU-T T.81, annex B.
@@ -50,7 +52,8 @@ pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
             0xda => {
                 let frame = frame.ok_or("the JPEG has a scan before its frame header")?;
                 let scanned = usize::from(read_bytes::<1>(reader)?[0]);
-                return Ok(frame.header(scanned, orientation.unwrap_or_default(), adobe_transform));
+                let first_scan = reader.stream_position().map_err(|e| e.to_string())?;
+                return Ok(frame.header(scanned, orientation.unwrap_or_default(), adobe_transform, first_scan));
             }
             0xe1 if orientation.is_none() => {
                 let segment = read_vec(reader, length)?;
@@ -100,7 +103,7 @@ impl Frame {
         Ok(Self { height, width, progressive, ids: components.iter().map(|[id, ..]| *id).collect(), sampling })
     }
 
-    fn header(self, scanned: usize, orientation: Orientation, adobe_transform: Option<u8>) -> Header {
+    fn header(self, scanned: usize, orientation: Orientation, adobe_transform: Option<u8>, first_scan: u64) -> Header {
         let [height, width] = orientation.size([self.height, self.width]);
         let channels = self.sampling.len();
         let interleaved = scanned == channels;
@@ -119,6 +122,7 @@ impl Frame {
                 progressive: self.progressive,
                 sampling: self.sampling,
                 interleaved,
+                first_scan,
             }),
         }
     }
@@ -228,7 +232,7 @@ impl Layout {
             _ if self.turbo() => super::turbo::decode(reader, self.pixels(), path.factor(), channels),
             DecodePath::ScaledJpeg { denominator } => scaled(reader, denominator, channels),
             _ if self.adobe_rgb => scaled(reader, 1, channels),
-            _ => whole(reader, self.pixels(), channels),
+            _ => whole(reader, self.first_scan, self.pixels(), channels),
         }
     }
 }
@@ -237,7 +241,37 @@ impl Layout {
 const SCALED_STATE: u64 = 64 * 1024;
 const WHOLE_STATE: u64 = 128 * 1024;
 
-fn whole(reader: Reader, pixels: Pixels, channels: usize) -> Result<Image, String> {
+/// Whether the image's end marker is there. zune-jpeg does not notice when just the last row of blocks is cut.
+fn ends(reader: &mut Reader, first_scan: u64) -> io::Result<bool> {
+    const END: [u8; 2] = [0xff, 0xd9];
+    let mut last = [0; 2];
+    let length = reader.seek(SeekFrom::End(-2))?;
+    reader.read_exact(&mut last)?;
+    if last == END && length >= first_scan {
+        return Ok(true);
+    }
+    // Something follows the image, as a second one does in a multi-picture file.
+    reader.seek(SeekFrom::Start(first_scan))?;
+    let mut after_ff = false;
+    loop {
+        let piece = reader.fill_buf()?;
+        if piece.is_empty() {
+            return Ok(false);
+        }
+        if (after_ff && piece[0] == END[1]) || piece.windows(2).any(|pair| pair == END) {
+            return Ok(true);
+        }
+        after_ff = piece[piece.len() - 1] == END[0];
+        let length = piece.len();
+        reader.consume(length);
+    }
+}
+
+fn whole(mut reader: Reader, first_scan: u64, pixels: Pixels, channels: usize) -> Result<Image, String> {
+    if !ends(&mut reader, first_scan).map_err(|e| e.to_string())? {
+        return Err("the JPEG is cut short: it has no end marker".into());
+    }
+    reader.rewind().map_err(|e| e.to_string())?;
     let colours = if pixels == Pixels::Gray { ColorSpace::Luma } else { ColorSpace::RGB };
     let sides = usize::from(u16::MAX);
     // Strict: a file that is cut short is an error, not an image that is gray at the bottom.

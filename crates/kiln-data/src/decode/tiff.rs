@@ -1,6 +1,6 @@
-use std::io::{Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 
-use ::tiff::decoder::{Decoder, Limits, TiffCodingUnit};
+use ::tiff::decoder::{ChunkType, Decoder, Limits, TiffCodingUnit};
 use ::tiff::tags::{CompressionMethod, PlanarConfiguration, SampleFormat, Tag};
 use ::tiff::{ColorType, TiffError};
 
@@ -20,6 +20,8 @@ pub(super) struct Layout {
     pixels: Result<Pixels, String>,
     /// Rows and columns of a chunk.
     chunk: [usize; 2],
+    /// Rows and columns of a chunk that are within the image.
+    filled: [usize; 2],
     /// Chunks in the file.
     count: usize,
     pub(super) samples: usize,
@@ -30,6 +32,13 @@ pub(super) struct Layout {
 
 /// Reads the first directory. Source: TIFF 6.0; the BigTIFF design of libtiff.
 pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
+    check_directory(reader).map_err(|error| match error {
+        Damage::Io(e) => reason(e.into()),
+        Damage::Count { tag, count, most } => {
+            format!("tag {tag} of the TIFF has {count} values, expected at most {most}")
+        }
+    })?;
+    reader.rewind().map_err(|e| e.to_string())?;
     let mut decoder = Decoder::new(reader).map_err(reason)?;
     let (width, height) = decoder.dimensions().map_err(reason)?;
     let layout = Layout::read(&mut decoder)?;
@@ -56,29 +65,81 @@ pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
     })
 }
 
+enum Damage {
+    Io(io::Error),
+    Count { tag: u16, count: u64, most: u64 },
+}
+
+impl From<io::Error> for Damage {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Checks how many values the tags of the first directory say to have: the decoder reads what its limit of 1 MiB lets
+/// through into values that take thirty times as much.
+fn check_directory(reader: &mut Reader) -> Result<(), Damage> {
+    let [mark, _, version, low] = take(reader)?;
+    let little = mark == b'I';
+    let big = version == 43 || low == 43;
+    let number = |bytes: &[u8]| {
+        let add = |sum, byte: &u8| sum << 8 | u64::from(*byte);
+        if little { bytes.iter().rev().fold(0, add) } else { bytes.iter().fold(0, add) }
+    };
+    if big {
+        take::<4>(reader)?;
+    }
+    let start = if big { number(&take::<8>(reader)?) } else { number(&take::<4>(reader)?) };
+    reader.seek(SeekFrom::Start(start))?;
+    let entries = if big { number(&take::<8>(reader)?) } else { number(&take::<2>(reader)?) };
+    for _ in 0..entries {
+        let (tag, count) = if big {
+            let entry: [u8; 20] = take(reader)?;
+            (number(&entry[..2]) as u16, number(&entry[4..12]))
+        } else {
+            let entry: [u8; 12] = take(reader)?;
+            (number(&entry[..2]) as u16, number(&entry[4..8]))
+        };
+        let most = match tag {
+            273 | 279 | 324 | 325 => 1 << 17, // strips and tiles
+            347 => 1 << 16,                   // tables of a JPEG
+            256..=259 | 262 | 274 | 277 | 278 | 284 | 317 | 322 | 323 | 338 | 339 | 530 => 1024,
+            _ => continue, // is not read
+        };
+        if count > most {
+            return Err(Damage::Count { tag, count, most });
+        }
+    }
+    Ok(())
+}
+
+fn take<const N: usize>(reader: &mut Reader) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    reader.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
 fn reason(error: TiffError) -> String {
     match error {
-        TiffError::IoError(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => "the TIFF ends too early".into(),
+        TiffError::IoError(e) if e.kind() == io::ErrorKind::UnexpectedEof => "the TIFF ends too early".into(),
         other => other.to_string(),
     }
 }
 
 impl Layout {
-    fn read<R: std::io::Read + Seek>(decoder: &mut Decoder<R>) -> Result<Self, String> {
+    fn read<R: Read + Seek>(decoder: &mut Decoder<R>) -> Result<Self, String> {
         let colour = decoder.colortype().map_err(reason)?;
         let (columns, rows) = decoder.chunk_dimensions();
         let unit = decoder.image_coding_unit_layout(TiffCodingUnit(0)).map_err(reason)?;
         let (bits, samples) = (usize::from(colour.bit_depth()), usize::from(colour.num_samples()));
         let (width, height) = decoder.dimensions().map_err(reason)?;
         let compression = decoder.find_tag_unsigned(Tag::Compression).map_err(reason)?;
-        let chunk = [rows.min(height), columns.min(width)].map(|side| side as usize);
+        let filled = [rows.min(height), columns.min(width)].map(|side| side as usize);
         Ok(Self {
             pixels: pixels(colour, unit.sample_format),
-            chunk: if decoder.get_chunk_type() == ::tiff::decoder::ChunkType::Tile {
-                [rows as usize, columns as usize]
-            } else {
-                chunk
-            },
+            // The rows of a strip may be given as 2^32 - 1.
+            chunk: if decoder.get_chunk_type() == ChunkType::Tile { [rows as usize, columns as usize] } else { filled },
+            filled,
             count: height.div_ceil(rows) as usize * width.div_ceil(columns) as usize,
             samples,
             bits,
@@ -99,18 +160,19 @@ impl Layout {
 
     /// Bytes that reading a chunk after the other takes, without what becomes of them.
     pub(super) fn chunk_bytes(&self) -> u64 {
-        let pixels = (self.chunk[0] * self.chunk[1]) as u64;
+        let pixels = (self.filled[0] * self.filled[1]) as u64;
+        let coded = (self.chunk[0] * self.chunk[1]) as u64;
         let row = (self.chunk[1] * self.samples * self.sample_bytes()) as u64;
         // A JPEG chunk is read whole, then decoded whole, before it is copied.
-        let inside = if self.jpeg { pixels * self.samples as u64 * 3 + 64 * row } else { 0 };
-        let decoded = (pixels * (self.samples * self.bits) as u64).div_ceil(8) + self.chunk[0] as u64;
+        let inside = if self.jpeg { coded * self.samples as u64 * 3 + 64 * row } else { 0 };
+        let decoded = (pixels * (self.samples * self.bits) as u64).div_ceil(8) + self.filled[0] as u64;
         decoded + inside + 2 * row + (self.count * 80) as u64 + STATE
     }
 
     /// Bytes that decoding takes at its peak, the pixels that come out among them.
     pub(super) fn bytes(&self, part: &Rect, factor: usize, channels: usize) -> u64 {
-        let rows = 3 * (self.chunk[1] * self.samples.max(channels)) as u64;
-        self.chunk_bytes() + rows + reduce::bytes(part.size(), channels, factor, self.chunk[0])
+        let rows = 3 * (self.filled[1] * self.samples.max(channels)) as u64;
+        self.chunk_bytes() + rows + reduce::bytes(part.size(), channels, factor, self.filled[0])
     }
 
     /// Decodes the part that is wanted to 1 or 3 channels.
@@ -201,8 +263,8 @@ impl Chunks {
         let planar = decoder.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(reason)?;
         let places = match (layout.jpeg, decoder.get_chunk_type()) {
             (false, _) => None,
-            (true, ::tiff::decoder::ChunkType::Strip) => Some([Tag::StripOffsets, Tag::StripByteCounts]),
-            (true, ::tiff::decoder::ChunkType::Tile) => Some([Tag::TileOffsets, Tag::TileByteCounts]),
+            (true, ChunkType::Strip) => Some([Tag::StripOffsets, Tag::StripByteCounts]),
+            (true, ChunkType::Tile) => Some([Tag::TileOffsets, Tag::TileByteCounts]),
         };
         let places = match places {
             Some([offsets, lengths]) => {
@@ -276,7 +338,7 @@ impl Chunks {
     fn check_jpeg(&mut self, unit: usize, planes: usize) -> Result<(), String> {
         let Some([offsets, lengths]) = &self.places else { return Ok(()) };
         let per_plane = offsets.len() / planes.max(1);
-        let io = |e: std::io::Error| e.to_string();
+        let io = |e: io::Error| e.to_string();
         for chunk in (0..planes).map(|plane| unit + plane * per_plane) {
             let (Some(offset), Some(length)) = (offsets.get(chunk), lengths.get(chunk)) else {
                 return Err(format!("chunk {chunk} of the TIFF is missing"));

@@ -1,6 +1,6 @@
 //! Large images that are made without holding their pixels.
 
-#![allow(dead_code, reason = "each test binary uses some of it")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test binary uses some of it; a test fails by panicking")]
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -12,12 +12,14 @@ use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
 /// A row of pixels with something to see in it.
-pub fn row(y: usize, width: usize, samples: usize) -> Vec<u8> {
-    (0..width * samples).map(|i| ((i / samples / 7) as u8).wrapping_mul(11).wrapping_add((y / 5) as u8 * 3)).collect()
+pub(crate) fn row(y: usize, width: usize, samples: usize) -> Vec<u8> {
+    (0..width * samples)
+        .map(|i| ((i / samples / 7) as u8).wrapping_mul(11).wrapping_add(((y / 5) as u8).wrapping_mul(3)))
+        .collect()
 }
 
 /// A baseline JPEG of `width` columns without subsampling, one row of blocks that is repeated.
-pub fn jpeg(width: usize, blocks: usize, samples: usize) -> Vec<u8> {
+pub(crate) fn jpeg(width: usize, blocks: usize, samples: usize) -> Vec<u8> {
     let pixels: Vec<u8> = (0..8).flat_map(|y| row(y * 7, width, samples)).collect();
     let mut strip = vec![];
     let kind = if samples == 1 { ExtendedColorType::L8 } else { ExtendedColorType::Rgb8 };
@@ -28,7 +30,7 @@ pub fn jpeg(width: usize, blocks: usize, samples: usize) -> Vec<u8> {
 /// The JPEG with its rows of blocks, which must be restart intervals, repeated until there are `rows` of them.
 ///
 /// A restart interval starts from nothing, so that the same bytes stand for the same blocks wherever they are.
-pub fn taller(jpeg: &[u8], rows: usize, height: usize) -> Vec<u8> {
+pub(crate) fn taller(jpeg: &[u8], rows: usize, height: usize) -> Vec<u8> {
     let (mut out, mut at, mut width) = (jpeg[..2].to_vec(), 2, 0);
     let scan = loop {
         let (marker, length) = (jpeg[at + 1], usize::from(u16::from_be_bytes([jpeg[at + 2], jpeg[at + 3]])));
@@ -65,7 +67,7 @@ pub fn taller(jpeg: &[u8], rows: usize, height: usize) -> Vec<u8> {
 }
 
 /// An RGB PNG that is written row by row.
-pub fn png(path: &Path, height: usize, width: usize) {
+pub(crate) fn png(path: &Path, height: usize, width: usize) {
     let mut encoder = png::Encoder::new(BufWriter::new(File::create(path).unwrap()), width as u32, height as u32);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_compression(png::Compression::Fastest);
@@ -77,7 +79,7 @@ pub fn png(path: &Path, height: usize, width: usize) {
 }
 
 /// An RGB TIFF of deflated tiles, all of which are the same bytes of the file.
-pub fn tiff(path: &Path, height: usize, width: usize, side: usize) {
+pub(crate) fn tiff(path: &Path, height: usize, width: usize, side: usize) {
     let mut zlib = ZlibEncoder::new(vec![], Compression::fast());
     (0..side).for_each(|y| zlib.write_all(&row(y, side, 3)).unwrap());
     let tile = zlib.finish().unwrap();
@@ -87,6 +89,8 @@ pub fn tiff(path: &Path, height: usize, width: usize, side: usize) {
     let offsets = bits + 6;
     let lengths = offsets + 4 * tiles;
     let data = lengths + 4 * tiles;
+    // A single value stands in its entry itself.
+    let list = |at: usize, value: usize| if tiles == 1 { value } else { at };
     let entries = [
         (256, 4, 1, width),
         (257, 4, 1, height),
@@ -96,8 +100,8 @@ pub fn tiff(path: &Path, height: usize, width: usize, side: usize) {
         (277, 3, 1, 3),
         (322, 3, 1, side),
         (323, 3, 1, side),
-        (324, 4, tiles, offsets),
-        (325, 4, tiles, lengths),
+        (324, 4, tiles, list(offsets, data)),
+        (325, 4, tiles, list(lengths, tile.len())),
     ];
     let mut out = b"II\x2a\0\x08\0\0\0\x0a\0".to_vec();
     for (tag, kind, count, value) in entries {
