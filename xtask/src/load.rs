@@ -75,9 +75,6 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
     let above =
         resident.map_or(String::new(), |bytes| format!(", resident {:.1} MiB above the start", bytes as f64 / MIB));
     tracing::info!("peak: heap {:.1} MiB{above}", heap as f64 / MIB);
-    for report in &bad {
-        tracing::warn!("bad sample {}: {}", report.id, report.reason);
-    }
     if arguments.json {
         use std::io::Write;
         let line = json!({

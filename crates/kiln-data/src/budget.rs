@@ -30,6 +30,7 @@ struct Ledger {
     /// Of images: the most bytes, and those being decoded.
     image_limit: u64,
     decoding: u64,
+    image_peak: u64,
     peak: u64,
     waiting: BTreeSet<Turn>,
     arrivals: u64,
@@ -40,7 +41,16 @@ impl Ledger {
     fn new(limit: u64, wanted: u64) -> Self {
         let batch_limit = wanted.min(limit / 2);
         let image_limit = limit - batch_limit;
-        Self { batch_limit, queued: 0, image_limit, decoding: 0, peak: 0, waiting: BTreeSet::new(), arrivals: 0 }
+        Self {
+            batch_limit,
+            queued: 0,
+            image_limit,
+            decoding: 0,
+            image_peak: 0,
+            peak: 0,
+            waiting: BTreeSet::new(),
+            arrivals: 0,
+        }
     }
 
     fn admits_batch(&self, bytes: u64) -> bool {
@@ -63,6 +73,7 @@ impl Ledger {
 
     fn note_peak(&mut self) {
         self.peak = self.peak.max(self.queued + self.decoding);
+        self.image_peak = self.image_peak.max(self.decoding);
     }
 }
 
@@ -115,11 +126,20 @@ impl Budget {
         self.shared.freed.notify_all();
     }
 
-    /// Bytes in flight now, and the most there were.
-    pub(crate) fn in_flight(&self) -> (u64, u64) {
+    /// Bytes now, and the most there were.
+    pub(crate) fn in_flight(&self) -> InFlight {
         let ledger = self.ledger();
-        (ledger.queued + ledger.decoding, ledger.peak)
+        InFlight { bytes: ledger.queued + ledger.decoding, peak: ledger.peak, image_peak: ledger.image_peak }
     }
+}
+
+/// What a [`Budget`] is used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct InFlight {
+    pub(crate) bytes: u64,
+    pub(crate) peak: u64,
+    /// Of images alone.
+    pub(crate) image_peak: u64,
 }
 
 /// Room of a batch, given back when dropped.
@@ -194,9 +214,9 @@ mod tests {
         let batch = budget.try_queue(40, false).unwrap();
         assert!(budget.try_queue(20, false).is_none());
         let image = budget.decode(50, 0, &go_on).unwrap();
-        assert_eq!(budget.in_flight(), (90, 90));
+        assert_eq!(budget.in_flight(), InFlight { bytes: 90, peak: 90, image_peak: 50 });
         drop((batch, image));
-        assert_eq!(budget.in_flight(), (0, 90));
+        assert_eq!(budget.in_flight(), InFlight { bytes: 0, peak: 90, image_peak: 50 });
         drop(budget.try_queue(70, true).unwrap());
     }
 

@@ -2,6 +2,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use crate::budget::InFlight;
+
 /// What the time of making a batch is spent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -30,6 +32,8 @@ pub struct LoaderStats {
     pub bytes_in_flight: u64,
     /// The most of these there were.
     pub peak_bytes: u64,
+    /// The most there were of images alone.
+    pub peak_image_bytes: u64,
     /// Workers: opening files and reading headers.
     pub read_seconds: f64,
     /// Workers: decoding and resizing.
@@ -145,15 +149,16 @@ impl Counters {
         self.used.fetch_add(time.as_nanos() as u64, Relaxed);
     }
 
-    pub(crate) fn snapshot(&self, bad_samples: usize, (bytes_in_flight, peak_bytes): (u64, u64)) -> LoaderStats {
+    pub(crate) fn snapshot(&self, bad_samples: usize, in_flight: InFlight) -> LoaderStats {
         let seconds = |nanos: &AtomicU64| nanos.load(Relaxed) as f64 / 1e9;
         let stage = |stage: Stage| seconds(&self.stages[stage as usize]);
         LoaderStats {
             samples: self.samples.load(Relaxed),
             batches: self.batches.load(Relaxed),
             bad_samples: bad_samples as u64,
-            bytes_in_flight,
-            peak_bytes,
+            bytes_in_flight: in_flight.bytes,
+            peak_bytes: in_flight.peak,
+            peak_image_bytes: in_flight.image_peak,
             read_seconds: stage(Stage::Read),
             decode_seconds: stage(Stage::Decode),
             assemble_seconds: stage(Stage::Assemble),
@@ -171,13 +176,13 @@ mod tests {
     #[test]
     fn a_consumer_that_waits_is_told_so() {
         let counters = Counters::default();
-        let before = counters.snapshot(0, (0, 0));
+        let before = counters.snapshot(0, InFlight::default());
         assert_eq!((before.samples_per_second(), before.waiting()), (0.0, 0.0));
         counters.delivered(30);
         counters.waited(Duration::from_millis(500));
         counters.used(Duration::from_millis(1000));
         counters.timed(Stage::Decode, || std::thread::sleep(Duration::from_millis(2)));
-        let now = counters.snapshot(1, (5, 1 << 20)).since(&before);
+        let now = counters.snapshot(1, InFlight { bytes: 5, peak: 1 << 20, image_peak: 0 }).since(&before);
         assert_eq!(now.bottleneck(), Bottleneck::Loader);
         assert_eq!((now.samples, now.batches, now.bytes_in_flight), (30, 1, 5));
         let text = now.to_string();

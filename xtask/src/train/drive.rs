@@ -196,7 +196,10 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
         let sample_bytes = self.task.host_bytes(&sample) / self.task.samples(&sample).max(1) as u64;
         let batch_bytes = sample_bytes * run.batch_size as u64;
         profile.fixed_bytes += match on_heap {
-            true => run.bytes_in_flight(batch_bytes, self.data.train.batches()),
+            // The first batch was loaded: its images stand for all.
+            true => {
+                run.bytes_in_flight(batch_bytes, self.data.train.batches()) + self.data.train.stats().peak_image_bytes
+            }
             false => self.data.train.finished_bytes(batch_bytes),
         };
         let sample = self.task.repeated(&sample, 3);
