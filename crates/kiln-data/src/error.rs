@@ -119,6 +119,30 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A prediction for a tile came that was not the next.
+    #[error("tile {tile} of {tiles} came, expected tile {expected}: tiles are stitched in the order of their grid")]
+    TileOrder {
+        /// The tile that came.
+        tile: usize,
+        /// The one that was to come; `tiles` when all had come.
+        expected: usize,
+        /// Tiles of the image.
+        tiles: usize,
+    },
+    /// An image was to end before all of its tiles had come.
+    #[error("tile {tile} of {tiles} is missing")]
+    MissingTile {
+        /// The first one that did not come.
+        tile: usize,
+        /// Tiles of the image.
+        tiles: usize,
+    },
+    /// A tensor could not be read from its device.
+    #[error("cannot read a tensor from its device: {reason}")]
+    Device {
+        /// The backend's answer.
+        reason: String,
+    },
     /// The code that makes a batch panicked.
     #[error("batch {batch} of epoch {epoch}: the loading code panicked: {message}")]
     Panic {

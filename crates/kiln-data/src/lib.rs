@@ -3,6 +3,8 @@
 //! - **Images**: [`ImageFile`] decodes a file at the size that is needed, within a limit of bytes that is known
 //!   before a pixel is; [`Transform`] says what part of it. [`ImageSet`] is a directory per class, IDX or CIFAR-10;
 //!   [`Raster`] reads windows of large images.
+//! - **Large images**: a [`TileSet`] cuts them into tiles, with masks of class ids for segmentation, and a [`Stitch`] puts
+//!   the predictions together again.
 //! - **Text**: [`TextTokens`] are windows over tokens in memory or in a mapped [`TokenFile`], [`Documents`] texts of
 //!   different lengths, both through a [`Tokenizer`].
 //! - **Order**: a [`Sampler`] says which samples make a batch, for any number of replicas: a pure function of (seed,
@@ -58,6 +60,7 @@ mod sampler;
 mod stats;
 mod text;
 mod text_files;
+mod tiles;
 mod token_file;
 mod tokenizer;
 mod tokens;
@@ -87,6 +90,10 @@ pub use sampler::{Remainder, Replica, Sampler};
 pub use stats::{Bottleneck, LoaderStats, Stage};
 pub use text::{TextBatch, TextTokens, open_text, open_text_cached};
 pub use text_files::tokenize_files;
+pub use tiles::{
+    Blend, ClassIds, Classes, Stitch, TileArea, TileBatch, TileConfig, TileGrid, TilePlace, TileSet, TileTensors,
+    stitch,
+};
 pub use token_file::{TokenFile, TokenFileWriter};
 pub use tokenizer::{Bpe, Tokenizer, TokenizerKind};
 pub use transform::{Crop, Transform};

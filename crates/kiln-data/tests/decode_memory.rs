@@ -8,7 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-use kiln_data::{Area, DecodeOptions, DecodePath, ImageFile, Quality, Raster, Samples, View};
+use kiln_data::{
+    Area, DecodeOptions, DecodePath, Error, ImageFile, LoaderConfig, Order, Quality, Raster, Samples, TileBatch,
+    TileConfig, TileSet, View,
+};
 use kiln_memory::CountingAllocator;
 use tempfile::tempdir;
 
@@ -143,4 +146,46 @@ fn a_crop_takes_no_more_than_its_plan() {
         assert_eq!(image.pixels.len(), 224 * 224 * 3);
         assert!(took <= planned && planned <= took + took / 10 + MIB / 2, "planned {planned}, took {took}");
     }
+}
+
+#[test]
+fn a_window_takes_no_more_than_its_raster_says() {
+    let _alone = alone();
+    let root = tempdir().unwrap();
+    let [jpeg, png, tiff] = ["a.jpg", "a.png", "a.tif"].map(|name| root.path().join(name));
+    fs::write(&jpeg, large::jpeg(1500, 130, 3)).unwrap();
+    large::png(&png, 1000, 1500);
+    large::tiff(&tiff, 1000, 1500, 128);
+    let kinds = ["gray-16.png", "interlaced.png", "planar.tif", "tiles-jpeg.tif", "palette.gif", "orientation-6.jpg"];
+    for path in [jpeg, png, tiff].into_iter().chain(kinds.map(fixture)) {
+        let window = |limit| -> Result<usize, Error> {
+            let mut raster = Raster::open(&path, limit)?;
+            let [height, width] = [raster.height(), raster.width()].map(|side| side.min(500));
+            raster.window(0, 0, height, width)?;
+            Ok(raster.window_bytes(height, width) as usize)
+        };
+        let (said, took) = peak(|| window(1 << 40).unwrap());
+        println!("{}: {took} bytes, said {said}", path.display());
+        assert!(took <= said && said <= took + took / 10 + MIB / 2, "{}: {took} bytes, said {said}", path.display());
+        assert!(matches!(window(said as u64 - 1), Err(Error::TooLarge { .. })), "{}", path.display());
+    }
+}
+
+/// Two workers and four batches ahead of a consumer that holds one, from a tiled TIFF of a hundred megapixels.
+#[test]
+fn tiles_of_a_hundred_megapixels_stay_within_the_budget() {
+    let _alone = alone();
+    let root = tempdir().unwrap();
+    let path = root.path().join("a.tif");
+    large::tiff(&path, 8400, 12_000, 256);
+    let set = TileSet::new([&path], TileConfig { overlap: 32, ..TileConfig::new(512) }).unwrap();
+    assert_eq!(set.len(), 18 * 25);
+    let (order, budget) = (Order::Shuffled { seed: 2 }, 24 << 20);
+    let loader = TileBatch::loader(set, Some(2), LoaderConfig { order, budget, ..LoaderConfig::new(2) }).unwrap();
+    let (tiles, took) = peak(|| loader.epoch(0, 0).take(8).map(|batch| batch.unwrap().len()).sum::<usize>());
+    let stats = loader.stats();
+    println!("{tiles} tiles took {took} bytes, {} of the budget", stats.peak_bytes);
+    assert_eq!(tiles, 16);
+    // Beside what is budgeted: threads, and what the header of an open file says.
+    assert!(took <= budget as usize + 2 * MIB && stats.peak_bytes <= budget, "{took} bytes");
 }

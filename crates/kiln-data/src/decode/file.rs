@@ -77,14 +77,18 @@ impl ImageFile {
         Ok(self.reader)
     }
 
-    /// All pixels in the file's own order.
-    pub(super) fn whole(mut self, channels: usize, limit: u64) -> Result<Image, Error> {
+    /// The file with its image as it is stored: no orientation.
+    pub(super) fn as_stored(mut self) -> Self {
         [self.header.height, self.header.width] = self.header.stored_size();
         self.header.orientation = Default::default();
+        self
+    }
+
+    /// How all pixels are decoded.
+    pub(super) fn whole_plan(&self, channels: usize, limit: u64) -> Result<DecodePlan, Error> {
         let view = View::whole(self.header.height, self.header.width);
         let options = DecodeOptions { limit, oversized: Oversized::Refuse, quality: Quality::Exact };
-        let plan = self.planned(&view, channels, &options)?;
-        self.decode(&plan)
+        self.planned(&view, channels, &options)
     }
 
     /// What the file says about its image.

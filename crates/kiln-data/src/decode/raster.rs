@@ -7,7 +7,7 @@ use crate::{Error, Image};
 
 use super::file::{ImageFile, format_error};
 use super::header::{Header, Layout};
-use super::input::Reader;
+use super::input::{READER_BYTES, Reader};
 use super::plan::Rect;
 use super::tiff::{Chunks, Piece};
 
@@ -29,7 +29,7 @@ pub enum SampleType {
     F64,
 }
 
-/// Samples row by row, those of a pixel side by side.
+/// Samples of 8 bits, or as floats.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Samples {
@@ -42,7 +42,7 @@ pub enum Samples {
 /// A part of a [`Raster`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {
-    /// `[height, width, bands]`, flat.
+    /// `[height, width, bands]`, flat: row by row, the samples of a pixel side by side.
     pub samples: Samples,
     /// Rows.
     pub height: usize,
@@ -78,10 +78,11 @@ enum Source {
         reader: Box<Reader>,
         header: Box<Header>,
     },
-    /// Open, and then decoded.
+    /// Open, and then decoded, which takes `bytes`.
     Whole {
         file: Option<Box<ImageFile>>,
         image: Option<Image>,
+        bytes: u64,
     },
 }
 
@@ -122,7 +123,11 @@ impl Raster {
                 let reader = Box::new(file.into_reader()?);
                 (bands, kind, Source::Rows { reader, header: Box::new(header) })
             }
-            _ => (bands, eight, Source::Whole { file: Some(Box::new(file)), image: None }),
+            _ => {
+                let file = Box::new(file.as_stored());
+                let bytes = file.whole_plan(bands, u64::MAX)?.bytes();
+                (bands, eight, Source::Whole { file: Some(file), image: None, bytes })
+            }
         };
         Ok(Self { path, size, bands, sample_type, limit, source })
     }
@@ -147,6 +152,25 @@ impl Raster {
         self.sample_type
     }
 
+    /// An upper bound of the bytes that reading a window of `height` rows and `width` columns takes at its peak, its
+    /// samples among them.
+    pub fn window_bytes(&self, height: usize, width: usize) -> u64 {
+        let sample = if self.sample_type == SampleType::U8 { 1 } else { 4 };
+        let own = (height as u64).saturating_mul(width as u64).saturating_mul((self.bands * sample) as u64);
+        let reading = match &self.source {
+            Source::Chunks { bytes, .. } => *bytes,
+            Source::Rows { header, .. } => match &header.layout {
+                Layout::Png(layout) => layout.reading_bytes(self.size) + (width * self.bands * 2) as u64,
+                _ => 0,
+            },
+            Source::Whole { bytes, .. } => {
+                let image = (self.size[0] * self.size[1] * self.bands) as u64;
+                return (*bytes).max(image.saturating_add(own)).saturating_add(READER_BYTES);
+            }
+        };
+        own.saturating_add(reading + READER_BYTES)
+    }
+
     /// Reads `height` rows and `width` columns from row `top`, column `left`.
     ///
     /// # Errors
@@ -164,18 +188,11 @@ impl Raster {
         let part = Rect { top, left, bottom: top + height, right: left + width };
         let (bands, eight) = (self.bands, self.sample_type == SampleType::U8);
         let count = height * width * bands;
-        let own = (count * if eight { 1 } else { 4 }) as u64;
-        let reading = match &self.source {
-            Source::Chunks { bytes, .. } => *bytes,
-            Source::Rows { header, .. } => match &header.layout {
-                Layout::Png(layout) => layout.reading_bytes(self.size),
-                _ => 0,
-            },
-            Source::Whole { .. } => 0,
-        };
-        if own + reading > self.limit {
-            let (path, bytes, limit) = (self.path.clone(), own + reading, self.limit);
-            return Err(Error::TooLarge { path, height, width, bytes, limit });
+        let bytes = self.window_bytes(height, width);
+        if bytes > self.limit {
+            let whole = matches!(self.source, Source::Whole { .. });
+            let [height, width] = if whole { self.size } else { [height, width] };
+            return Err(Error::TooLarge { path: self.path.clone(), height, width, bytes, limit: self.limit });
         }
         let mut samples = if eight { Samples::U8(vec![0; count]) } else { Samples::F32(vec![0.0; count]) };
         let kind = self.sample_type;
@@ -193,9 +210,10 @@ impl Raster {
                 }
             }),
             Source::Rows { reader, header } => rows(reader, header, &part, put),
-            Source::Whole { file, image } => {
+            Source::Whole { file, image, .. } => {
                 if let Some(file) = file.take() {
-                    *image = Some(file.whole(bands, self.limit)?);
+                    let plan = file.whole_plan(bands, self.limit)?;
+                    *image = Some(file.decode(&plan)?);
                 }
                 let Some(image) = image else {
                     return Err(format_error(&self.path, "it could not be decoded before".into()));

@@ -1,0 +1,57 @@
+use std::f64::consts::PI;
+
+use serde::{Deserialize, Serialize};
+
+/// What a prediction counts where tiles overlap, along each side of its tile; the product of both is its weight. It is
+/// never 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Blend {
+    /// Falls from the middle of a tile to its edges in a straight line.
+    Linear,
+    /// Falls in a cosine, so that neither value nor slope jumps where a tile ends: the window of Hann, whose zeros lie half
+    /// a pixel outside of the tile.
+    #[default]
+    RaisedCosine,
+}
+
+impl Blend {
+    /// The weights of the `side` pixels along a tile, each in (0, 1], the same from both ends.
+    pub fn window(self, side: usize) -> Vec<f64> {
+        let weight = |pixel: usize| {
+            // Of the pixel's middle, from the nearer end.
+            let at = (pixel.min(side - 1 - pixel) as f64 + 0.5) / side as f64;
+            match self {
+                Self::Linear => 2.0 * at,
+                Self::RaisedCosine => (PI * at).sin().powi(2),
+            }
+        };
+        (0..side).map(weight).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_positive_symmetric_and_largest_in_the_middle() {
+        for side in [1, 2, 3, 64, 255, 65536] {
+            for blend in [Blend::Linear, Blend::RaisedCosine] {
+                let window = blend.window(side);
+                assert!(window.iter().all(|weight| *weight > 0.0 && *weight <= 1.0), "{blend:?} of {side}");
+                assert!(window.iter().eq(window.iter().rev()), "{blend:?} of {side}");
+                assert!(window[..side.div_ceil(2)].is_sorted(), "{blend:?} of {side}");
+            }
+        }
+    }
+
+    /// Two tiles that share half of their pixels need no normalising.
+    #[test]
+    fn windows_half_a_tile_apart_add_up_to_one() {
+        for blend in [Blend::Linear, Blend::RaisedCosine] {
+            let window = blend.window(32);
+            assert!((0..16).all(|pixel| (window[pixel] + window[pixel + 16] - 1.0).abs() < 1e-15), "{blend:?}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{BatchPlan, Error, Stage, Worker};
+
+use super::source::{Patch, Source};
+use super::{Classes, TileArea, TileGrid};
+
+/// How images are cut, and what reading a tile may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TileConfig {
+    /// Rows and columns of a tile, 1 to 65536.
+    pub tile: usize,
+    /// Rows or columns that neighbours share at least, below `tile`.
+    pub overlap: usize,
+    /// Bytes that reading one tile may take.
+    pub limit: u64,
+}
+
+impl TileConfig {
+    /// Tiles of `tile` rows and columns that do not overlap, each read within 512 MiB.
+    pub fn new(tile: usize) -> Self {
+        Self { tile, overlap: 0, limit: 512 << 20 }
+    }
+}
+
+/// Where a tile of a [`TileSet`] lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TilePlace {
+    /// Which image, counted from zero.
+    pub image: usize,
+    /// Which tile of the image's [`TileGrid`].
+    pub tile: usize,
+    /// The part of the image that it shows.
+    pub area: TileArea,
+}
+
+/// Tiles of one or several large images, with or without a mask of class ids for each. Tiles have consecutive ids, those
+/// of an image in the order of its [`TileGrid`].
+///
+/// Images are all that a [`Raster`](crate::Raster) reads, with the same number of bands; either all of them or none have
+/// 8-bit samples. Their files are opened for every tile: of a TIFF only the strips or tiles that touch it are decoded,
+/// a PNG down to the last row that is asked for, and other formats whole, so that **large images of other formats are
+/// best converted to tiled TIFF once**. Pixels lie as they are stored, whatever an orientation tag says.
+///
+/// A mask has its image's size and one band: a TIFF of unsigned samples of at most 16 bits, or a gray PNG of 8 or 16 bits.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use kiln_data::{
+///     Blend, Classes, LoaderConfig, Normalize, Order, Stitch, TileBatch, TileConfig, TileSet,
+/// };
+///
+/// # let fixtures = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/geotiff"));
+/// # let directory = tempfile::tempdir()?;
+/// let scene = fixtures.join("elevation.tif"); // 187x152 pixels, one band of 16 bits
+/// let mask = directory.path().join("mask.png");
+/// image::GrayImage::from_fn(152, 187, |x, _| image::Luma([if x < 20 { 255 } else { (x / 80) as u8 }])).save(&mask)?;
+///
+/// // To learn: pairs of image and mask, in random order, turned and mirrored at random.
+/// let classes = Classes { count: 2, ignore: Some(255) };
+/// let config = TileConfig { overlap: 16, ..TileConfig::new(64) };
+/// let set = TileSet::with_masks([(&scene, &mask)], classes, config)?;
+/// let loading = LoaderConfig { order: Order::Shuffled { seed: 7 }, ..LoaderConfig::new(4) };
+/// let loader = TileBatch::loader(set, Some(7), loading)?;
+/// let (device, normalize) = (Device::flex(), Normalize { mean: vec![3119.5], std: vec![300.0] });
+/// for batch in loader.epoch(0, 0).take(1) {
+///     let tiles = batch?.to_device(&normalize, &device)?;
+///     assert_eq!(tiles.images.dims(), [4, 1, 64, 64]);
+///     assert_eq!(tiles.masks.map(|masks| masks.dims()), Some([4, 64, 64]));
+///     assert_eq!(tiles.weights.dims(), [4, 64, 64]); // 0 where nothing is to be learnt
+/// }
+///
+/// // To predict: the same image in order, row by row into a file or wherever the closure says.
+/// let set = TileSet::new([&scene], config)?;
+/// let mut classified: Vec<Vec<u8>> = vec![];
+/// let row = |_y: usize, row: &[f32]| {
+///     let (ground, peak) = row.split_at(row.len() / 2); // [classes, width]
+///     classified.push(ground.iter().zip(peak).map(|(ground, peak)| u8::from(peak > ground)).collect());
+///     Ok(())
+/// };
+/// let mut stitch = Stitch::new(*set.grid(0), 2, Blend::RaisedCosine, row)?;
+/// let loader = TileBatch::loader(set, None, LoaderConfig::new(4))?;
+/// for batch in loader.epoch(0, 0) {
+///     let batch = batch?;
+///     let images = batch.to_device(&normalize, &device)?.images;
+///     let logits = images.repeat(&[1, 2, 1, 1]); // what a model says: [4, classes, 64, 64]
+///     stitch.add_batch(batch.ids[0], logits)?;
+/// }
+/// stitch.finish()?;
+/// assert_eq!((classified.len(), classified[0].len()), (187, 152));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct TileSet {
+    sources: Arc<[Source]>,
+    grids: Arc<[TileGrid]>,
+    /// The id of every image's first tile, and behind them the number of tiles.
+    firsts: Arc<[usize]>,
+    classes: Option<Classes>,
+    config: TileConfig,
+}
+
+impl TileSet {
+    /// Tiles of `images` without masks. Of every image the header is read, and no pixel.
+    ///
+    /// # Errors
+    /// [`Error::Read`] and [`Error::Format`] for a file that is gone, no image, or has other bands or samples than the
+    /// first; [`Error::TooLarge`] for one of which a tile takes more than the limit; [`Error::InvalidSetting`] for no
+    /// images and those of [`TileGrid::new`].
+    pub fn new(images: impl IntoIterator<Item = impl AsRef<Path>>, config: TileConfig) -> Result<Self, Error> {
+        Self::open(images.into_iter().map(|image| (image, None::<&Path>)), None, config)
+    }
+
+    /// Tiles of images, each with its mask. Of every file the header is read, and no pixel.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new); [`Error::Format`] for a mask of another size than its image or of what cannot be
+    /// class ids; [`Error::InvalidSetting`] for classes that are not 1 to 65536. That an id is no class is found when
+    /// a tile is read.
+    pub fn with_masks(
+        pairs: impl IntoIterator<Item = (impl AsRef<Path>, impl AsRef<Path>)>,
+        classes: Classes,
+        config: TileConfig,
+    ) -> Result<Self, Error> {
+        classes.check()?;
+        Self::open(pairs.into_iter().map(|(image, mask)| (image, Some(mask))), Some(classes), config)
+    }
+
+    fn open(
+        pairs: impl Iterator<Item = (impl AsRef<Path>, Option<impl AsRef<Path>>)>,
+        classes: Option<Classes>,
+        config: TileConfig,
+    ) -> Result<Self, Error> {
+        let TileConfig { tile, overlap, limit } = config;
+        TileGrid::new([1, 1], tile, overlap)?;
+        let (mut sources, mut grids, mut firsts) = (Vec::<Source>::new(), vec![], vec![0]);
+        for (image, mask) in pairs {
+            let source = Source::open(image.as_ref(), mask.as_ref().map(AsRef::as_ref), tile, limit)?;
+            if let Some(first) = sources.first() {
+                alike(first, &source)?;
+            }
+            let grid = TileGrid::new(source.facts.size, tile, overlap)?;
+            firsts.push(firsts[firsts.len() - 1] + grid.tiles());
+            sources.push(source);
+            grids.push(grid);
+        }
+        if sources.is_empty() {
+            return Err(Error::InvalidSetting { field: "images", value: "none".into(), expected: "at least one" });
+        }
+        Ok(Self { sources: sources.into(), grids: grids.into(), firsts: firsts.into(), classes, config })
+    }
+
+    /// Number of tiles, at least 1.
+    #[allow(clippy::len_without_is_empty, reason = "a set is never empty")]
+    pub fn len(&self) -> usize {
+        self.firsts[self.firsts.len() - 1]
+    }
+
+    /// Number of images.
+    pub fn images(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// The file of image `image`, below [`images`](Self::images).
+    pub fn path(&self, image: usize) -> &Path {
+        &self.sources[image].image
+    }
+
+    /// How image `image`, below [`images`](Self::images), is cut.
+    pub fn grid(&self, image: usize) -> &TileGrid {
+        &self.grids[image]
+    }
+
+    /// The ids of the tiles of image `image`, below [`images`](Self::images).
+    pub fn ids(&self, image: usize) -> Range<usize> {
+        self.firsts[image]..self.firsts[image + 1]
+    }
+
+    /// Where tile `id` lies, found in O(log [`images`](Self::images)).
+    ///
+    /// # Panics
+    /// When `id` is not below [`len`](Self::len).
+    pub fn place(&self, id: usize) -> TilePlace {
+        assert!(id < self.len(), "tile {id}, expected below {}", self.len());
+        let image = self.firsts.partition_point(|first| *first <= id) - 1;
+        let tile = id - self.firsts[image];
+        TilePlace { image, tile, area: self.grids[image].area(tile) }
+    }
+
+    /// Samples of a pixel.
+    pub fn bands(&self) -> usize {
+        self.sources[0].facts.bands
+    }
+
+    /// Whether samples are read as bytes, and not as floats.
+    pub fn is_eight_bit(&self) -> bool {
+        self.sources[0].facts.is_eight_bit()
+    }
+
+    /// The classes of its masks, if it has masks.
+    pub fn classes(&self) -> Option<Classes> {
+        self.classes
+    }
+
+    /// How its images are cut.
+    pub fn config(&self) -> &TileConfig {
+        &self.config
+    }
+
+    /// Reads tile `id` within the room of `worker`.
+    pub(super) fn read(&self, id: usize, plan: &BatchPlan, worker: &Worker) -> Result<Patch, Error> {
+        let place = self.place(id);
+        let source = &self.sources[place.image];
+        let limit = worker.image_limit();
+        if source.bytes > limit {
+            let (path, [height, width]) = (source.image.clone(), source.facts.size);
+            return Err(Error::TooLarge { path, height, width, bytes: source.bytes, limit });
+        }
+        let read = || worker.timed(Stage::Decode, || source.read(&place.area, self.classes.as_ref()));
+        worker.within(plan, source.bytes, read)
+    }
+}
+
+/// All images of a set fit one tensor, in the same units.
+fn alike(first: &Source, other: &Source) -> Result<(), Error> {
+    let (a, b) = (&first.facts, &other.facts);
+    if a.bands == b.bands && a.is_eight_bit() == b.is_eight_bit() {
+        return Ok(());
+    }
+    let expected = match a.is_eight_bit() {
+        true => "8-bit samples",
+        false => "samples that are not of 8 bits",
+    };
+    let path = first.image.display();
+    let reason = format!("{} bands of {:?}, expected {} of {expected} as '{path}'", b.bands, b.sample_type, a.bands);
+    Err(Error::format(&other.image, reason))
+}
