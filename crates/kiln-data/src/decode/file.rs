@@ -47,6 +47,10 @@ impl ImageFile {
     /// [`Format`](super::Format) or has a damaged header.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
+        // Opening a pipe would wait for somebody to write to it.
+        if !path.metadata().map_err(|e| Error::read(path, e))?.is_file() {
+            return Err(Error::format(path, "it is no regular file"));
+        }
         let file = File::open(path).map_err(|e| Error::read(path, e))?;
         Self::new(path.to_owned(), Input::File(file))
     }
@@ -163,5 +167,11 @@ fn gray_as_rgb(gray: Image) -> Image {
 }
 
 pub(super) fn format_error(path: &Path, reason: String) -> Error {
-    Error::format(path, reason.replace('\n', " "))
+    let reason = reason.replace('\n', " ");
+    // What libraries say when the data end too early.
+    let ends = ["failed to fill whole buffer", "Exhausted data", "unexpected end of file", "UnexpectedEof"];
+    match ends.iter().any(|text| reason.contains(text)) {
+        true => Error::format(path, format!("it is cut short ({reason})")),
+        false => Error::format(path, reason),
+    }
 }
