@@ -1,13 +1,12 @@
 //! Pages of a step, refused: the step is taken all the same, and its result is that of a step without failures.
 
-use kiln_models::GptConfig;
 use kiln_training::OptimizerConfig;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::pages::{self, Refuse};
+use crate::pages;
 use crate::run::{Then, Third};
-use crate::tasks::{Case, Images, Text};
+use crate::tasks::{Case, Images};
 
 /// How many steps are disturbed.
 struct Share {
@@ -35,12 +34,12 @@ where
 {
     let _one = pages::exclusive();
     let third = Third::new(case, optimizer);
-    let undisturbed = third.step(then, Refuse::Pages(&[]));
+    let undisturbed = third.step(then, &[]);
     assert_eq!((undisturbed.report.failures, undisturbed.count.refused), (0, 0));
     let plan = plan(undisturbed.count.seen, share);
     let (mut failed, mut alike, mut in_update) = (0, 0, 0);
     for numbers in &plan {
-        let done = third.step(then, Refuse::Pages(numbers));
+        let done = third.step(then, numbers);
         let context = format!("refused {numbers:?} of {}, {:?}", undisturbed.count.seen, done.count);
         assert!(done.count.refused > 0, "{context}");
         done.assert_as(&undisturbed, &context);
@@ -60,47 +59,12 @@ fn net(batch_norm: bool) -> Images {
     Images { samples: 8, side: 8, channels: 4, batch_norm }
 }
 
-fn gpt() -> Text {
-    Text { samples: 4, config: GptConfig { vocab: 16, context: 8, layers: 1, heads: 2, width: 16, dropout: 0.0 } }
-}
-
 #[test]
 fn a_net_with_batch_norm_in_the_same_split() {
     every_page(&net(true), OptimizerConfig::sgd(), Then::Again, &Share { singles: 10, pairs: 4 });
 }
 
 #[test]
-fn a_gpt_in_the_same_split() {
-    every_page(&gpt(), OptimizerConfig::adamw(), Then::Again, &Share { singles: 10, pairs: 4 });
-}
-
-#[test]
 fn a_net_in_smaller_micro_batches() {
     every_page(&net(false), OptimizerConfig::sgd(), Then::Smaller, &Share { singles: 5, pairs: 2 });
-}
-
-#[test]
-fn a_gpt_in_smaller_micro_batches() {
-    every_page(&gpt(), OptimizerConfig::adamw(), Then::Smaller, &Share { singles: 5, pairs: 2 });
-}
-
-/// Not single pages, but all beyond so much: the step comes to micro-batches that fit.
-#[test]
-fn memory_for_a_part_of_the_step() {
-    let _one = pages::exclusive();
-    let case = net(false);
-    let third = Third::new(&case, OptimizerConfig::sgd());
-    let undisturbed = third.step(Then::Smaller, Refuse::Pages(&[]));
-    let (base, peak) = (undisturbed.count.before, undisturbed.count.peak);
-    let mut parts = vec![];
-    for percent in [100, 70, 20] {
-        let cap = base + (peak - base) * percent / 100;
-        let done = third.step(Then::Smaller, Refuse::Beyond(cap));
-        let context = format!("{percent} %: {:?}", done.count);
-        done.assert_as(&undisturbed, &context);
-        assert!(done.count.peak <= cap, "{context}");
-        assert_eq!(done.report.failures > 0, percent < 100, "{context}");
-        parts.push(done.report.micro_batches);
-    }
-    assert!(parts.is_sorted() && parts[0] == 1 && parts[1] > 1 && parts[2] >= parts[1], "{parts:?}");
 }
