@@ -177,10 +177,17 @@ impl TextFiles {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use proptest::prelude::*;
     use tempfile::tempdir;
 
     use super::*;
+
+    static TOKENIZERS: LazyLock<[Tokenizer; 2]> = LazyLock::new(|| {
+        let bpe = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/bpe");
+        [Tokenizer::Bytes, Tokenizer::bpe(bpe).unwrap()]
+    });
 
     proptest! {
         #[test]
@@ -198,11 +205,10 @@ mod tests {
             let cuts = [from, to].map(|at| files.character_boundary(at as u64).unwrap() as usize);
             prop_assert_eq!(cuts, [from, to].map(|at| text.floor_char_boundary(at)));
             let (from, to) = (cuts[0].min(cuts[1]), cuts[0].max(cuts[1]));
-            let bpe = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/bpe");
-            for tokenizer in [Tokenizer::Bytes, Tokenizer::bpe(bpe).unwrap()] {
+            for tokenizer in TOKENIZERS.iter() {
                 for range in [0..text.len(), from..to] {
                     let (mut ids, bytes) = (vec![], range.start as u64..range.end as u64);
-                    files.encode(bytes, &tokenizer, |more| {
+                    files.encode(bytes, tokenizer, |more| {
                         ids.extend_from_slice(more);
                         Ok(())
                     }).unwrap();

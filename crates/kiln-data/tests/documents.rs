@@ -27,6 +27,7 @@ fn host(batch: &DocumentBatch) -> [Vec<i64>; 3] {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))] // each may flush a file to the disk
     #[test]
     fn rows_are_documents_and_the_rest_is_masked(
         documents in documents(), ids in prop::collection::vec(any::<prop::sample::Index>(), 1..9), from_file: bool,

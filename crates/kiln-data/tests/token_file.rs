@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use kiln_data::{BatchPlan, Error, TextBatch, TextTokens, TokenFile, TokenFileWriter};
 use proptest::prelude::*;
@@ -20,15 +21,8 @@ fn read(file: &TokenFile) -> Result<Vec<u32>, Error> {
     file.read(0..file.len(), &mut ids).map(|()| ids)
 }
 
-/// The bytes of a file of 20 ids in a vocabulary of 1000.
-fn small() -> Vec<u8> {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("small");
-    write(&path, 1000, &(0..20).map(|at| at * 49).collect::<Vec<_>>());
-    fs::read(path).unwrap()
-}
-
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))] // each flushes a file to the disk
     #[test]
     fn ids_are_read_back(
         ids in prop::collection::vec(any::<u32>(), 0..200), vocab in 1usize..1 << 32, from in 0usize..200, to in 0usize..200,
@@ -51,11 +45,22 @@ proptest! {
         prop_assert_eq!(fs::metadata(&path).unwrap().len(), 48 + (width * ids.len()) as u64);
     }
 
+}
+
+/// The bytes of a file of 20 ids in a vocabulary of 1000.
+static SMALL: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("small");
+    write(&path, 1000, &(0..20).map(|at| at * 49).collect::<Vec<_>>());
+    fs::read(path).unwrap()
+});
+
+proptest! {
     #[test]
     fn changed_bytes_are_an_error_when_opened_or_verified(changes in prop::collection::vec((0usize..88, 1u8..), 1..4)) {
-        let mut bytes = small();
+        let mut bytes = SMALL.clone();
         changes.iter().for_each(|(at, change)| bytes[*at] ^= change);
-        prop_assume!(bytes != small());
+        prop_assume!(bytes != *SMALL);
         if let Ok(file) = TokenFile::from_bytes(bytes) {
             prop_assert!(changes.iter().any(|(at, _)| *at >= 48), "a header that changed was accepted");
             prop_assert!(file.verify().is_err());
@@ -67,7 +72,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_an_error_or_a_file(bytes in prop::collection::vec(any::<u8>(), 0..200), as_header: bool) {
-        let bytes = if as_header { [&small()[..40], &bytes].concat() } else { bytes };
+        let bytes = if as_header { [&SMALL[..40], &bytes].concat() } else { bytes };
         if let Ok(file) = TokenFile::from_bytes(bytes) {
             let _ = (read(&file), file.verify());
         }
@@ -77,7 +82,7 @@ proptest! {
 #[test]
 fn every_truncation_is_an_error() {
     let folder = tempdir().unwrap();
-    let (path, whole) = (folder.path().join("cut"), small());
+    let (path, whole) = (folder.path().join("cut"), SMALL.clone());
     for length in 0..whole.len() {
         assert!(TokenFile::from_bytes(whole[..length].to_vec()).is_err(), "{length} bytes were accepted");
         fs::write(&path, &whole[..length]).unwrap();
@@ -97,7 +102,7 @@ fn signed(mut bytes: Vec<u8>) -> Vec<u8> {
 #[test]
 fn what_is_wrong_is_said() {
     let changed = |at: usize, with: &[u8]| {
-        let mut bytes = small();
+        let mut bytes = SMALL.clone();
         bytes[at..at + with.len()].copy_from_slice(with);
         bytes
     };
