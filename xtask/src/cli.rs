@@ -301,7 +301,7 @@ pub(crate) struct Dist {
 
 #[derive(Args)]
 pub(crate) struct Fuzz {
-    /// Which targets: jpeg, png, tiff, other, raster, idx, cifar [default: all of them, one after the other]
+    /// Which targets: jpeg, png, tiff, other, raster, idx, cifar, state, tokens [default: all of them, one after the other]
     #[arg(value_name = "TARGET")]
     pub(crate) targets: Vec<String>,
     /// Seconds for each target

@@ -10,7 +10,7 @@ use crate::cli::Fuzz;
 use crate::usage::Usage;
 
 /// Every target, and where its first inputs are.
-const TARGETS: [(&str, &[&str]); 7] = [
+const TARGETS: [(&str, &[&str]); 9] = [
     ("jpeg", &["fixtures/images"]),
     ("png", &["fixtures/images"]),
     ("tiff", &["fixtures/images", "fixtures/geotiff"]),
@@ -18,6 +18,8 @@ const TARGETS: [(&str, &[&str]); 7] = [
     ("raster", &["fixtures/geotiff", "fixtures/images"]),
     ("idx", &["fuzz/seeds/idx"]),
     ("cifar", &["fuzz/seeds/cifar"]),
+    ("state", &["fuzz/seeds/state"]),
+    ("tokens", &["fuzz/seeds/tokens"]),
 ];
 
 pub(crate) fn run(arguments: &Fuzz) -> Result<()> {
