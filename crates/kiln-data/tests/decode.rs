@@ -1,6 +1,6 @@
 //! Images of every format and kind against what Pillow makes of them (fixtures/images/record.py).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking; figures are shown on demand")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! What decoding takes, by an allocator that counts: little for large images, and never more than was planned.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking; figures are shown on demand")]
 
 mod large;
 

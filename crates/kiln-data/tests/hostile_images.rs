@@ -205,7 +205,8 @@ fn tiff_of(entries: &[(u16, u16, u32, u32)], next: u32, data: &[u8]) -> Vec<u8> 
     tiff
 }
 
-/// A gray TIFF in one strip; the entries given replace those of the same tag.
+/// A gray TIFF in one strip; the entries given replace those of the same tag, and take them away
+/// when their type is 0.
 fn gray_tiff(width: u32, height: u32, other: &[(u16, u16, u32, u32)], next: u32, data: &[u8]) -> Vec<u8> {
     let mut entries = vec![(256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)];
     entries.extend([
@@ -216,7 +217,9 @@ fn gray_tiff(width: u32, height: u32, other: &[(u16, u16, u32, u32)], next: u32,
     ]);
     for entry in other {
         entries.retain(|(tag, ..)| *tag != entry.0);
-        entries.push(*entry);
+        if entry.1 != 0 {
+            entries.push(*entry);
+        }
     }
     entries.sort();
     tiff_of(&entries, next, data)
@@ -244,6 +247,9 @@ fn tiff_directories_that_lie() {
     assert_error(&gray_tiff(30, 20, &[(258, 3, 400_000, 8)], 0, &[8; 900_000]), "400000 values, expected at most 1024");
     assert_error(&gray_tiff(30, 20, &[(258, 3, 1, 33)], 0, &pixels), "damaged");
     assert_error(&gray_tiff(30, 20, &[(259, 3, 1, 34_712)], 0, &pixels), "damaged");
+    let tiles =
+        [(273, 0, 0, 0), (279, 0, 0, 0), (322, 4, 1, u32::MAX), (323, 4, 1, u32::MAX), (324, 4, 1, 8), (325, 4, 1, 9)];
+    assert_error(&gray_tiff(30, 20, &tiles, 0, &pixels), "damaged");
     // Floats are no picture, but a raster.
     assert_error(&gray_tiff(5, 5, &[(258, 3, 1, 32), (339, 3, 1, 3)], 0, &pixels), "a Raster reads it");
     let floats = gray_tiff(5, 5, &[(258, 3, 1, 32), (339, 3, 1, 3)], 0, &pixels);

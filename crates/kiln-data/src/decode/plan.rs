@@ -239,7 +239,7 @@ mod tests {
             let rect = Rect::around(&area, target, factor, size);
             let support = [0, 1].map(|i| ([height, width][i] / target[i] as f64).max(factor as f64));
             prop_assert!(rect.bottom <= size[0] && rect.right <= size[1]);
-            prop_assert!(rect.top % factor == 0 && rect.left % factor == 0);
+            prop_assert!(rect.top.is_multiple_of(factor) && rect.left.is_multiple_of(factor));
             prop_assert!(rect.top as f64 <= (area.top - support[0]).max(0.0));
             prop_assert!(rect.bottom as f64 >= (area.top + height + support[0]).min(size[0] as f64));
             prop_assert!(rect.left as f64 <= (area.left - support[1]).max(0.0));

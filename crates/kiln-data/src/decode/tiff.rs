@@ -134,11 +134,15 @@ impl Layout {
         let (bits, samples) = (usize::from(colour.bit_depth()), usize::from(colour.num_samples()));
         let (width, height) = decoder.dimensions().map_err(reason)?;
         let compression = decoder.find_tag_unsigned(Tag::Compression).map_err(reason)?;
+        let tiled = decoder.get_chunk_type() == ChunkType::Tile;
+        if tiled && (rows as usize).checked_mul(columns as usize).is_none_or(|pixels| pixels > header::MAX_PIXELS) {
+            return Err(format!("tiles of {rows}x{columns} pixels, expected at most 2^40 in all"));
+        }
         let filled = [rows.min(height), columns.min(width)].map(|side| side as usize);
         Ok(Self {
             pixels: pixels(colour, unit.sample_format),
             // The rows of a strip may be given as 2^32 - 1.
-            chunk: if decoder.get_chunk_type() == ChunkType::Tile { [rows as usize, columns as usize] } else { filled },
+            chunk: if tiled { [rows as usize, columns as usize] } else { filled },
             filled,
             count: height.div_ceil(rows) as usize * width.div_ceil(columns) as usize,
             samples,
