@@ -5,7 +5,7 @@ use std::sync::Arc;
 /// Bytes of an image, from a file or from memory, read in pieces of 32 KiB.
 pub(super) type Reader = BufReader<Input>;
 
-const PIECE: usize = 32 * 1024;
+pub(super) const PIECE: usize = 32 * 1024;
 
 /// Bytes that reading itself takes.
 pub(super) const READER_BYTES: u64 = PIECE as u64;

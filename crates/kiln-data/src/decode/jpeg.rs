@@ -9,6 +9,7 @@ use crate::Image;
 use super::colour::Pixels;
 use super::header::{self, Format, Header};
 use super::input::Reader;
+use super::scan_reader::ScanReader;
 use super::{DecodePath, Orientation};
 
 /// What a frame header says of how the samples are coded.
@@ -286,7 +287,7 @@ fn whole(mut reader: Reader, first_scan: u64, pixels: Pixels, channels: usize) -
 }
 
 fn scaled(reader: Reader, denominator: usize, channels: usize) -> Result<Image, String> {
-    let mut decoder = jpeg_decoder::Decoder::new(ScanLimit { reader, after_ff: false, scans: 0 });
+    let mut decoder = jpeg_decoder::Decoder::new(ScanReader::new(reader));
     decoder.read_info().map_err(|e| e.to_string())?;
     let info = decoder.info().ok_or("the JPEG has no frame header")?;
     let sides = [info.width, info.height].map(|side| side.div_ceil(denominator as u16));
@@ -302,28 +303,4 @@ fn scaled(reader: Reader, denominator: usize, channels: usize) -> Result<Image, 
     drop(decoder);
     pixels.convert_in_place(&mut image, channels);
     Ok(Image { pixels: image, height: usize::from(info.height), width: usize::from(info.width), channels })
-}
-
-/// Scans of a progressive JPEG; encoders write about ten. Each may cost a pass over all coefficients.
-pub(super) const MAX_SCANS: usize = 100;
-
-/// Ends the input when it holds more than [`MAX_SCANS`] start-of-scan markers, which jpeg-decoder does not count.
-struct ScanLimit {
-    reader: Reader,
-    after_ff: bool,
-    scans: usize,
-}
-
-impl Read for ScanLimit {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.reader.read(buffer)?;
-        for byte in &buffer[..length] {
-            self.scans += usize::from(self.after_ff && *byte == 0xda);
-            self.after_ff = *byte == 0xff;
-        }
-        match self.scans > MAX_SCANS {
-            true => Err(io::Error::other(format!("more than {MAX_SCANS} scans"))),
-            false => Ok(length),
-        }
-    }
 }

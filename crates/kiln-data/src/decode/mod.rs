@@ -13,6 +13,7 @@ mod png;
 mod raster;
 mod reduce;
 mod resample;
+mod scan_reader;
 mod tiff;
 #[cfg(feature = "turbo")]
 mod turbo;

@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use super::header::{Header, Layout};
 use super::input::READER_BYTES;
-use super::{Area, View, jpeg, reduce, resample};
+use super::{Area, Orientation, View, jpeg, reduce, resample};
 
 /// How an image is made smaller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,9 +170,11 @@ pub(super) fn plan(
         let decoded = part.size().map(|side| side.div_ceil(path.factor()));
         let smaller = within(&area, &part, path.factor());
         let source = (decoded[0] * decoded[1] * kept) as u64;
-        let resizing = source + resample::bytes(&smaller, decoded[1], target, kept);
-        // A turned copy, then gray as RGB.
-        let finishing = (target[0] * target[1] * (kept + channels)) as u64;
+        let resizing = source + resample::bytes(&smaller, decoded, target, kept);
+        // A turned copy, then gray as RGB, where there are such.
+        let turned = header.orientation != Orientation::default() || view.flip;
+        let copy = if kept != channels { channels } else { usize::from(turned) * kept };
+        let finishing = (target[0] * target[1] * (kept + copy)) as u64;
         let bytes = decoding.max(resizing).max(finishing) + READER_BYTES;
         if bytes <= options.limit {
             return Ok(DecodePlan { path, bytes, view: *view, channels, kept, part });

@@ -164,8 +164,8 @@ impl Raster {
                 _ => 0,
             },
             Source::Whole { bytes, .. } => {
-                let image = (self.size[0] * self.size[1] * self.bands) as u64;
-                return (*bytes).max(image.saturating_add(own)).saturating_add(READER_BYTES);
+                // The first window decodes the image, which stays.
+                return bytes.saturating_add(own);
             }
         };
         own.saturating_add(reading + READER_BYTES)

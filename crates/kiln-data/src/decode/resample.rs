@@ -7,7 +7,7 @@ use super::Area;
 
 /// The area of `image`, whose channels are 1 or 3, at `[height, width]`, none of which is zero.
 pub(super) fn crop_resize(image: Image, area: &Area, [height, width]: [usize; 2]) -> Image {
-    if *area == Area::whole(image.height, image.width) && [image.height, image.width] == [height, width] {
+    if stays(area, [image.height, image.width], [height, width]) {
         return image;
     }
     let kind = if image.channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
@@ -23,6 +23,11 @@ pub(super) fn crop_resize(image: Image, area: &Area, [height, width]: [usize; 2]
     Image { pixels: target.into_vec(), height, width, channels: image.channels }
 }
 
+/// Whether there is nothing to do.
+fn stays(area: &Area, source: [usize; 2], target: [usize; 2]) -> bool {
+    *area == Area::whole(source[0], source[1]) && source == target
+}
+
 /// The part of `[first, first + length]` inside of `[0, size]`.
 fn clamp(first: f64, length: f64, size: usize) -> [f64; 2] {
     let first = first.clamp(0.0, size as f64);
@@ -30,10 +35,13 @@ fn clamp(first: f64, length: f64, size: usize) -> [f64; 2] {
 }
 
 /// Bytes that [`crop_resize`] takes besides the image it is given, the result among them.
-pub(super) fn bytes(area: &Area, source_width: usize, [height, width]: [usize; 2], channels: usize) -> u64 {
+pub(super) fn bytes(area: &Area, source: [usize; 2], [height, width]: [usize; 2], channels: usize) -> u64 {
+    if stays(area, source, [height, width]) {
+        return 0;
+    }
     let support = |length: f64, size: usize| (length / size as f64).max(1.0).ceil() as u64;
     // The vertical pass comes first and reads the columns that the horizontal one will need.
-    let columns = (area.width.ceil() as u64 + 2 * support(area.width, width) + 2).min(source_width as u64);
+    let columns = (area.width.ceil() as u64 + 2 * support(area.width, width) + 2).min(source[1] as u64);
     let between = columns * height as u64 * channels as u64;
     // A weight is kept as an f64, then as 16 bits; each result has its bounds.
     let weights = |length: f64, size: usize| size as u64 * ((2 * support(length, size) + 1) * 10 + 64);

@@ -6,7 +6,7 @@ use crate::Image;
 
 use super::colour::Pixels;
 use super::input::Reader;
-use super::jpeg::MAX_SCANS;
+use super::scan_reader::MAX_SCANS;
 
 /// Decodes a gray or RGB JPEG through libjpeg-turbo, which wants all of the file in memory.
 pub(super) fn decode(mut reader: Reader, pixels: Pixels, denominator: usize, channels: usize) -> Result<Image, String> {

@@ -121,7 +121,8 @@ impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
             return Err(Error::InvalidSetting { field: "prediction", value, expected: "[B, classes, tile, tile]" });
         }
         let data = predictions.try_into_data().map_err(|e| Error::Device { reason: e.to_string() })?;
-        let values = data.convert::<f32>().try_into_vec::<f32>().map_err(|e| Error::Device { reason: e.to_string() })?;
+        let values =
+            data.convert::<f32>().try_into_vec::<f32>().map_err(|e| Error::Device { reason: e.to_string() })?;
         let mut tiles = values.chunks_exact(classes * side * side).enumerate();
         tiles.try_for_each(|(i, prediction)| self.add(first + i, prediction))
     }
