@@ -82,7 +82,7 @@ impl ImageFile {
     }
 
     /// The file with its image as it is stored: no orientation.
-    pub(super) fn as_stored(mut self) -> Self {
+    pub(super) fn into_stored(mut self) -> Self {
         [self.header.height, self.header.width] = self.header.stored_size();
         self.header.orientation = Default::default();
         self

@@ -124,7 +124,7 @@ impl Raster {
                 (bands, kind, Source::Rows { reader, header: Box::new(header) })
             }
             _ => {
-                let file = Box::new(file.as_stored());
+                let file = Box::new(file.into_stored());
                 let bytes = file.whole_plan(bands, u64::MAX)?.bytes();
                 (bands, eight, Source::Whole { file: Some(file), image: None, bytes })
             }
