@@ -86,7 +86,7 @@ fn folder() -> (TempDir, BTreeSet<PathBuf>) {
         }
         let locked = class.join("locked.png");
         fs::write(&locked, png(8, 8)).unwrap();
-        fs::set_permissions(&locked, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).unwrap();
         if fs::read(&locked).is_err() {
             bad.insert(locked); // root may read it
         } else {
