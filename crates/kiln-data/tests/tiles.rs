@@ -11,7 +11,7 @@ use kiln_data::{
     BadSamples, Blend, ClassIds, Classes, Error, LoaderConfig, Normalize, Order, Raster, Samples, Stitch, TileBatch,
     TileConfig, TileSet, stitch,
 };
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
 use tempfile::tempdir;
 
 fn fixture(name: &str) -> PathBuf {
@@ -62,7 +62,8 @@ fn a_predictor_that_says_its_input_gives_back_the_image_bit_for_bit() {
     let bytes = fs::read(fixture("geotiff/expected.safetensors")).unwrap();
     let recorded = SafeTensors::deserialize(&bytes).unwrap();
     let photos = ["rgb.png", "gray-16.png", "planar.tif", "tiles-deflate.tif", "baseline-420.jpg"];
-    for name in TERRAIN.into_iter().map(str::to_owned).chain(photos.map(|name| format!("images/{name}"))) {
+    let geo = TERRAIN.into_iter().chain(["geotiff/colour.tif"]).map(str::to_owned);
+    for name in geo.chain(photos.map(|name| format!("images/{name}"))) {
         let path = fixture(&name);
         let (expected, [bands, height, width]) = whole(&path);
         let cuts = match name.as_str() {
@@ -80,10 +81,14 @@ fn a_predictor_that_says_its_input_gives_back_the_image_bit_for_bit() {
         let Some(file) = name.strip_prefix("geotiff/") else { continue };
         // As tifffile reads it: 40 rows and 50 columns from row 70, column 60.
         let tensor = recorded.tensor(file).unwrap();
-        assert_eq!((tensor.shape(), bands), (&[40, 50, 1][..], 1));
-        let values = tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-        for (i, value) in values.enumerate() {
-            assert_eq!(expected[(70 + i / 50) * width + 60 + i % 50], value, "{name} at {i}");
+        assert_eq!(tensor.shape(), [40, 50, bands]);
+        let values: Vec<f32> = match tensor.dtype() {
+            Dtype::U8 => tensor.data().iter().map(|byte| f32::from(*byte)).collect(),
+            _ => tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        };
+        for (i, value) in values.into_iter().enumerate() {
+            let ([y, x], band) = ([70 + i / bands / 50, 60 + i / bands % 50], i % bands);
+            assert_eq!(expected[(band * height + y) * width + x], value, "{name} at {i}");
         }
     }
 }
