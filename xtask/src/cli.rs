@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Check,
     /// Go through a folder of images, or a packed data set, and say how fast it loads and where the time goes
     Load(Load),
+    /// Measure what Kiln costs: whole training steps against burn's own loop, their memory, and single functions
+    Bench(Bench),
     /// Feed random and damaged files to everything that reads files, each target for a while; needs cargo-fuzz and nightly
     Fuzz(Fuzz),
     /// Pack the program and its fixtures into dist/*.tar.zst for a machine without Rust
@@ -341,4 +343,48 @@ pub(crate) struct Load {
     /// End stdout with one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Cases of a pipeline take turns, each in a process of its own.
+#[derive(Args)]
+pub(crate) struct Bench {
+    /// Only these: resnet, gpt, function, or a case as --list names it [default: all of them]
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Name all cases, measure nothing
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Print the results as one JSON object in place of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Compare with earlier results; the exit status is 1 when a figure got worse
+    #[arg(long, value_name = "FILE")]
+    pub(crate) baseline: Option<PathBuf>,
+    /// What counts as worse: by more than this, and beyond the quartiles of both
+    #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
+    pub(crate) threshold: f64,
+    /// Take the same steps with PyTorch, in turn with Kiln; the Python is KILN_PYTHON or python3
+    #[arg(long)]
+    pub(crate) peers: bool,
+    /// Show where time and bytes of a step go, by phase, block and operation
+    #[arg(long, conflicts_with_all = ["baseline", "peers", "json", "out"])]
+    pub(crate) profile: bool,
+    /// Where to write the results [default: benches/results/cpu.json when everything is measured]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Three rounds, to see that all works; the figures are rough
+    #[arg(long, conflicts_with = "rounds")]
+    pub(crate) quick: bool,
+    /// Turns that each case gets [default: 30]
+    #[arg(long, value_name = "N")]
+    pub(crate) rounds: Option<u32>,
+    /// flex (the CPU), or cuda:N
+    #[arg(long, default_value = "flex")]
+    pub(crate) device: String,
+    /// Put the committed results into README.md and docs/, measure nothing
+    #[arg(long, exclusive = true)]
+    pub(crate) readme: bool,
+    /// Run one case in this process, a turn for each line on stdin
+    #[arg(long, value_name = "NAME", hide = true)]
+    pub(crate) case: Option<String>,
 }

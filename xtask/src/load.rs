@@ -1,6 +1,5 @@
 //! `cargo xtask load`: how fast a data set of images loads, and what that takes.
 
-use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
@@ -12,11 +11,10 @@ use serde_json::json;
 
 use crate::HEAP;
 use crate::cli::Load;
+use crate::process::{Resident, processor_seconds};
 use crate::train::checkpointing::parse_bytes;
 use crate::usage::Usage;
 
-/// Clock ticks per second in /proc/PID/stat, the same on every Linux that Rust supports.
-const TICKS: f64 = 100.0;
 const MIB: f64 = (1 << 20) as f64;
 
 pub(crate) fn run(arguments: &Load) -> Result<()> {
@@ -97,37 +95,4 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
 fn open(path: &Path) -> Result<ImageSet, kiln_data::Error> {
     let halves = || open_images(path).map(|data| data.train);
     if path.join("train").is_dir() { halves() } else { ImageSet::folder(path).or_else(|_| halves()) }
-}
-
-/// User and system time of this process.
-fn processor_seconds() -> Option<f64> {
-    let text = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in parentheses may hold anything; the state is the first field after it.
-    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
-    let user: f64 = fields.nth(11)?.parse().ok()?;
-    let system: f64 = fields.next()?.parse().ok()?;
-    Some((user + system) / TICKS)
-}
-
-/// The highest resident memory since a moment, where the operating system tells.
-struct Resident {
-    start: Option<u64>,
-}
-
-impl Resident {
-    fn start() -> Self {
-        // Has the maximum start again from what is resident now.
-        let reset = fs::write("/proc/self/clear_refs", "5").is_ok();
-        Self { start: if reset { status("VmRSS") } else { None } }
-    }
-
-    fn above_start(&self) -> Option<u64> {
-        Some(status("VmHWM")?.saturating_sub(self.start?))
-    }
-}
-
-fn status(field: &str) -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }

@@ -12,6 +12,7 @@ mod fuzz;
 mod load;
 mod memory;
 mod plan;
+mod process;
 mod profile;
 mod train;
 mod usage;

@@ -1,0 +1,136 @@
+//! Single functions, each in its process.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use burn::tensor::{Device, Tensor};
+use kiln_checkpointing::{ChainCost, Cost, Plan, solve};
+use kiln_data::{ImageBatch, LoaderConfig, Order, Transform, open_images};
+use kiln_memory::{BackendProfile, Recorder};
+use kiln_models::{Gpt, GptConfig};
+use kiln_precision::{Policy, Precision};
+use kiln_recovery::Probe;
+use kiln_training::{OptimizerConfig, ScheduleConfig, StepSettings, record};
+
+use super::case::Function;
+use super::child::{Footprint, Turn, serve, timed};
+use crate::process::{Resident, living_threads_seconds, processor_seconds};
+use crate::train::checkpointing::Checkpointed;
+use crate::train::gpt::Predict;
+use crate::{HEAP, fixtures};
+
+/// Calls the function when it is told to.
+pub(crate) fn run(function: Function, device: &str) -> Result<ExitCode> {
+    let device = crate::device::open(device)?;
+    let mut resident = Resident::start();
+    let (calls, mut call) = prepared(function, &device)?;
+    call()?;
+    resident.reset_peak();
+    // Threads that load end with their epoch, and only the process remembers their time.
+    let processor = if function == Function::Load { processor_seconds } else { living_threads_seconds };
+    let turn = || {
+        HEAP.reset_peak();
+        let before = HEAP.live_bytes();
+        let (done, seconds, used) = timed(processor, || (0..calls).try_for_each(|_| call()));
+        done?;
+        Ok(Turn {
+            seconds: seconds / f64::from(calls),
+            processor_seconds: used.map(|used| used / f64::from(calls)),
+            peak_bytes: HEAP.peak_bytes().saturating_sub(before) as u64,
+            counts: true,
+            failures: 0,
+            micro_batches: 1,
+        })
+    };
+    serve(turn, || Footprint { resident_bytes: resident.above_start(), reserved_bytes: None })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+type Call = Box<dyn FnMut() -> Result<()>>;
+
+/// How often it is called in a turn, and the function with what it needs.
+fn prepared(function: Function, device: &Device) -> Result<(u32, Call)> {
+    Ok(match function {
+        Function::Load => (1, load()?),
+        Function::Solve => (1, solving()),
+        Function::Probe => (200, probe(device)),
+        Function::Record => (1, recording()?),
+    })
+}
+
+fn load() -> Result<Call> {
+    let set = open_images(fixtures::directory()?.join("fashion-mnist"))?.train;
+    let images = set.len();
+    let config = LoaderConfig { order: Order::Shuffled { seed: 1 }, workers: 2, ..LoaderConfig::new(64) };
+    let loader = ImageBatch::loader(set, Transform::training(28, 0.6), 1, config)?;
+    let mut epoch = 0;
+    Ok(Box::new(move || {
+        epoch += 1;
+        let mut loaded = 0;
+        for batch in loader.epoch(epoch, 0) {
+            loaded += batch?.len();
+        }
+        ensure!(loaded == images, "{loaded} of {images} images");
+        Ok(())
+    }))
+}
+
+/// A chain in which hardly two blocks are alike.
+fn chain() -> ChainCost {
+    let block = |i: u64| Cost {
+        input: (1 + i * 7919 % 13) << 18,
+        saved: (8 + i * 104_729 % 37) << 19,
+        workspace: (i * 31 % 5) << 18,
+        gradients: (i * 17 % 9) << 16,
+        forward: 1e-3 * (1 + i * 1_299_709 % 11) as f64,
+    };
+    ChainCost { blocks: (0..1000).map(block).collect(), ..ChainCost::default() }
+}
+
+fn solving() -> Call {
+    let costs = chain();
+    Box::new(move || {
+        let plain = costs.simulate(&Plan::none(costs.blocks.len()))?.peak;
+        let plan = solve(&costs, plain / 10 * 6)?;
+        ensure!(plan.recomputed() > 0, "60 % of the peak need no plan");
+        Ok(())
+    })
+}
+
+fn probe(device: &Device) -> Call {
+    let tensors: Vec<_> = (0..100).map(|_| Tensor::<2>::ones([256, 256], device)).collect();
+    Box::new(move || {
+        let mut probe = Probe::new();
+        for tensor in &tensors {
+            probe.add(tensor);
+        }
+        Ok(probe.finish()?)
+    })
+}
+
+fn recording() -> Result<Call> {
+    let config = GptConfig::tiny(256, 64);
+    let schedule = ScheduleConfig { peak: 1e-3, warmup: 0.0, floor: 1.0 };
+    let device = Device::flex().autodiff();
+    let settings = StepSettings {
+        max_norm: Some(1.0),
+        policy: Policy::new(Precision::F32).keep_norms(),
+        ..StepSettings::new(OptimizerConfig::adamw(), schedule, 1, device)
+    };
+    let (task, context) = (Predict::unmeasured(), config.context);
+    Ok(Box::new(move || {
+        let batch = |samples: usize| kiln_data::TextBatch {
+            tokens: vec![0; samples * (context + 1)],
+            shape: [samples, context + 1],
+            ids: vec![0; samples],
+        };
+        let build = |device: &Device| config.init(device).unwrap_or_else(|e| panic!("{e}"));
+        let trace = record(&settings, false, build, |model: &Gpt, recorder: &Recorder| {
+            task.recorded(model, &batch(recorder.batch()), recorder)
+        })?;
+        let prediction = black_box(trace.predict(8, &BackendProfile::flex())?);
+        ensure!(prediction.peak_bytes > 0, "a step that takes nothing");
+        Ok(())
+    }))
+}
