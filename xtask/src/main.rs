@@ -1,5 +1,6 @@
 //! `cargo xtask`: trains and evaluates the reference models, and what maintainers run.
 
+mod bench;
 mod cache;
 mod check;
 mod cli;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Check => check::run().map(|()| ExitCode::SUCCESS),
         Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),
+        Command::Bench(command) => bench::run(&command),
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Dist(command) => dist::run(&command).map(|()| ExitCode::SUCCESS),
     };
