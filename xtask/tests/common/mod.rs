@@ -1,4 +1,5 @@
 //! Calling the program, and small data for it.
+#![allow(dead_code, reason = "each file of tests uses some of it")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
