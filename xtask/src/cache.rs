@@ -8,3 +8,10 @@ pub(crate) fn directory() -> Option<PathBuf> {
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
     Some(cache.join("kiln"))
 }
+
+/// Where compiled and tuned CUDA kernels are kept: beside the program in a bundle, so that they travel with it.
+#[cfg(feature = "cuda")]
+pub(crate) fn kernels() -> Option<PathBuf> {
+    let beside = crate::fixtures::bundle().map(|bundle| bundle.join("kernels"));
+    beside.or_else(|| Some(directory()?.join("kernels")))
+}

@@ -51,5 +51,26 @@ fn cuda(index: usize) -> Result<Device> {
     if index >= found {
         bail!(Usage(format!("there is no device 'cuda:{index}', expected cuda:0 to cuda:{}", found - 1)));
     }
+    keep_kernels();
     Ok(Device::cuda(index))
+}
+
+/// Has burn keep compiled kernels, and which of them are fastest, for the next run. A `cubecl.toml` is read as ever but for
+/// the place.
+#[cfg(feature = "cuda")]
+fn keep_kernels() {
+    use burn::cubecl::config::cache::CacheConfig;
+    use burn::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+
+    // Without a place the kernels are compiled again the next time.
+    let Some(directory) = crate::cache::kernels() else { return };
+    if let Err(error) = std::fs::create_dir_all(&directory) {
+        return tracing::debug!("cannot keep kernels in '{}': {error}", directory.display());
+    }
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    config.environment.path = CacheConfig::Directory(directory);
+    config.compilation.cache = true;
+    if !CubeClRuntimeConfig::try_set(config) {
+        tracing::debug!("CubeCL has its configuration already");
+    }
 }

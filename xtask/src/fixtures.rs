@@ -12,10 +12,20 @@ use crate::fetch::{FASHION_CLASSES, write_half};
 /// The fixtures: beside the program in a bundle, in the workspace otherwise.
 pub(crate) fn directory() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
-    let bundled = program.parent().map(|folder| folder.join("fixtures"));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures");
-    let found = bundled.into_iter().chain([source]).find(|path| path.is_dir());
+    let found = root().map(|root| root.join("fixtures"));
     found.with_context(|| format!("no directory 'fixtures' beside '{}'; give --data", program.display()))
+}
+
+/// What holds `fixtures/` and `benches/`: the bundle, or the workspace.
+pub(crate) fn root() -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    bundle().or_else(|| source.join("fixtures").is_dir().then_some(source))
+}
+
+/// The folder of a bundle that this program lies in.
+pub(crate) fn bundle() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    program.parent().filter(|folder| folder.join("fixtures").is_dir()).map(Path::to_owned)
 }
 
 /// Per class: the first 400 images for training and the first 100 for testing.
