@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Bench(Bench),
     /// Feed random and damaged files to everything that reads files, each target for a while; needs cargo-fuzz and nightly
     Fuzz(Fuzz),
+    /// Find out what this does on a GPU: a numbered list of checks and measurements, each in a process of its own
+    Gpu(Gpu),
     /// Pack the program and its fixtures into dist/*.tar.zst for a machine without Rust
     Dist(Dist),
 }
@@ -299,6 +301,39 @@ pub(crate) struct Dist {
     /// Leave out the CUDA backend
     #[arg(long)]
     pub(crate) no_cuda: bool,
+}
+
+/// All items take less than 9 minutes. What one finds is on disk when the next begins.
+#[derive(Args)]
+pub(crate) struct Gpu {
+    /// Numbers of items [default: all]
+    #[arg(value_name = "ITEM")]
+    pub(crate) items: Vec<usize>,
+    /// List the items, and do nothing
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// cuda:N, or flex (the CPU, at smaller sizes) to try the list itself
+    #[arg(long, default_value = "cuda:0")]
+    pub(crate) device: String,
+    /// Where results go; items that are there already and are not chosen stay
+    /// [default: benches/results/gpu/CARD-DATE; runs/gpu/flex-DATE on the CPU]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// The smallest sizes, to see that everything runs
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Python that has PyTorch, to compare with
+    #[arg(long, value_name = "PATH", default_value = "python3")]
+    pub(crate) python: PathBuf,
+    /// Only write docs/results.md anew from the results in benches/results/gpu
+    #[arg(long)]
+    pub(crate) page: bool,
+    /// Run the one item within this process
+    #[arg(long, hide = true)]
+    pub(crate) child: bool,
+    /// Train one curve within this process
+    #[arg(long, hide = true, value_name = "JSON")]
+    pub(crate) curve: Option<String>,
 }
 
 #[derive(Args)]

@@ -10,6 +10,7 @@ mod eval;
 mod fetch;
 mod fixtures;
 mod fuzz;
+mod gpu;
 mod load;
 mod memory;
 mod plan;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Bench(command) => bench::run(&command),
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
+        Command::Gpu(command) => gpu::run(&command),
         Command::Dist(command) => dist::run(&command).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| {

@@ -10,7 +10,7 @@ pub(crate) mod recorded;
 mod report;
 pub(crate) mod resnet;
 pub(crate) mod settings;
-mod watch;
+pub(crate) mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,0 +1,62 @@
+//! Memory of a card that something else has.
+
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result};
+use burn::tensor::{Device, Tensor};
+use kiln_memory::CardMemory;
+
+/// Sizes of the pieces, largest first.
+const PIECES: [u64; 6] = [4 << 30, 1 << 30, 256 << 20, 64 << 20, 16 << 20, 4 << 20];
+
+/// Tensors that take the memory of a card until they are dropped.
+///
+/// Every size of pieces lives on a thread, and so on a stream and in a pool, of its own: the pages of a pool are as large as
+/// its largest allocation, and those of the step must stay as they were.
+pub(crate) struct Ballast {
+    threads: Vec<(Sender<()>, JoinHandle<()>)>,
+    pub(crate) bytes: u64,
+}
+
+impl Ballast {
+    /// Takes what is free on NVIDIA card number `card`, but for about `leave` bytes.
+    pub(crate) fn fill(device: &Device, card: u32, leave: u64) -> Result<Self> {
+        let mut ballast = Self { threads: vec![], bytes: 0 };
+        for piece in PIECES {
+            let (told, tell) = channel();
+            let (release, released) = channel::<()>();
+            let device = device.clone();
+            let thread = std::thread::spawn(move || {
+                let mut held: Vec<Tensor<1>> = vec![];
+                while CardMemory::of_nvidia(card).is_some_and(|memory| memory.free >= leave + piece) {
+                    let tensor = Tensor::<1>::zeros([(piece / 4) as usize], &device);
+                    let written = device.sync().is_ok() && tensor.clone().narrow(0, 0, 1).try_into_data().is_ok();
+                    if !written {
+                        break;
+                    }
+                    held.push(tensor);
+                }
+                let _ = told.send(held.len() as u64 * piece);
+                // Ends when the sender is dropped.
+                let _ = released.recv();
+                drop(held);
+                let _ = device.sync();
+                device.memory_cleanup();
+                let _ = device.sync();
+            });
+            ballast.threads.push((release, thread));
+            ballast.bytes += tell.recv().context("a thread of the ballast ended early")?;
+        }
+        Ok(ballast)
+    }
+}
+
+impl Drop for Ballast {
+    fn drop(&mut self) {
+        for (release, thread) in self.threads.drain(..) {
+            drop(release);
+            let _ = thread.join();
+        }
+    }
+}

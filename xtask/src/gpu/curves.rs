@@ -1,0 +1,254 @@
+//! Item 3: both pipelines on the data in fixtures/, from the same weights, beside the same run on the CPU in f32.
+//!
+//! Every run is a process of its own, because a process opens one device. The reference runs beside those of the card.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use burn::tensor::Device;
+use kiln_models::Checkpoint;
+use kiln_precision::Precision;
+use kiln_training::{StepSettings, Task, Trainer, measure, step};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::context::{Context, last_json, wait_for};
+use super::measure::short;
+use crate::cli::{RunArgs, TrainGpt, TrainResnet};
+use crate::train::drive::{Init, Run, print_json};
+use crate::train::settings::Settings;
+use crate::train::{gpt, resnet};
+
+/// One run, on the command line of its process.
+#[derive(Serialize, Deserialize)]
+struct Request {
+    pipeline: String,
+    precision: Precision,
+    /// 0: only write the initial weights.
+    steps: u32,
+    weights: PathBuf,
+    /// Whether the model is measured at the end.
+    measured: bool,
+}
+
+/// What it did.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Curve {
+    losses: Vec<f64>,
+    skipped: u64,
+    figures: BTreeMap<String, f64>,
+    seconds: f64,
+}
+
+/// How far a curve is from the reference.
+#[derive(Debug, PartialEq)]
+struct Distance {
+    /// Of the first loss, relative.
+    first: f64,
+    /// The mean over all steps, relative.
+    mean: f64,
+    /// Of the mean of the last tenth, relative.
+    end: f64,
+}
+
+impl Distance {
+    fn between(losses: &[f64], reference: &[f64]) -> Option<Self> {
+        let relative = |a: f64, b: f64| (a - b).abs() / b.abs();
+        let average = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+        let last = reference.len() - reference.len().div_ceil(10).min(reference.len());
+        if losses.is_empty() || losses.len() != reference.len() {
+            return None;
+        }
+        let pairs = losses.iter().zip(reference);
+        Some(Self {
+            first: relative(losses[0], reference[0]),
+            mean: pairs.map(|(a, b)| relative(*a, *b)).sum::<f64>() / losses.len() as f64,
+            end: relative(average(&losses[last..]), average(&reference[last..])),
+        })
+    }
+
+    /// The first loss is the forward pass alone. What follows drifts apart by rounding; that it goes to the same place is
+    /// seen in the mean of the last steps.
+    fn tolerances(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => Self { first: 1e-3, mean: 0.02, end: 0.04 },
+            Precision::F16 => Self { first: 3e-3, mean: 0.03, end: 0.05 },
+            Precision::BF16 => Self { first: 1e-2, mean: 0.04, end: 0.06 },
+        }
+    }
+
+    fn is_within(&self, most: &Self) -> bool {
+        self.first <= most.first && self.mean <= most.mean && self.end <= most.end
+    }
+}
+
+pub(crate) fn run(context: &mut Context) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    for pipeline in ["gpt", "resnet"] {
+        context.part(pipeline, 10, |context| compare(context, pipeline, folder.path()));
+    }
+    Ok(())
+}
+
+fn compare(context: &mut Context, pipeline: &str, folder: &Path) -> Result<()> {
+    let steps = context.pick(200, 60, 6);
+    let measured = context.pick(true, true, false);
+    let weights = folder.join(format!("{pipeline}.safetensors"));
+    let request =
+        |precision, steps| Request { pipeline: pipeline.into(), precision, steps, weights: weights.clone(), measured };
+    let output = context.wait_for(&mut command("flex", &request(Precision::F32, 0))?)?;
+    ensure!(output.status.success(), "no initial weights: {}", String::from_utf8_lossy(&output.stderr));
+
+    let limit = context.left();
+    let mut reference = command("flex", &request(Precision::F32, steps))?;
+    let reference = std::thread::spawn(move || wait_for(&mut reference, limit));
+    let curves: Vec<(Precision, Result<Curve>)> = Precision::ALL
+        .into_iter()
+        .map(|precision| {
+            let output = command(&context.name, &request(precision, steps))
+                .and_then(|mut command| context.wait_for(&mut command));
+            (precision, output.and_then(|output| curve(&output)))
+        })
+        .collect();
+    let reference = reference.join().map_err(|_| anyhow!("the reference's thread panicked"))?;
+    let reference = reference.and_then(|output| curve(&output)).context("the reference on the CPU")?;
+    row(context, pipeline, "f32 on flex", &reference, None);
+    context.record.series(format!("{pipeline} f32 flex"), reference.losses.clone());
+    for (precision, curve) in curves {
+        let what = format!("{pipeline} in {precision}");
+        let curve = match curve {
+            Ok(curve) => curve,
+            Err(error) => {
+                context.record.check(what, false, format!("{error:#}"));
+                continue;
+            }
+        };
+        let distance = Distance::between(&curve.losses, &reference.losses).context("the curves differ in length")?;
+        row(context, pipeline, &format!("{precision} on {}", context.name), &curve, Some(&distance));
+        context.record.series(format!("{pipeline} {precision} {}", context.name), curve.losses.clone());
+        let most = Distance::tolerances(precision);
+        let says = format!(
+            "first loss {:.1e} off (of {}), all {:.1e} (of {}), the last tenth {:.1e} (of {})",
+            distance.first, most.first, distance.mean, most.mean, distance.end, most.end
+        );
+        context.record.check(what, distance.is_within(&most), says);
+    }
+    Ok(())
+}
+
+fn row(context: &mut Context, pipeline: &str, name: &str, curve: &Curve, distance: Option<&Distance>) {
+    let last = curve.losses.len().div_ceil(10).max(1);
+    let end = curve.losses.iter().rev().take(last).sum::<f64>() / last as f64;
+    let of = |pick: fn(&Distance) -> f64| distance.map(|distance| short(pick(distance)));
+    let figures: Vec<String> = curve.figures.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+    let cells = [
+        ("pipeline", json!(pipeline)),
+        ("run", json!(name)),
+        ("steps", json!(curve.losses.len())),
+        ("skipped", json!(curve.skipped)),
+        ("first loss", json!(curve.losses.first())),
+        ("mean of the last tenth", short(end)),
+        ("first: relative", json!(of(|d| d.first))),
+        ("all: relative", json!(of(|d| d.mean))),
+        ("last tenth: relative", json!(of(|d| d.end))),
+        ("measured", json!(figures.join(", "))),
+        ("seconds", short(curve.seconds)),
+    ];
+    context.record.row("Runs", &cells);
+}
+
+fn command(device: &str, request: &Request) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["gpu", "--device", device, "--curve", &serde_json::to_string(request)?]);
+    Ok(command)
+}
+
+fn curve(output: &Output) -> Result<Curve> {
+    last_json(output)
+}
+
+/// Trains a curve in this process and prints it.
+pub(crate) fn child(device: &str, request: &str) -> Result<ExitCode> {
+    let request: Request = serde_json::from_str(request)?;
+    let run = RunArgs {
+        device: Some(device.to_owned()),
+        precision: Some(request.precision.to_string()),
+        max_steps: Some(request.steps.max(1)),
+        ..RunArgs::default()
+    };
+    match request.pipeline.as_str() {
+        "resnet" => {
+            let (model, width, stem, image_size, decode, label_smoothing) = (None, None, None, None, None, None);
+            let arguments = TrainResnet { run, model, width, stem, image_size, decode, label_smoothing };
+            resnet::prepared(arguments, |run, device, _, init| train(&run, device, init, &request))
+        }
+        "gpt" => {
+            let arguments = TrainGpt { run, model: None, context: None, tokenizer: None, dropout: None };
+            gpt::prepared(arguments, |run, device, _, init| train(&run, device, init, &request))
+        }
+        other => bail!("there is no pipeline '{other}'"),
+    }
+}
+
+fn train<T: Task<Model: Checkpoint>, S: Settings>(
+    run: &Run<T, S>,
+    device: &Device,
+    init: Init<'_, T::Model>,
+    request: &Request,
+) -> Result<ExitCode> {
+    let device = device.clone().autodiff();
+    let settings = run.settings.run();
+    if request.steps == 0 {
+        device.seed(settings.seed);
+        init(&device)?.save_safetensors(&request.weights)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let steps = u64::from(request.steps);
+    let step_settings = StepSettings {
+        max_norm: settings.clip_norm,
+        policy: settings.policy(),
+        ..StepSettings::new(run.optimizer, run.schedule, steps, device.clone())
+    };
+    let model = init(&device)?.load_safetensors(&request.weights)?;
+    let mut trainer = Trainer::new(model, settings.seed, step_settings)?;
+    let mut curve = Curve::default();
+    let begun = Instant::now();
+    for batch in (0..).flat_map(|epoch| run.data.train.epoch(epoch, 0)).take(request.steps as usize) {
+        curve.losses.push(step(&run.task, &mut trainer, &batch?)?.loss);
+    }
+    device.sync()?;
+    curve.seconds = begun.elapsed().as_secs_f64();
+    curve.skipped = trainer.state().skipped;
+    if request.measured {
+        let figures = measure(&run.task, trainer.model(), &run.data.test, &device)?;
+        curve.figures = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    }
+    print_json(&serde_json::to_value(&curve)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_are_compared_at_their_beginning_over_all_and_at_their_end() {
+        let reference: Vec<f64> = (0..20).map(|step| 4.0 - 0.1 * f64::from(step)).collect();
+        let same = Distance::between(&reference, &reference).unwrap();
+        assert_eq!(same, Distance { first: 0.0, mean: 0.0, end: 0.0 });
+        let mut other = reference.clone();
+        other[0] *= 1.01;
+        other[19] *= 1.1;
+        let distance = Distance::between(&other, &reference).unwrap();
+        assert!((distance.first - 0.01).abs() < 1e-12 && (distance.mean - 0.0055).abs() < 1e-12);
+        assert!((0.04..0.06).contains(&distance.end), "{distance:?}");
+        assert!(!distance.is_within(&Distance::tolerances(Precision::F32)));
+        assert!(same.is_within(&Distance::tolerances(Precision::F32)));
+        assert_eq!(Distance::between(&other[1..], &reference), None);
+        let broken = Distance::between(&[f64::NAN; 20], &reference).unwrap();
+        assert!(!broken.is_within(&Distance::tolerances(Precision::BF16)));
+    }
+}

@@ -1,0 +1,270 @@
+//! Item 6: a step that memory runs out for, at its beginning, in its backward pass, in its update, and throughout.
+//!
+//! On a card the memory is really gone: tensors of other threads have it. On the CPU device, which ends the process when
+//! memory runs out, the failures are injected; that shows that the list runs, and nothing of a device.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, anyhow};
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use kiln_data::ImageBatch;
+use kiln_memory::Meter;
+use kiln_models::ResNet;
+use kiln_precision::Precision;
+use kiln_recovery::{Injector, Ladder, MicroBatch, MicroBatchConfig, Recovery, reclaim};
+use kiln_training::{Boundary, Guard, OptimizerConfig, StepReport, Task, Trainer, step};
+use serde_json::json;
+
+use super::ballast::Ballast;
+use super::context::{Context, caught};
+use super::measure::{MIB, Peak, difference, mib, parameters_of, settle, short};
+use super::messages::{self, Message};
+use super::models::{Images, classify, settings};
+use crate::HEAP;
+use crate::train::watch::Watch;
+
+/// The parameters of a recovered step, relative to those of the undisturbed one.
+const TOLERANCE: f64 = 1e-5;
+
+pub(crate) fn run(context: &mut Context) -> Result<()> {
+    let images = Images::new(context, "resnet18")?;
+    let batch = images.batch(context.pick(64, 16, 4));
+    let (device, plain) = (context.autodiff(), context.device.clone());
+    device.seed(1);
+    let model: ResNet = images.config.init(&device)?;
+    // Parameters that burn has put off are there from now on.
+    drop(parameters_of(&model)?);
+
+    // All sizes that may be needed are compiled and tuned while there is memory.
+    let mut size = batch.len();
+    while size > 0 {
+        let _ = step(&classify(), &mut trainer(&model, &device, size)?, &batch.slice(0..size))?;
+        size /= 2;
+    }
+    let peak = Peak::start(&plain, context.card());
+    let mut undisturbed = trainer(&model, &device, batch.len())?;
+    let report = step(&classify(), &mut undisturbed, &batch)?;
+    let need = peak.end().taken;
+    let expected = (report, parameters_of(undisturbed.model())?);
+    drop(undisturbed);
+    context.record.note(format!("the undisturbed step takes {:.0} MiB", need as f64 / MIB));
+
+    for boundary in [Boundary::CopyIn, Boundary::Forward, Boundary::Update] {
+        let name = match boundary {
+            Boundary::CopyIn => "before the forward pass",
+            Boundary::Forward => "before the backward pass",
+            _ => "before the update",
+        };
+        context.part(name, 6, |context| {
+            let guard = if context.on_cuda() { once(context, boundary) } else { injected(boundary) };
+            let mut trainer = trainer(&model, &device, batch.len())?;
+            trainer.watch(guard);
+            disturbed(context, name, &mut trainer, &batch, &expected)
+        });
+    }
+    context.part("throughout", 6, |context| throughout(context, &model, &batch, need, &expected));
+    if context.on_cuda() {
+        context.part("messages", 6, |context| texts(context, &model, &batch));
+    }
+    context.part("afterwards", 2, |context| {
+        settle(&plain);
+        let report = step(&classify(), &mut trainer(&model, &device, batch.len())?, &batch)?;
+        let says = format!("loss {} as in the undisturbed step, {}", report.loss, expected.0.loss);
+        context.record.check("the device is as before", (report.loss - expected.0.loss).abs() <= 1e-6, says);
+        Ok(())
+    });
+    Ok(())
+}
+
+fn trainer(model: &ResNet, device: &Device, samples: usize) -> Result<Trainer<ResNet>> {
+    let settings = settings(OptimizerConfig::sgd(), Precision::F32, device);
+    let mut trainer = Trainer::new(model.valid().train(), 0, settings)?;
+    let sizes = MicroBatch::new(MicroBatchConfig::new(samples))?;
+    trainer.recover(Recovery::new(device.clone(), sizes, Ladder::standard()));
+    Ok(trainer)
+}
+
+fn injected(boundary: Boundary) -> Guard {
+    let faults = Injector::calls([1]).only_at(boundary.name());
+    Box::new(move |boundary| faults.check(boundary.name()))
+}
+
+/// Takes all memory at the first `boundary`, and gives it back when the step is tried again: in the update after some chunks,
+/// because the first of them may find room in what is left of pages.
+fn once(context: &Context, boundary: Boundary) -> Guard {
+    enum State {
+        Armed,
+        Filled(Ballast, usize),
+        Done,
+    }
+    let (device, card) = (context.device.clone(), context.card().unwrap_or(0));
+    let state = Mutex::new(State::Armed);
+    Box::new(move |at| {
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = match std::mem::replace(&mut *state, State::Done) {
+            State::Armed if at == boundary => {
+                settle(&device);
+                match Ballast::fill(&device, card, 0) {
+                    Ok(ballast) => State::Filled(ballast, if boundary == Boundary::Update { 3 } else { 0 }),
+                    Err(error) => {
+                        tracing::warn!("{error:#}");
+                        State::Done
+                    }
+                }
+            }
+            State::Filled(ballast, left) if at == boundary || at == Boundary::CopyIn => match left {
+                0 => State::Done,
+                left => State::Filled(ballast, left - 1),
+            },
+            state => state,
+        };
+        Ok(())
+    })
+}
+
+type Expected = (StepReport, Vec<f32>);
+
+fn disturbed(
+    context: &mut Context,
+    name: &str,
+    trainer: &mut Trainer<ResNet>,
+    batch: &ImageBatch,
+    (undisturbed, parameters): &Expected,
+) -> Result<()> {
+    let report = step(&classify(), trainer, batch)?;
+    let found = difference(&parameters_of(trainer.model())?, parameters);
+    let cells = [
+        ("memory runs out", json!(name)),
+        ("failed attempts", json!(report.failures)),
+        ("micro-batches", json!(report.micro_batches)),
+        ("loss", json!(report.loss)),
+        ("undisturbed", json!(undisturbed.loss)),
+        ("parameters that differ", json!(found.differ)),
+        ("of", json!(parameters.len())),
+        ("relative difference", short(found.relative)),
+        ("seconds lost", short(report.lost_seconds)),
+    ];
+    context.record.row("Recovered steps", &cells);
+    let says = format!("{} failed attempts, expected at least 1", report.failures);
+    context.record.check(format!("{name}: memory ran out"), report.failures > 0, says);
+    let says = format!("relative difference of the parameters {:.1e} of {TOLERANCE:.0e}", found.relative);
+    context.record.check(format!("{name}: the same result"), found.relative <= TOLERANCE, says);
+    Ok(())
+}
+
+/// Memory stays short, so that the batch must be cut.
+fn throughout(
+    context: &mut Context,
+    model: &ResNet,
+    batch: &ImageBatch,
+    need: u64,
+    (undisturbed, parameters): &Expected,
+) -> Result<()> {
+    let (device, plain) = (context.autodiff(), context.device.clone());
+    let leave = need / 10 * 6;
+    let meter: &'static Meter = Box::leak(Box::new(Meter::of(&plain, &HEAP)));
+    let mut trainer = trainer(model, &device, batch.len())?;
+    let _ballast = match context.card() {
+        Some(card) => {
+            settle(&plain);
+            let ballast = Ballast::fill(&plain, card, leave)?;
+            context.record.note(format!("other tensors have {:.0} MiB", ballast.bytes as f64 / MIB));
+            Some(ballast)
+        }
+        None => {
+            // Nothing limits the heap: it is counted.
+            let watch: Arc<Watch> = Watch::new(meter, Injector::off(), Some(leave));
+            trainer.watch(watch.guard());
+            None
+        }
+    };
+    let report = step(&classify(), &mut trainer, batch)?;
+    let found = difference(&parameters_of(trainer.model())?, parameters);
+    let cells = [
+        (
+            "memory runs out",
+            json!(format!("throughout: {:.0} of {:.0} MiB are left", leave as f64 / MIB, need as f64 / MIB)),
+        ),
+        ("failed attempts", json!(report.failures)),
+        ("micro-batches", json!(report.micro_batches)),
+        ("loss", json!(report.loss)),
+        ("undisturbed", json!(undisturbed.loss)),
+        ("parameters that differ", json!(found.differ)),
+        ("of", json!(parameters.len())),
+        ("relative difference", short(found.relative)),
+        ("seconds lost", short(report.lost_seconds)),
+    ];
+    context.record.row("Recovered steps", &cells);
+    let says = format!("{} failed attempts, {} micro-batches", report.failures, report.micro_batches);
+    context.record.check("throughout: the batch is cut", report.failures > 0 && report.micro_batches > 1, says);
+    // Batch-norm sees micro-batches: the result is that of the smaller ones, which is close and not the same.
+    let finite = report.loss.is_finite() && found.most.is_finite();
+    context.record.check(
+        "throughout: the step is taken",
+        finite,
+        format!("loss {}, all parameters finite", report.loss),
+    );
+    Ok(())
+}
+
+/// What failures say, word by word, into `messages.toml`.
+fn texts(context: &mut Context, model: &ResNet, batch: &ImageBatch) -> Result<()> {
+    let (device, plain) = (context.autodiff(), context.device.clone());
+    let card = context.record.findings.provenance.card.clone();
+    let of = card.map_or_else(String::new, |card| format!("{}, driver {}", card.name, card.driver));
+    let mut found: Vec<Message> = vec![];
+    let mut keep = |what: &str, result: Result<()>| {
+        let text = result.err().map(|error| format!("{error:#}"));
+        found.extend(text.map(|text| Message::new(format!("seen on {of}: {what}"), text)));
+    };
+    // The device's own words.
+    let read = |tensor: Tensor<1>| tensor.try_into_data().map(drop).map_err(|error| anyhow!("{}", error.reason()));
+
+    keep("a tensor of 1 TiB, read", caught(|| read(Tensor::<1>::empty([1 << 38], &plain).narrow(0, 0, 1))));
+    reclaim(&plain);
+    settle(&plain);
+    let there = Tensor::<1>::ones([1 << 20], &plain);
+    plain.sync()?;
+    let ballast = Ballast::fill(&plain, context.card().context("no card")?, 0)?;
+    let large = || Tensor::<1>::zeros([1 << 28], &plain);
+    keep("zeros of 1 GiB on a full card, read", caught(|| read(large().narrow(0, 0, 1))));
+    keep("an operation on them", caught(|| read((large() * 2.0 + 1.0).narrow(0, 0, 1))));
+    keep("a sum of them", caught(|| read(large().sum())));
+    keep(
+        "into_data of them",
+        caught(|| {
+            drop(large().narrow(0, 0, 1).into_data());
+            Ok(())
+        }),
+    );
+    let square = || there.clone().repeat_dim(0, 256).reshape([1 << 14, 1 << 14]);
+    keep(
+        "a matrix product on a full card",
+        caught(|| read(square().matmul(square()).slice([0..1, 0..1]).reshape([1]))),
+    );
+    keep(
+        "an upload of 1 GiB to a full card",
+        caught(|| {
+            let data = burn::tensor::TensorData::new(vec![0f32; 1 << 28], [1 << 28]);
+            read(Tensor::<1>::from_data(data, &plain).narrow(0, 0, 1))
+        }),
+    );
+    let copy = model.valid().train();
+    keep("the loss of a ResNet on a full card", caught(|| read(classify().loss(&copy, batch, &device).inner())));
+    keep("sync after all of them", caught(|| Ok(plain.sync()?)));
+    drop((ballast, copy, there));
+    reclaim(&plain);
+
+    messages::write(context.record.folder(), &found)?;
+    for message in &found {
+        let cells = [("kind", json!(message.kind())), ("text", json!(super::context::one_line(message.text())))];
+        context.record.row("Messages, shortened; whole in messages.toml", &cells);
+    }
+    let unknown: Vec<&str> = found.iter().filter(|message| !message.is_recoverable()).map(Message::text).collect();
+    let says = format!("{} messages, {} that kiln-recovery does not know as such", found.len(), unknown.len());
+    context.record.check("failures are known by their messages", !found.is_empty() && unknown.is_empty(), says);
+    let freed = super::measure::used(context.card()).map(mib);
+    context.record.note(format!("MiB of the card that are in use when other tensors are gone: {freed:?}"));
+    Ok(())
+}

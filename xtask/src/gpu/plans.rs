@@ -1,0 +1,97 @@
+//! Item 4: one forward and backward pass under every kind of checkpoint plan.
+
+use anyhow::Result;
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use kiln_checkpointing::Plan;
+use serde_json::json;
+
+use super::context::Context;
+use super::measure::{Peak, difference, gradients_of, mib, quartiles, short, timed};
+use super::models::{Images, Text, classify, predict};
+use crate::train::checkpointing::Checkpointed;
+
+/// Gradients may differ by so much, relative to their norm, or by three times what two plain passes differ.
+const TOLERANCE: f64 = 1e-5;
+
+pub(crate) fn run(context: &mut Context) -> Result<()> {
+    let text = Text::new(context, 512);
+    let samples = context.pick(8, 4, 2);
+    context.part("decoder", 10, |context| {
+        let device = context.autodiff();
+        device.seed(1);
+        compare(context, &text.name, predict(), &text.config.init(&device)?, &text.batch(samples))
+    });
+    context.part("resnet", 10, |context| {
+        let images = Images::new(context, "resnet50")?;
+        let device = context.autodiff();
+        device.seed(1);
+        let samples = context.pick(32, 4, 2);
+        compare(context, &images.name, classify(), &images.config.init(&device)?, &images.batch(samples))
+    });
+    Ok(())
+}
+
+fn compare<T: Checkpointed>(
+    context: &mut Context,
+    name: &str,
+    mut task: T,
+    model: &T::Model,
+    batch: &T::Batch,
+) -> Result<()> {
+    let device = context.autodiff();
+    let (plain, card) = (context.device.clone(), context.card());
+    let blocks = task.blocks(model);
+    // From the one that takes least, because pages of a pool only grow; and the plain one twice, to see what passes differ by.
+    let plans = [
+        ("offload", Plan::offload(blocks, 1)?),
+        ("every:1", Plan::every(blocks, 1)?),
+        ("sqrt", Plan::sqrt(blocks, 1, 1)),
+        ("none", Plan::none(blocks)),
+        ("none, again", Plan::none(blocks)),
+    ];
+    let rounds = context.pick(5, 3, 1);
+    let mut seen: Vec<(&str, Vec<f32>)> = vec![];
+    let mut figures = vec![];
+    for (label, plan) in plans {
+        task.follow(vec![plan.clone()]);
+        // Batch-norm's running statistics move: those of a copy.
+        let copy = model.valid().train();
+        let pass = || {
+            let loss = task.loss(&copy, batch, &device);
+            Ok(GradientsParams::from_grads(loss.backward(), &copy))
+        };
+        drop(pass()?); // kernels are compiled and tuned
+        let peak = Peak::start(&plain, card);
+        let gradients = gradients_of(&copy, &pass()?);
+        let bytes = peak.end();
+        seen.push((label, gradients?));
+        let mut times = vec![];
+        for _ in 0..rounds {
+            times.push(timed(&plain, || pass().map(drop))?.1);
+        }
+        figures.push((label, plan.recomputed(), bytes, quartiles(times)));
+    }
+    let reference =
+        seen.iter().find(|(label, _)| *label == "none").map(|(_, values)| values.clone()).unwrap_or_default();
+    let differences: Vec<_> = seen.iter().map(|(label, values)| (*label, difference(values, &reference))).collect();
+    let noise = differences.last().map_or(0.0, |(_, difference)| difference.relative);
+    for ((label, recomputed, bytes, [low, median, high]), (_, difference)) in figures.into_iter().zip(differences) {
+        let cells = [
+            ("model", json!(name)),
+            ("plan", json!(label)),
+            ("blocks recomputed", json!(format!("{recomputed} of {blocks}"))),
+            ("gradients that differ", json!(difference.differ)),
+            ("of", json!(reference.len())),
+            ("relative difference", short(difference.relative)),
+            ("memory, MiB", mib(bytes.taken)),
+            ("ms", short(median)),
+            ("quartiles, ms", json!(format!("{low:.1} to {high:.1}"))),
+        ];
+        context.record.row("Plans", &cells);
+        let most = TOLERANCE.max(3.0 * noise);
+        let says = format!("relative difference {:.1e} of {most:.0e}", difference.relative);
+        context.record.check(format!("{name}: gradients under {label}"), difference.relative <= most, says);
+    }
+    Ok(())
+}

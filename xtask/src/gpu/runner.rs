@@ -1,0 +1,180 @@
+//! Starts the items, one process after the other, and sums up.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::ITEMS;
+use super::context::{Size, one_line, tail, wait_for};
+use super::findings::{Findings, Outcome};
+use super::provenance::{Provenance, index};
+use crate::cli::Gpu;
+use crate::train::directory::replace;
+
+/// What an item may take beyond its own time: to start, and to write what it has.
+const GRACE: u64 = 3;
+
+/// `summary.json`: all items of a directory, whenever they ran.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Summary {
+    /// Of the run that wrote it.
+    pub(crate) provenance: Provenance,
+    pub(crate) items: Vec<Line>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Line {
+    pub(crate) item: usize,
+    pub(crate) name: String,
+    pub(crate) outcome: Outcome,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    pub(crate) seconds: f64,
+    pub(crate) checks: usize,
+    pub(crate) passed: usize,
+    /// Of the item.
+    pub(crate) date: String,
+    pub(crate) revision: String,
+}
+
+pub(crate) fn run(arguments: &Gpu, chosen: &[usize]) -> Result<ExitCode> {
+    // An unknown device, or none, is one plain error and not one for each item. Nothing is made on the device here.
+    drop(crate::device::open(&arguments.device)?);
+    let provenance = Provenance::of(&arguments.device, Size::of(arguments));
+    let folder = match &arguments.out {
+        Some(folder) => folder.clone(),
+        None => default_folder(&provenance),
+    };
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make '{}'", folder.display()))?;
+    let begun = Instant::now();
+    for number in chosen {
+        let item = &ITEMS[number - 1];
+        tracing::info!("{number} {}: {}", item.name, item.title);
+        let findings = one(arguments, *number, &folder, &provenance)?;
+        summarize(&folder, &provenance)?;
+        let (passed, checks) = findings.score();
+        let reason = findings.reason.as_deref().map_or(String::new(), |reason| format!(": {reason}"));
+        tracing::info!(
+            "{number} {}: {}, {passed} of {checks} checks, {:.1} s{reason}",
+            item.name,
+            findings.outcome.name(),
+            findings.seconds
+        );
+    }
+    tracing::info!("{:.0} s; results in {}", begun.elapsed().as_secs_f64(), folder.display());
+    let summary = summarize(&folder, &provenance)?;
+    let good = |line: &&Line| matches!(line.outcome, Outcome::Pass | Outcome::Skipped);
+    let ran = || summary.items.iter().filter(|line| chosen.contains(&line.item));
+    let bad = ran().filter(|line| !good(line)).count();
+    tracing::info!("{} of {} items pass or are skipped", ran().count() - bad, ran().count());
+    Ok(if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs an item in a process of its own; whatever happens to that, its file says how it ended.
+fn one(arguments: &Gpu, number: usize, folder: &Path, provenance: &Provenance) -> Result<Findings> {
+    let path = Findings::path(folder, number);
+    if path.exists() {
+        std::fs::remove_file(&path).with_context(|| format!("cannot replace '{}'", path.display()))?;
+    }
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["gpu", "--child", &number.to_string(), "--device", &arguments.device]);
+    command.arg("--out").arg(folder).arg("--python").arg(&arguments.python);
+    if arguments.quick {
+        command.arg("--quick");
+    }
+    let begun = Instant::now();
+    let ended = wait_for(&mut command, Duration::from_secs(ITEMS[number - 1].seconds + GRACE));
+    let mut findings = Findings::read(&path).unwrap_or_else(|_| Findings::new(number, provenance.clone()));
+    let (outcome, reason) = match &ended {
+        Ok(output) => {
+            // Progress and panics, for whoever looks on.
+            eprint(&output.stderr);
+            if findings.outcome != Outcome::Unfinished {
+                return Ok(findings);
+            }
+            let said = one_line(&tail(&String::from_utf8_lossy(&output.stderr), 1500));
+            (Outcome::Died, format!("its process ended with {}: {said}", output.status))
+        }
+        Err(error) => (Outcome::TimedOut, format!("{error:#}")),
+    };
+    (findings.outcome, findings.reason) = (outcome, Some(reason));
+    findings.seconds = begun.elapsed().as_secs_f64();
+    findings.write(folder)?;
+    Ok(findings)
+}
+
+fn eprint(text: &[u8]) {
+    use std::io::Write;
+    // Nothing is left to do when stderr is closed.
+    let _ = std::io::stderr().write_all(text);
+}
+
+/// Results of a card are for keeping; those of the CPU only show that the list runs.
+fn default_folder(provenance: &Provenance) -> PathBuf {
+    let name = format!("{}-{}", provenance.machine(), provenance.date);
+    match index(&provenance.device) {
+        Some(_) => Path::new("benches/results/gpu").join(name),
+        None => Path::new("runs/gpu").join(name),
+    }
+}
+
+/// Writes `summary.json` of the items that are in `folder`.
+fn summarize(folder: &Path, provenance: &Provenance) -> Result<Summary> {
+    let items = all(folder).iter().map(line).collect();
+    let summary = Summary { provenance: provenance.clone(), items };
+    let mut text = serde_json::to_string_pretty(&summary)?;
+    text.push('\n');
+    replace(&folder.join("summary.json"), text.as_bytes())?;
+    Ok(summary)
+}
+
+/// The items of a directory of results, by their numbers.
+pub(crate) fn all(folder: &Path) -> Vec<Findings> {
+    (1..=ITEMS.len()).filter_map(|number| Findings::read(&Findings::path(folder, number)).ok()).collect()
+}
+
+fn line(findings: &Findings) -> Line {
+    let (passed, checks) = findings.score();
+    Line {
+        item: findings.item,
+        name: findings.name.clone(),
+        outcome: findings.outcome,
+        reason: findings.reason.clone(),
+        seconds: findings.seconds,
+        checks,
+        passed,
+        date: findings.provenance.date.clone(),
+        revision: findings.provenance.revision.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_a_card_and_of_the_cpu_are_kept_apart() {
+        let card = Provenance::example();
+        assert_eq!(default_folder(&card), Path::new("benches/results/gpu/example-gx-80-gb-2026-11-21"));
+        let flex = Provenance { device: "flex".into(), card: None, ..card };
+        assert_eq!(default_folder(&flex), Path::new("runs/gpu/flex-2026-11-21"));
+    }
+
+    #[test]
+    fn a_summary_has_every_item_of_the_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut findings = Findings::new(3, Provenance::example());
+        findings.outcome = Outcome::TimedOut;
+        findings.write(folder.path()).unwrap();
+        Findings::new(1, Provenance::example()).write(folder.path()).unwrap();
+        let summary = summarize(folder.path(), &Provenance::example()).unwrap();
+        let lines: Vec<_> = summary.items.iter().map(|line| (line.item, line.outcome)).collect();
+        assert_eq!(lines, [(1, Outcome::Unfinished), (3, Outcome::TimedOut)]);
+        let read: Summary =
+            serde_json::from_str(&std::fs::read_to_string(folder.path().join("summary.json")).unwrap()).unwrap();
+        assert_eq!(read.items.len(), 2);
+    }
+}
