@@ -9,6 +9,7 @@ use tar::Builder;
 use zstd::Encoder;
 
 use crate::cli::Dist;
+use crate::gpu::workspace_revision;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -18,6 +19,19 @@ Kiln, built for a machine without Rust. It needs Linux on x86-64 with glibc 2.36
     ./kiln train resnet
     ./kiln train gpt
     ./kiln --help
+
+What it does on a GPU is found out by a numbered list, in less than 9 minutes:
+
+    ./kiln gpu --out results            all items, on cuda:0
+    ./kiln gpu --list                   what they are
+    ./kiln gpu 2 5 --out results        only some, beside those that ran before
+    ./kiln gpu --python /path/python    with PyTorch beside it (pip install -r benches/peers/requirements.txt)
+    ./kiln gpu --device flex --quick    to see that the list runs, without a GPU
+
+results/ then holds one JSON file for each item, summary.json, and messages.toml, the texts of failed allocations; an item that
+fails, hangs or loses the device ends alone. Everything compiled and tuned is kept in kernels/ beside the program: carry it
+along, and the next run on a card of the same kind begins where this one ended. In a workspace the results are committed as
+benches/results/gpu/CARD-DATE, and `cargo xtask gpu --page` writes docs/results.md.
 ";
 
 const README_CUDA: &str = "
@@ -25,12 +39,20 @@ For --device cuda:0 it needs NVIDIA's driver as well (libcuda.so; put its folder
 ";
 
 /// What else goes along, from the root of the workspace.
+const FOLDERS: [&str; 2] = ["fixtures", "recipes"];
 const FILES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
+/// Where the PyTorch programs are that `gpu` compares with; only what they consist of goes along.
+const PEERS: &str = "benches/peers";
+/// What the machines take to which a bundle is carried.
+const MOST_BYTES: u64 = 64 << 20;
 
 pub(crate) fn run(arguments: &Dist) -> Result<()> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let mut build = Command::new(cargo);
     build.args(["build", "--release", "--package", "xtask"]);
+    if let Some(revision) = workspace_revision() {
+        build.env("KILN_REVISION", revision);
+    }
     if !arguments.no_cuda {
         build.args(["--features", "cuda"]);
     }
@@ -54,14 +76,22 @@ pub(crate) fn run(arguments: &Dist) -> Result<()> {
     part.persist(&path)?;
     let bytes = fs::metadata(&path)?.len();
     tracing::info!("{}: {:.1} MiB", path.display(), bytes as f64 / f64::from(1 << 20));
+    ensure!(bytes <= MOST_BYTES, "the bundle has {bytes} bytes, expected at most {MOST_BYTES}");
     Ok(())
 }
 
 fn pack(file: &File, name: &str, program: &Path, root: &Path, readme: &str) -> Result<()> {
     let mut archive = Builder::new(Encoder::new(file, 19)?);
     archive.append_path_with_name(program, format!("{name}/kiln"))?;
-    for folder in ["fixtures", "recipes"] {
+    for folder in FOLDERS {
         archive.append_dir_all(format!("{name}/{folder}"), root.join(folder))?;
+    }
+    for entry in fs::read_dir(root.join(PEERS))? {
+        let path = entry?.path();
+        let kind = path.extension().unwrap_or_default();
+        if let Some(file) = path.file_name().filter(|_| ["py", "txt", "md"].iter().any(|known| kind == *known)) {
+            archive.append_path_with_name(&path, format!("{name}/{PEERS}/{}", file.to_string_lossy()))?;
+        }
     }
     for file in FILES {
         archive.append_path_with_name(root.join(file), format!("{name}/{file}"))?;
