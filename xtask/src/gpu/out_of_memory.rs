@@ -29,7 +29,7 @@ const TOLERANCE: f64 = 1e-5;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     let images = Images::new(context, "resnet18")?;
-    let batch = images.batch(context.pick(64, 16, 4));
+    let batch = images.batch(context.pick(64, 32, 32));
     let (device, plain) = (context.autodiff(), context.device.clone());
     device.seed(1);
     let model: ResNet = images.config.init(&device)?;
@@ -221,7 +221,7 @@ fn texts(context: &mut Context, model: &ResNet, batch: &ImageBatch) -> Result<()
     // The device's own words.
     let read = |tensor: Tensor<1>| tensor.try_into_data().map(drop).map_err(|error| anyhow!("{}", error.reason()));
 
-    keep("a tensor of 1 TiB, read", caught(|| read(Tensor::<1>::empty([1 << 38], &plain).narrow(0, 0, 1))));
+    keep("a tensor of 1 TiB, read", caught(|| read(Tensor::<1>::empty([1_usize << 38], &plain).narrow(0, 0, 1))));
     reclaim(&plain);
     settle(&plain);
     let there = Tensor::<1>::ones([1 << 20], &plain);

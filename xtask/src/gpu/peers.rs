@@ -30,7 +30,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
     let (images, text) = (Images::new(context, "resnet50")?, Text::new(context, 1024));
     let image_batches = context.pick(vec![64, 256], vec![8], vec![2]);
     let text_batches = context.pick(vec![8], vec![4], vec![2]);
-    let limit: u64 = context.pick(16 << 30, 128 << 20, 48 << 20);
+    let limit: u64 = context.pick(16 << 30, 64 << 20, 2 << 20);
     let profile = crate::profile::of(&context.device, &context.name)?;
     // PyTorch's limit is one of its allocator as well: the driver's context is in neither.
     let profile = BackendProfile { fixed_bytes: 0, ..profile };

@@ -33,7 +33,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
             let text = Text::new(context, 512);
             let device = context.autodiff();
             let settings = settings(OptimizerConfig::adamw(), precision, &device);
-            let sizes = context.pick(vec![1, 4, 16], vec![2, 8], vec![2]);
+            let sizes = context.pick(vec![1, 4, 16], vec![8, 32], vec![64]);
             ladder(
                 context,
                 &text.name,
@@ -48,7 +48,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
             let images = Images::new(context, "resnet18")?;
             let device = context.autodiff();
             let settings = settings(OptimizerConfig::sgd(), precision, &device);
-            let sizes = context.pick(vec![8, 32, 128], vec![4, 16], vec![4]);
+            let sizes = context.pick(vec![8, 32, 128], vec![8, 32], vec![64]);
             let init: Init<'_, _> = &|device: &Device| images.config.init(device);
             ladder(context, &images.name, classify(), &images.batch(1), &settings, init, &sizes)
         });
@@ -91,6 +91,8 @@ where
             live = watch.end().map_or(live, |measured| measured.peak_bytes);
         }
         let bytes = peak.end();
+        // Watching the phases begins a new peak of the heap at each: there the two are the same figure.
+        let reserved = if context.on_cuda() { bytes.taken } else { live };
         drop(trainer);
         let error = |measured: u64| 100.0 * (predicted as f64 / measured.max(1) as f64 - 1.0);
         let cells = [
@@ -99,19 +101,19 @@ where
             ("batch", json!(size)),
             ("predicted, MiB", mib(predicted)),
             ("live at most, MiB", mib(live)),
-            ("reserved, MiB", mib(bytes.taken)),
+            ("reserved, MiB", mib(reserved)),
             ("card, MiB", bytes.card.map_or(json!(null), mib)),
             ("error to live, %", short(error(live))),
-            ("error to reserved, %", short(error(bytes.taken))),
+            ("error to reserved, %", short(error(reserved))),
         ];
         context.record.row("Peaks", &cells);
-        let (low, high) = ((1.0 - LOW) * live as f64, (1.0 + HIGH) * bytes.taken as f64);
+        let (low, high) = ((1.0 - LOW) * live as f64, (1.0 + HIGH) * reserved as f64);
         let pass = (low..=high).contains(&(predicted as f64));
         let says = format!(
             "{:+.1} % of what was live (expected at least {:+.0} %), {:+.1} % of what was reserved (at most {:+.0} %)",
             error(live),
             -100.0 * LOW,
-            error(bytes.taken),
+            error(reserved),
             100.0 * HIGH
         );
         context.record.check(format!("{name}, {}, batch {size}", settings.policy.compute()), pass, says);
