@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::tensor::{Device, Tensor};
 use kiln_recovery::{Failure, Kind, Probe};
 
-use crate::pages;
+use crate::pages::{self, Refuse};
 use crate::run::device;
 
 const SIDE: usize = 1 << 10;
@@ -14,7 +14,7 @@ const SIDE: usize = 1 << 10;
 fn lost(device: &Device) -> Tensor<2> {
     // The device is at work: what it needs for itself it has.
     assert_eq!(probed(&Tensor::<1>::ones([4], device)), None);
-    let (tensor, count) = pages::refusing(&[1], || {
+    let (tensor, count) = pages::refusing(Refuse::Pages(&[1]), || {
         device.memory_persistent_allocations((), |()| {
             let tensor = Tensor::<2>::ones([SIDE, SIDE], device);
             // The device does not mind.

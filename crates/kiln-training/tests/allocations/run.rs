@@ -11,7 +11,7 @@ use kiln_training::{Checkpoints, OptimizerConfig, RunState, ScheduleConfig, Step
 use tempfile::TempDir;
 
 use crate::common::{Snapshot, numbers};
-use crate::pages::{self, Count};
+use crate::pages::{self, Count, Refuse};
 use crate::tasks::Case;
 
 /// Relative tolerance for a step that was cut in another way: sums are taken in another order.
@@ -83,15 +83,15 @@ where
         // They make the optimizer's state, and have the kernels compiled.
         let (mut trainer, _) = third.trainer(Then::Again);
         for _ in 0..2 {
-            let (report, _) = third.watched(&mut trainer, &[]);
+            let (report, _) = third.watched(&mut trainer, Refuse::Pages(&[]));
             assert_eq!(report.failures, 0);
         }
         Checkpoints::new(third.start.path(), 1).unwrap().save(&trainer).unwrap();
         third
     }
 
-    /// The step without the pages of these numbers.
-    pub(crate) fn step(&self, then: Then, refuse: &[usize]) -> Done {
+    /// The step, with so much memory.
+    pub(crate) fn step(&self, then: Then, refuse: Refuse<'_>) -> Done {
         let (mut trainer, failures) = self.trainer(then);
         assert!(Checkpoints::new(self.start.path(), 1).unwrap().resume(&mut trainer).unwrap().is_some());
         let (report, count) = self.watched(&mut trainer, refuse);
@@ -115,7 +115,7 @@ where
 
     /// One step from a device without free pages. Every tensor has a page of its own, unless one of its size is free, so
     /// that nearly every operation asks for one.
-    fn watched(&self, trainer: &mut Trainer<C::Model>, refuse: &[usize]) -> (StepReport, Count) {
+    fn watched(&self, trainer: &mut Trainer<C::Model>, refuse: Refuse<'_>) -> (StepReport, Count) {
         let device = device().inner();
         reclaim(&device);
         let batch = self.case.batch(trainer.state().step);

@@ -1,4 +1,4 @@
-//! A small convolutional net, with batches that are functions of the step.
+//! A small convolutional net and a small GPT, with batches that are functions of the step.
 
 use std::ops::Range;
 
@@ -9,6 +9,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
+use kiln_models::{Gpt, GptConfig};
 use kiln_training::Task;
 
 /// A task with a model and data of its own.
@@ -114,5 +115,62 @@ impl Case for Images {
         let x: Vec<f32> = noise(step, self.samples * self.pixels()).collect();
         let y = (0..self.samples).map(|i| ((i as u64 * 7 + step) % CLASSES as u64) as i64).collect();
         ImageBatch { x, y }
+    }
+}
+
+/// Sequences of tokens, of which the next is to be told.
+pub(crate) struct Text {
+    pub(crate) samples: usize,
+    pub(crate) config: GptConfig,
+}
+
+impl Task for Text {
+    type Model = Gpt;
+    /// Sequences, each one token longer than the model reads.
+    type Batch = Vec<Vec<i64>>;
+
+    fn samples(&self, batch: &Self::Batch) -> usize {
+        batch.len()
+    }
+
+    fn weight(&self, batch: &Self::Batch) -> Weight {
+        Weight::Tokens(batch.len() * self.config.context)
+    }
+
+    fn slice(&self, batch: &Self::Batch, samples: Range<usize>) -> Self::Batch {
+        batch[samples].to_vec()
+    }
+
+    fn loss(&self, model: &Gpt, batch: &Self::Batch, device: &Device) -> Tensor<1> {
+        let (n, context, vocab) = (batch.len(), self.config.context, self.config.vocab);
+        let ids = |from: usize| -> Vec<i64> {
+            batch.iter().flat_map(|sequence| sequence[from..from + context].iter().copied()).collect()
+        };
+        let read = Tensor::<2, Int>::from_data(TensorData::new(ids(0), [n, context]), device);
+        let next = Tensor::<1, Int>::from_data(TensorData::new(ids(1), [n * context]), device);
+        let logits = model.forward(read).reshape([n * context, vocab]);
+        CrossEntropyLossConfig::new().init(device).forward(logits, next)
+    }
+
+    fn measure(&self, _: &Gpt, batch: &Self::Batch, device: &Device) -> Tensor<1> {
+        Tensor::from_floats([batch.len() as f32], device)
+    }
+
+    fn figures(&self, _: &[f64]) -> Vec<(&'static str, f64)> {
+        vec![]
+    }
+}
+
+impl Case for Text {
+    fn model(&self, device: &Device) -> Gpt {
+        self.config.init(device).expect("a valid configuration")
+    }
+
+    fn batch(&self, step: u64) -> Self::Batch {
+        let length = self.config.context + 1;
+        let ids: Vec<i64> = noise(step, self.samples * length)
+            .map(|value| ((value + 1.0) / 2.0 * self.config.vocab as f32) as i64)
+            .collect();
+        ids.chunks(length).map(<[i64]>::to_vec).collect()
     }
 }
