@@ -55,7 +55,7 @@ pub(crate) const ITEMS: [Item; 9] = [
     Item { name: "out-of-memory", title: "Memory that runs out, for real", seconds: 60, run: out_of_memory::run },
     Item { name: "uploads", title: "Uploads beside the step", seconds: 25, run: uploads::run },
     Item { name: "overhead", title: "Kiln's step beside burn's loop", seconds: 60, run: overhead::run },
-    Item { name: "peers", title: "Speed, memory and largest batch beside PyTorch's", seconds: 155, run: peers::run },
+    Item { name: "peers", title: "Speed, memory and largest batch beside PyTorch's", seconds: 145, run: peers::run },
 ];
 
 pub(crate) fn run(arguments: &Gpu) -> Result<ExitCode> {

@@ -169,13 +169,13 @@ mod tests {
     fn a_run_of_a_card_is_shown_with_what_failed_and_one_of_the_cpu_is_not() {
         let mut findings = Findings::new(2, Provenance::example());
         findings.outcome = Outcome::Fail;
-        findings.seconds = 3.25;
+        findings.seconds = 3.24;
         findings.checks.push(super::super::findings::Check {
             what: "bf16 matmul".into(),
             pass: false,
             says: "0.1 | expected 0.016".into(),
         });
-        findings.row("Errors", &[("operation", json!("matmul")), ("relative", json!(1.25e-4)), ("n", json!(3))]);
+        findings.row("Errors", &[("operation", json!("matmul")), ("relative", json!(1.24e-4)), ("n", json!(3))]);
         let text = page(&[("example-2026-11-21".into(), vec![findings.clone()])]);
         for part in [
             "## Example GX (80 GB), 2026-11-21",
