@@ -117,6 +117,7 @@ fn killed_at_fifty_random_moments_the_curve_is_the_same() {
     // Runs until so many of them were killed: where each was, and whether there was something to resume.
     let kill_some = |seed: u64| {
         let mut random = StdRng::seed_from_u64(seed);
+        let mut lifetime = lifetime;
         let (mut kills, mut resumed, mut tries) = (0, 0, 0);
         while kills < KILLS / 2 {
             tries += 1;
@@ -130,6 +131,8 @@ fn killed_at_fifty_random_moments_the_curve_is_the_same() {
             child.kill().unwrap();
             child.wait().unwrap();
             kills += usize::from(!ended);
+            // Other work on the machine comes and goes: kills that come too late make those that follow earlier.
+            lifetime = lifetime.mul_f64(if ended { 0.8 } else { 1.05 });
             // Before its settings were written there was no run.
             let rest = if run.join("config.toml").exists() {
                 resumed += usize::from(!ended);
