@@ -94,5 +94,9 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
 /// All of a folder of classes; the training half of what has two.
 fn open(path: &Path) -> Result<ImageSet, kiln_data::Error> {
     let halves = || open_images(path).map(|data| data.train);
-    if path.join("train").is_dir() { halves() } else { ImageSet::folder(path).or_else(|_| halves()) }
+    let is_split = |train: std::fs::ReadDir| train.flatten().any(|entry| entry.path().is_dir());
+    match path.join("train").read_dir().is_ok_and(is_split) {
+        true => halves(),
+        false => ImageSet::folder(path).or_else(|_| halves()),
+    }
 }

@@ -20,13 +20,15 @@ pub(crate) type Finish<O> = Arc<dyn Fn(O) -> Result<O, Error> + Send + Sync>;
 pub(crate) struct Ahead<O> {
     finished: Option<Receiver<(Made<O>, Decoding)>>,
     depth: Budget,
+    /// The workers' own flag and budget: what they wait for ends with this.
     cancelled: Arc<AtomicBool>,
+    budget: Budget,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<O: Send + 'static> Ahead<O> {
     pub(crate) fn start(mut workers: Workers<O>, finish: Finish<O>, depth: u64) -> Self {
-        let (depth, cancelled) = (Budget::new(depth, 0), Arc::new(AtomicBool::new(false)));
+        let (depth, (cancelled, budget)) = (Budget::new(depth, 0), workers.cancelled());
         let (sender, finished) = unbounded(); // the budget bounds it
         let (room, cancel) = (depth.clone(), cancelled.clone());
         let thread = std::thread::spawn(move || {
@@ -43,7 +45,7 @@ impl<O: Send + 'static> Ahead<O> {
                 }
             }
         });
-        Self { finished: Some(finished), depth, cancelled, thread: Some(thread) }
+        Self { finished: Some(finished), depth, cancelled, budget, thread: Some(thread) }
     }
 
     pub(crate) fn take(&mut self) -> Option<Made<O>> {
@@ -57,6 +59,7 @@ impl<O> Drop for Ahead<O> {
         self.cancelled.store(true, SeqCst);
         self.finished = None;
         self.depth.wake();
+        self.budget.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // panics were caught inside
         }

@@ -17,7 +17,7 @@ pub enum BadSample {
     Fail,
     /// Its batch has one sample less. A batch of which nothing is left is [`Error::NothingLeft`].
     Skip,
-    /// Another sample takes its place, chosen as a function of (epoch, sample).
+    /// Another sample of the same set takes its place, chosen as a function of (order, epoch, sample).
     Substitute,
 }
 
@@ -125,10 +125,13 @@ impl BadSampleLog {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// What `load` makes of sample `id`, or of the one that takes its place; none when it is left out.
+    /// What `load` makes of sample `id`, or of the one that takes its place, which is at one of the `positions` of its epoch; none
+    /// when it is left out.
     pub(crate) fn resolve<T>(
         &self,
-        (epoch, id, samples): (u64, usize, usize),
+        (epoch, id): (u64, usize),
+        positions: usize,
+        at: impl Fn(usize) -> usize,
         load: impl Fn(usize) -> Result<T, Error>,
     ) -> Result<Option<T>, Error> {
         let mut error = match load(id) {
@@ -142,7 +145,7 @@ impl BadSampleLog {
                 BadSample::Skip => return self.report(bad, &error).map(|()| None),
                 BadSample::Substitute => self.report(bad, &error)?,
             }
-            bad = sample_rng(SUBSTITUTES ^ attempt, epoch, id as u64).random_range(0..samples);
+            bad = at(sample_rng(SUBSTITUTES ^ attempt, epoch, id as u64).random_range(0..positions));
             error = match load(bad) {
                 Err(error) if error.is_of_a_sample() => error,
                 other => return other.map(Some),
@@ -175,6 +178,11 @@ mod tests {
     use proptest::prelude::*;
     use std::path::Path;
 
+    /// The order of samples.
+    fn same(position: usize) -> usize {
+        position
+    }
+
     fn load(bad: &[usize]) -> impl Fn(usize) -> Result<usize, Error> {
         |id| match bad.contains(&id) {
             true => Err(Error::format(Path::new("file.jpg"), "truncated")),
@@ -191,13 +199,13 @@ mod tests {
             let rule = if substitute { BadSamples::substitute(50) } else { BadSamples::skip(50) };
             let log = BadSampleLog::new(rule);
             for id in 0..50 {
-                let got = log.resolve((epoch, id, 50), load(&bad)).unwrap();
+                let got = log.resolve((epoch, id), 50, same, load(&bad)).unwrap();
                 match got {
                     Some(got) if bad.contains(&id) => prop_assert!(substitute && !bad.contains(&got)),
                     Some(got) => prop_assert_eq!(got, id),
                     None => prop_assert!(!substitute && bad.contains(&id)),
                 }
-                let again = BadSampleLog::new(rule).resolve((epoch, id, 50), load(&bad)).unwrap();
+                let again = BadSampleLog::new(rule).resolve((epoch, id), 50, same, load(&bad)).unwrap();
                 prop_assert_eq!(got, again);
             }
             prop_assert_eq!(log.reports().iter().map(|report| report.id).collect::<Vec<_>>(), bad);
@@ -217,13 +225,13 @@ mod tests {
 
     #[test]
     fn failing_is_the_first_and_the_bound_the_last_resort() {
-        let error = BadSampleLog::new(BadSamples::FAIL).resolve((0, 1, 5), load(&[1])).unwrap_err();
+        let error = BadSampleLog::new(BadSamples::FAIL).resolve((0, 1), 5, same, load(&[1])).unwrap_err();
         assert_eq!(error.to_string(), "'file.jpg' is damaged or of another format: truncated");
         let log = BadSampleLog::new(BadSamples::skip(2));
         for id in [3, 3, 4, 3] {
-            assert!(log.resolve((0, id, 9), load(&[3, 4, 5])).unwrap().is_none());
+            assert!(log.resolve((0, id), 9, same, load(&[3, 4, 5])).unwrap().is_none());
         }
-        let error = log.resolve((0, 5, 9), load(&[3, 4, 5])).unwrap_err();
+        let error = log.resolve((0, 5), 9, same, load(&[3, 4, 5])).unwrap_err();
         assert!(error.to_string().contains("more than 2 samples"), "{error}");
         assert_eq!(log.len(), 3);
     }
@@ -232,7 +240,7 @@ mod tests {
     fn other_failures_pass_and_substitutes_run_out() {
         let setting = |_| Err::<(), _>(Error::InvalidSetting { field: "x", value: "y".into(), expected: "z" });
         let log = BadSampleLog::new(BadSamples::skip(9));
-        assert!(matches!(log.resolve((0, 0, 3), setting), Err(Error::InvalidSetting { .. })));
-        assert!(BadSampleLog::new(BadSamples::substitute(9)).resolve((0, 0, 3), load(&[0, 1, 2])).is_err());
+        assert!(matches!(log.resolve((0, 0), 3, same, setting), Err(Error::InvalidSetting { .. })));
+        assert!(BadSampleLog::new(BadSamples::substitute(9)).resolve((0, 0), 3, same, load(&[0, 1, 2])).is_err());
     }
 }

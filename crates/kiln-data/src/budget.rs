@@ -1,5 +1,5 @@
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Host bytes that a loader may hold: a part for batches, the rest for images that are being decoded.
@@ -87,18 +87,41 @@ impl Budget {
         self.shared.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The most that batches may take together.
+    pub(crate) fn batch_limit(&self) -> u64 {
+        self.ledger().batch_limit
+    }
+
     /// The most that one image may take.
     pub(crate) fn image_limit(&self) -> u64 {
         self.ledger().image_limit
     }
 
-    /// Admits a batch if there is room, or if it `must` be: nothing else is in flight.
-    pub(crate) fn try_queue(&self, bytes: u64, must: bool) -> Option<Queued> {
+    /// Admits a batch if there is room, or if none of the epoch's is in flight. All of an epoch's batches count in the same
+    /// `own`: an epoch never waits for another, which may be the same thread's.
+    pub(crate) fn try_queue(&self, bytes: u64, own: &Arc<AtomicUsize>) -> Option<Queued> {
+        self.admit(&mut self.ledger(), bytes, own)
+    }
+
+    /// As [`try_queue`](Self::try_queue), and waits until another batch of the epoch gives back its room; none when
+    /// `cancelled` meanwhile. For a thread that is not the one which takes batches.
+    pub(crate) fn queue(&self, bytes: u64, own: &Arc<AtomicUsize>, cancelled: &AtomicBool) -> Option<Queued> {
         let mut ledger = self.ledger();
-        (must || ledger.admits_batch(bytes)).then(|| {
+        while !cancelled.load(SeqCst) {
+            if let Some(room) = self.admit(&mut ledger, bytes, own) {
+                return Some(room);
+            }
+            ledger = self.shared.freed.wait(ledger).unwrap_or_else(PoisonError::into_inner);
+        }
+        None
+    }
+
+    fn admit(&self, ledger: &mut Ledger, bytes: u64, own: &Arc<AtomicUsize>) -> Option<Queued> {
+        (own.load(SeqCst) == 0 || ledger.admits_batch(bytes)).then(|| {
             ledger.queued += bytes;
             ledger.note_peak();
-            Queued { budget: self.clone(), bytes }
+            own.fetch_add(1, SeqCst);
+            Queued { budget: self.clone(), bytes, own: own.clone() }
         })
     }
 
@@ -147,11 +170,15 @@ pub(crate) struct InFlight {
 pub(crate) struct Queued {
     budget: Budget,
     bytes: u64,
+    own: Arc<AtomicUsize>,
 }
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        self.budget.ledger().queued -= self.bytes;
+        let mut ledger = self.budget.ledger();
+        ledger.queued -= self.bytes;
+        self.own.fetch_sub(1, SeqCst);
+        drop(ledger);
         self.budget.shared.freed.notify_all();
     }
 }
@@ -210,14 +237,15 @@ mod tests {
 
     #[test]
     fn room_is_given_back_and_the_peak_remembered() {
-        let (budget, go_on) = (Budget::new(100, 50), AtomicBool::new(false));
-        let batch = budget.try_queue(40, false).unwrap();
-        assert!(budget.try_queue(20, false).is_none());
+        let (budget, go_on, own) = (Budget::new(100, 50), AtomicBool::new(false), Arc::default());
+        let batch = budget.try_queue(40, &own).unwrap();
+        assert!(budget.try_queue(20, &own).is_none());
         let image = budget.decode(50, 0, &go_on).unwrap();
         assert_eq!(budget.in_flight(), InFlight { bytes: 90, peak: 90, image_peak: 50 });
         drop((batch, image));
         assert_eq!(budget.in_flight(), InFlight { bytes: 0, peak: 90, image_peak: 50 });
-        drop(budget.try_queue(70, true).unwrap());
+        // The first of an epoch is admitted, whatever is in flight.
+        drop(budget.try_queue(70, &own).unwrap());
     }
 
     #[test]

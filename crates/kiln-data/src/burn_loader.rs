@@ -9,7 +9,8 @@ use crate::{Batches, Error, Loader};
 
 type ToDevice<H, O> = Arc<dyn Fn(H, &Device) -> O + Send + Sync>;
 
-/// A [`Loader`] as burn's `DataLoader`, for burn's own `Learner`: every call of `iter` is the next epoch.
+/// A [`Loader`] as burn's `DataLoader`, for burn's own `Learner`: every call of `iter` is the next epoch. burn does not say
+/// which epoch it means: where its `Learner` goes on from a checkpoint, [`starting_at`](Self::starting_at) must.
 ///
 /// `H` is the batch on the host, `O` what the model takes, made on the thread that iterates.
 pub struct BurnLoader<H, O> {
@@ -27,6 +28,14 @@ impl<H: Send + 'static, O: 'static> BurnLoader<H, O> {
         to_device: impl Fn(H, &Device) -> O + Send + Sync + 'static,
     ) -> Self {
         Self { loader, device: device.clone(), to_device: Arc::new(to_device), epoch: AtomicU64::new(0) }
+    }
+
+    /// The first epoch that `iter` gives, counted from 0, in place of 0: where training goes on that was interrupted (after
+    /// burn's `SupervisedTraining::checkpoint(n)`, which counts from 1, it is n). Orders and augmentations are then those
+    /// of a run that was not.
+    #[must_use]
+    pub fn starting_at(self, epoch: u64) -> Self {
+        Self { epoch: AtomicU64::new(epoch), ..self }
     }
 
     fn with(&self, loader: Loader<H>, device: &Device) -> Self {

@@ -120,16 +120,18 @@ pub struct DocumentTensors {
 
 impl DocumentBatch {
     /// A loader of such batches. With a `pool` the documents of a batch are of similar length, chosen among so many batches:
-    /// [`Sampler::bucketed`](crate::Sampler::bucketed).
+    /// [`Sampler::bucketed`](crate::Sampler::bucketed). A document that cannot be read is an error, whatever `config` says of
+    /// bad samples: documents are of one file.
     ///
     /// # Errors
     /// Those of [`Loader::budgeted`] and [`Loader::bucketed`].
     pub fn loader(documents: Documents, pool: Option<usize>, config: LoaderConfig) -> Result<Loader<Self>, Error> {
         let lengths = documents.lengths();
         let of = lengths.clone();
-        // A length and an id beside the tokens.
-        let bytes = move |plan: &BatchPlan| plan.ids.iter().map(|id| 4 * u64::from(of[*id]) + 12).sum();
+        let bytes = move |plan: &BatchPlan| plan.ids.iter().map(|id| document_bytes(of[*id])).sum();
+        let largest = largest(&lengths, config.batch_size);
         let loader = Loader::budgeted(documents.len(), config, bytes, move |plan, _| Self::load(&documents, plan))?;
+        let loader = loader.largest_batch(largest)?;
         match pool {
             Some(pool) => loader.bucketed(lengths, pool),
             None => Ok(loader),
@@ -207,4 +209,19 @@ impl DocumentBatch {
             mask: Tensor::<2, Bool>::from_data(TensorData::new(mask, [b, t]), device),
         }
     }
+}
+
+/// Bytes of a document in a batch: a length and an id beside the tokens.
+fn document_bytes(length: u32) -> u64 {
+    4 * u64::from(length) + 12
+}
+
+/// Bytes of the `count` longest documents.
+fn largest(lengths: &[u32], count: usize) -> u64 {
+    let mut lengths = lengths.to_vec();
+    let count = count.min(lengths.len());
+    if count < lengths.len() {
+        lengths.select_nth_unstable_by(count, |a, b| b.cmp(a));
+    }
+    lengths[..count].iter().map(|length| document_bytes(*length)).sum()
 }

@@ -8,10 +8,11 @@ const EXTENSIONS: [&str; 14] =
     ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"];
 
 impl ImageSet {
-    /// Images in one directory per class, as torchvision's `ImageFolder`: classes and files sorted
-    /// by name, files passed over whose ending is not that of an image format (jpg, png, webp, gif, bmp, tif, ppm and their
-    /// variants, in either case). Every image becomes RGB. A file that turns out to be none, or cannot be read, is a bad
-    /// sample when it is loaded.
+    /// Images in one directory per class and the directories below it, as torchvision's `ImageFolder`: classes, directories and
+    /// files sorted by name. Files whose ending is not that of an image format (jpg, png, webp, gif, bmp, tif, ppm and their
+    /// variants, in either case) are passed over, and one warning (`tracing`) says how many; so are links that lead back
+    /// into a directory they are in. Every image becomes RGB. A file that turns out to be none, or cannot be read, is a
+    /// bad sample when it is loaded.
     ///
     /// # Errors
     /// [`Error::Read`] for a directory that cannot be listed, [`Error::NoDataSet`] when there is no
@@ -23,10 +24,11 @@ impl ImageSet {
             let reason = "expected one directory per class".into();
             return Err(Error::NoDataSet { path: root.to_owned(), reason });
         }
-        let (mut paths, mut labels, mut classes) = (vec![], vec![], vec![]);
+        let (mut paths, mut labels, mut classes, mut others) = (vec![], vec![], vec![], 0);
         for directory in directories {
             let class = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let images: Vec<PathBuf> = list(&directory)?.into_iter().filter(|path| is_image(path)).collect();
+            let (images, passed) = images_below(&directory)?;
+            others += passed;
             if images.is_empty() {
                 return Err(Error::EmptyClass { class, path: root.to_owned() });
             }
@@ -34,8 +36,32 @@ impl ImageSet {
             paths.extend(images);
             classes.push(class);
         }
+        if others > 0 {
+            tracing::warn!("'{}': {others} files passed over that are not named as images", root.display());
+        }
         Ok(Self::files(paths, labels, classes))
     }
+}
+
+/// The images in a directory and those below it, and the number of other files. In torchvision's order: directories by path,
+/// the files of each by name.
+fn images_below(class: &Path) -> Result<(Vec<PathBuf>, usize), Error> {
+    let (mut directories, mut open) = (vec![], vec![(class.to_owned(), vec![])]);
+    while let Some((directory, mut above)) = open.pop() {
+        // A link may lead back to where it is.
+        let place = directory.canonicalize().map_err(|e| Error::read(&directory, e))?;
+        if above.contains(&place) {
+            continue;
+        }
+        above.push(place);
+        let (inner, files): (Vec<_>, Vec<_>) = list(&directory)?.into_iter().partition(|path| path.is_dir());
+        open.extend(inner.into_iter().map(|directory| (directory, above.clone())));
+        directories.push((directory, files));
+    }
+    directories.sort_by(|(a, _), (b, _)| a.as_os_str().cmp(b.as_os_str()));
+    let files = directories.into_iter().flat_map(|(_, files)| files);
+    let (images, others): (Vec<_>, Vec<_>) = files.partition(|path| is_image(path));
+    Ok((images, others.len()))
 }
 
 /// The entries of a directory, sorted by name.
@@ -49,5 +75,5 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<PathBuf>, Error> {
 fn is_image(path: &Path) -> bool {
     let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     // A link that leads nowhere is an image that cannot be read, not one that is not there.
-    EXTENSIONS.contains(&extension.as_str()) && !path.is_dir()
+    EXTENSIONS.contains(&extension.as_str())
 }

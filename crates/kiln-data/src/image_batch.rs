@@ -119,6 +119,9 @@ impl ImageBatch {
 
     /// Copies the batch to `device`: normalised images `[B, C, H, W]` in f32, and labels `[B]`.
     /// The samples travel as bytes and become floats on the device.
+    ///
+    /// # Panics
+    /// When `normalize` has not one mean and one deviation for each of C channels.
     pub fn to_device(&self, normalize: &Normalize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
         let channels = self.shape[1];
         let row = |values: Vec<f32>| Tensor::<4>::from_data(TensorData::new(values, [1, channels, 1, 1]), device);

@@ -22,9 +22,9 @@ pub struct LoaderConfig {
     /// Which part of every batch is this loader's.
     #[serde(skip)]
     pub replica: Replica,
-    /// Threads that make batches, at least 1. The batches and their order do not depend on it.
+    /// Threads that make batches, 1 to 1024. The batches and their order do not depend on it.
     pub workers: usize,
-    /// Batches in the making or waiting, at most; at least 1.
+    /// Batches in the making or waiting, at most; 1 to 1024.
     pub prefetch: usize,
     /// Bytes of host memory for batches in flight and images being decoded, where the loader knows them
     /// ([`Loader::budgeted`]). Batches get what `prefetch` of them and one more take, at most half; images the rest.
@@ -51,13 +51,16 @@ impl LoaderConfig {
 
     fn check(&self) -> Result<(), Error> {
         for (field, value) in [("workers", self.workers), ("prefetch", self.prefetch)] {
-            if value == 0 {
-                return Err(Error::InvalidSetting { field, value: "0".into(), expected: "at least 1" });
+            if !(1..=MOST_THREADS).contains(&value) {
+                return Err(Error::InvalidSetting { field, value: value.to_string(), expected: "from 1 to 1024" });
             }
         }
         Ok(())
     }
 }
+
+/// More threads, or batches ahead, serve nobody.
+const MOST_THREADS: usize = 1024;
 
 /// Which samples make a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +120,10 @@ impl<O: Send + 'static> Loader<O> {
     /// Batches within a budget: `bytes` tells what a batch will take on the host, before it is made; `make` asks its
     /// [`Worker`] for whatever it takes for a while.
     ///
+    /// The first batch says how the budget is divided between batches and images. Where later ones are larger, give the size
+    /// of the largest with [`largest_batch`](Self::largest_batch); a batch that does not fit into the batches' part is not made, but
+    /// [`Error::NoRoom`]. The loaders of several epochs at a time, and clones, share the budget; each has one batch in any case.
+    ///
     /// # Errors
     /// Those of [`new`](Self::new), and [`Error::InvalidSetting`] for a budget that is not twice the first batch.
     pub fn budgeted(
@@ -128,17 +135,22 @@ impl<O: Send + 'static> Loader<O> {
         config.check()?;
         let sampler = Sampler::new(samples, config.batch_size, config.order.clone(), config.remainder, config.replica)?;
         let first = bytes(&BatchPlan { epoch: 0, index: 0, ids: sampler.ids(0, 0) });
-        if first > config.budget / 2 {
-            let value = format!("{} bytes, with batches of {first}", config.budget);
-            return Err(Error::InvalidSetting { field: "budget", value, expected: "at least two batches" });
-        }
-        let shared = Arc::new(Shared::new(samples, &config, first));
+        let shared = Arc::new(Shared::new(&config, first)?);
         let (bytes, make): (Bytes, Make<O>) = (Arc::new(bytes), Arc::new(make));
         Ok(Self { sampler, config, bytes, make, finish: None, shared })
     }
 
+    /// Divides the budget for batches of up to `bytes`. Statistics begin anew.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a budget that is not twice as much.
+    pub fn largest_batch(self, bytes: u64) -> Result<Self, Error> {
+        Ok(Self { shared: Arc::new(Shared::new(&self.config, bytes)?), ..self })
+    }
+
     /// Has every batch finished by `finish` on a thread of its own, ahead of the consumer, while no more than `depth`
-    /// bytes of batches wait for it (one batch in any case): for copying to the device.
+    /// bytes of batches wait for it (one batch in any case): for copying to the device. On the host they count in the
+    /// budget until they are done with, as all others.
     #[must_use]
     pub fn finished(mut self, depth: u64, finish: impl Fn(O) -> Result<O, Error> + Send + Sync + 'static) -> Self {
         self.finish = Some((Arc::new(finish), depth));
@@ -182,11 +194,13 @@ impl<O: Send + 'static> Loader<O> {
     /// The batches of `epoch`, beginning with number `first` (0 for all of them): to go on in the middle of
     /// an epoch costs nothing. Dropping the iterator ends its threads.
     pub fn epoch(&self, epoch: u64, first: usize) -> Batches<O> {
-        let this = self.clone();
-        let plan = move |index| BatchPlan { epoch, index, ids: this.sampler.ids(epoch, index) };
+        let sampler = self.sampler.clone();
+        let plan = move |index| BatchPlan { epoch, index, ids: sampler.ids(epoch, index) };
         let plans = (first..self.batches()).map(plan);
         let threads = (self.config.workers, self.config.prefetch);
-        let workers = Workers::start(plans, threads, self.bytes.clone(), self.make.clone(), self.shared.clone());
+        let sampler = Arc::new(self.sampler.clone());
+        let shared = self.shared.clone();
+        let workers = Workers::start(plans, threads, self.bytes.clone(), self.make.clone(), sampler, shared);
         let source = match &self.finish {
             Some((finish, depth)) => Source::Ahead(Ahead::start(workers, finish.clone(), *depth)),
             None => Source::Workers(workers),

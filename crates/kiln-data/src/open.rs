@@ -36,7 +36,9 @@ pub fn open_images(root: impl AsRef<Path>) -> Result<TrainTest<ImageSet>, Error>
         let train = ImageSet::cifar10(batches)?;
         return Ok(TrainTest { train, test: ImageSet::cifar10([root.join("test_batch.bin")])? });
     }
-    if root.join("train").is_dir() {
+    // A class may be called train: then it has no directories of classes.
+    let train = root.join("train");
+    if train.is_dir() && crate::folder::list(&train)?.iter().any(|path| path.is_dir()) {
         return open_split(root);
     }
     if !entries.iter().any(|path| path.is_dir()) {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::buckets::{Buckets, Epoch};
-use crate::{Error, LoaderState, Order};
+use crate::{EpochOrder, Error, LoaderState, Order};
 
 /// What becomes of the samples at the end of an epoch that do not fill a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -214,11 +214,19 @@ impl Sampler {
             return buckets.batch(&epoch, index)[part].to_vec();
         }
         let wrapped = |position: usize| if position < self.samples { position } else { position - self.samples };
-        let id = |position: usize| match &self.order {
+        part.map(|offset| self.of(&order, wrapped(range.start + offset))).collect()
+    }
+
+    fn of(&self, order: &EpochOrder, position: usize) -> usize {
+        match &self.order {
             Order::Weighted { .. } => order.at(self.first + position),
             Order::Sequential | Order::Shuffled { .. } => self.first + order.at(position),
-        };
-        part.map(|offset| id(wrapped(range.start + offset))).collect()
+        }
+    }
+
+    /// The sample at a `position` of an epoch below [`samples`](Self::samples), lengths aside.
+    pub(crate) fn at(&self, epoch: u64, position: usize) -> usize {
+        self.of(&self.order.of_epoch(self.samples, epoch), position)
     }
 
     /// Where a run stands that takes batch `batch` of `epoch` next; see [`resume`](Self::resume).

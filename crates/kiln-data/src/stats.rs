@@ -17,6 +17,17 @@ pub enum Stage {
     Room,
 }
 
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Decode => "decode",
+            Self::Assemble => "assemble",
+            Self::Room => "room",
+        })
+    }
+}
+
 /// What a loader has done since it was made, all epochs together; a snapshot.
 ///
 /// Seconds of the workers are sums over threads.
@@ -84,6 +95,22 @@ impl LoaderStats {
     pub fn samples_per_second(&self) -> f64 {
         let total = self.waited_seconds + self.used_seconds;
         if total > 0.0 { self.samples as f64 / total } else { 0.0 }
+    }
+
+    /// Seconds of the workers in each stage.
+    pub fn stages(&self) -> [(Stage, f64); 4] {
+        [
+            (Stage::Read, self.read_seconds),
+            (Stage::Decode, self.decode_seconds),
+            (Stage::Assemble, self.assemble_seconds),
+            (Stage::Room, self.room_seconds),
+        ]
+    }
+
+    /// What the workers spend most of their time on.
+    pub fn longest_stage(&self) -> Stage {
+        let longest = self.stages().into_iter().max_by(|(_, a), (_, b)| a.total_cmp(b));
+        longest.map_or(Stage::Read, |(stage, _)| stage)
     }
 
     /// Who makes the other wait.
@@ -183,7 +210,7 @@ mod tests {
         counters.used(Duration::from_millis(1000));
         counters.timed(Stage::Decode, || std::thread::sleep(Duration::from_millis(2)));
         let now = counters.snapshot(1, InFlight { bytes: 5, peak: 1 << 20, image_peak: 0 }).since(&before);
-        assert_eq!(now.bottleneck(), Bottleneck::Loader);
+        assert_eq!((now.bottleneck(), now.longest_stage().to_string().as_str()), (Bottleneck::Loader, "decode"));
         assert_eq!((now.samples, now.batches, now.bytes_in_flight), (30, 1, 5));
         let text = now.to_string();
         assert!(text.starts_with("20 samples/s, 33 % waiting for data; workers: read 0 %, decode 100 %"), "{text}");

@@ -189,7 +189,8 @@ pub struct TextBatch {
 }
 
 impl TextBatch {
-    /// A loader of such batches; `seed` as for [`load`](Self::load).
+    /// A loader of such batches; `seed` as for [`load`](Self::load). A window that cannot be read is an error, whatever
+    /// `config` says of bad samples: windows are of one text.
     ///
     /// # Errors
     /// Those of [`Loader::budgeted`].

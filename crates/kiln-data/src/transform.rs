@@ -15,6 +15,9 @@ pub struct Transform {
     pub flip: bool,
 }
 
+/// Of a side: what no image format exceeds by much, and no product of which overflows.
+const MOST_PIXELS: usize = 65_535;
+
 /// What part of an image is taken before it is resized.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -44,10 +47,11 @@ impl Transform {
     /// Checks the numbers once, so that [`apply`](Self::apply) need not.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for a zero size or a fraction outside of (0, 1].
+    /// [`Error::InvalidSetting`] for a size of 0 or above 65,535, or a fraction outside of (0, 1].
     pub fn check(&self) -> Result<(), Error> {
-        if self.size == 0 {
-            return Err(Error::InvalidSetting { field: "image size", value: "0".into(), expected: "at least 1" });
+        if !(1..=MOST_PIXELS).contains(&self.size) {
+            let value = self.size.to_string();
+            return Err(Error::InvalidSetting { field: "image size", value, expected: "from 1 to 65535" });
         }
         if let Crop::Center(fraction) | Crop::Random(fraction) = self.crop
             && !(fraction > 0.0 && fraction <= 1.0)

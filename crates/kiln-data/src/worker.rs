@@ -1,11 +1,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use crate::bad_samples::BadSampleLog;
 use crate::budget::Budget;
 use crate::stats::{Counters, LoaderStats};
-use crate::{BadSampleReport, BatchPlan, Error, LoaderConfig, Stage};
+use crate::{BadSampleReport, BatchPlan, Error, LoaderConfig, Sampler, Stage};
 
 /// What all threads and epochs of a loader share.
 #[derive(Debug)]
@@ -13,16 +13,19 @@ pub(crate) struct Shared {
     pub(crate) budget: Budget,
     pub(crate) bad: BadSampleLog,
     pub(crate) counters: Counters,
-    samples: usize,
 }
 
 impl Shared {
-    /// `batch`: bytes of one batch.
-    pub(crate) fn new(samples: usize, config: &LoaderConfig, batch: u64) -> Self {
+    /// `batch`: bytes of the largest batch.
+    pub(crate) fn new(config: &LoaderConfig, batch: u64) -> Result<Self, Error> {
+        if batch > config.budget / 2 {
+            let value = format!("{} bytes, with batches of {batch}", config.budget);
+            return Err(Error::InvalidSetting { field: "budget", value, expected: "at least two batches" });
+        }
         // One more than is waiting or in the making: the batch that the consumer has.
         let wanted = batch.saturating_mul(config.prefetch as u64 + 1);
         let (budget, bad) = (Budget::new(config.budget, wanted), BadSampleLog::new(config.bad_samples));
-        Self { budget, bad, counters: Counters::default(), samples }
+        Ok(Self { budget, bad, counters: Counters::default() })
     }
 
     pub(crate) fn stats(&self) -> LoaderStats {
@@ -39,13 +42,17 @@ impl Shared {
 #[derive(Debug)]
 pub struct Worker {
     pub(crate) shared: Arc<Shared>,
+    /// Where substitutes come from.
+    pub(crate) sampler: Arc<Sampler>,
     /// The iterator was dropped; nobody wants the batch any more.
     pub(crate) cancelled: Arc<AtomicBool>,
+    /// Samples of the batch in the making that were left out.
+    pub(crate) left_out: AtomicUsize,
 }
 
 impl Worker {
     /// What `load` makes of sample `id`; if it cannot be read, what the loader's policy puts in its place: nothing, or
-    /// another sample. `load` is called with the id it is to read. A panic in it is a sample that cannot be read.
+    /// another sample of the same loader's, drawn as its order draws. `load` is called with the id it is to read. A panic in it is a sample that cannot be read.
     ///
     /// # Errors
     /// That of `load` when the policy is to fail, or when it is none of the sample's: [`Error::is_of_a_sample`];
@@ -60,7 +67,10 @@ impl Worker {
             let panicked = |panic| Err(Error::SamplePanic { id, message: message(panic) });
             catch_unwind(AssertUnwindSafe(|| load(id))).unwrap_or_else(panicked)
         };
-        self.shared.bad.resolve((plan.epoch, id, self.shared.samples), guarded)
+        let substitute = |position| self.sampler.at(plan.epoch, position);
+        let sample = self.shared.bad.resolve((plan.epoch, id), self.sampler.samples(), substitute, guarded)?;
+        self.left_out.fetch_add(usize::from(sample.is_none()), Relaxed);
+        Ok(sample)
     }
 
     /// Runs `work` once there is room for the `bytes` that it will hold for a while. Batches that were begun

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use kiln_data::{BadSamples, BatchPlan, Error, Loader, LoaderConfig, Order, Worker, sample_rng};
+use kiln_data::{BadSamples, BatchPlan, Error, Loader, LoaderConfig, Order, Weights, Worker, sample_rng};
 use proptest::prelude::*;
 use rand::RngExt;
 
@@ -172,26 +172,95 @@ fn a_panic_in_a_sample_says_which() {
     assert_eq!(error.to_string(), expected);
 }
 
-/// One batch waits for room that never comes: dropping the iterator ends it.
+/// One batch waits for room that never comes: dropping the iterator ends it, also behind a thread that finishes batches.
 #[test]
 fn dropping_the_iterator_ends_workers_that_wait_for_room() {
-    let (entered, entries) = mpsc::channel();
-    let make = move |plan: &BatchPlan, worker: &Worker| {
-        let entered = entered.clone();
-        worker.within(plan, 50, || {
-            let ended = worker.within(plan, 50, || {
+    for finished in [false, true] {
+        let (entered, entries) = mpsc::channel();
+        let (ended, endings) = mpsc::channel();
+        let make = move |plan: &BatchPlan, worker: &Worker| {
+            worker.within(plan, 100, || {
                 entered.send(()).unwrap();
-                worker.within(plan, 50, || Ok(()))
-            });
-            assert!(matches!(ended, Err(Error::Cancelled)));
-            Ok(())
-        })
+                ended.send(worker.within(plan, 50, || Ok(()))).unwrap();
+                Ok(())
+            })
+        };
+        let config = LoaderConfig { budget: 100, ..LoaderConfig::new(1) };
+        let mut loader = Loader::budgeted(1, config, |_| 0, make).unwrap();
+        if finished {
+            loader = loader.finished(100, Ok);
+        }
+        let batches = loader.epoch(0, 0);
+        entries.recv().unwrap();
+        drop(batches);
+        assert!(matches!(endings.recv().unwrap(), Err(Error::Cancelled)));
+        assert_eq!(loader.stats().bytes_in_flight, 0);
+    }
+}
+
+/// Batches of many sizes beside images, finished ahead or not: within the budget as long as they are in anybody's hands.
+#[test]
+fn batches_of_any_size_that_are_finished_ahead_stay_within_the_budget() {
+    for (finished, seed) in [false, true].into_iter().flat_map(|finished| (0..20).map(move |seed| (finished, seed))) {
+        let size = move |plan: &BatchPlan| sample_rng(seed, 0, plan.index as u64).random_range(1..=100);
+        let gauge = Arc::new(Gauge::default());
+        let config = LoaderConfig { budget: 300, workers: 3, prefetch: 8, ..LoaderConfig::new(1) };
+        let held = gauge.clone();
+        let make = move |plan: &BatchPlan, worker: &Worker| {
+            let batch = held.hold(size(plan));
+            worker.within(plan, 120, || Ok(drop(held.hold(120))))?;
+            Ok((plan.index, batch))
+        };
+        let mut loader = Loader::budgeted(40, config, size, make).unwrap().largest_batch(100).unwrap();
+        if finished {
+            loader = loader.finished(1000, Ok);
+        }
+        let order: Vec<usize> = loader.epoch(0, 0).map(|batch| batch.unwrap().0).collect();
+        assert_eq!(order, (0..40).collect::<Vec<_>>());
+        assert!(gauge.peak.load(SeqCst) <= 300, "{} of 300", gauge.peak.load(SeqCst));
+        assert!(loader.stats().peak_bytes <= 300 && loader.stats().bytes_in_flight == 0);
+    }
+}
+
+/// Two epochs in one thread's hands share a budget that has room for little more than a batch: neither waits for the other.
+#[test]
+fn two_epochs_at_a_time_do_not_wait_for_each_other() {
+    let config = LoaderConfig { budget: 100, ..LoaderConfig::new(1) };
+    let loader = Loader::budgeted(5, config, |_| 40, |plan, _| Ok(plan.index)).unwrap();
+    let pairs: Vec<_> = loader.epoch(0, 0).zip(loader.epoch(1, 0)).map(|(a, b)| (a.unwrap(), b.unwrap())).collect();
+    assert_eq!(pairs, (0..5).map(|index| (index, index)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_batch_beyond_the_part_of_batches_is_an_error_and_the_next_comes() {
+    let config = LoaderConfig { budget: 200, prefetch: 1, ..LoaderConfig::new(1) };
+    let bytes = |plan: &BatchPlan| if plan.index == 1 { 90 } else { 40 };
+    let loader = Loader::budgeted(3, config.clone(), bytes, |plan, _| Ok(plan.index)).unwrap();
+    let got: Vec<_> = loader.epoch(0, 0).map(|batch| batch.map_err(|error| error.to_string())).collect();
+    assert_eq!(got, [Ok(0), Err("it takes 90 bytes to load, expected at most 80".into()), Ok(2)]);
+    let loader = Loader::budgeted(3, config, bytes, |plan, _| Ok(plan.index)).unwrap();
+    assert!(loader.clone().largest_batch(101).is_err());
+    assert_eq!(loader.largest_batch(90).unwrap().epoch(0, 0).flatten().count(), 3);
+}
+
+/// Each sample of a part is replaced by one of that part, and statistics count what was delivered.
+#[test]
+fn substitutes_are_drawn_as_samples_are_and_what_is_left_out_is_not_counted() {
+    let order = Order::Weighted { seed: 5, weights: Weights::new(&[1.0, 0.0, 1.0, 1.0, 0.0, 1.0]).unwrap() };
+    let config = LoaderConfig { order, bad_samples: BadSamples::substitute(6), ..LoaderConfig::new(6) };
+    let make = |plan: &BatchPlan, worker: &Worker| {
+        let read = |id| if id == 3 { broken(3) } else { Ok(id) };
+        plan.ids.iter().filter_map(|id| worker.sample(plan, *id, read).transpose()).collect::<Result<Vec<_>, _>>()
     };
-    let loader = Loader::budgeted(1, LoaderConfig { budget: 100, ..LoaderConfig::new(1) }, |_| 0, make).unwrap();
-    let batches = loader.epoch(0, 0);
-    entries.recv().unwrap();
-    drop(batches);
-    assert_eq!(loader.stats().bytes_in_flight, 0);
+    let loader = Loader::budgeted(6, config.clone(), |_| 0, make).unwrap();
+    for epoch in 0..20 {
+        let ids: Vec<usize> = loader.epoch(epoch, 0).flat_map(Result::unwrap).collect();
+        assert!(ids.len() == 6 && ids.iter().all(|id| [0, 2, 5].contains(id)), "{ids:?}");
+    }
+    let skip = LoaderConfig { order: Order::Sequential, bad_samples: BadSamples::skip(6), ..config };
+    let loader = Loader::budgeted(6, skip, |_| 0, make).unwrap();
+    assert_eq!(loader.epoch(0, 0).flat_map(Result::unwrap).count(), 5);
+    assert_eq!((loader.stats().samples, loader.stats().batches), (5, 1));
 }
 
 #[test]
@@ -209,7 +278,7 @@ fn finished_batches_come_in_order_ahead_of_the_consumer_and_within_the_depth() {
     while finished.load(SeqCst) < 3 {
         std::thread::yield_now();
     }
-    std::thread::sleep(Duration::from_millis(5));
+    std::thread::sleep(Duration::from_millis(50));
     assert_eq!(finished.load(SeqCst), 3); // one was taken, two wait
     let rest: Vec<usize> = batches.by_ref().flat_map(Result::unwrap).collect();
     assert_eq!(rest, (2..40).collect::<Vec<_>>());

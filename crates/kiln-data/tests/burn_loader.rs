@@ -38,6 +38,13 @@ fn every_iteration_is_another_complete_epoch() {
 }
 
 #[test]
+fn a_later_run_goes_on_with_the_epoch_that_comes() {
+    let loader = burn_loader();
+    let epochs = [(); 3].map(|()| ids(&loader));
+    assert_eq!(ids(&burn_loader().starting_at(2)), epochs[2]);
+}
+
+#[test]
 fn progress_counts_the_items_of_the_loader() {
     let loader = burn_loader();
     assert_eq!(loader.num_items(), SAMPLES);

@@ -49,6 +49,37 @@ fn classes_and_files_are_sorted_and_other_files_passed_over() {
 }
 
 #[test]
+fn directories_below_a_class_are_walked_as_torchvision_walks_them() {
+    let files = ["a/z.png", "a/sub/1.png", "a/sub-2/0.png", "a/sub/deep/2.png", "a/b.png", "b/0.png"];
+    let root = folder(&files);
+    let set = ImageSet::folder(root.path()).unwrap();
+    // torchvision 0.29, `ImageFolder(root).samples`: directories as their whole paths sort, '-' before '/'.
+    let expected = ["a/b.png", "a/z.png", "a/sub/1.png", "a/sub-2/0.png", "a/sub/deep/2.png", "b/0.png"];
+    let gray = |file: &&str| files.iter().position(|of| of == file).unwrap() as u8;
+    assert_eq!(contents(&set).iter().map(|(_, gray)| *gray).collect::<Vec<_>>(), expected.map(|file| gray(&file)));
+}
+
+#[cfg(unix)]
+#[test]
+fn links_that_lead_back_are_not_followed_for_ever() {
+    let root = folder(&["a/1.png", "a/sub/2.png", "b/3.png"]);
+    std::os::unix::fs::symlink(root.path().join("a"), root.path().join("a/sub/up")).unwrap();
+    std::os::unix::fs::symlink(root.path().join("a"), root.path().join("b/aside")).unwrap();
+    // b has a's two images through the link, whose own way back ends.
+    assert_eq!(contents(&ImageSet::folder(root.path()).unwrap()), [(0, 0), (0, 1), (1, 2), (1, 0), (1, 1)]);
+}
+
+#[test]
+fn a_class_may_be_called_train() {
+    let root = folder(&["train/1.png", "train/2.png", "car/3.png"]);
+    let data = open_images(root.path()).unwrap();
+    assert_eq!(
+        (data.train.classes(), data.train.len() + data.test.len()),
+        (&["car", "train"].map(String::from)[..], 3)
+    );
+}
+
+#[test]
 fn a_png_comes_back_pixel_for_pixel() {
     let root = folder(&["class/a.png"]);
     let pixels: Vec<u8> = (0..7 * 5 * 3).map(|i| (i * 97 % 256) as u8).collect();
@@ -130,7 +161,7 @@ fn what_is_no_data_set_is_refused_in_one_line() {
         (&[], "", "", "no data set in '{}': expected a directory per class"),
         (&["loose.png"], "", "", "no data set in '{}': expected a directory per class"),
         (&["cat/a.png"], "dog", "", "class 'dog' in '{}' has no image, expected at least one file named as an image"),
-        (&[], "train", "", "no data set in '{}/train': expected one directory per class"),
+        (&[], "train", "", "class 'train' in '{}' has no image"),
         (&["train/a/1.png", "train/b/1.png"], "val/a", "", "class 'a' in '{}/val' has no image"),
         (
             &["train/cat/1.png", "train/dog/1.png", "val/cat/1.png"],

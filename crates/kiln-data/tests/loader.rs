@@ -238,8 +238,9 @@ fn impossible_settings_are_refused() {
     let good = || LoaderConfig::new(4);
     let cases = [
         (9, LoaderConfig::new(0), "batch size is 0, expected at least 1"),
-        (9, LoaderConfig { workers: 0, ..good() }, "workers is 0, expected at least 1"),
-        (9, LoaderConfig { prefetch: 0, ..good() }, "prefetch is 0, expected at least 1"),
+        (9, LoaderConfig { workers: 0, ..good() }, "workers is 0, expected from 1 to 1024"),
+        (9, LoaderConfig { prefetch: 0, ..good() }, "prefetch is 0, expected from 1 to 1024"),
+        (9, LoaderConfig { workers: 1025, ..good() }, "workers is 1025, expected from 1 to 1024"),
         (0, good(), "samples is 0, expected at least 1"),
         (3, good(), "batch size is 4, with 3 samples, expected at most the number of samples"),
     ];

@@ -232,13 +232,16 @@ fn predictions_on_a_device_are_stitched_in_any_precision() {
         for batch in batches(&set, None, 0, LoaderConfig::new(5)).into_iter().map(Result::unwrap) {
             let data = TensorData::new(floats(&batch.samples), batch.shape);
             let predictions = Tensor::<4>::from_data(data, &Device::flex()).cast(dtype);
-            stitch.add_batch(batch.ids[0], predictions).unwrap();
+            stitch.add_batch(&batch.ids, predictions).unwrap();
         }
-        let shape = stitch.add_batch(0, Tensor::zeros([1, 2, 64, 64], &Device::flex())).unwrap_err().to_string();
+        let shape = stitch.add_batch(&[0], Tensor::zeros([1, 2, 64, 64], &Device::flex())).unwrap_err().to_string();
         assert!(
-            shape.ends_with("[B, 2, 64, 64] for 1 classes and tiles of 64, expected [B, classes, tile, tile]"),
+            shape.ends_with("[1, 2, 64, 64] for 1 tiles of 64 and 1 classes, expected [B, classes, tile, tile]"),
             "{shape}"
         );
+        // As of a batch in which a tile was left out, or another is in its place.
+        let order = stitch.add_batch(&[0, 2], Tensor::zeros([2, 1, 64, 64], &Device::flex())).unwrap_err();
+        assert!(matches!(order, Error::TileOrder { .. }), "{order}");
         stitch.finish().unwrap();
         // Metres from the mean, up to a thousand: 11 bits of a half.
         let off = image.iter().zip(&expected).map(|(got, expected)| (got - expected).abs()).fold(0.0, f32::max);

@@ -145,6 +145,12 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
         results.insert("samples_per_second".into(), json!(loaded.samples_per_second()));
         results.insert("waiting_for_data".into(), json!(loaded.waiting()));
         results.insert("bad_samples".into(), json!(loaded.bad_samples));
+        let bad = self.data.train.bad_samples();
+        results.insert("left_out".into(), bad.iter().map(|bad| bad.reason.as_str()).collect());
+        results.insert("loader_peak_bytes".into(), json!(loaded.peak_bytes));
+        for (stage, seconds) in loaded.stages() {
+            results.insert(format!("loader_{stage}_seconds"), json!(seconds));
+        }
         results.insert("run".into(), json!(directory.path()));
         let results = Value::Object(results);
         if step > at {

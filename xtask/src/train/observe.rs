@@ -10,12 +10,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln_data::LoaderStats;
+use kiln_data::{Bottleneck, LoaderStats};
 use kiln_memory::{Measured, Meter};
 use kiln_training::{Evaluation, Event, StepReport};
 use serde_json::json;
 
 use super::watch::Watch;
+
+const MIB: f64 = (1 << 20) as f64;
 
 /// Steps that the final loss is the mean of: single batches differ too much from each other.
 const RECENT: usize = 50;
@@ -147,7 +149,15 @@ impl Observer {
         self.bar.set_position(report.step);
         let data = self.data.as_ref().map_or(String::new(), |data| {
             let stats = data();
-            format!("  {:.0} samples/s  {:.0} % waiting for data", stats.samples_per_second(), 100.0 * stats.waiting())
+            let (waiting, mib) = (100.0 * stats.waiting(), stats.bytes_in_flight as f64 / MIB);
+            let on = match stats.bottleneck() {
+                Bottleneck::Loader => format!(" ({})", stats.longest_stage()),
+                Bottleneck::Consumer => String::new(),
+            };
+            format!(
+                "  {:.0} samples/s  {waiting:.0} % waiting for data{on}  {mib:.1} MiB in flight",
+                stats.samples_per_second()
+            )
         });
         self.bar.set_message(format!("loss {:.4}{data}", report.loss));
         self.record(json!({

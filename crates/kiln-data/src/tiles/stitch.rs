@@ -108,23 +108,32 @@ impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
         Ok(())
     }
 
-    /// Adds predictions `[B, classes, tile, tile]` for `B` tiles from `first` on, read from their device at once.
+    /// Adds predictions `[B, classes, tile, tile]` for the `B` tiles `ids` of a [`TileBatch`](super::TileBatch), read from
+    /// their device at once. Under a policy for bad samples a batch may lack a tile, or have another in its place: that
+    /// is an error here.
     ///
     /// # Errors
-    /// Those of [`add`](Self::add); [`Error::InvalidSetting`] for another shape; [`Error::Device`] when the predictions
-    /// cannot be read.
-    pub fn add_batch(&mut self, first: usize, predictions: Tensor<4>) -> Result<(), Error> {
-        let [_, classes, height, width] = predictions.dims();
+    /// Those of [`add`](Self::add), before anything is added; [`Error::InvalidSetting`] for another shape; [`Error::Device`]
+    /// when the predictions cannot be read.
+    pub fn add_batch(&mut self, ids: &[usize], predictions: Tensor<4>) -> Result<(), Error> {
+        let [tiles, classes, height, width] = predictions.dims();
         let side = self.grid.tile();
-        if [classes, height, width] != [self.classes, side, side] {
-            let value = format!("[B, {classes}, {height}, {width}] for {} classes and tiles of {side}", self.classes);
+        if [tiles, classes, height, width] != [ids.len(), self.classes, side, side] {
+            let value = format!(
+                "[{tiles}, {classes}, {height}, {width}] for {} tiles of {side} and {} classes",
+                ids.len(),
+                self.classes
+            );
             return Err(Error::InvalidSetting { field: "prediction", value, expected: "[B, classes, tile, tile]" });
+        }
+        if let Some((expected, tile)) = (self.next..).zip(ids).find(|(expected, tile)| expected != *tile) {
+            return Err(Error::TileOrder { tile: *tile, expected, tiles: self.grid.tiles() });
         }
         let data = predictions.try_into_data().map_err(|e| Error::Device { reason: e.to_string() })?;
         let values =
             data.convert::<f32>().try_into_vec::<f32>().map_err(|e| Error::Device { reason: e.to_string() })?;
-        let mut tiles = values.chunks_exact(classes * side * side).enumerate();
-        tiles.try_for_each(|(i, prediction)| self.add(first + i, prediction))
+        let mut tiles = ids.iter().zip(values.chunks_exact(classes * side * side));
+        tiles.try_for_each(|(tile, prediction)| self.add(*tile, prediction))
     }
 
     /// Ends the image, whose rows were all handed on.

@@ -89,7 +89,7 @@ pub struct TilePlace {
 ///     let batch = batch?;
 ///     let images = batch.to_device(&normalize, &device)?.images;
 ///     let logits = images.repeat(&[1, 2, 1, 1]); // what a model says: [4, classes, 64, 64]
-///     stitch.add_batch(batch.ids[0], logits)?;
+///     stitch.add_batch(&batch.ids, logits)?;
 /// }
 /// stitch.finish()?;
 /// assert_eq!((classified.len(), classified[0].len()), (187, 152));
