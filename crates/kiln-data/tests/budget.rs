@@ -208,7 +208,10 @@ fn batches_of_any_size_that_are_finished_ahead_stay_within_the_budget() {
         let held = gauge.clone();
         let make = move |plan: &BatchPlan, worker: &Worker| {
             let batch = held.hold(size(plan));
-            worker.within(plan, 120, || Ok(drop(held.hold(120))))?;
+            worker.within(plan, 120, || {
+                let _image = held.hold(120);
+                Ok(())
+            })?;
             Ok((plan.index, batch))
         };
         let mut loader = Loader::budgeted(40, config, size, make).unwrap().largest_batch(100).unwrap();
