@@ -166,8 +166,15 @@ fn gray_as_rgb(gray: Image) -> Image {
     Image { pixels, channels: 3, ..gray }
 }
 
+/// Characters of a reason.
+const REASON: usize = 200;
+
 pub(super) fn format_error(path: &Path, reason: String) -> Error {
-    let reason = reason.replace('\n', " ");
+    let mut reason = reason.replace('\n', " ");
+    // Some libraries repeat what the file says.
+    if let Some((end, _)) = reason.char_indices().nth(REASON) {
+        reason.replace_range(end.., "...");
+    }
     // What libraries say when the data end too early.
     let ends = ["failed to fill whole buffer", "Exhausted data", "unexpected end of file", "UnexpectedEof"];
     match ends.iter().any(|text| reason.contains(text)) {

@@ -8,8 +8,9 @@ use crate::Image;
 
 use super::colour::Pixels;
 use super::header::{self, Format, Header};
-use super::input::Reader;
-use super::scan_reader::ScanReader;
+use super::input::{Input, Reader};
+use super::patched::Patched;
+use super::segments::Segments;
 use super::{DecodePath, Orientation};
 
 /// What a frame header says of how the samples are coded.
@@ -33,8 +34,11 @@ pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
     let mut frame: Option<Frame> = None;
     loop {
         let marker = next_marker(reader)?;
-        // Markers without a segment.
-        if matches!(marker, 0x01 | 0xd0..=0xd8) {
+        // As Segments refuses it.
+        if matches!(marker, 0x00..=0xbf | 0xd0..=0xd7) {
+            return Err(format!("0xff{marker:02x} between the segments of the JPEG, expected a segment's marker"));
+        }
+        if marker == 0xd8 {
             continue;
         }
         if marker == 0xd9 {
@@ -130,17 +134,13 @@ impl Frame {
 }
 
 fn next_marker(reader: &mut Reader) -> Result<u8, String> {
-    loop {
-        // Pillow and libjpeg pass over bytes between segments too.
-        while read_bytes::<1>(reader)? != [0xff] {}
-        let mut marker = 0xff;
-        while marker == 0xff {
-            [marker] = read_bytes(reader)?;
-        }
-        if marker != 0 {
-            return Ok(marker);
-        }
+    // Pillow and libjpeg pass over bytes between segments too.
+    while read_bytes::<1>(reader)? != [0xff] {}
+    let mut marker = 0xff;
+    while marker == 0xff {
+        [marker] = read_bytes(reader)?;
     }
+    Ok(marker)
 }
 
 fn read_bytes<const N: usize>(reader: &mut Reader) -> Result<[u8; N], String> {
@@ -238,8 +238,8 @@ impl Layout {
     }
 }
 
-/// Huffman and quantization tables.
-const SCALED_STATE: u64 = 64 * 1024;
+/// Huffman and quantization tables, and a comment, which is read whole before it is dropped.
+const SCALED_STATE: u64 = 128 * 1024;
 const WHOLE_STATE: u64 = 128 * 1024;
 
 /// Whether the image's end marker is there. zune-jpeg does not notice when just the last row of blocks is cut.
@@ -268,11 +268,17 @@ fn ends(reader: &mut Reader, first_scan: u64) -> io::Result<bool> {
     }
 }
 
+/// The file from its first byte on.
+pub(super) fn without_metadata(mut reader: Reader) -> Result<Patched<Input, Segments>, String> {
+    reader.rewind().map_err(|e| e.to_string())?;
+    Ok(Patched::new(reader.into_inner(), Segments::default()))
+}
+
 fn whole(mut reader: Reader, first_scan: u64, pixels: Pixels, channels: usize) -> Result<Image, String> {
     if !ends(&mut reader, first_scan).map_err(|e| e.to_string())? {
         return Err("the JPEG is cut short: it has no end marker".into());
     }
-    reader.rewind().map_err(|e| e.to_string())?;
+    let reader = without_metadata(reader)?;
     let colours = if pixels == Pixels::Gray { ColorSpace::Luma } else { ColorSpace::RGB };
     let sides = usize::from(u16::MAX);
     // Strict: a file that is cut short is an error, not an image that is gray at the bottom.
@@ -287,7 +293,7 @@ fn whole(mut reader: Reader, first_scan: u64, pixels: Pixels, channels: usize) -
 }
 
 fn scaled(reader: Reader, denominator: usize, channels: usize) -> Result<Image, String> {
-    let mut decoder = jpeg_decoder::Decoder::new(ScanReader::new(reader));
+    let mut decoder = jpeg_decoder::Decoder::new(without_metadata(reader)?);
     decoder.read_info().map_err(|e| e.to_string())?;
     let info = decoder.info().ok_or("the JPEG has no frame header")?;
     let sides = [info.width, info.height].map(|side| side.div_ceil(denominator as u16));

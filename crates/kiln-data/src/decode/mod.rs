@@ -3,20 +3,23 @@
 mod area;
 mod colour;
 mod file;
+mod gif;
 mod header;
 mod input;
 mod jpeg;
 mod orientation;
 mod other;
+mod patched;
 mod plan;
 mod png;
 mod raster;
 mod reduce;
 mod resample;
-mod scan_reader;
+mod segments;
 mod tiff;
 #[cfg(feature = "turbo")]
 mod turbo;
+mod webp;
 
 pub use area::{Area, View};
 pub use file::ImageFile;

@@ -1,13 +1,14 @@
-use std::io::{BufRead, Seek};
+use std::io::{BufRead, Read, Seek};
 
 use image::{ColorType, ImageDecoder, ImageFormat, ImageReader, Limits};
 
 use crate::Image;
 
-use super::Orientation;
 use super::colour::Pixels;
 use super::header::{self, Format, Header};
 use super::input::Reader;
+use super::patched::Patched;
+use super::{Orientation, gif, webp};
 
 /// What the `image` crate will decode to.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,19 +16,27 @@ pub(super) struct Layout {
     format: Format,
     pixels: Pixels,
     bytes_per_sample: usize,
+    /// Bytes that decoding takes at its peak besides the pixels that come out.
+    inside: u64,
 }
 
-fn open<'a, R>(reader: R, format: Format, max_alloc: u64) -> Result<impl ImageDecoder + 'a, String>
+fn open<'a, R>(reader: R, format: Format, max_alloc: u64) -> Result<Box<dyn ImageDecoder + 'a>, String>
 where
     R: BufRead + Seek + 'a,
 {
-    let format = match format {
-        Format::Gif => ImageFormat::Gif,
-        Format::WebP => ImageFormat::WebP,
-        Format::Bmp => ImageFormat::Bmp,
-        _ => ImageFormat::Pnm,
+    fn boxed<'a, R>(reader: R, format: ImageFormat) -> Result<Box<dyn ImageDecoder + 'a>, image::ImageError>
+    where
+        R: BufRead + Seek + 'a,
+    {
+        Ok(Box::new(ImageReader::with_format(reader, format).into_decoder()?))
+    }
+    let decoder = match format {
+        Format::Gif => boxed(Patched::new(reader, gif::Blocks::default()), ImageFormat::Gif),
+        Format::WebP => boxed(reader, ImageFormat::WebP),
+        Format::Bmp => boxed(reader, ImageFormat::Bmp),
+        _ => boxed(reader, ImageFormat::Pnm),
     };
-    let mut decoder = ImageReader::with_format(reader, format).into_decoder().map_err(|e| e.to_string())?;
+    let mut decoder = decoder.map_err(|e| e.to_string())?;
     let mut limits = Limits::no_limits();
     limits.max_alloc = Some(max_alloc);
     // The reader's own limits do not reach a decoder that is taken out of it.
@@ -38,13 +47,19 @@ where
 /// No header takes more.
 const HEADER_BYTES: u64 = 1 << 20;
 
+/// A PNM's header is text of any length, which its decoder keeps, and puts into its errors.
+const PNM_HEADER: u64 = 1 << 16;
+
 pub(super) fn header(reader: &mut Reader, format: Format) -> Result<Header, String> {
-    let mut decoder = open(reader, format, HEADER_BYTES)?;
-    let (width, height) = decoder.dimensions();
+    let mut limited = reader.take(if format == Format::Pnm { PNM_HEADER } else { u64::MAX });
+    let opened = open(&mut limited, format, HEADER_BYTES).map(|decoder| (decoder.dimensions(), decoder.color_type()));
+    if opened.is_err() && limited.limit() == 0 {
+        return Err(format!("the header of the PNM takes more than {PNM_HEADER} bytes"));
+    }
+    let ((width, height), colour) = opened?;
     if height == 0 || width == 0 {
         return Err(format!("{height}x{width} pixels, expected at least 1x1"));
     }
-    let colour = decoder.color_type();
     let pixels = match colour {
         ColorType::L8 | ColorType::L16 => Pixels::Gray,
         ColorType::La8 | ColorType::La16 => Pixels::GrayAlpha,
@@ -53,20 +68,30 @@ pub(super) fn header(reader: &mut Reader, format: Format) -> Result<Header, Stri
         other => return Err(format!("{other:?} samples, expected 8 or 16 bits")),
     };
     let bytes_per_sample = usize::from(colour.bytes_per_pixel()) / pixels.samples();
-    let orientation = decoder.orientation().map_err(|e| e.to_string())?;
-    let orientation = Orientation::from_exif(orientation.to_exif()).unwrap_or_default();
-    let [height, width] = orientation.size([height as usize, width as usize]);
+    let size = [height as usize, width as usize];
+    let alpha = matches!(pixels, Pixels::GrayAlpha | Pixels::Rgba);
+    reader.rewind().map_err(|e| e.to_string())?;
+    let (orientation, inside) = match format {
+        Format::WebP => {
+            let chunks = webp::read(reader, size, alpha)?;
+            (chunks.orientation, chunks.inside)
+        }
+        Format::Gif => (Orientation::default(), gif::inside(reader, size)?),
+        // A row as it is stored.
+        _ => (Orientation::default(), 4 * u64::from(width)),
+    };
+    let [height, width] = orientation.size(size);
     Ok(Header {
         format,
         height,
         width,
         channels: if matches!(pixels, Pixels::Gray | Pixels::GrayAlpha) { 1 } else { 3 },
         bits: 8 * bytes_per_sample as u8,
-        alpha: matches!(pixels, Pixels::GrayAlpha | Pixels::Rgba),
+        alpha,
         orientation,
         progressive: false,
         frames: if matches!(format, Format::Bmp | Format::Pnm) { Some(1) } else { None },
-        layout: header::Layout::Other(Layout { format, pixels, bytes_per_sample }),
+        layout: header::Layout::Other(Layout { format, pixels, bytes_per_sample, inside }),
     })
 }
 
@@ -79,18 +104,7 @@ impl Layout {
     pub(super) fn bytes(&self, [height, width]: [usize; 2]) -> u64 {
         let pixels = (height * width) as u64;
         let decoded = pixels * (self.pixels.samples() * self.bytes_per_sample) as u64;
-        decoded + self.inside(pixels) + STATE
-    }
-
-    /// Bytes that a decoder takes at most besides the pixels it fills in.
-    fn inside(&self, pixels: u64) -> u64 {
-        match self.format {
-            // Indices of a frame, looked up as they are copied.
-            Format::Gif => 4 * pixels,
-            // A lossless image as RGBA, or the planes of a lossy one.
-            Format::WebP => 4 * pixels,
-            _ => 0,
-        }
+        decoded + self.inside + STATE
     }
 
     pub(super) fn decode(&self, reader: Reader, size: [usize; 2], channels: usize) -> Result<Image, String> {

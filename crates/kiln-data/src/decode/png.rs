@@ -1,4 +1,4 @@
-use std::io::{BufRead, Read, Seek};
+use std::io::Read;
 
 use ::png::{ColorType, Decoder, Limits, Transformations};
 
@@ -8,6 +8,7 @@ use super::Orientation;
 use super::colour::Pixels;
 use super::header::{self, Format, Header};
 use super::input::Reader;
+use super::patched::{Patch, Patched, Refused};
 use super::plan::Rect;
 use super::reduce::{self, Boxes};
 
@@ -49,11 +50,13 @@ pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
         match &chunk[4..] {
             b"IDAT" => break,
             b"IEND" => return Err("the PNG has no image data".into()),
-            b"eXIf" if length <= 1 << 16 => {
-                let mut exif = vec![0; length as usize];
+            b"eXIf" => {
+                // Its orientation is at the beginning, a thumbnail at the end.
+                let mut exif = vec![0; length.min(1 << 16) as usize];
                 reader.read_exact(&mut exif).map_err(|_| CUT)?;
                 orientation = Orientation::in_exif(&exif);
-                reader.seek_relative(4).map_err(|e| e.to_string())?;
+                let rest = i64::from(length) - exif.len() as i64;
+                reader.seek_relative(rest + 4).map_err(|e| e.to_string())?;
             }
             name => {
                 if name == b"acTL" {
@@ -149,7 +152,7 @@ impl Layout {
     /// of 16 in big-endian order when the file has them.
     pub(super) fn rows(
         &self,
-        reader: impl BufRead + Seek,
+        reader: impl Read,
         width: usize,
         part: &Rect,
         deep: bool,
@@ -172,15 +175,16 @@ impl Layout {
         Ok(())
     }
 
-    fn open<R: BufRead + Seek>(
+    /// Opens the file, from its first byte on.
+    fn open<R: Read>(
         &self,
         reader: R,
         width: usize,
         transformations: Transformations,
-    ) -> Result<::png::Reader<R>, String> {
+    ) -> Result<::png::Reader<Patched<R, Chunks>>, String> {
         // What the limit is for is the row that it expands to, which the plan knows, and the chunks that are not pixels.
         let limits = Limits { bytes: 2 * width * self.pixels.samples() + CHUNKS };
-        let mut decoder = Decoder::new_with_limits(reader, limits);
+        let mut decoder = Decoder::new_with_limits(Patched::new(reader, Chunks::default()), limits);
         decoder.set_ignore_text_chunk(true);
         decoder.set_ignore_iccp_chunk(true);
         decoder.set_transformations(transformations);
@@ -199,7 +203,45 @@ impl Layout {
     }
 }
 
-const CHUNKS: usize = 256 * 1024;
+const CHUNKS: usize = 64 * 1024;
 
-/// The inflate state and what the chunks before the image data say.
-const STATE: u64 = 96 * 1024;
+/// Calls the EXIF of a PNG, which its decoder keeps, `ekIf`: a chunk that it does not know and passes over. The checksum
+/// of such a chunk may be wrong.
+#[derive(Debug, Default)]
+struct Chunks {
+    /// Bytes of the signature or of a chunk that came, up to those of its header.
+    seen: usize,
+    header: [u8; 8],
+    signed: bool,
+    /// Bytes of the chunk that are to come: its data and their checksum.
+    left: u64,
+}
+
+impl Patch for Chunks {
+    fn patch(&mut self, piece: &mut [u8]) -> Result<(), Refused> {
+        let mut at = 0;
+        while at < piece.len() {
+            let here = self.left.min((piece.len() - at) as u64);
+            if here > 0 {
+                self.left -= here;
+                at += here as usize;
+                continue;
+            }
+            self.header[self.seen] = piece[at];
+            // The letter that was seen last decides, so that it may be changed.
+            if self.signed && self.seen == 5 && self.header[4..6] == *b"eX" {
+                piece[at] = b'k';
+            }
+            self.seen = (self.seen + 1) % self.header.len();
+            at += 1;
+            if self.seen == 0 && std::mem::replace(&mut self.signed, true) {
+                let length = u32::from_be_bytes([self.header[0], self.header[1], self.header[2], self.header[3]]);
+                self.left = u64::from(length) + 4;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The inflate state, a piece of the file, and what the chunks before the image data say.
+const STATE: u64 = 128 * 1024;

@@ -6,13 +6,13 @@ use crate::Image;
 
 use super::colour::Pixels;
 use super::input::Reader;
-use super::scan_reader::MAX_SCANS;
+use super::jpeg;
+use super::segments::MAX_SCANS;
 
 /// Decodes a gray or RGB JPEG through libjpeg-turbo, which wants all of the file in memory.
-pub(super) fn decode(mut reader: Reader, pixels: Pixels, denominator: usize, channels: usize) -> Result<Image, String> {
+pub(super) fn decode(reader: Reader, pixels: Pixels, denominator: usize, channels: usize) -> Result<Image, String> {
     let mut jpeg = vec![];
-    reader.read_to_end(&mut jpeg).map_err(|e| e.to_string())?;
-    drop(reader);
+    jpeg::without_metadata(reader)?.read_to_end(&mut jpeg).map_err(|e| e.to_string())?;
     let image = decompress(&jpeg, pixels, denominator).map_err(|e| e.to_string())?;
     drop(jpeg);
     let Target { mut pixels, height, width, format, .. } = image;

@@ -66,6 +66,13 @@ pub(crate) fn taller(jpeg: &[u8], rows: usize, height: usize) -> Vec<u8> {
     out
 }
 
+/// A chunk of a PNG.
+pub(crate) fn chunk(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
+    let mut crc = flate2::Crc::new();
+    [name, body].iter().for_each(|part| crc.update(part));
+    [&(body.len() as u32).to_be_bytes()[..], name, body, &crc.sum().to_be_bytes()].concat()
+}
+
 /// An RGB PNG that is written row by row.
 pub(crate) fn png(path: &Path, height: usize, width: usize) {
     let mut encoder = png::Encoder::new(BufWriter::new(File::create(path).unwrap()), width as u32, height as u32);
