@@ -76,6 +76,18 @@ fn the_exact_path_gives_pillows_pixels() {
 }
 
 #[test]
+fn a_palette_is_looked_up() {
+    // Pillow's drawing of two colours, as indices and as it was.
+    let [palette, colours] = ["flat/palette.tif", "flat/lossless.webp"].map(|name| {
+        let view =
+            View { area: Area { top: 170.0, left: 500.0, height: 700.0, width: 900.0 }, ..View::whole(200, 300) };
+        decode(open(name), &view, 3, Quality::Exact)
+    });
+    assert!(palette.pixels.iter().any(|sample| *sample > 150));
+    assert!(palette == colours);
+}
+
+#[test]
 fn the_fast_path_stays_near_to_the_exact_one() {
     for Case { name, view, channels, expected } in cases() {
         let file = open(&name);

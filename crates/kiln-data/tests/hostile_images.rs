@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-use kiln_data::{DecodeOptions, Error, Image, ImageFile, Oversized, Quality, Raster, View};
+use kiln_data::{DecodeOptions, Error, Image, ImageFile, Oversized, Quality, Raster, Samples, View};
 use kiln_memory::CountingAllocator;
 use proptest::prelude::*;
 use tempfile::tempdir;
@@ -238,8 +238,9 @@ fn tiff_directories_that_lie() {
     assert_error(&gray_tiff(u32::MAX, u32::MAX, &[(278, 4, 1, 1)], 0, &pixels), "damaged");
     assert_error(&gray_tiff(30, 20, &[], 0, &pixels[..500]), "the TIFF ends too early");
     // Strips without number, at no place, of no rows.
-    assert_error(&gray_tiff(30, 20, &[(273, 4, u32::MAX, 200), (279, 4, u32::MAX, 200)], 0, &pixels), "damaged");
-    assert_error(&gray_tiff(30, 20, &[(273, 4, 1 << 20, 200)], 0, &pixels), "damaged");
+    let many = [(273, 4, u32::MAX, 200), (279, 4, u32::MAX, 200)];
+    assert_error(&gray_tiff(30, 20, &many, 0, &pixels), "4294967295 strips or tiles, expected at most 262144");
+    assert_error(&gray_tiff(30, 20, &[(273, 16, 1 << 18, 200)], 0, &pixels), "expected at most 131072");
     assert_error(&gray_tiff(30, 20, &[(273, 4, 1, u32::MAX)], 0, &pixels), "the TIFF ends too early");
     assert_error(&gray_tiff(30, 20, &[(278, 4, 1, 0)], 0, &pixels), "damaged");
     assert_error(&gray_tiff(30, 20, &[(277, 3, 1, 0)], 0, &pixels), "damaged");
@@ -250,6 +251,19 @@ fn tiff_directories_that_lie() {
     let tiles =
         [(273, 0, 0, 0), (279, 0, 0, 0), (322, 4, 1, u32::MAX), (323, 4, 1, u32::MAX), (324, 4, 1, 8), (325, 4, 1, 9)];
     assert_error(&gray_tiff(30, 20, &tiles, 0, &pixels), "damaged");
+    // Indices of 4 bits, whose colours are 16 reds, greens and blues of 16 bits behind the pixels.
+    let colours = 8 + 2 + 10 * 12 + 4 + 20 * 15;
+    let map: Vec<u8> = (0..48u16).flat_map(|i| (i * 1000).to_le_bytes()).collect();
+    let palette = |count| [(258, 3, 1, 4), (262, 3, 1, 3), (273, 4, 1, 8 + 2 + 10 * 12 + 4), (320, 3, count, colours)];
+    let file = |count| gray_tiff(30, 20, &palette(count), 0, &[&[0x7a; 20 * 15][..], &map].concat());
+    let colour = |index: u16| [index, 16 + index, 32 + index].map(|i| (i * 1000 >> 8) as u8);
+    let mut raster = Raster::new(ImageFile::from_bytes("image", file(48)).unwrap(), LIMIT).unwrap();
+    let window = raster.window(19, 26, 1, 4).unwrap();
+    assert_eq!((window.bands, window.samples), (1, Samples::U8(vec![7, 10, 7, 10])));
+    let whole = survive(&file(48)).unwrap().pixels;
+    assert!(colour(7).iter().zip(colour(10)).zip(&whole).all(|((a, b), got)| (*a..=b).contains(got)), "{whole:?}");
+    assert_error(&file(45), "a palette of 15 colours");
+    assert_error(&file(1 << 20), "a palette of 0 colours");
     // Floats are no picture, but a raster.
     assert_error(&gray_tiff(5, 5, &[(258, 3, 1, 32), (339, 3, 1, 3)], 0, &pixels), "a Raster reads it");
     let floats = gray_tiff(5, 5, &[(258, 3, 1, 32), (339, 3, 1, 3)], 0, &pixels);
@@ -261,6 +275,59 @@ fn tiff_directories_that_lie() {
     many.extend(u64::MAX.to_le_bytes());
     many.extend([0x55; 10_000]);
     assert_error(&many, "damaged");
+}
+
+#[test]
+fn a_hundred_thousand_tiles_are_read_where_they_are_wanted() {
+    let _alone = alone();
+    // 10^10 pixels in 391x391 tiles, all of which are the same bytes of the file.
+    let (side, count) = (100_000, 391 * 391u32);
+    let lists = 8 + 2 + 10 * 12 + 4;
+    let data = lists + 8 * count;
+    let mut entries = vec![(256, 4, 1, side), (257, 4, 1, side), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)];
+    entries.extend([(277, 3, 1, 1), (322, 4, 1, 256), (323, 4, 1, 256)]);
+    entries.extend([(324, 4, count, lists), (325, 4, count, lists + 4 * count)]);
+    let lists = [data.to_le_bytes(), (1u32 << 16).to_le_bytes()].map(|entry| entry.repeat(count as usize));
+    let tiff = tiff_of(&entries, 0, &[lists.concat(), vec![77; 1 << 16]].concat());
+    let before = HEAP.live_bytes();
+    HEAP.reset_peak();
+    let mut raster = Raster::new(ImageFile::from_bytes("image", &tiff[..]).unwrap(), 16 << 20).unwrap();
+    let said = raster.window_bytes(300, 300) as usize;
+    let window = raster.window(99_700, 50_000, 300, 300).unwrap();
+    assert!(matches!(window.samples, Samples::U8(samples) if samples == [77; 300 * 300]));
+    let took = HEAP.peak_bytes() - before - tiff.len();
+    assert!(took <= said, "{took} bytes, said {said}");
+}
+
+#[test]
+fn metadata_that_lie() {
+    let _alone = alone();
+    // A WebP whose EXIF claims 3 GB, and one whose image data claim another size than the canvas.
+    let path = fixtures().into_iter().find(|path| path.ends_with("orientation-5.webp")).unwrap();
+    let webp = fs::read(path).unwrap();
+    let exif = webp.windows(4).position(|name| name == b"EXIF").unwrap();
+    let mut claims = webp.clone();
+    claims[exif + 4..exif + 8].copy_from_slice(&3_000_000_000u32.to_le_bytes());
+    claims[4..8].copy_from_slice(&3_000_001_000u32.to_le_bytes());
+    assert_error(&claims, "ends within its EXIF");
+    let image = webp.windows(4).position(|name| name == b"VP8 ").unwrap();
+    let mut larger = webp;
+    larger[image + 14..image + 18].copy_from_slice(&[0xff, 0x3f, 0xff, 0x3f]);
+    assert_error(&larger, "16383x16383 pixels in the image data of the WebP, expected 97x144");
+    // What a header says is neither kept nor repeated, however long it is.
+    let line = [&b"P7\nWIDTH "[..], &[b'x'; 20 * MIB]].concat();
+    let lines = [&b"P7\n"[..], &b"#comment comment\n".repeat(MIB)].concat();
+    let kind = [&b"P7\nWIDTH 4\nHEIGHT 4\nDEPTH 3\nMAXVAL 255\n"[..], &b"TUPLTYPE RGB_RGB\n".repeat(MIB)].concat();
+    for pam in [&line, &lines, &kind] {
+        assert_error(pam, "the header of the PNM takes more than 65536 bytes");
+    }
+    let named = [&b"P7\n"[..], &[b'x'; 60_000], b" 5\nENDHDR\n"].concat();
+    assert!(survive(&named).unwrap_err().to_string().len() < 300);
+    // A profile in the place of coded data, and bytes before the first scan that decoders read differently.
+    let jpeg = large::jpeg(64, 8, 3);
+    for byte in [0, 1, 0xd0] {
+        assert_error(&[&jpeg[..2], &[0xff, byte, 0xe2, 0, 9], &jpeg[2..]].concat(), "between the segments of the JPEG");
+    }
 }
 
 #[test]

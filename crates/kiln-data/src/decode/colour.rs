@@ -70,6 +70,7 @@ impl Pixels {
             self.convert(read, channels, &mut pixels[first * channels..(first + many) * channels]);
         }
         pixels.truncate(count * channels);
+        pixels.shrink_to_fit();
     }
 }
 

@@ -9,6 +9,7 @@ mod input;
 mod jpeg;
 mod orientation;
 mod other;
+mod palette;
 mod patched;
 mod plan;
 mod png;

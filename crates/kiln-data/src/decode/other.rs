@@ -121,6 +121,7 @@ impl Layout {
                 pixels[i] = (u16::from_ne_bytes([pixels[2 * i], pixels[2 * i + 1]]) >> 8) as u8;
             }
             pixels.truncate(pixels.len() / 2);
+            pixels.shrink_to_fit();
         }
         self.pixels.convert_in_place(&mut pixels, channels);
         Ok(Image { pixels, height, width, channels })

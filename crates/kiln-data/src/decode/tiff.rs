@@ -9,6 +9,7 @@ use crate::Image;
 use super::colour::Pixels;
 use super::header::{self, Format, Header};
 use super::input::Reader;
+use super::palette::{self, Indices, Palette};
 use super::plan::Rect;
 use super::reduce::{self, Boxes};
 use super::{Orientation, jpeg};
@@ -28,20 +29,26 @@ pub(super) struct Layout {
     pub(super) bits: usize,
     pub(super) kind: SampleFormat,
     jpeg: bool,
+    palette: Option<Palette>,
+    /// Where the photometric interpretation is, if that is a palette.
+    interpretation: Option<u64>,
 }
 
 /// Reads the first directory. Source: TIFF 6.0; the BigTIFF design of libtiff.
 pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
-    check_directory(reader).map_err(|error| match error {
+    let directory = Directory::read(reader).map_err(|error| match error {
         Damage::Io(e) => reason(e.into()),
+        Damage::Count { tag: 273 | 279 | 324 | 325, count, most } => {
+            format!("a TIFF of {count} strips or tiles, expected at most {most}: larger ones make fewer")
+        }
         Damage::Count { tag, count, most } => {
             format!("tag {tag} of the TIFF has {count} values, expected at most {most}")
         }
     })?;
     reader.rewind().map_err(|e| e.to_string())?;
-    let mut decoder = Decoder::new(reader).map_err(reason)?;
+    let mut decoder = Decoder::new(Indices::new(reader, directory.interpretation)).map_err(reason)?;
     let (width, height) = decoder.dimensions().map_err(reason)?;
-    let layout = Layout::read(&mut decoder)?;
+    let layout = Layout::read(&mut decoder, directory)?;
     let orientation = decoder.find_tag_unsigned(Tag::Orientation).map_err(reason)?;
     let orientation = orientation.and_then(Orientation::from_exif).unwrap_or_default();
     let stored = [height as usize, width as usize];
@@ -76,42 +83,77 @@ impl From<io::Error> for Damage {
     }
 }
 
-/// Checks how many values the tags of the first directory say to have: the decoder reads what its limit of 1 MiB lets
-/// through into values that take thirty times as much.
-fn check_directory(reader: &mut Reader) -> Result<(), Damage> {
-    let [mark, _, version, low] = take(reader)?;
-    let little = mark == b'I';
-    let big = version == 43 || low == 43;
-    let number = |bytes: &[u8]| {
-        let add = |sum, byte: &u8| sum << 8 | u64::from(*byte);
-        if little { bytes.iter().rev().fold(0, add) } else { bytes.iter().fold(0, add) }
-    };
-    if big {
-        take::<4>(reader)?;
-    }
-    let start = if big { number(&take::<8>(reader)?) } else { number(&take::<4>(reader)?) };
-    reader.seek(SeekFrom::Start(start))?;
-    let entries = if big { number(&take::<8>(reader)?) } else { number(&take::<2>(reader)?) };
-    for _ in 0..entries {
-        let (tag, count) = if big {
-            let entry: [u8; 20] = take(reader)?;
-            (number(&entry[..2]) as u16, number(&entry[4..12]))
-        } else {
-            let entry: [u8; 12] = take(reader)?;
-            (number(&entry[..2]) as u16, number(&entry[4..8]))
-        };
-        let most = match tag {
-            273 | 279 | 324 | 325 => 1 << 17, // strips and tiles
-            347 => 1 << 16,                   // tables of a JPEG
-            256..=259 | 262 | 274 | 277 | 278 | 284 | 317 | 322 | 323 | 338 | 339 | 530 => 1024,
-            _ => continue, // is not read
-        };
-        if count > most {
-            return Err(Damage::Count { tag, count, most });
-        }
-    }
-    Ok(())
+/// What the decoder is not asked for.
+#[derive(Default)]
+struct Directory {
+    /// Where the low byte of the photometric interpretation is, if that is a palette.
+    interpretation: Option<u64>,
+    colours: Option<Palette>,
 }
+
+impl Directory {
+    /// Checks how many values the tags of the first directory say to have: the decoder reads what its limit of 1 MiB
+    /// lets through into values that take up to thirty times as much. Reads the palette.
+    fn read(reader: &mut Reader) -> Result<Self, Damage> {
+        let [mark, _, version, low] = take(reader)?;
+        let little = mark == b'I';
+        let big = version == 43 || low == 43;
+        let number = |bytes: &[u8]| {
+            let add = |sum, byte: &u8| sum << 8 | u64::from(*byte);
+            if little { bytes.iter().rev().fold(0, add) } else { bytes.iter().fold(0, add) }
+        };
+        if big {
+            take::<4>(reader)?;
+        }
+        let start = if big { number(&take::<8>(reader)?) } else { number(&take::<4>(reader)?) };
+        reader.seek(SeekFrom::Start(start))?;
+        let entries = if big { number(&take::<8>(reader)?) } else { number(&take::<2>(reader)?) };
+        let [first, length, value_at] = if big { [8, 20, 12] } else { [2, 12, 8] };
+        let (mut directory, mut colour_map) = (Self::default(), None);
+        for i in 0..entries {
+            let mut entry = [0; 20];
+            reader.read_exact(&mut entry[..length])?;
+            let (tag, kind) = (number(&entry[..2]), number(&entry[2..4]));
+            let (count, value) = (number(&entry[4..value_at]), &entry[value_at..length]);
+            let bytes = match kind {
+                1 => 1,
+                3 => 2,
+                4 => 4,
+                _ => 8,
+            };
+            let most = match tag {
+                262 if bytes < 8 && number(&value[..bytes]) == PALETTE => {
+                    let low = if little { 0 } else { bytes - 1 };
+                    directory.interpretation = Some(start + i * length as u64 + (first + value_at + low) as u64);
+                    1024
+                }
+                273 | 279 | 324 | 325 => ((1 << 20) / bytes as u64).min(1 << 18), // strips and tiles
+                320 if kind == 3 && count <= 3 << 8 => {
+                    colour_map = Some((number(value), count));
+                    continue;
+                }
+                347 => 1 << 16, // tables of a JPEG
+                256..=259 | 262 | 274 | 277 | 278 | 284 | 317 | 322 | 323 | 338 | 339 | 530 => 1024,
+                _ => continue, // is not read
+            };
+            if count > most {
+                return Err(Damage::Count { tag: tag as u16, count, most });
+            }
+        }
+        if let (Some(_), Some((start, count))) = (directory.interpretation, colour_map) {
+            reader.seek(SeekFrom::Start(start))?;
+            let mut map = vec![];
+            for _ in 0..count {
+                map.push(number(&take::<2>(reader)?) as u16);
+            }
+            directory.colours = Some(palette::palette(&map));
+        }
+        Ok(directory)
+    }
+}
+
+/// RGBPalette, as a photometric interpretation.
+const PALETTE: u64 = 3;
 
 fn take<const N: usize>(reader: &mut Reader) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
@@ -127,7 +169,7 @@ fn reason(error: TiffError) -> String {
 }
 
 impl Layout {
-    fn read<R: Read + Seek>(decoder: &mut Decoder<R>) -> Result<Self, String> {
+    fn read<R: Read + Seek>(decoder: &mut Decoder<R>, directory: Directory) -> Result<Self, String> {
         let colour = decoder.colortype().map_err(reason)?;
         let (columns, rows) = decoder.chunk_dimensions();
         let unit = decoder.image_coding_unit_layout(TiffCodingUnit(0)).map_err(reason)?;
@@ -138,9 +180,21 @@ impl Layout {
         if tiled && (rows as usize).checked_mul(columns as usize).is_none_or(|pixels| pixels > header::MAX_PIXELS) {
             return Err(format!("tiles of {rows}x{columns} pixels, expected at most 2^40 in all"));
         }
+        let Directory { interpretation, colours } = directory;
+        let palette = match (interpretation, colours, bits) {
+            (None, ..) => None,
+            (Some(_), Some(colours), 1..=8) if samples == 1 && colours.len() == 1 << bits => Some(colours),
+            (Some(_), colours, _) => {
+                let count = colours.map_or(0, |colours| colours.len());
+                return Err(format!(
+                    "a TIFF of {samples} samples of {bits} bits and a palette of {count} colours, expected one of 1 to \
+                     8 bits and as many colours as that has values"
+                ));
+            }
+        };
         let filled = [rows.min(height), columns.min(width)].map(|side| side as usize);
         Ok(Self {
-            pixels: pixels(colour, unit.sample_format),
+            pixels: pixels(colour, unit.sample_format).map(|gray| if palette.is_some() { Pixels::Rgb } else { gray }),
             // The rows of a strip may be given as 2^32 - 1.
             chunk: if tiled { [rows as usize, columns as usize] } else { filled },
             filled,
@@ -149,6 +203,8 @@ impl Layout {
             bits,
             kind: unit.sample_format,
             jpeg: compression == Some(CompressionMethod::ModernJPEG.to_u16()),
+            palette,
+            interpretation,
         })
     }
 
@@ -175,7 +231,8 @@ impl Layout {
 
     /// Bytes that decoding takes at its peak, the pixels that come out among them.
     pub(super) fn bytes(&self, part: &Rect, factor: usize, channels: usize) -> u64 {
-        let rows = 3 * (self.filled[1] * self.samples.max(channels)) as u64;
+        let samples = if self.palette.is_some() { 3 } else { self.samples };
+        let rows = 3 * (self.filled[1] * samples.max(channels)) as u64;
         self.chunk_bytes() + rows + reduce::bytes(part.size(), channels, factor, self.filled[0])
     }
 
@@ -188,6 +245,11 @@ impl Layout {
         Chunks::open(reader, self.clone())?.read(part, |piece| match piece {
             Piece::Row { y, x, samples } => {
                 let eight = match self.bits {
+                    _ if let Some(palette) = &self.palette => {
+                        bytes.clear();
+                        bytes.extend(samples.iter().flat_map(|index| palette[usize::from(*index)]));
+                        &bytes
+                    }
                     8 => samples,
                     16 => {
                         bytes.clear();
@@ -237,7 +299,7 @@ fn pixels(colour: ColorType, kind: SampleFormat) -> Result<Pixels, String> {
 /// Reads the chunks that touch a part of a TIFF, from the top down.
 #[derive(Debug)]
 pub(super) struct Chunks {
-    decoder: Decoder<Reader>,
+    decoder: Decoder<Indices<Reader>>,
     layout: Layout,
     size: [usize; 2],
     planar: bool,
@@ -262,6 +324,7 @@ impl Chunks {
             true => layout.chunk[0] * layout.chunk[1] * layout.samples + (1 << 16),
             false => usize::MAX,
         };
+        let reader = Indices::new(reader, layout.interpretation);
         let mut decoder = Decoder::new(reader).map_err(reason)?.with_limits(limits);
         let (width, height) = decoder.dimensions().map_err(reason)?;
         let planar = decoder.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(reason)?;
@@ -347,7 +410,7 @@ impl Chunks {
             let (Some(offset), Some(length)) = (offsets.get(chunk), lengths.get(chunk)) else {
                 return Err(format!("chunk {chunk} of the TIFF is missing"));
             };
-            let reader = self.decoder.inner();
+            let reader = self.decoder.inner().file();
             let end = reader.seek(SeekFrom::End(0)).map_err(io)?;
             if offset.checked_add(*length).is_none_or(|last| last > end) {
                 return Err(format!("chunk {chunk} of the TIFF lies beyond the end of the file"));
