@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import math
 import os
@@ -22,7 +23,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from measures import MIB, allocator_peak, bytes_of, machine, processor, reset_peak_rss, spread, status
 
@@ -86,7 +87,7 @@ def arguments() -> tuple[argparse.Namespace, ResNetConfig | GptConfig]:
     add("--threads", type=int, help="of torch on the CPU [default: torch's]")
     add("--seed", type=int, default=1)
     add("--memory-limit", type=bytes_argument, metavar="BYTES", help="as in 16GiB; see README.md for what it bounds")
-    add("--find-largest-batch", action="store_true", help="by doubling and halving, each size in a process of its own")
+    add("--find-largest-batch", action="store_true", help="by doubling and halving; cuda: a line of JSON for each size")
     add(
         "--allocator-peak",
         action="store_true",
@@ -321,35 +322,78 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
     return {"device": device, "threads": threads, **versions, **cuda, **machine(), "flags": flags}
 
 
-def find_largest_batch(args: argparse.Namespace) -> dict[str, Any]:
-    """The largest batch of which 3 steps go well, to 1/64, each tried in a process of its own."""
-    own = ["--find-largest-batch", "--allocator-peak", "--batch", "--steps", "--warmup", "--loss-curve"]
-    command = [sys.executable, __file__, *without(sys.argv[1:], own), "--steps", "3", "--warmup", "0"]
+def find_largest_batch(args: argparse.Namespace, config: ResNetConfig | GptConfig) -> dict[str, Any]:
+    """The largest batch of which 3 steps go well.
+
+    cuda: to 1/16, in this process, because the allocator says when it has no more and gives everything back; one
+    line of JSON after each trial, so that a search that is ended leaves what it had. cpu: to 1/64, each size in a
+    process of its own, because memory that runs out may end it.
+    """
+    cuda = args.device == "cuda"
     trials: list[dict[str, Any]] = []
 
     def fits(batch: int) -> bool:
-        done = subprocess.run([*command, "--batch", str(batch)], capture_output=True, text=True)
-        ok = done.returncode == 0
-        trial = {"batch": batch, "fits": ok}
-        if ok:
-            trial["peak_bytes"] = json.loads(done.stdout.splitlines()[-1])["peak_bytes"]
-        elif done.returncode < 0:
-            trial["ended_by_signal"] = -done.returncode  # a library that aborts when memory runs out
-        elif done.returncode != OUT_OF_MEMORY:
-            sys.exit(f"train.py: batch {batch} failed otherwise than for want of memory:\n{done.stderr.strip()}")
-        trials.append(trial)
-        print(f"batch {batch}: {'fits' if ok else 'does not fit'}", file=sys.stderr)
-        return ok
+        trial = trial_here(args, config, batch) if cuda else trial_apart(batch)
+        trials.append({"batch": batch} | trial)
+        print(f"batch {batch}: {'fits' if trial['fits'] else 'does not fit'}", file=sys.stderr)
+        if cuda:
+            good = max((t["batch"] for t in trials if t["fits"]), default=0)
+            bad = min((t["batch"] for t in trials if not t["fits"]), default=None)
+            print(json.dumps({"largest_batch": good, "fails_at": bad, "unfinished": True}), flush=True)
+        return trial["fits"]
 
-    good, bad = 0, args.batch
+    unlimited = args.memory_limit is None and not cuda
+    good, bad = search(fits, args.batch, 16 if cuda else 64, 1 << 16 if unlimited else None)
+    return {"peer": "pytorch", "model": args.model, "largest_batch": good, "fails_at": bad, "trials": trials}
+
+
+def search(fits: Callable[[int], bool], start: int, grain: int, most: int | None) -> tuple[int, int]:
+    """The largest size that fits and the smallest that does not, to 1/grain, by doubling and halving.
+
+    >>> search(lambda size: size <= 100, 32, 16, None)
+    (100, 104)
+    >>> search(lambda size: size <= 5, 32, 64, None)
+    (5, 6)
+    >>> search(lambda size: False, 4, 16, None)
+    (0, 1)
+    """
+    good, bad = 0, start
     while fits(bad):
         good, bad = bad, 2 * bad
-        if args.memory_limit is None and args.device == "cpu" and good >= 1 << 16:
+        if most is not None and good >= most:
             break
-    while bad - good > max(1, good // 64):
+    while bad - good > max(1, good // grain):
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return {"peer": "pytorch", "model": args.model, "largest_batch": good, "fails_at": bad, "trials": trials}
+    return good, bad
+
+
+def trial_here(args: argparse.Namespace, config: ResNetConfig | GptConfig, batch: int) -> dict[str, Any]:
+    own = {"batch": batch, "steps": 3, "warmup": 0, "loss_curve": None, "allocator_peak": False}
+    result = None
+    try:
+        result = train(argparse.Namespace(**(vars(args) | own)), config)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # Outside of the handler, which keeps the step's tensors.
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {"fits": True, "peak_bytes": result["peak_bytes"]} if result else {"fits": False}
+
+
+def trial_apart(batch: int) -> dict[str, Any]:
+    own = ["--find-largest-batch", "--allocator-peak", "--batch", "--steps", "--warmup", "--loss-curve"]
+    command = [sys.executable, __file__, *without(sys.argv[1:], own), "--steps", "3", "--warmup", "0"]
+    done = subprocess.run([*command, "--batch", str(batch)], capture_output=True, text=True)
+    if done.returncode == 0:
+        return {"fits": True, "peak_bytes": json.loads(done.stdout.splitlines()[-1])["peak_bytes"]}
+    if done.returncode < 0:
+        return {"fits": False, "ended_by_signal": -done.returncode}  # a library that aborts when memory runs out
+    if done.returncode != OUT_OF_MEMORY:
+        sys.exit(f"train.py: batch {batch} failed otherwise than for want of memory:\n{done.stderr.strip()}")
+    return {"fits": False}
 
 
 def without(words: list[str], options: list[str]) -> list[str]:
@@ -372,7 +416,7 @@ def main() -> None:
     if args.find_largest_batch:
         if args.device == "cpu" and args.memory_limit is None:
             sys.exit("train.py: --find-largest-batch on the CPU would fill the machine, expected --memory-limit")
-        print(json.dumps(find_largest_batch(args) | provenance(args)))
+        print(json.dumps(find_largest_batch(args, config) | provenance(args)))
         return
     failed = ""
     try:
