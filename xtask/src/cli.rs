@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Fuzz(Fuzz),
     /// Find out what this does on a GPU: a numbered list of checks and measurements, each in a process of its own
     Gpu(Gpu),
-    /// Pack the program and its fixtures into dist/*.tar.zst for a machine without Rust
+    /// Pack the program and its fixtures into dist/*.tar.gz for a machine without Rust
     Dist(Dist),
 }
 
@@ -301,9 +301,17 @@ pub(crate) struct Dist {
     /// Leave out the CUDA backend
     #[arg(long)]
     pub(crate) no_cuda: bool,
+    /// Have kernels written in CUDA C++ and compiled by NVIDIA's NVRTC, which must be on the machine with the GPU, and not by LLVM
+    #[arg(long, conflicts_with = "no_cuda")]
+    pub(crate) cuda_cpp: bool,
 }
 
-/// All items take less than 9 minutes. What one finds is on disk when the next begins.
+fn patience(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.1..=100.0).contains(number));
+    number.ok_or_else(|| "expected a number from 0.1 to 100".into())
+}
+
+/// All items take less than 9 minutes with a patience of 1. What one finds is on disk when the next begins.
 #[derive(Args)]
 pub(crate) struct Gpu {
     /// Numbers of items [default: all]
@@ -322,6 +330,12 @@ pub(crate) struct Gpu {
     /// The smallest sizes, to see that everything runs
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Times as long for every item, as for a first run, which compiles and tunes all kernels
+    #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = patience)]
+    pub(crate) patience: f64,
+    /// Keep all results in this one .tar.gz as well, written anew after each item
+    #[arg(long, value_name = "FILE")]
+    pub(crate) archive: Option<PathBuf>,
     /// Python that has PyTorch, to compare with
     #[arg(long, value_name = "PATH", default_value = "python3")]
     pub(crate) python: PathBuf,

@@ -41,6 +41,7 @@ fn fall_back_to(device: &str) {
 fn cuda(index: usize) -> Result<Device> {
     use burn::tensor::DeviceType;
 
+    keep_kernels(); // the first call of the driver reads where it keeps its own
     let found = Device::enumerate(DeviceType::Cuda).into_vec().len();
     if found == 0 {
         bail!(
@@ -51,13 +52,17 @@ fn cuda(index: usize) -> Result<Device> {
     if index >= found {
         bail!(Usage(format!("there is no device 'cuda:{index}', expected cuda:0 to cuda:{}", found - 1)));
     }
-    keep_kernels();
     Ok(Device::cuda(index))
 }
 
-/// Has burn keep compiled kernels, and which of them are fastest, for the next run. A `cubecl.toml` is read as ever but for
-/// the place.
+/// What the driver may keep of the kernels it compiled, in bytes: its largest.
 #[cfg(feature = "cuda")]
+const DRIVER_KEEPS: &str = "4294967296";
+
+/// Has burn keep compiled kernels, and which of them are fastest, for the next run, and the driver what it makes of them. A
+/// `cubecl.toml` is read as ever but for the place.
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code, reason = "set_var is unsafe because other threads may read the environment meanwhile")]
 fn keep_kernels() {
     use burn::cubecl::config::cache::CacheConfig;
     use burn::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
@@ -66,6 +71,14 @@ fn keep_kernels() {
     let Some(directory) = crate::cache::kernels() else { return };
     if let Err(error) = std::fs::create_dir_all(&directory) {
         return tracing::debug!("cannot keep kernels in '{}': {error}", directory.display());
+    }
+    for (name, value) in
+        [("CUDA_CACHE_PATH", directory.join("driver").into_os_string()), ("CUDA_CACHE_MAXSIZE", DRIVER_KEEPS.into())]
+    {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: as in `fall_back_to`: no thread runs yet.
+            unsafe { std::env::set_var(name, value) };
+        }
     }
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
     config.environment.path = CacheConfig::Directory(directory);

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use tar::Builder;
-use zstd::Encoder;
 
 use crate::cli::Dist;
 use crate::gpu::workspace_revision;
@@ -26,16 +27,32 @@ What it does on a GPU is found out by a numbered list, in less than 9 minutes:
     ./kiln gpu --list                   what they are
     ./kiln gpu 2 5 --out results        only some, beside those that ran before
     ./kiln gpu --python /path/python    with PyTorch beside it (pip install -r benches/peers/requirements.txt)
+    ./kiln gpu --patience 3             three times as long for each item: the first run on a card compiles and tunes all kernels
     ./kiln gpu --device flex --quick    to see that the list runs, without a GPU
 
 results/ then holds one JSON file for each item, summary.json, and messages.toml, the texts of failed allocations; an item that
 fails, hangs or loses the device ends alone. Everything compiled and tuned is kept in kernels/ beside the program: carry it
 along, and the next run on a card of the same kind begins where this one ended. In a workspace the results are committed as
 benches/results/gpu/CARD-DATE, and `cargo xtask gpu --page` writes docs/results.md.
+
+On a machine that is there for some minutes and gives back a few files of limited size from a folder $OUT, this leaves all
+results in one file, whole after each item, and kernels/ in parts of 15 MB:
+
+    timeout -s INT 540 ./kiln gpu --python python3 --out /tmp/results --archive $OUT/results.tar.gz 2> $OUT/log
+    tar cz kernels | split -b 15000000 - $OUT/kernels.tar.gz.
+
+The next run on such a machine goes on with the kernels; `cat kernels.tar.gz.* | tar xz` in this folder brings them back. When
+items need longer than there is time for, run some of them at a time: ./kiln gpu 1 2 3 --patience 3.
 ";
 
 const README_CUDA: &str = "
-For --device cuda:0 it needs NVIDIA's driver as well (libcuda.so; put its folder on LD_LIBRARY_PATH if it is not found).
+For --device cuda:0 it needs NVIDIA's driver for CUDA 13.0 or newer as well (libcuda.so; put its folder on LD_LIBRARY_PATH if
+it is not found).
+";
+
+const README_CUDA_CPP: &str = "\
+Kernels are compiled by NVRTC: CUDA's toolkit must be there as well, at CUDA_PATH, /usr/local/cuda or /opt/cuda, with
+libnvrtc.so on LD_LIBRARY_PATH.
 ";
 
 /// What else goes along, from the root of the workspace.
@@ -44,7 +61,9 @@ const FILES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 /// Where the PyTorch programs are that `gpu` compares with; only what they consist of goes along.
 const PEERS: &str = "benches/peers";
 /// What the machines take to which a bundle is carried.
-const MOST_BYTES: u64 = 64 << 20;
+const MOST_BYTES: u64 = 52 << 20;
+/// The CUDA whose driver is enough: without it the bindings are those of the toolkit that is installed, or the newest.
+const CUDA_VERSION: (&str, &str) = ("CUDARC_CUDA_VERSION", "13000");
 
 pub(crate) fn run(arguments: &Dist) -> Result<()> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
@@ -53,8 +72,16 @@ pub(crate) fn run(arguments: &Dist) -> Result<()> {
     if let Some(revision) = workspace_revision() {
         build.env("KILN_REVISION", revision);
     }
-    if !arguments.no_cuda {
-        build.args(["--features", "cuda"]);
+    let kind = match (arguments.no_cuda, arguments.cuda_cpp) {
+        (true, _) => "flex",
+        (false, false) => "cuda",
+        (false, true) => "cuda-cpp",
+    };
+    if kind != "flex" {
+        build.args(["--features", kind]);
+        if std::env::var_os(CUDA_VERSION.0).is_none() {
+            build.env(CUDA_VERSION.0, CUDA_VERSION.1);
+        }
     }
     let status = build.status().context("cannot run cargo")?;
     ensure!(
@@ -65,14 +92,17 @@ pub(crate) fn run(arguments: &Dist) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     ensure!(root.is_dir(), "'{}' is gone, expected the workspace this program was built in", root.display());
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let kind = if arguments.no_cuda { "flex" } else { "cuda" };
     let name = format!("kiln-{VERSION}-{kind}-{}", std::env::consts::ARCH);
     let out = root.join("dist");
     fs::create_dir_all(&out)?;
     let part = tempfile::NamedTempFile::new_in(&out)?;
-    let readme = if arguments.no_cuda { README.to_owned() } else { [README, README_CUDA].concat() };
+    let readme = match kind {
+        "flex" => README.to_owned(),
+        "cuda" => [README, README_CUDA].concat(),
+        _ => [README, README_CUDA, README_CUDA_CPP].concat(),
+    };
     pack(part.as_file(), &name, &target.join("release/xtask"), &root, &readme)?;
-    let path = out.join(format!("{name}.tar.zst"));
+    let path = out.join(format!("{name}.tar.gz"));
     part.persist(&path)?;
     let bytes = fs::metadata(&path)?.len();
     tracing::info!("{}: {:.1} MiB", path.display(), bytes as f64 / f64::from(1 << 20));
@@ -81,7 +111,7 @@ pub(crate) fn run(arguments: &Dist) -> Result<()> {
 }
 
 fn pack(file: &File, name: &str, program: &Path, root: &Path, readme: &str) -> Result<()> {
-    let mut archive = Builder::new(Encoder::new(file, 19)?);
+    let mut archive = Builder::new(GzEncoder::new(file, Compression::best())); // what every machine unpacks
     archive.append_path_with_name(program, format!("{name}/kiln"))?;
     for folder in FOLDERS {
         archive.append_dir_all(format!("{name}/{folder}"), root.join(folder))?;

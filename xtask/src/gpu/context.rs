@@ -2,7 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::findings::{Findings, Outcome, Record};
 use super::provenance::{Provenance, index};
-use super::{ITEMS, measure};
+use super::{ITEMS, Item, measure};
 use crate::cli::Gpu;
 
 /// How large the problems of an item are.
@@ -47,10 +48,33 @@ pub(crate) struct Context {
     deadline: Instant,
 }
 
+/// What is left for writing down what a command said.
+pub(crate) const WRITING: Duration = Duration::from_secs(2);
+
 /// Ends an item: what it needs is not here.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Skip(pub(crate) String);
+
+/// A command that took longer than it may, and what it had said.
+#[derive(Debug, thiserror::Error)]
+#[error("'{name}' was ended after {seconds:.0} s{}", said(.stdout, .stderr))]
+pub(crate) struct TimeUp {
+    name: String,
+    seconds: f64,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+}
+
+/// A command that was ended because somebody wants no more.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped")]
+pub(crate) struct Stopped;
+
+/// How long an item may take: `patience` times its own seconds.
+pub(crate) fn limit(item: &Item, patience: f64) -> Duration {
+    Duration::from_secs(item.seconds).mul_f64(patience)
+}
 
 /// Runs item `number` in this process. The parent learns how it ended from the item's file.
 pub(crate) fn child(arguments: &Gpu, number: usize) -> Result<()> {
@@ -65,7 +89,7 @@ pub(crate) fn child(arguments: &Gpu, number: usize) -> Result<()> {
         python: arguments.python.clone(),
         record,
         size,
-        deadline: Instant::now() + Duration::from_secs(item.seconds),
+        deadline: Instant::now() + limit(item, arguments.patience),
     };
     let (outcome, reason) = match caught(|| (item.run)(&mut context)) {
         Ok(()) => (context.record.findings.verdict(), None),
@@ -122,30 +146,67 @@ impl Context {
 
     /// Runs this program with other arguments, or another program, and waits as long as the item may take.
     pub(crate) fn wait_for(&self, command: &mut Command) -> Result<Output> {
-        // Two seconds are for writing down what it said.
-        wait_for(command, self.left().saturating_sub(Duration::from_secs(2)))
+        wait_for(command, self.left().saturating_sub(WRITING))
     }
 }
 
-/// Runs `command` and takes what it prints; kills it after `limit`.
+/// Runs `command` and takes what it prints; kills it after `limit`, which is a [`TimeUp`].
 pub(crate) fn wait_for(command: &mut Command, limit: Duration) -> Result<Output> {
+    waited(command, limit, &AtomicBool::new(false), |child| child.kill())
+}
+
+/// The same with a group of processes of its own: all that `command` started is killed with it. So it is when `stop` becomes
+/// true, which is [`Stopped`].
+pub(crate) fn wait_for_group(command: &mut Command, limit: Duration, stop: &AtomicBool) -> Result<Output> {
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    waited(command, limit, stop, kill_group)
+}
+
+fn waited(
+    command: &mut Command,
+    limit: Duration,
+    stop: &AtomicBool,
+    kill: impl Fn(&mut Child) -> std::io::Result<()>,
+) -> Result<Output> {
     let (stdout, stderr) = (tempfile::NamedTempFile::new()?, tempfile::NamedTempFile::new()?);
     command.stdin(Stdio::null()).stdout(stdout.reopen()?).stderr(stderr.reopen()?);
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command.spawn().with_context(|| format!("cannot run '{name}'"))?;
     let until = Instant::now() + limit;
-    let status = loop {
+    loop {
         if let Some(status) = child.try_wait()? {
-            break status;
+            if !status.success() {
+                let _ = kill(&mut child); // what it left behind
+            }
+            return Ok(Output { status, stdout: std::fs::read(stdout.path())?, stderr: std::fs::read(stderr.path())? });
         }
-        if Instant::now() >= until {
-            child.kill()?;
+        let stopped = stop.load(Relaxed);
+        if stopped || Instant::now() >= until {
+            kill(&mut child)?;
             child.wait()?;
-            bail!("'{name}' was ended after {:.0} s", limit.as_secs_f64());
+            ensure!(!stopped, Stopped);
+            let (stdout, stderr) = (std::fs::read(stdout.path())?, std::fs::read(stderr.path())?);
+            bail!(TimeUp { name, seconds: limit.as_secs_f64(), stdout, stderr });
         }
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Kills the group that `child` leads, by the shell: the standard library kills single processes alone.
+fn kill_group(child: &mut Child) -> std::io::Result<()> {
+    let group = format!("kill -s KILL -- -{}", child.id());
+    let done = Command::new("sh").args(["-c", &group]).stdin(Stdio::null()).stderr(Stdio::null()).status();
+    if done.is_ok_and(|status| status.success()) { Ok(()) } else { child.kill() }
+}
+
+/// The ends of what a command printed.
+fn said(stdout: &[u8], stderr: &[u8]) -> String {
+    let part = |name: &str, bytes: &[u8]| {
+        let text = one_line(&tail(&String::from_utf8_lossy(bytes), 600));
+        if text.is_empty() { text } else { format!("; last on {name}: {text}") }
     };
-    Ok(Output { status, stdout: std::fs::read(stdout.path())?, stderr: std::fs::read(stderr.path())? })
+    part("stderr", stderr) + &part("stdout", stdout)
 }
 
 /// The last line of what a command that went well printed, as JSON.
@@ -197,10 +258,50 @@ mod tests {
     fn a_panic_is_an_error_and_a_command_has_a_limit() {
         let error = caught::<()>(|| panic!("no row {}", 7)).unwrap_err();
         assert_eq!(error.to_string(), "panicked: no row 7");
-        let mut command = Command::new("sleep");
-        let error = wait_for(command.arg("60"), Duration::from_millis(50)).unwrap_err();
-        assert!(error.to_string().contains("was ended"), "{error}");
+        let mut command = Command::new("sh");
+        let error = wait_for(command.args(["-c", "echo half; exec sleep 60"]), Duration::from_millis(300)).unwrap_err();
+        assert!(error.to_string().ends_with("was ended after 0 s; last on stdout: half"), "{error}");
+        assert_eq!(error.downcast::<TimeUp>().unwrap().stdout, b"half\n");
         let output = wait_for(Command::new("echo").arg("[1, 2]"), Duration::from_secs(20)).unwrap();
         assert_eq!(last_json::<Vec<u8>>(&output).unwrap(), [1, 2]);
+    }
+
+    #[test]
+    fn patience_multiplies_what_an_item_may_take() {
+        assert_eq!(limit(&ITEMS[0], 2.5), Duration::from_millis(2500 * ITEMS[0].seconds));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_a_command_started_ends_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let started = || std::fs::read_to_string(folder.path().join("id")).unwrap_or_default().trim().to_owned();
+        let run = |limit, stop: &AtomicBool| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "sleep 60 & echo $! > id; wait"]).current_dir(folder.path());
+            wait_for_group(&mut command, limit, stop).unwrap_err()
+        };
+        let ended = |id: &str| {
+            let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+            stat.is_empty() || stat.contains(") Z ") // gone, or dead and nobody has asked how it ended
+        };
+        let until = |done: &dyn Fn() -> bool| {
+            let begun = Instant::now();
+            while !done() {
+                assert!(begun.elapsed().as_secs() < 30);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        assert!(run(Duration::from_secs(2), &AtomicBool::new(false)).is::<TimeUp>());
+        let first = started();
+        until(&|| ended(&first));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| run(Duration::from_secs(60), &stop));
+            until(&|| !started().is_empty() && started() != first);
+            stop.store(true, Relaxed);
+            assert!(running.join().unwrap().is::<Stopped>());
+        });
+        until(&|| ended(&started()));
     }
 }

@@ -1,11 +1,11 @@
-//! Item 3: both pipelines on the data in fixtures/, from the same weights, beside the same run on the CPU in f32.
+//! Item 4: both pipelines on the data in fixtures/, from the same weights, beside the same run on the CPU in f32.
 //!
 //! Every run is a process of its own, because a process opens one device. The reference runs beside those of the card.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use burn::tensor::Device;
@@ -87,29 +87,33 @@ impl Distance {
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    for pipeline in ["gpt", "resnet"] {
-        context.part(pipeline, 10, |context| compare(context, pipeline, folder.path()));
+    for (pipeline, share) in [("gpt", 0.5), ("resnet", 1.0)] {
+        // What the first compiles must not take the time of the second.
+        let limit = context.left().mul_f64(share);
+        context.part(pipeline, 10, |context| compare(context, pipeline, folder.path(), limit));
     }
     Ok(())
 }
 
-fn compare(context: &mut Context, pipeline: &str, folder: &Path) -> Result<()> {
+fn compare(context: &mut Context, pipeline: &str, folder: &Path, limit: Duration) -> Result<()> {
+    let until = Instant::now() + limit;
+    let left = || until.saturating_duration_since(Instant::now()).saturating_sub(super::context::WRITING);
     let steps = context.pick(200, 60, 6);
     let measured = context.pick(true, true, false);
     let weights = folder.join(format!("{pipeline}.safetensors"));
     let request =
         |precision, steps| Request { pipeline: pipeline.into(), precision, steps, weights: weights.clone(), measured };
-    let output = context.wait_for(&mut command("flex", &request(Precision::F32, 0))?)?;
+    let output = wait_for(&mut command("flex", &request(Precision::F32, 0))?, left())?;
     ensure!(output.status.success(), "no initial weights: {}", String::from_utf8_lossy(&output.stderr));
 
-    let limit = context.left();
+    let limit = left();
     let mut reference = command("flex", &request(Precision::F32, steps))?;
     let reference = std::thread::spawn(move || wait_for(&mut reference, limit));
     let curves: Vec<(Precision, Result<Curve>)> = Precision::ALL
         .into_iter()
         .map(|precision| {
             let output = command(&context.name, &request(precision, steps))
-                .and_then(|mut command| context.wait_for(&mut command));
+                .and_then(|mut command| wait_for(&mut command, left()));
             (precision, output.and_then(|output| curve(&output)))
         })
         .collect();

@@ -79,6 +79,14 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<Value>>,
 }
 
+impl Table {
+    /// What `row` has in a column; null without such a column.
+    pub(crate) fn cell<'a>(&self, row: &'a [Value], column: &str) -> &'a Value {
+        let at = self.columns.iter().position(|name| name == column);
+        at.and_then(|at| row.get(at)).unwrap_or(&Value::Null)
+    }
+}
+
 impl Findings {
     pub(crate) fn new(item: usize, provenance: Provenance) -> Self {
         let (name, title) = (ITEMS[item - 1].name.to_owned(), ITEMS[item - 1].title.to_owned());

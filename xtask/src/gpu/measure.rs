@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use kiln_memory::CardMemory;
 use serde_json::{Value, json};
 
+use super::context::caught;
 use crate::HEAP;
 
 pub(crate) const MIB: f64 = (1 << 20) as f64;
@@ -36,6 +37,26 @@ pub(crate) fn settle(device: &Device) {
     let _ = device.sync();
 }
 
+/// Runs `work` with fresh pools, and gives them back afterwards.
+///
+/// A thread is a stream of CubeCL's with pools of its own, whose pages only grow: in those of earlier work a step would hold
+/// the pages of that, and the workspace of kernels that were tried. To measure memory, first let the work be compiled
+/// and tuned `apart`, and then measure it `apart`. On the heap, which counts every byte, `work` runs where it is.
+pub(crate) fn apart<T: Send>(device: &Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    if device.memory_pool_usage().is_none() {
+        return work();
+    }
+    on_a_thread(|| {
+        let done = caught(work);
+        settle(device);
+        done
+    })
+}
+
+fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| scope.spawn(work).join().unwrap_or_else(|_| Err(anyhow!("a thread panicked"))))
+}
+
 /// Milliseconds of `work`, from an idle device to an idle device.
 pub(crate) fn timed<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     device.sync()?;
@@ -45,8 +66,9 @@ pub(crate) fn timed<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Res
     Ok((done, 1e3 * begun.elapsed().as_secs_f64()))
 }
 
-/// Memory while something runs: the highest of the heap, or what a pool has come to hold. Pages of a pool are given back only
-/// when it is cleaned, so that what it holds afterwards is the most it needed.
+/// Memory while something runs: the highest of the heap, or the pages that pools have come to hold. Pages are given back when
+/// a pool is cleaned, or when it has not used them for long: what it holds after a few steps is the most they needed,
+/// if they ran [`apart`], with kernels that were tuned before.
 pub(crate) struct Peak {
     device: Device,
     card: Option<u32>,
@@ -159,6 +181,14 @@ mod tests {
         assert_eq!((found.differ, found.most, found.relative), (1, 0.5, 0.1));
         assert!(difference(&[1.0, f64::NAN, 2.0], &[1.0, 1.0, 2.0]).most.is_nan());
         assert!(difference(&[1.0], &[1.0, 2.0]).relative.is_nan());
+    }
+
+    #[test]
+    fn work_apart_gives_its_value_or_its_error() {
+        let here = std::thread::current().id();
+        assert!(on_a_thread(|| Ok(std::thread::current().id())).unwrap() != here);
+        assert_eq!(on_a_thread::<()>(|| Err(anyhow!("no memory"))).unwrap_err().to_string(), "no memory");
+        assert_eq!(apart(&Device::flex(), || Ok(7)).unwrap(), 7);
     }
 
     #[test]

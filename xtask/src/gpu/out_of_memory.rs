@@ -1,4 +1,4 @@
-//! Item 6: a step that memory runs out for, at its beginning, in its backward pass, in its update, and throughout.
+//! Item 7: a step that memory runs out for, at its beginning, in its backward pass, in its update, and throughout.
 //!
 //! On a card the memory is really gone: tensors of other threads have it. On the CPU device, which ends the process when
 //! memory runs out, the failures are injected; that shows that the list runs, and nothing of a device.
@@ -18,11 +18,14 @@ use serde_json::json;
 
 use super::ballast::Ballast;
 use super::context::{Context, caught};
-use super::measure::{MIB, Peak, difference, mib, parameters_of, settle, short};
+use super::measure::{MIB, Peak, apart, difference, mib, parameters_of, settle, short};
 use super::messages::{self, Message};
 use super::models::{Images, classify, settings};
 use crate::HEAP;
 use crate::train::watch::Watch;
+
+/// Seconds that the first batch size takes to be compiled and tuned, at most: with fewer left no other is begun.
+const TUNING: u64 = 25;
 
 /// The parameters of a recovered step, relative to those of the undisturbed one.
 const TOLERANCE: f64 = 1e-5;
@@ -30,24 +33,27 @@ const TOLERANCE: f64 = 1e-5;
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     let images = Images::new(context, "resnet18")?;
     let batch = images.batch(context.pick(64, 32, 32));
-    let (device, plain) = (context.autodiff(), context.device.clone());
+    let (device, plain, card) = (context.autodiff(), context.device.clone(), context.card());
     device.seed(1);
     let model: ResNet = images.config.init(&device)?;
     // Parameters that burn has put off are there from now on.
     drop(parameters_of(&model)?);
 
-    // All sizes that may be needed are compiled and tuned while there is memory.
-    let mut size = batch.len();
-    while size > 0 {
-        let _ = step(&classify(), &mut trainer(&model, &device, size)?, &batch.slice(0..size))?;
-        size /= 2;
+    // The sizes that the batch is cut to are compiled and tuned while there is memory.
+    for size in [batch.len(), batch.len() / 2, batch.len() / 4] {
+        if size < batch.len() && context.left().as_secs() < TUNING {
+            context.record.note(format!("micro-batches of {size} are not tuned beforehand: the item's time is short"));
+            continue;
+        }
+        let _ = apart(&plain, || Ok(step(&classify(), &mut trainer(&model, &device, size)?, &batch.slice(0..size))?))?;
     }
-    let peak = Peak::start(&plain, context.card());
-    let mut undisturbed = trainer(&model, &device, batch.len())?;
-    let report = step(&classify(), &mut undisturbed, &batch)?;
-    let need = peak.end().taken;
-    let expected = (report, parameters_of(undisturbed.model())?);
-    drop(undisturbed);
+    let (need, expected) = apart(&plain, || {
+        let peak = Peak::start(&plain, card);
+        let mut undisturbed = trainer(&model, &device, batch.len())?;
+        let report = step(&classify(), &mut undisturbed, &batch)?;
+        let need = peak.end().taken;
+        Ok((need, (report, parameters_of(undisturbed.model())?)))
+    })?;
     context.record.note(format!("the undisturbed step takes {:.0} MiB", need as f64 / MIB));
 
     for boundary in [Boundary::CopyIn, Boundary::Forward, Boundary::Update] {
@@ -64,9 +70,6 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         });
     }
     context.part("throughout", 6, |context| throughout(context, &model, &batch, need, &expected));
-    if context.on_cuda() {
-        context.part("messages", 6, |context| texts(context, &model, &batch));
-    }
     context.part("afterwards", 2, |context| {
         settle(&plain);
         let report = step(&classify(), &mut trainer(&model, &device, batch.len())?, &batch)?;
@@ -74,6 +77,10 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         context.record.check("the device is as before", (report.loss - expected.0.loss).abs() <= 1e-6, says);
         Ok(())
     });
+    // Last, because failures of all kinds come together there.
+    if context.on_cuda() {
+        context.part("messages", 6, |context| texts(context, &model, &batch));
+    }
     Ok(())
 }
 
@@ -91,7 +98,7 @@ fn injected(boundary: Boundary) -> Guard {
 }
 
 /// Takes all memory at the first `boundary`, and gives it back when the step is tried again: in the update after some chunks,
-/// because the first of them may find room in what is left of pages.
+/// because the first of them may do with what earlier ones gave back.
 fn once(context: &Context, boundary: Boundary) -> Guard {
     enum State {
         Armed,
@@ -105,7 +112,7 @@ fn once(context: &Context, boundary: Boundary) -> Guard {
         *state = match std::mem::replace(&mut *state, State::Done) {
             State::Armed if at == boundary => {
                 settle(&device);
-                match Ballast::fill(&device, card, 0) {
+                match full(&device, card) {
                     Ok(ballast) => State::Filled(ballast, if boundary == Boundary::Update { 3 } else { 0 }),
                     Err(error) => {
                         tracing::warn!("{error:#}");
@@ -121,6 +128,13 @@ fn once(context: &Context, boundary: Boundary) -> Guard {
         };
         Ok(())
     })
+}
+
+/// Nothing is left, not even in pages of the calling thread's stream.
+fn full(device: &Device, card: u32) -> Result<Ballast> {
+    let mut ballast = Ballast::fill(device, card, 0)?;
+    ballast.fill_holes(device);
+    Ok(ballast)
 }
 
 type Expected = (StepReport, Vec<f32>);
@@ -224,10 +238,14 @@ fn texts(context: &mut Context, model: &ResNet, batch: &ImageBatch) -> Result<()
     keep("a tensor of 1 TiB, read", caught(|| read(Tensor::<1>::empty([1_usize << 38], &plain).narrow(0, 0, 1))));
     reclaim(&plain);
     settle(&plain);
-    let there = Tensor::<1>::ones([1 << 20], &plain);
-    plain.sync()?;
-    let ballast = Ballast::fill(&plain, context.card().context("no card")?, 0)?;
+    // What would be tuned is tuned while there is memory.
     let large = || Tensor::<1>::zeros([1 << 28], &plain);
+    let square = Tensor::<2>::ones([1 << 12, 1 << 12], &plain);
+    let product = || read(square.clone().matmul(square.clone()).slice([0..1, 0..1]).reshape([1]));
+    product()?;
+    read(large().sum())?;
+    settle(&plain);
+    let ballast = full(&plain, context.card().context("no card")?)?;
     keep("zeros of 1 GiB on a full card, read", caught(|| read(large().narrow(0, 0, 1))));
     keep("an operation on them", caught(|| read((large() * 2.0 + 1.0).narrow(0, 0, 1))));
     keep("a sum of them", caught(|| read(large().sum())));
@@ -238,11 +256,7 @@ fn texts(context: &mut Context, model: &ResNet, batch: &ImageBatch) -> Result<()
             Ok(())
         }),
     );
-    let square = || there.clone().repeat_dim(0, 256).reshape([1 << 14, 1 << 14]);
-    keep(
-        "a matrix product on a full card",
-        caught(|| read(square().matmul(square()).slice([0..1, 0..1]).reshape([1]))),
-    );
+    keep("a matrix product of 64 MiB on a full card", caught(product));
     keep(
         "an upload of 1 GiB to a full card",
         caught(|| {
@@ -253,7 +267,7 @@ fn texts(context: &mut Context, model: &ResNet, batch: &ImageBatch) -> Result<()
     let copy = model.valid().train();
     keep("the loss of a ResNet on a full card", caught(|| read(classify().loss(&copy, batch, &device).inner())));
     keep("sync after all of them", caught(|| Ok(plain.sync()?)));
-    drop((ballast, copy, there));
+    drop((ballast, copy, square));
     reclaim(&plain);
 
     messages::write(context.record.folder(), &found)?;

@@ -1,4 +1,4 @@
-//! Item 8: what Kiln's step costs beside burn's own loop, in turns on the same batch.
+//! Item 9: what Kiln's step costs beside burn's own loop, in turns on the same batch.
 
 use anyhow::{Result, ensure};
 use burn::module::Module;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use super::beside;
 use super::findings::{Findings, Outcome, Table};
 use super::measure::MIB;
 use super::provenance::index;
@@ -115,6 +116,13 @@ fn section(page: &mut String, name: &str, items: &[Findings]) {
         for table in &item.tables {
             let _ = writeln!(page, "{}\n", markdown(table));
         }
+    }
+    let beside = beside::tables(items);
+    if !beside.is_empty() {
+        page.push_str("### Kiln beside PyTorch\n\n");
+    }
+    for table in &beside {
+        let _ = writeln!(page, "{}\n", markdown(table));
     }
 }
 

@@ -1,48 +1,47 @@
-//! Item 4: one forward and backward pass under every kind of checkpoint plan.
+//! Item 5: one forward and backward pass under every kind of checkpoint plan.
 
 use anyhow::Result;
-use burn::module::Module;
 use burn::optim::GradientsParams;
+use burn::tensor::Device;
 use kiln_checkpointing::Plan;
 use serde_json::json;
 
 use super::context::Context;
-use super::measure::{Peak, difference, gradients_of, mib, quartiles, short, timed};
+use super::measure::{Peak, apart, difference, gradients_of, mib, parameters_of, quartiles, short, timed};
 use super::models::{Images, Text, classify, predict};
 use crate::train::checkpointing::Checkpointed;
+use crate::train::drive::Init;
 
 /// Gradients may differ by so much, relative to their norm, or by three times what two plain passes differ.
 const TOLERANCE: f64 = 1e-5;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
-    let text = Text::new(context, 512);
+    let text = Text::new(context, 1024);
     let samples = context.pick(8, 4, 2);
     context.part("decoder", 10, |context| {
-        let device = context.autodiff();
-        device.seed(1);
-        compare(context, &text.name, predict(), &text.config.init(&device)?, &text.batch(samples))
+        let init: Init<'_, _> = &|device: &Device| text.config.init(device);
+        compare(context, &text.name, predict(), init, &text.batch(samples))
     });
     context.part("resnet", 10, |context| {
         let images = Images::new(context, "resnet50")?;
-        let device = context.autodiff();
-        device.seed(1);
-        let samples = context.pick(32, 4, 2);
-        compare(context, &images.name, classify(), &images.config.init(&device)?, &images.batch(samples))
+        let samples = context.pick(64, 4, 2);
+        let init: Init<'_, _> = &|device: &Device| images.config.init(device);
+        compare(context, &images.name, classify(), init, &images.batch(samples))
     });
     Ok(())
 }
 
-fn compare<T: Checkpointed>(
+fn compare<T: Checkpointed<Batch: Sync> + Sync>(
     context: &mut Context,
     name: &str,
     mut task: T,
-    model: &T::Model,
+    init: Init<'_, T::Model>,
     batch: &T::Batch,
 ) -> Result<()> {
     let device = context.autodiff();
     let (plain, card) = (context.device.clone(), context.card());
-    let blocks = task.blocks(model);
-    // From the one that takes least, because pages of a pool only grow; and the plain one twice, to see what passes differ by.
+    let blocks = task.blocks(&init(&device)?);
+    // The plain one twice, to see what passes differ by.
     let plans = [
         ("offload", Plan::offload(blocks, 1)?),
         ("every:1", Plan::every(blocks, 1)?),
@@ -55,21 +54,27 @@ fn compare<T: Checkpointed>(
     let mut figures = vec![];
     for (label, plan) in plans {
         task.follow(vec![plan.clone()]);
-        // Batch-norm's running statistics move: those of a copy.
-        let copy = model.valid().train();
-        let pass = || {
-            let loss = task.loss(&copy, batch, &device);
-            Ok(GradientsParams::from_grads(loss.backward(), &copy))
+        // The same model each time.
+        let build = || {
+            device.seed(1);
+            let model = init(&device)?;
+            drop(parameters_of(&model)?); // burn puts parameters off until they are read
+            anyhow::Ok(model)
         };
-        drop(pass()?); // kernels are compiled and tuned
-        let peak = Peak::start(&plain, card);
-        let gradients = gradients_of(&copy, &pass()?);
-        let bytes = peak.end();
-        seen.push((label, gradients?));
-        let mut times = vec![];
-        for _ in 0..rounds {
-            times.push(timed(&plain, || pass().map(drop))?.1);
-        }
+        let pass = |model: &T::Model| {
+            let loss = task.loss(model, batch, &device);
+            GradientsParams::from_grads(loss.backward(), model)
+        };
+        apart(&plain, || Ok(drop(pass(&build()?))))?; // kernels are compiled and tuned
+        let (bytes, gradients, times) = apart(&plain, || {
+            let model = build()?;
+            let peak = Peak::start(&plain, card);
+            let gradients = gradients_of(&model, &pass(&model))?;
+            let bytes = peak.end();
+            let times = (0..rounds).map(|_| Ok(timed(&plain, || Ok(drop(pass(&model))))?.1)).collect::<Result<_>>()?;
+            Ok((bytes, gradients, times))
+        })?;
+        seen.push((label, gradients));
         figures.push((label, plan.recomputed(), bytes, quartiles(times)));
     }
     let reference =

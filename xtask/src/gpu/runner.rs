@@ -2,20 +2,22 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::ITEMS;
-use super::context::{Size, one_line, tail, wait_for};
+use super::context::{Size, Stopped, TimeUp, limit, one_line, tail, wait_for_group};
 use super::findings::{Findings, Outcome};
 use super::provenance::{Provenance, index};
+use super::{ITEMS, archive};
 use crate::cli::Gpu;
 use crate::train::directory::replace;
 
 /// What an item may take beyond its own time: to start, and to write what it has.
-const GRACE: u64 = 3;
+pub(crate) const GRACE: u64 = 3;
 
 /// `summary.json`: all items of a directory, whenever they ran.
 #[derive(Serialize, Deserialize)]
@@ -49,12 +51,22 @@ pub(crate) fn run(arguments: &Gpu, chosen: &[usize]) -> Result<ExitCode> {
         None => default_folder(&provenance),
     };
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make '{}'", folder.display()))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    // The items' processes are groups of their own, which a terminal's Ctrl-C does not reach.
+    ctrlc::set_handler(move || flag.store(true, Relaxed)).context("cannot listen for Ctrl-C")?;
+    let keep = || -> Result<Summary> {
+        let summary = summarize(&folder, &provenance)?;
+        arguments.archive.as_ref().map_or(Ok(()), |path| archive::write(&folder, path))?;
+        Ok(summary)
+    };
+    keep()?; // an archive that cannot be written is an error before anything runs
     let begun = Instant::now();
     for number in chosen {
         let item = &ITEMS[number - 1];
         tracing::info!("{number} {}: {}", item.name, item.title);
-        let findings = one(arguments, *number, &folder, &provenance)?;
-        summarize(&folder, &provenance)?;
+        let findings = one(arguments, *number, &folder, &provenance, &stop)?;
+        keep()?;
         let (passed, checks) = findings.score();
         let reason = findings.reason.as_deref().map_or(String::new(), |reason| format!(": {reason}"));
         tracing::info!(
@@ -63,9 +75,13 @@ pub(crate) fn run(arguments: &Gpu, chosen: &[usize]) -> Result<ExitCode> {
             findings.outcome.name(),
             findings.seconds
         );
+        if stop.load(Relaxed) {
+            tracing::info!("stopped; results in {}", folder.display());
+            return Ok(ExitCode::from(130));
+        }
     }
     tracing::info!("{:.0} s; results in {}", begun.elapsed().as_secs_f64(), folder.display());
-    let summary = summarize(&folder, &provenance)?;
+    let summary = keep()?;
     let good = |line: &&Line| matches!(line.outcome, Outcome::Pass | Outcome::Skipped);
     let ran = || summary.items.iter().filter(|line| chosen.contains(&line.item));
     let bad = ran().filter(|line| !good(line)).count();
@@ -74,7 +90,7 @@ pub(crate) fn run(arguments: &Gpu, chosen: &[usize]) -> Result<ExitCode> {
 }
 
 /// Runs an item in a process of its own; whatever happens to that, its file says how it ended.
-fn one(arguments: &Gpu, number: usize, folder: &Path, provenance: &Provenance) -> Result<Findings> {
+fn one(arguments: &Gpu, number: usize, folder: &Path, provenance: &Provenance, stop: &AtomicBool) -> Result<Findings> {
     let path = Findings::path(folder, number);
     if path.exists() {
         std::fs::remove_file(&path).with_context(|| format!("cannot replace '{}'", path.display()))?;
@@ -82,11 +98,13 @@ fn one(arguments: &Gpu, number: usize, folder: &Path, provenance: &Provenance) -
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["gpu", "--child", &number.to_string(), "--device", &arguments.device]);
     command.arg("--out").arg(folder).arg("--python").arg(&arguments.python);
+    command.args(["--patience", &arguments.patience.to_string()]);
     if arguments.quick {
         command.arg("--quick");
     }
     let begun = Instant::now();
-    let ended = wait_for(&mut command, Duration::from_secs(ITEMS[number - 1].seconds + GRACE));
+    let most = limit(&ITEMS[number - 1], arguments.patience) + Duration::from_secs(GRACE);
+    let ended = wait_for_group(&mut command, most, stop);
     let mut findings = Findings::read(&path).unwrap_or_else(|_| Findings::new(number, provenance.clone()));
     let (outcome, reason) = match &ended {
         Ok(output) => {
@@ -98,7 +116,13 @@ fn one(arguments: &Gpu, number: usize, folder: &Path, provenance: &Provenance) -
             let said = one_line(&tail(&String::from_utf8_lossy(&output.stderr), 1500));
             (Outcome::Died, format!("its process ended with {}: {said}", output.status))
         }
-        Err(error) => (Outcome::TimedOut, format!("{error:#}")),
+        Err(error) if error.is::<Stopped>() => (Outcome::Unfinished, format!("{error:#}")),
+        Err(error) => {
+            if let Some(up) = error.downcast_ref::<TimeUp>() {
+                eprint(&up.stderr);
+            }
+            (Outcome::TimedOut, format!("{error:#}"))
+        }
     };
     (findings.outcome, findings.reason) = (outcome, Some(reason));
     findings.seconds = begun.elapsed().as_secs_f64();

@@ -1,68 +1,58 @@
-//! Item 9: speed, memory and the largest batch within a limit, and the same of PyTorch where there is one.
+//! Item 10: Kiln's speed, memory and largest batch within a limit, at the sizes of PyTorch's in item 3.
 
-use std::process::Command;
-
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use burn::tensor::Device;
 use kiln_memory::BackendProfile;
 use kiln_precision::Precision;
 use kiln_training::{OptimizerConfig, StepSettings, Trainer, step};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::context::{Context, last_json};
-use super::measure::{MIB, Peak, mib, quartiles, short, timed};
-use super::models::{Images, Text, classify, predict, settings};
-use crate::fixtures;
+use super::beside::{Cases, LARGEST, STEPS};
+use super::context::Context;
+use super::measure::{MIB, Peak, apart, mib, quartiles, short, timed};
+use super::models::{classify, predict, settings};
 use crate::train::checkpointing::Checkpointed;
 use crate::train::drive::Init;
 use crate::train::recorded::Recorded;
 
-const TABLE: &str = "Training steps";
-const LARGEST: &str = "Largest batches within a limit";
-
-/// A network as `benches/peers/train.py` is told of it.
-struct Peer {
-    name: String,
-    arguments: Vec<String>,
-}
+/// Seconds that a batch size takes to be compiled, tuned and measured, at most: with fewer left no other is tried.
+const TRIAL: u64 = 20;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
-    let (images, text) = (Images::new(context, "resnet50")?, Text::new(context, 1024));
-    let image_batches = context.pick(vec![64, 256], vec![8], vec![2]);
-    let text_batches = context.pick(vec![8], vec![4], vec![2]);
-    let limit: u64 = context.pick(16 << 30, 64 << 20, 2 << 20);
+    let cases = Cases::new(context)?;
+    let (images, text, limit) = (&cases.images, &cases.text, cases.limit);
     let profile = crate::profile::of(&context.device, &context.name)?;
     // PyTorch's limit is one of its allocator as well: the driver's context is in neither.
     let profile = BackendProfile { fixed_bytes: 0, ..profile };
     let precisions = [Precision::BF16, Precision::F32];
+    let resnets: Init<'_, _> = &|device: &Device| images.config.init(device);
+    let gpts: Init<'_, _> = &|device: &Device| text.config.init(device);
 
-    for precision in precisions {
-        let (resnet, gpt) = setups(context, precision);
-        let init: Init<'_, _> = &|device: &Device| images.config.init(device);
-        for size in &image_batches {
-            context.part(&format!("{}, {precision}, batch {size}", images.name), 4, |context| {
-                speed(context, &images.name, &classify(), &images.batch(*size), &resnet, init)
-            });
-        }
-        let init: Init<'_, _> = &|device: &Device| text.config.init(device);
-        for size in &text_batches {
-            context.part(&format!("{}, {precision}, batch {size}", text.name), 4, |context| {
-                speed(context, &text.name, &predict(), &text.batch(*size), &gpt, init)
-            });
+    // The sizes that other items have tuned come first.
+    for index in 0..cases.image_batches.len().max(cases.text_batches.len()) {
+        for precision in precisions {
+            let (resnet, gpt) = setups(context, precision);
+            if let Some(size) = cases.image_batches.get(index) {
+                context.part(&format!("{}, {precision}, batch {size}", images.name), 4, |context| {
+                    speed(context, &images.name, &classify(), &images.batch(*size), &resnet, resnets)
+                });
+            }
+            if let Some(size) = cases.text_batches.get(index) {
+                context.part(&format!("{}, {precision}, batch {size}", text.name), 4, |context| {
+                    speed(context, &text.name, &predict(), &text.batch(*size), &gpt, gpts)
+                });
+            }
         }
     }
     for precision in precisions {
         let (resnet, gpt) = setups(context, precision);
         context.part(&format!("{}, {precision}: largest batch", images.name), 4, |context| {
-            let init: Init<'_, _> = &|device: &Device| images.config.init(device);
-            largest(context, &images.name, &classify(), &images.batch(1), &resnet, init, limit, &profile)
+            largest(context, &images.name, &classify(), &images.batch(1), &resnet, resnets, limit, &profile)
         });
         context.part(&format!("{}, {precision}: largest batch", text.name), 4, |context| {
-            let init: Init<'_, _> = &|device: &Device| text.config.init(device);
-            largest(context, &text.name, &predict(), &text.batch(1), &gpt, init, limit, &profile)
+            largest(context, &text.name, &predict(), &text.batch(1), &gpt, gpts, limit, &profile)
         });
     }
-    beside_torch(context, &images, &text, &image_batches, &text_batches, limit);
     Ok(())
 }
 
@@ -73,7 +63,7 @@ fn setups(context: &Context, precision: Precision) -> (StepSettings, StepSetting
     (of(OptimizerConfig::sgd(), 5.0), of(OptimizerConfig::adamw(), 1.0))
 }
 
-fn speed<T: Checkpointed>(
+fn speed<T: Checkpointed<Batch: Sync> + Sync>(
     context: &mut Context,
     name: &str,
     task: &T,
@@ -81,24 +71,27 @@ fn speed<T: Checkpointed>(
     settings: &StepSettings,
     init: Init<'_, T::Model>,
 ) -> Result<()> {
-    let (device, plain) = (context.autodiff(), context.device.clone());
+    let (device, plain, card) = (context.autodiff(), context.device.clone(), context.card());
     let samples = task.samples(batch);
-    device.seed(1);
-    let peak = Peak::start(&plain, context.card());
-    let mut trainer = Trainer::new(init(&device)?, 0, settings.clone())?;
-    let (_, first) = timed(&plain, || Ok(step(task, &mut trainer, batch)?))?;
-    for _ in 0..2 {
-        let _ = step(task, &mut trainer, batch)?;
-    }
     let rounds = context.pick(20, 3, 1);
-    let (mut times, mut spent) = (vec![], 0.0);
-    // A slow network leaves time for the others.
-    while times.len() < rounds && (times.len() < 3 || spent < 4e3) {
-        let (_, milliseconds) = timed(&plain, || Ok(step(task, &mut trainer, batch)?))?;
-        times.push(milliseconds);
-        spent += milliseconds;
-    }
-    let bytes = peak.end();
+    device.seed(1);
+    let trainer = || anyhow::Ok(Trainer::new(init(&device)?, 0, settings.clone())?);
+    let one = |trainer: &mut Trainer<_>| timed(&plain, || Ok(step(task, trainer, batch)?)).map(|(_, time)| time);
+    let first = apart(&plain, || one(&mut trainer()?))?; // kernels are compiled and tuned
+    let (bytes, times) = apart(&plain, || {
+        let peak = Peak::start(&plain, card);
+        let mut trainer = trainer()?;
+        for _ in 0..2 {
+            one(&mut trainer)?;
+        }
+        let (mut times, mut spent) = (vec![], 0.0);
+        // A slow network leaves time for the others.
+        while times.len() < rounds && (times.len() < 3 || spent < 4e3) {
+            times.push(one(&mut trainer)?);
+            spent += times[times.len() - 1];
+        }
+        Ok((peak.end(), times))
+    })?;
     let [low, median, high] = quartiles(times);
     let cells = [
         ("who", json!("kiln")),
@@ -111,14 +104,14 @@ fn speed<T: Checkpointed>(
         ("memory, MiB", mib(bytes.taken)),
         ("first step, ms", short(first)),
     ];
-    context.record.row(TABLE, &cells);
+    context.record.row(STEPS, &cells);
     let what = format!("{name}, {}, batch {samples}", settings.policy.compute());
     context.record.check(what, median > 0.0, format!("{:.1} samples/s", 1e3 * samples as f64 / median));
     Ok(())
 }
 
 #[allow(clippy::too_many_arguments, reason = "a network, how it is trained, and what it may take")]
-fn largest<T: Checkpointed>(
+fn largest<T: Checkpointed<Batch: Sync> + Sync>(
     context: &mut Context,
     name: &str,
     task: &T,
@@ -131,7 +124,7 @@ fn largest<T: Checkpointed>(
 where
     T::Model: 'static,
 {
-    let (device, plain) = (context.autodiff(), context.device.clone());
+    let (device, plain, card) = (context.autodiff(), context.device.clone(), context.card());
     let recorded = Recorded::of(task, settings, &task.repeated(sample, 3), init)?;
     let whole = recorded.trace(1, 1);
     let most = context.pick(4096, 512, 64);
@@ -140,15 +133,23 @@ where
     };
     let (mut best, mut fails): (Option<(usize, u64)>, Option<usize>) = (None, None);
     let mut next = predicted;
-    for _ in 0..context.pick(4, 3, 2) {
-        let batch = task.repeated(sample, next);
-        let peak = Peak::start(&plain, context.card());
-        let mut trainer = Trainer::new(init(&device)?, 0, settings.clone())?;
-        for _ in 0..2 {
-            let _ = step(task, &mut trainer, &batch)?;
+    for trial in 0..2 {
+        if trial > 0 && context.left().as_secs() < TRIAL {
+            break;
         }
-        let taken = peak.end().taken;
-        drop((trainer, batch));
+        let batch = task.repeated(sample, next);
+        let steps = |count| {
+            let peak = Peak::start(&plain, card);
+            let mut trainer = Trainer::new(init(&device)?, 0, settings.clone())?;
+            for _ in 0..count {
+                let _ = step(task, &mut trainer, &batch)?;
+            }
+            anyhow::Ok(peak.end().taken)
+        };
+        if context.on_cuda() {
+            apart(&plain, || steps(1))?; // kernels are compiled and tuned
+        }
+        let taken = apart(&plain, || steps(2))?;
         if taken <= limit {
             best = best.max(Some((next, taken)));
         } else {
@@ -194,131 +195,6 @@ fn following(
     let below = fails.map_or(most, |fails| fails - 1);
     let near = |best: usize| guess.abs_diff(best) <= best / 50;
     if above > below || best.is_some_and(near) { None } else { Some(guess.clamp(above, below)) }
-}
-
-fn beside_torch(
-    context: &mut Context,
-    images: &Images,
-    text: &Text,
-    image_batches: &[usize],
-    text_batches: &[usize],
-    limit: u64,
-) {
-    let version =
-        context.wait_for(Command::new(&context.python).args(["-c", "import torch; print(torch.__version__)"]));
-    let python = context.python.display().to_string();
-    match version {
-        Ok(output) if output.status.success() => {
-            let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-            context.record.note(format!("PyTorch {version}, of '{python}'"));
-        }
-        _ => return context.record.note(format!("no comparison with PyTorch: '{python}' has none")),
-    }
-    let (resnet, gpt) = (resnet_peer(context, images), gpt_peer(context, text));
-    let cuda = context.on_cuda();
-    let mut cases: Vec<(&Peer, &[usize], &str, bool)> = vec![];
-    for compiled in [false, true] {
-        for precision in ["bf16", "f32"] {
-            cases.extend([(&resnet, image_batches, precision, compiled), (&gpt, text_batches, precision, compiled)]);
-        }
-    }
-    for (peer, batches, precision, compiled) in cases {
-        for batch in batches {
-            let name =
-                format!("torch {}{}, {precision}, batch {batch}", peer.name, if compiled { ", compiled" } else { "" });
-            if context.left().as_secs() < if compiled { 30 } else { 12 } {
-                context.record.note(format!("{name}: not begun, the item's time is up"));
-                continue;
-            }
-            let measured = torch(context, peer, *batch, precision, compiled, &["--steps", "10"]).map(|result| {
-                let bytes = &result["peak_bytes"];
-                let bytes = bytes["reserved"].as_u64().or(bytes["rss_above_start"].as_u64());
-                let cells = [
-                    ("who", json!(if compiled { "torch.compile" } else { "torch" })),
-                    ("network", json!(peer.name)),
-                    (
-                        "precision",
-                        json!(format!("{precision}{}", if precision == "f32" && cuda { ", TF32" } else { "" })),
-                    ),
-                    ("batch", json!(batch)),
-                    ("samples/s", result["samples_per_s"].clone()),
-                    ("ms a step", result["step_ms"]["median"].clone()),
-                    ("quartiles, ms", json!(format!("{} to {}", result["step_ms"]["p25"], result["step_ms"]["p75"]))),
-                    ("memory, MiB", bytes.map_or(Value::Null, mib)),
-                ];
-                context.record.row(TABLE, &cells);
-            });
-            if let Err(error) = measured {
-                context.record.note(format!("{name}: {error:#}"));
-            }
-        }
-    }
-    for (peer, precision) in [(&resnet, "bf16"), (&gpt, "bf16")] {
-        let name = format!("torch {}, {precision}: largest batch", peer.name);
-        if !cuda || context.left().as_secs() < 40 {
-            context.record.note(format!("{name}: not begun"));
-            continue;
-        }
-        let limit_text = limit.to_string();
-        let found =
-            torch(context, peer, 32, precision, false, &["--memory-limit", &limit_text, "--find-largest-batch"]);
-        match found {
-            Ok(result) => {
-                let cells = [
-                    ("who", json!("torch")),
-                    ("network", json!(peer.name)),
-                    ("precision", json!(precision)),
-                    ("limit, MiB", mib(limit)),
-                    ("ran within", result["largest_batch"].clone()),
-                    ("was too much", result["fails_at"].clone()),
-                ];
-                context.record.row(LARGEST, &cells);
-            }
-            Err(error) => context.record.note(format!("{name}: {error:#}")),
-        }
-    }
-}
-
-fn resnet_peer(context: &Context, images: &Images) -> Peer {
-    let size = images.size.to_string();
-    let [width, classes] = [images.config.width, images.config.classes].map(|n| n.to_string());
-    let small =
-        ["--model", "resnet18", "--stem", "cifar", "--width", &width, "--classes", &classes, "--image-size", &size];
-    let arguments = if context.on_cuda() { &["--model", "resnet50"][..] } else { &small };
-    Peer { name: images.name.clone(), arguments: arguments.iter().map(|word| (*word).to_owned()).collect() }
-}
-
-fn gpt_peer(context: &Context, text: &Text) -> Peer {
-    let length = text.config.context.to_string();
-    let model = if context.on_cuda() { "gpt2-124m" } else { "gpt-small" };
-    let arguments = ["--model", model, "--length", &length].map(str::to_owned).to_vec();
-    let name = if context.on_cuda() { text.name.clone() } else { format!("gpt-small, {length} tokens") };
-    Peer { name, arguments }
-}
-
-fn torch(
-    context: &Context,
-    peer: &Peer,
-    batch: usize,
-    precision: &str,
-    compiled: bool,
-    more: &[&str],
-) -> Result<Value> {
-    let script = fixtures::root().context("benches/peers is not here")?.join("benches/peers/train.py");
-    let mut command = Command::new(&context.python);
-    command
-        .arg(script)
-        .args(&peer.arguments)
-        .args(["--batch", &batch.to_string(), "--precision", precision])
-        .args(more);
-    match context.on_cuda() {
-        true => command.args(["--device", "cuda", "--tf32", "--fused"]),
-        false => command.args(["--device", "cpu"]),
-    };
-    if compiled {
-        command.arg("--compile");
-    }
-    last_json(&context.wait_for(&mut command)?)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Item 7: batches that are copied to the device by a thread of the loader, against batches that the step copies.
+//! Item 8: batches that are copied to the device by a thread of the loader, against batches that the step copies.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::models::{Images, classify, settings};
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     let images = Images::new(context, "resnet18")?;
-    let samples = context.pick(256, 16, 4);
+    let samples = context.pick(64, 16, 4);
     let (batches, rounds) = context.pick((8, 3), (4, 2), (2, 1));
     let (device, plain) = (context.autodiff(), context.device.clone());
     let task = classify();

@@ -33,7 +33,7 @@ use crate::usage::Usage;
 const MIB: f64 = (1 << 20) as f64;
 
 /// Makes the plain model on a device.
-pub(crate) type Init<'a, M> = &'a dyn Fn(&Device) -> Result<M, kiln_models::Error>;
+pub(crate) type Init<'a, M> = &'a (dyn Fn(&Device) -> Result<M, kiln_models::Error> + Sync);
 
 /// What is done with a run that is ready to start.
 pub(crate) trait Then<T: Task, S>:
