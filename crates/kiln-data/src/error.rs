@@ -46,6 +46,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A file is as it should be, but of a kind that is not read.
+    #[error("'{path}' is of a kind that is not supported: {reason}")]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The kind.
+        reason: String,
+    },
     /// A sample takes more bytes for a while than a loader's budget leaves for one.
     #[error("it takes {bytes} bytes to load, expected at most {limit}")]
     NoRoom {
@@ -160,7 +168,9 @@ impl Error {
     /// code that reads it panicked.
     pub fn is_of_a_sample(&self) -> bool {
         let of_a_file = matches!(self, Self::Read { .. } | Self::Format { .. } | Self::TooLarge { .. });
-        of_a_file || matches!(self, Self::NoRoom { .. } | Self::SamplePanic { .. })
+        of_a_file
+            || matches!(self, Self::Unsupported { .. })
+            || matches!(self, Self::NoRoom { .. } | Self::SamplePanic { .. })
     }
 
     /// The file it is about, if it is about one.
@@ -168,6 +178,7 @@ impl Error {
         match self {
             Self::Read { path, .. } | Self::Write { path, .. } | Self::NoDataSet { path, .. } => Some(path),
             Self::EmptyClass { path, .. } | Self::Format { path, .. } | Self::TooLarge { path, .. } => Some(path),
+            Self::Unsupported { path, .. } => Some(path),
             _ => None,
         }
     }

@@ -246,8 +246,8 @@ fn tiff_directories_that_lie() {
     assert_error(&gray_tiff(30, 20, &[(277, 3, 1, 0)], 0, &pixels), "damaged");
     assert_error(&gray_tiff(30, 20, &[(277, 3, 1, 60_000)], 0, &pixels), "takes");
     assert_error(&gray_tiff(30, 20, &[(258, 3, 400_000, 8)], 0, &[8; 900_000]), "400000 values, expected at most 1024");
-    assert_error(&gray_tiff(30, 20, &[(258, 3, 1, 33)], 0, &pixels), "damaged");
-    assert_error(&gray_tiff(30, 20, &[(259, 3, 1, 34_712)], 0, &pixels), "damaged");
+    assert_error(&gray_tiff(30, 20, &[(258, 3, 1, 33)], 0, &pixels), "not supported");
+    assert_error(&gray_tiff(30, 20, &[(259, 3, 1, 34_712)], 0, &pixels), "not supported");
     let tiles =
         [(273, 0, 0, 0), (279, 0, 0, 0), (322, 4, 1, u32::MAX), (323, 4, 1, u32::MAX), (324, 4, 1, 8), (325, 4, 1, 9)];
     assert_error(&gray_tiff(30, 20, &tiles, 0, &pixels), "damaged");
@@ -327,6 +327,20 @@ fn metadata_that_lie() {
     let jpeg = large::jpeg(64, 8, 3);
     for byte in [0, 1, 0xd0] {
         assert_error(&[&jpeg[..2], &[0xff, byte, 0xe2, 0, 9], &jpeg[2..]].concat(), "between the segments of the JPEG");
+    }
+}
+
+#[test]
+fn zstandard_within_a_tiff_keeps_a_small_window() {
+    let _alone = alone();
+    let path = fixtures().into_iter().find(|path| path.ends_with("tiles-zstd.tif")).unwrap();
+    let tiff = fs::read(path).unwrap();
+    let frame = tiff.windows(4).position(|magic| magic == [0x28, 0xb5, 0x2f, 0xfd]).unwrap();
+    // A window of 128 MiB, and content of 4 GB in a single segment.
+    for header in [&[0x00, 0x88][..], &[0xa0, 0xff, 0xff, 0xff, 0xff]] {
+        let mut large = tiff.clone();
+        large[frame + 4..frame + 4 + header.len()].copy_from_slice(header);
+        assert_error(&large, "is of a kind that is not supported: Zstandard with a window of");
     }
 }
 

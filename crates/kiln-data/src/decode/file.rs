@@ -44,7 +44,7 @@ impl ImageFile {
     ///
     /// # Errors
     /// [`Error::Read`] for a file that cannot be opened, [`Error::Format`] for one that is no image of a
-    /// [`Format`](super::Format) or has a damaged header.
+    /// [`Format`](super::Format) or has a damaged header, [`Error::Unsupported`] for one of a kind that is not read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         // Opening a pipe would wait for somebody to write to it.
@@ -58,7 +58,7 @@ impl ImageFile {
     /// The same for bytes in memory; `name` stands for a path in messages.
     ///
     /// # Errors
-    /// [`Error::Format`] as for [`open`](Self::open).
+    /// [`Error::Format`] and [`Error::Unsupported`] as for [`open`](Self::open).
     pub fn from_bytes(name: impl Into<PathBuf>, bytes: impl Into<Arc<[u8]>>) -> Result<Self, Error> {
         Self::new(name.into(), Input::Bytes(Cursor::new(bytes.into())))
     }
@@ -67,7 +67,7 @@ impl ImageFile {
         let ends = input.seek(SeekFrom::End(0)).and_then(|length| input.rewind().map(|()| length));
         let file_bytes = ends.map_err(|e| Error::read(&path, e))?;
         let mut reader = input.buffered();
-        let header = Header::read(&mut reader).map_err(|reason| format_error(&path, reason))?;
+        let header = Header::read(&mut reader).map_err(|reason| reason.into_error(&path))?;
         Ok(Self { path, reader, header, file_bytes })
     }
 
@@ -131,7 +131,8 @@ impl ImageFile {
     /// of 16 bits the high byte is taken.
     ///
     /// # Errors
-    /// [`Error::Format`] when the file is damaged, cut short, or of a kind that is not read.
+    /// [`Error::Format`] when the file is damaged or cut short, [`Error::Unsupported`] when it is of a kind that is not
+    /// read.
     pub fn decode(self, plan: &DecodePlan) -> Result<Image, Error> {
         let Self { path, mut reader, header, .. } = self;
         reader.rewind().map_err(|e| Error::read(&path, e))?;
@@ -143,13 +144,13 @@ impl ImageFile {
             Layout::Tiff(layout) => layout.decode(reader, part, factor, kept),
             Layout::Other(layout) => layout.decode(reader, size, kept),
         };
-        let decoded = decoded.map_err(|reason| format_error(&path, reason))?;
+        let decoded = decoded.map_err(|reason| reason.into_error(&path))?;
         // The file may have changed since its header was read.
         let expected = part.size().map(|side| side.div_ceil(factor));
         if [decoded.height, decoded.width] != expected {
             let [height, width] = expected;
             let reason = format!("{}x{} pixels came out, expected {height}x{width}", decoded.height, decoded.width);
-            return Err(format_error(&path, reason));
+            return Err(Error::format(&path, reason));
         }
         let area = header.orientation.stored_area(&plan.view.area, size);
         let target = header.orientation.size([plan.view.height, plan.view.width]);
@@ -164,21 +165,4 @@ fn gray_as_rgb(gray: Image) -> Image {
     let mut pixels = Vec::with_capacity(3 * gray.pixels.len());
     pixels.extend(gray.pixels.iter().flat_map(|sample| [*sample; 3]));
     Image { pixels, channels: 3, ..gray }
-}
-
-/// Characters of a reason.
-const REASON: usize = 200;
-
-pub(super) fn format_error(path: &Path, reason: String) -> Error {
-    let mut reason = reason.replace('\n', " ");
-    // Some libraries repeat what the file says.
-    if let Some((end, _)) = reason.char_indices().nth(REASON) {
-        reason.replace_range(end.., "...");
-    }
-    // What libraries say when the data end too early.
-    let ends = ["failed to fill whole buffer", "Exhausted data", "unexpected end of file", "UnexpectedEof"];
-    match ends.iter().any(|text| reason.contains(text)) {
-        true => Error::format(path, format!("it is cut short ({reason})")),
-        false => Error::format(path, reason),
-    }
 }

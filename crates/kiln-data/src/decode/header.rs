@@ -1,6 +1,7 @@
 use std::io::{Read, Seek};
 
 use super::input::Reader;
+use super::reason::Reason;
 use super::{Orientation, jpeg, other, png, tiff};
 
 /// The format of an image file, told by its first bytes.
@@ -64,7 +65,7 @@ impl Header {
     }
 
     /// Reads the header and nothing else. The error is a reason in words.
-    pub(super) fn read(reader: &mut Reader) -> Result<Self, String> {
+    pub(super) fn read(reader: &mut Reader) -> Result<Self, Reason> {
         let mut start = [0; 16];
         let length = fill(reader, &mut start)?;
         reader.rewind().map_err(|e| e.to_string())?;
@@ -73,12 +74,15 @@ impl Header {
             Some(Format::Png) => png::header(reader),
             Some(Format::Tiff) => tiff::header(reader),
             Some(other) => other::header(reader, other),
-            None if length == 0 => Err("the file is empty".into()),
+            None if length == 0 => Err(Reason::from("the file is empty")),
             None => Err("expected JPEG, PNG, TIFF, GIF, WebP, BMP or PNM by its first bytes".into()),
         }?;
         match header.height.checked_mul(header.width) {
             Some(pixels) if pixels <= MAX_PIXELS => Ok(header),
-            _ => Err(format!("{}x{} pixels, expected at most 2^40 in all", header.height, header.width)),
+            _ => Err(Reason::Unsupported(format!(
+                "{}x{} pixels, expected at most 2^40 in all",
+                header.height, header.width
+            ))),
         }
     }
 }

@@ -10,6 +10,7 @@ use super::colour::Pixels;
 use super::header::{self, Format, Header};
 use super::input::{Input, Reader};
 use super::patched::Patched;
+use super::reason::Reason;
 use super::segments::Segments;
 use super::{DecodePath, Orientation};
 
@@ -28,7 +29,7 @@ pub(super) struct Layout {
 }
 
 /// Walks the markers up to the first scan. Source: ITU-T T.81, annex B.
-pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
+pub(super) fn header(reader: &mut Reader) -> Result<Header, Reason> {
     read_bytes::<2>(reader)?; // the start of the image, by which the format was told
     let (mut orientation, mut adobe_transform) = (None, None);
     let mut frame: Option<Frame> = None;
@@ -36,7 +37,9 @@ pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
         let marker = next_marker(reader)?;
         // As Segments refuses it.
         if matches!(marker, 0x00..=0xbf | 0xd0..=0xd7) {
-            return Err(format!("0xff{marker:02x} between the segments of the JPEG, expected a segment's marker"));
+            return Err(
+                format!("0xff{marker:02x} between the segments of the JPEG, expected a segment's marker").into()
+            );
         }
         if marker == 0xd8 {
             continue;
@@ -46,13 +49,17 @@ pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
         }
         let length = usize::from(u16::from_be_bytes(read_bytes(reader)?));
         let Some(length) = length.checked_sub(2) else {
-            return Err(format!("segment 0x{marker:02x} of the JPEG is {length} bytes long, expected at least 2"));
+            return Err(
+                format!("segment 0x{marker:02x} of the JPEG is {length} bytes long, expected at least 2").into()
+            );
         };
         match marker {
             0xc0..=0xc2 if frame.is_none() => frame = Some(Frame::read(&read_vec(reader, length)?, marker == 0xc2)?),
             0xc0..=0xc2 => return Err("the JPEG has several frame headers, expected one".into()),
             0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf => {
-                return Err(format!("JPEG process 0x{marker:02x}, expected baseline, extended or progressive Huffman"));
+                return Err(Reason::Unsupported(format!(
+                    "JPEG process 0x{marker:02x}, expected baseline, extended or progressive Huffman"
+                )));
             }
             0xda => {
                 let frame = frame.ok_or("the JPEG has a scan before its frame header")?;
@@ -82,25 +89,25 @@ struct Frame {
 }
 
 impl Frame {
-    fn read(segment: &[u8], progressive: bool) -> Result<Self, String> {
+    fn read(segment: &[u8], progressive: bool) -> Result<Self, Reason> {
         let [bits, h1, h0, w1, w0, count, components @ ..] = segment else {
             return Err("the frame header of the JPEG is cut short".into());
         };
         let [height, width] = [[*h1, *h0], [*w1, *w0]].map(|bytes| usize::from(u16::from_be_bytes(bytes)));
         if *bits != 8 {
-            return Err(format!("a JPEG of {bits} bits a sample, expected 8"));
+            return Err(Reason::Unsupported(format!("a JPEG of {bits} bits a sample, expected 8")));
         }
         if height == 0 || width == 0 {
-            return Err(format!("{height}x{width} pixels, expected at least 1x1"));
+            return Err(format!("{height}x{width} pixels, expected at least 1x1").into());
         }
         if ![1, 3, 4].contains(count) || components.len() != 3 * usize::from(*count) {
-            return Err(format!("a JPEG of {count} components, expected 1, 3 or 4"));
+            return Err(Reason::Unsupported(format!("a JPEG of {count} components, expected 1, 3 or 4")));
         }
         let components = components.as_chunks::<3>().0;
         let mut sampling: Vec<[usize; 2]> =
             components.iter().map(|[_, hv, _]| [usize::from(hv >> 4), usize::from(hv & 15)]).collect();
         if let Some([h, v]) = sampling.iter().find(|[h, v]| !(1..=4).contains(h) || !(1..=4).contains(v)) {
-            return Err(format!("a JPEG component sampled {h}x{v}, expected 1x1 to 4x4"));
+            return Err(format!("a JPEG component sampled {h}x{v}, expected 1x1 to 4x4").into());
         }
         if let [only] = &mut sampling[..] {
             *only = [1, 1]; // the factors are relative to each other
@@ -227,7 +234,7 @@ impl Layout {
     }
 
     /// Decodes the pixels to 1 or 3 channels.
-    pub(super) fn decode(&self, reader: Reader, path: DecodePath, channels: usize) -> Result<Image, String> {
+    pub(super) fn decode(&self, reader: Reader, path: DecodePath, channels: usize) -> Result<Image, Reason> {
         match path {
             #[cfg(feature = "turbo")]
             _ if self.turbo() => super::turbo::decode(reader, self.pixels(), path.factor(), channels),
@@ -274,7 +281,7 @@ pub(super) fn without_metadata(mut reader: Reader) -> Result<Patched<Input, Segm
     Ok(Patched::new(reader.into_inner(), Segments::default()))
 }
 
-fn whole(mut reader: Reader, first_scan: u64, pixels: Pixels, channels: usize) -> Result<Image, String> {
+fn whole(mut reader: Reader, first_scan: u64, pixels: Pixels, channels: usize) -> Result<Image, Reason> {
     if !ends(&mut reader, first_scan).map_err(|e| e.to_string())? {
         return Err("the JPEG is cut short: it has no end marker".into());
     }
@@ -292,7 +299,7 @@ fn whole(mut reader: Reader, first_scan: u64, pixels: Pixels, channels: usize) -
     Ok(Image { pixels: image, height, width, channels })
 }
 
-fn scaled(reader: Reader, denominator: usize, channels: usize) -> Result<Image, String> {
+fn scaled(reader: Reader, denominator: usize, channels: usize) -> Result<Image, Reason> {
     let mut decoder = jpeg_decoder::Decoder::new(without_metadata(reader)?);
     decoder.read_info().map_err(|e| e.to_string())?;
     let info = decoder.info().ok_or("the JPEG has no frame header")?;
@@ -304,7 +311,7 @@ fn scaled(reader: Reader, denominator: usize, channels: usize) -> Result<Image, 
         PixelFormat::L8 => Pixels::Gray,
         PixelFormat::RGB24 => Pixels::Rgb,
         PixelFormat::CMYK32 => Pixels::Cmyk,
-        PixelFormat::L16 => return Err("a JPEG of 16 bits a sample, expected 8".into()),
+        PixelFormat::L16 => return Err(Reason::Unsupported("a JPEG of 16 bits a sample, expected 8".into())),
     };
     drop(decoder);
     pixels.convert_in_place(&mut image, channels);

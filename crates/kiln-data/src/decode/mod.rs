@@ -14,6 +14,7 @@ mod patched;
 mod plan;
 mod png;
 mod raster;
+mod reason;
 mod reduce;
 mod resample;
 mod segments;

@@ -8,6 +8,7 @@ use super::colour::Pixels;
 use super::header::{self, Format, Header};
 use super::input::Reader;
 use super::patched::Patched;
+use super::reason::Reason;
 use super::{Orientation, gif, webp};
 
 /// What the `image` crate will decode to.
@@ -20,7 +21,7 @@ pub(super) struct Layout {
     inside: u64,
 }
 
-fn open<'a, R>(reader: R, format: Format, max_alloc: u64) -> Result<Box<dyn ImageDecoder + 'a>, String>
+fn open<'a, R>(reader: R, format: Format, max_alloc: u64) -> Result<Box<dyn ImageDecoder + 'a>, Reason>
 where
     R: BufRead + Seek + 'a,
 {
@@ -36,11 +37,11 @@ where
         Format::Bmp => boxed(reader, ImageFormat::Bmp),
         _ => boxed(reader, ImageFormat::Pnm),
     };
-    let mut decoder = decoder.map_err(|e| e.to_string())?;
+    let mut decoder = decoder?;
     let mut limits = Limits::no_limits();
     limits.max_alloc = Some(max_alloc);
     // The reader's own limits do not reach a decoder that is taken out of it.
-    decoder.set_limits(limits).map_err(|e| e.to_string())?;
+    decoder.set_limits(limits)?;
     Ok(decoder)
 }
 
@@ -50,22 +51,22 @@ const HEADER_BYTES: u64 = 1 << 20;
 /// A PNM's header is text of any length, which its decoder keeps, and puts into its errors.
 const PNM_HEADER: u64 = 1 << 16;
 
-pub(super) fn header(reader: &mut Reader, format: Format) -> Result<Header, String> {
+pub(super) fn header(reader: &mut Reader, format: Format) -> Result<Header, Reason> {
     let mut limited = reader.take(if format == Format::Pnm { PNM_HEADER } else { u64::MAX });
     let opened = open(&mut limited, format, HEADER_BYTES).map(|decoder| (decoder.dimensions(), decoder.color_type()));
     if opened.is_err() && limited.limit() == 0 {
-        return Err(format!("the header of the PNM takes more than {PNM_HEADER} bytes"));
+        return Err(format!("the header of the PNM takes more than {PNM_HEADER} bytes").into());
     }
     let ((width, height), colour) = opened?;
     if height == 0 || width == 0 {
-        return Err(format!("{height}x{width} pixels, expected at least 1x1"));
+        return Err(format!("{height}x{width} pixels, expected at least 1x1").into());
     }
     let pixels = match colour {
         ColorType::L8 | ColorType::L16 => Pixels::Gray,
         ColorType::La8 | ColorType::La16 => Pixels::GrayAlpha,
         ColorType::Rgb8 | ColorType::Rgb16 => Pixels::Rgb,
         ColorType::Rgba8 | ColorType::Rgba16 => Pixels::Rgba,
-        other => return Err(format!("{other:?} samples, expected 8 or 16 bits")),
+        other => return Err(Reason::Unsupported(format!("{other:?} samples, expected 8 or 16 bits"))),
     };
     let bytes_per_sample = usize::from(colour.bytes_per_pixel()) / pixels.samples();
     let size = [height as usize, width as usize];
@@ -107,15 +108,15 @@ impl Layout {
         decoded + self.inside + STATE
     }
 
-    pub(super) fn decode(&self, reader: Reader, size: [usize; 2], channels: usize) -> Result<Image, String> {
+    pub(super) fn decode(&self, reader: Reader, size: [usize; 2], channels: usize) -> Result<Image, Reason> {
         let decoder = open(reader, self.format, self.bytes(size))?;
         let (width, height) = decoder.dimensions();
         let [height, width] = [height as usize, width as usize];
         let mut pixels = vec![0; height * width * self.pixels.samples() * self.bytes_per_sample];
         if decoder.total_bytes() != pixels.len() as u64 {
-            return Err(format!("{} bytes of pixels, expected {}", decoder.total_bytes(), pixels.len()));
+            return Err(format!("{} bytes of pixels, expected {}", decoder.total_bytes(), pixels.len()).into());
         }
-        decoder.read_image(&mut pixels).map_err(|e| e.to_string())?;
+        decoder.read_image(&mut pixels)?;
         if self.bytes_per_sample == 2 {
             for i in 0..pixels.len() / 2 {
                 pixels[i] = (u16::from_ne_bytes([pixels[2 * i], pixels[2 * i + 1]]) >> 8) as u8;

@@ -101,6 +101,10 @@ impl DecodePlan {
     }
 
     /// An upper bound of the bytes that decoding takes at its peak, the result among them.
+    ///
+    /// A damaged WebP may take up to 16 MiB more until that is noticed, for its decoder takes the lengths within the
+    /// coded data at their word. A lossless WebP that was made to do damage may take more than that: how many tables of
+    /// codes it has, 2^16 at most of up to 120 KiB, is found by decoding alone.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

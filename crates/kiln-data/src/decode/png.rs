@@ -10,6 +10,7 @@ use super::header::{self, Format, Header};
 use super::input::Reader;
 use super::patched::{Patch, Patched, Refused};
 use super::plan::Rect;
+use super::reason::Reason;
 use super::reduce::{self, Boxes};
 
 /// How the rows of a PNG are stored.
@@ -23,7 +24,7 @@ pub(super) struct Layout {
 }
 
 /// Walks the chunks up to the image data. Source: PNG (third edition), section 11.
-pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
+pub(super) fn header(reader: &mut Reader) -> Result<Header, Reason> {
     let mut start = [0; 8 + 8 + 13 + 4];
     reader.read_exact(&mut start).map_err(|_| CUT)?;
     if start[8..16] != *b"\0\0\0\x0dIHDR" {
@@ -33,14 +34,14 @@ pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
         [16, 20].map(|at| u32::from_be_bytes([start[at], start[at + 1], start[at + 2], start[at + 3]]));
     let [depth, colour, _, _, interlace] = start[24..29] else { return Err(CUT.into()) };
     if height == 0 || width == 0 || height.max(width) > i32::MAX as u32 {
-        return Err(format!("{height}x{width} pixels, expected 1x1 to {}x{}", i32::MAX, i32::MAX));
+        return Err(format!("{height}x{width} pixels, expected 1x1 to {}x{}", i32::MAX, i32::MAX).into());
     }
     let samples = match (colour, depth) {
         (0, 1 | 2 | 4 | 8 | 16) | (3, 1 | 2 | 4 | 8) => 1,
         (2, 8 | 16) => 3,
         (4, 8 | 16) => 2,
         (6, 8 | 16) => 4,
-        _ => return Err(format!("PNG colour type {colour} of {depth} bits a sample, which PNG does not have")),
+        _ => return Err(format!("PNG colour type {colour} of {depth} bits a sample, which PNG does not have").into()),
     };
     let (mut orientation, mut transparent, mut frames) = (Orientation::default(), false, Some(1));
     loop {
@@ -126,7 +127,7 @@ impl Layout {
         part: &Rect,
         factor: usize,
         channels: usize,
-    ) -> Result<Image, String> {
+    ) -> Result<Image, Reason> {
         if self.interlaced {
             let mut decoder = self.open(reader, width, Transformations::EXPAND | Transformations::STRIP_16)?;
             let height = decoder.info().height as usize;
@@ -157,7 +158,7 @@ impl Layout {
         part: &Rect,
         deep: bool,
         mut take: impl FnMut(usize, &[u8]),
-    ) -> Result<(), String> {
+    ) -> Result<(), Reason> {
         let expand = Transformations::EXPAND;
         let mut decoder = self.open(reader, width, if deep { expand } else { expand | Transformations::STRIP_16 })?;
         let (_, depth) = decoder.output_color_type();
@@ -181,7 +182,7 @@ impl Layout {
         reader: R,
         width: usize,
         transformations: Transformations,
-    ) -> Result<::png::Reader<Patched<R, Chunks>>, String> {
+    ) -> Result<::png::Reader<Patched<R, Chunks>>, Reason> {
         // What the limit is for is the row that it expands to, which the plan knows, and the chunks that are not pixels.
         let limits = Limits { bytes: 2 * width * self.pixels.samples() + CHUNKS };
         let mut decoder = Decoder::new_with_limits(Patched::new(reader, Chunks::default()), limits);
@@ -198,7 +199,9 @@ impl Layout {
         // The file may have changed since its header was read.
         match (decoder.output_color_type().0, decoder.info().width as usize) {
             found if found == (expected, width) => Ok(decoder),
-            (found, found_width) => Err(format!("{found_width} {found:?} pixels a row, expected {width} {expected:?}")),
+            (found, found_width) => {
+                Err(format!("{found_width} {found:?} pixels a row, expected {width} {expected:?}").into())
+            }
         }
     }
 }

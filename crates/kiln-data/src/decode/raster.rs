@@ -5,10 +5,11 @@ use ::tiff::tags::SampleFormat;
 
 use crate::{Error, Image};
 
-use super::file::{ImageFile, format_error};
+use super::file::ImageFile;
 use super::header::{Header, Layout};
 use super::input::{READER_BYTES, Reader};
 use super::plan::Rect;
+use super::reason::Reason;
 use super::tiff::{Chunks, Piece};
 
 /// What a file stores a sample as.
@@ -90,7 +91,7 @@ impl Raster {
     /// Opens a file and reads its header; a window, or what it takes to get at it, may take `limit` bytes.
     ///
     /// # Errors
-    /// Those of [`ImageFile::open`], and [`Error::Format`] for a TIFF of samples that are no number of 8 to 64 bits.
+    /// Those of [`ImageFile::open`], and [`Error::Unsupported`] for a TIFF of samples that are no number of 8 to 64 bits.
     pub fn open(path: impl AsRef<Path>, limit: u64) -> Result<Self, Error> {
         Self::new(ImageFile::open(path)?, limit)
     }
@@ -98,7 +99,7 @@ impl Raster {
     /// The same for a file that is open.
     ///
     /// # Errors
-    /// [`Error::Format`] as for [`open`](Self::open).
+    /// As [`open`](Self::open).
     pub fn new(file: ImageFile, limit: u64) -> Result<Self, Error> {
         let path = file.path().to_owned();
         let header = file.header().clone();
@@ -107,14 +108,14 @@ impl Raster {
         let eight = SampleType::U8;
         let (bands, sample_type, source) = match &header.layout {
             Layout::Tiff(layout) => {
-                let kind = sample_type(layout.kind, layout.bits).map_err(|reason| format_error(&path, reason))?;
+                let kind = sample_type(layout.kind, layout.bits).map_err(|reason| reason.into_error(&path))?;
                 let (bands, bytes) = (layout.samples, layout.chunk_bytes());
                 if bytes > limit {
                     let [height, width] = size;
                     return Err(Error::TooLarge { path, height, width, bytes, limit });
                 }
                 let chunks = file.into_reader().and_then(|reader| {
-                    Chunks::open(reader, layout.clone()).map_err(|reason| format_error(&path, reason))
+                    Chunks::open(reader, layout.clone()).map_err(|reason| reason.into_error(&path))
                 })?;
                 (bands, kind, Source::Chunks { chunks: Box::new(chunks), bytes })
             }
@@ -216,7 +217,7 @@ impl Raster {
                     *image = Some(file.decode(&plan)?);
                 }
                 let Some(image) = image else {
-                    return Err(format_error(&self.path, "it could not be decoded before".into()));
+                    return Err(Error::format(&self.path, "it could not be decoded before"));
                 };
                 for y in top..top + height {
                     let at = (y * image.width + left) * bands;
@@ -225,7 +226,7 @@ impl Raster {
                 Ok(())
             }
         };
-        read.map_err(|reason| format_error(&self.path, reason))?;
+        read.map_err(|reason| reason.into_error(&self.path))?;
         Ok(Window { samples, height, width, bands })
     }
 }
@@ -236,7 +237,7 @@ fn rows(
     header: &Header,
     part: &Rect,
     mut put: impl FnMut(usize, usize, &[u8]),
-) -> Result<(), String> {
+) -> Result<(), Reason> {
     let Layout::Png(layout) = &header.layout else { return Err("no PNG".into()) };
     reader.rewind().map_err(|e| e.to_string())?;
     let bytes = if header.bits == 16 { 2 } else { 1 };
@@ -256,7 +257,7 @@ fn rows(
     })
 }
 
-fn sample_type(format: SampleFormat, bits: usize) -> Result<SampleType, String> {
+fn sample_type(format: SampleFormat, bits: usize) -> Result<SampleType, Reason> {
     Ok(match (format, bits) {
         (SampleFormat::Uint, 1 | 2 | 4 | 8) => SampleType::U8,
         (SampleFormat::Uint, 16) => SampleType::U16,
@@ -269,7 +270,11 @@ fn sample_type(format: SampleFormat, bits: usize) -> Result<SampleType, String> 
         (SampleFormat::IEEEFP, 16) => SampleType::F16,
         (SampleFormat::IEEEFP, 32) => SampleType::F32,
         (SampleFormat::IEEEFP, 64) => SampleType::F64,
-        _ => return Err(format!("{format:?} samples of {bits} bits, expected integers or floats of 8 to 64")),
+        _ => {
+            return Err(Reason::Unsupported(format!(
+                "{format:?} samples of {bits} bits, expected integers or floats of 8 to 64"
+            )));
+        }
     })
 }
 

@@ -11,6 +11,7 @@ use super::header::{self, Format, Header};
 use super::input::Reader;
 use super::palette::{self, Indices, Palette};
 use super::plan::Rect;
+use super::reason::Reason;
 use super::reduce::{self, Boxes};
 use super::{Orientation, jpeg};
 
@@ -18,7 +19,7 @@ use super::{Orientation, jpeg};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Layout {
     /// `None` for samples or bands that are no picture.
-    pixels: Result<Pixels, String>,
+    pixels: Result<Pixels, Reason>,
     /// Rows and columns of a chunk.
     chunk: [usize; 2],
     /// Rows and columns of a chunk that are within the image.
@@ -29,20 +30,22 @@ pub(super) struct Layout {
     pub(super) bits: usize,
     pub(super) kind: SampleFormat,
     jpeg: bool,
+    zstd: bool,
     palette: Option<Palette>,
     /// Where the photometric interpretation is, if that is a palette.
     interpretation: Option<u64>,
 }
 
 /// Reads the first directory. Source: TIFF 6.0; the BigTIFF design of libtiff.
-pub(super) fn header(reader: &mut Reader) -> Result<Header, String> {
+pub(super) fn header(reader: &mut Reader) -> Result<Header, Reason> {
     let directory = Directory::read(reader).map_err(|error| match error {
         Damage::Io(e) => reason(e.into()),
         Damage::Count { tag: 273 | 279 | 324 | 325, count, most } => {
-            format!("a TIFF of {count} strips or tiles, expected at most {most}: larger ones make fewer")
+            let said = format!("a TIFF of {count} strips or tiles, expected at most {most}: larger ones make fewer");
+            Reason::Unsupported(said)
         }
         Damage::Count { tag, count, most } => {
-            format!("tag {tag} of the TIFF has {count} values, expected at most {most}")
+            format!("tag {tag} of the TIFF has {count} values, expected at most {most}").into()
         }
     })?;
     reader.rewind().map_err(|e| e.to_string())?;
@@ -161,15 +164,16 @@ fn take<const N: usize>(reader: &mut Reader) -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-fn reason(error: TiffError) -> String {
+fn reason(error: TiffError) -> Reason {
     match error {
         TiffError::IoError(e) if e.kind() == io::ErrorKind::UnexpectedEof => "the TIFF ends too early".into(),
-        other => other.to_string(),
+        TiffError::UnsupportedError(e) => Reason::Unsupported(e.to_string()),
+        other => other.to_string().into(),
     }
 }
 
 impl Layout {
-    fn read<R: Read + Seek>(decoder: &mut Decoder<R>, directory: Directory) -> Result<Self, String> {
+    fn read<R: Read + Seek>(decoder: &mut Decoder<R>, directory: Directory) -> Result<Self, Reason> {
         let colour = decoder.colortype().map_err(reason)?;
         let (columns, rows) = decoder.chunk_dimensions();
         let unit = decoder.image_coding_unit_layout(TiffCodingUnit(0)).map_err(reason)?;
@@ -178,7 +182,7 @@ impl Layout {
         let compression = decoder.find_tag_unsigned(Tag::Compression).map_err(reason)?;
         let tiled = decoder.get_chunk_type() == ChunkType::Tile;
         if tiled && (rows as usize).checked_mul(columns as usize).is_none_or(|pixels| pixels > header::MAX_PIXELS) {
-            return Err(format!("tiles of {rows}x{columns} pixels, expected at most 2^40 in all"));
+            return Err(format!("tiles of {rows}x{columns} pixels, expected at most 2^40 in all").into());
         }
         let Directory { interpretation, colours } = directory;
         let palette = match (interpretation, colours, bits) {
@@ -189,7 +193,8 @@ impl Layout {
                 return Err(format!(
                     "a TIFF of {samples} samples of {bits} bits and a palette of {count} colours, expected one of 1 to \
                      8 bits and as many colours as that has values"
-                ));
+                )
+                .into());
             }
         };
         let filled = [rows.min(height), columns.min(width)].map(|side| side as usize);
@@ -203,6 +208,7 @@ impl Layout {
             bits,
             kind: unit.sample_format,
             jpeg: compression == Some(CompressionMethod::ModernJPEG.to_u16()),
+            zstd: compression == Some(CompressionMethod::ZSTD.to_u16()),
             palette,
             interpretation,
         })
@@ -226,6 +232,8 @@ impl Layout {
         // A JPEG chunk is read whole, then decoded whole, before it is copied.
         let inside = if self.jpeg { coded * self.samples as u64 * 3 + 64 * row } else { 0 };
         let decoded = (pixels * (self.samples * self.bits) as u64).div_ceil(8) + self.filled[0] as u64;
+        // The window of a frame, which libzstd keeps.
+        let inside = if self.zstd { inside + decoded.min(MOST_WINDOW) } else { inside };
         decoded + inside + 2 * row + (self.count * 80) as u64 + STATE
     }
 
@@ -237,7 +245,7 @@ impl Layout {
     }
 
     /// Decodes the part that is wanted to 1 or 3 channels.
-    pub(super) fn decode(&self, reader: Reader, part: &Rect, factor: usize, channels: usize) -> Result<Image, String> {
+    pub(super) fn decode(&self, reader: Reader, part: &Rect, factor: usize, channels: usize) -> Result<Image, Reason> {
         let pixels = self.pixels.clone()?;
         let size = part.size();
         let mut boxes = Boxes::new(size, channels, factor);
@@ -275,10 +283,13 @@ impl Layout {
     }
 }
 
+/// What a Zstandard decoder is expected to read (RFC 8878, section 3.1.1.1.2).
+const MOST_WINDOW: u64 = 8 << 20;
+
 /// Decoding tables, and the readers within readers.
 const STATE: u64 = 256 * 1024;
 
-fn pixels(colour: ColorType, kind: SampleFormat) -> Result<Pixels, String> {
+fn pixels(colour: ColorType, kind: SampleFormat) -> Result<Pixels, Reason> {
     let pixels = match colour {
         ColorType::Gray(1 | 2 | 4 | 8 | 16) => Some(Pixels::Gray),
         ColorType::Multiband { bit_depth: 8 | 16, num_samples: 2 } => Some(Pixels::GrayAlpha),
@@ -290,9 +301,9 @@ fn pixels(colour: ColorType, kind: SampleFormat) -> Result<Pixels, String> {
         _ => None,
     };
     pixels.filter(|_| kind == SampleFormat::Uint).ok_or_else(|| {
-        format!(
+        Reason::Unsupported(format!(
             "{colour:?} TIFF of {kind:?} samples, expected gray, RGB or CMYK of at most 16 bits (a Raster reads it)"
-        )
+        ))
     })
 }
 
@@ -303,7 +314,7 @@ pub(super) struct Chunks {
     layout: Layout,
     size: [usize; 2],
     planar: bool,
-    /// Where each chunk lies and how long it is; of JPEG chunks alone.
+    /// Where each chunk lies and how long it is; of JPEG and Zstandard alone.
     places: Option<[Vec<u64>; 2]>,
 }
 
@@ -317,7 +328,7 @@ pub(super) enum Piece<'a> {
 }
 
 impl Chunks {
-    pub(super) fn open(reader: Reader, layout: Layout) -> Result<Self, String> {
+    pub(super) fn open(reader: Reader, layout: Layout) -> Result<Self, Reason> {
         let mut limits = Limits::default();
         // Of the chunks only JPEG is read whole. A JPEG that is larger than its pixels is none.
         limits.intermediate_buffer_size = match layout.jpeg {
@@ -328,7 +339,7 @@ impl Chunks {
         let mut decoder = Decoder::new(reader).map_err(reason)?.with_limits(limits);
         let (width, height) = decoder.dimensions().map_err(reason)?;
         let planar = decoder.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(reason)?;
-        let places = match (layout.jpeg, decoder.get_chunk_type()) {
+        let places = match (layout.jpeg || layout.zstd, decoder.get_chunk_type()) {
             (false, _) => None,
             (true, ChunkType::Strip) => Some([Tag::StripOffsets, Tag::StripByteCounts]),
             (true, ChunkType::Tile) => Some([Tag::TileOffsets, Tag::TileByteCounts]),
@@ -344,7 +355,7 @@ impl Chunks {
         Ok(Self { decoder, layout, size: [height as usize, width as usize], planar, places })
     }
 
-    pub(super) fn read(&mut self, part: &Rect, mut take: impl FnMut(Piece)) -> Result<(), String> {
+    pub(super) fn read(&mut self, part: &Rect, mut take: impl FnMut(Piece)) -> Result<(), Reason> {
         let [rows, columns] = self.layout.chunk;
         let across = self.size[1].div_ceil(columns);
         let (samples, bits) = (self.layout.samples, self.layout.bits);
@@ -354,7 +365,7 @@ impl Chunks {
             for right in part.left / columns..part.right.div_ceil(columns) {
                 let unit = TiffCodingUnit((down * across + right) as u32);
                 let layout = self.decoder.image_coding_unit_layout(unit).map_err(reason)?;
-                self.check_jpeg(unit.0 as usize, layout.planes)?;
+                self.check_coded(unit.0 as usize, layout.planes, layout.complete_len as u64)?;
                 buffer.resize(layout.complete_len, 0);
                 self.decoder.read_coding_unit_bytes(unit, &mut buffer).map_err(reason)?;
                 let stride = layout.row_stride.map_or(0, std::num::NonZero::get);
@@ -402,30 +413,62 @@ impl Chunks {
     }
 
     /// The TIFF decoder takes a JPEG at its word, however large it says to be, and one that is cut short for whole.
-    fn check_jpeg(&mut self, unit: usize, planes: usize) -> Result<(), String> {
+    /// Zstandard may ask for a window of 128 MiB.
+    fn check_coded(&mut self, unit: usize, planes: usize, bytes: u64) -> Result<(), Reason> {
         let Some([offsets, lengths]) = &self.places else { return Ok(()) };
         let per_plane = offsets.len() / planes.max(1);
         let io = |e: io::Error| e.to_string();
         for chunk in (0..planes).map(|plane| unit + plane * per_plane) {
             let (Some(offset), Some(length)) = (offsets.get(chunk), lengths.get(chunk)) else {
-                return Err(format!("chunk {chunk} of the TIFF is missing"));
+                return Err(format!("chunk {chunk} of the TIFF is missing").into());
             };
             let reader = self.decoder.inner().file();
             let end = reader.seek(SeekFrom::End(0)).map_err(io)?;
             if offset.checked_add(*length).is_none_or(|last| last > end) {
-                return Err(format!("chunk {chunk} of the TIFF lies beyond the end of the file"));
+                return Err(format!("chunk {chunk} of the TIFF lies beyond the end of the file").into());
             }
             reader.seek(SeekFrom::Start(*offset)).map_err(io)?;
+            if self.layout.zstd {
+                let window = zstd_window(reader).map_err(io)?;
+                if window > MOST_WINDOW.max(bytes) {
+                    return Err(Reason::Unsupported(format!(
+                        "Zstandard with a window of {window} bytes in chunk {chunk} of the TIFF, expected at most 8 MiB"
+                    )));
+                }
+                continue;
+            }
             let inner = jpeg::header(reader)?;
             let [rows, columns] = self.layout.chunk;
             // Strips and tiles at the border may be padded to whole blocks.
             if inner.height > rows.next_multiple_of(16) || inner.width > columns.next_multiple_of(16) {
                 let said = format!("{}x{}", inner.height, inner.width);
-                return Err(format!("a {said} JPEG in chunk {chunk} of the TIFF, expected at most {rows}x{columns}"));
+                return Err(
+                    format!("a {said} JPEG in chunk {chunk} of the TIFF, expected at most {rows}x{columns}").into()
+                );
             }
         }
         Ok(())
     }
+}
+
+/// The window of a Zstandard frame, 0 when it begins with none. Source: RFC 8878, section 3.1.1.
+fn zstd_window(reader: &mut Reader) -> io::Result<u64> {
+    let [magic @ .., descriptor] = take::<5>(reader)?;
+    if magic != [0x28, 0xb5, 0x2f, 0xfd] {
+        return Ok(0);
+    }
+    if descriptor & 0x20 == 0 {
+        let [window] = take(reader)?;
+        let base = 1u64 << (10 + (window >> 3));
+        return Ok(base + base / 8 * u64::from(window & 7));
+    }
+    // A single segment: the window is the content, whose size follows the number of a dictionary.
+    let mut bytes = [0; 12];
+    let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
+    let content = 1 << (descriptor >> 6);
+    reader.read_exact(&mut bytes[..dictionary + content])?;
+    let size = bytes[dictionary..].iter().take(content).rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    Ok(if content == 2 { size + 256 } else { size })
 }
 
 /// Sample `index` of a row of `bits`-wide samples, the first in the high bits.

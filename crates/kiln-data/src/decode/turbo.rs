@@ -7,10 +7,11 @@ use crate::Image;
 use super::colour::Pixels;
 use super::input::Reader;
 use super::jpeg;
+use super::reason::Reason;
 use super::segments::MAX_SCANS;
 
 /// Decodes a gray or RGB JPEG through libjpeg-turbo, which wants all of the file in memory.
-pub(super) fn decode(reader: Reader, pixels: Pixels, denominator: usize, channels: usize) -> Result<Image, String> {
+pub(super) fn decode(reader: Reader, pixels: Pixels, denominator: usize, channels: usize) -> Result<Image, Reason> {
     let mut jpeg = vec![];
     jpeg::without_metadata(reader)?.read_to_end(&mut jpeg).map_err(|e| e.to_string())?;
     let image = decompress(&jpeg, pixels, denominator).map_err(|e| e.to_string())?;

@@ -2,6 +2,7 @@ use std::io::{Read, Seek, SeekFrom};
 
 use super::Orientation;
 use super::input::Reader;
+use super::reason::Reason;
 
 /// What the chunks of a WebP say beyond what its decoder tells.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ const EXIF_BYTES: u64 = 1 << 16;
 /// Walks over the chunks as image-webp does, whose EXIF reader takes a length at its word.
 ///
 /// Source: RFC 9649, section 2; for what decoding takes image-webp 0.2.4, `decoder.rs` and `vp8.rs`.
-pub(super) fn read(reader: &mut Reader, [height, width]: [usize; 2], alpha: bool) -> Result<Chunks, String> {
+pub(super) fn read(reader: &mut Reader, [height, width]: [usize; 2], alpha: bool) -> Result<Chunks, Reason> {
     let end = reader.seek(SeekFrom::End(0)).map_err(|e| e.to_string())?;
     let canvas = [height, width];
     let mut found = Found::default();
@@ -56,7 +57,9 @@ pub(super) fn read(reader: &mut Reader, [height, width]: [usize; 2], alpha: bool
         // image-webp lets the flag of an animation decide; without one it asks for pixels beside the frames.
         (Some(inside), None) => {
             if height * width > MAX_CANVAS {
-                return Err(format!("an animated WebP of {height}x{width} pixels, expected at most 2^30 in all"));
+                return Err(Reason::Unsupported(format!(
+                    "an animated WebP of {height}x{width} pixels, expected at most 2^30 in all"
+                )));
             }
             // The frame is drawn on a canvas, which is copied.
             inside.decoding.max(inside.frame + 4 * (height * width) as u64)
