@@ -11,11 +11,11 @@ use crate::usage::Usage;
 
 /// Every target, and where its first inputs are.
 const TARGETS: [(&str, &[&str]); 9] = [
-    ("jpeg", &["fixtures/images"]),
-    ("png", &["fixtures/images"]),
-    ("tiff", &["fixtures/images", "fixtures/geotiff"]),
-    ("other", &["fixtures/images"]),
-    ("raster", &["fixtures/geotiff", "fixtures/images"]),
+    ("jpeg", &["fixtures/images", "fuzz/seeds/images"]),
+    ("png", &["fixtures/images", "fuzz/seeds/images"]),
+    ("tiff", &["fixtures/images", "fixtures/geotiff", "fuzz/seeds/images"]),
+    ("other", &["fixtures/images", "fuzz/seeds/images"]),
+    ("raster", &["fixtures/geotiff", "fixtures/images", "fuzz/seeds/images"]),
     ("idx", &["fuzz/seeds/idx"]),
     ("cifar", &["fuzz/seeds/cifar"]),
     ("state", &["fuzz/seeds/state"]),

@@ -256,7 +256,7 @@ fn tiff_directories_that_lie() {
     let map: Vec<u8> = (0..48u16).flat_map(|i| (i * 1000).to_le_bytes()).collect();
     let palette = |count| [(258, 3, 1, 4), (262, 3, 1, 3), (273, 4, 1, 8 + 2 + 10 * 12 + 4), (320, 3, count, colours)];
     let file = |count| gray_tiff(30, 20, &palette(count), 0, &[&[0x7a; 20 * 15][..], &map].concat());
-    let colour = |index: u16| [index, 16 + index, 32 + index].map(|i| (i * 1000 >> 8) as u8);
+    let colour = |index: u16| [index, 16 + index, 32 + index].map(|i| ((i * 1000) >> 8) as u8);
     let mut raster = Raster::new(ImageFile::from_bytes("image", file(48)).unwrap(), LIMIT).unwrap();
     let window = raster.window(19, 26, 1, 4).unwrap();
     assert_eq!((window.bands, window.samples), (1, Samples::U8(vec![7, 10, 7, 10])));
