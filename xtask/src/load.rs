@@ -81,8 +81,8 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
             "images_per_s": { "median": median }, "images_per_cpu_s": per_processor,
             "peak_bytes": { "heap": heap, "budgeted": stats.peak_bytes, "rss_above_start": resident },
             "seconds": {
-                "read": stats.read_seconds, "decode": stats.decode_seconds, "assemble": stats.assemble_seconds,
-                "room": stats.room_seconds, "waited": stats.waited_seconds,
+                "read": stats.read_seconds, "decode": stats.decode_seconds, "resize": stats.resize_seconds,
+                "assemble": stats.assemble_seconds, "room": stats.room_seconds, "waited": stats.waited_seconds,
             },
             "bad_samples": bad.len(),
         });

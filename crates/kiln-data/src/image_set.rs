@@ -148,14 +148,16 @@ impl ImageSet {
         worker: &Worker,
     ) -> Result<Image, Error> {
         match &self.store {
-            Store::Memory { .. } => worker.timed(Stage::Decode, || transform.apply(self.load(id)?.image, rng)),
+            Store::Memory { .. } => worker.timed(Stage::Resize, || transform.apply(self.load(id)?.image, rng)),
             Store::Files { paths, decode } => {
                 let file = worker.timed(Stage::Read, || ImageFile::open(&paths[id]))?;
                 let view = transform.view(file.header().height, file.header().width, rng);
                 let options = DecodeOptions { limit: decode.limit.min(worker.image_limit()), ..*decode };
                 let decoding = file.plan(&view, self.channels, &options)?;
-                let decode = || worker.timed(Stage::Decode, || file.decode(&decoding));
-                worker.within(plan, decoding.bytes(), decode)
+                worker.within(plan, decoding.bytes(), || {
+                    let decoded = worker.decoding(|| file.pixels(&decoding))?;
+                    Ok(worker.timed(Stage::Resize, || decoded.finish(&decoding)))
+                })
             }
         }
     }

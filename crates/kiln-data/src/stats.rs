@@ -7,10 +7,12 @@ use crate::budget::InFlight;
 /// What the time of making a batch is spent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Opening files and reading their headers.
+    /// Reading files, their headers among it.
     Read,
-    /// Decoding, which reads on, and resizing.
+    /// Decoding.
     Decode,
+    /// Cropping, resizing, turning.
+    Resize,
     /// Packing samples into the batch.
     Assemble,
     /// Waiting for room in the byte budget.
@@ -22,6 +24,7 @@ impl fmt::Display for Stage {
         f.write_str(match self {
             Self::Read => "read",
             Self::Decode => "decode",
+            Self::Resize => "resize",
             Self::Assemble => "assemble",
             Self::Room => "room",
         })
@@ -45,10 +48,12 @@ pub struct LoaderStats {
     pub peak_bytes: u64,
     /// The most there were of images alone.
     pub peak_image_bytes: u64,
-    /// Workers: opening files and reading headers.
+    /// Workers: reading files.
     pub read_seconds: f64,
-    /// Workers: decoding and resizing.
+    /// Workers: decoding.
     pub decode_seconds: f64,
+    /// Workers: cropping, resizing, turning.
+    pub resize_seconds: f64,
     /// Workers: packing.
     pub assemble_seconds: f64,
     /// Workers: waiting for room in the byte budget.
@@ -77,6 +82,7 @@ impl LoaderStats {
             bad_samples: self.bad_samples - earlier.bad_samples,
             read_seconds: self.read_seconds - earlier.read_seconds,
             decode_seconds: self.decode_seconds - earlier.decode_seconds,
+            resize_seconds: self.resize_seconds - earlier.resize_seconds,
             assemble_seconds: self.assemble_seconds - earlier.assemble_seconds,
             room_seconds: self.room_seconds - earlier.room_seconds,
             waited_seconds: self.waited_seconds - earlier.waited_seconds,
@@ -98,10 +104,11 @@ impl LoaderStats {
     }
 
     /// Seconds of the workers in each stage.
-    pub fn stages(&self) -> [(Stage, f64); 4] {
+    pub fn stages(&self) -> [(Stage, f64); 5] {
         [
             (Stage::Read, self.read_seconds),
             (Stage::Decode, self.decode_seconds),
+            (Stage::Resize, self.resize_seconds),
             (Stage::Assemble, self.assemble_seconds),
             (Stage::Room, self.room_seconds),
         ]
@@ -123,16 +130,17 @@ impl fmt::Display for LoaderStats {
     /// One line: throughput, waiting, what workers did with their time, bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MIB: f64 = (1 << 20) as f64;
-        let workers = self.read_seconds + self.decode_seconds + self.assemble_seconds + self.room_seconds;
+        let workers: f64 = self.stages().iter().map(|(_, seconds)| seconds).sum();
         let part = |seconds: f64| if workers > 0.0 { 100.0 * seconds / workers } else { 0.0 };
         write!(
             f,
-            "{:.0} samples/s, {:.0} % waiting for data; workers: read {:.0} %, decode {:.0} %, assemble {:.0} %, \
-             wait for room {:.0} %; peak {:.1} MiB",
+            "{:.0} samples/s, {:.0} % waiting for data; workers: read {:.0} %, decode {:.0} %, resize {:.0} %, \
+             assemble {:.0} %, wait for room {:.0} %; peak {:.1} MiB",
             self.samples_per_second(),
             100.0 * self.waiting(),
             part(self.read_seconds),
             part(self.decode_seconds),
+            part(self.resize_seconds),
             part(self.assemble_seconds),
             part(self.room_seconds),
             self.peak_bytes as f64 / MIB,
@@ -149,7 +157,7 @@ impl fmt::Display for LoaderStats {
 pub(crate) struct Counters {
     samples: AtomicU64,
     batches: AtomicU64,
-    stages: [AtomicU64; 4],
+    stages: [AtomicU64; 5],
     waited: AtomicU64,
     used: AtomicU64,
 }
@@ -159,8 +167,12 @@ impl Counters {
     pub(crate) fn timed<T>(&self, stage: Stage, work: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let value = work();
-        self.stages[stage as usize].fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
+        self.spent(stage, begun.elapsed());
         value
+    }
+
+    pub(crate) fn spent(&self, stage: Stage, time: Duration) {
+        self.stages[stage as usize].fetch_add(time.as_nanos() as u64, Relaxed);
     }
 
     pub(crate) fn delivered(&self, samples: usize) {
@@ -188,6 +200,7 @@ impl Counters {
             peak_image_bytes: in_flight.image_peak,
             read_seconds: stage(Stage::Read),
             decode_seconds: stage(Stage::Decode),
+            resize_seconds: stage(Stage::Resize),
             assemble_seconds: stage(Stage::Assemble),
             room_seconds: stage(Stage::Room),
             waited_seconds: seconds(&self.waited),

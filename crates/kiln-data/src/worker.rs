@@ -1,9 +1,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
 
 use crate::bad_samples::BadSampleLog;
 use crate::budget::Budget;
+use crate::decode::take_reading;
 use crate::stats::{Counters, LoaderStats};
 use crate::{BadSampleReport, BatchPlan, Error, LoaderConfig, Sampler, Stage};
 
@@ -92,6 +94,16 @@ impl Worker {
     /// Bytes that one sample may take while it is decoded: what the loader's budget leaves beside the batches, at least half.
     pub fn image_limit(&self) -> u64 {
         self.shared.budget.image_limit()
+    }
+
+    /// Runs `work`, which decodes a file: what it reads is booked on [`Stage::Read`], the rest on [`Stage::Decode`].
+    pub(crate) fn decoding<T>(&self, work: impl FnOnce() -> T) -> T {
+        let (_, begun) = (take_reading(), Instant::now());
+        let value = work();
+        let (all, reading) = (begun.elapsed(), take_reading());
+        self.shared.counters.spent(Stage::Read, reading.min(all));
+        self.shared.counters.spent(Stage::Decode, all.saturating_sub(reading));
+        value
     }
 
     /// Runs `work` and books its time on `stage`.

@@ -8,7 +8,7 @@ use crate::{Error, Image};
 use super::header::{Header, Layout};
 use super::input::{Input, Reader};
 use super::plan::{self, DecodeOptions, DecodePlan, Oversized, Quality};
-use super::{View, resample};
+use super::{Orientation, View, resample};
 
 /// An image file that is open, its header read and no pixel decoded.
 ///
@@ -134,6 +134,11 @@ impl ImageFile {
     /// [`Error::Format`] when the file is damaged or cut short, [`Error::Unsupported`] when it is of a kind that is not
     /// read.
     pub fn decode(self, plan: &DecodePlan) -> Result<Image, Error> {
+        Ok(self.pixels(plan)?.finish(plan))
+    }
+
+    /// The first half of [`decode`](Self::decode): what is read of the file.
+    pub(crate) fn pixels(self, plan: &DecodePlan) -> Result<Decoded, Error> {
         let Self { path, mut reader, header, .. } = self;
         reader.rewind().map_err(|e| Error::read(&path, e))?;
         let size = header.stored_size();
@@ -152,12 +157,28 @@ impl ImageFile {
             let reason = format!("{}x{} pixels came out, expected {height}x{width}", decoded.height, decoded.width);
             return Err(Error::format(&path, reason));
         }
-        let area = header.orientation.stored_area(&plan.view.area, size);
-        let target = header.orientation.size([plan.view.height, plan.view.width]);
-        let resized = resample::crop_resize(decoded, &plan::within(&area, part, factor), target);
-        let turn = if plan.view.flip { header.orientation.then_mirror() } else { header.orientation };
+        Ok(Decoded { image: decoded, orientation: header.orientation, size })
+    }
+}
+
+/// A part of an image as it is stored, perhaps at a fraction of its size.
+pub(crate) struct Decoded {
+    image: Image,
+    orientation: Orientation,
+    /// Rows and columns of the stored image.
+    size: [usize; 2],
+}
+
+impl Decoded {
+    /// The second half of [`ImageFile::decode`]: resized, upright, mirrored if asked for.
+    pub(crate) fn finish(self, plan: &DecodePlan) -> Image {
+        let Self { image, orientation, size } = self;
+        let area = orientation.stored_area(&plan.view.area, size);
+        let target = orientation.size([plan.view.height, plan.view.width]);
+        let resized = resample::crop_resize(image, &plan::within(&area, &plan.part, plan.path.factor()), target);
+        let turn = if plan.view.flip { orientation.then_mirror() } else { orientation };
         let upright = turn.apply(resized);
-        Ok(if upright.channels == plan.channels { upright } else { gray_as_rgb(upright) })
+        if upright.channels == plan.channels { upright } else { gray_as_rgb(upright) }
     }
 }
 

@@ -26,6 +26,7 @@ mod webp;
 pub use area::{Area, View};
 pub use file::ImageFile;
 pub use header::{Format, Header};
+pub(crate) use input::take_reading;
 pub use orientation::Orientation;
 pub use plan::{DecodeOptions, DecodePath, DecodePlan, Oversized, Quality};
 pub use raster::{Raster, SampleType, Samples, Window};

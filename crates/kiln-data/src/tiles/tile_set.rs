@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BatchPlan, Error, Stage, Worker};
+use crate::{BatchPlan, Error, Worker};
 
 use super::source::{Patch, Source};
 use super::{Classes, TileArea, TileGrid};
@@ -221,7 +221,7 @@ impl TileSet {
             let (path, [height, width]) = (source.image.clone(), source.facts.size);
             return Err(Error::TooLarge { path, height, width, bytes: source.bytes, limit });
         }
-        let read = || worker.timed(Stage::Decode, || source.read(&place.area, self.classes.as_ref()));
+        let read = || worker.decoding(|| source.read(&place.area, self.classes.as_ref()));
         worker.within(plan, source.bytes, read)
     }
 }
