@@ -301,7 +301,7 @@ pub(crate) struct Dist {
     /// Leave out the CUDA backend
     #[arg(long)]
     pub(crate) no_cuda: bool,
-    /// Have kernels written in CUDA C++ and compiled by NVIDIA's NVRTC, which must be on the machine with the GPU, and not by LLVM
+    /// Have kernels compiled by NVIDIA's NVRTC, which must be on the machine with the GPU, and not by LLVM
     #[arg(long, conflicts_with = "no_cuda")]
     pub(crate) cuda_cpp: bool,
 }

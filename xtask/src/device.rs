@@ -59,8 +59,8 @@ fn cuda(index: usize) -> Result<Device> {
 #[cfg(feature = "cuda")]
 const DRIVER_KEEPS: &str = "4294967296";
 
-/// Has burn keep compiled kernels, and which of them are fastest, for the next run, and the driver what it makes of them. A
-/// `cubecl.toml` is read as ever but for the place.
+/// Has burn keep compiled kernels, and which of them are fastest, for the next run, and the driver what it makes of
+/// them. A `cubecl.toml` is read as ever but for the place.
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code, reason = "set_var is unsafe because other threads may read the environment meanwhile")]
 fn keep_kernels() {

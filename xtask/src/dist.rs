@@ -27,7 +27,7 @@ What it does on a GPU is found out by a numbered list, in less than 9 minutes:
     ./kiln gpu --list                   what they are
     ./kiln gpu 2 5 --out results        only some, beside those that ran before
     ./kiln gpu --python /path/python    with PyTorch beside it (pip install -r benches/peers/requirements.txt)
-    ./kiln gpu --patience 3             three times as long for each item: the first run on a card compiles and tunes all kernels
+    ./kiln gpu --patience 3             three times as long for each: a first run compiles and tunes all kernels
     ./kiln gpu --device flex --quick    to see that the list runs, without a GPU
 
 results/ then holds one JSON file for each item, summary.json, and messages.toml, the texts of failed allocations; an item that
@@ -35,19 +35,19 @@ fails, hangs or loses the device ends alone. Everything compiled and tuned is ke
 along, and the next run on a card of the same kind begins where this one ended. In a workspace the results are committed as
 benches/results/gpu/CARD-DATE, and `cargo xtask gpu --page` writes docs/results.md.
 
-On a machine that is there for some minutes and gives back a few files of limited size from a folder $OUT, this leaves all
-results in one file, whole after each item, and kernels/ in parts of 15 MB:
+On a machine that is there for some minutes and gives back a few files of limited size from a folder $OUT, this leaves
+all results in one file, whole after each item, and kernels/ in parts of 15 MB:
 
     timeout -s INT 540 ./kiln gpu --python python3 --out /tmp/results --archive $OUT/results.tar.gz 2> $OUT/log
     tar cz kernels | split -b 15000000 - $OUT/kernels.tar.gz.
 
-The next run on such a machine goes on with the kernels; `cat kernels.tar.gz.* | tar xz` in this folder brings them back. When
-items need longer than there is time for, run some of them at a time: ./kiln gpu 1 2 3 --patience 3.
+The next run on such a machine goes on with the kernels; `cat kernels.tar.gz.* | tar xz` in this folder brings them
+back. When items need longer than there is time for, run some of them at a time: ./kiln gpu 1 2 3 --patience 3.
 ";
 
 const README_CUDA: &str = "
-For --device cuda:0 it needs NVIDIA's driver for CUDA 13.0 or newer as well (libcuda.so; put its folder on LD_LIBRARY_PATH if
-it is not found).
+For --device cuda:0 it needs NVIDIA's driver for CUDA 13.0 or newer as well (libcuda.so; put its folder on
+LD_LIBRARY_PATH if it is not found).
 ";
 
 const README_CUDA_CPP: &str = "\

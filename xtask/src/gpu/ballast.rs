@@ -52,8 +52,8 @@ impl Ballast {
         Ok(ballast)
     }
 
-    /// Takes the room that is left in pages of the calling thread's stream as well: with nothing free on the card a step would
-    /// go on in it.
+    /// Takes the room that is left in pages of the calling thread's stream as well: with nothing free on the card a
+    /// step would go on in it.
     pub(crate) fn fill_holes(&mut self, device: &Device) {
         for piece in HOLES {
             while let Some(tensor) = written(device, piece) {

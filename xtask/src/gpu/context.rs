@@ -155,8 +155,8 @@ pub(crate) fn wait_for(command: &mut Command, limit: Duration) -> Result<Output>
     waited(command, limit, &AtomicBool::new(false), |child| child.kill())
 }
 
-/// The same with a group of processes of its own: all that `command` started is killed with it. So it is when `stop` becomes
-/// true, which is [`Stopped`].
+/// The same with a group of processes of its own: all that `command` started is killed with it. So it is when `stop`
+/// becomes true, which is [`Stopped`].
 pub(crate) fn wait_for_group(command: &mut Command, limit: Duration, stop: &AtomicBool) -> Result<Output> {
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(command, 0);

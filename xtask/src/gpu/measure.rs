@@ -39,9 +39,10 @@ pub(crate) fn settle(device: &Device) {
 
 /// Runs `work` with fresh pools, and gives them back afterwards.
 ///
-/// A thread is a stream of CubeCL's with pools of its own, whose pages only grow: in those of earlier work a step would hold
-/// the pages of that, and the workspace of kernels that were tried. To measure memory, first let the work be compiled
-/// and tuned `apart`, and then measure it `apart`. On the heap, which counts every byte, `work` runs where it is.
+/// A thread is a stream of CubeCL's with pools of its own, whose pages only grow: in those of earlier work a step
+/// would hold the pages of that, and the workspace of kernels that were tried. To measure memory, first let the work
+/// be compiled and tuned `apart`, and then measure it `apart`. On the heap, which counts every byte, `work` runs
+/// where it is.
 pub(crate) fn apart<T: Send>(device: &Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if device.memory_pool_usage().is_none() {
         return work();
@@ -66,9 +67,9 @@ pub(crate) fn timed<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Res
     Ok((done, 1e3 * begun.elapsed().as_secs_f64()))
 }
 
-/// Memory while something runs: the highest of the heap, or the pages that pools have come to hold. Pages are given back when
-/// a pool is cleaned, or when it has not used them for long: what it holds after a few steps is the most they needed,
-/// if they ran [`apart`], with kernels that were tuned before.
+/// Memory while something runs: the highest of the heap, or the pages that pools have come to hold. Pages are given
+/// back when a pool is cleaned, or has not used them for long: what it holds after a few steps is the most they
+/// needed, if they ran [`apart`], with kernels that were tuned before.
 pub(crate) struct Peak {
     device: Device,
     card: Option<u32>,

@@ -194,6 +194,17 @@ mod tests {
         ] {
             assert!(text.contains(part), "'{part}' is not in\n{text}");
         }
+        assert!(!text.contains("beside PyTorch"));
+        let both = [3, 10].map(|item| {
+            let mut findings = Findings::new(item, Provenance::example());
+            let cells =
+                ["network", "precision", "batch", "ms a step"].into_iter().zip([json!("a"), json!("b"), json!(8)]);
+            let cells: Vec<_> = cells.chain([("ms a step", json!(10 * item))]).collect();
+            findings.row(beside::STEPS, &cells);
+            findings
+        });
+        let text = page(&[("example-2026-11-21".into(), both.to_vec())]);
+        assert!(text.contains("### Kiln beside PyTorch") && text.contains("| 100 | 30 | 3.333 |"), "{text}");
         findings.provenance = Provenance { device: "flex".into(), card: None, ..findings.provenance };
         assert_eq!(page(&[("flex".into(), vec![findings])]), page(&[]));
         assert!(page(&[]).contains("Nothing has been measured on a GPU yet"));

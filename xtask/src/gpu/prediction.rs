@@ -80,8 +80,11 @@ where
         // The driver's context is no tensor.
         let predicted = predicted.saturating_sub(if context.on_cuda() { profile.fixed_bytes } else { 0 });
         if context.on_cuda() {
-            let _ =
-                apart(&plain, || Ok(step(&task, &mut Trainer::new(init(&device)?, 0, settings.clone())?, &batch)?))?; // kernels are compiled and tuned
+            // Kernels are compiled and tuned.
+            let _ = apart(&plain, || {
+                let mut trainer = Trainer::new(init(&device)?, 0, settings.clone())?;
+                Ok(step(&task, &mut trainer, &batch)?)
+            })?;
         }
         let (bytes, live) = apart(&plain, || {
             let peak = Peak::start(&plain, card);

@@ -66,7 +66,9 @@ pub(crate) fn run(arguments: &Gpu, chosen: &[usize]) -> Result<ExitCode> {
         let item = &ITEMS[number - 1];
         tracing::info!("{number} {}: {}", item.name, item.title);
         let findings = one(arguments, *number, &folder, &provenance, &stop)?;
-        keep()?;
+        if let Err(error) = keep() {
+            tracing::warn!("{error:#}"); // what the next items find is worth more
+        }
         let (passed, checks) = findings.score();
         let reason = findings.reason.as_deref().map_or(String::new(), |reason| format!(": {reason}"));
         tracing::info!(

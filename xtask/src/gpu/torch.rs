@@ -143,7 +143,8 @@ fn train(context: &Context, case: &Case<'_>, more: &[&str]) -> Result<Value> {
         .args(more);
     match context.on_cuda() {
         true => command.args(["--device", "cuda", "--tf32", "--fused"]),
-        false => command.args(["--device", "cpu"]),
+        // Its threads would wait for each other in a busy loop, which other work makes slow.
+        false => command.args(["--device", "cpu"]).env("OMP_WAIT_POLICY", "passive"),
     };
     if case.compiled {
         command.arg("--compile");
