@@ -285,7 +285,9 @@ fn metadata_take_no_memory() {
         for quality in [Quality::Exact, Quality::Fast] {
             let (_, planned, took) = measure(&path, 30, quality);
             let (_, plain, _) = measure(&fixture(plain), 30, quality);
-            assert!(took <= planned && planned == plain, "{}: planned {planned}, took {took}", path.display());
+            // libjpeg-turbo wants all of the file.
+            let same = planned == plain || cfg!(feature = "turbo") && path.extension().is_some_and(|end| end == "jpg");
+            assert!(took <= planned && same, "{}: planned {planned}, took {took}", path.display());
         }
     }
 }
