@@ -216,7 +216,9 @@ fn plans_of_four_megapixels_of_every_kind_are_upper_bounds() {
             println!("{line}");
             // How fine the blocks of a lossless WebP are, and how many codes it has, is not told by its header.
             let slack = if name.contains("lossless") || name.contains("alpha") { 1.2 } else { 1.1 };
-            if took > planned || planned as f64 > slack * took as f64 + (MIB / 2) as f64 {
+            // libzstd's window, of a strip of 64 rows, is on the heap of C.
+            let unseen = if name == "zstd.tif" { 64 * 2500 * 3 } else { 0 };
+            if took > planned || planned as f64 > slack * took as f64 + (MIB / 2 + unseen) as f64 {
                 wrong.push(line);
             }
         }
