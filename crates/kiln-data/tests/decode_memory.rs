@@ -123,7 +123,9 @@ fn the_plan_is_an_upper_bound_and_no_more_than_a_tenth_too_high() {
             let line = format!("{name} to {side} by {way:?}: planned {planned}, took {took}");
             println!("{line}");
             // What does not grow with the image, as the state of an inflater, need not be used in full.
-            if took > planned || planned as f64 > 1.1 * took as f64 + (MIB / 2) as f64 {
+            // libjpeg-turbo's own memory is not of this heap.
+            let too_high = planned as f64 > 1.1 * took as f64 + (MIB / 2) as f64 && !cfg!(feature = "turbo");
+            if took > planned || too_high {
                 wrong.push(line);
             }
         }
