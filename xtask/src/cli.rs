@@ -30,7 +30,7 @@ pub(crate) enum Command {
     /// Make the small data sets in fixtures/ again from the full ones
     Fixtures(Fixtures),
     /// Everything that must hold before a commit, cheapest first
-    Check,
+    Check(Check),
     /// Go through a folder of images, or a packed data set, and say how fast it loads and where the time goes
     Load(Load),
     /// Measure what Kiln costs: whole training steps against burn's own loop, their memory, and single functions
@@ -41,6 +41,13 @@ pub(crate) enum Command {
     Gpu(Gpu),
     /// Pack the program and its fixtures into dist/*.tar.gz for a machine without Rust
     Dist(Dist),
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Check {
+    /// Leave out the tests, where they have just run
+    #[arg(long)]
+    pub(crate) without_tests: bool,
 }
 
 #[derive(Subcommand)]

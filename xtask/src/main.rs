@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         Command::Plan(command) => plan::run(command).map(|()| ExitCode::SUCCESS),
         Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),
-        Command::Check => check::run().map(|()| ExitCode::SUCCESS),
+        Command::Check(arguments) => check::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Bench(command) => bench::run(&command),
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
