@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Fuzz(Fuzz),
     /// Find out what this does on a GPU: a numbered list of checks and measurements, each in a process of its own
     Gpu(Gpu),
-    /// Pack the program and its fixtures into dist/*.tar.gz for a machine without Rust
+    /// Pack the program and its fixtures into dist/*.tar.xz for a machine without Rust
     Dist(Dist),
 }
 

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use flate2::Compression;
-use flate2::write::GzEncoder;
+use liblzma::write::XzEncoder;
 use tar::Builder;
 
 use crate::cli::Dist;
@@ -102,7 +101,7 @@ pub(crate) fn run(arguments: &Dist) -> Result<()> {
         _ => [README, README_CUDA, README_CUDA_CPP].concat(),
     };
     pack(part.as_file(), &name, &target.join("release/xtask"), &root, &readme)?;
-    let path = out.join(format!("{name}.tar.gz"));
+    let path = out.join(format!("{name}.tar.xz"));
     part.persist(&path)?;
     let bytes = fs::metadata(&path)?.len();
     tracing::info!("{}: {:.1} MiB", path.display(), bytes as f64 / f64::from(1 << 20));
@@ -111,7 +110,7 @@ pub(crate) fn run(arguments: &Dist) -> Result<()> {
 }
 
 fn pack(file: &File, name: &str, program: &Path, root: &Path, readme: &str) -> Result<()> {
-    let mut archive = Builder::new(GzEncoder::new(file, Compression::best())); // what every machine unpacks
+    let mut archive = Builder::new(XzEncoder::new(file, 9)); // Python unpacks it where tar cannot
     archive.append_path_with_name(program, format!("{name}/kiln"))?;
     for folder in FOLDERS {
         archive.append_dir_all(format!("{name}/{folder}"), root.join(folder))?;
