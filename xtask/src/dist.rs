@@ -14,7 +14,7 @@ use crate::gpu::workspace_revision;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const README: &str = "\
-Kiln, built for a machine without Rust. It needs Linux on x86-64 with glibc 2.36 or newer, libstdc++, libz and libzstd.
+Kiln, built for a machine without Rust. It needs Linux on x86-64 with glibc 2.36 or newer, libstdc++ and libz.
 
     ./kiln train resnet
     ./kiln train gpt
