@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::ballast::Ballast;
 use super::context::{Context, caught};
-use super::measure::{MIB, Peak, apart, difference, mib, parameters_of, settle, short};
+use super::measure::{Difference, MIB, Peak, apart, difference, mib, parameters_of, settle, short};
 use super::messages::{self, Message};
 use super::models::{Images, classify, settings};
 use crate::HEAP;
@@ -139,13 +139,14 @@ fn full(device: &Device, card: u32) -> Result<Ballast> {
 
 type Expected = (StepReport, Vec<f32>);
 
-fn disturbed(
+/// Takes the step and writes down how it went beside the undisturbed one.
+fn recovered(
     context: &mut Context,
     name: &str,
     trainer: &mut Trainer<ResNet>,
     batch: &ImageBatch,
     (undisturbed, parameters): &Expected,
-) -> Result<()> {
+) -> Result<(StepReport, Difference)> {
     let report = step(&classify(), trainer, batch)?;
     let found = difference(&parameters_of(trainer.model())?, parameters);
     let cells = [
@@ -160,6 +161,17 @@ fn disturbed(
         ("seconds lost", short(report.lost_seconds)),
     ];
     context.record.row("Recovered steps", &cells);
+    Ok((report, found))
+}
+
+fn disturbed(
+    context: &mut Context,
+    name: &str,
+    trainer: &mut Trainer<ResNet>,
+    batch: &ImageBatch,
+    expected: &Expected,
+) -> Result<()> {
+    let (report, found) = recovered(context, name, trainer, batch, expected)?;
     let says = format!("{} failed attempts, expected at least 1", report.failures);
     context.record.check(format!("{name}: memory ran out"), report.failures > 0, says);
     let says = format!("relative difference of the parameters {:.1e} of {TOLERANCE:.0e}", found.relative);
@@ -168,13 +180,7 @@ fn disturbed(
 }
 
 /// Memory stays short, so that the batch must be cut.
-fn throughout(
-    context: &mut Context,
-    model: &ResNet,
-    batch: &ImageBatch,
-    need: u64,
-    (undisturbed, parameters): &Expected,
-) -> Result<()> {
+fn throughout(context: &mut Context, model: &ResNet, batch: &ImageBatch, need: u64, expected: &Expected) -> Result<()> {
     let (device, plain) = (context.autodiff(), context.device.clone());
     let leave = need / 10 * 6;
     let meter: &'static Meter = Box::leak(Box::new(Meter::of(&plain, &HEAP)));
@@ -193,23 +199,8 @@ fn throughout(
             None
         }
     };
-    let report = step(&classify(), &mut trainer, batch)?;
-    let found = difference(&parameters_of(trainer.model())?, parameters);
-    let cells = [
-        (
-            "memory runs out",
-            json!(format!("throughout: {:.0} of {:.0} MiB are left", leave as f64 / MIB, need as f64 / MIB)),
-        ),
-        ("failed attempts", json!(report.failures)),
-        ("micro-batches", json!(report.micro_batches)),
-        ("loss", json!(report.loss)),
-        ("undisturbed", json!(undisturbed.loss)),
-        ("parameters that differ", json!(found.differ)),
-        ("of", json!(parameters.len())),
-        ("relative difference", short(found.relative)),
-        ("seconds lost", short(report.lost_seconds)),
-    ];
-    context.record.row("Recovered steps", &cells);
+    let name = format!("throughout: {:.0} of {:.0} MiB are left", leave as f64 / MIB, need as f64 / MIB);
+    let (report, found) = recovered(context, &name, &mut trainer, batch, expected)?;
     let says = format!("{} failed attempts, {} micro-batches", report.failures, report.micro_batches);
     context.record.check("throughout: the batch is cut", report.failures > 0 && report.micro_batches > 1, says);
     // Batch-norm sees micro-batches: the result is that of the smaller ones, which is close and not the same.
