@@ -72,7 +72,8 @@ pub(crate) struct RunArgs {
     /// Data set; without it the small one in fixtures/
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
-    /// Directory of the run, which must be new or empty [default: runs/MODEL-NNN]
+    /// Directory of the run, which must be new or empty [default: runs/MODEL-NNN]; of `memory`, where its page goes
+    /// [default: here]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Go on with the run in this directory, under the settings it was started with
@@ -93,8 +94,8 @@ pub(crate) struct RunArgs {
     /// f32, f16 (with a dynamic loss scale) or bf16 [default: f32]
     #[arg(long)]
     pub(crate) precision: Option<String>,
-    /// Keep fewer activations and compute them again: none, every:K blocks, sqrt, auto:BYTES (the fastest plan whose step
-    /// stays within, as in auto:24GiB) or offload [default: none]
+    /// Keep fewer activations and compute them again: none, every:K blocks, offload, and on the CPU device sqrt and auto:BYTES
+    /// (the fastest plan whose step stays within, as in auto:140MiB) [default: none]
     #[arg(long, value_name = "PLAN")]
     pub(crate) checkpointing: Option<String>,
     /// Bytes that a step may take, as in 300MiB, or auto (nine tenths of what is free): picks micro-batch and checkpoint plan

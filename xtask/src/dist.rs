@@ -9,7 +9,7 @@ use liblzma::write::XzEncoder;
 use tar::Builder;
 
 use crate::cli::Dist;
-use crate::gpu::workspace_revision;
+use crate::host::Revision;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -34,14 +34,13 @@ fails, hangs or loses the device ends alone. Everything compiled and tuned is ke
 along, and the next run on a card of the same kind begins where this one ended. In a workspace the results are committed as
 benches/results/gpu/CARD-DATE, and `cargo xtask gpu --page` writes docs/results.md.
 
-On a machine that is there for some minutes and gives back a few files of limited size from a folder $OUT, this leaves
-all results in one file, whole after each item, and kernels/ in parts of 15 MB:
+To bring all of it home in two files, the first of which is whole after each item:
 
-    timeout -s INT 540 ./kiln gpu --python python3 --out /tmp/results --archive $OUT/results.tar.gz 2> $OUT/log
-    tar cz kernels | split -b 15000000 - $OUT/kernels.tar.gz.
+    ./kiln gpu --out results --archive results.tar.gz
+    tar czf kernels.tar.gz kernels
 
-The next run on such a machine goes on with the kernels; `cat kernels.tar.gz.* | tar xz` in this folder brings them
-back. When items need longer than there is time for, run some of them at a time: ./kiln gpu 1 2 3 --patience 3.
+When items need longer than there is time for, run some of them at a time: ./kiln gpu 1 2 3 --patience 3. Ctrl-C ends
+the item that runs and writes the summary.
 ";
 
 const README_CUDA: &str = "
@@ -59,17 +58,15 @@ const FOLDERS: [&str; 2] = ["fixtures", "recipes"];
 const FILES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 /// Where the PyTorch programs are that `gpu` compares with; only what they consist of goes along.
 const PEERS: &str = "benches/peers";
-/// What the machines take to which a bundle is carried.
+/// A bundle that has grown beyond this carries what it should not.
 const MOST_BYTES: u64 = 52 << 20;
-/// The CUDA whose driver is enough: without it the bindings are those of the toolkit that is installed, or the newest.
-const CUDA_VERSION: (&str, &str) = ("CUDARC_CUDA_VERSION", "13000");
 
 pub(crate) fn run(arguments: &Dist) -> Result<()> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let mut build = Command::new(cargo);
     build.args(["build", "--release", "--package", "xtask"]);
-    if let Some(revision) = workspace_revision() {
-        build.env("KILN_REVISION", revision);
+    if let Some(revision) = Revision::of_workspace() {
+        build.env("KILN_REVISION", revision.word());
     }
     let kind = match (arguments.no_cuda, arguments.cuda_cpp) {
         (true, _) => "flex",
@@ -78,9 +75,6 @@ pub(crate) fn run(arguments: &Dist) -> Result<()> {
     };
     if kind != "flex" {
         build.args(["--features", kind]);
-        if std::env::var_os(CUDA_VERSION.0).is_none() {
-            build.env(CUDA_VERSION.0, CUDA_VERSION.1);
-        }
     }
     let status = build.status().context("cannot run cargo")?;
     ensure!(

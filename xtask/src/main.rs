@@ -11,6 +11,7 @@ mod fetch;
 mod fixtures;
 mod fuzz;
 mod gpu;
+mod host;
 mod load;
 mod memory;
 mod plan;

@@ -5,7 +5,7 @@ use crate::Error;
 /// How much a batch or a micro-batch counts: the number of things its loss is the mean of.
 ///
 /// A loss that is a mean over tokens (language models, masked targets) counts by the tokens that carry a loss, not by
-/// sequences; weighing it by samples is the mistake that many trainers made until 2024 (transformers#34191).
+/// sequences; weighing it by samples is the mistake that many trainers made until 2024, Hugging Face's among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weight {
     /// The loss is a mean over this many samples.

@@ -38,8 +38,10 @@ impl Pixels {
         let mut data = TensorData::new(self.to_vec(), shape);
         device.staging(std::iter::once(&mut data));
         let tensor = Tensor::from_data(data, (device, DType::U8));
-        match device.sync() {
-            Ok(()) => self.uploaded = Some(tensor),
+        // A device that had no memory for the copy hands out a tensor all the same, and waiting for it tells nothing: reading does.
+        let first = tensor.clone().slice(shape.map(|size| 0..size.min(1)));
+        match device.sync().and_then(|()| first.try_into_data()) {
+            Ok(_) => self.uploaded = Some(tensor),
             Err(error) => tracing::debug!("a batch could not be copied ahead: {error}"),
         }
     }

@@ -41,6 +41,8 @@ pub struct Situation<'a> {
     pub setting: Setting,
     /// The smaller micro-batch to try, if there is one.
     pub smaller: Option<usize>,
+    /// Whether it was tried beyond a size that fits, to find out whether more does by now.
+    pub stepped_up: bool,
     /// What has been tried for this batch, in order.
     pub tried: &'a [Remedy],
 }
@@ -54,7 +56,8 @@ pub trait Rung: Debug + Send {
 
 const _: fn(Box<dyn Rung>) = |_| {};
 
-/// Tries again as it was: what filled the memory may be gone, unused pages are given back.
+/// Tries again as it was: what filled the memory may be gone, unused pages are given back. Not after a step up, which
+/// was a try by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reclaim {
     /// How often for one batch.
@@ -65,7 +68,7 @@ impl Rung for Reclaim {
     fn remedy(&self, situation: &Situation<'_>) -> Option<Remedy> {
         let before = situation.tried.iter().filter(|remedy| **remedy == Remedy::Reclaim).count();
         // A buffer that never fits does not fit into a clean device either.
-        let pointless = situation.failure.kind() == Kind::TooBig;
+        let pointless = situation.failure.kind() == Kind::TooBig || situation.stepped_up;
         (!pointless && before < self.times).then_some(Remedy::Reclaim)
     }
 }
@@ -112,7 +115,7 @@ impl Rung for Offload {
 /// let ladder = Ladder::standard().with_plans(2);
 /// let failure = Failure::new(Kind::OutOfMemory, "out of device memory allocating 64 bytes");
 /// let setting = Setting { micro_batch: 1, plan: 0, offload: false };
-/// let situation = Situation { failure: &failure, setting, smaller: None, tried: &[Remedy::Reclaim] };
+/// let situation = Situation { failure: &failure, setting, smaller: None, stepped_up: false, tried: &[Remedy::Reclaim] };
 /// assert_eq!(ladder.remedy(&situation), Remedy::Plan(1));
 /// ```
 #[derive(Debug)]

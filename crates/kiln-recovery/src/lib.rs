@@ -53,6 +53,7 @@
 
 mod attempt;
 mod bucket;
+mod ease;
 mod error;
 mod failure;
 mod inject;
@@ -66,6 +67,7 @@ mod text;
 
 pub use attempt::{Outcome, attempt, forget, reclaim, renewed};
 pub use bucket::BucketState;
+pub use ease::{Ease, Strength};
 pub use error::Error;
 pub use failure::{Failure, Kind, classify};
 pub use inject::Injector;

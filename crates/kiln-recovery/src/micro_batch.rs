@@ -145,6 +145,11 @@ impl MicroBatch {
         self.state.buckets.get(&bucket).map_or(start, |bucket| bucket.size)
     }
 
+    /// The largest size of a bucket that is known to fit.
+    pub fn fits(&self, bucket: u64) -> Option<usize> {
+        self.state.buckets.get(&bucket)?.fits
+    }
+
     /// Starts a bucket that has not been used at `size`, brought into the range of the rules.
     pub fn predict(&mut self, bucket: u64, size: usize) {
         let size = size.clamp(self.config.min, self.config.batch);

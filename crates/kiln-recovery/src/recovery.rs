@@ -5,18 +5,31 @@ use burn::tensor::{Device, ExecutionError};
 use serde::{Deserialize, Serialize};
 
 use crate::report::{DeviceFigures, Exhausted, Report, Try};
-use crate::{Ladder, MicroBatch, MicroBatchState, Outcome, Probe, Remedy, Setting, Situation, attempt};
+use crate::{Ease, Ladder, MicroBatch, MicroBatchState, Outcome, Probe, Remedy, Setting, Situation, Strength, attempt};
 
 /// Trains batch after batch, each until it fits: attempts, and between them what the ladder says.
 ///
-/// What was learned of one batch serves the next: sizes, the checkpoint plan, offload.
+/// What was learned of one batch serves the next: sizes, the checkpoint plan, offload. What memory was short for comes back when
+/// it is there again: sizes grow ([`MicroBatch`]), and once whole batches fit, offload and stronger plans are taken back ([`Ease`]).
 #[derive(Debug)]
 pub struct Recovery {
     device: Device,
     sizes: MicroBatch,
     ladder: Ladder,
-    plan: usize,
-    offload: bool,
+    present: Strength,
+    /// The strength that it began with: nothing weaker is tried.
+    least: Strength,
+    ease: Ease,
+    peak: Peak,
+}
+
+/// Reads the most bytes that an attempt took.
+struct Peak(Box<dyn Fn() -> Option<u64> + Send>);
+
+impl fmt::Debug for Peak {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Peak")
+    }
 }
 
 /// What a recovery has learned, to be saved with a run: a run that goes on cuts its batches as it would have.
@@ -29,6 +42,9 @@ pub struct RecoveryState {
     pub plan: usize,
     /// Whether what can live on the host does.
     pub offload: bool,
+    /// How far it is from a weaker plan, or from no offload.
+    #[serde(default)]
+    pub ease: Ease,
 }
 
 /// A batch that was trained.
@@ -54,18 +70,28 @@ pub enum Stopped<B, E> {
 impl Recovery {
     /// For batches on `device`.
     pub fn new(device: Device, sizes: MicroBatch, ladder: Ladder) -> Self {
-        Self { device, sizes, ladder, plan: 0, offload: false }
+        let (present, least, ease) = (Strength::default(), Strength::default(), Ease::default());
+        Self { device, sizes, ladder, present, least, ease, peak: Peak(Box::new(|| None)) }
     }
 
-    /// Starts with a stronger checkpoint plan than the first, or with offload: a prediction, or where a saved run was.
+    /// Starts with a stronger checkpoint plan than the first, or with offload, as predicted; nothing weaker is tried later.
     #[must_use]
     pub fn starting_with(self, plan: usize, offload: bool) -> Self {
-        Self { plan, offload, ..self }
+        let present = Strength { plan, offload };
+        Self { present, least: present, ..self }
+    }
+
+    /// Asks `peak`, when an attempt has succeeded, for the most bytes that it took in all, counted as the
+    /// [limit](crate::MicroBatchConfig::limit) is: from two sizes on, the next are found by the line through their peaks.
+    #[must_use]
+    pub fn measuring(self, peak: impl Fn() -> Option<u64> + Send + 'static) -> Self {
+        Self { peak: Peak(Box::new(peak)), ..self }
     }
 
     /// What was learned so far.
     pub fn state(&self) -> RecoveryState {
-        RecoveryState { sizes: self.sizes.state().clone(), plan: self.plan, offload: self.offload }
+        let Strength { plan, offload } = self.present;
+        RecoveryState { sizes: self.sizes.state().clone(), plan, offload, ease: self.ease }
     }
 
     /// Goes on from what a run had learned.
@@ -74,7 +100,7 @@ impl Recovery {
     /// Those of [`MicroBatch::resume`].
     pub fn restore(&mut self, state: RecoveryState) -> Result<(), crate::Error> {
         self.sizes = MicroBatch::resume(self.sizes.config().clone(), state.sizes)?;
-        (self.plan, self.offload) = (state.plan, state.offload);
+        (self.present, self.ease) = (Strength { plan: state.plan, offload: state.offload }, state.ease);
         Ok(())
     }
 
@@ -91,7 +117,7 @@ impl Recovery {
     /// What the next attempt at a batch of `samples` runs with.
     pub fn setting(&self, samples: usize, bucket: u64) -> Setting {
         let micro_batch = self.sizes.size(bucket).min(samples.max(1));
-        Setting { micro_batch, plan: self.plan, offload: self.offload }
+        Setting { micro_batch, plan: self.present.plan, offload: self.present.offload }
     }
 
     /// Trains a batch of `samples` in shape bucket `bucket`.
@@ -121,7 +147,14 @@ impl Recovery {
             let setting = self.setting(samples, bucket);
             let failure = match attempt(&self.device, || work(&batch, setting), &mut evidence) {
                 Outcome::Done(value) => {
-                    self.sizes.succeeded(bucket, setting.micro_batch, None);
+                    self.sizes.succeeded(bucket, setting.micro_batch, (self.peak.0)());
+                    let config = self.sizes.config();
+                    let (calm, max_backoff) = (config.calm, config.max_backoff);
+                    let whole = setting.micro_batch == config.batch;
+                    if whole && self.ease.proven.is_some() {
+                        self.sizes.relearn(); // what was measured was under the stronger plan
+                    }
+                    self.present = self.ease.fitted(self.present, whole, self.least, calm, max_backoff);
                     return Ok(Recovered { value, setting, tries });
                 }
                 Outcome::Passed(error) => return Err(Stopped::Passed(error)),
@@ -129,11 +162,24 @@ impl Recovery {
             };
             // The allocation that failed is the least that the attempt needed.
             let mut sizes = self.sizes.clone();
+            let stepped_up = sizes.fits(bucket).is_some_and(|fits| setting.micro_batch > fits);
             let smaller = sizes.failed(bucket, setting.micro_batch, failure.bytes());
             let tried: Vec<Remedy> = tries.iter().map(|tried| tried.remedy).collect();
-            let remedy = self.ladder.remedy(&Situation { failure: &failure, setting, smaller, tried: &tried });
+            let proven = self.ease.failed();
+            let remedy = match proven {
+                Some(proven) if proven.offload != setting.offload => Remedy::Offload,
+                Some(proven) => Remedy::Plan(proven.plan),
+                None => {
+                    let situation = Situation { failure: &failure, setting, smaller, stepped_up, tried: &tried };
+                    self.ladder.remedy(&situation)
+                }
+            };
             tracing::warn!(micro_batch = setting.micro_batch, plan = setting.plan, "{failure}; {remedy}");
             tries.push(Try { setting, failure, remedy });
+            if let Some(proven) = proven {
+                self.present = proven; // what was on trial says nothing of sizes
+                continue;
+            }
             match remedy {
                 Remedy::Reclaim => {}
                 Remedy::MicroBatch(size) => {
@@ -141,11 +187,11 @@ impl Recovery {
                     self.sizes.shrink_to(bucket, size);
                 }
                 Remedy::Plan(plan) => {
-                    self.plan = plan;
+                    self.present.plan = plan;
                     self.sizes.relearn();
                 }
                 Remedy::Offload => {
-                    self.offload = true;
+                    self.present.offload = true;
                     self.sizes.relearn();
                 }
                 Remedy::GiveUp => {

@@ -91,6 +91,88 @@ fn a_stronger_plan_lets_micro_batches_grow_back() {
 }
 
 #[test]
+fn memory_that_is_there_again_takes_plans_and_offload_back() {
+    let config = MicroBatchConfig { calm: 3, ..MicroBatchConfig::new(16) };
+    let mut recovery = recovery(config, Ladder::standard().with_plans(3).with_offload());
+    let mut run = |capacity| {
+        let done = recovery.run(16, 0, (), |(), setting| fits(setting, capacity), no_evidence);
+        done.map(|done| (done.value, done.tries.len())).ok()
+    };
+    // Somebody else takes all of the memory, and then most of it.
+    assert_eq!(run(0), None);
+    let first = run(1).unwrap().0;
+    assert_eq!((first.plan, first.offload), (2, true));
+    // It comes back: first the whole batch fits, then offload goes, then plan after plan.
+    let settings: Vec<Setting> = (0..40).map(|_| run(16).unwrap()).map(|(value, _)| value).collect();
+    assert_eq!(settings.last(), Some(&Setting { micro_batch: 16, plan: 0, offload: false }));
+    for pair in settings.windows(2) {
+        let weaker = usize::from(pair[0].offload != pair[1].offload) + pair[0].plan - pair[1].plan;
+        assert!(weaker <= 1 && (weaker == 0 || pair[0].micro_batch == 16), "{pair:?}");
+    }
+}
+
+#[test]
+fn a_weaker_plan_that_still_fails_costs_one_attempt_and_rests() {
+    let config = MicroBatchConfig { calm: 2, ..MicroBatchConfig::new(8) };
+    let mut recovery = recovery(config, Ladder::standard().with_plans(2));
+    // The first plan fits nothing, the second everything.
+    let fits = |setting: Setting| if setting.plan == 0 { fits(setting, 0) } else { Ok(setting) };
+    let mut failures = vec![];
+    for batch in 0..60 {
+        let done = recovery.run(8, 0, (), |(), setting| fits(setting), no_evidence).unwrap();
+        assert_eq!(done.value.plan, 1);
+        if batch > 0 && !done.tries.is_empty() {
+            let remedies: Vec<Remedy> = done.tries.iter().map(|tried| tried.remedy).collect();
+            assert_eq!((done.value.micro_batch, remedies), (8, vec![Remedy::Plan(1)]));
+            failures.push(batch);
+        }
+        // What is saved in between goes on the same way.
+        let state = recovery.state();
+        recovery.restore(serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap()).unwrap();
+    }
+    let rests: Vec<usize> = failures.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(rests, [4, 8, 16], "{failures:?}");
+}
+
+#[test]
+fn a_step_up_that_fails_is_not_tried_twice() {
+    let config = MicroBatchConfig { calm: 1, start: Some(4), ..MicroBatchConfig::new(16) };
+    let mut recovery = recovery(config, Ladder::standard());
+    let mut tries = vec![];
+    for _ in 0..12 {
+        tries.extend(recovery.run(16, 0, (), |(), setting| fits(setting, 5), no_evidence).unwrap().tries);
+    }
+    assert!(!tries.is_empty() && tries.iter().all(|tried| tried.remedy != Remedy::Reclaim), "{tries:?}");
+}
+
+#[test]
+fn measured_peaks_give_the_next_size() {
+    let config =
+        MicroBatchConfig { calm: 1, start: Some(8), limit: Some(1000 + 37 * 50), ..MicroBatchConfig::new(512) };
+    let last = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let read = last.clone();
+    let mut recovery =
+        recovery(config, Ladder::standard()).measuring(move || Some(read.load(std::sync::atomic::Ordering::Relaxed)));
+    let mut sizes = vec![];
+    for _ in 0..4 {
+        let done = recovery
+            .run(
+                512,
+                0,
+                (),
+                |(), setting| {
+                    last.store(1000 + 50 * setting.micro_batch as u64, std::sync::atomic::Ordering::Relaxed);
+                    fits(setting, 37)
+                },
+                no_evidence,
+            )
+            .unwrap();
+        sizes.push(done.value.micro_batch);
+    }
+    assert_eq!(sizes[..3], [8, 16, 37], "the line through 8 and 16 says 37");
+}
+
+#[test]
 fn what_never_fits_is_not_tried_again_as_it_was() {
     let mut recovery = recovery(MicroBatchConfig::new(4), Ladder::standard());
     let work = |(): &(), setting: Setting| {

@@ -1,21 +1,24 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
 use kiln_precision::{ScalerState, Scaling};
-use kiln_recovery::{Recovery, RecoveryState};
+use kiln_recovery::{Outcome, Recovery, RecoveryState, attempt};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, RunState, Trainer};
+use crate::{Error, OptimizerConfig, RunState, Trainer};
 
 const MODEL: &str = "model.bpk";
 const OPTIMIZER: &str = "optimizer.bpk";
 const STATE: &str = "state.json";
 const MANIFEST: &str = "manifest.json";
 const VERSION: u32 = 1;
+/// Behind the name of a checkpoint while one of the same step takes its place.
+const ASIDE: &str = ".old";
 
 /// The checkpoints of a run: one directory each, named after its step, the newest `keep` of them.
 ///
@@ -56,6 +59,8 @@ struct SavedState {
     scaler: Option<SavedScaler>,
     #[serde(default)]
     recovery: Option<RecoveryState>,
+    #[serde(default)]
+    optimizer: Option<OptimizerConfig>,
 }
 
 impl Checkpoints {
@@ -85,19 +90,34 @@ impl Checkpoints {
         let state = trainer.state();
         let path = self.directory.join(format!("step-{:08}", state.step));
         let part = self.directory.join(format!(".step-{:08}.partial", state.step));
-        write(trainer, &state, &part)
-            .and_then(|()| {
-                if path.exists() {
-                    fs::remove_dir_all(&path).map_err(|e| e.to_string())?;
-                }
-                fs::rename(&part, &path).and_then(|()| sync(&self.directory)).map_err(|e| e.to_string())
-            })
-            .map_err(|reason| {
+        write(trainer, &state, &part).and_then(|()| self.replace(&part, &path).map_err(|e| e.to_string())).map_err(
+            |reason| {
                 let _ = fs::remove_dir_all(&part);
                 Error::Save { path: path.clone(), reason }
-            })?;
-        self.prune(&path).map_err(|e| Error::Save { path: path.clone(), reason: e.to_string() })?;
+            },
+        )?;
+        if let Err(error) = self.prune(&path) {
+            tracing::warn!("checkpoint '{}' is saved; older ones could not be removed: {error}", path.display());
+        }
         Ok(path)
+    }
+
+    /// Renames `part` to `path`. A checkpoint that is there already, of the same step, is set aside until the new one is in
+    /// its place, and is found under that name as well.
+    fn replace(&self, part: &Path, path: &Path) -> std::io::Result<()> {
+        if !path.exists() {
+            return fs::rename(part, path).and_then(|()| sync(&self.directory));
+        }
+        let aside = self.directory.join(format!("{}{ASIDE}", name(path)));
+        if aside.exists() {
+            fs::remove_dir_all(&aside)?;
+        }
+        fs::rename(path, &aside)?;
+        if let Err(error) = fs::rename(part, path).and_then(|()| sync(&self.directory)) {
+            fs::rename(&aside, path)?;
+            return Err(error);
+        }
+        fs::remove_dir_all(&aside)
     }
 
     /// The checkpoints, newest first; none when the directory is not there.
@@ -105,7 +125,7 @@ impl Checkpoints {
     /// # Errors
     /// [`Error::Load`] when the directory cannot be listed.
     pub fn list(&self) -> Result<Vec<PathBuf>, Error> {
-        let named = |path: &PathBuf| path.is_dir() && name(path).starts_with("step-");
+        let named = |path: &PathBuf| path.is_dir() && name(path).starts_with("step-") && !replaced(path);
         let mut found: Vec<PathBuf> = self.entries()?.into_iter().filter(named).collect();
         found.sort();
         found.reverse();
@@ -152,9 +172,15 @@ impl Checkpoints {
     fn prune(&self, saved: &Path) -> std::io::Result<()> {
         let (later, found): (Vec<_>, Vec<_>) =
             self.list().unwrap_or_default().into_iter().partition(|path| path.as_path() > saved);
-        let partial = self.entries().unwrap_or_default().into_iter().filter(|path| name(path).ends_with(".partial"));
-        later.into_iter().chain(found.into_iter().skip(self.keep)).chain(partial).try_for_each(fs::remove_dir_all)
+        let left = |path: &PathBuf| name(path).ends_with(".partial") || replaced(path);
+        let left = self.entries().unwrap_or_default().into_iter().filter(left);
+        later.into_iter().chain(found.into_iter().skip(self.keep)).chain(left).try_for_each(fs::remove_dir_all)
     }
+}
+
+/// Whether `path` was set aside for another checkpoint of the same step, which is in its place.
+fn replaced(path: &Path) -> bool {
+    name(path).strip_suffix(ASIDE).is_some_and(|plain| path.with_file_name(plain).is_dir())
 }
 
 fn name(path: &Path) -> String {
@@ -184,7 +210,8 @@ fn write<M: Module>(trainer: &Trainer<M>, state: &RunState, part: &Path) -> Resu
     let (total_steps, samples) = (trainer.total_steps(), trainer.samples());
     let scaler = Some(SavedScaler { state: trainer.scaler(), scaling: trainer.scaling() });
     let recovery = trainer.recovery().map(Recovery::state);
-    let saved = SavedState { state: *state, total_steps, samples, scaler, recovery };
+    let optimizer = Some(trainer.settings.optimizer);
+    let saved = SavedState { state: *state, total_steps, samples, scaler, recovery, optimizer };
     fs::write(part.join(STATE), serde_json::to_vec_pretty(&saved).map_err(|e| e.to_string())?).map_err(io)?;
     let mut files = BTreeMap::new();
     for file in [MODEL, OPTIMIZER, STATE] {
@@ -196,9 +223,19 @@ fn write<M: Module>(trainer: &Trainer<M>, state: &RunState, part: &Path) -> Resu
     sync(&part.join(MANIFEST)).and_then(|()| sync(part)).map_err(io)
 }
 
+/// Of a file as large as a model, which need not be in memory as a whole.
 fn fingerprint(path: &Path) -> std::io::Result<Fingerprint> {
-    let bytes = fs::read(path)?;
-    Ok(Fingerprint { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) })
+    let (mut file, mut hasher) = (File::open(path)?, crc32fast::Hasher::new());
+    let (mut buffer, mut bytes) = (vec![0; 1 << 20], 0);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(Fingerprint { bytes, crc32: hasher.finalize() }),
+            count => {
+                hasher.update(&buffer[..count]);
+                bytes += count as u64;
+            }
+        }
+    }
 }
 
 /// Checks every file of the checkpoint `path` against its manifest.
@@ -248,6 +285,10 @@ fn load<M: Module>(trainer: &mut Trainer<M>, path: &Path) -> Result<(), Error> {
         }
     }
     let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
+    if let Some(saved) = saved.optimizer.filter(|saved| *saved != trainer.settings.optimizer) {
+        let now = trainer.settings.optimizer;
+        return Err(fail(format!("its optimizer is {saved:?}, and this run has {now:?}: the settings have changed")));
+    }
     if let Some(saved) = saved.scaler.as_ref().filter(|saved| saved.scaling != trainer.scaling()) {
         return Err(fail(format!(
             "its loss scaling is {:?}, and this run has {:?}: the precision has changed",
@@ -260,5 +301,18 @@ fn load<M: Module>(trainer: &mut Trainer<M>, path: &Path) -> Result<(), Error> {
         recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
     }
     let restored = trainer.restore(model, |optimizer| optimizer.load_record(record), saved.state, scaler);
-    restored.map_err(|e| fail(format!("{STATE}: {e}")))
+    restored.map_err(|e| fail(format!("{STATE}: {e}")))?;
+    // A device without room for the parameters says nothing by itself.
+    let device = trainer.device().clone();
+    match attempt(
+        &device,
+        || Ok(()),
+        |(), probe| {
+            probe.module(trainer.model());
+        },
+    ) {
+        Outcome::Done(()) => Ok(()),
+        Outcome::Failed(failure) => Err(Error::Memory(failure)),
+        Outcome::Passed(error) => Err(error),
+    }
 }

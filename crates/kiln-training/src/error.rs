@@ -19,7 +19,7 @@ pub enum Error {
     /// The loss or a gradient is not a finite number; the model is as it was before the step.
     #[error("step {step}: the {what} is {value}, expected a finite number; try a lower learning rate")]
     NotFinite {
-        /// The step that was not taken.
+        /// The step that was not taken, counted from 1.
         step: u64,
         /// "loss" or "norm of the gradients".
         what: &'static str,
@@ -29,13 +29,13 @@ pub enum Error {
     /// No parameter of the model received a gradient.
     #[error("step {step}: no parameter has a gradient, expected a loss computed from the model on an autodiff device")]
     NoGradients {
-        /// The step that was not taken.
+        /// The step that was not taken, counted from 1.
         step: u64,
     },
     /// The device could not hand back what it computed.
     #[error("step {step}: the device failed: {reason}")]
     Device {
-        /// The step that was not taken.
+        /// The step that was not taken, counted from 1.
         step: u64,
         /// The device's message.
         reason: String,
@@ -46,7 +46,7 @@ pub enum Error {
     /// Memory ran out for every size and plan there is; the model is as it was before the step.
     #[error("step {step}: {report}")]
     Exhausted {
-        /// The step that was not taken.
+        /// The step that was not taken, counted from 1.
         step: u64,
         /// What was tried, and what would help.
         report: Box<kiln_recovery::Report>,
@@ -59,7 +59,7 @@ pub enum Error {
         failure.as_ref().map(|failure| format!(" ({failure})")).unwrap_or_default()
     )]
     Unfinished {
-        /// The step that is under way.
+        /// The step that is under way, counted from 1.
         step: u64,
         /// Parameters that are left.
         left: usize,
@@ -71,7 +71,7 @@ pub enum Error {
     /// There is no update to go on with.
     #[error("step {step}: no update is under way, expected one that ended with an error")]
     NoUpdate {
-        /// The next step.
+        /// The next step, counted from 1.
         step: u64,
     },
     /// A step cannot be recorded, or not be predicted.
@@ -83,7 +83,7 @@ pub enum Error {
     /// The parts of a batch weigh less than the batch.
     #[error("step {step}: the batch lacks {missing}, expected parts that add up to its weight")]
     Incomplete {
-        /// The step that was not taken.
+        /// The step that was not taken, counted from 1.
         step: u64,
         /// What is missing.
         missing: Weight,
@@ -93,7 +93,7 @@ pub enum Error {
         "step {step}: a part of {fed} is left when the batch is complete, expected parts that add up to its weight"
     )]
     TooMuch {
-        /// The step that was not taken.
+        /// The step that was not taken, counted from 1.
         step: u64,
         /// The first part that is left.
         fed: Weight,
@@ -101,7 +101,7 @@ pub enum Error {
     /// No sample of a batch carries a loss.
     #[error("step {step}: no token of the batch carries a loss, expected at least one target that is not ignored")]
     NothingToLearn {
-        /// The step that was not taken.
+        /// The step that was not taken, counted from 1.
         step: u64,
     },
     /// A batch was cut or weighed wrong.
@@ -113,6 +113,14 @@ pub enum Error {
     /// A batch could not be loaded.
     #[error(transparent)]
     Data(#[from] kiln_data::Error),
+    /// No sample of a whole epoch could be read.
+    #[error("epoch {epoch}: no batch had a sample that could be read: {last}")]
+    NothingRead {
+        /// The epoch, counted from zero.
+        epoch: u64,
+        /// What the last batch said.
+        last: kiln_data::Error,
+    },
     /// A checkpoint could not be written; the previous ones are untouched.
     #[error("cannot save checkpoint '{path}': {reason}")]
     Save {

@@ -9,7 +9,7 @@ use kiln_accumulation::{Split, Weight};
 use kiln_data::{Loader, TrainTest};
 use kiln_recovery::{Setting, Stopped};
 
-use crate::{Checkpoints, Error, StepReport, Trainer};
+use crate::{Checkpoints, Error, Evaluation, StepReport, Trainer, evaluate};
 
 /// What a model is trained to do on batches of one kind.
 pub trait Task {
@@ -52,17 +52,6 @@ pub trait Task {
     fn figures(&self, sums: &[f64]) -> Vec<(&'static str, f64)>;
 }
 
-/// Figures of a model on a data set.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Evaluation {
-    /// Steps of the run so far.
-    pub step: u64,
-    /// Epochs it had finished.
-    pub epochs: u64,
-    /// Name and value.
-    pub figures: Vec<(&'static str, f64)>,
-}
-
 /// What happens in a run, in order.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -70,6 +59,8 @@ pub enum Event {
     Step(StepReport),
     /// The model was measured.
     Evaluated(Evaluation),
+    /// A checkpoint is about to be written: what was reported so far belongs to it, and should be as durable.
+    Saving,
     /// A checkpoint is on disk.
     Saved(PathBuf),
 }
@@ -101,13 +92,14 @@ impl Every {
 
 /// One step on `batch`, in micro-batches of the size that the trainer's settings name. A trainer that
 /// [recovers](Trainer::recover) tries again, with what its recovery says, when memory runs out: the step is taken once,
-/// and its result does not depend on how often it was tried.
+/// and its result does not depend on how often it was tried; smaller micro-batches give the result of that split (see
+/// [`Trainer`]).
 ///
 /// # Errors
 /// Those of [`Trainer::step_in_parts`], [`Error::NothingToLearn`] for a batch without a loss, and [`Error::Exhausted`] when
 /// nothing is left to try.
 pub fn step<T: Task>(task: &T, trainer: &mut Trainer<T::Model>, batch: &T::Batch) -> Result<StepReport, Error> {
-    let (step, total, samples) = (trainer.state().step, task.weight(batch), task.samples(batch));
+    let (step, total, samples) = (trainer.state().next_step(), task.weight(batch), task.samples(batch));
     if total.count() == 0 {
         return Err(Error::NothingToLearn { step });
     }
@@ -151,13 +143,13 @@ pub fn step<T: Task>(task: &T, trainer: &mut Trainer<T::Model>, batch: &T::Batch
 }
 
 /// A batch as it came, or some of its samples.
-enum Part<'a, B> {
+pub(crate) enum Part<'a, B> {
     Whole(&'a B),
     Slice(B),
 }
 
 impl<B> Part<'_, B> {
-    fn batch(&self) -> &B {
+    pub(crate) fn batch(&self) -> &B {
         match self {
             Self::Whole(batch) => batch,
             Self::Slice(batch) => batch,
@@ -165,14 +157,15 @@ impl<B> Part<'_, B> {
     }
 }
 
-/// Takes the steps that are left of the run. The model is measured, and a checkpoint saved, at the end of every epoch
-/// and of the run, and as `every` says; a checkpoint is also saved when `observe` breaks.
+/// Takes the steps that are left of the run. The model is [measured](crate::evaluate), and a checkpoint saved, at the end of
+/// every epoch and of the run, and as `every` says; a checkpoint is also saved when `observe` breaks, and when the run ends with
+/// an error that leaves it whole.
 ///
 /// A run that was interrupted anywhere and goes on from a checkpoint reports the same events. So does one that
 /// ended with [`Error::Unfinished`] and is called again: it goes on with the update.
 ///
 /// # Errors
-/// Those of [`Trainer::step`], [`Checkpoints::save`] and the loaders.
+/// Those of [`step`], [`evaluate`](crate::evaluate), [`Checkpoints::save`] and the loaders, and [`Error::NothingRead`].
 pub fn fit<T: Task>(
     task: &T,
     trainer: &mut Trainer<T::Model>,
@@ -181,93 +174,100 @@ pub fn fit<T: Task>(
     every: Every,
     observe: &mut dyn FnMut(&Event) -> ControlFlow<()>,
 ) -> Result<Finish, Error> {
-    let total = trainer.total_steps();
-    // What is due after a step, of which the caller may have the report: the epoch ends, the model is measured and saved.
-    let mut after = |trainer: &mut Trainer<T::Model>, report: Option<StepReport>| {
-        let mut stop = report.is_some_and(|report| observe(&Event::Step(report)).is_break());
-        let at = trainer.state();
-        let epoch_ends = at.batch >= data.train.batches();
-        if epoch_ends {
-            trainer.end_epoch();
-        }
-        let ends = epoch_ends || at.step == total;
-        if ends || Every::due(every.evaluate, at.step) {
-            let evaluation = evaluate(task, trainer, &data.test)?;
-            stop |= observe(&Event::Evaluated(evaluation)).is_break();
-        }
-        if ends || stop || Every::due(every.save, at.step) {
-            stop |= observe(&Event::Saved(checkpoints.save(trainer)?)).is_break();
-        }
-        let stopped = (stop && at.step < total).then_some(Finish::Stopped);
-        Ok::<_, Error>((stopped, ends))
-    };
-    let waiting = trainer.ready().is_err();
-    if waiting || trainer.state().batch >= data.train.batches() {
-        let report = if waiting { Some(trainer.complete_update()?) } else { None };
-        if let (Some(stopped), _) = after(trainer, report)? {
-            return Ok(stopped);
-        }
-    }
-    while trainer.state().step < total {
-        let at = trainer.state();
-        for batch in data.train.epoch(at.epoch, at.batch) {
-            let report = match batch {
-                // Bad samples are left out, as the loader's settings say and its list of them reports.
-                Err(kiln_data::Error::NothingLeft { .. }) => {
-                    trainer.pass_over_batch();
-                    if trainer.state().batch < data.train.batches() {
-                        continue;
-                    }
-                    None
-                }
-                batch => Some(step(task, trainer, &batch?)?),
-            };
-            match after(trainer, report)? {
-                (Some(stopped), _) => return Ok(stopped),
-                (None, true) => break,
-                (None, false) => {}
+    let saved = trainer.state().step;
+    let mut fit = Fit { task, trainer, data, checkpoints, every, observe, saved };
+    fit.steps().inspect_err(|error| fit.rescue(error))
+}
+
+/// A run that goes on.
+struct Fit<'a, T: Task> {
+    task: &'a T,
+    trainer: &'a mut Trainer<T::Model>,
+    data: &'a TrainTest<Loader<T::Batch>>,
+    checkpoints: &'a Checkpoints,
+    every: Every,
+    observe: &'a mut dyn FnMut(&Event) -> ControlFlow<()>,
+    /// Steps of the newest checkpoint.
+    saved: u64,
+}
+
+impl<T: Task> Fit<'_, T> {
+    fn steps(&mut self) -> Result<Finish, Error> {
+        let waiting = self.trainer.ready().is_err();
+        if waiting || self.trainer.state().due {
+            let report = if waiting { Some(self.trainer.complete_update()?) } else { None };
+            if let (Some(stopped), _) = self.after(report)? {
+                return Ok(stopped);
             }
         }
+        let data = self.data;
+        while self.trainer.state().step < self.trainer.total_steps() {
+            let began = self.trainer.state();
+            for batch in data.train.epoch(began.epoch, began.batch) {
+                let report = match batch {
+                    // Bad samples are left out, as the loader's settings say and its list of them reports.
+                    Err(last @ kiln_data::Error::NothingLeft { .. }) => {
+                        self.trainer.pass_over_batch();
+                        let at = self.trainer.state();
+                        if at.batch < data.train.batches() {
+                            continue;
+                        }
+                        if began.batch == 0 && at.step == began.step {
+                            return Err(Error::NothingRead { epoch: at.epoch, last });
+                        }
+                        None
+                    }
+                    batch => Some(step(self.task, self.trainer, &batch?)?),
+                };
+                match self.after(report)? {
+                    (Some(stopped), _) => return Ok(stopped),
+                    (None, true) => break,
+                    (None, false) => {}
+                }
+            }
+        }
+        Ok(Finish::Complete)
     }
-    Ok(Finish::Complete)
-}
 
-/// Measures the trainer's model on all batches of `loader`.
-///
-/// # Errors
-/// Those of the loader, and [`Error::Device`].
-pub fn evaluate<T: Task>(
-    task: &T,
-    trainer: &Trainer<T::Model>,
-    loader: &Loader<T::Batch>,
-) -> Result<Evaluation, Error> {
-    let state = trainer.state();
-    let figures = measure(task, trainer.model(), loader, trainer.device())?;
-    Ok(Evaluation { step: state.step, epochs: state.epoch, figures })
-}
-
-/// Measures `model` on all batches of `loader`, without autodiff.
-///
-/// # Errors
-/// Those of the loader, and [`Error::Device`].
-pub fn measure<T: Task>(
-    task: &T,
-    model: &T::Model,
-    loader: &Loader<T::Batch>,
-    device: &Device,
-) -> Result<Vec<(&'static str, f64)>, Error> {
-    let model = model.valid();
-    let device = device.clone().inner();
-    let mut sums: Vec<f64> = vec![];
-    for (step, batch) in loader.epoch(0, 0).enumerate() {
-        let batch = match batch {
-            Err(kiln_data::Error::NothingLeft { .. }) => continue,
-            batch => batch?,
-        };
-        let read = task.measure(&model, &batch, &device).try_into_data();
-        let read = read.map_err(|e| Error::Device { step: step as u64, reason: e.to_string() })?;
-        sums.resize(read.num_elements(), 0.0);
-        sums.iter_mut().zip(read.iter::<f64>()).for_each(|(sum, value)| *sum += value);
+    /// What is due after a step, of which the caller may have the report: the model is measured, the epoch ends, the run is
+    /// saved. Whether the run stops here, and whether the epoch or the run ended.
+    fn after(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
+        let mut stop = report.is_some_and(|report| (self.observe)(&Event::Step(report)).is_break());
+        let (at, total) = (self.trainer.state(), self.trainer.total_steps());
+        let epoch_ends = at.batch >= self.data.train.batches();
+        let ends = epoch_ends || at.step == total;
+        if ends || Every::due(self.every.evaluate, at.step) {
+            let measured = evaluate(self.task, self.trainer, &self.data.test)?;
+            let evaluation = Evaluation { epochs: at.epoch + u64::from(epoch_ends), ..measured };
+            stop |= (self.observe)(&Event::Evaluated(evaluation)).is_break();
+        }
+        if epoch_ends {
+            self.trainer.end_epoch();
+        }
+        self.trainer.nothing_due();
+        if ends || stop || Every::due(self.every.save, at.step) {
+            stop |= self.save()?;
+        }
+        let stopped = (stop && at.step < total).then_some(Finish::Stopped);
+        Ok((stopped, ends))
     }
-    Ok(task.figures(&sums))
+
+    /// Whether the observer asks to stop.
+    fn save(&mut self) -> Result<bool, Error> {
+        let stop = (self.observe)(&Event::Saving).is_break();
+        let path = self.checkpoints.save(self.trainer)?;
+        self.saved = self.trainer.state().step;
+        Ok((self.observe)(&Event::Saved(path)).is_break() || stop)
+    }
+
+    /// Keeps what was trained since the newest checkpoint when the run ends with an error that is none of the device's.
+    fn rescue(&mut self, error: &Error) {
+        let lost = matches!(error, Error::Lost(_) | Error::Device { .. } | Error::Save { .. });
+        if lost || self.trainer.ready().is_err() || self.trainer.state().step == self.saved {
+            return;
+        }
+        if let Err(error) = self.save() {
+            tracing::warn!("{error}");
+        }
+    }
 }

@@ -41,6 +41,7 @@
 
 mod checkpoint;
 mod error;
+mod evaluate;
 mod fit;
 mod metrics;
 mod optimizer;
@@ -54,7 +55,8 @@ mod update;
 
 pub use checkpoint::{Checkpoints, load_model};
 pub use error::Error;
-pub use fit::{Evaluation, Event, Every, Finish, Task, evaluate, fit, measure, step};
+pub use evaluate::{Evaluation, evaluate, measure};
+pub use fit::{Event, Every, Finish, Task, fit, step};
 pub use metrics::{bits_per_byte, perplexity, top_k_correct};
 pub use optimizer::OptimizerConfig;
 pub use predict::record;

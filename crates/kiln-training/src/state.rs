@@ -17,12 +17,21 @@ pub struct RunState {
     pub epoch: u64,
     /// The next batch of that epoch, counted from zero.
     pub batch: usize,
+    /// Whether what is due after the last step, by [`fit`](crate::fit), is still to be done: to end the epoch, to measure the
+    /// model, to save.
+    #[serde(default)]
+    pub due: bool,
 }
 
 impl RunState {
     /// The start of a run.
     pub fn new(seed: u64) -> Self {
-        Self { seed, step: 0, skipped: 0, epoch: 0, batch: 0 }
+        Self { seed, step: 0, skipped: 0, epoch: 0, batch: 0, due: false }
+    }
+
+    /// The number of the next step, counted from 1, as reports and errors have it.
+    pub fn next_step(&self) -> u64 {
+        self.step + 1
     }
 
     /// Updates of the parameters: what the learning-rate schedule goes by.
@@ -42,11 +51,16 @@ impl RunState {
 
     pub(crate) fn after_step(self, skipped: bool) -> Self {
         let skipped = self.skipped + u64::from(skipped);
-        Self { step: self.step + 1, batch: self.batch + 1, skipped, ..self }
+        Self { step: self.step + 1, batch: self.batch + 1, skipped, due: true, ..self }
     }
 
     pub(crate) fn next_epoch(self) -> Self {
         Self { epoch: self.epoch + 1, batch: 0, ..self }
+    }
+
+    /// Nothing of the epoch's next batch could be read: the one after is next.
+    pub(crate) fn after_no_step(self) -> Self {
+        Self { batch: self.batch + 1, due: true, ..self }
     }
 }
 
@@ -65,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_state_survives_json() {
-        let state = RunState { seed: u64::MAX, step: 3, skipped: 1, epoch: 1, batch: 2 };
+        let state = RunState { seed: u64::MAX, step: 3, skipped: 1, epoch: 1, batch: 2, due: true };
         assert_eq!(serde_json::from_str::<RunState>(&serde_json::to_string(&state).unwrap()).unwrap(), state);
     }
 }

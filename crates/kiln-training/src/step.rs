@@ -87,7 +87,7 @@ impl<M: Module> Trainer<M> {
     /// An update that is not finished comes before the next batch.
     pub(crate) fn ready(&self) -> Result<(), Error> {
         match &self.update {
-            Some(update) => Err(update.unfinished(self.state.step, None)),
+            Some(update) => Err(update.unfinished(self.state.next_step(), None)),
             None => Ok(()),
         }
     }
@@ -108,7 +108,7 @@ impl<M: Module> Trainer<M> {
             let (mean, micro_batches) = (batch.loss.clone(), batch.micro_batches);
             let (gradients, loss_scale) = batch.into_scaled_gradients();
             let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(&model, vec![mean]);
-            let (probed, read) = probed.map_err(|e| Error::at(self.state.step, e))?;
+            let (probed, read) = probed.map_err(|e| Error::at(self.state.next_step(), e))?;
             Ok((probed, read.first().copied().unwrap_or(f64::NAN), loss_scale, micro_batches))
         }));
         match outcome {
@@ -135,7 +135,7 @@ impl<M: Module> Trainer<M> {
     /// `failures` attempts, that took `lost_seconds`, went before it.
     pub(crate) fn commit(&mut self, tried: Tried, failures: usize, lost_seconds: f64) -> Result<StepReport, Error> {
         let Tried { probed, loss, loss_scale, micro_batches, statistics } = tried;
-        let step = self.state.step;
+        let step = self.state.next_step();
         if probed.is_finite() && !loss.is_finite() {
             return Err(Error::NotFinite { step, what: "loss", value: loss });
         }
@@ -149,7 +149,7 @@ impl<M: Module> Trainer<M> {
         })?;
         let learning_rate = self.settings.schedule.rate(self.state.updates(), self.settings.total_steps);
         let report = StepReport {
-            step: step + 1,
+            step,
             epoch: self.state.epoch,
             loss,
             gradient_norm: None,
@@ -182,7 +182,7 @@ impl<M: Module> Trainer<M> {
         mut loss: impl FnMut(&M, &Device, &P) -> Tensor<1>,
         statistics: &mut RunningStatistics,
     ) -> Result<Accumulated<Scaled>, Error> {
-        let step = self.state.step;
+        let step = self.state.next_step();
         let device = &self.settings.device;
         let mut window = Window::scaled(total, self.scaler.state().scale)?;
         let mut parts = parts.into_iter().enumerate();

@@ -45,6 +45,9 @@ pub type Guard = Box<dyn Fn(Boundary) -> Result<(), Failure> + Send>;
 ///
 /// A step either happens as a whole or leaves all of these as they were, batch-norm's running statistics included. The
 /// statistics move once per step, by the weighted mean of what the micro-batches saw.
+///
+/// A batch that is cut otherwise gives the same result but for rounding, save where a model sees its batch: batch-norm
+/// normalises each micro-batch by itself, and dropout draws masks for each.
 pub struct Trainer<M> {
     pub(crate) model: M,
     pub(crate) optimizer: ModuleOptimizer,
@@ -148,11 +151,16 @@ impl<M: Module> Trainer<M> {
 
     /// The epoch's next batch is the one after: nothing of this one could be read.
     pub(crate) fn pass_over_batch(&mut self) {
-        self.state.batch += 1;
+        self.state = self.state.after_no_step();
     }
 
     pub(crate) fn end_epoch(&mut self) {
         self.state = self.state.next_epoch();
+    }
+
+    /// What was due after the last step is done.
+    pub(crate) fn nothing_due(&mut self) {
+        self.state.due = false;
     }
 
     pub(crate) fn parts(&self) -> (&M, &ModuleOptimizer) {

@@ -1,5 +1,6 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Instant;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -53,9 +54,10 @@ impl<M: Module> Trainer<M> {
     /// # Errors
     /// [`Error::Unfinished`] again, and [`Error::NoUpdate`] when there is nothing to finish.
     pub fn complete_update(&mut self) -> Result<StepReport, Error> {
-        let step = self.state.step;
+        let step = self.state.next_step();
         let Some(mut update) = self.update.take() else { return Err(Error::NoUpdate { step }) };
         while let Some((chunk, failures)) = update.left.pop_front() {
+            let begun = Instant::now();
             let tried = catch_unwind(AssertUnwindSafe(|| {
                 attempt(
                     &self.settings.device,
@@ -71,14 +73,17 @@ impl<M: Module> Trainer<M> {
                     resume_unwind(panic);
                 }
             };
-            update.report.failures += usize::from(matches!(tried, Outcome::Failed(_)));
+            if let Outcome::Failed(_) = tried {
+                update.report.failures += 1;
+                update.report.lost_seconds += begun.elapsed().as_secs_f64();
+            }
             match tried {
                 Outcome::Done((optimizer, model)) => {
                     (self.optimizer, self.model) = (optimizer, model);
                     drop_gradients(&self.model, &mut update.prepared, &chunk);
                 }
                 Outcome::Failed(failure) if failures + 1 < TRIES => {
-                    tracing::warn!("step {}: {failure} while {} parameters were updated", step + 1, chunk.len());
+                    tracing::warn!("step {step}: {failure} while {} parameters were updated", chunk.len());
                     // Halves need less, a single parameter may fit the next time.
                     let (first, second) = chunk.split_at(chunk.len() / 2);
                     let failures = if first.is_empty() { failures + 1 } else { 0 };

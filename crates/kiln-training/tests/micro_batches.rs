@@ -178,7 +178,7 @@ fn a_step_that_fails_leaves_batch_norm_as_it_was() {
         .step_in_parts(Weight::Samples(4), [(Weight::Samples(3), ())], |model, _, ()| model.loss(x.clone(), y.clone()));
     assert_eq!(
         short.unwrap_err().to_string(),
-        "step 1: the batch lacks 1 samples, expected parts that add up to its weight"
+        "step 2: the batch lacks 1 samples, expected parts that add up to its weight"
     );
     let weights = trainer
         .step_in_parts(Weight::Samples(2), [(Weight::Samples(3), ())], |model, _, ()| model.loss(x.clone(), y.clone()));

@@ -238,10 +238,10 @@ fn what_is_no_memory_fault_passes_through_after_one_attempt() {
         }))
     };
     let result = step(&task(|loss| loss * f32::INFINITY), &mut trainer, &batch(1, 6));
-    assert!(matches!(result, Err(Error::NotFinite { step: 1, what: "loss", .. })), "{result:?}");
+    assert!(matches!(result, Err(Error::NotFinite { step: 2, what: "loss", .. })), "{result:?}");
     assert_eq!(attempts.get(), 1);
     let result = step(&task(|loss| Tensor::zeros([1], &loss.device())), &mut trainer, &batch(1, 6));
-    assert!(matches!(result, Err(Error::NoGradients { step: 1 })), "{result:?}");
+    assert!(matches!(result, Err(Error::NoGradients { step: 2 })), "{result:?}");
     assert_eq!(attempts.get(), 1);
 
     #[derive(Debug, PartialEq)]
@@ -353,12 +353,12 @@ fn when_nothing_fits_the_model_is_as_it_was_and_the_trainer_goes_on_when_somethi
         for _ in 0..2 {
             let error = step(&Ids::net(), &mut trainer, &batch(1, 8)).unwrap_err();
             let text = error.to_string();
-            let Error::Exhausted { step: 1, report } = error else { panic!("{text}") };
+            let Error::Exhausted { step: 2, report } = error else { panic!("{text}") };
             // What was learned the first time is not learned again.
             let expected = if first { &sizes[..] } else { &sizes[sizes.len() - 1..] };
             assert_eq!(report.sizes(), expected);
             assert_eq!(report.tries.last().unwrap().remedy, Remedy::GiveUp);
-            assert!(text.starts_with("step 1: ") && text.contains("somebody else has all of it"), "{text}");
+            assert!(text.starts_with("step 2: ") && text.contains("somebody else has all of it"), "{text}");
             Snapshot::of(&trainer).assert_same(&before, "exhausted");
             first = false;
         }

@@ -77,7 +77,7 @@ fn an_update_that_never_fits_waits_for_the_caller_and_nothing_else_happens_meanw
     let (mut trainer, expected) = started(&net(), &settings(OptimizerConfig::adamw()));
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(folder.path().join("run"), 1).unwrap();
-    assert!(matches!(trainer.complete_update(), Err(Error::NoUpdate { step: 1 })));
+    assert!(matches!(trainer.complete_update(), Err(Error::NoUpdate { step: 2 })));
     let before = (trainer.state(), trainer.scaler());
 
     // Refuses all but the first `allowed` calls.
@@ -89,7 +89,7 @@ fn an_update_that_never_fits_waits_for_the_caller_and_nothing_else_happens_meanw
         if refuse { Err(Failure::new(Kind::OutOfMemory, "nothing left")) } else { Ok(()) }
     }));
     let left = |result: Result<StepReport, Error>, failed: bool| match result {
-        Err(Error::Unfinished { step: 1, left, parameters: PARAMETERS, failure }) => {
+        Err(Error::Unfinished { step: 2, left, parameters: PARAMETERS, failure }) => {
             assert_eq!(failure.is_some(), failed);
             left
         }
@@ -124,7 +124,7 @@ fn an_update_that_never_fits_waits_for_the_caller_and_nothing_else_happens_meanw
     };
     assert!(rounds > 3, "{rounds}");
     assert_eq!((report.step, trainer.state().step), (2, 2));
-    assert!(matches!(trainer.complete_update(), Err(Error::NoUpdate { step: 2 })));
+    assert!(matches!(trainer.complete_update(), Err(Error::NoUpdate { step: 3 })));
     allowed.store(u64::MAX, Ordering::Relaxed);
     let _ = take(&mut trainer).unwrap();
     Snapshot::of(&trainer).assert_same(&expected, "after the update was completed");
@@ -235,9 +235,9 @@ fn a_checkpoint_takes_the_place_of_half_an_update() {
 #[test]
 fn a_run_goes_on_with_an_update_that_waits_and_reports_the_same_events() {
     let _turn = turn();
-    // Two epochs of three batches.
+    // An epoch of three batches, and two of the next.
     let net = Net::new(&[8, 16, 16], true, 0.2);
-    let settings = StepSettings { total_steps: 6, samples: 12, ..settings(OptimizerConfig::adamw()) };
+    let settings = StepSettings { total_steps: 5, samples: 12, ..settings(OptimizerConfig::adamw()) };
     let run = |refused: Option<u64>, by_hand: bool| {
         let mut trainer = trainer(&net, &settings);
         trainer.recover(recovery(SIZE, SIZE, Ladder::standard()));
@@ -265,6 +265,7 @@ fn a_run_goes_on_with_an_update_that_waits_and_reports_the_same_events() {
                 match event {
                     Event::Step(report) => steps.push(numbers(report)),
                     Event::Evaluated(evaluation) => others.push(format!("{evaluation:?}")),
+                    Event::Saving => {}
                     Event::Saved(path) => others.push(path.file_name().unwrap().to_string_lossy().into_owned()),
                 }
                 ControlFlow::Continue(())
@@ -286,8 +287,8 @@ fn a_run_goes_on_with_an_update_that_waits_and_reports_the_same_events() {
         (Snapshot::of(&trainer), steps, others)
     };
     let expected = run(None, false);
-    // Also when the caller completes it at the end of an epoch.
-    for (update, by_hand) in (1..=6).map(|update| (update, false)).chain([(3, true), (6, true)]) {
+    // Also when the caller completes it, at the end of the epoch or of the run.
+    for (update, by_hand) in (1..=5).flat_map(|update| [(update, false), (update, true)]) {
         let got = run(Some(update), by_hand);
         let context = format!("an update that waited at step {update}");
         got.0.assert_same(&expected.0, &context);

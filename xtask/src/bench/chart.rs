@@ -1,4 +1,4 @@
-//! A pipeline's table as a picture: what each step takes to burn's loop, and its peak.
+//! A table of results as a picture: a row for each case, times on the left, peaks on the right.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
@@ -6,76 +6,188 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::case::Group;
-use super::results::{Measured, Results};
+use super::results::{Measured, Peer, Results};
+use super::statistics::Spread;
 use super::table::MIB;
 
 const COLOR: RGBColor = RGBColor(180, 75, 30);
 const PALE: RGBColor = RGBColor(150, 150, 150);
 const INK: RGBColor = RGBColor(34, 34, 34);
 
-const WIDTH: u32 = 760;
 const ROW: i32 = 26;
 const TOP: i32 = 66;
-/// Where labels end and the bars of each panel begin and end.
-const LABELS: i32 = 272;
-const PANELS: [[i32; 2]; 2] = [[280, 470], [540, 700]];
+/// How wide the panels are, and the space for figures behind each.
+const PANELS: [i32; 2] = [190, 160];
+const FIGURES: i32 = 70;
+/// What a letter of a label takes.
+const LETTER: i32 = 6;
+
+/// What a picture says.
+struct Chart<'a> {
+    title: &'a str,
+    /// What the panels show.
+    panels: [&'a str; 2],
+    scale: Scale,
+    rows: Vec<Row>,
+}
+
+/// How a time becomes a length.
+#[derive(Clone, Copy)]
+enum Scale {
+    Linear,
+    /// For times of very different size; bars begin a little before the shortest.
+    Logarithmic,
+}
+
+struct Row {
+    label: String,
+    time: Spread,
+    /// Bytes of what Kiln is compared with, and of Kiln.
+    peaks: [Option<u64>; 2],
+    /// Of what the others are compared with.
+    pale: bool,
+}
+
+/// The pictures of `results`: name and SVG of each. There is none of a table without rows.
+pub(crate) fn all(results: &Results) -> Result<Vec<(&'static str, String)>> {
+    let charts = [
+        ("resnet", pipeline(results, Group::Resnet, "A step of the ResNet of `train resnet`")),
+        ("gpt", pipeline(results, Group::Gpt, "A step of the GPT of `train gpt`")),
+        ("function", functions(results)),
+        ("peers", peers(&results.peers)),
+    ];
+    let drawn = charts.into_iter().filter(|(_, chart)| !chart.rows.is_empty());
+    drawn.map(|(name, chart)| Ok((name, draw(&chart).map_err(|e| anyhow!("cannot draw {name}: {e}"))?))).collect()
+}
+
+/// Steps that have a ratio to burn's loop.
+fn pipeline<'a>(results: &Results, group: Group, title: &'a str) -> Chart<'a> {
+    let row = |case: &Measured| {
+        let (label, peaks) = (case.what.clone(), [None, Some(case.peak_bytes)]);
+        Some(Row { label, time: case.ratio?, peaks, pale: false })
+    };
+    let mut rows: Vec<Row> = results.group(group.name()).filter_map(row).collect();
+    if let Some(first) = rows.first_mut() {
+        first.pale = true;
+    }
+    let panels = ["time, to burn's loop, with quartiles", "peak, MiB"];
+    Chart { title, panels, scale: Scale::Linear, rows }
+}
+
+fn functions(results: &Results) -> Chart<'static> {
+    let row = |case: &Measured| {
+        let Spread { low, median, high } = case.seconds;
+        let time = Spread { low: 1e3 * low, median: 1e3 * median, high: 1e3 * high };
+        Row { label: case.what.clone(), time, peaks: [None, Some(case.peak_bytes)], pale: false }
+    };
+    let rows = results.group(Group::Function.name()).map(row).collect();
+    let panels = ["ms, logarithmic, with quartiles", "peak heap, MiB"];
+    Chart { title: "Functions", panels, scale: Scale::Logarithmic, rows }
+}
+
+fn peers(peers: &[Peer]) -> Chart<'static> {
+    let row = |peer: &Peer| {
+        let peaks = [peer.peak_bytes, Some(peer.kiln_peak_bytes)];
+        Row { label: peer.case.clone(), time: peer.ratio, peaks, pale: false }
+    };
+    let panels = ["Kiln's time, to PyTorch's, with quartiles", "peak, MiB: PyTorch's, Kiln's"];
+    Chart { title: "Beside PyTorch", panels, scale: Scale::Linear, rows: peers.iter().map(row).collect() }
+}
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws a group's steps; none when there are none with a ratio.
-pub(crate) fn draw(results: &Results, group: Group) -> Result<Option<String>> {
-    let cases: Vec<&Measured> = results.group(group.name()).filter(|case| case.ratio.is_some()).collect();
-    if cases.is_empty() {
-        return Ok(None);
-    }
+fn draw(chart: &Chart<'_>) -> Result<String, Box<dyn std::error::Error>> {
+    let letters = chart.rows.iter().map(|row| row.label.chars().count()).max().unwrap_or(0) as i32;
+    let left = 24 + LETTER * letters;
+    let right = left + PANELS[0] + FIGURES;
+    let width = (right + PANELS[1] + FIGURES) as u32;
+    let height = (TOP + ROW * chart.rows.len() as i32 + 12) as u32;
     let mut svg = String::new();
     {
-        let height = (TOP + ROW * cases.len() as i32 + 12) as u32;
-        let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        panels(&area, &cases, group).map_err(|e| anyhow!("cannot draw {}: {e}", group.name()))?;
-    }
-    Ok(Some(svg.trim_end().to_owned() + "\n"))
-}
-
-fn panels(area: &Area<'_>, cases: &[&Measured], group: Group) -> Result<(), Box<dyn std::error::Error>> {
-    area.fill(&WHITE)?;
-    let title = match group {
-        Group::Resnet => "A step of the ResNet of `train resnet`",
-        Group::Gpt => "A step of the GPT of `train gpt`",
-        Group::Function => "Functions",
-    };
-    write(area, title, [16, 20], 16, HPos::Left)?;
-    write(area, "time, to burn's loop, with quartiles", [PANELS[0][0], 48], 12, HPos::Left)?;
-    write(area, "peak, MiB", [PANELS[1][0], 48], 12, HPos::Left)?;
-    let times = cases.iter().filter_map(|case| case.ratio).map(|ratio| ratio.high).fold(1.0, f64::max);
-    let peaks = cases.iter().map(|case| case.peak_bytes).max().unwrap_or(1).max(1) as f64;
-    for (index, case) in cases.iter().enumerate() {
-        let middle = TOP + ROW * index as i32 + ROW / 2;
-        let color = if index == 0 { PALE } else { COLOR };
-        write(area, &case.what, [LABELS, middle], 13, HPos::Right)?;
-        if let Some(ratio) = case.ratio {
-            let at = |value: f64| place(PANELS[0], value / times);
-            bar(area, PANELS[0][0], at(ratio.median), middle, color)?;
-            let whisker = vec![(at(ratio.low), middle), (at(ratio.high), middle)];
-            area.draw(&PathElement::new(whisker, INK.stroke_width(1)))?;
-            write(area, &format!("{:.2}", ratio.median), [at(ratio.high) + 6, middle], 12, HPos::Left)?;
+        let area = SVGBackend::with_string(&mut svg, (width, height)).into_drawing_area();
+        area.fill(&WHITE)?;
+        write(&area, chart.title, [16, 20], 16, HPos::Left)?;
+        for (panel, x) in chart.panels.iter().zip([left, right]) {
+            write(&area, panel, [x, 48], 12, HPos::Left)?;
         }
-        let end = place(PANELS[1], case.peak_bytes as f64 / peaks);
-        bar(area, PANELS[1][0], end, middle, color)?;
-        write(area, &format!("{:.1}", case.peak_bytes as f64 / MIB), [end + 6, middle], 12, HPos::Left)?;
+        let lengths = Lengths::of(chart);
+        for (index, row) in chart.rows.iter().enumerate() {
+            let middle = TOP + ROW * index as i32 + ROW / 2;
+            write(&area, &row.label, [left - 8, middle], 13, HPos::Right)?;
+            time(&area, row, &lengths, [left, middle])?;
+            peaks(&area, row, &lengths, [right, middle])?;
+        }
+        area.present()?;
     }
-    area.present()?;
-    Ok(())
+    Ok(svg.trim_end().to_owned() + "\n")
 }
 
-/// The pixel of a part of a panel.
-fn place([from, to]: [i32; 2], part: f64) -> i32 {
-    from + (f64::from(to - from) * part).round() as i32
+/// A bar to the median, and a line from quartile to quartile.
+fn time(area: &Area<'_>, row: &Row, lengths: &Lengths, [x, y]: [i32; 2]) -> Result<(), Box<dyn std::error::Error>> {
+    let at = |time: f64| x + lengths.time(time);
+    bar(area, x, at(row.time.median), [y - 8, y + 8], if row.pale { PALE } else { COLOR })?;
+    let whisker = vec![(at(row.time.low), y), (at(row.time.high), y)];
+    area.draw(&PathElement::new(whisker, INK.stroke_width(1)))?;
+    write(area, &format!("{:.2}", row.time.median), [at(row.time.high) + 6, y], 12, HPos::Left)
 }
 
-fn bar(area: &Area<'_>, from: i32, to: i32, middle: i32, color: RGBColor) -> Result<(), Box<dyn std::error::Error>> {
-    area.draw(&Rectangle::new([(from, middle - 8), (to, middle + 8)], color.filled()))?;
-    Ok(())
+/// A bar for Kiln's, or two halves of one with that of the peer above.
+fn peaks(area: &Area<'_>, row: &Row, lengths: &Lengths, [x, y]: [i32; 2]) -> Result<(), Box<dyn std::error::Error>> {
+    let color = if row.pale { PALE } else { COLOR };
+    let bars = match row.peaks {
+        [None, kiln] => vec![(kiln, [y - 8, y + 8], color)],
+        [peer, kiln] => vec![(peer, [y - 9, y], PALE), (kiln, [y, y + 9], color)],
+    };
+    let mut figures = vec![];
+    for (bytes, span, color) in bars {
+        let Some(bytes) = bytes else { continue };
+        bar(area, x, x + lengths.peak(bytes), span, color)?;
+        figures.push(format!("{:.1}", bytes as f64 / MIB));
+    }
+    let longest = row.peaks.iter().flatten().max().map_or(0, |bytes| lengths.peak(*bytes));
+    write(area, &figures.join(", "), [x + longest + 6, y], 12, HPos::Left)
+}
+
+/// What values are as pixels.
+struct Lengths {
+    scale: Scale,
+    times: [f64; 2],
+    peak: f64,
+}
+
+impl Lengths {
+    fn of(chart: &Chart<'_>) -> Self {
+        let (low, high) = (chart.rows.iter().map(|row| row.time.low), chart.rows.iter().map(|row| row.time.high));
+        let times = [low.fold(f64::INFINITY, f64::min), high.fold(f64::MIN_POSITIVE, f64::max)];
+        let peak = chart.rows.iter().flat_map(|row| row.peaks).flatten().max();
+        Self { scale: chart.scale, times, peak: peak.unwrap_or(1).max(1) as f64 }
+    }
+
+    fn time(&self, time: f64) -> i32 {
+        let [shortest, longest] = self.times;
+        let part = match self.scale {
+            Scale::Linear => time / longest,
+            Scale::Logarithmic => {
+                let from = shortest / 2.0;
+                (time / from).ln() / (longest / from).ln()
+            }
+        };
+        (f64::from(PANELS[0]) * part).round() as i32
+    }
+
+    fn peak(&self, bytes: u64) -> i32 {
+        (f64::from(PANELS[1]) * bytes as f64 / self.peak).round() as i32
+    }
+}
+
+fn bar(
+    area: &Area<'_>,
+    from: i32,
+    to: i32,
+    [top, bottom]: [i32; 2],
+    color: RGBColor,
+) -> Result<(), Box<dyn std::error::Error>> {
+    Ok(area.draw(&Rectangle::new([(from, top), (to, bottom)], color.filled()))?)
 }
 
 fn write(
@@ -86,8 +198,7 @@ fn write(
     side: HPos,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let style = TextStyle::from(("sans-serif", size).into_font()).color(&INK).pos(Pos::new(side, VPos::Center));
-    area.draw(&Text::new(text.to_owned(), (x, y), style))?;
-    Ok(())
+    Ok(area.draw(&Text::new(text.to_owned(), (x, y), style))?)
 }
 
 #[cfg(test)]
@@ -95,24 +206,59 @@ mod tests {
     use super::super::results::tests::{measured, results};
     use super::*;
 
-    #[test]
-    fn every_step_is_in_the_picture() {
-        let results = results(vec![
-            measured("gpt/burn", Some(1.0), 10 << 20),
-            measured("gpt/step", Some(1.25), 5 << 20),
-            measured("function/probe", None, 5 << 20),
-        ]);
-        let svg = draw(&results, Group::Gpt).unwrap().unwrap();
-        for part in ["what gpt/burn does", "what gpt/step does", "1.25", "5.0", "10.0"] {
-            assert!(svg.contains(part), "{part} is not in {svg}");
-        }
-        assert_eq!(draw(&results, Group::Function).unwrap(), None);
+    fn spread(median: f64) -> Spread {
+        Spread { low: 0.75 * median, median, high: 1.25 * median }
     }
 
     #[test]
-    fn bars_end_where_their_part_of_the_panel_does() {
-        assert_eq!(place([100, 200], 0.0), 100);
-        assert_eq!(place([100, 200], 0.5), 150);
-        assert_eq!(place([100, 200], 1.0), 200);
+    fn every_table_has_its_picture_with_every_row() {
+        let mut results = results(vec![
+            measured("gpt/burn", Some(1.0), 10 << 20),
+            measured("gpt/step", Some(1.25), 5 << 20),
+            measured("function/probe", None, 7 << 20),
+        ]);
+        results.peers.push(Peer {
+            case: "gpt/clip".into(),
+            program: "train.py".into(),
+            version: "2".into(),
+            seconds: spread(1.0),
+            processor_seconds: spread(1.0),
+            ratio: spread(1.5),
+            processor_ratio: spread(1.0),
+            peak_bytes: Some(3 << 20),
+            kiln_peak_bytes: 4 << 20,
+        });
+        let pictures = all(&results).unwrap();
+        let parts: [(&str, &[&str]); 3] = [
+            ("gpt", &["what gpt/burn does", "what gpt/step does", "1.25", "5.0", "10.0"]),
+            ("function", &["what function/probe does", "250.00", "7.0"]),
+            ("peers", &["gpt/clip", "1.50", "3.0, 4.0"]),
+        ];
+        assert_eq!(pictures.len(), parts.len());
+        for ((name, svg), (expected, parts)) in pictures.iter().zip(parts) {
+            assert_eq!(*name, expected);
+            for part in parts {
+                assert!(svg.contains(part), "{part} is not in {svg}");
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_are_in_proportion_to_values_or_to_their_logarithms() {
+        let row = |median, bytes| Row {
+            label: String::new(),
+            time: Spread::exactly(median),
+            peaks: [None, Some(bytes)],
+            pale: false,
+        };
+        let rows = vec![row(1.0, 5), row(100.0, 10)];
+        let mut chart = Chart { title: "", panels: [""; 2], scale: Scale::Linear, rows };
+        let linear = Lengths::of(&chart);
+        assert_eq!([0.0, 50.0, 100.0].map(|time| linear.time(time)), [0, PANELS[0] / 2, PANELS[0]]);
+        assert_eq!([0, 5, 10].map(|bytes| linear.peak(bytes)), [0, PANELS[1] / 2, PANELS[1]]);
+        chart.scale = Scale::Logarithmic;
+        let logarithmic = Lengths::of(&chart);
+        assert_eq!([0.5, 100.0].map(|time| logarithmic.time(time)), [0, PANELS[0]]);
+        assert_eq!(logarithmic.time(50f64.sqrt()), PANELS[0] / 2);
     }
 }

@@ -5,6 +5,9 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
+use crate::gpu::{Card, card_index};
+use crate::host::{self, Revision};
+
 /// What figures depend on beside the code that is measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Provenance {
@@ -30,23 +33,24 @@ pub(crate) struct Provenance {
 impl Provenance {
     /// Of this program on this machine, now. What cannot be found out is `unknown`.
     pub(crate) fn collect(device: &str) -> Self {
-        let card = device.strip_prefix("cuda").map(|rest| card(rest.trim_start_matches(':')));
+        let card = card_index(device).and_then(Card::of);
         let (device, driver) = match card {
-            Some(Some((name, driver))) => (name, Some(driver)),
-            _ => (device.to_owned(), None),
+            Some(card) => (card.name, Some(card.driver)),
+            None => (device.to_owned(), None),
         };
+        let Revision { commit, changed } = Revision::of_program();
         Self {
-            processor: processor(),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            processor: host::processor(),
+            cores: host::processors(),
             system: system(),
             device,
             driver,
-            revision: said("git", &["rev-parse", "--short", "HEAD"]).unwrap_or_else(unknown),
-            dirty: said("git", &["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| !text.is_empty()),
-            burn: locked("burn", include_str!("../../../Cargo.lock")).unwrap_or_else(unknown),
-            rustc: said("rustc", &["--version"]).unwrap_or_else(unknown),
+            revision: commit,
+            dirty: changed,
+            burn: host::locked("burn"),
+            rustc: host::said(Command::new("rustc").arg("--version")).unwrap_or_else(host::unknown),
             build: build(),
-            date: said("date", &["-u", "+%Y-%m-%d"]).unwrap_or_else(unknown),
+            date: host::today(),
             load: [load(), None],
         }
     }
@@ -85,23 +89,6 @@ impl Provenance {
     }
 }
 
-fn unknown() -> String {
-    "unknown".into()
-}
-
-/// What a program that does not fail prints.
-fn said(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-fn processor() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("model name"));
-    let name = line.map(|rest| rest.trim_start_matches([' ', '\t', ':']).to_owned());
-    name.or_else(|| said("sysctl", &["-n", "machdep.cpu.brand_string"])).unwrap_or_else(unknown)
-}
-
 fn system() -> String {
     let text = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
@@ -113,24 +100,8 @@ fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
 }
 
-/// Name and driver of an NVIDIA card.
-fn card(index: &str) -> Option<(String, String)> {
-    let index = if index.is_empty() { "0" } else { index };
-    let text = said("nvidia-smi", &["-i", index, "--query-gpu=name,driver_version", "--format=csv,noheader"])?;
-    let (name, driver) = text.split_once(", ")?;
-    Some((name.to_owned(), driver.to_owned()))
-}
-
-/// The version of a package in a lock file.
-fn locked(package: &str, lock: &str) -> Option<String> {
-    let lock: toml::Table = lock.parse().ok()?;
-    let found =
-        lock.get("package")?.as_array()?.iter().find(|p| p.get("name").and_then(|n| n.as_str()) == Some(package));
-    Some(found?.get("version")?.as_str()?.to_owned())
-}
-
 fn build() -> String {
-    let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+    let profile = host::profile();
     let features = [(cfg!(feature = "cuda"), " cuda"), (cfg!(feature = "turbo"), " turbo")];
     let features: String = features.into_iter().filter_map(|(there, name)| there.then_some(name)).collect();
     let flags = std::env::var("RUSTFLAGS").map_or(String::new(), |flags| format!(" RUSTFLAGS={flags}"));
@@ -140,13 +111,6 @@ fn build() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_lock_file_says_which_burn_it_is() {
-        assert_eq!(locked("burn", include_str!("../../../Cargo.lock")).unwrap(), "0.22.1");
-        assert_eq!(locked("burn", "[[package]]\nname = \"burnt\"\nversion = \"1\"\n"), None);
-        assert_eq!(locked("burn", "no = lock = file"), None);
-    }
 
     #[test]
     fn a_machine_is_the_same_when_processor_and_build_are() {

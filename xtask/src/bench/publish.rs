@@ -37,10 +37,8 @@ pub(crate) fn files(root: &Path, results: &Results) -> Result<Vec<(PathBuf, Stri
         };
         files[place].1 = between(&files[place].1, marker, &content).with_context(|| file.to_owned())?;
     }
-    for group in Group::ALL {
-        if let Some(svg) = chart::draw(results, group)? {
-            files.push((root.join(format!("docs/bench-{}.svg", group.name())), svg));
-        }
+    for (name, svg) in chart::all(results)? {
+        files.push((root.join(format!("docs/bench-{name}.svg")), svg));
     }
     Ok(files)
 }

@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use super::findings::{Findings, Outcome, Record};
-use super::provenance::{Provenance, index};
+use super::provenance::{Provenance, card_index};
 use super::{ITEMS, Item, measure};
 use crate::cli::Gpu;
 
@@ -29,7 +29,7 @@ pub(crate) enum Size {
 
 impl Size {
     pub(crate) fn of(arguments: &Gpu) -> Self {
-        match (arguments.quick, index(&arguments.device)) {
+        match (arguments.quick, card_index(&arguments.device)) {
             (true, _) => Self::Quick,
             (false, Some(_)) => Self::Full,
             (false, None) => Self::Small,
@@ -110,12 +110,12 @@ impl Context {
     }
 
     pub(crate) fn on_cuda(&self) -> bool {
-        index(&self.name).is_some()
+        card_index(&self.name).is_some()
     }
 
     /// Number of the NVIDIA card.
     pub(crate) fn card(&self) -> Option<u32> {
-        index(&self.name)
+        card_index(&self.name)
     }
 
     pub(crate) fn autodiff(&self) -> Device {

@@ -17,7 +17,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         context.record.row("Facts", &[("fact", json!(name)), ("value", value)]);
     };
     fact("burn's device", json!(format!("{:?}", context.device)));
-    let card = super::provenance::index(&context.name);
+    let card = super::provenance::card_index(&context.name);
     match card.and_then(Card::of) {
         Some(card) => {
             fact("card", json!(card.name));

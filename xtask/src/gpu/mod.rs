@@ -37,7 +37,8 @@ use crate::cli::Gpu;
 use crate::usage::Usage;
 use context::Context;
 
-pub(crate) use provenance::workspace_revision;
+pub(crate) use nvidia::Card;
+pub(crate) use provenance::card_index;
 
 /// One entry of the list.
 pub(crate) struct Item {

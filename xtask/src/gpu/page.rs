@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::beside;
 use super::findings::{Findings, Outcome, Table};
 use super::measure::MIB;
-use super::provenance::index;
+use super::provenance::card_index;
 use super::runner::all;
 use crate::fixtures;
 use crate::train::directory::replace;
@@ -17,7 +17,7 @@ use crate::train::directory::replace;
 const HEAD: &str = "\
 # Results on GPUs
 
-Made by `cargo xtask gpu --page` from what is in [benches/results/gpu](../benches/results/gpu); do not edit it by hand.
+Made by `cargo xtask gpu --page` from what is in `benches/results/gpu`; do not edit it by hand.
 `cargo xtask gpu` runs the list on a card, `cargo xtask gpu --list` says what is on it.
 
 ";
@@ -51,7 +51,7 @@ fn rendered(root: &Path) -> String {
 fn page(runs: &[(String, Vec<Findings>)]) -> String {
     let mut page = HEAD.to_owned();
     let of_cards = |items: &&(String, Vec<Findings>)| {
-        items.1.first().is_some_and(|findings| index(&findings.provenance.device).is_some())
+        items.1.first().is_some_and(|findings| card_index(&findings.provenance.device).is_some())
     };
     for (name, items) in runs.iter().filter(of_cards) {
         section(&mut page, name, items);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::context::{Size, Stopped, TimeUp, limit, one_line, tail, wait_for_group};
 use super::findings::{Findings, Outcome};
-use super::provenance::{Provenance, index};
+use super::provenance::{Provenance, card_index};
 use super::{ITEMS, archive};
 use crate::cli::Gpu;
 use crate::train::directory::replace;
@@ -141,7 +141,7 @@ fn eprint(text: &[u8]) {
 /// Results of a card are for keeping; those of the CPU only show that the list runs.
 fn default_folder(provenance: &Provenance) -> PathBuf {
     let name = format!("{}-{}", provenance.machine(), provenance.date);
-    match index(&provenance.device) {
+    match card_index(&provenance.device) {
         Some(_) => Path::new("benches/results/gpu").join(name),
         None => Path::new("runs/gpu").join(name),
     }

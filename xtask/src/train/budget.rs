@@ -56,7 +56,7 @@ impl Memory {
     pub(crate) fn resolve(self, name: &str) -> Result<u64> {
         let free = match self {
             Self::Bytes(bytes) => return Ok(bytes),
-            Self::Auto => match name.strip_prefix("cuda:").map(|index| index.parse().unwrap_or(0)) {
+            Self::Auto => match crate::gpu::card_index(name) {
                 Some(index) => CardMemory::of_nvidia(index).map(|memory| memory.free),
                 None => available(),
             },

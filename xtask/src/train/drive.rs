@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use burn::module::Module;
 use burn::tensor::Device;
 use kiln_checkpointing::Plan;
@@ -21,6 +21,7 @@ use serde_json::{Map, Value, json};
 use super::RunDirectory;
 use super::budget::{Memory, Named, Way, choose, plans, ways};
 use super::checkpointing::{Checkpointed, Checkpointing, Heap, decide, ladder};
+use super::exhausted::Foreseen;
 use super::observe::Observer;
 use super::recorded::Recorded;
 use super::report::write_report;
@@ -65,6 +66,8 @@ pub(crate) struct Started<T: Task> {
     pub(crate) watch: Arc<Watch>,
     /// What a step will take, if that could be predicted.
     pub(crate) prediction: Option<Prediction>,
+    /// What that was made from.
+    foreseen: Option<Foreseen>,
     /// What the memory report says beside it.
     facts: Vec<(&'static str, String)>,
 }
@@ -73,7 +76,7 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
     /// Trains the model that `init` makes, and writes the run directory.
     pub(crate) fn drive(mut self, device: &Device, arguments: &RunArgs, init: Init<'_, T::Model>) -> Result<ExitCode> {
         let mut started = self.start(device, arguments, init)?;
-        let Started { trainer, meter, watch, .. } = &mut started;
+        let Started { trainer, meter, watch, foreseen, .. } = &mut started;
         let run = self.settings.run();
         let checkpoints = Checkpoints::new("", run.keep)?; // refused before a directory is made
         let directory = match &arguments.resume {
@@ -113,15 +116,18 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
         }
         let loaded = self.data.train.stats();
         tracing::info!("data: {loaded}");
-        let finish = outcome?;
         let step = trainer.state().step;
+        let go_on = format!("{} train {} --resume {}", crate::cli::program(), self.name, directory.path().display());
+        let finish = match outcome {
+            Ok(finish) => finish,
+            Err(error) if step == at => return Err(told(error, foreseen.as_ref())),
+            Err(error) => {
+                let error = told(error, foreseen.as_ref());
+                return Err(error.context(format!("ended after step {step}; to go on: {go_on}")));
+            }
+        };
         if finish == Finish::Stopped {
-            tracing::info!(
-                "stopped after step {step}; to go on: {} train {} --resume {}",
-                crate::cli::program(),
-                self.name,
-                directory.path().display()
-            );
+            tracing::info!("stopped after step {step}; to go on: {go_on}");
         }
         let figures = match (finish, &observer.last) {
             (Finish::Stopped, _) => vec![], // the model has moved on since it was measured
@@ -224,13 +230,11 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
         let batch = || self.first_batch();
         let plan = decide(run.checkpointing, &self.task, trainer.model(), batch, &device, self.optimizer, heap)?;
         let before = HEAP.live_bytes();
-        let prediction = Recorded::of(&self.task, &step, &sample, init)
-            .and_then(|recorded| recorded.predict(&plan, micro_batch, run.batch_size, &profile))
-            .map_err(|error| tracing::warn!("{error:#}"))
-            .ok();
-        if on_heap {
-            meter.exclude(HEAP.live_bytes().saturating_sub(before) as u64);
-        }
+        let predicted = Recorded::of(&self.task, &step, &sample, init).and_then(|recorded| {
+            let prediction = recorded.predict(&plan, micro_batch, run.batch_size, &profile)?;
+            Ok((recorded, prediction))
+        });
+        let (recorded, prediction) = predicted.map_err(|error| tracing::warn!("{error:#}")).ok().unzip();
         let facts = vec![
             ("batch", run.batch_size.to_string()),
             ("micro-batch", micro_batch.to_string()),
@@ -243,16 +247,23 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
             Some(memory) => Some(memory.resolve(&run.device)?),
             None => None,
         };
+        let batch = run.batch_size;
+        let foreseen = recorded.map(|recorded| Foreseen { recorded, profile, plans: plans.clone(), batch, limit });
+        if on_heap {
+            meter.exclude(HEAP.live_bytes().saturating_sub(before) as u64);
+        }
         let sizes = MicroBatch::new(MicroBatchConfig { limit, ..MicroBatchConfig::new(micro_batch) })?;
         let mut rungs = Ladder::standard().with_plans(plans.len());
         if !on_heap {
             rungs = rungs.with_offload(); // on the CPU device the host is the device
         }
-        trainer.recover(Recovery::new(device.clone(), sizes, rungs));
+        let recovery = Recovery::new(device.clone(), sizes, rungs);
+        // The peak of a pool is that of its readings, which miss the highest.
+        trainer.recover(if on_heap { recovery.measuring(|| Some(meter.peak_bytes())) } else { recovery });
         self.task.follow(plans); // a plain one as well, so that dropout does not depend on the plan
         let watch = Watch::new(meter, faults, limit.filter(|_| on_heap));
         trainer.watch(watch.guard());
-        Ok(Started { trainer, meter, watch, prediction, facts })
+        Ok(Started { trainer, meter, watch, prediction, foreseen, facts })
     }
 
     /// `--memory`: changes the settings to the fastest way that fits.
@@ -346,6 +357,16 @@ impl<T: Task> Started<T> {
             None => report,
         }
     }
+}
+
+/// A batch that fits in no way has a report of many lines, which comes before the error.
+fn told(error: kiln_training::Error, foreseen: Option<&Foreseen>) -> anyhow::Error {
+    let kiln_training::Error::Exhausted { step, mut report } = error else { return error.into() };
+    if let Some(foreseen) = foreseen {
+        foreseen.explain(&mut report);
+    }
+    tracing::warn!("step {step}: {report}");
+    anyhow!("step {step}: the batch does not fit into memory after {} attempts", report.tries.len())
 }
 
 /// Ends stdout with one JSON object.

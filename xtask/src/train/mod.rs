@@ -4,6 +4,7 @@ pub(crate) mod budget;
 pub(crate) mod checkpointing;
 pub(crate) mod directory;
 pub(crate) mod drive;
+mod exhausted;
 pub(crate) mod gpt;
 mod observe;
 pub(crate) mod recorded;

@@ -98,10 +98,11 @@ impl Observer {
         let outcome = match event {
             Event::Step(report) => self.step(report),
             Event::Evaluated(evaluation) => self.evaluated(evaluation),
+            // What a checkpoint stands for must be as durable as the checkpoint.
+            Event::Saving => self.metrics.sync_data().context("cannot write metrics"),
             Event::Saved(path) => {
                 tracing::debug!("saved {}", path.display());
-                // What a checkpoint stands for must be as durable as the checkpoint.
-                self.metrics.sync_data().context("cannot write metrics")
+                Ok(())
             }
         };
         if !matches!(event, Event::Step(_)) {

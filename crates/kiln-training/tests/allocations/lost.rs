@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{Device, Tensor};
+use kiln_data::{ImageBatch, Normalize};
 use kiln_recovery::{Failure, Kind, Probe};
 
 use crate::pages::{self, Refuse};
@@ -54,6 +55,37 @@ fn what_was_never_written_is_known_by_every_way_of_asking() {
     // The device goes on.
     let fresh = Tensor::<1>::ones([4], &device) + 1.0;
     assert_eq!(fresh.try_into_data().unwrap().try_to_vec::<f32>().unwrap(), [2.0; 4]);
+}
+
+/// An uploaded batch is read in every attempt: one whose memory was refused would fail all of them.
+#[test]
+fn a_batch_that_could_not_be_copied_ahead_is_copied_when_it_is_needed() {
+    let _one = pages::exclusive();
+    let device = device().inner();
+    let shape = [1, 1, SIDE, SIDE];
+    let bytes: Vec<u8> = (0..SIDE * SIDE).map(|i| (i % 251) as u8).collect();
+    let batch = || ImageBatch { pixels: bytes.clone().into(), shape, labels: vec![3], ids: vec![0] };
+    // What the device needs for itself it has.
+    let mut first = batch();
+    first.upload(&device);
+    assert!(first.pixels.is_uploaded());
+
+    let (late, count) = pages::refusing(Refuse::Pages(&[1]), || {
+        device.memory_persistent_allocations((), |()| {
+            let mut batch = batch();
+            batch.upload(&device);
+            batch
+        })
+    });
+    assert_eq!((count.refused, late.pixels.is_uploaded()), (1, false));
+    let plain = Normalize { mean: vec![0.0], std: vec![1.0] };
+    let [first, late] = [first, late].map(|batch| {
+        let (images, _) = batch.to_device(&plain, &device);
+        images.try_into_data().unwrap().try_to_vec::<f32>().unwrap()
+    });
+    assert_eq!(first, late);
+    let right = |(value, byte): (&f32, &u8)| (value - f32::from(*byte) / 255.0).abs() < 1e-6;
+    assert!(late.iter().zip(&bytes).all(right));
 }
 
 /// Why gradients are probed, and their squares summed, one by one. Parts that fusion gathers in one kernel are not hidden;

@@ -1,0 +1,270 @@
+//! How runs end and are measured: what was trained is kept, and measuring takes no more memory than training.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+
+mod common;
+
+use std::fs;
+use std::ops::{ControlFlow, Range};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::{Device, Tensor};
+use common::{Ids, Net, Snapshot, inject, numbers, recovery, settings, trainer, turn};
+use kiln_accumulation::Weight;
+use kiln_data::{BatchPlan, Error as DataError, Loader, LoaderConfig, TrainTest};
+use kiln_recovery::{Failure, Injector, Kind, Ladder};
+use kiln_training::{
+    Boundary, Checkpoints, Error, Event, Every, OptimizerConfig, StepSettings, Task, Trainer, fit, measure,
+};
+
+const SAMPLES: usize = 12;
+const SIZE: usize = 4;
+const STEPS: u64 = 8; // of epochs of 3
+
+/// A net that is measured by the numbers of its samples, with room for some of them at once.
+struct Measured {
+    ids: Ids<Net>,
+    room: Arc<AtomicUsize>,
+    /// Samples at once, of every call that had room.
+    seen: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Measured {
+    fn with_room(room: usize) -> Self {
+        Self { ids: Ids::net(), room: Arc::new(AtomicUsize::new(room)), seen: Arc::default() }
+    }
+}
+
+impl Task for Measured {
+    type Model = Net;
+    type Batch = Vec<usize>;
+
+    fn samples(&self, batch: &Vec<usize>) -> usize {
+        self.ids.samples(batch)
+    }
+
+    fn weight(&self, batch: &Vec<usize>) -> Weight {
+        self.ids.weight(batch)
+    }
+
+    fn slice(&self, batch: &Vec<usize>, samples: Range<usize>) -> Vec<usize> {
+        self.ids.slice(batch, samples)
+    }
+
+    fn loss(&self, model: &Net, batch: &Vec<usize>, device: &Device) -> Tensor<1> {
+        self.ids.loss(model, batch, device)
+    }
+
+    fn measure(&self, _: &Net, batch: &Vec<usize>, device: &Device) -> Tensor<1> {
+        let room = self.room.load(Relaxed);
+        assert!(batch.len() <= room, "out of device memory allocating {} bytes", 64 * batch.len());
+        self.seen.lock().unwrap().push(batch.len());
+        Tensor::from_floats([batch.iter().map(|id| *id as f32).sum::<f32>()], device)
+    }
+
+    fn figures(&self, sums: &[f64]) -> Vec<(&'static str, f64)> {
+        vec![("sum", sums[0])]
+    }
+}
+
+fn loader(
+    batch: usize,
+    load: impl Fn(&BatchPlan) -> Result<Vec<usize>, DataError> + Send + Sync + 'static,
+) -> Loader<Vec<usize>> {
+    Loader::new(SAMPLES, LoaderConfig::new(batch), load).unwrap()
+}
+
+fn data() -> TrainTest<Loader<Vec<usize>>> {
+    let ids = |plan: &BatchPlan| Ok(plan.ids.clone());
+    TrainTest { train: loader(SIZE, ids), test: loader(SAMPLES, ids) }
+}
+
+fn run_settings() -> StepSettings {
+    StepSettings { total_steps: STEPS, samples: SAMPLES, ..settings(OptimizerConfig::adamw()) }
+}
+
+/// Steps and evaluations that a run reports, and how it ends.
+fn run(
+    task: &Measured,
+    trainer: &mut Trainer<Net>,
+    data: &TrainTest<Loader<Vec<usize>>>,
+    checkpoints: &Checkpoints,
+) -> (Vec<String>, Option<Error>) {
+    let mut events = vec![];
+    let ended = fit(task, trainer, data, checkpoints, Every { evaluate: 2, save: 0 }, &mut |event| {
+        match event {
+            Event::Step(report) => events.push(numbers(report)),
+            Event::Evaluated(evaluation) => events.push(format!("{evaluation:?}")),
+            Event::Saving | Event::Saved(_) => {}
+        }
+        ControlFlow::Continue(())
+    });
+    (events, ended.err())
+}
+
+#[test]
+fn measuring_takes_no_more_samples_at_once_than_a_step_and_halves_when_memory_runs_out() {
+    let _turn = turn();
+    let net = Net::new(&[8, 16], false, 0.0);
+    let task = Measured::with_room(usize::MAX);
+    let figures = |task: &Measured| measure(task, &net, &data().test, &common::device());
+    assert_eq!(figures(&task).unwrap(), [("sum", 66.0)]);
+    assert_eq!(*task.seen.lock().unwrap(), [12]);
+
+    let task = Measured::with_room(4);
+    assert_eq!(figures(&task).unwrap(), [("sum", 66.0)]);
+    assert_eq!(*task.seen.lock().unwrap(), [3, 3, 3, 3], "12, 6, 3");
+    let task = Measured::with_room(0);
+    let error = figures(&task).unwrap_err();
+    assert!(matches!(&error, Error::Memory(failure) if failure.kind() == Kind::OutOfMemory), "{error:?}");
+
+    // Two ways to say how large a micro-batch is.
+    for recovers in [false, true] {
+        let settings = StepSettings { micro_batch: (!recovers).then_some(5), ..run_settings() };
+        let mut trainer = trainer(&net, &settings);
+        if recovers {
+            trainer.recover(recovery(SAMPLES, 5, Ladder::standard()));
+        }
+        let task = Measured::with_room(usize::MAX);
+        let found = kiln_training::evaluate(&task, &trainer, &data().test).unwrap();
+        assert_eq!(found.figures, [("sum", 66.0)]);
+        assert_eq!(*task.seen.lock().unwrap(), [5, 5, 2]);
+    }
+}
+
+#[test]
+fn a_run_that_ends_with_an_error_keeps_what_was_trained_and_reports_the_rest_when_it_goes_on() {
+    let _turn = turn();
+    let net = Net::new(&[8, 16], true, 0.2);
+    let folder = tempfile::tempdir().unwrap();
+    let mut whole = trainer(&net, &run_settings());
+    let checkpoints = Checkpoints::new(folder.path().join("whole"), 9).unwrap();
+    let (expected, error) = run(&Measured::with_room(usize::MAX), &mut whole, &data(), &checkpoints);
+    assert!(error.is_none(), "{error:?}");
+
+    // What fails: measuring after a step, the batch of a step in every way.
+    for (name, step) in (1..=STEPS).flat_map(|step| [("measure", step), ("step", step)]) {
+        let measured = step % 2 == 0 || step % 3 == 0;
+        if name == "measure" && !measured || name == "step" && step == 1 {
+            continue;
+        }
+        let checkpoints = Checkpoints::new(folder.path().join(format!("{name}-{step}")), 9).unwrap();
+        let task = Measured::with_room(usize::MAX);
+        let mut first = trainer(&net, &run_settings());
+        first.recover(recovery(SIZE, SIZE, Ladder::standard()));
+        let (room, full, taken) = (task.room.clone(), Arc::new(AtomicBool::new(true)), AtomicUsize::new(0));
+        let shared = full.clone();
+        first.watch(Box::new(move |boundary| {
+            let number = taken.fetch_add(usize::from(boundary == Boundary::Probe), Relaxed) as u64;
+            let now = shared.load(Relaxed) && number + u64::from(boundary != Boundary::Probe) >= step;
+            if name == "measure" && boundary == Boundary::Probe && number + 1 == step {
+                room.store(0, Relaxed);
+            }
+            match name == "step" && now && boundary == Boundary::Forward {
+                true => Err(Failure::new(Kind::OutOfMemory, "somebody else has all of it")),
+                false => Ok(()),
+            }
+        }));
+        let (mut events, error) = run(&task, &mut first, &data(), &checkpoints);
+        let error = error.unwrap();
+        match name {
+            "measure" => assert!(matches!(error, Error::Memory(_)), "{name} {step}: {error:?}"),
+            _ => assert!(matches!(error, Error::Exhausted { step: at, .. } if at == step), "{name} {step}: {error:?}"),
+        }
+        let mut second = trainer(&net, &run_settings());
+        let from = checkpoints.resume(&mut second).unwrap().unwrap();
+        let kept = step - u64::from(name == "step");
+        assert!(from.ends_with(format!("step-{kept:08}")), "{name} {step}: {}", from.display());
+        events.extend(run(&Measured::with_room(usize::MAX), &mut second, &data(), &checkpoints).0);
+        assert_eq!(events, expected, "{name} {step}");
+        Snapshot::of(&second).assert_same(&Snapshot::of(&whole), name);
+    }
+}
+
+#[test]
+fn a_run_of_which_no_sample_can_be_read_ends() {
+    let _turn = turn();
+    let gone = Arc::new(AtomicBool::new(false));
+    let shared = gone.clone();
+    let load = move |plan: &BatchPlan| match shared.load(Relaxed) {
+        false => Ok(plan.ids.clone()),
+        true => Err(DataError::NothingLeft { epoch: plan.epoch, batch: plan.index, samples: plan.ids.len() }),
+    };
+    let data = TrainTest { train: loader(SIZE, load), test: data().test };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path(), 2).unwrap();
+    let task = Measured::with_room(usize::MAX);
+    let mut trainer = trainer(&Net::new(&[8, 16], false, 0.0), &run_settings());
+    // The disk goes away while the second epoch is trained.
+    let steps = AtomicUsize::new(0);
+    let now = gone.clone();
+    trainer.watch(Box::new(move |boundary| {
+        let taken = steps.fetch_add(usize::from(boundary == Boundary::Probe), Relaxed);
+        if boundary == Boundary::Probe && taken == 4 {
+            now.store(true, Relaxed);
+        }
+        Ok(())
+    }));
+    let (_, error) = run(&task, &mut trainer, &data, &checkpoints);
+    let error = error.unwrap();
+    assert!(matches!(error, Error::NothingRead { epoch: 2 | 3, .. }), "{error:?}");
+    let kept = trainer.state().step;
+    assert!((5..=6).contains(&kept), "{kept}: a batch may have been loaded ahead");
+    // It is there again, and the epochs that were not read are trained.
+    gone.store(false, Relaxed);
+    let mut second = common::trainer(&Net::new(&[8, 16], false, 0.0), &run_settings());
+    assert!(checkpoints.resume(&mut second).unwrap().is_some());
+    let (_, error) = run(&task, &mut second, &data, &checkpoints);
+    assert!(error.is_none() && second.state().step == STEPS, "{error:?}");
+}
+
+#[test]
+fn a_checkpoint_of_the_same_step_is_replaced_without_a_moment_without_one() {
+    let _turn = turn();
+    let net = Net::new(&[8, 16], false, 0.0);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
+    let trainer_of = || trainer(&net, &run_settings());
+    let mut first = trainer_of();
+    let _ = first.step(|model, device| model.loss(&[1, 2, 3], device)).unwrap();
+    let path = checkpoints.save(&first).unwrap();
+    let old = path.with_extension("old");
+    for _ in 0..2 {
+        assert_eq!(checkpoints.save(&first).unwrap(), path);
+        assert_eq!(checkpoints.list().unwrap(), [path.clone()]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+    // Killed before the new one was in its place.
+    fs::rename(&path, &old).unwrap();
+    let mut second = trainer_of();
+    assert_eq!(checkpoints.resume(&mut second).unwrap(), Some(old.clone()));
+    Snapshot::of(&second).assert_same(&Snapshot::of(&first), "from what was set aside");
+    // Killed before the old one was removed.
+    checkpoints.save(&first).unwrap();
+    fs::create_dir(&old).unwrap();
+    assert_eq!(checkpoints.list().unwrap(), [path.clone()]);
+    checkpoints.save(&first).unwrap();
+    assert!(!old.exists() && path.exists());
+}
+
+#[test]
+fn a_run_does_not_go_on_with_another_optimizer() {
+    let _turn = turn();
+    let net = Net::new(&[8, 16], false, 0.0);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
+    checkpoints.save(&trainer(&net, &run_settings())).unwrap();
+    let other = StepSettings { optimizer: OptimizerConfig::sgd(), ..run_settings() };
+    let error = checkpoints.resume(&mut trainer(&net, &other)).unwrap_err().to_string();
+    assert!(error.contains("its optimizer is AdamW") && error.contains("this run has Sgd"), "{error}");
+}
+
+#[test]
+fn time_that_went_into_failed_updates_is_reported() {
+    let _turn = turn();
+    let mut trainer = trainer(&Net::new(&[8, 16], false, 0.0), &run_settings());
+    inject(&mut trainer, Injector::calls([1]).only_at(Boundary::Update.name()));
+    let report = trainer.step(|model, device| model.loss(&[1, 2, 3], device)).unwrap();
+    assert_eq!(report.failures, 1);
+    assert!(report.lost_seconds > 0.0, "{report:?}");
+}
