@@ -68,7 +68,9 @@ fn around(checkpoint: &Path) -> Option<PathBuf> {
 fn apply(arguments: &EvalArgs, run: &mut RunSettings) {
     run.data = arguments.data.clone().or(run.data.take());
     run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
-    run.batch_size = arguments.batch_size.map_or(run.batch_size, |n| n as usize);
+    if let Some(samples) = arguments.batch_size {
+        (run.batch_size, run.micro_batch) = (samples as usize, None);
+    }
 }
 
 fn report<T: Task<Model: Checkpoint>>(
@@ -84,7 +86,7 @@ fn report<T: Task<Model: Checkpoint>>(
     kiln_precision::check_device(device, run.precision)?;
     let model = run.policy().autocast(model)?;
     let started = Instant::now();
-    let figures = measure(task, &model, test, device)?;
+    let figures = measure(task, &model, test, device, run.micro_batch)?;
     let seconds = started.elapsed().as_secs_f64();
     for (name, value) in &figures {
         tracing::info!("{name} {value:.4}");

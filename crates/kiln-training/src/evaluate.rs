@@ -38,8 +38,8 @@ pub fn evaluate<T: Task>(
     Ok(Evaluation { step: state.step, epochs: state.epoch, figures })
 }
 
-/// Measures `model` on all batches of `loader`, without autodiff. When memory runs out, with half as many samples at once, and
-/// so on.
+/// Measures `model` on all batches of `loader`, without autodiff, `micro_batch` samples at once; none: whole batches. When memory
+/// runs out, with half as many, and so on.
 ///
 /// # Errors
 /// Those of the loader, [`Error::Memory`] when a single sample does not fit, and [`Error::Lost`].
@@ -48,8 +48,9 @@ pub fn measure<T: Task>(
     model: &T::Model,
     loader: &Loader<T::Batch>,
     device: &Device,
+    micro_batch: Option<usize>,
 ) -> Result<Vec<(&'static str, f64)>, Error> {
-    in_parts(task, model, loader, device, |_| usize::MAX)
+    in_parts(task, model, loader, device, |_| micro_batch.unwrap_or(usize::MAX))
 }
 
 /// With at most as many samples of a batch at once as `most` says.

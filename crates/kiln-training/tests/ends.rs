@@ -107,7 +107,7 @@ fn measuring_takes_no_more_samples_at_once_than_a_step_and_halves_when_memory_ru
     let _turn = turn();
     let net = Net::new(&[8, 16], false, 0.0);
     let task = Measured::with_room(usize::MAX);
-    let figures = |task: &Measured| measure(task, &net, &data().test, &common::device());
+    let figures = |task: &Measured| measure(task, &net, &data().test, &common::device(), None);
     assert_eq!(figures(&task).unwrap(), [("sum", 66.0)]);
     assert_eq!(*task.seen.lock().unwrap(), [12]);
 

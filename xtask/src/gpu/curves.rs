@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use burn::tensor::Device;
 use kiln_models::Checkpoint;
 use kiln_precision::Precision;
-use kiln_training::{StepSettings, Task, Trainer, measure, step};
+use kiln_training::{StepSettings, Task, Trainer, evaluate, step};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -227,7 +227,7 @@ fn train<T: Task<Model: Checkpoint>, S: Settings>(
     curve.seconds = begun.elapsed().as_secs_f64();
     curve.skipped = trainer.state().skipped;
     if request.measured {
-        let figures = measure(&run.task, trainer.model(), &run.data.test, &device)?;
+        let figures = evaluate(&run.task, &trainer, &run.data.test)?.figures;
         curve.figures = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     }
     print_json(&serde_json::to_value(&curve)?)?;

@@ -14,7 +14,7 @@ use kiln_models::Checkpoint;
 use kiln_precision::Precision;
 use kiln_recovery::{Injector, Ladder, MicroBatch, MicroBatchConfig, Recovery};
 use kiln_training::{
-    Checkpoints, Finish, OptimizerConfig, ScheduleConfig, StepSettings, Task, Trainer, fit, load_model, measure,
+    Checkpoints, Finish, OptimizerConfig, ScheduleConfig, StepSettings, Task, Trainer, evaluate, fit, load_model,
 };
 use serde_json::{Map, Value, json};
 
@@ -133,7 +133,7 @@ impl<T: Checkpointed<Model: Checkpoint + 'static>, S: Settings> Run<T, S> {
             (Finish::Stopped, _) => vec![], // the model has moved on since it was measured
             (Finish::Complete, Some(last)) => last.figures.clone(),
             // The run was complete before it was resumed.
-            (Finish::Complete, None) => measure(&self.task, trainer.model(), &self.data.test, trainer.device())?,
+            (Finish::Complete, None) => evaluate(&self.task, trainer, &self.data.test)?.figures,
         };
         trainer.model().save_safetensors(directory.file("model.safetensors"))?;
         let mut results = Map::new();
