@@ -66,17 +66,11 @@ fn a_batch_that_could_not_be_copied_ahead_is_copied_when_it_is_needed() {
     let bytes: Vec<u8> = (0..SIDE * SIDE).map(|i| (i % 251) as u8).collect();
     let batch = || ImageBatch { pixels: bytes.clone().into(), shape, labels: vec![3], ids: vec![0] };
     // What the device needs for itself it has.
-    let mut first = batch();
-    first.upload(&device);
+    let first = batch().upload(&device);
     assert!(first.pixels.is_uploaded());
 
-    let (late, count) = pages::refusing(Refuse::Pages(&[1]), || {
-        device.memory_persistent_allocations((), |()| {
-            let mut batch = batch();
-            batch.upload(&device);
-            batch
-        })
-    });
+    let (late, count) =
+        pages::refusing(Refuse::Pages(&[1]), || device.memory_persistent_allocations((), |()| batch().upload(&device)));
     assert_eq!((count.refused, late.pixels.is_uploaded()), (1, false));
     let plain = Normalize { mean: vec![0.0], std: vec![1.0] };
     let [first, late] = [first, late].map(|batch| {
