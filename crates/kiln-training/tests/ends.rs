@@ -231,7 +231,7 @@ fn a_checkpoint_of_the_same_step_is_replaced_without_a_moment_without_one() {
     let old = path.with_extension("old");
     for _ in 0..2 {
         assert_eq!(checkpoints.save(&first).unwrap(), path);
-        assert_eq!(checkpoints.list().unwrap(), [path.clone()]);
+        assert_eq!(checkpoints.list().unwrap(), std::slice::from_ref(&path));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
     // Killed before the new one was in its place.
@@ -242,7 +242,7 @@ fn a_checkpoint_of_the_same_step_is_replaced_without_a_moment_without_one() {
     // Killed before the old one was removed.
     checkpoints.save(&first).unwrap();
     fs::create_dir(&old).unwrap();
-    assert_eq!(checkpoints.list().unwrap(), [path.clone()]);
+    assert_eq!(checkpoints.list().unwrap(), std::slice::from_ref(&path));
     checkpoints.save(&first).unwrap();
     assert!(!old.exists() && path.exists());
 }
