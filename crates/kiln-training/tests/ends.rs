@@ -152,15 +152,13 @@ fn a_run_that_ends_with_an_error_keeps_what_was_trained_and_reports_the_rest_whe
         let task = Measured::with_room(usize::MAX);
         let mut first = trainer(&net, &run_settings());
         first.recover(recovery(SIZE, SIZE, Ladder::standard()));
-        let (room, full, taken) = (task.room.clone(), Arc::new(AtomicBool::new(true)), AtomicUsize::new(0));
-        let shared = full.clone();
+        let (room, probed) = (task.room.clone(), AtomicUsize::new(0));
         first.watch(Box::new(move |boundary| {
-            let number = taken.fetch_add(usize::from(boundary == Boundary::Probe), Relaxed) as u64;
-            let now = shared.load(Relaxed) && number + u64::from(boundary != Boundary::Probe) >= step;
-            if name == "measure" && boundary == Boundary::Probe && number + 1 == step {
+            let under_way = 1 + probed.fetch_add(usize::from(boundary == Boundary::Probe), Relaxed) as u64;
+            if name == "measure" && boundary == Boundary::Probe && under_way == step {
                 room.store(0, Relaxed);
             }
-            match name == "step" && now && boundary == Boundary::Forward {
+            match name == "step" && boundary == Boundary::Forward && under_way >= step {
                 true => Err(Failure::new(Kind::OutOfMemory, "somebody else has all of it")),
                 false => Ok(()),
             }

@@ -1,0 +1,67 @@
+//! `cargo xtask plan`.
+
+use clap::{Args, Subcommand};
+
+/// Nothing is computed: the figures are those of a recorded step.
+#[derive(Args)]
+pub(crate) struct PlanArgs {
+    /// Samples per step
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(crate) batch: u32,
+    /// Bytes that a step may take, as in 24GiB; just a number, no such device is needed
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) memory: String,
+    /// Whose rules and speed to go by: cuda (typical figures of a card) or flex (this machine's CPU)
+    #[arg(long, default_value = "cuda")]
+    pub(crate) device: String,
+    /// f32, f16, bf16 [default: all of them]
+    #[arg(long)]
+    pub(crate) precision: Option<String>,
+    /// sgd (momentum, 4 bytes a parameter) or adamw (8 bytes) [default: that of the pipeline]
+    #[arg(long)]
+    pub(crate) optimizer: Option<String>,
+    /// Every size and plan, not only whole batches and the largest that fit
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// One JSON object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Plan {
+    /// A residual network on RGB images
+    Resnet(PlanResnet),
+    /// A GPT-2-style decoder
+    Gpt(PlanGpt),
+}
+
+#[derive(Args)]
+pub(crate) struct PlanResnet {
+    #[command(flatten)]
+    pub(crate) plan: PlanArgs,
+    /// resnet18, resnet34, resnet50 or resnet101
+    #[arg(long, value_name = "NAME", default_value = "resnet50")]
+    pub(crate) model: String,
+    /// Pixels per side
+    #[arg(long, value_name = "N", default_value_t = 224)]
+    pub(crate) image: u32,
+    /// Classes
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub(crate) classes: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct PlanGpt {
+    #[command(flatten)]
+    pub(crate) plan: PlanArgs,
+    /// gpt-tiny, gpt-mini, gpt2 or gpt2-medium
+    #[arg(long, value_name = "NAME", default_value = "gpt2")]
+    pub(crate) model: String,
+    /// Tokens per sequence
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(crate) context: u32,
+    /// Tokens of the vocabulary
+    #[arg(long, value_name = "N", default_value_t = 50257)]
+    pub(crate) vocab: u32,
+}
