@@ -146,7 +146,8 @@ impl Checkpoints {
     /// over with a warning; `None` when there is no checkpoint at all.
     ///
     /// # Errors
-    /// [`Error::Load`] when there are checkpoints and none can be used.
+    /// [`Error::Load`] when there are checkpoints and none can be used, [`Error::Memory`] and [`Error::Lost`] when the device has no
+    /// room for one that can.
     pub fn resume<M: Module>(&self, trainer: &mut Trainer<M>) -> Result<Option<PathBuf>, Error> {
         let mut last = None;
         for path in self.list()? {
@@ -155,6 +156,8 @@ impl Checkpoints {
             }
             match load(trainer, &path) {
                 Ok(()) => return Ok(Some(path)),
+                // The checkpoint is whole, and the one before would not fit either.
+                Err(error @ (Error::Memory(_) | Error::Lost(_))) => return Err(error),
                 Err(error) => last = Some(error),
             }
         }
