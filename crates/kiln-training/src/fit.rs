@@ -194,7 +194,8 @@ struct Fit<'a, T: Task> {
 impl<T: Task> Fit<'_, T> {
     fn steps(&mut self) -> Result<Finish, Error> {
         let waiting = self.trainer.ready().is_err();
-        if waiting || self.trainer.state().due {
+        let at = self.trainer.state();
+        if waiting || at.due || at.batch >= self.data.train.batches() {
             let report = if waiting { Some(self.trainer.complete_update()?) } else { None };
             if let (Some(stopped), _) = self.after(report)? {
                 return Ok(stopped);

@@ -60,7 +60,7 @@ impl RunState {
 
     /// Nothing of the epoch's next batch could be read: the one after is next.
     pub(crate) fn after_no_step(self) -> Self {
-        Self { batch: self.batch + 1, due: true, ..self }
+        Self { batch: self.batch + 1, ..self }
     }
 }
 
