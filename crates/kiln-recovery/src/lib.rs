@@ -1,16 +1,17 @@
-//! Out of memory, found, classified and recovered from: no step is lost, none is done by halves.
+//! Finds out-of-memory failures, classifies them, and retries with less memory. A step applies completely or not at all.
 //!
-//! - [`classify`]: is an error a memory fault, and of what [`Kind`]? Panics too ([`Failure::from_panic`]).
-//! - [`Probe`]: were these tensors really written? A failed allocation on a device says nothing until something is read.
-//! - [`attempt`]: runs a closure as a whole or not at all, and leaves a clean device.
-//! - [`MicroBatch`]: the largest size that fits, found with few failures and followed while it changes.
-//! - [`Ladder`]: what to do next, from cleaning the device to giving up; [`Exhausted`] hands the batch back with a report.
-//! - [`Recovery`]: all of them in one loop.
+//! - [`classify`]: is an error a memory failure, and of which [`Kind`]? [`Failure::from_panic`] does the same for panics.
+//! - [`Probe`]: were these tensors written? A failed allocation on a device is silent until something reads the tensor.
+//! - [`attempt`]: runs a closure completely or not at all, and frees unused device memory after a failure.
+//! - [`MicroBatchSearch`]: finds the largest size that fits with few failures, and follows it when the free memory changes.
+//! - [`Ladder`]: chooses the next remedy. [`Exhausted`] hands the batch back with a report when none is left.
+//! - [`Patience`]: how long a batch waits for memory that another process holds, before it is given up.
+//! - [`Recovery`]: all of these in one loop.
 //! - [`Injector`]: failures on purpose, for a device that has none.
 //!
 //! ```
 //! use burn::tensor::{Device, ExecutionError, Tensor};
-//! use kiln_recovery::{Failure, Injector, Ladder, MicroBatch, MicroBatchConfig, Recovery, Setting};
+//! use kiln_recovery::{Failure, Injector, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery, Setting};
 //!
 //! #[derive(Debug, thiserror::Error)]
 //! enum StepError {
@@ -22,7 +23,7 @@
 //!
 //! let device = Device::flex();
 //! let faults = Injector::calls([2, 3]);
-//! let mut recovery = Recovery::new(device.clone(), MicroBatch::new(MicroBatchConfig::new(8))?, Ladder::standard());
+//! let mut recovery = Recovery::new(device.clone(), MicroBatchSearch::new(MicroBatchSearchConfig::new(8))?, Ladder::standard());
 //! for _ in 0..3 {
 //!     let batch = Tensor::<2>::ones([8, 4], &device);
 //!     let sum = |batch: &Tensor<2>, micro_batch: usize| -> Result<Tensor<1>, StepError> {
@@ -43,40 +44,33 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What cannot be recovered from
-//! A failed allocation on the plain Rust heap aborts the process: there is nothing to catch. On the Flex device, whose tensors
-//! are plain memory, only a budget that is counted beforehand can take its place. A device that is lost or poisoned is
-//! never tried again: all of its memory is gone with it.
+//! # Limits
+//! A failed allocation on the plain Rust heap aborts the process and cannot be caught. The tensors of the Flex device are on
+//! that heap: keep them within a budget that is counted beforehand. A device that is lost or poisoned is never retried,
+//! because its memory is lost too.
 //!
 //! *Architecture invariant*: this crate knows no model, no optimizer and no data set. It sees a size, a closure, tensors that
 //! prove a result, and an error.
 
 mod attempt;
-mod bucket;
-mod ease;
 mod error;
 mod failure;
-mod inject;
 mod ladder;
-mod line;
-mod micro_batch;
-mod probe;
 mod recovery;
 mod report;
-mod text;
+mod retry;
+mod search;
 
-pub use attempt::{Outcome, attempt, forget, reclaim, renewed};
-pub use bucket::BucketState;
-pub use ease::{Ease, Strength};
+pub use attempt::{AttemptOutcome, Probe, attempt, forget, reclaim, renewed};
 pub use error::Error;
-pub use failure::{Failure, Kind, classify};
-pub use inject::Injector;
-pub use ladder::{Ladder, Offload, Reclaim, Remedy, Rung, Setting, Shrink, Situation, Strengthen};
-pub use line::Line;
-pub use micro_batch::{MicroBatch, MicroBatchConfig, MicroBatchState};
-pub use probe::Probe;
+pub use failure::{Failure, Injector, Kind, classify};
+pub use ladder::{
+    Ladder, Offload, Reclaim, Relaxation, Remedy, Rung, SavingLevel, Setting, Shrink, Situation, Strengthen,
+};
 pub use recovery::{Recovered, Recovery, RecoveryState, Stopped};
-pub use report::{DeviceFigures, Exhausted, Holder, Report, Try};
+pub use report::{DeviceFigures, Exhausted, ExhaustionReport, MemoryHolder, Try};
+pub use retry::{Patience, Pauses, Shortage};
+pub use search::{LinearFit, MicroBatchSearch, MicroBatchSearchConfig, MicroBatchSearchState, SizeSearch};
 
 /// The guide's examples.
 #[cfg(doctest)]

@@ -1,29 +1,40 @@
+//! The loop around attempts: each batch is tried until it fits.
+
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
+use std::ops::ControlFlow;
+use std::time::Duration;
 
 use burn::tensor::{Device, ExecutionError};
 use serde::{Deserialize, Serialize};
 
-use crate::report::{DeviceFigures, Exhausted, Report, Try};
-use crate::{Ease, Ladder, MicroBatch, MicroBatchState, Outcome, Probe, Remedy, Setting, Situation, Strength, attempt};
+use crate::attempt::{AttemptOutcome, Probe, attempt};
+use crate::failure::Failure;
+use crate::ladder::{Ladder, Relaxation, Remedy, SavingLevel, Setting};
+use crate::report::{DeviceFigures, Exhausted, ExhaustionReport, Try};
+use crate::retry::{Batch, Controller, Patience, Pauses, Shortage, can_pass};
+use crate::search::{MicroBatchSearch, MicroBatchSearchState};
 
-/// Trains batch after batch, each until it fits: attempts, and between them what the ladder says.
+/// Trains batch after batch. Each batch is tried until it fits or nothing is left to try.
 ///
-/// What was learned of one batch serves the next: sizes, the checkpoint plan, offload. What memory was short for comes back when
-/// it is there again: sizes grow ([`MicroBatch`]), and once whole batches fit, offload and stronger plans are taken back ([`Ease`]).
+/// - **Lack of capacity**: a setting fails that has not succeeded before. The [`Ladder`] chooses the next setting, which later
+///   batches keep. Sizes grow again ([`MicroBatchSearch`]), and offload and stronger plans are taken back ([`Relaxation`]) when
+///   memory is free again.
+/// - **Passing shortage**: a setting fails that has succeeded before. It is tried again, at once and after pauses of 100 and
+///   200 ms. Then the ladder chooses smaller settings for this batch only, and the next batch starts with the earlier setting
+///   again ([`Shortage`]).
+/// - **Nothing left to try**: the batch pauses and tries again, until its [`Patience`] is used up. A buffer that is too big for
+///   an empty device is not worth a wait.
 #[derive(Debug)]
 pub struct Recovery {
     device: Device,
-    sizes: MicroBatch,
-    ladder: Ladder,
-    present: Strength,
-    /// The strength that it began with: nothing weaker is tried.
-    least: Strength,
-    ease: Ease,
+    controller: Controller,
     peak: Peak,
+    pause: Pause,
 }
 
-/// Reads the most bytes that an attempt took.
+/// Reads the peak bytes of an attempt.
 struct Peak(Box<dyn Fn() -> Option<u64> + Send>);
 
 impl fmt::Debug for Peak {
@@ -32,102 +43,140 @@ impl fmt::Debug for Peak {
     }
 }
 
-/// What a recovery has learned, to be saved with a run: a run that goes on cuts its batches as it would have.
+/// Pauses, unless the caller ends the wait.
+struct Pause(Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>);
+
+impl fmt::Debug for Pause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pause")
+    }
+}
+
+/// The state of a [`Recovery`], saved with a run. A resumed run cuts its batches identically.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecoveryState {
     /// Sizes that fit and sizes that failed.
-    pub sizes: MicroBatchState,
-    /// The checkpoint plan that was come to.
+    pub sizes: MicroBatchSearchState,
+    /// The current checkpoint plan.
     pub plan: usize,
-    /// Whether what can live on the host does.
+    /// Whether the state that can live on the host is kept there.
     pub offload: bool,
-    /// How far it is from a weaker plan, or from no offload.
+    /// The progress towards a weaker plan or no offload.
+    #[serde(default, alias = "ease")]
+    pub relaxation: Relaxation,
+    /// Shortages that may pass, by shape bucket.
     #[serde(default)]
-    pub ease: Ease,
+    pub shortages: BTreeMap<u64, Shortage>,
 }
 
-/// A batch that was trained.
+/// A trained batch.
 #[derive(Debug)]
 #[must_use]
 pub struct Recovered<T> {
-    /// What the work returned.
+    /// The value that the work returned.
     pub value: T,
-    /// What it ran with.
+    /// The setting that succeeded.
     pub setting: Setting,
-    /// The attempts that failed before.
+    /// The failed attempts before.
     pub tries: Vec<Try>,
+    /// The sum of the pauses.
+    pub waited: Duration,
 }
 
-/// A batch that was not trained.
+/// The reason why a batch was not trained.
 pub enum Stopped<B, E> {
     /// Nothing is left to try.
     Exhausted(Box<Exhausted<B>>),
-    /// An error that is no memory fault, or the loss of the device, as it was.
-    Passed(E),
+    /// Not a memory failure, or the loss of the device. The error of the work, unchanged.
+    Other(E),
 }
 
 impl Recovery {
     /// For batches on `device`.
-    pub fn new(device: Device, sizes: MicroBatch, ladder: Ladder) -> Self {
-        let (present, least, ease) = (Strength::default(), Strength::default(), Ease::default());
-        Self { device, sizes, ladder, present, least, ease, peak: Peak(Box::new(|| None)) }
+    pub fn new(device: Device, search: MicroBatchSearch, ladder: Ladder) -> Self {
+        let sleep = |pause| {
+            std::thread::sleep(pause);
+            ControlFlow::Continue(())
+        };
+        Self {
+            device,
+            controller: Controller::new(search, ladder),
+            peak: Peak(Box::new(|| None)),
+            pause: Pause(Box::new(sleep)),
+        }
     }
 
-    /// Starts with a stronger checkpoint plan than the first, or with offload, as predicted; nothing weaker is tried later.
+    /// Starts with a stronger level than the default, for example from a prediction. No weaker level is tried later.
     #[must_use]
-    pub fn starting_with(self, plan: usize, offload: bool) -> Self {
-        let present = Strength { plan, offload };
-        Self { present, least: present, ..self }
+    pub fn starting_with(mut self, level: SavingLevel) -> Self {
+        (self.controller.level, self.controller.least) = (level, level);
+        self
     }
 
-    /// Asks `peak`, when an attempt has succeeded, for the most bytes that it took in all, counted as the
-    /// [limit](crate::MicroBatchConfig::limit) is: from two sizes on, the next are found by the line through their peaks.
+    /// Calls `peak` after each success for the peak bytes of the attempt, counted like the
+    /// [limit](crate::MicroBatchSearchConfig::with_limit). From two sizes on, a linear fit through the peaks predicts the next.
     #[must_use]
     pub fn measuring(self, peak: impl Fn() -> Option<u64> + Send + 'static) -> Self {
         Self { peak: Peak(Box::new(peak)), ..self }
     }
 
-    /// What was learned so far.
-    pub fn state(&self) -> RecoveryState {
-        let Strength { plan, offload } = self.present;
-        RecoveryState { sizes: self.sizes.state().clone(), plan, offload, ease: self.ease }
+    /// How long one batch may wait for memory. Default: 5 minutes.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Patience) -> Self {
+        self.controller.patience = patience;
+        self
     }
 
-    /// Goes on from what a run had learned.
+    /// Calls `pause` for each pause, instead of `std::thread::sleep`. It returns `Break` to end the wait, after Ctrl-C for
+    /// example: the batch is then given up at once.
+    #[must_use]
+    pub fn with_pause(self, pause: impl FnMut(Duration) -> ControlFlow<()> + Send + 'static) -> Self {
+        Self { pause: Pause(Box::new(pause)), ..self }
+    }
+
+    /// The state, to save it with the run.
+    pub fn state(&self) -> RecoveryState {
+        let Controller { level: SavingLevel { plan, offload }, relaxation, .. } = self.controller;
+        let (sizes, shortages) = (self.controller.search.state().clone(), self.controller.shortages.clone());
+        RecoveryState { sizes, plan, offload, relaxation, shortages }
+    }
+
+    /// Continues from a saved state.
     ///
     /// # Errors
-    /// Those of [`MicroBatch::resume`].
+    /// Those of [`MicroBatchSearch::resume`].
     pub fn restore(&mut self, state: RecoveryState) -> Result<(), crate::Error> {
-        self.sizes = MicroBatch::resume(self.sizes.config().clone(), state.sizes)?;
-        (self.present, self.ease) = (Strength { plan: state.plan, offload: state.offload }, state.ease);
+        let RecoveryState { sizes, plan, offload, relaxation, shortages } = state;
+        let controller = &mut self.controller;
+        controller.search = MicroBatchSearch::resume(controller.search.config().clone(), sizes)?;
+        controller.level = SavingLevel { plan, offload };
+        (controller.relaxation, controller.shortages) = (relaxation, shortages);
         Ok(())
     }
 
-    /// The sizes, to save their state.
-    pub fn sizes(&self) -> &MicroBatch {
-        &self.sizes
+    /// The size search.
+    pub fn sizes(&self) -> &MicroBatchSearch {
+        &self.controller.search
     }
 
-    /// The sizes, to tell them of measured peaks and limits.
-    pub fn sizes_mut(&mut self) -> &mut MicroBatch {
-        &mut self.sizes
+    /// The size search, to give it measured peaks and limits.
+    pub fn sizes_mut(&mut self) -> &mut MicroBatchSearch {
+        &mut self.controller.search
     }
 
-    /// What the next attempt at a batch of `samples` runs with.
+    /// The setting of the first attempt at a batch of `samples`.
     pub fn setting(&self, samples: usize, bucket: u64) -> Setting {
-        let micro_batch = self.sizes.size(bucket).min(samples.max(1));
-        Setting { micro_batch, plan: self.present.plan, offload: self.present.offload }
+        self.controller.start(samples, bucket).setting()
     }
 
     /// Trains a batch of `samples` in shape bucket `bucket`.
     ///
-    /// `work` is called with the batch and what to run with, as often as needed; it must change nothing outside of itself,
-    /// and read its input from `batch`, which stays. `evidence` adds to the probe what proves that the result was written.
-    /// See [`attempt`].
+    /// `work` is called with the batch and a setting, once for each attempt. It must change nothing outside itself and only
+    /// read `batch`. `evidence` adds the tensors to the probe that prove that the result was written. See [`attempt`].
     ///
     /// # Errors
-    /// [`Stopped::Exhausted`] hands the batch back with a report. [`Stopped::Passed`] is what `work` returned.
+    /// [`Stopped::Exhausted`] hands the batch back with a report. [`Stopped::Other`] is the error of `work`.
     ///
     /// # Panics
     /// When `work` or `evidence` panics for another reason than memory.
@@ -142,65 +191,76 @@ impl Recovery {
     where
         E: Error + From<ExecutionError> + 'static,
     {
+        let mut progress = self.controller.start(samples, bucket);
         let mut tries: Vec<Try> = vec![];
         loop {
-            let setting = self.setting(samples, bucket);
+            let setting = progress.setting();
             let failure = match attempt(&self.device, || work(&batch, setting), &mut evidence) {
-                Outcome::Done(value) => {
-                    self.sizes.succeeded(bucket, setting.micro_batch, (self.peak.0)());
-                    let config = self.sizes.config();
-                    let (calm, max_backoff) = (config.calm, config.max_backoff);
-                    let whole = setting.micro_batch == config.batch;
-                    if whole && self.ease.proven.is_some() {
-                        self.sizes.relearn(); // what was measured was under the stronger plan
-                    }
-                    self.present = self.ease.fitted(self.present, whole, self.least, calm, max_backoff);
-                    return Ok(Recovered { value, setting, tries });
+                AttemptOutcome::Done(value) => {
+                    self.controller.succeeded(&progress, (self.peak.0)());
+                    return Ok(Recovered { value, setting, tries, waited: progress.waited() });
                 }
-                Outcome::Passed(error) => return Err(Stopped::Passed(error)),
-                Outcome::Failed(failure) => failure,
+                AttemptOutcome::Other(error) => return Err(Stopped::Other(error)),
+                AttemptOutcome::Failed(failure) => failure,
             };
-            // The allocation that failed is the least that the attempt needed.
-            let mut sizes = self.sizes.clone();
-            let stepped_up = sizes.fits(bucket).is_some_and(|fits| setting.micro_batch > fits);
-            let smaller = sizes.failed(bucket, setting.micro_batch, failure.bytes());
-            let tried: Vec<Remedy> = tries.iter().map(|tried| tried.remedy).collect();
-            let proven = self.ease.failed();
-            let remedy = match proven {
-                Some(proven) if proven.offload != setting.offload => Remedy::Offload,
-                Some(proven) => Remedy::Plan(proven.plan),
-                None => {
-                    let situation = Situation { failure: &failure, setting, smaller, stepped_up, tried: &tried };
-                    self.ladder.remedy(&situation)
-                }
-            };
+            let remedy = self.controller.failed(&mut progress, &failure);
             tracing::warn!(micro_batch = setting.micro_batch, plan = setting.plan, "{failure}; {remedy}");
-            tries.push(Try { setting, failure, remedy });
-            if let Some(proven) = proven {
-                self.present = proven; // what was on trial says nothing of sizes
-                continue;
-            }
-            match remedy {
-                Remedy::Reclaim => {}
-                Remedy::MicroBatch(size) => {
-                    self.sizes = sizes;
-                    self.sizes.shrink_to(bucket, size);
+            let mut tried = Try { setting, failure, remedy };
+            let interrupted = match remedy {
+                Remedy::Wait(pause) if (self.pause.0)(pause).is_break() => true,
+                Remedy::GiveUp => false,
+                _ => {
+                    tries.push(tried);
+                    continue;
                 }
-                Remedy::Plan(plan) => {
-                    self.present.plan = plan;
-                    self.sizes.relearn();
-                }
-                Remedy::Offload => {
-                    self.present.offload = true;
-                    self.sizes.relearn();
-                }
-                Remedy::GiveUp => {
-                    let device = DeviceFigures { total: self.sizes.config().limit, ..DeviceFigures::of(&self.device) };
-                    let line = self.sizes.line(bucket);
-                    let report = Report { tries, device, line, ..Report::default() };
-                    return Err(Stopped::Exhausted(Box::new(Exhausted { batch, report })));
-                }
-            }
+            };
+            tried.remedy = Remedy::GiveUp;
+            tries.push(tried);
+            let report = self.report(&progress, bucket, tries, interrupted);
+            return Err(Stopped::Exhausted(Box::new(Exhausted { batch, report })));
+        }
+    }
+
+    /// Pauses before work is tried again that is not a batch, such as an update of parameters. The pauses grow, and their sum stays
+    /// within the [`Patience`].
+    ///
+    /// Returns whether to try again: not when the patience is used up, when the caller's pause breaks, or when `failure` is one
+    /// that no wait helps, as for a buffer that is too big for an empty device.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use burn::tensor::Device;
+    /// use kiln_recovery::{Failure, Kind, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Pauses, Recovery};
+    ///
+    /// let search = MicroBatchSearch::new(MicroBatchSearchConfig::new(8))?;
+    /// let patience = Patience::new(Duration::from_millis(150));
+    /// let mut recovery = Recovery::new(Device::flex(), search, Ladder::standard()).with_patience(patience);
+    /// let (failure, mut pauses) = (Failure::new(Kind::OutOfMemory, "no memory"), Pauses::new());
+    /// let mut tries = 1;
+    /// while recovery.pause(&mut pauses, &failure) {
+    ///     tries += 1;
+    /// }
+    /// assert_eq!((tries, pauses.waited()), (3, Duration::from_millis(150))); // after 100 and 50 ms
+    /// # Ok::<(), kiln_recovery::Error>(())
+    /// ```
+    pub fn pause(&mut self, pauses: &mut Pauses, failure: &Failure) -> bool {
+        if !can_pass(failure) {
+            return false;
+        }
+        let Some(pause) = pauses.next(self.controller.patience.total()) else { return false };
+        tracing::warn!("{failure}; another try in {pause:?}");
+        (self.pause.0)(pause).is_continue()
+    }
+
+    fn report(&self, progress: &Batch, bucket: u64, tries: Vec<Try>, interrupted: bool) -> ExhaustionReport {
+        let search = &self.controller.search;
+        ExhaustionReport {
+            tries,
+            waited: progress.waited(),
+            interrupted,
+            device: DeviceFigures { total: search.config().limit(), ..DeviceFigures::of(&self.device) },
+            fit: search.fit(bucket),
+            ..ExhaustionReport::default()
         }
     }
 }
@@ -209,7 +269,7 @@ impl<B, E: fmt::Debug> fmt::Debug for Stopped<B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exhausted(exhausted) => f.debug_tuple("Exhausted").field(exhausted).finish(),
-            Self::Passed(error) => f.debug_tuple("Passed").field(error).finish(),
+            Self::Other(error) => f.debug_tuple("Other").field(error).finish(),
         }
     }
 }
@@ -218,7 +278,7 @@ impl<B, E: fmt::Display> fmt::Display for Stopped<B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exhausted(exhausted) => exhausted.fmt(f),
-            Self::Passed(error) => error.fmt(f),
+            Self::Other(error) => error.fmt(f),
         }
     }
 }
@@ -227,8 +287,8 @@ impl<B, E: Error + 'static> Error for Stopped<B, E> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Exhausted(_) => None,
-            // It prints as the error itself, so what comes next is the error's own cause.
-            Self::Passed(error) => error.source(),
+            // It prints as the error itself, so the next source is the source of that error.
+            Self::Other(error) => error.source(),
         }
     }
 }

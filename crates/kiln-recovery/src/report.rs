@@ -1,35 +1,41 @@
+//! The report of a batch that did not fit, for people and for programs.
+
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
 use burn::tensor::Device;
+use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, Line, Remedy, Setting};
+use crate::failure::Failure;
+use crate::ladder::{Remedy, Setting};
+use crate::search::LinearFit;
 
-/// A failed attempt, and what was done about it.
+/// A failed attempt and the answer to it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Try {
-    /// What it ran with.
+    /// The setting of the attempt.
     pub setting: Setting,
-    /// How it failed.
+    /// The failure.
     pub failure: Failure,
-    /// What was done.
+    /// The answer.
     pub remedy: Remedy,
 }
 
-/// The memory of a device, in bytes, as far as it is known.
+/// The memory of a device in bytes, as far as known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceFigures {
     /// Bytes of live tensors.
     pub in_use: Option<u64>,
-    /// Bytes held for them, and for reuse.
+    /// Bytes reserved for them and for reuse.
     pub reserved: Option<u64>,
-    /// Bytes that there are, or that may be used.
+    /// Bytes of the device, or the limit.
     pub total: Option<u64>,
 }
 
 impl DeviceFigures {
-    /// What the device reports; devices without pools of memory report nothing.
+    /// Reads the figures of a device. A device without memory pools reports none.
     pub fn of(device: &Device) -> Self {
         let usage = device.memory_pool_usage();
         Self {
@@ -40,34 +46,41 @@ impl DeviceFigures {
     }
 }
 
-/// Something that takes memory.
+/// Something that holds memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
-    /// What it is: "saved activations", or the path of a layer.
+pub struct MemoryHolder {
+    /// Its name: "saved activations", or the path of a layer.
     pub name: String,
-    /// Bytes it takes.
+    /// Bytes it holds.
     pub bytes: u64,
 }
 
-/// Why a batch could not be trained, and what would help. `Display` is for people, serde for programs.
+/// Why a batch could not be trained, and suggestions. `Display` is for people, serde for programs.
 ///
-/// The fields below `device` are the caller's to fill: this crate knows sizes, not layers.
+/// The caller fills `holders` and `help`: this crate knows sizes, not layers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct ExhaustionReport {
     /// The attempts, in order.
     pub tries: Vec<Try>,
+    /// The sum of the pauses between attempts.
+    #[serde(default)]
+    pub waited: Duration,
+    /// Whether the caller ended the wait. The last pause may then have been shorter than `waited` counts.
+    #[serde(default)]
+    pub interrupted: bool,
     /// The memory of the device after the last attempt was dropped.
     pub device: DeviceFigures,
-    /// What a micro-batch takes, as far as it was measured.
-    pub line: Option<Line>,
-    /// What takes most memory.
-    pub holders: Vec<Holder>,
-    /// What would help, a sentence each.
+    /// The memory of a micro-batch by its size, as far as measured.
+    #[serde(alias = "line")]
+    pub fit: Option<LinearFit>,
+    /// What holds most memory.
+    pub holders: Vec<MemoryHolder>,
+    /// Suggestions, one sentence each.
     pub help: Vec<String>,
 }
 
-impl Report {
-    /// The sizes of the micro-batches that were tried, each once, in order.
+impl ExhaustionReport {
+    /// The sizes of the tried micro-batches in order, without repetitions in a row.
     pub fn sizes(&self) -> Vec<usize> {
         let mut sizes: Vec<usize> = self.tries.iter().map(|tried| tried.setting.micro_batch).collect();
         sizes.dedup();
@@ -75,55 +88,40 @@ impl Report {
     }
 }
 
-/// Bytes for people: `1.5 GiB`.
-fn human(bytes: f64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let unit = (0..units.len() - 1).take_while(|unit| bytes.abs() >= 1024_f64.powi(*unit as i32 + 1)).count();
-    let value = bytes / 1024_f64.powi(unit as i32);
-    if unit == 0 { format!("{value:.0} B") } else { format!("{value:.1} {}", units[unit]) }
-}
-
-impl fmt::Display for Remedy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Reclaim => write!(f, "cleaned the device"),
-            Self::MicroBatch(size) => write!(f, "took micro-batches of {size}"),
-            Self::Plan(plan) => write!(f, "took checkpoint plan {plan}"),
-            Self::Offload => write!(f, "moved what can live on the host there"),
-            Self::GiveUp => write!(f, "gave up"),
-        }
-    }
-}
-
-impl fmt::Display for Report {
+impl fmt::Display for ExhaustionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let times = self.tries.len();
         write!(f, "the batch does not fit into memory after {times} attempt{}", if times == 1 { "" } else { "s" })?;
+        if !self.waited.is_zero() {
+            write!(f, " and {:?} of pauses", self.waited)?;
+        }
+        if self.interrupted {
+            write!(f, ", which the caller ended")?;
+        }
         for Try { setting, failure, remedy } in &self.tries {
-            let Setting { micro_batch, plan, offload } = setting;
-            let offload = if *offload { ", offload" } else { "" };
-            write!(f, "\n  micro-batch {micro_batch}, plan {plan}{offload}: {failure}; {remedy}")?;
+            write!(f, "\n  {setting}: {failure}; {remedy}")?;
         }
         let DeviceFigures { in_use, reserved, total } = self.device;
-        let figures: Vec<String> = [("in use", in_use), ("reserved", reserved), ("in all", total)]
+        let figures: Vec<String> = [("in use", in_use), ("reserved", reserved), ("in total", total)]
             .into_iter()
-            .filter_map(|(name, bytes)| Some(format!("{} {name}", human(bytes? as f64))))
+            .filter_map(|(name, bytes)| Some(format!("{} {name}", ByteSize(bytes?))))
             .collect();
         if !figures.is_empty() {
             write!(f, "\nthe device: {}", figures.join(", "))?;
         }
-        if let Some(Line { fixed, per_sample }) = self.line {
-            let (fixed, sample) = (human(fixed), human(per_sample));
-            write!(f, "\na sample takes about {sample}, on top of {fixed} that no micro-batch changes")?;
+        if let Some(LinearFit { fixed, per_sample }) = self.fit {
+            // The casts saturate: noise in the measurements can make the fixed part negative.
+            let (fixed, sample) = (ByteSize(fixed as u64), ByteSize(per_sample as u64));
+            write!(f, "\na sample takes about {sample}, on top of {fixed} for any micro-batch")?;
         }
         if !self.holders.is_empty() {
-            write!(f, "\nwhat takes most:")?;
-            for Holder { name, bytes } in &self.holders {
-                write!(f, "\n  {}  {name}", human(*bytes as f64))?;
+            write!(f, "\nlargest holders:")?;
+            for MemoryHolder { name, bytes } in &self.holders {
+                write!(f, "\n  {}  {name}", ByteSize(*bytes))?;
             }
         }
         if !self.help.is_empty() {
-            write!(f, "\nwhat would help:")?;
+            write!(f, "\nsuggestions:")?;
             for help in &self.help {
                 write!(f, "\n  {help}")?;
             }
@@ -132,12 +130,12 @@ impl fmt::Display for Report {
     }
 }
 
-/// Everything was tried. The batch comes back: it is neither trained nor lost.
+/// No remedy was left for a batch. The batch comes back untrained.
 pub struct Exhausted<B> {
     /// The batch.
     pub batch: B,
-    /// What was tried.
-    pub report: Report,
+    /// What was tried, and what would help.
+    pub report: ExhaustionReport,
 }
 
 impl<B> fmt::Debug for Exhausted<B> {
@@ -157,37 +155,39 @@ impl<B> Error for Exhausted<B> {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Kind;
+    use crate::failure::Kind;
 
-    fn report() -> Report {
+    fn report() -> ExhaustionReport {
         let setting = |micro_batch, plan, offload| Setting { micro_batch, plan, offload };
         let failure = Failure::new(Kind::OutOfMemory, "allocating 64 bytes");
         let tried = |setting, remedy| Try { setting, failure: failure.clone(), remedy };
-        Report {
+        ExhaustionReport {
             tries: vec![
                 tried(setting(2, 0, false), Remedy::Reclaim),
                 tried(setting(2, 0, false), Remedy::MicroBatch(1)),
                 tried(setting(1, 1, true), Remedy::GiveUp),
             ],
+            waited: Duration::from_millis(12_300),
+            interrupted: true,
             device: DeviceFigures { in_use: Some(3 << 29), reserved: None, total: Some(2 << 30) },
-            line: Some(Line { fixed: 1000.0, per_sample: 2048.0 }),
-            holders: vec![Holder { name: "saved activations".into(), bytes: 1 << 30 }],
+            fit: Some(LinearFit { fixed: 1000.0, per_sample: 2048.0 }),
+            holders: vec![MemoryHolder { name: "saved activations".into(), bytes: 1 << 30 }],
             help: vec!["a plan with segments of 1 saves 700 MiB".into()],
         }
     }
 
     #[test]
-    fn people_read_what_was_tried_and_what_would_help() {
+    fn display_lists_attempts_and_suggestions() {
         let expected = "\
-the batch does not fit into memory after 3 attempts
-  micro-batch 2, plan 0: out of memory: allocating 64 bytes; cleaned the device
+the batch does not fit into memory after 3 attempts and 12.3s of pauses, which the caller ended
+  micro-batch 2, plan 0: out of memory: allocating 64 bytes; freed unused device memory
   micro-batch 2, plan 0: out of memory: allocating 64 bytes; took micro-batches of 1
   micro-batch 1, plan 1, offload: out of memory: allocating 64 bytes; gave up
-the device: 1.5 GiB in use, 2.0 GiB in all
-a sample takes about 2.0 KiB, on top of 1000 B that no micro-batch changes
-what takes most:
+the device: 1.5 GiB in use, 2.0 GiB in total
+a sample takes about 2.0 KiB, on top of 1000 B for any micro-batch
+largest holders:
   1.0 GiB  saved activations
-what would help:
+suggestions:
   a plan with segments of 1 saves 700 MiB";
         let exhausted = Exhausted { batch: (), report: report() };
         assert_eq!(exhausted.to_string(), expected);
@@ -195,16 +195,16 @@ what would help:
     }
 
     #[test]
-    fn nothing_known_is_nothing_said() {
-        assert_eq!(Report::default().to_string(), "the batch does not fit into memory after 0 attempts");
+    fn an_empty_report_is_one_line() {
+        assert_eq!(ExhaustionReport::default().to_string(), "the batch does not fit into memory after 0 attempts");
     }
 
     #[test]
-    fn programs_read_json() {
+    fn a_report_round_trips_through_json() {
         let json = serde_json::to_value(report()).unwrap();
         assert_eq!(json["tries"][1]["remedy"]["micro-batch"], 1);
         assert_eq!(json["tries"][0]["failure"]["kind"], "out-of-memory");
         assert_eq!(json["device"]["reserved"], serde_json::Value::Null);
-        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report());
+        assert_eq!(serde_json::from_value::<ExhaustionReport>(json).unwrap(), report());
     }
 }

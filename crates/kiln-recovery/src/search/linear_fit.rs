@@ -1,17 +1,19 @@
+//! Memory as a linear function of the micro-batch size.
+
 use serde::{Deserialize, Serialize};
 
-/// What a micro-batch takes, as a line through what was measured: `fixed + per_sample * size` bytes.
+/// The memory of a micro-batch, fitted to measured peaks: `fixed + per_sample * size` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Line {
-    /// Bytes that no micro-batch changes: parameters, gradients, optimizer state.
+pub struct LinearFit {
+    /// Bytes that do not depend on the micro-batch: parameters, gradients, optimizer state.
     pub fixed: f64,
-    /// Bytes of one more sample, above 0.
+    /// Bytes of one more sample, greater than 0.
     pub per_sample: f64,
 }
 
-impl Line {
-    /// The line of least squares through `(size, peak bytes)`. One size alone gives the line through the origin, which
-    /// says too little of larger sizes, never too much. `None` without samples, or when larger sizes took no more.
+impl LinearFit {
+    /// The least-squares line through points `(size, peak bytes)`. A single size gives the line through the origin, which never
+    /// predicts a size that is too large. `None` without points, or when larger sizes did not use more memory.
     pub fn through(samples: &[(usize, u64)]) -> Option<Self> {
         let count = samples.len() as f64;
         let mean = |value: fn(&(usize, u64)) -> f64| samples.iter().map(value).sum::<f64>() / count;
@@ -26,9 +28,9 @@ impl Line {
         (per_sample.is_finite() && per_sample > 0.0).then_some(Self { fixed, per_sample })
     }
 
-    /// The largest size that takes at most `limit` bytes, 0 when none does.
+    /// The largest size that uses at most `limit` bytes, 0 if none does.
     pub fn largest(&self, limit: u64) -> usize {
-        // What rounding took away must not cost a sample.
+        // A rounding error must not cost a sample.
         ((limit as f64 - self.fixed) / self.per_sample * (1.0 + 1e-9)).max(0.0) as usize
     }
 }
@@ -39,16 +41,16 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn nothing_and_what_does_not_grow_give_no_line() {
-        assert_eq!(Line::through(&[]), None);
-        assert_eq!(Line::through(&[(4, 0)]), None);
-        assert_eq!(Line::through(&[(4, 100), (8, 100)]), None);
-        assert_eq!(Line::through(&[(4, 100), (8, 90)]), None);
+    fn no_points_and_constant_peaks_give_no_fit() {
+        assert_eq!(LinearFit::through(&[]), None);
+        assert_eq!(LinearFit::through(&[(4, 0)]), None);
+        assert_eq!(LinearFit::through(&[(4, 100), (8, 100)]), None);
+        assert_eq!(LinearFit::through(&[(4, 100), (8, 90)]), None);
     }
 
     #[test]
-    fn one_size_says_too_little_of_larger_ones() {
-        let line = Line::through(&[(10, 1500), (10, 1500)]).unwrap();
+    fn a_single_size_underestimates_the_largest() {
+        let line = LinearFit::through(&[(10, 1500), (10, 1500)]).unwrap();
         // In truth 500 + 100 n: 25 would fit into 3000.
         assert_eq!(line.largest(3000), 20);
         assert_eq!(line.largest(0), 0);
@@ -61,7 +63,7 @@ mod tests {
             largest in 1_usize..2000,
         ) {
             let peak = |size: usize| fixed + per_sample * size as u64;
-            let line = Line::through(&[(size, peak(size)), (size + more, peak(size + more))]).unwrap();
+            let line = LinearFit::through(&[(size, peak(size)), (size + more, peak(size + more))]).unwrap();
             let found = line.largest(peak(largest) + per_sample / 2);
             // Half a sample of room is far more than rounding takes, unless what is fixed dwarfs a sample.
             if (fixed as f64) < per_sample as f64 * 1e9 && per_sample > 1 {

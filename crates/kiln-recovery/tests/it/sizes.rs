@@ -1,14 +1,13 @@
-//! What the sizes of micro-batches do under oracles that say which size fits.
-#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+//! Properties of the size search under an oracle that says which size fits.
 
 use std::collections::HashMap;
 
-use kiln_recovery::{MicroBatch, MicroBatchConfig, MicroBatchState};
+use kiln_recovery::{MicroBatchSearch, MicroBatchSearchConfig, MicroBatchSearchState};
 use proptest::prelude::*;
 
 /// A run against an oracle, and what must hold in every one.
 struct Run {
-    sizes: MicroBatch,
+    sizes: MicroBatchSearch,
     successes: u64,
     failures: u32,
     /// Failures since a size last fitted for the first time since a failure of all below.
@@ -20,8 +19,8 @@ struct Run {
 }
 
 impl Run {
-    fn new(config: MicroBatchConfig) -> Self {
-        let sizes = MicroBatch::new(config).unwrap();
+    fn new(config: MicroBatchSearchConfig) -> Self {
+        let sizes = MicroBatchSearch::new(config).unwrap();
         Self {
             sizes,
             successes: 0,
@@ -37,7 +36,7 @@ impl Run {
     fn attempt(&mut self, capacity: usize, peak: Option<&dyn Fn(usize) -> u64>) -> bool {
         let config = self.sizes.config().clone();
         let size = self.sizes.size(0);
-        assert!((config.min..=config.batch).contains(&size), "{size} is out of range");
+        assert!((config.min()..=config.batch()).contains(&size), "{size} is out of range");
         if size <= capacity {
             self.successes += 1;
             self.fitted = true;
@@ -46,7 +45,7 @@ impl Run {
             assert!(next >= size, "a success went from {size} to {next}");
             self.streak += 1;
             if next > size {
-                assert!(self.streak >= config.calm, "{next} was tried after {} of {size}", self.streak);
+                assert!(self.streak >= config.success_interval(), "{next} was tried after {} of {size}", self.streak);
                 self.streak = 0;
             }
             return true;
@@ -55,8 +54,8 @@ impl Run {
         self.streak = 0;
         self.after_first_fit += u32::from(self.fitted);
         if let Some(before) = self.failed_at.insert(size, self.successes) {
-            let calm = self.successes - before;
-            assert!(calm >= u64::from(config.calm), "{size} failed again after {calm} successes");
+            let since = self.successes - before;
+            assert!(since >= u64::from(config.success_interval()), "{size} failed again after {since} successes");
         }
         let next = self.sizes.failed(0, size, None);
         assert_eq!(self.sizes.size(0), next.unwrap_or(size));
@@ -67,7 +66,8 @@ impl Run {
     /// The largest size that fits, once it is known.
     fn settled(&self) -> Option<usize> {
         let bucket = self.sizes.state().buckets.get(&0)?;
-        let known = bucket.fits == Some(self.sizes.config().batch) || bucket.fails == bucket.fits.map(|fits| fits + 1);
+        let known =
+            bucket.fits == Some(self.sizes.config().batch()) || bucket.fails == bucket.fits.map(|fits| fits + 1);
         bucket.fits.filter(|_| known)
     }
 
@@ -87,13 +87,13 @@ fn log2(batch: usize) -> u32 {
     batch.ilog2()
 }
 
-fn config(batch: usize, calm: u32) -> MicroBatchConfig {
-    MicroBatchConfig { calm, ..MicroBatchConfig::new(batch) }
+fn config(batch: usize, success_interval: u32) -> MicroBatchSearchConfig {
+    MicroBatchSearchConfig::new(batch).with_success_interval(success_interval)
 }
 
 /// The bounds of a cold start: exactly the largest size, with few failures.
-fn cold(config: MicroBatchConfig, capacity: usize, peak: Option<&dyn Fn(usize) -> u64>) {
-    let batch = config.batch;
+fn cold(config: MicroBatchSearchConfig, capacity: usize, peak: Option<&dyn Fn(usize) -> u64>) {
+    let batch = config.batch();
     let mut run = Run::new(config);
     assert_eq!(run.settle(capacity, peak), capacity.min(batch));
     let case = format!("batch {batch}, capacity {capacity}: {} failures", run.failures);
@@ -113,9 +113,9 @@ fn every_capacity_of_every_small_batch_is_found_from_cold() {
 proptest! {
     #[test]
     fn a_cold_start_finds_the_largest_size_with_few_failures(
-        batch in 1_usize..20_000, share in 0.0..1.0f64, calm in 1_u32..5,
+        batch in 1_usize..20_000, share in 0.0..1.0f64, success_interval in 1_u32..5,
     ) {
-        cold(config(batch, calm), 1 + (share * batch as f64) as usize, None);
+        cold(config(batch, success_interval), 1 + (share * batch as f64) as usize, None);
     }
 
     #[test]
@@ -123,7 +123,7 @@ proptest! {
         batch in 1_usize..5_000, share in 0.0..1.0f64, guess in 0.0..1.0f64,
     ) {
         let start = 1 + (guess * (batch - 1) as f64) as usize;
-        cold(MicroBatchConfig { start: Some(start), ..config(batch, 2) }, 1 + (share * batch as f64) as usize, None);
+        cold(config(batch, 2).with_start(start), 1 + (share * batch as f64) as usize, None);
     }
 
     #[test]
@@ -136,7 +136,7 @@ proptest! {
         let peak = |size: usize| fixed + (sample as f64 * (size as f64).powf(1.0 + bend)) as u64;
         let limit = Some((peak(capacity) as f64 * off) as u64);
         let start = Some(1 + (guess * (batch - 1) as f64) as usize);
-        cold(MicroBatchConfig { start, limit, ..config(batch, 1) }, capacity, Some(&peak));
+        cold(config(batch, 1).with_start(start).with_limit(limit), capacity, Some(&peak));
     }
 
     #[test]
@@ -146,7 +146,7 @@ proptest! {
         let capacity = (share * batch as f64) as usize;
         let peak = |size: usize| fixed + sample * size as u64;
         let limit = Some(peak(capacity) + sample / 2);
-        let mut run = Run::new(MicroBatchConfig { start: Some(2), limit, ..config(batch, 1) });
+        let mut run = Run::new(config(batch, 1).with_start(2).with_limit(limit));
         prop_assert_eq!(run.settle(capacity, Some(&peak)), capacity);
         prop_assert!(run.failures <= 1, "{} failures", run.failures);
         prop_assert!(run.successes <= 12, "{} successes", run.successes);
@@ -154,13 +154,13 @@ proptest! {
 
     #[test]
     fn memory_that_is_taken_and_given_back_is_followed(
-        batch in 2_usize..400, shares in prop::collection::vec(0.0..1.0f64, 1..6), calm in 1_u32..4, max_backoff in 0_u32..4,
+        batch in 2_usize..400, shares in prop::collection::vec(0.0..1.0f64, 1..6), success_interval in 1_u32..4, max_backoff in 0_u32..4,
     ) {
-        let mut run = Run::new(MicroBatchConfig { max_backoff, ..config(batch, calm) });
+        let mut run = Run::new(config(batch, success_interval).with_max_backoff(max_backoff));
         for share in shares {
             let capacity = 1 + (share * batch as f64) as usize;
             // Until the rest before the next try is surely over, and the climb after it.
-            let enough = u64::from(calm) * ((1 << max_backoff) + 200) + 2;
+            let enough = u64::from(success_interval) * ((1 << max_backoff) + 200) + 2;
             let until = run.successes + enough;
             while run.successes < until {
                 prop_assert!(run.attempt(capacity, None));
@@ -172,18 +172,18 @@ proptest! {
 
     #[test]
     fn sizes_never_oscillate(
-        batch in 2_usize..2_000, share in 0.0..1.0f64, calm in 1_u32..20, max_backoff in 0_u32..12, doublings in 4_u32..9,
+        batch in 2_usize..2_000, share in 0.0..1.0f64, success_interval in 1_u32..20, max_backoff in 0_u32..12, doublings in 4_u32..9,
     ) {
         let capacity = 1 + (share * (batch - 1) as f64) as usize;
-        let mut run = Run::new(MicroBatchConfig { max_backoff, ..config(batch, calm) });
+        let mut run = Run::new(config(batch, success_interval).with_max_backoff(max_backoff));
         run.settle(capacity, None);
         let (found, from) = (run.failures, run.successes);
-        let rests = u64::from(calm) << doublings;
+        let rests = u64::from(success_interval) << doublings;
         while run.successes - from < rests {
             prop_assert!(run.attempt(capacity, None));
         }
         // One try a rest: 1, 2, 4, ... calms, up to the limit of the doubling.
-        let tries = u64::from(doublings) + 1 + (rests / (u64::from(calm) << max_backoff));
+        let tries = u64::from(doublings) + 1 + (rests / (u64::from(success_interval) << max_backoff));
         prop_assert!(u64::from(run.failures - found) <= tries, "{} failures more", run.failures - found);
         if max_backoff >= doublings {
             prop_assert!(run.failures - found <= doublings + 1);
@@ -191,11 +191,11 @@ proptest! {
     }
 
     #[test]
-    fn whatever_fails_sizes_stay_in_range_and_no_size_fails_twice_within_a_calm(
-        batch in 1_usize..300, calm in 1_u32..6, max_backoff in 0_u32..4,
+    fn whatever_fails_sizes_stay_in_range_and_no_size_fails_twice_within_an_interval(
+        batch in 1_usize..300, success_interval in 1_u32..6, max_backoff in 0_u32..4,
         capacities in prop::collection::vec((0.0..1.0f64, 1_usize..20), 1..60),
     ) {
-        let mut run = Run::new(MicroBatchConfig { max_backoff, ..config(batch, calm) });
+        let mut run = Run::new(config(batch, success_interval).with_max_backoff(max_backoff));
         for (share, times) in capacities {
             for _ in 0..times {
                 run.attempt(1 + (share * batch as f64) as usize, None);
@@ -208,13 +208,13 @@ proptest! {
         batch in 1_usize..100, min in 1_usize..4, limit in prop::option::of(1_u64..100_000),
         reports in prop::collection::vec((any::<bool>(), 1_usize..130, prop::option::of(0_u64..200_000), 0_u64..3), 0..80),
     ) {
-        let config = MicroBatchConfig { min: min.min(batch), limit, ..config(batch, 2) };
-        let mut sizes = MicroBatch::new(config.clone()).unwrap();
+        let config = config(batch, 2).with_min(min.min(batch)).with_limit(limit);
+        let mut sizes = MicroBatchSearch::new(config.clone()).unwrap();
         let mut saved = sizes.clone();
         for (fits, size, bytes, bucket) in reports {
             let text = serde_json::to_string(saved.state()).unwrap();
-            let state: MicroBatchState = serde_json::from_str(&text).unwrap();
-            saved = MicroBatch::resume(config.clone(), state).unwrap();
+            let state: MicroBatchSearchState = serde_json::from_str(&text).unwrap();
+            saved = MicroBatchSearch::resume(config.clone(), state).unwrap();
             for sizes in [&mut sizes, &mut saved] {
                 let size = size.min(batch);
                 if fits {
@@ -222,7 +222,7 @@ proptest! {
                 } else if let Some(next) = sizes.failed(bucket, size, bytes) {
                     prop_assert!(next < size, "a failure went from {} to {}", size, next);
                 }
-                prop_assert!((config.min..=batch).contains(&sizes.size(bucket)));
+                prop_assert!((config.min()..=batch).contains(&sizes.size(bucket)));
             }
             prop_assert_eq!(&sizes, &saved);
         }

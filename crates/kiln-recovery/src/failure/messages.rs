@@ -1,15 +1,17 @@
-//! All matching of message text. The messages that the patterns were made for, with their sources, and those that must
-//! not match, are in `fixtures/messages.toml`; there is no pattern without a message.
+//! All matching of message text.
 
-use crate::Kind;
+// The messages that each pattern was made for, with their sources, and messages that must not match, are in
+// `fixtures/messages.toml`. A test finds a message for each pattern.
 
-/// What [`Failure`](crate::Failure) prints in front of a message; each is found again below.
+use super::kind::Kind;
+
+/// The prefixes that the `Display` of [`Failure`](crate::Failure) prints. Each is also one of the patterns below.
 pub(crate) const OUT_OF_MEMORY: &str = "out of memory";
 pub(crate) const TOO_BIG: &str = "too big for the device in one piece";
 pub(crate) const DEVICE_LOST: &str = "the device is lost";
 pub(crate) const UNWRITTEN: &str = "not written, as after a failed allocation";
 
-/// Everything on the device fails from now on. In lower case, as all patterns here.
+/// Errors after which every operation on the device fails. All patterns are in lower case.
 const LOST: &[&str] = &[
     DEVICE_LOST,
     "device is poisoned",
@@ -44,7 +46,7 @@ const LOST: &[&str] = &[
     "hiperrorlaunchfailure",
 ];
 
-/// One buffer that the device cannot hand out, however empty it is.
+/// Errors about one buffer that is too big for an empty device.
 const BIG: &[&str] = &[
     TOO_BIG,
     // cubecl: larger than any page, or than what a graph recording may add
@@ -84,7 +86,7 @@ const MEMORY: &[&str] = &[
     "oom when allocating",
 ];
 
-/// Causes with a name of their own. They leave memory unwritten, as a failed allocation does, and are none.
+/// Errors that leave memory unwritten like a failed allocation, but have another cause.
 const OTHER_CAUSE: &[&str] = &[
     "compilation error",
     "validation error",
@@ -92,7 +94,7 @@ const OTHER_CAUSE: &[&str] = &[
     "needs a transport between devices",
 ];
 
-/// What is left of a failure elsewhere: nothing wrote these bytes, and the message does not say why.
+/// Errors that follow from a failure elsewhere: the message says that bytes are unwritten, but not why.
 const CONSEQUENCE: &[&str] = &[
     UNWRITTEN,
     "memory location was never initialized",
@@ -105,7 +107,7 @@ const CONSEQUENCE: &[&str] = &[
     "was going to write it did not reach the end",
 ];
 
-/// The kind that a message names, and whether it is only a consequence.
+/// The kind that a message names, and whether the message is only a consequence.
 pub(crate) fn read(text: &str) -> Option<(Kind, bool)> {
     let text = text.to_lowercase();
     let names = |patterns: &[&str]| patterns.iter().any(|pattern| text.contains(pattern));
@@ -122,7 +124,7 @@ pub(crate) fn read(text: &str) -> Option<(Kind, bool)> {
     }
 }
 
-/// What stands in front of the number of bytes that were asked for.
+/// The texts in front of the number of requested bytes.
 const ASKED: &[&str] = &[
     "buffer of size: ",
     "memory allocating ",
@@ -133,7 +135,7 @@ const ASKED: &[&str] = &[
     "buffer size ",
 ];
 
-/// The size of the allocation that failed, in bytes: `4096`, `4096 bytes`, `20.00 MiB`.
+/// The bytes of the failed allocation, written as `4096`, `4096 bytes` or `20.00 MiB`.
 pub(crate) fn bytes(text: &str) -> Option<u64> {
     let text = text.to_lowercase();
     let behind = |asked: &&str| text.match_indices(*asked).map(|(at, found)| at + found.len()).collect::<Vec<_>>();
@@ -159,7 +161,7 @@ fn amount(text: &str) -> Option<u64> {
     }
 }
 
-/// A message without what [`Failure`](crate::Failure) printed in front of it.
+/// A message without the prefix that the `Display` of [`Failure`](crate::Failure) prints.
 pub(crate) fn without_head(text: &str) -> &str {
     let heads = [OUT_OF_MEMORY, TOO_BIG, DEVICE_LOST, UNWRITTEN];
     heads.iter().find_map(|head| text.strip_prefix(head)?.strip_prefix(": ")).unwrap_or(text)
@@ -187,7 +189,7 @@ mod tests {
 
     #[test]
     fn every_pattern_is_there_for_a_message_of_the_table() {
-        let table: toml::Table = include_str!("../fixtures/messages.toml").parse().unwrap();
+        let table: toml::Table = include_str!("../../fixtures/messages.toml").parse().unwrap();
         let texts: Vec<String> =
             table["message"].as_array().unwrap().iter().map(|m| m["text"].as_str().unwrap().to_lowercase()).collect();
         for pattern in [LOST, BIG, MEMORY, OTHER_CAUSE, CONSEQUENCE, ASKED].concat() {

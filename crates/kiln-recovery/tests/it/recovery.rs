@@ -1,14 +1,15 @@
 //! Batches through attempts and ladder, on a device that cannot fail, with failures injected.
-#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 use std::cell::{Cell, RefCell};
 use std::error::Error;
+use std::ops::ControlFlow;
 use std::rc::Rc;
+use std::time::Duration;
 
 use burn::tensor::{Device, ExecutionError, Tensor};
 use kiln_recovery::{
-    Failure, Injector, Kind, Ladder, MicroBatch, MicroBatchConfig, Probe, Recovery, Remedy, Rung, Setting, Situation,
-    Stopped,
+    Failure, Injector, Kind, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Probe, Recovery, Remedy, Rung,
+    Setting, Situation, Stopped,
 };
 use proptest::prelude::*;
 
@@ -22,8 +23,14 @@ enum StepError {
     Label(usize),
 }
 
-fn recovery(config: MicroBatchConfig, ladder: Ladder) -> Recovery {
-    Recovery::new(Device::flex(), MicroBatch::new(config).unwrap(), ladder)
+fn recovery(config: MicroBatchSearchConfig, ladder: Ladder) -> Recovery {
+    let recovery = Recovery::new(Device::flex(), MicroBatchSearch::new(config).unwrap(), ladder);
+    recovery.with_pause(|_| ControlFlow::Continue(()))
+}
+
+/// Gives up at once, and records every smaller size as the capacity.
+fn impatient(config: MicroBatchSearchConfig, ladder: Ladder) -> Recovery {
+    recovery(config, ladder).with_patience(Patience::new(Duration::ZERO))
 }
 
 /// Fails above a capacity, which plans and offload raise.
@@ -40,7 +47,7 @@ fn no_evidence<T>(_: &T, _: &mut Probe) {}
 #[test]
 fn the_ladder_goes_from_cleaning_to_giving_up_and_hands_the_batch_back() {
     let ladder = Ladder::standard().with_plans(3).with_offload();
-    let mut recovery = recovery(MicroBatchConfig { min: 4, ..MicroBatchConfig::new(16) }, ladder);
+    let mut recovery = impatient(MicroBatchSearchConfig::new(16).with_min(4), ladder);
     let batch = Rc::new(vec![1, 2, 3]);
     let error = recovery.run(16, 0, batch.clone(), |_, setting| fits(setting, 0), no_evidence).unwrap_err();
     let Stopped::Exhausted(exhausted) = error else { panic!("{error:?}") };
@@ -66,7 +73,7 @@ fn the_ladder_goes_from_cleaning_to_giving_up_and_hands_the_batch_back() {
 fn each_rung_helps_where_the_one_above_does_not() {
     let ladder = || Ladder::standard().with_plans(2).with_offload();
     let run = |capacity, min| {
-        let mut recovery = recovery(MicroBatchConfig { min, ..MicroBatchConfig::new(16) }, ladder());
+        let mut recovery = recovery(MicroBatchSearchConfig::new(16).with_min(min), ladder());
         recovery.run(16, 0, (), |(), setting| fits(setting, capacity), no_evidence).unwrap().value
     };
     assert_eq!(run(16, 4), Setting { micro_batch: 16, plan: 0, offload: false });
@@ -77,7 +84,7 @@ fn each_rung_helps_where_the_one_above_does_not() {
 
 #[test]
 fn a_stronger_plan_lets_micro_batches_grow_back() {
-    let config = MicroBatchConfig { calm: 1, ..MicroBatchConfig::new(16) };
+    let config = MicroBatchSearchConfig::new(16).with_success_interval(1);
     let mut recovery = recovery(config, Ladder::standard().with_plans(2));
     // The first plan does not fit at all, the second fits 8.
     let fits = |setting: Setting| if setting.plan == 0 { fits(setting, 0) } else { fits(setting, 4) };
@@ -92,8 +99,8 @@ fn a_stronger_plan_lets_micro_batches_grow_back() {
 
 #[test]
 fn memory_that_is_there_again_takes_plans_and_offload_back() {
-    let config = MicroBatchConfig { calm: 3, ..MicroBatchConfig::new(16) };
-    let mut recovery = recovery(config, Ladder::standard().with_plans(3).with_offload());
+    let config = MicroBatchSearchConfig::new(16).with_success_interval(3);
+    let mut recovery = impatient(config, Ladder::standard().with_plans(3).with_offload());
     let mut run = |capacity| {
         let done = recovery.run(16, 0, (), |(), setting| fits(setting, capacity), no_evidence);
         done.map(|done| (done.value, done.tries.len())).ok()
@@ -113,7 +120,7 @@ fn memory_that_is_there_again_takes_plans_and_offload_back() {
 
 #[test]
 fn a_weaker_plan_that_still_fails_costs_one_attempt_and_rests() {
-    let config = MicroBatchConfig { calm: 2, ..MicroBatchConfig::new(8) };
+    let config = MicroBatchSearchConfig::new(8).with_success_interval(2);
     let mut recovery = recovery(config, Ladder::standard().with_plans(2));
     // The first plan fits nothing, the second everything.
     let fits = |setting: Setting| if setting.plan == 0 { fits(setting, 0) } else { Ok(setting) };
@@ -136,7 +143,7 @@ fn a_weaker_plan_that_still_fails_costs_one_attempt_and_rests() {
 
 #[test]
 fn a_step_up_that_fails_is_not_tried_twice() {
-    let config = MicroBatchConfig { calm: 1, start: Some(4), ..MicroBatchConfig::new(16) };
+    let config = MicroBatchSearchConfig::new(16).with_success_interval(1).with_start(4);
     let mut recovery = recovery(config, Ladder::standard());
     let mut tries = vec![];
     for _ in 0..12 {
@@ -147,8 +154,7 @@ fn a_step_up_that_fails_is_not_tried_twice() {
 
 #[test]
 fn measured_peaks_give_the_next_size() {
-    let config =
-        MicroBatchConfig { calm: 1, start: Some(8), limit: Some(1000 + 37 * 50), ..MicroBatchConfig::new(512) };
+    let config = MicroBatchSearchConfig::new(512).with_success_interval(1).with_start(8).with_limit(1000 + 37 * 50);
     let last = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let read = last.clone();
     let mut recovery =
@@ -174,7 +180,7 @@ fn measured_peaks_give_the_next_size() {
 
 #[test]
 fn what_never_fits_is_not_tried_again_as_it_was() {
-    let mut recovery = recovery(MicroBatchConfig::new(4), Ladder::standard());
+    let mut recovery = recovery(MicroBatchSearchConfig::new(4), Ladder::standard());
     let work = |(): &(), setting: Setting| {
         if setting.micro_batch == 4 {
             return Err(StepError::from(Failure::new(Kind::TooBig, "a page is 1 GiB")));
@@ -189,14 +195,14 @@ fn what_never_fits_is_not_tried_again_as_it_was() {
 #[test]
 fn a_batch_that_only_had_bad_luck_keeps_its_size() {
     let faults = Injector::calls([1]);
-    let mut recovery = recovery(MicroBatchConfig::new(16), Ladder::standard());
+    let mut recovery = recovery(MicroBatchSearchConfig::new(16), Ladder::standard());
     let done = recovery.run(16, 0, (), |(), _| Ok::<_, StepError>(faults.check("step")?), no_evidence).unwrap();
     assert_eq!((done.setting.micro_batch, done.tries[0].remedy), (16, Remedy::Reclaim));
 }
 
 #[test]
 fn a_short_batch_leaves_the_size_as_it_was() {
-    let mut recovery = recovery(MicroBatchConfig::new(16), Ladder::standard());
+    let mut recovery = recovery(MicroBatchSearchConfig::new(16), Ladder::standard());
     let done = recovery.run(3, 0, (), |(), setting| Ok::<_, StepError>(setting), no_evidence).unwrap();
     assert_eq!((done.value.micro_batch, recovery.setting(16, 0).micro_batch), (3, 16));
 }
@@ -204,7 +210,7 @@ fn a_short_batch_leaves_the_size_as_it_was() {
 #[test]
 fn other_errors_and_a_lost_device_end_it_at_once() {
     let runs = Cell::new(0);
-    let mut recovery = recovery(MicroBatchConfig::new(16), Ladder::standard());
+    let mut recovery = recovery(MicroBatchSearchConfig::new(16), Ladder::standard());
     let mut run = |error: fn() -> StepError| {
         runs.set(0);
         let work = |(): &(), _: Setting| {
@@ -216,10 +222,10 @@ fn other_errors_and_a_lost_device_end_it_at_once() {
         stopped
     };
     let label = run(|| StepError::Label(41));
-    assert!(matches!(label, Stopped::Passed(StepError::Label(41))));
+    assert!(matches!(label, Stopped::Other(StepError::Label(41))));
     assert_eq!(label.to_string(), "label 41 is not one of 10");
     let lost = run(|| ExecutionError::device_poisoned("status 700").into());
-    assert!(matches!(&lost, Stopped::Passed(StepError::Device(error)) if error.is_device_poisoned()));
+    assert!(matches!(&lost, Stopped::Other(StepError::Device(error)) if error.is_device_poisoned()));
     assert_eq!(lost.source().unwrap().to_string(), ExecutionError::device_poisoned("status 700").to_string());
     assert_eq!(recovery.setting(16, 0).micro_batch, 16);
 }
@@ -235,7 +241,7 @@ fn a_retry_starts_when_everything_of_the_failed_attempt_is_gone() {
     let alive = Rc::new(Cell::new(0));
     let seen = RefCell::new(vec![]);
     let faults = Injector::calls([1, 2, 3, 8]);
-    let mut recovery = recovery(MicroBatchConfig::new(16), Ladder::standard());
+    let mut recovery = recovery(MicroBatchSearchConfig::new(16), Ladder::standard());
     let hold = || {
         alive.set(alive.get() + 1);
         Held(alive.clone(), Tensor::ones([16, 16], &Device::flex()))
@@ -271,7 +277,7 @@ fn rungs_of_ones_own_are_asked_in_order_and_cannot_loop() {
         }
     }
     let end = |ladder: Ladder| {
-        let mut recovery = recovery(MicroBatchConfig::new(16), ladder);
+        let mut recovery = impatient(MicroBatchSearchConfig::new(16), ladder);
         let stopped = recovery.run(16, 0, (), |(), setting| fits(setting, 0), no_evidence).unwrap_err();
         let Stopped::Exhausted(exhausted) = stopped else { panic!("{stopped:?}") };
         exhausted.report.tries.len()
@@ -294,7 +300,7 @@ proptest! {
     ) {
         let faults = Injector::chance(probability, seed).unwrap();
         let device = Device::flex();
-        let config = MicroBatchConfig { calm: 2, ..MicroBatchConfig::new(16) };
+        let config = MicroBatchSearchConfig::new(16).with_success_interval(2);
         let mut recovery = recovery(config, Ladder::standard());
         let mut total = 0.0;
         for (index, samples) in samples.iter().copied().enumerate() {

@@ -1,11 +1,10 @@
 //! One attempt on a device that cannot fail, with failures injected: what comes back, what is dropped, what is passed on.
-#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 
 use burn::tensor::{Device, ExecutionError, Tensor};
-use kiln_recovery::{Failure, Injector, Kind, Outcome, attempt};
+use kiln_recovery::{AttemptOutcome, Failure, Injector, Kind, attempt};
 
 #[derive(Debug, thiserror::Error)]
 enum StepError {
@@ -34,14 +33,14 @@ impl Drop for Guard<'_> {
 }
 
 /// An attempt without evidence.
-fn tried<T>(work: impl FnOnce() -> Result<T, StepError>) -> Outcome<T, StepError> {
+fn tried<T>(work: impl FnOnce() -> Result<T, StepError>) -> AttemptOutcome<T, StepError> {
     attempt(&Device::flex(), work, |_, _| {})
 }
 
 #[test]
 fn what_is_done_is_returned_after_its_evidence() {
     let asked = Cell::new(0);
-    let outcome: Outcome<_, StepError> = attempt(
+    let outcome: AttemptOutcome<_, StepError> = attempt(
         &Device::flex(),
         || Ok(Tensor::<1>::ones([3], &Device::flex())),
         |value, probe| {
@@ -49,7 +48,7 @@ fn what_is_done_is_returned_after_its_evidence() {
             asked.set(probe.checked());
         },
     );
-    let Outcome::Done(value) = outcome else { panic!("{outcome:?}") };
+    let AttemptOutcome::Done(value) = outcome else { panic!("{outcome:?}") };
     assert_eq!((value.sum().into_scalar::<f32>(), asked.get()), (3.0, 1));
 }
 
@@ -57,20 +56,23 @@ fn what_is_done_is_returned_after_its_evidence() {
 fn an_injected_failure_and_a_panic_for_memory_are_failures() {
     let faults = Injector::calls([1]);
     let outcome = tried(|| Ok(faults.check("backward")?));
-    assert!(matches!(&outcome, Outcome::Failed(failure) if failure.message().contains("'backward'")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, AttemptOutcome::Failed(failure) if failure.message().contains("'backward'")),
+        "{outcome:?}"
+    );
     let message = "out of device memory allocating 4096 bytes";
     let outcome = tried::<()>(|| panic_any(message.to_owned()));
-    assert!(matches!(&outcome, Outcome::Failed(failure) if failure.bytes() == Some(4096)), "{outcome:?}");
+    assert!(matches!(&outcome, AttemptOutcome::Failed(failure) if failure.bytes() == Some(4096)), "{outcome:?}");
     let error = ExecutionError::with_context("can't allocate buffer of size: 64");
     let outcome = tried::<()>(|| Err(error.into()));
-    assert!(matches!(&outcome, Outcome::Failed(failure) if failure.kind() == Kind::TooBig), "{outcome:?}");
+    assert!(matches!(&outcome, AttemptOutcome::Failed(failure) if failure.kind() == Kind::TooBig), "{outcome:?}");
 }
 
 #[test]
 fn a_panic_of_the_evidence_is_one_of_the_attempt() {
-    let outcome: Outcome<_, StepError> =
+    let outcome: AttemptOutcome<_, StepError> =
         attempt(&Device::flex(), || Ok(1), |_, _| panic!("Tensor TensorId(1) was never written: an error"));
-    assert!(matches!(&outcome, Outcome::Failed(failure) if failure.is_consequence()), "{outcome:?}");
+    assert!(matches!(&outcome, AttemptOutcome::Failed(failure) if failure.is_consequence()), "{outcome:?}");
 }
 
 #[test]
@@ -80,18 +82,18 @@ fn errors_that_are_no_memory_fault_pass_as_they_are() {
         runs.set(runs.get() + 1);
         Err(StepError::Label(41))
     });
-    assert!(matches!(outcome, Outcome::Passed(StepError::Label(41))), "{outcome:?}");
+    assert!(matches!(outcome, AttemptOutcome::Other(StepError::Label(41))), "{outcome:?}");
     assert_eq!(runs.get(), 1);
 }
 
 #[test]
 fn the_loss_of_the_device_passes_as_it_is() {
     let outcome = tried::<()>(|| Err(ExecutionError::device_poisoned("status 700").into()));
-    let Outcome::Passed(StepError::Device(error)) = outcome else { panic!("{outcome:?}") };
+    let AttemptOutcome::Other(StepError::Device(error)) = outcome else { panic!("{outcome:?}") };
     assert_eq!((error.is_device_poisoned(), error.reason()), (true, "status 700"));
     let faults = Injector::calls([1]).with_kind(Kind::DeviceLost);
     let outcome = tried(|| Ok(faults.check("forward")?));
-    assert!(matches!(outcome, Outcome::Passed(StepError::Memory(_))), "{outcome:?}");
+    assert!(matches!(outcome, AttemptOutcome::Other(StepError::Memory(_))), "{outcome:?}");
 }
 
 #[test]
@@ -125,10 +127,10 @@ fn a_failed_attempt_holds_nothing_any_more() {
             Ok((input, output))
         };
         // The last fails when the result is there already.
-        let outcome: Outcome<_, StepError> = attempt(&Device::flex(), work, |_, _| {
+        let outcome: AttemptOutcome<_, StepError> = attempt(&Device::flex(), work, |_, _| {
             faults.check("probe").unwrap();
         });
-        assert!(matches!(outcome, Outcome::Failed(_)), "call {due}");
+        assert!(matches!(outcome, AttemptOutcome::Failed(_)), "call {due}");
         assert_eq!((alive.get(), faults.injected()), (0, 1), "call {due}");
     }
 }

@@ -1,5 +1,4 @@
 //! The fixture table of real messages: every one is classified as what it is, however it arrives.
-#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 use std::error::Error;
 use std::fmt;
@@ -25,7 +24,7 @@ fn messages() -> Vec<Message> {
     struct Table {
         message: Vec<Message>,
     }
-    toml::from_str::<Table>(include_str!("../fixtures/messages.toml")).unwrap().message
+    toml::from_str::<Table>(include_str!("../../fixtures/messages.toml")).unwrap().message
 }
 
 /// As in the table.

@@ -1,23 +1,24 @@
+//! A check that tensors were written.
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, ExecutionError, Tensor};
 
-use crate::Failure;
+use crate::failure::Failure;
 
-/// Asks whether tensors were really written: a failed allocation leaves tensors that look like any others, with memory that
-/// nothing wrote, until something reads them.
+/// Checks that tensors were written. After a failed allocation a tensor looks valid until something reads it.
 ///
 /// # Cost
 /// No tensor is copied to the host. On a device with a queue (CubeCL: CUDA, wgpu, its CPU runtime) burn's read is a check and a
-/// copy that is made on first use, and here nothing uses it: one call to the device's thread a tensor. A tensor that is
-/// not contiguous is made so first. On a device that computes at once (Flex) one element is read: less than two
-/// microseconds.
+/// lazy copy, and the probe does not use the copy: the cost is one call to the device's thread for each tensor. A tensor that
+/// is not contiguous is made contiguous first. On a device that computes at once (Flex) the probe reads one element, which
+/// takes less than two microseconds.
 ///
 /// # Why not one read for all
-/// Gathering one element of each tensor into one and reading that would be a single call. But concatenation on CubeCL
-/// writes its output piece by piece, unless fusion makes one kernel of it: when a piece is skipped for its unwritten
-/// input, the next that runs declares the whole output written, and the failure is gone (`cat_with_slice_assign` of
-/// burn-backend 0.22.1 and `Taint` of cubecl-server 0.11.3; seen in `kiln-training/tests/allocations/lost.rs`).
+/// Gathering one element of each tensor and reading the result would be a single call. But concatenation on CubeCL writes its
+/// output piece by piece, unless fusion makes one kernel of it. When one piece is skipped because its input is unwritten, the
+/// next piece marks the whole output as written, and the failure is hidden (`cat_with_slice_assign` of burn-backend 0.22.1 and
+/// `Taint` of cubecl-server 0.11.3; seen in `kiln-training/tests/allocations/lost.rs`).
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -31,43 +32,43 @@ use crate::Failure;
 /// # Ok::<(), burn::tensor::ExecutionError>(())
 /// ```
 #[derive(Debug, Default)]
-#[must_use = "a probe says what it found when it is finished"]
+#[must_use = "call `finish` to get the result of a probe"]
 pub struct Probe {
     device: Option<(Device, Read)>,
     checked: usize,
     found: Option<ExecutionError>,
 }
 
-/// How to ask a device.
+/// How to read a tensor of a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Read {
-    /// The whole tensor, whose copy is not made.
+    /// The whole tensor, lazily, so that nothing is copied.
     Lazily,
-    /// One element, because a read is a copy.
+    /// One element, because a read copies.
     First,
 }
 
 impl Read {
-    /// Devices with pools of memory are CubeCL's, whose reads are lazy.
+    /// Devices with memory pools are CubeCL's, whose reads are lazy.
     fn on(device: &Device) -> Self {
         if device.memory_pool_usage().is_some() { Self::Lazily } else { Self::First }
     }
 }
 
 impl Probe {
-    /// A probe of nothing yet.
+    /// A probe without tensors.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Asks for a tensor, at once.
+    /// Checks a tensor immediately.
     pub fn add<const D: usize>(&mut self, tensor: &Tensor<D>) -> &mut Self {
-        // Nothing had to be written.
+        // An empty tensor needs no memory.
         if tensor.dims().contains(&0) {
             return self;
         }
         self.checked += 1;
-        // Without its place in a graph: reading must record nothing.
+        // Detached from the autodiff graph, which must not record the read.
         let tensor = tensor.clone().inner();
         let read = match self.read_on(tensor.device()) {
             Read::Lazily => tensor.try_into_data(),
@@ -79,7 +80,7 @@ impl Probe {
         self
     }
 
-    /// Asks for every float parameter of a module.
+    /// Checks every float parameter of a module.
     pub fn module<M: Module>(&mut self, module: &M) -> &mut Self {
         struct Parameters<'a>(&'a mut Probe);
         impl ModuleVisitor for Parameters<'_> {
@@ -91,7 +92,7 @@ impl Probe {
         self
     }
 
-    /// Asks for the gradients of a module's parameters.
+    /// Checks the gradients of a module's parameters.
     pub fn gradients<M: Module>(&mut self, module: &M, gradients: &GradientsParams) -> &mut Self {
         struct Gradients<'a>(&'a mut Probe, &'a GradientsParams);
         impl ModuleVisitor for Gradients<'_> {
@@ -105,16 +106,16 @@ impl Probe {
         self
     }
 
-    /// How many tensors were asked for.
+    /// The number of tensors checked.
     pub fn checked(&self) -> usize {
         self.checked
     }
 
-    /// The answer.
+    /// The result.
     ///
     /// # Errors
-    /// The most telling of the errors of the tensors: the loss of the device, else the allocation that failed, else what
-    /// has another cause, else what only followed from one of these. [`Failure::from_device`] reads it.
+    /// The most specific error of the tensors: the loss of the device, else a failed allocation, else an error with another
+    /// cause, else a consequence of one of these. [`Failure::from_device`] classifies it.
     pub fn finish(self) -> Result<(), ExecutionError> {
         self.found.map_or(Ok(()), Err)
     }
@@ -130,7 +131,7 @@ impl Probe {
         }
     }
 
-    /// Tensors beside the one whose allocation failed say less: all are asked, and the error that tells most is kept.
+    /// Only the tensor whose allocation failed names the cause, so all tensors are checked and the most specific error is kept.
     fn keep(&mut self, error: ExecutionError) {
         let outranked = self.found.as_ref().is_some_and(|found| {
             let (new, kept) = (Failure::from_device(&error), Failure::from_device(found));
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
     use burn::nn::LinearConfig;
 
-    /// What a probe answers when tensors gave these errors, in this order.
+    /// The result of a probe when tensors gave these errors, in this order.
     fn answer(reasons: &[&str]) -> String {
         let mut probe = Probe::new();
         for reason in reasons {

@@ -1,12 +1,16 @@
+//! Failures on purpose, for tests and demonstrations.
+
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Error, Failure, Kind};
+use super::failure::Failure;
+use super::kind::Kind;
+use crate::error::Error;
 
-/// Failures on purpose, at named boundaries of a program, for tests and demonstrations on a device that cannot fail.
+/// Injects failures at named boundaries of a program, for tests and demonstrations on a device that cannot fail.
 ///
-/// A plain value that is handed in: code that may fail calls [`check`](Self::check) at its boundaries. An injector that
-/// is [`off`](Self::off) costs one comparison.
+/// Code that may fail calls [`check`](Self::check) at its boundaries. An injector that is [`off`](Self::off) costs one
+/// comparison.
 ///
 /// ```
 /// use kiln_recovery::{Failure, Injector};
@@ -43,20 +47,20 @@ impl Injector {
         Self { when, only: None, kind: Kind::OutOfMemory, seen: AtomicU64::new(0), injected: AtomicU64::new(0) }
     }
 
-    /// Never fails, and counts nothing.
+    /// Never fails and does not count.
     pub fn off() -> Self {
         Self::when(When::Never)
     }
 
-    /// Fails at the calls of these numbers, counted from 1. Without any it only counts.
+    /// Fails at the calls with these numbers, counted from 1. Without numbers it only counts.
     pub fn calls(numbers: impl IntoIterator<Item = u64>) -> Self {
         Self::when(When::Calls(numbers.into_iter().collect()))
     }
 
-    /// Fails at each call with `probability`, the same calls for the same `seed`.
+    /// Fails at each call with `probability`. The same `seed` gives the same failures.
     ///
     /// # Errors
-    /// [`Error::Chance`] when `probability` is not within 0 and 1.
+    /// [`Error::Chance`] when `probability` is not in [0, 1].
     pub fn chance(probability: f64, seed: u64) -> Result<Self, Error> {
         if !(0.0..=1.0).contains(&probability) {
             return Err(Error::Chance(probability));
@@ -65,19 +69,19 @@ impl Injector {
         Ok(Self::when(When::Chance { threshold: (probability * 2f64.powi(64)) as u64, seed }))
     }
 
-    /// Only calls of this boundary fail, and only they are counted.
+    /// Only calls at this boundary fail and count.
     #[must_use]
     pub fn only_at(self, boundary: impl Into<String>) -> Self {
         Self { only: Some(boundary.into()), ..self }
     }
 
-    /// Failures of another kind than out of memory.
+    /// Injects failures of this kind instead of out of memory.
     #[must_use]
     pub fn with_kind(self, kind: Kind) -> Self {
         Self { kind, ..self }
     }
 
-    /// A boundary of the program: fails when it is due.
+    /// Marks a boundary of the program. Fails when a failure is due.
     ///
     /// # Errors
     /// The injected [`Failure`].
@@ -98,12 +102,12 @@ impl Injector {
         Err(Failure::new(self.kind, format!("injected at '{boundary}', call {call}")))
     }
 
-    /// Calls so far.
+    /// The number of calls so far.
     pub fn seen(&self) -> u64 {
         self.seen.load(Ordering::Relaxed)
     }
 
-    /// Failures so far.
+    /// The number of failures so far.
     pub fn injected(&self) -> u64 {
         self.injected.load(Ordering::Relaxed)
     }
@@ -115,7 +119,7 @@ impl Default for Injector {
     }
 }
 
-/// The finalizer of splitmix64 (Steele et al. 2014): equally spread, and no state to save.
+/// The finalizer of splitmix64 (Steele et al. 2014): uniform, without state to save.
 fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
