@@ -43,7 +43,7 @@ pub fn decode(bytes: &[u8], wanted: impl Fn(Format) -> bool) {
     };
     for quality in [Quality::Exact, Quality::Fast] {
         for (area, channels, side) in [(Area::whole(header.height, header.width), 3, 7), (part, 1, 16)] {
-            let options = DecodeOptions { quality, limit: LIMIT, oversized: Oversized::Reduce };
+            let options = DecodeOptions::new().with_quality(quality).with_limit(LIMIT).with_oversized(Oversized::Reduce);
             let view = View { area, height: side, width: side, flip: channels == 1 };
             let Some(file) = open(bytes) else { continue };
             if let Ok(plan) = file.plan(&view, channels, &options)

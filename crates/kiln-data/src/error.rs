@@ -1,6 +1,8 @@
+//! The error of this crate.
+
 use std::path::{Path, PathBuf};
 
-/// What can go wrong between the disk and a batch.
+/// The errors between the disk and a batch.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,7 +27,7 @@ pub enum Error {
     NoDataSet {
         /// The directory.
         path: PathBuf,
-        /// What was looked for.
+        /// The layout that was expected.
         reason: String,
     },
     /// A class directory without an image.
@@ -38,15 +40,15 @@ pub enum Error {
         /// The directory of classes.
         path: PathBuf,
     },
-    /// A file does not have the format its name says.
+    /// A file is damaged, or has another format.
     #[error("'{path}' is damaged or of another format: {reason}")]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The damage.
         reason: String,
     },
-    /// A file is as it should be, but of a kind that is not read.
+    /// A file is valid, but of a kind that is not read.
     #[error("'{path}' is of a kind that is not supported: {reason}")]
     Unsupported {
         /// The file.
@@ -54,12 +56,12 @@ pub enum Error {
         /// The kind.
         reason: String,
     },
-    /// A sample takes more bytes for a while than a loader's budget leaves for one.
+    /// Reading a sample takes more bytes than the loader's budget leaves for one.
     #[error("it takes {bytes} bytes to load, expected at most {limit}")]
     NoRoom {
-        /// What it takes.
+        /// The bytes that it takes.
         bytes: u64,
-        /// What it may take.
+        /// The most bytes that it may take.
         limit: u64,
     },
     /// More samples could not be read than the loader's settings allow.
@@ -70,7 +72,7 @@ pub enum Error {
         /// Why the last one could not be read.
         last: String,
     },
-    /// No sample of a batch could be read, and bad samples are left out: go on with the next batch.
+    /// No sample of a batch could be read, and the policy skips bad samples. Continue with the next batch.
     #[error("batch {batch} of epoch {epoch}: none of its {samples} samples could be read")]
     NothingLeft {
         /// The epoch, counted from zero.
@@ -88,16 +90,16 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
-    /// The code that finishes batches ahead of their consumer panicked.
-    #[error("the code that finishes batches panicked: {message}")]
-    FinishPanic {
+    /// The code that copies batches to the device ahead of the consumer panicked.
+    #[error("the code that copies batches to the device panicked: {message}")]
+    DevicePrefetchPanic {
         /// The panic's message.
         message: String,
     },
-    /// The epoch was given up before the batch was made; nobody sees this who did not give it up.
-    #[error("the epoch was given up")]
+    /// The iterator of the epoch was dropped before the batch was made. Only code that makes batches sees this error.
+    #[error("the iterator of the epoch was dropped")]
     Cancelled,
-    /// An image that takes more bytes to decode than it may.
+    /// Decoding an image takes more bytes than the limit.
     #[error("'{path}', {height}x{width} pixels, takes {bytes} bytes to decode, expected at most {limit}")]
     TooLarge {
         /// The file.
@@ -106,19 +108,19 @@ pub enum Error {
         height: usize,
         /// Columns.
         width: usize,
-        /// Bytes of the smallest way to decode it.
+        /// The bytes of the way to decode it that takes the fewest.
         bytes: u64,
         /// The limit.
         limit: u64,
     },
-    /// A setting that no loader can have.
+    /// A setting that is not allowed.
     #[error("{field} is {value}, expected {expected}")]
     InvalidSetting {
         /// The setting's name.
         field: &'static str,
         /// The value that was given.
         value: String,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: &'static str,
     },
     /// A tokenizer could not be built or used.
@@ -127,20 +129,20 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// A prediction for a tile came that was not the next.
-    #[error("tile {tile} of {tiles} came, expected tile {expected}: tiles are stitched in the order of their grid")]
+    /// The prediction for a tile is not the next in the order of the grid.
+    #[error("tile {tile} of {tiles} was added, expected tile {expected}: tiles are added in the order of their grid")]
     TileOrder {
-        /// The tile that came.
+        /// The tile that was added.
         tile: usize,
-        /// The one that was to come; `tiles` when all had come.
+        /// The tile that is next; `tiles` after the last.
         expected: usize,
         /// Tiles of the image.
         tiles: usize,
     },
-    /// An image was to end before all of its tiles had come.
+    /// The stitch of an image ended before all of its tiles were added.
     #[error("tile {tile} of {tiles} is missing")]
     MissingTile {
-        /// The first one that did not come.
+        /// The first tile that was not added.
         tile: usize,
         /// Tiles of the image.
         tiles: usize,
@@ -164,8 +166,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether one sample is to blame, so that a loader may go on without it: it is damaged, too large, gone, or the
-    /// code that reads it panicked.
+    /// Whether one sample caused the error, so that a loader can continue without the sample: it is damaged, too large or
+    /// missing, or the code that reads it panicked.
     pub fn is_of_a_sample(&self) -> bool {
         let of_a_file = matches!(self, Self::Read { .. } | Self::Format { .. } | Self::TooLarge { .. });
         of_a_file
@@ -173,7 +175,7 @@ impl Error {
             || matches!(self, Self::NoRoom { .. } | Self::SamplePanic { .. })
     }
 
-    /// The file it is about, if it is about one.
+    /// The file that caused the error, if one did.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Read { path, .. } | Self::Write { path, .. } | Self::NoDataSet { path, .. } => Some(path),

@@ -1,32 +1,28 @@
-//! Images decoded at the size that is needed, within a limit of bytes that is known before any pixel is.
+//! Images decoded at the size that is needed, within a limit of bytes that is known before decoding begins.
 
-mod area;
-mod colour;
-mod file;
-mod gif;
+mod codec;
+mod crop_bound;
+mod formats;
 mod header;
-mod input;
-mod jpeg;
-mod orientation;
-mod other;
-mod palette;
-mod patched;
+mod image_file;
+mod options;
+mod path;
+mod pixels;
 mod plan;
-mod png;
 mod raster;
-mod reason;
-mod reduce;
-mod resample;
-mod segments;
-mod tiff;
-#[cfg(feature = "turbo")]
-mod turbo;
-mod webp;
+mod samples;
+mod source;
 
-pub use area::{Area, View};
-pub use file::ImageFile;
+pub(crate) use crop_bound::RandomCrops;
 pub use header::{Format, Header};
-pub(crate) use input::take_reading;
-pub use orientation::Orientation;
-pub use plan::{DecodeOptions, DecodePath, DecodePlan, Oversized, Quality};
-pub use raster::{Raster, SampleType, Samples, Window};
+pub use image_file::ImageFile;
+pub use options::{DecodeOptions, Oversized, Quality};
+pub use path::DecodePath;
+pub use pixels::area::Area;
+pub use pixels::image::Image;
+pub use pixels::orientation::Orientation;
+pub use pixels::view::View;
+pub use plan::DecodePlan;
+pub use raster::{Raster, RasterWindow};
+pub use samples::{SampleType, Samples};
+pub(crate) use source::read_clock::take_reading;

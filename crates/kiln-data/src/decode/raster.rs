@@ -1,48 +1,24 @@
+//! A large image of which windows are read.
+
 use std::io::Seek;
 use std::path::{Path, PathBuf};
 
-use ::tiff::tags::SampleFormat;
+use crate::error::Error;
 
-use crate::{Error, Image};
-
-use super::file::ImageFile;
-use super::header::{Header, Layout};
-use super::input::{READER_BYTES, Reader};
-use super::plan::Rect;
-use super::reason::Reason;
-use super::tiff::{Chunks, Piece};
-
-/// What a file stores a sample as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "the names say it all")]
-pub enum SampleType {
-    U8,
-    U16,
-    U32,
-    U64,
-    I8,
-    I16,
-    I32,
-    I64,
-    F16,
-    F32,
-    F64,
-}
-
-/// Samples of 8 bits, or as floats.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Samples {
-    /// Of a file of [`SampleType::U8`].
-    U8(Vec<u8>),
-    /// Of any other, as they are: not scaled, of integers the 24 leading bits.
-    F32(Vec<f32>),
-}
+use super::codec::Codec;
+use super::formats::png;
+use super::formats::tiff::{Chunks, Piece};
+use super::header::Header;
+use super::image_file::ImageFile;
+use super::pixels::image::Image;
+use super::pixels::rect::Rect;
+use super::samples::{SampleType, Samples, sample_type, to_f32};
+use super::source::reader::{READER_BYTES, Reader};
+use super::source::reason::Reason;
 
 /// A part of a [`Raster`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Window {
+pub struct RasterWindow {
     /// `[height, width, bands]`, flat: row by row, the samples of a pixel side by side.
     pub samples: Samples,
     /// Rows.
@@ -53,12 +29,12 @@ pub struct Window {
     pub bands: usize,
 }
 
-/// A large image of which windows are read, as tiles of a satellite scene are.
+/// A large image, for example a satellite scene, of which windows are read.
 ///
-/// Of a TIFF only the strips or tiles that touch a window are read, in all sample types; of a PNG the rows down to its
-/// end. Other formats are decoded whole when the first window is asked for, and kept. Pixels lie as they are stored:
-/// an orientation tag is not applied. Only a TIFF shows its alpha band. A TIFF's bands that are neither colour nor
-/// alpha are read when its photometric interpretation is gray, and are left out when it is RGB.
+/// Of a TIFF only the strips or tiles that touch a window are read, in all sample types; of a PNG the rows down to the end
+/// of the window. Other formats are decoded whole for the first window, and kept. Pixels keep the order in which they are
+/// stored: an orientation tag is not applied. Only of a TIFF the alpha band is read. Bands of a TIFF that are neither
+/// colour nor alpha are read when its photometric interpretation is gray, and dropped when it is RGB.
 #[derive(Debug)]
 pub struct Raster {
     path: PathBuf,
@@ -78,8 +54,9 @@ enum Source {
     Rows {
         reader: Box<Reader>,
         header: Box<Header>,
+        layout: Box<png::Layout>,
     },
-    /// Open, and then decoded, which takes `bytes`.
+    /// The file until the first window, then the decoded image, which takes `bytes`.
     Whole {
         file: Option<Box<ImageFile>>,
         image: Option<Image>,
@@ -88,10 +65,10 @@ enum Source {
 }
 
 impl Raster {
-    /// Opens a file and reads its header; a window, or what it takes to get at it, may take `limit` bytes.
+    /// Opens a file and reads its header. Reading a window may take `limit` bytes.
     ///
     /// # Errors
-    /// Those of [`ImageFile::open`], and [`Error::Unsupported`] for a TIFF of samples that are no number of 8 to 64 bits.
+    /// Those of [`ImageFile::open`], and [`Error::Unsupported`] for a TIFF whose samples are not numbers of 8 to 64 bits.
     pub fn open(path: impl AsRef<Path>, limit: u64) -> Result<Self, Error> {
         Self::new(ImageFile::open(path)?, limit)
     }
@@ -106,8 +83,8 @@ impl Raster {
         let size = header.stored_size();
         let bands = if header.channels == 1 { 1 } else { 3 };
         let eight = SampleType::U8;
-        let (bands, sample_type, source) = match &header.layout {
-            Layout::Tiff(layout) => {
+        let (bands, sample_type, source) = match file.codec().clone() {
+            Codec::Tiff(layout) => {
                 let kind = sample_type(layout.kind, layout.bits).map_err(|reason| reason.into_error(&path))?;
                 let (bands, bytes) = (layout.samples, layout.chunk_bytes());
                 if bytes > limit {
@@ -119,10 +96,10 @@ impl Raster {
                 })?;
                 (bands, kind, Source::Chunks { chunks: Box::new(chunks), bytes })
             }
-            Layout::Png(layout) if layout.streams() => {
+            Codec::Png(layout) if layout.streams() => {
                 let kind = if header.bits == 16 { SampleType::U16 } else { eight };
                 let reader = Box::new(file.into_reader()?);
-                (bands, kind, Source::Rows { reader, header: Box::new(header) })
+                (bands, kind, Source::Rows { reader, header: Box::new(header), layout: Box::new(layout) })
             }
             _ => {
                 let file = Box::new(file.into_stored());
@@ -148,24 +125,21 @@ impl Raster {
         self.bands
     }
 
-    /// What the file stores a sample as.
+    /// The type of a sample in the file.
     pub fn sample_type(&self) -> SampleType {
         self.sample_type
     }
 
     /// An upper bound of the bytes that reading a window of `height` rows and `width` columns takes at its peak, its
-    /// samples among them.
+    /// samples included.
     pub fn window_bytes(&self, height: usize, width: usize) -> u64 {
         let sample = if self.sample_type == SampleType::U8 { 1 } else { 4 };
         let own = (height as u64).saturating_mul(width as u64).saturating_mul((self.bands * sample) as u64);
         let reading = match &self.source {
             Source::Chunks { bytes, .. } => *bytes,
-            Source::Rows { header, .. } => match &header.layout {
-                Layout::Png(layout) => layout.reading_bytes(self.size) + (width * self.bands * 2) as u64,
-                _ => 0,
-            },
+            Source::Rows { layout, .. } => layout.reading_bytes(self.size) + (width * self.bands * 2) as u64,
             Source::Whole { bytes, .. } => {
-                // The first window decodes the image, which stays.
+                // The first window decodes the image, which is kept.
                 return bytes.saturating_add(own);
             }
         };
@@ -175,9 +149,9 @@ impl Raster {
     /// Reads `height` rows and `width` columns from row `top`, column `left`.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for a window that is empty or not inside of the image, [`Error::TooLarge`] when it
+    /// [`Error::InvalidSetting`] for a window that is empty or not within the image, [`Error::TooLarge`] when it
     /// takes more bytes than the limit, [`Error::Format`] when the file is damaged or cut short.
-    pub fn window(&mut self, top: usize, left: usize, height: usize, width: usize) -> Result<Window, Error> {
+    pub fn window(&mut self, top: usize, left: usize, height: usize, width: usize) -> Result<RasterWindow, Error> {
         let inside = |first: usize, length: usize, size: usize| {
             length > 0 && first.checked_add(length).is_some_and(|end| end <= size)
         };
@@ -210,14 +184,14 @@ impl Raster {
                     put(y, x, samples);
                 }
             }),
-            Source::Rows { reader, header } => rows(reader, header, &part, put),
+            Source::Rows { reader, header, layout } => rows(reader, header, layout, &part, put),
             Source::Whole { file, image, .. } => {
                 if let Some(file) = file.take() {
                     let plan = file.whole_plan(bands, self.limit)?;
                     *image = Some(file.decode(&plan)?);
                 }
                 let Some(image) = image else {
-                    return Err(Error::format(&self.path, "it could not be decoded before"));
+                    return Err(Error::format(&self.path, "an earlier attempt to decode it failed"));
                 };
                 for y in top..top + height {
                     let at = (y * image.width + left) * bands;
@@ -227,18 +201,18 @@ impl Raster {
             }
         };
         read.map_err(|reason| reason.into_error(&self.path))?;
-        Ok(Window { samples, height, width, bands })
+        Ok(RasterWindow { samples, height, width, bands })
     }
 }
 
-/// The rows of a PNG, its alpha left out, 16 bits in the machine's byte order.
+/// The rows of a PNG without its alpha, 16 bits in the machine's byte order.
 fn rows(
     reader: &mut Reader,
     header: &Header,
+    layout: &png::Layout,
     part: &Rect,
     mut put: impl FnMut(usize, usize, &[u8]),
 ) -> Result<(), Reason> {
-    let Layout::Png(layout) = &header.layout else { return Err("no PNG".into()) };
     reader.rewind().map_err(|e| e.to_string())?;
     let bytes = if header.bits == 16 { 2 } else { 1 };
     let (stored, kept) = (layout.pixels.samples() * bytes, header.channels * bytes);
@@ -255,45 +229,4 @@ fn rows(
         }
         put(part.top + y, part.left, &row);
     })
-}
-
-fn sample_type(format: SampleFormat, bits: usize) -> Result<SampleType, Reason> {
-    Ok(match (format, bits) {
-        (SampleFormat::Uint, 1 | 2 | 4 | 8) => SampleType::U8,
-        (SampleFormat::Uint, 16) => SampleType::U16,
-        (SampleFormat::Uint, 32) => SampleType::U32,
-        (SampleFormat::Uint, 64) => SampleType::U64,
-        (SampleFormat::Int, 8) => SampleType::I8,
-        (SampleFormat::Int, 16) => SampleType::I16,
-        (SampleFormat::Int, 32) => SampleType::I32,
-        (SampleFormat::Int, 64) => SampleType::I64,
-        (SampleFormat::IEEEFP, 16) => SampleType::F16,
-        (SampleFormat::IEEEFP, 32) => SampleType::F32,
-        (SampleFormat::IEEEFP, 64) => SampleType::F64,
-        _ => {
-            return Err(Reason::Unsupported(format!(
-                "{format:?} samples of {bits} bits, expected integers or floats of 8 to 64"
-            )));
-        }
-    })
-}
-
-/// Samples in the machine's byte order to floats.
-fn to_f32(kind: SampleType, bytes: &[u8], out: &mut [f32]) {
-    fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
-        out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| *out = value(*bytes));
-    }
-    match kind {
-        SampleType::U8 => each(bytes, out, |[byte]| f32::from(byte)),
-        SampleType::I8 => each(bytes, out, |bytes| f32::from(i8::from_ne_bytes(bytes))),
-        SampleType::U16 => each(bytes, out, |bytes| f32::from(u16::from_ne_bytes(bytes))),
-        SampleType::I16 => each(bytes, out, |bytes| f32::from(i16::from_ne_bytes(bytes))),
-        SampleType::U32 => each(bytes, out, |bytes| u32::from_ne_bytes(bytes) as f32),
-        SampleType::I32 => each(bytes, out, |bytes| i32::from_ne_bytes(bytes) as f32),
-        SampleType::U64 => each(bytes, out, |bytes| u64::from_ne_bytes(bytes) as f32),
-        SampleType::I64 => each(bytes, out, |bytes| i64::from_ne_bytes(bytes) as f32),
-        SampleType::F16 => each(bytes, out, |bytes| half::f16::from_ne_bytes(bytes).to_f32()),
-        SampleType::F32 => each(bytes, out, f32::from_ne_bytes),
-        SampleType::F64 => each(bytes, out, |bytes| f64::from_ne_bytes(bytes) as f32),
-    }
 }

@@ -1,15 +1,17 @@
+//! A pseudo-random permutation that needs no table.
+
 use rand::Rng;
 
-use super::mix;
+use super::splitmix::mix;
 
 const ROUNDS: usize = 6;
 
 /// A pseudo-random permutation of `0..len`: a Feistel network over the smallest even number of bits that holds every
-/// position, with values outside of the range walked until they fall inside (Black and Rogaway 2002, "Ciphers with
-/// arbitrary finite domains"), a bijection that needs no table.
+/// position. A value outside of the range is permuted again until it falls inside (cycle walking: Black and Rogaway 2002,
+/// "Ciphers with arbitrary finite domains"). The result is a bijection that needs no table.
 ///
-/// Every thing lands at every position equally often. Of the orders of five or six things, however, some come about more
-/// often than others: Feistel networks on so few bits do not reach all alike, with more rounds neither.
+/// Every element lands at every position equally often. Of five or six elements, however, some orders are more frequent
+/// than others: Feistel networks on so few bits do not reach all orders equally often, whatever the number of rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permutation {
     len: usize,
@@ -17,12 +19,12 @@ pub(crate) struct Permutation {
 }
 
 impl Permutation {
-    /// Of `0..len`; another `rng`, another permutation.
+    /// A permutation of `0..len` that depends on `rng`.
     pub(crate) fn new(len: usize, mut rng: impl Rng) -> Self {
         Self { len, keys: std::array::from_fn(|_| rng.next_u64()) }
     }
 
-    /// What stands at `position`, which is below the permutation's length.
+    /// The element at `position`, which is below the permutation's length.
     pub(crate) fn at(&self, position: usize) -> usize {
         let half = (usize::BITS - (self.len - 1).leading_zeros()).div_ceil(2).max(1);
         let mut value = position as u64;

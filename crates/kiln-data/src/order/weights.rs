@@ -1,8 +1,10 @@
+//! A table from which weighted samples are drawn in constant time.
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::Error;
+use crate::error::Error;
 
 /// How often each sample is drawn, relative to the others, in [`Order::Weighted`](crate::Order::Weighted).
 ///
@@ -17,14 +19,14 @@ pub struct Weights {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C, packed(4))]
 struct Slot {
-    /// In 2^-64: the probability that the slot stands for the sample of its own number.
+    /// The probability that the slot selects the sample of its own number, in units of 2^-64.
     own: u64,
-    /// The sample that it stands for otherwise.
+    /// The sample that it selects otherwise.
     alias: u32,
 }
 
 impl Weights {
-    /// One weight a sample; they need not add up to 1. A sample of weight 0 is never drawn.
+    /// One weight for each sample; their sum need not be 1. A sample of weight 0 is never drawn.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a weight that is negative or not finite, weights whose sum is 0 or not finite, and
@@ -44,11 +46,10 @@ impl Weights {
         Ok(Self { slots: slots(weights, sum).into() })
     }
 
-    /// Every class equally often, however many samples it has: the weight of a sample is one over the number of samples
-    /// that share its label.
+    /// Draws every class equally often: the weight of a sample is one over the number of samples with its label.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for no labels, and 2^32 or more.
+    /// [`Error::InvalidSetting`] for no labels, and for 2^32 or more.
     pub fn balanced(labels: &[usize]) -> Result<Self, Error> {
         let mut counts: HashMap<usize, f64> = HashMap::new();
         labels.iter().for_each(|label| *counts.entry(*label).or_default() += 1.0);
@@ -60,12 +61,12 @@ impl Weights {
         self.slots.len()
     }
 
-    /// Never: [`new`](Self::new) refuses no weights, whose sum is 0.
+    /// Always false: [`new`](Self::new) refuses an empty list.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The sample that two uniform 64-bit numbers stand for.
+    /// The sample that two uniform 64-bit numbers select.
     pub(super) fn sample(&self, which: u64, own: u64) -> usize {
         let slot = ((u128::from(which) * self.slots.len() as u128) >> 64) as usize;
         let Slot { own: threshold, alias } = self.slots[slot];
@@ -84,11 +85,11 @@ impl fmt::Debug for Weights {
     }
 }
 
-/// Vose's construction: a slot that has less than its share is filled up from a sample that has more.
+/// Vose's construction: a slot with less than its share is filled from a sample with more.
 fn slots(weights: &[f64], sum: f64) -> Vec<Slot> {
     // The share of a slot is 1.
     let mut mass: Vec<f64> = weights.iter().map(|weight| weight / sum * weights.len() as f64).collect();
-    // Its own sample wherever rounding leaves a slot unfilled.
+    // A slot that rounding leaves unfilled selects its own sample.
     let mut slots: Vec<Slot> = (0..weights.len()).map(|id| Slot { own: u64::MAX, alias: id as u32 }).collect();
     let (mut less, mut more): (Vec<usize>, Vec<usize>) = (0..weights.len()).partition(|id| mass[*id] < 1.0);
     while let (Some(id), Some(giver)) = (less.pop(), more.last().copied()) {

@@ -1,15 +1,17 @@
+//! The weight of a prediction across its tile.
+
 use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-/// What a prediction counts where tiles overlap, along each side of its tile; the product of both is its weight. It is
-/// never 0.
+/// The weight of a prediction along each side of its tile where tiles overlap. The weight of a pixel is the product of both
+/// sides, and never 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Blend {
-    /// Falls from the middle of a tile to its edges in a straight line.
+    /// Falls linearly from the middle of a tile to its edges.
     Linear,
-    /// Falls in a cosine, so that neither value nor slope jumps where a tile ends: the window of Hann, whose zeros lie half
+    /// Falls in a cosine, so that neither value nor slope jumps at the edge of a tile: the Hann window, whose zeros lie half
     /// a pixel outside of the tile.
     #[default]
     RaisedCosine,
@@ -19,7 +21,7 @@ impl Blend {
     /// The weights of the `side` pixels along a tile, each in (0, 1], the same from both ends.
     pub fn window(self, side: usize) -> Vec<f64> {
         let weight = |pixel: usize| {
-            // Of the pixel's middle, from the nearer end.
+            // The distance of the pixel's middle from the nearer end.
             let at = (pixel.min(side - 1 - pixel) as f64 + 0.5) / side as f64;
             match self {
                 Self::Linear => 2.0 * at,

@@ -1,21 +1,36 @@
+//! Class ids of pixels, and which ids a mask may have.
+
 use std::ops::Range;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Samples};
+use crate::decode::Samples;
+use crate::error::Error;
 
-/// Which class ids the pixels of a mask may have.
+/// The class ids that the pixels of a mask may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Classes {
     /// Ids are below this number, which is 1 to 65536.
     pub count: usize,
-    /// The id of pixels that nothing is said about, if there is one; often 255.
+    /// The id of unlabelled pixels, if there is one; often 255.
     pub ignore: Option<u16>,
 }
 
 impl Classes {
+    /// `count` classes, 1 to 65536; no pixel is ignored.
+    pub const fn new(count: usize) -> Self {
+        Self { count, ignore: None }
+    }
+
+    /// Pixels with the id `ignore`, often 255, are unlabelled and have no part in a loss.
+    #[must_use]
+    pub const fn with_ignore(self, ignore: u16) -> Self {
+        Self { ignore: Some(ignore), ..self }
+    }
+
     pub(super) fn check(&self) -> Result<(), Error> {
         if !(1..=1 << 16).contains(&self.count) {
             let value = self.count.to_string();
@@ -29,7 +44,7 @@ impl Classes {
         self.count <= 256 && self.ignore.is_none_or(|ignore| ignore <= 255)
     }
 
-    /// Refuses ids that are no class; `[top, left]` is where they lie in the mask, `width` columns wide.
+    /// Refuses ids that are no class. `[top, left]` is their position in the mask; they are `width` columns wide.
     pub(super) fn check_ids(
         &self,
         ids: &Samples,
@@ -49,18 +64,18 @@ impl Classes {
     }
 }
 
-/// Class ids of pixels, in the smaller type that they all fit.
+/// Class ids of pixels, in the smaller type that holds all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClassIds {
-    /// Of at most 256 classes.
+    /// Ids of at most 256 classes.
     U8(Vec<u8>),
-    /// Of more.
+    /// Ids of more classes.
     I64(Vec<i64>),
 }
 
 impl ClassIds {
-    /// How many there are.
+    /// Number of ids.
     pub fn len(&self) -> usize {
         match self {
             Self::U8(ids) => ids.len(),
@@ -68,12 +83,12 @@ impl ClassIds {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there is no id.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The ids one after the other.
+    /// The ids in order.
     pub fn iter(&self) -> impl Iterator<Item = i64> + '_ {
         let (small, large): (&[u8], &[i64]) = match self {
             Self::U8(ids) => (ids, &[]),

@@ -1,6 +1,8 @@
-use crate::Error;
+//! The grid of tiles over an image.
 
-/// A rectangle of whole pixels: of an image where a tile lies, of a tile what is no padding.
+use crate::error::Error;
+
+/// A rectangle of whole pixels: the position of a tile in an image, or the part of a tile without padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileArea {
     /// The first row.
@@ -15,8 +17,8 @@ pub struct TileArea {
 
 /// Square tiles that cover an image, row by row from the top left: a pure function of three sizes.
 ///
-/// Tiles lie `tile - overlap` pixels apart. The last one of a row or column is shifted inwards, so that none leaves the
-/// image and it overlaps more. A side of the image that is shorter than a tile has one tile, which is cut to it.
+/// Tiles lie `tile - overlap` pixels apart. The last one of a row or column is shifted inwards, so that it stays within the
+/// image and overlaps more. A side of the image that is shorter than a tile has one tile, which is cut to this side.
 ///
 /// ```
 /// use kiln_data::TileGrid;
@@ -34,7 +36,7 @@ pub struct TileGrid {
     overlap: usize,
 }
 
-/// So that no count of bytes overflows.
+/// The largest tile: no count of bytes overflows.
 const MAX_TILE: usize = 1 << 16;
 
 impl TileGrid {
@@ -68,7 +70,7 @@ impl TileGrid {
         self.tile
     }
 
-    /// Rows or columns that neighbours share at least.
+    /// The least number of rows or columns that neighbours share.
     pub fn overlap(&self) -> usize {
         self.overlap
     }
@@ -88,7 +90,7 @@ impl TileGrid {
         self.rows() * self.columns()
     }
 
-    /// Where tile `index` lies, the part of it that is in the image: smaller than a tile where the image is.
+    /// The part of the image in tile `index`; smaller than a tile if the image is.
     ///
     /// # Panics
     /// When `index` is not below [`tiles`](Self::tiles).
@@ -99,7 +101,7 @@ impl TileGrid {
         TileArea { top: self.first(top, self.size[0]), left: self.first(left, self.size[1]), height, width }
     }
 
-    /// Where the last tile of an axis would leave it, it is shifted inwards.
+    /// The first pixel of a tile; the last tile of an axis is shifted inwards.
     fn first(&self, position: usize, length: usize) -> usize {
         (position * (self.tile - self.overlap)).min(length.saturating_sub(self.tile))
     }

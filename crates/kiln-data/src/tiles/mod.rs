@@ -1,7 +1,8 @@
-//! Images too large for a model, cut into tiles, and what a model says of the tiles put together again.
+//! Images too large for a model: cut into tiles, and the predictions for the tiles merged.
 
 mod blend;
 mod class_ids;
+mod config;
 mod grid;
 mod place;
 mod source;
@@ -11,7 +12,8 @@ mod tile_set;
 
 pub use blend::Blend;
 pub use class_ids::{ClassIds, Classes};
+pub use config::TileConfig;
 pub use grid::{TileArea, TileGrid};
 pub use stitch::{Stitch, stitch};
 pub use tile_batch::{TileBatch, TileTensors};
-pub use tile_set::{TileConfig, TilePlace, TileSet};
+pub use tile_set::{TilePlace, TileSet};

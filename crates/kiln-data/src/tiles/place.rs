@@ -1,9 +1,11 @@
-use crate::Orientation;
+//! Where the pixels of a tile lie after it is turned.
 
-use super::TileArea;
+use crate::decode::Orientation;
 
-/// Where the pixels of a patch, the part of a tile that is in its image, come to lie in a tile that is turned: an affine
-/// function of row and column.
+use super::grid::TileArea;
+
+/// The position of each pixel of a patch (the part of a tile that is in its image) in a turned tile: an affine function of
+/// row and column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Placement {
     side: usize,
@@ -15,8 +17,8 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Of a patch of `height` rows and `width` columns that lies in the top left corner of a tile of `side` pixels
-    /// before that is turned as `turn` says.
+    /// For a patch of `height` rows and `width` columns in the top left corner of a tile of `side` pixels, which is then
+    /// turned by `turn`.
     pub(super) fn new(turn: Orientation, side: usize, height: usize, width: usize) -> Self {
         let [row, column] = if turn.transpose { [1, side] } else { [side, 1] };
         let per = |stride: usize, flip: bool| if flip { -(stride as isize) } else { stride as isize };
@@ -33,7 +35,7 @@ impl Placement {
         }
     }
 
-    /// Copies a patch `[height, width, bands]` into a tile `[bands, side, side]`, each sample as `convert` makes it.
+    /// Copies a patch `[height, width, bands]` into a tile `[bands, side, side]` and converts each sample.
     pub(super) fn copy<T: Copy, O>(
         &self,
         patch: &[T],
@@ -68,7 +70,7 @@ mod tests {
     }
 
     proptest! {
-        /// As `Orientation` says of itself, where the patch is a file that ends in zeros.
+        /// The definition of `Orientation`, with the patch as a file that ends in zeros.
         #[test]
         fn pixels_lie_where_their_orientation_says(
             side in 1usize..9, height in 1usize..9, width in 1usize..9, exif in 1u8..=8,

@@ -1,10 +1,14 @@
+//! One image of a tile set and its mask, read tile by tile.
+
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Format, ImageFile, Orientation, Raster, SampleType, Samples};
+use crate::decode::{Format, ImageFile, Orientation, Raster, SampleType, Samples};
+use crate::error::Error;
 
-use super::{Classes, TileArea};
+use super::class_ids::Classes;
+use super::grid::TileArea;
 
-/// One image of a set, and its mask: what their headers said, and no pixel.
+/// One image of a set and its mask: the facts of their headers, without pixels.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     pub(super) image: PathBuf,
@@ -14,7 +18,7 @@ pub(super) struct Source {
     pub(super) bytes: u64,
 }
 
-/// What tiles are cut by.
+/// The facts that decide the tiles of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     /// `[height, width]` as stored.
@@ -24,7 +28,7 @@ pub(super) struct Facts {
     orientation: Orientation,
 }
 
-/// What of a tile is in its image, as it lies there.
+/// The part of a tile that is in its image, as it is stored.
 pub(super) struct Patch {
     /// `[height, width, bands]`.
     pub(super) samples: Samples,
@@ -35,8 +39,7 @@ pub(super) struct Patch {
 }
 
 impl Source {
-    /// Reads the headers of an image and its mask, from which tiles of `tile` pixels a side are to be read within
-    /// `limit` bytes.
+    /// Reads the headers of an image and its mask, for tiles of `tile` pixels a side, each read within `limit` bytes.
     pub(super) fn open(image: &Path, mask: Option<&Path>, tile: usize, limit: u64) -> Result<Self, Error> {
         let (raster, facts) = open(image, limit)?;
         let [height, width] = facts.size.map(|length| length.min(tile));
@@ -50,7 +53,7 @@ impl Source {
         let mut bytes = within(image, raster.window_bytes(height, width))?;
         if let Some(mask) = mask {
             let sample = if facts.is_eight_bit() { 1 } else { 4 };
-            // The image's samples wait for those of the mask.
+            // The image's samples are held while the mask is read.
             let held = (height * width * facts.bands * sample) as u64;
             let reading = open_mask(mask, image, &facts, limit)?.window_bytes(height, width);
             bytes = bytes.max(within(mask, held.saturating_add(reading))?);
@@ -93,7 +96,7 @@ fn open(path: &Path, limit: u64) -> Result<(Raster, Facts), Error> {
     Ok((raster, Facts { size, bands, sample_type, orientation }))
 }
 
-/// Opens a mask whose samples come out as they are stored, which not every format allows.
+/// Opens a mask. Its format must return the samples as they are stored, which not every format does.
 fn open_mask(path: &Path, image: &Path, facts: &Facts, limit: u64) -> Result<Raster, Error> {
     let refuse = |reason: String| Err(Error::format(path, format!("a mask of {reason}")));
     let file = ImageFile::open(path)?;

@@ -1,18 +1,21 @@
+//! Merges the predictions for the tiles of an image.
+
 use burn::tensor::Tensor;
 
-use crate::Error;
+use crate::error::Error;
 
-use super::{Blend, TileArea, TileGrid};
+use super::blend::Blend;
+use super::grid::{TileArea, TileGrid};
 
-/// Puts the predictions for the tiles of an image together, row by row: where tiles overlap, their mean, weighted by
+/// Merges the predictions for the tiles of an image, row by row. Where tiles overlap, the result is their mean, weighted by
 /// [`Blend`].
 ///
-/// Tiles come in the order of their grid, and any other order is refused. Rows that no later tile touches are handed on and
-/// forgotten, so that no more than one row of tiles is held: [`bytes`](Self::bytes), however tall the image.
+/// Tiles must be added in the order of their grid. A row is written as soon as no later tile touches it, so that one row of
+/// tiles is held ([`bytes`](Self::bytes)), whatever the height of the image.
 ///
-/// The mean is kept up to date tile by tile (West 1979), in f32 with weights in f64, and values that agree are left alone:
-/// **where all predictions for a pixel are equal, the result is equal to them bit for bit**, and it is never outside of
-/// their range by more than rounding.
+/// The mean is updated with each tile (West 1979), in f32 with weights in f64, and equal values are not changed: **where all
+/// predictions for a pixel are equal, the result is equal to them bit for bit**. It is outside of their range by rounding
+/// at most.
 ///
 /// Source of the update: D. H. D. West, "Updating mean and variance estimates: an improved method", CACM 22 (9), 1979.
 ///
@@ -36,16 +39,16 @@ pub struct Stitch<F> {
     grid: TileGrid,
     classes: usize,
     write: F,
-    /// The tile that is to come.
+    /// The next tile.
     next: usize,
-    /// Rows `y` of `[classes, width]` that are not handed on, each at `y` modulo their number.
+    /// The rows `y` of `[classes, width]` that are not written yet, each at `y` modulo their number.
     rows: Vec<f32>,
     weights: Weights,
 }
 
 impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
-    /// For predictions `[classes, tile, tile]` over an image that is cut as `grid` says. `write` gets the number of every
-    /// row, from 0 on, and its values `[classes, width]`.
+    /// For predictions `[classes, tile, tile]` for the tiles of `grid`. `write` gets the number of each row, from 0 on, and
+    /// its values `[classes, width]`.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for no classes.
@@ -57,18 +60,18 @@ impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
         Ok(Self { grid, classes, write, next: 0, rows, weights: Weights::new(&grid, blend) })
     }
 
-    /// Bytes that it holds, whatever came: rows of predictions and sums of weights.
+    /// Bytes that it holds from the start: rows of predictions and sums of weights.
     pub fn bytes(&self) -> u64 {
         let Weights { window, above, across, left } = &self.weights;
         let sums = window.len() + above.len() + across.len() + left.len();
         (self.rows.len() * size_of::<f32>() + sums * size_of::<f64>()) as u64
     }
 
-    /// Adds the prediction for tile `tile` of the grid, `[classes, tile, tile]`; of padding nothing is used.
+    /// Adds the prediction for tile `tile` of the grid, `[classes, tile, tile]`. Padding is ignored.
     ///
     /// # Errors
-    /// [`Error::TileOrder`] for any but the next tile, [`Error::InvalidSetting`] for another number of values; both leave
-    /// everything as it was. An error of the closure that writes rows ends the stitch: what it did not take is gone.
+    /// [`Error::TileOrder`] for a tile that is not the next, [`Error::InvalidSetting`] for another number of values; both
+    /// leave the stitch unchanged. After an error of the closure that writes rows the stitch cannot continue: rows are lost.
     pub fn add(&mut self, tile: usize, prediction: &[f32]) -> Result<(), Error> {
         if tile != self.next || tile >= self.grid.tiles() {
             return Err(Error::TileOrder { tile, expected: self.next, tiles: self.grid.tiles() });
@@ -108,9 +111,8 @@ impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
         Ok(())
     }
 
-    /// Adds predictions `[B, classes, tile, tile]` for the `B` tiles `ids` of a [`TileBatch`](super::TileBatch), read from
-    /// their device at once. Under a policy for bad samples a batch may lack a tile, or have another in its place: that
-    /// is an error here.
+    /// Adds predictions `[B, classes, tile, tile]` for the `B` tiles `ids` of a [`TileBatch`](crate::TileBatch), with one
+    /// read from the device. A tile that the policy for bad samples skipped or replaced is an error here.
     ///
     /// # Errors
     /// Those of [`add`](Self::add), before anything is added; [`Error::InvalidSetting`] for another shape; [`Error::Device`]
@@ -136,10 +138,10 @@ impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
         tiles.try_for_each(|(tile, prediction)| self.add(*tile, prediction))
     }
 
-    /// Ends the image, whose rows were all handed on.
+    /// Ends the image, all rows of which were written.
     ///
     /// # Errors
-    /// [`Error::MissingTile`] when a tile did not come.
+    /// [`Error::MissingTile`] when a tile was not added.
     pub fn finish(self) -> Result<(), Error> {
         match (self.next, self.grid.tiles()) {
             (next, tiles) if next < tiles => Err(Error::MissingTile { tile: next, tiles }),
@@ -148,8 +150,8 @@ impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
     }
 }
 
-/// The whole image `[classes, height, width]` from predictions `[classes, tile, tile]` for all tiles of `grid`, in its
-/// order: a [`Stitch`] that keeps its rows.
+/// The whole image `[classes, height, width]` from predictions `[classes, tile, tile]` for all tiles of `grid` in its order:
+/// a [`Stitch`] that keeps its rows in memory.
 ///
 /// # Errors
 /// Those of [`Stitch::new`], [`Stitch::add`] and [`Stitch::finish`].
@@ -180,8 +182,8 @@ fn held_rows(grid: &TileGrid) -> usize {
     grid.tile().min(grid.size()[0])
 }
 
-/// The mean with one value more, which has this share in it. The first value has the share 1; what was there before is
-/// of no row that is still held. Equal values are left as they are, infinite ones too.
+/// The mean with one more value, which has this share in it. The first value has the share 1 and replaces a value of an
+/// older row. Equal values, infinite ones too, are not changed.
 fn updated(mean: f32, value: f32, share: f32) -> f32 {
     match share == 1.0 || mean == value {
         true => value,
@@ -189,14 +191,14 @@ fn updated(mean: f32, value: f32, share: f32) -> f32 {
     }
 }
 
-/// What the predictions that came count for each pixel. The weight of a tile is a product of one window along its rows
-/// and one along its columns, and tiles form a grid, so that sums along the sides of the image tell it.
+/// The weights of the predictions so far for each pixel. The weight of a tile is the product of a window along its rows
+/// and one along its columns, and tiles form a grid, so that sums along the two sides of the image are enough.
 #[derive(Debug)]
 struct Weights {
     window: Vec<f64>,
-    /// Of each row: the sum of the windows of the rows of tiles that are complete.
+    /// For each row of pixels: the sum of the windows of the complete rows of tiles.
     above: Vec<f64>,
-    /// Of each column: the sum of the windows of all tiles in a row, and of those that came.
+    /// For each column: the sum of the windows of all tiles in a row, and of the tiles added so far.
     across: Vec<f64>,
     left: Vec<f64>,
 }
@@ -244,7 +246,7 @@ mod tests {
     use proptest::prelude::*;
     use rand::RngExt;
 
-    use crate::rng::sample_rng;
+    use crate::order::sample_rng;
 
     const BLENDS: [Blend; 2] = [Blend::Linear, Blend::RaisedCosine];
 
@@ -286,13 +288,13 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
-        fn what_comes_out_is_the_weighted_mean(grid in grids(), classes in 1usize..4, seed: u64) {
+        fn the_result_is_the_weighted_mean(grid in grids(), classes in 1usize..4, seed: u64) {
             for blend in BLENDS {
                 let predictions = predictions(&grid, classes, seed);
                 let expected = reference(&grid, classes, blend, &predictions);
                 let got = stitch(grid, classes, blend, &predictions).unwrap();
                 prop_assert_eq!(got.len(), expected.len());
-                // Of up to 400 tiles over a pixel, each rounded to 24 bits of a value up to 10.
+                // Up to 400 tiles cover a pixel, each value up to 10 and rounded to 24 bits.
                 let off = got.iter().zip(&expected).map(|(got, expected)| (f64::from(*got) - expected).abs());
                 prop_assert!(off.fold(0.0, f64::max) < 1e-4);
             }
@@ -308,7 +310,7 @@ mod tests {
         }
 
         #[test]
-        fn rows_come_once_in_order_and_few_are_held(height in 1usize..300, width in 1usize..30, tile in 2usize..20) {
+        fn rows_are_written_once_in_order_and_few_are_held(height in 1usize..300, width in 1usize..30, tile in 2usize..20) {
             let grid = TileGrid::new([height, width], tile, tile / 2).unwrap();
             let mut rows = vec![];
             let write = |y, row: &[f32]| {
@@ -340,7 +342,7 @@ mod tests {
         let grid = TileGrid::new([4, 8], 4, 0).unwrap();
         let mut stitch = Stitch::new(grid, 1, Blend::Linear, |_, _: &[f32]| Ok(())).unwrap();
         let text = |result: Result<(), Error>| result.unwrap_err().to_string();
-        let order = "tile 1 of 2 came, expected tile 0: tiles are stitched in the order of their grid";
+        let order = "tile 1 of 2 was added, expected tile 0: tiles are added in the order of their grid";
         assert_eq!(text(stitch.add(1, &[0.0; 16])), order);
         let values = "prediction is 15 values for 1 classes and tiles of 4, expected classes * tile * tile values";
         assert_eq!(text(stitch.add(0, &[0.0; 15])), values);
@@ -358,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_writer_comes_through() {
+    fn an_error_of_the_writer_is_returned() {
         let grid = TileGrid::new([4, 4], 4, 0).unwrap();
         let full = || Error::Write { path: "out.tif".into(), reason: std::io::ErrorKind::StorageFull.into() };
         let mut stitch =

@@ -1,27 +1,34 @@
+//! A batch of tiles on the host, and its copy to a device.
+
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rand::RngExt;
 
-use crate::rng::sample_rng;
-use crate::{BatchPlan, Error, Loader, LoaderConfig, Normalize, Orientation, Samples, Stage, Worker};
+use crate::decode::{Orientation, Samples};
+use crate::error::Error;
+use crate::images::Normalize;
+use crate::loader::{BatchPlan, Loader, LoaderConfig, Stage, Worker};
+use crate::order::sample_rng;
 
+use super::class_ids::{ClassIds, Classes};
+use super::grid::TileArea;
 use super::place::Placement;
 use super::source::Patch;
-use super::{ClassIds, Classes, TileArea, TileSet};
+use super::tile_set::TileSet;
 
 /// A batch of tiles on the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TileBatch {
-    /// `[B, bands, H, W]`, flat: bytes of 8-bit images, else floats in the file's units. Padding is 0.
+    /// `[B, bands, H, W]`, flat: bytes for 8-bit images, otherwise floats in the file's units. Padding is 0.
     pub samples: Samples,
     /// `[B, bands, H, W]`.
     pub shape: [usize; 4],
-    /// `[B, H, W]`, flat, if the set has masks. Padding has the id that is ignored, or 0.
+    /// `[B, H, W]`, flat, if the set has masks. Padding has the ignored id, or 0.
     pub masks: Option<ClassIds>,
     /// The classes of the masks.
     pub classes: Option<Classes>,
-    /// What of each of the `B` tiles is image, and no padding.
+    /// The part of each of the `B` tiles that is image and no padding.
     pub valid: Vec<TileArea>,
     /// `B` ids of the [`TileSet`].
     pub ids: Vec<usize>,
@@ -34,29 +41,32 @@ pub struct TileTensors {
     pub images: Tensor<4>,
     /// `[B, H, W]` class ids, if there are masks; 0 where `weights` is 0, so that all of them are classes.
     pub masks: Option<Tensor<3, Int>>,
-    /// `[B, H, W]`, float: what a pixel counts in a loss, 1, or 0 where it is ignored or padding.
+    /// `[B, H, W]`, float: the weight of a pixel in a loss, 1, or 0 for ignored pixels and padding.
     pub weights: Tensor<3>,
 }
 
 impl TileBatch {
-    /// A loader of such batches. With a seed in `turns` every tile is turned and mirrored at random, its mask with it, in
-    /// one of the 8 symmetries of the square: a function of (seed, epoch, id) alone.
+    /// A loader of such batches. With a seed in `turns` every tile and its mask are turned and mirrored at random, by one of
+    /// the 8 symmetries of the square: a function of (seed, epoch, id) alone.
     ///
-    /// Beside its batches, and the tile that is being packed, a loader holds what reading a tile takes, within its budget.
+    /// The loader holds its batches, the tile that is being packed, and the bytes that reading a tile takes, within its
+    /// budget.
     ///
     /// # Errors
     /// Those of [`Loader::budgeted`].
     pub fn loader(set: TileSet, turns: Option<u64>, config: LoaderConfig) -> Result<Loader<Self>, Error> {
         let tile = tile_bytes(&set);
         let bytes = move |plan: &BatchPlan| tile.saturating_mul(plan.ids.len() as u64 + 1);
-        Loader::budgeted(set.len(), config, bytes, move |plan, worker| Self::load(&set, turns, plan, worker))
+        let (samples, reading) = (set.len(), set.reading_bytes());
+        let load = move |plan: &BatchPlan, worker: &Worker| Self::load(&set, turns, plan, worker);
+        Ok(Loader::budgeted(samples, config, bytes, load)?.with_largest_image(reading))
     }
 
     /// Reads and packs the tiles of `plan`, straight into one buffer; `turns` as for [`loader`](Self::loader).
     ///
     /// # Errors
-    /// Those of [`Worker::sample`] and [`Worker::within`]; of a tile [`Error::Read`] for a file that is gone,
-    /// [`Error::Format`] for one that is damaged, changed, or has an id that is no class, [`Error::TooLarge`] for
+    /// Those of [`Worker::sample`] and [`Worker::within`]; for a tile [`Error::Read`] when its file is missing,
+    /// [`Error::Format`] when it is damaged, has changed, or has an id that is no class, [`Error::TooLarge`] when it takes
     /// more bytes than the loader leaves for one; [`Error::NothingLeft`] when no tile could be read.
     pub fn load(set: &TileSet, turns: Option<u64>, plan: &BatchPlan, worker: &Worker) -> Result<Self, Error> {
         let mut batch = Self::with_capacity(set, plan.ids.len());
@@ -107,7 +117,7 @@ impl TileBatch {
             let (size, pixels) = ([patch.width, 1], side * side);
             let padding = self.classes.and_then(|classes| classes.ignore).unwrap_or(0);
             match (ids, masks) {
-                // The ids are classes, which the type fits, and of floats no more than 16 bits.
+                // The type holds all classes; floats are ids of 16 bits at most.
                 (Samples::U8(ids), ClassIds::U8(all)) => place.copy(ids, size, more(all, pixels, padding as u8), |x| x),
                 (Samples::F32(ids), ClassIds::U8(all)) => {
                     place.copy(ids, size, more(all, pixels, padding as u8), |id| id as u8);
@@ -160,7 +170,7 @@ impl TileBatch {
     /// applied; others are normalised in the file's units, for example metres.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] when `normalize` has not one mean and one deviation for each band.
+    /// [`Error::InvalidSetting`] when `normalize` does not have one mean and one deviation for each band.
     pub fn to_device(&self, normalize: &Normalize, device: &Device) -> Result<TileTensors, Error> {
         let [b, bands, h, w] = self.shape;
         let Normalize { mean, std } = normalize;
@@ -206,7 +216,7 @@ impl TileBatch {
         inside
     }
 
-    /// 1 where a pixel counts, 0 where it is ignored or padding.
+    /// 1 for pixels with a weight in the loss, 0 for ignored pixels and padding.
     fn weights(&self) -> Vec<u8> {
         let mut weights = self.inside();
         if let (Some(masks), Some(ignore)) = (&self.masks, self.classes.and_then(|classes| classes.ignore)) {
@@ -219,10 +229,10 @@ impl TileBatch {
 /// Bytes of a tile in a batch. The tile that was read and is being packed takes no more.
 fn tile_bytes(set: &TileSet) -> u64 {
     let pixels = (set.config().tile as u64).pow(2);
-    // Ids that are small may still come as floats.
+    // Small ids may be read as floats.
     let id = set.classes().map_or(0, |classes| if classes.are_small() { 4 } else { 8 });
     let sample = if set.is_eight_bit() { 1 } else { 4 };
-    // What is valid, and the tile's id.
+    // The valid area and the tile's id.
     pixels.saturating_mul(set.bands() as u64 * sample + id) + 48
 }
 
@@ -232,7 +242,7 @@ fn turn(seed: u64, epoch: u64, id: usize) -> Orientation {
     Orientation::from_exif(exif).unwrap_or_default()
 }
 
-/// Appends `count` times `value`, to be written over.
+/// Appends `count` times `value`, to be overwritten.
 fn more<T: Clone>(all: &mut Vec<T>, count: usize, value: T) -> &mut [T] {
     let start = all.len();
     all.resize(start + count, value);

@@ -1,41 +1,25 @@
+//! The tiles of several large images, with or without masks.
+
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use crate::error::Error;
+use crate::loader::{BatchPlan, Worker};
 
-use crate::{BatchPlan, Error, Worker};
-
+use super::class_ids::Classes;
+use super::config::TileConfig;
+use super::grid::{TileArea, TileGrid};
 use super::source::{Patch, Source};
-use super::{Classes, TileArea, TileGrid};
 
-/// How images are cut, and what reading a tile may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TileConfig {
-    /// Rows and columns of a tile, 1 to 65536.
-    pub tile: usize,
-    /// Rows or columns that neighbours share at least, below `tile`.
-    pub overlap: usize,
-    /// Bytes that reading one tile may take.
-    pub limit: u64,
-}
-
-impl TileConfig {
-    /// Tiles of `tile` rows and columns that do not overlap, each read within 512 MiB.
-    pub fn new(tile: usize) -> Self {
-        Self { tile, overlap: 0, limit: 512 << 20 }
-    }
-}
-
-/// Where a tile of a [`TileSet`] lies.
+/// The position of a tile of a [`TileSet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TilePlace {
-    /// Which image, counted from zero.
+    /// The image, counted from zero.
     pub image: usize,
-    /// Which tile of the image's [`TileGrid`].
+    /// The tile of the image's [`TileGrid`].
     pub tile: usize,
-    /// The part of the image that it shows.
+    /// The part of the image in the tile.
     pub area: TileArea,
 }
 
@@ -43,9 +27,9 @@ pub struct TilePlace {
 /// of an image in the order of its [`TileGrid`].
 ///
 /// Images are all that a [`Raster`](crate::Raster) reads, with the same number of bands; either all of them or none have
-/// 8-bit samples. Their files are opened for every tile: of a TIFF only the strips or tiles that touch it are decoded,
-/// a PNG down to the last row that is asked for, and other formats whole, so that **large images of other formats are
-/// best converted to tiled TIFF once**. Pixels lie as they are stored, whatever an orientation tag says.
+/// 8-bit samples. A file is opened for every tile: of a TIFF only the strips or tiles that touch it are decoded, a PNG is
+/// decoded down to the tile's last row, and other formats whole. **Convert large images of other formats to tiled TIFF
+/// once.** Pixels keep the order in which they are stored; an orientation tag is ignored.
 ///
 /// A mask has its image's size and one band: a TIFF of unsigned samples of at most 16 bits, or a gray PNG of 8 or 16 bits.
 ///
@@ -61,21 +45,21 @@ pub struct TilePlace {
 /// let mask = directory.path().join("mask.png");
 /// image::GrayImage::from_fn(152, 187, |x, _| image::Luma([if x < 20 { 255 } else { (x / 80) as u8 }])).save(&mask)?;
 ///
-/// // To learn: pairs of image and mask, in random order, turned and mirrored at random.
-/// let classes = Classes { count: 2, ignore: Some(255) };
-/// let config = TileConfig { overlap: 16, ..TileConfig::new(64) };
+/// // To train: pairs of image and mask, in random order, turned and mirrored at random.
+/// let classes = Classes::new(2).with_ignore(255);
+/// let config = TileConfig::new(64).with_overlap(16);
 /// let set = TileSet::with_masks([(&scene, &mask)], classes, config)?;
-/// let loading = LoaderConfig { order: Order::Shuffled { seed: 7 }, ..LoaderConfig::new(4) };
+/// let loading = LoaderConfig::new(4).with_order(Order::Shuffled { seed: 7 });
 /// let loader = TileBatch::loader(set, Some(7), loading)?;
 /// let (device, normalize) = (Device::flex(), Normalize { mean: vec![3119.5], std: vec![300.0] });
 /// for batch in loader.epoch(0, 0).take(1) {
 ///     let tiles = batch?.to_device(&normalize, &device)?;
 ///     assert_eq!(tiles.images.dims(), [4, 1, 64, 64]);
 ///     assert_eq!(tiles.masks.map(|masks| masks.dims()), Some([4, 64, 64]));
-///     assert_eq!(tiles.weights.dims(), [4, 64, 64]); // 0 where nothing is to be learnt
+///     assert_eq!(tiles.weights.dims(), [4, 64, 64]); // 0 for ignored pixels and padding
 /// }
 ///
-/// // To predict: the same image in order, row by row into a file or wherever the closure says.
+/// // To predict: the tiles of the image in order; the closure writes the rows, for example to a file.
 /// let set = TileSet::new([&scene], config)?;
 /// let mut classified: Vec<Vec<u8>> = vec![];
 /// let row = |_y: usize, row: &[f32]| {
@@ -88,7 +72,7 @@ pub struct TilePlace {
 /// for batch in loader.epoch(0, 0) {
 ///     let batch = batch?;
 ///     let images = batch.to_device(&normalize, &device)?.images;
-///     let logits = images.repeat(&[1, 2, 1, 1]); // what a model says: [4, classes, 64, 64]
+///     let logits = images.repeat(&[1, 2, 1, 1]); // the output of a model: [4, classes, 64, 64]
 ///     stitch.add_batch(&batch.ids, logits)?;
 /// }
 /// stitch.finish()?;
@@ -99,29 +83,29 @@ pub struct TilePlace {
 pub struct TileSet {
     sources: Arc<[Source]>,
     grids: Arc<[TileGrid]>,
-    /// The id of every image's first tile, and behind them the number of tiles.
+    /// The id of every image's first tile, and then the number of tiles.
     firsts: Arc<[usize]>,
     classes: Option<Classes>,
     config: TileConfig,
 }
 
 impl TileSet {
-    /// Tiles of `images` without masks. Of every image the header is read, and no pixel.
+    /// Tiles of `images` without masks. Only the headers are read.
     ///
     /// # Errors
-    /// [`Error::Read`] and [`Error::Format`] for a file that is gone, no image, or has other bands or samples than the
-    /// first; [`Error::TooLarge`] for one of which a tile takes more than the limit; [`Error::InvalidSetting`] for no
-    /// images and those of [`TileGrid::new`].
+    /// [`Error::Read`] and [`Error::Format`] for a file that is missing, is no image, or has other bands or samples than the
+    /// first; [`Error::TooLarge`] when reading a tile takes more than the limit; [`Error::InvalidSetting`] for no images;
+    /// those of [`TileGrid::new`].
     pub fn new(images: impl IntoIterator<Item = impl AsRef<Path>>, config: TileConfig) -> Result<Self, Error> {
         Self::open(images.into_iter().map(|image| (image, None::<&Path>)), None, config)
     }
 
-    /// Tiles of images, each with its mask. Of every file the header is read, and no pixel.
+    /// Tiles of images, each with its mask. Only the headers are read.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new); [`Error::Format`] for a mask of another size than its image or of what cannot be
-    /// class ids; [`Error::InvalidSetting`] for classes that are not 1 to 65536. That an id is no class is found when
-    /// a tile is read.
+    /// Those of [`new`](Self::new); [`Error::Format`] for a mask of another size than its image or with samples
+    /// that cannot be class ids; [`Error::InvalidSetting`] for classes that are not 1 to 65536. The ids are checked when a
+    /// tile is read.
     pub fn with_masks(
         pairs: impl IntoIterator<Item = (impl AsRef<Path>, impl AsRef<Path>)>,
         classes: Classes,
@@ -171,7 +155,7 @@ impl TileSet {
         &self.sources[image].image
     }
 
-    /// How image `image`, below [`images`](Self::images), is cut.
+    /// The grid of image `image`, below [`images`](Self::images).
     pub fn grid(&self, image: usize) -> &TileGrid {
         &self.grids[image]
     }
@@ -181,7 +165,7 @@ impl TileSet {
         self.firsts[image]..self.firsts[image + 1]
     }
 
-    /// Where tile `id` lies, found in O(log [`images`](Self::images)).
+    /// The position of tile `id`, found in O(log [`images`](Self::images)).
     ///
     /// # Panics
     /// When `id` is not below [`len`](Self::len).
@@ -197,7 +181,7 @@ impl TileSet {
         self.sources[0].facts.bands
     }
 
-    /// Whether samples are read as bytes, and not as floats.
+    /// Whether samples are read as bytes; otherwise they are floats.
     pub fn is_eight_bit(&self) -> bool {
         self.sources[0].facts.is_eight_bit()
     }
@@ -207,12 +191,17 @@ impl TileSet {
         self.classes
     }
 
-    /// How its images are cut.
+    /// Its configuration.
     pub fn config(&self) -> &TileConfig {
         &self.config
     }
 
-    /// Reads tile `id` within the room of `worker`.
+    /// The most bytes that reading one tile takes.
+    pub(super) fn reading_bytes(&self) -> u64 {
+        self.sources.iter().map(|source| source.bytes).max().unwrap_or(0)
+    }
+
+    /// Reads tile `id` when the budget of `worker` has room.
     pub(super) fn read(&self, id: usize, plan: &BatchPlan, worker: &Worker) -> Result<Patch, Error> {
         let place = self.place(id);
         let source = &self.sources[place.image];

@@ -1,0 +1,151 @@
+//! The segments of a JPEG up to its first scan.
+
+use std::io::{Read, Seek};
+
+use crate::decode::header::{Format, Header};
+use crate::decode::pixels::orientation::Orientation;
+use crate::decode::source::reader::Reader;
+use crate::decode::source::reason::Reason;
+
+use super::layout::Layout;
+
+/// Reads the markers up to the first scan. Source: ITU-T T.81, annex B.
+pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
+    read_bytes::<2>(reader)?; // the start of the image, by which the format was told
+    let (mut orientation, mut adobe_transform) = (None, None);
+    let mut frame: Option<Frame> = None;
+    loop {
+        let marker = next_marker(reader)?;
+        // `Segments` refuses the same.
+        if matches!(marker, 0x00..=0xbf | 0xd0..=0xd7) {
+            return Err(
+                format!("0xff{marker:02x} between the segments of the JPEG, expected a segment's marker").into()
+            );
+        }
+        if marker == 0xd8 {
+            continue;
+        }
+        if marker == 0xd9 {
+            return Err("the JPEG ends before its first scan".into());
+        }
+        let length = usize::from(u16::from_be_bytes(read_bytes(reader)?));
+        let Some(length) = length.checked_sub(2) else {
+            return Err(
+                format!("segment 0x{marker:02x} of the JPEG is {length} bytes long, expected at least 2").into()
+            );
+        };
+        match marker {
+            0xc0..=0xc2 if frame.is_none() => frame = Some(Frame::read(&read_vec(reader, length)?, marker == 0xc2)?),
+            0xc0..=0xc2 => return Err("the JPEG has several frame headers, expected one".into()),
+            0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf => {
+                return Err(Reason::Unsupported(format!(
+                    "JPEG process 0x{marker:02x}, expected baseline, extended or progressive Huffman"
+                )));
+            }
+            0xda => {
+                let frame = frame.ok_or("the JPEG has a scan before its frame header")?;
+                let scanned = usize::from(read_bytes::<1>(reader)?[0]);
+                let first_scan = reader.stream_position().map_err(|e| e.to_string())?;
+                return Ok(frame.header(scanned, orientation.unwrap_or_default(), adobe_transform, first_scan));
+            }
+            0xe1 if orientation.is_none() => {
+                let segment = read_vec(reader, length)?;
+                orientation = segment.strip_prefix(b"Exif\0\0").map(Orientation::in_exif);
+            }
+            0xee => {
+                let segment = read_vec(reader, length)?;
+                adobe_transform = segment.strip_prefix(b"Adobe").and_then(|rest| rest.get(6)).copied();
+            }
+            _ => reader.seek_relative(length as i64).map_err(|e| e.to_string())?,
+        }
+    }
+}
+
+struct Frame {
+    height: usize,
+    width: usize,
+    progressive: bool,
+    ids: Vec<u8>,
+    sampling: Vec<[usize; 2]>,
+}
+
+impl Frame {
+    fn read(segment: &[u8], progressive: bool) -> Result<Self, Reason> {
+        let [bits, h1, h0, w1, w0, count, components @ ..] = segment else {
+            return Err("the frame header of the JPEG is cut short".into());
+        };
+        let [height, width] = [[*h1, *h0], [*w1, *w0]].map(|bytes| usize::from(u16::from_be_bytes(bytes)));
+        if *bits != 8 {
+            return Err(Reason::Unsupported(format!("a JPEG of {bits} bits a sample, expected 8")));
+        }
+        if height == 0 || width == 0 {
+            return Err(format!("{height}x{width} pixels, expected at least 1x1").into());
+        }
+        if ![1, 3, 4].contains(count) || components.len() != 3 * usize::from(*count) {
+            return Err(Reason::Unsupported(format!("a JPEG of {count} components, expected 1, 3 or 4")));
+        }
+        let components = components.as_chunks::<3>().0;
+        let mut sampling: Vec<[usize; 2]> =
+            components.iter().map(|[_, hv, _]| [usize::from(hv >> 4), usize::from(hv & 15)]).collect();
+        if let Some([h, v]) = sampling.iter().find(|[h, v]| !(1..=4).contains(h) || !(1..=4).contains(v)) {
+            return Err(format!("a JPEG component sampled {h}x{v}, expected 1x1 to 4x4").into());
+        }
+        if let [only] = &mut sampling[..] {
+            *only = [1, 1]; // the factors are relative to each other
+        }
+        Ok(Self { height, width, progressive, ids: components.iter().map(|[id, ..]| *id).collect(), sampling })
+    }
+
+    fn header(
+        self,
+        scanned: usize,
+        orientation: Orientation,
+        adobe_transform: Option<u8>,
+        first_scan: u64,
+    ) -> (Header, Layout) {
+        let [height, width] = orientation.size([self.height, self.width]);
+        let channels = self.sampling.len();
+        let interleaved = scanned == channels;
+        let header = Header {
+            format: Format::Jpeg,
+            height,
+            width,
+            channels,
+            bits: 8,
+            alpha: false,
+            orientation,
+            progressive: self.progressive || !interleaved,
+            frames: Some(1),
+        };
+        let layout = Layout {
+            adobe_rgb: adobe_transform == Some(0) && channels == 3 && self.ids != *b"RGB",
+            progressive: self.progressive,
+            sampling: self.sampling,
+            interleaved,
+            first_scan,
+        };
+        (header, layout)
+    }
+}
+
+fn next_marker(reader: &mut Reader) -> Result<u8, String> {
+    // Pillow and libjpeg skip bytes between segments too.
+    while read_bytes::<1>(reader)? != [0xff] {}
+    let mut marker = 0xff;
+    while marker == 0xff {
+        [marker] = read_bytes(reader)?;
+    }
+    Ok(marker)
+}
+
+fn read_bytes<const N: usize>(reader: &mut Reader) -> Result<[u8; N], String> {
+    let mut bytes = [0; N];
+    reader.read_exact(&mut bytes).map_err(|_| "the JPEG ends within its header".to_owned())?;
+    Ok(bytes)
+}
+
+fn read_vec(reader: &mut Reader, length: usize) -> Result<Vec<u8>, String> {
+    let mut bytes = vec![0; length];
+    reader.read_exact(&mut bytes).map_err(|_| "the JPEG ends within its header".to_owned())?;
+    Ok(bytes)
+}

@@ -1,0 +1,147 @@
+//! Turns the metadata segments of a JPEG into comments, which decoders skip.
+
+use std::io::Seek;
+
+use crate::decode::source::patched::{Patch, Patched, Refused};
+use crate::decode::source::reader::{Input, Reader};
+
+/// Scans of a progressive JPEG; encoders write about ten. Each may cost a pass over all coefficients.
+pub(super) const MAX_SCANS: usize = 100;
+
+/// Reads the segments of a JPEG and renames those of metadata to comments, which no decoder keeps: colour profiles, EXIF
+/// (read with the header), XMP, thumbnails. Refuses a start-of-scan marker after [`MAX_SCANS`].
+///
+/// The segments of JFIF and Adobe, which describe the colour model, stay. Source: ITU-T T.81, annex B.
+#[derive(Debug, Default)]
+pub(super) struct Segments {
+    state: State,
+    scans: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum State {
+    /// In coded data or between segments, where a marker may begin.
+    #[default]
+    Between,
+    /// After 0xff.
+    Marker,
+    /// After a marker of a segment.
+    Length,
+    /// After the high byte of the length.
+    LowLength(u8),
+    /// The number of bytes of the segment that are left.
+    Body(usize),
+    /// After the image.
+    End,
+}
+
+const COMMENT: u8 = 0xfe;
+const START_OF_IMAGE: u8 = 0xd8;
+const END_OF_IMAGE: u8 = 0xd9;
+const START_OF_SCAN: u8 = 0xda;
+
+impl Patch for Segments {
+    fn patch(&mut self, piece: &mut [u8]) -> Result<(), Refused> {
+        let mut at = 0;
+        while at < piece.len() {
+            let byte = piece[at];
+            self.state = match self.state {
+                State::Between => match piece[at..].iter().position(|byte| *byte == 0xff) {
+                    Some(marker) => {
+                        at += marker;
+                        State::Marker
+                    }
+                    None => break,
+                },
+                State::Marker => match byte {
+                    0xff => State::Marker,
+                    // A stuffed zero or a restart: coded data. Before the first scan, decoders differ in what they accept.
+                    0x00..=0xbf | 0xd0..=0xd7 if self.scans > 0 => State::Between,
+                    START_OF_IMAGE => State::Between,
+                    END_OF_IMAGE => State::End,
+                    0x00..=0xbf | 0xd0..=0xd7 => {
+                        let reason = "the JPEG has bytes between its segments that begin none";
+                        return Err(Refused { at, reason });
+                    }
+                    START_OF_SCAN => {
+                        self.scans += 1;
+                        if self.scans > MAX_SCANS {
+                            return Err(Refused { at, reason: "the JPEG has more than 100 scans" });
+                        }
+                        State::Length
+                    }
+                    0xe1..=0xed | 0xef => {
+                        piece[at] = COMMENT;
+                        State::Length
+                    }
+                    _ => State::Length,
+                },
+                State::Length => State::LowLength(byte),
+                State::LowLength(high) => match usize::from(u16::from_be_bytes([high, byte])).saturating_sub(2) {
+                    0 => State::Between,
+                    body => State::Body(body),
+                },
+                State::Body(left) => {
+                    let here = left.min(piece.len() - at);
+                    at += here - 1;
+                    if here == left { State::Between } else { State::Body(left - here) }
+                }
+                State::End => break,
+            };
+            at += 1;
+        }
+        Ok(())
+    }
+}
+
+/// The file from its first byte on.
+pub(super) fn without_metadata(mut reader: Reader) -> Result<Patched<Input, Segments>, String> {
+    reader.rewind().map_err(|e| e.to_string())?;
+    Ok(Patched::new(reader.into_inner(), Segments::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Read;
+
+    fn segment(marker: u8, body: &[u8]) -> Vec<u8> {
+        [&[0xff, marker][..], &(body.len() as u16 + 2).to_be_bytes(), body].concat()
+    }
+
+    proptest! {
+        /// Metadata become comments and no other byte changes, whatever they contain and wherever pieces end.
+        #[test]
+        fn metadata_become_comments(
+            bodies in prop::collection::vec((0xe0u8..0xf0, prop::collection::vec(any::<u8>(), 0..3000)), 0..40),
+            coded in prop::collection::vec(0u8..0xff, 0..40_000),
+        ) {
+            let (mut file, mut expected) = (vec![0xff, 0xd8], vec![0xff, 0xd8]);
+            let scan = [&segment(0xda, &[1, 1, 0, 0, 63, 0])[..], &coded, &[0xff, 0, 0xff, 0xd3, 7]].concat();
+            for (i, (marker, body)) in bodies.iter().enumerate() {
+                file.extend(segment(*marker, body));
+                expected.extend(segment(if [0xe0, 0xee].contains(marker) { *marker } else { 0xfe }, body));
+                if i == bodies.len() / 2 {
+                    file.extend(&scan);
+                    expected.extend(&scan);
+                }
+            }
+            file.extend([0xff, 0xd9, 0xff, 0xe1]);
+            expected.extend([0xff, 0xd9, 0xff, 0xe1]);
+            let mut out = vec![];
+            Patched::new(&file[..], Segments::default()).read_to_end(&mut out).unwrap();
+            prop_assert!(out == expected);
+        }
+
+        #[test]
+        fn the_input_ends_before_one_scan_too_many(gap in 0usize..700, more in 0usize..5) {
+            let scan = [segment(0xda, &[0; 6]), vec![9; gap]].concat();
+            let file = [&[0xff, 0xd8][..], &scan.repeat(MAX_SCANS + more)].concat();
+            let mut out = vec![];
+            let ended = Patched::new(&file[..], Segments::default()).read_to_end(&mut out);
+            prop_assert_eq!(ended.is_err(), more > 0);
+            prop_assert_eq!(out.len(), if more > 0 { 2 + MAX_SCANS * scan.len() + 1 } else { file.len() });
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Decodes a JPEG through libjpeg-turbo.
+
+use std::io::Read;
+
+use turbojpeg::{Decompressor, Image as Target, PixelFormat, ScalingFactor};
+
+use crate::decode::pixels::colour::ColourModel;
+use crate::decode::pixels::image::Image;
+use crate::decode::source::reader::Reader;
+use crate::decode::source::reason::Reason;
+
+use super::segments::{MAX_SCANS, without_metadata};
+
+/// Decodes a gray or RGB JPEG through libjpeg-turbo, which needs the whole file in memory.
+pub(super) fn decode(
+    reader: Reader,
+    pixels: ColourModel,
+    denominator: usize,
+    channels: usize,
+) -> Result<Image, Reason> {
+    let mut jpeg = vec![];
+    without_metadata(reader)?.read_to_end(&mut jpeg).map_err(|e| e.to_string())?;
+    let image = decompress(&jpeg, pixels, denominator).map_err(|e| e.to_string())?;
+    drop(jpeg);
+    let Target { mut pixels, height, width, format, .. } = image;
+    let colours = if format == PixelFormat::GRAY { ColourModel::Gray } else { ColourModel::Rgb };
+    colours.convert_in_place(&mut pixels, channels);
+    Ok(Image { pixels, height, width, channels })
+}
+
+fn decompress(jpeg: &[u8], pixels: ColourModel, denominator: usize) -> Result<Target<Vec<u8>>, turbojpeg::Error> {
+    let mut decompressor = Decompressor::new()?;
+    decompressor.set_scan_limit(MAX_SCANS as u32)?;
+    let factor = ScalingFactor::new(1, denominator);
+    decompressor.set_scaling_factor(factor)?;
+    let header = decompressor.read_header(jpeg)?.scaled(factor);
+    let format = if pixels == ColourModel::Gray { PixelFormat::GRAY } else { PixelFormat::RGB };
+    let (height, width, pitch) = (header.height, header.width, header.width * pixels.samples());
+    let mut image = Target { pixels: vec![0; height * pitch], width, pitch, height, format };
+    decompressor.decompress(jpeg, image.as_deref_mut())?;
+    Ok(image)
+}

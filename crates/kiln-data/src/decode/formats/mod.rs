@@ -1,0 +1,8 @@
+//! The file formats that are decoded.
+
+mod gif;
+pub(super) mod jpeg;
+pub(super) mod other;
+pub(super) mod png;
+pub(super) mod tiff;
+mod webp;

@@ -1,0 +1,54 @@
+//! Decodes a part of a TIFF to 8 bits a sample.
+
+use crate::decode::pixels::image::Image;
+use crate::decode::pixels::rect::Rect;
+use crate::decode::pixels::reduce::Boxes;
+use crate::decode::source::reader::Reader;
+use crate::decode::source::reason::Reason;
+
+use super::chunks::{Chunks, Piece};
+use super::layout::Layout;
+
+/// Decodes a part to 1 or 3 channels.
+pub(crate) fn decode(
+    layout: &Layout,
+    reader: Reader,
+    part: &Rect,
+    factor: usize,
+    channels: usize,
+) -> Result<Image, Reason> {
+    let pixels = layout.pixels.clone()?;
+    let size = part.size();
+    let mut boxes = Boxes::new(size, channels, factor);
+    let (mut bytes, mut converted) = (vec![], vec![]);
+    Chunks::open(reader, layout.clone())?.read(part, |piece| match piece {
+        Piece::Row { y, x, samples } => {
+            let eight = match layout.bits {
+                _ if let Some(palette) = &layout.palette => {
+                    bytes.clear();
+                    bytes.extend(samples.iter().flat_map(|index| palette[usize::from(*index)]));
+                    &bytes
+                }
+                8 => samples,
+                16 => {
+                    bytes.clear();
+                    let samples = samples.as_chunks::<2>().0;
+                    bytes.extend(samples.iter().map(|sample| (u16::from_ne_bytes(*sample) >> 8) as u8));
+                    &bytes
+                }
+                bits => {
+                    let scale = 255 / ((1u8 << bits) - 1);
+                    bytes.clear();
+                    bytes.extend(samples.iter().map(|sample| sample * scale));
+                    &bytes
+                }
+            };
+            converted.resize(eight.len() / pixels.samples() * channels, 0);
+            pixels.convert(eight, channels, &mut converted);
+            boxes.add(y - part.top, x - part.left, &converted);
+        }
+        Piece::EndOfRows { y } => boxes.complete(y - part.top),
+    })?;
+    let [height, width] = size.map(|side| side.div_ceil(factor));
+    Ok(Image { pixels: boxes.finish(), height, width, channels })
+}

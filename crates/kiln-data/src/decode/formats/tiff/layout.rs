@@ -1,0 +1,135 @@
+//! How the pixels of a TIFF are stored, and the bytes that decoding takes.
+
+use std::io::{Read, Seek};
+
+use ::tiff::ColorType;
+use ::tiff::decoder::{ChunkType, Decoder, TiffCodingUnit};
+use ::tiff::tags::{CompressionMethod, SampleFormat, Tag};
+
+use crate::decode::header::MAX_PIXELS;
+use crate::decode::pixels::colour::ColourModel;
+use crate::decode::pixels::rect::Rect;
+use crate::decode::pixels::reduce;
+use crate::decode::source::reason::Reason;
+
+use super::directory::Directory;
+use super::palette::Palette;
+
+/// The strips or tiles of a TIFF, here both called chunks.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Layout {
+    /// The reason why not, for samples or bands that are no picture.
+    pub(super) pixels: Result<ColourModel, Reason>,
+    /// Rows and columns of a chunk.
+    pub(super) chunk: [usize; 2],
+    /// Rows and columns of a chunk that are within the image.
+    pub(super) filled: [usize; 2],
+    /// Chunks in the file.
+    pub(super) count: usize,
+    pub(crate) samples: usize,
+    pub(crate) bits: usize,
+    pub(crate) kind: SampleFormat,
+    pub(super) jpeg: bool,
+    pub(super) zstd: bool,
+    pub(super) palette: Option<Palette>,
+    /// The position of the photometric interpretation, if that is a palette.
+    pub(super) interpretation: Option<u64>,
+}
+
+impl Layout {
+    pub(super) fn read<R: Read + Seek>(decoder: &mut Decoder<R>, directory: Directory) -> Result<Self, Reason> {
+        let colour = decoder.colortype().map_err(Reason::from)?;
+        let (columns, rows) = decoder.chunk_dimensions();
+        let unit = decoder.image_coding_unit_layout(TiffCodingUnit(0)).map_err(Reason::from)?;
+        let (bits, samples) = (usize::from(colour.bit_depth()), usize::from(colour.num_samples()));
+        let (width, height) = decoder.dimensions().map_err(Reason::from)?;
+        let compression = decoder.find_tag_unsigned(Tag::Compression).map_err(Reason::from)?;
+        let tiled = decoder.get_chunk_type() == ChunkType::Tile;
+        if tiled && (rows as usize).checked_mul(columns as usize).is_none_or(|pixels| pixels > MAX_PIXELS) {
+            return Err(format!("tiles of {rows}x{columns} pixels, expected at most 2^40 in all").into());
+        }
+        let Directory { interpretation, colours } = directory;
+        let palette = match (interpretation, colours, bits) {
+            (None, ..) => None,
+            (Some(_), Some(colours), 1..=8) if samples == 1 && colours.len() == 1 << bits => Some(colours),
+            (Some(_), colours, _) => {
+                let count = colours.map_or(0, |colours| colours.len());
+                return Err(format!(
+                    "a TIFF of {samples} samples of {bits} bits and a palette of {count} colours, expected one of 1 to \
+                     8 bits and as many colours as that has values"
+                )
+                .into());
+            }
+        };
+        let filled = [rows.min(height), columns.min(width)].map(|side| side as usize);
+        Ok(Self {
+            pixels: pixels(colour, unit.sample_format)
+                .map(|gray| if palette.is_some() { ColourModel::Rgb } else { gray }),
+            // The header may give 2^32 - 1 rows for a strip.
+            chunk: if tiled { [rows as usize, columns as usize] } else { filled },
+            filled,
+            count: height.div_ceil(rows) as usize * width.div_ceil(columns) as usize,
+            samples,
+            bits,
+            kind: unit.sample_format,
+            jpeg: compression == Some(CompressionMethod::ModernJPEG.to_u16()),
+            zstd: compression == Some(CompressionMethod::ZSTD.to_u16()),
+            palette,
+            interpretation,
+        })
+    }
+
+    /// Channels that are kept when `asked` are wanted.
+    pub(crate) fn kept(&self, asked: usize) -> usize {
+        self.pixels.as_ref().map_or(asked, |pixels| pixels.kept(asked))
+    }
+
+    /// Bytes of an unpacked sample.
+    pub(crate) fn sample_bytes(&self) -> usize {
+        self.bits.div_ceil(8)
+    }
+
+    /// Bytes that reading the chunks one after the other takes, without the result.
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        let pixels = (self.filled[0] * self.filled[1]) as u64;
+        let coded = (self.chunk[0] * self.chunk[1]) as u64;
+        let row = (self.chunk[1] * self.samples * self.sample_bytes()) as u64;
+        // A JPEG chunk is read whole and decoded whole before it is copied.
+        let inside = if self.jpeg { coded * self.samples as u64 * 3 + 64 * row } else { 0 };
+        let decoded = (pixels * (self.samples * self.bits) as u64).div_ceil(8) + self.filled[0] as u64;
+        // libzstd keeps the window of a frame.
+        let inside = if self.zstd { inside + decoded.min(MOST_WINDOW) } else { inside };
+        decoded + inside + 2 * row + (self.count * 80) as u64 + STATE
+    }
+
+    /// Bytes that decoding takes at its peak, the decoded pixels included.
+    pub(crate) fn bytes(&self, part: &Rect, factor: usize, channels: usize) -> u64 {
+        let samples = if self.palette.is_some() { 3 } else { self.samples };
+        let rows = 3 * (self.filled[1] * samples.max(channels)) as u64;
+        self.chunk_bytes() + rows + reduce::bytes(part.size(), channels, factor, self.filled[0])
+    }
+}
+
+/// The window that every Zstandard decoder should support (RFC 8878, section 3.1.1.1.2).
+pub(super) const MOST_WINDOW: u64 = 8 << 20;
+
+/// Decoding tables and nested readers.
+const STATE: u64 = 256 * 1024;
+
+fn pixels(colour: ColorType, kind: SampleFormat) -> Result<ColourModel, Reason> {
+    let pixels = match colour {
+        ColorType::Gray(1 | 2 | 4 | 8 | 16) => Some(ColourModel::Gray),
+        ColorType::Multiband { bit_depth: 8 | 16, num_samples: 2 } => Some(ColourModel::GrayAlpha),
+        ColorType::RGB(8 | 16) => Some(ColourModel::Rgb),
+        ColorType::RGBA(8 | 16) => Some(ColourModel::Rgba),
+        ColorType::CMYK(8 | 16) => Some(ColourModel::Cmyk),
+        ColorType::CMYKA(8 | 16) => Some(ColourModel::CmykAlpha),
+        ColorType::YCbCr(8) => Some(ColourModel::YCbCr),
+        _ => None,
+    };
+    pixels.filter(|_| kind == SampleFormat::Uint).ok_or_else(|| {
+        Reason::Unsupported(format!(
+            "{colour:?} TIFF of {kind:?} samples, expected gray, RGB or CMYK of at most 16 bits (a Raster reads it)"
+        ))
+    })
+}

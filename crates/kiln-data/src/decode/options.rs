@@ -1,0 +1,71 @@
+//! How images are decoded: quality, limit, and the policy for images above the limit.
+
+use serde::{Deserialize, Serialize};
+
+/// How an image is made smaller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quality {
+    /// Uses all pixels, as torchvision and Pillow do.
+    #[default]
+    Exact,
+    /// Uses fewer pixels: a JPEG is decoded through a smaller inverse transform, rows and tiles are averaged over boxes, both
+    /// to at least twice the size of the result on each side. The mean error is about one 8-bit level (Pillow's `draft` and
+    /// `reducing_gap=2.0`).
+    Fast,
+}
+
+/// The policy for images that take more bytes than the limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Oversized {
+    /// It is decoded with [`Quality::Fast`]; it is an error only if that takes more than the limit too.
+    #[default]
+    Reduce,
+    /// It is an error.
+    Refuse,
+}
+
+/// How images are decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct DecodeOptions {
+    /// How an image is made smaller.
+    pub quality: Quality,
+    /// Bytes that decoding one image may take.
+    pub limit: u64,
+    /// The policy for images that take more.
+    pub oversized: Oversized,
+}
+
+impl Default for DecodeOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl DecodeOptions {
+    /// Exact, within 512 MiB, larger images reduced.
+    pub const fn new() -> Self {
+        Self { quality: Quality::Exact, limit: 512 << 20, oversized: Oversized::Reduce }
+    }
+
+    /// Makes images smaller in this way.
+    #[must_use]
+    pub const fn with_quality(self, quality: Quality) -> Self {
+        Self { quality, ..self }
+    }
+
+    /// Decoding one image may take `limit` bytes.
+    #[must_use]
+    pub const fn with_limit(self, limit: u64) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// The policy for images that take more than the limit.
+    #[must_use]
+    pub const fn with_oversized(self, oversized: Oversized) -> Self {
+        Self { oversized, ..self }
+    }
+}

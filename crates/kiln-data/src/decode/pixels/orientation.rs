@@ -1,0 +1,130 @@
+//! How the pixels of a file are turned and mirrored to be upright.
+
+use super::area::Area;
+use super::image::Image;
+
+/// How the pixels of a file are turned to be upright (EXIF tag 0x0112).
+///
+/// Row `y`, column `x` of the upright image is row `a`, column `b` of the file, where `(a, b)` is `(y, x)`, or
+/// `(x, y)` when transposed, each counted from the other end when flipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Orientation {
+    /// Rows and columns are exchanged.
+    pub transpose: bool,
+    /// The file's rows are in reverse order.
+    pub flip_rows: bool,
+    /// The file's columns are in reverse order.
+    pub flip_columns: bool,
+}
+
+impl Orientation {
+    /// The orientation of an EXIF value, 1 to 8.
+    ///
+    /// Source: CIPA DC-008 (EXIF 2.32), section 4.6.4, "Orientation".
+    pub fn from_exif(value: u8) -> Option<Self> {
+        let (transpose, flip_rows, flip_columns) = match value {
+            1 => (false, false, false),
+            2 => (false, false, true),
+            3 => (false, true, true),
+            4 => (false, true, false),
+            5 => (true, false, false),
+            6 => (true, true, false),
+            7 => (true, true, true),
+            8 => (true, false, true),
+            _ => return None,
+        };
+        Some(Self { transpose, flip_rows, flip_columns })
+    }
+
+    /// The orientation in an EXIF block that begins with its TIFF header, upright when there is none.
+    pub(crate) fn in_exif(exif: &[u8]) -> Self {
+        let found = image::metadata::Orientation::from_exif_chunk(exif);
+        found.and_then(|orientation| Self::from_exif(orientation.to_exif())).unwrap_or_default()
+    }
+
+    /// `[height, width]` of the upright image from those of the file, and the other way round.
+    pub(crate) fn size(self, [height, width]: [usize; 2]) -> [usize; 2] {
+        if self.transpose { [width, height] } else { [height, width] }
+    }
+
+    /// Followed by mirroring the upright image left to right.
+    pub(crate) fn then_mirror(self) -> Self {
+        match self.transpose {
+            true => Self { flip_rows: !self.flip_rows, ..self },
+            false => Self { flip_columns: !self.flip_columns, ..self },
+        }
+    }
+
+    /// The area of the file, of size `[height, width]`, for an area of the upright image.
+    pub(crate) fn stored_area(self, seen: &Area, [height, width]: [usize; 2]) -> Area {
+        let mut area = match self.transpose {
+            true => Area { top: seen.left, left: seen.top, height: seen.width, width: seen.height },
+            false => *seen,
+        };
+        if self.flip_rows {
+            area.top = (height as f64 - area.top - area.height).max(0.0);
+        }
+        if self.flip_columns {
+            area.left = (width as f64 - area.left - area.width).max(0.0);
+        }
+        area
+    }
+
+    /// Turns pixels in the file's order into the upright image.
+    pub(crate) fn apply(self, stored: Image) -> Image {
+        if self == Self::default() {
+            return stored;
+        }
+        let [height, width] = self.size([stored.height, stored.width]);
+        let mut pixels = Vec::with_capacity(stored.pixels.len());
+        for y in 0..height {
+            for x in 0..width {
+                let (a, b) = if self.transpose { (x, y) } else { (y, x) };
+                let a = if self.flip_rows { stored.height - 1 - a } else { a };
+                let b = if self.flip_columns { stored.width - 1 - b } else { b };
+                let at = (a * stored.width + b) * stored.channels;
+                pixels.extend_from_slice(&stored.pixels[at..at + stored.channels]);
+            }
+        }
+        Image { pixels, height, width, channels: stored.channels }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two rows of three pixels: a b c / d e f.
+    fn letters() -> Image {
+        Image { pixels: b"abcdef".to_vec(), height: 2, width: 3, channels: 1 }
+    }
+
+    #[test]
+    fn each_value_turns_as_the_standard_draws_it() {
+        let expected = ["abc/def", "cba/fed", "fed/cba", "def/abc", "ad/be/cf", "da/eb/fc", "fc/eb/da", "cf/be/ad"];
+        for (value, expected) in (1..).zip(expected) {
+            let orientation = Orientation::from_exif(value).unwrap();
+            let seen = orientation.apply(letters());
+            let rows: Vec<_> = seen.pixels.chunks(seen.width).map(String::from_utf8_lossy).collect();
+            assert_eq!(rows.join("/"), expected, "{value}");
+
+            let mirrored = orientation.then_mirror().apply(letters());
+            let rows: Vec<String> = expected.split('/').map(|row| row.chars().rev().collect()).collect();
+            assert_eq!(String::from_utf8_lossy(&mirrored.pixels), rows.concat(), "{value} mirrored");
+        }
+        assert_eq!([0, 9, 255].map(Orientation::from_exif), [None; 3]);
+    }
+
+    #[test]
+    fn a_pixel_as_seen_is_found_in_the_file() {
+        for value in 1..=8 {
+            let orientation = Orientation::from_exif(value).unwrap();
+            let seen = orientation.apply(letters());
+            for (i, letter) in seen.pixels.iter().enumerate() {
+                let [top, left] = [i / seen.width, i % seen.width].map(|n| n as f64);
+                let area = orientation.stored_area(&Area { top, left, height: 1.0, width: 1.0 }, [2, 3]);
+                assert_eq!(letters().pixels[area.top as usize * 3 + area.left as usize], *letter, "{value}");
+            }
+        }
+    }
+}

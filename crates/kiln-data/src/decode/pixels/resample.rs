@@ -1,0 +1,67 @@
+//! Crops and resizes an image, and tells the bytes that this takes.
+
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::{U8, U8x3};
+use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
+
+use super::area::Area;
+use super::image::Image;
+
+/// The area of `image`, whose channels are 1 or 3, at `[height, width]`, none of which is zero.
+pub(crate) fn crop_resize(image: Image, area: &Area, [height, width]: [usize; 2]) -> Image {
+    if stays(area, [image.height, image.width], [height, width]) {
+        return image;
+    }
+    let mut pixels = vec![0; height * width * image.channels];
+    let [top, rows] = clamp(area.top, area.height, image.height);
+    let [left, columns] = clamp(area.left, area.width, image.width);
+    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
+    let options = options.crop(left, top, columns, rows);
+    // The two kinds of pixels by name: `Resizer::resize` would compile the kernels of all ten.
+    let resized = match image.channels {
+        1 => resize::<U8>(&image, &mut pixels, [height, width], &options),
+        _ => resize::<U8x3>(&image, &mut pixels, [height, width], &options),
+    };
+    debug_assert_eq!(resized, Ok(()), "{area:?} of {}x{}", image.height, image.width);
+    Image { pixels, height, width, channels: image.channels }
+}
+
+fn resize<P: PixelTrait>(
+    image: &Image,
+    pixels: &mut [u8],
+    [height, width]: [usize; 2],
+    options: &ResizeOptions,
+) -> Result<(), String> {
+    let source = TypedImageRef::<P>::from_buffer(image.width as u32, image.height as u32, &image.pixels);
+    let target = TypedImage::<P>::from_buffer(width as u32, height as u32, pixels);
+    let (source, mut target) = (source.map_err(|e| e.to_string())?, target.map_err(|e| e.to_string())?);
+    Resizer::new().resize_typed(&source, &mut target, options).map_err(|e| e.to_string())
+}
+
+/// Whether the image stays as it is.
+fn stays(area: &Area, source: [usize; 2], target: [usize; 2]) -> bool {
+    *area == Area::whole(source[0], source[1]) && source == target
+}
+
+/// The part of `[first, first + length]` within `[0, size]`.
+fn clamp(first: f64, length: f64, size: usize) -> [f64; 2] {
+    let first = first.clamp(0.0, size as f64);
+    [first, length.min(size as f64 - first)]
+}
+
+/// Bytes that [`crop_resize`] takes besides the image it is given, the result among them.
+pub(crate) fn bytes(area: &Area, source: [usize; 2], [height, width]: [usize; 2], channels: usize) -> u64 {
+    if stays(area, source, [height, width]) { 0 } else { most_bytes(area, source, [height, width], channels) }
+}
+
+/// An upper bound for all areas up to this one, which may need resizing when this one does not.
+pub(crate) fn most_bytes(area: &Area, source: [usize; 2], [height, width]: [usize; 2], channels: usize) -> u64 {
+    let support = |length: f64, size: usize| (length / size as f64).max(1.0).ceil() as u64;
+    // The vertical pass comes first and reads the columns that the horizontal one will need.
+    let columns = (area.width.ceil() as u64 + 2 * support(area.width, width) + 2).min(source[1] as u64);
+    let between = columns * height as u64 * channels as u64;
+    // A weight is kept as an f64, then as 16 bits; each result has its bounds.
+    let weights = |length: f64, size: usize| size as u64 * ((2 * support(length, size) + 1) * 10 + 64);
+    let result = (height * width * channels) as u64;
+    between + weights(area.height, height) + weights(area.width, width) + result
+}

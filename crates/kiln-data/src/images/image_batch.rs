@@ -1,0 +1,142 @@
+//! A batch of images on the host, and its copy to a device.
+
+use std::ops::Range;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use crate::decode::Image;
+use crate::error::Error;
+use crate::loader::{BatchPlan, Loader, LoaderConfig, Stage, Worker};
+use crate::order::sample_rng;
+
+use super::image_set::ImageSet;
+use super::normalize::Normalize;
+use super::pixels::Pixels;
+use super::transform::Transform;
+
+/// A batch of equally large images on the host, 8 bits a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageBatch {
+    /// Samples `[B, C, H, W]`, flat.
+    pub pixels: Pixels,
+    /// `[B, C, H, W]`.
+    pub shape: [usize; 4],
+    /// `B` class indices.
+    pub labels: Vec<i64>,
+    /// `B` sample ids, for records of what was trained.
+    pub ids: Vec<usize>,
+}
+
+impl ImageBatch {
+    /// A loader of such batches: the images of `set`, transformed. Random choices are a function of (`seed`, epoch,
+    /// sample) alone.
+    ///
+    /// For a set of files, [`Loader::peak_bytes`] is tight after
+    /// [`with_largest_image`](Loader::with_largest_image) with [`ImageSet::largest_decode_bytes`].
+    ///
+    /// # Errors
+    /// Those of [`Transform::check`] and [`Loader::budgeted`].
+    pub fn loader(set: ImageSet, transform: Transform, seed: u64, config: LoaderConfig) -> Result<Loader<Self>, Error> {
+        transform.check()?;
+        // A label and an id beside the pixels.
+        let sample = (set.channels() * transform.size * transform.size + 16) as u64;
+        let bytes = move |plan: &BatchPlan| sample * plan.ids.len() as u64;
+        let (samples, in_memory) = (set.len(), set.size().is_some());
+        let load = move |plan: &BatchPlan, worker: &Worker| Self::load(&set, &transform, seed, plan, worker);
+        let loader = Loader::budgeted(samples, config, bytes, load)?;
+        Ok(if in_memory { loader.with_largest_image(0) } else { loader })
+    }
+
+    /// Loads, transforms and packs the samples of `plan`, straight into one buffer.
+    ///
+    /// # Errors
+    /// Those of [`Worker::sample`] and [`Worker::within`]; [`Error::NothingLeft`] when no sample could be read.
+    pub fn load(
+        set: &ImageSet,
+        transform: &Transform,
+        seed: u64,
+        plan: &BatchPlan,
+        worker: &Worker,
+    ) -> Result<Self, Error> {
+        let (channels, size) = (set.channels(), transform.size);
+        let image = channels * size * size;
+        let mut pixels = Vec::with_capacity(plan.ids.len() * image);
+        let (mut labels, mut ids) = (Vec::with_capacity(plan.ids.len()), Vec::with_capacity(plan.ids.len()));
+        for id in &plan.ids {
+            let load = |id| {
+                let rng = &mut sample_rng(seed, plan.epoch, id as u64);
+                Ok((id, set.view(id, transform, rng, plan, worker)?))
+            };
+            if let Some((id, image)) = worker.sample(plan, *id, load)? {
+                worker.timed(Stage::Assemble, || pack(&image, &mut pixels));
+                labels.push(set.label(id) as i64);
+                ids.push(id);
+            }
+        }
+        if ids.is_empty() {
+            return Err(Error::NothingLeft { epoch: plan.epoch, batch: plan.index, samples: plan.ids.len() });
+        }
+        Ok(Self { pixels: pixels.into(), shape: [ids.len(), channels, size, size], labels, ids })
+    }
+
+    /// Number of images.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there is no image.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// The images in `samples`, in a batch of their own that shares the pixels.
+    ///
+    /// # Panics
+    /// When `samples` ends after [`len`](Self::len).
+    pub fn slice(&self, samples: Range<usize>) -> Self {
+        let [_, c, h, w] = self.shape;
+        Self {
+            pixels: self.pixels.slice(samples.clone(), self.shape),
+            shape: [samples.len(), c, h, w],
+            labels: self.labels[samples.clone()].to_vec(),
+            ids: self.ids[samples].to_vec(),
+        }
+    }
+
+    /// Copies the pixels to `device` now, as bytes; [`to_device`](Self::to_device) then uses the copy. Call it on a thread of
+    /// the loader ([`Loader::with_device_prefetch`]), so that the copy overlaps with the step before. The host memory is
+    /// pinned where the backend supports this. If the copy fails, `to_device` copies again.
+    #[must_use]
+    pub fn upload(mut self, device: &Device) -> Self {
+        self.pixels.upload(self.shape, device);
+        self
+    }
+
+    /// Copies the batch to `device`: normalised images `[B, C, H, W]` in f32, and labels `[B]`.
+    /// The samples travel as bytes and become floats on the device.
+    ///
+    /// # Panics
+    /// When `normalize` does not have one mean and one deviation for each of the C channels.
+    pub fn to_device(&self, normalize: &Normalize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
+        let channels = self.shape[1];
+        let row = |values: Vec<f32>| Tensor::<4>::from_data(TensorData::new(values, [1, channels, 1, 1]), device);
+        // (x / 255 - mean) / std as one multiplication and one addition.
+        let scale = normalize.std.iter().map(|std| 1.0 / (255.0 * std)).collect();
+        let shift = normalize.mean.iter().zip(&normalize.std).map(|(mean, std)| -mean / std).collect();
+        let images = self.pixels.on(self.shape, device).float() * row(scale) + row(shift);
+        let labels = Tensor::from_data(TensorData::new(self.labels.clone(), [self.labels.len()]), device);
+        (images, labels)
+    }
+}
+
+/// Appends the image's channels one after the other.
+fn pack(image: &Image, pixels: &mut Vec<u8>) {
+    match image.channels {
+        1 => pixels.extend_from_slice(&image.pixels),
+        channels => {
+            for channel in 0..channels {
+                pixels.extend(image.pixels[channel..].iter().step_by(channels));
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Gray images and labels in the IDX format of the MNIST family.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+
+use crate::error::Error;
+use crate::images::image_set::ImageSet;
+
+const IMAGES: u32 = 0x0803; // unsigned bytes, three dimensions
+const LABELS: u32 = 0x0801; // unsigned bytes, one dimension
+
+impl ImageSet {
+    /// Gray images and labels in the IDX format of the MNIST family, gzipped or not.
+    ///
+    /// # Errors
+    /// [`Error::Read`] when a file is missing, [`Error::Format`] when one is damaged or is no IDX file
+    /// of bytes, when the two differ in length, and when a label has no name in `classes`.
+    ///
+    /// Source: <http://yann.lecun.com/exdb/mnist/>, "file formats".
+    pub fn idx(
+        images: impl AsRef<Path>,
+        labels: impl AsRef<Path>,
+        classes: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Result<Self, Error> {
+        let (images, labels_path) = (images.as_ref(), labels.as_ref());
+        let (shape, pixels) = read::<3>(images, IMAGES)?;
+        let ([count], labels) = read::<1>(labels_path, LABELS)?;
+        if shape[0] != count {
+            return Err(Error::format(labels_path, format!("{count} labels for {} images", shape[0])));
+        }
+        if count == 0 || shape[1] * shape[2] == 0 {
+            return Err(Error::format(images, format!("{shape:?} holds no image")));
+        }
+        let classes: Vec<String> = classes.into_iter().map(Into::into).collect();
+        if let Some(label) = labels.iter().find(|label| usize::from(**label) >= classes.len()) {
+            return Err(Error::format(labels_path, format!("label {label}, expected below {}", classes.len())));
+        }
+        let labels = labels.into_iter().map(usize::from).collect();
+        Ok(Self::in_memory(pixels, [shape[1], shape[2], 1], labels, classes))
+    }
+}
+
+/// `directory/stem` or `directory/stem.gz`, whichever is there.
+pub(crate) fn find(directory: &Path, stem: &str) -> Option<PathBuf> {
+    [directory.join(stem), directory.join(format!("{stem}.gz"))].into_iter().find(|path| path.is_file())
+}
+
+fn read<const D: usize>(path: &Path, magic: u32) -> Result<([usize; D], Vec<u8>), Error> {
+    let file = BufReader::new(File::open(path).map_err(|e| Error::read(path, e))?);
+    let zipped = path.extension().is_some_and(|extension| extension == "gz");
+    let mut reader: Box<dyn Read> = if zipped { Box::new(GzDecoder::new(file)) } else { Box::new(file) };
+    let short = |e: std::io::Error| Error::format(path, e.to_string());
+    let mut word = || -> Result<u32, Error> {
+        let mut bytes = [0; 4];
+        reader.read_exact(&mut bytes).map_err(short)?;
+        Ok(u32::from_be_bytes(bytes))
+    };
+    let found = word()?;
+    if found != magic {
+        return Err(Error::format(path, format!("starts with {found:#010x}, expected {magic:#010x}")));
+    }
+    let mut shape = [0; D];
+    for dimension in &mut shape {
+        *dimension = word()? as usize;
+    }
+    let size = shape.iter().try_fold(1usize, |size, dimension| size.checked_mul(*dimension));
+    let size = size.ok_or_else(|| Error::format(path, format!("{shape:?} is too large")))?;
+    // The file's bytes are read, not the count in the header: a damaged header takes no memory.
+    let mut bytes = vec![];
+    reader.take((size as u64).saturating_add(1)).read_to_end(&mut bytes).map_err(short)?;
+    if bytes.len() != size {
+        let what = if bytes.len() < size { "fewer" } else { "more" };
+        return Err(Error::format(path, format!("{what} bytes than its header's {shape:?}")));
+    }
+    Ok((shape, bytes))
+}
+
+/// Writes `bytes` of the given shape as a gzipped IDX file. The file is not replaced atomically: write into a new directory
+/// and rename the directory.
+///
+/// # Errors
+/// [`Error::InvalidSetting`] when the shape does not have 1 or 3 dimensions, or has another size than `bytes`,
+/// [`Error::Write`] when the file cannot be written.
+pub fn write_idx_gz(path: impl AsRef<Path>, shape: &[usize], bytes: &[u8]) -> Result<(), Error> {
+    let path = path.as_ref();
+    let magic = match shape.len() {
+        1 => LABELS,
+        3 => IMAGES,
+        _ => 0,
+    };
+    if magic == 0 || shape.iter().product::<usize>() != bytes.len() || shape.iter().any(|d| *d > u32::MAX as usize) {
+        let value = format!("{shape:?} for {} bytes", bytes.len());
+        return Err(Error::InvalidSetting { field: "shape", value, expected: "1 or 3 dimensions of the bytes' size" });
+    }
+    let write = || -> std::io::Result<()> {
+        let mut encoder = GzEncoder::new(File::create(path)?, Compression::best());
+        encoder.write_all(&magic.to_be_bytes())?;
+        for dimension in shape {
+            encoder.write_all(&(*dimension as u32).to_be_bytes())?;
+        }
+        encoder.write_all(bytes)?;
+        encoder.finish()?.sync_all()
+    };
+    write().map_err(|reason| Error::Write { path: path.to_owned(), reason })
+}

@@ -1,0 +1,9 @@
+//! The layouts of image data sets on disk.
+
+mod cifar;
+mod folder;
+mod idx;
+mod open;
+
+pub use idx::write_idx_gz;
+pub use open::open_images;

@@ -1,0 +1,15 @@
+//! Labelled images: data sets on disk, their transforms, and batches of them.
+
+mod image_batch;
+mod image_set;
+mod layouts;
+mod normalize;
+mod pixels;
+mod transform;
+
+pub use image_batch::ImageBatch;
+pub use image_set::{ImageSet, LabeledImage};
+pub use layouts::{open_images, write_idx_gz};
+pub use normalize::Normalize;
+pub use pixels::Pixels;
+pub use transform::{Crop, Transform};

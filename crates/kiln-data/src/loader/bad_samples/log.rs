@@ -1,0 +1,155 @@
+//! The bad samples of a loader: each is reported once, and left out or replaced.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use rand::RngExt;
+
+use crate::error::Error;
+use crate::order::sample_rng;
+
+use super::policy::{BadSample, BadSamples};
+
+/// A sample that could not be read. Each is reported once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadSampleReport {
+    /// The sample.
+    pub id: usize,
+    /// Its file, if it is a file.
+    pub path: Option<PathBuf>,
+    /// Why it could not be read.
+    pub reason: String,
+}
+
+/// The most substitutes that are tried for one sample.
+const TRIES: u64 = 16;
+
+/// Bad samples of a loader, by id.
+#[derive(Debug)]
+pub(crate) struct BadSampleLog {
+    rule: BadSamples,
+    reports: Mutex<BTreeMap<usize, BadSampleReport>>,
+}
+
+impl BadSampleLog {
+    pub(crate) fn new(rule: BadSamples) -> Self {
+        Self { rule, reports: Mutex::default() }
+    }
+
+    pub(crate) fn reports(&self) -> Vec<BadSampleReport> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Loads sample `id`, or the sample that replaces it, from one of the `positions` of its epoch. `None` when the sample
+    /// is left out.
+    pub(crate) fn resolve<T>(
+        &self,
+        (epoch, id): (u64, usize),
+        positions: usize,
+        at: impl Fn(usize) -> usize,
+        load: impl Fn(usize) -> Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
+        let mut error = match load(id) {
+            Err(error) if error.is_of_a_sample() => error,
+            other => return other.map(Some),
+        };
+        let mut bad = id;
+        for attempt in 0..TRIES {
+            match self.rule.policy {
+                BadSample::Fail => return Err(error),
+                BadSample::Skip => return self.report(bad, &error).map(|()| None),
+                BadSample::Substitute => self.report(bad, &error)?,
+            }
+            bad = at(sample_rng(SUBSTITUTES ^ attempt, epoch, id as u64).random_range(0..positions));
+            error = match load(bad) {
+                Err(error) if error.is_of_a_sample() => error,
+                other => return other.map(Some),
+            };
+        }
+        Err(error)
+    }
+
+    fn report(&self, id: usize, error: &Error) -> Result<(), Error> {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        if reports.contains_key(&id) {
+            return Ok(());
+        }
+        let reason = error.to_string();
+        tracing::warn!("sample {id}: {reason}");
+        reports.insert(id, BadSampleReport { id, path: error.path().map(Into::into), reason: reason.clone() });
+        if reports.len() > self.rule.at_most {
+            return Err(Error::TooManyBadSamples { at_most: self.rule.at_most, last: reason });
+        }
+        Ok(())
+    }
+}
+
+/// Keeps the choice of substitutes apart from augmentation, which is a function of (seed, epoch, sample) too.
+const SUBSTITUTES: u64 = 0x5375_6273_7469_7475;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::path::Path;
+
+    /// The sequential order.
+    fn same(position: usize) -> usize {
+        position
+    }
+
+    fn load(bad: &[usize]) -> impl Fn(usize) -> Result<usize, Error> {
+        |id| match bad.contains(&id) {
+            true => Err(Error::format(Path::new("file.jpg"), "truncated")),
+            false => Ok(id),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_sample_is_delivered_replaced_or_reported(
+            bad in prop::collection::btree_set(0usize..50, 0..20), substitute: bool, epoch: u64,
+        ) {
+            let bad: Vec<usize> = bad.into_iter().collect();
+            let rule = if substitute { BadSamples::substitute(50) } else { BadSamples::skip(50) };
+            let log = BadSampleLog::new(rule);
+            for id in 0..50 {
+                let got = log.resolve((epoch, id), 50, same, load(&bad)).unwrap();
+                match got {
+                    Some(got) if bad.contains(&id) => prop_assert!(substitute && !bad.contains(&got)),
+                    Some(got) => prop_assert_eq!(got, id),
+                    None => prop_assert!(!substitute && bad.contains(&id)),
+                }
+                let again = BadSampleLog::new(rule).resolve((epoch, id), 50, same, load(&bad)).unwrap();
+                prop_assert_eq!(got, again);
+            }
+            prop_assert_eq!(log.reports().iter().map(|report| report.id).collect::<Vec<_>>(), bad);
+        }
+    }
+
+    #[test]
+    fn failing_is_the_first_and_the_bound_the_last_resort() {
+        let error = BadSampleLog::new(BadSamples::FAIL).resolve((0, 1), 5, same, load(&[1])).unwrap_err();
+        assert_eq!(error.to_string(), "'file.jpg' is damaged or of another format: truncated");
+        let log = BadSampleLog::new(BadSamples::skip(2));
+        for id in [3, 3, 4, 3] {
+            assert!(log.resolve((0, id), 9, same, load(&[3, 4, 5])).unwrap().is_none());
+        }
+        let error = log.resolve((0, 5), 9, same, load(&[3, 4, 5])).unwrap_err();
+        assert!(error.to_string().contains("more than 2 samples"), "{error}");
+        assert_eq!(log.len(), 3);
+    }
+
+    #[test]
+    fn other_failures_pass_and_substitutes_run_out() {
+        let setting = |_| Err::<(), _>(Error::InvalidSetting { field: "x", value: "y".into(), expected: "z" });
+        let log = BadSampleLog::new(BadSamples::skip(9));
+        assert!(matches!(log.resolve((0, 0), 3, same, setting), Err(Error::InvalidSetting { .. })));
+        assert!(BadSampleLog::new(BadSamples::substitute(9)).resolve((0, 0), 3, same, load(&[0, 1, 2])).is_err());
+    }
+}

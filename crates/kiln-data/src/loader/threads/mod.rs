@@ -1,0 +1,15 @@
+//! The threads of a loader: workers that make batches, and one that copies them to the device.
+
+mod batches;
+mod device_prefetch;
+mod panic_message;
+mod shared;
+mod worker;
+mod workers;
+
+pub use batches::Batches;
+pub(super) use batches::Source;
+pub(super) use device_prefetch::{CopyBatch, DevicePrefetch};
+pub(super) use shared::Shared;
+pub use worker::Worker;
+pub(super) use workers::{Bytes, Make, Workers};

@@ -1,0 +1,90 @@
+//! What the code that reads samples may ask of its worker thread.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
+
+use crate::decode::take_reading;
+use crate::error::Error;
+use crate::loader::batch_plan::BatchPlan;
+use crate::loader::stats::Stage;
+use crate::order::Sampler;
+
+use super::panic_message::message;
+use super::shared::Shared;
+
+/// A thread that makes a batch, for the code that reads the samples: it offers the byte budget, the policy for samples that
+/// cannot be read, and a clock.
+#[derive(Debug)]
+pub struct Worker {
+    pub(super) shared: Arc<Shared>,
+    /// Where substitutes come from.
+    pub(super) sampler: Arc<Sampler>,
+    /// Whether the iterator was dropped, so that the batch is not needed.
+    pub(super) cancelled: Arc<AtomicBool>,
+    /// Samples of the batch in the making that were left out.
+    pub(super) left_out: AtomicUsize,
+}
+
+impl Worker {
+    /// Loads sample `id`. If it cannot be read, the loader's policy decides: the result is `None`, or another sample of the
+    /// same loader, drawn as its order draws. `load` gets the id of the sample to read. A sample whose `load` panics counts
+    /// as one that cannot be read.
+    ///
+    /// # Errors
+    /// The error of `load` when the policy is to fail, or when the sample did not cause it
+    /// ([`Error::is_of_a_sample`]); [`Error::TooManyBadSamples`].
+    pub fn sample<T>(
+        &self,
+        plan: &BatchPlan,
+        id: usize,
+        load: impl Fn(usize) -> Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
+        let guarded = |id| {
+            let panicked = |panic| Err(Error::SamplePanic { id, message: message(panic) });
+            catch_unwind(AssertUnwindSafe(|| load(id))).unwrap_or_else(panicked)
+        };
+        let substitute = |position| self.sampler.at(plan.epoch, position);
+        let sample = self.shared.bad.resolve((plan.epoch, id), self.sampler.samples(), substitute, guarded)?;
+        self.left_out.fetch_add(usize::from(sample.is_none()), Relaxed);
+        Ok(sample)
+    }
+
+    /// Runs `work`, which holds `bytes` temporarily, when the budget has room for them. Batches that were begun earlier
+    /// are first.
+    ///
+    /// # Errors
+    /// Those of `work`; [`Error::NoRoom`] for more bytes than [`image_limit`](Self::image_limit);
+    /// [`Error::Cancelled`] when the iterator of the epoch was dropped.
+    pub fn within<T>(&self, plan: &BatchPlan, bytes: u64, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let limit = self.image_limit();
+        if bytes > limit {
+            return Err(Error::NoRoom { bytes, limit });
+        }
+        let room = self.timed(Stage::Room, || self.shared.budget.decode(bytes, plan.index, &self.cancelled));
+        let _room = room.ok_or(Error::Cancelled)?;
+        work()
+    }
+
+    /// The most bytes that decoding one sample may take: the part of the loader's budget that is not for batches, at least
+    /// half.
+    pub fn image_limit(&self) -> u64 {
+        self.shared.budget.image_limit()
+    }
+
+    /// Runs `work`, which decodes a file. The time of reading counts as [`Stage::Read`], the rest as [`Stage::Decode`].
+    pub(crate) fn decoding<T>(&self, work: impl FnOnce() -> T) -> T {
+        let (_, begun) = (take_reading(), Instant::now());
+        let value = work();
+        let (all, reading) = (begun.elapsed(), take_reading());
+        self.shared.counters.spent(Stage::Read, reading.min(all));
+        self.shared.counters.spent(Stage::Decode, all.saturating_sub(reading));
+        value
+    }
+
+    /// Runs `work` and adds its time to `stage`.
+    pub fn timed<T>(&self, stage: Stage, work: impl FnOnce() -> T) -> T {
+        self.shared.counters.timed(stage, work)
+    }
+}

@@ -1,0 +1,155 @@
+//! Text to token ids: bytes, or GPT-2's byte-level BPE.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tokenizers::models::bpe::BPE;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use crate::error::Error;
+
+/// The choice of a [`Tokenizer`] in a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenizerKind {
+    /// One token per byte, 256 in all.
+    #[default]
+    Bytes,
+    /// GPT-2's byte-level BPE with the `vocab.json` and `merges.txt` of this directory.
+    Bpe(PathBuf),
+}
+
+/// Text to token ids.
+pub enum Tokenizer {
+    /// One token per byte.
+    Bytes,
+    /// GPT-2's byte-level byte-pair encoding, from [`Tokenizer::bpe`].
+    Bpe(Bpe),
+}
+
+/// A byte-level byte-pair encoding with GPT-2's word pattern, which decides where a text can be cut.
+pub struct Bpe {
+    tokenizer: Box<tokenizers::Tokenizer>,
+    /// XXH3 of its two files.
+    fingerprint: u64,
+}
+
+impl Tokenizer {
+    /// The tokenizer that `kind` names.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when the files of a BPE are missing or damaged.
+    pub fn open(kind: &TokenizerKind) -> Result<Self, Error> {
+        match kind {
+            TokenizerKind::Bytes => Ok(Self::Bytes),
+            TokenizerKind::Bpe(directory) => Self::bpe(directory),
+        }
+    }
+
+    /// GPT-2's tokenizer from `vocab.json` and `merges.txt` in `directory` (Radford et al. 2019, section 2.2).
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when a file is missing or damaged, or the vocabulary lacks one of the 256 bytes, which the
+    /// encoder would silently leave out.
+    pub fn bpe(directory: impl AsRef<Path>) -> Result<Self, Error> {
+        let directory = directory.as_ref();
+        let file = |name: &str| -> Result<String, Error> {
+            let path = directory.join(name);
+            match path.is_file() {
+                true => Ok(path.to_string_lossy().into_owned()),
+                false => Err(Error::Tokenizer { reason: format!("no file '{}'", path.display()) }),
+            }
+        };
+        let (vocab, merges) = (file("vocab.json")?, file("merges.txt")?);
+        let fail = |reason: String| Error::Tokenizer { reason: format!("'{}': {reason}", directory.display()) };
+        let mut fingerprint = Xxh3Default::new();
+        for file in [&vocab, &merges] {
+            let bytes = std::fs::read(file).map_err(|e| fail(e.to_string()))?;
+            fingerprint.update(&(bytes.len() as u64).to_le_bytes());
+            fingerprint.update(&bytes);
+        }
+        let model = BPE::from_file(&vocab, &merges).build();
+        let model = model.map_err(|e| fail(e.to_string().replace('\n', " ")))?;
+        let mut tokenizer = tokenizers::Tokenizer::new(model);
+        let lacks = |byte: &char| tokenizer.token_to_id(&byte.to_string()).is_none();
+        let missing = ByteLevel::alphabet().iter().filter(|byte| lacks(byte)).count();
+        if missing > 0 {
+            return Err(fail(format!("vocab.json lacks {missing} of the 256 bytes")));
+        }
+        let byte_level = ByteLevel::default().add_prefix_space(false);
+        tokenizer.with_pre_tokenizer(Some(byte_level)).with_decoder(Some(byte_level));
+        Ok(Self::Bpe(Bpe { tokenizer: Box::new(tokenizer), fingerprint: fingerprint.digest() }))
+    }
+
+    /// Number of distinct ids.
+    pub fn vocab(&self) -> usize {
+        match self {
+            Self::Bytes => 256,
+            Self::Bpe(bpe) => bpe.tokenizer.get_vocab_size(false),
+        }
+    }
+
+    /// The ids of `text`; none for an empty text.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] when the BPE cannot represent a character.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        match self {
+            Self::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Self::Bpe(bpe) => {
+                let encoding = bpe.tokenizer.encode_fast(text, false);
+                Ok(encoding.map_err(|e| Error::Tokenizer { reason: e.to_string() })?.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// Bytes of text of each id; 0 for an id that the vocabulary lacks.
+    pub fn byte_lengths(&self) -> Vec<u32> {
+        match self {
+            Self::Bytes => vec![1; 256],
+            // A byte-level token has one character for every byte.
+            Self::Bpe(bpe) => (0..self.vocab() as u32)
+                .map(|id| bpe.tokenizer.id_to_token(id).map_or(0, |token| token.chars().count() as u32))
+                .collect(),
+        }
+    }
+
+    /// The last place within `text` where it can be cut without a change of the result: whatever text is before and after,
+    /// the ids of the two parts are together those of the whole.
+    ///
+    /// With bytes every place is one. GPT-2 divides a text into words first, by
+    /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`, and no id crosses words. The text
+    /// can be cut where white space follows another character:
+    /// - No alternative matches white space after another character: a word of the whole text ends there.
+    /// - The words before are the same without the text after: a repetition that ends there ended because of the white space,
+    ///   and the only alternative that looks ahead, `\s+(?!\S)`, looks at the character after a run of white space. This
+    ///   character is before the cut, because the text before the cut does not end in white space.
+    /// - The words after are the same without the text before, because no alternative looks behind.
+    pub fn last_cut(&self, text: &str) -> Option<usize> {
+        match self {
+            Self::Bytes => Some(text.len()).filter(|end| *end > 0),
+            Self::Bpe(_) => {
+                let mut after: Option<(usize, char)> = None;
+                for (at, character) in text.char_indices().rev() {
+                    if let Some((cut, next)) = after
+                        && next.is_whitespace()
+                        && !character.is_whitespace()
+                    {
+                        return Some(cut);
+                    }
+                    after = Some((at, character));
+                }
+                None
+            }
+        }
+    }
+
+    /// A hash that differs between tokenizers.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        match self {
+            Self::Bytes => 0,
+            Self::Bpe(bpe) => bpe.fingerprint,
+        }
+    }
+}

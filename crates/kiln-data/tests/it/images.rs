@@ -1,0 +1,134 @@
+//! Image batches: their layout, their numbers, and augmentation that is a function of seed, epoch and sample.
+
+use burn::tensor::Device;
+use image::RgbImage;
+use kiln_data::{
+    Crop, Error, ImageBatch, ImageSet, LoaderConfig, Normalize, Order, Transform, sample_rng, write_idx_gz,
+};
+use rand::Rng;
+use tempfile::tempdir;
+
+/// Gray images of 12x10 noise, with labels 0, 1, 2, 0, ...
+fn noise(count: usize) -> ImageSet {
+    let root = tempdir().unwrap();
+    let mut pixels = vec![0; count * 120];
+    sample_rng(1, 2, 3).fill_bytes(&mut pixels);
+    let labels: Vec<u8> = (0..count).map(|id| (id % 3) as u8).collect();
+    let [images, names] = ["images.gz", "labels.gz"].map(|name| root.path().join(name));
+    write_idx_gz(&images, &[count, 12, 10], &pixels).unwrap();
+    write_idx_gz(&names, &[count], &labels).unwrap();
+    ImageSet::idx(images, names, ["a", "b", "c"]).unwrap()
+}
+
+/// All images of one epoch, one after the other.
+fn epoch(set: &ImageSet, transform: Transform, seed: u64, config: LoaderConfig, epoch: u64) -> Vec<ImageBatch> {
+    let set = set.clone();
+    let loader = ImageBatch::loader(set, transform, seed, config).unwrap();
+    loader.epoch(epoch, 0).map(Result::unwrap).collect()
+}
+
+fn pixels(batches: &[ImageBatch]) -> Vec<u8> {
+    batches.iter().flat_map(|batch| batch.pixels.to_vec()).collect()
+}
+
+#[test]
+fn a_batch_holds_one_plane_per_channel() {
+    let root = tempdir().unwrap();
+    for (class, first) in [("a", 0), ("b", 100)] {
+        std::fs::create_dir(root.path().join(class)).unwrap();
+        let pixels: Vec<u8> = (first..first + 12).collect();
+        RgbImage::from_raw(2, 2, pixels).unwrap().save(root.path().join(class).join("x.png")).unwrap();
+    }
+    let set = ImageSet::folder(root.path()).unwrap();
+    let [batch] = &epoch(&set, Transform::evaluation(2), 0, LoaderConfig::new(2), 0)[..] else { panic!("one batch") };
+    assert_eq!((batch.shape, batch.len(), batch.is_empty()), ([2, 3, 2, 2], 2, false));
+    let planes = |first: u8| [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11].map(|i| first + i);
+    assert_eq!(*batch.pixels, [planes(0), planes(100)].concat());
+    assert_eq!((&batch.labels[..], &batch.ids[..]), (&[0, 1][..], &[0, 1][..]));
+
+    let identity = Normalize { mean: vec![0.0; 3], std: vec![1.0 / 255.0; 3] };
+    let (images_bchw, labels_b) = batch.to_device(&identity, &Device::flex());
+    assert_eq!(images_bchw.dims(), [2, 3, 2, 2]);
+    let last_green: f32 = images_bchw.slice([1..2, 1..2, 1..2, 1..2]).into_scalar();
+    assert!((last_green - 110.0).abs() < 1e-4, "{last_green}");
+    assert_eq!(labels_b.into_data().iter::<i64>().collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
+fn the_device_gets_every_byte_normalised() {
+    for channels in [1, 3] {
+        let normalize = Normalize::for_channels(channels);
+        let pixels: Vec<u8> = (0..channels).flat_map(|_| 0..=255).collect();
+        let batch = ImageBatch { pixels: pixels.into(), shape: [1, channels, 16, 16], labels: vec![0], ids: vec![0] };
+        let (images_bchw, _) = batch.to_device(&normalize, &Device::flex());
+        let got: Vec<f32> = images_bchw.into_data().iter::<f32>().collect();
+        for (i, got) in got.into_iter().enumerate() {
+            let (mean, std) = (f64::from(normalize.mean[i / 256]), f64::from(normalize.std[i / 256]));
+            let expected = ((i % 256) as f64 / 255.0 - mean) / std;
+            assert!((f64::from(got) - expected).abs() < 1e-6, "{got}, expected {expected}");
+        }
+    }
+}
+
+#[test]
+fn augmentation_does_not_depend_on_workers_or_batch_sizes() {
+    let set = noise(37);
+    let transform = Transform::training(8, 0.3);
+    let config = LoaderConfig::new(5).with_order(Order::Shuffled { seed: 4 });
+    let expected = epoch(&set, transform, 7, config.clone(), 3);
+    for workers in [1, 3, 8] {
+        assert_eq!(epoch(&set, transform, 7, config.clone().with_workers(workers), 3), expected);
+    }
+    let other_cuts = epoch(&set, transform, 7, config.with_batch_size(16), 3);
+    assert_eq!(pixels(&other_cuts), pixels(&expected));
+}
+
+#[test]
+fn augmentation_differs_between_epochs_and_seeds_only_when_it_is_random() {
+    let set = noise(20);
+    let run = |transform, seed, number| pixels(&epoch(&set, transform, seed, LoaderConfig::new(20), number));
+    let flip = Transform::new(10).with_crop(Crop::Center(1.0)).with_random_flip();
+    for random in [Transform::training(8, 0.3), Transform::training(8, 0.3).without_flip(), flip] {
+        assert_eq!(run(random, 1, 0), run(random, 1, 0));
+        assert_ne!(run(random, 1, 0), run(random, 1, 1));
+        assert_ne!(run(random, 1, 0), run(random, 2, 0));
+    }
+    assert_eq!(run(Transform::evaluation(8), 1, 0), run(Transform::evaluation(8), 2, 1));
+}
+
+#[test]
+fn one_damaged_image_fails_its_batch_and_no_other() {
+    let root = tempdir().unwrap();
+    std::fs::create_dir(root.path().join("class")).unwrap();
+    for id in 0..6 {
+        RgbImage::new(4, 4).save(root.path().join(format!("class/{id}.png"))).unwrap();
+    }
+    let damaged = root.path().join("class/3.png");
+    std::fs::write(&damaged, "this is no image").unwrap();
+    let set = ImageSet::folder(root.path()).unwrap();
+    let loader = ImageBatch::loader(set, Transform::evaluation(4), 0, LoaderConfig::new(2)).unwrap();
+    let batches: Vec<_> = loader.epoch(0, 0).collect();
+    assert!(matches!(&batches[..], [Ok(_), Err(Error::Format { path, .. }), Ok(_)] if *path == damaged), "{batches:?}");
+}
+
+#[test]
+fn an_uploaded_batch_is_the_same_batch() {
+    let (device, normalize, set) = (Device::flex(), Normalize::for_channels(1), noise(30));
+    let config = LoaderConfig::new(6).with_order(Order::Shuffled { seed: 4 });
+    let loader = ImageBatch::loader(set, Transform::training(20, 0.5), 1, config).unwrap();
+    let there = device.clone();
+    let uploading = loader.clone().with_device_prefetch(1 << 20, move |batch| Ok(batch.upload(&there)));
+    for (plain, uploaded) in loader.epoch(0, 0).zip(uploading.epoch(0, 0)) {
+        let (plain, uploaded) = (plain.unwrap(), uploaded.unwrap());
+        assert!(uploaded.pixels.is_uploaded() && !plain.pixels.is_uploaded());
+        assert_eq!(plain, uploaded);
+        let part = 2..5;
+        for (device, batch) in
+            [(&device, uploaded.slice(part.clone())), (&device.clone().autodiff(), uploaded.slice(part))]
+        {
+            assert_eq!((batch.len(), &batch.pixels), (3, &plain.slice(2..5).pixels));
+            let of = |batch: &ImageBatch| batch.to_device(&normalize, device).0.into_data();
+            assert!(of(&batch) == of(&plain.slice(2..5)));
+        }
+    }
+}

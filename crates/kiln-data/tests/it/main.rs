@@ -1,0 +1,19 @@
+//! The tests of kiln-data through its public API, in one binary.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod budget;
+mod burn_loader;
+mod decode;
+mod documents;
+mod folders;
+mod images;
+mod loader;
+mod peak_bytes;
+mod raster;
+mod sampler;
+mod sources;
+mod text;
+mod tiles;
+mod token_file;
+mod tokenizer;

@@ -1,0 +1,194 @@
+//! Tokenizers, GPT-2's against what the reference implementation recorded.
+
+use std::fs;
+use std::path::PathBuf;
+
+use kiln_data::{Tokenizer, TokenizerKind, tokenize_files};
+use proptest::prelude::*;
+use serde_json::Value;
+use tempfile::tempdir;
+
+fn fixture() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/bpe")
+}
+
+fn json(file: &str) -> Value {
+    serde_json::from_slice(&fs::read(fixture().join(file)).unwrap()).unwrap()
+}
+
+fn recorded() -> Vec<(String, Vec<u32>)> {
+    let id = |id: &Value| id.as_u64().unwrap() as u32;
+    let case = |case: &Value| {
+        (case["text"].as_str().unwrap().to_owned(), case["ids"].as_array().unwrap().iter().map(id).collect())
+    };
+    json("expected.json").as_array().unwrap().iter().map(case).collect()
+}
+
+#[test]
+fn texts_become_the_recorded_ids() {
+    let tokenizer = Tokenizer::open(&TokenizerKind::Bpe(fixture())).unwrap();
+    assert!(!recorded().is_empty());
+    for (text, ids) in recorded() {
+        assert_eq!(tokenizer.encode(&text).unwrap(), ids, "{text:?}");
+    }
+}
+
+#[test]
+fn the_lengths_of_a_texts_ids_add_up_to_its_bytes() {
+    for kind in [TokenizerKind::Bytes, TokenizerKind::Bpe(fixture())] {
+        let tokenizer = Tokenizer::open(&kind).unwrap();
+        let lengths = tokenizer.byte_lengths();
+        assert_eq!(lengths.len(), tokenizer.vocab());
+        for (text, _) in recorded() {
+            let ids = tokenizer.encode(&text).unwrap();
+            let bytes: u32 = ids.into_iter().map(|id| lengths[id as usize]).sum();
+            assert_eq!(bytes as usize, text.len(), "{text:?} with {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn the_vocabulary_has_the_size_of_its_file() {
+    assert_eq!(Tokenizer::bpe(fixture()).unwrap().vocab(), json("vocab.json").as_object().unwrap().len());
+}
+
+#[test]
+fn bytes_are_ids_of_their_own() {
+    let tokenizer = Tokenizer::open(&TokenizerKind::default()).unwrap();
+    assert_eq!(tokenizer.vocab(), 256);
+    assert_eq!(tokenizer.encode("aé\n").unwrap(), [97, 0xc3, 0xa9, 10]);
+    assert!(tokenizer.encode("").unwrap().is_empty());
+}
+
+#[test]
+fn missing_and_damaged_files_are_refused_in_one_line_that_names_them() {
+    let folder = tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let refused = || Tokenizer::bpe(folder.path()).err().unwrap().to_string();
+    let shown = |name: &str| format!("'{}'", at(name).display());
+
+    assert_eq!(refused(), format!("tokenizer: no file {}", shown("vocab.json")));
+    fs::copy(fixture().join("vocab.json"), at("vocab.json")).unwrap();
+    assert_eq!(refused(), format!("tokenizer: no file {}", shown("merges.txt")));
+
+    let merges = fs::read_to_string(fixture().join("merges.txt")).unwrap();
+    let mut vocab = json("vocab.json");
+    vocab.as_object_mut().unwrap().remove("a");
+    // No JSON, no merges, merges of tokens that the vocabulary lacks, a byte that the vocabulary lacks.
+    let whole = json("vocab.json").to_string();
+    let cases =
+        [("{", &*merges), (&whole, "#version\na b c\n"), (&whole, "#version\nqqq zzz\n"), (&vocab.to_string(), "")];
+    for (vocab, merges) in cases {
+        fs::write(at("vocab.json"), vocab).unwrap();
+        fs::write(at("merges.txt"), merges).unwrap();
+        let error = refused();
+        assert!(error.lines().count() == 1 && error.contains(&*folder.path().to_string_lossy()), "{error:?}");
+    }
+}
+
+#[test]
+fn a_kind_is_a_word_or_a_directory_in_a_configuration() {
+    for (kind, json) in
+        [(TokenizerKind::Bytes, r#""bytes""#), (TokenizerKind::Bpe("some/where".into()), r#"{"bpe":"some/where"}"#)]
+    {
+        assert_eq!(serde_json::to_string(&kind).unwrap(), json);
+        assert_eq!(serde_json::from_str::<TokenizerKind>(json).unwrap(), kind);
+    }
+}
+
+/// Text of what the rules of words distinguish: letters, digits, marks and punctuation of several scripts, contractions, and
+/// white space of all kinds.
+fn text() -> impl Strategy<Value = String> {
+    let pieces = [
+        "a", "I'll", "we've", "'", "'s", "'r", "e", "é", "日本", "語。", "🐋", "e\u{301}", "٣", "7", "3.14", "Ⅷ", "-",
+        "--", "!?", "_", "²", " ", " ", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\u{a0}", "\u{3000}", "\u{2028}",
+        "\u{85}", "\u{200b}", "\u{180e}",
+    ];
+    let random = any::<char>().prop_map(String::from);
+    let piece = prop_oneof![9 => prop::sample::select(pieces.to_vec()).prop_map(str::to_owned), 1 => random];
+    prop::collection::vec(piece, 0..60).prop_map(|pieces| pieces.concat())
+}
+
+fn both() -> [Tokenizer; 2] {
+    [Tokenizer::Bytes, Tokenizer::bpe(fixture()).unwrap()]
+}
+
+proptest! {
+    #[test]
+    fn a_text_may_be_cut_at_every_place_that_is_said_to_be_safe(text in text()) {
+        for tokenizer in both() {
+            let whole = tokenizer.encode(&text).unwrap();
+            // The last cut of every beginning of the text is every cut there is.
+            for end in (0..=text.len()).filter(|end| text.is_char_boundary(*end)) {
+                let Some(cut) = tokenizer.last_cut(&text[..end]) else { continue };
+                prop_assert!(0 < cut && cut <= end);
+                let parts = [&text[..cut], &text[cut..]].map(|part| tokenizer.encode(part).unwrap());
+                prop_assert_eq!(parts.concat(), &*whole, "{:?} cut at {}", text, cut);
+            }
+        }
+    }
+
+    #[test]
+    fn texts_with_words_can_be_cut(words in prop::collection::vec("[a-z日]{1,9}", 2..9)) {
+        let text = words.join(" ");
+        let last = words[words.len() - 1].len() + 1;
+        prop_assert_eq!(both().map(|tokenizer| tokenizer.last_cut(&text)), [Some(text.len()), Some(text.len() - last)]);
+    }
+}
+
+#[test]
+fn places_that_would_change_the_ids_are_not_offered() {
+    let bpe = Tokenizer::bpe(fixture()).unwrap();
+    // Inside of a word, of white space, after white space, and at the ends.
+    for text in ["", " ", "\n\n", "word", " word", "\n\nword", "we'll", "日本語。"] {
+        assert_eq!(bpe.last_cut(text), None, "{text:?}");
+    }
+    assert_eq!(bpe.last_cut("one two \n three"), Some(7));
+    assert_eq!((Tokenizer::Bytes.last_cut(""), Tokenizer::Bytes.last_cut("é")), (None, Some(2)));
+}
+
+#[test]
+fn a_book_has_the_same_ids_from_a_file() {
+    let book = fixture().join("../moby-dick/moby-dick.txt");
+    let folder = tempdir().unwrap();
+    for tokenizer in both() {
+        let file = tokenize_files([&book], &tokenizer, folder.path().join("tokens")).unwrap();
+        let mut ids = vec![];
+        file.read(0..file.len(), &mut ids).unwrap();
+        file.verify().unwrap();
+        assert!(ids == tokenizer.encode(&fs::read_to_string(&book).unwrap()).unwrap());
+    }
+}
+
+#[test]
+fn text_that_cannot_be_read_leaves_no_token_file() {
+    let folder = tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("good"), "words and words").unwrap();
+    let damaged = [&[b'a'; 300_000][..], b" \xe6\x97 b"].concat();
+    fs::write(at("damaged"), &damaged).unwrap();
+    fs::write(at("cut"), b"whale \xe6\x97").unwrap();
+    fs::write(at("endless"), vec![b'a'; (1 << 26) + (1 << 18)]).unwrap();
+    let refused = |name: &str, tokenizer: &Tokenizer| {
+        tokenize_files([at("good"), at(name)], tokenizer, at("tokens")).unwrap_err().to_string()
+    };
+    let [bytes, bpe] = both();
+    let cases = [
+        ("absent", "cannot read '{}/absent': "),
+        (
+            "damaged",
+            "'{}/damaged' is damaged or of another format: not UTF-8: invalid utf-8 sequence from index 300001",
+        ),
+        ("cut", "'{}/cut' is damaged or of another format: not UTF-8: invalid utf-8 sequence from index 6"),
+    ];
+    for (name, message) in cases {
+        let message = message.replace("{}", &folder.path().display().to_string());
+        let error = refused(name, &bytes);
+        assert!(error.starts_with(&message), "{error}, expected {message}");
+        assert!(!at("tokens").exists());
+    }
+    let error = refused("endless", &bpe);
+    assert!(error.contains("64 MiB of text without white space"), "{error}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "something half-written was left");
+    assert_eq!(tokenize_files([at("endless")], &bytes, at("tokens")).unwrap().len(), (1 << 26) + (1 << 18));
+}
