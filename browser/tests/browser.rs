@@ -7,7 +7,7 @@
     reason = "a test ends at what goes wrong, and says what it measures"
 )]
 
-#[path = "../../crates/kiln-memory/tests/common/mod.rs"]
+#[path = "../../crates/kiln-memory/tests/it/large_step.rs"]
 mod common;
 
 use std::env;
@@ -23,7 +23,7 @@ use fantoccini::wd::{Capabilities, WebDriverCompatibleCommand};
 use fantoccini::{Client, ClientBuilder, Locator};
 use http::Method;
 use hyper_util::client::legacy::connect::HttpConnector;
-use kiln_memory::Report;
+use kiln_memory::MemoryReport;
 use serde_json::{Value, json};
 use url::{ParseError, Url};
 
@@ -85,7 +85,10 @@ fn chromium() -> Option<PathBuf> {
 }
 
 /// Opens a report's page and looks at it; whatever is found, the browser is closed.
-async fn in_browser<F: Future<Output = ()> + Send + 'static>(report: &Report, look: impl FnOnce(Client, Report) -> F) {
+async fn in_browser<F: Future<Output = ()> + Send + 'static>(
+    report: &MemoryReport,
+    look: impl FnOnce(Client, MemoryReport) -> F,
+) {
     let (Some(driver), Some(chromium)) = (Driver::start(), chromium()) else {
         assert!(env::var("KILN_BROWSER").as_deref() != Ok("required"), "chromium or chromedriver is missing: {HOW}");
         // Past the test harness, which shows nothing of a test that passes.
@@ -198,14 +201,20 @@ async fn moment(client: &Client) -> Value {
     run(client, script).await
 }
 
+/// Bytes as the page shows them: those of these steps are of some MiB or GiB.
+fn size(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
+}
+
 /// Everything in the panel, compared with the report.
-fn check(moment: &Value, report: &Report) {
+fn check(moment: &Value, report: &MemoryReport) {
     let prediction = report.prediction.as_ref().unwrap();
     let at = moment["index"].as_u64().unwrap() as usize;
     let operation = &prediction.operations[at];
     assert_eq!(moment["operation"], json!(operation.name));
     assert_eq!(moment["live"], json!(operation.live_bytes));
-    assert_eq!(moment["shown"], json!(format!("{:.1} MiB", operation.live_bytes as f64 / f64::from(1 << 20))));
+    assert_eq!(moment["shown"], json!(size(operation.live_bytes)));
     let mut expected = prediction.breakdown_at(at);
     expected.add(kiln_memory::Category::Workspace, operation.live_bytes - expected.total());
     for row in moment["categories"].as_array().unwrap() {
@@ -232,7 +241,7 @@ fn check(moment: &Value, report: &Report) {
 #[tokio::test]
 async fn pointing_at_a_large_step_shows_what_is_alive() {
     let prediction = prediction(4400);
-    let report = Report::new("ResNet-50").with_measured(measured(&prediction)).with_prediction(prediction);
+    let report = MemoryReport::new("ResNet-50").with_measured(measured(&prediction)).with_prediction(prediction);
     in_browser(&report, async |client, report| {
         let prediction = report.prediction.as_ref().unwrap();
         let at_first = moment(&client).await;
@@ -268,7 +277,7 @@ async fn pointing_at_a_large_step_shows_what_is_alive() {
 
 #[tokio::test]
 async fn arrow_keys_move_the_cursor() {
-    let report = Report::new("Small").with_prediction(prediction(400));
+    let report = MemoryReport::new("Small").with_prediction(prediction(400));
     in_browser(&report, async |client, report| {
         press(&client, &[char::from(Key::Tab)]).await;
         let focused = run(&client, "return document.activeElement.id").await;
@@ -290,10 +299,10 @@ async fn arrow_keys_move_the_cursor() {
 #[tokio::test]
 async fn numbers_in_the_tables_are_those_of_the_json() {
     let prediction = prediction(1200);
-    let report = Report::new("Tables").with_measured(measured(&prediction)).with_prediction(prediction);
+    let report = MemoryReport::new("Tables").with_measured(measured(&prediction)).with_prediction(prediction);
     in_browser(&report, async |client, report| {
         let data: Value = run(&client, "return JSON.parse(document.getElementById('data').textContent)").await;
-        assert!(common::read::<Report>(data) == report);
+        assert!(common::read::<MemoryReport>(data) == report);
         let (prediction, measured) = (report.prediction.as_ref().unwrap(), report.measured.as_ref().unwrap());
         let column = |query: &str| {
             format!("return [...document.querySelectorAll('{query}')].map((cell) => Number(cell.dataset.bytes))")
@@ -310,7 +319,7 @@ async fn numbers_in_the_tables_are_those_of_the_json() {
             ("#phases .predicted", phases),
             ("#phases .measured", ran),
             ("#breakdown [data-bytes]", shares),
-            ("#holders [data-bytes]", holders),
+            ("#largest [data-bytes]", holders),
         ] {
             assert_eq!(run(&client, &column(query)).await, json!(expected), "{query}");
         }
@@ -323,7 +332,7 @@ async fn numbers_in_the_tables_are_those_of_the_json() {
 #[tokio::test]
 async fn a_measurement_alone_can_be_read() {
     let prediction = prediction(100);
-    let report = Report::new("Measured").with_measured(measured(&prediction));
+    let report = MemoryReport::new("Measured").with_measured(measured(&prediction));
     in_browser(&report, async |client, report| {
         point(&client, 0.5).await;
         let moment = moment(&client).await;
@@ -340,7 +349,7 @@ async fn names_are_text_and_an_empty_report_is_a_page() {
     for buffer in value["buffers"].as_array_mut().unwrap() {
         buffer["path"] = json!(attack);
     }
-    let report = Report::new(attack).with_prediction(common::read(value));
+    let report = MemoryReport::new(attack).with_prediction(common::read(value));
     in_browser(&report, async |client, report| {
         point(&client, 0.4).await;
         check(&moment(&client).await, &report);
@@ -348,7 +357,7 @@ async fn names_are_text_and_an_empty_report_is_a_page() {
         assert_eq!(run(&client, "return document.title").await, json!(report.title));
     })
     .await;
-    in_browser(&Report::new("Empty"), async |client, _| {
+    in_browser(&MemoryReport::new("Empty"), async |client, _| {
         let words = client.find(Locator::Id("nothing")).await.unwrap().text().await.unwrap();
         assert_eq!(words, "Nothing was predicted and nothing was measured.");
         // The log is one that would show an error.

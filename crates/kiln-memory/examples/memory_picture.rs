@@ -7,7 +7,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::SgdConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::tensor::{Int, Tensor};
-use kiln_memory::{BackendProfile, Error, Recorder, Report, StepOptions, record_step};
+use kiln_memory::{BackendProfile, Error, MemoryReport, Recorder, StepOptions, record_step};
 use kiln_models::{ResNet, ResNetConfig};
 
 /// The picture; nothing in it depends on the machine.
@@ -22,7 +22,7 @@ pub(crate) fn draw() -> Result<String, Error> {
     let build = |device: &_| ResNetConfig::resnet50(1000).init(device).unwrap_or_else(|e| panic!("{e}"));
     let trace = record_step(build, loss, &optimizer, StepOptions::default())?;
     let prediction = trace.predict(32, &BackendProfile::cuda())?;
-    Ok(Report::new("A training step of ResNet-50 on 32 images of 224 x 224").with_prediction(prediction).svg())
+    Ok(MemoryReport::new("A training step of ResNet-50 on 32 images of 224 x 224").with_prediction(prediction).svg())
 }
 
 #[allow(dead_code, reason = "a test draws the picture too")]

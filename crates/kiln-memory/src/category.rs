@@ -1,9 +1,11 @@
+//! Categories of memory and phases of a training step.
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a buffer is for.
+/// The purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Category {
@@ -11,25 +13,28 @@ pub enum Category {
     Parameter,
     /// Gradients of parameters, sums over micro-batches included.
     Gradient,
-    /// What the optimizer keeps between steps.
+    /// State of the optimizer, which it keeps between steps.
     OptimizerState,
     /// The batch.
     Input,
-    /// Made in the forward pass and kept for the backward pass.
+    /// Batches that the data loader has in flight and images that it decodes, where they lie in the device's memory.
+    DataLoader,
+    /// Tensors that are made in the forward pass and kept for the backward pass.
     Activation,
-    /// Everything that lives within one phase.
+    /// Tensors that live within one phase.
     Transient,
-    /// What a kernel allocates for itself while it runs, and what the allocator holds besides.
+    /// Bytes that a kernel allocates while it runs, and bytes of the device and of burn's graph.
     Workspace,
 }
 
 impl Category {
     /// All of them, in the order that reports list them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Parameter,
         Self::Gradient,
         Self::OptimizerState,
         Self::Input,
+        Self::DataLoader,
         Self::Activation,
         Self::Transient,
         Self::Workspace,
@@ -43,6 +48,7 @@ impl fmt::Display for Category {
             Self::Gradient => "gradients",
             Self::OptimizerState => "optimizer state",
             Self::Input => "input",
+            Self::DataLoader => "data loader",
             Self::Activation => "saved activations",
             Self::Transient => "transient",
             Self::Workspace => "workspace",

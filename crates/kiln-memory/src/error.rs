@@ -1,7 +1,9 @@
+//! The error of this crate.
+
 use std::io;
 use std::path::PathBuf;
 
-/// What can go wrong.
+/// The errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -10,7 +12,7 @@ pub enum Error {
     Write {
         /// The file.
         path: PathBuf,
-        /// What went wrong.
+        /// The cause.
         source: io::Error,
     },
     /// A step cannot be recorded at these batch sizes.
@@ -19,14 +21,14 @@ pub enum Error {
         /// The sizes.
         batches: [usize; 2],
     },
-    /// A program that burn's capture device cannot record.
+    /// A step that burn's capture device cannot record, or that panics.
     #[error("the step cannot be recorded: {operation} in '{path}': {reason}")]
     Record {
-        /// What was recorded last.
+        /// The last recorded operation.
         operation: String,
         /// The module it was in.
         path: String,
-        /// What burn said.
+        /// The reason, in burn's words where it is from burn.
         reason: String,
     },
     /// Operations that depend on the batch size.
@@ -43,7 +45,7 @@ pub enum Error {
         /// The recorded sizes.
         batches: [usize; 2],
     },
-    /// A batch that a step cannot be predicted for.
+    /// A batch size without a prediction.
     #[error("a batch of {batch} samples, expected at least 1, and less than 2^42 bytes in each tensor")]
     BatchSize {
         /// The size.
@@ -58,7 +60,7 @@ pub enum Error {
         to: usize,
         /// Blocks of the chain.
         blocks: usize,
-        /// What is wrong.
+        /// The reason.
         reason: &'static str,
     },
 }

@@ -1,12 +1,14 @@
-//! What memory is used for: before training, while it runs, and afterwards.
+//! Memory of a training step: predicted before training, measured while it runs, and reported afterwards.
 //!
 //! - [`record_step`]: a training step of any burn model as a [`StepTrace`], without running it and without data.
-//! - [`StepTrace::predict`]: its peak at any batch size on a device, and every buffer of it, as a [`Prediction`]. A
-//!   [`BackendProfile`] says what a device does with memory; [`calibrate`] measures what depends on the machine.
-//! - [`StepTrace::with_plan`], [`largest_batch`](StepTrace::largest_batch), [`explain`](StepTrace::explain): what
-//!   checkpointing, smaller batches and other remedies would change.
-//! - [`CountingAllocator`], [`Meter`], [`StepMeter`]: what is really used, on the heap or in a device's pool.
-//! - [`Report`]: both side by side as text, JSON, a picture, and a page to explore.
+//! - [`StepTrace::predict`]: the peak at any batch size on a device, and every buffer, as a [`Prediction`]. A [`BackendProfile`]
+//!   describes the device; [`calibrate`] measures the figures that depend on the machine.
+//! - [`StepTrace::estimate`] and [`StepTrace::chain_costs`]: peak and times alone, and the costs of each block of a chain, for
+//!   planners that compare many plans and batch sizes. [`fits_within`] keeps a margin to a limit.
+//! - [`StepTrace::with_plan`], [`largest_batch`](StepTrace::largest_batch), [`explain`](StepTrace::explain): the step under a
+//!   checkpoint plan, the largest batch that fits, and the changes that would lower the peak.
+//! - [`CountingAllocator`], [`Meter`], [`StepMeter`]: the memory in use, on the heap or in a device's pool.
+//! - [`MemoryReport`]: prediction and measurement as text, JSON, a picture, and a page to explore.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
@@ -32,44 +34,24 @@
 //!
 //! *Architecture invariant*: this crate knows no model and no training loop. It sees operations, sizes, and closures that make them.
 
-mod allocator;
-mod calibrate;
 mod category;
-mod cube;
 mod error;
-mod explain;
-mod flex;
-mod flex_modules;
-mod layout;
-mod measured;
-mod meter;
-mod plan;
+mod measure;
 mod predict;
-mod prediction;
-mod profile;
-mod program;
-mod record;
 mod report;
-mod search;
-mod step_meter;
-mod time;
 mod trace;
 
-pub use allocator::CountingAllocator;
-pub use calibrate::calibrate;
 pub use category::{Breakdown, Category, Phase};
 pub use error::Error;
-pub use explain::{Explanation, Holder, Remedy};
-pub use measured::{Measured, MeasuredPhase, Sample};
-pub use meter::{CardMemory, Meter};
-pub use plan::Recomputed;
-pub use prediction::{Buffer, Operation, PhasePeak, Prediction};
-pub use profile::{BackendProfile, Kernels};
-pub use record::{Recorder, StepOptions, UpdateChunks, record_step};
-pub use report::Report;
-pub use search::BytesPerSample;
-pub use step_meter::StepMeter;
-pub use trace::StepTrace;
+pub use measure::{CardMemory, CountingAllocator, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter};
+pub use predict::{
+    BackendProfile, BlockCost, Buffer, BytesPerSample, ChainCosts, Kernels, Operation, PREDICTION_MARGIN, PhasePeak,
+    Prediction, StepEstimate, calibrate, fits_within,
+};
+pub use report::{BufferGroup, Explanation, MemoryReport, Suggestion};
+pub use trace::{
+    OptimizersByGroup, Recomputed, Recorder, StepOptions, StepTrace, UpdateChunks, record_step, record_step_with,
+};
 
 /// The guide's examples.
 #[cfg(doctest)]

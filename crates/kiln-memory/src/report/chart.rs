@@ -2,9 +2,11 @@
 
 use std::fmt::Write;
 
-use super::figures::{STACK, Unit, printable};
+use crate::category::Category;
+
+use super::figures::{STACK, printable, size};
+use super::memory_report::MemoryReport;
 use super::timeline::{Axis, Timeline, total};
-use crate::{Category, Report};
 
 /// Size of the drawing, and where in it the plot is.
 pub(super) const WIDTH: f64 = 960.0;
@@ -14,12 +16,13 @@ pub(super) const RIGHT: f64 = 946.0;
 pub(super) const TOP: f64 = 54.0;
 pub(super) const BOTTOM: f64 = 350.0;
 
-/// What a colour is for, on light and on dark.
-pub(super) const COLORS: [(&str, &str, &str); 12] = [
+/// Each use of a colour, with the colour on a light and on a dark page.
+pub(super) const COLORS: [(&str, &str, &str); 13] = [
     ("parameter", "#3f5f80", "#5d83ab"),
     ("optimizer-state", "#93abbd", "#8fa9bf"),
     ("gradient", "#3d8f86", "#4aa398"),
     ("input", "#d6a536", "#d9b04f"),
+    ("data-loader", "#8a6fa8", "#a48bc0"),
     ("activation", "#b44b1e", "#cf6a3b"),
     ("transient", "#e6b297", "#e3ac90"),
     ("workspace", "#aaa39b", "#837d77"),
@@ -37,6 +40,7 @@ pub(super) fn slug(category: Category) -> &'static str {
         Category::Gradient => "gradient",
         Category::OptimizerState => "optimizer-state",
         Category::Input => "input",
+        Category::DataLoader => "data-loader",
         Category::Activation => "activation",
         Category::Transient => "transient",
         Category::Workspace => "workspace",
@@ -83,7 +87,7 @@ pub(super) fn clock(seconds: f64) -> (&'static str, f64) {
 }
 
 /// The drawing, without the element around it.
-pub(super) fn draw(report: &Report, timeline: &Timeline) -> String {
+pub(super) fn draw(report: &MemoryReport, timeline: &Timeline) -> String {
     let mut svg = String::new();
     let scale = Scale::of(timeline);
     grid(&mut svg, timeline, scale);
@@ -95,7 +99,7 @@ pub(super) fn draw(report: &Report, timeline: &Timeline) -> String {
     svg
 }
 
-/// The attributes that fill something: a class for style sheets, and the light colour for who reads none.
+/// Fill attributes: a class for style sheets, and the light colour for readers without style sheets.
 pub(super) fn fill(name: &str) -> String {
     format!("class=\"f-{name}\" fill=\"{}\"", light(name))
 }
@@ -260,7 +264,7 @@ fn curve(svg: &mut String, timeline: &Timeline, scale: Scale) {
     }
 }
 
-fn peak(svg: &mut String, report: &Report, timeline: &Timeline, scale: Scale) {
+fn peak(svg: &mut String, report: &MemoryReport, timeline: &Timeline, scale: Scale) {
     let Some(prediction) = &report.prediction else { return };
     let at = prediction.peak_at;
     let (Some(from), Some(to)) = (timeline.starts.get(at), timeline.starts.get(at.saturating_add(1))) else { return };
@@ -270,7 +274,7 @@ fn peak(svg: &mut String, report: &Report, timeline: &Timeline, scale: Scale) {
         x if x > RIGHT - 90.0 => "end",
         _ => "middle",
     };
-    let amount = Unit::of(report).amount(prediction.peak_bytes);
+    let amount = size(prediction.peak_bytes);
     put(svg, format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" {} stroke=\"#fff\"/>", fill("ink")));
     put(
         svg,

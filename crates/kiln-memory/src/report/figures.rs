@@ -1,11 +1,18 @@
-//! What the text and the page both say, as numbers and as words.
+//! Figures of a report as numbers and as words, shared by text, page and picture.
 
-use crate::{Breakdown, Buffer, Category, Phase, Prediction, Report};
+use bytesize::ByteSize;
 
-/// Categories from the bottom of the timeline to its top: what stays first, so that what changes is not shifted by it.
-pub(super) const STACK: [Category; 7] = [
+use crate::category::{Breakdown, Category, Phase};
+use crate::predict::{Buffer, Prediction};
+
+use super::memory_report::MemoryReport;
+
+/// Categories from the bottom of the timeline to its top. Those that stay constant are at the bottom, so that they do not shift
+/// the others.
+pub(super) const STACK: [Category; 8] = [
     Category::Parameter,
     Category::OptimizerState,
+    Category::DataLoader,
     Category::Gradient,
     Category::Input,
     Category::Activation,
@@ -13,39 +20,9 @@ pub(super) const STACK: [Category; 7] = [
     Category::Workspace,
 ];
 
-/// The unit of all sizes in one report, so that they can be compared at a glance.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Unit {
-    pub name: &'static str,
-    pub bytes: f64,
-}
-
-impl Unit {
-    pub(super) fn of(report: &Report) -> Self {
-        let predicted = report.prediction.as_ref().map_or(0, |p| p.peak_bytes);
-        let measured = report.measured.as_ref().map_or(0, |m| m.peak_bytes);
-        if predicted.max(measured) < 1 << 20 {
-            Self { name: "KiB", bytes: 1024.0 }
-        } else {
-            Self { name: "MiB", bytes: 1048576.0 }
-        }
-    }
-
-    /// The number alone.
-    pub(super) fn number(self, bytes: u64) -> String {
-        format!("{:.1}", bytes as f64 / self.bytes)
-    }
-
-    /// With the unit.
-    pub(super) fn amount(self, bytes: u64) -> String {
-        format!("{} {}", self.number(bytes), self.name)
-    }
-}
-
-/// See [`Report::error`].
-pub(super) fn error(predicted: Option<u64>, measured: Option<u64>) -> Option<f64> {
-    let (predicted, measured) = (predicted? as f64, measured? as f64);
-    (measured > 0.0).then(|| predicted / measured - 1.0)
+/// Bytes for people, in the unit that fits: `1.5 GiB`.
+pub(super) fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string()
 }
 
 /// An error as readers write it: `+1.2 %`.
@@ -68,7 +45,7 @@ pub(super) struct PhaseRow {
 
 /// The phases as predicted, each with its measured counterpart (the first forward phase with the first one, and so on),
 /// then those that were measured alone.
-pub(super) fn phases(report: &Report) -> Vec<PhaseRow> {
+pub(super) fn phases(report: &MemoryReport) -> Vec<PhaseRow> {
     let mut left: Vec<_> = report.measured.iter().flat_map(|measured| measured.phases.iter()).collect();
     let mut rows = vec![];
     for predicted in report.prediction.iter().flat_map(|prediction| prediction.phases.iter()) {
@@ -110,8 +87,8 @@ pub(super) fn shape(buffer: &Buffer) -> String {
     if sides.is_empty() { "scalar".to_owned() } else { sides.join("x") }
 }
 
-/// Where a buffer belongs: the module, else what made it.
-pub(super) fn holder(buffer: &Buffer) -> String {
+/// The module of a buffer, or the operation that made it.
+pub(super) fn owner(buffer: &Buffer) -> String {
     match &buffer.path {
         Some(path) if !path.is_empty() => printable(path),
         _ => format!("({})", printable(&buffer.operation)),

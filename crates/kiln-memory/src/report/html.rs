@@ -1,19 +1,30 @@
+//! The report as a page for the browser.
+
 use std::fmt::Write;
 
 use serde_json::json;
 
-use super::Report;
+use crate::category::Breakdown;
+use crate::predict::Prediction;
+
 use super::chart::{self, COLORS, Scale, escape, slug};
-use super::figures::{self, STACK, Unit, error, percent, signed_percent};
+use super::figures::{self, STACK, percent, signed_percent, size};
+use super::memory_report::{MemoryReport, relative_error};
 use super::svg::nothing;
 use super::timeline::{Axis, Timeline};
-use crate::{Breakdown, Prediction};
 
-/// Rows of the table of the largest holders.
-const HOLDERS: usize = 25;
+/// Rows of the table of the largest buffers.
+const LARGEST: usize = 25;
 
-/// See [`Report::html`].
-pub(super) fn html(report: &Report) -> String {
+impl MemoryReport {
+    /// A page that needs no network and no other file: the timeline, the buffers alive at any moment of it, and the tables. Holds
+    /// [`json`](Self::json) in the element `data`.
+    pub fn html(&self) -> String {
+        html(self)
+    }
+}
+
+fn html(report: &MemoryReport) -> String {
     let timeline = Timeline::of(report);
     let slots = [
         ("title", escape(&report.title)),
@@ -29,15 +40,15 @@ pub(super) fn html(report: &Report) -> String {
                 None => format!("<p id=\"nothing\">{}</p>\n", nothing(report)),
             },
         ),
-        ("tables", phases(report) + &report.prediction.as_ref().map_or(String::new(), |p| peak(report, p))),
+        ("tables", phases(report) + &report.prediction.as_ref().map_or(String::new(), peak)),
         ("data", in_script(&report.json())),
-        ("chart", in_script(&geometry(report, timeline.as_ref()).to_string())),
+        ("chart", in_script(&geometry(timeline.as_ref()).to_string())),
         ("script", include_str!("page.js").to_owned()),
     ];
     filled(include_str!("page.html"), &slots)
 }
 
-/// Puts values into `{{name}}`, in one pass: what a value holds is never taken for a name.
+/// Replaces each `{{name}}` by its value, in one pass: the text of a value is never taken for a name.
 fn filled(template: &str, slots: &[(&str, String)]) -> String {
     let mut page = String::new();
     for (index, piece) in template.split("{{").enumerate() {
@@ -80,7 +91,7 @@ fn caption(timeline: &Timeline) -> String {
     [areas, line].join(" ").trim().to_owned()
 }
 
-fn facts(report: &Report) -> String {
+fn facts(report: &MemoryReport) -> String {
     if report.facts.is_empty() {
         return String::new();
     }
@@ -91,12 +102,11 @@ fn facts(report: &Report) -> String {
     format!("<table class=\"facts\" id=\"facts\"><tbody>\n{rows}</tbody></table>\n")
 }
 
-fn figures(report: &Report) -> String {
-    let unit = Unit::of(report);
+fn figures(report: &MemoryReport) -> String {
     let mut out = String::new();
     let mut put = |id: &str, name: &str, bytes: Option<u64>, otherwise: &str, note: String| {
         let (data, shown) = match bytes {
-            Some(bytes) => (format!(" data-bytes=\"{bytes}\""), unit.amount(bytes)),
+            Some(bytes) => (format!(" data-bytes=\"{bytes}\""), size(bytes)),
             None => (String::new(), otherwise.to_owned()),
         };
         let note = if note.is_empty() { note } else { format!("<small>{}</small>", escape(&note)) };
@@ -116,13 +126,13 @@ fn figures(report: &Report) -> String {
     out
 }
 
-fn drawing(report: &Report, timeline: &Timeline) -> String {
+fn drawing(report: &MemoryReport, timeline: &Timeline) -> String {
     let (left, top) = (chart::LEFT, chart::TOP);
     let (width, height) = (chart::RIGHT - left, chart::BOTTOM - top);
     let moments = if timeline.starts.is_empty() { timeline.curve.len() } else { timeline.stack.len() };
     let what = if timeline.starts.is_empty() { "Samples" } else { "Operations" };
     let tables = if timeline.starts.is_empty() {
-        // The script says nothing of buffers then.
+        // The script shows no buffers then.
         "<table id=\"categories\" hidden></table></div>\n"
     } else {
         "<table id=\"categories\"></table></div>\n<div class=\"wide\"><table id=\"alive\">\
@@ -152,10 +162,10 @@ fn drawing(report: &Report, timeline: &Timeline) -> String {
     )
 }
 
-/// What the script needs to know of the drawing.
-fn geometry(report: &Report, timeline: Option<&Timeline>) -> serde_json::Value {
+/// Geometry of the drawing, for the script.
+fn geometry(timeline: Option<&Timeline>) -> serde_json::Value {
     let Some(timeline) = timeline else { return serde_json::Value::Null };
-    let (unit, scale) = (Unit::of(report), Scale::of(timeline));
+    let scale = Scale::of(timeline);
     let (clock, seconds) = chart::clock(timeline.to - timeline.from);
     let starts = timeline.starts.iter().map(|start| (scale.x(*start) * 100.0).round() / 100.0);
     json!({
@@ -163,52 +173,49 @@ fn geometry(report: &Report, timeline: Option<&Timeline>) -> serde_json::Value {
         "from": timeline.from, "to": timeline.to, "most": scale.top,
         "measured_axis": timeline.axis == Axis::Measured,
         "clock": (timeline.axis != Axis::Operations).then(|| json!({"name": clock, "seconds": seconds})),
-        "unit": {"name": unit.name, "bytes": unit.bytes},
         "categories": STACK.map(|category| json!({"slug": slug(category), "name": category.to_string()})),
         "starts": starts.collect::<Vec<_>>(),
     })
 }
 
-fn phases(report: &Report) -> String {
-    let unit = Unit::of(report);
+fn phases(report: &MemoryReport) -> String {
     let rows = figures::phases(report);
     if rows.is_empty() {
         return String::new();
     }
     let cell = |kind: &str, bytes: Option<u64>| match bytes {
-        Some(bytes) => format!("<td class=\"number {kind}\" data-bytes=\"{bytes}\">{}</td>", unit.amount(bytes)),
+        Some(bytes) => format!("<td class=\"number {kind}\" data-bytes=\"{bytes}\">{}</td>", size(bytes)),
         None => "<td class=\"number\">–</td>".to_owned(),
     };
     let mut body = String::new();
     for row in rows {
         let measured = row.measured.map(|(bytes, ..)| bytes);
-        let off = error(row.predicted, measured).map_or("–".to_owned(), signed_percent);
+        let off = relative_error(row.predicted, measured).map_or("–".to_owned(), signed_percent);
         let cells = cell("predicted", row.predicted) + &cell("measured", measured);
         let _ = writeln!(body, "<tr><th scope=\"row\">{}</th>{cells}<td class=\"number\">{off}</td></tr>", row.phase);
     }
     section("phases", "Peak of each phase", &["phase", "#predicted", "#measured", "#error"], &body)
 }
 
-/// What the predicted peak consists of, by category and by buffer.
-fn peak(report: &Report, prediction: &Prediction) -> String {
-    let unit = Unit::of(report);
+/// The predicted peak by category and by buffer.
+fn peak(prediction: &Prediction) -> String {
     let share = |bytes| format!("<td class=\"number\">{} %</td>", percent(bytes, prediction.peak_bytes));
-    let size = |bytes| format!("<td class=\"number\" data-bytes=\"{bytes}\">{}</td>", unit.amount(bytes));
-    let mut out = breakdown(&prediction.breakdown, &size, &share);
+    let sized = |bytes| format!("<td class=\"number\" data-bytes=\"{bytes}\">{}</td>", size(bytes));
+    let mut out = breakdown(&prediction.breakdown, &sized, &share);
 
     let alive = prediction.alive_at(prediction.peak_at);
     let mut body = String::new();
-    for buffer in alive.iter().take(HOLDERS) {
+    for buffer in alive.iter().take(LARGEST) {
         let _ = writeln!(
             body,
             "<tr><td class=\"name\">{}</td><td>{}</td><td>{}</td><td>{}{}</td><td class=\"name\">{}</td>{}{}</tr>",
-            escape(&figures::holder(buffer)),
+            escape(&figures::owner(buffer)),
             figures::shape(buffer),
             escape(&buffer.dtype),
             swatch(slug(buffer.category)),
             buffer.category,
             escape(&buffer.operation),
-            size(buffer.bytes),
+            sized(buffer.bytes),
             share(buffer.bytes),
         );
     }
@@ -217,17 +224,17 @@ fn peak(report: &Report, prediction: &Prediction) -> String {
         out += "<section><h2>Largest buffers</h2><p>No buffers are alive at the predicted peak.</p></section>\n";
     } else {
         let heads = ["module", "shape", "dtype", "category", "made by", "#size", "#of the peak"];
-        out += &section("holders", &title, &heads, &body);
+        out += &section("largest", &title, &heads, &body);
     }
     out
 }
 
-fn breakdown(breakdown: &Breakdown, size: &dyn Fn(u64) -> String, share: &dyn Fn(u64) -> String) -> String {
+fn breakdown(breakdown: &Breakdown, sized: &dyn Fn(u64) -> String, share: &dyn Fn(u64) -> String) -> String {
     let mut body = String::new();
     for (category, bytes) in figures::largest(breakdown) {
         let name = slug(category);
         let head = format!("<th scope=\"row\">{}{category}</th>", swatch(name));
-        let _ = writeln!(body, "<tr data-category=\"{name}\">{head}{}{}</tr>", size(bytes), share(bytes));
+        let _ = writeln!(body, "<tr data-category=\"{name}\">{head}{}{}</tr>", sized(bytes), share(bytes));
     }
     if body.is_empty() {
         return String::new();

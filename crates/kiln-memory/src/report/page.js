@@ -1,5 +1,5 @@
 "use strict";
-// Moves a cursor over the timeline and says what is alive under it. All drawing and all tables are in the page already.
+// Moves a cursor over the timeline and shows the buffers alive under it. The drawing and the tables are in the page already.
 (() => {
   const find = (id) => document.getElementById(id);
   const read = (id) => JSON.parse(find(id).textContent);
@@ -18,8 +18,13 @@
   const moments = operations.length || samples.length;
   if (!moments) return;
   const ROWS = 15;
+  const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
-  const amount = (bytes) => `${(bytes / chart.unit.bytes).toFixed(1)} ${chart.unit.name}`;
+  const amount = (bytes) => {
+    let unit = 0;
+    for (; bytes >= 1024 && unit < UNITS.length - 1; unit++) bytes /= 1024;
+    return unit ? `${bytes.toFixed(1)} ${UNITS[unit]}` : `${bytes} B`;
+  };
   const clock = (seconds) => `${(seconds / chart.clock.seconds).toPrecision(4)} ${chart.clock.name}`;
   const xOf = (seconds) =>
     chart.left + ((chart.right - chart.left) * (seconds - chart.from)) / (chart.to - chart.from);
@@ -27,7 +32,7 @@
   const begins = operations.length ? chart.starts : samples.map((sample) => xOf(sample.seconds));
   const middle = (at) => (operations.length ? (begins[at] + begins[at + 1]) / 2 : begins[at]);
 
-  // Bytes of each category at each operation: what begins there minus what has ended, summed up.
+  // Bytes of each category at each operation: sums of the buffers that begin minus those that have ended.
   const layers = slots.map(() => new Float64Array(operations.length + 1));
   for (const buffer of buffers) {
     if (buffer.born > buffer.dies || buffer.born >= operations.length) continue;
@@ -37,7 +42,7 @@
   }
   for (const layer of layers) for (let at = 1; at < layer.length; at++) layer[at] += layer[at - 1];
   const held = (at) => layers.reduce((sum, layer) => sum + layer[at], 0);
-  // What an operation has alive beyond its buffers counts as workspace.
+  // Bytes that are alive beyond the buffers count as workspace.
   operations.forEach((operation, at) => {
     layers[slots.indexOf("workspace")][at] += Math.max(0, operation.live_bytes - held(at));
   });
@@ -100,7 +105,7 @@
       row.append(path, element("td", buffer.shape.join("x") || "scalar"), element("td", buffer.dtype), category, sized(buffer.bytes));
       return row;
     });
-    // As many rows at every moment: what is below does not jump.
+    // The same number of rows at every moment, so that the page does not jump.
     while (rows.length < ROWS) {
       const row = element("tr", undefined, "blank");
       const cell = element("td", rows.length || alive.length ? "\u00a0" : "no buffers");

@@ -1,12 +1,20 @@
+//! The report as a picture.
+
 use std::fmt::Write;
 
-use super::Report;
 use super::chart::{COLORS, HEIGHT, WIDTH, draw, escape, fill};
-use super::figures::{self, Unit};
+use super::figures::{self, size};
+use super::memory_report::MemoryReport;
 use super::timeline::Timeline;
 
-/// See [`Report::svg`].
-pub(super) fn svg(report: &Report) -> String {
+impl MemoryReport {
+    /// The timeline alone, as a picture of its own.
+    pub fn svg(&self) -> String {
+        svg(self)
+    }
+}
+
+fn svg(report: &MemoryReport) -> String {
     let (title, top) = (escape(&report.title), 30.0);
     let mut dark = String::new();
     for (name, _, color) in COLORS {
@@ -31,26 +39,25 @@ pub(super) fn svg(report: &Report) -> String {
     )
 }
 
-/// What the picture shows, in words.
-fn description(report: &Report) -> String {
-    let unit = Unit::of(report);
+/// The content of the picture in words.
+fn description(report: &MemoryReport) -> String {
     let mut words = "Bytes alive over a training step".to_owned();
     if let Some(prediction) = &report.prediction {
         let place = figures::place(prediction).map_or(String::new(), |place| format!(" {place}"));
         let _ = write!(
             words,
             ", stacked by what they are for. The predicted peak is {}{place}",
-            unit.amount(prediction.peak_bytes)
+            size(prediction.peak_bytes)
         );
     }
     if let Some(measured) = &report.measured {
-        let _ = write!(words, ". The measured peak is {}", unit.amount(measured.peak_bytes));
+        let _ = write!(words, ". The measured peak is {}", size(measured.peak_bytes));
     }
     words + "."
 }
 
 /// Why there is no timeline.
-pub(super) fn nothing(report: &Report) -> &'static str {
+pub(super) fn nothing(report: &MemoryReport) -> &'static str {
     match (&report.prediction, &report.measured) {
         (None, None) => "Nothing was predicted and nothing was measured.",
         (Some(_), None) => "The prediction holds no operations, and nothing was measured.",

@@ -1,46 +1,46 @@
+//! The report as text for the terminal.
+
 use std::fmt::Write;
 
-use super::Report;
-use super::figures::{self, Unit, error, percent, printable, signed_percent};
+use super::figures::{self, percent, printable, signed_percent, size};
+use super::memory_report::{MemoryReport, relative_error};
 
-/// See [`Report::text`].
-pub(super) fn text(report: &Report, holders: usize) -> String {
-    let unit = Unit::of(report);
+impl MemoryReport {
+    /// Tables for the terminal: peaks, phases, categories at the peak, and the `buffers` largest buffers in it.
+    pub fn text(&self, buffers: usize) -> String {
+        text(self, buffers)
+    }
+}
+
+fn text(report: &MemoryReport, buffers: usize) -> String {
     let mut out = format!("{}\n\n", printable(&report.title));
     let facts = report.facts.iter().map(|(name, value)| vec![printable(name), printable(value)]);
     put(&mut out, "", &[], facts.collect());
-    put(&mut out, "", &[1], peaks(report, unit));
+    put(&mut out, "", &[1], peaks(report));
 
-    let amount = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| unit.number(bytes));
+    let amount = |bytes: Option<u64>| bytes.map_or("-".to_owned(), size);
     let mut rows = vec![["phase", "predicted", "measured", "error"].map(str::to_owned).to_vec()];
     rows.extend(figures::phases(report).iter().map(|row| {
         let measured = row.measured.map(|(bytes, ..)| bytes);
-        let off = error(row.predicted, measured).map_or("-".to_owned(), signed_percent);
+        let off = relative_error(row.predicted, measured).map_or("-".to_owned(), signed_percent);
         vec![row.phase.to_string(), amount(row.predicted), amount(measured), off]
     }));
     if rows.len() > 1 {
-        put(&mut out, &format!("Peak of each phase, {}", unit.name), &[1, 2, 3], rows);
+        put(&mut out, "Peak of each phase", &[1, 2, 3], rows);
     }
 
     let Some(prediction) = &report.prediction else { return out.trim_end().to_owned() + "\n" };
     let share = |bytes: u64| percent(bytes, prediction.peak_bytes) + " %";
     let rows = figures::largest(&prediction.breakdown);
-    let rows: Vec<_> = rows.iter().map(|row| vec![row.0.to_string(), unit.number(row.1), share(row.1)]).collect();
+    let rows: Vec<_> = rows.iter().map(|row| vec![row.0.to_string(), size(row.1), share(row.1)]).collect();
     if !rows.is_empty() {
-        put(&mut out, &format!("At the predicted peak, {}", unit.name), &[1, 2], rows);
+        put(&mut out, "At the predicted peak", &[1, 2], rows);
     }
     let alive = prediction.alive_at(prediction.peak_at);
-    let mut rows = vec![["module", unit.name, "", "category", "dtype", "shape"].map(str::to_owned).to_vec()];
-    rows.extend(alive.iter().take(holders).map(|buffer| {
+    let mut rows = vec![["module", "size", "", "category", "dtype", "shape"].map(str::to_owned).to_vec()];
+    rows.extend(alive.iter().take(buffers).map(|buffer| {
         let (category, dtype) = (buffer.category.to_string(), printable(&buffer.dtype));
-        vec![
-            figures::holder(buffer),
-            unit.number(buffer.bytes),
-            share(buffer.bytes),
-            category,
-            dtype,
-            figures::shape(buffer),
-        ]
+        vec![figures::owner(buffer), size(buffer.bytes), share(buffer.bytes), category, dtype, figures::shape(buffer)]
     }));
     if rows.len() > 1 {
         put(&mut out, &format!("Largest of the {} buffers alive then", alive.len()), &[1, 2], rows);
@@ -48,14 +48,14 @@ pub(super) fn text(report: &Report, holders: usize) -> String {
     out.trim_end().to_owned() + "\n"
 }
 
-fn peaks(report: &Report, unit: Unit) -> Vec<Vec<String>> {
+fn peaks(report: &MemoryReport) -> Vec<Vec<String>> {
     let mut rows = vec![];
     if let Some(prediction) = &report.prediction {
         let place = figures::place(prediction).unwrap_or("no operations were recorded".to_owned());
-        rows.push(vec!["predicted peak".to_owned(), unit.amount(prediction.peak_bytes), place]);
+        rows.push(vec!["predicted peak".to_owned(), size(prediction.peak_bytes), place]);
     }
     if let Some(measured) = &report.measured {
-        rows.push(vec!["measured peak".to_owned(), unit.amount(measured.peak_bytes), String::new()]);
+        rows.push(vec!["measured peak".to_owned(), size(measured.peak_bytes), String::new()]);
     }
     if let Some(error) = report.error() {
         rows.push(vec!["error".to_owned(), signed_percent(error), String::new()]);
@@ -66,7 +66,7 @@ fn peaks(report: &Report, unit: Unit) -> Vec<Vec<String>> {
     rows
 }
 
-/// Writes a table with a heading: as wide as its cells, with columns of numbers to the right.
+/// Writes a table with a heading. Columns are as wide as their cells; columns of numbers are aligned to the right.
 fn put(out: &mut String, heading: &str, numbers: &[usize], rows: Vec<Vec<String>>) {
     if rows.is_empty() {
         return;

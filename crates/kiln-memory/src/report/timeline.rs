@@ -1,12 +1,14 @@
-//! The step over time: where each operation begins and what is alive in it. Knows no picture.
+//! The step over time: where each operation begins, and the bytes alive in it.
 
 use std::ops::Range;
 
-use super::Report;
-use super::figures::{self, PhaseRow, STACK};
-use crate::{Phase, Prediction};
+use crate::category::Phase;
+use crate::predict::Prediction;
 
-/// What is laid along the horizontal axis.
+use super::figures::{self, PhaseRow, STACK};
+use super::memory_report::MemoryReport;
+
+/// The quantity on the horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Axis {
     /// Seconds by the prediction.
@@ -49,7 +51,7 @@ pub(super) struct Timeline {
 
 impl Timeline {
     /// Lays a report out; `None` when there is nothing to lay out.
-    pub(super) fn of(report: &Report) -> Option<Self> {
+    pub(super) fn of(report: &MemoryReport) -> Option<Self> {
         let rows = figures::phases(report);
         let (curve, sampled) = curve(report, &rows);
         let (axis, starts, mut bands) = match &report.prediction {
@@ -149,8 +151,8 @@ fn spread(weights: &[f64], from: f64, to: f64, starts: &mut Vec<f64>) {
     }
 }
 
-/// What was measured over time: samples, else the peak of each phase as a level.
-fn curve(report: &Report, rows: &[PhaseRow]) -> (Vec<(f64, u64)>, bool) {
+/// The measurement over time: samples, otherwise the peak of each phase as a level.
+fn curve(report: &MemoryReport, rows: &[PhaseRow]) -> (Vec<(f64, u64)>, bool) {
     let samples = report.measured.iter().flat_map(|measured| measured.samples.iter());
     let mut curve: Vec<_> =
         samples.filter(|sample| sample.seconds.is_finite()).map(|sample| (sample.seconds, sample.bytes)).collect();
@@ -164,10 +166,10 @@ fn curve(report: &Report, rows: &[PhaseRow]) -> (Vec<(f64, u64)>, bool) {
     (curve, sampled)
 }
 
-/// Bytes of each operation by category. What an operation has alive beyond its buffers counts as workspace.
+/// Bytes of each operation by category. Bytes alive beyond the buffers count as workspace.
 fn stack(prediction: &Prediction) -> Vec<[u64; STACK.len()]> {
     let operations = prediction.operations.len();
-    // What begins minus what has ended; differences may be negative, so that all of it wraps around.
+    // Buffers that begin minus those that have ended. Differences may be negative, hence the wrapping arithmetic.
     let mut changes = vec![[0u64; STACK.len()]; operations + 1];
     for buffer in prediction.buffers.iter().filter(|buffer| buffer.born <= buffer.dies && buffer.born < operations) {
         let Some(layer) = STACK.iter().position(|category| *category == buffer.category) else { continue };

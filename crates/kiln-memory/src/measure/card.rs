@@ -1,0 +1,28 @@
+//! Total and free memory of a whole card.
+
+/// Memory of a whole card, whoever uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CardMemory {
+    /// Bytes of the card.
+    pub total: u64,
+    /// Bytes that no process has.
+    pub free: u64,
+}
+
+impl CardMemory {
+    /// Reads the memory of card number `index` from NVIDIA's management library, which is loaded at the first call. None without
+    /// the feature `nvml`, without a driver, and without such a card.
+    pub fn of_nvidia(index: u32) -> Option<Self> {
+        #[cfg(feature = "nvml")]
+        {
+            let nvml = nvml_wrapper::Nvml::init().ok()?;
+            let memory = nvml.device_by_index(index).ok()?.memory_info().ok()?;
+            Some(Self { total: memory.total, free: memory.free })
+        }
+        #[cfg(not(feature = "nvml"))]
+        {
+            let _ = index;
+            None
+        }
+    }
+}

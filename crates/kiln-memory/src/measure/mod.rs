@@ -1,0 +1,14 @@
+//! Memory that is in use: on the heap, in a device's pool, and over one training step.
+
+mod allocator;
+mod card;
+mod measured;
+mod meter;
+mod open_spans;
+mod step_meter;
+
+pub use allocator::CountingAllocator;
+pub use card::CardMemory;
+pub use measured::{Measured, MeasuredPhase, Sample};
+pub use meter::{Meter, Span};
+pub use step_meter::StepMeter;

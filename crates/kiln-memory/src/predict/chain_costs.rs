@@ -1,0 +1,271 @@
+//! Bytes and seconds of each block of a chain, as the input of a solver for checkpoint plans.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::trace::{StepTrace, TraceRole};
+
+use super::estimate::live_bytes;
+use super::layout::Layout;
+use super::overheads::overheads;
+use super::profile::BackendProfile;
+use super::sizes::Sizes;
+use super::time::Clock;
+
+/// Stands for "no block" in tables of indices.
+const NONE: usize = usize::MAX;
+
+/// Bytes and seconds of one block of a chain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct BlockCost {
+    /// Bytes of the tensors that the block reads from the block before it.
+    pub input_bytes: u64,
+    /// Bytes that the block keeps for its backward pass, its input included.
+    pub saved_bytes: u64,
+    /// Bytes beyond those that it needs while it runs, in either direction.
+    pub workspace_bytes: u64,
+    /// Bytes of the gradients of its parameters.
+    pub gradient_bytes: u64,
+    /// Estimated seconds of its forward pass.
+    pub forward_seconds: f64,
+}
+
+/// Bytes and seconds of the blocks of a chain, and bytes of the step around it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ChainCosts {
+    /// The blocks, first to last.
+    pub blocks: Vec<BlockCost>,
+    /// Bytes that are alive during the whole forward and backward pass: parameters, optimizer state, sums of gradients, bytes
+    /// of the device and the data loader, burn's graph, and tensors that were made before the chain and are kept.
+    pub resident_bytes: u64,
+    /// Bytes beyond the resident and the saved ones at the peak of the operations behind the chain: the head and the loss.
+    pub head_bytes: u64,
+    /// The peak of the operations before the chain and behind its backward pass, such as the update. No plan has a lower peak.
+    pub floor_bytes: u64,
+}
+
+impl StepTrace {
+    /// Bytes and seconds of each block between the [`cuts`](crate::Recorder::cut) in the plain step, for a solver of checkpoint
+    /// plans.
+    ///
+    /// The peak of a plan follows from these numbers by this model: the forward pass leaves the bytes that each segment
+    /// holds (its saved
+    /// bytes when it is plain, its input when it is recomputed, nothing when it is offloaded). The head runs besides all of
+    /// that. Then, from the last segment to the first, a segment needs its saved bytes (besides its input when it is
+    /// recomputed), the largest workspace of its blocks, the bytes that the segments before it hold, and the gradients so far. The
+    /// resident bytes are added to all of it, and [`floor_bytes`](ChainCosts::floor_bytes) bounds it below.
+    ///
+    /// For the plain step the model is exact up to buffers that outlive their block. For other plans it is an approximation,
+    /// mostly too high, since a segment's largest workspace is not needed while all of its activations are alive: verify a plan
+    /// with [`with_plan`](Self::with_plan) and [`estimate`](Self::estimate).
+    ///
+    /// # Errors
+    /// [`Error::BatchSize`] as for [`estimate`](Self::estimate), and [`Error::Plan`] for a step without cuts and for a model
+    /// whose backward pass does not run the blocks one after the other.
+    pub fn chain_costs(&self, batch: usize, profile: &BackendProfile) -> Result<ChainCosts, Error> {
+        let refused = |blocks: Range<usize>, reason| Error::Plan {
+            from: blocks.start,
+            to: blocks.end,
+            blocks: self.blocks(),
+            reason,
+        };
+        if self.blocks() == 0 {
+            return Err(refused(0..0, "the step was recorded without cuts between its blocks"));
+        }
+        let passes = backward_passes(self)
+            .map_err(|block| refused(block..block + 1, "its backward pass is not in one piece"))?;
+        let sizes = Sizes::of(self, batch, profile)?;
+        let layout = Layout::of(self, &sizes, profile);
+        let live = live_bytes(self, &layout, profile);
+        let clock = Clock::new(self, &sizes, profile);
+        let mut costs = self.held_bytes(&layout, &passes, profile);
+        self.peaks(&mut costs, &live, &passes);
+        for (cost, span) in costs.blocks.iter_mut().zip(self.cuts.windows(2)) {
+            cost.forward_seconds = (span[0]..span[1]).map(|index| clock.seconds(index)).sum();
+        }
+        Ok(costs)
+    }
+
+    /// Bytes that are held longer than one operation: inputs, saved tensors, gradients, resident tensors.
+    fn held_bytes(&self, layout: &Layout, passes: &Passes, profile: &BackendProfile) -> ChainCosts {
+        let [start, backward, ..] = self.phases;
+        let (first_cut, last_cut) = (self.cuts[0], self.cuts[self.blocks()]);
+        let mut costs = ChainCosts { blocks: vec![BlockCost::default(); self.blocks()], ..ChainCosts::default() };
+        let mut buffer_of = vec![0; self.tensors.len()];
+        for (index, buffer) in layout.blocks.iter().enumerate() {
+            layout.tensors_of(buffer).for_each(|tensor| buffer_of[tensor as usize] = index);
+        }
+        // By tensor, as a block may write its output over the buffer of its input.
+        let mut made_at = vec![NONE; self.tensors.len()];
+        for index in start..backward {
+            self.graph.outputs_at(index).iter().for_each(|output| made_at[*output as usize] = index);
+        }
+        // The block that has a buffer as its input: the first one to read it.
+        let mut input_of = vec![NONE; layout.blocks.len()];
+        for (block, span) in self.cuts.windows(2).enumerate() {
+            // A tensor that was made before the chain and is read by later blocks is resident.
+            let oldest = if block == 0 { start } else { first_cut };
+            let mut seen = vec![];
+            for input in (span[0]..span[1]).flat_map(|index| self.graph.inputs_at(index)) {
+                let buffer = buffer_of[input.tensor as usize];
+                if (oldest..span[0]).contains(&made_at[input.tensor as usize]) && !seen.contains(&buffer) {
+                    seen.push(buffer);
+                    costs.blocks[block].input_bytes += profile.taken(layout.blocks[buffer].bytes);
+                    if input_of[buffer] == NONE {
+                        input_of[buffer] = block;
+                    }
+                }
+            }
+        }
+        let mut read_by_head = vec![false; layout.blocks.len()];
+        for input in (last_cut..backward).flat_map(|index| self.graph.inputs_at(index)) {
+            read_by_head[buffer_of[input.tensor as usize]] = true;
+        }
+        for (index, buffer) in layout.blocks.iter().enumerate() {
+            let (born, dies) = (buffer.born as usize, buffer.dies as usize);
+            let bytes = profile.taken(buffer.bytes);
+            if born < backward && dies >= backward {
+                match input_of[index] {
+                    NONE if born < first_cut => costs.resident_bytes += bytes,
+                    NONE if born < last_cut && !read_by_head[index] => {
+                        let block = self.cuts.partition_point(|cut| *cut <= born) - 1;
+                        costs.blocks[block].saved_bytes += bytes;
+                    }
+                    NONE => {} // of the head
+                    block => costs.blocks[block].saved_bytes += bytes,
+                }
+            }
+        }
+        for (tensor, block) in &passes.gradients {
+            costs.blocks[*block].gradient_bytes += profile.taken(layout.blocks[buffer_of[*tensor as usize]].bytes);
+        }
+        costs.resident_bytes += overheads(self, profile).map(|overhead| overhead.bytes).sum::<u64>();
+        costs
+    }
+
+    /// Workspace, head and floor: the peaks of parts of the step, less the bytes held meanwhile.
+    fn peaks(&self, costs: &mut ChainCosts, live: &[u64], passes: &Passes) {
+        let [start, backward, _, end] = self.phases;
+        let last_cut = self.cuts[self.blocks()];
+        let peak = |operations: Range<usize>| {
+            live[operations.start - start..operations.end - start].iter().copied().max().unwrap_or(0)
+        };
+        let mut held = costs.resident_bytes;
+        for (block, span) in self.cuts.windows(2).enumerate() {
+            held += costs.blocks[block].saved_bytes;
+            costs.blocks[block].workspace_bytes = peak(span[0]..span[1]).saturating_sub(held);
+        }
+        let head_end = passes.begins.last().copied().unwrap_or(backward);
+        costs.head_bytes = peak(last_cut..head_end).saturating_sub(held);
+        let mut gradients = 0;
+        for block in (0..self.blocks()).rev() {
+            gradients += costs.blocks[block].gradient_bytes;
+            let pass = passes.begins[block]..if block == 0 { passes.end } else { passes.begins[block - 1] };
+            let workspace = peak(pass).saturating_sub(held + gradients);
+            let cost = &mut costs.blocks[block];
+            cost.workspace_bytes = cost.workspace_bytes.max(workspace);
+            held -= cost.saved_bytes;
+        }
+        costs.floor_bytes = peak(start..self.cuts[0]).max(peak(passes.end..end));
+    }
+}
+
+/// Where the backward passes of the blocks are.
+struct Passes {
+    /// The first operation of each block's backward pass; that of the block behind for a block that keeps nothing.
+    begins: Vec<usize>,
+    /// The first operation behind the backward pass of the first block.
+    end: usize,
+    /// The gradients of parameters as the plain step holds them (under autocast in 16 bits), with the blocks whose backward
+    /// passes compute them.
+    gradients: Vec<(u32, usize)>,
+}
+
+/// # Errors
+/// The block whose backward pass begins before that of the block behind it.
+fn backward_passes(trace: &StepTrace) -> Result<Passes, usize> {
+    let [start, backward, update, _] = trace.phases;
+    let (first_cut, blocks) = (trace.cuts[0], trace.blocks());
+    let mut made_at = vec![NONE; trace.tensors.len()];
+    let mut read_until = vec![0; trace.tensors.len()];
+    for index in start..backward {
+        for input in trace.graph.inputs_at(index) {
+            read_until[input.tensor as usize] = index;
+        }
+        for output in trace.graph.outputs_at(index) {
+            made_at[*output as usize] = index;
+        }
+    }
+    let block_of = |index: usize| match trace.cuts.partition_point(|cut| *cut <= index) {
+        0 => None,
+        cuts => (cuts <= blocks).then(|| cuts - 1),
+    };
+    let mut begins = vec![NONE; blocks];
+    for index in backward..update {
+        for input in trace.graph.inputs_at(index) {
+            let made_at = made_at[input.tensor as usize];
+            // Operations that read only the block's output may belong to the block behind.
+            if made_at != NONE
+                && let Some(block) = block_of(made_at)
+                && read_until[input.tensor as usize] < trace.cuts[block + 1]
+            {
+                begins[block] = begins[block].min(index);
+            }
+        }
+    }
+    let mut behind = backward;
+    for block in (0..blocks).rev() {
+        match begins[block] {
+            NONE => begins[block] = behind,
+            place if place < behind => return Err(block),
+            place => behind = place,
+        }
+    }
+    let is_gradient = |tensor: u32| trace.tensors[tensor as usize].role == TraceRole::Gradient;
+    let mut end = update;
+    let mut computed_at = vec![];
+    for index in begins[0]..update {
+        let reads_end = trace.graph.inputs_at(index).iter().any(|input| {
+            let made_at = made_at[input.tensor as usize];
+            is_gradient(input.tensor) || (made_at < first_cut && read_until[input.tensor as usize] < first_cut)
+        });
+        if reads_end {
+            end = end.min(index);
+        }
+    }
+    for index in backward..update {
+        for output in trace.graph.outputs_at(index) {
+            made_at[*output as usize] = index;
+        }
+        let inputs = trace.graph.inputs_at(index);
+        let gradient = trace.graph.outputs_at(index).iter().find(|output| is_gradient(**output));
+        if let (Some(gradient), false) = (gradient, inputs.iter().any(|input| is_gradient(input.tensor))) {
+            let origin = origin(trace, &made_at, index);
+            let computed = trace.graph.outputs_at(origin).first().copied().unwrap_or(*gradient);
+            computed_at.push((computed, origin));
+            if origin < begins[0] && index > begins[0] {
+                end = end.min(index); // casts of gradients, which burn leaves for the end
+            }
+        }
+    }
+    // Blocks run last first.
+    let block_at = |operation: usize| begins.iter().position(|begins| *begins <= operation);
+    let gradients = computed_at.into_iter().filter(|(_, origin)| *origin < end);
+    let gradients = gradients.filter_map(|(gradient, origin)| Some((gradient, block_at(origin)?))).collect();
+    Ok(Passes { begins, end, gradients })
+}
+
+/// The operation that computes a gradient: back through the views and casts that burn leaves for the end of the backward pass.
+fn origin(trace: &StepTrace, made_at: &[usize], mut index: usize) -> usize {
+    while let [input] = trace.graph.inputs_at(index)
+        && matches!(trace.graph.kind_at(index).short(), "Cast" | "Reshape" | "SwapDims" | "Permute")
+        && (trace.phases[1]..index).contains(&made_at[input.tensor as usize])
+    {
+        index = made_at[input.tensor as usize];
+    }
+    index
+}

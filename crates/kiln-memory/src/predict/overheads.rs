@@ -1,0 +1,28 @@
+//! Bytes that exist besides the tensors of a step: the device's own, the data loader's, and burn's graph.
+
+use crate::category::Category;
+use crate::trace::StepTrace;
+
+use super::profile::BackendProfile;
+
+/// Bytes that are alive from the first operation of the step to `last`.
+pub(super) struct Overhead {
+    pub(super) bytes: u64,
+    pub(super) category: Category,
+    pub(super) name: &'static str,
+    /// Index of the last operation, counted from the beginning of the step.
+    pub(super) last: usize,
+}
+
+/// The overheads that are not zero.
+pub(super) fn overheads(trace: &StepTrace, profile: &BackendProfile) -> impl Iterator<Item = Overhead> {
+    let [start, backward, update, end] = trace.phases;
+    let graph_bytes = profile.operation_bytes * (backward - start) as u64;
+    let whole = |bytes, category, name| Overhead { bytes, category, name, last: end - start - 1 };
+    let all = [
+        whole(profile.fixed_bytes, Category::Workspace, "(the device)"),
+        whole(profile.loader_bytes, Category::DataLoader, "(the data loader)"),
+        Overhead { bytes: graph_bytes, category: Category::Workspace, name: "(the graph)", last: update - start - 1 },
+    ];
+    all.into_iter().filter(|overhead| overhead.bytes > 0)
+}

@@ -1,0 +1,147 @@
+//! The figures of a device that predictions need.
+
+use serde::{Deserialize, Serialize};
+
+/// The rules for the memory of operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kernels {
+    /// burn's CPU device.
+    Flex,
+    /// burn's CubeCL devices: CUDA and others.
+    Cube,
+}
+
+/// Data-sheet figures of a card: operations and bytes per second.
+struct Card {
+    /// f32 products on tensor cores (TF32), without sparsity. CubeCL computes f32 products in TF32 where the card has it.
+    tf32_flops: f64,
+    /// f16 and bf16 products on tensor cores, without sparsity.
+    half_flops: f64,
+    bandwidth: f64,
+}
+
+/// NVIDIA A100 80GB SXM. Source: NVIDIA A100 Tensor Core GPU data sheet (2022): TF32 156 TFLOPS, BF16 312 TFLOPS, 2,039 GB/s.
+const A100: Card = Card { tf32_flops: 156e12, half_flops: 312e12, bandwidth: 2.039e12 };
+
+/// NVIDIA H100 SXM. Source: NVIDIA H100 Tensor Core GPU data sheet (2023), which lists figures with sparsity; without it they are
+/// half: TF32 494.7 TFLOPS, BF16 989.4 TFLOPS, 3.35 TB/s.
+const H100: Card = Card { tf32_flops: 494.7e12, half_flops: 989.4e12, bandwidth: 3.35e12 };
+
+/// The part of the data sheet's product rate that training reaches: model FLOPS utilisations of 40 to 50 % are reported for A100
+/// cards (Chowdhery et al. 2022, table 3; Korthikanti et al. 2022). Assumed, not measured with burn.
+const MATMUL_EFFICIENCY: f64 = 0.45;
+
+/// The part of the data sheet's bandwidth that elementwise kernels reach. Assumed, not measured with burn.
+const BANDWIDTH_EFFICIENCY: f64 = 0.75;
+
+/// The figures of a device that predictions of bytes and times need.
+///
+/// [`flex`](Self::flex) and [`cuda`](Self::cuda) are starting points; [`calibrate`](crate::calibrate) corrects them by short
+/// measured runs. A profile is a value to be kept in a file (serde).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BackendProfile {
+    /// The device, for people.
+    pub name: String,
+    /// Rules for views, reuse and workspace.
+    pub kernels: Kernels,
+    /// Threads that kernels are spread over, on the CPU.
+    pub threads: usize,
+    /// Bytes of a core's second-level cache, on the CPU: matrix products take scratch memory by it.
+    pub cache_bytes: u64,
+    /// Bytes of an element of an integer tensor.
+    pub int_bytes: usize,
+    /// Every buffer takes a multiple of this.
+    pub alignment: u64,
+    /// Bytes that the device takes once, whatever runs: the driver's context, threads' scratch memory.
+    pub fixed_bytes: u64,
+    /// Bytes of the data loader, where they lie in the memory that is counted: batches in flight, and images being decoded.
+    #[serde(default)]
+    pub loader_bytes: u64,
+    /// Bytes kept for each operation of the forward pass until the backward pass: burn's graph, where it lies in the memory
+    /// that is counted.
+    pub operation_bytes: u64,
+    /// Bytes of the allocator and of the shape of each buffer, where they lie in the memory that is counted.
+    pub buffer_bytes: u64,
+    /// Floating-point operations per second of matrix products and convolutions on f32 tensors.
+    pub flops: f64,
+    /// The same on f16 and bf16 tensors.
+    pub half_flops: f64,
+    /// Bytes read and written per second by simple operations.
+    pub bandwidth: f64,
+    /// Seconds that an operation takes at least.
+    pub launch: f64,
+}
+
+impl BackendProfile {
+    /// burn's CPU device on this machine, whose tensors are counted with the rest of the heap.
+    pub fn flex() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let cache_bytes = 1 << 20;
+        Self {
+            name: "flex".into(),
+            kernels: Kernels::Flex,
+            threads,
+            cache_bytes,
+            int_bytes: 4,
+            alignment: 1,
+            fixed_bytes: 0,
+            loader_bytes: 0,
+            operation_bytes: 1_300,
+            buffer_bytes: 96,
+            flops: 2e10 * threads as f64,
+            // Products of 16-bit tensors are computed in f32.
+            half_flops: 2e10 * threads as f64,
+            bandwidth: 4e9,
+            launch: 2e-6,
+        }
+    }
+
+    /// A CUDA card with the speed of an NVIDIA A100. None of it has been verified on a card: context and alignment are typical
+    /// figures, and the speeds are those of the data sheet times an assumed efficiency (45 % for products, 75 % for bandwidth).
+    pub fn cuda() -> Self {
+        Self {
+            name: "cuda".into(),
+            kernels: Kernels::Cube,
+            threads: 1,
+            cache_bytes: 0,
+            int_bytes: 4,
+            alignment: 512,
+            fixed_bytes: 500 << 20,
+            loader_bytes: 0,
+            operation_bytes: 0,
+            buffer_bytes: 0,
+            flops: 0.0,
+            half_flops: 0.0,
+            bandwidth: 0.0,
+            launch: 5e-6,
+        }
+        .with_card(&A100)
+    }
+
+    /// A CUDA card with the speed of an NVIDIA H100 (SXM). Not verified on a card, as [`cuda`](Self::cuda).
+    pub fn cuda_h100() -> Self {
+        Self { name: "cuda-h100".into(), ..Self::cuda() }.with_card(&H100)
+    }
+
+    /// Counts `bytes` of the data loader, such as batches in flight and images being decoded. For a device whose tensors lie in
+    /// the host's memory. They appear as [`Category::DataLoader`](crate::Category::DataLoader) and take no time.
+    #[must_use]
+    pub fn with_loader_bytes(mut self, bytes: u64) -> Self {
+        self.loader_bytes = bytes;
+        self
+    }
+
+    fn with_card(mut self, card: &Card) -> Self {
+        self.flops = MATMUL_EFFICIENCY * card.tf32_flops;
+        self.half_flops = MATMUL_EFFICIENCY * card.half_flops;
+        self.bandwidth = BANDWIDTH_EFFICIENCY * card.bandwidth;
+        self
+    }
+
+    /// Bytes that the allocator takes for a buffer of `bytes`.
+    pub(crate) fn taken(&self, bytes: u64) -> u64 {
+        bytes.next_multiple_of(self.alignment.max(1)) + self.buffer_bytes
+    }
+}

@@ -1,0 +1,80 @@
+//! Types of an explanation: groups of buffers and suggested changes.
+
+use serde::Serialize;
+
+use crate::category::{Breakdown, Category, Phase};
+use crate::predict::Buffer;
+
+/// Why a step does not fit into a limit, and changes that would make it fit. Its `Display` is a table for the terminal.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// Samples in the step.
+    pub batch: usize,
+    /// The most bytes at once.
+    pub peak_bytes: u64,
+    /// Bytes that are available.
+    pub limit_bytes: u64,
+    /// Bytes by which the peak is over the limit: 0 when the step fits.
+    pub over_bytes: u64,
+    /// The operation at which the peak is.
+    pub operation: String,
+    /// The phase that it is in.
+    pub phase: Phase,
+    /// The peak by category; adds up to `peak_bytes`.
+    pub breakdown: Breakdown,
+    /// The buffers at the peak, grouped by module and category, largest group first. At most 12.
+    pub groups: Vec<BufferGroup>,
+    /// Changes that lower the peak: first those with which the step fits, then by bytes saved, most first.
+    pub suggestions: Vec<Suggestion>,
+    /// The buffers without which the step would fit, each the largest of those alive at the peak that is left. All tensors, when
+    /// the step does not fit without any.
+    pub must_go: Vec<BufferGroup>,
+    /// Whether the step fits without them (`must_go`).
+    pub fits_without: bool,
+}
+
+/// Buffers of one module that are alive at the same time, or one buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct BufferGroup {
+    /// Path of the parameter or module, where known.
+    pub path: Option<String>,
+    /// The operation that made the largest of the buffers.
+    pub operation: String,
+    /// Their category.
+    pub category: Category,
+    /// Number of buffers.
+    pub buffers: usize,
+    /// Shape of the largest.
+    pub shape: Vec<usize>,
+    /// Element type of the largest, as burn names it: `F32`.
+    pub dtype: String,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+/// A change to a step, and the peak after it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Suggestion {
+    /// The change.
+    pub name: String,
+    /// The most bytes at once after the change.
+    pub peak_bytes: u64,
+    /// Bytes by which that is lower than before.
+    pub saved_bytes: u64,
+    /// Whether the step then fits.
+    pub fits: bool,
+    /// Whether the peak is that of [`StepTrace::predict`](crate::StepTrace::predict) for the changed step; otherwise it is approximated.
+    pub exact: bool,
+    /// A condition or an assumption.
+    pub note: Option<String>,
+}
+
+impl BufferGroup {
+    pub(super) fn of(buffer: &Buffer) -> Self {
+        let Buffer { bytes, shape, dtype, category, path, operation, .. } = buffer.clone();
+        Self { path, operation, category, buffers: 1, shape, dtype, bytes }
+    }
+}

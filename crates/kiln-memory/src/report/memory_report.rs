@@ -1,0 +1,73 @@
+//! The report about the memory of a training step: its data, and its form for programs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::measure::Measured;
+use crate::predict::Prediction;
+
+/// The memory of a training step as predicted and as measured, for people (text, page, picture) and for programs (JSON).
+///
+/// ```
+/// use kiln_memory::MemoryReport;
+///
+/// let report = MemoryReport::new("ResNet-50").with_fact("batch", 32);
+/// assert!(report.text(10).starts_with("ResNet-50\n"));
+/// assert!(report.html().contains("<th scope=\"row\">batch</th><td>32</td>"));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct MemoryReport {
+    /// The heading.
+    pub title: String,
+    /// Named facts about the step, such as model, batch and device, in order.
+    pub facts: Vec<(String, String)>,
+    /// The prediction.
+    pub prediction: Option<Prediction>,
+    /// The measurement.
+    pub measured: Option<Measured>,
+}
+
+impl MemoryReport {
+    /// An empty report.
+    pub fn new(title: impl Into<String>) -> Self {
+        Self { title: title.into(), ..Self::default() }
+    }
+
+    /// Adds a fact.
+    #[must_use]
+    pub fn with_fact(mut self, name: impl Into<String>, value: impl ToString) -> Self {
+        self.facts.push((name.into(), value.to_string()));
+        self
+    }
+
+    /// Sets the prediction.
+    #[must_use]
+    pub fn with_prediction(mut self, prediction: Prediction) -> Self {
+        self.prediction = Some(prediction);
+        self
+    }
+
+    /// Sets the measurement.
+    #[must_use]
+    pub fn with_measured(mut self, measured: Measured) -> Self {
+        self.measured = Some(measured);
+        self
+    }
+
+    /// The error of the predicted peak relative to the measured one: negative when the prediction is too low. `None` unless both
+    /// are there and the measured one is not zero.
+    pub fn error(&self) -> Option<f64> {
+        relative_error(self.prediction.as_ref().map(|p| p.peak_bytes), self.measured.as_ref().map(|m| m.peak_bytes))
+    }
+
+    /// The whole report, on one line.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).expect("strings, numbers and lists of them have a JSON form")
+    }
+}
+
+/// See [`MemoryReport::error`].
+pub(super) fn relative_error(predicted: Option<u64>, measured: Option<u64>) -> Option<f64> {
+    let (predicted, measured) = (predicted? as f64, measured? as f64);
+    (measured > 0.0).then(|| predicted / measured - 1.0)
+}

@@ -1,0 +1,23 @@
+//! A training step as a graph of operations: recorded, kept for every batch size, and rewritten for checkpoint plans.
+
+mod capture;
+mod graph;
+mod merge;
+mod modules;
+mod options;
+mod record;
+mod recorder;
+mod recording;
+mod rewrite;
+mod step_trace;
+mod update;
+mod walk;
+mod with_plan;
+
+pub(crate) use graph::{Detail, Kind, Use};
+pub use options::{StepOptions, UpdateChunks};
+pub use record::{OptimizersByGroup, record_step, record_step_with};
+pub use recorder::Recorder;
+pub use step_trace::StepTrace;
+pub(crate) use step_trace::TraceRole;
+pub use with_plan::Recomputed;

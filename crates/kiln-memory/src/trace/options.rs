@@ -1,0 +1,51 @@
+//! How a recorded step updates its parameters.
+
+/// How a step is taken, besides what the model and the optimizer determine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepOptions {
+    /// Gradients are summed over several micro-batches: the sum is alive during the forward and backward pass.
+    pub accumulate: bool,
+    /// All old parameters are kept until all new ones are made, as when `optimizer.step` gets a clone of the model.
+    pub keep_parameters: bool,
+    /// Gradients are multiplied by a number before the update, for clipping or to remove a loss scale.
+    pub scale_gradients: bool,
+    /// The global norm of the gradients is computed before the update.
+    pub reads_norm: bool,
+    /// Parameters are updated in chunks. The old parameters, gradients and optimizer state of a chunk are dropped after all
+    /// new ones of the chunk are made, so that an update that fails can be repeated.
+    pub update_chunks: Option<UpdateChunks>,
+    /// The two batch sizes that are recorded. All others are inferred from how the shapes differ between them.
+    pub batches: [usize; 2],
+}
+
+impl Default for StepOptions {
+    /// burn's plain loop: `loss.backward()`, then `optimizer.step(rate, model, gradients)`.
+    fn default() -> Self {
+        Self {
+            accumulate: false,
+            keep_parameters: false,
+            scale_gradients: false,
+            reads_norm: false,
+            update_chunks: None,
+            batches: [2, 3],
+        }
+    }
+}
+
+/// How parameters are divided into chunks that are updated together: in the order of the fields, each chunk at most
+/// [`bytes`](Self::bytes) large and with at least one parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UpdateChunks {
+    /// The number of chunks that all parameters are divided into, approximately.
+    pub parts: u64,
+    /// The smallest size limit of a chunk, in bytes.
+    pub least: u64,
+}
+
+impl UpdateChunks {
+    /// The size limit of a chunk for parameters of these sizes, in bytes: at least the largest of them.
+    pub fn bytes(&self, parameters: &[u64]) -> u64 {
+        let largest = parameters.iter().copied().max().unwrap_or(0);
+        largest.max(parameters.iter().sum::<u64>() / self.parts.max(1)).max(self.least)
+    }
+}

@@ -1,0 +1,258 @@
+//! Records one training step on burn's capture device.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use burn::backend::capture::TensorId;
+use burn::backend::{Autodiff, AutodiffBackend, Capture};
+use burn::module::{Module, ParamGroup};
+use burn::optim::{DynOptimizer, GradientsParams, Optimizer};
+use burn::tensor::{Device, Tensor};
+
+use crate::error::Error;
+
+use super::capture::Captured;
+use super::merge::merge;
+use super::modules::last_place;
+use super::options::StepOptions;
+use super::recorder::Recorder;
+use super::recording::{Recording, Role};
+use super::step_trace::StepTrace;
+use super::update::Update;
+use super::walk::{FirstGradients, Norm, Parameters, Sums, Take, Untrack};
+
+type Tracked = Autodiff<Capture>;
+
+const NO_GRADIENT: &str = "the loss does not depend on a parameter that learns";
+
+/// Records one training step on burn's capture device: nothing is computed, and no memory is taken for data.
+///
+/// `build` makes the model on the given device, under a precision policy if it is trained under one. `forward` computes the mean
+/// loss over [`Recorder::batch`] samples. `optimizer` is one of burn's, built but not initialised, as from
+/// `AdamWConfig::new().build()`. The recorded step is not the first one: the optimizer has its state.
+///
+/// A step that is recorded must not read values back (`into_data`, `into_scalar`), seed random numbers, or move tensors to
+/// another device. Checkpointed segments cannot be recorded: record the plain model with [`cuts`](Recorder::cut) between its
+/// blocks, and apply a plan to the trace ([`StepTrace::with_plan`]).
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::AdamWConfig;
+/// use burn::tensor::Tensor;
+/// use kiln_memory::{BackendProfile, StepOptions, record_step};
+///
+/// let trace = record_step(
+///     |device| LinearConfig::new(1024, 1024).init(device),
+///     |model: &Linear, step| model.forward(Tensor::<2>::zeros([step.batch(), 1024], step.device())).square().mean(),
+///     &AdamWConfig::new().build(),
+///     StepOptions::default(),
+/// )?;
+/// let small = trace.predict(16, &BackendProfile::flex())?;
+/// let large = trace.predict(4096, &BackendProfile::flex())?;
+/// assert!(small.peak_bytes > 4 * 1024 * 1024 * 4 && large.peak_bytes > small.peak_bytes);
+/// # Ok::<(), kiln_memory::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Batch`] for batch sizes that are zero or not increasing, [`Error::Record`] for a step that cannot be recorded or
+/// panics, with the last operation and layer, and [`Error::Shape`] for a step whose operations depend on the batch size.
+pub fn record_step<M: Module + 'static, O: Optimizer>(
+    build: impl Fn(&Device) -> M,
+    forward: impl Fn(&M, &Recorder) -> Tensor<1>,
+    optimizer: &O,
+    options: StepOptions,
+) -> Result<StepTrace, Error> {
+    let groups = |_: &M| vec![(ParamGroup::all(), Arc::new(optimizer.clone()) as Arc<dyn DynOptimizer>)];
+    record_step_with(build, forward, groups, options)
+}
+
+/// The optimizers of a model's parameters: a parameter in several groups belongs to the last one.
+pub type OptimizersByGroup = Vec<(ParamGroup, Arc<dyn DynOptimizer>)>;
+
+/// The same with several optimizers for groups of parameters. `groups` is called once for each recording, with the model that
+/// is recorded; the first group must have all parameters.
+///
+/// # Errors
+/// Those of [`record_step`].
+pub fn record_step_with<M: Module + 'static>(
+    build: impl Fn(&Device) -> M,
+    forward: impl Fn(&M, &Recorder) -> Tensor<1>,
+    groups: impl Fn(&M) -> OptimizersByGroup,
+    options: StepOptions,
+) -> Result<StepTrace, Error> {
+    let [first, second] = options.batches;
+    if first == 0 || first >= second {
+        return Err(Error::Batch { batches: options.batches });
+    }
+    let once = |batch| record_once(batch, &build, &forward, &groups, options);
+    merge([once(first)?, once(second)?], options.batches)
+}
+
+fn record_once<M: Module + 'static>(
+    batch: usize,
+    build: impl Fn(&Device) -> M,
+    forward: impl Fn(&M, &Recorder) -> Tensor<1>,
+    groups: impl Fn(&M) -> OptimizersByGroup,
+    options: StepOptions,
+) -> Result<Recording, Error> {
+    let plain = Device::capture();
+    let recorder = Recorder { device: plain.clone().autodiff(), batch, cuts: Default::default() };
+    let mut marks = vec![];
+    let mut releases = vec![];
+    let mut roles = vec![];
+    let mut failure = None;
+    let captured = plain.capture_scope(|scope| {
+        let run = || step(&recorder, &build, &forward, &groups, options, [&mut marks, &mut releases], &mut roles);
+        // Tensors dropped before the end of the recording would look unused, so those that are still held are leaked.
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(Ok(held)) => std::mem::forget(held),
+            Ok(Err(reason)) => failure = Some(reason),
+            Err(panic) => failure = Some(message_of(panic)),
+        }
+        scope.complete([], [])
+    });
+    let graph = captured.map_err(|e| Error::Record {
+        operation: "the end of the recording".into(),
+        path: "the model".into(),
+        reason: e.to_string(),
+    });
+    let graph = match (graph, &failure) {
+        (Ok(graph), _) => graph,
+        (Err(Error::Record { operation, path, .. }), Some(reason)) => {
+            return Err(Error::Record { operation, path, reason: reason.clone() });
+        }
+        (Err(error), _) => return Err(error),
+    };
+    let captured = Captured::of(&graph);
+    let mut of_tensor = vec![None; captured.tensors.len()];
+    for (id, role) in roles {
+        if let Some(tensor) = captured.tensor(&id) {
+            of_tensor[tensor] = Some(role);
+        }
+    }
+    let place = |id: &TensorId| captured.made_at(id);
+    if let Some(reason) = failure {
+        let step = marks.first().and_then(place);
+        let (operation, path) = last_place(&captured.graph, &of_tensor, step);
+        return Err(Error::Record { operation, path, reason });
+    }
+    // A size below zero has wrapped around where the code that subtracts is compiled without overflow checks.
+    let wrapped = |output: &u32| {
+        let shape = &captured.shapes[captured.tensors[*output as usize].shape as usize];
+        shape.iter().any(|size| *size >= 1 << 48)
+    };
+    let operations = captured.graph.operations.iter();
+    let at = operations.clone().position(|operation| captured.graph.outputs(*operation).iter().any(wrapped));
+    if let Some(at) = at {
+        let (_, path) = last_place(&captured.graph, &of_tensor, marks.first().and_then(place));
+        let operation = captured.graph.kinds[captured.graph.operations[at].kind as usize].name.clone();
+        let reason = "the size of a tensor is below zero (an overflow): its input is too small for the layer".into();
+        return Err(Error::Record { operation, path, reason });
+    }
+    let phases: Vec<usize> = marks.iter().filter_map(place).collect();
+    let cuts = recorder.cuts.borrow().iter().filter_map(place).collect();
+    let releases = releases.iter().filter_map(place).collect();
+    let Ok(phases) = phases.try_into() else {
+        return Err(Error::Record {
+            operation: "a marker".into(),
+            path: "the recording".into(),
+            reason: "it was not recorded".into(),
+        });
+    };
+    let Captured { graph, tensors, shapes, .. } = captured;
+    Ok(Recording { graph, tensors, shapes, phases, cuts, releases, roles: of_tensor })
+}
+
+fn message_of(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    let text = text.unwrap_or_else(|| "it panicked".to_owned());
+    if text.contains("has no concrete value") {
+        return "a tensor is read back (into_data, into_scalar), and has no values while a step is recorded".into();
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Runs the step. Returns the values that are still held after it.
+fn step<M: Module + 'static>(
+    recorder: &Recorder,
+    build: impl Fn(&Device) -> M,
+    forward: impl Fn(&M, &Recorder) -> Tensor<1>,
+    groups: impl Fn(&M) -> OptimizersByGroup,
+    options: StepOptions,
+    [marks, releases]: [&mut Vec<TensorId>; 2],
+    roles: &mut Vec<(TensorId, Role)>,
+) -> Result<Box<dyn Any>, String> {
+    let model = build(recorder.device());
+    let mut parameters = Parameters::default();
+    model.visit(&mut parameters);
+    let model = model.map(&mut Untrack);
+    let mut parameters = Parameters::default();
+    model.visit(&mut parameters);
+    if parameters.learned.is_empty() {
+        return Err("the model has no parameter that learns".into());
+    }
+    roles.append(&mut parameters.found);
+
+    let mut update = Update {
+        groups: groups(&model),
+        options,
+        gradients: GradientsParams::new(),
+        states: HashMap::new(),
+        held: vec![],
+        held_bytes: 0,
+        releases: vec![],
+        device: recorder.device.clone().inner(),
+        chunk_bytes: options.update_chunks.map(|chunks| chunks.bytes(&parameters.learned)),
+        found: vec![],
+        path: vec![],
+    };
+    let mut sums =
+        Sums { options, gradients: GradientsParams::new(), sum: GradientsParams::new(), found: vec![], path: vec![] };
+    // The first step makes the optimizer's state; its parameters are of no interest.
+    model.visit(&mut FirstGradients(&mut update.gradients));
+    drop(model.clone().map(&mut update));
+    update.found.clear();
+    update.release();
+    update.releases.clear();
+    if options.accumulate {
+        model.visit(&mut FirstGradients(&mut sums.sum));
+    }
+
+    recorder.mark(marks);
+    let loss = forward(&model, recorder);
+    let dims = loss.dims();
+    if dims != [1] {
+        return Err(format!("the loss has {} elements, expected 1", dims[0]));
+    }
+    recorder.mark(marks);
+    let Ok(loss) = loss.try_into_primitive::<Tracked>() else {
+        return Err(NO_GRADIENT.into());
+    };
+    let gradients = Tracked::backward(loss);
+    let mut take = Take { gradients, taken: GradientsParams::new() };
+    model.visit(&mut take);
+    if take.taken.is_empty() {
+        return Err(NO_GRADIENT.into());
+    }
+    sums.gradients = take.taken;
+    drop(take.gradients);
+    model.visit(&mut sums);
+    roles.append(&mut sums.found);
+    recorder.mark(marks);
+    let Sums { gradients, .. } = sums;
+    if options.reads_norm {
+        model.visit(&mut Norm(&gradients));
+    }
+    update.gradients = gradients;
+    let kept = options.keep_parameters.then(|| model.clone());
+    let model = model.map(&mut update);
+    drop(kept);
+    update.release();
+    releases.append(&mut update.releases);
+    roles.append(&mut update.found);
+    recorder.mark(marks);
+    Ok(Box::new((model, update.states)))
+}

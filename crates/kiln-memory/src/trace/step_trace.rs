@@ -1,0 +1,79 @@
+//! The trace of a training step, with shapes as functions of the batch size.
+
+use burn::tensor::DType;
+use serde::{Deserialize, Serialize};
+
+use super::graph::Graph;
+
+/// A training step as a graph of operations, from which its memory follows for any batch size and backend.
+///
+/// Made by [`record_step`](crate::record_step). Shapes are kept as functions of the batch size: a dimension that differs
+/// between the two recordings grows with the batch, any other is constant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepTrace {
+    pub(crate) graph: Graph,
+    pub(crate) tensors: Vec<TraceTensor>,
+    /// The distinct shapes: each dimension at the two recorded batch sizes.
+    pub(crate) shapes: Vec<Vec<[usize; 2]>>,
+    /// Paths of parameters and modules.
+    pub(crate) paths: Vec<String>,
+    /// Indices of the first operation of the step, of the backward pass, of the update, and behind the update. Operations
+    /// before the first make parameters and optimizer state.
+    pub(crate) phases: [usize; 4],
+    /// Places between the blocks of a chain.
+    pub(crate) cuts: Vec<usize>,
+    /// Operations at which the old parameters, gradients and optimizer state of a chunk are dropped.
+    pub(crate) releases: Vec<usize>,
+    pub(crate) batches: [usize; 2],
+}
+
+/// A tensor of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TraceTensor {
+    /// Index into [`StepTrace::shapes`].
+    pub(crate) shape: u32,
+    pub(crate) dtype: DType,
+    pub(crate) role: TraceRole,
+    /// Index into [`StepTrace::paths`]: the parameter, or the module that the tensor was made in.
+    pub(crate) path: Option<u32>,
+}
+
+/// The role of a tensor in the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum TraceRole {
+    #[default]
+    Other,
+    Parameter,
+    Gradient,
+    /// A parameter after the update.
+    Updated,
+    Input,
+}
+
+impl StepTrace {
+    /// Number of operations of the step.
+    pub fn len(&self) -> usize {
+        self.phases[3] - self.phases[0]
+    }
+
+    /// Whether the step has no operations.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the forward pass draws random numbers, as dropout does.
+    pub fn draws_random(&self) -> bool {
+        let forward = &self.graph.operations[self.phases[0]..self.phases[1]];
+        forward.iter().any(|operation| self.graph.kinds[operation.kind as usize].name.contains("Random"))
+    }
+
+    /// Number of blocks between the [`cuts`](crate::Recorder::cut).
+    pub fn blocks(&self) -> usize {
+        self.cuts.len().saturating_sub(1)
+    }
+
+    /// The path of a tensor's parameter or module, where known.
+    pub(crate) fn path_of(&self, tensor: usize) -> Option<&str> {
+        self.tensors[tensor].path.map(|path| self.paths[path as usize].as_str())
+    }
+}

@@ -1,0 +1,146 @@
+//! Visitors and mappers of the model's parameters for a recording.
+
+use burn::backend::capture::TensorId;
+use burn::backend::{Autodiff, AutodiffBackend, Capture};
+use burn::module::{ModuleMapper, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Int, Tensor};
+
+use super::options::StepOptions;
+use super::recording::Role;
+
+type Tracked = Autodiff<Capture>;
+
+pub(super) fn joined(path: &[String]) -> String {
+    path.join(".")
+}
+
+/// The float and int tensors of a module by path; the lazy ones are initialised.
+#[derive(Default)]
+pub(super) struct Parameters {
+    pub(super) found: Vec<(TensorId, Role)>,
+    /// Bytes of those that learn.
+    pub(super) learned: Vec<u64>,
+    pub(super) path: Vec<String>,
+}
+
+impl ModuleVisitor for Parameters {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.val();
+        if param.is_require_grad() {
+            self.learned.push((value.shape().num_elements() * value.dtype().size()) as u64);
+        }
+        self.found.extend(id_of(value).map(|id| (id, Role::Parameter(joined(&self.path)))));
+    }
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        if let Ok(primitive) = param.val().try_into_primitive::<Capture>() {
+            self.found.push((primitive.id(), Role::Parameter(joined(&self.path))));
+        }
+    }
+}
+
+pub(super) fn id_of<const D: usize>(tensor: Tensor<D>) -> Option<TensorId> {
+    match tensor.is_autodiff() {
+        true => Some(tensor.try_into_primitive::<Tracked>().ok()?.primitive().id()),
+        false => Some(tensor.try_into_primitive::<Capture>().ok()?.id()),
+    }
+}
+
+pub(super) fn untracked<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    if !tensor.is_autodiff() {
+        return tensor;
+    }
+    match tensor.clone().try_into_primitive::<Tracked>() {
+        Ok(primitive) => Tensor::from_primitive::<Capture>(primitive.into_primitive()),
+        Err(_) => tensor,
+    }
+}
+
+/// Takes buffers (running statistics, frozen parameters) off the graph: burn's dispatch cannot do it for a captured tensor.
+pub(super) struct Untrack;
+
+impl ModuleMapper for Untrack {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if param.is_require_grad() {
+            return param;
+        }
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, untracked(tensor), mapper)
+    }
+}
+
+/// A gradient of zeros for every parameter that learns.
+pub(super) struct FirstGradients<'a>(pub(super) &'a mut GradientsParams);
+
+impl ModuleVisitor for FirstGradients<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() {
+            let value = untracked(param.val());
+            self.0.register(param.id, Tensor::<D>::zeros(value.shape(), &value.device()));
+        }
+    }
+}
+
+/// Takes the gradients out of burn's container.
+pub(super) struct Take {
+    pub(super) gradients: <Tracked as AutodiffBackend>::Gradients,
+    pub(super) taken: GradientsParams,
+}
+
+impl ModuleVisitor for Take {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad()
+            && let Ok(primitive) = param.val().try_into_primitive::<Tracked>()
+            && let Some(gradient) = Tracked::grad_remove(&primitive, &mut self.gradients)
+        {
+            self.taken.register(param.id, Tensor::<D>::from_primitive::<Capture>(gradient));
+        }
+    }
+}
+
+/// Sums and scales gradients as the [`StepOptions`] require.
+pub(super) struct Sums {
+    pub(super) options: StepOptions,
+    pub(super) gradients: GradientsParams,
+    pub(super) sum: GradientsParams,
+    pub(super) found: Vec<(TensorId, Role)>,
+    pub(super) path: Vec<String>,
+}
+
+impl ModuleVisitor for Sums {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(mut gradient) = self.gradients.remove::<D>(param.id) else { return };
+        let path = joined(&self.path);
+        self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path.clone()))));
+        if let Some(sum) = self.sum.remove::<D>(param.id) {
+            self.found.extend(id_of(sum.clone()).map(|id| (id, Role::Gradient(path.clone()))));
+            gradient = sum + gradient;
+        }
+        if self.options.scale_gradients && self.options.update_chunks.is_none() {
+            gradient = gradient * 0.5;
+        }
+        self.found.extend(id_of(gradient.clone()).map(|id| (id, Role::Gradient(path))));
+        self.gradients.register(param.id, gradient);
+    }
+}
+
+/// The sum of squares of every gradient.
+pub(super) struct Norm<'a>(pub(super) &'a GradientsParams);
+
+impl ModuleVisitor for Norm<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        drop(self.0.get::<D>(param.id).map(|gradient| gradient.square().sum()));
+    }
+}

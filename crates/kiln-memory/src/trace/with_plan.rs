@@ -1,0 +1,70 @@
+//! The trace of the same step under a checkpoint plan.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+use super::rewrite::Rewrite;
+use super::step_trace::StepTrace;
+
+/// Consecutive blocks of a chain whose activations are not kept: they run again in the backward pass.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recomputed {
+    /// The blocks, counted from zero.
+    pub blocks: Range<usize>,
+    /// Whether the segment's input is kept in host memory.
+    pub offloaded: bool,
+}
+
+impl StepTrace {
+    /// The same step with segments of its chain checkpointed. Blocks are those between the [`cuts`](crate::Recorder::cut).
+    ///
+    /// A segment that is recomputed (Chen et al. 2016) keeps its input. Its forward pass is repeated right before its backward
+    /// pass. The recorded operations are rewritten, since the capture device cannot record a pass within a pass.
+    ///
+    /// Each additional segment lowers the bytes that are kept for the backward pass. In a chain of equal blocks it also lowers
+    /// the peak, except for the last segment, which should stay plain. Elsewhere the peak can rise by some percent: a replay
+    /// needs memory while gradients are already there, and under autocast it makes its gradients in f32 at its end.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for blocks that are not in the chain, for segments that overlap or are out of order, and for a model
+    /// whose backward pass does not run the segments one after the other.
+    pub fn with_plan(&self, segments: &[Recomputed]) -> Result<Self, Error> {
+        let invalid = |segment: &Recomputed, reason| Error::Plan {
+            from: segment.blocks.start,
+            to: segment.blocks.end,
+            blocks: self.blocks(),
+            reason,
+        };
+        let mut after = 0;
+        for segment in segments {
+            let Range { start, end } = segment.blocks;
+            if self.blocks() == 0 {
+                return Err(invalid(segment, "the step was recorded without cuts between its blocks"));
+            }
+            if start >= end || end > self.blocks() {
+                return Err(invalid(segment, "expected blocks of the chain"));
+            }
+            if start < after {
+                return Err(invalid(segment, "expected segments one after the other"));
+            }
+            after = end;
+        }
+        if segments.is_empty() {
+            return Ok(self.clone());
+        }
+        let mut rewrite = Rewrite::of(self);
+        // The backward pass begins with the last segment.
+        let mut before = self.phases[1];
+        for segment in segments.iter().rev() {
+            let span = self.cuts[segment.blocks.start]..self.cuts[segment.blocks.end];
+            match rewrite.recompute(span, segment.offloaded, before) {
+                Some(place) => before = place,
+                None => return Err(invalid(segment, "its backward pass is not in one piece")),
+            }
+        }
+        Ok(rewrite.finish())
+    }
+}

@@ -1,0 +1,159 @@
+//! Predicted peaks against what the heap says, phase by phase.
+
+use crate::alone;
+use crate::cases::{Case, Images, Mlp, Setup, Text, adamw, measure, record, sgd, warm_up};
+use burn::module::Module;
+use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
+use burn::nn::pool::MaxPool2dConfig;
+use burn::nn::{DropoutConfig, Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, Linear, PaddingConfig2d};
+use burn::optim::Optimizer;
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Int, Tensor};
+use kiln_checkpointing::Plan;
+use kiln_memory::{BackendProfile, StepOptions};
+use kiln_models::{GptConfig, ResNetConfig, Stem};
+use kiln_precision::Precision;
+
+/// Each thread keeps scratch memory of this size or less for matrix products; which threads have theirs already is chance.
+const ALLOWANCE: f64 = 1.2 * MIB;
+const MIB: f64 = (1 << 20) as f64;
+
+/// One line for each phase of which the prediction is not near what was measured.
+fn check<C: Case, O: Optimizer>(name: &str, case: &C, setup: &Setup<O>, batches: &[usize]) -> Vec<String> {
+    let trace = record(case, setup);
+    let mut wrong = vec![];
+    for batch in batches {
+        let predicted = trace.predict(*batch, &BackendProfile::flex()).unwrap();
+        let measured = measure(case, setup, *batch);
+        for (phase, measured) in predicted.phases.iter().zip(measured) {
+            let (predicted, measured) = (phase.peak_bytes as f64, measured as f64);
+            let line = format!(
+                "{name}, batch {batch}, {}: predicted {:.2} MiB, measured {:.2} ({:+.1} %)",
+                phase.phase,
+                predicted / MIB,
+                measured / MIB,
+                100.0 * (predicted / measured - 1.0)
+            );
+            println!("{line}");
+            let low = measured - predicted > 0.02 * measured + ALLOWANCE;
+            if low || (measured - predicted).abs() > 0.03 * measured + ALLOWANCE {
+                wrong.push(line);
+            }
+        }
+    }
+    wrong
+}
+
+/// Any layers, and a loss on a batch of zeros; not a chain.
+struct Layers<F, G>(F, G);
+
+impl<M, F, G> Case for Layers<F, G>
+where
+    M: Module + 'static,
+    F: Fn(&Device) -> M + 'static,
+    G: Fn(&M, usize, &Device) -> Tensor<1> + 'static,
+{
+    type Model = M;
+    type Part = Linear;
+    type X = Tensor<1>;
+
+    fn build(&self, device: &Device) -> M {
+        self.0(device)
+    }
+
+    fn begin(&self, _: &M, batch: usize, device: &Device) -> Tensor<1> {
+        Tensor::zeros([batch], device)
+    }
+
+    fn parts(&self, _: &M) -> Vec<Linear> {
+        vec![]
+    }
+
+    fn run(_: &Linear, x: Tensor<1>) -> Tensor<1> {
+        x
+    }
+
+    fn end(&self, model: &M, x: Tensor<1>) -> Tensor<1> {
+        self.1(model, x.dims()[0], &x.device())
+    }
+}
+
+/// Layers that the models do not have.
+fn layers() -> Vec<String> {
+    let conv = |channels: [usize; 2], groups: usize, device: &Device| {
+        let config = Conv2dConfig::new(channels, [3, 3]).with_groups(groups);
+        config.with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init(device)
+    };
+    let groups = Layers(
+        move |d: &Device| {
+            (conv([3, 64], 1, d), conv([64, 64], 8, d), conv([64, 64], 64, d), GroupNormConfig::new(8, 64).init(d))
+        },
+        |(first, groups, depthwise, norm): &(Conv2d, Conv2d, Conv2d, GroupNorm), batch, d: &Device| {
+            let x = norm.forward(first.forward(Tensor::<4>::zeros([batch, 3, 40, 40], d)));
+            let x = MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init().forward(groups.forward(relu(x)));
+            depthwise.forward(relu(x)).square().mean()
+        },
+    );
+    let transposed = Layers(
+        move |d: &Device| {
+            (conv([3, 64], 1, d), ConvTranspose2dConfig::new([64, 32], [2, 2]).with_stride([2, 2]).init(d))
+        },
+        |(down, up): &(Conv2d, ConvTranspose2d), batch, d: &Device| {
+            up.forward(relu(down.forward(Tensor::<4>::zeros([batch, 3, 32, 32], d)))).square().mean()
+        },
+    );
+    let words = Layers(
+        |d: &Device| {
+            let wide = Conv1dConfig::new(64, 256, 5).init(d);
+            (EmbeddingConfig::new(5000, 64).init(d), wide, Conv1dConfig::new(256, 256, 7).with_stride(2).init(d))
+        },
+        |(words, wide, strided): &(Embedding, Conv1d, Conv1d), batch, d: &Device| {
+            let x = words.forward(Tensor::<2, Int>::zeros([batch, 100], d)).swap_dims(1, 2);
+            let x = DropoutConfig::new(0.1).init().forward(relu(wide.forward(x)));
+            strided.forward(x).square().mean()
+        },
+    );
+    let mut wrong = check("groups", &groups, &Setup::new(sgd()), &[8]);
+    wrong.extend(check("transposed", &transposed, &Setup::new(sgd()), &[8]));
+    wrong.extend(check("words", &words, &Setup::new(adamw()), &[16]));
+    wrong
+}
+
+#[test]
+fn predictions_are_near_what_is_measured() {
+    let _alone = alone();
+    warm_up();
+    let mlp = Mlp { width: 512, depth: 8 };
+    let images = Images { config: ResNetConfig::resnet18(10).with_stem(Stem::Cifar), size: 16 };
+    let text = Text(GptConfig::tiny(256, 64));
+    let every = |blocks, length| Some(Plan::every(blocks, length).unwrap());
+    let options = StepOptions { accumulate: true, keep_parameters: true, scale_gradients: true, ..Default::default() };
+
+    let mut wrong = vec![];
+    wrong.extend(check("mlp sgd", &mlp, &Setup::new(sgd()), &[2, 256]));
+    wrong.extend(check("mlp adamw", &mlp, &Setup::new(adamw()), &[16]));
+    wrong.extend(check("resnet18 sgd", &images, &Setup::new(sgd()), &[2, 8]));
+    wrong.extend(check("gpt adamw", &text, &Setup::new(adamw()), &[2, 8]));
+    wrong.extend(check("mlp, all options", &mlp, &Setup { options, ..Setup::new(sgd()) }, &[64]));
+    for options in [
+        StepOptions { accumulate: true, ..Default::default() },
+        StepOptions { keep_parameters: true, ..Default::default() },
+        StepOptions { scale_gradients: true, ..Default::default() },
+    ] {
+        wrong.extend(check(&format!("gpt, {options:?}"), &text, &Setup { options, ..Setup::new(adamw()) }, &[2]));
+    }
+    let planned = Setup { plan: every(9, 2), ..Setup::new(sgd()) };
+    wrong.extend(check("resnet18 every:2", &images, &planned, &[8]));
+    wrong.extend(check("gpt every:1", &text, &Setup { plan: every(4, 1), ..Setup::new(adamw()) }, &[8]));
+    for precision in [Precision::BF16, Precision::F16] {
+        let setup = Setup { precision, ..Setup::new(adamw()) };
+        wrong.extend(check(&format!("gpt {precision}"), &text, &setup, &[8]));
+        let setup = Setup { precision, plan: every(9, 2), ..Setup::new(sgd()) };
+        wrong.extend(check(&format!("resnet18 every:2 {precision}"), &images, &setup, &[8]));
+    }
+    // Large parameters, whose casts and gradients come and go with the segments.
+    let setup = Setup { precision: Precision::BF16, plan: every(6, 1), ..Setup::new(adamw()) };
+    wrong.extend(check("wide gpt every:1 bf16", &Text(GptConfig::mini(256, 32)), &setup, &[2]));
+    wrong.extend(layers());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,101 @@
+//! Peaks of spans that nest and overlap, and of the phases of a step.
+
+use burn::tensor::{Device, Tensor};
+use kiln_memory::{Meter, Phase, StepMeter};
+
+use crate::HEAP;
+use crate::alone;
+
+const MIB: u64 = 1 << 20;
+/// Bytes that the test harness and burn may allocate meanwhile.
+const SLACK: u64 = MIB / 4;
+
+#[track_caller]
+fn assert_near(got: u64, expected: u64) {
+    assert!(got.abs_diff(expected) <= SLACK, "{got} bytes, expected about {expected}");
+}
+
+/// Allocates so many MiB for a moment.
+fn allocate(mib: u64) {
+    drop(std::hint::black_box(vec![1u8; (mib * MIB) as usize]));
+}
+
+fn meter() -> Meter {
+    Meter::of(&Device::flex(), &HEAP)
+}
+
+#[test]
+fn nested_and_overlapping_spans_have_their_own_peaks() {
+    let _alone = alone();
+    let meter = meter();
+    let whole = meter.span();
+    allocate(8);
+    let inner = meter.span();
+    assert_near(inner.peak_bytes(), 0);
+    allocate(2);
+    assert_near(inner.peak_bytes(), 2 * MIB);
+    let overlapping = meter.span();
+    allocate(4);
+    assert_near(inner.peak_bytes(), 4 * MIB);
+    drop(inner);
+    allocate(3);
+    assert_near(overlapping.peak_bytes(), 4 * MIB);
+    assert_near(whole.peak_bytes(), 8 * MIB);
+    allocate(16);
+    for span in [&whole, &overlapping] {
+        assert_near(span.peak_bytes(), 16 * MIB);
+    }
+}
+
+#[test]
+fn a_reset_of_the_allocator_is_lost_on_no_span() {
+    let _alone = alone();
+    let meter = meter();
+    let span = meter.span();
+    allocate(8);
+    HEAP.reset_peak();
+    allocate(1);
+    assert_near(span.peak_bytes(), 8 * MIB);
+    let other = self::meter();
+    let second = other.span();
+    allocate(2);
+    assert_near(second.peak_bytes(), 2 * MIB);
+    assert_near(span.peak_bytes(), 8 * MIB);
+}
+
+#[test]
+fn clones_share_the_baseline() {
+    let _alone = alone();
+    let meter = meter();
+    let clone = meter.clone();
+    let kept = std::hint::black_box(vec![1u8; 4 << 20]);
+    assert_near(clone.live_bytes(), 4 * MIB);
+    meter.exclude(4 * MIB);
+    assert_near(clone.live_bytes(), 0);
+    let span = clone.span();
+    drop(kept);
+    assert_near(span.peak_bytes(), 0);
+}
+
+#[test]
+fn a_step_within_a_span_is_measured_phase_by_phase() {
+    let _alone = alone();
+    let (meter, device) = (meter(), Device::flex());
+    let span = meter.span();
+    let mut step = StepMeter::start(&meter);
+    let mut hold = vec![];
+    for (phase, mib) in [(Phase::Forward, 8), (Phase::Backward, 2), (Phase::Optimizer, 1)] {
+        step.enter(phase);
+        allocate(mib);
+        hold.push(Tensor::<1>::ones([(MIB / 4) as usize], &device));
+    }
+    drop(hold);
+    let measured = step.finish();
+    let peaks: Vec<u64> = measured.phases.iter().map(|phase| phase.peak_bytes).collect();
+    for (peak, expected) in peaks.into_iter().zip([8, 3, 3]) {
+        assert!(peak.abs_diff(expected * MIB) <= MIB + SLACK, "{peak} bytes, expected about {expected} MiB");
+    }
+    assert_near(measured.peak_bytes, 8 * MIB);
+    assert_near(span.peak_bytes(), 8 * MIB);
+    assert!(measured.samples.len() >= 6);
+}

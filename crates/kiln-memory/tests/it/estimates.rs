@@ -1,0 +1,85 @@
+//! Estimates are exactly the peaks and times of predictions.
+
+use std::sync::OnceLock;
+
+use kiln_memory::{BackendProfile, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, UpdateChunks};
+use kiln_precision::Precision::{BF16, F16, F32};
+use proptest::prelude::*;
+
+use crate::steps::{adamw, flex, models, sgd};
+
+/// All models in all precisions, under the options of a step.
+pub(crate) fn all_traces() -> &'static [(String, StepTrace)] {
+    static TRACES: OnceLock<Vec<(String, StepTrace)>> = OnceLock::new();
+    TRACES.get_or_init(|| {
+        let plain = StepOptions::default();
+        let summed = StepOptions { accumulate: true, scale_gradients: true, reads_norm: true, ..plain };
+        let chunks = Some(UpdateChunks { parts: 4, least: 1024 });
+        let chunked = StepOptions { keep_parameters: true, update_chunks: chunks, ..plain };
+        let mut traces = vec![];
+        for precision in [F32, F16, BF16] {
+            for (how, options) in [("plain", plain), ("summed", summed), ("chunked", chunked)] {
+                let all =
+                    [("sgd", models(precision, &sgd(), options)), ("adamw", models(precision, &adamw(), options))];
+                for (optimizer, models) in all {
+                    let named = |(model, trace)| (format!("{model} {precision} {how} {optimizer}"), trace);
+                    traces.extend(models.into_iter().map(named));
+                }
+            }
+        }
+        traces
+    })
+}
+
+/// A plan from one number: two bits for each segment of `length` blocks, plain, recomputed or offloaded.
+pub(crate) fn plan_of(trace: &StepTrace, length: usize, bits: u64) -> Vec<Recomputed> {
+    let blocks = trace.blocks();
+    let segments = (0..blocks).step_by(length).map(|from| from..blocks.min(from + length)).enumerate();
+    let chosen = segments.filter_map(|(index, blocks)| match bits >> (2 * index) & 3 {
+        0 | 1 => None,
+        bits => Some(Recomputed { blocks, offloaded: bits == 3 }),
+    });
+    chosen.collect()
+}
+
+#[track_caller]
+fn assert_same(name: &str, estimate: &StepEstimate, prediction: &Prediction) {
+    assert_eq!(estimate.peak_bytes, prediction.peak_bytes, "{name}");
+    let seconds = [estimate.forward_seconds, estimate.backward_seconds, estimate.update_seconds];
+    for (seconds, phase) in seconds.into_iter().zip(&prediction.phases) {
+        let operations = &prediction.operations[phase.first..phase.end];
+        assert_eq!(
+            seconds,
+            operations.iter().map(|operation| operation.seconds).sum::<f64>(),
+            "{name}, {}",
+            phase.phase
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn an_estimate_is_the_peak_and_the_time_of_the_prediction(
+        which in any::<prop::sample::Index>(), length in 1usize..5, bits in any::<u64>(), batch in 1usize..300,
+        loader in 0u64..1 << 30, cuda in any::<bool>(),
+    ) {
+        let (name, trace) = which.get(all_traces());
+        let profile = if cuda { BackendProfile::cuda() } else { flex() }.with_loader_bytes(loader);
+        let planned = trace.with_plan(&plan_of(trace, length, bits)).unwrap();
+        for trace in [trace, &planned] {
+            let (estimate, prediction) = (trace.estimate(batch, &profile).unwrap(), trace.predict(batch, &profile).unwrap());
+            assert_same(name, &estimate, &prediction);
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_cannot_be_predicted_cannot_be_estimated() {
+    let (_, trace) = &all_traces()[0];
+    for batch in [0, 1 << 40, usize::MAX] {
+        let error = trace.estimate(batch, &flex()).unwrap_err();
+        assert_eq!(error.to_string(), trace.predict(batch, &flex()).unwrap_err().to_string());
+    }
+}

@@ -1,0 +1,19 @@
+//! Tests of recording, prediction, explanation and report.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::single_range_in_vec_init,
+    clippy::print_stdout,
+    reason = "a test panics at the first failure, and a plan may have one segment"
+)]
+
+mod chain_costs;
+mod errors;
+mod estimates;
+mod explain;
+mod large_step;
+mod picture;
+mod profiles;
+mod properties;
+mod report;
+mod steps;

@@ -1,0 +1,239 @@
+//! The report as text, JSON, SVG and page.
+
+use crate::large_step::{measured, prediction, read};
+use kiln_memory::{Error, MemoryReport, Prediction};
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+
+/// Three operations; the peak is in the second.
+fn small() -> Value {
+    let buffer = |bytes: u64, category: &str, path: Value, born: usize, dies: usize| {
+        json!({"bytes": bytes, "shape": [8, 4], "dtype": "F32", "category": category, "path": path,
+               "operation": "Matmul", "born": born, "dies": dies})
+    };
+    json!({
+        "peak_bytes": 100 * MIB, "peak_at": 1,
+        "breakdown": {"parameter": 60 * MIB, "activation": 30 * MIB, "workspace": 10 * MIB},
+        "phases": [{"phase": "forward", "first": 0, "end": 2, "peak_bytes": 100 * MIB},
+                   {"phase": "backward", "first": 2, "end": 3, "peak_bytes": 70 * MIB}],
+        "operations": [{"name": "Matmul", "live_bytes": 60 * MIB, "seconds": 0.001},
+                       {"name": "Conv2d", "live_bytes": 100 * MIB, "seconds": 0.002},
+                       {"name": "Relu", "live_bytes": 70 * MIB, "seconds": 0.001}],
+        "buffers": [buffer(60 * MIB, "parameter", json!("block.linear.weight"), 0, 2),
+                    buffer(30 * MIB, "activation", Value::Null, 1, 1)],
+    })
+}
+
+fn both() -> MemoryReport {
+    let measured = json!({
+        "peak_bytes": 125 * MIB,
+        "phases": [{"phase": "forward", "start": 0.5, "end": 1.5, "peak_bytes": 125 * MIB},
+                   {"phase": "backward", "start": 1.5, "end": 2.0, "peak_bytes": 80 * MIB}],
+        "samples": [{"seconds": 0.5, "bytes": 60 * MIB}, {"seconds": 1.0, "bytes": 125 * MIB}, {"seconds": 2.0, "bytes": 0}],
+    });
+    let report = MemoryReport::new("A small step").with_fact("model", "two layers").with_fact("batch", 8);
+    report.with_prediction(read(small())).with_measured(read(measured))
+}
+
+/// What is between the tags of a script element.
+fn embedded(page: &str, id: &str) -> Value {
+    let begins = format!("<script type=\"application/json\" id=\"{id}\">");
+    let (_, rest) = page.split_once(&begins).unwrap();
+    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+}
+
+#[test]
+fn text_says_the_peaks_the_phases_and_the_largest_buffers() {
+    let text = both().text(10);
+    let expected = "\
+A small step
+
+  model  two layers
+  batch  8
+
+  predicted peak  100.0 MiB  in Conv2d, operation 2 of 3, forward
+  measured peak   125.0 MiB
+  error             -20.0 %
+
+Peak of each phase
+  phase     predicted   measured    error
+  forward   100.0 MiB  125.0 MiB  -20.0 %
+  backward   70.0 MiB   80.0 MiB  -12.5 %
+
+At the predicted peak
+  parameters         60.0 MiB  60.0 %
+  saved activations  30.0 MiB  30.0 %
+  workspace          10.0 MiB  10.0 %
+
+Largest of the 2 buffers alive then
+  module                   size          category           dtype  shape
+  block.linear.weight  60.0 MiB  60.0 %  parameters         F32    8x4
+  (Matmul)             30.0 MiB  30.0 %  saved activations  F32    8x4
+";
+    assert_eq!(text, expected);
+    assert!(!both().text(1).contains("(Matmul)"), "one buffer is one row");
+}
+
+#[test]
+fn json_comes_back_as_the_same_report() {
+    let report = MemoryReport::new("Step").with_prediction(prediction(300)).with_measured(measured(&prediction(300)));
+    assert!(serde_json::from_str::<MemoryReport>(&report.json()).unwrap() == report);
+}
+
+#[test]
+fn the_page_holds_the_report_and_its_numbers() {
+    let page = both().html();
+    assert_eq!(embedded(&page, "data"), serde_json::from_str::<Value>(&both().json()).unwrap());
+    for (id, bytes) in [("predicted-peak", 100 * MIB), ("measured-peak", 125 * MIB)] {
+        assert!(page.contains(&format!("id=\"{id}\" data-bytes=\"{bytes}\">")), "{id}");
+    }
+    assert!(page.contains("-20.0 %"));
+    assert!(page.contains("<th scope=\"row\">batch</th><td>8</td>"));
+    assert!(!page.contains("http://") && !page.contains("https://"), "the page names no server");
+}
+
+#[test]
+fn predicted_phases_are_as_wide_as_the_measured_ones() {
+    let chart = embedded(&both().html(), "chart");
+    let number = |name: &str| chart[name].as_f64().unwrap();
+    let starts: Vec<f64> = read(chart["starts"].clone());
+    let at = |seconds: f64| number("left") + (number("right") - number("left")) * (seconds - 0.5) / 1.5;
+    let expected = [at(0.5), at(0.5 + 1.0 / 3.0), at(1.5), at(2.0)];
+    for (start, expected) in starts.iter().zip(expected) {
+        assert!((start - expected).abs() < 0.01, "{starts:?}");
+    }
+    assert_eq!(starts.len(), 4);
+}
+
+#[test]
+fn names_do_not_break_out_of_the_page() {
+    let attack = "</script><img src=x onerror=alert(1)><!--<script>\u{2028}\"'&{{data}}\u{1b}[2J";
+    let mut value = small();
+    value["buffers"][0]["path"] = json!(attack);
+    value["operations"][1]["name"] = json!(attack);
+    value["buffers"][1]["dtype"] = json!(attack);
+    let report = MemoryReport::new(attack).with_fact(attack, attack).with_prediction(read(value));
+    let (page, svg) = (report.html(), report.svg());
+    assert!(!page.contains("<img") && !svg.contains("<img") && !page.contains("<!--"));
+    assert_eq!(page.matches("</script>").count(), 3, "the page's own three");
+    assert!(!page.contains('\u{2028}') || !embedded(&page, "data").is_null());
+    assert_eq!(read::<MemoryReport>(embedded(&page, "data")), report, "the data is untouched");
+    for shown in [page, svg, report.text(10)] {
+        assert!(!shown.contains('\u{1b}'), "no control characters");
+    }
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let nothing = MemoryReport::new("Nothing");
+    let empty: Prediction = read(json!({
+        "peak_bytes": 0, "peak_at": 0, "breakdown": {}, "phases": [], "operations": [], "buffers": []
+    }));
+    let unmeasured = MemoryReport::new("Unmeasured").with_prediction(read(small()));
+    let mut unpredicted = both();
+    unpredicted.prediction = None;
+    let mut peak_only = unpredicted.clone();
+    peak_only.measured.as_mut().unwrap().samples.clear();
+    let mut no_moments = peak_only.clone();
+    no_moments.measured.as_mut().unwrap().phases.clear();
+    for (report, words) in [
+        (nothing, "Nothing was predicted and nothing was measured."),
+        (MemoryReport::new("Empty").with_prediction(empty), "The prediction holds no operations"),
+        (unmeasured, "not measured"),
+        (unpredicted, "not predicted"),
+        (peak_only, "measured peak of each phase"),
+        (no_moments, "no moments of the step were measured"),
+    ] {
+        let (page, svg, text) = (report.html(), report.svg(), report.text(5));
+        assert!(page.contains(words), "{}: {words}", report.title);
+        for shown in [page, svg, text] {
+            assert!(!shown.contains("NaN") && !shown.contains("inf "), "{}", report.title);
+        }
+    }
+}
+
+#[test]
+fn odd_numbers_do_not_stop_a_report() {
+    let report = |change: &dyn Fn(&mut Value)| {
+        let mut value = small();
+        change(&mut value);
+        both().with_prediction(read(value))
+    };
+    let mut reports = vec![
+        report(&|v| v["operations"][1]["seconds"] = json!(0.0)),
+        report(&|v| v["operations"][1]["seconds"] = json!(-1e300)),
+        report(&|v| v["operations"].as_array_mut().unwrap().iter_mut().for_each(|o| o["seconds"] = json!(0.0))),
+        report(&|v| v["buffers"] = json!([])),
+        report(&|v| v["phases"] = json!([])),
+        report(&|v| v["phases"][1]["end"] = json!(1_000_000)),
+        report(&|v| v["phases"][0]["first"] = json!(2)),
+        report(&|v| v["peak_at"] = json!(u64::MAX)),
+        report(&|v| v["buffers"][0]["dies"] = json!(u64::MAX)),
+        report(&|v| v["buffers"][0]["born"] = json!(7)),
+        report(&|v| v["operations"][0]["live_bytes"] = json!(u64::MAX)),
+    ];
+    let mut infinite = both();
+    infinite.measured.as_mut().unwrap().samples[0].seconds = f64::NAN;
+    infinite.measured.as_mut().unwrap().phases[0].end = f64::INFINITY;
+    infinite.prediction.as_mut().unwrap().operations[0].seconds = f64::INFINITY;
+    reports.push(infinite);
+    let mut unmeasured = reports.clone();
+    unmeasured.iter_mut().for_each(|report| report.measured = None);
+    for report in reports.into_iter().chain(unmeasured) {
+        let (page, svg) = (report.html(), report.svg());
+        assert!(!report.text(5).is_empty());
+        for shown in [svg, page.split_once("<script").unwrap().0.to_owned()] {
+            assert!(!shown.contains("NaN") && !shown.contains("\"inf") && !shown.contains(" inf"), "{shown}");
+        }
+    }
+}
+
+#[test]
+fn a_large_step_is_a_small_page() {
+    let prediction = prediction(4400);
+    assert!(prediction.buffers.len() > 5000);
+    let report = MemoryReport::new("Large").with_measured(measured(&prediction)).with_prediction(prediction);
+    let (page, svg) = (report.html().len(), report.svg().len());
+    assert!(page < report.json().len() + 300_000 && page < 2_000_000, "{page} bytes");
+    assert!(svg < 200_000, "{svg} bytes");
+}
+
+#[test]
+fn a_file_is_written_as_a_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memory.html");
+    both().write_html(&path).unwrap();
+    both().write_json(folder.path().join("memory.json")).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), both().html());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "no parts remain");
+
+    // A folder cannot be replaced by a file.
+    let taken = folder.path().join("taken");
+    std::fs::create_dir(&taken).unwrap();
+    let Err(Error::Write { path, .. }) = both().write_html(&taken) else { panic!("the folder was replaced") };
+    assert_eq!(path, taken);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "no parts remain");
+}
+
+#[test]
+fn sizes_are_in_the_unit_that_fits() {
+    let sized = |bytes: u64| {
+        let mut value = small();
+        value["buffers"][0]["bytes"] = json!(bytes);
+        value["breakdown"]["parameter"] = json!(bytes);
+        MemoryReport::new("Sizes").with_prediction(read(value))
+    };
+    for (bytes, shown) in [
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1 << 10, "1.0 KiB"),
+        (1 << 20, "1.0 MiB"),
+        (3 << 29, "1.5 GiB"),
+        (1 << 40, "1.0 TiB"),
+    ] {
+        let report = sized(bytes);
+        assert!(report.text(5).contains(&format!("parameters         {shown:>8}")), "{}", report.text(5));
+        assert!(report.html().contains(&format!("data-bytes=\"{bytes}\">{shown}<")), "{shown}");
+    }
+}
