@@ -1,29 +1,31 @@
-use crate::Weight;
+//! The errors of this crate.
 
-/// What is wrong with how a batch was cut or a window was fed.
+use crate::weight::Weight;
+
+/// Errors of splitting a batch and of feeding a window.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A batch or a micro-batch of no samples.
+    /// A batch or a micro-batch without samples.
     #[error("the {what} is 0, expected at least 1")]
     Zero {
         /// "batch size", "micro-batch size" or "weight".
         what: &'static str,
     },
-    /// Samples were fed to a window of tokens, or the other way round.
+    /// Samples were fed to a window of tokens, or tokens to a window of samples.
     #[error("a micro-batch of {fed} was fed to a window of {total}, expected the same unit")]
     Unit {
-        /// What was fed.
+        /// The weight that was fed.
         fed: Weight,
-        /// What the window was opened with.
+        /// The weight of the window.
         total: Weight,
     },
-    /// A micro-batch would bring the window above the weight of its batch.
-    #[error("a micro-batch of {fed} was fed to a window that lacks {missing}")]
+    /// A micro-batch weighs more than the window lacks.
+    #[error("a micro-batch of {fed} was fed to a window that lacks {missing}, expected at most these")]
     Overfull {
-        /// What was fed.
+        /// The weight that was fed.
         fed: Weight,
-        /// What is missing until the window is complete.
+        /// The weight that the window lacks until it is complete.
         missing: Weight,
     },
     /// The loss scale is not a positive finite number.
@@ -32,7 +34,7 @@ pub enum Error {
     /// A loss of several elements.
     #[error("the loss has {0} elements, expected 1: the mean over the micro-batch")]
     NotAScalar(usize),
-    /// The loss has no path to any parameter of the model.
+    /// The loss does not depend on any parameter of the model.
     #[error(
         "no parameter of the model has a gradient, expected a loss that was computed from this model, on an autodiff \
          device, with parameters that require gradients"

@@ -1,11 +1,12 @@
 //! Micro-batches whose gradients add up to exactly one batch.
 //!
-//! A batch that does not fit is cut by a [`Split`]; every micro-batch is fed to a [`Window`], which weighs its mean loss,
-//! runs the backward pass and adds the gradients in f32. When the weights fed reach the weight of the whole batch the window
-//! turns into [`Accumulated`]: only then are there gradients to step with, and nothing more can be fed.
+//! A [`Split`] divides a batch that does not fit into micro-batches. Each of them is fed to a [`Window`], which multiplies its
+//! mean loss by its share in the batch, runs the backward pass and adds the gradients in f32. When the weights of the
+//! micro-batches add up to the weight of the batch, the window becomes [`Accumulated`]: it has gradients for the optimizer, and
+//! nothing more can be fed.
 //!
-//! Mean losses of unequal micro-batches must not be averaged: each counts by its [`Weight`], its samples or its
-//! loss-carrying tokens.
+//! Mean losses of unequal micro-batches must not be averaged: each has a [`Weight`], the number of its samples or of its tokens
+//! with a loss.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
@@ -38,9 +39,9 @@
 //! ```
 //!
 //! # Batch-norm
-//! A micro-batch is normalised by its own statistics, as in torch: no way of accumulating gives the full batch's.
-//! [`RunningStatistics`] makes the running statistics move once per batch, by the weighted mean of what the
-//! micro-batches saw, instead of once per micro-batch.
+//! A micro-batch is normalised by its own statistics, as in torch: accumulation cannot reproduce those of the whole batch.
+//! [`RunningStatistics`] updates the running statistics once per batch, by the weighted mean of the micro-batches' statistics,
+//! instead of once per micro-batch.
 //!
 //! The guide is `docs/accumulation.md`.
 //!
@@ -49,14 +50,15 @@
 
 mod accumulator;
 mod error;
-mod running;
+mod running_statistics;
+mod share;
 mod split;
 mod weight;
 mod window;
 
 pub use accumulator::Accumulator;
 pub use error::Error;
-pub use running::RunningStatistics;
+pub use running_statistics::RunningStatistics;
 pub use split::Split;
 pub use weight::Weight;
 pub use window::{Accumulated, Fed, Scaled, Unscaled, Window};

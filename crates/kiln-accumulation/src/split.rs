@@ -1,8 +1,10 @@
+//! Which samples of a batch are in which micro-batch.
+
 use std::ops::Range;
 
-use crate::Error;
+use crate::error::Error;
 
-/// A batch cut into micro-batches of at most so many samples, in order; the last may be short.
+/// A batch that is split into micro-batches of a maximal size, in order; the last may be smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     batch: usize,
@@ -10,7 +12,7 @@ pub struct Split {
 }
 
 impl Split {
-    /// `batch` samples in micro-batches of at most `micro`; a `micro` above `batch` leaves it whole.
+    /// `batch` samples in micro-batches of at most `micro` samples; with `micro` above `batch` there is one micro-batch.
     ///
     /// # Errors
     /// [`Error::Zero`] when either is 0.
@@ -56,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_not_a_batch() {
+    fn sizes_of_zero_are_refused() {
         assert_eq!(Split::new(0, 1), Err(Error::Zero { what: "batch size" }));
         assert_eq!(Split::new(1, 0).unwrap_err().to_string(), "the micro-batch size is 0, expected at least 1");
     }

@@ -1,14 +1,19 @@
+//! A window: the micro-batches of one batch, fed one after the other.
+
 use std::marker::PhantomData;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
-use crate::{Accumulator, Error, Weight};
+use crate::accumulator::Accumulator;
+use crate::error::Error;
+use crate::share::share;
+use crate::weight::Weight;
 
-/// One batch in the making: it takes micro-batches until their weights add up to the batch's.
+/// Sums the gradients of one batch: it takes micro-batches until their weights add up to the weight of the batch.
 ///
-/// A window has no gradients to step with before it is complete:
+/// Gradients for the optimizer exist only when the window is complete:
 ///
 /// ```compile_fail
 /// # use kiln_accumulation::{Weight, Window};
@@ -17,7 +22,7 @@ use crate::{Accumulator, Error, Weight};
 /// # Ok::<(), kiln_accumulation::Error>(())
 /// ```
 ///
-/// and cannot be fed after, because feeding it takes it:
+/// A complete window cannot be fed, because feeding consumes it:
 ///
 /// ```compile_fail
 /// # use kiln_accumulation::{Weight, Window};
@@ -29,7 +34,7 @@ use crate::{Accumulator, Error, Weight};
 /// # }
 /// ```
 ///
-/// `S` says whether the gradients will carry a loss scale: [`Unscaled`] or [`Scaled`].
+/// `S` is [`Scaled`] if the gradients will carry a loss scale, and [`Unscaled`] otherwise.
 #[derive(Debug)]
 #[must_use = "a window that is dropped loses the gradients fed to it"]
 pub struct Window<S = Unscaled> {
@@ -46,23 +51,23 @@ pub struct Window<S = Unscaled> {
 #[derive(Debug)]
 pub struct Unscaled;
 
-/// Gradients of the loss times a scale, which must be taken off before they are used.
+/// Gradients of the loss multiplied by a scale; they must be unscaled before a step.
 #[derive(Debug)]
 pub struct Scaled;
 
-/// What became of a window that was fed.
+/// The state of a window after it was fed.
 #[derive(Debug)]
 #[must_use]
 pub enum Fed<S = Unscaled> {
     /// More micro-batches are missing.
     Open(Window<S>),
-    /// That was the last one.
+    /// The last micro-batch was fed.
     Complete(Accumulated<S>),
 }
 
 /// The gradients of a whole batch.
 ///
-/// Those that carry a scale cannot be stepped with by mistake:
+/// Scaled gradients cannot be used in a step by mistake:
 ///
 /// ```compile_fail
 /// # use kiln_accumulation::{Accumulated, Scaled};
@@ -76,17 +81,16 @@ pub struct Accumulated<S = Unscaled> {
     gradients: GradientsParams,
     scale: f64,
     state: PhantomData<S>,
-    /// The mean loss over the batch, unscaled, in f32, without a graph. Reading it is the caller's choice: it stays on
-    /// the device.
+    /// The mean loss over the batch, unscaled, in f32, without a graph. It stays on the device until the caller reads it.
     pub loss: Tensor<1>,
     /// The weight of the batch.
     pub weight: Weight,
-    /// Micro-batches it was fed in.
+    /// The number of its micro-batches.
     pub micro_batches: usize,
 }
 
 impl Window {
-    /// A window for a batch that counts `total`.
+    /// A window for a batch of weight `total`.
     ///
     /// # Errors
     /// [`Error::Zero`] when the weight is 0.
@@ -96,7 +100,7 @@ impl Window {
 }
 
 impl Window<Scaled> {
-    /// The same with a loss scale, constant over the window, for gradients in f16.
+    /// The same with a loss scale, which is constant in the window, for gradients in f16.
     ///
     /// # Errors
     /// [`Error::Zero`] when the weight is 0, [`Error::Scale`] when the scale is not a finite number above 0.
@@ -113,7 +117,7 @@ impl Accumulated {
 }
 
 impl Accumulated<Scaled> {
-    /// Gradients of the mean loss over the batch times the scale, in f32, and the scale.
+    /// Gradients of the mean loss over the batch multiplied by the scale, in f32, and the scale.
     pub fn into_scaled_gradients(self) -> (GradientsParams, f64) {
         (self.gradients, self.scale)
     }
@@ -130,38 +134,32 @@ impl<S> Window<S> {
         Ok(Self { total, fed: 0, micro_batches: 0, scale, loss: None, sum: Accumulator::new(), state: PhantomData })
     }
 
-    /// Weight that is missing until the window is complete.
+    /// The weight that is missing until the window is complete.
     pub fn missing(&self) -> Weight {
         self.total.of(self.total.count() - self.fed)
     }
 
-    /// Runs the backward pass of `loss`, the mean over a micro-batch that counts `weight`, and adds the gradients.
+    /// Runs the backward pass of `loss`, the mean over a micro-batch of weight `weight`, and adds the gradients.
     ///
     /// # Errors
-    /// [`Error::Zero`], [`Error::Unit`] and [`Error::Overfull`] for a weight that does not fit, [`Error::NoGradients`] for
-    /// a loss that no parameter of `model` had a part in, [`Error::NotAScalar`]. A micro-batch in which every token is
-    /// ignored has no mean loss and nothing to add: leave it out. The window and what it held are then gone: the batch must be
-    /// taken again from the start.
+    /// [`Error::Zero`], [`Error::Unit`] and [`Error::Overfull`] for a weight that does not fit, [`Error::NoGradients`] for a loss
+    /// that does not depend on a parameter of `model`, [`Error::NotAScalar`] for a loss of several elements. After an error the
+    /// window and its gradients are dropped, and the batch must start again. A micro-batch in which every token is ignored has no
+    /// mean loss: leave it out.
     pub fn feed(mut self, model: &impl Module, weight: Weight, loss: Tensor<1>) -> Result<Fed<S>, Error> {
         let (total, missing) = (self.total, self.missing());
         if weight.count() == 0 {
             return Err(Error::Zero { what: "weight" });
         }
-        if weight != total.of(weight.count()) {
-            return Err(Error::Unit { fed: weight, total });
-        }
-        if weight.count() > missing.count() {
-            return Err(Error::Overfull { fed: weight, missing });
-        }
+        let share = share(weight, missing, total)?;
         if loss.dims() != [1] {
             return Err(Error::NotAScalar(loss.dims()[0]));
         }
         if !loss.is_tracked() {
             return Err(Error::NoGradients);
         }
-        let share = weight.count() as f64 / total.count() as f64;
         let mean = loss.clone().inner().cast(DType::F32) * share;
-        // The loss itself is taken to f32 first: share * scale may be far outside of f16.
+        // The loss is cast first: share * scale may exceed the range of f16.
         let scaled = loss.cast(DType::F32) * (share * self.scale);
         let gradients = GradientsParams::from_grads(scaled.backward(), model);
         self.sum.add(model, gradients)?;

@@ -6,14 +6,14 @@ use std::fmt::Write;
 
 use kiln_checkpointing::{ChainCost, Cost, Error, Mode, Plan, solve};
 
-/// A network in four stages: images get smaller, channels more.
+/// A network in four stages with ever smaller images and more channels.
 fn chain() -> ChainCost {
     let block = |index: u64| {
         let stage = index / 4;
         let input = 64 >> stage;
         Cost { input, saved: 6 * input, workspace: 0, gradients: 1 << stage, forward: 1.0 }
     };
-    ChainCost { blocks: (0..16).map(block).collect(), ..ChainCost::default() }
+    ChainCost::new((0..16).map(block).collect())
 }
 
 fn color(mode: Mode) -> &'static str {
@@ -60,7 +60,7 @@ pub(crate) fn draw() -> Result<String, Error> {
                 x += width;
             }
             if segment.mode != Mode::Plain {
-                // What is recomputed together.
+                // A line under the blocks of a segment.
                 put(format!(
                     "<rect x=\"{:.1}\" y=\"{:.0}\" width=\"{:.1}\" height=\"3\" fill=\"#b44b1e\"/>\n",
                     from + 1.0,

@@ -1,6 +1,8 @@
-/// Why a segment cannot be checkpointed, or its replay not be used, or a plan not be made.
+//! The errors of this crate.
+
+/// Reasons why a segment cannot be checkpointed or a plan cannot be made.
 ///
-/// What goes wrong in the backward pass cannot be returned through burn and is a panic with the same message.
+/// burn cannot return an error from a backward pass: there, the error's message is that of a panic.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -10,10 +12,10 @@ pub enum Error {
          inputs or the module's parameters"
     )]
     Captures {
-        /// Name of the segment, by default where it was written.
+        /// Name of the segment; by default its place in the source.
         segment: String,
     },
-    /// A parameter was computed from others, so that its gradient has somewhere to go on to.
+    /// A parameter was computed from other tracked tensors, so its gradient would have to flow on to these.
     #[error("segment {segment}: parameter '{path}' is the result of tracked operations, expected a leaf")]
     NotALeaf {
         /// Name of the segment.
@@ -21,10 +23,10 @@ pub enum Error {
         /// The parameter.
         path: String,
     },
-    /// A custom backward pass needs the backend's types, and this build knows two.
+    /// The tensors are on a backend without a custom backward pass in this build.
     #[error(
-        "segment {segment}: its tensors are on {device}, expected burn's Flex or, with the feature `cuda`, a CubeCL backend, one and \
-         the same for all"
+        "segment {segment}: its tensors are on {device}, expected all of them on burn's Flex backend or, with the feature `cuda`, on \
+         one CubeCL backend"
     )]
     Backend {
         /// Name of the segment.
@@ -32,29 +34,29 @@ pub enum Error {
         /// The device, as burn prints it.
         device: String,
     },
-    /// The replay gave another number of tensors.
-    #[error("segment {segment}: its replay gave {found} tensors, expected {expected} as in the first pass")]
+    /// The second pass returned another number of tensors than the first.
+    #[error("segment {segment}: its second pass returned {found} tensors, expected {expected} as in the first pass")]
     ReplayCount {
         /// Name of the segment.
         segment: String,
-        /// Tensors of the replay.
+        /// Tensors of the second pass.
         found: usize,
         /// Tensors of the first pass.
         expected: usize,
     },
-    /// The replay gave a tensor of another shape, dtype or device.
+    /// The second pass returned a tensor of another shape, dtype or device than the first.
     #[error(
-        "segment {segment}: output {index} of its replay is {found}, expected {expected} as in the first pass: the closure \
-         must compute the same both times"
+        "segment {segment}: output {index} of its second pass is {found}, expected {expected} as in the first pass: the \
+         closure must compute the same both times"
     )]
     Replay {
         /// Name of the segment.
         segment: String,
-        /// Which output, counted from zero.
+        /// Number of the output, counted from zero.
         index: usize,
-        /// Shape, dtype and device of the replay.
+        /// Shape, dtype and device in the second pass.
         found: String,
-        /// Those of the first pass.
+        /// Shape, dtype and device in the first pass.
         expected: String,
     },
     /// A saved input could not be moved to the host.
@@ -68,12 +70,12 @@ pub enum Error {
     /// A segment length of zero.
     #[error("segments of 0 blocks, expected at least 1")]
     EmptySegment,
-    /// Segments that leave a gap, overlap, or hold nothing.
+    /// Segments that leave a gap, overlap, or have no blocks.
     #[error(
         "segment {index} of the plan is {from}..{to}, expected it to begin at {begins} and hold at least one block"
     )]
     InvalidPlan {
-        /// Which segment, counted from zero.
+        /// Number of the segment, counted from zero.
         index: usize,
         /// Its first block.
         from: usize,
@@ -90,18 +92,26 @@ pub enum Error {
         /// Blocks of the chain.
         chain: usize,
     },
+    /// A text that names no plan.
+    #[error(
+        "the plan is '{text}', expected none, every:K, offload, offload:K, or a list such as '0..3 recompute, 3..8 plain'"
+    )]
+    UnknownPlan {
+        /// The text.
+        text: String,
+    },
     /// No plan stays within the budget.
     #[error("no plan stays within {budget} bytes, the least possible peak is {least} bytes")]
     Infeasible {
-        /// What was asked for.
+        /// The budget in bytes.
         budget: u64,
-        /// What would be enough.
+        /// The smallest budget that a plan fits into, in bytes.
         least: u64,
     },
-    /// Costs that no chain has.
+    /// A cost that no chain can have.
     #[error("the {field} is {value}, expected {expected}")]
     InvalidCost {
-        /// What of [`ChainCost`](crate::ChainCost).
+        /// The field of [`ChainCost`](crate::ChainCost).
         field: &'static str,
         /// Its value.
         value: f64,

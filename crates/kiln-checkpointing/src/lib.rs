@@ -1,12 +1,14 @@
 //! Gradient checkpointing for any burn program: activations are computed again in the backward pass instead of kept.
 //!
-//! - [`checkpoint`]: one segment, an ordinary function call inside of a forward pass. [`Checkpoint`] has its choices.
-//! - [`Chain`]: blocks that run one after the other by a [`Plan`]: plain, recompute, or offload.
-//! - [`solve`]: the fastest plan whose peak stays within a budget, from the [`Cost`] of every block, which [`measure`] finds.
-//!   A pure function; [`ChainCost::simulate`] says what any plan comes to.
+//! - [`checkpoint`] runs one segment: an ordinary function call inside of a forward pass. [`Checkpoint`] is the same with
+//!   options.
+//! - [`Chain`] runs blocks one after the other as a [`Plan`] says: plain, recomputed, or recomputed from an input in host
+//!   memory.
+//! - [`solve`] finds the fastest plan whose peak stays within a budget, from the [`Cost`] of every block, which
+//!   [`measure_blocks`] measures. It is a pure function; [`ChainCost::simulate`] computes peak and time of any plan.
 //!
-//! Gradients are those of the plain run bit for bit: dropout draws the same numbers twice, batch-norm's statistics move once.
-//! The guide is `docs/checkpointing.md`.
+//! Gradients are bit for bit those of the plain run: dropout draws the same numbers in both passes, and batch-norm's
+//! statistics move once. The guide is `docs/checkpointing.md`.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
@@ -20,7 +22,7 @@
 //!
 //! // One segment of two layers …
 //! let y = checkpoint(&layers[..2].to_vec(), x.clone(), |layers, x| layers[1].forward(gelu(layers[0].forward(x))));
-//! // … or all of them, four by four.
+//! // … or all layers, in segments of four.
 //! let y = y + Chain::new(&layers).run(&Plan::every(8, 4)?, x, |layer, x| gelu(layer.forward(x)))?;
 //! let gradients = y.mean().backward();
 //! assert!(layers.iter().all(|layer| layer.weight.val().grad(&gradients).is_some()));
@@ -28,34 +30,20 @@
 //! ```
 //!
 //! *Architecture invariant*: this crate knows no model, no optimizer and no allocator. It sees modules, tensors, and numbers of
-//! bytes and seconds. How it fits into burn's graph is told in `hub.rs`.
+//! bytes and seconds. `autograd/graph.rs` describes how a segment fits into burn's graph.
 
 #[cfg(not(any(feature = "flex", feature = "cuda")))]
 compile_error!("a custom backward pass names the backend's types: enable the feature `flex` or `cuda`");
 
-mod chain;
-mod checkpoint;
-mod cost;
+mod autograd;
 mod error;
-mod first;
-mod host;
-mod hub;
-mod measure;
 mod plan;
-mod random;
-mod replay;
-mod segment;
-mod solve;
-mod tensors;
 
-pub use chain::Chain;
-pub use checkpoint::{Checkpoint, checkpoint};
-pub use cost::{ChainCost, Cost, Outcome};
+pub use autograd::{Checkpoint, TensorMap, Tensors, checkpoint};
 pub use error::Error;
-pub use measure::{Gauge, measure};
-pub use plan::{Mode, Plan, PlanSegment};
-pub use solve::{least, solve};
-pub use tensors::{TensorMap, Tensors};
+pub use plan::{
+    Chain, ChainCost, Cost, Gauge, MemoryUse, Mode, Plan, PlanCost, PlanSegment, least, measure_blocks, solve,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/checkpointing.md")]

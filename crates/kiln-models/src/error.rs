@@ -1,25 +1,37 @@
+//! The errors of this crate.
+
 use std::path::PathBuf;
 
-/// What can go wrong when a model is built, loaded, or saved.
+/// Errors of building, loading and saving a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A field of a model's configuration has a value no model can be built from.
+    /// A field of a model's configuration has a value that no model can be built from.
     #[error("{field} is {value}, expected {expected}")]
     InvalidConfig {
         /// The field's name.
         field: &'static str,
         /// The value that was given.
         value: String,
-        /// What would be accepted.
-        expected: &'static str,
+        /// The values that are accepted.
+        expected: String,
+    },
+    /// An input has a size that the model cannot compute with.
+    #[error("the {size} of the input is {value}, expected {expected}")]
+    InvalidInput {
+        /// "image height", "image width" or "number of tokens".
+        size: &'static str,
+        /// The size that was given.
+        value: usize,
+        /// The sizes that are accepted.
+        expected: String,
     },
     /// No model has this name.
     #[error("unknown model '{name}', expected one of {expected}")]
     UnknownModel {
         /// The name that was given.
         name: String,
-        /// The names that exist, separated by commas.
+        /// The names of all models, separated by commas.
         expected: &'static str,
     },
     /// A checkpoint could not be read into the model; the model is unchanged.
@@ -27,7 +39,7 @@ pub enum Error {
     Load {
         /// The file.
         path: PathBuf,
-        /// Why, in one line.
+        /// The reason, in one line.
         reason: String,
     },
     /// A checkpoint could not be written; no partial file is left behind.
@@ -35,7 +47,7 @@ pub enum Error {
     Save {
         /// The file.
         path: PathBuf,
-        /// Why, in one line.
+        /// The reason, in one line.
         reason: String,
     },
 }

@@ -1,12 +1,13 @@
 //! Mixed precision for any burn module: autocast, loss scaling, master weights.
 //!
 //! - [`Policy`]: `policy.autocast(model)` makes layers compute in f16 or bf16 while parameters, gradients, optimizer state and
-//!   records stay f32. [`in_f32`] is an island for what loses too much in 16 bits.
-//! - [`check_device`]: does a device compute right in a precision? [`check_dtypes`]: does a program mix dtypes?
-//! - [`LossScaler`]: scales a loss and takes the scale off its gradients again, in the one order that is right.
-//!   [`Scaling::next`] is its pure state machine.
-//! - [`MasterWeights`]: the other layout, parameters in bf16 with an f32 copy in the optimizer.
-//! - [`sum_of_squares`], [`clip_factor`], [`scale`]: the global norm of all gradients with one read-back, and clipping by it.
+//!   records stay f32. [`in_f32`] runs a part of a forward pass in f32.
+//! - [`check_device`] tests whether a device computes correctly in a precision, [`check_dtypes`] whether a program mixes dtypes.
+//! - [`LossScaler`] scales a loss and unscales its gradients; the types allow only the correct order. [`Scaling::next`] is its
+//!   pure state machine.
+//! - [`MasterWeights`] is the other layout: parameters in bf16, with an f32 copy in the optimizer.
+//! - [`sum_of_squares`], [`clip_factor`] and [`scale`] compute the global norm of all gradients with one read-back, and clip by
+//!   it.
 //!
 //! ```
 //! use burn::module::Module;
@@ -26,7 +27,7 @@
 //!     let gradients = GradientsParams::from_grads(y.cast(DType::F32).square().mean().backward(), &model);
 //!     model = optimizer.step(0.1, model, gradients);
 //! }
-//! // What was learned is f32, and loads into the plain model.
+//! // The trained parameters are f32 and load into the plain model.
 //! let plain = plain.load_record(model.into_record());
 //! assert_eq!(plain.weight.val().dtype(), DType::F32);
 //! # Ok::<(), kiln_precision::Error>(())
@@ -38,27 +39,21 @@
 //! gradients and scalars.
 
 mod autocast;
+mod check_device;
 mod error;
-mod gradients;
-mod guard;
-mod loss_scale;
-mod master;
-mod policy;
+mod master_weights;
 mod precision;
-mod probe;
-mod scaler;
-mod walk;
+mod scaling;
 
-pub use autocast::in_f32;
+pub use autocast::{Policy, check_dtypes, in_f32};
+pub use check_device::check_device;
 pub use error::Error;
-pub use gradients::{clip_factor, scale, sum_of_squares};
-pub use guard::check_dtypes;
-pub use loss_scale::{Decision, LossScaler, Outcome, Prepared, Probed, ScaledGradients, ScaledLoss};
-pub use master::{MasterState, MasterWeights};
-pub use policy::Policy;
+pub use master_weights::{MasterState, MasterWeights};
 pub use precision::Precision;
-pub use probe::check_device;
-pub use scaler::{ScalerConfig, ScalerState, Scaling};
+pub use scaling::{
+    Decision, LossScaler, Prepared, Probed, ScaledGradients, ScaledLoss, ScalerConfig, ScalerOutcome, ScalerState,
+    Scaling, clip_factor, scale, sum_of_squares,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/mixed-precision.md")]

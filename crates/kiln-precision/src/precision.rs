@@ -1,3 +1,5 @@
+//! The number formats that a model can compute in.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -6,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// A format for computing with parameters and activations.
+/// A number format that layers compute in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -20,10 +22,10 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// All of them, in the order of the documentation's tables.
+    /// All precisions, in the order of the documentation's tables.
     pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::BF16];
 
-    /// burn's name for it.
+    /// burn's name of the format.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,

@@ -1,3 +1,4 @@
+//! One block of the decoder: attention and a feed-forward layer.
 // B batch, T time, C width, H heads
 
 use burn::module::Module;
@@ -7,12 +8,12 @@ use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Tensor};
 
-use super::GptConfig;
-use crate::dtype::layer_norm;
+use super::config::GptConfig;
+use crate::norms::layer_norm;
 
 /// One pre-norm decoder block: causal self-attention, then a feed-forward layer, each added to its input.
 #[derive(Module, Debug)]
-pub struct Block {
+pub struct GptBlock {
     ln_1: LayerNorm,
     attn: Attention,
     ln_2: LayerNorm,
@@ -33,7 +34,7 @@ struct Mlp {
     c_proj: Linear,
 }
 
-impl Block {
+impl GptBlock {
     pub(super) fn new(config: &GptConfig, inner: &Initializer, residual: &Initializer, device: &Device) -> Self {
         let width = config.width;
         let linear = |from, to, weights: &Initializer| {
@@ -54,13 +55,13 @@ impl Block {
         }
     }
 
-    /// The dtype that the block computes in, which its input must have.
+    /// The dtype that the block computes in and that its input must have.
     pub(super) fn dtype(&self) -> DType {
-        // A bias, because reading a parameter may cast it.
+        // A bias is small: reading a parameter may cast it.
         self.mlp.c_proj.bias.as_ref().map_or(DType::F32, |bias| bias.val().dtype())
     }
 
-    /// `[B, T, C]` to `[B, T, C]`; position t reads positions 0 to t.
+    /// `[B, T, C]` to `[B, T, C]`; position t attends to positions 0 to t.
     pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let attended = self.attn.forward(layer_norm(&self.ln_1, x_btc.clone()));
         let x_btc = x_btc + self.drop.forward(attended);
@@ -82,15 +83,15 @@ impl Attention {
     }
 }
 
-/// Attention of `[B, H, T, D]` queries to the keys at and before them. In 16 bits the softmax is taken in f32, as torch's
-/// autocast does; burn's own attention would exponentiate and sum in the dtype of its input.
+/// Causal attention of `[B, H, T, D]` queries, keys and values. In 16 bits the softmax is computed in f32, as under torch's
+/// autocast; burn's own attention would compute exponentials and sums in the dtype of its input.
 fn causal_attention(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tensor<4> {
     let (dtype, [_, _, t, d]) = (query.dtype(), query.dims());
     if dtype == DType::F32 {
         let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
         return attention(query, key, value, None, None, causal);
     }
-    // Divided before the product, which could leave the range of f16.
+    // Division first: the product alone could exceed the range of f16.
     let scores = (query / (d as f64).sqrt()).matmul(key.transpose()).cast(DType::F32);
     let future = Tensor::<2, Bool>::tril_mask([t, t], 0, &scores.device()).unsqueeze();
     softmax(scores.mask_fill(future, f32::NEG_INFINITY), 3).cast(dtype).matmul(value)

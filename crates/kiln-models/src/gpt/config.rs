@@ -1,12 +1,11 @@
-use burn::nn::{DropoutConfig, EmbeddingConfig, Initializer, LayerNormConfig};
-use burn::tensor::Device;
+//! Sizes of a decoder.
+
 use serde::{Deserialize, Serialize};
 
-use super::Gpt;
-use super::block::Block;
 use crate::Error;
+use crate::sizes::{addressable, positive};
 
-/// What a [`Gpt`] is built from.
+/// The configuration of a [`Gpt`](crate::Gpt).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GptConfig {
@@ -20,13 +19,10 @@ pub struct GptConfig {
     pub heads: usize,
     /// Size of the residual stream.
     pub width: usize,
-    /// Probability of zeroing an element of the embedding and of each branch's output, in [0, 1).
+    /// Probability of zeroing an element of the embedding and of each branch's output, in [0, 1); 0 by default.
     #[serde(default)]
     pub dropout: f64,
 }
-
-/// GPT-2's `initializer_range`.
-const STD: f64 = 0.02;
 
 impl GptConfig {
     /// The names that [`named`](Self::named) accepts.
@@ -70,52 +66,57 @@ impl GptConfig {
         }
     }
 
+    /// The same with `layers` blocks.
+    pub fn with_layers(mut self, layers: usize) -> Self {
+        self.layers = layers;
+        self
+    }
+
+    /// The same with `heads` attention heads per block.
+    pub fn with_heads(mut self, heads: usize) -> Self {
+        self.heads = heads;
+        self
+    }
+
+    /// The same with a residual stream of `width` numbers per token.
+    pub fn with_width(mut self, width: usize) -> Self {
+        self.width = width;
+        self
+    }
+
     /// The same with another dropout probability.
     pub fn with_dropout(mut self, dropout: f64) -> Self {
         self.dropout = dropout;
         self
     }
 
-    /// Builds the model on `device` with GPT-2's initialisation: weights and embeddings from
-    /// N(0, 0.02), the projections that write into the residual stream from
-    /// N(0, 0.02 / sqrt(2 layers)), biases zero (Radford et al. 2019, section 2.3, as in transformers).
+    /// Checks that sequences of `tokens` tokens can be read.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] for a zero size, heads that do not divide the width, or a dropout
-    /// outside of [0, 1).
-    pub fn init(&self, device: &Device) -> Result<Gpt, Error> {
-        self.check()?;
-        let normal = |std| Initializer::Normal { mean: 0.0, std };
-        let residual_std = STD / (2.0 * self.layers as f64).sqrt();
-        let embedding = |rows| EmbeddingConfig::new(rows, self.width).with_initializer(normal(STD)).init(device);
-        Ok(Gpt {
-            wte: embedding(self.vocab),
-            wpe: embedding(self.context),
-            drop: DropoutConfig::new(self.dropout).init(),
-            h: (0..self.layers).map(|_| Block::new(self, &normal(STD), &normal(residual_std), device)).collect(),
-            ln_f: LayerNormConfig::new(self.width).init(device),
-        })
+    /// [`Error::InvalidInput`] for 0 tokens and for more than [`context`](Self::context).
+    pub fn check_input(&self, tokens: usize) -> Result<(), Error> {
+        match (1..=self.context).contains(&tokens) {
+            true => Ok(()),
+            false => Err(Error::InvalidInput {
+                size: "number of tokens",
+                value: tokens,
+                expected: format!("1 to {}", self.context),
+            }),
+        }
     }
 
-    fn check(&self) -> Result<(), Error> {
-        let invalid = |field, value: String, expected| Err(Error::InvalidConfig { field, value, expected });
-        let sizes = [
-            ("vocab", self.vocab),
-            ("context", self.context),
-            ("layers", self.layers),
-            ("heads", self.heads),
-            ("width", self.width),
-        ];
-        for (field, value) in sizes {
-            if value == 0 {
-                return invalid(field, "0".into(), "at least 1");
-            }
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let Self { vocab, context, layers, heads, width, dropout } = *self;
+        positive([("vocab", vocab), ("context", context), ("layers", layers), ("heads", heads), ("width", width)])?;
+        addressable("width", width, &[4, width, width])?;
+        addressable("vocab", vocab, &[vocab, width])?;
+        addressable("context", context, &[context, width])?;
+        let invalid = |field, value: String, expected: String| Err(Error::InvalidConfig { field, value, expected });
+        if !width.is_multiple_of(heads) {
+            return invalid("heads", heads.to_string(), format!("a divisor of the width, {width}"));
         }
-        if !self.width.is_multiple_of(self.heads) {
-            return invalid("heads", self.heads.to_string(), "a divisor of width");
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            return invalid("dropout", self.dropout.to_string(), "a number in [0, 1)");
+        if !(0.0..1.0).contains(&dropout) {
+            return invalid("dropout", dropout.to_string(), "a number in [0, 1)".into());
         }
         Ok(())
     }

@@ -1,80 +1,48 @@
+//! The blocks of a residual network as a chain: the stem, then residual blocks.
+
 use burn::module::Module;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Initializer, PaddingConfig2d};
+use burn::nn::BatchNorm;
+use burn::nn::conv::Conv2d;
+use burn::nn::pool::MaxPool2d;
+use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
 
-use crate::dtype::batch_norm;
+use super::residual::ResidualBlock;
+use crate::norms::batch_norm;
 
-/// One residual block: two 3x3 convolutions (basic) or 1x1, 3x3, 1x1 (bottleneck), plus the input.
-///
-/// A bottleneck's stride sits in its 3x3 convolution, as in torchvision ("ResNet v1.5").
+/// One block of a [`ResNet`](crate::ResNet) as a chain: each reads the output of the one before it.
 #[derive(Module, Debug)]
-pub struct ResidualBlock {
-    conv1: Conv2d,
-    bn1: BatchNorm,
-    conv2: Conv2d,
-    bn2: BatchNorm,
-    conv3: Option<Conv2d>,
-    bn3: Option<BatchNorm>,
-    downsample: Option<Downsample>,
+#[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
+pub enum ResNetBlock {
+    /// From images to features, in the dtype of the weights.
+    Stem(StemLayers),
+    /// From features to features.
+    Residual(ResidualBlock),
 }
 
-/// Brings the input to the shape of the block's output: a strided 1x1 convolution and its norm.
+/// The layers before the first residual block.
 #[derive(Module, Debug)]
-struct Downsample {
-    conv: Conv2d,
-    norm: BatchNorm,
+pub struct StemLayers {
+    pub(super) conv1: Conv2d,
+    pub(super) bn1: BatchNorm,
+    pub(super) maxpool: Option<MaxPool2d>,
 }
 
-/// A bias-free square convolution, padded to keep the size at stride 1.
-pub(super) fn conv([from, to]: [usize; 2], kernel: usize, stride: usize, device: &Device) -> Conv2d {
-    let pad = kernel / 2;
-    Conv2dConfig::new([from, to], [kernel, kernel])
-        .with_stride([stride, stride])
-        .with_padding(PaddingConfig2d::Explicit(pad, pad, pad, pad))
-        .with_bias(false)
-        .with_initializer(Initializer::KaimingNormal { gain: f64::sqrt(2.0), fan_out_only: true })
-        .init(device)
-}
-
-impl ResidualBlock {
-    /// `[from, inner, to]` channels; a block is a bottleneck when `inner` and `to` differ.
-    pub(super) fn new([from, inner, to]: [usize; 3], stride: usize, zero_init: bool, device: &Device) -> Self {
-        let norm = |channels| BatchNormConfig::new(channels).init(device);
-        let last = |channels| {
-            let mut norm = norm(channels);
-            if zero_init {
-                norm.gamma = Initializer::Zeros.init([channels], device);
-            }
-            norm
-        };
-        let bottleneck = inner != to;
-        let (kernels, strides) = if bottleneck { ([1, 3], [1, stride]) } else { ([3, 3], [stride, 1]) };
-        Self {
-            conv1: conv([from, inner], kernels[0], strides[0], device),
-            bn1: norm(inner),
-            conv2: conv([inner, inner], kernels[1], strides[1], device),
-            bn2: if bottleneck { norm(inner) } else { last(inner) },
-            conv3: bottleneck.then(|| conv([inner, to], 1, 1, device)),
-            bn3: bottleneck.then(|| last(to)),
-            downsample: (stride != 1 || from != to)
-                .then(|| Downsample { conv: conv([from, to], 1, stride, device), norm: norm(to) }),
+impl ResNetBlock {
+    /// `[B, C, H, W]` to `[B, C', H', W']`.
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        match self {
+            Self::Stem(layers) => stem(&layers.conv1, &layers.bn1, &layers.maxpool, x),
+            Self::Residual(block) => block.forward(x),
         }
     }
+}
 
-    /// `[B, C, H, W]` to `[B, C', H / stride, W / stride]`, rounded up.
-    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let identity = match &self.downsample {
-            Some(down) => batch_norm(&down.norm, down.conv.forward(x.clone())),
-            None => x.clone(),
-        };
-        let y = relu(batch_norm(&self.bn1, self.conv1.forward(x)));
-        let y = batch_norm(&self.bn2, self.conv2.forward(y));
-        let y = match (&self.conv3, &self.bn3) {
-            (Some(conv3), Some(bn3)) => batch_norm(bn3, conv3.forward(relu(y))),
-            _ => y,
-        };
-        relu(y + identity)
+pub(super) fn stem(conv: &Conv2d, norm: &BatchNorm, pool: &Option<MaxPool2d>, images_bchw: Tensor<4>) -> Tensor<4> {
+    let images_bchw = images_bchw.cast(conv.weight.val().dtype());
+    let x = relu(batch_norm(norm, conv.forward(images_bchw)));
+    match pool {
+        Some(pool) => pool.forward(x),
+        None => x,
     }
 }

@@ -1,15 +1,24 @@
-use burn::nn::pool::{AdaptiveAvgPool2dConfig, MaxPool2dConfig};
-use burn::nn::{BatchNormConfig, LinearConfig, PaddingConfig2d};
-use burn::tensor::Device;
+//! Depth and sizes of a residual network.
+
 use serde::{Deserialize, Serialize};
 
-use super::block::{ResidualBlock, conv};
-use super::{ResNet, Stem};
 use crate::Error;
+use crate::sizes::{addressable, positive};
+
+/// The layers between the image and the first residual block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stem {
+    /// 7x7 convolution of stride 2 and a max-pool: for images of about 224 pixels.
+    #[default]
+    ImageNet,
+    /// 3x3 convolution of stride 1: for images of about 32 pixels.
+    Cifar,
+}
 
 /// Blocks per stage and the kind of block: the four depths of He et al. 2015, table 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Depth {
+pub(super) enum Depth {
     #[serde(rename = "resnet18")]
     D18,
     #[serde(rename = "resnet34")]
@@ -21,7 +30,7 @@ enum Depth {
 }
 
 impl Depth {
-    fn stages(self) -> [usize; 4] {
+    pub(super) fn stages(self) -> [usize; 4] {
         match self {
             Depth::D18 => [2, 2, 2, 2],
             Depth::D34 | Depth::D50 => [3, 4, 6, 3],
@@ -30,7 +39,7 @@ impl Depth {
     }
 
     /// Output channels of a block over its inner width: 4 for bottlenecks, 1 for basic blocks.
-    fn expansion(self) -> usize {
+    pub(super) fn expansion(self) -> usize {
         match self {
             Depth::D18 | Depth::D34 => 1,
             Depth::D50 | Depth::D101 => 4,
@@ -38,25 +47,25 @@ impl Depth {
     }
 }
 
-/// What a [`ResNet`] is built from.
+/// The configuration of a [`ResNet`](crate::ResNet).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResNetConfig {
     #[serde(rename = "name")]
-    depth: Depth,
+    pub(super) depth: Depth,
     /// Number of classes, at least 1.
     pub classes: usize,
-    /// Channels of the input images; 3 unless told.
+    /// Channels of the input images; 3 by default.
     #[serde(default = "three")]
     pub channels: usize,
-    /// Channels of the first stage; 64 in the paper, smaller makes a narrow network.
+    /// Channels of the first stage; 64 in the paper and by default.
     #[serde(default = "sixty_four")]
     pub width: usize,
     /// The layers before the first block.
     #[serde(default)]
     pub stem: Stem,
-    /// Start the last batch-norm scale of every block at zero, so that each block begins as the
-    /// identity (Goyal et al. 2017, section 5.1). On unless told.
+    /// Whether the last batch-norm scale of every block starts at zero, so that each block begins as the identity (Goyal et al.
+    /// 2017, section 5.1); true by default.
     #[serde(default = "yes")]
     pub zero_init: bool,
 }
@@ -137,50 +146,24 @@ impl ResNetConfig {
         self
     }
 
-    /// Builds the model on `device` with torchvision's initialisation: He-normal by fan-out for
-    /// convolutions (He et al. 2015b), ones and zeros for batch-norm.
+    /// Checks that images of `[height, width]` pixels can be read. Every convolution and pool is padded and rounds sizes up, so
+    /// that a single pixel is enough.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] when `classes`, `channels` or `width` is zero.
-    pub fn init(&self, device: &Device) -> Result<ResNet, Error> {
-        for (field, value) in [("classes", self.classes), ("channels", self.channels), ("width", self.width)] {
-            if value == 0 {
-                return Err(Error::InvalidConfig { field, value: "0".into(), expected: "at least 1" });
-            }
+    /// [`Error::InvalidInput`] for a height or width of 0.
+    pub fn check_input(&self, [height, width]: [usize; 2]) -> Result<(), Error> {
+        match [("image height", height), ("image width", width)].into_iter().find(|(_, value)| *value == 0) {
+            Some((size, value)) => Err(Error::InvalidInput { size, value, expected: "at least 1 pixel".into() }),
+            None => Ok(()),
         }
-        let (kernel, stride) = match self.stem {
-            Stem::ImageNet => (7, 2),
-            Stem::Cifar => (3, 1),
-        };
-        let mut channels = self.width;
-        let mut stage = |number: usize| {
-            let inner = self.width << number;
-            let out = inner * self.depth.expansion();
-            (0..self.depth.stages()[number])
-                .map(|i| {
-                    let stride = if i == 0 && number > 0 { 2 } else { 1 };
-                    let block = ResidualBlock::new([channels, inner, out], stride, self.zero_init, device);
-                    channels = out;
-                    block
-                })
-                .collect()
-        };
-        let (layer1, layer2, layer3, layer4) = (stage(0), stage(1), stage(2), stage(3));
-        Ok(ResNet {
-            conv1: conv([self.channels, self.width], kernel, stride, device),
-            bn1: BatchNormConfig::new(self.width).init(device),
-            maxpool: (self.stem == Stem::ImageNet).then(|| {
-                MaxPool2dConfig::new([3, 3])
-                    .with_strides([2, 2])
-                    .with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1))
-                    .init()
-            }),
-            layer1,
-            layer2,
-            layer3,
-            layer4,
-            avgpool: AdaptiveAvgPool2dConfig::new([1, 1]).init(),
-            fc: LinearConfig::new(channels, self.classes).init(device),
-        })
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let Self { classes, channels, width, .. } = *self;
+        positive([("classes", classes), ("channels", channels), ("width", width)])?;
+        // The last stage has 8 times the width, and up to 4 times that at its end.
+        addressable("width", width, &[3, 3, 8, 8, width, width])?;
+        addressable("channels", channels, &[7, 7, channels, width])?;
+        addressable("classes", classes, &[8, 4, width, classes])
     }
 }

@@ -1,0 +1,153 @@
+//! Batch-norm's running statistics, updated once per batch.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+
+use crate::error::Error;
+use crate::share::share;
+use crate::weight::Weight;
+
+/// Updates batch-norm's running statistics once per window, by the weighted mean of the micro-batches' statistics.
+///
+/// burn and torch update them at every micro-batch, so that with k micro-batches they forget the past k times as fast. Here every
+/// micro-batch starts from the statistics before the window, `r0`, and results in `(1 - m) r0 + m s` for its own statistics `s`
+/// and momentum `m`. The mean of these results, weighted as the loss is, is one update by the weighted mean of all `s`.
+///
+/// Running statistics are found in burn's `BatchNorm`. A model without batch-norm costs one visit to its parameters.
+#[derive(Debug)]
+pub struct RunningStatistics {
+    before: HashMap<ParamId, Tensor<1>>,
+    sum: HashMap<ParamId, Tensor<1>>,
+}
+
+impl RunningStatistics {
+    /// Reads the statistics of `model` before the window.
+    pub fn before(model: &impl Module) -> Self {
+        Self { before: read(model), sum: HashMap::new() }
+    }
+
+    /// Takes the statistics of the last micro-batch, which weighs `weight` of `total`, from `model`, and restores those from before
+    /// the window.
+    ///
+    /// # Errors
+    /// [`Error::Zero`] for a total of 0, [`Error::Unit`] and [`Error::Overfull`] for a weight that does not fit it.
+    pub fn take(&mut self, model: &impl Module, weight: Weight, total: Weight) -> Result<(), Error> {
+        let share = share(weight, total, total)?;
+        if self.before.is_empty() {
+            return Ok(());
+        }
+        for (id, value) in read(model) {
+            let part = if share == 1.0 { value } else { value * share };
+            let sum = match self.sum.remove(&id) {
+                Some(sum) => sum + part,
+                None => part,
+            };
+            self.sum.insert(id, sum);
+        }
+        write(model, &self.before);
+        Ok(())
+    }
+
+    /// The values that [`commit`](Self::commit) will write, for a check before it does.
+    pub fn values(&self) -> impl Iterator<Item = &Tensor<1>> {
+        self.sum.values()
+    }
+
+    /// Writes the weighted mean to `model`, once per window.
+    pub fn commit(self, model: &impl Module) {
+        write(model, &self.sum);
+    }
+
+    /// Restores the statistics from before the window, for a batch whose step is skipped.
+    pub fn restore(self, model: &impl Module) {
+        if !self.before.is_empty() {
+            settle(model);
+        }
+        write(model, &self.before);
+    }
+}
+
+/// The place of a visitor in a module, which tells running statistics from other floats.
+#[derive(Default)]
+struct Place {
+    stack: Vec<(String, bool)>,
+}
+
+impl Place {
+    fn enter(&mut self, name: &str, container: &str) {
+        self.stack.push((name.to_owned(), container == "Struct:BatchNorm"));
+    }
+
+    fn leave(&mut self) {
+        self.stack.pop();
+    }
+
+    fn is_statistic(&self) -> bool {
+        self.stack.last().is_some_and(|(name, norm)| *norm && name.starts_with("running_"))
+    }
+}
+
+fn read(model: &impl Module) -> HashMap<ParamId, Tensor<1>> {
+    #[derive(Default)]
+    struct Read {
+        place: Place,
+        found: HashMap<ParamId, Tensor<1>>,
+    }
+    impl ModuleVisitor for Read {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.place.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.place.leave();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.place.is_statistic() {
+                let value = param.val();
+                let length = value.shape().num_elements();
+                self.found.insert(param.id, value.reshape([length]));
+            }
+        }
+    }
+    let mut read = Read::default();
+    model.visit(&mut read);
+    if read.found.is_empty() {
+        return read.found;
+    }
+    settle(model);
+    let mut read = Read::default();
+    model.visit(&mut read);
+    read.found
+}
+
+/// Merges the updates of all threads into the statistics: burn keeps each thread's last update apart until `valid` is called.
+fn settle(model: &impl Module) {
+    let _ = model.valid();
+}
+
+fn write(model: &impl Module, values: &HashMap<ParamId, Tensor<1>>) {
+    if values.is_empty() {
+        return;
+    }
+    struct Write<'a> {
+        place: Place,
+        values: &'a HashMap<ParamId, Tensor<1>>,
+    }
+    impl ModuleMapper for Write<'_> {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.place.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.place.leave();
+        }
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            match self.values.get(&param.id).filter(|_| self.place.is_statistic()) {
+                Some(value) => param.map(|old| value.clone().reshape(old.shape())),
+                None => param,
+            }
+        }
+    }
+    // Clones of a module share their running statistics, so mapping a clone writes to the model.
+    let _ = model.clone().map(&mut Write { place: Place::default(), values });
+}

@@ -1,0 +1,195 @@
+//! k micro-batches give the gradients of the whole batch, whatever the split.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::optim::GradientsParams;
+use burn::tensor::activation::tanh;
+use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use kiln_accumulation::{Accumulated, Fed, RunningStatistics, Scaled, Split, Weight, Window};
+use proptest::prelude::*;
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    norm: LayerNorm,
+    last: Linear,
+}
+
+impl Net {
+    fn new(inputs: usize, classes: usize, device: &Device) -> Self {
+        Self {
+            first: LinearConfig::new(inputs, 12).init(device),
+            norm: LayerNormConfig::new(12).init(device),
+            last: LinearConfig::new(12, classes).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.last.forward(tanh(self.norm.forward(self.first.forward(x))))
+    }
+}
+
+/// All gradients of a model, one after the other.
+fn flat(model: &impl Module, gradients: &GradientsParams) -> Vec<f64> {
+    struct Flat<'a>(&'a GradientsParams, Vec<f64>);
+    impl ModuleVisitor for Flat<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(gradient) = self.0.get::<D>(param.id) {
+                self.1.extend(gradient.into_data().iter::<f64>());
+            }
+        }
+    }
+    let mut flat = Flat(gradients, vec![]);
+    model.visit(&mut flat);
+    flat.1
+}
+
+fn relative(got: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    norm(&mut got.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
+}
+
+const IGNORED: i64 = 0;
+
+/// The mean loss over the targets that are not ignored.
+fn loss(model: &Net, inputs: Tensor<2>, targets: &[i64]) -> Tensor<1> {
+    let device = inputs.device();
+    let targets = Tensor::<1, Int>::from_data(TensorData::new(targets.to_vec(), [targets.len()]), &device);
+    let config = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![IGNORED as usize]));
+    config.init(&device).forward(model.forward(inputs), targets)
+}
+
+fn carrying(targets: &[i64]) -> usize {
+    targets.iter().filter(|target| **target != IGNORED).count()
+}
+
+fn accumulate(model: &Net, inputs: &Tensor<2>, targets: &[i64], split: Split, scale: f64) -> Accumulated<Scaled> {
+    let width = inputs.dims()[1];
+    let mut window = Window::scaled(Weight::Tokens(carrying(targets)), scale).unwrap();
+    // A micro-batch in which every target is ignored has no mean loss and nothing to add.
+    for range in split.ranges().filter(|range| carrying(&targets[range.clone()]) > 0) {
+        let weight = Weight::Tokens(carrying(&targets[range.clone()]));
+        let micro = loss(model, inputs.clone().slice([range.clone(), 0..width]), &targets[range]);
+        match window.feed(model, weight, micro).unwrap() {
+            Fed::Open(next) => window = next,
+            Fed::Complete(batch) => return batch,
+        }
+    }
+    unreachable!("the weights of all micro-batches add up to the batch's")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn any_split_gives_the_gradients_and_the_loss_of_the_whole_batch(
+        batch in 1usize..24, micro in 1usize..30, inputs in 1usize..9, classes in 2usize..6,
+        ignored in prop::collection::vec(any::<bool>(), 24), seed in 0u64..1000,
+    ) {
+        let device = Device::flex().autodiff();
+        let model = Net::new(inputs, classes, &device);
+        let mut targets: Vec<i64> = (0..batch).map(|i| if ignored[i] { IGNORED } else { 1 + (i as u64 + seed) as i64 % (classes as i64 - 1) }).collect();
+        targets[0] = 1; // at least one carries a loss
+        let x = Tensor::<2>::random([batch, inputs], Distribution::Normal(0.0, 1.0), &device);
+
+        let whole = loss(&model, x.clone(), &targets);
+        let mean: f64 = whole.clone().into_scalar::<f32>().into();
+        let expected = flat(&model, &GradientsParams::from_grads(whole.backward(), &model));
+        let batch = accumulate(&model, &x, &targets, Split::new(batch, micro).unwrap(), 1.0);
+
+        let loss = f64::from(batch.loss.clone().into_scalar::<f32>());
+        prop_assert!(relative(&flat(&model, &batch.into_scaled_gradients().0), &expected) <= 1e-6);
+        prop_assert!((loss - mean).abs() <= 1e-6 * mean.abs().max(1.0));
+    }
+}
+
+#[test]
+fn one_micro_batch_is_the_batch_bit_for_bit_and_a_power_of_two_scale_is_exact() {
+    let device = Device::flex().autodiff();
+    let model = Net::new(5, 4, &device);
+    let targets: Vec<i64> = (0..10).map(|i| 1 + i % 3).collect();
+    let x = Tensor::<2>::random([10, 5], Distribution::Normal(0.0, 1.0), &device);
+    let whole = loss(&model, x.clone(), &targets);
+    let expected = flat(&model, &GradientsParams::from_grads(whole.backward(), &model));
+    let run = |micro, scale| accumulate(&model, &x, &targets, Split::new(10, micro).unwrap(), scale);
+    assert_eq!(flat(&model, &run(10, 1.0).into_scaled_gradients().0), expected);
+
+    let (plain, scaled) = (run(3, 1.0), run(3, 1024.0));
+    assert_eq!((scaled.micro_batches, scaled.weight), (4, Weight::Tokens(10)));
+    assert_eq!(scaled.loss.to_data(), plain.loss.to_data());
+    let (gradients, scale) = scaled.into_scaled_gradients();
+    let back: Vec<f64> = flat(&model, &gradients).iter().map(|g| g / scale).collect();
+    assert_eq!((scale, back), (1024.0, flat(&model, &plain.into_scaled_gradients().0)));
+}
+
+#[test]
+fn averaging_the_means_of_uneven_micro_batches_would_be_wrong() {
+    // What weights are for: the same comparison with equal weights fails by far.
+    let device = Device::flex().autodiff();
+    let model = Net::new(5, 4, &device);
+    let targets: Vec<i64> = (0..9).map(|i| 1 + i % 3).collect();
+    let x = Tensor::<2>::random([9, 5], Distribution::Normal(0.0, 1.0), &device);
+    let whole = loss(&model, x.clone(), &targets);
+    let expected = flat(&model, &GradientsParams::from_grads(whole.backward(), &model));
+    let mut window = Window::open(Weight::Samples(2)).unwrap();
+    for range in [0..8, 8..9] {
+        let micro = loss(&model, x.clone().slice([range.clone(), 0..5]), &targets[range]);
+        match window.feed(&model, Weight::Samples(1), micro).unwrap() {
+            Fed::Open(next) => window = next,
+            Fed::Complete(batch) => {
+                assert!(relative(&flat(&model, &batch.into_gradients()), &expected) > 0.1);
+                return;
+            }
+        }
+    }
+}
+
+fn statistics(norm: &BatchNorm) -> [Vec<f64>; 2] {
+    let _ = norm.valid();
+    [&norm.running_mean, &norm.running_var].map(|state| state.value().into_data().iter::<f64>().collect())
+}
+
+#[test]
+fn running_statistics_move_once_by_the_weighted_mean_of_the_micro_batches() {
+    let device = Device::flex().autodiff();
+    let norm = BatchNormConfig::new(3).init(&device);
+    // Statistics that are not the initial ones, so that forgetting them shows.
+    let _ = norm.forward(Tensor::<2>::random([32, 3], Distribution::Normal(4.0, 2.0), &device));
+    let [mean, var] = statistics(&norm);
+    let x = Tensor::<2>::random([10, 3], Distribution::Normal(-1.0, 3.0), &device);
+    let split = Split::new(10, 4).unwrap();
+
+    let mut running = RunningStatistics::before(&norm);
+    let (mut mean_of, mut var_of) = (vec![0.0; 3], vec![0.0; 3]);
+    for range in split.ranges() {
+        let (weight, share) = (Weight::Samples(range.len()), range.len() as f64 / 10.0);
+        let part = x.clone().slice([range, 0..3]);
+        let values: Vec<f64> = part.clone().into_data().iter::<f64>().collect();
+        for channel in 0..3 {
+            let column: Vec<f64> = values.iter().skip(channel).step_by(3).copied().collect();
+            let n = column.len() as f64;
+            let m = column.iter().sum::<f64>() / n;
+            mean_of[channel] += share * m;
+            var_of[channel] += share * column.iter().map(|v| (v - m).powi(2)).sum::<f64>() / n;
+        }
+        let _ = norm.forward(part);
+        running.take(&norm, weight, Weight::Samples(10)).unwrap();
+        assert_eq!(statistics(&norm), [mean.clone(), var.clone()], "a micro-batch starts from the statistics before");
+    }
+    running.commit(&norm);
+
+    let expected = |before: &[f64], batch: &[f64]| -> Vec<f64> {
+        before.iter().zip(batch).map(|(before, batch)| 0.9 * before + 0.1 * batch).collect()
+    };
+    let after = statistics(&norm);
+    assert!(relative(&after[0], &expected(&mean, &mean_of)) < 1e-5);
+    assert!(relative(&after[1], &expected(&var, &var_of)) < 1e-5);
+
+    let dropped = RunningStatistics::before(&norm);
+    let _ = norm.forward(x);
+    assert_ne!(statistics(&norm), after);
+    dropped.restore(&norm);
+    assert_eq!(statistics(&norm), after);
+}

@@ -1,0 +1,173 @@
+//! The second pass of a segment: a graph of its own, from new leaves to the outputs whose gradients are given.
+
+use std::marker::PhantomData;
+
+use burn::backend::TensorMetadata;
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{
+    Autodiff, AutodiffBackend, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy,
+};
+use burn::module::{ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{FloatDType, Shape, Tensor};
+
+use super::forward::{InputId, Untracked, describe};
+use super::tensors::TensorMap;
+
+/// Sets burn's checkpointing strategy of all parameters, which `valid` and `train` reset.
+pub(crate) struct Restrategize(pub(crate) GradientCheckpointingStrategy);
+
+impl ModuleMapper for Restrategize {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| match tensor.gradient_checkpointing_strategy() {
+            Some(strategy) if strategy != self.0 => {
+                let learned = tensor.is_require_grad();
+                let tensor = tensor.without_autodiff().autodiff().with_gradient_checkpointing_strategy(self.0);
+                tensor.set_require_grad(learned)
+            }
+            _ => tensor,
+        })
+    }
+}
+
+/// Makes leaves of the inputs that need a gradient.
+pub(crate) struct Leaves<B: Backend, C> {
+    ids: std::vec::IntoIter<Option<InputId>>,
+    leaves: Vec<(InputId, FloatTensor<Autodiff<B>>)>,
+    marker: PhantomData<C>,
+}
+
+impl<B: Backend, C> Leaves<B, C> {
+    pub(crate) fn of(ids: Vec<Option<InputId>>) -> Self {
+        Self { ids: ids.into_iter(), leaves: vec![], marker: PhantomData }
+    }
+
+    /// Hands the leaves' gradients to the outer graph.
+    pub(crate) fn register(self, mut inner: Option<&mut Gradients>, outer: &mut Gradients) {
+        for (id, leaf) in self.leaves {
+            match inner.as_mut().and_then(|inner| inner.remove::<B>(&leaf)) {
+                Some(gradient) => outer.register::<B>(id.node, gradient),
+                // The operation before this input expects a gradient even if the segment did not use the input.
+                None if !id.leaf => {
+                    let zeros = B::float_zeros(leaf.shape(), &leaf.device(), leaf.dtype().into());
+                    outer.register::<B>(id.node, zeros);
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> TensorMap for Leaves<B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let tensor = Untracked.float(tensor);
+        let Some(id) = self.ids.next().flatten() else { return tensor };
+        let leaf = tensor.require_grad();
+        if let Ok(primitive) = leaf.clone().try_into_primitive::<Autodiff<B, C>>() {
+            self.leaves.push((id, primitive));
+        }
+        leaf
+    }
+}
+
+/// Joins the outputs that have a gradient to one root.
+pub(crate) struct Roots<B: Backend, C> {
+    given: std::vec::IntoIter<Option<FloatTensor<B>>>,
+    root: Option<FloatTensor<Autodiff<B>>>,
+    pub(crate) described: Vec<String>,
+    marker: PhantomData<C>,
+}
+
+impl<B: Backend, C> Roots<B, C> {
+    pub(crate) fn given(gradients: Vec<Option<FloatTensor<B>>>) -> Self {
+        Self { given: gradients.into_iter(), root: None, described: vec![], marker: PhantomData }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> TensorMap for Roots<B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
+{
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.described.push(describe(&tensor));
+        if let Some(gradient) = self.given.next().flatten()
+            && tensor.is_tracked()
+            && let Ok(primitive) = tensor.clone().try_into_primitive::<Autodiff<B, C>>()
+        {
+            let zero = B::float_zeros(Shape::new([1]), &primitive.device(), FloatDType::F32);
+            let root = match Backward::<B, 1>::prepare::<C>(Inject, [primitive.node()]).compute_bound().stateful() {
+                OpsKind::Tracked(prepared) => prepared.finish(gradient, zero),
+                OpsKind::UnTracked(prepared) => prepared.finish(zero),
+            };
+            self.root = Some(match self.root.take() {
+                Some(sum) => <Autodiff<B, C> as FloatTensorOps<Autodiff<B, C>>>::float_add(sum, root),
+                None => root,
+            });
+        }
+        tensor
+    }
+}
+
+/// The backward pass of the replay. `None` when no output needs it.
+pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(roots: Roots<B, C>) -> Option<Gradients> {
+    roots.root.map(<Autodiff<B, C> as AutodiffBackend>::backward)
+}
+
+/// Starts a backward pass at a tensor with a gradient that is given.
+#[derive(Debug)]
+struct Inject;
+
+impl<B: Backend> Backward<B, 1> for Inject {
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let _ = gradients.consume::<B>(&ops.node);
+        if let Some(output) = &ops.parents[0] {
+            gradients.register::<B>(output.id, ops.state);
+        }
+    }
+}
+
+/// Hands the parameters' gradients to the outer graph.
+pub(crate) struct Push<'a, B: Backend, C> {
+    inner: &'a mut Gradients,
+    nodes: std::vec::IntoIter<Option<NodeId>>,
+    found: Vec<(NodeId, FloatTensor<B>)>,
+    marker: PhantomData<C>,
+}
+
+impl<'a, B: Backend, C> Push<'a, B, C> {
+    /// `nodes` are those of the outer graph, in the order that the module is visited in.
+    pub(crate) fn new(inner: &'a mut Gradients, nodes: Vec<Option<NodeId>>) -> Self {
+        Self { inner, nodes: nodes.into_iter(), found: vec![], marker: PhantomData }
+    }
+
+    /// Registers the gradients, the last parameter first, as a backward pass does.
+    pub(crate) fn register(self, outer: &mut Gradients) {
+        for (node, gradient) in self.found.into_iter().rev() {
+            outer.register::<B>(node, gradient);
+        }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Push<'_, B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(node) = self.nodes.next().flatten()
+            && let Ok(primitive) = param.val().try_into_primitive::<Autodiff<B, C>>()
+            && let Some(gradient) = self.inner.remove::<B>(&primitive)
+        {
+            self.found.push((node, gradient));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Records a segment: the first pass, and the closure that the backward pass runs.
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy};
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+
+use super::forward::{Attach, Inputs, Outputs, Parameters, Untracked};
+use super::graph::hub;
+use super::offload::Saved;
+use super::replay::{Leaves, Push, Restrategize, Roots, backward};
+use super::seeds::{draw, seeded};
+use super::tensors::Tensors;
+use crate::Error;
+
+/// A segment's settings and devices.
+pub(crate) struct Segment {
+    pub(crate) name: String,
+    /// The devices of all floats, at least one.
+    pub(crate) devices: Vec<Device>,
+    /// burn's own checkpointing strategy within the segment.
+    pub(crate) strategy: GradientCheckpointingStrategy,
+    pub(crate) deterministic: bool,
+    pub(crate) offload: bool,
+}
+
+impl Segment {
+    /// Runs `f` with the random numbers of a segment's first pass, without recording a segment.
+    pub(crate) fn plain<R>(&self, f: impl FnOnce() -> R) -> R {
+        let seed = self.draw();
+        self.seeded(seed, 0, f)
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.devices[0]
+    }
+
+    fn draw(&self) -> u64 {
+        if self.deterministic { 0 } else { draw(self.device()) }
+    }
+
+    fn seeded<R>(&self, seed: u64, after: u64, f: impl FnOnce() -> R) -> R {
+        if self.deterministic { f() } else { seeded(&self.devices, seed, after, f) }
+    }
+}
+
+/// Runs the first pass and adds an operation to the graph whose backward pass runs it again.
+pub(crate) fn record<B, C, M, I, O, F>(segment: Segment, module: &M, inputs: I, f: F) -> Result<O, Error>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    M: Module + 'static,
+    I: Tensors,
+    O: Tensors,
+    F: Fn(&M, I) -> O + Send + 'static,
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
+{
+    let mut parameters = Parameters::<B, C>::default();
+    module.visit(&mut parameters);
+    let mut tracked = Inputs::<B, C>::default();
+    let _ = inputs.clone().map(&mut tracked);
+    if let Some(device) = parameters.elsewhere.or(tracked.elsewhere) {
+        return Err(Error::Backend { segment: segment.name, device });
+    }
+
+    let seed = segment.draw();
+    let outputs = {
+        let inputs = inputs.clone().map(&mut Untracked);
+        segment.seeded(seed, 0, || f(&module.clone().no_grad(), inputs))
+    };
+    let mut seen = Outputs::default();
+    let outputs = outputs.map(&mut seen);
+    if seen.tracked {
+        return Err(Error::Captures { segment: segment.name });
+    }
+
+    sweep(segment.device());
+
+    let saved = Saved::new(inputs, segment.offload);
+    let saved = saved.map_err(|reason| Error::Offload { segment: segment.name.clone(), reason })?;
+    // The copy shares storage with the parameters, has running statistics of its own, and refers to no graph.
+    let snapshot = module.valid();
+    let (nodes, ids, expected) = (parameters.nodes, tracked.ids, seen.described);
+    let (name, device, count) = (segment.name.clone(), segment.device().clone().inner(), expected.len());
+    let replay = move |given: Vec<Option<FloatTensor<B>>>, outer: &mut Gradients| -> Result<(), Error> {
+        let module = snapshot.train().map(&mut Restrategize(segment.strategy));
+        let inputs = saved.restore(segment.device());
+        let mut leaves = Leaves::<B, C>::of(ids);
+        let inputs = inputs.map(&mut leaves);
+        let outputs = segment.seeded(seed, 1, || f(&module, inputs));
+
+        let mut roots = Roots::<B, C>::given(given);
+        let _ = outputs.map(&mut roots);
+        compare(&segment.name, &roots.described, &expected)?;
+        let mut inner = backward::<B, C>(roots);
+        leaves.register(inner.as_mut(), outer);
+        if let Some(inner) = &mut inner {
+            let mut push = Push::<B, C>::new(inner, nodes);
+            module.visit(&mut push);
+            push.register(outer);
+        }
+        Ok(())
+    };
+    let guards = tracked.guards.into_iter().chain(parameters.anchor).collect();
+    let Ok(token) = Tensor::<1>::zeros([1], &device).try_into_primitive::<B>() else {
+        return Err(Error::Backend { segment: name, device: format!("{device:?}") });
+    };
+    let Some(hub) = hub::<B, C>(guards, count, token, Box::new(replay)) else { return Ok(outputs) };
+    let mut attach = Attach::<B, C>::new(hub);
+    let outputs = outputs.map(&mut attach);
+    match attach.elsewhere {
+        Some(device) => Err(Error::Backend { segment: name, device }),
+        None => Ok(outputs),
+    }
+}
+
+/// Makes burn drop the operations of the first pass. burn records every operation on an autodiff device, tracked or not, and
+/// drops unused ones only at the end of a backward pass; this is the smallest backward pass. Without it a step would hold
+/// about 2 KiB for every operation of every segment, and each replay's backward pass would walk over all of them. The cost of
+/// this call grows with the number of live operations in the graph.
+fn sweep(device: &Device) {
+    drop(Tensor::<1>::zeros([1], &device.clone().inner()).autodiff().require_grad().backward());
+}
+
+/// Compares number, shapes, dtypes and devices of the outputs of both passes; values are not read.
+fn compare(segment: &str, found: &[String], expected: &[String]) -> Result<(), Error> {
+    if found.len() != expected.len() {
+        let (found, expected) = (found.len(), expected.len());
+        return Err(Error::ReplayCount { segment: segment.to_owned(), found, expected });
+    }
+    match found.iter().zip(expected).position(|(found, expected)| found != expected) {
+        None => Ok(()),
+        Some(index) => Err(Error::Replay {
+            segment: segment.to_owned(),
+            index,
+            found: found[index].clone(),
+            expected: expected[index].clone(),
+        }),
+    }
+}

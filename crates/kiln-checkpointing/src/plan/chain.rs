@@ -1,0 +1,116 @@
+//! Blocks that run one after the other as a plan says.
+
+use burn::module::Module;
+
+use super::segments::{Mode, Plan};
+use crate::Error;
+use crate::autograd::{Checkpoint, Tensors, derive, devices_of, draw};
+
+/// Blocks that run one after the other, as a [`Plan`] says.
+///
+/// Random numbers do not depend on the plan: each run draws one seed and derives a seed for every block from it, so masks and
+/// gradients under any two plans are the same bit for bit. The backward pass seeds the device as well. For a training run of
+/// several steps to be independent of the plan, seed the device at every step, as a loop that can be resumed does anyway.
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::activation::gelu;
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use kiln_checkpointing::{Chain, Plan};
+///
+/// let device = Device::flex().autodiff();
+/// let layers: Vec<Linear> = (0..12).map(|_| LinearConfig::new(16, 16).init(&device)).collect();
+/// let x = Tensor::<2>::random([4, 16], Distribution::Default, &device);
+///
+/// let plan = Plan::every(layers.len(), 3)?;
+/// let y = Chain::new(&layers).deterministic().run(&plan, x, |layer, x| gelu(layer.forward(x)))?;
+/// let gradients = y.mean().backward();
+/// assert!(layers[0].weight.val().grad(&gradients).is_some());
+/// # Ok::<(), kiln_checkpointing::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Chain<B> {
+    blocks: Vec<B>,
+    deterministic: bool,
+    name: Option<String>,
+}
+
+impl<B: Module + 'static> Chain<B> {
+    /// A chain of `blocks`, first to last. It holds handles to their parameters, not copies.
+    pub fn new<'a>(blocks: impl IntoIterator<Item = &'a B>) -> Self {
+        Self { blocks: blocks.into_iter().cloned().collect(), deterministic: false, name: None }
+    }
+
+    /// Promises that no block draws random numbers; see [`Checkpoint::deterministic`].
+    pub fn deterministic(mut self) -> Self {
+        self.deterministic = true;
+        self
+    }
+
+    /// The name that errors give the chain.
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether there is no block.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    pub(crate) fn blocks(&self) -> &[B] {
+        &self.blocks
+    }
+
+    /// Passes `x` through all blocks; `f` runs one block.
+    ///
+    /// # Errors
+    /// [`Error::PlanLength`] and those of [`Checkpoint::run`].
+    ///
+    /// # Panics
+    /// In the backward pass, as [`Checkpoint::run`].
+    pub fn run<X, F>(&self, plan: &Plan, x: X, f: F) -> Result<X, Error>
+    where
+        X: Tensors,
+        F: Fn(&B, X) -> X + Clone + Send + 'static,
+    {
+        if plan.blocks() != self.len() {
+            return Err(Error::PlanLength { plan: plan.blocks(), chain: self.len() });
+        }
+        let devices = if self.deterministic { vec![] } else { devices_of(&self.blocks, x.clone()) };
+        let random = devices.first().map(draw).map(|seed| (seed, devices));
+        let mut x = x;
+        for segment in plan.segments() {
+            let (f, random, start) = (f.clone(), random.clone(), segment.blocks.start);
+            let all = move |blocks: &Vec<B>, x: X| {
+                blocks.iter().enumerate().fold(x, |x, (index, block)| {
+                    if let Some((seed, devices)) = &random {
+                        let seed = derive(*seed, (start + index) as u64);
+                        devices.iter().for_each(|device| device.seed(seed));
+                    }
+                    f(block, x)
+                })
+            };
+            let blocks = self.blocks[segment.blocks.clone()].to_vec();
+            // The closure seeds every block itself.
+            let chain = self.name.as_deref().unwrap_or("the chain");
+            let name = format!("{}..{} of {chain}", segment.blocks.start, segment.blocks.end);
+            let segment_of = || Checkpoint::new().named(name).deterministic();
+            x = match segment.mode {
+                Mode::Plain => all(&blocks, x),
+                Mode::Recompute => segment_of().run(&blocks, x, all)?,
+                Mode::Offload => segment_of().offload().run(&blocks, x, all)?,
+            };
+        }
+        if let Some((seed, devices)) = random {
+            // Operations after the chain must not repeat the last block's numbers.
+            devices.iter().for_each(|device| device.seed(derive(seed, u64::MAX - 1)));
+        }
+        Ok(x)
+    }
+}

@@ -1,0 +1,163 @@
+//! Plans: which blocks of a chain are recomputed together, and which keep their activations.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// How a segment of a chain is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Keeps its activations.
+    Plain,
+    /// Keeps its input, and runs again in the backward pass.
+    Recompute,
+    /// Keeps its input in host memory, and runs again in the backward pass.
+    Offload,
+}
+
+/// Consecutive blocks that are run in one mode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanSegment {
+    /// The blocks, counted from zero.
+    pub blocks: Range<usize>,
+    /// How they are run.
+    pub mode: Mode,
+}
+
+/// How the blocks of a chain are run: segments that follow each other without a gap.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<PlanSegment>", into = "Vec<PlanSegment>")]
+pub struct Plan {
+    segments: Vec<PlanSegment>,
+}
+
+impl TryFrom<Vec<PlanSegment>> for Plan {
+    type Error = Error;
+
+    /// A plan of given segments: each begins where the one before it ends, the first at 0, and holds at least one block.
+    fn try_from(segments: Vec<PlanSegment>) -> Result<Self, Error> {
+        let mut begins = 0;
+        for (index, PlanSegment { blocks, .. }) in segments.iter().enumerate() {
+            if blocks.start != begins || blocks.is_empty() {
+                return Err(Error::InvalidPlan { index, from: blocks.start, to: blocks.end, begins });
+            }
+            begins = blocks.end;
+        }
+        Ok(Self::new(segments))
+    }
+}
+
+impl From<Plan> for Vec<PlanSegment> {
+    fn from(plan: Plan) -> Self {
+        plan.segments
+    }
+}
+
+impl Plan {
+    /// Every block keeps its activations.
+    pub fn none(blocks: usize) -> Self {
+        Self::new((blocks > 0).then_some(PlanSegment { blocks: 0..blocks, mode: Mode::Plain }))
+    }
+
+    /// Segments of `length` blocks; the last may be shorter. All are recomputed except the last, which is plain: the backward
+    /// pass begins with it, so recomputing it would save nothing (torch's `checkpoint_sequential` does the same).
+    ///
+    /// # Errors
+    /// [`Error::EmptySegment`] when `length` is 0.
+    pub fn every(blocks: usize, length: usize) -> Result<Self, Error> {
+        Self::uniform(blocks, length, Mode::Recompute)
+    }
+
+    /// As [`every`](Self::every), with the inputs of segments in host memory.
+    ///
+    /// # Errors
+    /// [`Error::EmptySegment`] when `length` is 0.
+    pub fn offload(blocks: usize, length: usize) -> Result<Self, Error> {
+        Self::uniform(blocks, length, Mode::Offload)
+    }
+
+    /// Segments of the length that needs the least memory when all blocks are alike: sqrt(n a / s) for n blocks with an
+    /// input of a bytes (`input`) and activations of s bytes (`saved`). This length k balances the inputs of all segments,
+    /// a n / k bytes, with the activations of the segment that is recomputed, k s bytes. (Chen et al. 2016 take a = s, hence
+    /// "sqrt(n)".)
+    pub fn sqrt(blocks: usize, input: u64, saved: u64) -> Self {
+        let length = (blocks as f64 * input as f64 / saved.max(1) as f64).sqrt().round();
+        Self::segmented(blocks, (length as usize).clamp(1, blocks.max(1)), Mode::Recompute)
+    }
+
+    fn uniform(blocks: usize, length: usize, mode: Mode) -> Result<Self, Error> {
+        if length == 0 {
+            return Err(Error::EmptySegment);
+        }
+        Ok(Self::segmented(blocks, length, mode))
+    }
+
+    fn segmented(blocks: usize, length: usize, mode: Mode) -> Self {
+        let segment = |from| {
+            let to = blocks.min(from + length);
+            PlanSegment { blocks: from..to, mode: if to == blocks { Mode::Plain } else { mode } }
+        };
+        Self::new((0..blocks).step_by(length).map(segment))
+    }
+
+    /// `segments` in their order; neighbours that are plain become one.
+    pub(crate) fn new(segments: impl IntoIterator<Item = PlanSegment>) -> Self {
+        let mut joined: Vec<PlanSegment> = vec![];
+        for segment in segments {
+            match joined.last_mut() {
+                Some(last) if last.mode == Mode::Plain && segment.mode == Mode::Plain => {
+                    last.blocks.end = segment.blocks.end;
+                }
+                _ => joined.push(segment),
+            }
+        }
+        Self { segments: joined }
+    }
+
+    /// The segments, first to last.
+    pub fn segments(&self) -> &[PlanSegment] {
+        &self.segments
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> usize {
+        self.segments.last().map_or(0, |last| last.blocks.end)
+    }
+
+    /// Blocks that run twice.
+    pub fn recomputed(&self) -> usize {
+        self.segments.iter().filter(|segment| segment.mode != Mode::Plain).map(|segment| segment.blocks.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn uniform_plans_cover_every_block_once(blocks in 0usize..200, length in 1usize..250) {
+            for plan in [Plan::every(blocks, length).unwrap(), Plan::offload(blocks, length).unwrap(), Plan::none(blocks)] {
+                let covered: Vec<usize> = plan.segments().iter().flat_map(|segment| segment.blocks.clone()).collect();
+                prop_assert_eq!(covered, (0..blocks).collect::<Vec<_>>());
+            }
+            let every = Plan::every(blocks, length).unwrap();
+            prop_assert!(every.segments().iter().rev().skip(1).all(|segment| segment.blocks.len() == length));
+            let last = every.segments().last().map_or(0, |last| last.blocks.len());
+            prop_assert_eq!(every.recomputed(), blocks - last);
+        }
+    }
+
+    #[test]
+    fn the_best_length_depends_on_what_a_block_keeps() {
+        assert_eq!(Plan::sqrt(64, 1, 1), Plan::every(64, 8).unwrap());
+        assert_eq!(Plan::sqrt(64, 1, 16), Plan::every(64, 2).unwrap());
+        assert_eq!(Plan::sqrt(4, 1, 100), Plan::every(4, 1).unwrap());
+        assert_eq!(Plan::sqrt(4, 100, 1), Plan::every(4, 4).unwrap());
+        assert_eq!(Plan::every(4, 0), Err(Error::EmptySegment));
+    }
+}

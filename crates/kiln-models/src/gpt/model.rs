@@ -1,0 +1,92 @@
+//! The decoder: embedding, blocks and output layer.
+// B batch, T time, C width, V vocabulary
+
+use burn::module::Module;
+use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig};
+use burn::tensor::{Device, Int, Tensor};
+
+use super::block::GptBlock;
+use super::config::GptConfig;
+use crate::Error;
+use crate::norms::layer_norm;
+
+/// GPT-2's `initializer_range`.
+const STD: f64 = 0.02;
+
+/// A causal language model. Build one with [`GptConfig`].
+///
+/// It has pre-norm blocks, learned positions, and an output layer that shares the token embedding's weights. Dropout (off by
+/// default) acts on the embedding and on each branch's output, not on the attention weights. Fields have Hugging Face's names.
+#[derive(Module, Debug)]
+pub struct Gpt {
+    wte: Embedding,
+    wpe: Embedding,
+    drop: Dropout,
+    h: Vec<GptBlock>,
+    ln_f: LayerNorm,
+}
+
+impl GptConfig {
+    /// Builds the model on `device` with GPT-2's initialisation: weights and embeddings from N(0, 0.02), the projections that
+    /// write into the residual stream from N(0, 0.02 / sqrt(2 layers)), zeros for biases (Radford et al. 2019, section 2.3,
+    /// as in transformers).
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for a size of 0, heads that do not divide the width, or a dropout outside of [0, 1).
+    pub fn init(&self, device: &Device) -> Result<Gpt, Error> {
+        self.check()?;
+        let normal = |std| Initializer::Normal { mean: 0.0, std };
+        let residual_std = STD / (2.0 * self.layers as f64).sqrt();
+        let embedding = |rows| EmbeddingConfig::new(rows, self.width).with_initializer(normal(STD)).init(device);
+        Ok(Gpt {
+            wte: embedding(self.vocab),
+            wpe: embedding(self.context),
+            drop: DropoutConfig::new(self.dropout).init(),
+            h: (0..self.layers).map(|_| GptBlock::new(self, &normal(STD), &normal(residual_std), device)).collect(),
+            ln_f: LayerNormConfig::new(self.width).init(device),
+        })
+    }
+}
+
+impl Gpt {
+    /// Longest sequence the model can read, in tokens.
+    pub fn context(&self) -> usize {
+        self.wpe.weight.dims()[0]
+    }
+
+    /// Token ids `[B, T]`, each below `vocab`, to the input of the first block: `[B, T, C]` in the dtype that it computes in.
+    ///
+    /// # Panics
+    /// When T is longer than [`context`](Self::context).
+    pub fn embed(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        let [_, t] = ids_bt.dims();
+        assert!(t <= self.context(), "{t} tokens given, expected at most {}", self.context());
+        let positions_tc = self.wpe.weight.val().narrow(0, 0, t);
+        let x_btc = self.drop.forward(self.wte.forward(ids_bt) + positions_tc.unsqueeze());
+        match self.h.first() {
+            Some(block) => x_btc.cast(block.dtype()),
+            None => x_btc,
+        }
+    }
+
+    /// The decoder blocks, first to last. They are handles to this model's parameters, not copies.
+    pub fn blocks(&self) -> Vec<GptBlock> {
+        self.h.clone()
+    }
+
+    /// Output of the last block `[B, T, C]` to logits `[B, T, V]`, through the embedding's weights.
+    pub fn head(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        let x_btc = layer_norm(&self.ln_f, x_btc);
+        let weight_vc = self.wte.weight.val().cast(x_btc.dtype());
+        x_btc.matmul(weight_vc.transpose().unsqueeze())
+    }
+
+    /// Token ids `[B, T]` to logits `[B, T, V]` for the token after each.
+    ///
+    /// # Panics
+    /// When T is longer than [`context`](Self::context).
+    pub fn forward(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        let x = self.h.iter().fold(self.embed(ids_bt), |x, block| block.forward(x));
+        self.head(x)
+    }
+}

@@ -1,0 +1,99 @@
+//! Safetensors files under the names of the reference implementations.
+
+use std::path::Path;
+
+use burn::module::Module;
+use burn::store::{BurnToPyTorchAdapter, KeyRemapper, ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
+
+use crate::Error;
+use crate::gpt::Gpt;
+use crate::resnet::ResNet;
+
+/// A model that is read from and written to safetensors files under the names and layouts of its reference implementation.
+///
+/// Files of a [`ResNet`] load into torchvision's `resnet18`, `resnet34`, `resnet50` and `resnet101`, files of a [`Gpt`] into
+/// transformers' `GPT2LMHeadModel`, and the other way round.
+pub trait SafetensorsModel: Module + Sized {
+    #[doc(hidden)]
+    fn reading(store: SafetensorsStore) -> SafetensorsStore;
+    #[doc(hidden)]
+    fn writing(store: SafetensorsStore) -> SafetensorsStore;
+
+    /// The model with all parameters and buffers read from `path`. Tensors of the file that the model does not have (torch's
+    /// `num_batches_tracked`, a stored causal mask) are ignored.
+    ///
+    /// # Errors
+    /// [`Error::Load`] when the file cannot be read, lacks a tensor, or has a tensor of another shape.
+    fn load_safetensors(mut self, path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+        if !path.is_file() {
+            return Err(fail("no such file".into()));
+        }
+        let mut store = Self::reading(SafetensorsStore::from_file(path)).allow_partial(true).validate(false);
+        let result = self.load_from(&mut store).map_err(|e| fail(one_line(&e)))?;
+        if let Some(error) = result.errors.first() {
+            return Err(fail(format!("not a checkpoint of this model: {}", one_line(error))));
+        }
+        if let Some((name, _)) = result.missing.first() {
+            let (missing, found) = (result.missing.len(), result.applied.len());
+            return Err(fail(format!(
+                "not a checkpoint of this model: {missing} of {} tensors are missing, the first is '{name}'",
+                missing + found
+            )));
+        }
+        Ok(self)
+    }
+
+    /// Writes all parameters and buffers to `path`. An older file is replaced when the new one is complete.
+    ///
+    /// # Errors
+    /// [`Error::Save`] when the file cannot be written.
+    fn save_safetensors(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let path = path.as_ref();
+        let store = SafetensorsStore::from_file(path).clear_metadata().metadata("format", "pt").overwrite(true);
+        // `valid` folds the running statistics of all threads into the value that is saved.
+        self.valid()
+            .save_into(&mut Self::writing(store))
+            .map_err(|e| Error::Save { path: path.to_owned(), reason: one_line(&e) })
+    }
+}
+
+fn one_line(error: &impl std::fmt::Display) -> String {
+    let text = error.to_string();
+    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown error").to_owned()
+}
+
+fn remap(patterns: &[(&str, &str)]) -> KeyRemapper {
+    KeyRemapper::from_patterns(patterns.to_vec()).unwrap_or_default()
+}
+
+impl SafetensorsModel for ResNet {
+    fn reading(store: SafetensorsStore) -> SafetensorsStore {
+        store
+            .remap(remap(&[(r"\.downsample\.0\.", ".downsample.conv."), (r"\.downsample\.1\.", ".downsample.norm.")]))
+            .with_from_adapter(PyTorchToBurnAdapter)
+    }
+
+    fn writing(store: SafetensorsStore) -> SafetensorsStore {
+        store
+            .with_to_adapter(BurnToPyTorchAdapter)
+            .remap(remap(&[(r"\.downsample\.conv\.", ".downsample.0."), (r"\.downsample\.norm\.", ".downsample.1.")]))
+    }
+}
+
+// Hugging Face stores GPT-2's linear weights as [in, out] ("Conv1D"), which is burn's own layout: only the names of the layer
+// norms differ. Files from the hub have no prefix.
+impl SafetensorsModel for Gpt {
+    fn reading(store: SafetensorsStore) -> SafetensorsStore {
+        store.remap(remap(&[
+            (r"^transformer\.", ""),
+            (r"(ln_1|ln_2|ln_f)\.weight$", "$1.gamma"),
+            (r"(ln_1|ln_2|ln_f)\.bias$", "$1.beta"),
+        ]))
+    }
+
+    fn writing(store: SafetensorsStore) -> SafetensorsStore {
+        store.remap(remap(&[(r"\.gamma$", ".weight"), (r"\.beta$", ".bias"), (r"^", "transformer.")]))
+    }
+}

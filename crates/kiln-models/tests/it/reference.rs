@@ -1,0 +1,198 @@
+//! The models against what torchvision and transformers computed (`fixtures/reference/record.py`).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
+use kiln_models::{GptConfig, ResNetConfig, SafetensorsModel, Stem};
+use safetensors::SafeTensors;
+
+type Recorded = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+fn path(file: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/reference").join(file)
+}
+
+fn recorded(name: &str) -> Recorded {
+    let bytes = std::fs::read(path(&format!("{name}.expected.safetensors"))).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    file.iter()
+        .map(|(key, view)| {
+            let numbers = match view.dtype() {
+                safetensors::Dtype::I64 => {
+                    view.data().as_chunks().0.iter().map(|b| i64::from_le_bytes(*b) as f32).collect()
+                }
+                _ => view.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            };
+            (key.to_owned(), (view.shape().to_vec(), numbers))
+        })
+        .collect()
+}
+
+fn tensor<const D: usize>(recorded: &Recorded, key: &str, device: &Device) -> Tensor<D> {
+    let (shape, numbers) = recorded[key].clone();
+    Tensor::from_data(TensorData::new(numbers, shape), device)
+}
+
+fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+/// Largest difference over the largest magnitude of the expected values.
+#[track_caller]
+fn assert_close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let scale = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    let error = got.iter().zip(expected).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+    assert!(error <= tolerance * scale, "{what}: off by {error:e}, largest value {scale:e}");
+}
+
+/// Visits parameters and buffers under their checkpoint names.
+struct Named<F> {
+    path: Vec<String>,
+    each: F,
+}
+
+impl<F: FnMut(String, &dyn Fn(&Gradients) -> Option<f32>, Vec<f32>)> ModuleVisitor for Named<F> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let name = self.path.join(".").replace("gamma", "weight").replace("beta", "bias");
+        let name = name.replace("downsample.conv", "downsample.0").replace("downsample.norm", "downsample.1");
+        let norm = |grads: &Gradients| {
+            let grad = param.val().grad(grads)?;
+            Some((grad.clone() * grad).sum().sqrt().into_scalar())
+        };
+        (self.each)(name, &norm, host(param.val()));
+    }
+}
+
+/// torch feeds its running variance the unbiased estimate, burn 0.22 the biased one: what torch's
+/// update of `before` by a tenth of the variance of `n` values would have been with burn's estimate.
+fn burns_variance(before: &[f32], after: &[f32], n: f32) -> Vec<f32> {
+    before.iter().zip(after).map(|(before, after)| 0.9 * before + (after - 0.9 * before) * (n - 1.0) / n).collect()
+}
+
+/// Gradient norms of all recorded parameters, and running statistics after the pass from `before`.
+fn compare_step(
+    model: &impl Module,
+    grads: &Gradients,
+    expected: &Recorded,
+    prefix: &str,
+    before: &BTreeMap<String, Vec<f32>>,
+) {
+    let mut seen = 0;
+    let mut each = |name: String, norm: &dyn Fn(&Gradients) -> Option<f32>, value: Vec<f32>| {
+        if let Some((_, norms)) = expected.get(&format!("grad_norm.{prefix}{name}")) {
+            let got = norm(grads).unwrap_or_else(|| panic!("{name} has no gradient"));
+            assert_close(&name, &[got], norms, 1e-3);
+            seen += 1;
+        } else {
+            let (_, statistics) = &expected[&format!("after.{name}")];
+            let statistics = match name.strip_suffix(".running_var") {
+                Some(norm) => burns_variance(&before[&name], statistics, expected[&format!("count.{norm}")].1[0]),
+                None => statistics.clone(),
+            };
+            assert_close(&name, &value, &statistics, 1e-4);
+        }
+    };
+    model.visit(&mut Named { path: vec![], each: &mut each });
+    assert_eq!(seen, expected.keys().filter(|k| k.starts_with("grad_norm.")).count());
+}
+
+fn check_resnet(name: &str, config: ResNetConfig) {
+    let expected = recorded(name);
+    let device = Device::flex();
+    let model = config.init(&device).unwrap().load_safetensors(path(&format!("{name}.safetensors"))).unwrap();
+    let logits = model.forward(tensor(&expected, "input", &device));
+    assert_close("evaluation logits", &host(logits), &expected["logits_eval"].1, 1e-4);
+
+    let device = device.autodiff();
+    let model = config.init(&device).unwrap().load_safetensors(path(&format!("{name}.safetensors"))).unwrap();
+    let mut before = BTreeMap::new();
+    let mut each = |name, _: &dyn Fn(&Gradients) -> Option<f32>, value| drop(before.insert(name, value));
+    model.visit(&mut Named { path: vec![], each: &mut each });
+    let logits = model.forward(tensor(&expected, "input", &device));
+    assert_close("training logits", &host(logits.clone()), &expected["logits_train"].1, 1e-4);
+    let targets = Tensor::<1, Int>::from_data([3, 1, 4, 1], &device);
+    let loss = CrossEntropyLossConfig::new().init(&device).forward(logits, targets);
+    assert_close("loss", &host(loss.clone()), &expected["loss"].1, 1e-4);
+    let grads = loss.backward();
+    let _ = model.valid(); // folds the running statistics of this thread in
+    compare_step(&model, &grads, &expected, "", &before);
+}
+
+#[test]
+fn resnet18_agrees_with_torchvision() {
+    check_resnet("resnet18", ResNetConfig::resnet18(10).with_width(8));
+}
+
+#[test]
+fn resnet18_with_cifar_stem_agrees_with_torchvision() {
+    check_resnet("resnet18-cifar", ResNetConfig::resnet18(10).with_width(4).with_stem(Stem::Cifar));
+}
+
+#[test]
+fn resnet50_agrees_with_torchvision() {
+    check_resnet("resnet50", ResNetConfig::resnet50(10).with_width(4));
+}
+
+fn gpt_config() -> GptConfig {
+    GptConfig::tiny(97, 24).with_layers(3).with_heads(4).with_width(32)
+}
+
+#[test]
+fn gpt2_agrees_with_transformers() {
+    let expected = recorded("gpt2");
+    let device = Device::flex().autodiff();
+    let model = gpt_config().init(&device).unwrap().load_safetensors(path("gpt2.safetensors")).unwrap();
+    let ids = tensor::<2>(&expected, "input", &device).int();
+    let logits = model.forward(ids.clone());
+    assert_close("logits", &host(logits.clone()), &expected["logits_train"].1, 1e-4);
+    assert_close("logits", &host(model.valid().forward(ids.clone().inner())), &expected["logits_eval"].1, 1e-4);
+
+    let targets = ids.slice([0..2, 1..20]).reshape([38]);
+    let logits = logits.slice([0..2, 0..19, 0..97]).reshape([38, 97]);
+    let loss = CrossEntropyLossConfig::new().init(&device).forward(logits, targets);
+    assert_close("loss", &host(loss.clone()), &expected["loss"].1, 1e-4);
+    compare_step(&model, &loss.backward(), &expected, "transformer.", &BTreeMap::new());
+}
+
+/// Tensor names and shapes of a safetensors file, without the counters that torch adds.
+fn layout(file: &std::path::Path) -> BTreeMap<String, Vec<usize>> {
+    let bytes = std::fs::read(file).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let names = file.iter().filter(|(key, _)| !key.ends_with("num_batches_tracked"));
+    names.map(|(key, view)| (key.to_owned(), view.shape().to_vec())).collect()
+}
+
+fn check_round_trip<M: SafetensorsModel>(name: &str, init: impl Fn() -> M) {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (folder.path().join("first.safetensors"), folder.path().join("second.safetensors"));
+    let reference = path(&format!("{name}.safetensors"));
+    init().load_safetensors(&reference).unwrap().save_safetensors(&first).unwrap();
+    assert_eq!(layout(&first), layout(&reference));
+    init().load_safetensors(&first).unwrap().save_safetensors(&second).unwrap();
+    let (bytes, again) = (std::fs::read(first).unwrap(), std::fs::read(second).unwrap());
+    let (file, reference_bytes) = (SafeTensors::deserialize(&bytes).unwrap(), std::fs::read(reference).unwrap());
+    let reference = SafeTensors::deserialize(&reference_bytes).unwrap();
+    let again = SafeTensors::deserialize(&again).unwrap();
+    for (key, view) in file.iter() {
+        assert_eq!(view.data(), reference.tensor(key).unwrap().data(), "{key}");
+        assert_eq!(view.data(), again.tensor(key).unwrap().data(), "{key}");
+    }
+}
+
+#[test]
+fn saved_files_have_the_references_names_shapes_and_bits() {
+    let device = Device::flex();
+    check_round_trip("resnet18", || ResNetConfig::resnet18(10).with_width(8).init(&device).unwrap());
+    check_round_trip("resnet50", || ResNetConfig::resnet50(10).with_width(4).init(&device).unwrap());
+    check_round_trip("gpt2", || gpt_config().init(&device).unwrap());
+}

@@ -1,0 +1,107 @@
+//! The cast of parameters when a layer reads them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::backend::Capture;
+use burn::backend::capture::TensorId;
+use burn::module::{Module, Param, Reparameterization, Reparameterizer};
+use burn::tensor::{DType, Tensor};
+
+thread_local! {
+    static ISLANDS: Cell<usize> = const { Cell::new(0) };
+    static LAST_USED: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
+    /// While a program is recorded: the tensors that are parameters or their casts, and the paths of these.
+    static RECORDED: RefCell<Option<HashMap<TensorId, Arc<str>>>> = const { RefCell::new(None) };
+}
+
+/// Runs `f` on `x` in f32 and returns its result in the dtype of `x`: for operations that lose too much precision in 16 bits
+/// (sums, norms, exponentials) and for layers that mix dtypes (batch-norm, LSTM, rotary encodings).
+///
+/// Inside `f`, parameters under a [`Policy`](crate::Policy) are read in f32, as with torch's `autocast(enabled=False)`. Calls may
+/// be nested.
+///
+/// ```
+/// use burn::nn::LayerNormConfig;
+/// use burn::tensor::{DType, Device, Tensor};
+/// use kiln_precision::{Policy, Precision, in_f32};
+///
+/// let device = Device::flex();
+/// let norm = Policy::new(Precision::BF16).autocast(LayerNormConfig::new(4).init(&device))?;
+/// let x = Tensor::<2>::ones([2, 4], &device).cast(DType::BF16);
+/// let y = in_f32(x, |x| norm.forward(x)); // computed in f32, returned in bf16
+/// assert_eq!(y.dtype(), DType::BF16);
+/// # Ok::<(), kiln_precision::Error>(())
+/// ```
+pub fn in_f32<const D: usize, const E: usize>(x: Tensor<D>, f: impl FnOnce(Tensor<D>) -> Tensor<E>) -> Tensor<E> {
+    /// Counts the call down when it ends, also by a panic.
+    struct Island;
+    impl Drop for Island {
+        fn drop(&mut self) {
+            ISLANDS.set(ISLANDS.get() - 1);
+        }
+    }
+    let dtype = x.dtype();
+    ISLANDS.set(ISLANDS.get() + 1);
+    let _island = Island;
+    f(x.cast(DType::F32)).cast(dtype)
+}
+
+/// Casts a parameter whenever a layer reads it. The stored parameter, its gradient and its record stay f32.
+#[derive(Module, Debug)]
+pub(crate) struct CastTo {
+    #[module(skip)]
+    dtype: DType,
+    #[module(skip)]
+    path: Arc<str>,
+}
+
+impl Reparameterization for CastTo {
+    const NAME: &'static str = "autocast";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        LAST_USED.set(Some(self.path.clone()));
+        let value = if ISLANDS.get() > 0 { base } else { base.cast(self.dtype) };
+        RECORDED.with_borrow_mut(|recorded| {
+            if let (Some(recorded), Ok(primitive)) = (recorded, value.clone().try_into_primitive::<Capture>()) {
+                recorded.insert(primitive.id(), self.path.clone());
+            }
+        });
+        value
+    }
+}
+
+/// Attaches [`CastTo`] to the parameters of a model. The closure returns the dtype that the parameter at a path is read in, and
+/// none for buffers.
+pub(crate) struct Autocast<F>(pub(crate) F);
+
+impl<F: FnMut(&str) -> Option<DType>> Reparameterizer for Autocast<F> {
+    type Reparam = CastTo;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<CastTo>) {
+        let cast = (self.0)(path).map(|dtype| CastTo { dtype, path: path.into() });
+        (param, cast)
+    }
+}
+
+/// Runs `f` and returns the tensors of its recording that are parameters under a policy, with their paths.
+pub(crate) fn recording<R>(f: impl FnOnce() -> R) -> (R, HashMap<TensorId, Arc<str>>) {
+    RECORDED.set(Some(HashMap::new()));
+    let result = f();
+    (result, RECORDED.take().unwrap_or_default())
+}
+
+/// The path of the parameter under a policy that this thread read last.
+pub(crate) fn last_used() -> Option<Arc<str>> {
+    LAST_USED.with_borrow(Clone::clone)
+}
+
+pub(crate) fn forget_last_used() {
+    LAST_USED.set(None);
+    RECORDED.set(None);
+}

@@ -1,0 +1,10 @@
+//! Layers that compute in 16 bits while their parameters are stored in f32.
+
+mod cast;
+mod check_dtypes;
+mod parameters;
+mod policy;
+
+pub use cast::in_f32;
+pub use check_dtypes::check_dtypes;
+pub use policy::Policy;

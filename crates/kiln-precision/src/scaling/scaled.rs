@@ -1,0 +1,141 @@
+//! Losses and gradients that carry a scale, from the backward pass to the update.
+
+use burn::module::{Module, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor};
+
+use super::gradients::Survey;
+use super::rules::Scaling;
+use crate::Error;
+
+/// A loss that carries a scale.
+#[derive(Debug)]
+#[must_use]
+pub struct ScaledLoss {
+    pub(super) loss: Tensor<1>,
+    pub(super) scale: f64,
+}
+
+/// Gradients that carry a loss scale.
+#[derive(Debug)]
+#[must_use]
+pub struct ScaledGradients {
+    pub(super) gradients: GradientsParams,
+    pub(super) scale: f64,
+}
+
+/// Scaled gradients and their norm, which has been read back.
+#[derive(Debug)]
+#[must_use]
+pub struct Probed {
+    pub(super) gradients: GradientsParams,
+    pub(super) scale: f64,
+    pub(super) sum_of_squares: f64,
+}
+
+/// Finite gradients, and the factor that unscales and clips them.
+#[derive(Debug)]
+#[must_use]
+pub struct Prepared {
+    pub(super) gradients: GradientsParams,
+    pub(super) factor: f64,
+    pub(super) norm: f64,
+}
+
+impl Prepared {
+    /// The global norm before clipping, without the scale.
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    /// The gradient of a parameter, unscaled and clipped, in f32. The scaled gradient is kept until [`remove`](Self::remove).
+    pub fn get<const D: usize>(&self, id: ParamId) -> Option<Tensor<D>> {
+        let gradient = self.gradients.get::<D>(id)?;
+        Some(if self.factor == 1.0 { gradient } else { gradient.cast(DType::F32) * self.factor })
+    }
+
+    /// Whether a parameter has a gradient.
+    pub fn has<const D: usize>(&self, id: ParamId) -> bool {
+        self.gradients.get::<D>(id).is_some()
+    }
+
+    /// Drops the gradient of a parameter.
+    pub fn remove<const D: usize>(&mut self, id: ParamId) {
+        drop(self.gradients.remove::<D>(id));
+    }
+}
+
+impl ScaledLoss {
+    /// Runs the backward pass.
+    pub fn backward(self, model: &impl Module) -> ScaledGradients {
+        let gradients = GradientsParams::from_grads(self.loss.backward(), model);
+        ScaledGradients { gradients, scale: self.scale }
+    }
+}
+
+impl ScaledGradients {
+    /// Gradients of a loss that was multiplied by `scale` elsewhere, for example by an accumulation window.
+    ///
+    /// # Errors
+    /// [`Error::InvalidScaler`] for a scale that is not a finite number above 0.
+    pub fn new(gradients: GradientsParams, scale: f64) -> Result<Self, Error> {
+        Scaling::Static(scale).check()?;
+        Ok(Self { gradients, scale })
+    }
+
+    /// Reads back the sum of squares of all gradients of `model`. This number is their squared norm, and it is finite only if all
+    /// gradients are finite.
+    ///
+    /// # Errors
+    /// [`Error::NoGradients`], [`Error::OtherModel`], [`Error::F16Gradients`] for scaled gradients of parameters that are f16
+    /// themselves, and [`Error::Device`].
+    pub fn probe(self, model: &impl Module) -> Result<Probed, Error> {
+        self.probe_with(model, vec![]).map(|(probed, _)| probed)
+    }
+
+    /// As [`probe`](Self::probe), and reads the tensors in `extra_scalars` as well, in their order: the device's queue is empty
+    /// at this point, so that reading them costs little. Returns all their elements.
+    ///
+    /// # Errors
+    /// Those of [`probe`](Self::probe).
+    pub fn probe_with(self, model: &impl Module, extra_scalars: Vec<Tensor<1>>) -> Result<(Probed, Vec<f64>), Error> {
+        let Self { gradients, scale } = self;
+        let survey = Survey::of(model, &gradients);
+        if scale != 1.0
+            && let Some(path) = survey.f16.clone()
+        {
+            return Err(Error::F16Gradients { path });
+        }
+        let foreign = survey.foreign();
+        let squares = survey.sum_of_squares().ok_or(Error::NoGradients)?;
+        if foreign > 0 {
+            return Err(Error::OtherModel { foreign });
+        }
+        // Each tensor is read by itself: a concatenation could hide that one of them was never written.
+        let read = |tensor: Tensor<1>| {
+            let data = tensor.cast(DType::F32).try_into_data().map_err(|e| Error::Device(e.to_string()))?;
+            Ok::<Vec<f64>, Error>(data.iter::<f32>().map(f64::from).collect())
+        };
+        let sum_of_squares = read(squares)?.first().copied().ok_or(Error::NoGradients)?;
+        let extra: Vec<Vec<f64>> = extra_scalars.into_iter().map(read).collect::<Result<_, _>>()?;
+        let probed = Probed { gradients, scale, sum_of_squares };
+        Ok((probed, extra.concat()))
+    }
+}
+
+impl Probed {
+    /// The scaled gradients.
+    pub fn gradients(&self) -> &GradientsParams {
+        &self.gradients
+    }
+
+    /// Whether every gradient is finite.
+    pub fn is_finite(&self) -> bool {
+        self.sum_of_squares.is_finite()
+    }
+
+    /// The global norm without the scale.
+    pub fn norm(&self) -> f64 {
+        self.sum_of_squares.sqrt() / self.scale
+    }
+}

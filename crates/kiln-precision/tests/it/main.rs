@@ -1,0 +1,7 @@
+//! Autocast, loss scaling and master weights on burn's layers.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+
+mod autocast;
+mod conformance;
+mod scaling;
+mod support;
