@@ -58,7 +58,8 @@ impl InferenceStep for Classifier {
 
 fn loader(set: ImageSet, transform: Transform, order: Order) -> Result<Loader<ImageBatch>> {
     let bad_samples = BadSamples::skip(set.len() / 100 + 1);
-    let config = LoaderConfig { order, workers: 2, budget: 64 << 20, bad_samples, ..LoaderConfig::new(32) };
+    let config =
+        LoaderConfig::new(32).with_order(order).with_workers(2).with_budget(64 << 20).with_bad_samples(bad_samples);
     Ok(ImageBatch::loader(set, transform, SEED, config)?)
 }
 

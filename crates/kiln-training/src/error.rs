@@ -1,8 +1,11 @@
+//! Everything that can end a training run.
+
 use std::path::PathBuf;
 
+use bytesize::ByteSize;
 use kiln_accumulation::Weight;
 
-/// What can end a training run.
+/// Everything that can end a training run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -43,13 +46,13 @@ pub enum Error {
     /// Memory ran out; the model is as it was before the step.
     #[error(transparent)]
     Memory(#[from] kiln_recovery::Failure),
-    /// Memory ran out for every size and plan there is; the model is as it was before the step.
+    /// Memory ran out for every micro-batch and checkpoint plan; the model is as it was before the step.
     #[error("step {step}: {report}")]
     Exhausted {
         /// The step that was not taken, counted from 1.
         step: u64,
         /// What was tried, and what would help.
-        report: Box<kiln_recovery::Report>,
+        report: Box<kiln_recovery::ExhaustionReport>,
     },
     /// Memory ran out while parameters were updated. The gradients are kept:
     /// [`complete_update`](crate::Trainer::complete_update) finishes the step.
@@ -80,6 +83,70 @@ pub enum Error {
     /// The device is lost, or failed for another reason than memory.
     #[error("the device failed: {0}")]
     Lost(#[from] burn::tensor::ExecutionError),
+    /// A plan for the memory is made from steps on two and on three samples, to see how a step grows with its batch.
+    #[error("the sample batch has {samples} samples, expected at least 3 to plan a step from it")]
+    Sample {
+        /// Samples of the batch.
+        samples: usize,
+    },
+    /// No way to take a step stays within the budget.
+    #[error(
+        "a step does not fit into {}: the least is {} with micro-batches of {}; its largest part is {largest} with {}",
+        ByteSize(*limit_bytes), ByteSize(least.0), least.1, ByteSize(*largest_bytes)
+    )]
+    NothingFits {
+        /// The budget.
+        limit_bytes: u64,
+        /// The lowest predicted peak in bytes, and its micro-batch.
+        least: (u64, usize),
+        /// The largest category of memory in that step.
+        largest: String,
+        /// Bytes of that category.
+        largest_bytes: u64,
+    },
+    /// The trainer was built without a prediction of its steps.
+    #[error(
+        "the trainer has no prediction of its steps, expected a model that can be recorded and no without_prediction"
+    )]
+    NoPrediction,
+    /// A precision that no step was recorded in.
+    #[error("no step was recorded in that precision, expected one of the planner's")]
+    NoPrecision,
+    /// The free memory of a device is not known.
+    #[error("the free memory of {device} is not known, expected a budget in bytes (or the feature nvml on a card)")]
+    UnknownMemory {
+        /// The device.
+        device: String,
+    },
+    /// The model could not be made.
+    #[error("the model cannot be made: {reason}")]
+    Model {
+        /// The reason.
+        reason: String,
+    },
+    /// Blocks could not run under a checkpoint plan.
+    #[error(transparent)]
+    Checkpointing(#[from] kiln_checkpointing::Error),
+    /// The rules of recovery are out of range.
+    #[error(transparent)]
+    Recovery(#[from] kiln_recovery::Error),
+    /// The run has no directory for checkpoints.
+    #[error("the run has no checkpoints, expected with_checkpoints before it is saved or resumed")]
+    NoCheckpoints,
+    /// The data has another size than the one that the run began with.
+    #[error("the run began with {was} samples, and the data has {now}: expected the same data")]
+    OtherData {
+        /// Samples when the run began.
+        was: usize,
+        /// Samples now.
+        now: usize,
+    },
+    /// A batch source of another kind than kiln-data's failed.
+    #[error("a batch could not be loaded: {reason}")]
+    BatchSource {
+        /// The reason.
+        reason: String,
+    },
     /// The parts of a batch weigh less than the batch.
     #[error("step {step}: the batch lacks {missing}, expected parts that add up to its weight")]
     Incomplete {
@@ -140,7 +207,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What kiln-precision found wrong with the gradients of `step`.
+    /// The error of kiln-precision about the gradients of `step`.
     pub(crate) fn at(step: u64, error: kiln_precision::Error) -> Self {
         match error {
             kiln_precision::Error::NoGradients => Self::NoGradients { step },

@@ -1,70 +1,88 @@
-//! The training step and loop that Kiln's techniques compose into.
+//! Trains any burn model inside a memory budget: one builder, one step, save and resume.
 //!
-//! - [`Trainer`]: a model, its optimizer and where the run is; one [`step`](Trainer::step) either happens as a
-//!   whole or leaves them as they were. It composes autocast and loss scale (kiln-precision) with micro-batches
-//!   (kiln-accumulation).
-//! - [`fit`]: epochs, measurements and checkpoints around it; [`Task`] says what the model is trained to do.
-//! - [`Checkpoints`]: atomic, verified, the newest k. A run that was killed and resumed gives the same numbers as
-//!   one that was not, because everything random is a function of [`RunState`].
-//! - [`ScheduleConfig`], [`OptimizerConfig`]: warm-up and cosine; SGD and AdamW without decay on norms and
-//!   biases. Gradients are clipped by their global norm.
+//! - [`Task`]: a model, its batches and its loss; [`LossFn`] makes one of a closure. [`Pass::chain`] is the one place where a model says
+//!   that its blocks follow each other.
+//! - [`Trainer::builder`]: predicts the memory of a step, plans micro-batch, checkpoints and precision into a
+//!   [`MemoryBudget`], and builds a [`Trainer`]. [`Planner`] answers the same for a device that is not there.
+//! - [`Trainer::step`]: applies completely or not at all, and is tried again with less when memory runs out.
+//! - [`Trainer::fit`]: epochs, evaluation, checkpoints and events, over kiln-data's loaders, burn's, or batches in memory
+//!   ([`BatchSource`]).
+//! - [`Checkpoints`]: atomic, verified, the newest few. A run that was killed and resumed gives the same numbers as one that was
+//!   not, because everything random is a function of [`RunState`].
+//! - [`OptimizerGroups`], [`Schedule`]: any optimizer and scheduler of burn; [`OptimizerConfig`] and [`ScheduleConfig`] as settings.
 //!
-//! *Architecture invariant*: the only crate that may see two techniques. It declares none of their settings again, and
-//! it knows no model: a [`Task`] brings model, batch and loss together.
+//! *Architecture invariant*: the only crate that may see two techniques. It declares none of their settings again, and it knows no
+//! model: a [`Task`] brings model, batch and loss together.
 //!
 //! ```
+//! use burn::module::Module;
 //! use burn::nn::{Linear, LinearConfig};
-//! use burn::nn::loss::{MseLoss, Reduction};
-//! use burn::tensor::{Device, Tensor};
-//! use kiln_training::{OptimizerConfig, ScheduleConfig, StepSettings, Trainer};
+//! use burn::tensor::activation::relu;
+//! use burn::tensor::{Device, Tensor, TensorData};
+//! use kiln_training::{MemoryBudget, Pass, Task, Trainer};
 //!
-//! let device = Device::flex().autodiff();
-//! device.seed(1);
-//! let model = LinearConfig::new(2, 1).init(&device);
-//! let optimizer = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: false };
-//! let schedule = ScheduleConfig { peak: 0.1, warmup: 0.1, floor: 0.1 };
-//! let settings = StepSettings { max_norm: Some(1.0), ..StepSettings::new(optimizer, schedule, 100, device.clone()) };
-//! let mut trainer = Trainer::new(model, 1, settings)?;
-//!
-//! let inputs = Tensor::<2>::from_data([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], &device);
-//! let targets = Tensor::<2>::from_data([[2.0], [3.0], [5.0]], &device);
-//! let mut losses = vec![];
-//! for _ in 0..100 {
-//!     let report = trainer.step(|model: &Linear, _| {
-//!         MseLoss::new().forward(model.forward(inputs.clone()), targets.clone(), Reduction::Mean)
-//!     })?;
-//!     losses.push(report.loss);
+//! #[derive(Module, Debug)]
+//! struct Net {
+//!     blocks: Vec<Linear>,
 //! }
-//! assert!(losses[99] < 1e-3 * losses[0]);
+//!
+//! struct Regression;
+//!
+//! impl Task for Regression {
+//!     type Model = Net;
+//!     type Batch = (TensorData, TensorData);
+//!
+//!     fn loss(&self, pass: &Pass<'_, Net>, (x, y): &Self::Batch) -> Tensor<1> {
+//!         let (x, y): (Tensor<2>, Tensor<2>) = (pass.input(x), pass.input(y));
+//!         let x = pass.chain(&pass.model().blocks, x, |block, x| relu(block.forward(x)));
+//!         (x - y).square().mean()
+//!     }
+//! }
+//!
+//! let init = |device: &Device| Net { blocks: (0..4).map(|_| LinearConfig::new(32, 32).init(device)).collect() };
+//! let batch = |i: usize| {
+//!     let x: Vec<f32> = (0..64 * 32).map(|j| ((i * 31 + j) % 13) as f32 / 13.0).collect();
+//!     (TensorData::new(x.clone(), [64, 32]), TensorData::new(x, [64, 32]))
+//! };
+//! let batches: Vec<_> = (0..10).map(batch).collect();
+//! let mut trainer = Trainer::builder(Regression, init)
+//!     .with_memory(MemoryBudget::Bytes(4 << 20))
+//!     .with_epochs(5)
+//!     .build(&Device::flex(), &batches[0])?;
+//! println!("{}", trainer.plan().unwrap());
+//! let before = trainer.evaluate(&batches)?.metrics[0].1;
+//! let _ = trainer.fit(&batches)?;
+//! assert!(trainer.evaluate(&batches)?.metrics[0].1 < 0.5 * before);
 //! # Ok::<(), kiln_training::Error>(())
 //! ```
 
-mod checkpoint;
+mod batch;
+mod checkpoints;
 mod error;
-mod evaluate;
-mod fit;
 mod metrics;
 mod optimizer;
-mod predict;
+mod pass;
+mod planning;
 mod schedule;
-mod settings;
+mod source;
 mod state;
-mod step;
+mod task;
 mod trainer;
-mod update;
+mod transaction;
 
-pub use checkpoint::{Checkpoints, load_model};
+pub use batch::Batch;
+pub use checkpoints::{Checkpoints, load_model};
 pub use error::Error;
-pub use evaluate::{Evaluation, evaluate, measure};
-pub use fit::{Event, Every, Finish, Task, fit, step};
-pub use metrics::{bits_per_byte, perplexity, top_k_correct};
-pub use optimizer::OptimizerConfig;
-pub use predict::record;
-pub use schedule::ScheduleConfig;
-pub use settings::StepSettings;
+pub use metrics::{Metric, Metrics, bits_per_byte, perplexity, top_k_correct};
+pub use optimizer::{OptimizerConfig, OptimizerGroups};
+pub use pass::{Input, Pass};
+pub use planning::{Checkpointing, MemoryBudget, Planner, StepPlan};
+pub use schedule::{Schedule, ScheduleConfig};
+pub use source::{BatchSource, BurnBatches, Epoch, TrainingData};
 pub use state::RunState;
-pub use step::StepReport;
-pub use trainer::{Boundary, Guard, Trainer};
+pub use task::{LossFn, Task};
+pub use trainer::{Evaluation, Event, Every, Finish, RunLength, Trainer, TrainerBuilder, evaluate, evaluate_in_parts};
+pub use transaction::{Boundary, Guard, StepReport};
 
 pub use kiln_recovery::Setting;
 

@@ -1,14 +1,114 @@
+//! The optimizer of a run: any of burn's, with parameter groups; SGD and AdamW as settings.
+
+use std::sync::Arc;
+
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamW, AdamWConfig, ModuleOptimizer, Sgd, SgdConfig};
+use burn::optim::{AdamW, AdamWConfig, DynOptimizer, DynState, ModuleOptimizer, Optimizer, Sgd, SgdConfig};
+use burn::optim::{StateSink, StateSource};
+use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{Device, Tensor};
-use kiln_memory::{Recorder, StepOptions, StepTrace, record_step};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::error::Error;
 
-/// The optimizer of a run, one of burn's. Weight decay spares parameters of one dimension: norms and
+/// One of burn's optimizers for all parameters, and others for groups of them.
+///
+/// Every optimizer of burn becomes one by itself: `AdamWConfig::new().build()`. Kiln takes the optimizers and not burn's
+/// `ModuleOptimizer`, because it also records their update to predict its memory.
+///
+/// ```
+/// use burn::module::ParamGroup;
+/// use burn::optim::{AdamWConfig, SgdConfig};
+/// use kiln_training::OptimizerGroups;
+///
+/// let groups = OptimizerGroups::from(AdamWConfig::new().build())
+///     .with_group(ParamGroup::from_predicate("head"), SgdConfig::new().build());
+/// ```
+#[derive(Clone)]
+pub struct OptimizerGroups {
+    groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
+    description: Option<String>,
+}
+
+impl<O: Optimizer> From<O> for OptimizerGroups {
+    fn from(optimizer: O) -> Self {
+        let description = Some(std::any::type_name::<O>().to_owned());
+        Self { groups: vec![(ParamGroup::all(), Arc::new(optimizer))], description }
+    }
+}
+
+impl OptimizerGroups {
+    /// Uses `optimizer` for the parameters of `group`. A parameter in several groups belongs to the one that was added last.
+    #[must_use]
+    pub fn with_group<O: Optimizer>(mut self, group: ParamGroup, optimizer: O) -> Self {
+        self.groups.push((group, Arc::new(optimizer)));
+        let description = self.description.take();
+        self.description = description.map(|text| format!("{text}, {}", std::any::type_name::<O>()));
+        self
+    }
+
+    /// Names the settings. A checkpoint notes the text, and a run with another text does not resume from it.
+    #[must_use]
+    pub fn described(self, settings: impl Into<String>) -> Self {
+        Self { description: Some(settings.into()), ..self }
+    }
+
+    pub(crate) fn description(&self) -> Option<&str> {
+        self.description.as_deref()
+    }
+
+    /// The groups, the first of which has all parameters.
+    pub(crate) fn groups(&self) -> &[(ParamGroup, Arc<dyn DynOptimizer>)] {
+        &self.groups
+    }
+
+    /// burn's optimizer of a whole module, without state.
+    pub fn init(&self) -> ModuleOptimizer {
+        // burn wants a concrete optimizer to begin with; the first group covers all of its parameters.
+        let start = ModuleOptimizer::from(SgdConfig::new().build());
+        self.groups
+            .iter()
+            .fold(start, |all, (group, optimizer)| all.with_group(group.clone(), Shared(optimizer.clone()), None))
+    }
+}
+
+/// An optimizer behind a pointer, as an optimizer.
+struct Shared(Arc<dyn DynOptimizer>);
+
+impl DynOptimizer for Shared {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        lr: f64,
+        tensor: BridgeTensor,
+        grad: BridgeTensor,
+        state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        self.0.step_dyn(rank, lr, tensor, grad, state)
+    }
+
+    fn to_device_dyn(&self, state: DynState, device: &Device) -> DynState {
+        self.0.to_device_dyn(state, device)
+    }
+
+    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
+        self.0.state_flatten(prefix, state, out);
+    }
+
+    fn state_unflatten(
+        &self,
+        rank: usize,
+        prefix: &str,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<DynState> {
+        self.0.state_unflatten(rank, prefix, source, device)
+    }
+}
+
+/// SGD or AdamW as settings to be kept in a file. Weight decay spares parameters of one dimension: norms and
 /// biases (Goyal et al. 2017, section 5.3, and nanoGPT).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
@@ -71,31 +171,18 @@ impl OptimizerConfig {
         }
     }
 
-    /// burn's optimizer for `model`, in two groups: with weight decay, and without it for parameters of
-    /// one dimension.
-    pub fn init(&self, model: &impl Module) -> ModuleOptimizer {
-        let plain = ParamGroup::from_ids(one_dimensional(model));
-        match *self {
+    /// burn's optimizers for `model` in two groups: with weight decay, and without it for parameters of one dimension.
+    pub fn groups(&self, model: &impl Module) -> OptimizerGroups {
+        let one_dimensional = ParamGroup::from_ids(one_dimensional(model));
+        let groups = match *self {
             Self::Sgd { .. } => {
-                ModuleOptimizer::from(self.build_sgd(true)).with_group(plain, self.build_sgd(false), None)
+                OptimizerGroups::from(self.build_sgd(true)).with_group(one_dimensional, self.build_sgd(false))
             }
             Self::AdamW { .. } => {
-                ModuleOptimizer::from(self.build_adamw(true)).with_group(plain, self.build_adamw(false), None)
+                OptimizerGroups::from(self.build_adamw(true)).with_group(one_dimensional, self.build_adamw(false))
             }
-        }
-    }
-
-    /// Records a step that ends with this optimizer; see [`kiln_memory::record_step`].
-    pub(crate) fn record<M: Module + 'static>(
-        &self,
-        build: impl Fn(&Device) -> M,
-        loss: impl Fn(&M, &Recorder) -> Tensor<1>,
-        options: StepOptions,
-    ) -> Result<StepTrace, kiln_memory::Error> {
-        match self {
-            Self::Sgd { .. } => record_step(build, loss, &self.build_sgd(true), options),
-            Self::AdamW { .. } => record_step(build, loss, &self.build_adamw(true), options),
-        }
+        };
+        groups.described(format!("{self:?}"))
     }
 
     fn build_sgd(&self, decays: bool) -> Sgd {

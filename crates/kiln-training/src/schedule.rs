@@ -1,12 +1,98 @@
+//! The learning rate over a run.
+
+use burn::optim::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::error::Error;
+
+/// The learning rate as a function of the updates so far: Kiln's warm-up and cosine, a constant, or a scheduler of burn.
+///
+/// A run that resumes gets the rates that it would have had, since the rate depends on the number of updates alone. A scheduler of
+/// burn is run from its beginning again for that.
+#[derive(Clone)]
+pub struct Schedule(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Constant(f64),
+    WarmupCosine(ScheduleConfig),
+    Burn { initial: Box<ModuleLrScheduler>, current: Box<ModuleLrScheduler>, taken: u64, rate: ModuleLearningRate },
+}
+
+impl Schedule {
+    /// The same rate for the whole run.
+    pub fn constant(rate: f64) -> Self {
+        Self(Kind::Constant(rate))
+    }
+
+    /// The rates of a scheduler of burn, one step of it for each update, parameter groups included. A scheduler of one's own goes
+    /// through burn's `ModuleLrScheduler::new`.
+    ///
+    /// ```
+    /// use burn::optim::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+    /// use kiln_training::Schedule;
+    ///
+    /// let schedule = Schedule::burn(CosineAnnealingLrSchedulerConfig::new(0.1, 1000).init()?);
+    /// # Ok::<(), String>(())
+    /// ```
+    pub fn burn(scheduler: ModuleLrScheduler) -> Self {
+        let initial = Box::new(scheduler);
+        Self(Kind::Burn { current: initial.clone(), initial, taken: 0, rate: 0.0.into() })
+    }
+
+    /// Checks the numbers; `total` is the number of steps of the run, if it is known.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`].
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match &self.0 {
+            Kind::Constant(rate) => ScheduleConfig { peak: *rate, ..ScheduleConfig::default() }.check(),
+            Kind::WarmupCosine(config) => config.check(),
+            Kind::Burn { .. } => Ok(()),
+        }
+    }
+
+    /// Whether rates depend on the number of steps of the run.
+    pub(crate) fn needs_total(&self) -> bool {
+        matches!(self.0, Kind::WarmupCosine(_))
+    }
+
+    /// The rate of update number `update`, counted from zero, in a run of `total` steps.
+    pub(crate) fn rate(&mut self, update: u64, total: u64) -> ModuleLearningRate {
+        match &mut self.0 {
+            Kind::Constant(rate) => (*rate).into(),
+            Kind::WarmupCosine(config) => config.rate(update, total).into(),
+            Kind::Burn { initial, current, taken, rate } => {
+                if *taken > update + 1 {
+                    (*current, *taken) = (initial.clone(), 0);
+                }
+                while *taken <= update {
+                    *rate = current.step();
+                    *taken += 1;
+                }
+                rate.clone()
+            }
+        }
+    }
+}
+
+impl From<ScheduleConfig> for Schedule {
+    fn from(config: ScheduleConfig) -> Self {
+        Self(Kind::WarmupCosine(config))
+    }
+}
+
+impl From<f64> for Schedule {
+    /// A constant rate.
+    fn from(rate: f64) -> Self {
+        Self::constant(rate)
+    }
+}
 
 /// Learning rate over a run: a linear warm-up, then half a cosine down to a fraction of the peak
 /// (Loshchilov and Hutter 2017, without restarts).
 ///
-/// A pure function of the step, so that there is no state to save. burn's schedulers are not used because
-/// they advance when asked for a rate and refuse rates above 1.
+/// A pure function of the step, so that there is no state to save.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScheduleConfig {
@@ -72,6 +158,17 @@ mod tests {
         assert!((schedule.rate(55, 100) - 2.0 * 0.55).abs() < 1e-12); // half way down
         assert!((schedule.rate(100, 100) - 0.2).abs() < 1e-12);
         assert_eq!(schedule.rate(100, 100), schedule.rate(1000, 100));
+    }
+
+    #[test]
+    fn a_scheduler_of_burn_gives_the_same_rate_for_the_same_update_in_any_order() {
+        let config = burn::optim::lr_scheduler::linear::LinearLrSchedulerConfig::new(1.0, 0.0, 10);
+        let mut schedule = Schedule::burn(config.init().unwrap());
+        let forward: Vec<f64> = (0..8).map(|update| schedule.rate(update, 8).base()).collect();
+        assert!(forward.windows(2).all(|pair| pair[0] > pair[1]), "{forward:?}");
+        let backward: Vec<f64> = (0..8).rev().map(|update| schedule.rate(update, 8).base()).collect();
+        assert!(forward.iter().eq(backward.iter().rev()));
+        assert_eq!(schedule.rate(7, 8).base(), schedule.rate(7, 8).base());
     }
 
     proptest! {

@@ -1,12 +1,13 @@
+//! The position of a run, from which everything random follows.
+
 use serde::{Deserialize, Serialize};
 
-/// Where a run is. Together with the model, the optimizer and the run's settings this determines everything
-/// that follows: the order of the samples, their augmentation, dropout masks and learning rates are functions
-/// of it.
+/// The position of a run. Together with the model, the optimizer and the settings it determines everything that follows: the order
+/// of the samples, their augmentation, dropout masks and learning rates are functions of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunState {
-    /// What all randomness is derived from.
+    /// The seed that all randomness is derived from.
     pub seed: u64,
     /// Steps taken, skipped ones included: one for each batch that was worked through.
     pub step: u64,
@@ -17,8 +18,7 @@ pub struct RunState {
     pub epoch: u64,
     /// The next batch of that epoch, counted from zero.
     pub batch: usize,
-    /// Whether what is due after the last step, by [`fit`](crate::fit), is still to be done: to end the epoch, to measure the
-    /// model, to save.
+    /// Whether the duties after the last step are still to be done: to end the epoch, to evaluate the model, to save.
     #[serde(default)]
     pub due: bool,
 }
@@ -34,7 +34,7 @@ impl RunState {
         self.step + 1
     }
 
-    /// Updates of the parameters: what the learning-rate schedule goes by.
+    /// Updates of the parameters. The learning rate is a function of this number.
     pub fn updates(&self) -> u64 {
         self.step - self.skipped
     }
@@ -58,7 +58,7 @@ impl RunState {
         Self { epoch: self.epoch + 1, batch: 0, ..self }
     }
 
-    /// Nothing of the epoch's next batch could be read: the one after is next.
+    /// The position after a batch of which no sample could be read.
     pub(crate) fn after_no_step(self) -> Self {
         Self { batch: self.batch + 1, ..self }
     }

@@ -1,17 +1,22 @@
 //! Steps under refused pages, each from the same checkpoint.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use burn::module::Module;
 use burn::tensor::Device;
 use kiln_precision::ScalerState;
 use kiln_recovery::{
-    Failure, Ladder, MicroBatch, MicroBatchConfig, Reclaim, Recovery, Remedy, Rung, Shrink, Situation, reclaim,
+    Failure, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Reclaim, Recovery, Remedy, Rung, Shrink,
+    Situation, reclaim,
 };
-use kiln_training::{Checkpoints, OptimizerConfig, RunState, ScheduleConfig, StepReport, StepSettings, Trainer};
+use kiln_training::{Batch, Checkpoints, Error, OptimizerConfig, RunState, ScheduleConfig, StepReport};
 use tempfile::TempDir;
 
-use crate::common::{Snapshot, numbers};
 use crate::pages::{self, Count, Refuse};
+use crate::support::{Settings, Snapshot, Watched, builder, numbers, settings};
 use crate::tasks::Case;
 
 /// Relative tolerance for a step that was cut in another way: sums are taken in another order.
@@ -73,54 +78,61 @@ pub(crate) struct Done {
     in_use: u64,
 }
 
-impl<'a, C: Case> Third<'a, C>
-where
-    C::Model: Send,
-    C::Batch: Sync,
-{
+/// Work for the device's own mode of allocation, which takes only closures that can be sent. A trainer cannot.
+type Work = Box<dyn FnOnce() -> Result<StepReport, Error>>;
+
+thread_local!(static WORK: RefCell<Option<Work>> = const { RefCell::new(None) });
+
+impl<'a, C: Case> Third<'a, C> {
     pub(crate) fn new(case: &'a C, optimizer: OptimizerConfig) -> Self {
         let third = Self { case, net: case.model(&device()), optimizer, start: tempfile::tempdir().unwrap() };
         // They make the optimizer's state, and have the kernels compiled.
-        let (mut trainer, _) = third.trainer(Then::Again);
+        let (trainer, _) = third.trainer(Then::Again);
         for _ in 0..2 {
-            let (report, _) = third.watched(&mut trainer, Refuse::Pages(&[]));
+            let (report, _) = third.watched(&trainer, Refuse::Pages(&[]));
             assert_eq!(report.failures, 0);
         }
-        Checkpoints::new(third.start.path(), 1).unwrap().save(&trainer).unwrap();
+        trainer.borrow().save_to(&Checkpoints::new(third.start.path(), 1).unwrap()).unwrap();
         third
     }
 
     /// The step, with so much memory.
     pub(crate) fn step(&self, then: Then, refuse: Refuse<'_>) -> Done {
-        let (mut trainer, failures) = self.trainer(then);
-        assert!(Checkpoints::new(self.start.path(), 1).unwrap().resume(&mut trainer).unwrap().is_some());
-        let (report, count) = self.watched(&mut trainer, refuse);
+        let (trainer, failures) = self.trainer(then);
+        trainer.borrow_mut().set_checkpoints(Checkpoints::new(self.start.path(), 1).unwrap());
+        assert!(trainer.borrow_mut().resume().unwrap().is_some());
+        let (report, count) = self.watched(&trainer, refuse);
+        let trainer = trainer.borrow();
         let failures = failures.lock().unwrap().clone();
         let (after, in_use) = (Snapshot::of(&trainer), in_use());
         Done { report, count, failures, after, state: trainer.state(), scaler: trainer.scaler(), in_use }
     }
 
-    fn trainer(&self, then: Then) -> (Trainer<C::Model>, Arc<Mutex<Vec<Failure>>>) {
-        let schedule = ScheduleConfig { peak: 0.05, warmup: 0.0, floor: 0.1 };
-        let settings =
-            StepSettings { max_norm: Some(1.0), ..StepSettings::new(self.optimizer, schedule, 100, device()) };
-        let mut trainer = crate::common::trainer(&self.net, &settings);
+    fn trainer(&self, then: Then) -> (Rc<RefCell<Watched<C>>>, Arc<Mutex<Vec<Failure>>>) {
+        let schedule = ScheduleConfig { peak: 0.05, warmup: 0.0, floor: 0.1 }.into();
+        let settings = Settings { schedule, steps: 100, ..settings(self.optimizer) };
+        let sample = self.case.batch(0);
+        let builder = builder(self.case.clone(), |_| self.net.valid().train(), &settings);
+        let mut trainer = Watched::build_on(builder, &device(), &sample);
         let witness = Witness { then, failures: Arc::default() };
         let failures = witness.failures.clone();
         let ladder = Ladder::new().with(witness).with(Reclaim { times: 1 }).with(Shrink);
-        let sizes = MicroBatch::new(MicroBatchConfig::new(self.case.samples(&self.case.batch(0)))).unwrap();
-        trainer.recover(Recovery::new(device().inner(), sizes, ladder));
-        (trainer, failures)
+        let sizes = MicroBatchSearch::new(MicroBatchSearchConfig::new(sample.len())).unwrap();
+        let recovery = Recovery::new(device().inner(), sizes, ladder);
+        trainer.set_recovery(Some(recovery.with_patience(Patience::new(Duration::ZERO))));
+        (Rc::new(RefCell::new(trainer)), failures)
     }
 
     /// One step from a device without free pages. Every tensor has a page of its own, unless one of its size is free, so
     /// that nearly every operation asks for one.
-    fn watched(&self, trainer: &mut Trainer<C::Model>, refuse: Refuse<'_>) -> (StepReport, Count) {
+    fn watched(&self, trainer: &Rc<RefCell<Watched<C>>>, refuse: Refuse<'_>) -> (StepReport, Count) {
         let device = device().inner();
         reclaim(&device);
-        let batch = self.case.batch(trainer.state().step);
+        let batch = self.case.batch(trainer.borrow().state().step);
+        let trainer = trainer.clone();
+        WORK.set(Some(Box::new(move || trainer.borrow_mut().step(&batch))));
         let (report, count) = pages::refusing(refuse, || {
-            device.memory_persistent_allocations(trainer, |trainer| kiln_training::step(self.case, trainer, &batch))
+            device.memory_persistent_allocations((), |()| WORK.take().expect("it runs on this thread, once")())
         });
         (report.unwrap(), count)
     }

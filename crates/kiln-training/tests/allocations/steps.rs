@@ -38,11 +38,7 @@ fn plan(pages: usize, share: &Share) -> Vec<Vec<usize>> {
     singles.chain(pairs).collect()
 }
 
-fn every_page<C: Case>(case: &C, optimizer: OptimizerConfig, then: Then, share: &Share)
-where
-    C::Model: Send,
-    C::Batch: Sync,
-{
+fn every_page<C: Case>(case: &C, optimizer: OptimizerConfig, then: Then, share: &Share) {
     let _one = pages::exclusive();
     let third = Third::new(case, optimizer);
     let undisturbed = third.step(then, Refuse::Pages(&[]));

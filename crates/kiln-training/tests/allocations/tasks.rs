@@ -10,10 +10,10 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
 use kiln_models::{Gpt, GptConfig};
-use kiln_training::Task;
+use kiln_training::{Batch, Metrics, Pass, Task};
 
 /// A task with a model and data of its own.
-pub(crate) trait Case: Task + Sync {
+pub(crate) trait Case: Task + Clone + 'static {
     /// A model.
     fn model(&self, device: &Device) -> Self::Model;
     /// The batch of a step.
@@ -33,6 +33,7 @@ fn noise(seed: u64, count: usize) -> impl Iterator<Item = f32> {
 const CLASSES: usize = 5;
 
 /// Images of `side` squared pixels in two channels, into five classes.
+#[derive(Clone)]
 pub(crate) struct Images {
     pub(crate) samples: usize,
     pub(crate) side: usize,
@@ -53,6 +54,21 @@ pub(crate) struct ImageBatch {
     y: Vec<i64>,
 }
 
+impl Batch for ImageBatch {
+    fn len(&self) -> usize {
+        self.y.len()
+    }
+
+    fn slice(&self, samples: Range<usize>) -> Self {
+        let pixels = self.x.len() / self.y.len();
+        Self { x: self.x[samples.start * pixels..samples.end * pixels].to_vec(), y: self.y[samples].to_vec() }
+    }
+
+    fn host_bytes(&self) -> u64 {
+        (4 * self.x.len() + 8 * self.y.len()) as u64
+    }
+}
+
 impl Images {
     fn pixels(&self) -> usize {
         2 * self.side * self.side
@@ -63,20 +79,8 @@ impl Task for Images {
     type Model = Net;
     type Batch = ImageBatch;
 
-    fn samples(&self, batch: &ImageBatch) -> usize {
-        batch.y.len()
-    }
-
-    fn weight(&self, batch: &ImageBatch) -> Weight {
-        Weight::Samples(batch.y.len())
-    }
-
-    fn slice(&self, batch: &ImageBatch, samples: Range<usize>) -> ImageBatch {
-        let pixels = samples.start * self.pixels()..samples.end * self.pixels();
-        ImageBatch { x: batch.x[pixels].to_vec(), y: batch.y[samples].to_vec() }
-    }
-
-    fn loss(&self, model: &Net, batch: &ImageBatch, device: &Device) -> Tensor<1> {
+    fn loss(&self, pass: &Pass<'_, Net>, batch: &ImageBatch) -> Tensor<1> {
+        let (model, device) = (pass.model(), pass.device());
         let n = batch.y.len();
         let x = Tensor::<4>::from_data(TensorData::new(batch.x.clone(), [n, 2, self.side, self.side]), device);
         let y = Tensor::<1, Int>::from_data(TensorData::new(batch.y.clone(), [n]), device);
@@ -90,12 +94,8 @@ impl Task for Images {
         CrossEntropyLossConfig::new().init(device).forward(logits, y)
     }
 
-    fn measure(&self, _: &Net, batch: &ImageBatch, device: &Device) -> Tensor<1> {
-        Tensor::from_floats([batch.y.len() as f32], device)
-    }
-
-    fn figures(&self, _: &[f64]) -> Vec<(&'static str, f64)> {
-        vec![]
+    fn metrics(&self, _: &Pass<'_, Net>, _: &ImageBatch) -> Metrics {
+        Metrics::new()
     }
 }
 
@@ -119,29 +119,39 @@ impl Case for Images {
 }
 
 /// Sequences of tokens, of which the next is to be told.
+#[derive(Clone)]
 pub(crate) struct Text {
     pub(crate) samples: usize,
     pub(crate) config: GptConfig,
 }
 
+/// Sequences, each one token longer than the model reads.
+pub(crate) struct Sequences(Vec<Vec<i64>>);
+
+impl Batch for Sequences {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn slice(&self, samples: Range<usize>) -> Self {
+        Self(self.0[samples].to_vec())
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.0.iter().map(|sequence| 8 * sequence.len() as u64).sum()
+    }
+
+    fn weight(&self) -> Weight {
+        Weight::Tokens(self.0.iter().map(|sequence| sequence.len() - 1).sum())
+    }
+}
+
 impl Task for Text {
     type Model = Gpt;
-    /// Sequences, each one token longer than the model reads.
-    type Batch = Vec<Vec<i64>>;
+    type Batch = Sequences;
 
-    fn samples(&self, batch: &Self::Batch) -> usize {
-        batch.len()
-    }
-
-    fn weight(&self, batch: &Self::Batch) -> Weight {
-        Weight::Tokens(batch.len() * self.config.context)
-    }
-
-    fn slice(&self, batch: &Self::Batch, samples: Range<usize>) -> Self::Batch {
-        batch[samples].to_vec()
-    }
-
-    fn loss(&self, model: &Gpt, batch: &Self::Batch, device: &Device) -> Tensor<1> {
+    fn loss(&self, pass: &Pass<'_, Gpt>, Sequences(batch): &Sequences) -> Tensor<1> {
+        let (model, device) = (pass.model(), pass.device());
         let (n, context, vocab) = (batch.len(), self.config.context, self.config.vocab);
         let ids = |from: usize| -> Vec<i64> {
             batch.iter().flat_map(|sequence| sequence[from..from + context].iter().copied()).collect()
@@ -152,12 +162,8 @@ impl Task for Text {
         CrossEntropyLossConfig::new().init(device).forward(logits, next)
     }
 
-    fn measure(&self, _: &Gpt, batch: &Self::Batch, device: &Device) -> Tensor<1> {
-        Tensor::from_floats([batch.len() as f32], device)
-    }
-
-    fn figures(&self, _: &[f64]) -> Vec<(&'static str, f64)> {
-        vec![]
+    fn metrics(&self, _: &Pass<'_, Gpt>, _: &Sequences) -> Metrics {
+        Metrics::new()
     }
 }
 
@@ -171,6 +177,6 @@ impl Case for Text {
         let ids: Vec<i64> = noise(step, self.samples * length)
             .map(|value| ((value + 1.0) / 2.0 * self.config.vocab as f32) as i64)
             .collect();
-        ids.chunks(length).map(<[i64]>::to_vec).collect()
+        Sequences(ids.chunks(length).map(<[i64]>::to_vec).collect())
     }
 }

@@ -1,0 +1,223 @@
+//! A batch on the host, which a step cuts into micro-batches.
+
+use std::ops::Range;
+
+use burn::tensor::{Bool, Int, Tensor, TensorData};
+use kiln_accumulation::Weight;
+use kiln_data::{ImageBatch, Samples, TextBatch, TileBatch};
+
+/// A batch of samples in host memory.
+///
+/// It stays on the host until a step copies it, so that a step that ran out of memory can be tried again with the same data.
+/// Implemented for kiln-data's batches, for `Vec`s of samples, for burn's `TensorData` and tensors (the first axis counts the
+/// samples), and for tuples of up to three of them. Tensors should live on the host's device, `Device::flex()`; a task copies
+/// them with [`Pass::input`](crate::Pass::input).
+///
+/// ```
+/// use burn::tensor::TensorData;
+/// use kiln_training::Batch;
+///
+/// let inputs = TensorData::new(vec![0.0f32; 12], [4, 3]);
+/// let labels = vec![0_i64, 1, 0, 1];
+/// let part = (inputs, labels).slice(1..3);
+/// assert_eq!(part.len(), 2);
+/// assert_eq!(part.0.shape().as_slice(), [2, 3]);
+/// ```
+pub trait Batch: Send + Sized + 'static {
+    /// Number of samples.
+    fn len(&self) -> usize;
+
+    /// Whether there is no sample.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The samples `samples` of this batch, as a batch of their own.
+    ///
+    /// # Panics
+    /// May panic when the range exceeds the batch; a step never asks for that.
+    fn slice(&self, samples: Range<usize>) -> Self;
+
+    /// Bytes of host memory that the batch takes.
+    fn host_bytes(&self) -> u64;
+
+    /// The quantity that the mean loss is a mean over: samples, or tokens that carry a loss.
+    fn weight(&self) -> Weight {
+        Weight::Samples(self.len())
+    }
+
+    /// A number that batches share when they differ only in the number of samples. The micro-batch that fits is remembered for
+    /// each key: return the sequence length, say, when lengths differ from batch to batch.
+    fn shape_key(&self) -> u64 {
+        0
+    }
+}
+
+impl Batch for ImageBatch {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn slice(&self, samples: Range<usize>) -> Self {
+        self.slice(samples)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        (self.pixels.len() + 16 * self.labels.len()) as u64
+    }
+}
+
+impl Batch for TextBatch {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn slice(&self, samples: Range<usize>) -> Self {
+        self.slice(samples)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        (4 * self.tokens.len() + 8 * self.ids.len()) as u64
+    }
+
+    fn weight(&self) -> Weight {
+        Weight::Tokens(self.targets())
+    }
+}
+
+impl Batch for TileBatch {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn slice(&self, samples: Range<usize>) -> Self {
+        self.slice(samples)
+    }
+
+    fn host_bytes(&self) -> u64 {
+        let samples = match &self.samples {
+            Samples::U8(samples) => samples.len(),
+            Samples::F32(samples) => 4 * samples.len(),
+            _ => 4 * self.shape.iter().product::<usize>(),
+        };
+        let masks = self.masks.as_ref().map_or(0, |_| 4 * self.shape[0] * self.shape[2] * self.shape[3]);
+        (samples + masks + 8 * self.ids.len()) as u64
+    }
+}
+
+impl<T: Clone + Send + 'static> Batch for Vec<T> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn slice(&self, samples: Range<usize>) -> Self {
+        self[samples].to_vec()
+    }
+
+    /// The samples themselves; memory that they point to is not seen.
+    fn host_bytes(&self) -> u64 {
+        size_of_val(self.as_slice()) as u64
+    }
+}
+
+impl Batch for TensorData {
+    fn len(&self) -> usize {
+        self.shape().as_slice().first().copied().unwrap_or(0)
+    }
+
+    fn slice(&self, samples: Range<usize>) -> Self {
+        let all = Batch::len(self).max(1);
+        let each = self.as_bytes().len() / all;
+        let bytes = self.as_bytes()[samples.start * each..samples.end * each].to_vec();
+        let mut shape = self.shape().clone();
+        if let Some(first) = shape.as_mut_slice().first_mut() {
+            *first = samples.len();
+        }
+        Self::from_bytes_vec(bytes, shape, self.dtype())
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.as_bytes().len() as u64
+    }
+}
+
+macro_rules! tensors {
+    ($($tensor:ty),*) => {$(
+        impl<const D: usize> Batch for $tensor {
+            fn len(&self) -> usize {
+                self.dims().first().copied().unwrap_or(0)
+            }
+
+            fn slice(&self, samples: Range<usize>) -> Self {
+                self.clone().slice_dim(0, samples)
+            }
+
+            fn host_bytes(&self) -> u64 {
+                (self.shape().num_elements() * self.dtype().size()) as u64
+            }
+        }
+    )*};
+}
+
+tensors!(Tensor<D>, Tensor<D, Int>, Tensor<D, Bool>);
+
+macro_rules! tuples {
+    ($first:ident $(, $other:ident)+) => {
+        /// All parts hold the same samples in the same order; the first one counts them.
+        impl<$first: Batch, $($other: Batch),+> Batch for ($first, $($other),+) {
+            fn len(&self) -> usize {
+                self.0.len()
+            }
+
+            #[allow(non_snake_case, reason = "one name serves type and value")]
+            fn slice(&self, samples: Range<usize>) -> Self {
+                let ($first, $($other),+) = self;
+                ($first.slice(samples.clone()), $($other.slice(samples.clone())),+)
+            }
+
+            #[allow(non_snake_case, reason = "one name serves type and value")]
+            fn host_bytes(&self) -> u64 {
+                let ($first, $($other),+) = self;
+                $first.host_bytes() $(+ $other.host_bytes())+
+            }
+
+            fn weight(&self) -> Weight {
+                self.0.weight()
+            }
+
+            fn shape_key(&self) -> u64 {
+                self.0.shape_key()
+            }
+        }
+    };
+}
+
+tuples!(A, B);
+tuples!(A, B, C);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    #[test]
+    fn tensor_data_is_cut_along_its_first_axis() {
+        let data = TensorData::new((0..24).map(|i| i as f32).collect::<Vec<_>>(), [4, 3, 2]);
+        let part = Batch::slice(&data, 1..3);
+        assert_eq!(part.shape().as_slice(), [2, 3, 2]);
+        assert_eq!(part.try_to_vec::<f32>().unwrap(), (6..18).map(|i| i as f32).collect::<Vec<_>>());
+        assert_eq!((Batch::len(&data), data.host_bytes()), (4, 96));
+    }
+
+    #[test]
+    fn tensors_and_tuples_are_cut_together() {
+        let device = Device::flex();
+        let x = Tensor::<2>::from_data([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], &device);
+        let batch = (x, vec!['a', 'b', 'c']);
+        let part = batch.slice(1..3);
+        assert_eq!(part.0.into_data().try_to_vec::<f32>().unwrap(), [2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(part.1, ['b', 'c']);
+        assert_eq!(batch.weight(), Weight::Samples(3));
+        assert_eq!(batch.host_bytes(), 24 + 12);
+    }
+}

@@ -1,0 +1,171 @@
+//! The directory of a run's checkpoints: saved atomically, the newest few of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::store::ModuleRecord;
+
+use super::manifest::{MODEL, seal, sync, verify};
+use crate::error::Error;
+
+/// Ends the name of a checkpoint while another one of the same step takes its place.
+const ASIDE: &str = ".old";
+
+/// The checkpoints of a run: one directory each, named after its step, the newest `keep` of them.
+///
+/// A checkpoint is written under another name, flushed to disk, and renamed when it is whole. Its manifest holds the length and
+/// CRC-32 of every file, so that damage that comes later is found as well.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    directory: PathBuf,
+    keep: usize,
+}
+
+impl Checkpoints {
+    /// Checkpoints in `directory`, which is made when the first is saved.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] when `keep` is zero.
+    pub fn new(directory: impl Into<PathBuf>, keep: usize) -> Result<Self, Error> {
+        if keep == 0 {
+            return Err(Error::InvalidSetting { field: "keep", value: "0".into(), expected: "at least 1" });
+        }
+        Ok(Self { directory: directory.into(), keep })
+    }
+
+    /// The same rules in another directory.
+    pub fn within(self, directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into(), ..self }
+    }
+
+    /// Saves the checkpoint of `step`, whose files `write` puts into the directory that it gets. Removes checkpoints of later steps (a
+    /// future that this run has left, or damaged ones that it passed over) and then those beyond the newest `keep`.
+    ///
+    /// # Errors
+    /// [`Error::Save`]; the checkpoints that were there stay.
+    pub(crate) fn save(&self, step: u64, write: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, Error> {
+        let path = self.directory.join(format!("step-{step:08}"));
+        let part = self.directory.join(format!(".step-{step:08}.partial"));
+        let saved = empty(&part).and_then(|()| write(&part)).and_then(|()| seal(&part));
+        saved.and_then(|()| self.replace(&part, &path).map_err(|e| e.to_string())).map_err(|reason| {
+            let _ = fs::remove_dir_all(&part);
+            Error::Save { path: path.clone(), reason }
+        })?;
+        if let Err(error) = self.prune(&path) {
+            tracing::warn!("checkpoint '{}' is saved; older ones could not be removed: {error}", path.display());
+        }
+        Ok(path)
+    }
+
+    /// Renames `part` to `path`. A checkpoint that is there already, of the same step, is set aside until the new one is in
+    /// its place, and is found under that name as well.
+    fn replace(&self, part: &Path, path: &Path) -> std::io::Result<()> {
+        if !path.exists() {
+            return fs::rename(part, path).and_then(|()| sync(&self.directory));
+        }
+        let aside = self.directory.join(format!("{}{ASIDE}", name(path)));
+        if aside.exists() {
+            fs::remove_dir_all(&aside)?;
+        }
+        fs::rename(path, &aside)?;
+        if let Err(error) = fs::rename(part, path).and_then(|()| sync(&self.directory)) {
+            fs::rename(&aside, path)?;
+            return Err(error);
+        }
+        fs::remove_dir_all(&aside)
+    }
+
+    /// The checkpoints, newest first; none when the directory is not there.
+    ///
+    /// # Errors
+    /// [`Error::Load`] when the directory cannot be listed.
+    pub fn list(&self) -> Result<Vec<PathBuf>, Error> {
+        let named = |path: &PathBuf| path.is_dir() && name(path).starts_with("step-") && !replaced(path);
+        let mut found: Vec<PathBuf> = self.entries()?.into_iter().filter(named).collect();
+        found.sort();
+        found.reverse();
+        Ok(found)
+    }
+
+    fn entries(&self) -> Result<Vec<PathBuf>, Error> {
+        if !self.directory.is_dir() {
+            return Ok(vec![]);
+        }
+        let read = |entries: fs::ReadDir| entries.map(|entry| entry.map(|entry| entry.path())).collect();
+        fs::read_dir(&self.directory)
+            .and_then(read)
+            .map_err(|e| Error::Load { path: self.directory.clone(), reason: e.to_string() })
+    }
+
+    /// Calls `load` with the newest checkpoint, and returns its path. After an error that comes from the checkpoint, it logs a warning
+    /// and goes on with the one before; `None` when there is no checkpoint at all.
+    ///
+    /// # Errors
+    /// [`Error::Load`] when there are checkpoints and none can be used, [`Error::Memory`] and [`Error::Lost`] when the device has no
+    /// room for one that can.
+    pub(crate) fn resume(&self, mut load: impl FnMut(&Path) -> Result<(), Error>) -> Result<Option<PathBuf>, Error> {
+        let mut last = None;
+        for path in self.list()? {
+            if let Some(error) = last.take() {
+                tracing::warn!("{error}; trying the one before");
+            }
+            match load(&path) {
+                Ok(()) => return Ok(Some(path)),
+                // The checkpoint is whole, and the one before would not fit either.
+                Err(error @ (Error::Memory(_) | Error::Lost(_))) => return Err(error),
+                Err(error) => last = Some(error),
+            }
+        }
+        last.map_or(Ok(None), Err)
+    }
+
+    /// The newest checkpoint that is whole.
+    ///
+    /// # Errors
+    /// [`Error::Load`] when the directory cannot be listed.
+    pub fn newest(&self) -> Result<Option<PathBuf>, Error> {
+        Ok(self.list()?.into_iter().find(|path| verify(path).is_ok()))
+    }
+
+    fn prune(&self, saved: &Path) -> std::io::Result<()> {
+        let (later, found): (Vec<_>, Vec<_>) =
+            self.list().unwrap_or_default().into_iter().partition(|path| path.as_path() > saved);
+        let left = |path: &PathBuf| name(path).ends_with(".partial") || replaced(path);
+        let left = self.entries().unwrap_or_default().into_iter().filter(left);
+        later.into_iter().chain(found.into_iter().skip(self.keep)).chain(left).try_for_each(fs::remove_dir_all)
+    }
+}
+
+/// Whether `path` was set aside for another checkpoint of the same step, which is in its place.
+fn replaced(path: &Path) -> bool {
+    name(path).strip_suffix(ASIDE).is_some_and(|plain| path.with_file_name(plain).is_dir())
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Makes an empty directory at `part`, whose parent may be new.
+fn empty(part: &Path) -> Result<(), String> {
+    let make = || {
+        if part.exists() {
+            fs::remove_dir_all(part)?;
+        }
+        fs::create_dir_all(part)?;
+        part.parent().and_then(Path::parent).map_or(Ok(()), sync)
+    };
+    make().map_err(|e: std::io::Error| e.to_string())
+}
+
+/// The model record of the checkpoint directory `path`, verified.
+///
+/// # Errors
+/// [`Error::Load`] when the checkpoint is damaged or of another version.
+pub fn load_model<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, Error> {
+    let path = path.as_ref();
+    let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+    verify(path).map_err(fail)?;
+    let record = ModuleRecord::load(path.join(MODEL)).map_err(|e| fail(e.to_string()))?;
+    model.try_load_record(record).map_err(|e| fail(format!("not a checkpoint of this model: {e}")))
+}

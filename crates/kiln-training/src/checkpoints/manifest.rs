@@ -1,0 +1,79 @@
+//! The files of a checkpoint, their manifest, and how damage is found.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) const MODEL: &str = "model.bpk";
+pub(crate) const OPTIMIZER: &str = "optimizer.bpk";
+pub(crate) const STATE: &str = "state.json";
+pub(crate) const MANIFEST: &str = "manifest.json";
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    files: BTreeMap<String, Fingerprint>,
+}
+
+#[derive(Serialize, Deserialize, PartialEq)]
+struct Fingerprint {
+    bytes: u64,
+    crc32: u32,
+}
+
+/// Flushes the files of the checkpoint `path` to disk and writes its manifest.
+pub(super) fn seal(path: &Path) -> Result<(), String> {
+    let io = |e: std::io::Error| e.to_string();
+    let mut files = BTreeMap::new();
+    for file in [MODEL, OPTIMIZER, STATE] {
+        sync(&path.join(file)).map_err(io)?;
+        files.insert(file.to_owned(), fingerprint(&path.join(file)).map_err(io)?);
+    }
+    let manifest = serde_json::to_vec_pretty(&Manifest { version: VERSION, files }).map_err(|e| e.to_string())?;
+    fs::write(path.join(MANIFEST), manifest).map_err(io)?;
+    sync(&path.join(MANIFEST)).and_then(|()| sync(path)).map_err(io)
+}
+
+/// Flushes a file, or the entries of a directory, to disk.
+pub(super) fn sync(path: &Path) -> std::io::Result<()> {
+    // The parent of a relative name is the empty path, which stands for the current directory.
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    File::open(path)?.sync_all()
+}
+
+/// The fingerprint of a file. The file may be as large as a model; it is read in pieces.
+fn fingerprint(path: &Path) -> std::io::Result<Fingerprint> {
+    let (mut file, mut hasher) = (File::open(path)?, crc32fast::Hasher::new());
+    let (mut buffer, mut bytes) = (vec![0; 1 << 20], 0);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(Fingerprint { bytes, crc32: hasher.finalize() }),
+            count => {
+                hasher.update(&buffer[..count]);
+                bytes += count as u64;
+            }
+        }
+    }
+}
+
+/// Checks every file of the checkpoint `path` against its manifest.
+pub(crate) fn verify(path: &Path) -> Result<(), String> {
+    let text = fs::read(path.join(MANIFEST)).map_err(|e| format!("{MANIFEST}: {e}"))?;
+    let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| format!("{MANIFEST} is damaged: {e}"))?;
+    if manifest.version != VERSION {
+        return Err(format!("its version is {}, expected {VERSION}", manifest.version));
+    }
+    for file in [MODEL, OPTIMIZER, STATE] {
+        let expected = manifest.files.get(file).ok_or_else(|| format!("{MANIFEST} lacks {file}"))?;
+        let found = fingerprint(&path.join(file)).map_err(|e| format!("{file}: {e}"))?;
+        if found != *expected {
+            let text = |f: &Fingerprint| format!("{} bytes with CRC-32 {:08x}", f.bytes, f.crc32);
+            return Err(format!("{file} is damaged: {}, expected {}", text(&found), text(expected)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! Checkpoints of a run on disk.
+
+mod directory;
+mod manifest;
+
+pub use directory::{Checkpoints, load_model};
+
+pub(crate) use manifest::{MODEL, OPTIMIZER, STATE};

@@ -1,0 +1,55 @@
+//! Scores of classifiers and language models.
+
+use burn::tensor::{Int, Tensor};
+
+/// How many of `logits_bc` `[B, C]` have their target `[B]` among the `k` largest, as a tensor of one element
+/// on the device. A tie counts against the prediction, and so does NaN.
+pub fn top_k_correct(logits_bc: Tensor<2>, targets_b: Tensor<1, Int>, k: usize) -> Tensor<1, Int> {
+    let target_b1 = logits_bc.clone().gather(1, targets_b.unsqueeze_dim(1));
+    // The rank of the target, counted from 1: how many logits are at least as large as its own.
+    let rank_b1 = logits_bc.greater_equal(target_b1).int().sum_dim(1);
+    let correct = rank_b1.clone().greater_equal_scalar(1).bool_and(rank_b1.lower_equal_scalar(k as i64));
+    correct.int().sum()
+}
+
+/// e to the mean cross-entropy, which is given in nats per token.
+pub fn perplexity(nats_per_token: f64) -> f64 {
+    nats_per_token.exp()
+}
+
+/// Cross-entropy of a text in bits per byte: comparable between tokenizers.
+pub fn bits_per_byte(nats: f64, bytes: f64) -> f64 {
+    nats / bytes / std::f64::consts::LN_2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    fn correct(logits: [[f32; 4]; 3], targets: [i64; 3], k: usize) -> i64 {
+        let device = Device::flex();
+        let (logits, targets) = (Tensor::from_data(logits, &device), Tensor::from_data(targets, &device));
+        top_k_correct(logits, targets, k).into_scalar()
+    }
+
+    #[test]
+    fn counts_targets_among_the_largest() {
+        let logits = [[0.1, 0.9, 0.5, 0.2], [3.0, 2.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]];
+        assert_eq!(correct(logits, [1, 0, 3], 1), 3);
+        assert_eq!(correct(logits, [2, 1, 3], 1), 1);
+        assert_eq!(correct(logits, [2, 1, 3], 2), 3);
+        assert_eq!(correct(logits, [0, 3, 0], 4), 3);
+    }
+
+    #[test]
+    fn ties_and_nan_are_not_correct() {
+        assert_eq!(correct([[1.0; 4], [f32::NAN; 4], [1.0, f32::NAN, 0.0, 0.0]], [0, 0, 1], 1), 0);
+    }
+
+    #[test]
+    fn a_uniform_guess_over_bytes_costs_eight_bits() {
+        assert!((bits_per_byte(256f64.ln() * 10.0, 10.0) - 8.0).abs() < 1e-12);
+        assert!((perplexity(256f64.ln()) - 256.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,178 @@
+//! One pass of a task over a batch: the model, the device, and how chains of blocks are run.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::tensor::kind::Basic;
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln_checkpointing::{Chain, Mode, Plan, PlanSegment, Tensors};
+use kiln_memory::Recorder;
+
+/// A model that a [`Task`](crate::Task) computes a loss or metrics with, and the device to compute on.
+///
+/// The same code runs in three situations: in training under a checkpoint plan, in evaluation, and once while a step is recorded
+/// to predict its memory. A task does not need to tell them apart.
+pub struct Pass<'a, M> {
+    model: &'a M,
+    device: &'a Device,
+    situation: Situation<'a>,
+    /// The block that the next chain begins with, in the numbering of the plan.
+    next_block: Cell<usize>,
+    failed: RefCell<Option<kiln_checkpointing::Error>>,
+}
+
+/// How chains are run.
+#[derive(Clone, Copy)]
+enum Situation<'a> {
+    /// One block after the other.
+    Plain,
+    /// With a cut at either end of each block; the lengths of the chains are noted.
+    Recorded { recorder: &'a Recorder, chains: &'a RefCell<Vec<usize>> },
+    /// As the plan says.
+    Planned { plan: &'a Plan, draws_random: bool },
+}
+
+impl<'a, M> Pass<'a, M> {
+    fn new(model: &'a M, device: &'a Device, situation: Situation<'a>) -> Self {
+        Self { model, device, situation, next_block: Cell::new(0), failed: RefCell::new(None) }
+    }
+
+    /// A pass without a plan, as evaluation runs it. It also serves for trying a task by hand.
+    pub fn plain(model: &'a M, device: &'a Device) -> Self {
+        Self::new(model, device, Situation::Plain)
+    }
+
+    /// The pass that is recorded.
+    pub(crate) fn recorded(model: &'a M, recorder: &'a Recorder, chains: &'a RefCell<Vec<usize>>) -> Self {
+        Self::new(model, recorder.device(), Situation::Recorded { recorder, chains })
+    }
+
+    /// A training pass; `draws_random` says whether blocks may draw random numbers.
+    pub(crate) fn planned(model: &'a M, device: &'a Device, plan: &'a Plan, draws_random: bool) -> Self {
+        Self::new(model, device, Situation::Planned { plan, draws_random })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &'a M {
+        self.model
+    }
+
+    /// The device to make tensors on.
+    pub fn device(&self) -> &'a Device {
+        self.device
+    }
+
+    /// A copy of host data on the pass's device.
+    ///
+    /// Works for burn's `TensorData` and for tensors of any kind on another device.
+    pub fn input<const D: usize, K: Basic>(&self, source: impl Input<D, K>) -> Tensor<D, K> {
+        source.on(self.device)
+    }
+
+    /// Runs `x` through `blocks`, one after the other; `f` runs one block.
+    ///
+    /// This is the one place where a model says that its blocks follow each other. While a step is recorded the pass notes where
+    /// each block begins and ends; in training it recomputes or offloads the segments that the plan names; in evaluation it runs
+    /// the blocks as they are. The result has the same bits in all cases, dropout included.
+    ///
+    /// `f` must take everything that it computes with from the block and from `x`. A pass may have several chains.
+    pub fn chain<'b, B, X, F>(&self, blocks: impl IntoIterator<Item = &'b B>, x: X, f: F) -> X
+    where
+        B: Module + 'static,
+        X: Tensors,
+        F: Fn(&B, X) -> X + Clone + Send + 'static,
+    {
+        match self.situation {
+            Situation::Plain => blocks.into_iter().fold(x, |x, block| f(block, x)),
+            Situation::Recorded { recorder, chains } => {
+                recorder.cut();
+                let mut length = 0;
+                let x = blocks.into_iter().fold(x, |x, block| {
+                    let x = f(block, x);
+                    recorder.cut();
+                    length += 1;
+                    x
+                });
+                chains.borrow_mut().push(length);
+                x
+            }
+            Situation::Planned { plan, draws_random } => {
+                let chain = Chain::new(blocks);
+                let chain = if draws_random { chain } else { chain.deterministic() };
+                let first = self.next_block.get();
+                // The recording counts the operations between two chains as a block.
+                self.next_block.set(first + chain.len() + 1);
+                let plan = part_of(plan, first..first + chain.len());
+                let input = x.clone();
+                match chain.run(&plan, x, f.clone()) {
+                    Ok(x) => x,
+                    Err(error) => {
+                        // The step ends with this error; the pass still needs a value.
+                        *self.failed.borrow_mut() = Some(error);
+                        let plain = Plan::none(chain.len());
+                        chain.run(&plain, input.clone(), f).unwrap_or(input)
+                    }
+                }
+            }
+        }
+    }
+
+    /// The error that a chain met, if one did.
+    pub(crate) fn into_error(self) -> Option<kiln_checkpointing::Error> {
+        self.failed.into_inner()
+    }
+}
+
+/// Host data that [`Pass::input`] copies to a device.
+pub trait Input<const D: usize, K: Basic> {
+    /// The copy on `device`.
+    fn on(self, device: &Device) -> Tensor<D, K>;
+}
+
+impl<const D: usize, K: Basic> Input<D, K> for &TensorData {
+    fn on(self, device: &Device) -> Tensor<D, K> {
+        Tensor::from_data(self.clone(), device)
+    }
+}
+
+impl<const D: usize, K: Basic> Input<D, K> for &Tensor<D, K> {
+    fn on(self, device: &Device) -> Tensor<D, K> {
+        // Through host data: the device that steps are recorded on takes no tensors of other devices.
+        Tensor::from_data(self.to_data(), device)
+    }
+}
+
+/// The part of a plan that falls on a chain's `blocks`, counted from the chain's first block. Blocks that the plan does not reach
+/// run plainly.
+fn part_of(plan: &Plan, blocks: Range<usize>) -> Plan {
+    let mut segments = vec![];
+    let mut next = blocks.start;
+    for segment in plan.segments() {
+        let (start, end) = (segment.blocks.start.max(blocks.start), segment.blocks.end.min(blocks.end));
+        if start < end {
+            segments.push(PlanSegment { blocks: start - blocks.start..end - blocks.start, mode: segment.mode });
+            next = end;
+        }
+    }
+    if next < blocks.end {
+        segments.push(PlanSegment { blocks: next - blocks.start..blocks.len(), mode: Mode::Plain });
+    }
+    Plan::try_from(segments).unwrap_or_else(|_| Plan::none(blocks.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_takes_its_part_of_the_plan() {
+        let plan = Plan::every(9, 2).unwrap(); // 0..2, 2..4, 4..6, 6..8 recompute, 8..9 plain
+        assert_eq!(part_of(&plan, 0..9), plan);
+        assert_eq!(part_of(&plan, 0..3).to_string(), "0..2 recompute, 2..3 recompute");
+        assert_eq!(part_of(&plan, 7..9).to_string(), "every:1");
+        assert_eq!(part_of(&plan, 8..12), Plan::none(4));
+        assert_eq!(part_of(&Plan::none(0), 0..3), Plan::none(3));
+        assert_eq!(part_of(&plan, 3..3), Plan::none(0));
+    }
+}

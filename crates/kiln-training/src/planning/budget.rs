@@ -1,0 +1,75 @@
+//! The memory that a step may take.
+
+use burn::tensor::Device;
+use kiln_memory::CardMemory;
+
+use crate::error::Error;
+
+/// The memory that a step may take: parameters, gradients, optimizer state, activations, and on the CPU the loader's share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum MemoryBudget {
+    /// So many bytes.
+    Bytes(u64),
+    /// This fraction, above 0 and at most 1, of the memory that is free when the run is built.
+    FractionOfFree(f64),
+}
+
+impl MemoryBudget {
+    /// The budget in bytes on `device`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for no bytes and for a fraction out of range, [`Error::UnknownMemory`] when the free memory of the
+    /// device cannot be found out: on a card that takes the feature `nvml` of kiln-memory.
+    pub fn bytes(self, device: &Device) -> Result<u64, Error> {
+        let fraction = match self {
+            Self::Bytes(0) => return Err(invalid("0 bytes", "at least 1 byte")),
+            Self::Bytes(bytes) => return Ok(bytes),
+            Self::FractionOfFree(fraction) if fraction > 0.0 && fraction <= 1.0 => fraction,
+            Self::FractionOfFree(fraction) => {
+                return Err(invalid(&fraction.to_string(), "a fraction above 0, at most 1"));
+            }
+        };
+        let free = match device.memory_pool_usage() {
+            Some(_) => CardMemory::of_nvidia(card_index(device)).map(|memory| memory.free),
+            None => available_on_host(),
+        };
+        let free = free.ok_or_else(|| Error::UnknownMemory { device: format!("{device:?}") })?;
+        Ok((free as f64 * fraction) as u64)
+    }
+}
+
+fn invalid(value: &str, expected: &'static str) -> Error {
+    Error::InvalidSetting { field: "memory budget", value: value.into(), expected }
+}
+
+/// The index of a CUDA device as burn prints it.
+fn card_index(device: &Device) -> u32 {
+    let text = format!("{device:?}");
+    let digits: String = text.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(0)
+}
+
+/// The bytes that the operating system would hand out without swapping (Linux).
+fn available_on_host() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_bytes_or_a_fraction_of_free_memory() {
+        let device = Device::flex();
+        assert_eq!(MemoryBudget::Bytes(7).bytes(&device).unwrap(), 7);
+        let half = MemoryBudget::FractionOfFree(0.5).bytes(&device).unwrap();
+        assert!(half > 1 << 20);
+        for bad in [MemoryBudget::Bytes(0), MemoryBudget::FractionOfFree(0.0), MemoryBudget::FractionOfFree(1.5)] {
+            let message = bad.bytes(&device).unwrap_err().to_string();
+            assert!(message.starts_with("memory budget is "), "{message}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Which blocks a run recomputes: the choices of a user.
+
+use std::fmt;
+use std::str::FromStr;
+
+use bytesize::ByteSize;
+use kiln_checkpointing::Plan;
+use serde::{Deserialize, Serialize};
+
+/// Which blocks of the model's chains keep their activations, and which compute them again in the backward pass.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+#[non_exhaustive]
+pub enum Checkpointing {
+    /// No block is recomputed, unless a memory budget asks for it.
+    #[default]
+    None,
+    /// Segments of so many blocks are recomputed.
+    Every(usize),
+    /// Segments of the length that needs the least memory when all blocks are alike (Chen et al. 2016).
+    Sqrt,
+    /// The fastest plan whose step is predicted to stay within so many bytes.
+    Within(u64),
+    /// Every block is recomputed, and its input waits in host memory.
+    Offload,
+    /// A plan of the user's.
+    Plan(Plan),
+}
+
+const EXPECTED: &str =
+    "none, every:K, sqrt, auto:BYTES (as in auto:24GiB), offload or segments (as in 0..2 recompute, 2..4 plain)";
+
+impl FromStr for Checkpointing {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || format!("checkpointing is '{text}', expected {EXPECTED}");
+        Ok(match text.split_once(':') {
+            Some(("every", length)) => {
+                Self::Every(length.parse().ok().filter(|length| *length > 0).ok_or_else(unknown)?)
+            }
+            Some(("auto", bytes)) => {
+                let bytes = bytes.parse::<ByteSize>().map_err(|_| unknown())?.0;
+                Self::Within(Some(bytes).filter(|bytes| *bytes > 0).ok_or_else(unknown)?)
+            }
+            _ => match text {
+                "none" => Self::None,
+                "sqrt" => Self::Sqrt,
+                "offload" => Self::Offload,
+                segments => {
+                    // A list of segments says itself how many blocks there are.
+                    let end = segments.rsplit("..").next().and_then(|end| end.split(' ').next()?.parse().ok());
+                    Self::Plan(Plan::parse(segments, end.ok_or_else(unknown)?).map_err(|_| unknown())?)
+                }
+            },
+        })
+    }
+}
+
+impl TryFrom<String> for Checkpointing {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Checkpointing> for String {
+    fn from(checkpointing: Checkpointing) -> Self {
+        checkpointing.to_string()
+    }
+}
+
+impl fmt::Display for Checkpointing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Every(length) => write!(f, "every:{length}"),
+            Self::Sqrt => f.write_str("sqrt"),
+            Self::Within(bytes) => write!(f, "auto:{bytes}B"),
+            Self::Offload => f.write_str("offload"),
+            Self::Plan(plan) => write!(f, "{plan}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_printed_text_is_read_back() {
+        for text in ["none", "every:3", "sqrt", "auto:1024B", "offload", "0..2 recompute, 2..3 offload, 3..4 plain"] {
+            assert_eq!(text.parse::<Checkpointing>().unwrap().to_string(), text);
+        }
+        assert_eq!("auto:1.5GiB".parse(), Ok(Checkpointing::Within(3 << 29)));
+        assert_eq!("auto:500MB".parse(), Ok(Checkpointing::Within(500_000_000)));
+        for text in ["", "every", "every:0", "every:x", "auto:", "auto:-1", "auto:many", "all", "sqrt:2", "1..2 plain"]
+        {
+            let refused = text.parse::<Checkpointing>().unwrap_err();
+            assert!(refused.contains(text) && refused.contains("every:K"), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! A task's step, recorded without running it, from which its memory and time are predicted.
+
+use std::cell::RefCell;
+
+use burn::module::Module;
+use burn::tensor::Device;
+use kiln_checkpointing::{ChainCost, Cost, Mode, Plan, PlanSegment};
+use kiln_memory::{BackendProfile, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, record_step_with};
+use kiln_precision::Policy;
+
+use crate::batch::Batch;
+use crate::error::Error;
+use crate::optimizer::OptimizerGroups;
+use crate::pass::Pass;
+use crate::task::Task;
+use crate::transaction::CHUNKS;
+
+/// The samples that a recording is made with; any other number is inferred from the two.
+const SAMPLES: [usize; 2] = [2, 3];
+
+/// The same step recorded twice: on a whole batch, and as one of several micro-batches whose gradients are added up.
+pub(crate) struct RecordedStep {
+    whole: StepTrace,
+    part: StepTrace,
+    /// Lengths of the chains of blocks.
+    chains: Vec<usize>,
+}
+
+/// The settings that change what a step computes.
+pub(crate) struct StepKind<'a> {
+    pub(crate) policy: &'a Policy,
+    /// Whether gradients are multiplied by a number before the update: clipping, or a loss scale that is taken off.
+    pub(crate) scales_gradients: bool,
+}
+
+impl RecordedStep {
+    /// Records the step of `task` on samples of `sample`, with the model that `init` makes.
+    ///
+    /// # Errors
+    /// [`Error::Sample`] for fewer than 3 samples, [`Error::Predict`] for a step that cannot be recorded.
+    pub(crate) fn of<T: Task>(
+        task: &T,
+        kind: &StepKind<'_>,
+        sample: &T::Batch,
+        init: &dyn Fn(&Device) -> Result<T::Model, Error>,
+        optimizer: &dyn Fn(&T::Model) -> OptimizerGroups,
+    ) -> Result<Self, Error>
+    where
+        T::Model: Module + 'static,
+    {
+        if sample.len() < SAMPLES[1] {
+            return Err(Error::Sample { samples: sample.len() });
+        }
+        let chains = RefCell::new(vec![]);
+        let once = |accumulate| {
+            let options = StepOptions {
+                accumulate,
+                scale_gradients: kind.scales_gradients,
+                reads_norm: true,
+                update_chunks: Some(CHUNKS),
+                batches: SAMPLES,
+                ..StepOptions::default()
+            };
+            // The recording reports a panic as an error.
+            let build = |device: &Device| {
+                let model = init(device).and_then(|model| Ok(kind.policy.autocast(model)?));
+                model.unwrap_or_else(|error| panic!("{error}"))
+            };
+            let loss = |model: &T::Model, recorder: &kiln_memory::Recorder| {
+                chains.borrow_mut().clear();
+                task.loss(&Pass::recorded(model, recorder, &chains), &sample.slice(0..recorder.batch()))
+            };
+            let groups = |model: &T::Model| optimizer(model).groups().to_vec();
+            Ok::<_, Error>(record_step_with(build, loss, groups, options)?)
+        };
+        let (whole, part) = (once(false)?, once(true)?);
+        Ok(Self { whole, part, chains: chains.into_inner() })
+    }
+
+    /// The trace of a step on micro-batches of `micro_batch` out of `batch` samples.
+    fn trace(&self, micro_batch: usize, batch: usize) -> &StepTrace {
+        if micro_batch < batch { &self.part } else { &self.whole }
+    }
+
+    /// Number of blocks that can be checkpointed; the operations between two chains count as one.
+    pub(crate) fn blocks(&self) -> usize {
+        self.whole.blocks()
+    }
+
+    /// The plan without recomputation between chains: these operations are no block of any chain and always run plainly.
+    pub(crate) fn within_chains(&self, plan: &Plan) -> Plan {
+        let mut between = vec![];
+        let mut end = 0;
+        for length in &self.chains {
+            end += length;
+            between.push(end);
+            end += 1;
+        }
+        between.pop();
+        between.retain(|block| *block < plan.blocks());
+        without(plan, &between)
+    }
+
+    /// Whether the forward pass draws random numbers, as dropout does.
+    pub(crate) fn draws_random(&self) -> bool {
+        self.whole.draws_random()
+    }
+
+    /// The step under a checkpoint plan, on micro-batches of `micro_batch` out of `batch` samples.
+    ///
+    /// # Errors
+    /// [`Error::Predict`] for a plan that does not fit the model.
+    pub(crate) fn under(&self, plan: &Plan, micro_batch: usize, batch: usize) -> Result<StepTrace, Error> {
+        Ok(self.trace(micro_batch, batch).with_plan(&recomputed(plan))?)
+    }
+
+    /// Peak and times of the step, quickly.
+    ///
+    /// # Errors
+    /// [`Error::Predict`].
+    pub(crate) fn estimate(
+        &self,
+        plan: &Plan,
+        micro_batch: usize,
+        batch: usize,
+        profile: &BackendProfile,
+    ) -> Result<StepEstimate, Error> {
+        let trace = self.trace(micro_batch, batch);
+        let samples = micro_batch.min(batch);
+        Ok(match plan.recomputed() {
+            0 => trace.estimate(samples, profile)?,
+            _ => trace.with_plan(&recomputed(plan))?.estimate(samples, profile)?,
+        })
+    }
+
+    /// Every buffer of the step.
+    ///
+    /// # Errors
+    /// [`Error::Predict`].
+    pub(crate) fn predict(
+        &self,
+        plan: &Plan,
+        micro_batch: usize,
+        batch: usize,
+        profile: &BackendProfile,
+    ) -> Result<Prediction, Error> {
+        Ok(self.under(plan, micro_batch, batch)?.predict(micro_batch.min(batch), profile)?)
+    }
+
+    /// The largest micro-batch below `batch` whose plain step stays within `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Predict`].
+    pub(crate) fn largest_plain(
+        &self,
+        limit: u64,
+        batch: usize,
+        profile: &BackendProfile,
+    ) -> Result<Option<usize>, Error> {
+        Ok(if batch > 1 { self.part.largest_batch(limit, batch - 1, profile)? } else { None })
+    }
+
+    /// The costs of the blocks, for the solver of plans. `transfer`: seconds to move a byte to the host and back, where segments may
+    /// be offloaded.
+    ///
+    /// # Errors
+    /// [`Error::Predict`].
+    pub(crate) fn chain_cost(
+        &self,
+        micro_batch: usize,
+        batch: usize,
+        profile: &BackendProfile,
+        transfer: Option<f64>,
+    ) -> Result<ChainCost, Error> {
+        let costs = self.trace(micro_batch, batch).chain_costs(micro_batch.min(batch), profile)?;
+        let blocks = costs.blocks.iter().map(|block| Cost {
+            input: block.input_bytes,
+            saved: block.saved_bytes,
+            workspace: block.workspace_bytes,
+            gradients: block.gradient_bytes,
+            forward: block.forward_seconds,
+        });
+        let blocks = blocks.collect();
+        Ok(ChainCost { blocks, resident: costs.resident_bytes, head: costs.head_bytes, transfer })
+    }
+}
+
+/// The segments of a plan that are recomputed, in kiln-memory's terms.
+fn recomputed(plan: &Plan) -> Vec<Recomputed> {
+    let segments = plan.segments().iter().filter(|segment| segment.mode != Mode::Plain);
+    segments
+        .map(|segment| Recomputed { blocks: segment.blocks.clone(), offloaded: segment.mode == Mode::Offload })
+        .collect()
+}
+
+/// `plan`, in which the blocks `plain` run plainly.
+fn without(plan: &Plan, plain: &[usize]) -> Plan {
+    let mut segments = vec![];
+    for PlanSegment { blocks, mode } in plan.segments() {
+        let mut start = blocks.start;
+        for block in plain.iter().copied().filter(|block| *mode != Mode::Plain && blocks.contains(block)) {
+            if start < block {
+                segments.push(PlanSegment { blocks: start..block, mode: *mode });
+            }
+            segments.push(PlanSegment { blocks: block..block + 1, mode: Mode::Plain });
+            start = block + 1;
+        }
+        if start < blocks.end {
+            segments.push(PlanSegment { blocks: start..blocks.end, mode: *mode });
+        }
+    }
+    Plan::try_from(segments).unwrap_or_else(|_| plan.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_between_chains_run_plainly() {
+        let plan = Plan::every(8, 3).unwrap(); // 0..3, 3..6 recompute, 6..8 plain
+        assert_eq!(
+            without(&plan, &[1, 3]).to_string(),
+            "0..1 recompute, 1..2 plain, 2..3 recompute, 3..4 plain, 4..6 recompute, 6..8 plain"
+        );
+        assert_eq!(without(&plan, &[7]), plan);
+        assert_eq!(without(&plan, &[]), plan);
+    }
+}

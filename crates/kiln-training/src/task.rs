@@ -1,0 +1,73 @@
+//! What a model is trained to do on batches of one kind.
+
+use std::marker::PhantomData;
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use crate::batch::Batch;
+use crate::metrics::{Metric, Metrics};
+use crate::pass::Pass;
+
+/// A model, its batches, the loss that it is trained by and the metrics that it is evaluated by.
+pub trait Task {
+    /// The model.
+    type Model: Module + 'static;
+    /// A batch on the host.
+    type Batch: Batch;
+
+    /// The mean loss over `batch`, a tensor of one element that the gradients come from.
+    ///
+    /// The model may compute in 16 bits; take the loss in f32. Batches are copied to [`Pass::device`] here, and blocks that follow
+    /// each other run through [`Pass::chain`]. The batch may be a part of the one that the loader made.
+    fn loss(&self, pass: &Pass<'_, Self::Model>, batch: &Self::Batch) -> Tensor<1>;
+
+    /// Metrics over `batch`, computed without autodiff; by default the mean loss, as "loss".
+    fn metrics(&self, pass: &Pass<'_, Self::Model>, batch: &Self::Batch) -> Metrics {
+        let count = batch.weight().count();
+        Metrics::new().with("loss", Metric::mean(self.loss(pass, batch) * count as f64, count))
+    }
+}
+
+/// A loss function as a [`Task`], for a program that needs nothing else.
+///
+/// ```
+/// use burn::nn::Linear;
+/// use burn::tensor::{Tensor, TensorData};
+/// use kiln_training::{LossFn, Pass, Task};
+///
+/// let task = LossFn::new(|pass: &Pass<'_, Linear>, (x, y): &(TensorData, TensorData)| {
+///     let (x, y): (Tensor<2>, Tensor<2>) = (pass.input(x), pass.input(y));
+///     (pass.model().forward(x) - y).square().mean()
+/// });
+/// # fn is_task(_: impl Task) {}
+/// # is_task(task);
+/// ```
+pub struct LossFn<F, M, B> {
+    loss: F,
+    kinds: PhantomData<fn(&M, &B)>,
+}
+
+impl<F, M, B> LossFn<F, M, B>
+where
+    F: Fn(&Pass<'_, M>, &B) -> Tensor<1>,
+{
+    /// The task of `loss`, which computes the mean loss over a batch.
+    pub fn new(loss: F) -> Self {
+        Self { loss, kinds: PhantomData }
+    }
+}
+
+impl<F, M, B> Task for LossFn<F, M, B>
+where
+    F: Fn(&Pass<'_, M>, &B) -> Tensor<1>,
+    M: Module + 'static,
+    B: Batch,
+{
+    type Model = M;
+    type Batch = B;
+
+    fn loss(&self, pass: &Pass<'_, M>, batch: &B) -> Tensor<1> {
+        (self.loss)(pass, batch)
+    }
+}

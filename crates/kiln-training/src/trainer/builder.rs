@@ -1,0 +1,468 @@
+//! Builds a trainer: predicts a step, plans it into the memory budget, and allocates.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use burn::optim::AdamWConfig;
+use burn::tensor::Device;
+use kiln_checkpointing::Plan;
+use kiln_memory::{BackendProfile, CountingAllocator, Kernels, Meter};
+use kiln_precision::{Policy, Precision, Scaling};
+use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Recovery};
+
+use super::events::{Event, Every, RunLength};
+use super::run::{MakeOptimizer, Observer, Trainer};
+use super::watch::Watch;
+use crate::batch::Batch;
+use crate::checkpoints::Checkpoints;
+use crate::error::Error;
+use crate::optimizer::OptimizerGroups;
+use crate::planning::{Checkpointing, MemoryBudget, Planner, RecordedStep, StepKind, StepPlan};
+use crate::schedule::Schedule;
+use crate::task::Task;
+use crate::transaction::{Boundary, Guard, ModelState, StepSettings};
+
+type Pause = Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>;
+
+/// Seconds to move a byte to the host and back over PCIe 4.0, at half of its 32 GB/s.
+const TRANSFER: f64 = 2.0 / 16e9;
+
+/// A trainer to be built. Made by [`Trainer::builder`]; see there for an example.
+///
+/// Without settings a run is in f32, takes whole batches, has no limit of memory, AdamW with burn's settings, a constant learning
+/// rate of 1e-3, and one epoch.
+pub struct TrainerBuilder<'a, T: Task> {
+    task: T,
+    init: Box<dyn Fn(&Device) -> Result<T::Model, Error> + 'a>,
+    optimizer: MakeOptimizer<T::Model>,
+    schedule: Schedule,
+    length: RunLength,
+    seed: u64,
+    max_norm: Option<f64>,
+    policy: Policy,
+    other_precisions: Vec<Precision>,
+    scaling: Option<Scaling>,
+    memory: Option<MemoryBudget>,
+    batch_size: Option<usize>,
+    micro_batch: Option<usize>,
+    checkpointing: Checkpointing,
+    keeps_plan: bool,
+    patience: Patience,
+    pause: Option<Pause>,
+    recovers: bool,
+    predicts: bool,
+    profile: Option<BackendProfile>,
+    loader_bytes: u64,
+    allocator: Option<&'static CountingAllocator>,
+    guard: Option<Guard>,
+    every: Every,
+    checkpoints: Option<Checkpoints>,
+    observer: Option<Observer>,
+}
+
+impl<T: Task> Trainer<T> {
+    /// A trainer of the model that `init` makes on a device.
+    ///
+    /// ```
+    /// use burn::nn::loss::{MseLoss, Reduction};
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::tensor::{Device, Tensor, TensorData};
+    /// use kiln_training::{LossFn, MemoryBudget, Pass, Trainer};
+    ///
+    /// let task = LossFn::new(|pass: &Pass<'_, Linear>, (x, y): &(TensorData, TensorData)| {
+    ///     let (x, y): (Tensor<2>, Tensor<2>) = (pass.input(x), pass.input(y));
+    ///     MseLoss::new().forward(pass.model().forward(x), y, Reduction::Mean)
+    /// });
+    /// let x = TensorData::from([[0.0f32, 1.0], [1.0, 0.0], [1.0, 1.0]]);
+    /// let y = TensorData::from([[2.0f32], [3.0], [5.0]]);
+    /// let mut trainer = Trainer::builder(task, |device| LinearConfig::new(2, 1).init(device))
+    ///     .with_memory(MemoryBudget::Bytes(64 << 20))
+    ///     .with_schedule(0.05)
+    ///     .with_steps(200)
+    ///     .build(&Device::flex(), &(x.clone(), y.clone()))?;
+    /// let first = trainer.step(&(x.clone(), y.clone()))?;
+    /// let _ = trainer.fit(&vec![(x.clone(), y.clone())])?;
+    /// assert!(trainer.evaluate(&vec![(x, y)])?.metrics[0].1 < 0.01 * first.loss);
+    /// # Ok::<(), kiln_training::Error>(())
+    /// ```
+    pub fn builder<'a>(task: T, init: impl Fn(&Device) -> T::Model + 'a) -> TrainerBuilder<'a, T> {
+        TrainerBuilder::new(task, Box::new(move |device| Ok(init(device))))
+    }
+
+    /// The same for a model whose settings may be refused.
+    pub fn try_builder<'a, E: std::error::Error>(
+        task: T,
+        init: impl Fn(&Device) -> Result<T::Model, E> + 'a,
+    ) -> TrainerBuilder<'a, T> {
+        let init = move |device: &Device| init(device).map_err(|error| Error::Model { reason: error.to_string() });
+        TrainerBuilder::new(task, Box::new(init))
+    }
+}
+
+impl<'a, T: Task> TrainerBuilder<'a, T> {
+    fn new(task: T, init: Box<dyn Fn(&Device) -> Result<T::Model, Error> + 'a>) -> Self {
+        Self {
+            task,
+            init,
+            optimizer: Box::new(|_| AdamWConfig::new().build().into()),
+            schedule: Schedule::constant(1e-3),
+            length: RunLength::Epochs(1),
+            seed: 0,
+            max_norm: None,
+            policy: Policy::default(),
+            other_precisions: vec![],
+            scaling: None,
+            memory: None,
+            batch_size: None,
+            micro_batch: None,
+            checkpointing: Checkpointing::None,
+            keeps_plan: false,
+            patience: Patience::default(),
+            pause: None,
+            recovers: true,
+            predicts: true,
+            profile: None,
+            loader_bytes: 0,
+            allocator: None,
+            guard: None,
+            every: Every::epoch(),
+            checkpoints: None,
+            observer: None,
+        }
+    }
+
+    /// Keeps every step within `memory`: picks micro-batch and checkpoint plan, and offload on a card, before the first step.
+    #[must_use]
+    pub fn with_memory(self, memory: MemoryBudget) -> Self {
+        Self { memory: Some(memory), ..self }
+    }
+
+    /// Uses one of burn's optimizers, or several for groups of parameters; see [`OptimizerGroups`].
+    #[must_use]
+    pub fn with_optimizer<O: Into<OptimizerGroups>>(self, optimizer: impl Fn(&T::Model) -> O + 'static) -> Self {
+        Self { optimizer: Box::new(move |model| optimizer(model).into()), ..self }
+    }
+
+    /// Sets the learning rate over the run: a number, a [`ScheduleConfig`](crate::ScheduleConfig), or a [`Schedule`].
+    #[must_use]
+    pub fn with_schedule(self, schedule: impl Into<Schedule>) -> Self {
+        Self { schedule: schedule.into(), ..self }
+    }
+
+    /// Takes so many steps.
+    #[must_use]
+    pub fn with_steps(self, steps: u64) -> Self {
+        Self { length: RunLength::Steps(steps), ..self }
+    }
+
+    /// Takes so many passes over the data.
+    #[must_use]
+    pub fn with_epochs(self, epochs: u64) -> Self {
+        Self { length: RunLength::Epochs(epochs), ..self }
+    }
+
+    /// Derives all randomness of the run from `seed`: the model's parameters too, if burn initialises them.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// Scales gradients down to the global norm `max_norm` when theirs is larger.
+    #[must_use]
+    pub fn with_clip_norm(self, max_norm: impl Into<Option<f64>>) -> Self {
+        Self { max_norm: max_norm.into(), ..self }
+    }
+
+    /// Computes under `policy`.
+    #[must_use]
+    pub fn with_precision(self, policy: Policy) -> Self {
+        Self { policy, ..self }
+    }
+
+    /// Allows `precision` where a step does not fit into the memory in the policy's own precision.
+    #[must_use]
+    pub fn allow_precision(mut self, precision: Precision) -> Self {
+        self.other_precisions.push(precision);
+        self
+    }
+
+    /// Scales the loss by `scaling`, and not as the precision needs.
+    #[must_use]
+    pub fn with_scaling(self, scaling: impl Into<Option<Scaling>>) -> Self {
+        Self { scaling: scaling.into(), ..self }
+    }
+
+    /// Takes batches of `samples` samples; by default as many as the sample has that [`build`](Self::build) gets.
+    #[must_use]
+    pub fn with_batch_size(self, samples: usize) -> Self {
+        Self { batch_size: Some(samples), ..self }
+    }
+
+    /// Takes steps exactly as micro-batch, checkpointing and precision say, even if they are predicted to exceed the budget: for a
+    /// run that is resumed as it was planned before.
+    #[must_use]
+    pub fn keeping_plan(self) -> Self {
+        Self { keeps_plan: true, ..self }
+    }
+
+    /// Has at most `samples` samples on the device at once.
+    #[must_use]
+    pub fn with_micro_batch(self, samples: impl Into<Option<usize>>) -> Self {
+        Self { micro_batch: samples.into(), ..self }
+    }
+
+    /// Recomputes blocks of the model's chains. With a memory budget, [`Checkpointing::None`] leaves the choice to the planner.
+    #[must_use]
+    pub fn with_checkpointing(self, checkpointing: Checkpointing) -> Self {
+        Self { checkpointing, ..self }
+    }
+
+    /// Waits so long for memory that another program holds before a batch is given up; by default five minutes.
+    #[must_use]
+    pub fn with_patience(self, patience: Patience) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// Calls `pause` for each pause of a batch that waits for memory, instead of sleeping; `Break` gives the batch up.
+    #[must_use]
+    pub fn with_pause(self, pause: impl FnMut(Duration) -> ControlFlow<()> + Send + 'static) -> Self {
+        Self { pause: Some(Box::new(pause)), ..self }
+    }
+
+    /// Ends a step with [`Error::Memory`] when memory runs out, and does not try it again.
+    #[must_use]
+    pub fn without_recovery(self) -> Self {
+        Self { recovers: false, ..self }
+    }
+
+    /// Does not record the step: for a model that reads tensors back in its forward pass. Such a run has no memory budget and no
+    /// checkpointing.
+    #[must_use]
+    pub fn without_prediction(self) -> Self {
+        Self { predicts: false, ..self }
+    }
+
+    /// Predicts with `profile`; by default with the typical figures of the device's kind.
+    #[must_use]
+    pub fn with_profile(self, profile: BackendProfile) -> Self {
+        Self { profile: Some(profile), ..self }
+    }
+
+    /// Counts `bytes` of the data loader into the budget of the CPU device, whose memory is the host's.
+    #[must_use]
+    pub fn with_loader_bytes(self, bytes: u64) -> Self {
+        Self { loader_bytes: bytes, ..self }
+    }
+
+    /// Counts the heap of the CPU device by the program's global allocator: peaks are measured, and a memory budget is enforced.
+    /// A card counts its memory itself.
+    #[must_use]
+    pub fn with_allocator(self, allocator: &'static CountingAllocator) -> Self {
+        Self { allocator: Some(allocator), ..self }
+    }
+
+    /// Calls `guard` at every boundary of a step. A failure that it returns is treated as one of the device.
+    #[must_use]
+    pub fn with_guard(
+        self,
+        guard: impl Fn(Boundary) -> Result<(), kiln_recovery::Failure> + Send + Sync + 'static,
+    ) -> Self {
+        Self { guard: Some(Box::new(guard)), ..self }
+    }
+
+    /// Evaluates and saves at other times besides the ends of epochs.
+    #[must_use]
+    pub fn with_every(self, every: Every) -> Self {
+        Self { every, ..self }
+    }
+
+    /// Saves the run to `checkpoints`.
+    #[must_use]
+    pub fn with_checkpoints(self, checkpoints: Checkpoints) -> Self {
+        Self { checkpoints: Some(checkpoints), ..self }
+    }
+
+    /// Tells `observer` of every event of [`Trainer::fit`]; the run stops when it returns `Break`.
+    #[must_use]
+    pub fn with_observer(self, observer: impl FnMut(&Event) -> ControlFlow<()> + 'static) -> Self {
+        Self { observer: Some(Box::new(observer)), ..self }
+    }
+
+    /// Records the step of batches like `sample`, for a device that need not be there.
+    ///
+    /// `batch`: samples of a whole batch.
+    ///
+    /// # Errors
+    /// [`Error::Sample`] for fewer than 3 samples, [`Error::Predict`] for a step that cannot be recorded,
+    /// [`Error::InvalidSetting`], and [`Error::Checkpointing`] for a plan that does not fit the model.
+    pub fn planner(&self, profile: &BackendProfile, sample: &T::Batch, batch: usize) -> Result<Planner, Error> {
+        self.check(batch)?;
+        let mut steps = vec![];
+        for precision in std::iter::once(self.policy.compute()).chain(self.other_precisions.iter().copied()) {
+            let scaling = self.scaling.unwrap_or_else(|| Scaling::for_precision(precision));
+            let policy = self.policy.clone().computing_in(precision);
+            let kind =
+                StepKind { policy: &policy, scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
+            steps.push((precision, RecordedStep::of(&self.task, &kind, sample, &self.init, &self.optimizer)?));
+        }
+        let profile = match profile.kernels {
+            Kernels::Flex => profile.clone().with_loader_bytes(self.loader_bytes),
+            Kernels::Cube => profile.clone(),
+        };
+        let transfer = (profile.kernels == Kernels::Cube).then_some(TRANSFER);
+        let mut planner = Planner { steps, profile, batch, micro_batch: self.micro_batch, checkpoints: None, transfer };
+        planner.checkpoints = self.given_plan(&planner)?;
+        Ok(planner)
+    }
+
+    /// The checkpoint plan that the settings name, if they name one.
+    fn given_plan(&self, planner: &Planner) -> Result<Option<Plan>, Error> {
+        let blocks = planner.blocks();
+        Ok(match &self.checkpointing {
+            Checkpointing::None | Checkpointing::Within(_) => None,
+            Checkpointing::Every(length) => Some(Plan::every(blocks, *length)?),
+            Checkpointing::Offload => Some(Plan::offload(blocks, 1)?),
+            Checkpointing::Sqrt => Some(planner.sqrt()?),
+            Checkpointing::Plan(plan) if plan.blocks() == blocks => Some(plan.clone()),
+            Checkpointing::Plan(plan) => {
+                return Err(kiln_checkpointing::Error::PlanLength { plan: plan.blocks(), chain: blocks }.into());
+            }
+        })
+    }
+
+    fn check(&self, batch: usize) -> Result<(), Error> {
+        let zero = |field, value: usize| match value {
+            0 => Err(Error::InvalidSetting { field, value: "0".into(), expected: "at least 1" }),
+            _ => Ok(()),
+        };
+        zero("batch size", batch)?;
+        zero("micro-batch", self.micro_batch.unwrap_or(1))
+    }
+
+    /// Builds the trainer for batches like `sample`: predicts the step, plans it into the memory
+    /// budget, makes the model, and gets ready for the first step.
+    ///
+    /// `device` may be plain or have autodiff; the trainer uses it with autodiff. The model's parameters and the run's randomness follow
+    /// from the seed.
+    ///
+    /// # Errors
+    /// [`Error::NothingFits`] when no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and
+    /// [`Error::Recovery`] for settings that cannot be; [`Error::Model`] for a model that cannot be made; those of
+    /// [`planner`](Self::planner) where a plan is needed.
+    pub fn build(mut self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
+        let device = device.clone().autodiff();
+        let plain = device.clone().inner();
+        let on_heap = plain.memory_pool_usage().is_none();
+        let batch = self.batch_size.unwrap_or(sample.len());
+        self.check(batch)?;
+        let limit = self.memory.map(|memory| memory.bytes(&plain)).transpose()?;
+        let mut settings = StepSettings {
+            schedule: self.schedule.clone(),
+            total_steps: match self.length {
+                RunLength::Steps(steps) => Some(steps),
+                RunLength::Epochs(_) => None,
+            },
+            max_norm: self.max_norm,
+            policy: self.policy.clone(),
+            scaling: self.scaling,
+            device: device.clone(),
+        };
+        settings.check()?; // before anything is recorded
+        let planner = self.planner_of(on_heap, sample, batch)?;
+        let plan = planner.as_ref().map(|planner| self.choose(planner, limit)).transpose()?;
+        if let Some(plan) = &plan {
+            settings.policy = self.policy.clone().computing_in(plan.precision);
+        }
+        let draws_random = planner.as_ref().is_none_or(Planner::draws_random);
+        let micro_batch = plan.as_ref().map_or(self.micro_batch, |plan| Some(plan.micro_batch));
+        let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
+        plans.extend(plans[0].stronger());
+
+        let meter = Meter::of_pool(&plain).or_else(|| self.allocator.map(Meter::of_heap));
+        device.seed(self.seed);
+        let model = (self.init)(&device)?;
+        let watch = Watch::new(meter.clone(), limit.filter(|_| on_heap), self.guard.take());
+        let mut run = ModelState::new(model, &self.optimizer, self.seed, settings)?;
+        run.guard = Some(watch.guard());
+
+        let size = micro_batch.unwrap_or(usize::MAX).min(batch);
+        let recovery = if self.recovers {
+            let search = MicroBatchSearch::new(MicroBatchSearchConfig::new(size).with_limit(limit))?;
+            let ladder = Ladder::standard().with_plans(plans.len());
+            // On the CPU device the host is the device.
+            let ladder = if on_heap { ladder } else { ladder.with_offload() };
+            let recovery = Recovery::new(device, search, ladder).with_patience(self.patience);
+            let recovery = match self.pause {
+                Some(pause) => recovery.with_pause(pause),
+                None => recovery,
+            };
+            // The peak of a pool is that of its readings, which miss the highest.
+            Some(match on_heap {
+                true => {
+                    let watch = watch.clone();
+                    recovery.measuring(move || watch.peak_bytes())
+                }
+                false => recovery,
+            })
+        } else {
+            None
+        };
+        Ok(Trainer {
+            task: self.task,
+            run,
+            optimizer: self.optimizer,
+            recovery,
+            micro_batch,
+            plans,
+            draws_random,
+            planner,
+            plan,
+            limit,
+            meter,
+            watch,
+            length: self.length,
+            samples: None,
+            every: self.every,
+            checkpoints: self.checkpoints,
+            observer: self.observer,
+        })
+    }
+
+    /// The planner for the device. A step that cannot be recorded is an error only where a plan is needed.
+    fn planner_of(&self, on_heap: bool, sample: &T::Batch, batch: usize) -> Result<Option<Planner>, Error> {
+        let needed = self.memory.is_some() || self.checkpointing != Checkpointing::None;
+        if !self.predicts {
+            return if needed { Err(Error::NoPrediction) } else { Ok(None) };
+        }
+        let typical = || if on_heap { BackendProfile::flex() } else { BackendProfile::cuda() };
+        let profile = self.profile.clone().unwrap_or_else(typical);
+        match self.planner(&profile, sample, batch) {
+            Ok(planner) => Ok(Some(planner)),
+            Err(error @ (Error::Predict(_) | Error::Sample { .. })) if !needed => {
+                tracing::warn!("the memory of a step is not predicted: {error}");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The step plan of the run.
+    fn choose(&self, planner: &Planner, limit: Option<u64>) -> Result<StepPlan, Error> {
+        let solved = match self.checkpointing {
+            Checkpointing::Within(bytes) => Some(bytes),
+            _ => None,
+        };
+        if let (Some(bytes), false) = (limit.into_iter().chain(solved).min(), self.keeps_plan) {
+            // Without a budget for the whole step, only the checkpoint plan is free.
+            let plan = match limit {
+                Some(_) => planner.choose(bytes)?,
+                None => planner.solve(bytes)?,
+            };
+            tracing::info!("within {}: {plan}", bytesize::ByteSize(bytes));
+            return Ok(plan);
+        }
+        let checkpoints = planner.checkpoints.clone().unwrap_or_else(|| Plan::none(planner.blocks()));
+        let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(planner.batch);
+        planner.evaluate(self.policy.compute(), &checkpoints, micro_batch, u64::MAX)
+    }
+}

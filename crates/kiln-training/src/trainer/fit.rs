@@ -1,0 +1,147 @@
+//! The loop over epochs: steps, evaluation, checkpoints, events.
+
+use super::events::{Evaluation, Event, Finish};
+use super::run::Trainer;
+use crate::error::Error;
+use crate::source::{BatchSource, TrainingData};
+use crate::task::Task;
+use crate::transaction::StepReport;
+
+impl<T: Task> Trainer<T> {
+    /// Takes the steps that are left of the run. The model is evaluated, where `data` has a part for it, and a checkpoint is saved, where
+    /// the run has checkpoints, at the end of every epoch and of the run and as [`Every`](crate::Every) says. A checkpoint is also
+    /// saved when the observer breaks, and when the run ends with an error that leaves it whole.
+    ///
+    /// A run that was interrupted anywhere and continues from a checkpoint has the same events. So does a run that ended with
+    /// [`Error::Unfinished`] when this is called again: it continues with the update.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step), [`evaluate`](Self::evaluate), [`save`](Self::save) and the data; [`Error::OtherData`] when the run
+    /// was resumed with another number of samples, [`Error::NothingRead`] when no batch of an epoch could be read, and
+    /// [`Error::InvalidSetting`] for a run of no steps.
+    pub fn fit<D: TrainingData<Batch = T::Batch>>(&mut self, data: &D) -> Result<Finish, Error> {
+        let total = self.meet(data.train())?;
+        let saved = self.state().step;
+        let mut fit = Fit { trainer: self, data, total, saved };
+        fit.steps().inspect_err(|error| fit.rescue(error))
+    }
+
+    /// Notes the size of the data, which must not change, and the number of steps, which it returns.
+    ///
+    /// # Errors
+    /// [`Error::OtherData`], [`Error::InvalidSetting`].
+    pub fn meet<S: BatchSource<Batch = T::Batch> + ?Sized>(&mut self, data: &S) -> Result<u64, Error> {
+        let now = data.samples();
+        if let Some(was) = self.samples.filter(|was| *was != now) {
+            return Err(Error::OtherData { was, now });
+        }
+        let total = self.length.steps(data.batches());
+        if total == 0 {
+            let expected = "at least 1 step, and data with at least 1 batch";
+            return Err(Error::InvalidSetting { field: "number of steps", value: "0".into(), expected });
+        }
+        (self.samples, self.run.settings.total_steps) = (Some(now), Some(total));
+        Ok(total)
+    }
+}
+
+/// A run that is under way.
+struct Fit<'a, T: Task, D> {
+    trainer: &'a mut Trainer<T>,
+    data: &'a D,
+    total: u64,
+    /// Steps of the newest checkpoint.
+    saved: u64,
+}
+
+impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
+    fn steps(&mut self) -> Result<Finish, Error> {
+        let waiting = self.trainer.run.ready().is_err();
+        let at = self.trainer.state();
+        if waiting || at.due || at.batch >= self.data.train().batches() {
+            let report = if waiting { Some(self.trainer.complete_update()?) } else { None };
+            if let (Some(stopped), _) = self.after(report)? {
+                return Ok(stopped);
+            }
+        }
+        let train = self.data.train();
+        while self.trainer.state().step < self.total {
+            let began = self.trainer.state();
+            for batch in train.epoch(began.epoch, began.batch) {
+                let report = match batch {
+                    // The loader leaves out bad samples, as its settings say, and lists them.
+                    Err(Error::Data(last @ kiln_data::Error::NothingLeft { .. })) => {
+                        let state = &mut self.trainer.run.state;
+                        *state = state.after_no_step();
+                        let at = *state;
+                        if at.batch < train.batches() {
+                            continue;
+                        }
+                        if began.batch == 0 && at.step == began.step {
+                            return Err(Error::NothingRead { epoch: at.epoch, last });
+                        }
+                        None
+                    }
+                    batch => Some(self.trainer.step(&batch?)?),
+                };
+                match self.after(report)? {
+                    (Some(stopped), _) => return Ok(stopped),
+                    (None, true) => break,
+                    (None, false) => {}
+                }
+            }
+        }
+        Ok(Finish::Complete)
+    }
+
+    /// Does the duties after a step, whose report the caller may have: evaluates the model, ends the epoch, saves the run. Returns
+    /// whether the run stops here, and whether the epoch or the run ended.
+    fn after(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
+        let mut stop = report.is_some_and(|report| self.tell(&Event::Step(report)));
+        let (at, every) = (self.trainer.state(), self.trainer.every);
+        let epoch_ends = at.batch >= self.data.train().batches();
+        let ends = epoch_ends || at.step == self.total;
+        if let (Some(test), true) = (self.data.test(), ends || every.evaluates_at(at.step)) {
+            let evaluation = self.trainer.evaluate(test)?;
+            let epochs = at.epoch + u64::from(epoch_ends);
+            stop |= self.tell(&Event::Evaluated(Evaluation { epochs, ..evaluation }));
+        }
+        let state = &mut self.trainer.run.state;
+        if epoch_ends {
+            *state = state.next_epoch();
+        }
+        state.due = false;
+        if ends || stop || every.saves_at(at.step) {
+            stop |= self.save()?;
+        }
+        let stopped = (stop && at.step < self.total).then_some(Finish::Stopped);
+        Ok((stopped, ends))
+    }
+
+    /// Tells the observer, and returns whether it asks to stop.
+    fn tell(&mut self, event: &Event) -> bool {
+        self.trainer.observer.as_mut().is_some_and(|observer| observer(event).is_break())
+    }
+
+    /// Saves the run if it has checkpoints, and returns whether the observer asks to stop.
+    fn save(&mut self) -> Result<bool, Error> {
+        if self.trainer.checkpoints.is_none() {
+            return Ok(false);
+        }
+        let stop = self.tell(&Event::Saving);
+        let path = self.trainer.save()?;
+        self.saved = self.trainer.state().step;
+        Ok(self.tell(&Event::Saved(path)) || stop)
+    }
+
+    /// Saves the steps since the newest checkpoint when the run ends with an error that leaves the device usable.
+    fn rescue(&mut self, error: &Error) {
+        let lost = matches!(error, Error::Lost(_) | Error::Device { .. } | Error::Save { .. });
+        if lost || self.trainer.run.ready().is_err() || self.trainer.state().step == self.saved {
+            return;
+        }
+        if let Err(error) = self.save() {
+            tracing::warn!("{error}");
+        }
+    }
+}

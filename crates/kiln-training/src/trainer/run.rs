@@ -1,0 +1,294 @@
+//! The trainer and its step.
+
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::Device;
+use kiln_accumulation::Split;
+use kiln_checkpointing::Plan;
+use kiln_memory::{Measured, Meter, Prediction};
+use kiln_precision::ScalerState;
+use kiln_recovery::{AttemptOutcome, Failure, Pauses, Recovery, Setting, Stopped, attempt};
+
+use super::events::{Event, Every, RunLength};
+use super::exhausted::explain;
+use super::watch::Watch;
+use crate::batch::Batch;
+use crate::checkpoints::Checkpoints;
+use crate::error::Error;
+use crate::optimizer::OptimizerGroups;
+use crate::pass::Pass;
+use crate::planning::{Planner, StepPlan, plan_for};
+use crate::state::RunState;
+use crate::task::Task;
+use crate::transaction::{Attempted, CHUNKS, ModelState, StepReport, chunk_bytes};
+
+pub(super) type MakeOptimizer<M> = Box<dyn Fn(&M) -> OptimizerGroups>;
+pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
+
+/// A model in training inside a memory budget. Made by [`Trainer::builder`].
+///
+/// A [`step`](Self::step) applies completely or not at all: parameters, optimizer state, batch-norm's statistics, loss scale and
+/// position move together. When memory runs out the step is tried again with smaller micro-batches, recomputed blocks or after a
+/// pause, on the same batch. Smaller micro-batches give the same result up to rounding, except for batch-norm, which
+/// normalises each micro-batch by itself, and dropout, which draws masks for each.
+pub struct Trainer<T: Task> {
+    pub(super) task: T,
+    pub(super) run: ModelState<T::Model>,
+    pub(super) optimizer: MakeOptimizer<T::Model>,
+    pub(super) recovery: Option<Recovery>,
+    /// Samples that are on the device at once, in a run without recovery; none: the whole batch.
+    pub(super) micro_batch: Option<usize>,
+    /// The checkpoint plan, and the plans to fall back on, each of which keeps less than the one before.
+    pub(super) plans: Vec<Plan>,
+    /// Whether blocks may draw random numbers.
+    pub(super) draws_random: bool,
+    pub(super) planner: Option<Planner>,
+    pub(super) plan: Option<StepPlan>,
+    pub(super) limit: Option<u64>,
+    pub(super) meter: Option<Meter>,
+    pub(super) watch: Arc<Watch>,
+    pub(super) length: RunLength,
+    /// Samples of the data that the run began with, once it has met data.
+    pub(super) samples: Option<usize>,
+    pub(super) every: Every,
+    pub(super) checkpoints: Option<Checkpoints>,
+    pub(super) observer: Option<Observer>,
+}
+
+/// A batch as the loader made it, or some of its samples.
+enum Part<'a, B> {
+    Whole(&'a B),
+    Slice(B),
+}
+
+impl<B> Part<'_, B> {
+    fn batch(&self) -> &B {
+        match self {
+            Self::Whole(batch) => batch,
+            Self::Slice(batch) => batch,
+        }
+    }
+}
+
+impl<T: Task> Trainer<T> {
+    /// One step on `batch`. It is cut into micro-batches as planned, and tried again with less when memory runs out. The step is taken
+    /// once, however often it was tried.
+    ///
+    /// The order: wait for the device; for each micro-batch seed it from (seed, step, index), forward, scale, backward, add in f32;
+    /// read loss and gradient norm, and make sure that every gradient was written; unscale, clip by global norm and update,
+    /// chunk after chunk of the parameters. Gradients that are not finite at a loss scale that can fall make a step that is
+    /// skipped: only the position and the scale move.
+    ///
+    /// # Errors
+    /// [`Error::NothingToLearn`] for a batch without a loss, [`Error::NotFinite`], [`Error::NoGradients`], [`Error::Accumulation`],
+    /// [`Error::Checkpointing`], [`Error::Device`], [`Error::Lost`], [`Error::Exhausted`] when memory ran out and nothing is left to
+    /// try, and [`Error::Memory`] when it ran out in a run without recovery; everything is then unchanged. [`Error::Unfinished`] when
+    /// memory ran out during the update and stayed away for longer than the patience: see
+    /// [`complete_update`](Self::complete_update).
+    ///
+    /// # Panics
+    /// When the task panics for another reason than memory.
+    pub fn step(&mut self, batch: &T::Batch) -> Result<StepReport, Error> {
+        let (step, total, samples) = (self.run.state.next_step(), batch.weight(), batch.len());
+        if total.count() == 0 {
+            return Err(Error::NothingToLearn { step });
+        }
+        self.run.ready()?;
+        self.watch.begin_step();
+        let Some(mut recovery) = self.recovery.take() else { return self.step_once(batch) };
+        let begun = Instant::now();
+        let mut last = begun;
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let work = |(): &(), setting: Setting| {
+                last = Instant::now();
+                self.attempt(batch, setting)
+            };
+            recovery.run(samples, batch.shape_key(), (), work, |tried, probe| self.run.evidence(tried, probe))
+        }));
+        self.recovery = Some(recovery);
+        let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
+        let recovered = outcome.map_err(|stopped| match stopped {
+            Stopped::Exhausted(exhausted) => {
+                let mut report = exhausted.report;
+                if let (Some(planner), Some(plan)) = (&self.planner, &self.plan) {
+                    explain(planner, plan, &self.plans, self.limit, &mut report);
+                }
+                Error::Exhausted { step, report: Box::new(report) }
+            }
+            Stopped::Other(error) => error,
+        })?;
+        let failures = recovered.tries.len();
+        let lost_seconds = if failures > 0 { last.duration_since(begun).as_secs_f64() } else { 0.0 };
+        self.commit(recovered.value, failures, lost_seconds)
+    }
+
+    fn step_once(&mut self, batch: &T::Batch) -> Result<StepReport, Error> {
+        let setting = self.setting(batch);
+        let device = self.run.settings.device.clone();
+        let outcome = attempt(&device, || self.attempt(batch, setting), |tried, probe| self.run.evidence(tried, probe));
+        match outcome {
+            AttemptOutcome::Done(attempted) => self.commit(attempted, 0, 0.0),
+            AttemptOutcome::Failed(failure) => Err(Error::Memory(failure)),
+            AttemptOutcome::Other(error) => Err(error),
+        }
+    }
+
+    fn attempt(&self, batch: &T::Batch, setting: Setting) -> Result<Attempted, Error> {
+        self.watch.begin_attempt();
+        let split = Split::new(batch.len(), setting.micro_batch)?;
+        let whole = split.len() == 1;
+        let ranges: Vec<_> = split.ranges().collect();
+        let parts = ranges.into_iter().map(|range| {
+            let part = if whole { Part::Whole(batch) } else { Part::Slice(batch.slice(range)) };
+            (part.batch().weight(), part)
+        });
+        // A part without a token that carries a loss has no mean loss, and nothing to add.
+        let parts = parts.filter(|(weight, _)| weight.count() > 0);
+        let plan = plan_for(&self.plans, setting);
+        self.run.attempt(batch.weight(), parts, |model, device, part: &Part<'_, T::Batch>| {
+            let pass = Pass::planned(model, device, &plan, self.draws_random);
+            let loss = self.task.loss(&pass, part.batch());
+            match pass.into_error() {
+                Some(error) => Err(error.into()),
+                None => Ok(loss),
+            }
+        })
+    }
+
+    fn commit(&mut self, attempted: Attempted, failures: usize, lost_seconds: f64) -> Result<StepReport, Error> {
+        let report = self.run.commit(attempted, failures, lost_seconds, pauses(&mut self.recovery))?;
+        Ok(self.end_step(report))
+    }
+
+    fn end_step(&self, report: StepReport) -> StepReport {
+        self.watch.end_step();
+        StepReport { peak_bytes: self.watch.peak_bytes(), ..report }
+    }
+
+    /// Continues an update that ran out of memory, after the caller has made room: parameters that are updated stay so, the others
+    /// follow. It waits for memory as long as a step does. A step that returned [`Error::Unfinished`] is finished by this alone; do not pass its batch again.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`] again, and [`Error::NoUpdate`] when there is nothing to finish.
+    pub fn complete_update(&mut self) -> Result<StepReport, Error> {
+        let report = self.run.complete_update(pauses(&mut self.recovery))?;
+        Ok(self.end_step(report))
+    }
+
+    /// The settings that the next attempt at `batch` runs with.
+    pub(super) fn setting(&self, batch: &T::Batch) -> Setting {
+        let samples = batch.len();
+        match &self.recovery {
+            Some(recovery) => recovery.setting(samples, batch.shape_key()),
+            None => {
+                let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(samples.max(1));
+                Setting { micro_batch, plan: 0, offload: false }
+            }
+        }
+    }
+
+    /// The task.
+    pub fn task(&self) -> &T {
+        &self.task
+    }
+
+    /// The model after the last step. It computes in the policy's precision; its records are f32.
+    pub fn model(&self) -> &T::Model {
+        &self.run.model
+    }
+
+    /// The position of the run.
+    pub fn state(&self) -> RunState {
+        self.run.state
+    }
+
+    /// The loss scale.
+    pub fn scaler(&self) -> ScalerState {
+        self.run.scaler.state()
+    }
+
+    /// Steps of the whole run, once they are known: by [`with_steps`](crate::TrainerBuilder::with_steps), or from the first data.
+    pub fn total_steps(&self) -> Option<u64> {
+        self.run.settings.total_steps
+    }
+
+    /// The autodiff device that steps run on.
+    pub fn device(&self) -> &Device {
+        &self.run.settings.device
+    }
+
+    /// How steps are planned to be taken, if they could be predicted.
+    pub fn plan(&self) -> Option<&StepPlan> {
+        self.plan.as_ref()
+    }
+
+    /// The bytes that a step may take, if there is a budget.
+    pub fn limit_bytes(&self) -> Option<u64> {
+        self.limit
+    }
+
+    /// How steps recover, and which sizes are known to fit.
+    pub fn recovery(&self) -> Option<&Recovery> {
+        self.recovery.as_ref()
+    }
+
+    /// The same, to set limits and measured peaks.
+    pub fn recovery_mut(&mut self) -> Option<&mut Recovery> {
+        self.recovery.as_mut()
+    }
+
+    /// Replaces how steps recover: other sizes, another ladder, pauses of the program's own. Without a recovery a step ends with
+    /// [`Error::Memory`] when memory runs out.
+    pub fn set_recovery(&mut self, recovery: Option<Recovery>) {
+        self.recovery = recovery;
+    }
+
+    /// The meter of the device's memory, if there is one.
+    pub fn meter(&self) -> Option<&Meter> {
+        self.meter.as_ref()
+    }
+
+    /// Measures one step over time, the one after `steps` others; [`measured`](Self::measured) returns the result.
+    pub fn measure_step(&self, steps: u64) {
+        self.watch.measure(steps);
+    }
+
+    /// Memory over time of the step that [`measure_step`](Self::measure_step) named, once it is done, if there is a meter.
+    pub fn measured(&self) -> Option<Measured> {
+        self.watch.measured()
+    }
+
+    /// Bytes of the parameters that are updated together: old and new values of so many exist at the same time.
+    pub fn update_bytes(&self) -> u64 {
+        chunk_bytes(&self.run.model, CHUNKS)
+    }
+
+    /// Every buffer of a step on a batch of `samples`, predicted without running it, under the planned checkpoints and
+    /// micro-batch.
+    ///
+    /// # Errors
+    /// [`Error::Predict`], and [`Error::NoPrediction`] for a trainer that was built without one.
+    pub fn predict(&self, samples: usize) -> Result<Prediction, Error> {
+        let (Some(planner), Some(plan)) = (&self.planner, &self.plan) else { return Err(Error::NoPrediction) };
+        planner.predict(&StepPlan { batch: samples, micro_batch: plan.micro_batch.min(samples), ..plan.clone() })
+    }
+
+    /// Has `observer` told of every event of [`fit`](Self::fit) from now on.
+    pub fn observe(&mut self, observer: impl FnMut(&Event) -> ControlFlow<()> + 'static) {
+        self.observer = Some(Box::new(observer));
+    }
+
+    /// The task and the model, without what training needs.
+    pub fn into_parts(self) -> (T, T::Model) {
+        (self.task, self.run.model)
+    }
+}
+
+/// The waits of one update, within the patience of `recovery`. Without a recovery there are none.
+fn pauses(recovery: &mut Option<Recovery>) -> impl FnMut(&Failure) -> bool + '_ {
+    let mut pauses = Pauses::new();
+    move |failure| recovery.as_mut().is_some_and(|recovery| recovery.pause(&mut pauses, failure))
+}

@@ -1,0 +1,155 @@
+//! Saving a run and resuming it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use burn::optim::OptimizerRecord;
+use kiln_precision::{ScalerState, Scaling};
+use kiln_recovery::{AttemptOutcome, Recovery, RecoveryState, attempt};
+use serde::{Deserialize, Serialize};
+
+use super::run::Trainer;
+use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE, load_model};
+use crate::error::Error;
+use crate::state::RunState;
+use crate::task::Task;
+
+/// A loss scale and its rules, which are part of the run.
+#[derive(Serialize, Deserialize)]
+struct SavedScaler {
+    state: ScalerState,
+    scaling: Scaling,
+}
+
+/// The position of the run, and the settings that must not change when it is resumed.
+#[derive(Serialize, Deserialize)]
+struct SavedState {
+    state: RunState,
+    #[serde(default)]
+    total_steps: Option<u64>,
+    #[serde(default)]
+    samples: Option<usize>,
+    #[serde(default)]
+    scaler: Option<SavedScaler>,
+    #[serde(default)]
+    recovery: Option<RecoveryState>,
+    /// The description of the optimizer's settings. Checkpoints of version 0.1 hold the settings themselves, which are not compared.
+    #[serde(default)]
+    optimizer: Option<serde_json::Value>,
+}
+
+impl<T: Task> Trainer<T> {
+    /// Saves the run as it is now to its checkpoints.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoints`], [`Error::Save`]; the checkpoints that were there stay. [`Error::Unfinished`] in the middle of an
+    /// update.
+    pub fn save(&self) -> Result<PathBuf, Error> {
+        self.save_to(self.checkpoints.as_ref().ok_or(Error::NoCheckpoints)?)
+    }
+
+    /// Saves the run as it is now to `checkpoints`.
+    ///
+    /// # Errors
+    /// Those of [`save`](Self::save).
+    pub fn save_to(&self, checkpoints: &Checkpoints) -> Result<PathBuf, Error> {
+        self.run.ready()?; // half an update must not be saved
+        checkpoints.save(self.run.state.step, |path| self.write(path))
+    }
+
+    /// Has [`fit`](Self::fit) save to `checkpoints` from now on.
+    pub fn set_checkpoints(&mut self, checkpoints: Checkpoints) {
+        self.checkpoints = Some(checkpoints);
+    }
+
+    /// Brings the run to its newest checkpoint that is whole, and returns the path. A damaged one is passed over with a warning;
+    /// `None` when there is no checkpoint at all.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoints`]; [`Error::Load`] when there are checkpoints and none can be used; [`Error::Memory`] and
+    /// [`Error::Lost`] when the device has no room for one that can.
+    pub fn resume(&mut self) -> Result<Option<PathBuf>, Error> {
+        let checkpoints = self.checkpoints.clone().ok_or(Error::NoCheckpoints)?;
+        checkpoints.resume(|path| self.load(path))
+    }
+
+    fn write(&self, path: &Path) -> Result<(), String> {
+        let run = &self.run;
+        // `valid` folds the running statistics of all threads into the value that is recorded.
+        let _ = run.model.valid();
+        run.model.clone().into_record().save(path.join(MODEL)).map_err(|e| e.to_string())?;
+        run.optimizer.save(path.join(OPTIMIZER)).map_err(|e| e.to_string())?;
+        let saved = SavedState {
+            state: run.state,
+            total_steps: run.settings.total_steps,
+            samples: self.samples,
+            scaler: Some(SavedScaler { state: run.scaler.state(), scaling: run.scaler.scaling() }),
+            recovery: self.recovery().map(Recovery::state),
+            optimizer: run.groups.description().map(Into::into),
+        };
+        let text = serde_json::to_vec_pretty(&saved).map_err(|e| e.to_string())?;
+        fs::write(path.join(STATE), text).map_err(|e| e.to_string())
+    }
+
+    fn load(&mut self, path: &Path) -> Result<(), Error> {
+        let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+        // Clones share running statistics, also those that a thread has not folded in yet; `valid` makes new ones.
+        let model = load_model(self.model().valid().train(), path)?;
+        let state = fs::read(path.join(STATE)).map_err(|e| fail(format!("{STATE}: {e}")))?;
+        let saved: SavedState = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
+        let groups = (self.optimizer)(&model);
+        self.compare(&saved, groups.description()).map_err(fail)?;
+        let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
+        let scaler = saved.scaler.map(|saved| saved.state);
+        if let (Some(recovery), Some(state)) = (self.recovery_mut(), saved.recovery) {
+            recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
+        }
+        let load = |optimizer: burn::optim::ModuleOptimizer| optimizer.load_record(record);
+        self.run.restore(model, load, groups, saved.state, scaler).map_err(|e| fail(format!("{STATE}: {e}")))?;
+        self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
+        // A device without room for the parameters does not say so by itself.
+        let device = self.device().clone();
+        match attempt(
+            &device,
+            || Ok(()),
+            |(), probe| {
+                probe.module(self.model());
+            },
+        ) {
+            AttemptOutcome::Done(()) => Ok(()),
+            AttemptOutcome::Failed(failure) => Err(Error::Memory(failure)),
+            AttemptOutcome::Other(error) => Err(error),
+        }
+    }
+
+    /// Refuses a checkpoint of a run with other data, another optimizer or another loss scaling.
+    fn compare(&self, saved: &SavedState, optimizer: Option<&str>) -> Result<(), String> {
+        let numbers = [
+            ("samples", saved.samples.map(|samples| samples as u64), self.samples.map(|samples| samples as u64)),
+            ("steps", saved.total_steps, self.total_steps()),
+        ];
+        for (unit, was, is) in numbers {
+            if let (Some(was), Some(is)) = (was.filter(|was| *was > 0), is)
+                && was != is
+            {
+                return Err(format!(
+                    "it belongs to a run of {was} {unit}, and this one has {is}: the data has changed, or the length of the run"
+                ));
+            }
+        }
+        if let (Some(was), Some(is)) = (saved.optimizer.as_ref().and_then(|saved| saved.as_str()), optimizer)
+            && was != is
+        {
+            return Err(format!("its optimizer is {was}, and this run has {is}: the settings have changed"));
+        }
+        let scaling = self.run.scaler.scaling();
+        if let Some(saved) = saved.scaler.as_ref().filter(|saved| saved.scaling != scaling) {
+            let was = saved.scaling;
+            return Err(format!(
+                "its loss scaling is {was:?}, and this run has {scaling:?}: the precision has changed"
+            ));
+        }
+        Ok(())
+    }
+}

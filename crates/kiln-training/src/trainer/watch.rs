@@ -1,0 +1,116 @@
+//! What looks on at every boundary of a step: the memory budget of the CPU, and the meter of one step.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kiln_memory::{Measured, Meter, Phase, Span, StepMeter};
+use kiln_recovery::{Failure, Kind};
+
+use crate::transaction::{Boundary, Guard};
+
+/// Shared between the trainer and the guard of its steps.
+pub(super) struct Watch {
+    meter: Option<Meter>,
+    /// Bytes that a step may take. The CPU device enforces no limit by itself, so that the heap is counted instead.
+    limit: Option<u64>,
+    /// The guard of the user.
+    guard: Option<Guard>,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// The attempt that is under way.
+    attempt: Option<Span>,
+    /// The step that is measured over time, while it is under way.
+    step: Option<StepMeter>,
+    /// Steps until one is measured.
+    measured_in: Option<u64>,
+    measured: Option<Measured>,
+}
+
+impl Watch {
+    pub(super) fn new(meter: Option<Meter>, limit: Option<u64>, guard: Option<Guard>) -> Arc<Self> {
+        Arc::new(Self { meter, limit, guard, seen: Mutex::default() })
+    }
+
+    /// The guard that a step calls. The lock is held for a moment only; the user's guard is called without it.
+    pub(super) fn guard(self: &Arc<Self>) -> Guard {
+        let watch = self.clone();
+        Box::new(move |boundary| watch.at(boundary))
+    }
+
+    /// An attempt begins: peaks count from here.
+    pub(super) fn begin_attempt(&self) {
+        let span = self.meter.as_ref().map(Meter::span);
+        self.seen().attempt = span;
+    }
+
+    /// The most bytes at once since the last attempt began, if the meter counts them.
+    pub(super) fn peak_bytes(&self) -> Option<u64> {
+        self.seen().attempt.as_ref().map(Span::peak_bytes)
+    }
+
+    /// A step begins.
+    pub(super) fn begin_step(&self) {
+        let begins = {
+            let mut seen = self.seen();
+            let begins = seen.measured_in == Some(0);
+            seen.measured_in = seen.measured_in.and_then(|steps| steps.checked_sub(1));
+            begins
+        };
+        if begins {
+            let step = self.meter.as_ref().map(StepMeter::start);
+            self.seen().step = step;
+        }
+    }
+
+    /// A step ends.
+    pub(super) fn end_step(&self) {
+        let step = self.seen().step.take();
+        if let Some(step) = step {
+            let measured = step.finish();
+            self.seen().measured = Some(measured);
+        }
+    }
+
+    /// Measures the step that comes after `steps` others over time.
+    pub(super) fn measure(&self, steps: u64) {
+        self.seen().measured_in = Some(steps);
+    }
+
+    /// The measurement of the step that was measured, if one was.
+    pub(super) fn measured(&self) -> Option<Measured> {
+        self.seen().measured.take()
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn at(&self, boundary: Boundary) -> Result<(), Failure> {
+        if let Some(guard) = &self.guard {
+            guard(boundary)?;
+        }
+        self.within_limit(boundary)?;
+        if let Some(step) = &mut self.seen().step {
+            match boundary {
+                Boundary::CopyIn => step.enter(Phase::Forward),
+                Boundary::Forward => step.enter(Phase::Backward),
+                Boundary::Probe => step.enter(Phase::Optimizer),
+                Boundary::Backward | Boundary::Accumulate | Boundary::Update => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn within_limit(&self, boundary: Boundary) -> Result<(), Failure> {
+        // A smaller micro-batch does not make the update smaller: its memory was planned for.
+        let (Some(limit), false) = (self.limit, boundary == Boundary::Update) else { return Ok(()) };
+        match self.peak_bytes() {
+            Some(peak) if peak > limit => {
+                Err(Failure::new(Kind::OutOfMemory, format!("{} took {peak} of {limit} bytes", boundary.name())))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! One attempt at a step: forward and backward passes that change nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use kiln_accumulation::{Accumulated, Fed, RunningStatistics, Scaled, Weight, Window};
+use kiln_precision::{Probed, ScaledGradients};
+use kiln_recovery::{Probe, forget, renewed};
+
+use super::boundary::Boundary;
+use super::model_state::ModelState;
+use crate::error::Error;
+
+/// Forward and backward passes that succeeded. Nothing of them is in the model yet.
+pub(crate) struct Attempted {
+    pub(super) probed: Probed,
+    pub(super) loss: f64,
+    pub(super) loss_scale: f64,
+    pub(super) micro_batches: usize,
+    pub(super) statistics: RunningStatistics,
+}
+
+impl<M: Module> ModelState<M> {
+    /// Computes gradients, their norm and the loss, and changes nothing.
+    ///
+    /// The order: for each part seed the device from (seed, step, part), forward, scale, backward, add in f32; then read loss and
+    /// gradient norm. `loss` gives the mean loss over a part; the gradients are those of the whole batch.
+    pub(crate) fn attempt<P>(
+        &self,
+        total: Weight,
+        parts: impl IntoIterator<Item = (Weight, P)>,
+        loss: impl FnMut(&M, &Device, &P) -> Result<Tensor<1>, Error>,
+    ) -> Result<Attempted, Error> {
+        let mut statistics = RunningStatistics::before(&self.model);
+        let model = renewed(&self.model);
+        // burn reports some failures, and user code may report its own, by a panic.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let batch = self.accumulate(&model, total, parts, loss, &mut statistics)?;
+            self.at(Boundary::Probe)?;
+            let (mean, micro_batches) = (batch.loss.clone(), batch.micro_batches);
+            let (gradients, loss_scale) = batch.into_scaled_gradients();
+            let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(&model, vec![mean]);
+            let (probed, read) = probed.map_err(|e| Error::at(self.state.next_step(), e))?;
+            Ok((probed, read.first().copied().unwrap_or(f64::NAN), loss_scale, micro_batches))
+        }));
+        match outcome {
+            Ok(Ok((probed, loss, loss_scale, micro_batches))) => {
+                Ok(Attempted { probed, loss, loss_scale, micro_batches, statistics })
+            }
+            failed => {
+                statistics.restore(&self.model);
+                forget(&model);
+                failed.unwrap_or_else(|panic| resume_unwind(panic)).map(|_| unreachable!("it failed"))
+            }
+        }
+    }
+
+    /// Adds the tensors to the probe that must be written for an attempt to count.
+    pub(crate) fn evidence(&self, tried: &Attempted, probe: &mut Probe) {
+        probe.gradients(&self.model, tried.probed.gradients());
+        for value in tried.statistics.values() {
+            probe.add(value);
+        }
+    }
+
+    /// Forward and backward of all parts.
+    fn accumulate<P>(
+        &self,
+        model: &M,
+        total: Weight,
+        parts: impl IntoIterator<Item = (Weight, P)>,
+        mut loss: impl FnMut(&M, &Device, &P) -> Result<Tensor<1>, Error>,
+        statistics: &mut RunningStatistics,
+    ) -> Result<Accumulated<Scaled>, Error> {
+        let step = self.state.next_step();
+        let device = &self.settings.device;
+        let mut window = Window::scaled(total, self.scaler.state().scale)?;
+        let mut parts = parts.into_iter().enumerate();
+        while let Some((index, (weight, part))) = parts.next() {
+            device.seed(self.state.step_seed(index as u64));
+            self.at(Boundary::CopyIn)?;
+            let loss = loss(model, device, &part)?;
+            self.at(Boundary::Forward)?;
+            let fed = window.feed(model, weight, loss).map_err(|e| match e {
+                kiln_accumulation::Error::NoGradients => Error::NoGradients { step },
+                e => Error::Accumulation(e),
+            })?;
+            self.at(Boundary::Backward)?;
+            statistics.take(model, weight, total)?;
+            self.at(Boundary::Accumulate)?;
+            match fed {
+                Fed::Open(next) => window = next,
+                Fed::Complete(batch) => match parts.next() {
+                    Some((_, (fed, _))) => return Err(Error::TooMuch { step, fed }),
+                    None => return Ok(batch),
+                },
+            }
+        }
+        Err(Error::Incomplete { step, missing: window.missing() })
+    }
+}

@@ -1,0 +1,145 @@
+//! Everything that a step may change: parameters, optimizer state, loss scale, and the position of the run.
+
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
+use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::tensor::Device;
+use kiln_precision::{LossScaler, Policy, ScalerState, Scaling};
+
+use super::boundary::{Boundary, Guard};
+use super::parameters::initialize;
+use super::update::Update;
+use crate::error::Error;
+use crate::optimizer::OptimizerGroups;
+use crate::schedule::Schedule;
+use crate::state::RunState;
+
+/// Settings of every step of a run.
+#[derive(Clone)]
+pub(crate) struct StepSettings {
+    pub(crate) schedule: Schedule,
+    /// Steps of the whole run, once they are known.
+    pub(crate) total_steps: Option<u64>,
+    /// Gradients are scaled down to this global norm when theirs is larger.
+    pub(crate) max_norm: Option<f64>,
+    pub(crate) policy: Policy,
+    /// How the loss is scaled; none: as the precision needs.
+    pub(crate) scaling: Option<Scaling>,
+    /// The autodiff device of the model.
+    pub(crate) device: Device,
+}
+
+impl StepSettings {
+    /// How the loss is scaled.
+    pub(crate) fn scaling(&self) -> Scaling {
+        self.scaling.unwrap_or_else(|| Scaling::for_precision(self.policy.compute()))
+    }
+
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for numbers out of range, [`Error::Precision`] for a loss scale out of range and for a
+    /// precision that the device does not compute correctly.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.schedule.check()?;
+        self.scaling().check()?;
+        if let Some(max_norm) = self.max_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
+            let value = max_norm.to_string();
+            return Err(Error::InvalidSetting { field: "clip norm", value, expected: "a number above 0" });
+        }
+        Ok(kiln_precision::check_device(&self.device, self.policy.compute())?)
+    }
+}
+
+/// A model in training. A step changes all of it or nothing, batch-norm's running statistics included: the statistics move once a
+/// step, by the weighted mean of the micro-batches'.
+pub(crate) struct ModelState<M> {
+    pub(crate) model: M,
+    pub(crate) optimizer: ModuleOptimizer,
+    pub(crate) groups: OptimizerGroups,
+    pub(crate) scaler: LossScaler,
+    pub(crate) state: RunState,
+    pub(crate) settings: StepSettings,
+    pub(crate) guard: Option<Guard>,
+    /// An update that ran out of memory: some chunks of the parameters are new, the others still have to be updated.
+    pub(crate) update: Option<Update>,
+}
+
+impl<M: Module> ModelState<M> {
+    /// The start of a run. `model` is plain and lives on `settings.device`. Parameters that burn initialises lazily are
+    /// initialised here, in the order of the fields, so that they do not depend on how the first step runs.
+    ///
+    /// # Errors
+    /// Those of [`StepSettings::check`], and [`Error::Precision`] for a policy that does not fit the model.
+    pub(crate) fn new(
+        model: M,
+        groups: impl FnOnce(&M) -> OptimizerGroups,
+        seed: u64,
+        settings: StepSettings,
+    ) -> Result<Self, Error> {
+        settings.check()?;
+        initialize(&model);
+        let model = settings.policy.autocast(model)?;
+        let groups = groups(&model);
+        let (optimizer, scaler) = (groups.init(), LossScaler::new(settings.scaling())?);
+        Ok(Self { model, optimizer, groups, scaler, state: RunState::new(seed), settings, guard: None, update: None })
+    }
+
+    pub(crate) fn at(&self, boundary: Boundary) -> Result<(), Error> {
+        match &self.guard {
+            Some(guard) => Ok(guard(boundary)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses to go on while an update is unfinished.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`].
+    pub(crate) fn ready(&self) -> Result<(), Error> {
+        match &self.update {
+            Some(update) => Err(update.unfinished(self.state.next_step(), None)),
+            None => Ok(()),
+        }
+    }
+
+    /// The learning rate of the next update.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] when the schedule needs the number of steps and the run has none yet.
+    pub(crate) fn learning_rate(&mut self) -> Result<ModuleLearningRate, Error> {
+        let total = match (self.settings.total_steps, self.settings.schedule.needs_total()) {
+            (Some(total), _) => total,
+            (None, false) => u64::MAX,
+            (None, true) => {
+                let value = "unknown".into();
+                let expected = "a number, by with_steps, or epochs and a call of fit: the schedule depends on it";
+                return Err(Error::InvalidSetting { field: "number of steps", value, expected });
+            }
+        };
+        Ok(self.settings.schedule.rate(self.state.updates(), total))
+    }
+
+    /// Replaces everything by a saved run.
+    ///
+    /// # Errors
+    /// [`Error::Precision`] for a loss scale that the rules do not allow.
+    pub(crate) fn restore(
+        &mut self,
+        model: M,
+        load: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer,
+        groups: OptimizerGroups,
+        state: RunState,
+        scaler: Option<ScalerState>,
+    ) -> Result<(), Error> {
+        if let Some(scaler) = scaler {
+            self.scaler.restore(scaler)?;
+        }
+        // The ids of the parameters come with the model, and the optimizer's groups and states refer to them.
+        self.optimizer = load(groups.init());
+        (self.groups, self.model, self.state) = (groups, model, state);
+        // An unfinished update belongs to the parameters before.
+        self.update = None;
+        Ok(())
+    }
+}

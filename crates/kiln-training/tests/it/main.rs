@@ -1,0 +1,25 @@
+//! The transactional step, the loop, the planner and checkpoints, seen from outside.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+
+mod bad_samples;
+mod builder;
+mod burn_parts;
+
+mod checkpointed;
+mod ends;
+mod layouts;
+mod micro_batches;
+mod models;
+mod optimizer;
+mod recovery;
+mod released;
+mod resume;
+mod soak;
+mod support;
+mod update;
+
+use kiln_memory::CountingAllocator;
+
+/// For the tests that measure the heap. All tests take turns, so that none disturbs them.
+#[global_allocator]
+static HEAP: CountingAllocator = CountingAllocator::new();

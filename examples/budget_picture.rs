@@ -1,0 +1,98 @@
+//! Draws `docs/budget.svg`: the memory of one step of GPT-2 (124M) on a card, plain and within 8 GiB. Nothing is trained.
+//!
+//! `cargo run --example budget_picture > docs/budget.svg`
+
+use std::error::Error;
+
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{Int, Tensor, TensorData};
+use kiln_checkpointing::Plan;
+use kiln_memory::{BackendProfile, Prediction};
+use kiln_models::{Gpt, GptBlock, GptConfig};
+use kiln_precision::Precision;
+use kiln_training::{LossFn, OptimizerConfig, Pass, StepPlan, Trainer};
+
+const VOCAB: usize = 50_257;
+const CONTEXT: usize = 1024;
+const BATCH: usize = 8;
+const LIMIT: u64 = 8 << 30;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let config = GptConfig::named("gpt2", VOCAB, CONTEXT)?;
+    let task = LossFn::new(|pass: &Pass<'_, Gpt>, tokens: &TensorData| {
+        let tokens: Tensor<2, Int> = pass.input(tokens);
+        let [samples, context] = tokens.dims();
+        let x = pass.chain(&pass.model().blocks(), pass.model().embed(tokens.clone()), GptBlock::forward);
+        let logits = pass.model().head(x).reshape([samples * context, VOCAB]);
+        CrossEntropyLossConfig::new().init(pass.device()).forward(logits, tokens.reshape([samples * context]))
+    });
+    let sample = TensorData::zeros::<i64, _>([3, CONTEXT]);
+    let planner = Trainer::try_builder(task, |device| config.init(device))
+        .with_optimizer(|model| OptimizerConfig::adamw().groups(model))
+        .with_clip_norm(1.0)
+        .planner(&BackendProfile::cuda(), &sample, BATCH)?;
+    let plain = planner.evaluate(Precision::F32, &Plan::none(planner.blocks()), BATCH, LIMIT)?;
+    let within = planner.choose(LIMIT)?;
+    let curves = [(&plain, planner.predict(&plain)?), (&within, planner.predict(&within)?)];
+    print(picture(&curves));
+    Ok(())
+}
+
+const WIDTH: f64 = 720.0;
+const HEIGHT: f64 = 300.0;
+const LEFT: f64 = 64.0;
+const TOP: f64 = 44.0;
+
+/// Live bytes over the estimated time of the step, one panel beside the other, on one scale.
+fn picture(curves: &[(&StepPlan, Prediction); 2]) -> String {
+    let most = curves.iter().map(|(plan, _)| plan.peak_bytes).max().unwrap_or(1) as f64 * 1.05;
+    let y = |bytes: f64| TOP + HEIGHT * (1.0 - bytes / most);
+    let panel = (WIDTH - LEFT) / 2.0 - 16.0;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {}\" font-family=\"system-ui,sans-serif\" \
+         font-size=\"13\">\n<title>Memory of one step of GPT-2 124M</title>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+        TOP + HEIGHT + 40.0
+    );
+    for (index, (plan, prediction)) in curves.iter().enumerate() {
+        let start = LEFT + index as f64 * (panel + 32.0);
+        let total: f64 = prediction.operations.iter().map(|operation| operation.seconds).sum();
+        let (mut path, mut time) = (format!("M{start:.1},{:.1}", y(0.0)), 0.0);
+        let (mut last, mut high) = (start, 0.0f64);
+        for operation in &prediction.operations {
+            time += operation.seconds;
+            high = high.max(operation.live_bytes as f64);
+            let x = start + panel * time / total;
+            if x - last >= 0.5 {
+                path += &format!("L{x:.1},{:.1}", y(high));
+                (last, high) = (x, 0.0);
+            }
+        }
+        path += &format!("L{:.1},{:.1}Z", start + panel, y(0.0));
+        let (color, name) = if index == 0 { ("#c8764a", "plain") } else { ("#4a8ac8", "within 8 GiB") };
+        let peak = plan.peak_bytes as f64 / f64::from(1 << 30);
+        let cut = if plan.micro_batch < plan.batch {
+            format!(", micro-batches of {}", plan.micro_batch)
+        } else {
+            String::new()
+        };
+        svg += &format!("<path d=\"{path}\" fill=\"{color}\"/>\n");
+        svg += &format!("<text x=\"{start}\" y=\"20\" font-weight=\"600\">{name}{cut}</text>\n");
+        svg += &format!("<text x=\"{start}\" y=\"37\">peak {peak:.1} GiB (predicted)</text>\n");
+    }
+    let limit = y(LIMIT as f64);
+    svg += &format!(
+        "<line x1=\"{LEFT}\" x2=\"{WIDTH}\" y1=\"{limit:.1}\" y2=\"{limit:.1}\" stroke=\"#222\" stroke-dasharray=\"5 4\"/>\n"
+    );
+    svg += &format!("<text x=\"4\" y=\"{:.1}\">8 GiB</text>\n", limit + 4.0);
+    svg += &format!("<text x=\"4\" y=\"{:.1}\">0</text>\n", y(0.0));
+    svg += &format!(
+        "<text x=\"{LEFT}\" y=\"{:.1}\">one micro-batch and the update: GPT-2 124M, batch of {BATCH} x {CONTEXT} tokens, f32, AdamW, on a card</text>\n</svg>",
+        TOP + HEIGHT + 26.0
+    );
+    svg
+}
+
+#[allow(clippy::print_stdout, reason = "the picture goes to stdout")]
+fn print(svg: String) {
+    println!("{svg}");
+}
