@@ -16,7 +16,11 @@ struct Step {
 
 const STEPS: [Step; 5] = [
     Step { name: "format", cargo: &["fmt", "--all", "--check"], environment: None },
-    Step { name: "edges", cargo: &["test", "--quiet", "--test", "edges"], environment: None },
+    Step {
+        name: "sources",
+        cargo: &["test", "--quiet", "--test", "xtask", "--", "edges::", "circles::", "openings::", "source::"],
+        environment: None,
+    },
     Step {
         name: "lints",
         cargo: &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],

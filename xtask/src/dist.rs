@@ -9,7 +9,7 @@ use liblzma::write::XzEncoder;
 use tar::Builder;
 
 use crate::cli::Dist;
-use crate::host::Revision;
+use benches::host::Revision;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 

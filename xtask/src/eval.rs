@@ -1,43 +1,48 @@
-//! `cargo xtask eval`: figures of a checkpoint on held-out data.
+//! `cargo xtask eval`: metrics of a checkpoint on held-out data.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use benches::device;
+use benches::pipelines::{
+    GptSettings, ResnetSettings, RunSettings, check_against, classify, classify_test_loader, next_token,
+    next_token_test_loader, open_images, open_text,
+};
+use benches::usage::Usage;
 use burn::tensor::Device;
 use kiln_data::Loader;
-use kiln_models::Checkpoint;
-use kiln_training::{Task, measure};
+use kiln_models::SafetensorsModel;
+use kiln_training::{Task, evaluate_in_parts};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::cli::{Eval, EvalArgs};
-use crate::train::drive::{load_any, print_json};
-use crate::train::settings::{GptSettings, ResnetSettings, RunSettings, read};
-use crate::train::{gpt, resnet};
-use crate::usage::Usage;
+use crate::train::overlay::read;
+use crate::train::prepare::check_classes;
+use crate::train::{load_any, print_json};
 
 pub(crate) fn run(command: Eval) -> Result<ExitCode> {
     match command {
         Eval::Resnet(arguments) => {
             let mut settings: ResnetSettings = settings(&arguments)?;
             apply(&arguments, &mut settings.run);
-            let device = crate::device::open(&settings.run.device)?;
-            let data = resnet::open(settings.run.data.as_deref())?;
-            resnet::check_against(&data.test, &settings.model)?;
+            let device = device::open(&settings.run.device)?;
+            let data = open_images(settings.run.data.as_deref())?;
+            check_against(&data.test, &settings)?;
             if let Some(run) = around(&arguments.checkpoint).as_deref().and_then(Path::parent) {
-                resnet::check_classes(run, data.test.classes())?;
+                check_classes(run, data.test.classes())?;
             }
-            let (task, test) = (resnet::task(&settings)?, resnet::test_loader(data.test, &settings)?);
+            let (task, test) = (classify(&settings)?, classify_test_loader(data.test, &settings)?);
             report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings.run)
         }
         Eval::Gpt(arguments) => {
             let mut settings: GptSettings = settings(&arguments)?;
             apply(&arguments, &mut settings.run);
-            let device = crate::device::open(&settings.run.device)?;
-            let (tokenizer, task) = gpt::task(&settings)?;
-            let test = gpt::test_loader(gpt::open(&settings, &tokenizer)?.test, &settings.run)?;
+            let device = device::open(&settings.run.device)?;
+            let (tokenizer, task) = next_token(&settings)?;
+            let test = next_token_test_loader(open_text(&settings, &tokenizer)?.test, &settings.run)?;
             report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings.run)
         }
     }
@@ -73,7 +78,7 @@ fn apply(arguments: &EvalArgs, run: &mut RunSettings) {
     }
 }
 
-fn report<T: Task<Model: Checkpoint>>(
+fn report<T: Task<Model: SafetensorsModel>>(
     arguments: &EvalArgs,
     device: &Device,
     task: &T,
@@ -86,7 +91,8 @@ fn report<T: Task<Model: Checkpoint>>(
     kiln_precision::check_device(device, run.precision)?;
     let model = run.policy().autocast(model)?;
     let started = Instant::now();
-    let figures = measure(task, &model, test, device, run.micro_batch)?;
+    // No more samples at once than in training, so that the figures are those of the run.
+    let figures = evaluate_in_parts(task, &model, test, device, run.micro_batch.unwrap_or(usize::MAX))?;
     let seconds = started.elapsed().as_secs_f64();
     for (name, value) in &figures {
         tracing::info!("{name} {value:.4}");

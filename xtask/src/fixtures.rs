@@ -1,32 +1,14 @@
-//! The small data sets that come with the project: where they are, and how they were made.
+//! `cargo xtask fixtures`: makes the small data sets in fixtures/ from the full ones.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use benches::fixtures::directory;
 use kiln_data::{ImageSet, open_images};
 
 use crate::cli::Fixtures;
 use crate::fetch::{FASHION_CLASSES, write_half};
-
-/// The fixtures: beside the program in a bundle, in the workspace otherwise.
-pub(crate) fn directory() -> Result<PathBuf> {
-    let program = std::env::current_exe()?;
-    let found = root().map(|root| root.join("fixtures"));
-    found.with_context(|| format!("no directory 'fixtures' beside '{}'; give --data", program.display()))
-}
-
-/// What holds `fixtures/` and `benches/`: the bundle, or the workspace.
-pub(crate) fn root() -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    bundle().or_else(|| source.join("fixtures").is_dir().then_some(source))
-}
-
-/// The folder of a bundle that this program lies in.
-pub(crate) fn bundle() -> Option<PathBuf> {
-    let program = std::env::current_exe().ok()?;
-    program.parent().filter(|folder| folder.join("fixtures").is_dir()).map(Path::to_owned)
-}
 
 /// Per class: the first 400 images for training and the first 100 for testing.
 pub(crate) fn run(arguments: &Fixtures) -> Result<()> {

@@ -4,23 +4,21 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
+use benches::HEAP;
+use benches::process::{Resident, processor_seconds};
+use benches::usage::Usage;
+use bytesize::ByteSize;
 use kiln_data::{
-    BadSamples, Crop, DecodeOptions, ImageBatch, ImageSet, LoaderConfig, Order, Quality, Transform, open_images,
+    BadSamples, DecodeOptions, ImageBatch, ImageSet, LoaderConfig, Order, Quality, Transform, open_images,
 };
 use serde_json::json;
 
-use crate::HEAP;
 use crate::cli::Load;
-use crate::process::{Resident, processor_seconds};
-use crate::train::checkpointing::parse_bytes;
-use crate::usage::Usage;
-
-const MIB: f64 = (1 << 20) as f64;
 
 pub(crate) fn run(arguments: &Load) -> Result<()> {
     let size = arguments.image_size as usize;
     let transform = match arguments.transform.as_str() {
-        "whole" => Transform { size, crop: Crop::Whole, flip: false },
+        "whole" => Transform::new(size),
         "evaluation" => Transform::evaluation(size),
         "training" => Transform::training(size, 0.25),
         other => bail!(Usage(format!("--transform is '{other}', expected whole, evaluation or training"))),
@@ -30,16 +28,20 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
         "exact" => Quality::Exact,
         other => bail!(Usage(format!("--decode is '{other}', expected fast or exact"))),
     };
-    let Some(budget) = parse_bytes(&arguments.loader_memory) else {
+    let Ok(ByteSize(budget @ 1..)) = arguments.loader_memory.parse() else {
         let text = &arguments.loader_memory;
         bail!(Usage(format!("--loader-memory is '{text}', expected bytes, as in 256MiB")));
     };
     ensure!(arguments.epochs > 0, Usage("--epochs is 0, expected at least 1".into()));
     let bad_samples: BadSamples = arguments.bad_samples.parse()?;
-    let set = open(&arguments.data)?.decoded(DecodeOptions { quality, ..DecodeOptions::default() });
+    let set = open(&arguments.data)?.with_decode_options(DecodeOptions::new().with_quality(quality));
     let (workers, batch_size) = (arguments.workers as usize, (arguments.batch_size as usize).min(set.len()));
     let order = Order::Shuffled { seed: 0 };
-    let config = LoaderConfig { order, workers, budget, bad_samples, ..LoaderConfig::new(batch_size) };
+    let config = LoaderConfig::new(batch_size)
+        .with_order(order)
+        .with_workers(workers)
+        .with_budget(budget)
+        .with_bad_samples(bad_samples);
     let images = set.len();
     let loader = ImageBatch::loader(set, transform, 0, config)?;
 
@@ -70,9 +72,8 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
     if let Some(rate) = per_processor {
         tracing::info!("{rate:.1} images per second of processor time");
     }
-    let above =
-        resident.map_or(String::new(), |bytes| format!(", resident {:.1} MiB above the start", bytes as f64 / MIB));
-    tracing::info!("peak: heap {:.1} MiB{above}", heap as f64 / MIB);
+    let above = resident.map_or(String::new(), |bytes| format!(", resident {} above the start", ByteSize(bytes)));
+    tracing::info!("peak: heap {}{above}", ByteSize(heap));
     if arguments.json {
         use std::io::Write;
         let line = json!({

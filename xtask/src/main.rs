@@ -1,36 +1,22 @@
 //! `cargo xtask`: trains and evaluates the reference models, and what maintainers run.
 
-mod bench;
-mod cache;
 mod check;
 mod cli;
-mod device;
 mod dist;
 mod eval;
 mod fetch;
 mod fixtures;
 mod fuzz;
-mod gpu;
-mod host;
 mod load;
 mod memory;
 mod plan;
-mod process;
-mod profile;
 mod train;
-mod usage;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
-use kiln_memory::CountingAllocator;
-
 use cli::{Cli, Command};
-
-/// The heap of this process, which is the memory of burn's CPU device.
-#[global_allocator]
-static HEAP: CountingAllocator = CountingAllocator::new();
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -52,9 +38,9 @@ fn main() -> ExitCode {
         Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Check(arguments) => check::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),
-        Command::Bench(command) => bench::run(&command),
+        Command::Bench(command) => benches::bench::run(&command),
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
-        Command::Gpu(command) => gpu::run(&command),
+        Command::Gpu(command) => benches::gpu::run(&command),
         Command::Dist(command) => dist::run(&command).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| {
@@ -62,6 +48,6 @@ fn main() -> ExitCode {
         let text = format!("{error:#}").replace('\n', " ");
         // Nothing is left to do when stderr is closed.
         let _ = writeln!(std::io::stderr(), "error: {text}");
-        usage::exit_code(&error)
+        benches::usage::exit_code(&error)
     })
 }

@@ -1,76 +1,73 @@
-//! `cargo xtask plan`: what a training step would take, for a device that need not be here.
+//! `cargo xtask plan`: predicted memory and time of a training step, for a device that need not be here.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::{Result, bail};
+use benches::pipelines::{NextToken, classify_for_planning};
+use benches::usage::Usage;
 use burn::tensor::Device;
+use bytesize::ByteSize;
 use kiln_checkpointing::Plan as Checkpoints;
-use kiln_data::{ImageBatch, Normalize, TextBatch};
+use kiln_data::{ImageBatch, TextBatch};
 use kiln_memory::BackendProfile;
 use kiln_models::{GptConfig, ResNetConfig};
 use kiln_precision::{Policy, Precision};
-use kiln_training::{OptimizerConfig, ScheduleConfig, StepSettings};
+use kiln_training::{Error, OptimizerConfig, Planner, StepPlan, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
 use crate::cli::{Plan, PlanArgs};
-use crate::train::budget::{Named, Way, choose, plans, ways};
-use crate::train::checkpointing::{Checkpointed, parse_bytes};
-use crate::train::drive::{Init, print_json};
-use crate::train::gpt::Predict;
-use crate::train::recorded::Recorded;
-use crate::train::resnet::Classify;
-use crate::usage::Usage;
+use crate::train::print_json;
 
-const MIB: f64 = (1 << 20) as f64;
+/// Samples that a step is recorded with.
+const SAMPLES: usize = 3;
 
 pub(crate) fn run(command: Plan) -> Result<()> {
     match command {
         Plan::Resnet(arguments) => {
             let (size, classes) = (arguments.image as usize, arguments.classes as usize);
             let config = ResNetConfig::named(&arguments.model, classes)?;
-            let task = Classify { normalize: Normalize::for_channels(3), label_smoothing: 0.1, plans: vec![] };
+            config.check_input([size; 2])?;
             let sample = ImageBatch {
-                pixels: vec![0; 3 * size * size].into(),
-                shape: [1, 3, size, size],
-                labels: vec![0],
-                ids: vec![0],
+                pixels: vec![0; SAMPLES * 3 * size * size].into(),
+                shape: [SAMPLES, 3, size, size],
+                labels: vec![0; SAMPLES],
+                ids: vec![0; SAMPLES],
             };
             let name = format!("{}, {size} x {size}, {classes} classes", arguments.model);
-            table(&name, &arguments.plan, &task, &sample, OptimizerConfig::sgd(), &|device| config.init(device))
+            let builder = Trainer::try_builder(classify_for_planning(), |device| config.init(device));
+            table(&name, &arguments.plan, builder, &sample, OptimizerConfig::sgd())
         }
         Plan::Gpt(arguments) => {
             let (context, vocab) = (arguments.context as usize, arguments.vocab as usize);
+            if context == 0 || vocab == 0 {
+                bail!(Usage(format!("--context is {context} and --vocab {vocab}, expected at least 1 of each")));
+            }
             let config = GptConfig::named(&arguments.model, vocab, context)?;
-            let sample = TextBatch { tokens: vec![0; context + 1], shape: [1, context + 1], ids: vec![0] };
+            let tokens = vec![0; SAMPLES * (context + 1)];
+            let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
             let name = format!("{}, {context} tokens, vocabulary of {vocab}", arguments.model);
-            let init: Init<'_, _> = &|device| config.init(device);
-            table(&name, &arguments.plan, &Predict::unmeasured(), &sample, OptimizerConfig::adamw(), init)
+            let builder = Trainer::try_builder(NextToken::unmeasured(), |device| config.init(device));
+            table(&name, &arguments.plan, builder, &sample, OptimizerConfig::adamw())
         }
     }
 }
 
-fn table<T: Checkpointed>(
+fn table<T: Task>(
     name: &str,
     arguments: &PlanArgs,
-    task: &T,
+    builder: TrainerBuilder<'_, T>,
     sample: &T::Batch,
     optimizer: OptimizerConfig,
-    init: Init<'_, T::Model>,
-) -> Result<()>
-where
-    T::Model: 'static,
-{
+) -> Result<()> {
     let batch = arguments.batch as usize;
-    if batch == 0 {
-        bail!(Usage("batch is 0, expected at least 1".into()));
-    }
-    let Some(limit) = parse_bytes(&arguments.memory) else {
-        bail!(Usage(format!("memory is '{}', expected bytes, as in 300MiB or 24GiB", arguments.memory)));
+    let limit = match arguments.memory.parse::<ByteSize>() {
+        Ok(ByteSize(bytes)) if bytes > 0 => bytes,
+        _ => bail!(Usage(format!("memory is '{}', expected bytes, as in 300MiB or 24GiB", arguments.memory))),
     };
     let profile = match arguments.device.as_str() {
         "cuda" => BackendProfile::cuda(),
-        "flex" => crate::profile::of(&Device::flex(), "flex")?,
+        "flex" => benches::profile::of(&Device::flex(), "flex")?,
         other => bail!(Usage(format!("device is '{other}', expected cuda or flex"))),
     };
     let optimizer = match arguments.optimizer.as_deref() {
@@ -83,78 +80,101 @@ where
         None => Precision::ALL.to_vec(),
         Some(text) => vec![text.parse().map_err(|e: kiln_precision::Error| Usage(e.to_string()))?],
     };
-    let schedule = ScheduleConfig { peak: 0.1, warmup: 0.0, floor: 0.0 };
-    let samples = task.repeated(sample, 3);
-    let mut all: Vec<Way> = vec![];
-    for precision in precisions {
-        let mut settings = StepSettings::new(optimizer, schedule, 1, Device::flex().autodiff());
-        settings.max_norm = Some(1.0);
-        settings.policy = Policy::new(precision).keep_norms();
-        let recorded = Recorded::of(task, &settings, &samples, init)?;
-        let mut plans = plans(recorded.blocks());
-        plans.push(Checkpoints::offload(recorded.blocks(), 1)?);
-        all.extend(ways(&recorded, precision, &plans, batch, limit, &profile)?);
+    let builder = builder
+        .with_optimizer(move |model| optimizer.groups(model))
+        .with_clip_norm(1.0)
+        .with_precision(Policy::new(precisions[0]).keep_norms());
+    let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.allow_precision(*precision));
+    let planner = builder.planner(&profile, sample, batch)?;
+    let mut all: Vec<StepPlan> = vec![];
+    for precision in planner.precisions().collect::<Vec<_>>() {
+        all.extend(planner.candidates(precision, limit)?);
+        all.extend(uniform(&planner, precision, limit)?);
     }
-    let best = choose(&all).cloned();
-    let fastest = all.iter().map(|way| way.seconds).fold(f64::INFINITY, f64::min);
+    let best = StepPlan::fastest(&all).cloned();
+    let quickest = all.iter().map(|plan| plan.seconds).fold(f64::INFINITY, f64::min);
     let shown = if arguments.all { all } else { brief(all, batch) };
     if arguments.json {
-        let rows: Vec<_> = shown.iter().map(|way| with_time(way, fastest)).collect();
-        let best = best.as_ref().map(|way| with_time(way, fastest));
+        let rows: Vec<_> = shown.iter().map(|plan| row(plan, quickest)).collect();
+        let best = best.as_ref().map(|plan| row(plan, quickest));
         let device = &profile.name;
         return print_json(&json!({
             "model": name, "batch": batch, "limit_bytes": limit, "device": device, "rows": rows, "recommended": best,
         }));
     }
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{name}: batches of {batch} within {:.0} MiB on {}\n", limit as f64 / MIB, profile.name)?;
-    writeln!(out, "  precision  checkpointing  micro-batch    peak, MiB   time  fits")?;
-    for way in &shown {
-        let marked = best.as_ref().is_some_and(|best| same(best, way));
+    writeln!(out, "{name}: batches of {batch} within {} on {}\n", ByteSize(limit), profile.name)?;
+    writeln!(out, "  precision  micro-batch         peak   time  fits  checkpointing")?;
+    for plan in &shown {
+        let marked = best.as_ref() == Some(plan);
         writeln!(
             out,
-            "{} {:<9}  {:<13}  {:>11}  {:>11.1}  {:>5.2}  {}",
+            "{} {:<9}  {:>11}  {:>11}  {:>5.2}  {:<4}  {}",
             if marked { '>' } else { ' ' },
-            way.precision.to_string(),
-            Named(&way.plan).to_string(),
-            way.micro_batch,
-            way.peak_bytes as f64 / MIB,
-            way.seconds / fastest,
-            if way.fits { "yes" } else { "no" }
+            plan.precision.to_string(),
+            plan.micro_batch,
+            ByteSize(plan.peak_bytes).to_string(),
+            plan.seconds / quickest,
+            if plan.fits { "yes" } else { "no" },
+            plan.checkpoints.to_string(),
         )?;
     }
     match best {
-        Some(way) => writeln!(
+        Some(plan) => writeln!(
             out,
-            "\n> --precision {} --checkpointing {} --micro-batch {}",
-            way.precision,
-            Named(&way.plan),
-            way.micro_batch
+            "\n> --precision {} --micro-batch {} --checkpointing '{}'",
+            plan.precision,
+            plan.micro_batch,
+            plan.checkpoints.to_string(),
         )?,
-        None => writeln!(out, "\nnothing fits; what would help most is a smaller model, image or context")?,
+        None => writeln!(out, "\nnothing fits; a smaller model, image or context would help most")?,
     }
     Ok(())
 }
 
-fn with_time(way: &Way, fastest: f64) -> serde_json::Value {
-    let mut row = json!(way);
-    row["relative_time"] = json!(way.seconds / fastest);
-    row
-}
-
-fn same(a: &Way, b: &Way) -> bool {
-    (a.precision, &a.plan, a.micro_batch) == (b.precision, &b.plan, b.micro_batch)
-}
-
-/// Of each precision and plan the whole batch, and the largest micro-batch that fits.
-fn brief(ways: Vec<Way>, batch: usize) -> Vec<Way> {
-    let mut largest: BTreeMap<String, usize> = BTreeMap::new();
-    let key = |way: &Way| format!("{} {}", way.precision, Named(&way.plan));
-    for way in ways.iter().filter(|way| way.fits) {
-        let size = largest.entry(key(way)).or_default();
-        *size = way.micro_batch.max(*size);
+/// Whole batches, halves, quarters and so on, with nothing, with all blocks and with segments in between recomputed, and offloaded.
+fn uniform(planner: &Planner, precision: Precision, limit: u64) -> Result<Vec<StepPlan>, Error> {
+    let blocks = planner.blocks();
+    let mut plans = vec![Checkpoints::none(blocks)];
+    let mut length = blocks.div_ceil(2);
+    while length > 0 {
+        plans.extend(Checkpoints::every(blocks, length).ok().filter(|plan| plan.recomputed() > 0));
+        length = if length > 4 { length.div_ceil(2) } else { length - 1 };
     }
-    ways.into_iter()
-        .filter(|way| way.micro_batch == batch || largest.get(&key(way)) == Some(&way.micro_batch))
-        .collect()
+    plans.push(Checkpoints::offload(blocks, 1)?);
+    plans.dedup();
+    let sizes = (0..).map(|half| planner.batch() >> half).take_while(|size| *size > 0);
+    let mut found = vec![];
+    for size in sizes {
+        for plan in &plans {
+            found.push(planner.evaluate(precision, plan, size, limit)?);
+        }
+    }
+    Ok(found)
+}
+
+fn row(plan: &StepPlan, quickest: f64) -> serde_json::Value {
+    json!({
+        "precision": plan.precision, "checkpointing": plan.checkpoints.to_string(), "micro_batch": plan.micro_batch,
+        "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "relative_time": plan.seconds / quickest,
+        "fits": plan.fits,
+    })
+}
+
+/// Of each precision and plan the whole batch and the largest micro-batch that fits.
+fn brief(plans: Vec<StepPlan>, batch: usize) -> Vec<StepPlan> {
+    let mut largest: BTreeMap<String, usize> = BTreeMap::new();
+    let key = |plan: &StepPlan| format!("{} {}", plan.precision, plan.checkpoints);
+    for plan in plans.iter().filter(|plan| plan.fits) {
+        let size = largest.entry(key(plan)).or_default();
+        *size = plan.micro_batch.max(*size);
+    }
+    let mut shown: Vec<StepPlan> = vec![];
+    for plan in plans {
+        if (plan.micro_batch == batch || largest.get(&key(&plan)) == Some(&plan.micro_batch)) && !shown.contains(&plan)
+        {
+            shown.push(plan);
+        }
+    }
+    shown
 }

@@ -1,14 +1,13 @@
 //! The directory of a run.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use benches::atomic::replace;
+use benches::usage::Usage;
 use serde::Serialize;
 use serde_json::Value;
-
-use crate::usage::Usage;
 
 pub(crate) const CONFIG: &str = "config.toml";
 pub(crate) const CLASSES: &str = "classes.txt";
@@ -115,18 +114,4 @@ fn next_free(runs: &Path, name: &str) -> Result<PathBuf> {
         }
     }
     unreachable!("the numbers do not end")
-}
-
-/// Writes a file so that it is there whole or not at all.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(".partial");
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&part)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&part, path)?;
-        File::open(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))?.sync_all()
-    };
-    write().with_context(|| format!("cannot write '{}'", path.display()))
 }

@@ -1,13 +1,14 @@
-//! `report.html`: what a run did, in one file that needs no network.
+//! `report.html`: curves, results and settings of a run in one file that needs no network.
 
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow};
+use benches::atomic::replace;
+use bytesize::ByteSize;
 use plotters::prelude::*;
 use serde_json::Value;
 
-use super::RunDirectory;
-use super::directory::{CONFIG, replace};
+use super::directory::{CONFIG, RunDirectory};
 
 const SIZE: (u32, u32) = (760, 320);
 const COLOR: RGBColor = RGBColor(180, 75, 30);
@@ -53,8 +54,10 @@ pub(crate) fn write_report(directory: &RunDirectory, name: &str, results: &Value
 }
 
 fn shown(key: &str, value: &Value) -> String {
+    if let (true, Some(bytes)) = (key.ends_with("bytes"), value.as_u64()) {
+        return ByteSize(bytes).to_string();
+    }
     match value.as_f64() {
-        Some(bytes) if key.ends_with("bytes") => format!("{:.1} MiB", bytes / f64::from(1 << 20)),
         Some(seconds) if key == "seconds" => format!("{seconds:.1}"),
         Some(number) if value.is_f64() => format!("{number:.4}"),
         _ => value.as_str().map_or(value.to_string(), str::to_owned),

@@ -1,0 +1,165 @@
+//! Steps of a reference pipeline, taken in this process.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail, ensure};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::Device;
+use kiln_memory::{BackendProfile, Meter};
+use kiln_training::{Checkpointing, Pass, ScheduleConfig, Task, Trainer, TrainerBuilder};
+
+use super::case::{Case, Loop};
+use super::child::{Footprint, Turn, serve, timed};
+use crate::HEAP;
+use crate::pipelines::{
+    Classify, GptSettings, NextToken, PipelineSettings, ResnetSettings, Run, Setup, classify_fixture_recipe,
+    classify_run, next_token_fixture_recipe, next_token_run, open_images,
+};
+use crate::process::{Resident, living_threads_seconds};
+
+/// Batches that steps use in turn. They are loaded before anything is measured.
+const BATCHES: usize = 4;
+/// A learning rate at which no run diverges, however many rounds there are.
+const RATE: f64 = 1e-4;
+const SCHEDULE: ScheduleConfig = ScheduleConfig { peak: RATE, warmup: 0.0, floor: 1.0 };
+/// Steps before the measured ones: the first makes the optimizer's state.
+const WARMUP: usize = 2;
+/// The number of steps within which a loss scale falls from its start to a value without overflow.
+const PATIENCE: usize = 40;
+
+/// The ResNet of a case, and its device.
+pub(crate) fn resnet(case: &Case, device: &str) -> Result<(Run<Classify, ResnetSettings>, Device)> {
+    let data = open_images(None)?;
+    let mut settings = classify_fixture_recipe(&data.train);
+    case.apply(&mut settings.run, device)?;
+    settings.schedule = SCHEDULE;
+    classify_run(settings, data)
+}
+
+/// The GPT of a case, and its device.
+pub(crate) fn gpt(case: &Case, device: &str) -> Result<(Run<NextToken, GptSettings>, Device)> {
+    let mut settings = next_token_fixture_recipe();
+    case.apply(&mut settings.run, device)?;
+    settings.schedule = SCHEDULE;
+    next_token_run(settings)
+}
+
+/// The batches that steps use.
+pub(crate) fn batches<T: Task, S>(run: &Run<T, S>) -> Result<Vec<T::Batch>> {
+    let batches = run.setup.data.train.epoch(0, 0).take(BATCHES).collect::<Result<Vec<_>, _>>()?;
+    ensure!(!batches.is_empty(), "there is no batch");
+    Ok(batches)
+}
+
+/// The builder of a case's trainer, its sample, and the rest of the run.
+pub(crate) type Prepared<T, S> = (TrainerBuilder<'static, T>, <T as Task>::Batch, Setup<<T as Task>::Batch, S>);
+
+/// Prepares the trainer of a case. [`Loop::Kiln`] is without recovery, and without a prediction where no setting needs one.
+pub(crate) fn prepare<T: Task, S: PipelineSettings>(
+    run: Run<T, S>,
+    profile: BackendProfile,
+    takes: Loop,
+) -> Result<Prepared<T, S>> {
+    let (builder, setup) = run.into_builder();
+    let (sample, loader_bytes) = setup.sample()?;
+    let builder = builder.with_profile(profile);
+    let builder = match takes {
+        Loop::Armed => builder.with_loader_bytes(loader_bytes),
+        _ if setup.settings.run().checkpointing == Checkpointing::None => {
+            builder.without_recovery().without_prediction()
+        }
+        _ => builder.without_recovery(),
+    };
+    Ok((builder, sample, setup))
+}
+
+/// The loop that takes the steps.
+#[allow(clippy::large_enum_variant, reason = "there is one")]
+enum Stepper<T: Task> {
+    Burn { task: T, model: Option<T::Model>, optimizer: ModuleOptimizer },
+    Kiln(Trainer<T>),
+}
+
+/// The figures of a step.
+struct Taken {
+    /// Whether the parameters were updated.
+    counts: bool,
+    failures: usize,
+    micro_batches: usize,
+}
+
+impl<T: Task> Stepper<T> {
+    fn step(&mut self, batch: &T::Batch, device: &Device) -> Result<Taken> {
+        match self {
+            Self::Burn { task, model, optimizer } => {
+                let Some(plain) = model.take() else { bail!("the model was lost in a step that failed") };
+                let loss = task.loss(&Pass::plain(&plain, device), batch);
+                let value: f32 = loss.clone().into_scalar();
+                ensure!(value.is_finite(), "the loss is {value}");
+                let gradients = GradientsParams::from_grads(loss.backward(), &plain);
+                *model = Some(optimizer.step(RATE, plain, gradients));
+                Ok(Taken { counts: true, failures: 0, micro_batches: 1 })
+            }
+            Self::Kiln(trainer) => {
+                let report = trainer.step(batch)?;
+                let (failures, micro_batches) = (report.failures, report.micro_batches);
+                Ok(Taken { counts: !report.skipped, failures, micro_batches })
+            }
+        }
+    }
+}
+
+/// Takes steps on request.
+pub(crate) fn turns<T: Task, S: PipelineSettings>(run: Run<T, S>, plain: &Device, takes: Loop) -> Result<ExitCode> {
+    let device = plain.clone().autodiff();
+    let batches = batches(&run)?;
+    // Threads have their scratch memory from here on.
+    let profile = run.setup.profile(&device)?;
+    let mut resident = Resident::start();
+    let own_meter = Meter::of(plain, &HEAP);
+    // The data set is live before the model is built, and must stay so: peaks are above the bytes of that moment.
+    let (mut stepper, setup) = match takes {
+        Loop::Burn => {
+            let Run { task, init, setup } = run;
+            device.seed(setup.settings.run().seed);
+            let model = init(&device)?;
+            let optimizer = setup.settings.optimizer().groups(&model).init();
+            (Stepper::Burn { task, model: Some(model), optimizer }, setup)
+        }
+        Loop::Kiln | Loop::Armed => {
+            let (builder, sample, setup) = prepare(run, profile, takes)?;
+            (Stepper::Kiln(builder.build(&device, &sample)?), setup)
+        }
+    };
+    // The trainer's meter leaves out its recording of the step.
+    let meter = match &stepper {
+        Stepper::Kiln(trainer) => trainer.meter().cloned().unwrap_or(own_meter),
+        Stepper::Burn { .. } => own_meter,
+    };
+
+    let mut next = batches.iter().cycle();
+    let mut turn = || -> Result<Turn> {
+        let Some(batch) = next.next() else { bail!("there is no batch") };
+        let span = meter.span();
+        let (taken, seconds, processor_seconds) = timed(living_threads_seconds, || {
+            let taken = stepper.step(batch, &device)?;
+            device.sync()?;
+            anyhow::Ok(taken)
+        });
+        let Taken { counts, failures, micro_batches } = taken?;
+        let _ = meter.live_bytes(); // a pool's peak is that of its readings
+        Ok(Turn { seconds, processor_seconds, peak_bytes: span.peak_bytes(), counts, failures, micro_batches })
+    };
+    let mut applied = 0;
+    for _ in 0..PATIENCE {
+        applied += usize::from(turn()?.counts);
+        if applied == WARMUP {
+            break;
+        }
+    }
+    ensure!(applied == WARMUP, "gradients still overflow after {PATIENCE} steps");
+    resident.reset_peak();
+    serve(turn, || Footprint { resident_bytes: resident.above_start(), reserved_bytes: meter.reserved_bytes() })?;
+    drop(setup);
+    Ok(ExitCode::SUCCESS)
+}

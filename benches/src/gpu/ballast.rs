@@ -1,0 +1,82 @@
+//! Tensors that take the memory of a card, so that a step runs out of it.
+
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result};
+use burn::tensor::{Device, Tensor};
+use kiln_memory::CardMemory;
+
+/// Sizes of the pieces, largest first.
+const PIECES: [u64; 6] = [4 << 30, 1 << 30, 256 << 20, 64 << 20, 16 << 20, 4 << 20];
+
+/// Sizes of the tensors that fill the holes of pages, largest first. For 64 KiB and less CubeCL has pages of their own.
+const HOLES: [u64; 6] = [64 << 20, 16 << 20, 4 << 20, 1 << 20, 256 << 10, 128 << 10];
+
+/// Tensors that take the memory of a card until they are dropped.
+///
+/// Every size of pieces lives on a thread, and so on a stream and in a pool, of its own: the pages of a pool are as large as
+/// its largest allocation, and those of the step must stay as they were.
+pub(crate) struct Ballast {
+    threads: Vec<(Sender<()>, JoinHandle<()>)>,
+    /// In pages of the stream that they were made on.
+    holes: Vec<Tensor<1>>,
+    pub(crate) bytes: u64,
+}
+
+impl Ballast {
+    /// Takes all but about `leave` bytes of the free memory of NVIDIA card number `card`.
+    pub(crate) fn fill(device: &Device, card: u32, leave: u64) -> Result<Self> {
+        let mut ballast = Self { threads: vec![], holes: vec![], bytes: 0 };
+        for piece in PIECES {
+            let (told, tell) = channel();
+            let (release, released) = channel::<()>();
+            let device = device.clone();
+            let thread = std::thread::spawn(move || {
+                let mut held: Vec<Tensor<1>> = vec![];
+                while CardMemory::of_nvidia(card).is_some_and(|memory| memory.free >= leave + piece) {
+                    let Some(tensor) = written(&device, piece) else { break };
+                    held.push(tensor);
+                }
+                let _ = told.send(held.len() as u64 * piece);
+                // Ends when the sender is dropped.
+                let _ = released.recv();
+                drop(held);
+                let _ = device.sync();
+                device.memory_cleanup();
+                let _ = device.sync();
+            });
+            ballast.threads.push((release, thread));
+            ballast.bytes += tell.recv().context("a thread of the ballast ended early")?;
+        }
+        Ok(ballast)
+    }
+
+    /// Takes the room that is left in pages of the calling thread's stream as well: with nothing free on the card a
+    /// step would go on in it.
+    pub(crate) fn fill_holes(&mut self, device: &Device) {
+        for piece in HOLES {
+            while let Some(tensor) = written(device, piece) {
+                self.holes.push(tensor);
+                self.bytes += piece;
+            }
+        }
+    }
+}
+
+/// Zeros of so many bytes, if there was memory for them.
+fn written(device: &Device, bytes: u64) -> Option<Tensor<1>> {
+    let tensor = Tensor::<1>::zeros([(bytes / 4) as usize], device);
+    let there = device.sync().is_ok() && tensor.clone().narrow(0, 0, 1).try_into_data().is_ok();
+    there.then_some(tensor)
+}
+
+impl Drop for Ballast {
+    fn drop(&mut self) {
+        self.holes.clear();
+        for (release, thread) in self.threads.drain(..) {
+            drop(release);
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `cargo xtask gpu`: a numbered list of checks and measurements on a card. Each item runs in a process of its own, ends in pass or
+//! fail with figures, and stops none of the others.
+//!
+//! `runner` starts the items, an item writes its `findings` as it runs, and `page` makes `docs/results.md` of the committed results.
+
+mod archive;
+mod arguments;
+mod child;
+mod commands;
+mod comparison;
+mod context;
+mod failures;
+mod findings;
+mod list;
+mod measure;
+mod networks;
+mod page;
+mod runner;
+
+mod arithmetic;
+mod ballast;
+mod curves;
+mod facts;
+mod messages;
+mod out_of_memory;
+mod overhead;
+mod plans;
+mod prediction;
+mod reference;
+mod speed;
+mod torch;
+mod uploads;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+pub use arguments::GpuArguments;
+
+/// Runs the items, or prints the list, as the arguments ask.
+///
+/// # Errors
+/// Those of a wrong call; an item that fails is a finding and changes the exit status.
+pub fn run(arguments: &GpuArguments) -> Result<ExitCode> {
+    if let Some(request) = &arguments.curve {
+        return curves::child(&arguments.device, request);
+    }
+    let chosen = list::chosen(&arguments.items)?;
+    if arguments.child {
+        for number in chosen {
+            child::run(arguments, number)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if arguments.list {
+        return list::print().map(|()| ExitCode::SUCCESS);
+    }
+    if arguments.page {
+        return page::write().map(|()| ExitCode::SUCCESS);
+    }
+    runner::run(arguments, &chosen)
+}

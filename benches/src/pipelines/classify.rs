@@ -1,0 +1,232 @@
+//! Image classification with a residual network.
+// B batch, C channels or classes, H height, W width
+
+use std::path::Path;
+
+use anyhow::Result;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{DType, Device, Int, Tensor};
+use kiln_data::{
+    BadSamples, DecodeOptions, ImageBatch, ImageSet, Loader, Normalize, Order, Quality, Remainder, TrainTest, Transform,
+};
+use kiln_models::{ResNet, ResNetBlock, ResNetConfig, Stem};
+use kiln_precision::Precision;
+use kiln_training::{Checkpointing, Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct};
+
+use super::chained::Chained;
+use super::run::{Run, Setup};
+use super::settings::{ImageSettings, LoaderMemory, ResnetSettings, RunSettings};
+use crate::usage::Usage;
+use crate::{device, fixtures};
+
+/// Cross-entropy for training; accuracy among the first and the first five classes, and loss, for evaluation.
+pub struct Classify {
+    normalize: Normalize,
+    label_smoothing: f64,
+}
+
+impl Task for Classify {
+    type Model = ResNet;
+    type Batch = ImageBatch;
+
+    fn loss(&self, pass: &Pass<'_, ResNet>, batch: &ImageBatch) -> Tensor<1> {
+        let (images_bchw, labels_b) = self.begin(pass.model(), batch, pass.device());
+        let x = pass.chain(&self.blocks(pass.model()), images_bchw, Self::forward);
+        self.end(pass.model(), x, labels_b)
+    }
+
+    fn metrics(&self, pass: &Pass<'_, ResNet>, batch: &ImageBatch) -> Metrics {
+        let (images_bchw, labels_b) = batch.to_device(&self.normalize, pass.device());
+        let logits_bc = pass.model().forward(images_bchw).cast(DType::F32);
+        let mean = CrossEntropyLossConfig::new().init(pass.device()).forward(logits_bc.clone(), labels_b.clone());
+        let count = batch.len();
+        let top = |k| Metric::mean(top_k_correct(logits_bc.clone(), labels_b.clone(), k).float(), count);
+        Metrics::new()
+            .with("test_accuracy", top(1))
+            .with("test_top5", top(5))
+            .with("test_loss", Metric::mean(mean * count as f64, count))
+    }
+}
+
+impl Chained for Classify {
+    type Block = ResNetBlock;
+    type X = Tensor<4>;
+    type Target = Tensor<1, Int>;
+
+    fn begin(&self, _: &ResNet, batch: &ImageBatch, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
+        batch.to_device(&self.normalize, device)
+    }
+
+    fn blocks(&self, model: &ResNet) -> Vec<ResNetBlock> {
+        model.blocks()
+    }
+
+    fn forward(block: &ResNetBlock, x: Tensor<4>) -> Tensor<4> {
+        block.forward(x)
+    }
+
+    fn end(&self, model: &ResNet, x: Tensor<4>, labels_b: Tensor<1, Int>) -> Tensor<1> {
+        let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
+        let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&labels_b.device());
+        loss.forward(model.head(x).cast(DType::F32), labels_b)
+    }
+}
+
+impl Classify {
+    /// Three channels and no label smoothing, so that a loop written by hand has the same loss.
+    pub fn plain() -> Self {
+        Self { normalize: Normalize::for_channels(3), label_smoothing: 0.0 }
+    }
+}
+
+/// The recipe for the data set in fixtures/: a quarter of the standard width and the stem that shrinks its input,
+/// which 2 CPU cores train in about a minute.
+pub fn fixture_recipe(data: &ImageSet) -> ResnetSettings {
+    let mut recipe = recipe_for(data);
+    recipe.model = recipe.model.with_width(16).with_stem(Stem::ImageNet);
+    recipe.run.epochs = 12;
+    recipe
+}
+
+/// The recipe for a data set of the user's: a standard ResNet-18 at the images' size.
+pub fn recipe_for(data: &ImageSet) -> ResnetSettings {
+    let size = data.size().map_or(224, |[height, width]| height.min(width));
+    let stem = if size < 64 { Stem::Cifar } else { Stem::ImageNet };
+    ResnetSettings {
+        run: RunSettings {
+            data: None,
+            device: "flex".into(),
+            seed: 1,
+            epochs: 5,
+            max_steps: None,
+            batch_size: 64,
+            micro_batch: None,
+            precision: Precision::F32,
+            checkpointing: Checkpointing::None,
+            memory: None,
+            clip_norm: Some(5.0),
+            workers: 2,
+            loader_memory: LoaderMemory::default(),
+            bad_samples: BadSamples::FAIL,
+            evaluate_every: 0,
+            save_every: 500,
+            keep: 3,
+        },
+        images: ImageSettings {
+            size,
+            decode: Quality::Fast,
+            min_area: if size < 64 { 0.6 } else { 0.25 },
+            label_smoothing: 0.1,
+        },
+        model: ResNetConfig::resnet18(data.classes().len()).with_channels(data.channels()).with_stem(stem),
+        optimizer: OptimizerConfig::sgd(),
+        schedule: ScheduleConfig { peak: 0.1, warmup: 0.1, floor: 0.0 },
+    }
+}
+
+/// Bytes of batches that wait on the device, one batch in any case.
+const UPLOAD_BYTES: u64 = 64 << 20;
+
+/// Batches of a data set's two parts.
+fn loaders(
+    data: TrainTest<ImageSet>,
+    settings: &ResnetSettings,
+    device: &Device,
+) -> Result<TrainTest<Loader<ImageBatch>>> {
+    let run = &settings.run;
+    let transform = Transform::training(settings.images.size, settings.images.min_area);
+    let (set, seed) = (decoded(data.train, settings), run.seed);
+    let config = run.loader(set.len()).with_order(Order::Shuffled { seed }).with_remainder(Remainder::Drop);
+    let mut train = ImageBatch::loader(set.clone(), transform, seed, config.with_batch_size(run.batch_size))?;
+    if run.device == "flex" {
+        // The loader's images share the memory that is predicted; from their headers the bound is close.
+        train = train.with_largest_image(set.largest_decode_bytes(&transform)?);
+    } else {
+        // The next batch is copied while a step computes; on the CPU device the host is the device.
+        let device = device.clone().autodiff();
+        train = train.with_device_prefetch(UPLOAD_BYTES, move |batch| Ok(batch.upload(&device)));
+    }
+    Ok(TrainTest { train, test: test_loader(data.test, settings)? })
+}
+
+fn decoded(set: ImageSet, settings: &ResnetSettings) -> ImageSet {
+    set.with_decode_options(DecodeOptions::new().with_quality(settings.images.decode))
+}
+
+/// Batches of the part that is evaluated on.
+///
+/// # Errors
+/// Those of the loader.
+pub fn test_loader(set: ImageSet, settings: &ResnetSettings) -> Result<Loader<ImageBatch>> {
+    let transform = Transform::evaluation(settings.images.size);
+    let config = settings.run.loader(set.len());
+    Ok(ImageBatch::loader(decoded(set, settings), transform, 0, config)?)
+}
+
+/// Opens the data set that the settings name, the fixture when they name none.
+///
+/// # Errors
+/// Those of [`kiln_data::open_images`].
+pub fn open(data: Option<&Path>) -> Result<TrainTest<ImageSet>> {
+    Ok(match data {
+        Some(path) => kiln_data::open_images(path)?,
+        None => kiln_data::open_images(fixtures::directory()?.join("fashion-mnist"))?,
+    })
+}
+
+/// Refuses a configuration that contradicts the data, and sizes that the model cannot take.
+///
+/// # Errors
+/// [`Usage`] with the value and what would be accepted.
+pub fn check_against(data: &ImageSet, settings: &ResnetSettings) -> Result<()> {
+    let model = &settings.model;
+    for (what, configured, found) in
+        [("classes", model.classes, data.classes().len()), ("channels", model.channels, data.channels())]
+    {
+        if configured != found {
+            let text = format!("model.{what} is {configured}, expected {found} as in the data set");
+            return Err(Usage(text).into());
+        }
+    }
+    model.check_input([settings.images.size; 2])?;
+    Ok(())
+}
+
+/// The task of the settings.
+///
+/// # Errors
+/// [`Usage`] for a label smoothing out of range.
+pub fn classify(settings: &ResnetSettings) -> Result<Classify> {
+    let label_smoothing = settings.images.label_smoothing;
+    if !(0.0..=1.0).contains(&label_smoothing) {
+        return Err(Usage(format!("label smoothing is {label_smoothing}, expected a number in [0, 1]")).into());
+    }
+    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels), label_smoothing })
+}
+
+/// The task for predictions on RGB images, without data.
+pub fn classify_for_planning() -> Classify {
+    Classify { normalize: Normalize::for_channels(3), label_smoothing: 0.1 }
+}
+
+/// The run of the settings on `data`, and its device.
+///
+/// # Errors
+/// Those of the device, the data and the settings.
+pub fn run(mut settings: ResnetSettings, data: TrainTest<ImageSet>) -> Result<(Run<Classify, ResnetSettings>, Device)> {
+    check_against(&data.train, &settings)?;
+    settings.run.clamp(data.train.len());
+    let device = device::open(&settings.run.device)?;
+    let model = settings.model.clone();
+    let run = Run {
+        task: classify(&settings)?,
+        init: Box::new(move |device| model.init(device)),
+        setup: Setup {
+            name: "resnet",
+            classes: data.train.classes().to_vec(),
+            data: loaders(data, &settings, &device)?,
+            settings,
+        },
+    };
+    Ok((run, device))
+}

@@ -1,0 +1,190 @@
+//! Language modelling with a GPT-2-style decoder.
+// B batch, T time, V vocabulary
+
+use anyhow::Result;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{DType, Device, Int, Tensor};
+use kiln_data::{BadSamples, Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest};
+use kiln_models::{Gpt, GptBlock, GptConfig};
+use kiln_precision::Precision;
+use kiln_training::{Checkpointing, Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, perplexity};
+
+use super::chained::Chained;
+use super::run::{Run, Setup};
+use super::settings::{GptSettings, LoaderMemory, RunSettings, TextSettings};
+use crate::usage::Usage;
+use crate::{cache, device, fixtures};
+
+/// Cross-entropy of the next token; evaluated also per byte of text, which does not depend on the tokenizer.
+pub struct NextToken {
+    /// Bytes that each token stands for.
+    byte_lengths: Vec<u32>,
+}
+
+/// The mean cross-entropy over all tokens, a tensor of one element, in f32.
+fn cross_entropy(logits_btv: Tensor<3>, targets_bt: Tensor<2, Int>, device: &Device) -> Tensor<1> {
+    let [b, t, v] = logits_btv.dims();
+    let logits = logits_btv.reshape([b * t, v]).cast(DType::F32);
+    CrossEntropyLossConfig::new().init(device).forward(logits, targets_bt.reshape([b * t]))
+}
+
+impl Task for NextToken {
+    type Model = Gpt;
+    type Batch = TextBatch;
+
+    fn loss(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Tensor<1> {
+        let (x_btc, targets_bt) = self.begin(pass.model(), batch, pass.device());
+        let x_btc = pass.chain(&self.blocks(pass.model()), x_btc, Self::forward);
+        self.end(pass.model(), x_btc, targets_bt)
+    }
+
+    fn metrics(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Metrics {
+        let (inputs_bt, targets_bt) = batch.to_device(pass.device());
+        let mean = cross_entropy(pass.model().forward(inputs_bt), targets_bt, pass.device());
+        let windows = batch.tokens.chunks_exact(batch.shape[1]);
+        let bytes: u32 = windows.flat_map(|window| &window[1..]).map(|id| self.byte_lengths[*id as usize]).sum();
+        let tokens = batch.targets();
+        let nats = mean * tokens as f64;
+        let per_byte = Metric::mean(nats.clone(), bytes as usize).finished_by(|nats| nats / std::f64::consts::LN_2);
+        Metrics::new()
+            .with("bits_per_byte", per_byte)
+            .with("perplexity", Metric::mean(nats.clone(), tokens).finished_by(perplexity))
+            .with("test_loss", Metric::mean(nats, tokens))
+    }
+}
+
+impl Chained for NextToken {
+    type Block = GptBlock;
+    type X = Tensor<3>;
+    type Target = Tensor<2, Int>;
+
+    fn begin(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> (Tensor<3>, Tensor<2, Int>) {
+        let (inputs_bt, targets_bt) = batch.to_device(device);
+        (model.embed(inputs_bt), targets_bt)
+    }
+
+    fn blocks(&self, model: &Gpt) -> Vec<GptBlock> {
+        model.blocks()
+    }
+
+    fn forward(block: &GptBlock, x_btc: Tensor<3>) -> Tensor<3> {
+        block.forward(x_btc)
+    }
+
+    fn end(&self, model: &Gpt, x_btc: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+        let device = targets_bt.device();
+        cross_entropy(model.head(x_btc), targets_bt, &device)
+    }
+}
+
+impl NextToken {
+    /// For predictions only: metrics need the lengths of the tokens.
+    pub fn unmeasured() -> Self {
+        Self { byte_lengths: vec![] }
+    }
+}
+
+/// The recipe for the book in fixtures/: a thousand small steps, which 2 CPU cores take in about two minutes.
+pub fn fixture_recipe() -> GptSettings {
+    let mut recipe = recipe();
+    recipe.run.max_steps = Some(1000);
+    recipe.run.evaluate_every = 200;
+    recipe
+}
+
+/// The recipe for a text of the user's: one pass with the tiny model.
+pub fn recipe() -> GptSettings {
+    GptSettings {
+        run: RunSettings {
+            data: None,
+            device: "flex".into(),
+            seed: 1,
+            epochs: 1,
+            max_steps: None,
+            batch_size: 8,
+            micro_batch: None,
+            precision: Precision::F32,
+            checkpointing: Checkpointing::None,
+            memory: None,
+            clip_norm: Some(1.0),
+            workers: 1,
+            loader_memory: LoaderMemory::default(),
+            bad_samples: BadSamples::FAIL,
+            evaluate_every: 0,
+            save_every: 500,
+            keep: 3,
+        },
+        text: TextSettings { tokenizer: TokenizerKind::Bytes, held_out: 0.05 },
+        model: GptConfig::tiny(256, 64),
+        optimizer: OptimizerConfig::adamw(),
+        schedule: ScheduleConfig { peak: 3e-3, warmup: 0.1, floor: 0.1 },
+    }
+}
+
+/// Opens the text that the settings name, the fixture when they name none. Its tokens are kept in the user's cache.
+///
+/// # Errors
+/// Those of [`kiln_data::open_text`].
+pub fn open(settings: &GptSettings, tokenizer: &Tokenizer) -> Result<TrainTest<TextTokens>> {
+    let (length, held_out) = (settings.model.context, settings.text.held_out);
+    let fixture = || anyhow::Ok(fixtures::directory()?.join("moby-dick").join("moby-dick.txt"));
+    let path = settings.run.data.clone().map_or_else(fixture, Ok)?;
+    if let Some(cache) = cache::directory() {
+        match kiln_data::open_text_cached(&path, tokenizer, length, held_out, cache.join("tokens")) {
+            // Without a directory for them the tokens stay in memory, and are made again the next time.
+            Err(error @ kiln_data::Error::Write { .. }) => tracing::debug!("{error}"),
+            opened => return Ok(opened?),
+        }
+    }
+    Ok(kiln_data::open_text(path, tokenizer, length, held_out)?)
+}
+
+/// Batches of a text's two parts.
+fn loaders(data: TrainTest<TextTokens>, run: &RunSettings) -> Result<TrainTest<Loader<TextBatch>>> {
+    let (text, seed) = (data.train, run.seed);
+    let config = run.loader(text.len()).with_order(Order::Shuffled { seed }).with_remainder(Remainder::Drop);
+    let config = config.with_batch_size(run.batch_size);
+    let train = TextBatch::loader(text, Some(seed), config)?;
+    Ok(TrainTest { train, test: test_loader(data.test, run)? })
+}
+
+/// Batches of the part that is evaluated on.
+///
+/// # Errors
+/// Those of the loader.
+pub fn test_loader(text: TextTokens, run: &RunSettings) -> Result<Loader<TextBatch>> {
+    let config = run.loader(text.len());
+    Ok(TextBatch::loader(text, None, config)?)
+}
+
+/// The tokenizer and the task; the model's vocabulary must be the tokenizer's.
+///
+/// # Errors
+/// [`Usage`] for another vocabulary, and those of the tokenizer.
+pub fn next_token(settings: &GptSettings) -> Result<(Tokenizer, NextToken)> {
+    let tokenizer = Tokenizer::open(&settings.text.tokenizer)?;
+    if settings.model.vocab != tokenizer.vocab() {
+        let (vocab, expected) = (settings.model.vocab, tokenizer.vocab());
+        return Err(Usage(format!("model.vocab is {vocab}, expected {expected} as in the tokenizer")).into());
+    }
+    let byte_lengths = tokenizer.byte_lengths();
+    Ok((tokenizer, NextToken { byte_lengths }))
+}
+
+/// The run of the settings, and its device.
+///
+/// # Errors
+/// Those of the device, the data and the settings.
+pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, Device)> {
+    let (tokenizer, task) = next_token(&settings)?;
+    let data = open(&settings, &tokenizer)?;
+    settings.run.clamp(data.train.len());
+    let device = device::open(&settings.run.device)?;
+    let model = settings.model.clone();
+    let run = Run {
+        task,
+        init: Box::new(move |device| model.init(device)),
+        setup: Setup { name: "gpt", classes: vec![], data: loaders(data, &settings.run)?, settings },
+    };
+    Ok((run, device))
+}

@@ -1,0 +1,149 @@
+//! One run of a pipeline: its task, data and settings, and the trainer that they make.
+
+use burn::tensor::Device;
+use kiln_data::{Loader, TrainTest};
+use kiln_memory::BackendProfile;
+use kiln_training::{
+    Batch, BatchSource, Checkpointing, Error, OptimizerConfig, ScheduleConfig, StepPlan, Task, Trainer, TrainerBuilder,
+};
+
+use super::settings::{GptSettings, MemorySetting, ResnetSettings, RunSettings};
+use crate::HEAP;
+
+/// Makes the plain model on a device.
+pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error>>;
+
+/// The samples that a step is recorded with.
+const SAMPLES: usize = 3;
+
+/// One run, ready to be built.
+pub struct Run<T: Task, S> {
+    /// The task.
+    pub task: T,
+    /// Makes the model.
+    pub init: Init<T::Model>,
+    /// The rest, which stays with the caller when the task goes to the trainer.
+    pub setup: Setup<T::Batch, S>,
+}
+
+/// Data and settings of a run.
+pub struct Setup<B, S> {
+    /// The pipeline's name.
+    pub name: &'static str,
+    /// Names of the classes, where there are any.
+    pub classes: Vec<String>,
+    /// Batches to train and to evaluate on.
+    pub data: TrainTest<Loader<B>>,
+    /// The settings.
+    pub settings: S,
+}
+
+/// Settings of one of the pipelines.
+pub trait PipelineSettings: serde::Serialize {
+    /// Settings of every run.
+    fn run(&self) -> &RunSettings;
+
+    /// The same, to be changed before the run starts.
+    fn run_mut(&mut self) -> &mut RunSettings;
+
+    /// The optimizer.
+    fn optimizer(&self) -> OptimizerConfig;
+
+    /// The learning rate.
+    fn schedule(&self) -> ScheduleConfig;
+}
+
+macro_rules! settings {
+    ($($settings:ty),*) => {$(
+        impl PipelineSettings for $settings {
+            fn run(&self) -> &RunSettings {
+                &self.run
+            }
+
+            fn run_mut(&mut self) -> &mut RunSettings {
+                &mut self.run
+            }
+
+            fn optimizer(&self) -> OptimizerConfig {
+                self.optimizer
+            }
+
+            fn schedule(&self) -> ScheduleConfig {
+                self.schedule
+            }
+        }
+    )*};
+}
+
+settings!(ResnetSettings, GptSettings);
+
+impl<T: Task, S: PipelineSettings> Run<T, S> {
+    /// The builder of the run's trainer with the run's settings, and the rest of the run.
+    pub fn into_builder(self) -> (TrainerBuilder<'static, T>, Setup<T::Batch, S>) {
+        let Self { task, init, setup } = self;
+        let (run, optimizer) = (setup.settings.run().clone(), setup.settings.optimizer());
+        let builder = Trainer::try_builder(task, init)
+            .with_optimizer(move |model| optimizer.groups(model))
+            .with_schedule(setup.settings.schedule())
+            .with_steps(setup.total_steps())
+            .with_seed(run.seed)
+            .with_clip_norm(run.clip_norm)
+            .with_precision(run.policy())
+            .with_micro_batch(run.micro_batch)
+            .with_checkpointing(run.checkpointing.clone())
+            .with_batch_size(run.batch_size)
+            .with_every(run.every())
+            .with_allocator(&HEAP);
+        let builder = match run.memory {
+            Some(memory) => builder.with_memory(memory.budget()),
+            None => builder,
+        };
+        (builder, setup)
+    }
+}
+
+impl<B: Batch, S: PipelineSettings> Setup<B, S> {
+    /// Steps of the whole run.
+    pub fn total_steps(&self) -> u64 {
+        let run = self.settings.run();
+        let epochs = run.epochs.saturating_mul(self.data.train.batches() as u64);
+        run.max_steps.unwrap_or(u64::MAX).min(epochs)
+    }
+
+    /// Some samples of the first batch, which steps are recorded with, and a bound of the bytes that the loader takes beside
+    /// a step.
+    ///
+    /// # Errors
+    /// Those of the loader.
+    pub fn sample(&self) -> Result<(B, u64), Error> {
+        let Some(batch) = BatchSource::epoch(&self.data.train, 0, 0).next() else {
+            let expected = "at least one batch to plan a step from";
+            return Err(Error::InvalidSetting { field: "number of batches", value: "0".into(), expected });
+        };
+        let batch = batch?;
+        let sample = batch.slice(0..batch.len().min(SAMPLES));
+        Ok((sample, self.data.train.peak_bytes().unwrap_or(0)))
+    }
+
+    /// Notes in the settings how steps are taken, so that the run is resumed in the same way.
+    pub fn note(&mut self, plan: &StepPlan, limit: Option<u64>) {
+        let run = self.settings.run_mut();
+        if let Some(limit) = limit {
+            run.memory = Some(MemorySetting::Bytes(limit));
+            run.precision = plan.precision;
+            run.micro_batch = Some(plan.micro_batch);
+            run.checkpointing = match plan.checkpoints.recomputed() {
+                0 => Checkpointing::None,
+                _ => Checkpointing::Plan(plan.checkpoints.clone()),
+            };
+        }
+    }
+
+    /// The profile of the run's device; see [`crate::profile::of`].
+    ///
+    /// # Errors
+    /// Those of [`crate::profile::of`].
+    pub fn profile(&self, device: &Device) -> anyhow::Result<BackendProfile> {
+        crate::profile::of(device, &self.settings.run().device)
+    }
+}

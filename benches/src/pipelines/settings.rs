@@ -1,0 +1,253 @@
+//! Settings of the pipelines, as they stand in a run's `config.toml`.
+
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+use kiln_data::{BadSamples, LoaderConfig, Quality, TokenizerKind};
+use kiln_models::{GptConfig, ResNetConfig};
+use kiln_precision::{Policy, Precision};
+use kiln_training::{Checkpointing, Every, MemoryBudget, OptimizerConfig, ScheduleConfig};
+use serde::{Deserialize, Serialize};
+
+/// Settings of every run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSettings {
+    /// The data set; none is the one in fixtures/.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<PathBuf>,
+    /// The device by name: flex or cuda:N.
+    pub device: String,
+    /// The seed of all randomness.
+    pub seed: u64,
+    /// Passes over the data.
+    pub epochs: u64,
+    /// Steps at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u64>,
+    /// Samples of a batch.
+    pub batch_size: usize,
+    /// Samples on the device at once; none: the whole batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batch: Option<usize>,
+    /// The precision that the model computes in.
+    #[serde(default)]
+    pub precision: Precision,
+    /// The blocks that are recomputed.
+    #[serde(default)]
+    pub checkpointing: Checkpointing,
+    /// Bytes that a step may take; none: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemorySetting>,
+    /// The global norm that gradients are clipped to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f64>,
+    /// Threads that load data.
+    pub workers: usize,
+    /// Bytes on the host for batches in flight and images being decoded.
+    #[serde(default)]
+    pub loader_memory: LoaderMemory,
+    /// What happens to samples that cannot be read.
+    #[serde(default = "fail")]
+    pub bad_samples: BadSamples,
+    /// Steps between two evaluations within an epoch; 0: none.
+    pub evaluate_every: u64,
+    /// Steps between two checkpoints within an epoch; 0: none.
+    pub save_every: u64,
+    /// Checkpoints that are kept.
+    pub keep: usize,
+}
+
+fn fast() -> Quality {
+    Quality::Fast
+}
+
+fn fail() -> BadSamples {
+    BadSamples::FAIL
+}
+
+/// The smallest share of a memory budget that the loader is given.
+const LEAST_LOADER_BYTES: u64 = 8 << 20;
+
+impl RunSettings {
+    /// Limits the batch to the data set in a run that adapts to its memory.
+    pub fn clamp(&mut self, samples: usize) {
+        if self.memory.is_some() && self.batch_size > samples && samples > 0 {
+            tracing::warn!("there are {samples} samples: batches of {samples}, not of {}", self.batch_size);
+            self.batch_size = samples;
+        }
+    }
+
+    /// A loader of `samples` samples in their order; a batch is never larger than all of them. On the CPU device, whose memory is the
+    /// host's, the loader takes at most a quarter of the run's memory budget.
+    pub fn loader(&self, samples: usize) -> LoaderConfig {
+        let budget = match self.memory {
+            Some(MemorySetting::Bytes(bytes)) if self.device == "flex" => {
+                self.loader_memory.0.min((bytes / 4).max(LEAST_LOADER_BYTES))
+            }
+            _ => self.loader_memory.0,
+        };
+        LoaderConfig::new(self.batch_size.min(samples))
+            .with_workers(self.workers)
+            .with_prefetch((2 * self.workers).max(4))
+            .with_budget(budget)
+            .with_bad_samples(self.bad_samples)
+    }
+
+    /// The precision that the model computes in. The models run their norms in f32.
+    pub fn policy(&self) -> Policy {
+        Policy::new(self.precision).keep_norms()
+    }
+
+    /// When to evaluate and save besides the ends of epochs.
+    pub fn every(&self) -> Every {
+        Every::epoch().with_evaluation(self.evaluate_every).with_checkpoint(self.save_every)
+    }
+}
+
+/// A memory budget as it is written: `auto` or bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum MemorySetting {
+    /// So many bytes.
+    Bytes(u64),
+    /// Nine tenths of the memory that is free when the run starts.
+    Auto,
+}
+
+impl MemorySetting {
+    /// The budget for the trainer.
+    pub fn budget(self) -> MemoryBudget {
+        match self {
+            Self::Bytes(bytes) => MemoryBudget::Bytes(bytes),
+            Self::Auto => MemoryBudget::FractionOfFree(0.9),
+        }
+    }
+}
+
+impl TryFrom<String> for MemorySetting {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.as_str() {
+            "auto" => Ok(Self::Auto),
+            _ => bytes(&text)
+                .map(Self::Bytes)
+                .ok_or_else(|| format!("memory is '{text}', expected auto or bytes, as in 300MiB or 24GiB")),
+        }
+    }
+}
+
+impl From<MemorySetting> for String {
+    fn from(memory: MemorySetting) -> Self {
+        match memory {
+            MemorySetting::Bytes(bytes) => format!("{bytes}B"),
+            MemorySetting::Auto => "auto".into(),
+        }
+    }
+}
+
+/// The host memory of the loader, as in 256MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct LoaderMemory(pub u64);
+
+impl Default for LoaderMemory {
+    fn default() -> Self {
+        Self(1 << 30)
+    }
+}
+
+impl TryFrom<String> for LoaderMemory {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let refused = || format!("loader memory is '{text}', expected bytes, as in 256MiB or 2GiB");
+        bytes(&text).map(Self).ok_or_else(refused)
+    }
+}
+
+impl From<LoaderMemory> for String {
+    fn from(memory: LoaderMemory) -> Self {
+        format!("{}B", memory.0)
+    }
+}
+
+/// `4096`, `500MB`, `1.5GiB`; at least one byte.
+fn bytes(text: &str) -> Option<u64> {
+    text.parse::<ByteSize>().ok().map(|size| size.0).filter(|bytes| (1..1 << 60).contains(bytes))
+}
+
+/// Settings of `train resnet`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResnetSettings {
+    /// Settings of every run.
+    pub run: RunSettings,
+    /// How images reach the model.
+    pub images: ImageSettings,
+    /// The model.
+    pub model: ResNetConfig,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// The learning rate.
+    pub schedule: ScheduleConfig,
+}
+
+/// How images reach the model.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageSettings {
+    /// Pixels per side.
+    pub size: usize,
+    /// From how many of its pixels an image is made smaller.
+    #[serde(default = "fast")]
+    pub decode: Quality,
+    /// Smallest part of an image that a training crop may show.
+    pub min_area: f64,
+    /// Probability mass spread over all classes.
+    pub label_smoothing: f64,
+}
+
+/// Settings of `train gpt`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GptSettings {
+    /// Settings of every run.
+    pub run: RunSettings,
+    /// How text reaches the model.
+    pub text: TextSettings,
+    /// The model.
+    pub model: GptConfig,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// The learning rate.
+    pub schedule: ScheduleConfig,
+}
+
+/// How text reaches the model.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextSettings {
+    /// The tokenizer.
+    pub tokenizer: TokenizerKind,
+    /// Fraction at the end of the text that is held out.
+    pub held_out: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_read_as_it_is_printed() {
+        for text in ["auto", "1024B"] {
+            assert_eq!(String::from(MemorySetting::try_from(text.to_owned()).unwrap()), text);
+        }
+        assert_eq!(MemorySetting::try_from("1.5GiB".to_owned()), Ok(MemorySetting::Bytes(3 << 29)));
+        assert_eq!(MemorySetting::try_from("1024".to_owned()), Ok(MemorySetting::Bytes(1024)));
+        for text in ["much", "0", "-1", "", "0B"] {
+            assert!(MemorySetting::try_from(text.to_owned()).unwrap_err().contains(text));
+        }
+    }
+}

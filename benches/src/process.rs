@@ -1,0 +1,86 @@
+//! Processor time and resident memory of this process, read from Linux's /proc.
+
+use std::fs;
+
+/// Clock ticks per second in /proc/PID/stat, the same on every Linux that Rust supports.
+const TICKS: f64 = 100.0;
+
+/// User and system time of all threads, including those that ended, with a resolution of a hundredth of a second.
+pub fn processor_seconds() -> Option<f64> {
+    let text = fs::read_to_string("/proc/self/stat").ok()?;
+    // The name in parentheses may hold anything; the state is the first field after it.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    let user: f64 = fields.nth(11)?.parse().ok()?;
+    let system: f64 = fields.next()?.parse().ok()?;
+    Some((user + system) / TICKS)
+}
+
+/// Processor time of the threads that are alive, with a resolution of nanoseconds.
+pub fn living_threads_seconds() -> Option<f64> {
+    let mut nanoseconds = 0.0;
+    for thread in fs::read_dir("/proc/self/task").ok()? {
+        // A thread may end between the listing and the reading.
+        let Ok(text) = fs::read_to_string(thread.ok()?.path().join("schedstat")) else { continue };
+        nanoseconds += text.split(' ').next()?.parse::<f64>().ok()?;
+    }
+    (nanoseconds > 0.0).then_some(nanoseconds / 1e9)
+}
+
+/// The highest resident memory of the process since a start.
+pub struct Resident {
+    start: Option<u64>,
+}
+
+impl Resident {
+    /// Begins to measure.
+    pub fn start() -> Self {
+        Self { start: if reset() { status("VmRSS") } else { None } }
+    }
+
+    /// Forgets the highest bytes so far. The start stays the same.
+    pub fn reset_peak(&mut self) {
+        if !reset() {
+            self.start = None;
+        }
+    }
+
+    /// The highest resident bytes above those at the start; none where they are not known.
+    pub fn above_start(&self) -> Option<u64> {
+        Some(status("VmHWM")?.saturating_sub(self.start?))
+    }
+}
+
+fn reset() -> bool {
+    fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
+fn status(field: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resident_memory_is_seen_when_it_is_touched() {
+        let mut resident = Resident::start();
+        let block = std::hint::black_box(vec![1u8; 64 << 20]);
+        assert!(resident.above_start().unwrap() >= 60 << 20);
+        drop(block);
+        resident.reset_peak();
+        assert!(resident.above_start().unwrap() < 60 << 20);
+    }
+
+    #[test]
+    fn work_takes_processor_time() {
+        let (process, threads) = (processor_seconds().unwrap(), living_threads_seconds().unwrap());
+        let begun = std::time::Instant::now();
+        while living_threads_seconds().unwrap() < threads + 0.05 && begun.elapsed().as_secs() < 60 {
+            std::hint::black_box((0..10_000u64).sum::<u64>());
+        }
+        assert!(living_threads_seconds().unwrap() >= threads + 0.05 && processor_seconds().unwrap() >= process);
+    }
+}

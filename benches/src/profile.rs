@@ -1,0 +1,62 @@
+//! A device's profile, which predictions need: calibrated once and kept in the user's cache.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use burn::tensor::{Device, Distribution, Tensor};
+use kiln_memory::{BackendProfile, Meter, calibrate};
+
+use crate::HEAP;
+use crate::atomic::replace;
+
+/// The profile of `device`, called `name` on the command line: from the cache, or by a second of measuring. Afterwards the
+/// threads of the CPU device have their scratch memory, so that it does not count as a step's.
+///
+/// # Errors
+/// When the device cannot be calibrated.
+pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
+    let plain = device.clone().inner();
+    if plain.memory_pool_usage().is_none() {
+        warm(&plain);
+    }
+    let path = path(name);
+    if let Some(profile) = path.as_deref().and_then(read) {
+        return Ok(profile);
+    }
+    let start = if name.starts_with("cuda") { BackendProfile::cuda() } else { BackendProfile::flex() };
+    tracing::info!("measuring {name} once, to predict steps on it");
+    let profile = calibrate(BackendProfile { name: name.into(), ..start }, device, &Meter::of(&plain, &HEAP))?;
+    if let Some(path) = path {
+        // Without a place to keep it, it is measured again the next time.
+        if let Err(error) = write(&path, &profile) {
+            tracing::debug!("{error:#}");
+        }
+    }
+    Ok(profile)
+}
+
+/// Matrix products keep a MiB of scratch memory for each thread that ever made one: those that are spread over the pool's threads,
+/// and those that the calling thread makes alone.
+fn warm(device: &Device) {
+    let random = |shape| Tensor::<2>::random(shape, Distribution::Default, device);
+    let (spread, left, right) = (random([600, 600]), random([64, 64]), random([64, 1024]));
+    for _ in 0..8 {
+        drop(spread.clone().matmul(spread.clone()));
+        drop(left.clone().matmul(right.clone()));
+    }
+}
+
+fn path(name: &str) -> Option<PathBuf> {
+    // Figures of one version of the rules are not those of another.
+    Some(crate::cache::directory()?.join(format!("{}-{}.toml", name.replace(':', "-"), env!("CARGO_PKG_VERSION"))))
+}
+
+fn read(path: &Path) -> Option<BackendProfile> {
+    toml::from_str(&std::fs::read_to_string(path).ok()?).ok()
+}
+
+fn write(path: &Path, profile: &BackendProfile) -> Result<()> {
+    let folder = path.parent().context("no folder")?;
+    std::fs::create_dir_all(folder)?;
+    replace(path, toml::to_string_pretty(profile)?.as_bytes())
+}

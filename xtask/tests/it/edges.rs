@@ -1,0 +1,126 @@
+//! The allowed edges between the crates of the workspace, as data.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Who may depend on whom. A technique crate (data, precision, accumulation, checkpointing, memory, recovery)
+/// depends on no other crate of the workspace; kiln-training is the only library that sees two of them.
+const ALLOWED: [(&str, &[&str]); 12] = [
+    ("kiln-accumulation", &[]),
+    ("kiln-checkpointing", &[]),
+    ("kiln-data", &[]),
+    ("kiln-memory", &[]),
+    ("kiln-models", &[]),
+    ("kiln-precision", &[]),
+    ("kiln-recovery", &[]),
+    (
+        "kiln-training",
+        &["kiln-accumulation", "kiln-checkpointing", "kiln-data", "kiln-memory", "kiln-precision", "kiln-recovery"],
+    ),
+    (
+        "benches",
+        &[
+            "kiln-accumulation",
+            "kiln-checkpointing",
+            "kiln-data",
+            "kiln-memory",
+            "kiln-models",
+            "kiln-precision",
+            "kiln-recovery",
+            "kiln-training",
+        ],
+    ),
+    ("browser", &[]),
+    ("examples", &["kiln-accumulation", "kiln-checkpointing", "kiln-data", "kiln-models", "kiln-precision"]),
+    (
+        "xtask",
+        &[
+            "benches",
+            "kiln-accumulation",
+            "kiln-checkpointing",
+            "kiln-data",
+            "kiln-memory",
+            "kiln-models",
+            "kiln-precision",
+            "kiln-recovery",
+            "kiln-training",
+        ],
+    ),
+];
+
+fn cargo(arguments: &[&str]) -> String {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let output = Command::new(cargo).args(arguments).arg("--offline").current_dir(root).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+pub(crate) fn packages() -> Vec<Value> {
+    let metadata: Value = serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version", "1"])).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+#[test]
+fn crates_depend_only_on_whom_they_may() {
+    let allowed: BTreeMap<&str, &[&str]> = ALLOWED.into();
+    let packages = packages();
+    let name = |value: &Value| value["name"].as_str().unwrap().to_owned();
+    let members: BTreeSet<String> = packages.iter().map(name).collect();
+    assert_eq!(members, allowed.keys().map(|key| key.to_string()).collect(), "the table lists other crates");
+    for package in &packages {
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let (from, to) = (name(package), name(dependency));
+            if members.contains(&to) && dependency["kind"] != "dev" {
+                let may = allowed[from.as_str()].contains(&to.as_str());
+                assert!(may, "{from} depends on {to}, which the architecture does not allow");
+            }
+        }
+    }
+}
+
+#[test]
+fn directories_carry_the_names_of_their_packages() {
+    for package in packages() {
+        let manifest = Path::new(package["manifest_path"].as_str().unwrap());
+        let directory = manifest.parent().and_then(Path::file_name).unwrap();
+        assert_eq!(directory, package["name"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn library_crates_use_no_anyhow_and_every_version_stands_in_the_workspace() {
+    for package in packages() {
+        let name = package["name"].as_str().unwrap();
+        let text = std::fs::read_to_string(package["manifest_path"].as_str().unwrap()).unwrap();
+        let table: toml::Table = text.parse().unwrap();
+        for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            for (dependency, value) in table.get(section).and_then(|s| s.as_table()).into_iter().flatten() {
+                let inherited = value.get("workspace").and_then(|w| w.as_bool()) == Some(true);
+                assert!(inherited, "{name}: {dependency} must inherit its version from the workspace");
+                let library = name.starts_with("kiln-");
+                assert!(!(library && dependency == "anyhow"), "{name}: a library crate has an error type of its own");
+            }
+        }
+    }
+}
+
+/// `cargo xtask` and `cargo test` share one compilation of the dependencies only if both ask for the same features.
+#[test]
+fn running_and_testing_compile_the_dependencies_with_the_same_features() {
+    let tree = |arguments: &[&str]| -> BTreeSet<String> {
+        let tree = ["tree", "--prefix", "none", "--format", "{p} {f}", "--no-dedupe"];
+        cargo(&[&tree, arguments].concat()).lines().map(str::to_owned).collect()
+    };
+    let running = tree(&["--package", "xtask", "--edges", "normal,build"]);
+    let testing = tree(&["--edges", "normal,build,dev"]);
+    let package = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    let needed: BTreeSet<String> = running.iter().map(|line| package(line)).collect();
+    let differs =
+        |line: &&String| !line.starts_with("kiln-") && needed.contains(&package(line)) && !running.contains(*line);
+    let twice: Vec<&String> = testing.iter().filter(differs).collect();
+    assert!(twice.is_empty(), "compiled twice, because testing asks for other features: {twice:?}");
+}

@@ -1,0 +1,13 @@
+//! The program's commands as a user calls them, and rules for the workspace's own sources.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+
+mod bad_input;
+mod bench;
+mod circles;
+mod edges;
+mod gpu;
+#[cfg(unix)]
+mod kill;
+mod openings;
+mod source;
+mod support;
