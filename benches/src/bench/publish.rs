@@ -17,7 +17,7 @@ const GUIDE: &str = "docs/benchmarks.md";
 /// Files of the project that `results` belong in, as they should be.
 pub(crate) fn files(root: &Path, results: &Results) -> Result<Vec<(PathBuf, String)>> {
     let origin = format!("{}\n", results.provenance.line());
-    let mut parts = vec![("README.md", "bench", table::summary(results))];
+    let mut parts = vec![("docs/commands.md", "bench", table::summary(results))];
     parts.push((GUIDE, "bench-origin", origin));
     for group in Group::ALL {
         parts.push((GUIDE, marker(group), table::group(results, group).unwrap_or_default()));
