@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use benches::device;
+use benches::output::print_json;
 use benches::pipelines::{
     GptSettings, ResnetSettings, RunSettings, check_against, classify, classify_test_loader, next_token,
     next_token_test_loader, open_images, open_text,
@@ -19,9 +20,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::cli::{Eval, EvalArgs};
+use crate::train::load_any;
 use crate::train::overlay::read;
 use crate::train::prepare::check_classes;
-use crate::train::{load_any, print_json};
 
 pub(crate) fn run(command: Eval) -> Result<ExitCode> {
     match command {

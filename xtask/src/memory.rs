@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use benches::output::print_json;
 use benches::pipelines::{PipelineSettings, Run};
 use benches::usage::Usage;
 use burn::tensor::Device;
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{RunArgs, Train};
 use crate::train::interrupt::Interrupt;
-use crate::train::{into_cli_error, prepare, print_json, report, start};
+use crate::train::{into_cli_error, prepare, report, start};
 
 /// The first step also makes the optimizer's state, the second is like all that follow, the third is measured.
 const STEPS: u64 = 3;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::{Result, bail};
+use benches::output::print_json;
 use benches::pipelines::{NextToken, classify_for_planning};
 use benches::usage::Usage;
 use burn::tensor::Device;
@@ -17,7 +18,6 @@ use kiln_training::{Error, OptimizerConfig, Planner, StepPlan, Task, Trainer, Tr
 use serde_json::json;
 
 use crate::cli::{Plan, PlanArgs};
-use crate::train::print_json;
 
 /// Samples that a step is recorded with.
 const SAMPLES: usize = 3;

@@ -46,7 +46,7 @@ pub use error::Error;
 pub use measure::{CardMemory, CountingAllocator, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter};
 pub use predict::{
     BackendProfile, BlockCost, Buffer, BytesPerSample, ChainCosts, Kernels, Operation, PREDICTION_MARGIN, PhasePeak,
-    Prediction, StepEstimate, calibrate, fits_within,
+    Prediction, StepEstimate, calibrate, fits_within, largest_within,
 };
 pub use report::{BufferGroup, Explanation, MemoryReport, Suggestion};
 pub use trace::{

@@ -118,12 +118,9 @@ pub enum Error {
         /// The device.
         device: String,
     },
-    /// The model could not be made.
-    #[error("the model cannot be made: {reason}")]
-    Model {
-        /// The reason.
-        reason: String,
-    },
+    /// The model could not be made. The source is the error of the function that makes it.
+    #[error("the model cannot be made")]
+    Model(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Blocks could not run under a checkpoint plan.
     #[error(transparent)]
     Checkpointing(#[from] kiln_checkpointing::Error),

@@ -47,6 +47,7 @@
 //! let batches: Vec<_> = (0..10).map(batch).collect();
 //! let mut trainer = Trainer::builder(Regression, init)
 //!     .with_memory(MemoryBudget::Bytes(4 << 20))
+//!     .with_schedule(1e-2)
 //!     .with_epochs(5)
 //!     .build(&Device::flex(), &batches[0])?;
 //! println!("{}", trainer.plan().unwrap());

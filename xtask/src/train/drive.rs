@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use anyhow::{Result, anyhow, bail};
+use benches::output::print_json;
 use benches::pipelines::{PipelineSettings, Run, Setup};
 use benches::usage::Usage;
 use burn::module::Module;
@@ -42,7 +43,7 @@ where
     };
     let _lock = directory.lock()?;
     trainer.set_checkpoints(checkpoints.within(directory.checkpoints()));
-    let total = trainer.meet(&setup.data.train)?;
+    let total = trainer.set_data(&setup.data.train)?;
     if arguments.resume.is_some() {
         match trainer.resume()? {
             Some(path) => tracing::info!("going on from {}", path.display()),
@@ -234,13 +235,6 @@ pub(crate) fn into_cli_error(error: kiln_training::Error) -> anyhow::Error {
     let kiln_training::Error::Exhausted { step, report } = error else { return error.into() };
     tracing::warn!("step {step}: {report}");
     anyhow!("step {step}: the batch does not fit into memory after {} attempts", report.tries.len())
-}
-
-/// Ends stdout with one JSON object.
-pub(crate) fn print_json(results: &Value) -> Result<()> {
-    use std::io::Write;
-    writeln!(std::io::stdout().lock(), "{results}")?;
-    Ok(())
 }
 
 /// The model of a run directory (its newest whole checkpoint), of one checkpoint, or of a safetensors file.

@@ -9,7 +9,7 @@ pub(crate) mod overlay;
 pub(crate) mod prepare;
 mod report;
 
-pub(crate) use drive::{into_cli_error, load_any, print_json, report, start};
+pub(crate) use drive::{into_cli_error, load_any, report, start};
 
 use std::process::ExitCode;
 

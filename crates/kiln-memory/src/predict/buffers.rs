@@ -41,7 +41,7 @@ impl StepTrace {
             workspace.path = path.map(str::to_owned);
             buffers.push(workspace);
         }
-        for overhead in overheads(self, profile) {
+        for overhead in overheads(self, batch, profile) {
             buffers.push(without_tensor(overhead.bytes, overhead.category, overhead.name, 0..=overhead.last));
         }
         buffers.sort_by_key(|buffer| (buffer.born, Reverse(buffer.bytes)));

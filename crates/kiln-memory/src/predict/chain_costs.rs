@@ -143,7 +143,7 @@ impl StepTrace {
         for (tensor, block) in &passes.gradients {
             costs.blocks[*block].gradient_bytes += profile.taken(layout.blocks[buffer_of[*tensor as usize]].bytes);
         }
-        costs.resident_bytes += overheads(self, profile).map(|overhead| overhead.bytes).sum::<u64>();
+        costs.resident_bytes += overheads(self, layout.batch, profile).map(|overhead| overhead.bytes).sum::<u64>();
         costs
     }
 

@@ -82,7 +82,7 @@ pub(super) fn live_bytes(trace: &StepTrace, layout: &Layout, profile: &BackendPr
     for (index, bytes) in layout.workspaces[start..end].iter().enumerate() {
         add(*bytes, index, index);
     }
-    for overhead in overheads(trace, profile) {
+    for overhead in overheads(trace, layout.batch, profile) {
         add(overhead.bytes, 0, overhead.last);
     }
     let live = change[..end - start].iter().scan(0i128, |live, change| {

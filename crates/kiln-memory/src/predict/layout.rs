@@ -10,6 +10,8 @@ use super::{cube, flex};
 
 /// The memory of a step.
 pub(super) struct Layout {
+    /// Samples of the batch.
+    pub(super) batch: usize,
     pub(super) blocks: Vec<Block>,
     /// The workspace of each operation, in bytes.
     pub(super) workspaces: Vec<u64>,
@@ -36,7 +38,7 @@ impl Layout {
             workspaces.push(effect.workspace);
         }
         let (blocks, next) = memory.finish();
-        Self { blocks, workspaces, next }
+        Self { batch: sizes.batch, blocks, workspaces, next }
     }
 
     /// The tensors of a block in the order in which they are made.

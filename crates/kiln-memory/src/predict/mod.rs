@@ -25,7 +25,7 @@ mod time;
 pub use calibrate::calibrate;
 pub use chain_costs::{BlockCost, ChainCosts};
 pub use estimate::StepEstimate;
-pub use margin::{PREDICTION_MARGIN, fits_within};
+pub use margin::{PREDICTION_MARGIN, fits_within, largest_within};
 pub use prediction::{Buffer, Operation, PhasePeak, Prediction};
 pub use profile::{BackendProfile, Kernels};
 pub use search::BytesPerSample;

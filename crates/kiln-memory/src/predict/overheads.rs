@@ -15,14 +15,21 @@ pub(super) struct Overhead {
 }
 
 /// The overheads that are not zero.
-pub(super) fn overheads(trace: &StepTrace, profile: &BackendProfile) -> impl Iterator<Item = Overhead> {
+pub(super) fn overheads(trace: &StepTrace, batch: usize, profile: &BackendProfile) -> impl Iterator<Item = Overhead> {
     let [start, backward, update, end] = trace.phases;
     let graph_bytes = profile.operation_bytes * (backward - start) as u64;
+    let host_bytes = profile.sample_bytes.saturating_mul(batch as u64);
     let whole = |bytes, category, name| Overhead { bytes, category, name, last: end - start - 1 };
     let all = [
         whole(profile.fixed_bytes, Category::Workspace, "(the device)"),
         whole(profile.loader_bytes, Category::DataLoader, "(the data loader)"),
         Overhead { bytes: graph_bytes, category: Category::Workspace, name: "(the graph)", last: update - start - 1 },
+        Overhead {
+            bytes: host_bytes,
+            category: Category::Input,
+            name: "(samples on the host)",
+            last: update - start - 1,
+        },
     ];
     all.into_iter().filter(|overhead| overhead.bytes > 0)
 }

@@ -59,6 +59,9 @@ pub struct BackendProfile {
     /// Bytes of the data loader, where they lie in the memory that is counted: batches in flight, and images being decoded.
     #[serde(default)]
     pub loader_bytes: u64,
+    /// Bytes of each sample on the host that a pass holds besides its tensors, where they lie in the memory that is counted.
+    #[serde(default)]
+    pub sample_bytes: u64,
     /// Bytes kept for each operation of the forward pass until the backward pass: burn's graph, where it lies in the memory
     /// that is counted.
     pub operation_bytes: u64,
@@ -88,6 +91,7 @@ impl BackendProfile {
             alignment: 1,
             fixed_bytes: 0,
             loader_bytes: 0,
+            sample_bytes: 0,
             operation_bytes: 1_300,
             buffer_bytes: 96,
             flops: 2e10 * threads as f64,
@@ -110,6 +114,7 @@ impl BackendProfile {
             alignment: 512,
             fixed_bytes: 500 << 20,
             loader_bytes: 0,
+            sample_bytes: 0,
             operation_bytes: 0,
             buffer_bytes: 0,
             flops: 0.0,
@@ -130,6 +135,15 @@ impl BackendProfile {
     #[must_use]
     pub fn with_loader_bytes(mut self, bytes: u64) -> Self {
         self.loader_bytes = bytes;
+        self
+    }
+
+    /// Counts `bytes` of each sample that a pass holds on the host besides its tensors, such as the part of a batch that a
+    /// micro-batch is. For a device whose tensors lie in the host's memory. They appear as
+    /// [`Category::Input`](crate::Category::Input) and take no time.
+    #[must_use]
+    pub fn with_sample_bytes(mut self, bytes: u64) -> Self {
+        self.sample_bytes = bytes;
         self
     }
 

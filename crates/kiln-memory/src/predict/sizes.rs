@@ -9,6 +9,8 @@ use super::profile::BackendProfile;
 
 /// Sizes of tensors at a batch size, on a device.
 pub(super) struct Sizes {
+    /// Samples of the batch.
+    pub(super) batch: usize,
     /// The distinct shapes, in the order of the trace.
     shapes: Vec<Vec<usize>>,
     /// Strides of each shape without gaps.
@@ -50,7 +52,7 @@ impl Sizes {
         }
         let row_major = shapes.iter().map(|shape| row_major(shape)).collect();
         let shape_of = trace.tensors.iter().map(|tensor| tensor.shape).collect();
-        Ok(Self { shapes, row_major, shape_of, bytes })
+        Ok(Self { batch, shapes, row_major, shape_of, bytes })
     }
 
     pub(super) fn shape(&self, tensor: u32) -> &[usize] {

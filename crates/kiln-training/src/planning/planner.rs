@@ -4,7 +4,7 @@ use std::fmt;
 
 use bytesize::ByteSize;
 use kiln_checkpointing::{Plan, least, solve};
-use kiln_memory::{BackendProfile, Prediction, fits_within};
+use kiln_memory::{BackendProfile, Prediction, fits_within, largest_within};
 use kiln_precision::Precision;
 use kiln_recovery::Setting;
 
@@ -66,7 +66,10 @@ impl StepPlan {
 /// Made by [`TrainerBuilder::planner`](crate::TrainerBuilder::planner); the device itself need not be there.
 pub struct Planner {
     pub(crate) steps: Vec<(Precision, RecordedStep)>,
+    /// The device of a step that takes its batch in one piece.
     pub(crate) profile: BackendProfile,
+    /// The device of a step in micro-batches, which are copies of parts of the batch.
+    pub(crate) sliced_profile: BackendProfile,
     pub(crate) batch: usize,
     /// The micro-batch, when it is given.
     pub(crate) micro_batch: Option<usize>,
@@ -80,6 +83,10 @@ impl Planner {
     /// The precisions that were recorded, the preferred one first.
     pub fn precisions(&self) -> impl Iterator<Item = Precision> + '_ {
         self.steps.iter().map(|(precision, _)| *precision)
+    }
+
+    fn profile(&self, micro_batch: usize) -> &BackendProfile {
+        if micro_batch < self.batch { &self.sliced_profile } else { &self.profile }
     }
 
     /// Samples of a whole batch.
@@ -125,7 +132,7 @@ impl Planner {
     pub(crate) fn sqrt(&self) -> Result<Plan, Error> {
         let Some((_, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
         let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(self.batch);
-        let costs = step.chain_cost(micro_batch, self.batch, &self.profile, None)?;
+        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch), None)?;
         let count = costs.blocks.len().max(1) as u64;
         let mean = |bytes: fn(&kiln_checkpointing::Cost) -> u64| costs.blocks.iter().map(bytes).sum::<u64>() / count;
         Ok(Plan::sqrt(costs.blocks.len(), mean(|cost| cost.input), mean(|cost| cost.saved)))
@@ -151,12 +158,12 @@ impl Planner {
     /// [`Error::Predict`].
     pub fn candidates(&self, precision: Precision, limit_bytes: u64) -> Result<Vec<StepPlan>, Error> {
         let Some((_, step)) = self.steps.iter().find(|(known, _)| *known == precision) else { return Ok(vec![]) };
-        let allowed = allowed(limit_bytes);
+        let allowed = largest_within(limit_bytes);
         let mut sizes: Vec<usize> = match self.micro_batch {
             Some(size) => vec![size.min(self.batch)],
             None => {
                 let halves = (0..).map(|half| self.batch >> half).take_while(|size| *size > 0);
-                halves.chain(step.largest_plain(allowed, self.batch, &self.profile)?).collect()
+                halves.chain(step.largest_plain(allowed, self.batch, &self.sliced_profile)?).collect()
             }
         };
         sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -191,7 +198,9 @@ impl Planner {
     /// [`Error::NoPrecision`], [`Error::Predict`].
     pub fn predict(&self, plan: &StepPlan) -> Result<Prediction, Error> {
         match self.steps.iter().find(|(precision, _)| *precision == plan.precision) {
-            Some((_, step)) => step.predict(&plan.checkpoints, plan.micro_batch, plan.batch, &self.profile),
+            Some((_, step)) => {
+                step.predict(&plan.checkpoints, plan.micro_batch, plan.batch, self.profile(plan.micro_batch))
+            }
             None => Err(Error::NoPrecision),
         }
     }
@@ -212,8 +221,8 @@ impl Planner {
         if plain.fits || step.blocks() == 0 {
             return Ok(plain);
         }
-        let costs = step.chain_cost(micro_batch, self.batch, &self.profile, self.transfer)?;
-        let allowed = allowed(limit_bytes);
+        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch), self.transfer)?;
+        let allowed = largest_within(limit_bytes);
         let (mut budget, mut found): (u64, Option<StepPlan>) = (allowed, None);
         for _ in 0..CORRECTIONS {
             let Ok(plan) = solve(&costs, budget) else { break };
@@ -249,7 +258,7 @@ impl Planner {
         limit_bytes: u64,
     ) -> Result<StepPlan, Error> {
         let (batch, checkpoints) = (self.batch, step.within_chains(&checkpoints));
-        let estimate = step.estimate(&checkpoints, micro_batch, batch, &self.profile)?;
+        let estimate = step.estimate(&checkpoints, micro_batch, batch, self.profile(micro_batch))?;
         let passes = (estimate.forward_seconds + estimate.backward_seconds) * batch as f64 / micro_batch as f64;
         Ok(StepPlan {
             batch,
@@ -261,15 +270,6 @@ impl Planner {
             fits: fits_within(estimate.peak_bytes, limit_bytes),
         })
     }
-}
-
-/// The largest predicted peak that fits into a limit.
-fn allowed(limit_bytes: u64) -> u64 {
-    let mut allowed = (limit_bytes as f64 / 1.02) as u64;
-    while allowed > 0 && !fits_within(allowed, limit_bytes) {
-        allowed -= 1;
-    }
-    allowed
 }
 
 /// The plan of a setting. The last plan stands for stronger ones.
@@ -295,14 +295,6 @@ mod tests {
         assert_eq!(StepPlan::fastest(&plans).unwrap().peak_bytes, 40);
         let larger = StepPlan { micro_batch: 2, ..plan(1.01, 80, true) };
         assert_eq!(StepPlan::fastest(&[&plans[..], &[larger]].concat()).unwrap().peak_bytes, 80);
-    }
-
-    #[test]
-    fn the_allowed_peak_is_the_largest_that_fits() {
-        for limit in [1, 2, 50, 51, 1000, 12_345_678_901] {
-            let allowed = allowed(limit);
-            assert!(fits_within(allowed, limit) && !fits_within(allowed + 2, limit), "{limit}: {allowed}");
-        }
     }
 
     #[test]

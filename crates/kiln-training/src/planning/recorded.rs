@@ -1,6 +1,7 @@
 //! A task's step, recorded without running it, from which its memory and time are predicted.
 
 use std::cell::RefCell;
+use std::panic::resume_unwind;
 
 use burn::module::Module;
 use burn::tensor::Device;
@@ -51,7 +52,7 @@ impl RecordedStep {
         if sample.len() < SAMPLES[1] {
             return Err(Error::Sample { samples: sample.len() });
         }
-        let chains = RefCell::new(vec![]);
+        let (chains, refused) = (RefCell::new(vec![]), RefCell::new(None));
         let once = |accumulate| {
             let options = StepOptions {
                 accumulate,
@@ -61,17 +62,24 @@ impl RecordedStep {
                 batches: SAMPLES,
                 ..StepOptions::default()
             };
-            // The recording reports a panic as an error.
+            // A recording ends with a panic only; this one prints nothing.
             let build = |device: &Device| {
                 let model = init(device).and_then(|model| Ok(kind.policy.autocast(model)?));
-                model.unwrap_or_else(|error| panic!("{error}"))
+                model.unwrap_or_else(|error| {
+                    *refused.borrow_mut() = Some(error);
+                    resume_unwind(Box::new("the model cannot be made"))
+                })
             };
             let loss = |model: &T::Model, recorder: &kiln_memory::Recorder| {
                 chains.borrow_mut().clear();
                 task.loss(&Pass::recorded(model, recorder, &chains), &sample.slice(0..recorder.batch()))
             };
             let groups = |model: &T::Model| optimizer(model).groups().to_vec();
-            Ok::<_, Error>(record_step_with(build, loss, groups, options)?)
+            let trace = record_step_with(build, loss, groups, options);
+            match refused.take() {
+                Some(error) => Err(error),
+                None => Ok(trace?),
+            }
         };
         let (whole, part) = (once(false)?, once(true)?);
         Ok(Self { whole, part, chains: chains.into_inner() })

@@ -90,11 +90,11 @@ impl<T: Task> Trainer<T> {
     }
 
     /// The same for a model whose settings may be refused.
-    pub fn try_builder<'a, E: std::error::Error>(
+    pub fn try_builder<'a, E: std::error::Error + Send + Sync + 'static>(
         task: T,
         init: impl Fn(&Device) -> Result<T::Model, E> + 'a,
     ) -> TrainerBuilder<'a, T> {
-        let init = move |device: &Device| init(device).map_err(|error| Error::Model { reason: error.to_string() });
+        let init = move |device: &Device| init(device).map_err(|error| Error::Model(Box::new(error)));
         TrainerBuilder::new(task, Box::new(init))
     }
 }
@@ -310,7 +310,14 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             Kernels::Cube => profile.clone(),
         };
         let transfer = (profile.kernels == Kernels::Cube).then_some(TRANSFER);
-        let mut planner = Planner { steps, profile, batch, micro_batch: self.micro_batch, checkpoints: None, transfer };
+        let sliced_profile = match profile.kernels {
+            Kernels::Flex => {
+                profile.clone().with_sample_bytes(sample.host_bytes().div_ceil(sample.len().max(1) as u64))
+            }
+            Kernels::Cube => profile.clone(),
+        };
+        let (micro_batch, checkpoints) = (self.micro_batch, None);
+        let mut planner = Planner { steps, profile, sliced_profile, batch, micro_batch, checkpoints, transfer };
         planner.checkpoints = self.given_plan(&planner)?;
         Ok(planner)
     }

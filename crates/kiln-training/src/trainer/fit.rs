@@ -20,7 +20,7 @@ impl<T: Task> Trainer<T> {
     /// was resumed with another number of samples, [`Error::NothingRead`] when no batch of an epoch could be read, and
     /// [`Error::InvalidSetting`] for a run of no steps.
     pub fn fit<D: TrainingData<Batch = T::Batch>>(&mut self, data: &D) -> Result<Finish, Error> {
-        let total = self.meet(data.train())?;
+        let total = self.set_data(data.train())?;
         let saved = self.state().step;
         let mut fit = Fit { trainer: self, data, total, saved };
         fit.steps().inspect_err(|error| fit.rescue(error))
@@ -30,7 +30,7 @@ impl<T: Task> Trainer<T> {
     ///
     /// # Errors
     /// [`Error::OtherData`], [`Error::InvalidSetting`].
-    pub fn meet<S: BatchSource<Batch = T::Batch> + ?Sized>(&mut self, data: &S) -> Result<u64, Error> {
+    pub fn set_data<S: BatchSource<Batch = T::Batch> + ?Sized>(&mut self, data: &S) -> Result<u64, Error> {
         let now = data.samples();
         if let Some(was) = self.samples.filter(|was| *was != now) {
             return Err(Error::OtherData { was, now });

@@ -54,7 +54,8 @@ impl Watch {
     pub(super) fn begin_step(&self) {
         let begins = {
             let mut seen = self.seen();
-            let begins = seen.measured_in == Some(0);
+            // The step that was to be measured may have failed: then the next one is measured.
+            let begins = seen.step.take().is_some() || seen.measured_in == Some(0);
             seen.measured_in = seen.measured_in.and_then(|steps| steps.checked_sub(1));
             begins
         };

@@ -272,7 +272,7 @@ fn damaged_checkpoints_are_passed_over_and_never_loaded() {
 
     // A checkpoint of a run over other data is refused.
     let mut other = trainer(OptimizerConfig::sgd());
-    other.meet(&Loader::new(119, LoaderConfig::new(16), Points::load).unwrap()).unwrap();
+    other.set_data(&Loader::new(119, LoaderConfig::new(16), Points::load).unwrap()).unwrap();
     let error = resume(&mut other, &checkpoints).unwrap_err().to_string();
     assert!(error.contains("a run of 120 samples, and this one has 119"), "{error}");
     // So is other data once the run is resumed.

@@ -302,7 +302,7 @@ fn memory_that_is_gone_for_a_while_is_waited_for_in_passes_and_in_updates() {
     for (name, here, gone) in [
         ("everywhere for 10 calls", all, Gone::Calls(10)),
         ("everywhere for 500 ms", all, Gone::For(Duration::from_millis(500))),
-        ("in updates for 20 calls", update, Gone::Calls(20)),
+        ("in updates for 13 calls", update, Gone::Calls(13)),
         ("in updates for 500 ms", update, Gone::For(Duration::from_millis(500))),
     ] {
         let (got, reports) = run(Some((here, gone)));
