@@ -1,6 +1,6 @@
 //! The memory that gradient checkpointing saves, and its cost: the table of `docs/checkpointing.md`.
 //!
-//! `cargo bench --package benches --bench checkpointing`; with names of cases behind `--` only those.
+//! `cargo bench --package benches --features criterion --bench checkpointing`; with names of cases behind `--` only those.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -1,6 +1,6 @@
 //! Predicted peaks against measured ones: the tables of `docs/memory.md`.
 //!
-//! `cargo bench --package benches --bench memory`; with names of cases behind `--` only those. Measured are the peak live bytes of
+//! `cargo bench --package benches --features criterion --bench memory`; with names of cases behind `--` only those. Measured are the peak live bytes of
 //! the third step of burn's plain loop on the CPU device, above those before the model was built.
 #![allow(
     missing_docs,

@@ -1,7 +1,7 @@
 //! The cost of the transactional step against burn's own loop, and the cost of a failure that it recovers from: the tables of
 //! `results/recovery.md`.
 //!
-//! `cargo bench --profile dev --package benches --bench recovery`. All ways of a step take turns on the same batch, and are
+//! `cargo bench --profile dev --package benches --features criterion --bench recovery`. All ways of a step take turns on the same batch, and are
 //! compared within a round. Besides the time on the clock it measures the CPU time of all threads, which other programs
 //! disturb less; that is read from Linux's /proc.
 #![allow(

@@ -1,7 +1,7 @@
 //! The reference pipelines, and the harness that measures them: `cargo xtask bench` and `cargo xtask gpu`.
 //!
 //! - [`pipelines`]: settings, tasks and data of ResNet and GPT.
-//! - [`bench`]: whole steps against burn's own loop, and single functions.
+//! - [`mod@bench`]: whole steps against burn's own loop, and single functions.
 //! - [`gpu`]: the numbered list of checks and measurements on a card.
 //! - The criterion benches are in `benches/`, the same work in PyTorch in `peers/`, results with their provenance in `results/`.
 

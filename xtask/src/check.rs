@@ -23,7 +23,17 @@ const STEPS: [Step; 5] = [
     },
     Step {
         name: "lints",
-        cargo: &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"],
+        cargo: &[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--features",
+            "benches/criterion",
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ],
         environment: None,
     },
     Step {

@@ -116,16 +116,14 @@ fn table<T: Task>(
             ByteSize(plan.peak_bytes).to_string(),
             plan.seconds / quickest,
             if plan.fits { "yes" } else { "no" },
-            plan.checkpoints.to_string(),
+            plan.checkpoints,
         )?;
     }
     match best {
         Some(plan) => writeln!(
             out,
             "\n> --precision {} --micro-batch {} --checkpointing '{}'",
-            plan.precision,
-            plan.micro_batch,
-            plan.checkpoints.to_string(),
+            plan.precision, plan.micro_batch, plan.checkpoints,
         )?,
         None => writeln!(out, "\nnothing fits; a smaller model, image or context would help most")?,
     }
@@ -155,7 +153,7 @@ fn uniform(planner: &Planner, precision: Precision, limit: u64) -> Result<Vec<St
 
 fn row(plan: &StepPlan, quickest: f64) -> serde_json::Value {
     json!({
-        "precision": plan.precision, "checkpointing": plan.checkpoints.to_string(), "micro_batch": plan.micro_batch,
+        "precision": plan.precision, "checkpointing": plan.checkpoints, "micro_batch": plan.micro_batch,
         "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "relative_time": plan.seconds / quickest,
         "fits": plan.fits,
     })

@@ -112,13 +112,16 @@ where
     Ok(if finish == Finish::Complete { ExitCode::SUCCESS } else { ExitCode::from(130) })
 }
 
+/// A trainer that is ready for its first step, and the rest of its run.
+pub(crate) type Started<T, S> = (Trainer<T>, Setup<<T as Task>::Batch, S>);
+
 /// Builds the trainer: predicts, plans and allocates. The settings then say how steps are taken.
 pub(crate) fn start<T, S>(
     run: Run<T, S>,
     device: &Device,
     arguments: &RunArgs,
     interrupt: &Interrupt,
-) -> Result<(Trainer<T>, Setup<T::Batch, S>)>
+) -> Result<Started<T, S>>
 where
     T: Task,
     S: PipelineSettings,

@@ -1,6 +1,6 @@
 //! From the command line to a run: recipe, settings file and options put together.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Result, bail};
 use benches::pipelines::{
@@ -108,6 +108,6 @@ pub(crate) fn gpt(arguments: &TrainGpt) -> Result<(Run<NextToken, GptSettings>, 
     next_token_run(settings)
 }
 
-fn bpe(directory: &PathBuf) -> (String, toml::Value) {
+fn bpe(directory: &Path) -> (String, toml::Value) {
     ("bpe".to_owned(), absolute(directory).into())
 }

@@ -69,7 +69,7 @@ fn settings_that_no_run_can_have() {
     refused(at, &resnet(["--model", "resnet19"]), 2, &["resnet19", "resnet18, resnet34, resnet50, resnet101"]);
     refused(at, &resnet(["--stem", "square"]), 2, &["square", "imagenet", "cifar"]);
     refused(at, &resnet(["--width", "0"]), 2, &["width is 0"]);
-    refused(at, &resnet(["--image-size", "0"]), 2, &["image size is 0"]);
+    refused(at, &resnet(["--image-size", "0"]), 2, &["image height of the input is 0"]);
     refused(at, &resnet(["--learning-rate", "0"]), 2, &["learning rate is 0", "above 0"]);
     refused(at, &resnet(["--clip-norm", "nan"]), 2, &["clip norm is NaN"]);
     refused(at, &resnet(["--label-smoothing", "2"]), 2, &["label smoothing is 2", "[0, 1]"]);

@@ -12,7 +12,7 @@ use super::memory::{Effect, Memory, Output, Strides};
 /// The workspace of an operation, and the place of its first output.
 ///
 /// The rules were read from the sources of burn-flex 0.22.1, and are checked against a counting allocator by the tests of this
-/// crate and by `cargo bench --package benches --bench memory`.
+/// crate and by `cargo bench --package benches --features criterion --bench memory`.
 pub(super) fn effect(memory: &Memory, index: usize) -> Effect {
     let at = Site::new(memory, index);
     let (family, kind) = at.name.split_once('.').unwrap_or((at.name, ""));

@@ -54,8 +54,8 @@ impl ModuleMapper for Update {
             return Param::from_mapped_value(id, tensor, mapper);
         };
         let path = joined(&self.path);
-        let of_parameter = self.groups.iter().filter(|(group, _)| group.matches(&id, Some(&path)));
-        let Some((_, optimizer)) = of_parameter.last() else {
+        let mut of_parameter = self.groups.iter().filter(|(group, _)| group.matches(&id, Some(&path)));
+        let Some((_, optimizer)) = of_parameter.next_back() else {
             return Param::from_mapped_value(id, tensor, mapper);
         };
         let optimizer = optimizer.clone();

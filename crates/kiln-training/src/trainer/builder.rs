@@ -27,13 +27,16 @@ type Pause = Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>;
 /// Seconds to move a byte to the host and back over PCIe 4.0, at half of its 32 GB/s.
 const TRANSFER: f64 = 2.0 / 16e9;
 
+/// Makes the model on a device.
+type Init<'a, M> = Box<dyn Fn(&Device) -> Result<M, Error> + 'a>;
+
 /// A trainer to be built. Made by [`Trainer::builder`]; see there for an example.
 ///
 /// Without settings a run is in f32, takes whole batches, has no limit of memory, AdamW with burn's settings, a constant learning
 /// rate of 1e-3, and one epoch.
 pub struct TrainerBuilder<'a, T: Task> {
     task: T,
-    init: Box<dyn Fn(&Device) -> Result<T::Model, Error> + 'a>,
+    init: Init<'a, T::Model>,
     optimizer: MakeOptimizer<T::Model>,
     schedule: Schedule,
     length: RunLength,
@@ -100,7 +103,7 @@ impl<T: Task> Trainer<T> {
 }
 
 impl<'a, T: Task> TrainerBuilder<'a, T> {
-    fn new(task: T, init: Box<dyn Fn(&Device) -> Result<T::Model, Error> + 'a>) -> Self {
+    fn new(task: T, init: Init<'a, T::Model>) -> Self {
         Self {
             task,
             init,

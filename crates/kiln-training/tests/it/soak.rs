@@ -272,14 +272,16 @@ fn two_thousand_steps_of_the_usual_recovery_end_near_the_undisturbed_run_whereve
 fn memory_that_is_gone_for_a_while_is_waited_for_in_passes_and_in_updates() {
     let _turn = turn();
     let net = Net::new(&[8, 16, 16], false, 0.0);
-    let (all, update): (fn(Boundary) -> bool, fn(Boundary) -> bool) = (|_| true, |at| at == Boundary::Update);
+    /// Where memory is gone.
+    type Place = fn(Boundary) -> bool;
+    let (all, update): (Place, Place) = (|_| true, |at| at == Boundary::Update);
     /// How long memory is gone.
     #[derive(Clone, Copy)]
     enum Gone {
         Calls(u64),
         For(Duration),
     }
-    let run = |gone: Option<(fn(Boundary) -> bool, Gone)>| {
+    let run = |gone: Option<(Place, Gone)>| {
         let mut trainer = recovering(&net, 8, Duration::from_secs(20));
         let mut reports: Vec<StepReport> = (0..3).map(|at| trainer.step(&batch(at, 6)).unwrap()).collect();
         if let Some((here, gone)) = gone {
