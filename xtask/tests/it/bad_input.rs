@@ -82,7 +82,7 @@ fn settings_that_no_run_can_have() {
     }
     let gpt = |rest: [&'static str; 2]| [["train", "gpt"], rest].concat();
     refused(at, &gpt(["--model", "gpt9"]), 2, &["gpt9", "gpt-tiny, gpt-mini, gpt2, gpt2-medium"]);
-    refused(at, &gpt(["--context", "0"]), 2, &["length is 0"]);
+    refused(at, &gpt(["--context", "0"]), 2, &["context is 0"]);
     refused(at, &gpt(["--dropout", "1"]), 2, &["dropout is 1", "[0, 1)"]);
     assert_eq!(fs::read_dir(at).unwrap().count(), 0, "something was written");
 }

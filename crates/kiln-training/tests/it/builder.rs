@@ -3,13 +3,14 @@
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::{gelu, tanh};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use bytesize::ByteSize;
-use kiln_checkpointing::Plan;
+use kiln_checkpointing::{Mode, Plan};
 use kiln_memory::BackendProfile;
 use kiln_precision::Precision;
 use kiln_training::{
-    Checkpointing, Error, LossFn, MemoryBudget, OptimizerConfig, Pass, StepReport, Task, Trainer, TrainerBuilder,
+    Checkpointing, Error, LossFn, MemoryBudget, OptimizerConfig, Pass, Planner, StepReport, Task, Trainer,
+    TrainerBuilder,
 };
 
 use crate::HEAP;
@@ -78,6 +79,14 @@ fn two_chains(pass: &Pass<'_, Deep>, (x, y): &Batch) -> Tensor<1> {
     let x = tanh(model.between.forward(x));
     let x = pass.chain(&model.second, x, Block::forward);
     entropy(model.last.forward(x), y)
+}
+
+/// One chain in the dtype of its weights.
+fn in_dtype_of_weights(pass: &Pass<'_, Deep>, (x, y): &Batch) -> Tensor<1> {
+    let (x, y): (Tensor<2>, Tensor<1, Int>) = (pass.input(x), pass.input(y));
+    let model = pass.model();
+    let x = pass.chain(&model.first, x.cast(model.last.weight.val().dtype()), Block::forward);
+    entropy(model.last.forward(x).cast(DType::F32), y)
 }
 
 fn no_chain(pass: &Pass<'_, Deep>, (x, y): &Batch) -> Tensor<1> {
@@ -212,7 +221,7 @@ fn two_chains_of_one_pass_are_planned_together_and_have_the_same_bits() {
         assert!(plan.peak_bytes < peak(&plain), "{name}: {plan}");
         // The layer between the chains is in no segment.
         let between = plan.checkpoints.segments().iter().find(|segment| segment.blocks.contains(&first)).unwrap();
-        assert_eq!(between.mode, kiln_checkpointing::Mode::Plain, "{name}: {}", plan.checkpoints);
+        assert_eq!(between.mode, Mode::Plain, "{name}: {}", plan.checkpoints);
         let (got, trained) = train(&mut trainer);
         assert_eq!(bits(&got), bits(&expected), "{name}");
         trained.assert_same(&all, name);
@@ -242,6 +251,54 @@ fn a_model_without_a_chain_gets_micro_batches() {
     }
     let far = trained.distance(&all);
     assert!(far < 1e-5, "{far}");
+}
+
+/// The lowest peak that a plan for whole batches can have.
+fn least(planner: &Planner, precision: Precision) -> u64 {
+    planner.candidates(precision, 1).unwrap().iter().map(|plan| plan.peak_bytes).min().unwrap()
+}
+
+#[test]
+fn segments_are_offloaded_when_recomputation_alone_is_not_enough() {
+    let _turn = turn();
+    let (blocks, samples) = (8, 8 * SAMPLES);
+    let builder = deep(one_chain, blocks, 0).with_micro_batch(samples);
+    let card = BackendProfile { fixed_bytes: 0, ..BackendProfile::cuda() };
+    let planner = builder.planner(&card, &batch(samples), samples).unwrap();
+    let every = (1..=blocks).map(|length| Plan::every(blocks, length).unwrap());
+    let recomputed = every.map(|plan| planner.evaluate(Precision::F32, &plan, samples, 1).unwrap().peak_bytes);
+    let (recomputed, offloaded) = (recomputed.min().unwrap(), least(&planner, Precision::F32));
+    assert!(offloaded < recomputed, "{offloaded} {recomputed}");
+    let offloads = |limit| {
+        let plan = planner.choose(limit).unwrap();
+        assert!(plan.fits, "{plan}");
+        plan.checkpoints.segments().iter().any(|segment| segment.mode == Mode::Offload)
+    };
+    assert!(!offloads(2 * recomputed));
+    assert!(offloads(offloaded + offloaded / 40));
+}
+
+#[test]
+fn another_precision_is_taken_only_where_it_is_allowed_and_needed() {
+    let _turn = turn();
+    let samples = 8 * SAMPLES;
+    let data = batch(samples);
+    let strict = || deep(in_dtype_of_weights, 8, 0).with_micro_batch(samples);
+    let lenient = || strict().allow_precision(Precision::BF16);
+    let planner = lenient().planner(&BackendProfile::flex(), &data, samples).unwrap();
+    assert_eq!(planner.precisions().collect::<Vec<_>>(), [Precision::F32, Precision::BF16]);
+    let (single, half) = (least(&planner, Precision::F32), least(&planner, Precision::BF16));
+    assert!(half < single, "{half} {single}");
+    let limit = half + half / 40;
+    let built = |builder: TrainerBuilder<'static, _>, limit| {
+        builder.with_memory(MemoryBudget::Bytes(limit)).build(&Device::flex(), &data)
+    };
+    assert!(matches!(built(strict(), limit).map(|_| ()), Err(Error::NothingFits { .. })));
+    assert_eq!(built(lenient(), 2 * single).unwrap().plan().unwrap().precision, Precision::F32);
+    let mut trainer = built(lenient(), limit).unwrap();
+    assert_eq!(trainer.plan().unwrap().precision, Precision::BF16);
+    let losses: Vec<f64> = (0..5).map(|_| trainer.step(&data).unwrap().loss).collect();
+    assert!(losses[4] < losses[0], "{losses:?}");
 }
 
 #[test]
