@@ -45,9 +45,22 @@ fn main() -> ExitCode {
     };
     outcome.unwrap_or_else(|error| {
         use std::io::Write;
-        let text = format!("{error:#}").replace('\n', " ");
+        let text = format!("{error:#}{}", advice(&error)).replace('\n', " ");
         // Nothing is left to do when stderr is closed.
         let _ = writeln!(std::io::stderr(), "error: {text}");
         benches::usage::exit_code(&error)
     })
+}
+
+/// The options that help against an error of a library, which does not know them.
+fn advice(error: &anyhow::Error) -> &'static str {
+    use kiln_data::Error::TooLarge;
+    let too_large = error.chain().any(|cause| {
+        matches!(cause.downcast_ref(), Some(TooLarge { .. }))
+            || matches!(cause.downcast_ref(), Some(kiln_training::Error::Data(TooLarge { .. })))
+    });
+    match too_large {
+        true => "; a larger --memory or --loader-memory allows it, and --bad-samples skip:N leaves it out",
+        false => "",
+    }
 }

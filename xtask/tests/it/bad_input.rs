@@ -43,6 +43,10 @@ fn data_that_is_not_there_or_not_data() {
     let size = ["--image-size", "8", "--batch-size", "1", "--width", "4", "--workers", "1"];
     let broken: Vec<&str> = resnet("broken").into_iter().chain(size).collect();
     refused(at, &broken, 1, &["broken/cat/2.png"]);
+    // An image of 1,700 x 2,500 pixels beside a budget of which the loader takes at most a quarter.
+    let images = fixture("images");
+    let large = ["train", "resnet", "--out", "run", "--data", images.to_str().unwrap(), "--memory", "100MiB"];
+    refused(at, &large, 1, &["pixels", "expected at most", "--loader-memory", "--bad-samples"]);
 
     let gpt = |data: &'static str| ["train", "gpt", "--out", "run-gpt", "--data", data];
     refused(at, &gpt("absent.txt"), 1, &["absent.txt", "No such file"]);
