@@ -195,6 +195,21 @@ macro_rules! tuples {
 tuples!(A, B);
 tuples!(A, B, C);
 
+/// A batch as the loader made it, or some of its samples.
+pub(crate) enum Part<'a, B> {
+    Whole(&'a B),
+    Slice(B),
+}
+
+impl<B> Part<'_, B> {
+    pub(crate) fn batch(&self) -> &B {
+        match self {
+            Self::Whole(batch) => batch,
+            Self::Slice(batch) => batch,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

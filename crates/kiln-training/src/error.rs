@@ -138,6 +138,27 @@ pub enum Error {
         /// Samples now.
         now: usize,
     },
+    /// The data makes another number of batches or steps than the run had: the data, the batch size or the length of the run has
+    /// changed.
+    #[error("the run has {was} {unit}, and now it would have {now}: expected the same data, batch size and length")]
+    OtherLength {
+        /// "batches an epoch" or "steps".
+        unit: &'static str,
+        /// The number when the run began.
+        was: u64,
+        /// The number now.
+        now: u64,
+    },
+    /// A batch source gave fewer batches than it says.
+    #[error("epoch {epoch} ended after {batches} of {expected} batches, expected as many as the source says")]
+    ShortEpoch {
+        /// The epoch, counted from zero.
+        epoch: u64,
+        /// The batches that came.
+        batches: usize,
+        /// The batches that [`BatchSource::batches`](crate::BatchSource::batches) says.
+        expected: usize,
+    },
     /// A batch source of another kind than kiln-data's failed.
     #[error("a batch could not be loaded: {reason}")]
     BatchSource {

@@ -76,6 +76,11 @@ impl Pauses {
         Self { waited: Duration::ZERO, next: FIRST }
     }
 
+    /// After other pauses of the same batch, which took `waited`.
+    pub fn after(waited: Duration) -> Self {
+        Self { waited, ..Self::new() }
+    }
+
     /// The sum of all pauses so far.
     pub fn waited(&self) -> Duration {
         self.waited

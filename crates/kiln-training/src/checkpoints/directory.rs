@@ -81,11 +81,11 @@ impl Checkpoints {
     /// # Errors
     /// [`Error::Load`] when the directory cannot be listed.
     pub fn list(&self) -> Result<Vec<PathBuf>, Error> {
-        let named = |path: &PathBuf| path.is_dir() && name(path).starts_with("step-") && !replaced(path);
-        let mut found: Vec<PathBuf> = self.entries()?.into_iter().filter(named).collect();
+        let of_step = |path: PathBuf| Some((step(&path)?, path));
+        let mut found: Vec<(u64, PathBuf)> = self.entries()?.into_iter().filter_map(of_step).collect();
+        found.retain(|(_, path)| path.is_dir() && !replaced(path));
         found.sort();
-        found.reverse();
-        Ok(found)
+        Ok(found.into_iter().rev().map(|(_, path)| path).collect())
     }
 
     fn entries(&self) -> Result<Vec<PathBuf>, Error> {
@@ -130,7 +130,7 @@ impl Checkpoints {
 
     fn prune(&self, saved: &Path) -> std::io::Result<()> {
         let (later, found): (Vec<_>, Vec<_>) =
-            self.list().unwrap_or_default().into_iter().partition(|path| path.as_path() > saved);
+            self.list().unwrap_or_default().into_iter().partition(|path| step(path) > step(saved));
         let left = |path: &PathBuf| name(path).ends_with(".partial") || replaced(path);
         let left = self.entries().unwrap_or_default().into_iter().filter(left);
         later.into_iter().chain(found.into_iter().skip(self.keep)).chain(left).try_for_each(fs::remove_dir_all)
@@ -140,6 +140,14 @@ impl Checkpoints {
 /// Whether `path` was set aside for another checkpoint of the same step, which is in its place.
 fn replaced(path: &Path) -> bool {
     name(path).strip_suffix(ASIDE).is_some_and(|plain| path.with_file_name(plain).is_dir())
+}
+
+/// The step of a checkpoint, by its name: `step-` and digits. Other directories are the user's.
+fn step(path: &Path) -> Option<u64> {
+    let name = name(path);
+    let digits = name.strip_prefix("step-")?;
+    let digits = digits.strip_suffix(ASIDE).unwrap_or(digits);
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
 fn name(path: &Path) -> String {

@@ -58,20 +58,17 @@ impl Metrics {
         self.0.iter().map(|(name, _)| *name).collect()
     }
 
-    /// Reads all sums from the device at once.
+    /// Reads all sums from the device, each by itself: a concatenation could hide that one of them was never written.
     pub(crate) fn read(self) -> Result<Totals, ExecutionError> {
-        if self.0.is_empty() {
-            return Ok(Totals::default());
-        }
-        let sums = self.0.iter().map(|(_, metric)| metric.sum.clone()).collect();
-        let sums = Tensor::cat(sums, 0).try_into_data()?;
+        let read = |(_, metric): &(_, Metric)| Ok(metric.sum.clone().try_into_data()?.iter::<f64>().sum());
+        let sums: Vec<f64> = self.0.iter().map(read).collect::<Result<_, ExecutionError>>()?;
         let total = |((name, metric), sum): ((&'static str, Metric), f64)| Total {
             name,
             sum,
             count: metric.count,
             finish: metric.finish,
         };
-        Ok(Totals(self.0.into_iter().zip(sums.iter::<f64>()).map(total).collect()))
+        Ok(Totals(self.0.into_iter().zip(sums).map(total).collect()))
     }
 }
 

@@ -85,8 +85,9 @@ impl Planner {
         self.steps.iter().map(|(precision, _)| *precision)
     }
 
-    fn profile(&self, micro_batch: usize) -> &BackendProfile {
-        if micro_batch < self.batch { &self.sliced_profile } else { &self.profile }
+    /// The device of a step on micro-batches of `micro_batch` out of `batch` samples.
+    pub(crate) fn profile(&self, micro_batch: usize, batch: usize) -> &BackendProfile {
+        if micro_batch < batch { &self.sliced_profile } else { &self.profile }
     }
 
     /// Samples of a whole batch.
@@ -132,7 +133,7 @@ impl Planner {
     pub(crate) fn sqrt(&self) -> Result<Plan, Error> {
         let Some((_, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
         let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(self.batch);
-        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch), None)?;
+        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), None)?;
         let count = costs.blocks.len().max(1) as u64;
         let mean = |bytes: fn(&kiln_checkpointing::Cost) -> u64| costs.blocks.iter().map(bytes).sum::<u64>() / count;
         Ok(Plan::sqrt(costs.blocks.len(), mean(|cost| cost.input), mean(|cost| cost.saved)))
@@ -198,9 +199,12 @@ impl Planner {
     /// [`Error::NoPrecision`], [`Error::Predict`].
     pub fn predict(&self, plan: &StepPlan) -> Result<Prediction, Error> {
         match self.steps.iter().find(|(precision, _)| *precision == plan.precision) {
-            Some((_, step)) => {
-                step.predict(&plan.checkpoints, plan.micro_batch, plan.batch, self.profile(plan.micro_batch))
-            }
+            Some((_, step)) => step.predict(
+                &plan.checkpoints,
+                plan.micro_batch,
+                plan.batch,
+                self.profile(plan.micro_batch, plan.batch),
+            ),
             None => Err(Error::NoPrecision),
         }
     }
@@ -221,7 +225,7 @@ impl Planner {
         if plain.fits || step.blocks() == 0 {
             return Ok(plain);
         }
-        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch), self.transfer)?;
+        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), self.transfer)?;
         let allowed = largest_within(limit_bytes);
         let (mut budget, mut found): (u64, Option<StepPlan>) = (allowed, None);
         for _ in 0..CORRECTIONS {
@@ -258,7 +262,7 @@ impl Planner {
         limit_bytes: u64,
     ) -> Result<StepPlan, Error> {
         let (batch, checkpoints) = (self.batch, step.within_chains(&checkpoints));
-        let estimate = step.estimate(&checkpoints, micro_batch, batch, self.profile(micro_batch))?;
+        let estimate = step.estimate(&checkpoints, micro_batch, batch, self.profile(micro_batch, self.batch))?;
         let passes = (estimate.forward_seconds + estimate.backward_seconds) * batch as f64 / micro_batch as f64;
         Ok(StepPlan {
             batch,

@@ -432,6 +432,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             watch,
             length: self.length,
             samples: None,
+            batches: None,
             every: self.every,
             checkpoints: self.checkpoints,
             observer: self.observer,

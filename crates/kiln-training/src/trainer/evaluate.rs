@@ -8,7 +8,7 @@ use kiln_recovery::{AttemptOutcome, attempt};
 
 use super::events::Evaluation;
 use super::run::Trainer;
-use crate::batch::Batch;
+use crate::batch::{Batch, Part};
 use crate::error::Error;
 use crate::metrics::Totals;
 use crate::pass::Pass;
@@ -112,10 +112,10 @@ fn totals_of<T: Task>(
     samples: Range<usize>,
     device: &Device,
 ) -> Result<Totals, Error> {
-    let pass = Pass::plain(model, device);
-    let metrics = match samples.len() == batch.len() {
-        true => task.metrics(&pass, batch),
-        false => task.metrics(&pass, &batch.slice(samples)),
-    };
-    Ok(metrics.read()?)
+    let part = if samples.len() == batch.len() { Part::Whole(batch) } else { Part::Slice(batch.slice(samples)) };
+    // A part without a token that carries a loss has no mean loss, and nothing to add.
+    if part.batch().weight().count() == 0 {
+        return Ok(Totals::default());
+    }
+    Ok(task.metrics(&Pass::plain(model, device), part.batch()).read()?)
 }

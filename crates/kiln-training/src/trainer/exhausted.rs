@@ -22,7 +22,7 @@ pub(super) fn explain(
     let micro_batch = setting.micro_batch.min(plan.batch);
     let limit = limit.or(report.device.total).unwrap_or(0);
     let Ok(trace) = step.under(&plan_for(plans, setting), micro_batch, plan.batch) else { return };
-    let Ok(explained) = trace.explain(micro_batch, limit, &planner.profile) else { return };
+    let Ok(explained) = trace.explain(micro_batch, limit, planner.profile(micro_batch, plan.batch)) else { return };
     let kinds = explained.breakdown.0.iter().filter(|(_, bytes)| **bytes > 0);
     let mut holders: Vec<MemoryHolder> =
         kinds.map(|(kind, bytes)| MemoryHolder { name: format!("{kind}, predicted"), bytes: *bytes }).collect();

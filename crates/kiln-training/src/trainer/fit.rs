@@ -17,7 +17,8 @@ impl<T: Task> Trainer<T> {
     ///
     /// # Errors
     /// Those of [`step`](Self::step), [`evaluate`](Self::evaluate), [`save`](Self::save) and the data; [`Error::OtherData`] when the run
-    /// was resumed with another number of samples, [`Error::NothingRead`] when no batch of an epoch could be read, and
+    /// was resumed with another number of samples, [`Error::OtherLength`] with another number of batches, [`Error::ShortEpoch`] when
+    /// the data gives fewer batches than it says, [`Error::NothingRead`] when no batch of an epoch could be read, and
     /// [`Error::InvalidSetting`] for a run of no steps.
     pub fn fit<D: TrainingData<Batch = T::Batch>>(&mut self, data: &D) -> Result<Finish, Error> {
         let total = self.set_data(data.train())?;
@@ -29,18 +30,27 @@ impl<T: Task> Trainer<T> {
     /// Notes the size of the data, which must not change, and the number of steps, which it returns.
     ///
     /// # Errors
-    /// [`Error::OtherData`], [`Error::InvalidSetting`].
+    /// [`Error::OtherData`], [`Error::OtherLength`], [`Error::InvalidSetting`].
     pub fn set_data<S: BatchSource<Batch = T::Batch> + ?Sized>(&mut self, data: &S) -> Result<u64, Error> {
         let now = data.samples();
         if let Some(was) = self.samples.filter(|was| *was != now) {
             return Err(Error::OtherData { was, now });
         }
-        let total = self.length.steps(data.batches());
-        if total == 0 {
+        let (batches, total) = (data.batches(), self.length.steps(data.batches()));
+        if total == 0 || batches == 0 {
             let expected = "at least 1 step, and data with at least 1 batch";
             return Err(Error::InvalidSetting { field: "number of steps", value: "0".into(), expected });
         }
-        (self.samples, self.run.settings.total_steps) = (Some(now), Some(total));
+        let lengths = [
+            ("batches an epoch", self.batches.map(|batches| batches as u64), batches as u64),
+            ("steps", self.run.settings.total_steps, total),
+        ];
+        for (unit, was, now) in lengths {
+            if let Some(was) = was.filter(|was| *was != now) {
+                return Err(Error::OtherLength { unit, was, now });
+            }
+        }
+        (self.samples, self.batches, self.run.settings.total_steps) = (Some(now), Some(batches), Some(total));
         Ok(total)
     }
 }
@@ -67,6 +77,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         let train = self.data.train();
         while self.trainer.state().step < self.total {
             let began = self.trainer.state();
+            let mut ended = false;
             for batch in train.epoch(began.epoch, began.batch) {
                 let report = match batch {
                     // The loader leaves out bad samples, as its settings say, and lists them.
@@ -86,9 +97,16 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
                 };
                 match self.after(report)? {
                     (Some(stopped), _) => return Ok(stopped),
-                    (None, true) => break,
+                    (None, true) => {
+                        ended = true;
+                        break;
+                    }
                     (None, false) => {}
                 }
+            }
+            if !ended {
+                let (batches, expected) = (self.trainer.state().batch, train.batches());
+                return Err(Error::ShortEpoch { epoch: began.epoch, batches, expected });
             }
         }
         Ok(Finish::Complete)

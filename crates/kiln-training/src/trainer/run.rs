@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use kiln_accumulation::Split;
@@ -15,7 +15,7 @@ use kiln_recovery::{AttemptOutcome, Failure, Pauses, Recovery, Setting, Stopped,
 use super::events::{Event, Every, RunLength};
 use super::exhausted::explain;
 use super::watch::Watch;
-use crate::batch::Batch;
+use crate::batch::{Batch, Part};
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
@@ -53,24 +53,11 @@ pub struct Trainer<T: Task> {
     pub(super) length: RunLength,
     /// Samples of the data that the run began with, once it has met data.
     pub(super) samples: Option<usize>,
+    /// Batches of an epoch, once the data is known.
+    pub(super) batches: Option<usize>,
     pub(super) every: Every,
     pub(super) checkpoints: Option<Checkpoints>,
     pub(super) observer: Option<Observer>,
-}
-
-/// A batch as the loader made it, or some of its samples.
-enum Part<'a, B> {
-    Whole(&'a B),
-    Slice(B),
-}
-
-impl<B> Part<'_, B> {
-    fn batch(&self) -> &B {
-        match self {
-            Self::Whole(batch) => batch,
-            Self::Slice(batch) => batch,
-        }
-    }
 }
 
 impl<T: Task> Trainer<T> {
@@ -122,7 +109,7 @@ impl<T: Task> Trainer<T> {
         })?;
         let failures = recovered.tries.len();
         let lost_seconds = if failures > 0 { last.duration_since(begun).as_secs_f64() } else { 0.0 };
-        self.commit(recovered.value, failures, lost_seconds)
+        self.commit(recovered.value, failures, lost_seconds, recovered.waited)
     }
 
     fn step_once(&mut self, batch: &T::Batch) -> Result<StepReport, Error> {
@@ -130,7 +117,7 @@ impl<T: Task> Trainer<T> {
         let device = self.run.settings.device.clone();
         let outcome = attempt(&device, || self.attempt(batch, setting), |tried, probe| self.run.evidence(tried, probe));
         match outcome {
-            AttemptOutcome::Done(attempted) => self.commit(attempted, 0, 0.0),
+            AttemptOutcome::Done(attempted) => self.commit(attempted, 0, 0.0, Duration::ZERO),
             AttemptOutcome::Failed(failure) => Err(Error::Memory(failure)),
             AttemptOutcome::Other(error) => Err(error),
         }
@@ -158,8 +145,14 @@ impl<T: Task> Trainer<T> {
         })
     }
 
-    fn commit(&mut self, attempted: Attempted, failures: usize, lost_seconds: f64) -> Result<StepReport, Error> {
-        let report = self.run.commit(attempted, failures, lost_seconds, pauses(&mut self.recovery))?;
+    fn commit(
+        &mut self,
+        attempted: Attempted,
+        failures: usize,
+        lost_seconds: f64,
+        waited: Duration,
+    ) -> Result<StepReport, Error> {
+        let report = self.run.commit(attempted, failures, lost_seconds, pauses(&mut self.recovery, waited))?;
         Ok(self.end_step(report))
     }
 
@@ -174,7 +167,7 @@ impl<T: Task> Trainer<T> {
     /// # Errors
     /// [`Error::Unfinished`] again, and [`Error::NoUpdate`] when there is nothing to finish.
     pub fn complete_update(&mut self) -> Result<StepReport, Error> {
-        let report = self.run.complete_update(pauses(&mut self.recovery))?;
+        let report = self.run.complete_update(pauses(&mut self.recovery, Duration::ZERO))?;
         Ok(self.end_step(report))
     }
 
@@ -287,8 +280,8 @@ impl<T: Task> Trainer<T> {
     }
 }
 
-/// The waits of one update, within the patience of `recovery`. Without a recovery there are none.
-fn pauses(recovery: &mut Option<Recovery>) -> impl FnMut(&Failure) -> bool + '_ {
-    let mut pauses = Pauses::new();
+/// The waits of one update of a batch that has `waited` before, within the patience of `recovery`. Without a recovery there are none.
+fn pauses(recovery: &mut Option<Recovery>, waited: Duration) -> impl FnMut(&Failure) -> bool + '_ {
+    let mut pauses = Pauses::after(waited);
     move |failure| recovery.as_mut().is_some_and(|recovery| recovery.pause(&mut pauses, failure))
 }

@@ -30,6 +30,9 @@ struct SavedState {
     total_steps: Option<u64>,
     #[serde(default)]
     samples: Option<usize>,
+    /// Batches of an epoch, in which the position counts.
+    #[serde(default)]
+    batches: Option<usize>,
     #[serde(default)]
     scaler: Option<SavedScaler>,
     #[serde(default)]
@@ -84,6 +87,7 @@ impl<T: Task> Trainer<T> {
             state: run.state,
             total_steps: run.settings.total_steps,
             samples: self.samples,
+            batches: self.batches,
             scaler: Some(SavedScaler { state: run.scaler.state(), scaling: run.scaler.scaling() }),
             recovery: self.recovery().map(Recovery::state),
             optimizer: run.groups.description().map(Into::into),
@@ -108,6 +112,8 @@ impl<T: Task> Trainer<T> {
         let load = |optimizer: burn::optim::ModuleOptimizer| optimizer.load_record(record);
         self.run.restore(model, load, groups, saved.state, scaler).map_err(|e| fail(format!("{STATE}: {e}")))?;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
+        self.batches = saved.batches.or(self.batches);
+        self.run.settings.total_steps = self.run.settings.total_steps.or(saved.total_steps);
         // A device without room for the parameters does not say so by itself.
         let device = self.device().clone();
         match attempt(
@@ -127,6 +133,11 @@ impl<T: Task> Trainer<T> {
     fn compare(&self, saved: &SavedState, optimizer: Option<&str>) -> Result<(), String> {
         let numbers = [
             ("samples", saved.samples.map(|samples| samples as u64), self.samples.map(|samples| samples as u64)),
+            (
+                "batches an epoch",
+                saved.batches.map(|batches| batches as u64),
+                self.batches.map(|batches| batches as u64),
+            ),
             ("steps", saved.total_steps, self.total_steps()),
         ];
         for (unit, was, is) in numbers {

@@ -11,7 +11,8 @@ use burn::tensor::Tensor;
 use kiln_data::{BatchPlan, Error as DataError, Loader, LoaderConfig, TrainTest};
 use kiln_recovery::{Failure, Injector, Kind, Ladder};
 use kiln_training::{
-    Boundary, Checkpoints, Error, Event, Every, Metric, Metrics, OptimizerConfig, Pass, Task, Trainer, evaluate,
+    BatchSource, Boundary, Checkpoints, Epoch, Error, Event, Every, Metric, Metrics, OptimizerConfig, Pass, Task,
+    Trainer, evaluate,
 };
 
 use crate::support::{Net, Settings, Snapshot, Watched, device, inject, numbers, recovery, settings, trainer, turn};
@@ -91,6 +92,37 @@ fn run(
     trainer.set_checkpoints(checkpoints.clone());
     let ended = trainer.fit(data);
     (events.take(), ended.err())
+}
+
+/// Gives two batches of the three that it says.
+struct Short;
+
+impl BatchSource for Short {
+    type Batch = Vec<usize>;
+
+    fn batches(&self) -> usize {
+        3
+    }
+
+    fn samples(&self) -> usize {
+        SAMPLES
+    }
+
+    fn epoch(&self, _: u64, first: usize) -> Epoch<'_, Vec<usize>> {
+        Box::new((first..2).map(|at| Ok((at * SIZE..(at + 1) * SIZE).collect())))
+    }
+}
+
+#[test]
+fn data_with_no_batches_or_fewer_than_it_says_ends_the_run() {
+    let _turn = turn();
+    let net = Net::new(&[8, 16], false, 0.0);
+    let none = roomy(&net).fit(&Vec::<Vec<usize>>::new()).unwrap_err();
+    assert!(matches!(none, Error::InvalidSetting { .. }), "{none}");
+    let mut trainer = roomy(&net);
+    let short = trainer.fit(&Short).unwrap_err();
+    assert!(matches!(short, Error::ShortEpoch { epoch: 0, batches: 2, expected: 3 }), "{short}");
+    assert_eq!(trainer.state().step, 2);
 }
 
 #[test]

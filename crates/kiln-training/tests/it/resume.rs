@@ -280,6 +280,18 @@ fn damaged_checkpoints_are_passed_over_and_never_loaded() {
     resume(&mut other, &checkpoints).unwrap();
     let less = Loader::new(119, LoaderConfig::new(16), Points::load).unwrap();
     assert!(matches!(other.fit(&less), Err(Error::OtherData { was: 120, now: 119 })));
+    // So is another batch size, in which the position would be another one.
+    let mut other = trainer(OptimizerConfig::sgd());
+    resume(&mut other, &checkpoints).unwrap();
+    let larger = Loader::new(120, LoaderConfig::new(32), Points::load).unwrap();
+    let error = other.fit(&larger).unwrap_err();
+    assert!(matches!(error, Error::OtherLength { unit: "batches an epoch", now: 4, .. }), "{error}");
+
+    // A directory of the user's is no checkpoint, whatever it holds.
+    let copy = folder.path().join("step-best");
+    fs::create_dir(&copy).unwrap();
+    assert!(!checkpoints.list().unwrap().contains(&copy));
+    fs::remove_dir(&copy).unwrap();
 
     // A directory that a killed process left half-written is passed over, and removed by the next save.
     let folder = tempfile::tempdir().unwrap();
