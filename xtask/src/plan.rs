@@ -153,7 +153,7 @@ fn uniform(planner: &Planner, precision: Precision, limit: u64) -> Result<Vec<St
 
 fn row(plan: &StepPlan, quickest: f64) -> serde_json::Value {
     json!({
-        "precision": plan.precision, "checkpointing": plan.checkpoints, "micro_batch": plan.micro_batch,
+        "precision": plan.precision, "checkpointing": plan.checkpoints.to_string(), "micro_batch": plan.micro_batch,
         "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "relative_time": plan.seconds / quickest,
         "fits": plan.fits,
     })

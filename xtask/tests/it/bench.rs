@@ -1,4 +1,4 @@
-//! `xtask bench`, a case of each kind.
+//! `xtask bench`, a case of each kind, and `xtask plan` for scripts.
 
 use std::fs;
 
@@ -78,4 +78,16 @@ fn wrong_calls_are_refused_before_anything_is_measured() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(part), "{arguments:?}: {}", stderr(&output));
     }
+}
+
+/// Scripts hand the plan that `plan` names to `train`, as text.
+#[test]
+fn a_plan_in_json_names_its_checkpoints_as_options_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = output(folder.path(), &["plan", "gpt", "--memory", "60MiB", "--json", "--all"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let page: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = page["rows"].as_array().unwrap();
+    let texts: Vec<&str> = rows.iter().map(|row| row["checkpointing"].as_str().unwrap()).collect();
+    assert!(texts.contains(&"none") && texts.contains(&"every:1"), "{texts:?}");
 }
