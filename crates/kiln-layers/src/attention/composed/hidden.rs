@@ -1,0 +1,77 @@
+//! Which pairs of query and key are hidden, and which weights are dropped, for a block of queries.
+
+use std::ops::Range;
+
+use burn::backend::tensor::{BoolTensor, Device, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{IntDType, Shape, Slice, TensorData};
+
+use super::super::terms::Sizes;
+use super::super::terms::{Masked, Seed, Terms};
+use crate::composed::{Wide, bools, mixed, word};
+
+/// Samples, queries and keys that are computed at a time.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub(super) samples: Range<usize>,
+    pub(super) queries: Range<usize>,
+    /// The keys from the first on that any of the queries may see.
+    pub(super) keys: usize,
+}
+
+/// The numbers of a range along one of four dimensions.
+fn numbers<B: Backend>(range: Range<usize>, dim: usize, device: &Device<B>) -> IntTensor<B> {
+    let mut shape = [1; 4];
+    shape[dim] = range.len();
+    let numbers = B::int_arange(range.start as i64..range.end as i64, device, IntDType::I64);
+    B::int_reshape(numbers, Shape::new(shape))
+}
+
+/// `scores`, `[samples, heads, queries, keys]`, with -inf for pairs that are hidden.
+pub(super) fn hide<B: Backend>(mut scores: Wide<B>, block: &Block, sizes: Sizes, terms: &Terms<B>) -> Wide<B> {
+    let (device, settings) = (scores.device(), &terms.settings);
+    let dtype = bools::<B>(&device);
+    let keys = || numbers::<B>(0..block.keys, 3, &device);
+    if settings.causal {
+        // Query i sees key j if j + time <= i + keys.
+        let all = Shape::new([1, 1, block.queries.len(), block.keys]);
+        let of_keys = B::int_expand(B::int_add_scalar(keys(), (sizes.time as i64).into()), all.clone());
+        let of_queries = numbers::<B>(block.queries.start + sizes.keys..block.queries.end + sizes.keys, 2, &device);
+        let later = B::int_greater(of_keys, B::int_expand(of_queries, all), dtype);
+        scores = scores.fill(later, f32::NEG_INFINITY);
+    }
+    if let Some(lengths) = &settings.key_lengths {
+        let lengths: Vec<i64> = lengths[block.samples.clone()].iter().map(|length| *length as i64).collect();
+        let all = Shape::new([lengths.len(), 1, 1, block.keys]);
+        let shape = [lengths.len(), 1, 1, 1];
+        let lengths = B::int_from_data(TensorData::new(lengths, shape), &device);
+        let padding = B::int_greater_equal(B::int_expand(keys(), all.clone()), B::int_expand(lengths, all), dtype);
+        scores = scores.fill(padding, f32::NEG_INFINITY);
+    }
+    if let Masked::Pairs(pairs) = &terms.masked {
+        let shape = pairs.shape();
+        let ranges = [block.samples.clone(), 0..sizes.heads, block.queries.clone(), 0..block.keys];
+        // A dimension of 1 stands for all.
+        let ranges =
+            ranges.into_iter().zip(shape.iter()).map(|(range, length)| if *length == 1 { 0..1 } else { range });
+        let pairs = B::bool_slice(pairs.clone(), &ranges.map(Slice::from).collect::<Vec<_>>());
+        scores = scores.fill(pairs, f32::NEG_INFINITY);
+    }
+    scores
+}
+
+/// The weights that are dropped, `[samples, heads, queries, keys]`: a function of seed, sample, head, query and key.
+pub(super) fn dropped<B: Backend>(block: &Block, sizes: Sizes, terms: &Terms<B>) -> Option<BoolTensor<B>> {
+    let Seed::Number(seed) = &terms.seed else { return None };
+    let device = seed.device();
+    let seed = B::int_reshape(B::int_cast(seed.clone(), IntDType::I64), Shape::new([1; 4]));
+    let high = word::<B>(B::bitwise_right_shift_scalar(seed.clone(), 32i64.into()));
+    let seed = mixed::<B>(B::bitwise_xor(mixed::<B>(word::<B>(seed)), high));
+    let next = |numbers: IntTensor<B>, before: IntTensor<B>| mixed::<B>(word::<B>(B::int_add(numbers, before)));
+    let heads = numbers::<B>(block.samples.start * sizes.heads..block.samples.end * sizes.heads, 0, &device);
+    let heads = B::int_reshape(heads, Shape::new([block.samples.len(), sizes.heads, 1, 1]));
+    let rows = next(numbers::<B>(block.queries.clone(), 2, &device), next(heads, seed));
+    let columns = mixed::<B>(numbers::<B>(1..block.keys + 1, 3, &device));
+    let threshold = (terms.settings.dropout * 2f64.powi(32)) as i64;
+    Some(B::int_lower_elem(mixed::<B>(B::bitwise_xor(rows, columns)), threshold.into(), bools::<B>(&device)))
+}

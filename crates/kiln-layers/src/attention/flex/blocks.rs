@@ -1,0 +1,16 @@
+//! Sizes of the blocks that attention is computed in.
+
+/// Queries of a block.
+pub(super) const QUERIES: usize = 128;
+/// Keys of a block.
+pub(super) const KEYS: usize = 256;
+/// Queries for which a block of keys and values is loaded once.
+pub(super) const SPAN: usize = 512;
+
+/// The first `length` values of a buffer, which grows if it must.
+pub(super) fn sized<T: Clone + Default>(buffer: &mut Vec<T>, length: usize) -> &mut [T] {
+    if buffer.len() < length {
+        buffer.resize(length, T::default());
+    }
+    &mut buffer[..length]
+}

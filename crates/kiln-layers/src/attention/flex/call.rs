@@ -1,0 +1,82 @@
+//! What one call of attention hides.
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{Flex, TensorMetadata};
+
+use super::dropout::Dropout;
+use super::grid::readable;
+use crate::attention::terms::{Masked, Seed, Terms};
+use crate::attention::terms::{Settings, Sizes};
+use crate::cpu::simd::simd;
+
+/// Sizes, masks and dropout of one call.
+pub(super) struct Call<'a> {
+    pub(super) sizes: Sizes,
+    pub(super) settings: &'a Settings,
+    pub(super) dropout: Option<Dropout>,
+    masked: Option<FlexTensor>,
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn new(sizes: Sizes, terms: &'a Terms<Flex>) -> Self {
+        let settings = &terms.settings;
+        let dropout = match &terms.seed {
+            Seed::None => None,
+            Seed::Number(seed) => Some(Dropout::new(seed, settings.dropout)),
+        };
+        let masked = match &terms.masked {
+            Masked::None => None,
+            Masked::Pairs(pairs) => Some(readable(pairs)),
+        };
+        Self { sizes, settings, dropout, masked }
+    }
+
+    /// Where the keys end that the first `queries` queries of a sample see.
+    pub(super) fn last_key(&self, sample: usize, queries: usize) -> usize {
+        let Sizes { time, keys, .. } = self.sizes;
+        let limit = self.settings.key_lengths.as_ref().map_or(keys, |lengths| lengths[sample]);
+        if self.settings.causal { (queries + keys).saturating_sub(time).min(limit) } else { limit }
+    }
+
+    /// The number of the first `keys` keys from `key` on that each query from `query` on sees. The boolean mask sets the scores that it
+    /// hides to negative infinity.
+    pub(super) fn hide(
+        &self,
+        [sample, head, query, key]: [usize; 4],
+        (scores, stride, keys): (&mut [f32], usize, usize),
+        seen: &mut [usize],
+    ) {
+        for (row, seen) in seen.iter_mut().enumerate() {
+            *seen = self.last_key(sample, query + row + 1).saturating_sub(key).min(keys);
+        }
+        let Some(masked) = &self.masked else { return };
+        let (layout, shape, values) = (masked.layout(), masked.shape(), masked.storage::<u8>());
+        // A dimension of 1 stands for all.
+        let step = |dimension: usize| match shape[dimension] {
+            1 => 0,
+            _ => layout.strides()[dimension].unsigned_abs(),
+        };
+        let first = layout.start_offset() + sample * step(0) + head * step(1) + key * step(3);
+        for (row, (scores, seen)) in scores.chunks_exact_mut(stride).zip(seen).enumerate() {
+            let hidden = &values[first + (query + row) * step(2)..];
+            let all = match step(3) {
+                0 => hidden[0] != 0,
+                _ => hide_row(&mut scores[..*seen], &hidden[..*seen]),
+            };
+            if all {
+                *seen = 0;
+            }
+        }
+    }
+}
+
+simd! {
+/// Sets the scores that are hidden to negative infinity; whether all are.
+fn hide_row(scores: &mut [f32], hidden: &[u8]) -> bool {
+    let mut seen = 0;
+    for (score, &hidden) in scores.iter_mut().zip(hidden) {
+        *score = if hidden == 0 { *score } else { f32::NEG_INFINITY };
+        seen |= u8::from(hidden == 0);
+    }
+    seen == 0
+}}

@@ -1,0 +1,14 @@
+//! Attention that never holds the matrix of scores.
+
+mod composed;
+#[cfg(feature = "flex")]
+mod flex;
+mod functions;
+mod graph;
+mod module;
+mod options;
+mod terms;
+
+pub use functions::{attention, self_attention};
+pub use module::{MultiHeadAttention, MultiHeadAttentionConfig};
+pub use options::{AttentionOptions, DropoutSeed, Mask};

@@ -1,0 +1,182 @@
+//! What attention can be asked for: masks, dropout and scale.
+
+use std::sync::Arc;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+
+use super::terms::{Masked, Seed, Settings, Sizes, Terms};
+use crate::check::same_size;
+use crate::error::Error;
+
+/// Which keys a query attends to by its position.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mask {
+    /// All keys.
+    #[default]
+    None,
+    /// Keys up to the query's own position. The last query stands at the last key: query `i` of `time` sees key `j` of `keys` if
+    /// `j <= i + keys - time`, as in FlashAttention 2.1 and in torch's `causal_lower_right`. With as many keys as queries, the case of
+    /// training, this is also torch's `is_causal`.
+    Causal,
+}
+
+/// The seed of a dropout mask: a number, or an integer tensor `[1]`, which stays on its device.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "one exists for each call")]
+pub enum DropoutSeed {
+    /// A number.
+    Number(u64),
+    /// A tensor of one integer.
+    Tensor(Tensor<1, Int>),
+}
+
+impl From<u64> for DropoutSeed {
+    fn from(seed: u64) -> Self {
+        Self::Number(seed)
+    }
+}
+
+impl From<Tensor<1, Int>> for DropoutSeed {
+    fn from(seed: Tensor<1, Int>) -> Self {
+        Self::Tensor(seed)
+    }
+}
+
+impl DropoutSeed {
+    fn into_tensor(self, device: &Device) -> Tensor<1, Int> {
+        match self {
+            Self::Number(seed) => {
+                Tensor::from_data(TensorData::new(vec![seed.cast_signed()], [1]), (device, DType::I64))
+            }
+            Self::Tensor(seed) => seed,
+        }
+    }
+}
+
+/// Masks, dropout and scale of attention. All masks hold at once: a query attends to the keys that none of them hides. A query from which
+/// all keys are hidden gives zeros, and no gradient comes from it.
+///
+/// ```
+/// use kiln_layers::{AttentionOptions, Mask};
+///
+/// let padded_decoder = AttentionOptions::new().with_mask(Mask::Causal).with_key_lengths(vec![17, 64]);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct AttentionOptions {
+    mask: Mask,
+    key_lengths: Option<Vec<usize>>,
+    masked: Option<Tensor<4, Bool>>,
+    dropout: Option<(f64, DropoutSeed)>,
+    scale: Option<f64>,
+}
+
+impl From<Mask> for AttentionOptions {
+    fn from(mask: Mask) -> Self {
+        Self { mask, ..Self::default() }
+    }
+}
+
+impl AttentionOptions {
+    /// No mask, no dropout, and the scale 1 / sqrt(depth).
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A mask by position.
+    pub fn with_mask(mut self, mask: Mask) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// The number of keys of each sample that are no padding. The keys after them are hidden, and nothing is computed for them.
+    pub fn with_key_lengths(mut self, lengths: Vec<usize>) -> Self {
+        self.key_lengths = Some(lengths);
+        self
+    }
+
+    /// Hides the pairs of query and key where `masked` is true, as burn's `attention` does. `[batch, heads, time, keys]`, where each
+    /// dimension may be 1 instead: `[batch, 1, 1, keys]` is a padding mask.
+    pub fn with_masked(mut self, masked: Tensor<4, Bool>) -> Self {
+        self.masked = Some(masked);
+        self
+    }
+
+    /// Sets each attention weight to zero with probability `rate`, and divides the others by `1 - rate` (Srivastava et al. 2014).
+    /// The random numbers are a function of seed, sample, head, query and key (on the CPU device Philox 4x32-10, Salmon et al. 2011, on
+    /// others a simpler one): the backward pass computes them again, and nothing is kept.
+    pub fn with_dropout(mut self, rate: f64, seed: impl Into<DropoutSeed>) -> Self {
+        self.dropout = Some((rate, seed.into()));
+        self
+    }
+
+    /// The factor of the scores, 1 / sqrt(depth) if not set.
+    pub fn with_scale(mut self, scale: f64) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// Whether dropout is asked for.
+    pub(super) fn drops(&self) -> bool {
+        self.dropout.is_some()
+    }
+
+    /// Checks the options against the sizes of a call.
+    pub(super) fn checked(self, sizes: Sizes, device: &Device) -> Result<Terms<Dispatch>, Error> {
+        let Sizes { samples, heads, time, keys, depth, .. } = sizes;
+        if let Some(lengths) = &self.key_lengths {
+            let (left, right) = ("the number of key lengths", "the number of samples");
+            same_size((left, lengths.len()), (right, samples))?;
+            if let Some(length) = lengths.iter().find(|length| **length > keys) {
+                let expected = "at most the number of keys";
+                return Err(setting("a key length", format!("{length} of {keys} keys"), expected));
+            }
+        }
+        if let Some(masked) = &self.masked {
+            let names = [
+                ("dimension 0 of the boolean mask, if not 1,", "the number of samples"),
+                ("dimension 1 of the boolean mask, if not 1,", "the number of heads"),
+                ("dimension 2 of the boolean mask, if not 1,", "the number of queries"),
+                ("dimension 3 of the boolean mask, if not 1,", "the number of keys"),
+            ];
+            for ((left, right), (got, size)) in
+                names.into_iter().zip(masked.dims().into_iter().zip([samples, heads, time, keys]))
+            {
+                if got != 1 {
+                    same_size((left, got), (right, size))?;
+                }
+            }
+        }
+        let scale = self.scale.unwrap_or_else(|| 1.0 / (depth as f64).sqrt());
+        if !scale.is_finite() {
+            return Err(setting("the scale", scale.to_string(), "a finite number"));
+        }
+        let dropout = self.dropout.as_ref().map_or(0.0, |(rate, _)| *rate);
+        if !(0.0..1.0).contains(&dropout) {
+            return Err(setting("the dropout rate", dropout.to_string(), "a number from 0, less than 1"));
+        }
+        if let Some((_, DropoutSeed::Tensor(seed))) = &self.dropout {
+            same_size(("the length of the dropout seed", seed.dims()[0]), ("one seed", 1))?;
+        }
+        let masked = self.masked.map_or(Masked::None, |masked| Masked::Pairs(masked.into_dispatch()));
+        let seed = match self.dropout {
+            Some((rate, seed)) if rate > 0.0 => Seed::Number(seed.into_tensor(device).into_dispatch()),
+            _ => Seed::None,
+        };
+        let settings = Settings {
+            heads,
+            causal: self.mask == Mask::Causal,
+            key_lengths: self.key_lengths.map(Arc::from),
+            scale: scale as f32,
+            dropout,
+        };
+        Ok(Terms { masked, seed, settings })
+    }
+}
+
+/// An error of a setting.
+pub(super) fn setting(name: &'static str, value: String, expected: &'static str) -> Error {
+    Error::InvalidSetting { name, value, expected }
+}

@@ -1,0 +1,113 @@
+//! How a tensor `[samples, channels, values of a plane]` is divided among tasks.
+
+use std::ops::Range;
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+
+/// Values that a task finds one after the other in a sample, if the tensor has as many: small planes are taken several at a time.
+const RUN: usize = 512;
+/// Values of a piece at most, so that a piece and what belongs to it stay in a core's first-level cache.
+const PIECE: usize = 1024;
+/// Values of a strip, the least work that is divided among threads within a block.
+const STRIP: usize = 64 * 1024;
+/// Samples of a strip at most: sums in f32 have no more terms than that for each value of a piece.
+const SAMPLES: usize = 256;
+
+/// Blocks of whole channels: the unit of work. A block's values of one sample lie side by side and are taken in pieces. A piece either
+/// has all planes of the block, or a part of the block's only plane.
+pub(super) struct Blocks {
+    pub(super) samples: usize,
+    pub(super) channels: usize,
+    pub(super) plane: usize,
+    /// Channels of a block.
+    size: usize,
+}
+
+impl Blocks {
+    pub(super) fn of(x: &FlexTensor) -> Self {
+        let shape = x.shape();
+        let (samples, channels, plane) = (shape[0], shape[1], shape.iter().skip(2).product::<usize>());
+        Self { samples, channels, plane, size: (RUN / plane.max(1)).clamp(1, channels.max(1)) }
+    }
+
+    /// Values of a channel.
+    pub(super) fn count(&self) -> usize {
+        self.samples * self.plane
+    }
+
+    pub(super) fn blocks(&self) -> usize {
+        self.channels.div_ceil(self.size)
+    }
+
+    pub(super) fn channels(&self, block: usize) -> Range<usize> {
+        block * self.size..((block + 1) * self.size).min(self.channels)
+    }
+
+    /// Where a block's values of a sample are.
+    pub(super) fn values(&self, sample: usize, block: usize) -> Range<usize> {
+        let (first, channels) = (sample * self.channels, self.channels(block));
+        (first + channels.start) * self.plane..(first + channels.end) * self.plane
+    }
+
+    /// Values of a piece of a block.
+    pub(super) fn width(&self, block: usize) -> usize {
+        (self.channels(block).len() * self.plane).min(if self.size > 1 { RUN } else { PIECE })
+    }
+
+    /// One value of each channel, repeated so that each value of a piece has its own.
+    pub(super) fn lanes(&self, block: usize, of_channel: impl Iterator<Item = f32>) -> Vec<f32> {
+        let repeated = self.width(block) / self.channels(block).len();
+        of_channel.flat_map(|value| std::iter::repeat_n(value, repeated)).collect()
+    }
+
+    /// The sum of each channel, from sums for each value of a piece.
+    fn totals(&self, block: usize, lanes: &[f32]) -> impl Iterator<Item = f64> {
+        let repeated = self.width(block) / self.channels(block).len();
+        lanes.chunks_exact(repeated).map(|lanes| lanes.iter().map(|value| f64::from(*value)).sum())
+    }
+
+    /// Where the pieces of a block's values of a sample are.
+    pub(super) fn pieces(&self, sample: usize, block: usize) -> impl Iterator<Item = Range<usize>> {
+        let (all, width) = (self.values(sample, block), self.width(block));
+        all.clone().step_by(width).map(move |first| first..(first + width).min(all.end))
+    }
+
+    /// For each channel of a block two sums over its values: `add` adds those of a strip to two partial sums for each value of a piece.
+    pub(super) fn sums<I: IndexedParallelIterator>(
+        &self,
+        block: usize,
+        strips: I,
+        add: impl Fn(I::Item, [&mut [f32]; 2]) + Sync,
+    ) -> Vec<[f64; 2]> {
+        let partial: Vec<Vec<[f64; 2]>> = strips
+            .map(|strip| {
+                let mut sums = [(); 2].map(|()| vec![0.0f32; self.width(block)]);
+                add(strip, sums.each_mut().map(Vec::as_mut_slice));
+                let [first, second] = sums.each_ref().map(|lanes| self.totals(block, lanes));
+                first.zip(second).map(|(first, second)| [first, second]).collect()
+            })
+            .collect();
+        let mut sums = vec![[0.0f64; 2]; self.channels(block).len()];
+        for partial in &partial {
+            sums.iter_mut().zip(partial).for_each(|(sum, part)| *sum = [sum[0] + part[0], sum[1] + part[1]]);
+        }
+        sums
+    }
+
+    /// Samples of a strip. Strips do not depend on the number of threads.
+    pub(super) fn strip(&self) -> usize {
+        (STRIP / (self.size * self.plane).max(1)).clamp(1, SAMPLES)
+    }
+
+    /// For each block, its values of each sample.
+    pub(super) fn split<'a, E>(&self, values: &'a mut [E]) -> Vec<Vec<&'a mut [E]>> {
+        let mut columns: Vec<_> = (0..self.blocks()).map(|_| Vec::with_capacity(self.samples)).collect();
+        for sample in values.chunks_mut((self.channels * self.plane).max(1)) {
+            let parts = sample.chunks_mut((self.size * self.plane).max(1));
+            columns.iter_mut().zip(parts).for_each(|(column, part)| column.push(part));
+        }
+        columns
+    }
+}

@@ -1,0 +1,68 @@
+//! The arithmetic of one channel.
+
+use burn::tensor::DType;
+
+/// Statistics and parameters of a channel.
+#[derive(Clone, Copy)]
+pub(super) struct Channel {
+    /// The mean as f32, and what is left of it: a large mean does not cost accuracy.
+    pub(super) mean: [f32; 2],
+    /// The reciprocal of the deviation.
+    pub(super) invstd: f32,
+    pub(super) weight: f32,
+    pub(super) bias: f32,
+}
+
+/// Gradients of a channel's parameters, and that of a value x with the gradient g: slope g + product (x - mean) + constant.
+#[derive(Clone, Copy)]
+pub(super) struct ChannelGradient {
+    pub(super) weight: f32,
+    pub(super) bias: f32,
+    pub(super) slope: f32,
+    pub(super) product: f32,
+    pub(super) constant: f32,
+}
+
+impl Channel {
+    /// The normalised value of x is scale (x - mean) + shift, with the first part of the mean.
+    pub(super) fn scale(self) -> f32 {
+        self.weight * self.invstd
+    }
+
+    /// See [`Self::scale`].
+    pub(super) fn shift(self) -> f32 {
+        (f64::from(self.bias) - f64::from(self.scale()) * f64::from(self.mean[1])) as f32
+    }
+
+    /// From the sums of g and of g (x - mean) over `count` values. `constant`: the statistics do not depend on the values.
+    pub(super) fn gradient(self, [sum, product]: [f64; 2], count: usize, constant: bool) -> ChannelGradient {
+        let (invstd, rest, scale) = (f64::from(self.invstd), f64::from(self.mean[1]), f64::from(self.scale()));
+        let product = product - rest * sum;
+        let share = if constant { 0.0 } else { 1.0 / count as f64 };
+        let projection = scale * product * share * invstd * invstd;
+        ChannelGradient {
+            weight: (product * invstd) as f32,
+            bias: sum as f32,
+            slope: self.scale(),
+            product: -projection as f32,
+            constant: (projection * rest - scale * sum * share) as f32,
+        }
+    }
+
+    /// The factor and the summand that bring z, the normalised value, back to x - mean.
+    pub(super) fn inverse(self) -> [f32; 2] {
+        let (scale, shift) = (f64::from(self.scale()), f64::from(self.shift()));
+        [(1.0 / scale) as f32, (-shift / scale) as f32]
+    }
+
+    /// Whether an output in `dtype` of leaky ReLU with this slope gives the normalised value back with little loss: its rounding comes
+    /// back times bias / weight, and in f16 it must not be subnormal.
+    pub(super) fn invertible(weight: f32, bias: f32, slope: f32, dtype: DType) -> bool {
+        let (ratio, least) = match dtype {
+            DType::F32 => (64.0, 1e-12),
+            DType::F16 => (4.0, 1e-3),
+            _ => (4.0, 1e-12),
+        };
+        bias.abs() <= ratio * weight.abs() && weight.abs() * slope.min(1.0) >= least
+    }
+}

@@ -1,0 +1,213 @@
+//! Batch norm and what follows it in a backend's own operations.
+//!
+//! Peak beside inputs and outputs: two tensors of f32 of the input's size each way, and with an activation a mask. Where burn fuses (its
+//! feature `fusion`), input and gradient are read once for each sum and once for the result, and at most one such tensor exists.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, Shape};
+
+use super::settings::{BatchNormOutput, BatchNormSaved};
+use super::{NormActivation, NormSettings};
+use crate::composed::{Wide, full, join};
+
+/// `[samples, channels, values of a plane]`.
+fn sizes(shape: &Shape) -> [usize; 3] {
+    [shape[0], shape[1], shape.iter().skip(2).product()]
+}
+
+/// Values as those of channels, `[1, channels, 1]`.
+fn channels<B: Backend>(values: &FloatTensor<B>) -> Wide<B> {
+    let count = values.shape().num_elements();
+    Wide::<B>::of(values).reshape([1, count, 1])
+}
+
+/// The norm without what follows. Mean, reciprocal deviation, weight and bias: `[1, channels, 1]`.
+fn line<B: Backend>(x: Wide<B>, [mean, deviation, weight, bias]: [Wide<B>; 4]) -> Wide<B> {
+    (x - mean) * (deviation * weight) + bias
+}
+
+/// `values` where `signs` are positive (or NaN), elsewhere times what the activation multiplies by.
+fn activated<B: Backend>(values: Wide<B>, signs: Wide<B>, activation: NormActivation) -> Wide<B> {
+    match activation.slope() {
+        1.0 => values,
+        0.0 => values.fill(signs.not_positive(), 0.0),
+        slope => {
+            let positive = values.clone().fill(signs.not_positive(), 0.0);
+            (values - positive.clone()) * slope + positive
+        }
+    }
+}
+
+/// The output, the new running statistics, and the statistics of the pass. `of_channels`: weight, bias, running mean and running variance.
+pub(super) fn forward<B: Backend>(
+    x: FloatTensor<B>,
+    residual: Option<FloatTensor<B>>,
+    of_channels: [FloatTensor<B>; 4],
+    settings: NormSettings,
+) -> BatchNormOutput<FloatTensor<B>> {
+    let (shape, dtype) = (x.shape(), x.dtype());
+    let [samples, count, values] = sizes(&shape);
+    let [weight, bias, running_mean, running_variance] = of_channels;
+    if shape.num_elements() == 0 {
+        let statistics = full::<B>(Shape::new([3, count]), 0.0, &x.device(), DType::F32);
+        return BatchNormOutput { y: x, running: [running_mean, running_variance], statistics };
+    }
+    let wide = || Wide::<B>::of(&x).reshape([samples, count, values]);
+    let share = 1.0 / (samples * values) as f32;
+    let (mean, variance) = match settings.momentum {
+        Some(_) => {
+            let mean = wide().sum(&[2, 0]) * share;
+            (mean.clone(), (wide() - mean).square().sum(&[2, 0]) * share)
+        }
+        None => (channels::<B>(&running_mean), channels::<B>(&running_variance)),
+    };
+    let deviation = (variance.clone() + settings.epsilon).sqrt().recip();
+    let running = match settings.momentum {
+        Some(momentum) => [(&running_mean, &mean), (&running_variance, &variance)].map(|(kept, batch)| {
+            let kept_share = Wide::<B>::of(kept) * (1.0 - momentum) as f32;
+            (kept_share + batch.clone().reshape([count]) * momentum as f32).narrow(kept.dtype())
+        }),
+        None => [running_mean, running_variance],
+    };
+    let y = line(wide(), [mean.clone(), deviation.clone(), channels::<B>(&weight), channels::<B>(&bias)]);
+    let y = match residual {
+        Some(residual) => y + Wide::<B>::of(&residual).reshape([samples, count, values]),
+        None => y,
+    };
+    let y = activated(y.clone(), y, settings.activation);
+    let row = |values: Wide<B>| values.reshape([1, count]);
+    // The mean has a second part in the kernels of the CPU device.
+    let rest = Wide::zeros(Shape::new([1, count]), &x.device());
+    BatchNormOutput {
+        y: B::float_reshape(y.narrow(dtype), shape),
+        running,
+        statistics: join([row(mean), rest, row(deviation)], 0),
+    }
+}
+
+/// The output again, by the statistics of the pass. `parameters`: weight and bias.
+#[allow(clippy::single_range_in_vec_init, reason = "a range of the first dimension")]
+pub(super) fn again<B: Backend>(
+    x: FloatTensor<B>,
+    statistics: FloatTensor<B>,
+    parameters: [FloatTensor<B>; 2],
+    activation: NormActivation,
+) -> FloatTensor<B> {
+    let (shape, dtype) = (x.shape(), x.dtype());
+    let [samples, count, values] = sizes(&shape);
+    if shape.num_elements() == 0 {
+        return x;
+    }
+    let statistics = Wide::<B>::of(&statistics);
+    let [mean, rest, deviation] = [0, 1, 2].map(|row| statistics.slice(&[row..row + 1]).reshape([1, count, 1]));
+    let [weight, bias] = parameters.each_ref().map(channels::<B>);
+    let y = line(Wide::<B>::of(&x).reshape([samples, count, values]), [mean + rest, deviation, weight, bias]);
+    B::float_reshape(activated(y.clone(), y, activation).narrow(dtype), shape)
+}
+
+/// The gradients of input, weight, bias and residual.
+#[allow(clippy::single_range_in_vec_init, reason = "a range of the first dimension")]
+pub(super) fn backward<B: Backend>(
+    saved: BatchNormSaved<FloatTensor<B>>,
+    gradient: FloatTensor<B>,
+    wanted: [bool; 4],
+) -> [Option<FloatTensor<B>>; 4] {
+    let (shape, dtype, parameters) = (gradient.shape(), gradient.dtype(), saved.weight.dtype());
+    let [samples, count, values] = sizes(&shape);
+    if shape.num_elements() == 0 {
+        let zeros = full::<B>(Shape::new([count]), 0.0, &gradient.device(), parameters);
+        return [Some(gradient.clone()), Some(zeros.clone()), Some(zeros), wanted[3].then_some(gradient)];
+    }
+    let planes = |tensor: &FloatTensor<B>| Wide::<B>::of(tensor).reshape([samples, count, values]);
+    let statistics = Wide::<B>::of(&saved.statistics);
+    let [mean, rest, deviation] = [0, 1, 2].map(|row| statistics.slice(&[row..row + 1]).reshape([1, count, 1]));
+    let mean = mean + rest;
+    let (weight, bias) = (channels::<B>(&saved.weight), channels::<B>(&saved.bias));
+    let of_channels = [mean.clone(), deviation.clone(), weight.clone(), bias];
+    let passed = || {
+        let signs = match (&saved.y, &saved.x) {
+            (Some(y), _) => planes(y),
+            (None, Some(x)) => line(planes(x), of_channels.clone()),
+            // Only where nothing follows the norm.
+            (None, None) => planes(&gradient),
+        };
+        activated(planes(&gradient), signs, saved.settings.activation)
+    };
+    let whole = |values: Wide<B>| B::float_reshape(values.narrow(dtype), shape.clone());
+    let channel = |values: Wide<B>| values.reshape([count]).narrow(parameters);
+    let sum = passed().sum(&[2, 0]);
+    let normal = saved.x.as_ref().map(|x| (planes(x) - mean) * deviation.clone());
+    let product = normal.clone().map(|normal| (passed() * normal).sum(&[2, 0]));
+    let share = 1.0 / (samples * values) as f32;
+    let of_x = || {
+        let of_normal = match (&normal, &product, saved.settings.momentum) {
+            (Some(normal), Some(product), Some(_)) => {
+                passed() - sum.clone() * share - normal.clone() * (product.clone() * share)
+            }
+            _ => passed(),
+        };
+        whole(of_normal * (deviation.clone() * weight))
+    };
+    let dx = wanted[0].then(of_x);
+    let of_residual = wanted[3].then(|| whole(passed()));
+    [dx, product.filter(|_| wanted[1]).map(channel), wanted[2].then(|| channel(sum)), of_residual]
+}
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests {
+    use burn::backend::Flex;
+    use burn::tensor::DType;
+
+    use super::{backward, forward};
+    use crate::batch_norm::graph::BatchNormKernels;
+    use crate::batch_norm::settings::BatchNormSaved;
+    use crate::batch_norm::{NormActivation, NormSettings};
+    use crate::composed::tests::{DTYPES, assert_close, numbers};
+
+    #[test]
+    fn as_the_kernels() {
+        let activations = [NormActivation::None, NormActivation::Relu, NormActivation::LeakyRelu { slope: 0.1 }];
+        for (dtype, weights) in [(DType::F16, DType::F32)].into_iter().chain(DTYPES.map(|dtype| (dtype, dtype))) {
+            for (number, shape) in [[3, 5, 7, 11], [4, 3, 13, 1], [2, 8, 4, 4]].into_iter().enumerate() {
+                for variant in 0..12 {
+                    let activation = activations[variant % 3];
+                    let (added, momentum) = (variant % 2 == 1, (variant < 6).then_some(0.1));
+                    let settings = NormSettings { epsilon: 1e-5, momentum, activation };
+                    let what = format!("{dtype:?} {shape:?} {settings:?} {added}");
+                    let (x, gradient) = (numbers(shape, 1, 3.0, dtype), numbers(shape, 2, 1.0, dtype));
+                    let residual = added.then(|| numbers(shape, 7, 1.0, dtype));
+                    let channels = [3, 4, 5, 6].map(|seed| numbers([shape[1]], seed + number as u64, 1.0, weights));
+                    // A variance is positive.
+                    let mut channels = channels;
+                    channels[3] = <Flex as burn::backend::ops::FloatTensorOps<Flex>>::float_abs(channels[3].clone());
+                    let kernel = Flex::batch_norm_act(x.clone(), residual.clone(), channels.clone(), settings);
+                    let composed = forward::<Flex>(x.clone(), residual, channels.clone(), settings);
+                    assert_close(&composed.y, &kernel.y, &what);
+                    for (composed, kernel) in composed.running.iter().zip(&kernel.running) {
+                        assert_close(composed, kernel, &what);
+                    }
+                    let [weight, bias, ..] = channels;
+                    let saved = BatchNormSaved {
+                        x: Some(x),
+                        y: added.then_some(kernel.y),
+                        statistics: kernel.statistics,
+                        weight,
+                        bias,
+                        settings,
+                    };
+                    let wanted = [true, true, true, added];
+                    let kernel = Flex::batch_norm_act_backward(saved.clone(), gradient.clone(), wanted);
+                    let composed = backward::<Flex>(saved, gradient, wanted);
+                    for (composed, kernel) in composed.iter().zip(&kernel) {
+                        assert_eq!(composed.is_some(), kernel.is_some(), "{what}");
+                        if let (Some(composed), Some(kernel)) = (composed, kernel) {
+                            assert_close(composed, kernel, &what);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Batch norm as an operation of burn's graph.
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::ops::NodeGuard;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extension};
+use burn::tensor::{DType, Shape};
+
+use super::settings::{BatchNormOutput, BatchNormSaved};
+use super::{NormActivation, NormSettings};
+use crate::capture::{like, operation};
+use crate::graph::{record, without_gradients};
+
+#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
+pub(crate) trait BatchNormLayer: Backend {
+    /// The output, and the new running mean and variance, which carry no gradient.
+    fn batch_norm_layer(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        running_mean: FloatTensor<Self>,
+        running_variance: FloatTensor<Self>,
+        settings: NormSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The same with a residual that is added before the activation.
+    fn batch_norm_add_layer(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        running_mean: FloatTensor<Self>,
+        running_variance: FloatTensor<Self>,
+        settings: NormSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+}
+
+/// Batch norm on a backend without gradients.
+pub(crate) trait BatchNormKernels: Backend {
+    /// The norm over all dimensions but the second, plus the residual, and the activation of that. `channels`: weight, bias, running
+    /// mean and running variance.
+    fn batch_norm_act(
+        x: FloatTensor<Self>,
+        residual: Option<FloatTensor<Self>>,
+        channels: [FloatTensor<Self>; 4],
+        settings: NormSettings,
+    ) -> BatchNormOutput<FloatTensor<Self>> {
+        super::composed::forward::<Self>(x, residual, channels, settings)
+    }
+
+    /// The output of [`Self::batch_norm_act`] without a residual again, with the same bits. `parameters`: weight and bias.
+    fn batch_norm_act_again(
+        x: FloatTensor<Self>,
+        statistics: FloatTensor<Self>,
+        parameters: [FloatTensor<Self>; 2],
+        activation: NormActivation,
+    ) -> FloatTensor<Self> {
+        super::composed::again::<Self>(x, statistics, parameters, activation)
+    }
+
+    /// Whether the output of a norm with leaky ReLU, in `dtype`, gives the normalised values back with little loss. `parameters`: weight
+    /// and bias.
+    fn batch_norm_invertible(_parameters: [&FloatTensor<Self>; 2], _slope: f32, _dtype: DType) -> bool {
+        // Reading the parameters would wait for the device.
+        false
+    }
+
+    /// The gradients of input, weight, bias and residual.
+    fn batch_norm_act_backward(
+        saved: BatchNormSaved<FloatTensor<Self>>,
+        gradient: FloatTensor<Self>,
+        wanted: [bool; 4],
+    ) -> [Option<FloatTensor<Self>>; 4] {
+        super::composed::backward::<Self>(saved, gradient, wanted)
+    }
+}
+
+without_gradients!(BatchNormLayer, BatchNormKernels {
+    fn batch_norm_layer(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        running_mean: FloatTensor<Self>,
+        running_variance: FloatTensor<Self>,
+        settings: NormSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let output = Self::batch_norm_act(x, None, [weight, bias, running_mean, running_variance], settings);
+        let [mean, variance] = output.running;
+        (output.y, mean, variance)
+    }
+
+    fn batch_norm_add_layer(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        running_mean: FloatTensor<Self>,
+        running_variance: FloatTensor<Self>,
+        settings: NormSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let channels = [weight, bias, running_mean, running_variance];
+        let output = Self::batch_norm_act(x, Some(residual), channels, settings);
+        let [mean, variance] = output.running;
+        (output.y, mean, variance)
+    }
+});
+
+impl<B: BatchNormKernels, C: CheckpointStrategy> BatchNormLayer for Autodiff<B, C> {
+    fn batch_norm_layer(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        running_mean: FloatTensor<Self>,
+        running_variance: FloatTensor<Self>,
+        settings: NormSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let channels = [weight, bias, running_mean, running_variance];
+        let Prepared { x: of_x, weight: of_weight, bias: of_bias, y, running, saved, .. } =
+            prepare::<B, C>(x, None, channels, settings);
+        let y = record::<B, C, _, 3>(
+            "batch norm",
+            [of_x, of_weight, of_bias],
+            |_| (y, Some(saved)),
+            |saved, gradient, [x, weight, bias]| {
+                let [x, weight, bias, _] = B::batch_norm_act_backward(saved, gradient, [x, weight, bias, false]);
+                [x, weight, bias]
+            },
+        );
+        let [mean, variance] = running.map(FloatTensor::<Self>::new);
+        (y, mean, variance)
+    }
+
+    fn batch_norm_add_layer(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        running_mean: FloatTensor<Self>,
+        running_variance: FloatTensor<Self>,
+        settings: NormSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (residual, of_residual) = residual.into_parts();
+        let channels = [weight, bias, running_mean, running_variance];
+        let Prepared { x: of_x, weight: of_weight, bias: of_bias, y, running, saved } =
+            prepare::<B, C>(x, Some(residual), channels, settings);
+        let y = record::<B, C, _, 4>(
+            "batch norm",
+            [of_x, of_weight, of_bias, of_residual],
+            |_| (y, Some(saved)),
+            B::batch_norm_act_backward,
+        );
+        let [mean, variance] = running.map(FloatTensor::<Self>::new);
+        (y, mean, variance)
+    }
+}
+
+/// The result of a norm, before it is in the graph.
+struct Prepared<T> {
+    x: NodeGuard,
+    weight: NodeGuard,
+    bias: NodeGuard,
+    y: T,
+    running: [T; 2],
+    saved: BatchNormSaved<T>,
+}
+
+fn prepare<B: BatchNormKernels, C: CheckpointStrategy>(
+    x: FloatTensor<Autodiff<B, C>>,
+    residual: Option<FloatTensor<B>>,
+    [weight, bias, mean, variance]: [FloatTensor<Autodiff<B, C>>; 4],
+    settings: NormSettings,
+) -> Prepared<FloatTensor<B>> {
+    // With constant statistics only the gradients of weight and bias need the input.
+    let parameters_train = weight.is_tracked() || bias.is_tracked();
+    let normalised = settings.momentum.is_some() || parameters_train;
+    let ((x, of_x), (weight, of_weight), (bias, of_bias)) = (x.into_parts(), weight.into_parts(), bias.into_parts());
+    let inverted = match settings.activation {
+        NormActivation::LeakyRelu { slope } => B::batch_norm_invertible([&weight, &bias], slope, x.dtype()),
+        NormActivation::None | NormActivation::Relu => false,
+    };
+    let signs = settings.activation != NormActivation::None && (residual.is_some() || inverted || !normalised);
+    let channels = [weight.clone(), bias.clone(), mean.into_primitive(), variance.into_primitive()];
+    let kept = (normalised && !inverted).then(|| x.clone());
+    let output = B::batch_norm_act(x, residual, channels, settings);
+    let saved = BatchNormSaved {
+        x: kept,
+        y: signs.then(|| output.y.clone()),
+        statistics: output.statistics,
+        weight,
+        bias,
+        settings,
+    };
+    Prepared { x: of_x, weight: of_weight, bias: of_bias, y: output.y, running: output.running, saved }
+}
+
+#[cfg(feature = "flex")]
+impl BatchNormKernels for burn::backend::Flex {
+    fn batch_norm_act(
+        x: FloatTensor<Self>,
+        residual: Option<FloatTensor<Self>>,
+        channels: [FloatTensor<Self>; 4],
+        settings: NormSettings,
+    ) -> BatchNormOutput<FloatTensor<Self>> {
+        super::flex::forward(x, residual.as_ref(), &channels, settings)
+    }
+
+    fn batch_norm_act_again(
+        x: FloatTensor<Self>,
+        statistics: FloatTensor<Self>,
+        parameters: [FloatTensor<Self>; 2],
+        activation: NormActivation,
+    ) -> FloatTensor<Self> {
+        super::again::output(&x, &statistics, parameters.each_ref(), activation)
+    }
+
+    fn batch_norm_invertible(parameters: [&FloatTensor<Self>; 2], slope: f32, dtype: DType) -> bool {
+        super::flex::invertible(parameters, slope, dtype)
+    }
+
+    fn batch_norm_act_backward(
+        saved: BatchNormSaved<FloatTensor<Self>>,
+        gradient: FloatTensor<Self>,
+        wanted: [bool; 4],
+    ) -> [Option<FloatTensor<Self>>; 4] {
+        super::flex::backward(&saved, gradient, wanted)
+    }
+}
+
+impl BatchNormKernels for Capture {
+    fn batch_norm_act(
+        x: FloatTensor<Self>,
+        residual: Option<FloatTensor<Self>>,
+        [weight, bias, mean, variance]: [FloatTensor<Self>; 4],
+        settings: NormSettings,
+    ) -> BatchNormOutput<FloatTensor<Self>> {
+        let training = settings.momentum.is_some();
+        let (output, statistics) = (like(&x), (Shape::new([3, weight.shape()[0]]), DType::F32));
+        let (of_mean, of_variance) = (like(&mean), like(&variance));
+        let running = [mean.clone(), variance.clone()];
+        let inputs = [vec![x, weight, bias, mean, variance], residual.into_iter().collect()].concat();
+        let scalars = [i64::from(training)];
+        let (y, statistics, running) = match training {
+            true => {
+                let outputs = [output, statistics, of_mean, of_variance];
+                let [y, statistics, mean, variance] = operation("kiln::batch_norm", inputs, &scalars, outputs);
+                (y, statistics, [mean, variance])
+            }
+            false => {
+                let [y, statistics] = operation("kiln::batch_norm", inputs, &scalars, [output, statistics]);
+                (y, statistics, running)
+            }
+        };
+        BatchNormOutput { y, running, statistics }
+    }
+
+    fn batch_norm_act_again(
+        x: FloatTensor<Self>,
+        statistics: FloatTensor<Self>,
+        [weight, bias]: [FloatTensor<Self>; 2],
+        _activation: NormActivation,
+    ) -> FloatTensor<Self> {
+        let output = like(&x);
+        let [y] = operation("kiln::batch_norm_again", vec![x, statistics, weight, bias], &[], [output]);
+        y
+    }
+
+    fn batch_norm_invertible(_parameters: [&FloatTensor<Self>; 2], _slope: f32, _dtype: DType) -> bool {
+        // Values are not known; those of a new norm are.
+        true
+    }
+
+    fn batch_norm_act_backward(
+        saved: BatchNormSaved<FloatTensor<Self>>,
+        gradient: FloatTensor<Self>,
+        wanted: [bool; 4],
+    ) -> [Option<FloatTensor<Self>>; 4] {
+        let outputs = [like(&gradient), like(&saved.weight), like(&saved.bias)];
+        let of_residual = like(&gradient);
+        let scalars = [i64::from(saved.settings.momentum.is_some())];
+        let kept = [saved.x, saved.y].into_iter().flatten();
+        let inputs = [gradient].into_iter().chain(kept).chain([saved.statistics, saved.weight, saved.bias]).collect();
+        if wanted[3] {
+            let [x, weight, bias] = outputs;
+            return operation("kiln::batch_norm_backward", inputs, &scalars, [x, weight, bias, of_residual]).map(Some);
+        }
+        let [x, weight, bias] = operation("kiln::batch_norm_backward", inputs, &scalars, outputs).map(Some);
+        [x, weight, bias, None]
+    }
+}

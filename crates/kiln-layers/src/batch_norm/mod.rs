@@ -1,0 +1,21 @@
+//! Batch norm on burn's module, alone and with what follows it.
+
+#[cfg(feature = "flex")]
+mod again;
+#[cfg(feature = "flex")]
+mod blocks;
+#[cfg(feature = "flex")]
+mod channel;
+mod composed;
+#[cfg(feature = "flex")]
+mod flex;
+mod functions;
+mod graph;
+#[cfg(feature = "flex")]
+mod pieces;
+mod settings;
+
+pub(crate) use functions::{Pass, update};
+pub use functions::{batch_norm, batch_norm_add_relu, batch_norm_leaky_relu, batch_norm_relu};
+pub(crate) use graph::BatchNormKernels;
+pub(crate) use settings::{BatchNormSaved, NormActivation, NormSettings};

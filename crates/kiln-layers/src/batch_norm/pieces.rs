@@ -1,0 +1,121 @@
+//! The loops over pieces. Each value of a piece has its own factors, so that pieces may hold many channels.
+
+use crate::cpu::simd::simd;
+
+/// x, or its multiple where it is not positive. The sign of NaN does not matter: it stays NaN.
+#[inline(always)]
+fn bent(x: f32, sign: f32, slope: f32) -> f32 {
+    // Zero times infinity would not be zero.
+    let low = if slope == 0.0 { 0.0 } else { slope * x };
+    if sign <= 0.0 { low } else { x }
+}
+
+simd! {
+    /// Adds x - shift and its square.
+    pub(super) fn add_moments(sums: &mut [f32], squares: &mut [f32], x: &[f32], shift: &[f32]) {
+        for (((sum, square), x), shift) in sums.iter_mut().zip(squares).zip(x).zip(shift) {
+            let x = x - shift;
+            *sum += x;
+            *square = x.mul_add(x, *square);
+        }
+    }
+}
+
+/// Factors of a piece's values.
+#[derive(Clone, Copy)]
+pub(super) struct Line<'a> {
+    /// First parts of the means.
+    pub(super) mean: &'a [f32],
+    pub(super) scale: &'a [f32],
+    pub(super) shift: &'a [f32],
+}
+
+simd! {
+    /// The norm and the activation.
+    pub(super) fn normalise(values: &mut [f32], line: Line<'_>, slope: f32) {
+        for (((value, mean), scale), shift) in values.iter_mut().zip(line.mean).zip(line.scale).zip(line.shift) {
+            let z = scale.mul_add(*value - mean, *shift);
+            *value = bent(z, z, slope);
+        }
+    }
+}
+
+simd! {
+    /// The norm plus the residual, and the activation.
+    pub(super) fn normalise_add(values: &mut [f32], residual: &[f32], line: Line<'_>, slope: f32) {
+        let lines = line.mean.iter().zip(line.scale).zip(line.shift);
+        for ((value, residual), ((mean, scale), shift)) in values.iter_mut().zip(residual).zip(lines) {
+            let z = scale.mul_add(*value - mean, *shift) + residual;
+            *value = bent(z, z, slope);
+        }
+    }
+}
+
+simd! {
+    /// Takes the gradient through the activation, whose sign is computed from x as in the forward pass, and adds it and its product with
+    /// x - mean.
+    pub(super) fn add_by_input(
+        gradient: &mut [f32], sums: &mut [f32], products: &mut [f32], x: &[f32], line: Line<'_>, slope: f32
+    ) {
+        let lines = line.mean.iter().zip(line.scale).zip(line.shift);
+        let sums = sums.iter_mut().zip(products);
+        for (((gradient, (sum, product)), x), ((mean, scale), shift)) in gradient.iter_mut().zip(sums).zip(x).zip(lines) {
+            let centred = x - mean;
+            *gradient = bent(*gradient, scale.mul_add(centred, *shift), slope);
+            *sum += *gradient;
+            *product = gradient.mul_add(centred, *product);
+        }
+    }
+}
+
+/// How x - mean comes from a kept value v: factor v + summand, where v is divided by the slope first if it is not positive.
+#[derive(Clone, Copy)]
+pub(super) struct Inverse<'a> {
+    pub(super) factor: &'a [f32],
+    pub(super) summand: &'a [f32],
+    /// The reciprocal of the slope; 1 if the kept value is x.
+    pub(super) slope: f32,
+}
+
+simd! {
+    /// As `add_by_input`, with the sign of the output y.
+    pub(super) fn add_by_output(
+        gradient: &mut [f32], sums: &mut [f32], products: &mut [f32], kept: &[f32], y: &[f32], inverse: Inverse<'_>, slope: f32
+    ) {
+        let lines = inverse.factor.iter().zip(inverse.summand);
+        let sums = sums.iter_mut().zip(products);
+        for ((((gradient, (sum, product)), kept), y), (factor, summand)) in
+            gradient.iter_mut().zip(sums).zip(kept).zip(y).zip(lines)
+        {
+            let centred = factor.mul_add(bent(*kept, *kept, inverse.slope), *summand);
+            *gradient = bent(*gradient, *y, slope);
+            *sum += *gradient;
+            *product = gradient.mul_add(centred, *product);
+        }
+    }
+}
+
+simd! {
+    /// Takes the gradient through the activation.
+    pub(super) fn mask(gradient: &mut [f32], y: &[f32], slope: f32) {
+        gradient.iter_mut().zip(y).for_each(|(gradient, y)| *gradient = bent(*gradient, *y, slope));
+    }
+}
+
+simd! {
+    /// The gradient of x, from the gradient that is through the activation.
+    pub(super) fn combine(gradient: &mut [f32], kept: &[f32], inverse: Inverse<'_>, slope: &[f32], product: &[f32], constant: &[f32]) {
+        let lines = inverse.factor.iter().zip(inverse.summand).zip(slope).zip(product).zip(constant);
+        for ((gradient, kept), ((((factor, summand), slope), product), constant)) in gradient.iter_mut().zip(kept).zip(lines) {
+            let centred = factor.mul_add(bent(*kept, *kept, inverse.slope), *summand);
+            *gradient = slope.mul_add(*gradient, product.mul_add(centred, *constant));
+        }
+    }
+}
+
+simd! {
+    /// The gradient of x where the statistics are constant.
+    pub(super) fn scale(gradient: &mut [f32], scale: &[f32]) {
+        gradient.iter_mut().zip(scale).for_each(|(gradient, scale)| *gradient *= scale);
+    }
+}

@@ -1,0 +1,40 @@
+//! Composed bodies beside the kernels of the Flex device, on that device.
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Shape};
+
+use crate::cpu::stored::{from_f32, to_f32};
+
+pub(crate) const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// A tensor of numbers from `-scale` to `scale` that look random and are always the same.
+pub(crate) fn numbers<const D: usize>(shape: [usize; D], seed: u64, scale: f32, dtype: DType) -> FlexTensor {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * scale
+    };
+    from_f32((0..shape.iter().product()).map(next).collect(), Shape::new(shape), dtype)
+}
+
+/// Asserts that two tensors have the same shape and dtype, and values that differ by a few roundings of the largest at most, or of 0.05.
+pub(crate) fn assert_close(composed: &FlexTensor, kernel: &FlexTensor, what: &str) {
+    assert_eq!((composed.shape(), composed.dtype()), (kernel.shape(), kernel.dtype()), "{what}");
+    let tolerance = match kernel.dtype() {
+        DType::F32 => 1e-5,
+        DType::F16 => 1.5e-3,
+        _ => 1.2e-2,
+    };
+    let (composed, kernel) = (to_f32(composed), to_f32(kernel));
+    let largest = kernel.iter().fold(0.05f32, |largest, value| largest.max(value.abs()));
+    for (index, (composed, kernel)) in composed.iter().zip(&kernel).enumerate() {
+        let same = composed == kernel || composed.is_nan() && kernel.is_nan();
+        assert!(
+            same || (composed - kernel).abs() < tolerance * largest,
+            "{what}: {composed} is not {kernel} at {index}"
+        );
+    }
+}

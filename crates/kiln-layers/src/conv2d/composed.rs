@@ -1,0 +1,55 @@
+//! Convolution by a backend's own, which keeps nothing between the passes.
+//!
+//! Peak beside inputs and outputs: what the backend's own convolutions take. The gradient of the input makes a tensor of the input's shape
+//! only to name that shape.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::Shape;
+use burn::tensor::ops::ConvOptions;
+
+use super::Geometry;
+use crate::composed::{Wide, full};
+
+fn options(geometry: Geometry) -> ConvOptions<2> {
+    let Geometry { stride, before, after, dilation, groups } = geometry;
+    let padding = [0, 1].map(|side| (before[side], after[side]));
+    ConvOptions { stride, padding, dilation, groups }
+}
+
+pub(super) fn forward<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: FloatTensor<B>,
+    geometry: Geometry,
+) -> FloatTensor<B> {
+    B::conv2d(x, weight, Some(bias), options(geometry))
+}
+
+/// The gradient of an input of `shape`.
+pub(super) fn input_gradient<B: Backend>(
+    weight: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    shape: Shape,
+    geometry: Geometry,
+) -> FloatTensor<B> {
+    let like_input = full::<B>(shape, 0.0, &gradient.device(), gradient.dtype());
+    B::conv2d_x_backward(like_input, weight, gradient, options(geometry))
+}
+
+/// The gradient of a weight of `shape`.
+pub(super) fn weight_gradient<B: Backend>(
+    x: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    shape: Shape,
+    geometry: Geometry,
+) -> FloatTensor<B> {
+    let like_weight = full::<B>(shape, 0.0, &gradient.device(), gradient.dtype());
+    B::conv2d_weight_backward(x, like_weight, gradient, options(geometry))
+}
+
+/// The sum of each channel.
+pub(super) fn bias_gradient<B: Backend>(gradient: FloatTensor<B>) -> FloatTensor<B> {
+    let (dtype, channels) = (gradient.dtype(), gradient.shape()[1]);
+    Wide::<B>::of(&gradient).sum(&[3, 2, 0]).reshape([channels]).narrow(dtype)
+}

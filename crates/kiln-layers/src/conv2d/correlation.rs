@@ -1,0 +1,309 @@
+//! Images correlated with kernels: the output of a convolution, and the gradient of its input.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::plan::{Class, Side, Tap};
+use super::tile::{LANES, ROWS, WIDTH, add_products};
+use crate::cpu::stored::Stored;
+
+/// Values that a task has in its buffers, copies and sums together: they stay in a core's second-level cache.
+pub(super) const CACHED: usize = 96 * 1024;
+/// Tasks that a batch is cut into, where its images suffice.
+pub(super) const TASKS: usize = 8;
+/// Values that a tile reads of the channels whose products are summed before the next: they stay in the first-level cache.
+const CACHED_FIRST: usize = 6 * 1024;
+
+/// A correlation: sizes, and places of the values.
+pub(super) struct Correlation {
+    pub(super) images: usize,
+    pub(super) groups: usize,
+    /// Channels of a group in the source.
+    pub(super) sources: usize,
+    /// Channels of a group in the target.
+    pub(super) targets: usize,
+    pub(super) height: Side,
+    pub(super) width: Side,
+}
+
+/// Target pixels that have the same taps.
+struct Pass {
+    /// First row and column.
+    first: [usize; 2],
+    /// Rows and columns.
+    count: [usize; 2],
+    taps: Vec<[Tap; 2]>,
+    /// For each group and block of targets: `[terms, rows of the block]`; a term is a tap of a source channel.
+    weights: Vec<f32>,
+}
+
+/// Where the values of some images, or of some rows of one, lie in the buffers of a task. Images and their rows follow each other in
+/// one line of values; the zeros at the end of a row are those at the start of the next.
+pub(super) struct Placed {
+    images: Range<usize>,
+    rows: Range<usize>,
+    /// Rows from an image to the next.
+    image_rows: usize,
+    /// Values of a channel in one copy.
+    pub(super) plane: usize,
+    /// Target values of a channel, with those between rows and images, which mean nothing.
+    pub(super) lanes: usize,
+}
+
+/// What a thread uses again.
+#[derive(Default)]
+pub(super) struct Buffers {
+    pub(super) copies: Vec<f32>,
+    pub(super) wide: Vec<f32>,
+    sums: Vec<f32>,
+    kept: Vec<f32>,
+    offsets: Vec<usize>,
+}
+
+impl Correlation {
+    /// Copies of a source channel.
+    fn copies(&self) -> usize {
+        self.height.starts.len() * self.width.starts.len()
+    }
+
+    /// Rows of a tile.
+    fn block(&self) -> usize {
+        if self.targets == 1 { 1 } else { ROWS }
+    }
+
+    fn image(&self) -> usize {
+        self.height.target * self.width.target
+    }
+
+    pub(super) fn placed(&self, images: Range<usize>, rows: Range<usize>) -> Placed {
+        let (height, width) = (&self.height, &self.width);
+        let image_rows = rows.len() + height.reach - height.shared;
+        let all_rows = (images.len() - 1) * image_rows + rows.len();
+        Placed {
+            image_rows,
+            plane: (all_rows + height.reach) * width.pitch() + width.shared,
+            lanes: ((all_rows - 1) * width.pitch() + width.count).next_multiple_of(LANES),
+            images,
+            rows,
+        }
+    }
+
+    /// Where tap `taps` of a source channel begins in a buffer of copies.
+    pub(super) fn offset(&self, placed: &Placed, source: usize, [down, right]: [Tap; 2]) -> usize {
+        let copy = (source * self.height.starts.len() + down.copy) * self.width.starts.len() + right.copy;
+        copy * placed.plane + down.shift * self.width.pitch() + right.shift
+    }
+
+    /// Copies the source channels of a group.
+    pub(super) fn copy<E: Stored>(
+        &self,
+        values: &[E],
+        group: usize,
+        placed: &Placed,
+        Buffers { copies, wide, .. }: &mut Buffers,
+    ) {
+        let (height, width) = (&self.height, &self.width);
+        copies.clear();
+        copies.resize(self.sources * self.copies() * placed.plane + LANES, 0.0);
+        let mut planes = copies.chunks_exact_mut(placed.plane);
+        for source in 0..self.sources {
+            for down in 0..height.starts.len() {
+                let lines = height.held(down, placed.rows.start..placed.rows.end + height.reach);
+                for (right, plane) in (0..width.starts.len()).zip(&mut planes) {
+                    let columns = width.held(right, 0..width.count + width.reach);
+                    if columns.is_empty() {
+                        continue;
+                    }
+                    let from = width.source_line(right, columns.start);
+                    for (index, image) in placed.images.clone().enumerate() {
+                        let channel = (image * self.groups + group) * self.sources + source;
+                        for line in lines.clone() {
+                            let row = channel * height.source + height.source_line(down, line);
+                            let row = &values[row * width.source..][..width.source];
+                            let row = &E::widened(row, wide)[from..];
+                            let at = (index * placed.image_rows + line - placed.rows.start) * width.pitch();
+                            let plane = &mut plane[at..][columns.clone()];
+                            match width.step {
+                                1 => plane.copy_from_slice(&row[..plane.len()]),
+                                step => plane.iter_mut().zip(row.iter().step_by(step)).for_each(|(to, x)| *to = *x),
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// `weight`: the factor of (group, target, source, tap of height, tap of width).
+    fn passes(&self, weight: &(impl Fn(usize, usize, usize, [usize; 2]) -> f32 + Sync)) -> Vec<Pass> {
+        let block = self.block();
+        let blocks = self.targets.div_ceil(block);
+        let classes =
+            self.height.classes.iter().flat_map(|down| self.width.classes.iter().map(move |right| (down, right)));
+        let pass = |(down, right): (&Class, &Class)| {
+            let taps: Vec<[Tap; 2]> =
+                down.taps.iter().flat_map(|down| right.taps.iter().map(|right| [*down, *right])).collect();
+            let terms = self.sources * taps.len();
+            let mut weights = vec![0.0f32; self.groups * blocks * terms * block];
+            if !weights.is_empty() {
+                weights.par_chunks_exact_mut(terms * block).enumerate().for_each(|(index, weights)| {
+                    let (group, target) = (index / blocks, index % blocks * block);
+                    let rows = block.min(self.targets - target);
+                    let mut factors = weights.chunks_exact_mut(block);
+                    for source in 0..self.sources {
+                        for (taps, factors) in taps.iter().zip(&mut factors) {
+                            let taps = taps.map(|tap| tap.index);
+                            for (row, to) in factors[..rows].iter_mut().enumerate() {
+                                *to = weight(group, target + row, source, taps);
+                            }
+                        }
+                    }
+                });
+            }
+            Pass { first: [down.first, right.first], count: [down.count, right.count], taps, weights }
+        };
+        classes.map(pass).collect()
+    }
+
+    /// Images of a task, and rows of a class that it computes at a time.
+    fn portions(&self, passes: usize) -> (usize, usize) {
+        let (height, width) = (&self.height, &self.width);
+        let copies = self.sources * self.copies() * width.pitch();
+        let row = copies + passes * self.targets.next_multiple_of(self.block()) * width.pitch();
+        let image = row * (height.count + height.reach);
+        if image <= CACHED {
+            return ((CACHED / image.max(1)).clamp(1, self.images.div_ceil(TASKS).max(1)), height.count);
+        }
+        (1, (CACHED.saturating_sub(copies * height.reach) / row).clamp(1, height.count))
+    }
+
+    /// The target images, which begin as the bias of their channel, or 0. `weight`: see [`passes`](Self::passes).
+    pub(super) fn run<E: Stored>(
+        &self,
+        values: &[E],
+        weight: &(impl Fn(usize, usize, usize, [usize; 2]) -> f32 + Sync),
+        bias: &[f32],
+    ) -> Vec<E> {
+        let channels = self.groups * self.targets;
+        let mut target = vec![E::zeroed(); self.images * channels * self.image()];
+        let passes = self.passes(weight);
+        // Without a pass all taps of the target lie in the padding.
+        if target.is_empty() || passes.is_empty() {
+            return target;
+        }
+        let (images, rows) = self.portions(passes.len());
+        // A batch of few images is cut along its channels as well.
+        let parts = if images == 1 { TASKS.div_ceil(self.images) } else { 1 };
+        let whole = if self.groups == 1 { self.block() } else { self.targets };
+        let part = channels.div_ceil(parts).next_multiple_of(whole).min(channels);
+        let part_values = if part == channels { images * channels * self.image() } else { part * self.image() };
+        let tasks = target.par_chunks_mut(images * channels * self.image()).enumerate();
+        let tasks = tasks.flat_map(|(task, values)| {
+            values
+                .par_chunks_mut(part_values)
+                .enumerate()
+                .map(move |(index, values)| (task * images, index * part, values))
+        });
+        tasks.for_each_init(Buffers::default, |buffers, (image, channel, target)| {
+            let count = (target.len() / (part * self.image())).max(1);
+            let channels = channel..(channel + part).min(channels);
+            let bands = (0..self.height.count).step_by(rows);
+            for rows in bands.map(|row| row..(row + rows).min(self.height.count)) {
+                let placed = self.placed(image..image + count, rows);
+                for group in channels.start / self.targets..channels.end.div_ceil(self.targets) {
+                    self.copy(values, group, &placed, buffers);
+                    let first = group * self.targets;
+                    let targets = channels.start.max(first) - first..channels.end.min(first + self.targets) - first;
+                    self.sum(&passes, group, targets.clone(), bias, &placed, buffers);
+                    self.store(
+                        &passes,
+                        first + targets.start - channels.start,
+                        &placed,
+                        target,
+                        (channels.len(), targets.len()),
+                        buffers,
+                    );
+                }
+            }
+        });
+        target
+    }
+
+    /// Computes `targets` of a group in all passes.
+    fn sum(
+        &self,
+        passes: &[Pass],
+        group: usize,
+        targets: Range<usize>,
+        bias: &[f32],
+        placed: &Placed,
+        Buffers { copies, sums, offsets, .. }: &mut Buffers,
+    ) {
+        let (block, lanes) = (self.block(), placed.lanes);
+        let rows = targets.len().next_multiple_of(block);
+        sums.clear();
+        for _ in passes {
+            for row in 0..rows {
+                let bias = bias.get(group * self.targets + targets.start + row).copied().unwrap_or(0.0);
+                sums.resize(sums.len() + lanes, bias);
+            }
+        }
+        let of_channel = self.copies() * (WIDTH + self.height.reach * self.width.pitch() + self.width.reach);
+        let at_a_time = (CACHED_FIRST / of_channel).max(1);
+        for (pass, sums) in passes.iter().zip(sums.chunks_exact_mut(rows * lanes)) {
+            offsets.clear();
+            for source in 0..self.sources {
+                offsets.extend(pass.taps.iter().map(|taps| self.offset(placed, source, *taps)));
+            }
+            let first = (group * self.targets.next_multiple_of(block) + targets.start) * offsets.len();
+            add_products(
+                (sums, lanes, lanes),
+                (&pass.weights[first..], block),
+                copies,
+                offsets,
+                at_a_time * pass.taps.len(),
+            );
+        }
+    }
+
+    /// Stores the sums of `targets` channels, from channel `first` of a task's `channels`.
+    fn store<E: Stored>(
+        &self,
+        passes: &[Pass],
+        first: usize,
+        placed: &Placed,
+        target: &mut [E],
+        (channels, targets): (usize, usize),
+        Buffers { sums, kept, .. }: &mut Buffers,
+    ) {
+        let (height, width) = (&self.height, &self.width);
+        let (down, right) = (height.target_step, width.target_step);
+        let rows = down * placed.rows.start..(down * placed.rows.end).min(height.target);
+        let covered = passes.len() == down.min(height.target) * right.min(width.target);
+        let padded = targets.next_multiple_of(self.block());
+        for index in 0..placed.images.len() {
+            for channel in 0..targets {
+                let plane = &mut target[(index * channels + first + channel) * self.image()..][..self.image()];
+                E::written(&mut plane[rows.start * width.target..rows.end * width.target], kept, |out| {
+                    if !covered {
+                        out.fill(0.0);
+                    }
+                    for (pass, sums) in passes.iter().zip(sums.chunks_exact(padded * placed.lanes)) {
+                        let sums = &sums[channel * placed.lanes..][..placed.lanes];
+                        let lines = placed.rows.start..placed.rows.end.min(pass.count[0]);
+                        for line in 0..lines.len() {
+                            let from = (index * placed.image_rows + line) * width.pitch();
+                            let sums = &sums[from..][..pass.count[1]];
+                            let to = (pass.first[0] + down * line) * width.target + pass.first[1];
+                            match right {
+                                1 => out[to..][..sums.len()].copy_from_slice(sums),
+                                _ => out[to..].iter_mut().step_by(right).zip(sums).for_each(|(to, sum)| *to = *sum),
+                            }
+                        }
+                    }
+                });
+            }
+        }
+    }
+}

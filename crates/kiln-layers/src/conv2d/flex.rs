@@ -1,0 +1,151 @@
+//! Convolution on the CPU: products of the weights with shifted images, without columns.
+//!
+//! A task copies some images with their padding, `B` bytes of them, into one line of values for each channel. A tap of the kernel is
+//! then the same line at another offset, and the product of the weights with all taps is computed in registers, 4 channels and 96 pixels
+//! at a time. With a stride the input is copied once for each remainder of the taps, so that the pixels of a copy are neighbours; the
+//! gradient of the input is computed for each remainder apart. The gradient of the weight reads copies that are ordered by pixels.
+//!
+//! Scratch memory, with `W` bytes of the weight in f32, T threads, and B = 384 KiB, or one row's channels and pixels with the rows that
+//! the kernel reads, if these are more:
+//! - output and gradient of the input: W + T B (for 16 bits 2 W + T B).
+//! - gradient of the weight: W + max(W, min(8 W, 512 KiB)) + T B.
+//! - gradient of the weight with one input channel a group, in several groups: W + T (two planes of a channel).
+//!
+//! Multiply-adds of each: images * channels out * channels in / groups * kernel * pixels of the output.
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Shape;
+use rayon::prelude::*;
+
+use super::Geometry;
+use super::correlation::Correlation;
+use super::plan::{Copies, Movement, Side};
+use super::weight::{Sizes, depthwise_gradient};
+use crate::cpu::simd::{simd, sums};
+use crate::cpu::stored::{Stored, by_dtype, from_f32, tensor, to_f32};
+
+simd! { fn sum(values: &[f32]) -> f32 {
+    sums(values, |value| [value, 0.0])[0]
+}}
+
+/// The sizes of a convolution of an input of shape `x` with a weight.
+fn sizes(x: &Shape, weight: &Shape, geometry: Geometry) -> Sizes {
+    let (input, kernel) = ([x[2], x[3]], [weight[2], weight[3]]);
+    let (inputs, outputs) = (weight[1], weight[0] / geometry.groups);
+    Sizes { images: x[0], inputs, outputs, input, output: geometry.output(input, kernel), kernel }
+}
+
+fn movement(sizes: &Sizes, geometry: Geometry, side: usize) -> Movement {
+    Movement {
+        stride: geometry.stride[side],
+        dilation: geometry.dilation[side],
+        before: geometry.before[side],
+        kernel: sizes.kernel[side],
+    }
+}
+
+/// Targets for which rows without gaps are worth more copies.
+const TARGETS: usize = 16;
+
+/// Height and width of a correlation with `targets` channels. Narrow images are copied for each tap of a row.
+fn sides(targets: usize, side: impl Fn(usize, Copies) -> Side) -> [Side; 2] {
+    let width = side(1, Copies::Shared);
+    let narrow = targets >= TARGETS && width.wasteful();
+    [side(0, Copies::Shared), if narrow { side(1, Copies::EachTap) } else { width }]
+}
+
+/// The correlation of the input with the weight.
+fn of_input(sizes: &Sizes, geometry: Geometry) -> Correlation {
+    let [height, width] = sides(sizes.outputs, |side, copies| {
+        movement(sizes, geometry, side).forward(sizes.input[side], sizes.output[side], copies)
+    });
+    let (sources, targets) = (sizes.inputs, sizes.outputs);
+    Correlation { images: sizes.images, groups: geometry.groups, sources, targets, height, width }
+}
+
+/// The correlation of the output's gradient with the weight.
+fn of_gradient(sizes: &Sizes, geometry: Geometry) -> Correlation {
+    let [height, width] = sides(sizes.inputs, |side, copies| {
+        movement(sizes, geometry, side).backward(sizes.input[side], sizes.output[side], copies)
+    });
+    let (sources, targets) = (sizes.outputs, sizes.inputs);
+    Correlation { images: sizes.images, groups: geometry.groups, sources, targets, height, width }
+}
+
+/// `[images, channels out, height, width]`.
+pub(super) fn forward(x: &FlexTensor, weight: &FlexTensor, bias: &FlexTensor, geometry: Geometry) -> FlexTensor {
+    fn run<E: Stored>(x: &FlexTensor, weight: &FlexTensor, bias: &[f32], geometry: Geometry) -> FlexTensor {
+        let sizes = sizes(&x.shape(), &weight.shape(), geometry);
+        let (x, weight, mut wide) = (x.to_contiguous(), weight.to_contiguous(), vec![]);
+        let weight = E::widened(weight.storage::<E>(), &mut wide);
+        let Sizes { inputs, outputs, kernel: [high, wide], output: [height, width], .. } = sizes;
+        let at = |group, output, input, [down, right]: [usize; 2]| {
+            weight[(((group * outputs + output) * inputs + input) * high + down) * wide + right]
+        };
+        let y = of_input(&sizes, geometry).run(x.storage::<E>(), &at, bias);
+        tensor(y, Shape::new([sizes.images, geometry.groups * outputs, height, width]))
+    }
+    let bias = to_f32(bias);
+    by_dtype!(x.dtype(), E => run::<E>(x, weight, &bias, geometry), else x.clone())
+}
+
+/// The gradient of an input of `shape`.
+pub(super) fn input_gradient(
+    weight: &FlexTensor,
+    gradient: &FlexTensor,
+    shape: Shape,
+    geometry: Geometry,
+) -> FlexTensor {
+    fn run<E: Stored>(weight: &FlexTensor, gradient: &FlexTensor, shape: Shape, geometry: Geometry) -> FlexTensor {
+        let sizes = sizes(&shape, &weight.shape(), geometry);
+        let (gradient, weight, mut wide) = (gradient.to_contiguous(), weight.to_contiguous(), vec![]);
+        let weight = E::widened(weight.storage::<E>(), &mut wide);
+        let Sizes { inputs, outputs, kernel: [high, wide], .. } = sizes;
+        let at = |group, input, output, [down, right]: [usize; 2]| {
+            weight[(((group * outputs + output) * inputs + input) * high + down) * wide + right]
+        };
+        tensor(of_gradient(&sizes, geometry).run(gradient.storage::<E>(), &at, &[]), shape)
+    }
+    by_dtype!(gradient.dtype(), E => run::<E>(weight, gradient, shape, geometry), else gradient.clone())
+}
+
+/// The gradient of a weight of `shape`.
+pub(super) fn weight_gradient(x: &FlexTensor, gradient: &FlexTensor, shape: Shape, geometry: Geometry) -> FlexTensor {
+    fn run<E: Stored>(x: &FlexTensor, gradient: &FlexTensor, shape: &Shape, geometry: Geometry) -> Vec<f32> {
+        let sizes = sizes(&x.shape(), shape, geometry);
+        let (x, gradient) = (x.to_contiguous(), gradient.to_contiguous());
+        let (x, gradient) = (x.storage::<E>(), gradient.storage::<E>());
+        match shape.num_elements() {
+            0 => vec![],
+            _ if gradient.is_empty() => vec![0.0; shape.num_elements()],
+            _ if sizes.inputs == 1 && geometry.groups > 1 => {
+                depthwise_gradient(&of_input(&sizes, geometry), sizes.kernel, x, gradient)
+            }
+            _ => super::weight::weight_gradient(&sizes, geometry, x, gradient),
+        }
+    }
+    by_dtype!(x.dtype(), E => {
+        let dtype = x.dtype();
+        let values = run::<E>(x, gradient, &shape, geometry);
+        from_f32(values, shape, dtype)
+    }, else x.clone())
+}
+
+/// The sum of each channel.
+pub(super) fn bias_gradient(gradient: &FlexTensor) -> FlexTensor {
+    fn run<E: Stored>(gradient: &FlexTensor) -> Vec<f32> {
+        let shape = gradient.shape();
+        let (channels, plane) = (shape[1], shape[2] * shape[3]);
+        let gradient = gradient.to_contiguous();
+        let values = gradient.storage::<E>();
+        let of_channel = |wide: &mut Vec<f32>, channel| {
+            let planes = (0..shape[0]).map(|image| (image * channels + channel) * plane);
+            let sums = planes.map(|first| f64::from(sum(E::widened(&values[first..first + plane], wide))));
+            sums.sum::<f64>() as f32
+        };
+        (0..channels).into_par_iter().map_init(Vec::new, of_channel).collect()
+    }
+    let (dtype, shape) = (gradient.dtype(), Shape::new([gradient.shape()[1]]));
+    by_dtype!(dtype, E => from_f32(run::<E>(gradient), shape, dtype), else gradient.clone())
+}

@@ -1,0 +1,98 @@
+//! 2-D convolution on burn's module.
+
+use burn::backend::Dispatch;
+use burn::nn::PaddingConfig2d;
+use burn::nn::conv::Conv2d;
+use burn::tensor::Tensor;
+
+use super::graph::Conv2dLayer;
+use super::settings::Geometry;
+use crate::check::{main_input, same_dtype, same_size};
+use crate::error::Error;
+
+/// The convolution of `x` with the weight of `conv`, plus its bias if it has one; the parameters and records stay burn's.
+///
+/// `x`: `[images, channels in, height, width]` in f32, f16 or bf16, the dtype of the weight; the result is
+/// `[images, channels out, height out, width out]`. All settings of the module count: stride, dilation, groups, and padding as in
+/// [`Conv2d::forward`]. Sums are computed in f32. Keeps the input and nothing else. Gradients that nobody wants are not computed.
+///
+/// A convolution is a sum of products of the weights with shifted images (Anderson et al. 2017, Low-memory GEMM-based convolution): a few
+/// padded images stay in the cache, and the columns of im2col are not copied.
+///
+/// # Errors
+/// [`Error::Size`], [`Error::DType`], [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for a stride, dilation or number of
+/// groups that cannot be, or when the kernel is larger than the padded input.
+pub fn conv2d(conv: &Conv2d, x: Tensor<4>) -> Result<Tensor<4>, Error> {
+    let (weight, bias, geometry) = parameters(conv, &x)?;
+    let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+    Ok(Tensor::from_dispatch(<Dispatch as Conv2dLayer>::conv2d_layer(x, weight, bias, geometry)))
+}
+
+/// Weight, bias (zeros if there is none) and how the kernel moves over `x`, which is checked.
+pub(crate) fn parameters(conv: &Conv2d, x: &Tensor<4>) -> Result<(Tensor<4>, Tensor<1>, Geometry), Error> {
+    let weight = conv.weight.val();
+    let [_, channels, height, width] = x.dims();
+    let [outputs, each, kernel_height, kernel_width] = weight.dims();
+    main_input("the input", x)?;
+    same_dtype(("the input", x.dtype()), ("the weight", weight.dtype()))?;
+    for (name, value) in [
+        ("the stride", conv.stride[0].min(conv.stride[1])),
+        ("the dilation", conv.dilation[0].min(conv.dilation[1])),
+        ("the size of the kernel", kernel_height.min(kernel_width)),
+        ("the number of groups", conv.groups),
+    ] {
+        if value == 0 {
+            return Err(Error::InvalidSetting { name, value: value.to_string(), expected: "at least 1" });
+        }
+    }
+    if outputs % conv.groups != 0 {
+        return Err(Error::InvalidSetting {
+            name: "the number of groups",
+            value: conv.groups.to_string(),
+            expected: "a divisor of the number of output channels",
+        });
+    }
+    same_size(
+        ("the number of channels of the input", channels),
+        ("the number of input channels of the weight", each * conv.groups),
+    )?;
+    let [[top, bottom], [left, right]] = padding(conv, [height, width]);
+    let geometry = Geometry {
+        stride: conv.stride,
+        before: [top, left],
+        after: [bottom, right],
+        dilation: conv.dilation,
+        groups: conv.groups,
+    };
+    let [high, wide] = geometry.extent([kernel_height, kernel_width]);
+    for (name, padded, extent, expected) in [
+        ("the height of the padded input", height + top + bottom, high, "at least the height of the dilated kernel"),
+        ("the width of the padded input", width + left + right, wide, "at least the width of the dilated kernel"),
+    ] {
+        if padded < extent {
+            let value = format!("{padded} with a kernel of {extent}");
+            return Err(Error::InvalidSetting { name, value, expected });
+        }
+    }
+    let bias = match &conv.bias {
+        Some(bias) => bias.val(),
+        None => Tensor::zeros([outputs], (&weight.device(), weight.dtype())),
+    };
+    same_size(("the number of output channels of the weight", outputs), ("the length of the bias", bias.dims()[0]))?;
+    same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
+    Ok((weight, bias, geometry))
+}
+
+/// Zeros before and after, of height and width, as burn resolves them.
+fn padding(conv: &Conv2d, input: [usize; 2]) -> [[usize; 2]; 2] {
+    match conv.padding {
+        PaddingConfig2d::Valid => [[0, 0], [0, 0]],
+        PaddingConfig2d::Explicit(top, left, bottom, right) => [[top, bottom], [left, right]],
+        PaddingConfig2d::Same => [0, 1].map(|side| {
+            let steps = input[side].div_ceil(conv.stride[side]).saturating_sub(1);
+            let needed = if input[side] == 0 { 0 } else { steps * conv.stride[side] + conv.kernel_size[side] };
+            let zeros = needed.saturating_sub(input[side]);
+            [zeros / 2, zeros - zeros / 2]
+        }),
+    }
+}

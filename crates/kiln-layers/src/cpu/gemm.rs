@@ -1,0 +1,108 @@
+//! Products of matrices in slices, by the gemm crate.
+
+/// A matrix in a slice.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    values: &'a [f32],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Rows one after the other.
+    pub(crate) fn new(values: &'a [f32], rows: usize, columns: usize) -> Self {
+        Self::strided(values, rows, columns, columns)
+    }
+
+    /// Rows at a distance of `row_stride` values.
+    pub(crate) fn strided(values: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+        Self { values, rows, columns, row_stride, column_stride: 1 }
+    }
+
+    /// The transposed matrix.
+    pub(crate) fn transposed(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    fn within_slice(&self) -> bool {
+        let last = self.rows.saturating_sub(1) * self.row_stride + self.columns.saturating_sub(1) * self.column_stride;
+        self.rows == 0 || self.columns == 0 || last < self.values.len()
+    }
+}
+
+/// Whether a product replaces what its output holds, or is added to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Output {
+    /// The output holds the product alone.
+    Replace,
+    /// The product is added.
+    Add,
+}
+
+/// The threads of a product.
+#[derive(Clone, Copy)]
+pub(crate) enum Threads {
+    /// The thread of the caller, which is itself one of several tasks.
+    One,
+    /// All of rayon's.
+    All,
+}
+
+/// `out = factor * left right`, or that added to `out`. The rows of `out` lie `out_stride` values apart.
+///
+/// # Panics
+/// When the sizes do not fit together, which is a mistake of this crate.
+#[allow(unsafe_code)]
+pub(crate) fn multiply(
+    (out, out_stride, output): (&mut [f32], usize, Output),
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    factor: f32,
+    threads: Threads,
+) {
+    let (rows, columns, depth) = (left.rows, right.columns, left.columns);
+    assert!(right.rows == depth && left.within_slice() && right.within_slice(), "operands of a product");
+    assert!(
+        columns <= out_stride && (rows == 0 || (rows - 1) * out_stride + columns <= out.len()),
+        "output of a product"
+    );
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    let parallelism = match threads {
+        Threads::One => gemm::Parallelism::None,
+        Threads::All => gemm::Parallelism::Rayon(0),
+    };
+    // SAFETY: the assertions keep every index within its slice, and `out` is borrowed mutably.
+    unsafe {
+        gemm::gemm(
+            rows,
+            columns,
+            depth,
+            out.as_mut_ptr(),
+            1,
+            out_stride as isize,
+            output == Output::Add,
+            left.values.as_ptr(),
+            left.column_stride as isize,
+            left.row_stride as isize,
+            right.values.as_ptr(),
+            right.column_stride as isize,
+            right.row_stride as isize,
+            1.0,
+            factor,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}

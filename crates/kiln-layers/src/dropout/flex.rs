@@ -1,0 +1,70 @@
+//! Dropout on the CPU, with a generator that is a function of the position.
+//!
+//! Scratch memory: none in f32, else `4 * CHUNK` bytes a thread. About 25 operations on integers a value.
+
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::DropoutSettings;
+use crate::cpu::simd::simd;
+use crate::cpu::stored::{Stored, by_dtype, owned};
+
+/// Values of a task, a multiple of `BLOCK`.
+const CHUNK: usize = 16 * 1024;
+/// Generators side by side.
+const LANES: usize = 16;
+/// Values of `LANES` generators: four each.
+const BLOCK: usize = 4 * LANES;
+
+/// Four random words of each of `LANES` generators with the counters `first`, `first + 1`, ..: Philox 4x32 with 7 rounds.
+#[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "the compiler vectorises loops over lanes that are written so")]
+fn philox(first: u64, seed: u64) -> [[u32; LANES]; 4] {
+    let mut words = [[0u32; LANES]; 4];
+    for lane in 0..LANES {
+        let counter = first + lane as u64;
+        (words[0][lane], words[1][lane]) = (counter as u32, (counter >> 32) as u32);
+    }
+    let mut key = [seed as u32, (seed >> 32) as u32];
+    for _ in 0..7 {
+        for lane in 0..LANES {
+            let left = u64::from(words[0][lane]) * 0xD251_1F53;
+            let right = u64::from(words[2][lane]) * 0xCD9E_8D57;
+            words[0][lane] = (right >> 32) as u32 ^ words[1][lane] ^ key[0];
+            words[1][lane] = right as u32;
+            words[2][lane] = (left >> 32) as u32 ^ words[3][lane] ^ key[1];
+            words[3][lane] = left as u32;
+        }
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    words
+}
+
+simd! { /// Drops values below `threshold` out of 2³². `first`: the position of the first value.
+fn drop_values(values: &mut [f32], first: u64, seed: u64, threshold: u64, scale: f32) {
+    let blocks = first / BLOCK as u64;
+    for (values, block) in values.chunks_mut(BLOCK).zip(blocks..) {
+        let words = philox(block * LANES as u64, seed);
+        let mut factors = [0.0f32; BLOCK];
+        for (factor, word) in factors.iter_mut().zip(words.as_flattened()) {
+            *factor = if u64::from(*word) < threshold { 0.0 } else { scale };
+        }
+        values.iter_mut().zip(&factors).for_each(|(value, factor)| *value *= factor);
+    }
+}}
+
+/// In the memory of `x` if nobody else holds it.
+pub(super) fn dropped(x: FlexTensor, settings: DropoutSettings) -> FlexTensor {
+    fn run<E: Stored>(x: &mut FlexTensor, settings: DropoutSettings) {
+        let threshold = (settings.probability * (1u64 << 32) as f64).round() as u64;
+        let scale = if settings.probability < 1.0 { (1.0 / (1.0 - settings.probability)) as f32 } else { 0.0 };
+        let chunks = x.storage_mut::<E>().par_chunks_mut(CHUNK).enumerate();
+        chunks.for_each_init(Vec::new, |wide, (index, values)| {
+            let first = (index * CHUNK) as u64;
+            E::changed(values, wide, |values| drop_values(values, first, settings.seed, threshold, scale));
+        });
+    }
+    let mut x = owned(x);
+    by_dtype!(x.dtype(), E => run::<E>(&mut x, settings), else ());
+    x
+}

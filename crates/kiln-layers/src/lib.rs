@@ -1,0 +1,88 @@
+//! Layers and losses for any burn program whose backward pass keeps the least memory, and optimizers that update in place.
+//!
+//! - [`LinearCrossEntropy`]: the loss of a linear output layer; the logits of the batch never exist.
+//! - [`self_attention`], [`attention`], [`MultiHeadAttention`]: exact attention in memory that grows with the length of a sequence, not
+//!   with its square; masks, grouped queries and dropout. [`rotary`]: rotary position embedding that keeps nothing.
+//! - [`linear`], [`norm_linear`], [`activation_linear`]: on burn's own [`Linear`](burn::nn::Linear); the output of the norm or of the
+//!   activation is not kept.
+//! - [`layer_norm`], [`rms_norm`], [`group_norm`], [`instance_norm`], [`gelu`], [`gelu_tanh`], [`silu`], [`relu`], [`softmax`]: each keeps
+//!   its input or its output, never both. [`swiglu`] keeps its inputs, and [`dropout`] nothing.
+//! - [`batch_norm`], [`batch_norm_relu`], [`batch_norm_add_relu`]: on burn's own [`BatchNorm`](burn::nn::BatchNorm); no copy in f32, and
+//!   no tensor between norm, residual and ReLU. [`batch_norm_leaky_relu`] keeps nothing but its output. [`batch_norm_relu_conv2d`]
+//!   keeps no input of the convolution.
+//! - [`add_relu`] keeps its output alone, [`max_pool2d`] one byte for each value of its output.
+//! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
+//!   records.
+//! - [`conv2d`]: on burn's own [`Conv2d`](burn::nn::conv::Conv2d); no columns of images.
+//!
+//! All layers take f32, f16 and bf16 and compute in f32. On the CPU device their results have the same bits whatever the number of threads.
+//!
+//! # Devices
+//! burn's Flex device (feature `flex`, on by default) has kernels of this crate. On CUDA (feature `cuda`), CubeCL's CPU runtime (`cpu`) and
+//! burn's other CubeCL runtimes (`cube`, beside burn's own feature), the same operations are composed of burn's: they keep as little for the
+//! backward pass and compute in bounded blocks, and burn fuses them. burn's capture device records them. On any other device each
+//! function returns [`Error::UnsupportedDevice`].
+//!
+//! *Architecture invariant*: knows burn and nothing of the other crates. Each operation is one node of burn's graph.
+//!
+//! ```
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use kiln_layers::{Mask, gelu, self_attention};
+//!
+//! let device = Device::flex().autodiff();
+//! let qkv = Tensor::<3>::random([2, 64, 3 * 32], Distribution::Default, &device).require_grad();
+//! let y = gelu(self_attention(qkv.clone(), 4, Mask::Causal)?)?;
+//! assert_eq!(y.dims(), [2, 64, 32]);
+//! let gradients = y.sum().backward();
+//! assert_eq!(qkv.grad(&gradients).map(|gradient| gradient.dims()), Some([2, 64, 96]));
+//! # Ok::<(), kiln_layers::Error>(())
+//! ```
+
+mod activation;
+mod add_relu;
+mod attention;
+mod batch_norm;
+mod capture;
+mod check;
+mod composed;
+mod conv2d;
+#[cfg(feature = "flex")]
+mod cpu;
+mod dropout;
+mod error;
+mod graph;
+mod group_norm;
+mod linear;
+mod linear_cross_entropy;
+mod max_pool;
+mod norm;
+mod norm_conv2d;
+mod optimizer;
+mod rotary;
+mod softmax;
+mod swiglu;
+
+pub use activation::{Activation, gelu, gelu_tanh, relu, silu};
+pub use add_relu::add_relu;
+pub use attention::{
+    AttentionOptions, DropoutSeed, Mask, MultiHeadAttention, MultiHeadAttentionConfig, attention, self_attention,
+};
+pub use batch_norm::{batch_norm, batch_norm_add_relu, batch_norm_leaky_relu, batch_norm_relu};
+pub use conv2d::conv2d;
+pub use dropout::dropout;
+pub use error::Error;
+pub use group_norm::{group_norm, instance_norm};
+pub use linear::{activation_linear, linear, norm_linear};
+pub use linear_cross_entropy::{LinearCrossEntropy, Reduction};
+pub use max_pool::max_pool2d;
+pub use norm::{Norm, layer_norm, rms_norm};
+pub use norm_conv2d::batch_norm_relu_conv2d;
+pub use optimizer::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
+pub use rotary::{RotaryOptions, RotaryPairs, rotary};
+pub use softmax::softmax;
+pub use swiglu::swiglu;
+
+/// The guide's examples.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/layers.md")]
+struct Guide;

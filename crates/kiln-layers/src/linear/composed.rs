@@ -1,0 +1,96 @@
+//! Linear layers with a prologue in a backend's own operations.
+//!
+//! Peak beside inputs and outputs: the prologue's output in the dtype of the input, `rows inputs`, and its gradient, as large; for parameters in
+//! another dtype their copies. The products run in the dtype of the input. Multiply-adds: `rows inputs outputs` each way and for the
+//! weight's gradient.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, Shape};
+
+use super::Prologue;
+use crate::composed::{Wide, full};
+use crate::{activation, norm};
+
+/// As a matrix of rows of the last dimension.
+fn matrix<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    let length = shape.last().copied().unwrap_or(1);
+    B::float_reshape(tensor, Shape::new([shape.num_elements() / length.max(1), length]))
+}
+
+/// The prologue's output, and the statistics of each row if it is a norm.
+fn prologue<B: Backend>(
+    x: FloatTensor<B>,
+    [weight, bias]: [FloatTensor<B>; 2],
+    prologue: Prologue,
+) -> [FloatTensor<B>; 2] {
+    let none = |x: &FloatTensor<B>| full::<B>(Shape::new([0, 2]), 0.0, &x.device(), DType::F32);
+    match prologue {
+        Prologue::None => [x.clone(), none(&x)],
+        Prologue::Norm(settings) => norm::composed::forward::<B>(x, weight, bias, settings),
+        Prologue::Activation(kind) => [activation::composed::forward::<B>(x.clone(), kind), none(&x)],
+    }
+}
+
+/// The output, and the statistics of each row if the prologue is a norm.
+pub(super) fn forward<B: Backend>(
+    x: FloatTensor<B>,
+    norm: [FloatTensor<B>; 2],
+    weight: FloatTensor<B>,
+    bias: FloatTensor<B>,
+    kind: Prologue,
+) -> [FloatTensor<B>; 2] {
+    let (mut shape, dtype, outputs) = (x.shape(), x.dtype(), weight.shape()[1]);
+    let last = shape.num_dims() - 1;
+    shape[last] = outputs;
+    let [h, statistics] = prologue::<B>(x, norm, kind);
+    let y = B::float_matmul(matrix::<B>(h), Wide::<B>::of(&weight).narrow(dtype));
+    let y = match bias.shape().num_elements() {
+        0 => y,
+        _ => (Wide::<B>::of(&y) + Wide::<B>::of(&bias).reshape([1, outputs])).narrow(dtype),
+    };
+    [B::float_reshape(y, shape), statistics]
+}
+
+/// The gradients of weight and bias.
+pub(super) fn weight_gradient<B: Backend>(
+    x: FloatTensor<B>,
+    norm: [FloatTensor<B>; 2],
+    weight: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    kind: Prologue,
+) -> [FloatTensor<B>; 2] {
+    let (dtype, outputs) = (weight.dtype(), weight.shape()[1]);
+    let [h, _] = prologue::<B>(x, norm, kind);
+    let gradient = matrix::<B>(gradient);
+    let of_bias = Wide::<B>::of(&gradient).sum(&[0]).reshape([outputs]).narrow(dtype);
+    let of_weight = B::float_matmul(B::float_transpose(matrix::<B>(h)), gradient);
+    [Wide::<B>::of(&of_weight).narrow(dtype), of_bias]
+}
+
+/// The gradients of the input and of the norm's weight and bias.
+pub(super) fn input_gradient<B: Backend>(
+    x: FloatTensor<B>,
+    statistics: FloatTensor<B>,
+    [norm_weight, norm_bias]: [FloatTensor<B>; 2],
+    weight: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    kind: Prologue,
+) -> [FloatTensor<B>; 3] {
+    let (shape, dtype) = (x.shape(), x.dtype());
+    let weight = Wide::<B>::of(&weight).narrow(dtype);
+    let gradient = B::float_matmul(matrix::<B>(gradient), B::float_transpose(weight));
+    let gradient = B::float_reshape(gradient, shape);
+    match kind {
+        Prologue::None => [gradient, norm_weight, norm_bias],
+        Prologue::Activation(kind) => [activation::composed::backward::<B>(x, gradient, kind), norm_weight, norm_bias],
+        Prologue::Norm(settings) => {
+            let wanted = [true, true, norm_bias.shape().num_elements() > 0];
+            let none = norm_bias;
+            let [of_x, of_weight, of_bias] =
+                norm::composed::backward::<B>(x, statistics, norm_weight.clone(), gradient.clone(), settings, wanted);
+            [of_x.unwrap_or(gradient), of_weight.unwrap_or(norm_weight), of_bias.unwrap_or(none)]
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Linear layers on the CPU, some rows at a time: what the prologue makes of them exists for these rows alone.
+//!
+//! Scratch memory in bytes, with `R = min(rows, 512)`: `4 R inputs` with a prologue or where `x` has 16 bits, `4 R outputs` where `x`
+//! has 16 bits, and where the weight has 16 bits `min(4 * 256 * columns, size of the weight in f32)` (columns: the length of a stored row
+//! of the weight), or for its gradient `min(4 MiB, size of the weight in f32)`. Multiply-adds: `rows * inputs * outputs` for each of the
+//! output, the gradient of the weight and the gradient of the input. The prologue is computed once for the output and once for each 4 MiB of
+//! a 16-bit weight's gradient, or once for all of an f32 weight's; its own gradient once.
+
+use std::ops::Range;
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Shape};
+use rayon::prelude::*;
+
+use super::Prologue;
+use super::prologue::{Rows, Statistics};
+use super::values::{widened, written};
+use super::weight::Weight;
+use crate::cpu::stored::{from_f32, owned, tensor, to_f32};
+
+/// Rows of a chunk.
+const ROWS: usize = 512;
+/// Columns of a task that sums the rows of a gradient.
+const COLUMNS: usize = 64;
+
+/// The chunks of `count` rows: all of them at once where nothing is converted or computed again.
+fn chunks(count: usize, x: &FlexTensor, prologue: Prologue) -> impl Iterator<Item = Range<usize>> + use<> {
+    let whole = prologue == Prologue::None && x.dtype() == DType::F32;
+    let size = if whole { count.max(1) } else { ROWS };
+    (0..count).step_by(size).map(move |first| first..(first + size).min(count))
+}
+
+/// The number of rows of an input, and their length.
+fn sizes(x: &FlexTensor) -> (usize, usize) {
+    let shape = x.shape();
+    let (width, others) = shape.split_last().map_or((1, &[][..]), |(width, others)| (*width, others));
+    (others.iter().product(), width)
+}
+
+/// A range of values of so many rows.
+fn values(rows: &Range<usize>, width: usize) -> Range<usize> {
+    rows.start * width..rows.end * width
+}
+
+/// The output, and the statistics of the input's rows if the prologue is a norm.
+pub(super) fn forward(
+    x: &FlexTensor,
+    [norm_weight, norm_bias]: [&FlexTensor; 2],
+    weight: &FlexTensor,
+    bias: &FlexTensor,
+    prologue: Prologue,
+) -> [FlexTensor; 2] {
+    let (x, weight, bias) = (x.to_contiguous(), Weight::new(weight), to_f32(bias));
+    let (rows, (count, width), outputs) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&x), weight.outputs());
+    let mut shape = x.shape();
+    let last = shape.num_dims() - 1;
+    shape[last] = outputs;
+    let mut y = FlexTensor::zeros(shape, x.dtype());
+    let mut statistics = vec![0.0f32; rows.statistics(count)];
+    let (mut result, mut wide_y, mut wide_weight) = (vec![], vec![], vec![]);
+    for chunk in chunks(count, &x, prologue) {
+        let of_chunk = rows.statistics(chunk.start)..rows.statistics(chunk.end);
+        let unknown = Statistics::Unknown(&mut statistics[of_chunk]);
+        let result = rows.compute(&x, chunk.clone(), width, unknown, &mut result);
+        written(&mut y, values(&chunk, outputs), &mut wide_y, |y| {
+            match bias.is_empty() {
+                true => y.fill(0.0),
+                false => y.par_chunks_mut(outputs).for_each(|row| row.copy_from_slice(&bias)),
+            }
+            weight.add_product(y, result, &mut wide_weight);
+        });
+    }
+    let shape = Shape::new([statistics.len() / 2, 2]);
+    [y, tensor(statistics, shape)]
+}
+
+/// The gradients of weight and bias.
+pub(super) fn weight_gradient(
+    x: &FlexTensor,
+    statistics: &FlexTensor,
+    [norm_weight, norm_bias]: [&FlexTensor; 2],
+    weight: &FlexTensor,
+    gradient: &FlexTensor,
+    prologue: Prologue,
+) -> [FlexTensor; 2] {
+    let (x, gradient, statistics) = (x.to_contiguous(), gradient.to_contiguous(), to_f32(statistics));
+    let (rows, (count, width)) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&x));
+    let mut dweight = Weight::new(weight).zeros_like();
+    let outputs = dweight.outputs();
+    let mut dbias = vec![0.0f32; outputs];
+    let (mut result, mut wide_gradient) = (vec![], vec![]);
+    dweight.write_gradient(&mut vec![], |first, add| {
+        for chunk in chunks(count, &x, prologue) {
+            let known = Statistics::Known(&statistics[rows.statistics(chunk.start)..rows.statistics(chunk.end)]);
+            let result = rows.compute(&x, chunk.clone(), width, known, &mut result);
+            let gradient = widened(&gradient, values(&chunk, outputs), &mut wide_gradient);
+            add(result, gradient);
+            if first {
+                add_rows(&mut dbias, gradient);
+            }
+        }
+    });
+    [dweight.into_tensor(), from_f32(dbias, Shape::new([outputs]), weight.dtype())]
+}
+
+/// Adds all rows to `sums`.
+fn add_rows(sums: &mut [f32], rows: &[f32]) {
+    let width = sums.len();
+    sums.par_chunks_mut(COLUMNS).enumerate().for_each(|(index, sums)| {
+        for row in rows.chunks_exact(width) {
+            sums.iter_mut().zip(&row[index * COLUMNS..]).for_each(|(sum, value)| *sum += value);
+        }
+    });
+}
+
+/// The gradients of the input, in its memory if nobody else holds it, and of the norm's weight and bias.
+pub(super) fn input_gradient(
+    x: FlexTensor,
+    statistics: &FlexTensor,
+    [norm_weight, norm_bias]: [&FlexTensor; 2],
+    weight: &FlexTensor,
+    gradient: &FlexTensor,
+    prologue: Prologue,
+) -> [FlexTensor; 3] {
+    let plain = prologue == Prologue::None;
+    let mut dx = if plain { FlexTensor::zeros(x.shape(), x.dtype()) } else { owned(x) };
+    let (gradient, statistics, weight) = (gradient.to_contiguous(), to_f32(statistics), Weight::new(weight));
+    let (rows, (count, width), outputs) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&dx), weight.outputs());
+    let mut sums = vec![0.0f32; 2 * norm_weight.shape()[0]];
+    let (mut result, mut wide_gradient, mut wide_weight) = (vec![], vec![], vec![]);
+    for chunk in chunks(count, &dx, prologue) {
+        let gradient = widened(&gradient, values(&chunk, outputs), &mut wide_gradient);
+        let mut product = |out: &mut [f32]| {
+            out.fill(0.0);
+            weight.add_input_gradient(out, gradient, &mut wide_weight);
+        };
+        if plain {
+            written(&mut dx, values(&chunk, width), &mut result, product);
+            continue;
+        }
+        result.resize(chunk.len() * width, 0.0);
+        product(&mut result);
+        let statistics = &statistics[rows.statistics(chunk.start)..rows.statistics(chunk.end)];
+        rows.backward(&mut dx, chunk, width, statistics, &mut result, &mut sums);
+    }
+    let dbias = sums.split_off(norm_weight.shape()[0]);
+    let [dweight, dbias] = [sums, dbias].map(|sums| from_f32(sums, norm_weight.shape(), norm_weight.dtype()));
+    [dx, dweight, dbias]
+}

@@ -1,0 +1,102 @@
+//! Linear layers that compute their input from that of a norm or an activation.
+
+use burn::backend::Dispatch;
+use burn::nn::Linear;
+use burn::tensor::{DType, Tensor};
+
+use super::graph::LinearLayer;
+use super::settings::Prologue;
+use crate::activation::Activation;
+use crate::check::{main_input, same_dtype, same_size, supported};
+use crate::error::Error;
+use crate::norm::Norm;
+
+/// x weight + bias, as [`Linear::forward`].
+///
+/// `x`: `[.., inputs]` in f32, f16 or bf16; the parameters have a dtype of their own, which may be f32 beside an input of 16 bits: no copy
+/// of them in 16 bits is needed. The weight may lie by rows or by columns, and its gradient lies as it does. Computes in f32; the result
+/// `[.., outputs]` has the dtype of `x`. Keeps the input.
+///
+/// # Errors
+/// [`Error::Size`], [`Error::DType`] when weight and bias differ, [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].
+pub fn linear<const D: usize>(linear: &Linear, x: Tensor<D>) -> Result<Tensor<D>, Error> {
+    run(Prologue::None, None, linear, x)
+}
+
+/// A [layer norm](crate::layer_norm) or [RMS norm](crate::rms_norm) and the linear layer after it: `linear(norm(x))`.
+///
+/// Keeps the input and two f32 values for each row; the backward pass computes the norm's output again, some rows at a time. Shapes and
+/// dtypes are those of [`linear`].
+///
+/// # Errors
+/// Those of [`linear`] and [`layer_norm`](crate::layer_norm).
+pub fn norm_linear<'a, const D: usize>(
+    norm: impl Into<Norm<'a>>,
+    linear: &Linear,
+    x: Tensor<D>,
+) -> Result<Tensor<D>, Error> {
+    main_input("the input", &x)?;
+    let (weight, bias, settings) = norm.into().parameters(x.dims()[D - 1])?;
+    run(Prologue::Norm(settings), Some([weight, bias]), linear, x)
+}
+
+/// An activation and the linear layer after it: `linear(activation(x))`.
+///
+/// Keeps the input; the backward pass computes the activation's output again, some rows at a time, and writes the gradient of the
+/// input in its memory where nobody else holds it. Shapes and dtypes are those of [`linear`]. With [`norm_linear`] this is the
+/// feed-forward part of a transformer, which keeps `x` and `hidden`:
+///
+/// ```
+/// use burn::nn::{LayerNormConfig, LinearConfig};
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use kiln_layers::{Activation, activation_linear, norm_linear};
+///
+/// let device = Device::flex().autodiff();
+/// let norm = LayerNormConfig::new(32).init(&device);
+/// let (up, down) = (LinearConfig::new(32, 128).init(&device), LinearConfig::new(128, 32).init(&device));
+/// let x = Tensor::<3>::random([2, 16, 32], Distribution::Default, &device);
+/// let hidden = norm_linear(&norm, &up, x.clone())?;
+/// let y = x + activation_linear(Activation::Gelu, &down, hidden)?;
+/// assert_eq!(y.dims(), [2, 16, 32]);
+/// # Ok::<(), kiln_layers::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`linear`].
+pub fn activation_linear<const D: usize>(
+    activation: Activation,
+    linear: &Linear,
+    x: Tensor<D>,
+) -> Result<Tensor<D>, Error> {
+    run(Prologue::Activation(activation), None, linear, x)
+}
+
+fn run<const D: usize>(
+    prologue: Prologue,
+    norm: Option<[Tensor<1>; 2]>,
+    linear: &Linear,
+    x: Tensor<D>,
+) -> Result<Tensor<D>, Error> {
+    main_input("the input", &x)?;
+    let (weight, bias) = (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()));
+    let [inputs, outputs] = weight.dims();
+    supported("the weight", weight.dtype())?;
+    same_size(("the last dimension of the input", x.dims()[D - 1]), ("the number of rows of the weight", inputs))?;
+    if let Some(bias) = &bias {
+        same_size(("the number of columns of the weight", outputs), ("the length of the bias", bias.dims()[0]))?;
+        same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
+    }
+    // A parameter that is missing has no elements.
+    let device = x.device();
+    let none = |dtype: DType| Tensor::zeros([0], (&device, dtype));
+    let bias = bias.unwrap_or_else(|| none(weight.dtype()));
+    let [norm_weight, norm_bias] = norm.unwrap_or_else(|| [none(DType::F32), none(DType::F32)]);
+    Ok(Tensor::from_dispatch(<Dispatch as LinearLayer>::linear_layer(
+        x.into_dispatch(),
+        norm_weight.into_dispatch(),
+        norm_bias.into_dispatch(),
+        weight.into_dispatch(),
+        bias.into_dispatch(),
+        prologue,
+    )))
+}

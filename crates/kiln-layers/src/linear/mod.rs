@@ -1,0 +1,17 @@
+//! Linear layers that compute their input from that of a norm or an activation.
+
+mod composed;
+#[cfg(feature = "flex")]
+mod flex;
+mod functions;
+mod graph;
+#[cfg(feature = "flex")]
+mod prologue;
+mod settings;
+#[cfg(feature = "flex")]
+mod values;
+#[cfg(feature = "flex")]
+mod weight;
+
+pub use functions::{activation_linear, linear, norm_linear};
+pub(crate) use settings::Prologue;

@@ -1,0 +1,136 @@
+//! What is done to the rows of a linear layer's input, and how its gradient comes from that of the result.
+
+use std::ops::Range;
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::Prologue;
+use super::values::widened;
+use crate::activation::flex::{activate, activation_gradient};
+use crate::cpu::stored::{Stored, by_dtype, to_f32};
+use crate::norm::flex::bias_of;
+use crate::norm::rows::{norm_input_gradients, norm_parameter_gradients, norm_rows, norm_rows_again};
+
+/// Rows of a task.
+const ROWS: usize = 16;
+
+/// A prologue with its parameters.
+pub(super) struct Rows {
+    prologue: Prologue,
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+/// Mean and reciprocal deviation of some rows.
+pub(super) enum Statistics<'a> {
+    /// To be computed.
+    Unknown(&'a mut [f32]),
+    /// Known from the forward pass.
+    Known(&'a [f32]),
+}
+
+impl Rows {
+    pub(super) fn new(prologue: Prologue, weight: &FlexTensor, bias: &FlexTensor) -> Self {
+        Self { prologue, weight: to_f32(weight), bias: bias_of(bias, weight.shape()[0]) }
+    }
+
+    /// How many statistics `count` rows have.
+    pub(super) fn statistics(&self, count: usize) -> usize {
+        if matches!(self.prologue, Prologue::Norm(_)) { 2 * count } else { 0 }
+    }
+
+    /// The result of some rows of `width` values, in `buffer` or, if nothing is done to them, in `x` itself.
+    pub(super) fn compute<'a>(
+        &self,
+        x: &'a FlexTensor,
+        range: Range<usize>,
+        width: usize,
+        statistics: Statistics<'_>,
+        buffer: &'a mut Vec<f32>,
+    ) -> &'a [f32] {
+        let values = range.start * width..range.end * width;
+        if self.prologue == Prologue::None {
+            return widened(x, values, buffer);
+        }
+        buffer.resize(values.len(), 0.0);
+        by_dtype!(x.dtype(), E => self.fill::<E>(&x.storage()[values], width, statistics, buffer), else ());
+        buffer
+    }
+
+    fn fill<E: Stored>(&self, x: &[E], width: usize, statistics: Statistics<'_>, out: &mut [f32]) {
+        let size = (ROWS * width).max(1);
+        let tasks = out.par_chunks_mut(size).zip(x.par_chunks(size));
+        match (self.prologue, statistics) {
+            (Prologue::None, _) => {}
+            (Prologue::Activation(activation), _) => {
+                tasks.for_each_init(Vec::new, |wide, (out, x)| activate(out, E::widened(x, wide), activation));
+            }
+            (Prologue::Norm(settings), Statistics::Unknown(statistics)) => {
+                tasks.zip(statistics.par_chunks_mut(2 * ROWS)).for_each_init(
+                    Vec::new,
+                    |wide, ((out, x), statistics)| {
+                        norm_rows(out, statistics, E::widened(x, wide), &self.weight, &self.bias, settings);
+                    },
+                );
+            }
+            (Prologue::Norm(_), Statistics::Known(statistics)) => {
+                tasks.zip(statistics.par_chunks(2 * ROWS)).for_each_init(Vec::new, |wide, ((out, x), statistics)| {
+                    norm_rows_again(out, statistics, E::widened(x, wide), &self.weight, &self.bias);
+                });
+            }
+        }
+    }
+
+    /// Replaces some rows of `x` by their gradient. `gradient`: that of the result. Adds the gradients of the norm's parameters to `sums`,
+    /// weight and bias one after the other.
+    pub(super) fn backward(
+        &self,
+        x: &mut FlexTensor,
+        range: Range<usize>,
+        width: usize,
+        statistics: &[f32],
+        gradient: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        let values = range.start * width..range.end * width;
+        by_dtype!(x.dtype(), E => {
+            self.replace::<E>(&mut x.storage_mut()[values], width, statistics, gradient, sums);
+        }, else ());
+    }
+
+    fn replace<E: Stored>(
+        &self,
+        x: &mut [E],
+        width: usize,
+        statistics: &[f32],
+        gradient: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        let size = (ROWS * width).max(1);
+        let tasks = x.par_chunks_mut(size).zip(gradient.par_chunks_mut(size));
+        let buffers = || (vec![], vec![]);
+        match self.prologue {
+            Prologue::None => {}
+            Prologue::Activation(activation) => tasks.for_each_init(buffers, |(wide, kept), (x, gradient)| {
+                activation_gradient(gradient, E::widened(x, wide), activation);
+                E::written(x, kept, |x| x.copy_from_slice(gradient));
+            }),
+            Prologue::Norm(settings) => {
+                let mut partial = vec![0.0f32; statistics.len().div_ceil(2 * ROWS) * 2 * width];
+                let parts = partial.par_chunks_mut((2 * width).max(1)).zip(statistics.par_chunks(2 * ROWS));
+                tasks.zip(parts).for_each_init(buffers, |(wide, kept), ((x, gradient), (partial, statistics))| {
+                    let wide = E::widened(x, wide);
+                    let (dweight, dbias) = partial.split_at_mut(width);
+                    norm_parameter_gradients(dweight, dbias, gradient, wide, statistics);
+                    norm_input_gradients(gradient, wide, statistics, &self.weight, settings);
+                    E::written(x, kept, |x| x.copy_from_slice(gradient));
+                });
+                for partial in partial.chunks_exact((2 * width).max(1)) {
+                    sums.iter_mut().zip(partial).for_each(|(sum, part)| *sum += part);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Ranges of a tensor's values as f32, converted by all threads.
+
+use std::ops::Range;
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+use rayon::prelude::*;
+
+use crate::cpu::stored::{Stored, by_dtype};
+
+/// Values of a task.
+const CHUNK: usize = 1 << 14;
+
+/// The values of a contiguous tensor: themselves, or widened into `buffer`.
+pub(super) fn widened<'a>(tensor: &'a FlexTensor, range: Range<usize>, buffer: &'a mut Vec<f32>) -> &'a [f32] {
+    fn run<'a, E: Stored>(values: &'a [E], buffer: &'a mut Vec<f32>) -> &'a [f32] {
+        if E::dtype() == DType::F32 {
+            return E::widened(values, buffer);
+        }
+        buffer.resize(values.len(), 0.0);
+        let chunks = buffer.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
+        chunks.for_each_init(Vec::new, |wide, (out, values)| out.copy_from_slice(E::widened(values, wide)));
+        buffer
+    }
+    by_dtype!(tensor.dtype(), E => run::<E>(&tensor.storage()[range], buffer), else &[])
+}
+
+/// Lets `compute` write the values of a contiguous tensor, in place or by way of `buffer`. Those that it finds are of no meaning.
+pub(super) fn written(
+    tensor: &mut FlexTensor,
+    range: Range<usize>,
+    buffer: &mut Vec<f32>,
+    compute: impl FnOnce(&mut [f32]),
+) {
+    fn run<E: Stored>(values: &mut [E], buffer: &mut Vec<f32>, compute: impl FnOnce(&mut [f32])) {
+        if E::dtype() == DType::F32 {
+            return E::written(values, buffer, compute);
+        }
+        buffer.resize(values.len(), 0.0);
+        compute(buffer);
+        let chunks = values.par_chunks_mut(CHUNK).zip(buffer.par_chunks(CHUNK));
+        chunks.for_each_init(Vec::new, |kept, (out, values)| {
+            E::written(out, kept, |out| out.copy_from_slice(values));
+        });
+    }
+    by_dtype!(tensor.dtype(), E => run::<E>(&mut tensor.storage_mut()[range], buffer, compute), else ())
+}

@@ -1,0 +1,116 @@
+//! Products with the weight of a linear layer, of any dtype and layout.
+
+use std::ops::Range;
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+
+use super::values::widened;
+use crate::cpu::gemm::{Matrix, Output, Threads, multiply};
+
+/// Rows of a 16-bit weight that are widened at a time.
+const BLOCK: usize = 256;
+/// Bytes of a 16-bit weight's gradient that are summed in f32 at a time. All inputs are read, and the prologue is computed, for each.
+const GRADIENT: usize = 4 << 20;
+
+/// The weight `[inputs, outputs]` as it lies in memory: by rows, or as the rows of its transposed matrix.
+pub(super) struct Weight {
+    stored: FlexTensor,
+    by_rows: bool,
+}
+
+/// The transposed view of a matrix.
+fn swapped(matrix: FlexTensor) -> FlexTensor {
+    let layout = matrix.layout().transpose(0, 1);
+    matrix.with_layout(layout)
+}
+
+impl Weight {
+    pub(super) fn new(weight: &FlexTensor) -> Self {
+        let by_rows = weight.is_contiguous();
+        let stored = if by_rows { weight.clone() } else { swapped(weight.clone()) };
+        Self { stored: stored.to_contiguous(), by_rows }
+    }
+
+    /// Zeros that lie as this weight does.
+    pub(super) fn zeros_like(&self) -> Self {
+        Self { stored: FlexTensor::zeros(self.stored.shape(), self.stored.dtype()), by_rows: self.by_rows }
+    }
+
+    /// The matrix `[inputs, outputs]`.
+    pub(super) fn into_tensor(self) -> FlexTensor {
+        if self.by_rows { self.stored } else { swapped(self.stored) }
+    }
+
+    /// How many outputs the layer has.
+    pub(super) fn outputs(&self) -> usize {
+        self.stored.shape()[usize::from(self.by_rows)]
+    }
+
+    /// Blocks of stored rows: of `size` rows in 16 bits.
+    fn blocks(&self, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let rows = self.stored.shape()[0];
+        let size = if self.stored.dtype() == DType::F32 { rows.max(1) } else { size };
+        (0..rows).step_by(size).map(move |first| first..(first + size).min(rows))
+    }
+
+    /// Adds `x weight` to `y`, row by row.
+    pub(super) fn add_product(&self, y: &mut [f32], x: &[f32], wide: &mut Vec<f32>) {
+        if self.by_rows { self.add_contracted(y, x, wide) } else { self.add_expanded(y, x, wide) }
+    }
+
+    /// Adds `dy weightᵀ` to `dx`, row by row.
+    pub(super) fn add_input_gradient(&self, dx: &mut [f32], dy: &[f32], wide: &mut Vec<f32>) {
+        if self.by_rows { self.add_expanded(dx, dy, wide) } else { self.add_contracted(dx, dy, wide) }
+    }
+
+    /// Adds `left stored`.
+    fn add_contracted(&self, out: &mut [f32], left: &[f32], wide: &mut Vec<f32>) {
+        let [rows, columns] = self.stored.shape().dims();
+        for block in self.blocks(BLOCK) {
+            let stored = widened(&self.stored, block.start * columns..block.end * columns, wide);
+            let left = Matrix::strided(&left[block.start..], left.len() / rows, block.len(), rows);
+            let stored = Matrix::new(stored, block.len(), columns);
+            multiply((out, columns, Output::Add), left, stored, 1.0, Threads::All);
+        }
+    }
+
+    /// Adds `left storedᵀ`.
+    fn add_expanded(&self, out: &mut [f32], left: &[f32], wide: &mut Vec<f32>) {
+        let [rows, columns] = self.stored.shape().dims();
+        for block in self.blocks(BLOCK) {
+            let stored = widened(&self.stored, block.start * columns..block.end * columns, wide);
+            let left = Matrix::new(left, left.len() / columns, columns);
+            let stored = Matrix::new(stored, block.len(), columns);
+            multiply((&mut out[block.start..], rows, Output::Add), left, stored.transposed(), 1.0, Threads::All);
+        }
+    }
+
+    /// Writes `xᵀ dy`: calls `visit` for each block of stored rows, which calls its argument with the rows of `x` and `dy`, some at a time.
+    pub(super) fn write_gradient(
+        &mut self,
+        wide: &mut Vec<f32>,
+        mut visit: impl FnMut(bool, &mut dyn FnMut(&[f32], &[f32])),
+    ) {
+        let ([rows, columns], by_rows) = (self.stored.shape().dims(), self.by_rows);
+        for block in self.blocks((GRADIENT / (4 * columns.max(1))).max(1)) {
+            let values = block.start * columns..block.end * columns;
+            super::values::written(&mut self.stored, values, wide, |sum| {
+                sum.fill(0.0);
+                visit(block.start == 0, &mut |x, dy| {
+                    let (first, second) = if by_rows { (x, dy) } else { (dy, x) };
+                    let count = first.len() / rows;
+                    let first = Matrix::strided(&first[block.start..], count, block.len(), rows).transposed();
+                    multiply(
+                        (sum, columns, Output::Add),
+                        first,
+                        Matrix::new(second, count, columns),
+                        1.0,
+                        Threads::All,
+                    );
+                });
+            });
+        }
+    }
+}

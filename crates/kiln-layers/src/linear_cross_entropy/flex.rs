@@ -1,0 +1,260 @@
+//! The loss of a linear output layer on the CPU: the logits of a chunk of rows are all that exists at a time.
+//!
+//! Rows that do not count are left out before anything is computed.
+//!
+//! Work, with n rows that count: n width classes multiply-adds for the loss, as many for each of the gradients of hidden rows and weight,
+//! and an exponential for each of the n classes logits.
+//!
+//! Scratch memory in bytes, with c = [`chunk_rows`]: 4 c (classes + width) + 32 rows; with 16-bit inputs also 4 classes for the bias and 2 MiB for
+//! a block of the weight. The products add what gemm packs, at most about 4 max(c, 2048) min(c, 512).
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Shape};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::row::{Classes, add};
+use super::scale::swapped;
+use super::settings::{LossGradients, LossInputs};
+use super::weight::{Weight, row_stride};
+use super::{LossOptions, Reduction};
+use crate::cpu::gemm::{Matrix, Output, Threads, multiply};
+use crate::cpu::stored::{Stored, by_dtype, tensor, to_f32};
+
+/// Bytes of the logits and hidden rows of a chunk, if these are at least [`ROWS`] rows.
+const CHUNK: usize = 2 << 20;
+/// Rows below which the products of a chunk become slower.
+const ROWS: usize = 256;
+/// Classes of a product for the gradient of the weight.
+const CLASSES: usize = 2048;
+/// Values of a task, at least.
+const TASK: usize = 1 << 14;
+
+type Inputs = LossInputs<FlexTensor, FlexTensor>;
+
+/// Rows of a chunk.
+fn chunk_rows(rows: usize, width: usize, classes: usize) -> usize {
+    let most = (CHUNK / (4 * (width + classes).max(1))).max(ROWS);
+    rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
+}
+
+/// A row that counts.
+struct Row {
+    index: usize,
+    target: usize,
+    weight: f64,
+}
+
+/// The rows that count, in their order.
+fn counted(inputs: &Inputs, ignored: Option<i64>, classes: usize) -> Vec<Row> {
+    let (targets, weights) = (inputs.targets.to_contiguous(), inputs.row_weights.to_contiguous());
+    let weights = weights.storage::<f32>();
+    let row = |(index, target): (usize, &i64)| {
+        let weight = weights.get(index).map_or(1.0, |weight| f64::from(*weight));
+        let target = usize::try_from(*target).ok().filter(|class| *class < classes && Some(*target) != ignored)?;
+        (weight != 0.0).then_some(Row { index, target, weight })
+    };
+    targets.storage::<i64>().iter().enumerate().filter_map(row).collect()
+}
+
+/// The gradients so far: those that are wanted. That of the weight lies as the weight does.
+#[derive(Default)]
+struct Sums<K> {
+    hidden: Option<Vec<K>>,
+    weight: Option<Vec<f32>>,
+    bias: Option<Vec<f32>>,
+}
+
+impl<K> Sums<K> {
+    fn any(&self) -> bool {
+        self.hidden.is_some() || self.weight.is_some() || self.bias.is_some()
+    }
+}
+
+/// The loss: `[1]`, or `[rows]` without a reduction.
+pub(super) fn loss(inputs: &Inputs, options: &LossOptions) -> FlexTensor {
+    let (weight, none) = (Weight::of(&inputs.weight), &mut Sums::<f32>::default());
+    by_dtype!(inputs.hidden.dtype(), E => run::<E, f32>(inputs, &weight, options, none), else inputs.hidden.clone())
+}
+
+/// The loss, `[1]`, and its wanted gradients: of the hidden rows in the dtype that is kept, of weight and bias in f32.
+pub(super) fn loss_and_gradients(
+    inputs: &Inputs,
+    options: &LossOptions,
+    wanted: [bool; 3],
+) -> (FlexTensor, LossGradients<FlexTensor>) {
+    match inputs.hidden.dtype() {
+        DType::F16 => with_gradients::<f16, f32>(inputs, options, wanted),
+        DType::BF16 => with_gradients::<bf16, bf16>(inputs, options, wanted),
+        _ => with_gradients::<f32, f32>(inputs, options, wanted),
+    }
+}
+
+fn with_gradients<E: Stored, K: Stored>(
+    inputs: &Inputs,
+    options: &LossOptions,
+    wanted: [bool; 3],
+) -> (FlexTensor, LossGradients<FlexTensor>) {
+    let weight = Weight::of(&inputs.weight);
+    let Weight { width, classes, by_class, .. } = weight;
+    let mut sums = Sums {
+        hidden: wanted[0].then(|| vec![K::zeroed(); inputs.hidden.shape().num_elements()]),
+        weight: wanted[1].then(|| vec![0.0; width * classes]),
+        bias: wanted[2].then(|| vec![0.0; inputs.bias.shape().num_elements()]),
+    };
+    let loss = run::<E, K>(inputs, &weight, options, &mut sums);
+    let gradients = LossGradients {
+        hidden: sums.hidden.map(|values| tensor(values, inputs.hidden.shape())),
+        weight: sums.weight.map(|values| match by_class {
+            true => swapped(tensor(values, Shape::new([classes, width]))),
+            false => tensor(values, Shape::new([width, classes])),
+        }),
+        bias: sums.bias.map(|values| tensor(values, inputs.bias.shape())),
+    };
+    (loss, gradients)
+}
+
+fn run<E: Stored, K: Stored>(
+    inputs: &Inputs,
+    weight: &Weight,
+    options: &LossOptions,
+    sums: &mut Sums<K>,
+) -> FlexTensor {
+    let (bias, class_weights) = (to_f32(&inputs.bias), to_f32(&inputs.class_weights));
+    let classes = Classes {
+        bias: &bias,
+        weights: &class_weights,
+        total_weight: match class_weights.is_empty() {
+            true => weight.classes as f64,
+            false => class_weights.iter().map(|weight| f64::from(*weight)).sum(),
+        },
+        label_smoothing: options.label_smoothing.into(),
+    };
+    let rows = counted(inputs, options.ignore_index, weight.classes);
+    let total = match options.reduction {
+        Reduction::Mean => rows.iter().map(|row| row.weight * classes.weight(row.target)).sum(),
+        Reduction::Sum | Reduction::None => 1.0,
+    };
+    let mut losses = vec![0.0f64; rows.len()];
+    let size = chunk_rows(rows.len(), weight.width, weight.classes);
+    let mut chunk = Chunk::new(&inputs.hidden, weight, size.min(rows.len()));
+    for (rows, losses) in rows.chunks(size).zip(losses.chunks_mut(size)) {
+        chunk.losses::<E>(rows, &classes, sums.any().then_some(total), losses);
+        chunk.add_gradients(rows, sums);
+    }
+    let losses = rows.iter().zip(losses).map(|(row, loss)| (row.index, row.weight * loss));
+    match options.reduction {
+        Reduction::None => {
+            let mut out = vec![0.0; inputs.hidden.shape()[0]];
+            losses.for_each(|(index, loss)| out[index] = loss as f32);
+            tensor(out, inputs.targets.shape())
+        }
+        Reduction::Mean | Reduction::Sum => {
+            let sum: f64 = losses.map(|(_, loss)| loss).sum();
+            tensor(vec![(sum / total) as f32], Shape::new([1]))
+        }
+    }
+}
+
+/// Buffers for the rows of a chunk.
+struct Chunk<'a> {
+    source: FlexTensor,
+    stride: usize,
+    weight: &'a Weight,
+    /// The hidden rows in f32, later their gradient.
+    hidden: Vec<f32>,
+    /// The logits, then their gradient.
+    logits: Vec<f32>,
+    /// A block of the weight in f32.
+    block: Vec<f32>,
+}
+
+impl<'a> Chunk<'a> {
+    fn new(hidden: &FlexTensor, weight: &'a Weight, rows: usize) -> Self {
+        let (source, stride) = match row_stride(hidden) {
+            Some(stride) => (hidden.clone(), stride),
+            None => (hidden.to_contiguous(), weight.width),
+        };
+        let (hidden, logits) = (vec![0.0; rows * weight.width], vec![0.0; rows * weight.classes]);
+        Self { source, stride, weight, hidden, logits, block: vec![] }
+    }
+
+    /// The losses of the rows, without their weights. With the `total` weight of all rows, the logits become the gradient.
+    fn losses<E: Stored>(&mut self, rows: &[Row], classes: &Classes<'_>, total: Option<f64>, losses: &mut [f64]) {
+        let Weight { width, classes: length, .. } = *self.weight;
+        self.hidden.truncate(rows.len() * width);
+        self.logits.truncate(rows.len() * length);
+        let source = &self.source.storage::<E>()[self.source.layout().start_offset()..];
+        self.hidden.par_chunks_mut(width.max(1)).zip(rows).with_min_len(TASK.div_ceil(width.max(1))).for_each_init(
+            Vec::new,
+            |wide, (hidden, row)| {
+                hidden.copy_from_slice(E::widened(&source[row.index * self.stride..][..width], wide));
+            },
+        );
+        let hidden = Matrix::new(&self.hidden, rows.len(), width);
+        for block in self.weight.blocks() {
+            let logits = &mut self.logits[block.start..];
+            let weight = self.weight.columns(block, &mut self.block);
+            multiply((logits, length, Output::Replace), hidden, weight, 1.0, Threads::All);
+        }
+        let logits = self.logits.par_chunks_mut(length.max(1)).with_min_len(TASK.div_ceil(length.max(1)));
+        logits.zip(rows).zip(losses).for_each(|((logits, row), loss)| {
+            *loss = classes.loss(logits, row.target, total.map(|total| row.weight / total));
+        });
+    }
+
+    /// Adds the gradients of the rows, whose logits hold their gradient, to those that are wanted.
+    fn add_gradients<K: Stored>(&mut self, rows: &[Row], sums: &mut Sums<K>) {
+        let Weight { width, classes, by_class, .. } = *self.weight;
+        if let Some(sum) = sums.weight.as_mut().filter(|sum| !sum.is_empty()) {
+            let hidden = Matrix::new(&self.hidden, rows.len(), width);
+            // The product packs its larger operand: some classes at a time.
+            for first in (0..classes).step_by(CLASSES) {
+                let gradient =
+                    Matrix::strided(&self.logits[first..], rows.len(), CLASSES.min(classes - first), classes);
+                let (left, right, offset, stride) = match by_class {
+                    true => (gradient.transposed(), hidden, first * width, width),
+                    false => (hidden.transposed(), gradient, first, classes),
+                };
+                multiply((&mut sum[offset..], stride, Output::Add), left, right, 1.0, Threads::All);
+            }
+        }
+        if let Some(sum) = &mut sums.bias {
+            sum.par_chunks_mut(TASK / 4).enumerate().for_each(|(part, sum)| {
+                let rows = self.logits.chunks_exact(classes);
+                rows.for_each(|row| add(sum, &row[part * (TASK / 4)..][..sum.len()]));
+            });
+        }
+        if let Some(out) = &mut sums.hidden {
+            // The product reads a weight that lies by rows faster when it computes the transposed gradient.
+            let count = rows.len();
+            for block in self.weight.blocks() {
+                let output = if block.start == 0 { Output::Replace } else { Output::Add };
+                let gradient = Matrix::strided(&self.logits[block.start..], count, block.len(), classes);
+                let weight = self.weight.columns(block, &mut self.block);
+                let (left, right, stride) = match by_class {
+                    true => (gradient, weight.transposed(), width),
+                    false => (weight, gradient.transposed(), count),
+                };
+                multiply((&mut self.hidden, stride, output), left, right, 1.0, Threads::All);
+            }
+            put_rows(out, rows, &self.hidden, width, if by_class { [width, 1] } else { [1, count] });
+        }
+    }
+}
+
+/// Puts each row at its place. `strides`: of rows and columns of `values`.
+fn put_rows<K: Stored>(out: &mut [K], rows: &[Row], values: &[f32], width: usize, strides: [usize; 2]) {
+    let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return };
+    let out = &mut out[first.index * width..(last.index + 1) * width];
+    out.par_chunks_mut(width.max(1)).with_min_len(TASK.div_ceil(width.max(1))).enumerate().for_each_init(
+        Vec::new,
+        |buffer, (offset, out)| {
+            if let Ok(row) = rows.binary_search_by_key(&(first.index + offset), |row| row.index) {
+                let values = values[row * strides[0]..].iter().step_by(strides[1]);
+                K::written(out, buffer, |out| out.iter_mut().zip(values).for_each(|(out, value)| *out = *value));
+            }
+        },
+    );
+}

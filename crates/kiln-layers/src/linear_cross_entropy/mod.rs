@@ -1,0 +1,18 @@
+//! The cross-entropy of a linear output layer, whose logits never exist all at once.
+
+mod composed;
+#[cfg(feature = "flex")]
+mod flex;
+mod functions;
+mod graph;
+#[cfg(feature = "flex")]
+mod row;
+#[cfg(feature = "flex")]
+mod scale;
+mod settings;
+#[cfg(feature = "flex")]
+mod weight;
+
+pub use functions::LinearCrossEntropy;
+pub(crate) use settings::LossOptions;
+pub use settings::Reduction;

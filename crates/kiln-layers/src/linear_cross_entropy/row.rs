@@ -1,0 +1,89 @@
+//! The loss of one row, and its gradient for the logits.
+
+use crate::cpu::math::exp;
+use crate::cpu::simd::{LANES, maximum, pair_sums, simd, sums};
+
+simd! { pub(super) fn add(row: &mut [f32], bias: &[f32]) {
+    row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+}}
+
+simd! { fn largest(row: &[f32]) -> f32 { maximum(row) } }
+
+simd! { fn total(row: &[f32]) -> f32 { sums(row, |value| [value, 0.0])[0] } }
+
+simd! { fn weighted_total(row: &[f32], weights: &[f32]) -> f32 {
+    pair_sums(row, weights, |value, weight| [value * weight, 0.0])[0]
+}}
+
+simd! { fn exponentials(row: &mut [f32], largest: f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let mut total = 0.0;
+    let mut chunks = row.chunks_exact_mut(LANES);
+    for chunk in &mut chunks {
+        for lane in 0..LANES {
+            chunk[lane] = exp(chunk[lane] - largest);
+            lanes[lane] += chunk[lane];
+        }
+    }
+    for value in chunks.into_remainder() {
+        *value = exp(*value - largest);
+        total += *value;
+    }
+    total + lanes.iter().sum::<f32>()
+}}
+
+simd! { fn times_and_add(row: &mut [f32], factor: f32, shift: f32) {
+    row.iter_mut().for_each(|value| *value = value.mul_add(factor, shift));
+}}
+
+simd! { fn times_and_add_weighted(row: &mut [f32], factor: f32, shift: f32, weights: &[f32]) {
+    row.iter_mut().zip(weights).for_each(|(value, weight)| *value = value.mul_add(factor, shift * weight));
+}}
+
+/// What the losses of all rows share.
+pub(super) struct Classes<'a> {
+    /// Added to the logits, or nothing.
+    pub(super) bias: &'a [f32],
+    /// The weight of each class, or nothing where all are 1.
+    pub(super) weights: &'a [f32],
+    /// The sum of these weights.
+    pub(super) total_weight: f64,
+    pub(super) label_smoothing: f64,
+}
+
+impl Classes<'_> {
+    /// The weight of a class.
+    pub(super) fn weight(&self, class: usize) -> f64 {
+        self.weights.get(class).map_or(1.0, |weight| f64::from(*weight))
+    }
+
+    /// The loss of a row by its logits, of which the bias is not yet part. They become the gradient of `scale` times the loss if there
+    /// is a scale.
+    ///
+    /// The loss is the sum over the classes of q (log Σ exp(logits) - logit), where q is the weight of the class times its
+    /// probability after label smoothing; its gradient is Σq softmax(logits) - q.
+    pub(super) fn loss(&self, logits: &mut [f32], target: usize, scale: Option<f64>) -> f64 {
+        if !self.bias.is_empty() {
+            add(logits, self.bias);
+        }
+        let on_target = (1.0 - self.label_smoothing) * self.weight(target);
+        let on_each = self.label_smoothing / logits.len() as f64;
+        let mut expected = on_target * f64::from(logits[target]);
+        if on_each > 0.0 {
+            let all = if self.weights.is_empty() { total(logits) } else { weighted_total(logits, self.weights) };
+            expected += on_each * f64::from(all);
+        }
+        let mass = on_target + on_each * self.total_weight;
+        let largest = largest(logits);
+        let sum = exponentials(logits, largest);
+        if let Some(scale) = scale {
+            let (factor, shift) = ((scale * mass / f64::from(sum)) as f32, (-scale * on_each) as f32);
+            match self.weights.is_empty() || on_each == 0.0 {
+                true => times_and_add(logits, factor, shift),
+                false => times_and_add_weighted(logits, factor, shift, self.weights),
+            }
+            logits[target] -= (scale * on_target) as f32;
+        }
+        mass * (f64::from(largest) + f64::from(sum).ln()) - expected
+    }
+}

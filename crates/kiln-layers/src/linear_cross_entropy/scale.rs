@@ -1,0 +1,57 @@
+//! Gradients that are kept, times the gradient of the loss.
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+use rayon::prelude::*;
+
+use crate::cpu::simd::simd;
+use crate::cpu::stored::{Stored, by_dtype, tensor};
+
+/// Values of a task.
+const CHUNK: usize = 1 << 14;
+
+simd! { fn times(values: &mut [f32], factor: f32) {
+    values.iter_mut().for_each(|value| *value *= factor);
+}}
+
+simd! { fn product(out: &mut [f32], values: &[f32], factor: f32) {
+    out.iter_mut().zip(values).for_each(|(out, value)| *out = value * factor);
+}}
+
+/// The transposed view of a matrix.
+pub(super) fn swapped(matrix: FlexTensor) -> FlexTensor {
+    let layout = matrix.layout().transpose(0, 1);
+    matrix.with_layout(layout)
+}
+
+/// `gradient * factor`, kept in `dtype`: in the memory of `gradient` where the dtype is the same and nobody else holds it.
+///
+/// `gradient` covers its memory, as it is or transposed.
+pub(super) fn scaled(gradient: FlexTensor, factor: &FlexTensor, dtype: DType) -> FlexTensor {
+    let factor = factor.to_contiguous().storage::<f32>().first().copied().unwrap_or(1.0);
+    let by_rows = gradient.is_contiguous();
+    let gradient = if by_rows { gradient } else { swapped(gradient) };
+    let scaled = match gradient.dtype() == dtype {
+        true if factor == 1.0 => gradient,
+        true => by_dtype!(dtype, E => in_place::<E>(gradient, factor), else gradient),
+        false => by_dtype!(dtype, E => converted::<E>(&gradient, factor), else gradient),
+    };
+    if by_rows { scaled } else { swapped(scaled) }
+}
+
+fn in_place<E: Stored>(mut gradient: FlexTensor, factor: f32) -> FlexTensor {
+    gradient.storage_mut::<E>().par_chunks_mut(CHUNK).for_each_init(Vec::new, |buffer, values| {
+        E::changed(values, buffer, |values| times(values, factor));
+    });
+    gradient
+}
+
+fn converted<E: Stored>(gradient: &FlexTensor, factor: f32) -> FlexTensor {
+    let values = gradient.storage::<f32>();
+    let mut out = vec![E::zeroed(); values.len()];
+    out.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK)).for_each_init(Vec::new, |buffer, (out, values)| {
+        E::written(out, buffer, |out| product(out, values, factor));
+    });
+    tensor(out, gradient.shape())
+}

@@ -1,0 +1,83 @@
+//! The weight of the layer, read where it lies.
+
+use std::ops::Range;
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+use rayon::prelude::*;
+
+use super::scale::swapped;
+use crate::cpu::gemm::Matrix;
+use crate::cpu::stored::{Stored, by_dtype};
+
+/// Bytes of a block of a 16-bit weight that is widened to f32.
+const BLOCK: usize = 2 << 20;
+
+/// The distance of the rows of a matrix, if the values of a row lie one after the other.
+pub(super) fn row_stride(matrix: &FlexTensor) -> Option<usize> {
+    match *matrix.layout().strides() {
+        [stride, 1] => usize::try_from(stride).ok(),
+        _ => None,
+    }
+}
+
+/// A weight `[width, classes]`.
+pub(super) struct Weight {
+    /// The weight, or its transposed view where `by_class`: values of a row lie one after the other.
+    lines: FlexTensor,
+    stride: usize,
+    /// Whether the values of a class lie together, as in the transposed view of an embedding.
+    pub(super) by_class: bool,
+    pub(super) width: usize,
+    pub(super) classes: usize,
+}
+
+impl Weight {
+    /// A weight in any layout; it is copied if neither its rows nor its columns lie together.
+    pub(super) fn of(weight: &FlexTensor) -> Self {
+        let (width, classes) = (weight.shape()[0], weight.shape()[1]);
+        let transposed = swapped(weight.clone());
+        let (lines, stride, by_class) = match (row_stride(weight), row_stride(&transposed)) {
+            (Some(stride), _) => (weight.clone(), stride, false),
+            (None, Some(stride)) => (transposed, stride, true),
+            (None, None) => (weight.to_contiguous(), classes, false),
+        };
+        Self { lines, stride, by_class, width, classes }
+    }
+
+    /// The ranges of classes that are read at a time: all of an f32 weight.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let classes = self.classes;
+        let size = match self.lines.dtype() {
+            DType::F32 => classes,
+            _ => BLOCK / (4 * self.width.max(1)),
+        };
+        let size = size.max(64);
+        (0..classes).step_by(size).map(move |first| first..classes.min(first + size))
+    }
+
+    /// The columns of some classes, `[width, block]`. Those that are not f32 are widened into `buffer`.
+    pub(super) fn columns<'a>(&'a self, block: Range<usize>, buffer: &'a mut Vec<f32>) -> Matrix<'a> {
+        let (count, length, first) = match self.by_class {
+            true => (block.len(), self.width, block.start * self.stride),
+            false => (self.width, block.len(), block.start),
+        };
+        let first = self.lines.layout().start_offset() + first;
+        let lines = match self.lines.dtype() {
+            DType::F32 => Matrix::strided(&self.lines.storage::<f32>()[first..], count, length, self.stride),
+            dtype => {
+                buffer.resize(count * length, 0.0);
+                by_dtype!(dtype, E => widen(&self.lines.storage::<E>()[first..], self.stride, length, buffer), else ());
+                Matrix::new(buffer, count, length)
+            }
+        };
+        if self.by_class { lines.transposed() } else { lines }
+    }
+}
+
+fn widen<E: Stored>(values: &[E], stride: usize, length: usize, out: &mut [f32]) {
+    out.par_chunks_mut(length.max(1)).enumerate().for_each_init(Vec::new, |wide, (line, out)| {
+        out.copy_from_slice(E::widened(&values[line * stride..][..length], wide));
+    });
+}

@@ -1,0 +1,122 @@
+//! Norms over the last dimension in a backend's own operations.
+//!
+//! Peak beside inputs and outputs: two tensors of f32 of the input's size each way, and four values for each row. Where burn fuses (its
+//! feature `fusion`), input and gradient are read once for each sum and once for the result, and at most one such tensor exists.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, Shape};
+
+use super::NormSettings;
+use crate::composed::{Wide, full, join};
+
+/// `[rows, values of a row]`.
+fn sizes(shape: &Shape) -> [usize; 2] {
+    let length = shape.last().copied().unwrap_or(1);
+    [shape.num_elements() / length.max(1), length]
+}
+
+/// The output, and mean and reciprocal deviation of each row in f32, `[rows, 2]`.
+pub(crate) fn forward<B: Backend>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: FloatTensor<B>,
+    settings: NormSettings,
+) -> [FloatTensor<B>; 2] {
+    let (shape, dtype) = (x.shape(), x.dtype());
+    let [rows, length] = sizes(&shape);
+    if rows * length == 0 {
+        let statistics = full::<B>(Shape::new([rows, 2]), 0.0, &x.device(), DType::F32);
+        return [x, statistics];
+    }
+    let wide = || Wide::<B>::of(&x).reshape([rows, length]);
+    let share = 1.0 / length as f32;
+    let mean = match settings.centred {
+        true => wide().sum(&[1]) * share,
+        false => Wide::zeros(Shape::new([rows, 1]), &x.device()),
+    };
+    let variance = (wide() - mean.clone()).square().sum(&[1]) * share;
+    let deviation = (variance + settings.epsilon).sqrt().recip();
+    let y = (wide() - mean.clone()) * deviation.clone() * Wide::<B>::of(&weight).reshape([1, length]);
+    let y = match bias.shape().num_elements() {
+        0 => y,
+        _ => y + Wide::<B>::of(&bias).reshape([1, length]),
+    };
+    [B::float_reshape(y.narrow(dtype), shape), join([mean, deviation], 1)]
+}
+
+/// The gradients of input, weight and bias.
+pub(crate) fn backward<B: Backend>(
+    x: FloatTensor<B>,
+    statistics: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    settings: NormSettings,
+    wanted: [bool; 3],
+) -> [Option<FloatTensor<B>>; 3] {
+    let (shape, dtype, weights) = (x.shape(), x.dtype(), weight.dtype());
+    let [rows, length] = sizes(&shape);
+    if rows * length == 0 {
+        let zeros = full::<B>(Shape::new([length]), 0.0, &x.device(), weights);
+        return [Some(gradient), Some(zeros.clone()), Some(zeros)];
+    }
+    let statistics = Wide::<B>::of(&statistics);
+    let [mean, deviation] = [0, 1].map(|column| statistics.slice(&[0..rows, column..column + 1]));
+    let weight = Wide::<B>::of(&weight).reshape([1, length]);
+    let normal = || (Wide::<B>::of(&x).reshape([rows, length]) - mean.clone()) * deviation.clone();
+    let wide = || Wide::<B>::of(&gradient).reshape([rows, length]);
+    let share = 1.0 / length as f32;
+    let of_x = || {
+        let product = (wide() * weight.clone() * normal()).sum(&[1]) * share;
+        let of_normal = wide() * weight.clone() - normal() * product;
+        let of_normal = match settings.centred {
+            true => of_normal - (wide() * weight.clone()).sum(&[1]) * share,
+            false => of_normal,
+        };
+        B::float_reshape((of_normal * deviation.clone()).narrow(dtype), shape.clone())
+    };
+    let of_weight = || (wide() * normal()).sum(&[0]).reshape([length]).narrow(weights);
+    let of_bias = || wide().sum(&[0]).reshape([length]).narrow(weights);
+    [wanted[0].then(of_x), wanted[1].then(of_weight), wanted[2].then(of_bias)]
+}
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests {
+    use burn::backend::Flex;
+    use burn::tensor::DType;
+
+    use super::{backward, forward};
+    use crate::composed::tests::{DTYPES, assert_close, numbers};
+    use crate::norm::NormSettings;
+    use crate::norm::graph::NormKernels;
+
+    #[test]
+    fn as_the_kernels() {
+        for (dtype, weights) in [(DType::F16, DType::F32)].into_iter().chain(DTYPES.map(|dtype| (dtype, dtype))) {
+            for (shape, centred) in
+                [([0, 3, 4], true), ([1, 1, 3], true), ([3, 5, 7], false), ([2, 17, 127], true), ([2, 17, 127], false)]
+            {
+                let what = format!("{dtype:?} {shape:?} {centred}");
+                let settings = NormSettings { epsilon: 1e-5, centred };
+                let (x, gradient) = (numbers(shape, 1, 3.0, dtype), numbers(shape, 2, 1.0, dtype));
+                let weight = numbers([shape[2]], 3, 1.0, weights);
+                let bias = numbers([if centred { shape[2] } else { 0 }], 4, 1.0, weights);
+                let kernel = Flex::norm(x.clone(), weight.clone(), bias.clone(), settings);
+                let composed = forward::<Flex>(x.clone(), weight.clone(), bias, settings);
+                for (composed, kernel) in composed.iter().zip(&kernel) {
+                    assert_close(composed, kernel, &what);
+                }
+                let ([_, statistics], wanted) = (kernel, [true, true, centred]);
+                let inputs = (x.clone(), statistics.clone(), weight.clone(), gradient.clone());
+                let kernel = Flex::norm_backward(inputs.0, inputs.1, inputs.2, inputs.3, settings, wanted);
+                let composed = backward::<Flex>(x, statistics, weight, gradient, settings, wanted);
+                for (composed, kernel) in composed.iter().zip(&kernel) {
+                    if let (Some(composed), Some(kernel)) = (composed, kernel) {
+                        assert_close(composed, kernel, &what);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The arithmetic of layer norm and RMS norm on rows of f32.
+
+use super::NormSettings;
+use crate::cpu::simd::{pair_sums, simd, sums};
+
+/// Mean and reciprocal deviation of a row; the mean is 0 where the norm does not subtract it.
+#[inline(always)]
+fn statistics_of(x: &[f32], settings: NormSettings) -> [f32; 2] {
+    let share = 1.0 / x.len() as f32;
+    let mean = if settings.centred { sums(x, |x| [x, 0.0])[0] * share } else { 0.0 };
+    // The row is in the first-level cache: a second reading costs less than the rounding of a sum of squares would.
+    let variance = sums(x, |x| [(x - mean) * (x - mean), 0.0])[0] * share;
+    [mean, 1.0 / (variance + settings.epsilon).sqrt()]
+}
+
+#[inline(always)]
+fn normalised_row(y: &mut [f32], x: &[f32], statistics: &[f32], weight: &[f32], bias: &[f32]) {
+    let (mean, deviation) = (statistics[0], statistics[1]);
+    for (((y, &x), &weight), &bias) in y.iter_mut().zip(x).zip(weight).zip(bias) {
+        *y = ((x - mean) * deviation).mul_add(weight, bias);
+    }
+}
+
+simd! { /// The norm of each row, and its statistics.
+pub(crate) fn norm_rows(y: &mut [f32], statistics: &mut [f32], x: &[f32], weight: &[f32], bias: &[f32], settings: NormSettings) {
+    let width = weight.len();
+    for ((y, x), statistics) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(statistics.chunks_exact_mut(2)) {
+        statistics.copy_from_slice(&statistics_of(x, settings));
+        normalised_row(y, x, statistics, weight, bias);
+    }
+}}
+
+simd! { /// The norm of each row from statistics that are known.
+pub(crate) fn norm_rows_again(y: &mut [f32], statistics: &[f32], x: &[f32], weight: &[f32], bias: &[f32]) {
+    let width = weight.len();
+    for ((y, x), statistics) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(statistics.chunks_exact(2)) {
+        normalised_row(y, x, statistics, weight, bias);
+    }
+}}
+
+simd! { /// Adds the gradients of weight and bias.
+pub(crate) fn norm_parameter_gradients(dweight: &mut [f32], dbias: &mut [f32], gradient: &[f32], x: &[f32], statistics: &[f32]) {
+    let width = dweight.len();
+    for ((gradient, x), statistics) in gradient.chunks_exact(width).zip(x.chunks_exact(width)).zip(statistics.chunks_exact(2)) {
+        let (mean, deviation) = (statistics[0], statistics[1]);
+        for (((&g, &x), dweight), dbias) in gradient.iter().zip(x).zip(dweight.iter_mut()).zip(dbias.iter_mut()) {
+            *dweight = g.mul_add((x - mean) * deviation, *dweight);
+            *dbias += g;
+        }
+    }
+}}
+
+simd! { /// Turns the gradients of the output's rows into those of the input's rows.
+pub(crate) fn norm_input_gradients(gradient: &mut [f32], x: &[f32], statistics: &[f32], weight: &[f32], settings: NormSettings) {
+    let width = weight.len();
+    let share = 1.0 / width as f32;
+    for ((gradient, x), statistics) in gradient.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(statistics.chunks_exact(2)) {
+        let (mean, deviation) = (statistics[0], statistics[1]);
+        gradient.iter_mut().zip(weight).for_each(|(g, weight)| *g *= weight);
+        let [sum, product] = pair_sums(gradient, x, |g, x| [g, g * ((x - mean) * deviation)]);
+        let (sum, product) = (if settings.centred { sum * share } else { 0.0 }, product * share);
+        for (g, &x) in gradient.iter_mut().zip(x) {
+            *g = deviation * (*g - sum - (x - mean) * deviation * product);
+        }
+    }
+}}

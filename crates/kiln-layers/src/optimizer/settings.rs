@@ -1,0 +1,28 @@
+//! The settings of burn's optimizers, whose fields are private: read from what their configurations write to a file.
+
+use burn::config::Config;
+use serde_json::Value;
+
+/// The fields of a configuration.
+pub(super) struct Settings(Value);
+
+impl Settings {
+    pub(super) fn of(config: &impl Config) -> Self {
+        Self(serde_json::to_value(config).unwrap_or_default())
+    }
+
+    /// A group of settings that may be absent.
+    pub(super) fn group(&self, name: &str) -> Option<Self> {
+        let group = &self.0[name];
+        (!group.is_null()).then(|| Self(group.clone()))
+    }
+
+    /// A number. One that is not finite has no form in a file and becomes NaN.
+    pub(super) fn number(&self, name: &str) -> f64 {
+        self.0[name].as_f64().unwrap_or(f64::NAN)
+    }
+
+    pub(super) fn flag(&self, name: &str) -> bool {
+        self.0[name].as_bool().unwrap_or(false)
+    }
+}

@@ -1,0 +1,11 @@
+//! Rotary position embedding.
+
+mod composed;
+#[cfg(feature = "flex")]
+mod flex;
+mod functions;
+mod graph;
+mod settings;
+
+pub use functions::rotary;
+pub use settings::{RotaryOptions, RotaryPairs};

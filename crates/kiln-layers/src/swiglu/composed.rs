@@ -1,0 +1,53 @@
+//! SwiGLU in a backend's own operations.
+//!
+//! Peak beside inputs and outputs: where burn fuses (its feature `fusion`), each direction is one kernel, and there is none. Else at most two
+//! tensors of f32 of an input's size forward, and four backward.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+
+use crate::composed::Wide;
+
+pub(super) fn forward<B: Backend>(gate: &FloatTensor<B>, up: &FloatTensor<B>) -> FloatTensor<B> {
+    let x = Wide::<B>::of(gate);
+    (x.clone().sigmoid() * x * Wide::of(up)).narrow(gate.dtype())
+}
+
+/// The gradients of gate and up.
+pub(super) fn backward<B: Backend>(
+    gate: &FloatTensor<B>,
+    up: &FloatTensor<B>,
+    gradient: &FloatTensor<B>,
+) -> [FloatTensor<B>; 2] {
+    let (x, gradient) = (Wide::<B>::of(gate), Wide::<B>::of(gradient));
+    let sigmoid = x.clone().sigmoid();
+    let of_up = sigmoid.clone() * x.clone() * gradient.clone();
+    let slope = ((-sigmoid.clone() + 1.0) * x + 1.0) * sigmoid;
+    let of_gate = slope * gradient * Wide::of(up);
+    [of_gate.narrow(gate.dtype()), of_up.narrow(up.dtype())]
+}
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests {
+    use burn::backend::Flex;
+
+    use super::{backward, forward};
+    use crate::composed::tests::{DTYPES, assert_close, numbers};
+    use crate::swiglu::graph::SwigluKernels;
+
+    #[test]
+    fn as_the_kernels() {
+        for dtype in DTYPES {
+            for shape in [[0, 3], [1, 1], [7, 13]] {
+                let [gate, up, gradient] = [1, 2, 3].map(|seed| numbers(shape, seed, 2.0, dtype));
+                let y = Flex::swiglu(gate.clone(), up.clone());
+                assert_close(&forward::<Flex>(&gate, &up), &y, &format!("{dtype:?}"));
+                let expected = Flex::swiglu_backward(gate.clone(), up.clone(), gradient.clone());
+                for (composed, kernel) in backward::<Flex>(&gate, &up, &gradient).iter().zip(&expected) {
+                    assert_close(composed, kernel, &format!("{dtype:?}"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The layers against plain formulas in burn's own operations, on the CPU device.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+
+mod activations;
+mod add_relu;
+mod attention;
+mod attention_dropout;
+mod batch_norm;
+mod compare;
+mod conv2d;
+mod dropout;
+mod group_norm;
+mod linear;
+mod linear_cross_entropy;
+mod max_pool;
+mod multi_head_attention;
+mod norm;
+mod norm_conv2d;
+mod optimizers;
+mod refused;
+mod rotary;
+mod softmax;
+mod swiglu;
+mod threads;
