@@ -43,7 +43,9 @@ mod trace;
 
 pub use category::{Breakdown, Category, Phase};
 pub use error::Error;
-pub use measure::{CardMemory, CountingAllocator, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter};
+pub use measure::{
+    CardMemory, CountingAllocator, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter, warm_threads,
+};
 pub use predict::{
     BackendProfile, BlockCost, Buffer, BytesPerSample, ChainCosts, Kernels, Operation, PREDICTION_MARGIN, PhasePeak,
     Prediction, StepEstimate, calibrate, fits_within, largest_within,

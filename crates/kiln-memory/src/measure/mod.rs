@@ -6,9 +6,11 @@ mod measured;
 mod meter;
 mod open_spans;
 mod step_meter;
+mod warm;
 
 pub use allocator::CountingAllocator;
 pub use card::CardMemory;
 pub use measured::{Measured, MeasuredPhase, Sample};
 pub use meter::{Meter, Span};
 pub use step_meter::StepMeter;
+pub use warm::warm_threads;

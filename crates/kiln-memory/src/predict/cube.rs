@@ -2,6 +2,7 @@
 
 use crate::trace::{Detail, Kind};
 
+use super::layers;
 use super::memory::{Effect, Memory, Output, Strides};
 
 /// The workspace of an operation, and the place of its first output.
@@ -13,14 +14,14 @@ pub(super) fn effect(memory: &Memory<'_>, index: usize) -> Effect {
     let graph = &memory.trace.graph;
     let operation = graph.operations[index];
     let (kind, inputs) = (graph.kind(operation), graph.inputs(operation));
-    let new = |workspace| Effect { output: Output::New, workspace };
+    let new = |workspace| Effect::new(Output::New, workspace);
+    if kind.is_custom() {
+        return layers::on_cube(memory, index);
+    }
     let (Some(input), Some(out)) = (inputs.first().map(|input| input.tensor), graph.outputs(operation).first()) else {
         return new(0);
     };
-    let view = |strides: Strides| Effect {
-        output: Output::View { of: input, strides, offset: memory.has_offset(input) },
-        workspace: 0,
-    };
+    let view = |strides: Strides| Effect::new(Output::View { of: input, strides, offset: memory.has_offset(input) }, 0);
     match (kind.short(), &kind.detail) {
         ("Reshape", _) if memory.is_contiguous(input) => view(Strides::RowMajor),
         ("SwapDims" | "Permute", Detail::Axes(axes)) => {
@@ -42,7 +43,7 @@ pub(super) fn effect(memory: &Memory<'_>, index: usize) -> Effect {
                     && memory.is_unique(index, *input)
             });
             match over {
-                Some(input) => Effect { output: Output::Over(input), workspace: 0 },
+                Some(input) => Effect::new(Output::Over(input), 0),
                 None => new(0),
             }
         }

@@ -7,6 +7,7 @@ use crate::trace::Detail;
 use super::flex_modules;
 use super::flex_site::Site;
 use super::gemm::{Gemm, batched};
+use super::layers;
 use super::memory::{Effect, Memory, Output, Strides};
 
 /// The workspace of an operation, and the place of its first output.
@@ -30,6 +31,7 @@ pub(super) fn effect(memory: &Memory, index: usize) -> Effect {
         ("Bool" | "Int", _) if at.inputs.len() == 2 => at.binary(),
         ("Bool" | "Int", _) => at.unary(),
         ("NumericFloat" | "NumericInt", _) => at.numeric(kind),
+        ("Custom", _) => layers::on_flex(memory, index),
         _ => at.fresh(0),
     }
 }
@@ -53,9 +55,7 @@ impl Site<'_> {
         }
         match self.input(0) {
             // A transposed input makes an output that is transposed alike.
-            Some(tensor) if self.memory.fills_its_buffer(tensor) => {
-                Effect { output: Output::Like(tensor), workspace: 0 }
-            }
+            Some(tensor) if self.memory.fills_its_buffer(tensor) => Effect::new(Output::Like(tensor), 0),
             _ => self.fresh(0),
         }
     }
@@ -93,7 +93,7 @@ impl Site<'_> {
 
     fn base(&self, kind: &str) -> Effect {
         let view = |strides: Strides, offset: bool| match self.input(0) {
-            Some(tensor) => Effect { output: Output::View { of: tensor, strides, offset }, workspace: 0 },
+            Some(tensor) => Effect::new(Output::View { of: tensor, strides, offset }, 0),
             None => self.fresh(0),
         };
         let Some(input) = self.input(0) else {

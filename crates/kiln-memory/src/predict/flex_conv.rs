@@ -208,6 +208,6 @@ impl Conv {
         let element = at.out_bytes() / product(at.out_shape()).max(1) as u64;
         let bytes = (self.channels * self.outputs * product(rim)) as u64 * element;
         let workspace = converted(at, [(x, x_copy), (gradient, gradient_copy)], bytes, exchanged.forward(profile));
-        Effect { output: Output::Strided { bytes, strides }, workspace }
+        Effect::new(Output::Strided { bytes, strides }, workspace)
     }
 }

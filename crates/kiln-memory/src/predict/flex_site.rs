@@ -68,12 +68,12 @@ impl<'a> Site<'a> {
 
     /// All outputs are new, in row-major order.
     pub(super) fn fresh(&self, workspace: u64) -> Effect {
-        Effect { output: Output::New, workspace }
+        Effect::new(Output::New, workspace)
     }
 
     pub(super) fn over(&self, position: usize, workspace: u64) -> Effect {
         match self.input(position) {
-            Some(tensor) => Effect { output: Output::Over(tensor), workspace },
+            Some(tensor) => Effect::new(Output::Over(tensor), workspace),
             None => self.fresh(workspace),
         }
     }

@@ -29,19 +29,22 @@ impl Gemm {
             return 0;
         }
         let l2 = profile.cache_bytes as usize;
+        // Rows of gemm's kernel: vectors of its tile times their values.
+        let lanes = profile.lanes.max(8);
+        let rows = lanes * if lanes > 8 { 4 } else { 2 };
         let (kc, mc) = if m <= 64 && n <= 64 {
             let kc = k.min(512);
-            (kc, (l2 / 4 / kc / 16 * 16).max(16))
+            (kc, (l2 / 4 / kc / rows * rows).max(rows))
         } else {
             let kc = k.div_ceil(k.div_ceil(512.min(k)));
-            let most = (6 * l2 / (8 * 4 * kc) / 16 * 16).max(16);
-            (kc, 128.min(16 * n.div_ceil(16 * n.div_ceil(most))))
+            let most = (6 * l2 / (8 * 4 * kc) / rows * rows).max(rows);
+            (kc, (8 * rows).min(rows * n.div_ceil(rows * n.div_ceil(most))))
         };
         let round = |bytes: usize| bytes.next_multiple_of(128) as u64;
-        let packs_left = self.half || if self.left_rows { n > 2048 } else { n > 32 };
-        let packs_right = n <= 2 * mc && (n % 8 != 0 || !self.right_rows);
+        let packs_left = self.half || if self.left_rows { n > 128 * rows } else { n > 2 * rows };
+        let packs_right = n <= 2 * mc && (n % lanes != 0 || !self.right_rows);
         let left = if packs_left { round(kc * m.next_multiple_of(6) * 4) } else { 0 };
-        let right = if packs_right { round(kc * n.next_multiple_of(16) * 4) } else { 0 };
+        let right = if packs_right { round(kc * n.next_multiple_of(rows) * 4) } else { 0 };
         left.min(30 << 20) + right
     }
 

@@ -31,9 +31,9 @@ impl Layout {
                 Kernels::Flex => flex::effect(&memory, index),
                 Kernels::Cube => cube::effect(&memory, index),
             };
-            let mut output = effect.output;
+            let mut places = std::iter::once(effect.output).chain(effect.others);
             for tensor in trace.graph.outputs(*operation) {
-                memory.place(index, *tensor, std::mem::replace(&mut output, Output::New));
+                memory.place(index, *tensor, places.next().unwrap_or(Output::New));
             }
             workspaces.push(effect.workspace);
         }

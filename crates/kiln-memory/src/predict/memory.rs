@@ -13,10 +13,19 @@ const NONE: u32 = u32::MAX;
 /// The effect of an operation on memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Effect {
-    /// Where its first output lives. All others are new.
+    /// Where its first output lives.
     pub(super) output: Output,
+    /// Where the outputs behind the first live. Those that are not listed are new.
+    pub(super) others: Vec<Output>,
     /// Bytes beyond inputs and outputs while it runs.
     pub(super) workspace: u64,
+}
+
+impl Effect {
+    /// All outputs but the first are new.
+    pub(super) fn new(output: Output, workspace: u64) -> Self {
+        Self { output, others: vec![], workspace }
+    }
 }
 
 /// Where an output of an operation lives.

@@ -10,6 +10,7 @@ mod flex_conv;
 mod flex_modules;
 mod flex_site;
 mod gemm;
+mod layers;
 mod layout;
 mod lifetimes;
 mod margin;

@@ -5,8 +5,8 @@ use std::fmt::{self, Debug, Write};
 
 use burn::backend::capture::{CapturedGraph, TensorId};
 use burn::backend::ir::{
-    BaseOperationIr, Conv1dOptionsIr, Conv2dOptionsIr, ModuleOperationIr, NumericOperationIr, OperationIr, TensorIr,
-    TensorStatus,
+    BaseOperationIr, Conv1dOptionsIr, Conv2dOptionsIr, ModuleOperationIr, NumericOperationIr, OperationIr, ScalarIr,
+    TensorIr, TensorStatus,
 };
 
 use super::graph::{Detail, Graph, Kind, Use};
@@ -89,7 +89,8 @@ impl Captured {
     }
 }
 
-/// Family and variant of an operation: `Float(F32, Matmul(MatmulOpIr { ... }))` is `Float.Matmul`.
+/// Family and variant of an operation: `Float(F32, Matmul(MatmulOpIr { ... }))` is `Float.Matmul`. The variant of a custom
+/// operation is its id.
 fn name(operation: &OperationIr) -> String {
     let (family, variant): (&str, &dyn Debug) = match operation {
         OperationIr::BaseFloat(variant) => ("BaseFloat", variant),
@@ -104,7 +105,7 @@ fn name(operation: &OperationIr) -> String {
         OperationIr::Distributed(variant) => ("Distributed", variant),
         OperationIr::Activation(variant) => ("Activation", variant),
         OperationIr::Init(_) => return "Init".to_owned(),
-        OperationIr::Custom(_) => return "Custom".to_owned(),
+        OperationIr::Custom(custom) => return format!("Custom.{}", custom.id),
         OperationIr::Drop(_) => return "Drop".to_owned(),
     };
     let mut name = Identifier(format!("{family}."));
@@ -174,7 +175,17 @@ fn detail(operation: &OperationIr) -> Detail {
             M::ConvTranspose3dWeightBackward(op) => symmetric!(op),
             _ => Detail::None,
         },
+        OperationIr::Custom(custom) => Detail::Scalars(custom.scalars.iter().filter_map(integer).collect()),
         _ => Detail::None,
+    }
+}
+
+fn integer(scalar: &ScalarIr) -> Option<i64> {
+    match scalar {
+        ScalarIr::Int(value) => Some(*value),
+        ScalarIr::UInt(value) => i64::try_from(*value).ok(),
+        ScalarIr::Bool(value) => Some(i64::from(*value)),
+        ScalarIr::Float(_) => None,
     }
 }
 

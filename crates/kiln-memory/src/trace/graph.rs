@@ -35,7 +35,8 @@ struct Span {
 /// Name and attributes of an operation, without its tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Kind {
-    /// burn's names, outermost first: `Module.Conv2d`, `NumericFloat.Add`.
+    /// burn's names, outermost first: `Module.Conv2d`, `NumericFloat.Add`. Of an operation that burn does not have, its id:
+    /// `Custom.kiln::attention`.
     pub(crate) name: String,
     pub(crate) detail: Detail,
 }
@@ -51,6 +52,8 @@ pub(crate) enum Detail {
     Slice { offset: bool, steps: Vec<isize> },
     /// A convolution in any number of dimensions. `padding` is the sum of both sides.
     Conv { stride: Vec<usize>, padding: Vec<usize>, dilation: Vec<usize>, groups: usize },
+    /// The integers and flags of an operation that burn does not have, in the order in which it was recorded with them.
+    Scalars(Vec<i64>),
 }
 
 /// A tensor that an operation reads.
@@ -67,9 +70,14 @@ impl Kind {
         self.name.split('.').next().unwrap_or_default()
     }
 
-    /// The name behind the dot: `Conv2d`. The whole name where there is no dot.
+    /// The name behind the dot: `Conv2d`, `kiln::attention`. The whole name where there is no dot.
     pub(crate) fn short(&self) -> &str {
-        self.name.rsplit('.').next().unwrap_or_default()
+        self.name.split_once('.').map_or(self.name.as_str(), |(_, short)| short)
+    }
+
+    /// Whether burn itself does not have the operation.
+    pub(crate) fn is_custom(&self) -> bool {
+        self.family() == "Custom"
     }
 }
 

@@ -2,14 +2,19 @@
 
 use crate::alone;
 use crate::cases::{Case, Images, Mlp, Setup, Text, adamw, measure, record, sgd, warm_up};
+use crate::lean::LeanConfig;
 use burn::module::Module;
 use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::nn::pool::MaxPool2dConfig;
-use burn::nn::{DropoutConfig, Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, Linear, PaddingConfig2d};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, DropoutConfig, Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, Linear,
+    PaddingConfig2d,
+};
 use burn::optim::Optimizer;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_checkpointing::Plan;
+use kiln_layers::{batch_norm, batch_norm_relu, gelu_tanh, silu};
 use kiln_memory::{BackendProfile, StepOptions};
 use kiln_models::{GptConfig, ResNetConfig, Stem};
 use kiln_precision::Precision;
@@ -124,8 +129,8 @@ fn predictions_are_near_what_is_measured() {
     let _alone = alone();
     warm_up();
     let mlp = Mlp { width: 512, depth: 8 };
-    let images = Images { config: ResNetConfig::resnet18(10).with_stem(Stem::Cifar), size: 16 };
-    let text = Text(GptConfig::tiny(256, 64));
+    let images = Images { config: ResNetConfig::resnet18(10).with_stem(Stem::Cifar).with_lean(false), size: 16 };
+    let text = Text(GptConfig::tiny(256, 64).with_lean(false));
     let every = |blocks, length| Some(Plan::every(blocks, length).unwrap());
     let options = StepOptions { accumulate: true, keep_parameters: true, scale_gradients: true, ..Default::default() };
 
@@ -153,7 +158,49 @@ fn predictions_are_near_what_is_measured() {
     }
     // Large parameters, whose casts and gradients come and go with the segments.
     let setup = Setup { precision: Precision::BF16, plan: every(6, 1), ..Setup::new(adamw()) };
-    wrong.extend(check("wide gpt every:1 bf16", &Text(GptConfig::mini(256, 32)), &setup, &[2]));
+    wrong.extend(check("wide gpt every:1 bf16", &Text(GptConfig::mini(256, 32).with_lean(false)), &setup, &[2]));
     wrong.extend(layers());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Operations that the decoder of kiln-layers does not have, and norms of images.
+fn lean_images() -> Vec<String> {
+    let images = Layers(
+        |d: &Device| {
+            let conv = |channels: [usize; 2]| {
+                let config = Conv2dConfig::new(channels, [3, 3]);
+                config.with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init(d)
+            };
+            let norm = || BatchNormConfig::new(32).init(d);
+            (conv([3, 32]), norm(), conv([32, 32]), norm())
+        },
+        |(first, norm, second, last): &(Conv2d, BatchNorm, Conv2d, BatchNorm), batch, d: &Device| {
+            let x = first.forward(Tensor::<4>::zeros([batch, 3, 40, 40], d).cast(first.weight.val().dtype()));
+            let x = second.forward(silu(batch_norm_relu(norm, x).unwrap()).unwrap());
+            gelu_tanh(batch_norm(last, x).unwrap()).unwrap().square().mean()
+        },
+    );
+    let mut wrong = vec![];
+    for precision in [Precision::F32, Precision::BF16] {
+        let setup = Setup { precision, ..Setup::new(sgd()) };
+        wrong.extend(check(&format!("lean images {precision}"), &images, &setup, &[16]));
+    }
+    wrong
+}
+
+#[test]
+fn predictions_of_kiln_layers_are_near_what_is_measured() {
+    let _alone = alone();
+    warm_up();
+    let text = LeanConfig { vocab: 2000, time: 128, width: 128, heads: 4, depth: 4 };
+    let every = |length| Some(Plan::every(4, length).unwrap());
+    let mut wrong = lean_images();
+    for precision in [Precision::F32, Precision::BF16] {
+        let setup = Setup { precision, ..Setup::new(adamw()) };
+        wrong.extend(check(&format!("lean {precision}"), &text, &setup, &[2, 8]));
+        wrong.extend(check(&format!("lean every:1 {precision}"), &text, &Setup { plan: every(1), ..setup }, &[8]));
+        let setup = Setup { precision, plan: every(2), ..Setup::new(sgd()) };
+        wrong.extend(check(&format!("lean every:2 {precision}"), &text, &setup, &[8]));
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -12,6 +12,7 @@ use kiln_models::{Gpt, GptBlock, GptConfig, ResNet, ResNetBlock, ResNetConfig};
 use kiln_precision::{Policy, Precision};
 
 use crate::HEAP;
+use crate::lean::{Lean, LeanBlock, LeanConfig};
 
 /// A model whose blocks are a chain, and its loss on a batch of zeros.
 pub(crate) trait Case: 'static {
@@ -263,5 +264,31 @@ impl Case for Text {
         let logits_btv = model.head(x);
         let [b, t, v] = logits_btv.dims();
         cross_entropy(logits_btv.reshape([b * t, v]))
+    }
+}
+
+impl Case for LeanConfig {
+    type Model = Lean;
+    type Part = LeanBlock;
+    type X = Tensor<3>;
+
+    fn build(&self, device: &Device) -> Lean {
+        self.init(device)
+    }
+
+    fn begin(&self, model: &Lean, batch: usize, device: &Device) -> Tensor<3> {
+        model.embed(Tensor::zeros([batch, self.time], device))
+    }
+
+    fn parts(&self, model: &Lean) -> Vec<LeanBlock> {
+        model.blocks.clone()
+    }
+
+    fn run(part: &LeanBlock, x: Tensor<3>) -> Tensor<3> {
+        part.forward(x)
+    }
+
+    fn end(&self, model: &Lean, x: Tensor<3>) -> Tensor<1> {
+        model.loss(x)
     }
 }

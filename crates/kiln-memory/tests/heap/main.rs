@@ -14,6 +14,8 @@ use kiln_memory::CountingAllocator;
 mod accuracy;
 mod allocator;
 mod cases;
+#[path = "../lean.rs"]
+mod lean;
 mod spans;
 
 #[global_allocator]

@@ -224,7 +224,7 @@ fn sizes_of_zero_are_errors() {
     let options = StepOptions::default();
     let images = |side: usize| {
         record_step(
-            |device| ResNetConfig::resnet18(10).init(device).unwrap(),
+            |device| ResNetConfig::resnet18(10).with_lean(false).init(device).unwrap(),
             |model: &ResNet, step| {
                 let x = Tensor::zeros([step.batch(), 3, side, side], step.device());
                 model.forward(x).square().mean()

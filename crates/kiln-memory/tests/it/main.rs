@@ -12,6 +12,9 @@ mod errors;
 mod estimates;
 mod explain;
 mod large_step;
+mod layers;
+#[path = "../lean.rs"]
+mod lean;
 mod picture;
 mod profiles;
 mod properties;

@@ -264,7 +264,7 @@ fn a_replay_needs_room_of_its_own() {
 
 #[test]
 fn offloading_never_keeps_more_than_recomputing() {
-    let trace = resnet((ResNetConfig::resnet50(1000), 64), F32, &sgd(), StepOptions::default());
+    let trace = resnet((ResNetConfig::resnet50(1000).with_lean(false), 64), F32, &sgd(), StepOptions::default());
     let plan = |offloaded| {
         let plan: Vec<_> =
             (0..trace.blocks() - 1).map(|block| Recomputed { blocks: block..block + 1, offloaded }).collect();

@@ -10,6 +10,8 @@ use kiln_memory::{BackendProfile, Recorder, StepOptions, StepTrace, record_step}
 use kiln_models::{Gpt, GptConfig, ResNet, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision};
 
+use crate::lean::{Lean, LeanConfig};
+
 /// Residual blocks of a linear layer, a norm and an activation, all alike.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
@@ -36,17 +38,21 @@ pub(crate) fn adamw() -> AdamW {
     AdamWConfig::new().build()
 }
 
-/// burn's CPU device on a machine with two threads, wherever the test runs.
+/// burn's CPU device on a machine with two threads and AVX2, wherever the test runs.
 pub(crate) fn flex() -> BackendProfile {
-    BackendProfile { threads: 2, ..BackendProfile::flex() }
+    BackendProfile { threads: 2, lanes: 8, ..BackendProfile::flex() }
 }
 
 pub(crate) fn cifar() -> ResNetConfig {
-    ResNetConfig::resnet18(10).with_stem(Stem::Cifar)
+    ResNetConfig::resnet18(10).with_stem(Stem::Cifar).with_lean(false)
 }
 
 pub(crate) fn tiny() -> GptConfig {
-    GptConfig::tiny(256, 64)
+    GptConfig::tiny(256, 64).with_lean(false)
+}
+
+pub(crate) fn small() -> LeanConfig {
+    LeanConfig { vocab: 256, time: 64, width: 64, heads: 4, depth: 4 }
 }
 
 fn dtype(precision: Precision) -> DType {
@@ -126,6 +132,26 @@ pub(crate) fn gpt(
     record_step(build, forward, optimizer, options).unwrap()
 }
 
+pub(crate) fn lean(
+    config: LeanConfig,
+    precision: Precision,
+    optimizer: &impl Optimizer,
+    options: StepOptions,
+) -> StepTrace {
+    let build = |device: &Device| Policy::new(precision).autocast(config.init(device)).unwrap();
+    let forward = |model: &Lean, step: &Recorder| {
+        let x = model.embed(Tensor::zeros([step.batch(), config.time], step.device()));
+        step.cut();
+        let x = model.blocks.iter().fold(x, |x, block| {
+            let x = block.forward(x);
+            step.cut();
+            x
+        });
+        model.loss(x)
+    };
+    record_step(build, forward, optimizer, options).unwrap()
+}
+
 /// The models of the tests with one optimizer.
 pub(crate) fn models(
     precision: Precision,
@@ -134,8 +160,9 @@ pub(crate) fn models(
 ) -> Vec<(&'static str, StepTrace)> {
     vec![
         ("mlp", mlp((64, 4), precision, optimizer, options)),
+        ("lean", lean(small(), precision, optimizer, options)),
         ("gpt", gpt(tiny(), precision, optimizer, options)),
         ("resnet18", resnet((cifar(), 32), precision, optimizer, options)),
-        ("resnet50", resnet((ResNetConfig::resnet50(1000), 224), precision, optimizer, options)),
+        ("resnet50", resnet((ResNetConfig::resnet50(1000).with_lean(false), 224), precision, optimizer, options)),
     ]
 }
