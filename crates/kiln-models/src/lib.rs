@@ -35,6 +35,7 @@
 
 mod error;
 mod gpt;
+mod lean;
 mod norms;
 mod resnet;
 mod safetensors;

@@ -7,8 +7,10 @@ use burn::tensor::activation::{gelu_approximate, softmax};
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Tensor};
+use kiln_layers::{Activation, Mask, activation_linear, linear, norm_linear, self_attention};
 
 use super::config::GptConfig;
+use crate::lean::{output, usable};
 use crate::norms::layer_norm;
 
 /// One pre-norm decoder block: causal self-attention, then a feed-forward layer, each added to its input.
@@ -19,6 +21,7 @@ pub struct GptBlock {
     ln_2: LayerNorm,
     mlp: Mlp,
     drop: Dropout,
+    lean: bool,
 }
 
 #[derive(Module, Debug)]
@@ -37,7 +40,7 @@ struct Mlp {
 impl GptBlock {
     pub(super) fn new(config: &GptConfig, inner: &Initializer, residual: &Initializer, device: &Device) -> Self {
         let width = config.width;
-        let linear = |from, to, weights: &Initializer| {
+        let projection = |from, to, weights: &Initializer| {
             let mut layer = LinearConfig::new(from, to).with_initializer(weights.clone()).init(device);
             layer.bias = Some(Initializer::Zeros.init([to], device));
             layer
@@ -45,13 +48,14 @@ impl GptBlock {
         Self {
             ln_1: LayerNormConfig::new(width).init(device),
             attn: Attention {
-                c_attn: linear(width, 3 * width, inner),
-                c_proj: linear(width, width, residual),
+                c_attn: projection(width, 3 * width, inner),
+                c_proj: projection(width, width, residual),
                 heads: config.heads,
             },
             ln_2: LayerNormConfig::new(width).init(device),
-            mlp: Mlp { c_fc: linear(width, 4 * width, inner), c_proj: linear(4 * width, width, residual) },
+            mlp: Mlp { c_fc: projection(width, 4 * width, inner), c_proj: projection(4 * width, width, residual) },
             drop: DropoutConfig::new(config.dropout).init(),
+            lean: config.lean,
         }
     }
 
@@ -63,15 +67,29 @@ impl GptBlock {
 
     /// `[B, T, C]` to `[B, T, C]`; position t attends to positions 0 to t.
     pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        let attended = self.attn.forward(layer_norm(&self.ln_1, x_btc.clone()));
+        let lean = usable(self.lean, &x_btc);
+        let attended = match lean {
+            true => self.attn.lean(&self.ln_1, x_btc.clone()),
+            false => self.attn.stock(layer_norm(&self.ln_1, x_btc.clone())),
+        };
         let x_btc = x_btc + self.drop.forward(attended);
-        let fed = self.mlp.forward(layer_norm(&self.ln_2, x_btc.clone()));
+        let fed = match lean {
+            true => self.mlp.lean(&self.ln_2, x_btc.clone()),
+            false => self.mlp.stock(layer_norm(&self.ln_2, x_btc.clone())),
+        };
         x_btc + self.drop.forward(fed)
     }
 }
 
 impl Attention {
-    fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
+    /// Keeps its input, queries, keys, values, and the output of attention.
+    fn lean(&self, norm: &LayerNorm, x_btc: Tensor<3>) -> Tensor<3> {
+        let qkv = output(norm_linear(norm, &self.c_attn, x_btc));
+        let attended = output(self_attention(qkv, self.heads, Mask::Causal));
+        output(linear(&self.c_proj, attended))
+    }
+
+    fn stock(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let [b, t, c] = x_btc.dims();
         let qkv = self.c_attn.forward(x_btc);
         let part = |i: usize| -> Tensor<4> {
@@ -97,9 +115,15 @@ fn causal_attention(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tenso
     softmax(scores.mask_fill(future, f32::NEG_INFINITY), 3).cast(dtype).matmul(value)
 }
 
+// GPT-2 uses the tanh approximation of GELU ("gelu_new").
 impl Mlp {
-    fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        // GPT-2 uses the tanh approximation ("gelu_new").
+    /// Keeps its input and the input of GELU.
+    fn lean(&self, norm: &LayerNorm, x_btc: Tensor<3>) -> Tensor<3> {
+        let hidden = output(norm_linear(norm, &self.c_fc, x_btc));
+        output(activation_linear(Activation::GeluTanh, &self.c_proj, hidden))
+    }
+
+    fn stock(&self, x_btc: Tensor<3>) -> Tensor<3> {
         self.c_proj.forward(gelu_approximate(self.c_fc.forward(x_btc)))
     }
 }

@@ -22,6 +22,14 @@ pub struct GptConfig {
     /// Probability of zeroing an element of the embedding and of each branch's output, in [0, 1); 0 by default.
     #[serde(default)]
     pub dropout: f64,
+    /// Whether the blocks and the loss are made of kiln-layers' operations, which keep less for the backward pass; of burn's own
+    /// otherwise. True by default.
+    #[serde(default = "yes")]
+    pub lean: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl GptConfig {
@@ -29,7 +37,7 @@ impl GptConfig {
     pub const NAMES: &'static str = "gpt-tiny, gpt-mini, gpt2, gpt2-medium";
 
     fn new(vocab: usize, context: usize, [layers, heads, width]: [usize; 3]) -> Self {
-        Self { vocab, context, layers, heads, width, dropout: 0.0 }
+        Self { vocab, context, layers, heads, width, dropout: 0.0, lean: yes() }
     }
 
     /// 4 layers of width 128: 0.8 million parameters besides the embeddings; trains on a laptop.
@@ -90,6 +98,12 @@ impl GptConfig {
         self
     }
 
+    /// The same on kiln-layers' operations (true) or burn's own (false).
+    pub fn with_lean(mut self, lean: bool) -> Self {
+        self.lean = lean;
+        self
+    }
+
     /// Checks that sequences of `tokens` tokens can be read.
     ///
     /// # Errors
@@ -106,7 +120,7 @@ impl GptConfig {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        let Self { vocab, context, layers, heads, width, dropout } = *self;
+        let Self { vocab, context, layers, heads, width, dropout, lean: _ } = *self;
         positive([("vocab", vocab), ("context", context), ("layers", layers), ("heads", heads), ("width", width)])?;
         addressable("width", width, &[4, width, width])?;
         addressable("vocab", vocab, &[vocab, width])?;

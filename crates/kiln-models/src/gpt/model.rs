@@ -2,12 +2,15 @@
 // B batch, T time, C width, V vocabulary
 
 use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
+use kiln_layers::LinearCrossEntropy;
 
 use super::block::GptBlock;
 use super::config::GptConfig;
 use crate::Error;
+use crate::lean::{output, usable};
 use crate::norms::layer_norm;
 
 /// GPT-2's `initializer_range`.
@@ -24,6 +27,7 @@ pub struct Gpt {
     drop: Dropout,
     h: Vec<GptBlock>,
     ln_f: LayerNorm,
+    lean: bool,
 }
 
 impl GptConfig {
@@ -44,6 +48,7 @@ impl GptConfig {
             drop: DropoutConfig::new(self.dropout).init(),
             h: (0..self.layers).map(|_| GptBlock::new(self, &normal(STD), &normal(residual_std), device)).collect(),
             ln_f: LayerNormConfig::new(self.width).init(device),
+            lean: self.lean,
         })
     }
 }
@@ -76,9 +81,36 @@ impl Gpt {
 
     /// Output of the last block `[B, T, C]` to logits `[B, T, V]`, through the embedding's weights.
     pub fn head(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        let x_btc = layer_norm(&self.ln_f, x_btc);
-        let weight_vc = self.wte.weight.val().cast(x_btc.dtype());
-        x_btc.matmul(weight_vc.transpose().unsqueeze())
+        let x_btc = self.last_norm(x_btc);
+        let weight_cv = self.output_weight(x_btc.dtype());
+        x_btc.matmul(weight_cv.unsqueeze())
+    }
+
+    /// Output of the last block `[B, T, C]` to the mean cross-entropy of the targets `[B, T]`, a tensor of one element in f32. On
+    /// kiln-layers' operations the logits of the batch never exist.
+    pub fn loss(&self, x_btc: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+        let [b, t, c] = x_btc.dims();
+        let targets = targets_bt.reshape([b * t]);
+        if usable(self.lean, &x_btc) {
+            let hidden = self.last_norm(x_btc).reshape([b * t, c]);
+            let weight_cv = self.output_weight(hidden.dtype());
+            return output(LinearCrossEntropy::new().forward(hidden, weight_cv, None, targets));
+        }
+        let logits_btv = self.head(x_btc).cast(DType::F32);
+        let [_, _, v] = logits_btv.dims();
+        CrossEntropyLossConfig::new().init(&targets.device()).forward(logits_btv.reshape([b * t, v]), targets)
+    }
+
+    fn last_norm(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        match usable(self.lean, &x_btc) {
+            true => output(kiln_layers::layer_norm(&self.ln_f, x_btc)),
+            false => layer_norm(&self.ln_f, x_btc),
+        }
+    }
+
+    /// The embedding's weights as those of a linear layer, `[C, V]`.
+    fn output_weight(&self, dtype: DType) -> Tensor<2> {
+        self.wte.weight.val().cast(dtype).transpose()
     }
 
     /// Token ids `[B, T]` to logits `[B, T, V]` for the token after each.
@@ -86,7 +118,14 @@ impl Gpt {
     /// # Panics
     /// When T is longer than [`context`](Self::context).
     pub fn forward(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
-        let x = self.h.iter().fold(self.embed(ids_bt), |x, block| block.forward(x));
-        self.head(x)
+        self.head(self.features(ids_bt))
+    }
+
+    /// Token ids `[B, T]` to the output of the last block, `[B, T, C]`.
+    ///
+    /// # Panics
+    /// When T is longer than [`context`](Self::context).
+    pub fn features(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        self.h.iter().fold(self.embed(ids_bt), |x, block| block.forward(x))
     }
 }

@@ -6,8 +6,10 @@ use burn::nn::conv::Conv2d;
 use burn::nn::pool::MaxPool2d;
 use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
+use kiln_layers::{batch_norm_relu, conv2d, max_pool2d};
 
 use super::residual::ResidualBlock;
+use crate::lean::{output, usable};
 use crate::norms::batch_norm;
 
 /// One block of a [`ResNet`](crate::ResNet) as a chain: each reads the output of the one before it.
@@ -26,23 +28,31 @@ pub struct StemLayers {
     pub(super) conv1: Conv2d,
     pub(super) bn1: BatchNorm,
     pub(super) maxpool: Option<MaxPool2d>,
+    pub(super) lean: bool,
 }
 
 impl ResNetBlock {
     /// `[B, C, H, W]` to `[B, C', H', W']`.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         match self {
-            Self::Stem(layers) => stem(&layers.conv1, &layers.bn1, &layers.maxpool, x),
+            Self::Stem(layers) => layers.forward(x),
             Self::Residual(block) => block.forward(x),
         }
     }
 }
 
-pub(super) fn stem(conv: &Conv2d, norm: &BatchNorm, pool: &Option<MaxPool2d>, images_bchw: Tensor<4>) -> Tensor<4> {
-    let images_bchw = images_bchw.cast(conv.weight.val().dtype());
-    let x = relu(batch_norm(norm, conv.forward(images_bchw)));
-    match pool {
-        Some(pool) => pool.forward(x),
-        None => x,
+impl StemLayers {
+    pub(super) fn forward(&self, images_bchw: Tensor<4>) -> Tensor<4> {
+        let images_bchw = images_bchw.cast(self.conv1.weight.val().dtype());
+        let lean = usable(self.lean, &images_bchw);
+        let x = match lean {
+            true => output(batch_norm_relu(&self.bn1, output(conv2d(&self.conv1, images_bchw)))),
+            false => relu(batch_norm(&self.bn1, self.conv1.forward(images_bchw))),
+        };
+        match &self.maxpool {
+            Some(pool) if lean => output(max_pool2d(pool, x)),
+            Some(pool) => pool.forward(x),
+            None => x,
+        }
     }
 }

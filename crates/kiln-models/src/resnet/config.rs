@@ -68,6 +68,10 @@ pub struct ResNetConfig {
     /// 2017, section 5.1); true by default.
     #[serde(default = "yes")]
     pub zero_init: bool,
+    /// Whether the blocks are made of kiln-layers' operations, which keep less for the backward pass; of burn's own otherwise. True by
+    /// default.
+    #[serde(default = "yes")]
+    pub lean: bool,
 }
 
 fn three() -> usize {
@@ -85,7 +89,15 @@ impl ResNetConfig {
     pub const NAMES: &'static str = "resnet18, resnet34, resnet50, resnet101";
 
     fn new(depth: Depth, classes: usize) -> Self {
-        Self { depth, classes, channels: three(), width: sixty_four(), stem: Stem::ImageNet, zero_init: yes() }
+        Self {
+            depth,
+            classes,
+            channels: three(),
+            width: sixty_four(),
+            stem: Stem::ImageNet,
+            zero_init: yes(),
+            lean: yes(),
+        }
     }
 
     /// ResNet-18: basic blocks, 11.7 million parameters at 1000 classes.
@@ -143,6 +155,12 @@ impl ResNetConfig {
     /// The same with zero initialisation of each block's last batch-norm scale on or off.
     pub fn with_zero_init(mut self, zero_init: bool) -> Self {
         self.zero_init = zero_init;
+        self
+    }
+
+    /// The same on kiln-layers' operations (true) or burn's own (false).
+    pub fn with_lean(mut self, lean: bool) -> Self {
+        self.lean = lean;
         self
     }
 

@@ -6,7 +6,7 @@ use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, MaxPool2d, MaxP
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::{Device, Tensor};
 
-use super::block::{ResNetBlock, StemLayers, stem};
+use super::block::{ResNetBlock, StemLayers};
 use super::config::{ResNetConfig, Stem};
 use super::residual::{ResidualBlock, conv};
 use crate::Error;
@@ -25,6 +25,7 @@ pub struct ResNet {
     layer4: Vec<ResidualBlock>,
     avgpool: AdaptiveAvgPool2d,
     fc: Linear,
+    lean: bool,
 }
 
 impl ResNetConfig {
@@ -46,7 +47,7 @@ impl ResNetConfig {
             (0..self.depth.stages()[number])
                 .map(|i| {
                     let stride = if i == 0 && number > 0 { 2 } else { 1 };
-                    let block = ResidualBlock::new([channels, inner, out], stride, self.zero_init, device);
+                    let block = ResidualBlock::new([channels, inner, out], stride, self, device);
                     channels = out;
                     block
                 })
@@ -68,6 +69,7 @@ impl ResNetConfig {
             layer4,
             avgpool: AdaptiveAvgPool2dConfig::new([1, 1]).init(),
             fc: LinearConfig::new(channels, self.classes).init(device),
+            lean: self.lean,
         })
     }
 }
@@ -77,12 +79,17 @@ impl ResNet {
         [&self.layer1, &self.layer2, &self.layer3, &self.layer4].into_iter().flatten()
     }
 
+    fn stem(&self) -> StemLayers {
+        let (conv1, bn1, maxpool) = (self.conv1.clone(), self.bn1.clone(), self.maxpool.clone());
+        StemLayers { conv1, bn1, maxpool, lean: self.lean }
+    }
+
     /// The stem and the residual blocks, first to last: images `[B, C, H, W]` (normalised floats) to the features that
     /// [`head`](Self::head) reads. They are handles to this network's parameters and running statistics, not copies.
     pub fn blocks(&self) -> Vec<ResNetBlock> {
-        let (conv1, bn1, maxpool) = (self.conv1.clone(), self.bn1.clone(), self.maxpool.clone());
-        let stem = ResNetBlock::Stem(StemLayers { conv1, bn1, maxpool });
-        std::iter::once(stem).chain(self.residual_blocks().cloned().map(ResNetBlock::Residual)).collect()
+        std::iter::once(ResNetBlock::Stem(self.stem()))
+            .chain(self.residual_blocks().cloned().map(ResNetBlock::Residual))
+            .collect()
     }
 
     /// Features of the last block to logits `[B, classes]`.
@@ -92,7 +99,7 @@ impl ResNet {
 
     /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.
     pub fn forward(&self, images_bchw: Tensor<4>) -> Tensor<2> {
-        let x = stem(&self.conv1, &self.bn1, &self.maxpool, images_bchw);
+        let x = self.stem().forward(images_bchw);
         let x = self.residual_blocks().fold(x, |x, block| block.forward(x));
         self.head(x)
     }

@@ -5,7 +5,10 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Initializer, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
+use kiln_layers::{batch_norm_add_relu, batch_norm_relu_conv2d, conv2d};
 
+use super::config::ResNetConfig;
+use crate::lean::{output, usable};
 use crate::norms::batch_norm;
 
 /// One residual block: two convolutions of 3x3 (basic), or three of 1x1, 3x3 and 1x1 (bottleneck), plus the input.
@@ -20,6 +23,7 @@ pub struct ResidualBlock {
     conv3: Option<Conv2d>,
     bn3: Option<BatchNorm>,
     downsample: Option<Downsample>,
+    lean: bool,
 }
 
 /// A strided 1x1 convolution and its norm, which give the input the shape of the block's output.
@@ -42,11 +46,11 @@ pub(super) fn conv([from, to]: [usize; 2], kernel: usize, stride: usize, device:
 
 impl ResidualBlock {
     /// A block of `[from, inner, to]` channels, which is a bottleneck when `inner` and `to` differ.
-    pub(super) fn new([from, inner, to]: [usize; 3], stride: usize, zero_init: bool, device: &Device) -> Self {
+    pub(super) fn new([from, inner, to]: [usize; 3], stride: usize, config: &ResNetConfig, device: &Device) -> Self {
         let norm = |channels| BatchNormConfig::new(channels).init(device);
         let last = |channels| {
             let mut norm = norm(channels);
-            if zero_init {
+            if config.zero_init {
                 norm.gamma = Initializer::Zeros.init([channels], device);
             }
             norm
@@ -62,11 +66,34 @@ impl ResidualBlock {
             bn3: bottleneck.then(|| last(to)),
             downsample: (stride != 1 || from != to)
                 .then(|| Downsample { conv: conv([from, to], 1, stride, device), norm: norm(to) }),
+            lean: config.lean,
         }
     }
 
     /// `[B, C, H, W]` to `[B, C', H / stride, W / stride]`, rounded up.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        match usable(self.lean, &x) {
+            true => self.lean(x),
+            false => self.stock(x),
+        }
+    }
+
+    /// Keeps the output of each convolution and of the block.
+    fn lean(&self, x: Tensor<4>) -> Tensor<4> {
+        let identity = match &self.downsample {
+            Some(down) => output(kiln_layers::batch_norm(&down.norm, output(conv2d(&down.conv, x.clone())))),
+            None => x.clone(),
+        };
+        let y = output(conv2d(&self.conv1, x));
+        let y = output(batch_norm_relu_conv2d(&self.bn1, &self.conv2, y));
+        let (y, last) = match (&self.conv3, &self.bn3) {
+            (Some(conv3), Some(bn3)) => (output(batch_norm_relu_conv2d(&self.bn2, conv3, y)), bn3),
+            _ => (y, &self.bn2),
+        };
+        output(batch_norm_add_relu(last, y, identity))
+    }
+
+    fn stock(&self, x: Tensor<4>) -> Tensor<4> {
         let identity = match &self.downsample {
             Some(down) => batch_norm(&down.norm, down.conv.forward(x.clone())),
             None => x.clone(),
