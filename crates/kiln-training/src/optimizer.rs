@@ -5,10 +5,11 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamW, AdamWConfig, DynOptimizer, DynState, ModuleOptimizer, Optimizer, Sgd, SgdConfig};
+use burn::optim::{AdamWConfig, DynOptimizer, DynState, ModuleOptimizer, Optimizer, SgdConfig};
 use burn::optim::{StateSink, StateSource};
 use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{Device, Tensor};
+use kiln_layers::{FusedAdamW, FusedSgd};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -171,7 +172,7 @@ impl OptimizerConfig {
         }
     }
 
-    /// burn's optimizers for `model` in two groups: with weight decay, and without it for parameters of one dimension.
+    /// The optimizers for `model`, kiln-layers' form of burn's with the same results and records, in two groups: with weight decay, and without it for parameters of one dimension.
     pub fn groups(&self, model: &impl Module) -> OptimizerGroups {
         let one_dimensional = ParamGroup::from_ids(one_dimensional(model));
         let groups = match *self {
@@ -185,24 +186,24 @@ impl OptimizerConfig {
         groups.described(format!("{self:?}"))
     }
 
-    fn build_sgd(&self, decays: bool) -> Sgd {
+    fn build_sgd(&self, decays: bool) -> FusedSgd {
         let (momentum, weight_decay, nesterov) = match *self {
             Self::Sgd { momentum, weight_decay, nesterov } => (momentum, weight_decay, nesterov),
             Self::AdamW { .. } => (0.0, 0.0, false),
         };
         let momentum = MomentumConfig::new().with_momentum(momentum).with_dampening(0.0).with_nesterov(nesterov);
         let decay = decays.then(|| WeightDecayConfig::new(weight_decay as f32));
-        SgdConfig::new().with_momentum(Some(momentum)).with_weight_decay(decay).build()
+        SgdConfig::new().with_momentum(Some(momentum)).with_weight_decay(decay).into()
     }
 
-    fn build_adamw(&self, decays: bool) -> AdamW {
+    fn build_adamw(&self, decays: bool) -> FusedAdamW {
         let (beta1, beta2, epsilon, weight_decay) = match *self {
             Self::AdamW { beta1, beta2, epsilon, weight_decay } => (beta1, beta2, epsilon, weight_decay),
             Self::Sgd { .. } => (0.9, 0.999, 1e-8, 0.0),
         };
         let config =
             AdamWConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32).with_epsilon(epsilon as f32);
-        config.with_weight_decay(if decays { weight_decay as f32 } else { 0.0 }).build()
+        config.with_weight_decay(if decays { weight_decay as f32 } else { 0.0 }).into()
     }
 }
 

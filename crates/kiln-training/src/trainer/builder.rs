@@ -3,10 +3,11 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use burn::optim::AdamWConfig;
+use burn::optim::{AdamW, AdamWConfig};
 use burn::tensor::Device;
 use kiln_checkpointing::Plan;
-use kiln_memory::{BackendProfile, CountingAllocator, Kernels, Meter};
+use kiln_layers::FusedAdamW;
+use kiln_memory::{BackendProfile, CountingAllocator, Kernels, Meter, warm_threads};
 use kiln_precision::{Policy, Precision, Scaling};
 use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Recovery};
 
@@ -107,7 +108,10 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self {
             task,
             init,
-            optimizer: Box::new(|_| AdamWConfig::new().build().into()),
+            optimizer: Box::new(|_| {
+                // The name in checkpoints is that of burn's own, whose state is the same.
+                OptimizerGroups::from(FusedAdamW::from(AdamWConfig::new())).described(std::any::type_name::<AdamW>())
+            }),
             schedule: Schedule::constant(1e-3),
             length: RunLength::Epochs(1),
             seed: 0,
@@ -388,6 +392,9 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
         plans.extend(plans[0].stronger());
 
+        if self.allocator.is_some() {
+            warm_threads(&plain);
+        }
         let meter = Meter::of_pool(&plain).or_else(|| self.allocator.map(Meter::of_heap));
         device.seed(self.seed);
         let model = (self.init)(&device)?;
