@@ -11,6 +11,9 @@
 
 #[path = "../../crates/kiln-memory/tests/heap/cases.rs"]
 mod cases;
+#[allow(dead_code, reason = "a case that only the tests use")]
+#[path = "../../crates/kiln-memory/tests/lean.rs"]
+mod lean;
 
 use std::time::Instant;
 

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use burn::tensor::{Device, Distribution, Tensor};
-use kiln_memory::{BackendProfile, Meter, calibrate};
+use burn::tensor::Device;
+use kiln_memory::{BackendProfile, Meter, calibrate, warm_threads};
 
 use crate::HEAP;
 use crate::atomic::replace;
@@ -16,9 +16,7 @@ use crate::atomic::replace;
 /// When the device cannot be calibrated.
 pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
     let plain = device.clone().inner();
-    if plain.memory_pool_usage().is_none() {
-        warm(&plain);
-    }
+    warm_threads(&plain);
     let path = path(name);
     if let Some(profile) = path.as_deref().and_then(read) {
         return Ok(profile);
@@ -33,17 +31,6 @@ pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
         }
     }
     Ok(profile)
-}
-
-/// Matrix products keep a MiB of scratch memory for each thread that ever made one: those that are spread over the pool's threads,
-/// and those that the calling thread makes alone.
-fn warm(device: &Device) {
-    let random = |shape| Tensor::<2>::random(shape, Distribution::Default, device);
-    let (spread, left, right) = (random([600, 600]), random([64, 64]), random([64, 1024]));
-    for _ in 0..8 {
-        drop(spread.clone().matmul(spread.clone()));
-        drop(left.clone().matmul(right.clone()));
-    }
 }
 
 fn path(name: &str) -> Option<PathBuf> {

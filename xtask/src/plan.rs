@@ -26,7 +26,7 @@ pub(crate) fn run(command: Plan) -> Result<()> {
     match command {
         Plan::Resnet(arguments) => {
             let (size, classes) = (arguments.image as usize, arguments.classes as usize);
-            let config = ResNetConfig::named(&arguments.model, classes)?;
+            let config = ResNetConfig::named(&arguments.model, classes)?.with_lean(!arguments.plan.stock_layers);
             config.check_input([size; 2])?;
             let sample = ImageBatch {
                 pixels: vec![0; SAMPLES * 3 * size * size].into(),
@@ -43,7 +43,7 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             if context == 0 || vocab == 0 {
                 bail!(Usage(format!("--context is {context} and --vocab {vocab}, expected at least 1 of each")));
             }
-            let config = GptConfig::named(&arguments.model, vocab, context)?;
+            let config = GptConfig::named(&arguments.model, vocab, context)?.with_lean(!arguments.plan.stock_layers);
             let tokens = vec![0; SAMPLES * (context + 1)];
             let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
             let name = format!("{}, {context} tokens, vocabulary of {vocab}", arguments.model);

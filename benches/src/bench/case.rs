@@ -68,6 +68,7 @@ pub(crate) enum Setting {
     Checkpointing(Checkpointing),
     /// As the option has it, as in 13MiB.
     Memory(&'static str),
+    StockLayers,
 }
 
 impl fmt::Display for Setting {
@@ -78,6 +79,7 @@ impl fmt::Display for Setting {
             Self::MicroBatch(samples) => write!(f, "--micro-batch {samples}"),
             Self::Checkpointing(checkpointing) => write!(f, "--checkpointing {checkpointing}"),
             Self::Memory(text) => write!(f, "--memory {text}"),
+            Self::StockLayers => f.write_str("--stock-layers"),
         }
     }
 }
@@ -92,6 +94,8 @@ impl Setting {
             Self::Memory(text) => {
                 run.memory = Some(MemorySetting::try_from((*text).to_owned()).map_err(|error| anyhow!(error))?);
             }
+            // A setting of the model.
+            Self::StockLayers => {}
         }
         Ok(())
     }
@@ -118,6 +122,11 @@ impl Case {
     /// Whether the others of the group are measured against it.
     pub(crate) fn is_reference(&self) -> bool {
         self.work == Work::Step(Loop::Burn)
+    }
+
+    /// Whether the model is made of kiln-layers' operations.
+    pub(crate) fn lean(&self) -> bool {
+        !self.settings.contains(&Setting::StockLayers)
     }
 
     /// The options of `train` that the settings stand for.
@@ -158,7 +167,7 @@ pub(crate) fn all() -> Vec<Case> {
 
 /// `micro_batch` is a quarter of the batch; `tight` is a half to three quarters of the plain step's peak.
 fn steps(group: Group, micro_batch: usize, tight: &'static str) -> Vec<Case> {
-    use Setting::{Checkpointing as Blocks, ClipNorm, Memory, MicroBatch, Precision as In};
+    use Setting::{Checkpointing as Blocks, ClipNorm, Memory, MicroBatch, Precision as In, StockLayers};
     let case = |name, what, takes, settings: &[Setting]| Case {
         group,
         name,
@@ -171,6 +180,7 @@ fn steps(group: Group, micro_batch: usize, tight: &'static str) -> Vec<Case> {
     vec![
         case(REFERENCE, "burn's own loop", Loop::Burn, &[]),
         case("step", "Kiln's step, everything off", Loop::Kiln, &[]),
+        case("stock", "burn's own layers", Loop::Kiln, &[StockLayers]),
         case("clip", "clipping by global norm", Loop::Kiln, &[ClipNorm(1.0)]),
         case("bf16", "bf16", Loop::Kiln, &[In(Precision::BF16)]),
         case("f16", "f16 with a dynamic loss scale", Loop::Kiln, &[In(Precision::F16)]),

@@ -32,6 +32,7 @@ pub(crate) fn resnet(case: &Case, device: &str) -> Result<(Run<Classify, ResnetS
     let data = open_images(None)?;
     let mut settings = classify_fixture_recipe(&data.train);
     case.apply(&mut settings.run, device)?;
+    settings.model.lean = case.lean();
     settings.schedule = SCHEDULE;
     classify_run(settings, data)
 }
@@ -40,6 +41,7 @@ pub(crate) fn resnet(case: &Case, device: &str) -> Result<(Run<Classify, ResnetS
 pub(crate) fn gpt(case: &Case, device: &str) -> Result<(Run<NextToken, GptSettings>, Device)> {
     let mut settings = next_token_fixture_recipe();
     case.apply(&mut settings.run, device)?;
+    settings.model.lean = case.lean();
     settings.schedule = SCHEDULE;
     next_token_run(settings)
 }

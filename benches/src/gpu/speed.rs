@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
-use kiln_memory::{BackendProfile, PREDICTION_MARGIN, fits_within};
+use kiln_memory::{BackendProfile, PREDICTION_MARGIN, fits_within, warm_threads};
 use kiln_precision::Precision;
 use kiln_training::{Planner, Task, Trainer};
 use serde_json::json;
@@ -120,6 +120,7 @@ fn largest<T: Task<Batch: Sync>>(
         }
         let batch = network.batch(next);
         let steps = |count| {
+            warm_threads(&plain);
             let peak = Peak::start(&plain, card);
             let mut trainer = network.trainer(precision, &device, &batch)?;
             for _ in 0..count {

@@ -1,9 +1,8 @@
 //! Language modelling with a GPT-2-style decoder.
-// B batch, T time, V vocabulary
+// B batch, T time, C width
 
 use anyhow::Result;
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use kiln_data::{BadSamples, Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest};
 use kiln_models::{Gpt, GptBlock, GptConfig};
 use kiln_precision::Precision;
@@ -21,13 +20,6 @@ pub struct NextToken {
     byte_lengths: Vec<u32>,
 }
 
-/// The mean cross-entropy over all tokens, a tensor of one element, in f32.
-fn cross_entropy(logits_btv: Tensor<3>, targets_bt: Tensor<2, Int>, device: &Device) -> Tensor<1> {
-    let [b, t, v] = logits_btv.dims();
-    let logits = logits_btv.reshape([b * t, v]).cast(DType::F32);
-    CrossEntropyLossConfig::new().init(device).forward(logits, targets_bt.reshape([b * t]))
-}
-
 impl Task for NextToken {
     type Model = Gpt;
     type Batch = TextBatch;
@@ -40,7 +32,7 @@ impl Task for NextToken {
 
     fn metrics(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Metrics {
         let (inputs_bt, targets_bt) = batch.to_device(pass.device());
-        let mean = cross_entropy(pass.model().forward(inputs_bt), targets_bt, pass.device());
+        let mean = pass.model().loss(pass.model().features(inputs_bt), targets_bt);
         let windows = batch.tokens.chunks_exact(batch.shape[1]);
         let bytes: u32 = windows.flat_map(|window| &window[1..]).map(|id| self.byte_lengths[*id as usize]).sum();
         let tokens = batch.targets();
@@ -72,8 +64,7 @@ impl Chained for NextToken {
     }
 
     fn end(&self, model: &Gpt, x_btc: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        let device = targets_bt.device();
-        cross_entropy(model.head(x_btc), targets_bt, &device)
+        model.loss(x_btc, targets_bt)
     }
 }
 

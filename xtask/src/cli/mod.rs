@@ -136,6 +136,9 @@ pub(crate) struct RunArgs {
     /// Scale gradients down to this global norm
     #[arg(long, value_name = "NORM")]
     pub(crate) clip_norm: Option<f64>,
+    /// Use burn's own layers in place of kiln-layers', which keep less for the backward pass, to compare
+    #[arg(long)]
+    pub(crate) stock_layers: bool,
     /// Threads that load data
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<u32>,

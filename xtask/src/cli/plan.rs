@@ -20,6 +20,9 @@ pub(crate) struct PlanArgs {
     /// sgd (momentum, 4 bytes a parameter) or adamw (8 bytes) [default: that of the pipeline]
     #[arg(long)]
     pub(crate) optimizer: Option<String>,
+    /// Use burn's own layers in place of kiln-layers', which keep less for the backward pass, to compare
+    #[arg(long)]
+    pub(crate) stock_layers: bool,
     /// Every size and plan, not only whole batches and the largest that fit
     #[arg(long)]
     pub(crate) all: bool,

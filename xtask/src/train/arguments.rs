@@ -39,6 +39,7 @@ pub(super) fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Re
         ("--learning-rate", arguments.learning_rate.is_some()),
         ("--clip-norm", arguments.clip_norm.is_some()),
         ("--evaluate-every", arguments.evaluate_every.is_some()),
+        ("--stock-layers", arguments.stock_layers),
     ];
     match given.iter().chain(others).find(|(_, given)| *given) {
         Some((option, _)) => bail!(Usage(format!(

@@ -35,6 +35,7 @@ pub(crate) fn resnet(arguments: &TrainResnet) -> Result<(Run<Classify, ResnetSet
         ResNetConfig::named(name, 1)?; // lists the names that exist
     }
     overlay.set("model", "name", arguments.model.clone());
+    overlay.set("model", "lean", arguments.run.stock_layers.then_some(false));
     overlay.set("model", "width", arguments.width.map(i64::from));
     overlay.set("model", "stem", arguments.stem.clone());
     overlay.set("images", "size", arguments.image_size.map(i64::from));
@@ -97,6 +98,7 @@ pub(crate) fn gpt(arguments: &TrainGpt) -> Result<(Run<NextToken, GptSettings>, 
     }
     overlay.set("model", "context", arguments.context.map(i64::from));
     overlay.set("model", "dropout", arguments.dropout);
+    overlay.set("model", "lean", arguments.run.stock_layers.then_some(false));
     if let Some(directory) = &arguments.tokenizer {
         overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)])));
         overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));

@@ -88,7 +88,7 @@ fn killed_and_resumed_again_and_again_the_curve_is_the_same() {
 
 /// Few steps, and a checkpoint after every other.
 fn train_little<'a>(data: &'a str, out: &'a str) -> Vec<&'a str> {
-    let run = ["train", "gpt", "--data", data, "--out", out, "--max-steps", "8", "--save-every", "2", "--seed", "3"];
+    let run = ["train", "gpt", "--data", data, "--out", out, "--max-steps", "24", "--save-every", "2", "--seed", "3"];
     run.into_iter().chain(["--context", "16", "--batch-size", "4", "--dropout", "0.1"]).collect()
 }
 
