@@ -1,4 +1,4 @@
-//! Layers of kiln-layers beside burn's own and PyTorch's: the tables of `docs/layers.md`.
+//! Layers of kiln-layers beside burn's own and PyTorch's, one by one.
 //!
 //! `KILN_PYTHON=.venv/bin/python cargo bench --package benches --features criterion --bench layers`; with names of cases behind `--` only
 //! those. `KILN_DTYPE=bfloat16` for 16 bits. The three take turns, on two threads.
