@@ -60,15 +60,10 @@ fn the_model_is_near_the_estimate_of_a_plan() {
                     let plan = plan_of(trace, length, bits);
                     let peak = trace.with_plan(&plan).unwrap().estimate(batch, &profile).unwrap().peak_bytes;
                     let off = simulated(&costs, &plan) as f64 / peak as f64 - 1.0;
-                    let most = match plan.is_empty() {
-                        true => 0.08,
-                        false => {
-                            if name.starts_with("lean") {
-                                0.75
-                            } else {
-                                0.3
-                            }
-                        }
+                    let most = match (plan.is_empty(), name.starts_with("lean")) {
+                        (true, _) => 0.08,
+                        (false, true) => 0.75,
+                        (false, false) => 0.3,
                     };
                     assert!(off > -0.08 && off < most, "{name} {} {batch} {plan:?}: {off:+.3}", profile.name);
                     all += 1;
