@@ -13,6 +13,12 @@ const DEVICES: &str = match (cfg!(feature = "flex"), cfg!(feature = "cube")) {
     (false, false) => "a capture device",
 };
 
+/// Whether the layers take a tensor: its device is one for which they are compiled, and its dtype is f32, f16 or bf16. A model that also
+/// runs elsewhere asks this, and uses burn's own layers if not.
+pub fn takes<const D: usize>(tensor: &Tensor<D>) -> bool {
+    main_input("the input", tensor).is_ok()
+}
+
 /// Refuses an input on a device, or in a dtype, for which the layers are not compiled. Each public function asks this of its main input,
 /// because burn panics where an operation meets a device that it does not know.
 pub(crate) fn main_input<const D: usize>(name: &'static str, tensor: &Tensor<D>) -> Result<(), Error> {

@@ -68,6 +68,7 @@ pub use attention::{
     AttentionOptions, DropoutSeed, Mask, MultiHeadAttention, MultiHeadAttentionConfig, attention, self_attention,
 };
 pub use batch_norm::{batch_norm, batch_norm_add_relu, batch_norm_leaky_relu, batch_norm_relu};
+pub use check::takes;
 pub use conv2d::conv2d;
 pub use dropout::dropout;
 pub use error::Error;

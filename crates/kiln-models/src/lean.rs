@@ -1,10 +1,10 @@
 //! The choice between kiln-layers' operations and burn's own.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
-/// Whether kiln-layers' operations are wanted, and can compute in the dtype of `x`.
+/// Whether kiln-layers' operations are wanted, and can compute on the device and in the dtype of `x`.
 pub(crate) fn usable<const D: usize>(lean: bool, x: &Tensor<D>) -> bool {
-    lean && matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)
+    lean && kiln_layers::takes(x)
 }
 
 /// The output of an operation. Its inputs fit together by how the model is built.

@@ -205,6 +205,9 @@ impl<B: Backend> Layer<B> {
         };
         let (device, shape) = (logits.device(), logits.shape());
         let ones = || Wide::<B>::of(&full::<B>(Shape::new([1, shape[1]]), 1.0, &device, DType::F32));
+        // A small loss of large logits is not lost to rounding.
+        let largest = logits.clone().largest(1);
+        let logits = logits - largest;
         let on_target = rows.of_class * self.on_target;
         let mut mass = on_target.clone();
         let mut expected = logits.clone().at(rows.targets.clone()) * on_target.clone();
@@ -212,10 +215,9 @@ impl<B: Backend> Layer<B> {
             mass = mass + self.weighted(ones()).sum(&[1]) * self.on_each;
             expected = expected + self.weighted(logits.clone()).sum(&[1]) * self.on_each;
         }
-        let largest = logits.clone().largest(1);
-        let exponentials = (logits - largest.clone()).exp();
+        let exponentials = logits.exp();
         let sums = exponentials.clone().sum(&[1]);
-        let losses = (mass.clone() * (sums.clone().ln() + largest) - expected).fill(rows.ignored.clone(), 0.0);
+        let losses = (mass.clone() * sums.clone().ln() - expected).fill(rows.ignored.clone(), 0.0);
         let gradient = wanted.then(|| {
             let scale = match total {
                 Some(total) => rows.weights.clone() / total.reshape([1, 1]),

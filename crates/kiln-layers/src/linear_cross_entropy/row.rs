@@ -9,10 +9,10 @@ simd! { pub(super) fn add(row: &mut [f32], bias: &[f32]) {
 
 simd! { fn largest(row: &[f32]) -> f32 { maximum(row) } }
 
-simd! { fn total(row: &[f32]) -> f32 { sums(row, |value| [value, 0.0])[0] } }
+simd! { fn total(row: &[f32], largest: f32) -> f32 { sums(row, |value| [value - largest, 0.0])[0] } }
 
-simd! { fn weighted_total(row: &[f32], weights: &[f32]) -> f32 {
-    pair_sums(row, weights, |value, weight| [value * weight, 0.0])[0]
+simd! { fn weighted_total(row: &[f32], largest: f32, weights: &[f32]) -> f32 {
+    pair_sums(row, weights, |value, weight| [(value - largest) * weight, 0.0])[0]
 }}
 
 simd! { fn exponentials(row: &mut [f32], largest: f32) -> f32 {
@@ -61,20 +61,24 @@ impl Classes<'_> {
     /// is a scale.
     ///
     /// The loss is the sum over the classes of q (log Σ exp(logits) - logit), where q is the weight of the class times its
-    /// probability after label smoothing; its gradient is Σq softmax(logits) - q.
+    /// probability after label smoothing; its gradient is Σq softmax(logits) - q. The largest logit is subtracted from all of them first, so
+    /// that a small loss of large logits is not lost to rounding.
     pub(super) fn loss(&self, logits: &mut [f32], target: usize, scale: Option<f64>) -> f64 {
         if !self.bias.is_empty() {
             add(logits, self.bias);
         }
         let on_target = (1.0 - self.label_smoothing) * self.weight(target);
         let on_each = self.label_smoothing / logits.len() as f64;
-        let mut expected = on_target * f64::from(logits[target]);
-        if on_each > 0.0 {
-            let all = if self.weights.is_empty() { total(logits) } else { weighted_total(logits, self.weights) };
-            expected += on_each * f64::from(all);
-        }
         let mass = on_target + on_each * self.total_weight;
         let largest = largest(logits);
+        let mut expected = on_target * f64::from(logits[target] - largest);
+        if on_each > 0.0 {
+            let all = match self.weights.is_empty() {
+                true => total(logits, largest),
+                false => weighted_total(logits, largest, self.weights),
+            };
+            expected += on_each * f64::from(all);
+        }
         let sum = exponentials(logits, largest);
         if let Some(scale) = scale {
             let (factor, shift) = ((scale * mass / f64::from(sum)) as f32, (-scale * on_each) as f32);
@@ -84,6 +88,6 @@ impl Classes<'_> {
             }
             logits[target] -= (scale * on_target) as f32;
         }
-        mass * (f64::from(largest) + f64::from(sum).ln()) - expected
+        mass * f64::from(sum).ln() - expected
     }
 }

@@ -132,8 +132,8 @@ impl Case {
         tensor([self.rows], 6, 1.0, DType::F32, device)
     }
 
-    /// The same by the definition.
-    fn definition(&self) -> [Vec<f64>; 4] {
+    /// The same by the definition, and the largest term of each: how exact a result can be if its terms cancel.
+    fn definition(&self) -> [(Vec<f64>, f64); 4] {
         let device = Device::flex();
         let Self { rows, width, classes, .. } = *self;
         let hidden = self.hidden.matrix([rows, width], 1, self.dtype, &device);
@@ -155,6 +155,7 @@ impl Case {
         let mut losses = vec![0.0; rows];
         let [mut dhidden, mut dweight, mut dbias] =
             [vec![0.0; rows * width], vec![0.0; width * classes], vec![0.0; classes]];
+        let mut terms = [0.0f64; 4];
         for row in 0..rows {
             let Some(target) = target(row) else { continue };
             let hidden = &hidden[row * width..][..width];
@@ -177,9 +178,15 @@ impl Case {
                     _ => upstream[row],
                 };
             for class in 0..classes {
-                let gradient = scale * (mass * (logits[class] - log_sum).exp() - wanted(class));
+                let probability = (logits[class] - log_sum).exp();
+                let gradient = scale * (mass * probability - wanted(class));
+                let term = scale.abs() * (mass * probability).max(wanted(class));
+                terms[0] = terms[0].max(of_rows[row] * wanted(class) * logits[class].abs());
+                terms[3] = terms[3].max(term);
                 dbias[class] += gradient;
                 for k in 0..width {
+                    terms[1] = terms[1].max(term * weight[k * classes + class].abs());
+                    terms[2] = terms[2].max(term * hidden[k].abs());
                     dhidden[row * width + k] += gradient * weight[k * classes + class];
                     dweight[k * classes + class] += gradient * hidden[k];
                 }
@@ -187,16 +194,23 @@ impl Case {
         }
         let sum: f64 = losses.iter().sum();
         let loss = match self.reduction {
-            Reduction::Mean => vec![sum / total],
+            Reduction::Mean => {
+                terms[0] /= total;
+                vec![sum / total]
+            }
             Reduction::Sum => vec![sum],
             _ => losses,
         };
-        [loss, dhidden, dweight, if self.bias { dbias } else { vec![] }]
+        let [of_loss, of_hidden, of_weight, of_bias] = terms;
+        let dbias = if self.bias { dbias } else { vec![] };
+        [(loss, of_loss), (dhidden, of_hidden), (dweight, of_weight), (dbias, of_bias)]
     }
 
     fn check(&self) {
-        for (part, (got, expected)) in self.run().iter().zip(&self.definition()).enumerate() {
-            let far = distance(got, expected);
+        for (part, (mut got, (mut expected, term))) in self.run().into_iter().zip(self.definition()).enumerate() {
+            got.push(term);
+            expected.push(term);
+            let far = distance(&got, &expected);
             assert!(far < tolerance(self.dtype), "part {part} of {self:?}: {far}");
         }
     }
@@ -250,6 +264,23 @@ fn rows_beyond_one_chunk_of_logits_give_the_same() {
             let case = Case { rows: 600, width: 3, classes: 17_000, dtype, weight, bias: true, ..Case::default() };
             case.check();
         }
+    }
+}
+
+#[test]
+fn one_class_has_a_loss_of_zero() {
+    for reduction in [Reduction::Mean, Reduction::Sum, Reduction::None] {
+        let case = Case {
+            rows: 13,
+            width: 13,
+            classes: 1,
+            bias: true,
+            class_weights: true,
+            smoothing: 1.0,
+            ..Case::default()
+        };
+        let [losses, ..] = Case { reduction, ..case }.run();
+        assert!(losses.iter().all(|loss| *loss == 0.0), "{losses:?}");
     }
 }
 
