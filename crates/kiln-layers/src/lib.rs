@@ -9,7 +9,7 @@
 //!   its input or its output, never both. [`swiglu`] keeps its inputs, and [`dropout`] nothing.
 //! - [`batch_norm`], [`batch_norm_relu`], [`batch_norm_add_relu`]: on burn's own [`BatchNorm`](burn::nn::BatchNorm); no copy in f32, and
 //!   no tensor between norm, residual and ReLU. [`batch_norm_leaky_relu`] keeps nothing but its output. [`batch_norm_relu_conv2d`]
-//!   keeps no input of the convolution.
+//!   keeps no input of the convolution, [`residual_end`] neither its input nor its output.
 //! - [`add_relu`] keeps its output alone, [`max_pool2d`] one byte for each value of its output.
 //! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
 //!   records.
@@ -58,6 +58,7 @@ mod max_pool;
 mod norm;
 mod norm_conv2d;
 mod optimizer;
+mod projected_attention;
 mod rotary;
 mod softmax;
 mod swiglu;
@@ -77,8 +78,9 @@ pub use linear::{activation_linear, linear, norm_linear};
 pub use linear_cross_entropy::{LinearCrossEntropy, Reduction};
 pub use max_pool::max_pool2d;
 pub use norm::{Norm, layer_norm, rms_norm};
-pub use norm_conv2d::batch_norm_relu_conv2d;
+pub use norm_conv2d::{batch_norm_relu_conv2d, residual_end};
 pub use optimizer::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
+pub use projected_attention::norm_self_attention;
 pub use rotary::{RotaryOptions, RotaryPairs, rotary};
 pub use softmax::softmax;
 pub use swiglu::swiglu;

@@ -1,11 +1,11 @@
 //! Attention that never holds the matrix of scores.
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use super::graph::AttentionLayer;
 use super::options::{AttentionOptions, setting};
-use super::terms::Sizes;
+use super::terms::{Sizes, Terms};
 use crate::check::{main_input, same_dtype, same_size};
 use crate::error::Error;
 
@@ -21,15 +21,24 @@ use crate::error::Error;
 /// sizes, [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].
 pub fn self_attention(qkv: Tensor<3>, heads: usize, options: impl Into<AttentionOptions>) -> Result<Tensor<3>, Error> {
     main_input("the input", &qkv)?;
-    let [samples, time, packed] = qkv.dims();
+    let terms = packed_terms(qkv.dims(), heads, options.into(), &qkv.device())?;
+    let output = <Dispatch as AttentionLayer>::packed_attention_layer(qkv.into_dispatch(), terms);
+    Ok(Tensor::from_dispatch(output))
+}
+
+/// What attention is given beside packed queries, keys and values `[samples, time, packed]`.
+pub(crate) fn packed_terms(
+    [samples, time, packed]: [usize; 3],
+    heads: usize,
+    options: AttentionOptions,
+    device: &Device,
+) -> Result<Terms<Dispatch>, Error> {
     if heads == 0 || packed == 0 || packed % (3 * heads) != 0 {
-        let expected = "a positive number whose triple divides the last dimension of the input";
+        let expected = "a positive number whose triple divides the packed width of queries, keys and values";
         return Err(setting("the number of heads", heads.to_string(), expected));
     }
     let sizes = Sizes { samples, heads, kv_heads: heads, time, keys: time, depth: packed / 3 / heads };
-    let terms = options.into().checked(sizes, &qkv.device())?;
-    let output = <Dispatch as AttentionLayer>::packed_attention_layer(qkv.into_dispatch(), terms);
-    Ok(Tensor::from_dispatch(output))
+    options.checked(sizes, device)
 }
 
 /// Exact softmax(scale Q Kᵀ) V for each head, in memory that grows with the lengths and not with their product (FlashAttention-2, Dao 2023).

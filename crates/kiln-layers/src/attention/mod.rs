@@ -9,6 +9,9 @@ mod module;
 mod options;
 mod terms;
 
+pub(crate) use functions::packed_terms;
 pub use functions::{attention, self_attention};
+pub(crate) use graph::AttentionKernels;
 pub use module::{MultiHeadAttention, MultiHeadAttentionConfig};
 pub use options::{AttentionOptions, DropoutSeed, Mask};
+pub(crate) use terms::Terms;

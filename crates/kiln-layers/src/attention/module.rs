@@ -6,10 +6,12 @@ use burn::nn::attention as stock;
 use burn::nn::{Dropout, DropoutConfig, Gelu, Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 
+use super::AttentionOptions;
 use super::options::setting;
-use super::{AttentionOptions, self_attention};
 use crate::check::same_size;
 use crate::error::Error;
+use crate::linear::{Input, linear};
+use crate::projected_attention::projected_attention;
 
 /// Configuration of [`MultiHeadAttention`]. Defaults are those of burn's module.
 #[derive(Config, Debug)]
@@ -86,7 +88,7 @@ impl MultiHeadAttention {
             let seed = Tensor::<1, Int>::random([1], seeds, &device);
             options = options.with_dropout(self.dropout.prob, seed);
         }
-        Ok(self.output.forward(self_attention(self.qkv.forward(x), self.n_heads, options)?))
+        linear(&self.output, projected_attention(Input::Plain, &self.qkv, x, self.n_heads, options)?)
     }
 
     /// The module with the parameters of burn's, bit for bit.

@@ -56,7 +56,7 @@ pub(crate) struct Terms<B: Backend> {
 
 impl<B: Backend, C: CheckpointStrategy> Terms<Autodiff<B, C>> {
     /// The same on the backend without gradients.
-    pub(super) fn inner(self) -> Terms<B> {
+    pub(crate) fn inner(self) -> Terms<B> {
         let masked = match self.masked {
             Masked::None => Masked::None,
             Masked::Pairs(pairs) => Masked::Pairs(pairs),

@@ -1,10 +1,12 @@
 //! Batch norm on burn's module, alone and with what follows it.
 
 use burn::backend::Dispatch;
+use burn::backend::tensor::FloatTensor;
 use burn::nn::BatchNorm;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use super::graph::BatchNormLayer;
+use super::parameters::BatchNormParameters;
 use super::settings::{NormActivation, NormSettings};
 use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
@@ -92,43 +94,41 @@ fn run<const D: usize>(
     residual: Option<Tensor<D>>,
     activation: NormActivation,
 ) -> Result<Tensor<D>, Error> {
-    let Pass { weight, bias, mean, variance, settings, updates } = Pass::of(norm, &x, activation)?;
-    let [weight, bias, mean, variance] = [weight, bias, mean, variance].map(Tensor::into_dispatch);
-    let x = x.into_dispatch();
+    let (pass, x) = (Pass::of(norm, &x, activation)?, x.into_dispatch());
     let (y, mean, variance) = match residual {
-        None => Dispatch::batch_norm_layer(x, weight, bias, mean, variance, settings),
-        Some(residual) => {
-            let residual = residual.into_dispatch();
-            Dispatch::batch_norm_add_layer(x, residual, weight, bias, mean, variance, settings)
-        }
+        None => Dispatch::batch_norm_layer(x, pass.parameters),
+        Some(residual) => Dispatch::batch_norm_add_layer(x, residual.into_dispatch(), pass.parameters),
     };
-    if updates {
-        update(norm, Tensor::from_dispatch(mean), Tensor::from_dispatch(variance));
-    }
+    pass.updates.apply(mean, variance);
     Ok(Tensor::from_dispatch(y))
 }
 
-/// What a norm takes for one input.
-pub(crate) struct Pass {
-    pub(crate) weight: Tensor<1>,
-    pub(crate) bias: Tensor<1>,
-    /// The running mean.
-    pub(crate) mean: Tensor<1>,
-    /// The running variance.
-    pub(crate) variance: Tensor<1>,
-    pub(crate) settings: NormSettings,
-    /// Whether the running statistics change.
-    pub(crate) updates: bool,
+/// One pass through a norm.
+pub(crate) struct Pass<'a> {
+    pub(crate) parameters: BatchNormParameters<Dispatch>,
+    pub(crate) updates: Updates<'a>,
 }
 
-impl Pass {
+/// The norm whose running statistics change, if they do.
+pub(crate) struct Updates<'a>(Option<&'a BatchNorm>);
+
+impl Updates<'_> {
+    /// Gives the norm its new running mean and variance.
+    pub(crate) fn apply(self, mean: FloatTensor<Dispatch>, variance: FloatTensor<Dispatch>) {
+        if let Some(norm) = self.0 {
+            norm.running_mean.update(Tensor::from_dispatch(mean).detach());
+            norm.running_var.update(Tensor::from_dispatch(variance).detach());
+        }
+    }
+}
+
+impl<'a> Pass<'a> {
     /// Checks the input.
     pub(crate) fn of<const D: usize>(
-        norm: &BatchNorm,
+        norm: &'a BatchNorm,
         x: &Tensor<D>,
         activation: NormActivation,
     ) -> Result<Self, Error> {
-        let (weight, bias) = (norm.gamma.val(), norm.beta.val());
         if D < 2 {
             return Err(Error::InvalidSetting {
                 name: "the number of dimensions of the input",
@@ -137,25 +137,31 @@ impl Pass {
             });
         }
         main_input("the input", x)?;
+        let channels = ("the number of channels of the input", x.dims()[1]);
+        Self::of_channels(norm, channels, x.shape().num_elements() == 0, &x.device(), activation)
+    }
+
+    /// Of an input that is not there yet. `channels`: what they are called, and their number.
+    pub(crate) fn of_channels(
+        norm: &'a BatchNorm,
+        channels: (&'static str, usize),
+        empty: bool,
+        device: &Device,
+        activation: NormActivation,
+    ) -> Result<Self, Error> {
+        let (weight, bias) = (norm.gamma.val(), norm.beta.val());
         supported("the weight", weight.dtype())?;
         same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
-        let channels = ("the number of channels of the input", x.dims()[1]);
         same_size(channels, ("the length of the weight", weight.dims()[0]))?;
-        let device = x.device();
         let training = device.is_autodiff() && norm.training.is_enabled();
         // As burn: in training the newest statistics, in evaluation those that `valid` made current.
         let [mean, variance] = [&norm.running_mean, &norm.running_var]
-            .map(|state| if training { state.value_sync() } else { state.value() }.to_device(&device));
+            .map(|state| if training { state.value_sync() } else { state.value() }.to_device(device));
         supported("the running mean", mean.dtype())?;
-        let updates = training && x.shape().num_elements() > 0;
         let momentum = training.then_some(norm.momentum);
+        let [weight, bias, mean, variance] = [weight, bias, mean, variance].map(Tensor::into_dispatch);
         let settings = NormSettings { epsilon: norm.epsilon as f32, momentum, activation };
-        Ok(Self { weight, bias, mean, variance, settings, updates })
+        let parameters = BatchNormParameters { weight, bias, mean, variance, settings };
+        Ok(Self { parameters, updates: Updates((training && !empty).then_some(norm)) })
     }
-}
-
-/// Gives `norm` its new running statistics.
-pub(crate) fn update(norm: &BatchNorm, mean: Tensor<1>, variance: Tensor<1>) {
-    norm.running_mean.update(mean.detach());
-    norm.running_var.update(variance.detach());
 }

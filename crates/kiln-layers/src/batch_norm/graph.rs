@@ -7,7 +7,7 @@ use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extensio
 use burn::tensor::{DType, Shape};
 
 use super::settings::{BatchNormOutput, BatchNormSaved};
-use super::{NormActivation, NormSettings};
+use super::{BatchNormParameters, NormActivation, NormSettings};
 use crate::capture::{like, operation};
 use crate::graph::{record, without_gradients};
 
@@ -16,22 +16,14 @@ pub(crate) trait BatchNormLayer: Backend {
     /// The output, and the new running mean and variance, which carry no gradient.
     fn batch_norm_layer(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
-        settings: NormSettings,
+        #[extension_type] norm: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// The same with a residual that is added before the activation.
     fn batch_norm_add_layer(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
-        settings: NormSettings,
+        #[extension_type] norm: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }
 
@@ -78,48 +70,35 @@ pub(crate) trait BatchNormKernels: Backend {
 without_gradients!(BatchNormLayer, BatchNormKernels {
     fn batch_norm_layer(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
-        settings: NormSettings,
+        norm: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let output = Self::batch_norm_act(x, None, [weight, bias, running_mean, running_variance], settings);
-        let [mean, variance] = output.running;
-        (output.y, mean, variance)
+        let settings = norm.settings;
+        let BatchNormOutput { y, running: [mean, variance], .. } =
+            Self::batch_norm_act(x, None, norm.channels(), settings);
+        (y, mean, variance)
     }
 
     fn batch_norm_add_layer(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
-        settings: NormSettings,
+        norm: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let channels = [weight, bias, running_mean, running_variance];
-        let output = Self::batch_norm_act(x, Some(residual), channels, settings);
-        let [mean, variance] = output.running;
-        (output.y, mean, variance)
+        let settings = norm.settings;
+        let BatchNormOutput { y, running: [mean, variance], .. } =
+            Self::batch_norm_act(x, Some(residual), norm.channels(), settings);
+        (y, mean, variance)
     }
 });
 
 impl<B: BatchNormKernels, C: CheckpointStrategy> BatchNormLayer for Autodiff<B, C> {
     fn batch_norm_layer(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
-        settings: NormSettings,
+        norm: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let channels = [weight, bias, running_mean, running_variance];
-        let Prepared { x: of_x, weight: of_weight, bias: of_bias, y, running, saved, .. } =
-            prepare::<B, C>(x, None, channels, settings);
+        let Prepared { nodes, y, running, saved } = Prepared::<B>::of(x, None, norm);
         let y = record::<B, C, _, 3>(
             "batch norm",
-            [of_x, of_weight, of_bias],
+            nodes,
             |_| (y, Some(saved)),
             |saved, gradient, [x, weight, bias]| {
                 let [x, weight, bias, _] = B::batch_norm_act_backward(saved, gradient, [x, weight, bias, false]);
@@ -133,16 +112,11 @@ impl<B: BatchNormKernels, C: CheckpointStrategy> BatchNormLayer for Autodiff<B, 
     fn batch_norm_add_layer(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
-        settings: NormSettings,
+        norm: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let (residual, of_residual) = residual.into_parts();
-        let channels = [weight, bias, running_mean, running_variance];
-        let Prepared { x: of_x, weight: of_weight, bias: of_bias, y, running, saved } =
-            prepare::<B, C>(x, Some(residual), channels, settings);
+        let Prepared { nodes: [of_x, of_weight, of_bias], y, running, saved } =
+            Prepared::<B>::of(x, Some(residual), norm);
         let y = record::<B, C, _, 4>(
             "batch norm",
             [of_x, of_weight, of_bias, of_residual],
@@ -155,42 +129,33 @@ impl<B: BatchNormKernels, C: CheckpointStrategy> BatchNormLayer for Autodiff<B, 
 }
 
 /// The result of a norm, before it is in the graph.
-struct Prepared<T> {
-    x: NodeGuard,
-    weight: NodeGuard,
-    bias: NodeGuard,
-    y: T,
-    running: [T; 2],
-    saved: BatchNormSaved<T>,
+struct Prepared<B: Backend> {
+    /// Of input, weight and bias.
+    nodes: [NodeGuard; 3],
+    y: FloatTensor<B>,
+    running: [FloatTensor<B>; 2],
+    saved: BatchNormSaved<FloatTensor<B>>,
 }
 
-fn prepare<B: BatchNormKernels, C: CheckpointStrategy>(
-    x: FloatTensor<Autodiff<B, C>>,
-    residual: Option<FloatTensor<B>>,
-    [weight, bias, mean, variance]: [FloatTensor<Autodiff<B, C>>; 4],
-    settings: NormSettings,
-) -> Prepared<FloatTensor<B>> {
-    // With constant statistics only the gradients of weight and bias need the input.
-    let parameters_train = weight.is_tracked() || bias.is_tracked();
-    let normalised = settings.momentum.is_some() || parameters_train;
-    let ((x, of_x), (weight, of_weight), (bias, of_bias)) = (x.into_parts(), weight.into_parts(), bias.into_parts());
-    let inverted = match settings.activation {
-        NormActivation::LeakyRelu { slope } => B::batch_norm_invertible([&weight, &bias], slope, x.dtype()),
-        NormActivation::None | NormActivation::Relu => false,
-    };
-    let signs = settings.activation != NormActivation::None && (residual.is_some() || inverted || !normalised);
-    let channels = [weight.clone(), bias.clone(), mean.into_primitive(), variance.into_primitive()];
-    let kept = (normalised && !inverted).then(|| x.clone());
-    let output = B::batch_norm_act(x, residual, channels, settings);
-    let saved = BatchNormSaved {
-        x: kept,
-        y: signs.then(|| output.y.clone()),
-        statistics: output.statistics,
-        weight,
-        bias,
-        settings,
-    };
-    Prepared { x: of_x, weight: of_weight, bias: of_bias, y: output.y, running: output.running, saved }
+impl<B: BatchNormKernels> Prepared<B> {
+    fn of<C: CheckpointStrategy>(
+        x: FloatTensor<Autodiff<B, C>>,
+        residual: Option<FloatTensor<B>>,
+        norm: BatchNormParameters<Autodiff<B, C>>,
+    ) -> Self {
+        let normalised = norm.needs_normalised();
+        let ((x, of_x), (norm, [of_weight, of_bias])) = (x.into_parts(), norm.into_parts());
+        let BatchNormParameters { weight, bias, settings, .. } = norm.clone();
+        let inverted = match settings.activation {
+            NormActivation::LeakyRelu { slope } => B::batch_norm_invertible([&weight, &bias], slope, x.dtype()),
+            NormActivation::None | NormActivation::Relu => false,
+        };
+        let signs = settings.activation != NormActivation::None && (residual.is_some() || inverted || !normalised);
+        let kept = (normalised && !inverted).then(|| x.clone());
+        let BatchNormOutput { y, running, statistics } = B::batch_norm_act(x, residual, norm.channels(), settings);
+        let saved = BatchNormSaved { x: kept, y: signs.then(|| y.clone()), statistics, weight, bias, settings };
+        Self { nodes: [of_x, of_weight, of_bias], y, running, saved }
+    }
 }
 
 #[cfg(feature = "flex")]

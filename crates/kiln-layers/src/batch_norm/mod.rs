@@ -11,11 +11,13 @@ mod composed;
 mod flex;
 mod functions;
 mod graph;
+mod parameters;
 #[cfg(feature = "flex")]
 mod pieces;
 mod settings;
 
-pub(crate) use functions::{Pass, update};
+pub(crate) use functions::Pass;
 pub use functions::{batch_norm, batch_norm_add_relu, batch_norm_leaky_relu, batch_norm_relu};
 pub(crate) use graph::BatchNormKernels;
-pub(crate) use settings::{BatchNormSaved, NormActivation, NormSettings};
+pub(crate) use parameters::BatchNormParameters;
+pub(crate) use settings::{BatchNormOutput, BatchNormSaved, NormActivation, NormSettings};

@@ -6,6 +6,7 @@ use burn::nn::conv::Conv2d;
 use burn::tensor::Tensor;
 
 use super::graph::Conv2dLayer;
+use super::parameters::Convolution;
 use super::settings::Geometry;
 use crate::check::{main_input, same_dtype, same_size};
 use crate::error::Error;
@@ -23,13 +24,12 @@ use crate::error::Error;
 /// [`Error::Size`], [`Error::DType`], [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for a stride, dilation or number of
 /// groups that cannot be, or when the kernel is larger than the padded input.
 pub fn conv2d(conv: &Conv2d, x: Tensor<4>) -> Result<Tensor<4>, Error> {
-    let (weight, bias, geometry) = parameters(conv, &x)?;
-    let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-    Ok(Tensor::from_dispatch(<Dispatch as Conv2dLayer>::conv2d_layer(x, weight, bias, geometry)))
+    let convolution = convolution(conv, &x)?;
+    Ok(Tensor::from_dispatch(<Dispatch as Conv2dLayer>::conv2d_layer(x.into_dispatch(), convolution)))
 }
 
-/// Weight, bias (zeros if there is none) and how the kernel moves over `x`, which is checked.
-pub(crate) fn parameters(conv: &Conv2d, x: &Tensor<4>) -> Result<(Tensor<4>, Tensor<1>, Geometry), Error> {
+/// What a convolution takes beside `x`, which is checked: its bias is zero if there is none.
+pub(crate) fn convolution(conv: &Conv2d, x: &Tensor<4>) -> Result<Convolution<Dispatch>, Error> {
     let weight = conv.weight.val();
     let [_, channels, height, width] = x.dims();
     let [outputs, each, kernel_height, kernel_width] = weight.dims();
@@ -80,7 +80,7 @@ pub(crate) fn parameters(conv: &Conv2d, x: &Tensor<4>) -> Result<(Tensor<4>, Ten
     };
     same_size(("the number of output channels of the weight", outputs), ("the length of the bias", bias.dims()[0]))?;
     same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
-    Ok((weight, bias, geometry))
+    Ok(Convolution { weight: weight.into_dispatch(), bias: bias.into_dispatch(), geometry })
 }
 
 /// Zeros before and after, of height and width, as burn resolves them.

@@ -5,18 +5,13 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extension};
 use burn::tensor::Shape;
 
-use super::Geometry;
+use super::{Convolution, Geometry};
 use crate::capture::operation;
 use crate::graph::{record, without_gradients};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait Conv2dLayer: Backend {
-    fn conv2d_layer(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        geometry: Geometry,
-    ) -> FloatTensor<Self>;
+    fn conv2d_layer(x: FloatTensor<Self>, #[extension_type] convolution: Convolution<Self>) -> FloatTensor<Self>;
 }
 
 /// Convolution on a backend without gradients.
@@ -57,39 +52,41 @@ pub(crate) trait Conv2dKernels: Backend {
 }
 
 without_gradients!(Conv2dLayer, Conv2dKernels {
-    fn conv2d_layer(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
+    fn conv2d_layer(x: FloatTensor<Self>, convolution: Convolution<Self>) -> FloatTensor<Self> {
+        let Convolution { weight, bias, geometry } = convolution;
         Self::conv2d_forward(x, weight, bias, geometry)
     }
 });
 
 impl<B: Conv2dKernels, C: CheckpointStrategy> Conv2dLayer for Autodiff<B, C> {
-    fn conv2d_layer(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
-        let ((x, of_x), (weight, of_weight), (bias, of_bias)) =
-            (x.into_parts(), weight.into_parts(), bias.into_parts());
+    fn conv2d_layer(x: FloatTensor<Self>, convolution: Convolution<Self>) -> FloatTensor<Self> {
+        let ((x, of_x), (convolution, [of_weight, of_bias])) = (x.into_parts(), convolution.into_parts());
         record::<B, C, _, 3>(
             "convolution",
             [of_x, of_weight, of_bias],
-            |_| (B::conv2d_forward(x.clone(), weight.clone(), bias, geometry), Some((x, weight, geometry))),
-            |(x, weight, geometry), gradient, [for_x, for_weight, for_bias]| {
-                let (x_shape, weight_shape) = (x.shape(), weight.shape());
-                let of_bias = for_bias.then(|| B::conv2d_bias_gradient(gradient.clone()));
-                let of_weight =
-                    for_weight.then(|| B::conv2d_weight_gradient(x, gradient.clone(), weight_shape, geometry));
-                let of_x = for_x.then(|| B::conv2d_input_gradient(weight, gradient, x_shape, geometry));
-                [of_x, of_weight, of_bias]
+            |_| {
+                let Convolution { weight, bias, geometry } = convolution;
+                (B::conv2d_forward(x.clone(), weight.clone(), bias, geometry), Some((x, weight, geometry)))
+            },
+            |(x, weight, geometry), gradient, wanted| {
+                let shape = x.shape();
+                gradients::<B>((|| x, shape), (weight, geometry), gradient, wanted)
             },
         )
     }
+}
+
+/// The gradients of input, weight and bias that are wanted, from a function to the input, and its shape.
+pub(crate) fn gradients<B: Conv2dKernels>(
+    (x, shape): (impl FnOnce() -> FloatTensor<B>, Shape),
+    (weight, geometry): (FloatTensor<B>, Geometry),
+    gradient: FloatTensor<B>,
+    [for_x, for_weight, for_bias]: [bool; 3],
+) -> [Option<FloatTensor<B>>; 3] {
+    let of_bias = for_bias.then(|| B::conv2d_bias_gradient(gradient.clone()));
+    let of_weight = for_weight.then(|| B::conv2d_weight_gradient(x(), gradient.clone(), weight.shape(), geometry));
+    let of_x = for_x.then(|| B::conv2d_input_gradient(weight, gradient, shape, geometry));
+    [of_x, of_weight, of_bias]
 }
 
 #[cfg(feature = "flex")]

@@ -7,6 +7,7 @@ mod correlation;
 mod flex;
 mod functions;
 mod graph;
+mod parameters;
 #[cfg(feature = "flex")]
 mod plan;
 mod settings;
@@ -16,6 +17,7 @@ mod tile;
 mod weight;
 
 pub use functions::conv2d;
-pub(crate) use functions::parameters;
-pub(crate) use graph::Conv2dKernels;
+pub(crate) use functions::convolution;
+pub(crate) use graph::{Conv2dKernels, gradients};
+pub(crate) use parameters::Convolution;
 pub(crate) use settings::Geometry;

@@ -78,24 +78,25 @@ pub(super) fn weight_gradient<E: Stored>(sizes: &Sizes, geometry: Geometry, x: &
     let image_groups = (PARTS / (channels * job.columns).max(1)).clamp(1, TASKS);
     let whole = if geometry.groups == 1 { ROWS } else { sizes.outputs };
     let part = channels.div_ceil(TASKS.div_ceil(image_groups)).next_multiple_of(whole);
-    let parts = channels.div_ceil(part);
-    let sums: Vec<Vec<f32>> = (0..image_groups * parts)
-        .into_par_iter()
-        .map(|task| {
-            let first = task % parts * part;
-            job.run(group(task / parts, sizes.images, image_groups), first..(first + part).min(channels))
-        })
-        .collect();
     let mut out = vec![0.0f32; channels * row];
-    out.par_chunks_mut(row).enumerate().for_each(|(channel, out)| {
-        for sums in sums.iter().skip(channel / part).step_by(parts) {
-            let sums = &sums[job.row(channel % part) * job.columns..][..job.columns];
-            for run in &job.runs {
-                for (lane, sum) in sums[run.column..][..run.lanes].iter().enumerate() {
-                    out[lane % sizes.inputs * taps + run.tap + lane / sizes.inputs] += sum;
+    // The sums of a part exist until they are added.
+    out.par_chunks_mut(part * row).enumerate().for_each(|(index, out)| {
+        let first = index * part;
+        let channels = first..(first + part).min(channels);
+        let sums: Vec<Vec<f32>> = (0..image_groups)
+            .into_par_iter()
+            .map(|images| job.run(group(images, sizes.images, image_groups), channels.clone()))
+            .collect();
+        out.par_chunks_mut(row).enumerate().for_each(|(channel, out)| {
+            for sums in &sums {
+                let sums = &sums[job.row(channel) * job.columns..][..job.columns];
+                for run in &job.runs {
+                    for (lane, sum) in sums[run.column..][..run.lanes].iter().enumerate() {
+                        out[lane % sizes.inputs * taps + run.tap + lane / sizes.inputs] += sum;
+                    }
                 }
             }
-        }
+        });
     });
     out
 }

@@ -1,6 +1,6 @@
 //! Linear layers on the CPU, some rows at a time: what the prologue makes of them exists for these rows alone.
 //!
-//! Scratch memory in bytes, with `R = min(rows, 512)`: `4 R inputs` with a prologue or where `x` has 16 bits, `4 R outputs` where `x`
+//! Scratch memory in bytes, with `R = min(rows, 256)`: `4 R inputs` with a prologue or where `x` has 16 bits, `4 R outputs` where `x`
 //! has 16 bits, and where the weight has 16 bits `min(4 * 256 * columns, size of the weight in f32)` (columns: the length of a stored row
 //! of the weight), or for its gradient `min(4 MiB, size of the weight in f32)`. Multiply-adds: `rows * inputs * outputs` for each of the
 //! output, the gradient of the weight and the gradient of the input. The prologue is computed once for the output and once for each 4 MiB of
@@ -20,7 +20,7 @@ use super::weight::Weight;
 use crate::cpu::stored::{from_f32, owned, tensor, to_f32};
 
 /// Rows of a chunk.
-const ROWS: usize = 512;
+const ROWS: usize = 256;
 /// Columns of a task that sums the rows of a gradient.
 const COLUMNS: usize = 64;
 

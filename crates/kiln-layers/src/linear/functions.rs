@@ -5,6 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::{DType, Tensor};
 
 use super::graph::LinearLayer;
+use super::parameters::LinearParameters;
 use super::settings::Prologue;
 use crate::activation::Activation;
 use crate::check::{main_input, same_dtype, same_size, supported};
@@ -20,7 +21,7 @@ use crate::norm::Norm;
 /// # Errors
 /// [`Error::Size`], [`Error::DType`] when weight and bias differ, [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].
 pub fn linear<const D: usize>(linear: &Linear, x: Tensor<D>) -> Result<Tensor<D>, Error> {
-    run(Prologue::None, None, linear, x)
+    run(Input::Plain, linear, x)
 }
 
 /// A [layer norm](crate::layer_norm) or [RMS norm](crate::rms_norm) and the linear layer after it: `linear(norm(x))`.
@@ -35,9 +36,7 @@ pub fn norm_linear<'a, const D: usize>(
     linear: &Linear,
     x: Tensor<D>,
 ) -> Result<Tensor<D>, Error> {
-    main_input("the input", &x)?;
-    let (weight, bias, settings) = norm.into().parameters(x.dims()[D - 1])?;
-    run(Prologue::Norm(settings), Some([weight, bias]), linear, x)
+    run(Input::Norm(norm.into()), linear, x)
 }
 
 /// An activation and the linear layer after it: `linear(activation(x))`.
@@ -68,35 +67,50 @@ pub fn activation_linear<const D: usize>(
     linear: &Linear,
     x: Tensor<D>,
 ) -> Result<Tensor<D>, Error> {
-    run(Prologue::Activation(activation), None, linear, x)
+    run(Input::Activation(activation), linear, x)
 }
 
-fn run<const D: usize>(
-    prologue: Prologue,
-    norm: Option<[Tensor<1>; 2]>,
+/// What is done to the input of a linear layer.
+#[derive(Clone, Copy)]
+pub(crate) enum Input<'a> {
+    Plain,
+    Norm(Norm<'a>),
+    Activation(Activation),
+}
+
+fn run<const D: usize>(input: Input<'_>, linear: &Linear, x: Tensor<D>) -> Result<Tensor<D>, Error> {
+    let parameters = parameters(input, linear, &x)?;
+    Ok(Tensor::from_dispatch(<Dispatch as LinearLayer>::linear_layer(x.into_dispatch(), parameters)))
+}
+
+/// What a linear layer takes beside `x`, which is checked.
+pub(crate) fn parameters<const D: usize>(
+    input: Input<'_>,
     linear: &Linear,
-    x: Tensor<D>,
-) -> Result<Tensor<D>, Error> {
-    main_input("the input", &x)?;
+    x: &Tensor<D>,
+) -> Result<LinearParameters<Dispatch>, Error> {
+    main_input("the input", x)?;
+    let device = x.device();
+    // A parameter that is missing has no elements.
+    let none = |dtype: DType| Tensor::zeros([0], (&device, dtype));
+    let width = x.dims()[D - 1];
+    let (prologue, norm_weight, norm_bias) = match input {
+        Input::Plain => (Prologue::None, none(DType::F32), none(DType::F32)),
+        Input::Activation(activation) => (Prologue::Activation(activation), none(DType::F32), none(DType::F32)),
+        Input::Norm(norm) => {
+            let (weight, bias, settings) = norm.parameters(width)?;
+            (Prologue::Norm(settings), weight, bias)
+        }
+    };
     let (weight, bias) = (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()));
     let [inputs, outputs] = weight.dims();
     supported("the weight", weight.dtype())?;
-    same_size(("the last dimension of the input", x.dims()[D - 1]), ("the number of rows of the weight", inputs))?;
+    same_size(("the last dimension of the input", width), ("the number of rows of the weight", inputs))?;
     if let Some(bias) = &bias {
         same_size(("the number of columns of the weight", outputs), ("the length of the bias", bias.dims()[0]))?;
         same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
     }
-    // A parameter that is missing has no elements.
-    let device = x.device();
-    let none = |dtype: DType| Tensor::zeros([0], (&device, dtype));
-    let bias = bias.unwrap_or_else(|| none(weight.dtype()));
-    let [norm_weight, norm_bias] = norm.unwrap_or_else(|| [none(DType::F32), none(DType::F32)]);
-    Ok(Tensor::from_dispatch(<Dispatch as LinearLayer>::linear_layer(
-        x.into_dispatch(),
-        norm_weight.into_dispatch(),
-        norm_bias.into_dispatch(),
-        weight.into_dispatch(),
-        bias.into_dispatch(),
-        prologue,
-    )))
+    let bias = bias.unwrap_or_else(|| none(weight.dtype())).into_dispatch();
+    let [norm_weight, norm_bias] = [norm_weight, norm_bias].map(Tensor::into_dispatch);
+    Ok(LinearParameters { norm_weight, norm_bias, weight: weight.into_dispatch(), bias, prologue })
 }

@@ -5,21 +5,14 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Shape};
 
-use super::Prologue;
+use super::{LinearParameters, Prologue};
 use crate::capture::{like, operation};
 use crate::graph::{record, without_gradients};
 use crate::norm::statistics_like;
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait LinearLayer: Backend {
-    fn linear_layer(
-        x: FloatTensor<Self>,
-        norm_weight: FloatTensor<Self>,
-        norm_bias: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> FloatTensor<Self>;
+    fn linear_layer(x: FloatTensor<Self>, #[extension_type] parameters: LinearParameters<Self>) -> FloatTensor<Self>;
 }
 
 /// Linear layers on a backend without gradients. Parameters without elements are none. `norm`: weight and bias.
@@ -62,61 +55,62 @@ pub(crate) trait LinearKernels: Backend {
 }
 
 without_gradients!(LinearLayer, LinearKernels {
-    fn linear_layer(
-        x: FloatTensor<Self>,
-        norm_weight: FloatTensor<Self>,
-        norm_bias: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> FloatTensor<Self> {
+    fn linear_layer(x: FloatTensor<Self>, parameters: LinearParameters<Self>) -> FloatTensor<Self> {
+        let LinearParameters { norm_weight, norm_bias, weight, bias, prologue } = parameters;
         let [y, _] = Self::prologue_linear(x, [norm_weight, norm_bias], weight, bias, prologue);
         y
     }
 });
 
 impl<B: LinearKernels, C: CheckpointStrategy> LinearLayer for Autodiff<B, C> {
-    fn linear_layer(
-        x: FloatTensor<Self>,
-        norm_weight: FloatTensor<Self>,
-        norm_bias: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> FloatTensor<Self> {
-        let ((x, of_x), (weight, of_weight), (bias, of_bias)) =
-            (x.into_parts(), weight.into_parts(), bias.into_parts());
-        let ((norm_weight, of_norm_weight), (norm_bias, of_norm_bias)) =
-            (norm_weight.into_parts(), norm_bias.into_parts());
+    fn linear_layer(x: FloatTensor<Self>, parameters: LinearParameters<Self>) -> FloatTensor<Self> {
+        let (x, of_x) = x.into_parts();
+        let (parameters, [of_norm_weight, of_norm_bias, of_weight, of_bias]) = parameters.into_parts();
+        let LinearParameters { norm_weight, norm_bias, weight, bias, prologue } = parameters;
         record::<B, C, _, 5>(
             "linear",
             [of_x, of_norm_weight, of_norm_bias, of_weight, of_bias],
             |_| {
                 let norm = [norm_weight, norm_bias];
                 let [y, statistics] = B::prologue_linear(x.clone(), norm.clone(), weight.clone(), bias, prologue);
-                (y, Some((x, statistics, norm, weight, prologue)))
+                (y, Some(LinearSaved { x, statistics, norm, weight, prologue }))
             },
-            |(x, statistics, norm, weight, prologue),
-             gradient,
-             [of_x, of_norm_weight, of_norm_bias, of_weight, of_bias]| {
-                // The gradient of the weight comes first: that of the input may take the memory of the input.
-                let (mut dweight, mut dbias, mut dx, mut dnorm_weight, mut dnorm_bias) = (None, None, None, None, None);
-                if of_weight || of_bias {
-                    let (x, statistics, weight) = (x.clone(), statistics.clone(), weight.clone());
-                    let (norm, gradient) = (norm.clone(), gradient.clone());
-                    let [of_weight, of_bias] =
-                        B::prologue_linear_weight_backward(x, statistics, norm, weight, gradient, prologue);
-                    (dweight, dbias) = (Some(of_weight), Some(of_bias));
-                }
-                if of_x || of_norm_weight || of_norm_bias {
-                    let [of_x, of_norm_weight, of_norm_bias] =
-                        B::prologue_linear_input_backward(x, statistics, norm, weight, gradient, prologue);
-                    (dx, dnorm_weight, dnorm_bias) = (Some(of_x), Some(of_norm_weight), Some(of_norm_bias));
-                }
-                [dx, dnorm_weight, dnorm_bias, dweight, dbias]
-            },
+            gradients::<B>,
         )
     }
+}
+
+/// What the backward pass needs.
+#[derive(Clone, Debug)]
+pub(crate) struct LinearSaved<T> {
+    pub(crate) x: T,
+    /// Of the rows of `x`.
+    pub(crate) statistics: T,
+    /// The norm's weight and bias.
+    pub(crate) norm: [T; 2],
+    pub(crate) weight: T,
+    pub(crate) prologue: Prologue,
+}
+
+/// The gradients of input, norm's weight and bias, weight and bias.
+pub(crate) fn gradients<B: LinearKernels>(
+    saved: LinearSaved<FloatTensor<B>>,
+    gradient: FloatTensor<B>,
+    [for_x, for_norm_weight, for_norm_bias, for_weight, for_bias]: [bool; 5],
+) -> [Option<FloatTensor<B>>; 5] {
+    // The gradient of the weight comes first: that of the input may take the memory of the input.
+    let (mut of_x, mut of_norm_weight, mut of_norm_bias, mut of_weight, mut of_bias) = (None, None, None, None, None);
+    if for_weight || for_bias {
+        let (LinearSaved { x, statistics, norm, weight, prologue }, gradient) = (saved.clone(), gradient.clone());
+        let gradients = B::prologue_linear_weight_backward(x, statistics, norm, weight, gradient, prologue);
+        [of_weight, of_bias] = gradients.map(Some);
+    }
+    if for_x || for_norm_weight || for_norm_bias {
+        let LinearSaved { x, statistics, norm, weight, prologue } = saved;
+        let gradients = B::prologue_linear_input_backward(x, statistics, norm, weight, gradient, prologue);
+        [of_x, of_norm_weight, of_norm_bias] = gradients.map(Some);
+    }
+    [of_x, of_norm_weight, of_norm_bias, of_weight, of_bias]
 }
 
 #[cfg(feature = "flex")]

@@ -5,6 +5,7 @@ mod composed;
 mod flex;
 mod functions;
 mod graph;
+mod parameters;
 #[cfg(feature = "flex")]
 mod prologue;
 mod settings;
@@ -13,5 +14,8 @@ mod values;
 #[cfg(feature = "flex")]
 mod weight;
 
+pub(crate) use functions::{Input, parameters};
 pub use functions::{activation_linear, linear, norm_linear};
+pub(crate) use graph::{LinearKernels, LinearSaved, gradients};
+pub(crate) use parameters::LinearParameters;
 pub(crate) use settings::Prologue;

@@ -4,25 +4,29 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, TensorMetadata, backend_extension};
 
-use crate::batch_norm::{BatchNormKernels, BatchNormSaved, NormSettings};
-use crate::conv2d::{Conv2dKernels, Geometry};
+use super::residual_end;
+use crate::batch_norm::{BatchNormKernels, BatchNormOutput, BatchNormParameters, BatchNormSaved};
+use crate::conv2d::{Conv2dKernels, Convolution, Geometry, gradients};
 use crate::graph::{record, without_gradients};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
-#[allow(clippy::too_many_arguments, reason = "burn's dispatch takes tensors one by one")]
 pub(crate) trait NormConv2dLayer: Backend {
-    /// The output, and the new running mean and variance, which carry no gradient. `weight` and `bias` are the norm's.
+    /// The output, and the new running mean and variance, which carry no gradient.
     fn norm_conv2d_layer(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
-        kernel: FloatTensor<Self>,
-        kernel_bias: FloatTensor<Self>,
-        settings: NormSettings,
-        geometry: Geometry,
+        #[extension_type] norm: BatchNormParameters<Self>,
+        #[extension_type] convolution: Convolution<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The output, and the new running mean and variance of the first norm and of the last.
+    #[allow(clippy::type_complexity, reason = "burn's dispatch returns tensors or tuples of them")]
+    fn residual_end_layer(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        #[extension_type] norm: BatchNormParameters<Self>,
+        #[extension_type] convolution: Convolution<Self>,
+        #[extension_type] last: BatchNormParameters<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }
 
 /// The bodies use the kernels of norm and convolution.
@@ -35,67 +39,91 @@ impl NormConv2dKernels for burn::backend::Capture {}
 without_gradients!(NormConv2dLayer, NormConv2dKernels {
     fn norm_conv2d_layer(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
-        kernel: FloatTensor<Self>,
-        kernel_bias: FloatTensor<Self>,
-        settings: NormSettings,
-        geometry: Geometry,
+        norm: BatchNormParameters<Self>,
+        convolution: Convolution<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let output = Self::batch_norm_act(x, None, [weight, bias, running_mean, running_variance], settings);
-        let [mean, variance] = output.running;
-        (Self::conv2d_forward(output.y, kernel, kernel_bias, geometry), mean, variance)
+        let Convolution { weight, bias, geometry } = convolution;
+        let settings = norm.settings;
+        let BatchNormOutput { y, running: [mean, variance], .. } =
+            Self::batch_norm_act(x, None, norm.channels(), settings);
+        (Self::conv2d_forward(y, weight, bias, geometry), mean, variance)
+    }
+
+    fn residual_end_layer(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm: BatchNormParameters<Self>,
+        convolution: Convolution<Self>,
+        last: BatchNormParameters<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let made = residual_end::forward::<Self>(x, residual, norm, convolution, last);
+        let [[mean, variance], [last_mean, last_variance]] = made.running;
+        (made.y, mean, variance, last_mean, last_variance)
     }
 });
 
 impl<B: NormConv2dKernels, C: CheckpointStrategy> NormConv2dLayer for Autodiff<B, C> {
     fn norm_conv2d_layer(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        running_mean: FloatTensor<Self>,
-        running_variance: FloatTensor<Self>,
-        kernel: FloatTensor<Self>,
-        kernel_bias: FloatTensor<Self>,
-        settings: NormSettings,
-        geometry: Geometry,
+        norm: BatchNormParameters<Self>,
+        convolution: Convolution<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let ((x, of_x), (weight, of_weight), (bias, of_bias)) =
-            (x.into_parts(), weight.into_parts(), bias.into_parts());
-        let ((kernel, of_kernel), (kernel_bias, of_kernel_bias)) = (kernel.into_parts(), kernel_bias.into_parts());
-        let channels = [weight.clone(), bias.clone(), running_mean.into_primitive(), running_variance.into_primitive()];
-        let output = B::batch_norm_act(x.clone(), None, channels, settings);
-        let [mean, variance] = output.running.map(FloatTensor::<Self>::new);
-        let statistics = output.statistics;
+        let ((x, of_x), (norm, [of_weight, of_bias])) = (x.into_parts(), norm.into_parts());
+        let (Convolution { weight: kernel, bias: kernel_bias, geometry }, [of_kernel, of_kernel_bias]) =
+            convolution.into_parts();
+        let BatchNormParameters { weight, bias, settings, .. } = norm.clone();
+        let BatchNormOutput { y, running, statistics } = B::batch_norm_act(x.clone(), None, norm.channels(), settings);
         let y = record::<B, C, _, 5>(
             "norm and convolution",
             [of_x, of_weight, of_bias, of_kernel, of_kernel_bias],
             |_| {
-                let y = B::conv2d_forward(output.y, kernel.clone(), kernel_bias, geometry);
+                let y = B::conv2d_forward(y, kernel.clone(), kernel_bias, geometry);
                 let saved = BatchNormSaved { x: None, y: None, statistics, weight, bias, settings };
-                (y, Some((x, saved, kernel, geometry)))
+                (y, Some((x, saved, (kernel, geometry))))
             },
-            |(x, saved, kernel, geometry), gradient, wanted| {
-                let (shape, kernel_shape) = (x.shape(), kernel.shape());
-                let of_kernel_bias = wanted[4].then(|| B::conv2d_bias_gradient(gradient.clone()));
-                let of_kernel = wanted[3].then(|| {
-                    let BatchNormSaved { statistics, weight, bias, settings, .. } = saved.clone();
-                    let h = B::batch_norm_act_again(x.clone(), statistics, [weight, bias], settings.activation);
-                    B::conv2d_weight_gradient(h, gradient.clone(), kernel_shape, geometry)
-                });
-                let [of_x, of_weight, of_bias, _] = match wanted {
-                    [false, false, false, ..] => [None, None, None, None],
-                    [x_wanted, weight_wanted, bias_wanted, ..] => {
-                        let gradient = B::conv2d_input_gradient(kernel, gradient, shape, geometry);
-                        let saved = BatchNormSaved { x: Some(x), ..saved };
-                        B::batch_norm_act_backward(saved, gradient, [x_wanted, weight_wanted, bias_wanted, false])
-                    }
-                };
-                [of_x, of_weight, of_bias, of_kernel, of_kernel_bias]
-            },
+            |(x, saved, kernel), gradient, wanted| backward::<B>(x, saved, kernel, gradient, wanted),
         );
+        let [mean, variance] = running.map(FloatTensor::<Self>::new);
         (y, mean, variance)
     }
+
+    fn residual_end_layer(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm: BatchNormParameters<Self>,
+        convolution: Convolution<Self>,
+        last: BatchNormParameters<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (y, running) = residual_end::recorded::<B, C>(x, residual, norm, convolution, last);
+        let [[mean, variance], [last_mean, last_variance]] =
+            running.map(|of_norm| of_norm.map(FloatTensor::<Self>::new));
+        (y, mean, variance, last_mean, last_variance)
+    }
+}
+
+/// The output of the norm with input `x`, computed again. `saved` has no input of its own.
+pub(super) fn again<B: BatchNormKernels>(x: FloatTensor<B>, saved: &BatchNormSaved<FloatTensor<B>>) -> FloatTensor<B> {
+    let BatchNormSaved { statistics, weight, bias, settings, .. } = saved.clone();
+    B::batch_norm_act_again(x, statistics, [weight, bias], settings.activation)
+}
+
+/// The gradients of input, norm's weight and bias, kernel and its bias that are wanted. `saved` has no input of its own.
+pub(super) fn backward<B: NormConv2dKernels>(
+    x: FloatTensor<B>,
+    saved: BatchNormSaved<FloatTensor<B>>,
+    kernel: (FloatTensor<B>, Geometry),
+    gradient: FloatTensor<B>,
+    [for_x, for_weight, for_bias, for_kernel, for_kernel_bias]: [bool; 5],
+) -> [Option<FloatTensor<B>>; 5] {
+    let wanted = [for_x || for_weight || for_bias, for_kernel, for_kernel_bias];
+    let input = (|| again::<B>(x.clone(), &saved), x.shape());
+    let [gradient, of_kernel, of_kernel_bias] = gradients::<B>(input, kernel, gradient, wanted);
+    let [of_x, of_weight, of_bias, _] = match gradient {
+        Some(gradient) => {
+            let saved = BatchNormSaved { x: Some(x), ..saved };
+            B::batch_norm_act_backward(saved, gradient, [for_x, for_weight, for_bias, false])
+        }
+        None => [None, None, None, None],
+    };
+    [of_x, of_weight, of_bias, of_kernel, of_kernel_bias]
 }

@@ -17,6 +17,7 @@ mod multi_head_attention;
 mod norm;
 mod norm_conv2d;
 mod optimizers;
+mod projected_attention;
 mod refused;
 mod rotary;
 mod softmax;

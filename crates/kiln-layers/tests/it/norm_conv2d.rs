@@ -1,9 +1,10 @@
-//! Norm, ReLU and convolution in one operation against the same in two.
+//! Norm, ReLU and convolution, and what ends a residual block, in one operation against the same in several.
 
+use burn::module::Param;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
 use burn::tensor::{DType, Device, Tensor};
-use kiln_layers::{batch_norm_relu, batch_norm_relu_conv2d, conv2d};
+use kiln_layers::{batch_norm_add_relu, batch_norm_relu, batch_norm_relu_conv2d, conv2d, residual_end};
 
 use crate::compare::{tensor, values};
 
@@ -61,5 +62,78 @@ fn an_input_that_does_not_fit_is_refused_by_name() {
     let (norm, conv) = modules(DType::F32, 1, false, &device);
     let error = batch_norm_relu_conv2d(&norm, &conv, Tensor::zeros([1, 4, 5, 5], &device)).unwrap_err();
     let text = "the number of channels of the input is 4, and the number of input channels of the weight is 5; expected the same";
+    assert_eq!(error.to_string(), text);
+}
+
+/// The end of a residual block: the output, all gradients, and all running statistics.
+fn all_of_end(
+    (norm, conv): &(BatchNorm, Conv2d),
+    last: &BatchNorm,
+    dtype: DType,
+    f: fn(&BatchNorm, &Conv2d, &BatchNorm, Tensor<4>, Tensor<4>) -> Tensor<4>,
+) -> Vec<Vec<f64>> {
+    let device = norm.gamma.val().device();
+    let x = (tensor([3, 5, 9, 7], 1, 2.0, dtype, &device) + 0.5).require_grad();
+    let [height, width] = [9, 7].map(|size: usize| size.div_ceil(conv.stride[0]));
+    let residual = tensor([3, 7, height, width], 7, 2.0, dtype, &device).require_grad();
+    let y = f(norm, conv, last, x.clone(), residual.clone());
+    let gradient = tensor(y.dims(), 6, 1.0, dtype, &device);
+    let gradients = (y.clone() * gradient).sum().backward();
+    let mut all = vec![
+        values(&y),
+        values(&x.grad(&gradients).unwrap()),
+        values(&residual.grad(&gradients).unwrap()),
+        values(&conv.weight.val().grad(&gradients).unwrap()),
+    ];
+    for norm in [norm, last] {
+        all.extend(norm.gamma.val().grad(&gradients).map(|gradient| values(&gradient)));
+        all.extend(norm.beta.val().grad(&gradients).map(|gradient| values(&gradient)));
+        all.extend([values(&norm.running_mean.value_sync()), values(&norm.running_var.value_sync())]);
+    }
+    all.extend(conv.bias.as_ref().map(|bias| values(&bias.val().grad(&gradients).unwrap())));
+    all
+}
+
+fn last(frozen: bool, device: &Device) -> BatchNorm {
+    let mut norm = BatchNormConfig::new(7).init(device);
+    norm.gamma = norm.gamma.map(|_| (tensor([7], 8, 0.5, DType::F32, device) + 1.0).set_require_grad(!frozen));
+    norm.beta = norm.beta.map(|_| tensor([7], 9, 0.5, DType::F32, device).set_require_grad(!frozen));
+    norm
+}
+
+#[test]
+fn the_end_of_a_residual_block_has_the_bits_of_its_parts() {
+    let device = Device::flex().autodiff();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (stride, bias, training, frozen) in
+            [(1, false, true, false), (2, true, true, true), (1, false, false, true), (1, false, false, false)]
+        {
+            let run = |f: fn(&BatchNorm, &Conv2d, &BatchNorm, Tensor<4>, Tensor<4>) -> Tensor<4>| {
+                let (modules, mut last) = (modules(dtype, stride, bias, &device), last(frozen, &device));
+                last.training = Param::from_bool(training);
+                all_of_end(&modules, &last, dtype, f)
+            };
+            let one = run(|norm, conv, last, x, residual| residual_end(norm, conv, last, x, residual).unwrap());
+            let parts = run(|norm, conv, last, x, residual| {
+                batch_norm_add_relu(last, batch_norm_relu_conv2d(norm, conv, x).unwrap(), residual).unwrap()
+            });
+            assert_eq!(one, parts, "{dtype:?} {stride} {training} {frozen}");
+        }
+    }
+}
+
+#[test]
+fn a_residual_that_does_not_fit_is_refused_by_name() {
+    let device = Device::flex().autodiff();
+    let ((norm, conv), last) = (modules(DType::F32, 2, false, &device), last(false, &device));
+    let x = || Tensor::zeros([1, 5, 9, 7], &device);
+    let error = residual_end(&norm, &conv, &last, x(), Tensor::zeros([1, 7, 9, 7], &device)).unwrap_err();
+    let text =
+        "a dimension of the convolution's output is 5, and the same dimension of the residual is 9; expected the same";
+    assert_eq!(error.to_string(), text);
+    let narrow = BatchNormConfig::new(6).init(&device);
+    let error = residual_end(&norm, &conv, &narrow, x(), Tensor::zeros([1, 7, 5, 4], &device)).unwrap_err();
+    let text =
+        "the number of channels of the convolution's output is 7, and the length of the weight is 6; expected the same";
     assert_eq!(error.to_string(), text);
 }

@@ -7,7 +7,7 @@ use burn::tensor::activation::{gelu_approximate, softmax};
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Tensor};
-use kiln_layers::{Activation, Mask, activation_linear, linear, norm_linear, self_attention};
+use kiln_layers::{Activation, Mask, activation_linear, linear, norm_linear, norm_self_attention};
 
 use super::config::GptConfig;
 use crate::lean::{output, usable};
@@ -82,10 +82,9 @@ impl GptBlock {
 }
 
 impl Attention {
-    /// Keeps its input, queries, keys, values, and the output of attention.
+    /// Keeps its input and the output of attention.
     fn lean(&self, norm: &LayerNorm, x_btc: Tensor<3>) -> Tensor<3> {
-        let qkv = output(norm_linear(norm, &self.c_attn, x_btc));
-        let attended = output(self_attention(qkv, self.heads, Mask::Causal));
+        let attended = output(norm_self_attention(norm, &self.c_attn, x_btc, self.heads, Mask::Causal));
         output(linear(&self.c_proj, attended))
     }
 

@@ -5,7 +5,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Initializer, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use kiln_layers::{batch_norm_add_relu, batch_norm_relu_conv2d, conv2d};
+use kiln_layers::{batch_norm_relu_conv2d, conv2d, residual_end};
 
 use super::config::ResNetConfig;
 use crate::lean::{output, usable};
@@ -78,19 +78,20 @@ impl ResidualBlock {
         }
     }
 
-    /// Keeps the output of each convolution and of the block.
+    /// Keeps the output of each convolution but the last, and that of the block.
     fn lean(&self, x: Tensor<4>) -> Tensor<4> {
         let identity = match &self.downsample {
             Some(down) => output(kiln_layers::batch_norm(&down.norm, output(conv2d(&down.conv, x.clone())))),
             None => x.clone(),
         };
         let y = output(conv2d(&self.conv1, x));
-        let y = output(batch_norm_relu_conv2d(&self.bn1, &self.conv2, y));
-        let (y, last) = match (&self.conv3, &self.bn3) {
-            (Some(conv3), Some(bn3)) => (output(batch_norm_relu_conv2d(&self.bn2, conv3, y)), bn3),
-            _ => (y, &self.bn2),
-        };
-        output(batch_norm_add_relu(last, y, identity))
+        output(match (&self.conv3, &self.bn3) {
+            (Some(conv3), Some(bn3)) => {
+                let y = output(batch_norm_relu_conv2d(&self.bn1, &self.conv2, y));
+                residual_end(&self.bn2, conv3, bn3, y, identity)
+            }
+            _ => residual_end(&self.bn1, &self.conv2, &self.bn2, y, identity),
+        })
     }
 
     fn stock(&self, x: Tensor<4>) -> Tensor<4> {

@@ -133,9 +133,9 @@ pub(super) fn loss(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     wide(chunk * (width + classes)) + 32 * rows + wide(operation.elements(2)) + block + logits.max(of_weight)
 }
 
-/// With a prologue or in 16 bits: `copies` of the inputs of at most 512 rows, for 16 bits also the outputs, and 256 lines of the weight.
+/// With a prologue or in 16 bits: `copies` of the inputs of at most 256 rows, for 16 bits also the outputs, and 256 lines of the weight.
 pub(super) fn linear(operation: &Operation<'_>, weight: usize, copies: u64, memory: &Memory<'_>) -> u64 {
-    const ROWS: u64 = 512;
+    const ROWS: u64 = 256;
     let (inputs, outputs) = (operation.dim(weight, 0), operation.dim(weight, 1));
     let rows = operation.elements(0) / inputs.max(1);
     let (prologue, half) = (operation.scalar(0) > 0, operation.reads_half(0));
@@ -154,11 +154,15 @@ pub(super) fn conv2d(operation: &Operation<'_>, weight: u64, memory: &Memory<'_>
     wide(copies * weight) + IMAGES * memory.profile.threads.max(1) as u64
 }
 
-/// The gradient in f32, partial sums of it, and some images for each thread.
+/// Partial sums of the gradient, for 16 bits the gradient in f32, and some images for each thread.
 pub(super) fn conv2d_weight_backward(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     const SUMS: u64 = 512 << 10;
-    let weight = wide(operation.out_elements(0));
-    weight + weight.max((8 * weight).min(SUMS)) + IMAGES * memory.profile.threads.max(1) as u64
+    const PARTS: u64 = 8;
+    let (weight, threads) = (wide(operation.out_elements(0)), memory.profile.threads.max(1) as u64);
+    // Each thread has the sums of a part of a large weight.
+    let sums = if weight > SUMS { weight * threads.min(PARTS) / PARTS } else { SUMS.min(PARTS * weight) };
+    let narrowed = if operation.is_half() { weight } else { 0 };
+    sums + narrowed + IMAGES * threads
 }
 
 /// A plane of the first input for each thread.

@@ -1,0 +1,41 @@
+//! What a norm takes beside its input.
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::ops::NodeGuard;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, ExtensionType};
+
+use super::NormSettings;
+
+/// What a norm takes beside its input.
+#[derive(Clone, Debug, ExtensionType)]
+pub(crate) struct BatchNormParameters<B: Backend> {
+    pub(crate) weight: FloatTensor<B>,
+    pub(crate) bias: FloatTensor<B>,
+    /// The running mean.
+    pub(crate) mean: FloatTensor<B>,
+    /// The running variance.
+    pub(crate) variance: FloatTensor<B>,
+    pub(crate) settings: NormSettings,
+}
+
+impl<B: Backend> BatchNormParameters<B> {
+    /// Weight, bias, running mean and running variance.
+    pub(crate) fn channels(self) -> [FloatTensor<B>; 4] {
+        [self.weight, self.bias, self.mean, self.variance]
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> BatchNormParameters<Autodiff<B, C>> {
+    /// Whether the backward pass needs the normalised values: with constant statistics only for the gradients of weight and bias.
+    pub(crate) fn needs_normalised(&self) -> bool {
+        self.settings.momentum.is_some() || self.weight.is_tracked() || self.bias.is_tracked()
+    }
+
+    /// The same without gradients, and the nodes of weight and bias.
+    pub(crate) fn into_parts(self) -> (BatchNormParameters<B>, [NodeGuard; 2]) {
+        let ((weight, of_weight), (bias, of_bias)) = (self.weight.into_parts(), self.bias.into_parts());
+        let (mean, variance) = (self.mean.into_primitive(), self.variance.into_primitive());
+        (BatchNormParameters { weight, bias, mean, variance, settings: self.settings }, [of_weight, of_bias])
+    }
+}
