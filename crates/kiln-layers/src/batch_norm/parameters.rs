@@ -6,6 +6,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, ExtensionType};
 
 use super::NormSettings;
+use super::settings::BatchNormSaved;
 
 /// What a norm takes beside its input.
 #[derive(Clone, Debug, ExtensionType)]
@@ -37,5 +38,17 @@ impl<B: Backend, C: CheckpointStrategy> BatchNormParameters<Autodiff<B, C>> {
         let ((weight, of_weight), (bias, of_bias)) = (self.weight.into_parts(), self.bias.into_parts());
         let (mean, variance) = (self.mean.into_primitive(), self.variance.into_primitive());
         (BatchNormParameters { weight, bias, mean, variance, settings: self.settings }, [of_weight, of_bias])
+    }
+}
+
+impl<T> BatchNormSaved<T> {
+    /// Without the input.
+    pub(crate) fn of<B: Backend<FloatTensorPrimitive = T>>(
+        norm: BatchNormParameters<B>,
+        y: Option<T>,
+        statistics: T,
+    ) -> Self {
+        let BatchNormParameters { weight, bias, settings, .. } = norm;
+        Self { x: None, y, statistics, weight, bias, settings }
     }
 }

@@ -8,7 +8,7 @@
 //! Scratch memory, with `W` bytes of the weight in f32, T threads, and B = 384 KiB, or one row's channels and pixels with the rows that
 //! the kernel reads, if these are more:
 //! - output and gradient of the input: W + T B (for 16 bits 2 W + T B).
-//! - gradient of the weight: S + T B, where the partial sums S are min(8 W, 512 KiB), or T / 8 W for weights of more than 512 KiB (for 16
+//! - gradient of the weight: S + T B, where the partial sums S are min(8 W, 256 KiB), or T / 8 W for weights of more than 256 KiB (for 16
 //!   bits W more).
 //! - gradient of the weight with one input channel a group, in several groups: W + T (two planes of a channel).
 //!

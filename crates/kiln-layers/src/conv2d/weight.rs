@@ -12,7 +12,7 @@ use crate::cpu::simd::{pair_sums, simd};
 use crate::cpu::stored::{Stored, group};
 
 /// Values of the sums of all groups of images together.
-const PARTS: usize = 128 * 1024;
+const PARTS: usize = 64 * 1024;
 /// Pixels whose products are summed before the next: what a tile reads of them stays in the first-level cache.
 const PIXELS: usize = 64;
 

@@ -1,4 +1,4 @@
-//! Batch norm, ReLU and the convolution after them in one operation, and with what ends a residual block.
+//! Batch norm and the convolution before or after it in one operation, and the end of a residual block, on burn's modules.
 
 use burn::backend::Dispatch;
 use burn::nn::BatchNorm;
@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use super::graph::NormConv2dLayer;
 use crate::batch_norm::{NormActivation, Pass};
 use crate::check::{same_dtype, same_size};
-use crate::conv2d::convolution;
+use crate::conv2d::{Convolution, convolution};
 use crate::error::Error;
 
 /// [`conv2d`](crate::conv2d)`(conv, `[`batch_norm_relu`](crate::batch_norm_relu)`(norm, x))` in one operation, with the same bits.
@@ -25,6 +25,47 @@ pub fn batch_norm_relu_conv2d(norm: &BatchNorm, conv: &Conv2d, x: Tensor<4>) -> 
     let (y, mean, variance) = Dispatch::norm_conv2d_layer(x.into_dispatch(), pass.parameters, convolution);
     pass.updates.apply(mean, variance);
     Ok(Tensor::from_dispatch(y))
+}
+
+/// [`batch_norm`](crate::batch_norm)`(norm, `[`conv2d`](crate::conv2d)`(conv, x))` in one operation, with the same bits.
+///
+/// Keeps `x` alone: the output of the convolution, which the norm would keep, is computed again in the backward pass by one more forward
+/// pass of the convolution. Worth it for a convolution with few channels in and large images out, as at the start of a network, and for one
+/// whose input is kept for others, as beside a residual block.
+///
+/// # Errors
+/// Those of [`batch_norm`](crate::batch_norm) and [`conv2d`](crate::conv2d).
+pub fn conv2d_batch_norm(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>) -> Result<Tensor<4>, Error> {
+    conv2d_norm(conv, norm, x, NormActivation::None)
+}
+
+/// [`batch_norm_relu`](crate::batch_norm_relu)`(norm, `[`conv2d`](crate::conv2d)`(conv, x))` in one operation, with the same bits; see
+/// [`conv2d_batch_norm`].
+///
+/// # Errors
+/// Those of [`conv2d_batch_norm`].
+pub fn conv2d_batch_norm_relu(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>) -> Result<Tensor<4>, Error> {
+    conv2d_norm(conv, norm, x, NormActivation::Relu)
+}
+
+fn conv2d_norm(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>, activation: NormActivation) -> Result<Tensor<4>, Error> {
+    let convolution = convolution(conv, &x)?;
+    let pass = after(&convolution, norm, &x, activation)?;
+    let (y, mean, variance) = Dispatch::conv2d_norm_layer(x.into_dispatch(), convolution, pass.parameters);
+    pass.updates.apply(mean, variance);
+    Ok(Tensor::from_dispatch(y))
+}
+
+/// A norm of the output that a convolution makes of `x`.
+fn after<'a>(
+    convolution: &Convolution<Dispatch>,
+    norm: &'a BatchNorm,
+    x: &Tensor<4>,
+    activation: NormActivation,
+) -> Result<Pass<'a>, Error> {
+    let shape = convolution.output(&x.shape());
+    let channels = ("the number of channels of the convolution's output", shape[1]);
+    Pass::of_channels(norm, channels, shape.num_elements() == 0, &x.device(), activation)
 }
 
 /// [`batch_norm_add_relu`](crate::batch_norm_add_relu)`(last, `[`batch_norm_relu_conv2d`]`(norm, conv, x), residual)` in one operation,
@@ -45,11 +86,9 @@ pub fn residual_end(
 ) -> Result<Tensor<4>, Error> {
     let convolution = convolution(conv, &x)?;
     let pass = Pass::of(norm, &x, NormActivation::Relu)?;
-    let shape = convolution.output(&x.shape());
-    let channels = ("the number of channels of the convolution's output", shape[1]);
-    let last = Pass::of_channels(last, channels, shape.num_elements() == 0, &x.device(), NormActivation::Relu)?;
+    let last = after(&convolution, last, &x, NormActivation::Relu)?;
     same_dtype(("the input", x.dtype()), ("the residual", residual.dtype()))?;
-    for (of_output, of_residual) in shape.iter().zip(residual.dims()) {
+    for (of_output, of_residual) in convolution.output(&x.shape()).iter().zip(residual.dims()) {
         let output = ("a dimension of the convolution's output", *of_output);
         same_size(output, ("the same dimension of the residual", of_residual))?;
     }

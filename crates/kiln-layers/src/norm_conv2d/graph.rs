@@ -1,10 +1,10 @@
-//! A norm and the convolution after it as one operation of burn's graph, from the kernels of both.
+//! Norms and the convolutions beside them as operations of burn's graph, from the kernels of both.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, TensorMetadata, backend_extension};
 
-use super::residual_end;
+use super::{conv_norm, residual_end};
 use crate::batch_norm::{BatchNormKernels, BatchNormOutput, BatchNormParameters, BatchNormSaved};
 use crate::conv2d::{Conv2dKernels, Convolution, Geometry, gradients};
 use crate::graph::{record, without_gradients};
@@ -16,6 +16,13 @@ pub(crate) trait NormConv2dLayer: Backend {
         x: FloatTensor<Self>,
         #[extension_type] norm: BatchNormParameters<Self>,
         #[extension_type] convolution: Convolution<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The same for a norm after the convolution, with its activation.
+    fn conv2d_norm_layer(
+        x: FloatTensor<Self>,
+        #[extension_type] convolution: Convolution<Self>,
+        #[extension_type] norm: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// The output, and the new running mean and variance of the first norm and of the last.
@@ -47,6 +54,15 @@ without_gradients!(NormConv2dLayer, NormConv2dKernels {
         let BatchNormOutput { y, running: [mean, variance], .. } =
             Self::batch_norm_act(x, None, norm.channels(), settings);
         (Self::conv2d_forward(y, weight, bias, geometry), mean, variance)
+    }
+
+    fn conv2d_norm_layer(
+        x: FloatTensor<Self>,
+        convolution: Convolution<Self>,
+        norm: BatchNormParameters<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let BatchNormOutput { y, running: [mean, variance], .. } = conv_norm::forward::<Self>(x, convolution, norm);
+        (y, mean, variance)
     }
 
     fn residual_end_layer(
@@ -83,6 +99,16 @@ impl<B: NormConv2dKernels, C: CheckpointStrategy> NormConv2dLayer for Autodiff<B
             },
             |(x, saved, kernel), gradient, wanted| backward::<B>(x, saved, kernel, gradient, wanted),
         );
+        let [mean, variance] = running.map(FloatTensor::<Self>::new);
+        (y, mean, variance)
+    }
+
+    fn conv2d_norm_layer(
+        x: FloatTensor<Self>,
+        convolution: Convolution<Self>,
+        norm: BatchNormParameters<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (y, running) = conv_norm::recorded::<B, C>(x, convolution, norm);
         let [mean, variance] = running.map(FloatTensor::<Self>::new);
         (y, mean, variance)
     }

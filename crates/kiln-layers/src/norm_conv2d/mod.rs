@@ -1,7 +1,8 @@
-//! Batch norm, ReLU and the convolution after them in one operation, and with what ends a residual block.
+//! Batch norm and the convolution before or after it in one operation, and the end of a residual block.
 
+mod conv_norm;
 mod functions;
 mod graph;
 mod residual_end;
 
-pub use functions::{batch_norm_relu_conv2d, residual_end};
+pub use functions::{batch_norm_relu_conv2d, conv2d_batch_norm, conv2d_batch_norm_relu, residual_end};

@@ -66,9 +66,9 @@ pub(super) fn recorded<B: NormConv2dKernels, C: CheckpointStrategy>(
         |_| {
             let saved = Saved::<B> {
                 x,
-                norm: saved::<B>(norm, None, statistics),
+                norm: BatchNormSaved::of(norm, None, statistics),
                 convolution,
-                last: saved::<B>(last, Some(y.clone()), last_statistics),
+                last: BatchNormSaved::of(last, Some(y.clone()), last_statistics),
                 normalised,
             };
             (y, Some(saved))
@@ -89,14 +89,4 @@ pub(super) fn recorded<B: NormConv2dKernels, C: CheckpointStrategy>(
         },
     );
     (y, running)
-}
-
-/// A norm as it is kept.
-fn saved<B: Backend>(
-    norm: BatchNormParameters<B>,
-    y: Option<FloatTensor<B>>,
-    statistics: FloatTensor<B>,
-) -> BatchNormSaved<FloatTensor<B>> {
-    let BatchNormParameters { weight, bias, settings, .. } = norm;
-    BatchNormSaved { x: None, y, statistics, weight, bias, settings }
 }

@@ -4,7 +4,10 @@ use burn::module::Param;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
 use burn::tensor::{DType, Device, Tensor};
-use kiln_layers::{batch_norm_add_relu, batch_norm_relu, batch_norm_relu_conv2d, conv2d, residual_end};
+use kiln_layers::{
+    batch_norm, batch_norm_add_relu, batch_norm_relu, batch_norm_relu_conv2d, conv2d, conv2d_batch_norm,
+    conv2d_batch_norm_relu, residual_end,
+};
 
 use crate::compare::{tensor, values};
 
@@ -136,4 +139,50 @@ fn a_residual_that_does_not_fit_is_refused_by_name() {
     let text =
         "the number of channels of the convolution's output is 7, and the length of the weight is 6; expected the same";
     assert_eq!(error.to_string(), text);
+}
+
+/// The output, all gradients, and the running statistics of a norm after a convolution.
+fn all_after(
+    (_, conv): &(BatchNorm, Conv2d),
+    norm: &BatchNorm,
+    dtype: DType,
+    f: fn(&Conv2d, &BatchNorm, Tensor<4>) -> Tensor<4>,
+) -> Vec<Vec<f64>> {
+    let device = norm.gamma.val().device();
+    let x = tensor([3, 5, 9, 7], 1, 2.0, dtype, &device).require_grad();
+    let y = f(conv, norm, x.clone());
+    let gradient = tensor(y.dims(), 6, 1.0, dtype, &device);
+    let gradients = (y.clone() * gradient).sum().backward();
+    let (weight, bias) = (norm.gamma.val().grad(&gradients), norm.beta.val().grad(&gradients));
+    let kernel_bias = conv.bias.as_ref().and_then(|bias| bias.val().grad(&gradients));
+    let mut all = vec![
+        values(&y),
+        values(&x.grad(&gradients).unwrap()),
+        values(&conv.weight.val().grad(&gradients).unwrap()),
+        values(&norm.running_mean.value_sync()),
+        values(&norm.running_var.value_sync()),
+    ];
+    all.extend([weight, bias, kernel_bias].into_iter().flatten().map(|gradient| values(&gradient)));
+    all
+}
+
+#[test]
+fn a_norm_after_a_convolution_has_the_bits_of_both() {
+    let device = Device::flex().autodiff();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (stride, bias, training, frozen) in
+            [(1, false, true, false), (2, true, true, true), (1, false, false, true), (1, false, false, false)]
+        {
+            let run = |f: fn(&Conv2d, &BatchNorm, Tensor<4>) -> Tensor<4>| {
+                let (modules, mut norm) = (modules(dtype, stride, bias, &device), last(frozen, &device));
+                norm.training = Param::from_bool(training);
+                all_after(&modules, &norm, dtype, f)
+            };
+            let what = format!("{dtype:?} {stride} {training} {frozen}");
+            let one = run(|conv, norm, x| conv2d_batch_norm(conv, norm, x).unwrap());
+            assert_eq!(one, run(|conv, norm, x| batch_norm(norm, conv2d(conv, x).unwrap()).unwrap()), "{what}");
+            let one = run(|conv, norm, x| conv2d_batch_norm_relu(conv, norm, x).unwrap());
+            assert_eq!(one, run(|conv, norm, x| batch_norm_relu(norm, conv2d(conv, x).unwrap()).unwrap()), "{what}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use burn::nn::conv::Conv2d;
 use burn::nn::pool::MaxPool2d;
 use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
-use kiln_layers::{batch_norm_relu, conv2d, max_pool2d};
+use kiln_layers::{conv2d_batch_norm_relu, max_pool2d};
 
 use super::residual::ResidualBlock;
 use crate::lean::{output, usable};
@@ -46,7 +46,7 @@ impl StemLayers {
         let images_bchw = images_bchw.cast(self.conv1.weight.val().dtype());
         let lean = usable(self.lean, &images_bchw);
         let x = match lean {
-            true => output(batch_norm_relu(&self.bn1, output(conv2d(&self.conv1, images_bchw)))),
+            true => output(conv2d_batch_norm_relu(&self.conv1, &self.bn1, images_bchw)),
             false => relu(batch_norm(&self.bn1, self.conv1.forward(images_bchw))),
         };
         match &self.maxpool {

@@ -5,7 +5,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Initializer, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use kiln_layers::{batch_norm_relu_conv2d, conv2d, residual_end};
+use kiln_layers::{batch_norm_relu_conv2d, conv2d, conv2d_batch_norm, residual_end};
 
 use super::config::ResNetConfig;
 use crate::lean::{output, usable};
@@ -78,10 +78,10 @@ impl ResidualBlock {
         }
     }
 
-    /// Keeps the output of each convolution but the last, and that of the block.
+    /// Keeps the output of the block, and those of its convolutions but the last and that of the residual.
     fn lean(&self, x: Tensor<4>) -> Tensor<4> {
         let identity = match &self.downsample {
-            Some(down) => output(kiln_layers::batch_norm(&down.norm, output(conv2d(&down.conv, x.clone())))),
+            Some(down) => output(conv2d_batch_norm(&down.conv, &down.norm, x.clone())),
             None => x.clone(),
         };
         let y = output(conv2d(&self.conv1, x));

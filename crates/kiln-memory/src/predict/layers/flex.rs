@@ -156,7 +156,7 @@ pub(super) fn conv2d(operation: &Operation<'_>, weight: u64, memory: &Memory<'_>
 
 /// Partial sums of the gradient, for 16 bits the gradient in f32, and some images for each thread.
 pub(super) fn conv2d_weight_backward(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
-    const SUMS: u64 = 512 << 10;
+    const SUMS: u64 = 256 << 10;
     const PARTS: u64 = 8;
     let (weight, threads) = (wide(operation.out_elements(0)), memory.profile.threads.max(1) as u64);
     // Each thread has the sums of a part of a large weight.
