@@ -4,7 +4,7 @@ use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use kiln_layers::{AttentionOptions, Mask, RotaryOptions, attention, rotary, self_attention};
 use proptest::prelude::*;
 
-use crate::compare::{distance, tensor, tolerance, values};
+use crate::compare::{config, distance, tensor, tolerance, values};
 
 /// What a case masks, apart from causality.
 #[derive(Clone, Debug, Default)]
@@ -151,7 +151,7 @@ fn values_and_gradients_beyond_one_block_are_those_of_the_formula() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(48))]
 
     #[test]
     fn any_sizes_and_masks_give_the_formula(

@@ -1,6 +1,13 @@
 //! A function and its gradients beside a reference.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use proptest::prelude::ProptestConfig;
+
+/// So many random cases, or as many as the environment asks for.
+pub(crate) fn config(cases: u32) -> ProptestConfig {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    ProptestConfig { cases: asked.unwrap_or(cases), failure_persistence: None, ..ProptestConfig::default() }
+}
 
 /// Numbers that look random and are always the same.
 pub(crate) fn numbers(count: usize, seed: u64, scale: f32) -> Vec<f32> {

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::conv2d;
 use proptest::prelude::*;
 
-use crate::compare::{distance, tensor, tolerance, values};
+use crate::compare::{config, distance, tensor, tolerance, values};
 
 /// A convolution and the shape of its input.
 #[derive(Clone, Debug)]
@@ -114,7 +114,7 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(200))]
     #[test]
     fn values_and_gradients_are_those_of_burn(case in cases()) {
         case.check(DType::F32);

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_layers::{LinearCrossEntropy, Reduction};
 use proptest::prelude::*;
 
-use crate::compare::{distance, tensor, tolerance, values};
+use crate::compare::{config, distance, tensor, tolerance, values};
 
 const IGNORED: i64 = -100;
 /// The gradient of the loss.
@@ -248,7 +248,7 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(96))]
 
     #[test]
     fn loss_and_gradients_are_those_of_the_definition(case in cases()) {

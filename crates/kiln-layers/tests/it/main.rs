@@ -20,6 +20,8 @@ mod optimizers;
 mod projected_attention;
 mod refused;
 mod rotary;
+mod shapes;
 mod softmax;
 mod swiglu;
 mod threads;
+mod torch;

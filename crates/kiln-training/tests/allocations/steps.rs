@@ -68,7 +68,10 @@ fn net(batch_norm: bool) -> Images {
 }
 
 fn gpt() -> Text {
-    Text { samples: 4, config: GptConfig { vocab: 16, context: 8, layers: 1, heads: 2, width: 16, dropout: 0.0 } }
+    Text {
+        samples: 4,
+        config: GptConfig { vocab: 16, context: 8, layers: 1, heads: 2, width: 16, dropout: 0.0, lean: true },
+    }
 }
 
 #[test]
