@@ -13,6 +13,11 @@ const DEVICES: &str = match (cfg!(feature = "flex"), cfg!(feature = "cube")) {
     (false, false) => "a capture device",
 };
 
+/// The device of what is computed from tensors on `first` and `others`: with autodiff if one of them has it.
+pub(crate) fn result_device(first: Device, others: impl IntoIterator<Item = Device>) -> Device {
+    others.into_iter().fold(first, |device, other| if device.is_autodiff() { device } else { other })
+}
+
 /// Whether the layers take a tensor: its device is one for which they are compiled, and its dtype is f32, f16 or bf16. A model that also
 /// runs elsewhere asks this, and uses burn's own layers if not.
 pub fn takes<const D: usize>(tensor: &Tensor<D>) -> bool {

@@ -15,7 +15,7 @@
 //!   records.
 //! - [`conv2d`]: on burn's own [`Conv2d`](burn::nn::conv::Conv2d); no columns of images.
 //!
-//! All layers take f32, f16 and bf16 and compute in f32. On the CPU device their results have the same bits whatever the number of threads.
+//! All layers take f32, f16 and bf16 and compute in f32 (on CubeCL devices, products of matrices and convolutions in the dtype of their input). On the CPU device their results have the same bits whatever the number of threads.
 //!
 //! # Devices
 //! burn's Flex device (feature `flex`, on by default) has kernels of this crate. On CUDA (feature `cuda`), CubeCL's CPU runtime (`cpu`) and
@@ -60,6 +60,8 @@ mod norm_conv2d;
 mod optimizer;
 mod projected_attention;
 mod rotary;
+#[cfg_attr(not(feature = "flex"), allow(dead_code, unused, reason = "only kernels of the CPU device are called"))]
+mod simd;
 mod softmax;
 mod swiglu;
 

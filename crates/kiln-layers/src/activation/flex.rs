@@ -8,8 +8,8 @@ use rayon::prelude::*;
 
 use super::Activation;
 use crate::cpu::math::{normal_cdf, sigmoid};
-use crate::cpu::simd::simd;
 use crate::cpu::stored::{Stored, by_dtype, owned, tensor};
+use crate::simd::simd;
 
 /// Values of a task: input and output stay in a core's second-level cache.
 const CHUNK: usize = 16 * 1024;

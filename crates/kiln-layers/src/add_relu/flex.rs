@@ -7,9 +7,9 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use crate::cpu::owned::owned;
-use crate::cpu::simd::simd;
+use crate::cpu::stored::owned;
 use crate::cpu::stored::{Stored, by_dtype};
+use crate::simd::simd;
 
 /// Values of a piece, and pieces of a task at least.
 const PIECE: usize = 4096;
@@ -60,7 +60,7 @@ pub(super) fn backward(y: &FlexTensor, gradient: FlexTensor) -> FlexTensor {
 
 /// Changes the values of a tensor beside those of another, in its own memory if nobody else holds it.
 fn changed<E: Stored>(tensor: FlexTensor, other: &FlexTensor, change: fn(&mut [f32], &[f32])) -> FlexTensor {
-    let mut tensor = owned::<E>(tensor);
+    let mut tensor = owned(tensor);
     let pieces = tensor.storage_mut::<E>().par_chunks_mut(PIECE).zip(other.storage::<E>().par_chunks(PIECE));
     pieces.with_min_len(PIECES).for_each_init(
         || (vec![], vec![]),

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Distribution, Int, Tensor};
 
 use super::AttentionOptions;
 use super::options::setting;
-use crate::check::same_size;
+use crate::check::{result_device, same_size};
 use crate::error::Error;
 use crate::linear::{Input, linear};
 use crate::projected_attention::projected_attention;
@@ -82,7 +82,8 @@ impl MultiHeadAttention {
         let ([_, _, width], [expected, _]) = (x.dims(), self.qkv.weight.dims());
         same_size(("the last dimension of the input", width), ("the width of the module", expected))?;
         let (mut options, device) = (options.into(), x.device());
-        let training = self.dropout.training.is_enabled() && device.is_autodiff();
+        let result = result_device(device.clone(), [self.qkv.weight.val().device()]);
+        let training = self.dropout.training.is_enabled() && result.is_autodiff();
         if training && self.dropout.prob > 0.0 && !options.drops() {
             let seeds = Distribution::Uniform(0.0, f64::from(i32::MAX));
             let seed = Tensor::<1, Int>::random([1], seeds, &device);
@@ -91,7 +92,7 @@ impl MultiHeadAttention {
         linear(&self.output, projected_attention(Input::Plain, &self.qkv, x, self.n_heads, options)?)
     }
 
-    /// The module with the parameters of burn's, bit for bit.
+    /// The module with the parameters of burn's, bit for bit. Queries, keys and values are frozen if those of `query` are.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a module with quiet softmax, for one of whose queries, keys and values only some have a bias, and
@@ -102,29 +103,31 @@ impl MultiHeadAttention {
             return Err(setting("quiet softmax", "on".to_string(), "softmax"));
         }
         let parts = [module.query, module.key, module.value];
+        let [query, ..] = &parts;
         let weight = Tensor::cat(parts.iter().map(|part| part.weight.val()).collect(), 1);
         let biases: Vec<Tensor<1>> = parts.iter().filter_map(|part| Some(part.bias.as_ref()?.val())).collect();
         let bias = match biases.len() {
             0 => None,
-            3 => Some(parameter(Tensor::cat(biases, 0))),
+            3 => query.bias.as_ref().map(|like| parameter(Tensor::cat(biases, 0), like)),
             some => {
                 let expected = "3 or none";
                 return Err(setting("the number of biases of queries, keys and values", some.to_string(), expected));
             }
         };
-        let qkv = Linear { weight: parameter(weight), bias };
+        let qkv = Linear { weight: parameter(weight, &query.weight), bias };
         Ok(Self { qkv, output: module.output, dropout: module.dropout, n_heads: module.n_heads })
     }
 
     /// Burn's module with the same parameters, bit for bit.
     pub fn into_burn(self) -> stock::MultiHeadAttention {
-        let (weight, bias) = (self.qkv.weight.val(), self.qkv.bias.map(|bias| bias.val()));
+        let Linear { weight: all, bias: all_biases } = self.qkv;
+        let (weight, bias) = (all.val(), all_biases.as_ref().map(|bias| bias.val()));
         let [d_model, _] = weight.dims();
         let part = |number: usize| {
             let columns = number * d_model..(number + 1) * d_model;
             Linear {
-                weight: parameter(weight.clone().slice([0..d_model, columns.clone()])),
-                bias: bias.clone().map(|bias| parameter(bias.slice([columns]))),
+                weight: parameter(weight.clone().slice([0..d_model, columns.clone()]), &all),
+                bias: bias.clone().zip(all_biases.as_ref()).map(|(bias, like)| parameter(bias.slice([columns]), like)),
             }
         };
         stock::MultiHeadAttention {
@@ -152,7 +155,7 @@ fn heads_divide(width: usize, heads: usize) -> Result<(), Error> {
     }
 }
 
-/// A parameter of its own, outside of any graph.
-fn parameter<const D: usize>(value: Tensor<D>) -> Param<Tensor<D>> {
-    Param::from_tensor(value.detach())
+/// A parameter of its own, outside of any graph, that is trained or frozen as another one.
+fn parameter<const D: usize>(value: Tensor<D>, like: &Param<Tensor<D>>) -> Param<Tensor<D>> {
+    Param::from_tensor(value.detach()).set_require_grad(like.is_require_grad())
 }

@@ -150,8 +150,8 @@ impl AttentionOptions {
             }
         }
         let scale = self.scale.unwrap_or_else(|| 1.0 / (depth as f64).sqrt());
-        if !scale.is_finite() {
-            return Err(setting("the scale", scale.to_string(), "a finite number"));
+        if !(scale as f32).is_finite() {
+            return Err(setting("the scale", scale.to_string(), "a finite number in f32"));
         }
         let dropout = self.dropout.as_ref().map_or(0.0, |(rate, _)| *rate);
         if !(0.0..1.0).contains(&dropout) {

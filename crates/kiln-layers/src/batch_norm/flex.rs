@@ -17,7 +17,7 @@ use super::pieces::{
     Inverse, Line, add_by_input, add_by_output, add_moments, combine, mask, normalise, normalise_add, scale,
 };
 use super::settings::{BatchNormOutput, BatchNormSaved};
-use crate::cpu::owned::owned;
+use crate::cpu::stored::owned;
 use crate::cpu::stored::{Stored, by_dtype, from_f32, tensor, to_f32};
 
 /// Mean and biased variance of each channel of a block, whose values are those of `apart`, or else of `column`.
@@ -206,7 +206,7 @@ fn spread<E: Stored>(
     let slope = activation.slope();
     let summed = wanted[1] || wanted[2] || (wanted[0] && momentum.is_some());
 
-    let mut gradient = owned::<E>(gradient);
+    let mut gradient = owned(gradient);
     let mut apart = (wanted[0] && wanted[3]).then(|| FlexTensor::zeros(gradient.shape(), gradient.dtype()));
     let columns_apart: Vec<_> = match &mut apart {
         Some(apart) => blocks.split(apart.storage_mut::<E>()).into_iter().map(Some).collect(),
@@ -230,7 +230,7 @@ fn spread<E: Stored>(
                         add_by_output(gradient, sums, products, kept, y, inverse, slope);
                     })
                 }
-                (Some(x), None) if summed => {
+                (Some(x), None) if summed || slope != 1.0 => {
                     let (mean, scale, shift) =
                         (lanes(|each| each.mean[0]), lanes(Channel::scale), lanes(Channel::shift));
                     let line = Line { mean: &mean, scale: &scale, shift: &shift };

@@ -18,7 +18,7 @@ use crate::error::Error;
 /// the running ones as burn does, with the biased variance (torch takes the unbiased one). Otherwise it takes the running statistics,
 /// and gradients flow past them. A batch without values leaves them as they are.
 ///
-/// Keeps its input for the backward pass; nothing where it takes the running statistics and the weight wants no gradient.
+/// Keeps its input for the backward pass; nothing where it takes the running statistics, and weight and bias want no gradient.
 ///
 /// # Errors
 /// [`Error::Size`], [`Error::DType`] when weight and bias differ, [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for an
@@ -34,7 +34,7 @@ pub fn batch_norm<const D: usize>(norm: &BatchNorm, x: Tensor<D>) -> Result<Tens
 /// of that position then differs, and by 1 / n of it those of the channel's other n - 1.
 ///
 /// The output alone would not do: the gradient of the input needs the normalised value at every position, and ReLU is not invertible
-/// where it clips. [`batch_norm_leaky_relu`] keeps the output alone. Where the running statistics are used and the weight wants no
+/// where it clips. [`batch_norm_leaky_relu`] keeps the output alone. Where the running statistics are used, and weight and bias want no
 /// gradient, the output is all that is kept.
 ///
 /// # Errors
@@ -72,7 +72,7 @@ pub fn batch_norm_leaky_relu<const D: usize>(norm: &BatchNorm, x: Tensor<D>, slo
 /// relu([`batch_norm`]`(norm, x) + residual)` in one operation: the end of a residual block.
 ///
 /// `residual`: of the shape and dtype of `x`. Keeps `x` and the output, which the next layer usually keeps as well; where the running
-/// statistics are used and the weight wants no gradient, the output alone. The gradient of `residual` takes the memory of the output's.
+/// statistics are used, and weight and bias want no gradient, the output alone. The gradient of `residual` takes the memory of the output's.
 ///
 /// # Errors
 /// Those of [`batch_norm`], and [`Error::Size`] and [`Error::DType`] when `residual` differs from `x`.
@@ -157,7 +157,13 @@ impl<'a> Pass<'a> {
         // As burn: in training the newest statistics, in evaluation those that `valid` made current.
         let [mean, variance] = [&norm.running_mean, &norm.running_var]
             .map(|state| if training { state.value_sync() } else { state.value() }.to_device(device));
-        supported("the running mean", mean.dtype())?;
+        for (name, length, state) in [
+            ("the running mean", "the length of the running mean", &mean),
+            ("the running variance", "the length of the running variance", &variance),
+        ] {
+            supported(name, state.dtype())?;
+            same_size((length, state.dims()[0]), ("the length of the weight", weight.dims()[0]))?;
+        }
         let momentum = training.then_some(norm.momentum);
         let [weight, bias, mean, variance] = [weight, bias, mean, variance].map(Tensor::into_dispatch);
         let settings = NormSettings { epsilon: norm.epsilon as f32, momentum, activation };

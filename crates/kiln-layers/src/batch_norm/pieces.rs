@@ -1,6 +1,6 @@
 //! The loops over pieces. Each value of a piece has its own factors, so that pieces may hold many channels.
 
-use crate::cpu::simd::simd;
+use crate::simd::simd;
 
 /// x, or its multiple where it is not positive. The sign of NaN does not matter: it stays NaN.
 #[inline(always)]

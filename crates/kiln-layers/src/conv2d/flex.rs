@@ -23,8 +23,8 @@ use super::Geometry;
 use super::correlation::Correlation;
 use super::plan::{Copies, Movement, Side};
 use super::weight::{Sizes, depthwise_gradient};
-use crate::cpu::simd::{simd, sums};
 use crate::cpu::stored::{Stored, by_dtype, from_f32, tensor, to_f32};
+use crate::simd::{simd, sums};
 
 simd! { fn sum(values: &[f32]) -> f32 {
     sums(values, |value| [value, 0.0])[0]

@@ -1,6 +1,6 @@
 //! The kernel of all products: a few rows of the output stay in registers.
 
-use crate::cpu::simd::simd;
+use crate::simd::simd;
 
 /// Values side by side in a vector of AVX-512.
 pub(super) const LANES: usize = 16;

@@ -8,8 +8,8 @@ use super::Geometry;
 use super::correlation::{Buffers, CACHED, Correlation, TASKS};
 use super::plan::{Side, Tap, held};
 use super::tile::{LANES, ROWS, add_products};
-use crate::cpu::simd::{pair_sums, simd};
 use crate::cpu::stored::{Stored, group};
+use crate::simd::{pair_sums, simd};
 
 /// Values of the sums of all groups of images together.
 const PARTS: usize = 64 * 1024;

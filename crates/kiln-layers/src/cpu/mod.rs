@@ -2,6 +2,4 @@
 
 pub(crate) mod gemm;
 pub(crate) mod math;
-pub(crate) mod owned;
-pub(crate) mod simd;
 pub(crate) mod stored;

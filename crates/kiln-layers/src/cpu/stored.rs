@@ -10,7 +10,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::simd::simd;
+use crate::simd::simd;
 
 /// A type of floating-point values that tensors keep.
 pub(crate) trait Stored: Element + bytemuck::Pod + Send + Sync {
@@ -126,22 +126,24 @@ pub(crate) fn tensor<E: Stored>(values: Vec<E>, shape: Shape) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), E::dtype())
 }
 
-/// A tensor to write in: the tensor itself if nobody else holds it and it has all of its memory, else a copy made by all threads.
+/// A tensor to write in, in row-major order: the tensor itself if nobody else holds it and it has all of its memory, else a copy made by
+/// all threads.
 pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
     const CHUNK: usize = 1 << 16;
-    let size = tensor.shape().num_elements() * tensor.dtype().size();
-    if !tensor.is_contiguous() || tensor.bytes().len() != size {
-        return tensor.to_contiguous();
+    let (shape, dtype) = (tensor.shape(), tensor.dtype());
+    let covers = |tensor: &FlexTensor| tensor.bytes().len() == shape.num_elements() * dtype.size();
+    let contiguous = tensor.to_contiguous();
+    drop(tensor); // or else it would count as somebody else
+    if covers(&contiguous) && contiguous.is_unique() {
+        return contiguous;
     }
-    if tensor.is_unique() {
-        return tensor;
-    }
-    let mut copy = FlexTensor::zeros(tensor.shape(), tensor.dtype());
-    by_dtype!(tensor.dtype(), E => {
-        let chunks = copy.storage_mut::<E>().par_chunks_mut(CHUNK).zip(tensor.storage::<E>().par_chunks(CHUNK));
-        chunks.for_each(|(copy, values)| copy.copy_from_slice(values));
-    }, else ());
-    copy
+    let mut copy = FlexTensor::zeros(shape.clone(), dtype);
+    by_dtype!(dtype, E => {
+        let values = &contiguous.storage::<E>()[contiguous.layout().start_offset()..];
+        let chunks = copy.storage_mut::<E>().par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
+        chunks.for_each(|(copy, values)| copy.copy_from_slice(&values[..copy.len()]));
+        copy
+    }, else contiguous)
 }
 
 /// All values of a tensor as f32.

@@ -6,8 +6,8 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::DropoutSettings;
-use crate::cpu::simd::simd;
 use crate::cpu::stored::{Stored, by_dtype, owned};
+use crate::simd::simd;
 
 /// Values of a task, a multiple of `BLOCK`.
 const CHUNK: usize = 16 * 1024;

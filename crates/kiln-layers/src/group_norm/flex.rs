@@ -9,8 +9,8 @@ use burn::tensor::Shape;
 use rayon::prelude::*;
 
 use super::GroupNormSettings;
-use crate::cpu::simd::{pair_sums, simd, sums};
 use crate::cpu::stored::{Stored, by_dtype, from_f32, owned, tensor, to_f32};
+use crate::simd::{pair_sums, simd, sums};
 
 simd! { fn sum(x: &[f32]) -> f32 { sums(x, |x| [x, 0.0])[0] } }
 

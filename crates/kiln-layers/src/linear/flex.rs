@@ -90,6 +90,13 @@ pub(super) fn weight_gradient(
     let outputs = dweight.outputs();
     let mut dbias = vec![0.0f32; outputs];
     let (mut result, mut wide_gradient) = (vec![], vec![]);
+    if weight.shape().num_elements() == 0 {
+        // No product visits the rows.
+        for chunk in chunks(count, &x, prologue).filter(|_| outputs > 0) {
+            add_rows(&mut dbias, widened(&gradient, values(&chunk, outputs), &mut wide_gradient));
+        }
+        return [dweight.into_tensor(), from_f32(dbias, Shape::new([outputs]), weight.dtype())];
+    }
     dweight.write_gradient(&mut vec![], |first, add| {
         for chunk in chunks(count, &x, prologue) {
             let known = Statistics::Known(&statistics[rows.statistics(chunk.start)..rows.statistics(chunk.end)]);

@@ -68,6 +68,9 @@ impl Weight {
     /// Adds `left stored`.
     fn add_contracted(&self, out: &mut [f32], left: &[f32], wide: &mut Vec<f32>) {
         let [rows, columns] = self.stored.shape().dims();
+        if rows * columns == 0 {
+            return;
+        }
         for block in self.blocks(BLOCK) {
             let stored = widened(&self.stored, block.start * columns..block.end * columns, wide);
             let left = Matrix::strided(&left[block.start..], left.len() / rows, block.len(), rows);
@@ -79,6 +82,9 @@ impl Weight {
     /// Adds `left storedᵀ`.
     fn add_expanded(&self, out: &mut [f32], left: &[f32], wide: &mut Vec<f32>) {
         let [rows, columns] = self.stored.shape().dims();
+        if rows * columns == 0 {
+            return;
+        }
         for block in self.blocks(BLOCK) {
             let stored = widened(&self.stored, block.start * columns..block.end * columns, wide);
             let left = Matrix::new(left, left.len() / columns, columns);

@@ -86,7 +86,7 @@ impl LinearCrossEntropy {
     /// refuses the latter). The mean of no rows is not a number, as in torch; its gradients are 0.
     ///
     /// # Errors
-    /// [`Error::Size`], [`Error::DType`] when `hidden`, `weight` and `bias` differ, [`Error::UnsupportedDType`], and
+    /// [`Error::Size`], [`Error::DType`] when `hidden`, `weight` and `bias` differ, [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and
     /// [`Error::InvalidSetting`] for a label smoothing out of range.
     pub fn forward(
         &self,

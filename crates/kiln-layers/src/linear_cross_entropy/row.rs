@@ -1,7 +1,7 @@
 //! The loss of one row, and its gradient for the logits.
 
 use crate::cpu::math::exp;
-use crate::cpu::simd::{LANES, maximum, pair_sums, simd, sums};
+use crate::simd::{LANES, maximum, pair_sums, simd, sums};
 
 simd! { pub(super) fn add(row: &mut [f32], bias: &[f32]) {
     row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);

@@ -5,8 +5,8 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use rayon::prelude::*;
 
-use crate::cpu::simd::simd;
 use crate::cpu::stored::{Stored, by_dtype, tensor};
+use crate::simd::simd;
 
 /// Values of a task.
 const CHUNK: usize = 1 << 14;

@@ -13,8 +13,8 @@ use rayon::prelude::*;
 
 use super::settings::with_planes;
 use super::settings::{POSITIONS, Windows};
-use crate::cpu::simd::simd;
 use crate::cpu::stored::{Stored, by_dtype};
+use crate::simd::simd;
 
 /// The position of a window that lies in the padding alone.
 const NONE: u8 = POSITIONS as u8;

@@ -1,7 +1,7 @@
 //! The arithmetic of layer norm and RMS norm on rows of f32.
 
 use super::NormSettings;
-use crate::cpu::simd::{pair_sums, simd, sums};
+use crate::simd::{pair_sums, simd, sums};
 
 /// Mean and reciprocal deviation of a row; the mean is 0 where the norm does not subtract it.
 #[inline(always)]

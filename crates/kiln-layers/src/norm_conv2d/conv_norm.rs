@@ -4,7 +4,7 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, TensorMetadata};
 
-use super::graph::NormConv2dKernels;
+use super::kernels::NormConv2dKernels;
 use crate::batch_norm::{BatchNormOutput, BatchNormParameters, BatchNormSaved, NormActivation};
 use crate::conv2d::{Convolution, gradients};
 use crate::graph::record;

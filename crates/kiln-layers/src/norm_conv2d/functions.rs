@@ -3,11 +3,11 @@
 use burn::backend::Dispatch;
 use burn::nn::BatchNorm;
 use burn::nn::conv::Conv2d;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use super::graph::NormConv2dLayer;
 use crate::batch_norm::{NormActivation, Pass};
-use crate::check::{same_dtype, same_size};
+use crate::check::{result_device, same_dtype, same_size};
 use crate::conv2d::{Convolution, convolution};
 use crate::error::Error;
 
@@ -50,7 +50,8 @@ pub fn conv2d_batch_norm_relu(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>) -> 
 
 fn conv2d_norm(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>, activation: NormActivation) -> Result<Tensor<4>, Error> {
     let convolution = convolution(conv, &x)?;
-    let pass = after(&convolution, norm, &x, activation)?;
+    let device = result_device(x.device(), [conv.weight.val().device()]);
+    let pass = after(&convolution, norm, &x, &device, activation)?;
     let (y, mean, variance) = Dispatch::conv2d_norm_layer(x.into_dispatch(), convolution, pass.parameters);
     pass.updates.apply(mean, variance);
     Ok(Tensor::from_dispatch(y))
@@ -61,14 +62,15 @@ fn after<'a>(
     convolution: &Convolution<Dispatch>,
     norm: &'a BatchNorm,
     x: &Tensor<4>,
+    device: &Device,
     activation: NormActivation,
 ) -> Result<Pass<'a>, Error> {
     let shape = convolution.output(&x.shape());
     let channels = ("the number of channels of the convolution's output", shape[1]);
-    Pass::of_channels(norm, channels, shape.num_elements() == 0, &x.device(), activation)
+    Pass::of_channels(norm, channels, shape.num_elements() == 0, device, activation)
 }
 
-/// [`batch_norm_add_relu`](crate::batch_norm_add_relu)`(last, `[`batch_norm_relu_conv2d`]`(norm, conv, x), residual)` in one operation,
+/// [`batch_norm_add_relu`](crate::batch_norm_add_relu)`(last_norm, `[`batch_norm_relu_conv2d`]`(norm, conv, x), residual)` in one operation,
 /// with the same bits: the end of a residual block.
 ///
 /// `residual`: of the shape of the convolution's output and the dtype of `x`. Keeps `x` and the output, which the next layer usually keeps
@@ -76,17 +78,23 @@ fn after<'a>(
 /// convolution but the last of a block, and pays for that one more forward pass of that convolution.
 ///
 /// # Errors
-/// Those of [`batch_norm_relu_conv2d`] and [`batch_norm_add_relu`](crate::batch_norm_add_relu).
+/// Those of [`batch_norm_relu_conv2d`] and [`batch_norm_add_relu`](crate::batch_norm_add_relu), and [`Error::InvalidSetting`] when both norms are
+/// one module, whose running statistics would change twice.
 pub fn residual_end(
     norm: &BatchNorm,
     conv: &Conv2d,
-    last: &BatchNorm,
+    last_norm: &BatchNorm,
     x: Tensor<4>,
     residual: Tensor<4>,
 ) -> Result<Tensor<4>, Error> {
     let convolution = convolution(conv, &x)?;
     let pass = Pass::of(norm, &x, NormActivation::Relu)?;
-    let last = after(&convolution, last, &x, NormActivation::Relu)?;
+    let device = result_device(x.device(), [norm.gamma.val().device(), conv.weight.val().device()]);
+    let last = after(&convolution, last_norm, &x, &device, NormActivation::Relu)?;
+    if norm.gamma.id == last_norm.gamma.id {
+        let expected = "another module than the first norm";
+        return Err(Error::InvalidSetting { name: "the last norm", value: "the first norm".to_owned(), expected });
+    }
     same_dtype(("the input", x.dtype()), ("the residual", residual.dtype()))?;
     for (of_output, of_residual) in convolution.output(&x.shape()).iter().zip(residual.dims()) {
         let output = ("a dimension of the convolution's output", *of_output);

@@ -2,11 +2,12 @@
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, TensorMetadata, backend_extension};
+use burn::backend::{Autodiff, Backend, backend_extension};
 
+use super::kernels::{NormConv2dKernels, backward};
 use super::{conv_norm, residual_end};
 use crate::batch_norm::{BatchNormKernels, BatchNormOutput, BatchNormParameters, BatchNormSaved};
-use crate::conv2d::{Conv2dKernels, Convolution, Geometry, gradients};
+use crate::conv2d::{Conv2dKernels, Convolution};
 use crate::graph::{record, without_gradients};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
@@ -35,13 +36,6 @@ pub(crate) trait NormConv2dLayer: Backend {
         #[extension_type] last: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }
-
-/// The bodies use the kernels of norm and convolution.
-pub(crate) trait NormConv2dKernels: BatchNormKernels + Conv2dKernels {}
-
-#[cfg(feature = "flex")]
-impl NormConv2dKernels for burn::backend::Flex {}
-impl NormConv2dKernels for burn::backend::Capture {}
 
 without_gradients!(NormConv2dLayer, NormConv2dKernels {
     fn norm_conv2d_layer(
@@ -125,31 +119,4 @@ impl<B: NormConv2dKernels, C: CheckpointStrategy> NormConv2dLayer for Autodiff<B
             running.map(|of_norm| of_norm.map(FloatTensor::<Self>::new));
         (y, mean, variance, last_mean, last_variance)
     }
-}
-
-/// The output of the norm with input `x`, computed again. `saved` has no input of its own.
-pub(super) fn again<B: BatchNormKernels>(x: FloatTensor<B>, saved: &BatchNormSaved<FloatTensor<B>>) -> FloatTensor<B> {
-    let BatchNormSaved { statistics, weight, bias, settings, .. } = saved.clone();
-    B::batch_norm_act_again(x, statistics, [weight, bias], settings.activation)
-}
-
-/// The gradients of input, norm's weight and bias, kernel and its bias that are wanted. `saved` has no input of its own.
-pub(super) fn backward<B: NormConv2dKernels>(
-    x: FloatTensor<B>,
-    saved: BatchNormSaved<FloatTensor<B>>,
-    kernel: (FloatTensor<B>, Geometry),
-    gradient: FloatTensor<B>,
-    [for_x, for_weight, for_bias, for_kernel, for_kernel_bias]: [bool; 5],
-) -> [Option<FloatTensor<B>>; 5] {
-    let wanted = [for_x || for_weight || for_bias, for_kernel, for_kernel_bias];
-    let input = (|| again::<B>(x.clone(), &saved), x.shape());
-    let [gradient, of_kernel, of_kernel_bias] = gradients::<B>(input, kernel, gradient, wanted);
-    let [of_x, of_weight, of_bias, _] = match gradient {
-        Some(gradient) => {
-            let saved = BatchNormSaved { x: Some(x), ..saved };
-            B::batch_norm_act_backward(saved, gradient, [for_x, for_weight, for_bias, false])
-        }
-        None => [None, None, None, None],
-    };
-    [of_x, of_weight, of_bias, of_kernel, of_kernel_bias]
 }

@@ -3,6 +3,7 @@
 mod conv_norm;
 mod functions;
 mod graph;
+mod kernels;
 mod residual_end;
 
 pub use functions::{batch_norm_relu_conv2d, conv2d_batch_norm, conv2d_batch_norm_relu, residual_end};

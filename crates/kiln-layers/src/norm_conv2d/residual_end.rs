@@ -4,7 +4,7 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend};
 
-use super::graph::{NormConv2dKernels, again, backward};
+use super::kernels::{NormConv2dKernels, again, backward};
 use crate::batch_norm::{BatchNormOutput, BatchNormParameters, BatchNormSaved};
 use crate::conv2d::Convolution;
 use crate::graph::record;

@@ -3,6 +3,7 @@
 mod adam;
 #[cfg(feature = "flex")]
 mod flex;
+#[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "only kernels of the CPU device are called"))]
 mod rule;
 mod settings;
 mod sgd;

@@ -2,7 +2,7 @@
 //!
 //! Products and sums are rounded one by one; none is fused into a multiply-add.
 
-use crate::cpu::simd::simd;
+use crate::simd::simd;
 
 /// How a step changes a parameter and its `N` - 1 state tensors, from the gradient.
 pub(super) trait Rule<const N: usize>: Copy + Send + Sync {

@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use super::settings::Direction;
 use super::{RotaryOptions, RotaryPairs};
-use crate::cpu::simd::simd;
 use crate::cpu::stored::{Stored, by_dtype};
+use crate::simd::simd;
 
 /// Rows of a task.
 const ROWS: usize = 64;

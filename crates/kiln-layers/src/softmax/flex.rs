@@ -7,8 +7,8 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use crate::cpu::math::exp;
-use crate::cpu::simd::{LANES, lanes_sum, maximum, pair_sums, simd};
 use crate::cpu::stored::{Stored, by_dtype, owned, rows, tensor};
+use crate::simd::{LANES, lanes_sum, maximum, pair_sums, simd};
 
 /// Values of a task, rounded up to whole rows.
 const CHUNK: usize = 16 * 1024;

@@ -7,8 +7,8 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use crate::cpu::math::sigmoid;
-use crate::cpu::simd::simd;
 use crate::cpu::stored::{Stored, by_dtype, owned, tensor};
+use crate::simd::simd;
 
 /// Values of a task.
 const CHUNK: usize = 8 * 1024;

@@ -154,3 +154,22 @@ fn the_gradient_of_a_large_weight_in_16_bits_is_summed_by_blocks() {
         }
     }
 }
+
+#[test]
+fn layers_without_inputs_or_outputs_have_the_gradients_of_burn() {
+    let device = Device::flex().autodiff();
+    for (inputs, outputs) in [(3, 0), (0, 3)] {
+        for by_rows in [true, false] {
+            let layer = layer(inputs, outputs, by_rows, DType::F32, &device);
+            let x = tensor([1, 2, inputs], 1, 1.0, DType::F32, &device).require_grad();
+            let y = linear(&layer, x.clone()).unwrap();
+            assert_eq!(y.dims(), [1, 2, outputs]);
+            let gradients = (y * 2.0).sum().backward();
+            assert_eq!(values(&x.grad(&gradients).unwrap()), vec![0.0; 2 * inputs]);
+            assert_eq!(layer.weight.val().grad(&gradients).unwrap().dims(), [inputs, outputs]);
+            if let Some(bias) = &layer.bias {
+                assert_eq!(values(&bias.val().grad(&gradients).unwrap()), vec![4.0; outputs], "{inputs} {outputs}");
+            }
+        }
+    }
+}

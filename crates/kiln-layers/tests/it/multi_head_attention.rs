@@ -94,3 +94,13 @@ fn modules_that_cannot_be_converted_are_errors() {
         "the last dimension of the input is 9, and the width of the module is 8; expected the same"
     );
 }
+
+#[test]
+fn frozen_modules_stay_frozen() {
+    let device = Device::flex().autodiff();
+    let stock = StockConfig::new(12, 2).init(&device).no_grad();
+    let ours = MultiHeadAttention::from_burn(stock).unwrap();
+    assert!(!ours.qkv.weight.is_require_grad() && !ours.qkv.bias.as_ref().unwrap().is_require_grad());
+    let back = ours.into_burn();
+    assert!(!back.key.weight.is_require_grad() && !back.value.bias.unwrap().is_require_grad());
+}

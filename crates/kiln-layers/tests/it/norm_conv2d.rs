@@ -36,14 +36,23 @@ fn all(
     let mut all = vec![
         values(&y),
         values(&x.grad(&gradients).unwrap()),
-        values(&norm.gamma.val().grad(&gradients).unwrap()),
-        values(&norm.beta.val().grad(&gradients).unwrap()),
         values(&conv.weight.val().grad(&gradients).unwrap()),
         values(&norm.running_mean.value_sync()),
         values(&norm.running_var.value_sync()),
     ];
+    all.extend([&norm.gamma, &norm.beta].into_iter().filter_map(|of| Some(values(&of.val().grad(&gradients)?))));
     all.extend(conv.bias.as_ref().map(|bias| values(&bias.val().grad(&gradients).unwrap())));
     all
+}
+
+/// The norm with the running statistics, and perhaps with parameters that are constant.
+fn evaluated(norm: BatchNorm, frozen: bool) -> BatchNorm {
+    BatchNorm {
+        gamma: norm.gamma.set_require_grad(!frozen),
+        beta: norm.beta.set_require_grad(!frozen),
+        training: Param::from_bool(false),
+        ..norm
+    }
 }
 
 #[test]
@@ -55,6 +64,16 @@ fn one_operation_has_the_bits_of_two() {
             let one = all(&modules(), dtype, |norm, conv, x| batch_norm_relu_conv2d(norm, conv, x).unwrap());
             let two = all(&modules(), dtype, |norm, conv, x| conv2d(conv, batch_norm_relu(norm, x).unwrap()).unwrap());
             assert_eq!(one, two, "{dtype:?} {stride}");
+            for frozen in [true, false] {
+                let modules = || {
+                    let (norm, conv) = modules();
+                    (evaluated(norm, frozen), conv)
+                };
+                let one = all(&modules(), dtype, |norm, conv, x| batch_norm_relu_conv2d(norm, conv, x).unwrap());
+                let two =
+                    all(&modules(), dtype, |norm, conv, x| conv2d(conv, batch_norm_relu(norm, x).unwrap()).unwrap());
+                assert_eq!(one, two, "{dtype:?} {stride} {frozen}");
+            }
         }
     }
 }
@@ -185,4 +204,51 @@ fn a_norm_after_a_convolution_has_the_bits_of_both() {
             assert_eq!(one, run(|conv, norm, x| batch_norm_relu(norm, conv2d(conv, x).unwrap()).unwrap()), "{what}");
         }
     }
+}
+
+#[test]
+fn an_input_without_autodiff_is_normalised_by_its_own_statistics_if_a_weight_before_has_it() {
+    let (plain, device) = (Device::flex(), Device::flex().autodiff());
+    let x = || tensor([3, 5, 9, 7], 1, 2.0, DType::F32, &plain);
+    let statistics =
+        |norm: &BatchNorm| [values(&norm.running_mean.value_sync()), values(&norm.running_var.value_sync())];
+    let run = |f: fn(&BatchNorm, &Conv2d, &BatchNorm, Tensor<4>) -> Tensor<4>| {
+        let ((norm, conv), last) = (modules(DType::F32, 1, false, &device), last(false, &device));
+        let y = values(&f(&norm, &conv, &last, x()));
+        (y, statistics(&norm), statistics(&last))
+    };
+    let one = run(|_, conv, last, x| conv2d_batch_norm_relu(conv, last, x).unwrap());
+    assert_eq!(one, run(|_, conv, last, x| batch_norm_relu(last, conv2d(conv, x).unwrap()).unwrap()));
+    let one = run(|norm, conv, last, x| {
+        let residual = tensor([3, 7, 9, 7], 7, 2.0, DType::F32, &x.device());
+        residual_end(norm, conv, last, x, residual).unwrap()
+    });
+    let parts = run(|norm, conv, last, x| {
+        let residual = tensor([3, 7, 9, 7], 7, 2.0, DType::F32, &x.device());
+        batch_norm_add_relu(last, conv2d(conv, batch_norm_relu(norm, x).unwrap()).unwrap(), residual).unwrap()
+    });
+    assert_eq!(one, parts);
+}
+
+#[test]
+fn one_module_is_refused_for_both_norms_of_a_residual_block() {
+    let device = Device::flex().autodiff();
+    let norm = BatchNormConfig::new(5).init(&device);
+    let conv = Conv2dConfig::new([5, 5], [1, 1]).init(&device);
+    let x = || Tensor::zeros([1, 5, 3, 3], &device);
+    let error = residual_end(&norm, &conv, &norm, x(), x()).unwrap_err();
+    assert_eq!(error.to_string(), "the last norm is the first norm, expected another module than the first norm");
+}
+
+#[test]
+fn running_statistics_of_another_length_or_dtype_are_refused() {
+    let device = Device::flex();
+    let x = || Tensor::<4>::zeros([1, 5, 3, 3], &device);
+    let mut norm = BatchNormConfig::new(5).init(&device);
+    norm.running_var = burn::module::RunningState::new(Tensor::ones([4], &device));
+    let error = batch_norm(&norm, x()).unwrap_err();
+    let text = "the length of the running variance is 4, and the length of the weight is 5; expected the same";
+    assert_eq!(error.to_string(), text);
+    norm.running_var = burn::module::RunningState::new(Tensor::ones([5], (&device, DType::F64)));
+    assert!(batch_norm(&norm, x()).unwrap_err().to_string().contains("the running variance"));
 }

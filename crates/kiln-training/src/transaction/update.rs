@@ -16,7 +16,7 @@ use super::report::StepReport;
 use crate::error::Error;
 
 /// How the parameters are cut into chunks. Below a MiB the memory saved is not worth the calls.
-pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 19 };
+pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 };
 
 /// An update of the parameters that is under way.
 pub(crate) struct Update {

@@ -5,8 +5,8 @@ use super::call::Call;
 use super::grid::{Grid, Heads};
 use super::softmax::{probabilities, products, score_gradients, transpose};
 use crate::cpu::gemm::{Matrix, Output, Threads, multiply};
-use crate::cpu::simd::LANES;
 use crate::cpu::stored::Stored;
+use crate::simd::LANES;
 
 /// One head of keys and values.
 pub(super) struct Task<'a, E> {

@@ -3,7 +3,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 
-use crate::cpu::simd::simd;
+use crate::simd::simd;
 
 /// Counters that are computed side by side. Each gives 4 numbers.
 const LANES: usize = 16;

@@ -5,8 +5,8 @@ use super::call::Call;
 use super::grid::{Grid, Heads};
 use super::softmax::{finish, online_softmax, transpose};
 use crate::cpu::gemm::{Matrix, Output, Threads, multiply};
-use crate::cpu::simd::LANES;
 use crate::cpu::stored::Stored;
+use crate::simd::LANES;
 
 /// A span of queries of one head.
 pub(super) struct Task<'a, E> {

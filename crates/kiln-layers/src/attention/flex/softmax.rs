@@ -1,7 +1,7 @@
 //! The passes over a block of scores.
 
 use crate::cpu::math::exp;
-use crate::cpu::simd::{LANES, pair_sums, simd};
+use crate::simd::{LANES, pair_sums, simd};
 
 /// One value of all lanes, in pairs.
 #[inline(always)]

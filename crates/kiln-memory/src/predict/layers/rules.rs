@@ -104,7 +104,8 @@ static RULES: &[Rule] = &[
         ..PLAIN
     },
     // x, weight, bias, mean, variance, maybe residual; gradient, what is kept. The residual's gradient takes the memory.
-    Rule { id: "kiln::batch_norm", flex: flex::batch_norm, cube: |op| cube::wide(op, 0, 3), ..PLAIN },
+    Rule { id: "kiln::batch_norm", over: &[(0, 0)], flex: flex::batch_norm, cube: |op| cube::wide(op, 0, 3), ..PLAIN },
+    Rule { id: "kiln::batch_norm_again", flex: flex::batch_norm, cube: |op| cube::wide(op, 0, 2), ..PLAIN },
     Rule {
         id: "kiln::batch_norm_backward",
         over: &[(0, 3), (0, 0)],
