@@ -92,7 +92,14 @@ const OTHER_CAUSE: &[&str] = &[
     "validation error",
     "too many resources were requested",
     "needs a transport between devices",
+    // cubecl-cuda: a launch that would fail again
+    "an unknown error happened during launch",
 ];
+
+/// The failure of a call of a driver, in front of its status.
+const STATUS: &str = " failed with status ";
+/// The status of CUDA's driver (`CUDA_ERROR_OUT_OF_MEMORY`) and of HIP (`hipErrorOutOfMemory`) for want of memory.
+const NO_ROOM: &str = "2";
 
 /// Errors that follow from a failure elsewhere: the message says that bytes are unwritten, but not why.
 const CONSEQUENCE: &[&str] = &[
@@ -107,6 +114,17 @@ const CONSEQUENCE: &[&str] = &[
     "was going to write it did not reach the end",
 ];
 
+/// Whether a call of CUDA's driver or of HIP failed for want of memory. Libraries have other numbers.
+fn is_out_of_room(text: &str) -> bool {
+    text.match_indices(STATUS).any(|(at, _)| {
+        let call = text[..at].rsplit(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
+        let status = text[at + STATUS.len()..].split(|c: char| !c.is_ascii_digit()).next();
+        let library = ["cublas", "cudnn", "cufft", "cusolver", "cusparse", "curand", "hiprtc", "hipblas", "hipdnn"];
+        let driver = call.starts_with("cu") || call.starts_with("hip");
+        status == Some(NO_ROOM) && driver && !library.iter().any(|name| call.starts_with(name))
+    })
+}
+
 /// The kind that a message names, and whether the message is only a consequence.
 pub(crate) fn read(text: &str) -> Option<(Kind, bool)> {
     let text = text.to_lowercase();
@@ -115,7 +133,7 @@ pub(crate) fn read(text: &str) -> Option<(Kind, bool)> {
         Some((Kind::DeviceLost, false))
     } else if names(BIG) {
         Some((Kind::TooBig, false))
-    } else if names(MEMORY) {
+    } else if names(MEMORY) || is_out_of_room(&text) {
         Some((Kind::OutOfMemory, false))
     } else if !names(OTHER_CAUSE) && names(CONSEQUENCE) {
         Some((Kind::OutOfMemory, true))
