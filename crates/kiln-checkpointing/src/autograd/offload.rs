@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{AllocationProperty, Device, Tensor, TensorData};
 
 use super::forward::Untracked;
 use super::tensors::{TensorMap, Tensors};
@@ -49,12 +49,22 @@ struct Take {
 impl TensorMap for Take {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         let empty = Tensor::zeros([0; D], (&tensor.device(), tensor.dtype()));
-        match tensor.without_autodiff().try_into_data() {
+        match tensor.without_autodiff().try_into_data().map_err(|e| e.to_string()).and_then(owned) {
             Ok(data) => self.data.push_back(data),
-            Err(e) => self.failure = Some(e.to_string()),
+            Err(failure) => self.failure = Some(failure),
         }
         empty
     }
+}
+
+/// The values in host memory. CubeCL reads them when they are asked for, and keeps the device's memory until then, in which an operation
+/// that follows may write.
+fn owned(data: TensorData) -> Result<TensorData, String> {
+    if data.bytes().property() != AllocationProperty::Device {
+        return Ok(data);
+    }
+    let bytes = data.bytes().read(Default::default()).map_err(|e| e.to_string())?.to_vec();
+    Ok(TensorData::from_bytes_vec(bytes, data.shape().clone(), data.dtype()))
 }
 
 struct Give {

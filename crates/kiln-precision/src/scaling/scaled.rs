@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
 
 use super::gradients::Survey;
 use super::rules::Scaling;
@@ -113,14 +113,19 @@ impl ScaledGradients {
         }
         // Each tensor is read by itself: a concatenation could hide that one of them was never written.
         let read = |tensor: Tensor<1>| {
-            let data = tensor.cast(DType::F32).try_into_data().map_err(|e| Error::Device(e.to_string()))?;
-            Ok::<Vec<f64>, Error>(data.iter::<f32>().map(f64::from).collect())
+            values(tensor.cast(DType::F32).try_into_data().map_err(|e| Error::Device(e.to_string()))?)
         };
         let sum_of_squares = read(squares)?.first().copied().ok_or(Error::NoGradients)?;
         let extra: Vec<Vec<f64>> = extra_scalars.into_iter().map(read).collect::<Result<_, _>>()?;
         let probed = Probed { gradients, scale, sum_of_squares };
         Ok((probed, extra.concat()))
     }
+}
+
+/// The f32 values of `data`. CubeCL copies them from the device only now, which may fail.
+fn values(data: TensorData) -> Result<Vec<f64>, Error> {
+    data.bytes().read(Default::default()).map_err(|e| Error::Device(e.to_string()))?;
+    Ok(data.iter::<f32>().map(f64::from).collect())
 }
 
 impl Probed {
@@ -137,5 +142,20 @@ impl Probed {
     /// The global norm without the scale.
     pub fn norm(&self) -> f64 {
         self.sum_of_squares.sqrt() / self.scale
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn values_that_cannot_be_copied_from_where_they_are_give_an_error() {
+        let elsewhere = Bytes::from_file("no such file", 4, 0);
+        let data = TensorData::from_bytes(elsewhere, [1], DType::F32);
+        assert!(matches!(values(data), Err(Error::Device(_))));
+        assert_eq!(values(TensorData::new(vec![2.0f32], [1])).unwrap(), [2.0]);
     }
 }
