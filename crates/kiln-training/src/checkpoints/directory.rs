@@ -131,10 +131,18 @@ impl Checkpoints {
     fn prune(&self, saved: &Path) -> std::io::Result<()> {
         let (later, found): (Vec<_>, Vec<_>) =
             self.list().unwrap_or_default().into_iter().partition(|path| step(path) > step(saved));
-        let left = |path: &PathBuf| name(path).ends_with(".partial") || replaced(path);
+        // What a save that was interrupted has left. Other files and directories are the user's.
+        let left = |path: &PathBuf| is_partial(path) || (step(path).is_some() && replaced(path));
         let left = self.entries().unwrap_or_default().into_iter().filter(left);
         later.into_iter().chain(found.into_iter().skip(self.keep)).chain(left).try_for_each(fs::remove_dir_all)
     }
+}
+
+/// Whether `path` is a checkpoint that was begun: its name in full is `.step-` and digits, and `.partial`.
+fn is_partial(path: &Path) -> bool {
+    let name = name(path);
+    let plain = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial"));
+    plain.is_some_and(|plain| step(Path::new(plain)).is_some()) && path.is_dir()
 }
 
 /// Whether `path` was set aside for another checkpoint of the same step, which is in its place.

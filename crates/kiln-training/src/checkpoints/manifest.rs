@@ -12,6 +12,8 @@ pub(crate) const OPTIMIZER: &str = "optimizer.bpk";
 pub(crate) const STATE: &str = "state.json";
 pub(crate) const MANIFEST: &str = "manifest.json";
 const VERSION: u32 = 1;
+/// Bytes of a manifest, at the most: it names three files.
+const LIMIT: u64 = 1 << 20;
 
 #[derive(Serialize, Deserialize)]
 struct Manifest {
@@ -62,7 +64,12 @@ fn fingerprint(path: &Path) -> std::io::Result<Fingerprint> {
 
 /// Checks every file of the checkpoint `path` against its manifest.
 pub(crate) fn verify(path: &Path) -> Result<(), String> {
-    let text = fs::read(path.join(MANIFEST)).map_err(|e| format!("{MANIFEST}: {e}"))?;
+    let mut text = vec![];
+    let read = File::open(path.join(MANIFEST)).and_then(|file| file.take(LIMIT + 1).read_to_end(&mut text));
+    let bytes = read.map_err(|e| format!("{MANIFEST}: {e}"))?;
+    if bytes as u64 > LIMIT {
+        return Err(format!("{MANIFEST} is larger than {LIMIT} bytes"));
+    }
     let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| format!("{MANIFEST} is damaged: {e}"))?;
     if manifest.version != VERSION {
         return Err(format!("its version is {}, expected {VERSION}", manifest.version));

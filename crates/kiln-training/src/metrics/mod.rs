@@ -60,7 +60,12 @@ impl Metrics {
 
     /// Reads all sums from the device, each by itself: a concatenation could hide that one of them was never written.
     pub(crate) fn read(self) -> Result<Totals, ExecutionError> {
-        let read = |(_, metric): &(_, Metric)| Ok(metric.sum.clone().try_into_data()?.iter::<f64>().sum());
+        let read = |(_, metric): &(_, Metric)| {
+            let data = metric.sum.clone().try_into_data()?;
+            // CubeCL copies the values from the device only now, which may fail.
+            data.bytes().read(Default::default()).map_err(|e| ExecutionError::generic(e.to_string()))?;
+            Ok(data.iter::<f64>().sum())
+        };
         let sums: Vec<f64> = self.0.iter().map(read).collect::<Result<_, ExecutionError>>()?;
         let total = |((name, metric), sum): ((&'static str, Metric), f64)| Total {
             name,

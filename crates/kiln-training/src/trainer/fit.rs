@@ -154,7 +154,10 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
 
     /// Saves the steps since the newest checkpoint when the run ends with an error that leaves the device usable.
     fn rescue(&mut self, error: &Error) {
-        let lost = matches!(error, Error::Lost(_) | Error::Device { .. } | Error::Save { .. });
+        let lost = match error {
+            Error::Memory(failure) => !failure.is_recoverable(),
+            _ => matches!(error, Error::Lost(_) | Error::Device { .. } | Error::Save { .. }),
+        };
         if lost || self.trainer.run.ready().is_err() || self.trainer.state().step == self.saved {
             return;
         }

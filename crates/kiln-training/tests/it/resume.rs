@@ -299,10 +299,21 @@ fn damaged_checkpoints_are_passed_over_and_never_loaded() {
     let partial = folder.path().join(".step-00000009.partial");
     fs::create_dir(&partial).unwrap();
     fs::write(partial.join("model.bpk"), "half").unwrap();
+    // What the user has beside it stays, whatever its name.
+    let own = ["best", "best.old", "mine.partial", ".mine.partial"].map(|name| folder.path().join(name));
+    own.iter().for_each(|own| fs::create_dir(own).unwrap());
+    fs::write(folder.path().join("list.partial"), "text").unwrap();
     let mut trainer = trainer(OptimizerConfig::sgd());
     assert_eq!(resume(&mut trainer, &checkpoints).unwrap(), None);
     trainer.save_to(&checkpoints).unwrap();
     assert!(!partial.exists());
+    assert!(own.iter().all(|own| own.is_dir()) && folder.path().join("list.partial").is_file());
+
+    // A manifest of another size than one can have is not read.
+    let saved = trainer.save_to(&checkpoints).unwrap();
+    fs::OpenOptions::new().write(true).open(saved.join("manifest.json")).unwrap().set_len(64 << 20).unwrap();
+    let error = resume(&mut trainer, &checkpoints).unwrap_err().to_string();
+    assert!(error.contains("manifest.json is larger than 1048576 bytes"), "{error}");
 
     // A directory that is named relative to the current one.
     let here = tempfile::tempdir_in(".").unwrap();
