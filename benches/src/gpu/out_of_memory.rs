@@ -224,7 +224,8 @@ fn throughout(
     expected: &Expected,
 ) -> Result<()> {
     let (device, plain) = (context.autodiff(), context.device.clone());
-    let leave = need / 10 * 6;
+    // Less than a step of the whole batch takes, more than parameters, their gradients and the sums of those.
+    let leave = need / 10 * 8;
     let (mut trainer, _ballast) = match context.card() {
         Some(card) => {
             let trainer = start.builder().build(&device, batch)?;
