@@ -74,10 +74,11 @@ impl MultiHeadAttentionConfig {
 impl MultiHeadAttention {
     /// Attention of each position of `x`, `[batch, time, d_model]`, to the others; the result has the same shape. `options` is a
     /// [`Mask`](super::Mask) or [`AttentionOptions`]. Where these ask for no dropout, the module adds its own in training, on devices with
-    /// autodiff, with a seed that it draws from the device's generator. See [`self_attention`] for what is kept.
+    /// autodiff, with a seed that it draws from the device's generator. Keeps `x`, the output of attention, and one
+    /// f32 value for each query of each head.
     ///
     /// # Errors
-    /// [`Error::Size`] for another width, and those of [`self_attention`].
+    /// [`Error::Size`] for another width, and those of [`self_attention`](crate::self_attention).
     pub fn forward(&self, x: Tensor<3>, options: impl Into<AttentionOptions>) -> Result<Tensor<3>, Error> {
         let ([_, _, width], [expected, _]) = (x.dims(), self.qkv.weight.dims());
         same_size(("the last dimension of the input", width), ("the width of the module", expected))?;

@@ -45,6 +45,9 @@ struct Saved<B: Backend> {
     normalised: bool,
 }
 
+/// The output, and new mean and variance of the first norm and of the last.
+type Recorded<B, C> = (FloatTensor<Autodiff<B, C>>, [[FloatTensor<B>; 2]; 2]);
+
 /// The same as an operation of the graph.
 pub(super) fn recorded<B: NormConv2dKernels, C: CheckpointStrategy>(
     x: FloatTensor<Autodiff<B, C>>,
@@ -52,7 +55,7 @@ pub(super) fn recorded<B: NormConv2dKernels, C: CheckpointStrategy>(
     norm: BatchNormParameters<Autodiff<B, C>>,
     convolution: Convolution<Autodiff<B, C>>,
     last: BatchNormParameters<Autodiff<B, C>>,
-) -> (FloatTensor<Autodiff<B, C>>, [[FloatTensor<B>; 2]; 2]) {
+) -> Recorded<B, C> {
     let normalised = last.needs_normalised();
     let ((x, of_x), (residual, of_residual)) = (x.into_parts(), residual.into_parts());
     let (norm, [of_weight, of_bias]) = norm.into_parts();
