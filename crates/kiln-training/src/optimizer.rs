@@ -172,7 +172,8 @@ impl OptimizerConfig {
         }
     }
 
-    /// The optimizers for `model`, kiln-layers' form of burn's with the same results and records, in two groups: with weight decay, and without it for parameters of one dimension.
+    /// The optimizers for `model`, kiln-layers' form of burn's with the same results and records, in two groups: with weight decay, and
+    /// without it for parameters of one dimension.
     pub fn groups(&self, model: &impl Module) -> OptimizerGroups {
         let one_dimensional = ParamGroup::from_ids(one_dimensional(model));
         let groups = match *self {

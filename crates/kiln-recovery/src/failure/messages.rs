@@ -114,26 +114,27 @@ const CONSEQUENCE: &[&str] = &[
     "was going to write it did not reach the end",
 ];
 
-/// Whether a call of CUDA's driver or of HIP failed for want of memory. Libraries have other numbers.
+/// Whether a call of CUDA's driver (`cuEventCreate`) or of HIP (`hipMalloc`) failed for want of memory. The names of their libraries go on in
+/// lower case (`cublasCreate`), and have other numbers.
 fn is_out_of_room(text: &str) -> bool {
     text.match_indices(STATUS).any(|(at, _)| {
         let call = text[..at].rsplit(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
         let status = text[at + STATUS.len()..].split(|c: char| !c.is_ascii_digit()).next();
-        let library = ["cublas", "cudnn", "cufft", "cusolver", "cusparse", "curand", "hiprtc", "hipblas", "hipdnn"];
-        let driver = call.starts_with("cu") || call.starts_with("hip");
-        status == Some(NO_ROOM) && driver && !library.iter().any(|name| call.starts_with(name))
+        let named = ["cu", "hip"].iter().find_map(|api| call.strip_prefix(api));
+        status == Some(NO_ROOM) && named.is_some_and(|name| name.starts_with(|c: char| c.is_ascii_uppercase()))
     })
 }
 
 /// The kind that a message names, and whether the message is only a consequence.
 pub(crate) fn read(text: &str) -> Option<(Kind, bool)> {
+    let out_of_room = is_out_of_room(text);
     let text = text.to_lowercase();
     let names = |patterns: &[&str]| patterns.iter().any(|pattern| text.contains(pattern));
     if names(LOST) {
         Some((Kind::DeviceLost, false))
     } else if names(BIG) {
         Some((Kind::TooBig, false))
-    } else if names(MEMORY) || is_out_of_room(&text) {
+    } else if names(MEMORY) || out_of_room {
         Some((Kind::OutOfMemory, false))
     } else if !names(OTHER_CAUSE) && names(CONSEQUENCE) {
         Some((Kind::OutOfMemory, true))
