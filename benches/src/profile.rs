@@ -8,6 +8,7 @@ use kiln_memory::{BackendProfile, Meter, calibrate, warm_threads};
 
 use crate::HEAP;
 use crate::atomic::replace;
+use crate::card::{Card, card_index};
 
 /// The profile of `device`, called `name` on the command line: from the cache, or by a second of measuring. Afterwards the
 /// threads of the CPU device have their scratch memory, so that it does not count as a step's.
@@ -34,8 +35,15 @@ pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
 }
 
 fn path(name: &str) -> Option<PathBuf> {
-    // Figures of one version of the rules are not those of another.
-    Some(crate::cache::directory()?.join(format!("{}-{}.toml", name.replace(':', "-"), env!("CARGO_PKG_VERSION"))))
+    let card = card_index(name).and_then(Card::of).map(|card| card.name);
+    Some(crate::cache::directory()?.join(file_name(name, card.as_deref())))
+}
+
+/// Figures of one card are not those of another that has its number later, nor those of one version of the rules another's.
+fn file_name(name: &str, card: Option<&str>) -> String {
+    let words = [name].into_iter().chain(card).chain([env!("CARGO_PKG_VERSION")]);
+    let plain = |word: &str| word.replace(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.', "-");
+    format!("{}.toml", words.map(plain).collect::<Vec<_>>().join("-"))
 }
 
 fn read(path: &Path) -> Option<BackendProfile> {
@@ -46,4 +54,20 @@ fn write(path: &Path, profile: &BackendProfile) -> Result<()> {
     let folder = path.parent().context("no folder")?;
     std::fs::create_dir_all(folder)?;
     replace(path, toml::to_string_pretty(profile)?.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::file_name;
+
+    #[test]
+    fn each_card_has_a_file_of_its_own() {
+        let version = env!("CARGO_PKG_VERSION");
+        assert_eq!(file_name("flex", None), format!("flex-{version}.toml"));
+        assert_eq!(
+            file_name("cuda:0", Some("NVIDIA H100 80GB HBM3")),
+            format!("cuda-0-NVIDIA-H100-80GB-HBM3-{version}.toml"),
+        );
+        assert_ne!(file_name("cuda:0", Some("a/b")), file_name("cuda:0", Some("a/c")));
+    }
 }

@@ -103,10 +103,8 @@ fn read(model: &impl Module) -> HashMap<ParamId, Tensor<1>> {
             self.place.leave();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if self.place.is_statistic() {
-                let value = param.val();
-                let length = value.shape().num_elements();
-                self.found.insert(param.id, value.reshape([length]));
+            if D == 1 && self.place.is_statistic() {
+                self.found.insert(param.id, same(param.val()));
             }
         }
     }
@@ -126,6 +124,12 @@ fn settle(model: &impl Module) {
     let _ = model.valid();
 }
 
+/// The tensor by the type that its number of dimensions has: a visitor does not know that statistics have one dimension. A reshape
+/// would say the same in the graph, which keeps 3 KiB for it as long as the tensor lives.
+fn same<const D: usize, const E: usize>(statistic: Tensor<D>) -> Tensor<E> {
+    Tensor::from_dispatch(statistic.into_dispatch())
+}
+
 fn write(model: &impl Module, values: &HashMap<ParamId, Tensor<1>>) {
     if values.is_empty() {
         return;
@@ -142,8 +146,8 @@ fn write(model: &impl Module, values: &HashMap<ParamId, Tensor<1>>) {
             self.place.leave();
         }
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            match self.values.get(&param.id).filter(|_| self.place.is_statistic()) {
-                Some(value) => param.map(|old| value.clone().reshape(old.shape())),
+            match self.values.get(&param.id).filter(|_| D == 1 && self.place.is_statistic()) {
+                Some(value) => param.map(|_| same(value.clone())),
                 None => param,
             }
         }

@@ -40,9 +40,10 @@ impl Pixels {
         let mut data = TensorData::new(self.to_vec(), shape);
         device.staging(std::iter::once(&mut data));
         let tensor = Tensor::from_data(data, (device, DType::U8));
-        // Without memory for the copy the device still returns a tensor, and synchronising reports no error. Reading does.
+        // Without memory for the copy the device still returns a tensor, and synchronising reports no error. Reading does, and
+        // waits for this thread's work alone.
         let first = tensor.clone().slice(shape.map(|size| 0..size.min(1)));
-        match device.sync().and_then(|()| first.try_into_data()) {
+        match first.try_into_data() {
             Ok(_) => self.uploaded = Some(tensor),
             Err(error) => tracing::debug!("a batch could not be copied to the device ahead of its step: {error}"),
         }

@@ -2,6 +2,7 @@
 
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::BatchNorm;
 use burn::tensor::{Device, Tensor};
 
@@ -116,9 +117,21 @@ impl Updates<'_> {
     /// Gives the norm its new running mean and variance.
     pub(crate) fn apply(self, mean: FloatTensor<Dispatch>, variance: FloatTensor<Dispatch>) {
         if let Some(norm) = self.0 {
-            norm.running_mean.update(Tensor::from_dispatch(mean).detach());
-            norm.running_var.update(Tensor::from_dispatch(variance).detach());
+            for (state, value) in [(&norm.running_mean, mean), (&norm.running_var, variance)] {
+                // Clones of a state share its value.
+                let _ = state.clone().map(&mut Replace(value));
+            }
         }
+    }
+}
+
+/// Writes a value to a running state. `RunningState::update` would park it in a table by thread first, 6 KiB for each state, until
+/// the next update or `valid`.
+struct Replace(FloatTensor<Dispatch>);
+
+impl ModuleMapper for Replace {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|_| Tensor::from_dispatch(self.0.clone()).detach())
     }
 }
 

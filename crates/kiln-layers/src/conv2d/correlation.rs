@@ -5,11 +5,11 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::plan::{Class, Side, Tap};
-use super::tile::{LANES, ROWS, WIDTH, add_products};
+use super::tile::{Factors, LANES, ROWS, WIDTH, add_products};
 use crate::cpu::stored::Stored;
 
-/// Values that a task has in its buffers, copies and sums together: they stay in a core's second-level cache.
-pub(super) const CACHED: usize = 96 * 1024;
+/// Values that a task has copied, and as many of its sums: both stay in a core's second-level cache.
+const CACHED: usize = 48 * 1024;
 /// Tasks that a batch is cut into, where its images suffice.
 pub(super) const TASKS: usize = 8;
 /// Values that a tile reads of the channels whose products are summed before the next: they stay in the first-level cache.
@@ -49,6 +49,15 @@ pub(super) struct Placed {
     pub(super) plane: usize,
     /// Target values of a channel, with those between rows and images, which mean nothing.
     pub(super) lanes: usize,
+}
+
+/// What a task computes at a time.
+struct Portions {
+    images: usize,
+    /// Rows of a class.
+    rows: usize,
+    /// Source channels, whose products are added to the sums of all targets.
+    sources: usize,
 }
 
 /// What a thread uses again.
@@ -95,19 +104,20 @@ impl Correlation {
         copy * placed.plane + down.shift * self.width.pitch() + right.shift
     }
 
-    /// Copies the source channels of a group.
+    /// Copies some source channels of a group.
     pub(super) fn copy<E: Stored>(
         &self,
         values: &[E],
         group: usize,
+        sources: Range<usize>,
         placed: &Placed,
         Buffers { copies, wide, .. }: &mut Buffers,
     ) {
         let (height, width) = (&self.height, &self.width);
         copies.clear();
-        copies.resize(self.sources * self.copies() * placed.plane + LANES, 0.0);
+        copies.resize(sources.len() * self.copies() * placed.plane + LANES, 0.0);
         let mut planes = copies.chunks_exact_mut(placed.plane);
-        for source in 0..self.sources {
+        for source in sources {
             for down in 0..height.starts.len() {
                 let lines = height.held(down, placed.rows.start..placed.rows.end + height.reach);
                 for (right, plane) in (0..width.starts.len()).zip(&mut planes) {
@@ -166,16 +176,27 @@ impl Correlation {
         classes.map(pass).collect()
     }
 
-    /// Images of a task, and rows of a class that it computes at a time.
-    fn portions(&self, passes: usize) -> (usize, usize) {
-        let (height, width) = (&self.height, &self.width);
-        let copies = self.sources * self.copies() * width.pitch();
-        let row = copies + passes * self.targets.next_multiple_of(self.block()) * width.pitch();
-        let image = row * (height.count + height.reach);
-        if image <= CACHED {
-            return ((CACHED / image.max(1)).clamp(1, self.images.div_ceil(TASKS).max(1)), height.count);
-        }
-        (1, (CACHED.saturating_sub(copies * height.reach) / row).clamp(1, height.count))
+    /// Source channels whose products a tile adds before the next: what it reads of them stays in the first-level cache.
+    fn sources_of_a_tile(&self) -> usize {
+        let of_channel = self.copies() * (WIDTH + self.height.reach * self.width.pitch() + self.width.reach);
+        (CACHED_FIRST / of_channel).clamp(1, self.sources.max(1))
+    }
+
+    fn portions(&self, passes: usize) -> Portions {
+        let (height, together, pitch) = (&self.height, self.sources_of_a_tile(), self.width.pitch());
+        let copied = (together * self.copies() * pitch).max(1);
+        let summed = (passes * self.targets.next_multiple_of(self.block()) * pitch).max(1);
+        let rows_of_an_image = height.count + height.reach;
+        let images = CACHED / (copied.max(summed) * rows_of_an_image);
+        let (images, rows) = if images > 0 {
+            (images.min(self.images.div_ceil(TASKS)).max(1), height.count)
+        } else {
+            let most = (CACHED / summed).min((CACHED / copied).saturating_sub(height.reach)).max(1);
+            // Bands of about the same height.
+            (1, height.count.div_ceil(height.count.div_ceil(most)))
+        };
+        let plane = self.copies() * self.placed(0..images, 0..rows).plane;
+        Portions { images, rows, sources: (CACHED / (plane * together).max(1)).max(1) * together }
     }
 
     /// The target images, which begin as the bias of their channel, or 0. `weight`: see [`passes`](Self::passes).
@@ -192,7 +213,7 @@ impl Correlation {
         if target.is_empty() || passes.is_empty() {
             return target;
         }
-        let (images, rows) = self.portions(passes.len());
+        let Portions { images, rows, sources } = self.portions(passes.len());
         // A batch of few images is cut along its channels as well.
         let parts = if images == 1 { TASKS.div_ceil(self.images) } else { 1 };
         let whole = if self.groups == 1 { self.block() } else { self.targets };
@@ -212,10 +233,14 @@ impl Correlation {
             for rows in bands.map(|row| row..(row + rows).min(self.height.count)) {
                 let placed = self.placed(image..image + count, rows);
                 for group in channels.start / self.targets..channels.end.div_ceil(self.targets) {
-                    self.copy(values, group, &placed, buffers);
                     let first = group * self.targets;
                     let targets = channels.start.max(first) - first..channels.end.min(first + self.targets) - first;
-                    self.sum(&passes, group, targets.clone(), bias, &placed, buffers);
+                    self.start(passes.len(), group, targets.clone(), bias, &placed, buffers);
+                    for source in (0..self.sources).step_by(sources) {
+                        let sources = source..(source + sources).min(self.sources);
+                        self.copy(values, group, sources.clone(), &placed, buffers);
+                        self.add(&passes, group, targets.clone(), sources, &placed, buffers);
+                    }
                     self.store(
                         &passes,
                         first + targets.start - channels.start,
@@ -230,40 +255,48 @@ impl Correlation {
         target
     }
 
-    /// Computes `targets` of a group in all passes.
-    fn sum(
+    /// Lets the sums of `targets` of a group begin as the bias, in all passes.
+    fn start(
+        &self,
+        passes: usize,
+        group: usize,
+        targets: Range<usize>,
+        bias: &[f32],
+        placed: &Placed,
+        Buffers { sums, .. }: &mut Buffers,
+    ) {
+        sums.clear();
+        for _ in 0..passes {
+            for row in 0..targets.len().next_multiple_of(self.block()) {
+                let bias = bias.get(group * self.targets + targets.start + row).copied().unwrap_or(0.0);
+                sums.resize(sums.len() + placed.lanes, bias);
+            }
+        }
+    }
+
+    /// Adds the products of the copied `sources` of a group to its `targets`, in all passes.
+    fn add(
         &self,
         passes: &[Pass],
         group: usize,
         targets: Range<usize>,
-        bias: &[f32],
+        sources: Range<usize>,
         placed: &Placed,
         Buffers { copies, sums, offsets, .. }: &mut Buffers,
     ) {
         let (block, lanes) = (self.block(), placed.lanes);
         let rows = targets.len().next_multiple_of(block);
-        sums.clear();
-        for _ in passes {
-            for row in 0..rows {
-                let bias = bias.get(group * self.targets + targets.start + row).copied().unwrap_or(0.0);
-                sums.resize(sums.len() + lanes, bias);
-            }
-        }
-        let of_channel = self.copies() * (WIDTH + self.height.reach * self.width.pitch() + self.width.reach);
-        let at_a_time = (CACHED_FIRST / of_channel).max(1);
+        let together = self.sources_of_a_tile();
         for (pass, sums) in passes.iter().zip(sums.chunks_exact_mut(rows * lanes)) {
             offsets.clear();
-            for source in 0..self.sources {
+            for source in 0..sources.len() {
                 offsets.extend(pass.taps.iter().map(|taps| self.offset(placed, source, *taps)));
             }
-            let first = (group * self.targets.next_multiple_of(block) + targets.start) * offsets.len();
-            add_products(
-                (sums, lanes, lanes),
-                (&pass.weights[first..], block),
-                copies,
-                offsets,
-                at_a_time * pass.taps.len(),
-            );
+            let terms = self.sources * pass.taps.len();
+            let first = (group * self.targets.next_multiple_of(block) + targets.start) * terms;
+            let values = &pass.weights[first..];
+            let factors = Factors { values, block, terms, first: sources.start * pass.taps.len() };
+            add_products((sums, lanes, lanes), factors, copies, offsets, together * pass.taps.len());
         }
     }
 

@@ -62,18 +62,29 @@ fn vectors() -> usize {
     1
 }
 
+/// The factors of some rows.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a> {
+    /// For each block of rows one after the other, the factors of each term, `[terms, rows of a block]`.
+    pub(super) values: &'a [f32],
+    /// The rows of a block, 1 or [`ROWS`].
+    pub(super) block: usize,
+    pub(super) terms: usize,
+    /// The term of the first offset.
+    pub(super) first: usize,
+}
+
 /// Adds products to an output of some rows and `lanes` columns, a multiple of [`LANES`].
 ///
-/// `a`: for each block of rows one after the other, the factors of each term, `[terms, rows of a block]`. `b`: the values that
-/// `offsets` point into, one offset a term. `block`: the rows of a block, 1 or [`ROWS`].
+/// `b`: the values that `offsets` point into, one offset a term.
 pub(super) fn add_products(
     (out, stride, lanes): (&mut [f32], usize, usize),
-    (a, block): (&[f32], usize),
+    Factors { values: a, block, terms, first: first_term }: Factors<'_>,
     b: &[f32],
     offsets: &[usize],
     terms_at_a_time: usize,
 ) {
-    let (terms, all) = (offsets.len(), lanes / LANES);
+    let all = lanes / LANES;
     if terms == 0 || all == 0 {
         return;
     }
@@ -83,7 +94,7 @@ pub(super) fn add_products(
         let tile = by_size(block, width.min((lanes - first) / LANES));
         let b = &b[first..];
         for (part, offsets) in offsets.chunks(terms_at_a_time).enumerate() {
-            let from = part * terms_at_a_time * block;
+            let from = (first_term + part * terms_at_a_time) * block;
             let blocks = a.chunks_exact(terms * block).zip(out.chunks_mut(block * stride));
             for (a, out) in blocks {
                 tile(&mut out[first..], stride, &a[from..][..offsets.len() * block], b, offsets);

@@ -5,12 +5,14 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::Geometry;
-use super::correlation::{Buffers, CACHED, Correlation, TASKS};
+use super::correlation::{Buffers, Correlation, TASKS};
 use super::plan::{Side, Tap, held};
-use super::tile::{LANES, ROWS, add_products};
+use super::tile::{Factors, LANES, ROWS, add_products};
 use crate::cpu::stored::{Stored, group};
 use crate::simd::{pair_sums, simd};
 
+/// Values that a task copies at a time, twice as many where that makes whole groups of [`PIXELS`].
+const CACHED: usize = 48 * 1024;
 /// Values of the sums of all groups of images together.
 const PARTS: usize = 64 * 1024;
 /// Pixels whose products are summed before the next: what a tile reads of them stays in the first-level cache.
@@ -156,7 +158,8 @@ impl<'a, E: Stored> Job<'a, E> {
                     for run in &self.runs {
                         let lanes = run.lanes.next_multiple_of(LANES);
                         let out = (&mut sums[run.column..], self.columns, lanes);
-                        add_products(out, (gradient, self.block()), &x[run.offset..], offsets, PIXELS);
+                        let factors = Factors { values: gradient, block: self.block(), terms: offsets.len(), first: 0 };
+                        add_products(out, factors, &x[run.offset..], offsets, PIXELS);
                     }
                 }
             }
@@ -168,8 +171,13 @@ impl<'a, E: Stored> Job<'a, E> {
     fn portions(&self, channels: usize) -> (usize, usize) {
         let Sizes { inputs, output, .. } = *self.sizes;
         let size = |rows| self.input_rows(rows) * self.width * inputs + rows * output[1] * channels;
-        if output[0] == 0 || size(output[0]) <= CACHED {
-            return ((CACHED / size(output[0].max(1))).max(1), output[0].max(1));
+        let image = size(output[0].max(1));
+        if output[0] == 0 || image <= CACHED {
+            // Whole groups of pixels give the same sums however many images are copied at a time.
+            let whole = (1..=PIXELS).find(|images| images * output[0] * output[1] % PIXELS == 0).unwrap_or(PIXELS);
+            let most =
+                if whole * image <= 2 * CACHED { (CACHED / image / whole).max(1) * whole } else { CACHED / image };
+            return (most.max(1), output[0].max(1));
         }
         (1, (1..output[0]).rev().find(|rows| size(*rows) <= CACHED).unwrap_or(1))
     }
@@ -241,7 +249,7 @@ pub(super) fn depthwise_gradient<E: Stored>(
         |(buffers, flat), (group, out)| {
             for image in 0..*images {
                 let placed = correlation.placed(image..image + 1, 0..height.target);
-                correlation.copy(x, group, &placed, buffers);
+                correlation.copy(x, group, 0..1, &placed, buffers);
                 for (output, out) in out.chunks_exact_mut(taps).enumerate() {
                     let plane = (image * groups + group) * outputs + output;
                     flat.clear();

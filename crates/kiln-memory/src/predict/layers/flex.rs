@@ -146,7 +146,7 @@ pub(super) fn linear(operation: &Operation<'_>, weight: usize, copies: u64, memo
 }
 
 /// Bytes of some images with their padding, for each thread.
-const IMAGES: u64 = 384 << 10;
+const IMAGES: u64 = 192 << 10;
 
 /// A weight in f32, in the order of the kernel and for 16 bits in its own, and some images for each thread.
 pub(super) fn conv2d(operation: &Operation<'_>, weight: u64, memory: &Memory<'_>) -> u64 {
