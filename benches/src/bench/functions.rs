@@ -114,7 +114,7 @@ fn recording() -> Result<Call> {
     let options = StepOptions {
         scale_gradients: true,
         reads_norm: true,
-        update_chunks: Some(UpdateChunks { parts: 8, least: 512 << 10 }),
+        update_chunks: Some(UpdateChunks { parts: 8, least: 1 << 20 }),
         ..StepOptions::default()
     };
     let optimizer = AdamWConfig::new().build();

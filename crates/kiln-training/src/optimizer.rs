@@ -67,16 +67,26 @@ impl OptimizerGroups {
 
     /// burn's optimizer of a whole module, without state.
     pub fn init(&self) -> ModuleOptimizer {
+        self.init_on(None)
+    }
+
+    /// As [`init`](Self::init). State that is loaded later goes to `device`, where burn takes the default device.
+    pub(crate) fn init_on(&self, device: Option<&Device>) -> ModuleOptimizer {
         // burn wants a concrete optimizer to begin with; the first group covers all of its parameters.
         let start = ModuleOptimizer::from(SgdConfig::new().build());
-        self.groups
-            .iter()
-            .fold(start, |all, (group, optimizer)| all.with_group(group.clone(), Shared(optimizer.clone()), None))
+        self.groups.iter().fold(start, |all, (group, optimizer)| {
+            let shared = Shared { optimizer: optimizer.clone(), device: device.cloned() };
+            all.with_group(group.clone(), shared, None)
+        })
     }
 }
 
 /// An optimizer behind a pointer, as an optimizer.
-struct Shared(Arc<dyn DynOptimizer>);
+struct Shared {
+    optimizer: Arc<dyn DynOptimizer>,
+    /// Where loaded state goes.
+    device: Option<Device>,
+}
 
 impl DynOptimizer for Shared {
     fn step_dyn(
@@ -87,15 +97,15 @@ impl DynOptimizer for Shared {
         grad: BridgeTensor,
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        self.0.step_dyn(rank, lr, tensor, grad, state)
+        self.optimizer.step_dyn(rank, lr, tensor, grad, state)
     }
 
     fn to_device_dyn(&self, state: DynState, device: &Device) -> DynState {
-        self.0.to_device_dyn(state, device)
+        self.optimizer.to_device_dyn(state, device)
     }
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
-        self.0.state_flatten(prefix, state, out);
+        self.optimizer.state_flatten(prefix, state, out);
     }
 
     fn state_unflatten(
@@ -105,7 +115,7 @@ impl DynOptimizer for Shared {
         source: &mut StateSource,
         device: &Device,
     ) -> Option<DynState> {
-        self.0.state_unflatten(rank, prefix, source, device)
+        self.optimizer.state_unflatten(rank, prefix, source, self.device.as_ref().unwrap_or(device))
     }
 }
 

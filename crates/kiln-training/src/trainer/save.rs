@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
-use burn::optim::OptimizerRecord;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::tensor::Device;
 use kiln_precision::{ScalerState, Scaling};
 use kiln_recovery::{AttemptOutcome, Recovery, RecoveryState, attempt};
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::run::Trainer;
 use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE, load_model};
 use crate::error::Error;
+use crate::optimizer::OptimizerGroups;
 use crate::state::RunState;
 use crate::task::Task;
 
@@ -98,32 +100,46 @@ impl<T: Task> Trainer<T> {
 
     fn load(&mut self, path: &Path) -> Result<(), Error> {
         let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
-        // Clones share running statistics, also those that a thread has not folded in yet; `valid` makes new ones.
-        let model = load_model(self.model().valid().train(), path)?;
         let state = fs::read(path.join(STATE)).map_err(|e| fail(format!("{STATE}: {e}")))?;
         let saved: SavedState = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
-        let groups = (self.optimizer)(&model);
-        self.compare(&saved, groups.description()).map_err(fail)?;
-        let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
+        // The run stays as it is until all of the checkpoint is on the device.
+        let (model, groups, optimizer) = self.loaded(path, &saved)?;
         let scaler = saved.scaler.map(|saved| saved.state);
         if let (Some(recovery), Some(state)) = (self.recovery_mut(), saved.recovery) {
             recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
-        let load = |optimizer: burn::optim::ModuleOptimizer| optimizer.load_record(record);
-        self.run.restore(model, load, groups, saved.state, scaler).map_err(|e| fail(format!("{STATE}: {e}")))?;
+        let restored = self.run.restore(model, (groups, optimizer), saved.state, scaler);
+        restored.map_err(|e| fail(format!("{STATE}: {e}")))?;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
         self.batches = saved.batches.or(self.batches);
         self.run.settings.total_steps = self.run.settings.total_steps.or(saved.total_steps);
-        // A device without room for the parameters does not say so by itself.
+        Ok(())
+    }
+
+    /// Model and optimizer of a checkpoint, on the run's device.
+    fn loaded(&self, path: &Path, saved: &SavedState) -> Result<(T::Model, OptimizerGroups, ModuleOptimizer), Error> {
+        let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
         let device = self.device().clone();
-        match attempt(
-            &device,
-            || Ok(()),
-            |(), probe| {
-                probe.module(self.model());
-            },
-        ) {
-            AttemptOutcome::Done(()) => Ok(()),
+        let plain = device.clone().inner();
+        let load = || {
+            // Clones share running statistics, also those that a thread has not folded in yet; `valid` makes new ones.
+            let model = load_model(self.model().valid().train(), path)?;
+            let groups = (self.optimizer)(&model);
+            self.compare(saved, groups.description()).map_err(fail)?;
+            let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
+            let optimizer = groups.init_on(Some(&plain)).load_record(record);
+            // A device without room for the state does not say so by itself, and burn gives no other way to its tensors than
+            // to write them. The CPU device is its own host.
+            if plain != Device::flex() {
+                optimizer.into_bytes().map_err(|e| fail(e.to_string()))?;
+            }
+            Ok((model, groups, optimizer))
+        };
+        // Nor one without room for the parameters.
+        match attempt(&device, load, |(model, ..), probe| {
+            probe.module(model);
+        }) {
+            AttemptOutcome::Done(loaded) => Ok(loaded),
             AttemptOutcome::Failed(failure) => Err(Error::Memory(failure)),
             AttemptOutcome::Other(error) => Err(error),
         }

@@ -127,8 +127,7 @@ impl<M: Module> ModelState<M> {
     pub(crate) fn restore(
         &mut self,
         model: M,
-        load: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer,
-        groups: OptimizerGroups,
+        (groups, optimizer): (OptimizerGroups, ModuleOptimizer),
         state: RunState,
         scaler: Option<ScalerState>,
     ) -> Result<(), Error> {
@@ -136,8 +135,7 @@ impl<M: Module> ModelState<M> {
             self.scaler.restore(scaler)?;
         }
         // The ids of the parameters come with the model, and the optimizer's groups and states refer to them.
-        self.optimizer = load(groups.init());
-        (self.groups, self.model, self.state) = (groups, model, state);
+        (self.groups, self.optimizer, self.model, self.state) = (groups, optimizer, model, state);
         // An unfinished update belongs to the parameters before.
         self.update = None;
         Ok(())

@@ -15,8 +15,8 @@ use super::parameters::{EachParameter, bytes_of, chunk_bytes, for_each};
 use super::report::StepReport;
 use crate::error::Error;
 
-/// How the parameters are cut into chunks. Below half a MiB the memory saved is not worth the calls.
-pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 512 << 10 };
+/// How the parameters are cut into chunks. Below a MiB the memory saved is not worth the calls.
+pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 };
 
 /// An update of the parameters that is under way.
 pub(crate) struct Update {

@@ -79,7 +79,7 @@ pub(crate) struct Done {
 }
 
 /// Work for the device's own mode of allocation, which takes only closures that can be sent. A trainer cannot.
-type Work = Box<dyn FnOnce() -> Result<StepReport, Error>>;
+type Work = Box<dyn FnOnce()>;
 
 thread_local!(static WORK: RefCell<Option<Work>> = const { RefCell::new(None) });
 
@@ -101,11 +101,7 @@ impl<'a, C: Case> Third<'a, C> {
         let (trainer, failures) = self.trainer(then);
         trainer.borrow_mut().set_checkpoints(Checkpoints::new(self.start.path(), 1).unwrap());
         assert!(trainer.borrow_mut().resume().unwrap().is_some());
-        let (report, count) = self.watched(&trainer, refuse);
-        let trainer = trainer.borrow();
-        let failures = failures.lock().unwrap().clone();
-        let (after, in_use) = (Snapshot::of(&trainer), in_use());
-        Done { report, count, failures, after, state: trainer.state(), scaler: trainer.scaler(), in_use }
+        self.done(&trainer, &failures, refuse)
     }
 
     fn trainer(&self, then: Then) -> (Rc<RefCell<Watched<C>>>, Arc<Mutex<Vec<Failure>>>) {
@@ -123,19 +119,48 @@ impl<'a, C: Case> Third<'a, C> {
         (Rc::new(RefCell::new(trainer)), failures)
     }
 
-    /// One step from a device without free pages. Every tensor has a page of its own, unless one of its size is free, so
-    /// that nearly every operation asks for one.
+    /// The checkpoint, loaded with so much memory; when that fails, loaded again with all of it. Then the step.
+    pub(crate) fn resumed(&self, refuse: Refuse<'_>) -> (Result<(), Error>, Count, Done) {
+        let (trainer, failures) = self.trainer(Then::Again);
+        trainer.borrow_mut().set_checkpoints(Checkpoints::new(self.start.path(), 1).unwrap());
+        let (before, resuming) = (trainer.borrow().state(), trainer.clone());
+        let (resumed, resume_count) = with_pages(refuse, move || resuming.borrow_mut().resume());
+        if resumed.is_err() {
+            assert_eq!(trainer.borrow().state(), before, "a failed resume changed the run");
+            assert!(trainer.borrow_mut().resume().unwrap().is_some());
+        }
+        (resumed.map(|_| ()), resume_count, self.done(&trainer, &failures, Refuse::Pages(&[])))
+    }
+
+    fn done(&self, trainer: &Rc<RefCell<Watched<C>>>, failures: &Arc<Mutex<Vec<Failure>>>, refuse: Refuse<'_>) -> Done {
+        let (report, count) = self.watched(trainer, refuse);
+        let trainer = trainer.borrow();
+        let failures = failures.lock().unwrap().clone();
+        let (after, in_use) = (Snapshot::of(&trainer), in_use());
+        Done { report, count, failures, after, state: trainer.state(), scaler: trainer.scaler(), in_use }
+    }
+
     fn watched(&self, trainer: &Rc<RefCell<Watched<C>>>, refuse: Refuse<'_>) -> (StepReport, Count) {
-        let device = device().inner();
-        reclaim(&device);
         let batch = self.case.batch(trainer.borrow().state().step);
         let trainer = trainer.clone();
-        WORK.set(Some(Box::new(move || trainer.borrow_mut().step(&batch))));
-        let (report, count) = pages::refusing(refuse, || {
-            device.memory_persistent_allocations((), |()| WORK.take().expect("it runs on this thread, once")())
-        });
+        let (report, count) = with_pages(refuse, move || trainer.borrow_mut().step(&batch));
         (report.unwrap(), count)
     }
+}
+
+/// Work that begins on a device without free pages. Every tensor has a page of its own, unless one of its size is free, so that
+/// nearly every operation asks for one.
+fn with_pages<R: 'static>(refuse: Refuse<'_>, work: impl FnOnce() -> R + 'static) -> (R, Count) {
+    let device = device().inner();
+    reclaim(&device);
+    let result = Rc::new(RefCell::new(None));
+    let place = result.clone();
+    WORK.set(Some(Box::new(move || *place.borrow_mut() = Some(work()))));
+    let ((), count) = pages::refusing(refuse, || {
+        device.memory_persistent_allocations((), |()| WORK.take().expect("it runs on this thread, once")())
+    });
+    let result = result.borrow_mut().take().expect("the work has ended");
+    (result, count)
 }
 
 impl Done {

@@ -114,3 +114,23 @@ fn memory_for_a_part_of_the_step() {
     }
     assert!(parts[0] == 1 && parts[1] > 1 && parts[2] > parts[1], "{parts:?}");
 }
+
+/// The optimizer's moments among them: a run goes on with all of a checkpoint, or not at all.
+#[test]
+fn a_checkpoint_is_loaded_whole_or_not_at_all() {
+    let _one = pages::exclusive();
+    let case = net(true);
+    let third = Third::new(&case, OptimizerConfig::adamw());
+    let (_, all, undisturbed) = third.resumed(Refuse::Pages(&[]));
+    let share = Share::of(8, 0);
+    let mut failed = 0;
+    for numbers in plan(all.seen, &share) {
+        let (resumed, count, done) = third.resumed(Refuse::Pages(&numbers));
+        let context = format!("refused {numbers:?} of {}, {count:?}, {resumed:?}", all.seen);
+        assert!(count.refused > 0, "{context}");
+        assert!(matches!(resumed, Ok(()) | Err(kiln_training::Error::Memory(_))), "{context}");
+        done.assert_as(&undisturbed, &context);
+        failed += usize::from(resumed.is_err());
+    }
+    assert!(failed > 0, "no page was needed");
+}
