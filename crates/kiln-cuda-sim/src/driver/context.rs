@@ -4,15 +4,9 @@ use serde_json::json;
 
 use super::code::{Answer, Code};
 use super::handles::Handle;
+use super::objects::Context;
 use super::sim::{Sim, State};
 use super::space::Owner;
-
-/// A context of the program on one card. All contexts of a card share its memory and its sticky error.
-#[derive(Debug)]
-pub(crate) struct Context {
-    pub(crate) device: usize,
-    pub(crate) flags: u32,
-}
 
 impl Sim {
     /// Retains the primary context of a card, making it where needed.

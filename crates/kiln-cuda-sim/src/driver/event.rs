@@ -5,20 +5,11 @@ use std::time::Instant;
 use super::code::{Answer, Code};
 use super::fault::Operation;
 use super::handles::Handle;
+use super::objects::Event;
 use super::sim::Sim;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const WITHOUT_TIME: u32 = 2;
-
-/// An event of a context.
-#[derive(Debug)]
-pub(crate) struct Event {
-    pub(crate) device: usize,
-    pub(crate) flags: u32,
-    pub(crate) recorded: Option<Instant>,
-    /// The graph it was last recorded into.
-    pub(crate) graph: Option<Handle>,
-}
 
 impl Sim {
     /// Makes an event in context `current`.

@@ -3,21 +3,8 @@
 use super::code::{Answer, Code};
 use super::fault::Operation;
 use super::handles::Handle;
+use super::objects::{Graph, Work};
 use super::sim::Sim;
-use super::work::Work;
-
-/// Recorded work, under construction, made, or ready to run.
-#[derive(Debug, Clone)]
-pub(crate) struct Graph {
-    pub(crate) device: usize,
-    pub(crate) nodes: Vec<Work>,
-    /// Something happened during the recording that a graph cannot hold.
-    pub(crate) spoiled: bool,
-    /// The stream that began it, while it records.
-    pub(crate) origin: Option<Handle>,
-    /// Whether it was instantiated, and how often it ran.
-    pub(crate) instance: Option<u64>,
-}
 
 impl Sim {
     /// Begins to record the work of a stream instead of doing it.

@@ -5,56 +5,20 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::assembler::Resources;
 use super::card::{BLOCK, BLOCK_THREADS, Card, GRID, REGISTERS, SHARED_BY_DEFAULT};
 use super::code::{Answer, Code};
 use super::fault::Operation;
 use super::handles::Handle;
 use super::header::Entry;
-use super::module::Module;
+use super::objects::{Function, Launch, Work};
 use super::settings::Execution;
 use super::sim::Sim;
-use super::work::Work;
 use crate::ptx::{self, ExecError, Limits};
 
 /// The longest that a kernel which is slept takes.
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// A launch that took longer on the host is logged.
 const SLOW: Duration = Duration::from_secs(1);
-
-/// A kernel of a loaded module.
-#[derive(Debug, Clone)]
-pub(crate) struct Function {
-    pub(crate) device: usize,
-    pub(crate) module: Arc<Module>,
-    /// Index in the module's header.
-    pub(crate) entry: usize,
-    /// Bytes of dynamic shared memory that `cuFuncSetAttribute` allowed.
-    pub(crate) max_dynamic: Option<u32>,
-}
-
-impl Function {
-    pub(crate) fn entry(&self) -> &Entry {
-        &self.module.header.entries[self.entry]
-    }
-
-    /// What the assembler said, where it was asked.
-    pub(crate) fn resources(&self) -> Option<&Resources> {
-        self.module.resources.get(&self.entry().name)
-    }
-}
-
-/// A launch with its arguments copied.
-#[derive(Debug)]
-pub(crate) struct Launch {
-    pub(crate) function: Function,
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    /// Bytes of dynamic shared memory.
-    pub(crate) shared: u32,
-    /// The parameter block.
-    pub(crate) params: Vec<u8>,
-}
 
 /// Whether a card takes a launch of this shape.
 ///

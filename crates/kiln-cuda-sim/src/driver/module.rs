@@ -13,32 +13,13 @@ use super::code::{Answer, Code};
 use super::fault::Operation;
 use super::handles::Handle;
 use super::header::{Family, Header, Target, newest_ptx};
-use super::launch::Function;
 use super::log::with_process;
 use super::mapping::Mapping;
+use super::objects::{Function, Module, Program};
 use super::settings::Execution;
 use super::sim::Sim;
 use super::space::{Allocation, Owner};
 use crate::ptx;
-
-/// A loaded module.
-#[derive(Debug)]
-pub(crate) struct Module {
-    pub(crate) device: usize,
-    pub(crate) header: Header,
-    /// What the assembler said of each kernel, where one was asked.
-    pub(crate) resources: HashMap<String, Resources>,
-    text: String,
-    program: OnceLock<Result<Program, ptx::PtxError>>,
-}
-
-/// A module that can run.
-#[derive(Debug)]
-pub(crate) struct Program {
-    pub(crate) module: ptx::Module,
-    /// Address of each variable of the module.
-    pub(crate) globals: Vec<u64>,
-}
 
 /// Why a module is refused: the code, and the words for the program's error log.
 #[derive(Debug)]

@@ -9,19 +9,14 @@ use serde_json::{Value, json};
 use super::assembler::find;
 use super::card::Card;
 use super::code::{Answer, Code};
-use super::context::Context;
 use super::counts::Counts;
-use super::event::Event;
 use super::fault::{Faults, Operation};
-use super::graph::Graph;
 use super::handles::{Handle, Handles};
-use super::launch::Function;
 use super::ledger::Ledger;
 use super::log::Log;
-use super::module::Module;
+use super::objects::{Context, Event, Function, Graph, Module, Stream};
 use super::settings::{AssemblerSetting, CardSettings, Execution, Settings};
 use super::space::Space;
-use super::stream::Stream;
 
 /// The machine. Work (copies and kernels) happens outside of the lock.
 #[derive(Debug)]

@@ -5,18 +5,8 @@ use serde_json::json;
 use super::code::{Answer, Code};
 use super::fault::Operation;
 use super::handles::Handle;
+use super::objects::Stream;
 use super::sim::Sim;
-
-/// A stream of a context.
-#[derive(Debug)]
-pub(crate) struct Stream {
-    pub(crate) device: usize,
-    pub(crate) context: Handle,
-    pub(crate) flags: u32,
-    pub(crate) priority: i32,
-    /// The graph it records at the moment.
-    pub(crate) graph: Option<Handle>,
-}
 
 /// The least urgent and the most urgent priority of a stream.
 pub(crate) const PRIORITIES: (i32, i32) = (0, -5);

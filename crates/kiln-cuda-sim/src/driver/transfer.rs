@@ -6,51 +6,9 @@ use serde_json::json;
 
 use super::code::{Answer, Code};
 use super::fault::Operation;
+use super::objects::{Fill, Transfer};
 use super::sim::{Sim, State};
 use super::space::{Allocation, Owner};
-
-/// A copy of rows of bytes between two addresses; one row where `height` is 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Transfer {
-    pub(crate) source: u64,
-    /// Bytes from one row to the next.
-    pub(crate) source_pitch: u64,
-    pub(crate) target: u64,
-    /// Bytes from one row to the next.
-    pub(crate) target_pitch: u64,
-    /// Bytes of a row.
-    pub(crate) width: u64,
-    /// Rows.
-    pub(crate) height: u64,
-    /// Direction that the call names, which decides what must be device memory.
-    pub(crate) direction: Operation,
-}
-
-impl Transfer {
-    /// A copy of `bytes` bytes in one row.
-    pub(crate) fn flat(direction: Operation, target: u64, source: u64, bytes: u64) -> Self {
-        Self { source, source_pitch: bytes, target, target_pitch: bytes, width: bytes, height: 1, direction }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.width * self.height
-    }
-}
-
-/// A memset: `value` in elements of `size` bytes (1, 2 or 4), `width` of them in each of `height` rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fill {
-    pub(crate) target: u64,
-    /// Bytes from one row to the next.
-    pub(crate) pitch: u64,
-    pub(crate) value: u32,
-    /// Bytes of an element.
-    pub(crate) size: u64,
-    /// Elements of a row.
-    pub(crate) width: u64,
-    /// Rows.
-    pub(crate) height: u64,
-}
 
 /// Bytes from the first to the last one of `height` rows; nothing where that is no number of bytes.
 fn extent(pitch: u64, width: u64, height: u64) -> Option<u64> {

@@ -1,48 +1,10 @@
 //! Work for a stream: done at once, in the order of the calls, or kept as a node of a graph while the stream records.
 
-use std::sync::Arc;
-
 use super::code::{Answer, Code};
 use super::fault::Operation;
 use super::handles::Handle;
-use super::launch::Launch;
+use super::objects::Work;
 use super::sim::{Sim, State};
-use super::transfer::{Fill, Transfer};
-
-/// One piece of work.
-#[derive(Debug, Clone)]
-pub(crate) enum Work {
-    Launch(Arc<Launch>),
-    Transfer(Transfer),
-    Fill(Fill),
-    /// A function of the program that runs when the stream gets there.
-    Call(HostCall),
-    /// An allocation or a free that a recording stream saw; the memory itself was booked at once.
-    Allocate,
-    Free,
-}
-
-/// A function of the program and what it is given.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct HostCall {
-    pub(crate) function: extern "C" fn(*mut std::ffi::c_void),
-    /// The argument, an address that means something to the function alone.
-    pub(crate) data: usize,
-}
-
-impl Work {
-    /// NVIDIA's number for the kind of graph node that the work becomes.
-    pub(crate) fn node_type(&self) -> u32 {
-        match self {
-            Work::Launch(_) => 0,
-            Work::Transfer(_) => 1,
-            Work::Fill(_) => 2,
-            Work::Call(_) => 3,
-            Work::Allocate => 10,
-            Work::Free => 11,
-        }
-    }
-}
 
 /// Where work goes: a card, and the graph that its stream records, if it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,6 +18,7 @@
 //! ```
 
 mod error;
+mod launch;
 mod lower;
 mod machine;
 mod memory;
@@ -26,5 +27,6 @@ mod run;
 mod text;
 
 pub use error::{ExecError, Fault, PtxError, Space};
+pub use launch::{Counts, Launch, Limits};
 pub use memory::{Buffers, Memory, Region};
-pub use module::{Counts, Global, Kernel, Launch, Limits, Module, Param};
+pub use module::{Global, Kernel, Module, Param};

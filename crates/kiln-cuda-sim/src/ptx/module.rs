@@ -1,6 +1,7 @@
 //! A parsed module and its kernels.
 
 use super::error::{ExecError, PtxError};
+use super::launch::{Counts, Launch, Limits};
 use super::lower::{self, Program, lower};
 use super::memory::Memory;
 use super::run;
@@ -52,50 +53,6 @@ pub struct Kernel {
     exact_threads: bool,
     registers: u32,
     program: Program,
-}
-
-/// What `cuLaunchKernel` is given.
-#[derive(Debug, Clone, Copy)]
-pub struct Launch<'a> {
-    /// Blocks of the grid (x, y, z).
-    pub grid: [u32; 3],
-    /// Threads of a block (x, y, z).
-    pub block: [u32; 3],
-    /// Bytes of dynamic shared memory.
-    pub shared: u32,
-    /// The parameters, laid out as [`Kernel::params`] says; [`Kernel::param_bytes`] long.
-    pub params: &'a [u8],
-    /// Device addresses of [`Module::globals`], in that order.
-    pub globals: &'a [u64],
-}
-
-/// Bounds of a launch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Warp instructions after which a launch is stopped. Checked about every million instructions of a thread.
-    pub max_instructions: u64,
-    /// Threads that run blocks. With 1, blocks run in the order of their index, so that sums of floating-point
-    /// numbers by atomic operations repeat bit for bit.
-    pub threads: usize,
-}
-
-impl Default for Limits {
-    /// No bound on instructions, and a thread for each processor.
-    fn default() -> Self {
-        Limits {
-            max_instructions: u64::MAX,
-            threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        }
-    }
-}
-
-/// What a launch did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Operations run, each once for a whole warp.
-    pub instructions: u64,
-    /// Blocks run.
-    pub blocks: u64,
 }
 
 impl Module {

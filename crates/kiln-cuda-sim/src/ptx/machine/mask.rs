@@ -1,6 +1,10 @@
 //! Between a bit for each lane and a value for each lane.
 
-use super::state::{LANES, Lanes};
+/// Lanes of a warp.
+pub(crate) const LANES: usize = 32;
+
+/// One value for each lane.
+pub(crate) type Lanes<T> = [T; LANES];
 
 /// One bit for each byte of 0xff.
 #[inline(always)]

@@ -1,13 +1,8 @@
 //! What an operation works on: a warp's registers, the lanes that run, and the block around them.
 
 use super::mask::expand;
+pub(crate) use super::mask::{LANES, Lanes};
 use crate::ptx::{Memory, Region, Space};
-
-/// Lanes of a warp.
-pub(crate) const LANES: usize = 32;
-
-/// One value for each lane.
-pub(crate) type Lanes<T> = [T; LANES];
 
 /// A type that a lane of a register can be read as.
 ///

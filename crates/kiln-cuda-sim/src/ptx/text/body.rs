@@ -187,12 +187,12 @@ pub(crate) fn bits(constant: Constant, width: Width) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::reader;
+    use super::super::document;
     use super::*;
 
     fn items(body: &str) -> Vec<Item> {
         let text = format!(".version 8.7\n.target sm_90\n.entry k() {{ .reg .b32 %r<9>; .reg .pred %p<3>; {body} }}");
-        reader::read(&text).expect("well formed").kernels.remove(0).items
+        document::read(&text).expect("well formed").kernels.remove(0).items
     }
 
     fn only(body: &str) -> Instruction {

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::super::lanes::{Body, handler};
 use super::super::locate::locate;
 use super::super::state::{Block, Handler, LANES, Lane, Op, Warp};
-use super::together;
+use super::together::together;
 
 /// How the elements of a matrix lie in the registers of a fragment.
 trait Registers<T: Lane> {

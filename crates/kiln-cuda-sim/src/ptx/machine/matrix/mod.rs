@@ -10,18 +10,8 @@
 mod fragment;
 mod multiply;
 mod rows;
+mod together;
 
 pub(crate) use fragment::{Fragment, load as load_fragment, store as store_fragment};
 pub(crate) use multiply::{Mma, Shape, mma, wmma};
 pub(crate) use rows::{load as load_rows, store as store_rows};
-
-use super::state::{Block, Trouble, Warp};
-
-/// Whether the whole warp is here; leaves the error where it is not.
-#[inline(always)]
-fn together(warp: &Warp, block: &mut Block<'_>) -> bool {
-    if !warp.whole {
-        block.trouble = Some(Trouble::Diverged);
-    }
-    warp.whole
-}

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::super::format::{Bf16, F16, Half, read_tf32};
 use super::super::lanes::{Body, handler};
 use super::super::state::{Block, Handler, LANES, Op, Warp};
-use super::together;
+use super::together::together;
 use crate::ptx::text::Type;
 
 /// Eight rows of eight columns.

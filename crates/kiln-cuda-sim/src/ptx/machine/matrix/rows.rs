@@ -3,7 +3,7 @@
 use super::super::lanes::{Body, handler};
 use super::super::locate::locate;
 use super::super::state::{Block, Handler, LANES, Lanes, Op, Warp};
-use super::together;
+use super::together::together;
 
 /// The rows of each tile: lanes `8 t .. 8 t + 8` give those of tile `t`.
 #[inline(always)]
