@@ -9,9 +9,10 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// The parameters, laid out as [`Kernel::params`] says; [`Kernel::param_bytes`] long.
+    /// The parameters, laid out as [`Kernel::params`](super::Kernel::params) says;
+    /// [`Kernel::param_bytes`](super::Kernel::param_bytes) long.
     pub params: &'a [u8],
-    /// Device addresses of [`Module::globals`], in that order.
+    /// Device addresses of [`Module::globals`](super::Module::globals), in that order.
     pub globals: &'a [u64],
 }
 
