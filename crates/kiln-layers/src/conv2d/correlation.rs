@@ -265,9 +265,11 @@ impl Correlation {
         placed: &Placed,
         Buffers { sums, .. }: &mut Buffers,
     ) {
+        let rows = targets.len().next_multiple_of(self.block());
         sums.clear();
+        sums.reserve_exact(passes * rows * placed.lanes);
         for _ in 0..passes {
-            for row in 0..targets.len().next_multiple_of(self.block()) {
+            for row in 0..rows {
                 let bias = bias.get(group * self.targets + targets.start + row).copied().unwrap_or(0.0);
                 sums.resize(sums.len() + placed.lanes, bias);
             }

@@ -104,12 +104,14 @@ impl<T: Task> Trainer<T> {
         let saved: SavedState = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         // The run stays as it is until all of the checkpoint is on the device.
         let (model, groups, optimizer) = self.loaded(path, &saved)?;
-        let scaler = saved.scaler.map(|saved| saved.state);
+        let mut scaler = self.run.scaler.clone();
+        if let Some(saved) = saved.scaler {
+            scaler.restore(saved.state).map_err(|e| fail(format!("{STATE}: {e}")))?;
+        }
         if let (Some(recovery), Some(state)) = (self.recovery_mut(), saved.recovery) {
             recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
-        let restored = self.run.restore(model, (groups, optimizer), saved.state, scaler);
-        restored.map_err(|e| fail(format!("{STATE}: {e}")))?;
+        self.run.restore(model, (groups, optimizer), saved.state, scaler);
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
         self.batches = saved.batches.or(self.batches);
         self.run.settings.total_steps = self.run.settings.total_steps.or(saved.total_steps);

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::tensor::Device;
-use kiln_precision::{LossScaler, Policy, ScalerState, Scaling};
+use kiln_precision::{LossScaler, Policy, Scaling};
 
 use super::boundary::{Boundary, Guard};
 use super::parameters::initialize;
@@ -121,23 +121,17 @@ impl<M: Module> ModelState<M> {
     }
 
     /// Replaces everything by a saved run.
-    ///
-    /// # Errors
-    /// [`Error::Precision`] for a loss scale that the rules do not allow.
     pub(crate) fn restore(
         &mut self,
         model: M,
         (groups, optimizer): (OptimizerGroups, ModuleOptimizer),
         state: RunState,
-        scaler: Option<ScalerState>,
-    ) -> Result<(), Error> {
-        if let Some(scaler) = scaler {
-            self.scaler.restore(scaler)?;
-        }
+        scaler: LossScaler,
+    ) {
         // The ids of the parameters come with the model, and the optimizer's groups and states refer to them.
-        (self.groups, self.optimizer, self.model, self.state) = (groups, optimizer, model, state);
+        (self.groups, self.optimizer, self.model) = (groups, optimizer, model);
+        (self.state, self.scaler) = (state, scaler);
         // An unfinished update belongs to the parameters before.
         self.update = None;
-        Ok(())
     }
 }

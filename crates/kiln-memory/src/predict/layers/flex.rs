@@ -145,24 +145,38 @@ pub(super) fn linear(operation: &Operation<'_>, weight: usize, copies: u64, memo
     of_rows + of_half + packed([together, inputs, outputs], true, memory)
 }
 
-/// Bytes of some images with their padding, for each thread.
-const IMAGES: u64 = 192 << 10;
+/// Values that a task of a convolution copies at most.
+const IMAGES: u64 = 48 << 10;
+/// Tasks that a batch of images is cut into.
+const TASKS: u64 = 8;
 
-/// A weight in f32, in the order of the kernel and for 16 bits in its own, and some images for each thread.
-pub(super) fn conv2d(operation: &Operation<'_>, weight: u64, memory: &Memory<'_>) -> u64 {
-    let copies = if operation.is_half() { 2 } else { 1 };
-    wide(copies * weight) + IMAGES * memory.profile.threads.max(1) as u64
+/// Values of a task's images, `elements` in the whole batch of planes of `[height, width]`, each with a line of zeros.
+fn of_images(elements: u64, [height, width]: [u64; 2]) -> u64 {
+    elements.div_ceil(TASKS) * (height + 1) * (width + 1) / (height * width).max(1)
 }
 
-/// Partial sums of the gradient, for 16 bits the gradient in f32, and some images for each thread.
+fn plane(operation: &Operation<'_>, input: usize) -> [u64; 2] {
+    [operation.dim_from_end(input, 1), operation.dim_from_end(input, 0)]
+}
+
+/// A weight in f32, in the order of the kernel and for 16 bits in its own, and for each thread copied images of the source and the
+/// sums of the target, which has planes of the same size or smaller ones.
+pub(super) fn conv2d(operation: &Operation<'_>, [source, weight]: [usize; 2], memory: &Memory<'_>) -> u64 {
+    let copies = if operation.is_half() { 2 } else { 1 };
+    let images = [operation.elements(source), operation.out_elements(0)]
+        .map(|all| of_images(all, plane(operation, source)).min(IMAGES));
+    wide(copies * operation.elements(weight)) + of_threads(TASKS, images[0] + images[1], memory)
+}
+
+/// Partial sums of the gradient, for 16 bits the gradient in f32, and some images of input and gradient for each thread.
 pub(super) fn conv2d_weight_backward(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     const SUMS: u64 = 256 << 10;
-    const PARTS: u64 = 8;
     let (weight, threads) = (wide(operation.out_elements(0)), memory.profile.threads.max(1) as u64);
     // Each thread has the sums of a part of a large weight.
-    let sums = if weight > SUMS { weight * threads.min(PARTS) / PARTS } else { SUMS.min(PARTS * weight) };
+    let sums = if weight > SUMS { weight * threads.min(TASKS) / TASKS } else { SUMS.min(TASKS * weight) };
     let narrowed = if operation.is_half() { weight } else { 0 };
-    sums + narrowed + IMAGES * threads
+    let images: u64 = [0, 1].map(|input| of_images(operation.elements(input), plane(operation, input))).iter().sum();
+    sums + narrowed + of_threads(TASKS, images.min(2 * IMAGES), memory)
 }
 
 /// A plane of the first input for each thread.

@@ -207,14 +207,14 @@ static RULES: &[Rule] = &[
     // x, weight, bias; weight, gradient; x, gradient. Scalars: stride, padding before and behind, dilation, each of both sides; groups.
     Rule {
         id: "kiln::conv2d",
-        flex: |op, memory| flex::conv2d(op, op.elements(1), memory),
+        flex: |op, memory| flex::conv2d(op, [0, 1], memory),
         cube: |op| op.bytes(0),
         multiply_adds: |op| work::conv2d(op.out_elements(0), op.elements(1), op.dim(1, 0)),
         ..PLAIN
     },
     Rule {
         id: "kiln::conv2d_x_backward",
-        flex: |op, memory| flex::conv2d(op, op.elements(0), memory),
+        flex: |op, memory| flex::conv2d(op, [1, 0], memory),
         cube: |op| op.bytes(1),
         multiply_adds: |op| work::conv2d(op.elements(1), op.elements(0), op.dim(0, 0)),
         ..PLAIN
