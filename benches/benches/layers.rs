@@ -274,6 +274,8 @@ fn main() {
         "float16" => DType::F16,
         _ => DType::BF16,
     };
+    let rounds =
+        std::env::args().find_map(|argument| argument.strip_prefix("--rounds=")?.parse().ok()).unwrap_or(ROUNDS);
     let bench = Bench { device: Device::flex().autodiff(), dtype };
     let mut torch = Torch::start();
     println!(
@@ -285,7 +287,7 @@ fn main() {
     {
         let layer = bench.case(case);
         let mut runs: [Vec<Run>; 3] = [vec![], vec![], vec![]];
-        for _ in 0..=ROUNDS {
+        for _ in 0..=rounds {
             runs[0].push(layer(false));
             runs[1].push(layer(true));
             runs[2].extend(torch.as_mut().map(|torch| torch.run(case, &name)));

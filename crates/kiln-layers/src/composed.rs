@@ -187,7 +187,31 @@ pub(crate) fn full<B: Backend>(shape: Shape, value: f32, device: &Device<B>, dty
 
 /// The tensors one after another along `dim`, in f32.
 pub(crate) fn join<B: Backend, const N: usize>(parts: [Wide<B>; N], dim: usize) -> FloatTensor<B> {
-    B::float_cat(parts.map(|part| part.0).into(), dim)
+    cat::<B>(parts.map(|part| part.0).into(), dim)
+}
+
+/// The tensors, of the same dtype, one after another along `dim`. Lost as a whole when one of them is: see [`put`].
+pub(crate) fn cat<B: Backend>(mut parts: Vec<FloatTensor<B>>, dim: usize) -> FloatTensor<B> {
+    if let Some(last) = parts.pop() {
+        let last = parts.iter().fold(last, |last, part| lost_with::<B>(last, part));
+        parts.push(last);
+    }
+    B::float_cat(parts, dim)
+}
+
+/// `values`, which are lost if `other` is: if the device had no memory for it, or skipped what writes it because memory for
+/// something else was refused.
+fn lost_with<B: Backend>(values: FloatTensor<B>, other: &FloatTensor<B>) -> FloatTensor<B> {
+    let (shape, dtype) = (other.shape(), values.dtype());
+    if shape.num_elements() == 0 || values.shape().num_elements() == 0 {
+        return values;
+    }
+    let element = slice::<B>(other, &vec![0..1; shape.num_dims()]);
+    let element = B::float_reshape(element, Shape::from(vec![1; values.shape().num_dims()]));
+    // Zero, also of NaN; to subtract it changes no value.
+    let is_zero = B::float_equal_elem(element, 0f32.into(), bools::<B>(&other.device()));
+    let zero = B::float_mul_scalar(B::bool_into_float(is_zero, FloatDType::from(dtype)), 0f32.into());
+    B::float_sub(values, zero)
 }
 
 /// A range of each of the first dimensions.
@@ -196,12 +220,17 @@ pub(crate) fn slice<B: Backend>(tensor: &FloatTensor<B>, ranges: &[Range<usize>]
 }
 
 /// With `values` at a range of each of the first dimensions, in the memory of `tensor` if nobody else holds it.
+///
+/// A CubeCL device skips what reads memory that it could not give, and notes that the results were never written. A tensor that
+/// is written piece by piece would count as written after its last piece, whatever happened to the others: each piece is
+/// therefore made to depend on the tensor so far.
 pub(crate) fn put<B: Backend>(
     tensor: FloatTensor<B>,
     ranges: &[Range<usize>],
     values: FloatTensor<B>,
 ) -> FloatTensor<B> {
     let slices = slices(&tensor.shape(), ranges);
+    let values = lost_with::<B>(values, &tensor);
     B::float_slice_assign(tensor, &slices, values)
 }
 

@@ -20,6 +20,8 @@ pub struct Pass<'a, M> {
     /// The block that the next chain begins with, in the numbering of the plan.
     next_block: Cell<usize>,
     failed: RefCell<Option<kiln_checkpointing::Error>>,
+    /// One element of each tensor that was named.
+    evidence: RefCell<Vec<Tensor<1>>>,
 }
 
 /// How chains are run.
@@ -35,7 +37,14 @@ enum Situation<'a> {
 
 impl<'a, M> Pass<'a, M> {
     fn new(model: &'a M, device: &'a Device, situation: Situation<'a>) -> Self {
-        Self { model, device, situation, next_block: Cell::new(0), failed: RefCell::new(None) }
+        Self {
+            model,
+            device,
+            situation,
+            next_block: Cell::new(0),
+            failed: RefCell::new(None),
+            evidence: RefCell::default(),
+        }
     }
 
     /// A pass without a plan, as evaluation runs it. It also serves for trying a task by hand.
@@ -118,9 +127,36 @@ impl<'a, M> Pass<'a, M> {
         }
     }
 
-    /// The error that a chain met, if one did.
-    pub(crate) fn into_error(self) -> Option<kiln_checkpointing::Error> {
-        self.failed.into_inner()
+    /// Names a tensor without which the step must not count.
+    ///
+    /// On a device with a queue (CUDA), a tensor whose memory was refused looks valid, and what is computed from it is not written
+    /// either, down to the gradients, which the step checks. Some operations hide the loss: the concatenation of a part that
+    /// was never written counts as written. A task that concatenates names the parts, or what it computes from them before:
+    ///
+    /// ```
+    /// # use burn::tensor::Tensor;
+    /// # use kiln_training::Pass;
+    /// fn joined<M>(pass: &Pass<'_, M>, left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
+    ///     pass.evidence(&left);
+    ///     pass.evidence(&right);
+    ///     Tensor::cat(vec![left, right], 1)
+    /// }
+    /// ```
+    ///
+    /// It costs a copy of one element and a question to the device's thread. Outside of training it does nothing.
+    pub fn evidence<const D: usize>(&self, tensor: &Tensor<D>) {
+        if matches!(self.situation, Situation::Planned { .. }) && !tensor.dims().contains(&0) {
+            let element = tensor.clone().inner().slice(std::array::from_fn::<_, D, _>(|_| 0..1));
+            self.evidence.borrow_mut().push(element.reshape([1]));
+        }
+    }
+
+    /// One element of each tensor that was named; the error of a chain, if one met one.
+    pub(crate) fn into_evidence(self) -> Result<Vec<Tensor<1>>, kiln_checkpointing::Error> {
+        match self.failed.into_inner() {
+            Some(error) => Err(error),
+            None => Ok(self.evidence.into_inner()),
+        }
     }
 }
 

@@ -41,13 +41,13 @@ extern "C" fn kiln_sim_peak_bytes(device: u32) -> u64 {
     number(device, |sim, on| Some(sim.state().device(on).ok()?.ledger.peak_bytes))
 }
 
-/// A count by the name that the summary has, such as `launches` or `synchronisations`.
+/// A number by the name that the summary has, such as `launches`, `synchronisations` or `free`.
 #[unsafe(no_mangle)]
 extern "C" fn kiln_sim_count(device: u32, name: Text) -> u64 {
     number(device, |sim, on| {
         let on = &sim.summary()["devices"][on];
         let name = name.text().ok()?;
-        on["counts"].get(name).or(on["memory"].get(name))?.as_u64()
+        on["counts"].get(name).or(on["memory"].get(name)).or(on.get(name))?.as_u64()
     })
 }
 

@@ -8,7 +8,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
 use super::GroupNormSettings;
-use crate::composed::{Wide, full};
+use crate::composed::{Wide, cat, full};
 
 /// `[samples, groups, channels of a group, values of a channel]`.
 fn sizes(shape: &Shape, groups: usize) -> [usize; 4] {
@@ -43,7 +43,7 @@ pub(super) fn forward<B: Backend>(
     let (weight, bias) = (parameter::<B>(weight, sizes, 1.0), parameter::<B>(bias, sizes, 0.0));
     let y = (wide() - mean.clone()) * deviation.clone() * weight + bias;
     let [mean, deviation] = [mean, deviation].map(|part| part.reshape([samples, groups, 1]).narrow(DType::F32));
-    [B::float_reshape(y.narrow(x.dtype()), shape), B::float_cat(vec![mean, deviation], 2)]
+    [B::float_reshape(y.narrow(x.dtype()), shape), cat::<B>(vec![mean, deviation], 2)]
 }
 
 /// The gradients of input, weight and bias that are wanted.

@@ -10,7 +10,7 @@ use burn::tensor::{Shape, TensorData};
 
 use super::settings::Direction;
 use super::{RotaryOptions, RotaryPairs};
-use crate::composed::{Wide, slice};
+use crate::composed::{Wide, cat, slice};
 
 pub(super) fn rotated<B: Backend>(x: FloatTensor<B>, options: RotaryOptions, direction: Direction) -> FloatTensor<B> {
     let (shape, dtype, device) = (x.shape(), x.dtype(), x.device());
@@ -40,7 +40,7 @@ pub(super) fn rotated<B: Backend>(x: FloatTensor<B>, options: RotaryOptions, dir
     let wide = |part| Wide::<B>::of(part);
     let left = wide(&first) * cosines.clone() - wide(&second) * sines.clone();
     let right = wide(&first) * sines + wide(&second) * cosines;
-    B::float_reshape(B::float_cat(vec![left.narrow(dtype), right.narrow(dtype)], dim), shape)
+    B::float_reshape(cat::<B>(vec![left.narrow(dtype), right.narrow(dtype)], dim), shape)
 }
 
 #[cfg(test)]

@@ -22,7 +22,8 @@ pub enum AttemptOutcome<T, E> {
 
 /// Runs `work` once, completely or not at all.
 ///
-/// 1. The device is synchronised: earlier results are written and cannot be fused with operations that may fail.
+/// 1. Operations that burn holds back are handed to the device, so that they cannot be fused with operations that may fail. Nothing
+///    waits for them.
 /// 2. `work` runs. It must change nothing outside itself.
 /// 3. `evidence` adds the tensors to the probe that prove the result. Without evidence, an unwritten result is not noticed.
 /// 4. If memory ran out, known from an error, a panic or the probe, everything that the attempt held is dropped. Then
@@ -70,7 +71,7 @@ where
     E: Error + From<ExecutionError> + 'static,
 {
     let tried = catch_unwind(AssertUnwindSafe(|| {
-        if let Err(error) = device.sync() {
+        if let Err(error) = device.flush() {
             return AttemptOutcome::device(error);
         }
         let value = match work() {

@@ -22,13 +22,19 @@ pub struct MicroBatchSearchConfig {
     success_interval: u32,
     max_backoff: u32,
     limit: Option<u64>,
+    #[serde(default = "one")]
+    granularity: usize,
+}
+
+fn one() -> usize {
+    1
 }
 
 impl MicroBatchSearchConfig {
     /// The rules for batches of `batch` samples: the search starts with the whole batch and may go down to 1. A larger size
     /// is tried after 25 successes; this interval doubles at most 5 times while a size keeps failing.
     pub fn new(batch: usize) -> Self {
-        Self { batch, start: None, min: 1, success_interval: 25, max_backoff: 5, limit: None }
+        Self { batch, start: None, min: 1, success_interval: 25, max_backoff: 5, limit: None, granularity: 1 }
     }
 
     /// The first size to try, for example from a prediction. Default: the whole batch.
@@ -62,6 +68,14 @@ impl MicroBatchSearchConfig {
         Self { limit: limit.into(), ..self }
     }
 
+    /// Sizes that the search chooses are multiples of `granularity`, and powers of two below it; the whole batch, the first and the
+    /// smallest size stay possible. A device that compiles or tunes its kernels for each size then sees few sizes. Default: 1,
+    /// every size.
+    #[must_use]
+    pub fn with_granularity(self, granularity: usize) -> Self {
+        Self { granularity, ..self }
+    }
+
     /// Samples of a whole batch. No micro-batch is larger.
     pub fn batch(&self) -> usize {
         self.batch
@@ -92,11 +106,37 @@ impl MicroBatchSearchConfig {
         self.limit
     }
 
+    /// Sizes that the search chooses are multiples of this, and powers of two below it.
+    pub fn granularity(&self) -> usize {
+        self.granularity
+    }
+
+    /// The largest size to choose that is at most `size`.
+    pub(super) fn at_most(&self, size: usize) -> usize {
+        let size = size.clamp(self.min, self.batch);
+        let chosen = match size {
+            _ if size == self.batch => size,
+            _ if size >= self.granularity => size - size % self.granularity,
+            _ => 1 << size.ilog2(),
+        };
+        chosen.max(self.min)
+    }
+
+    /// The smallest size to choose that is more than `size`; the whole batch where there is none.
+    pub(super) fn above(&self, size: usize) -> usize {
+        let next = match size < self.granularity {
+            true => (size + 1).next_power_of_two().min(self.granularity),
+            false => (size / self.granularity + 1) * self.granularity,
+        };
+        next.min(self.batch)
+    }
+
     pub(super) fn check(&self) -> Result<(), Error> {
         let positive = |what, value: usize| if value == 0 { Err(Error::Zero { what }) } else { Ok(()) };
         positive("batch size", self.batch)?;
         positive("smallest micro-batch", self.min)?;
         positive("success interval", self.success_interval as usize)?;
+        positive("granularity", self.granularity)?;
         let range = |what, size: usize, least| match (least..=self.batch).contains(&size) {
             true => Ok(()),
             false => Err(Error::Range { what, size, least, batch: self.batch }),

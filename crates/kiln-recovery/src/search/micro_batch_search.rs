@@ -211,6 +211,7 @@ mod tests {
         assert_eq!(message(MicroBatchSearchConfig::new(0)), "the batch size is 0, expected at least 1");
         let interval = message(config().with_success_interval(0));
         assert_eq!(interval, "the success interval is 0, expected at least 1");
+        assert_eq!(message(config().with_granularity(0)), "the granularity is 0, expected at least 1");
         assert_eq!(message(config().with_min(0)), "the smallest micro-batch is 0, expected at least 1");
         assert_eq!(message(config().with_min(9)), "the smallest micro-batch is 9, expected 1 to 8, the batch size");
         assert_eq!(message(config().with_start(9)), "the first micro-batch is 9, expected 1 to 8, the batch size");
@@ -255,6 +256,43 @@ mod tests {
         assert_eq!(sizes.failed(0, 512, Some(1000)), Some(153));
         // A prediction may err once.
         assert_eq!(sizes.failed(0, 153, Some(301)), Some(76));
+    }
+
+    /// Largest sizes that fit, found from above and from below, and the sizes that were tried on the way.
+    #[test]
+    fn sizes_are_multiples_of_the_granularity_or_powers_of_two() {
+        for capacity in 1..=100 {
+            let config = MicroBatchSearchConfig::new(100).with_success_interval(1).with_granularity(8);
+            let mut sizes = sizes(config.clone());
+            let mut tried = std::collections::BTreeSet::new();
+            let mut failures = 0;
+            for _ in 0..40 {
+                let size = sizes.size(0);
+                tried.insert(size);
+                match size <= capacity {
+                    true => sizes.succeeded(0, size, None),
+                    false => {
+                        sizes.failed(0, size, None);
+                        failures += usize::from(sizes.state().buckets[&0].backoff == 0);
+                    }
+                }
+            }
+            assert!(tried.iter().all(|size| size % 8 == 0 || [1, 2, 4, 100].contains(size)), "{tried:?}");
+            assert_eq!(sizes.fits(0), Some(config.at_most(capacity)), "{capacity}: {tried:?}");
+            assert!(failures <= 9, "{capacity}: {failures} failures");
+        }
+    }
+
+    #[test]
+    fn a_line_gives_a_size_of_the_granularity() {
+        let config = MicroBatchSearchConfig::new(512).with_limit(1000 + 37 * 50).with_granularity(8);
+        let mut sizes = sizes(config.with_success_interval(1));
+        sizes.observe(0, 8, 1000 + 8 * 50);
+        sizes.observe(0, 16, 1000 + 16 * 50);
+        assert_eq!(sizes.failed(0, 512, None), Some(32));
+        sizes.succeeded(0, 32, Some(1000 + 32 * 50));
+        assert_eq!(sizes.size(0), 40, "the next size is tried once");
+        assert_eq!(sizes.failed(0, 40, None), Some(32));
     }
 
     #[test]

@@ -108,9 +108,9 @@ impl SizeSearch {
         self.size = match guess {
             Some(guess) if !self.guessed => {
                 self.guessed = true;
-                guess
+                config.at_most(guess)
             }
-            _ => (size / 2).max(config.min()),
+            _ => config.at_most(size / 2),
         };
         Some(self.size)
     }
@@ -155,14 +155,14 @@ impl SizeSearch {
     fn larger(&self, config: &MicroBatchSearchConfig) -> Option<usize> {
         let size = self.size;
         let top = match self.fails {
-            Some(fails) if fails <= size + 1 => {
+            Some(fails) if fails <= config.above(size) => {
                 // The largest size that fits is known. The size above it may fit later.
                 let doublings = config.max_backoff().min(self.backoff).min(40);
                 let interval = u64::from(config.success_interval()).saturating_mul(1 << doublings);
                 let due = self.steps_since_failure >= interval;
                 return due.then_some(fails).filter(|fails| *fails <= config.batch());
             }
-            Some(fails) => fails - 1,
+            Some(fails) => config.at_most(fails - 1),
             None => config.batch(),
         };
         // A fit that outcomes have refuted, from above or from below, is not followed.
@@ -173,7 +173,7 @@ impl SizeSearch {
             && largest >= size
             && (largest <= top || self.fails.is_none())
         {
-            return Some(largest.max(size + 1).min(top));
+            return Some(config.at_most(largest).max(config.above(size)).min(top));
         }
         let step = match self.fails {
             None => size,
@@ -184,7 +184,7 @@ impl SizeSearch {
                 gap.powf(share).ceil() as usize
             }
         };
-        Some(size.saturating_add(step.max(1)).min(top))
+        Some(config.at_most(size.saturating_add(step)).max(config.above(size)).min(top))
     }
 
     /// Starts again from `size`, which fits, below `fails`: a shortage lasted so long that it counts as the capacity.

@@ -404,7 +404,10 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
 
         let size = micro_batch.unwrap_or(usize::MAX).min(batch);
         let recovery = if self.recovers {
-            let search = MicroBatchSearch::new(MicroBatchSearchConfig::new(size).with_limit(limit))?;
+            // A card has kernels compiled and tuned for each size that it sees.
+            let granularity = if on_heap { 1 } else { 8 };
+            let config = MicroBatchSearchConfig::new(size).with_limit(limit).with_granularity(granularity);
+            let search = MicroBatchSearch::new(config)?;
             let ladder = Ladder::standard().with_plans(plans.len());
             // On the CPU device the host is the device.
             let ladder = if on_heap { ladder } else { ladder.with_offload() };

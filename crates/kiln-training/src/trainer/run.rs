@@ -64,7 +64,7 @@ impl<T: Task> Trainer<T> {
     /// One step on `batch`. It is cut into micro-batches as planned, and tried again with less when memory runs out. The step is taken
     /// once, however often it was tried.
     ///
-    /// The order: wait for the device; for each micro-batch seed it from (seed, step, index), forward, scale, backward, add in f32;
+    /// The order: hand the device what is held back; for each micro-batch seed it from (seed, step, index), forward, scale, backward, add in f32;
     /// read loss and gradient norm, and make sure that every gradient was written; unscale, clip by global norm and update,
     /// chunk after chunk of the parameters. Gradients that are not finite at a loss scale that can fall make a step that is
     /// skipped: only the position and the scale move.
@@ -93,7 +93,7 @@ impl<T: Task> Trainer<T> {
                 last = Instant::now();
                 self.attempt(batch, setting)
             };
-            recovery.run(samples, batch.shape_key(), (), work, |tried, probe| self.run.evidence(tried, probe))
+            recovery.run(samples, batch.shape_key(), (), work, Attempted::prove)
         }));
         self.recovery = Some(recovery);
         let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
@@ -115,7 +115,7 @@ impl<T: Task> Trainer<T> {
     fn step_once(&mut self, batch: &T::Batch) -> Result<StepReport, Error> {
         let setting = self.setting(batch);
         let device = self.run.settings.device.clone();
-        let outcome = attempt(&device, || self.attempt(batch, setting), |tried, probe| self.run.evidence(tried, probe));
+        let outcome = attempt(&device, || self.attempt(batch, setting), Attempted::prove);
         match outcome {
             AttemptOutcome::Done(attempted) => self.commit(attempted, 0, 0.0, Duration::ZERO),
             AttemptOutcome::Failed(failure) => Err(Error::Memory(failure)),
@@ -135,14 +135,15 @@ impl<T: Task> Trainer<T> {
         // A part without a token that carries a loss has no mean loss, and nothing to add.
         let parts = parts.filter(|(weight, _)| weight.count() > 0);
         let plan = plan_for(&self.plans, setting);
-        self.run.attempt(batch.weight(), parts, |model, device, part: &Part<'_, T::Batch>| {
+        let mut evidence = vec![];
+        let mut attempted = self.run.attempt(batch.weight(), parts, |model, device, part: &Part<'_, T::Batch>| {
             let pass = Pass::planned(model, device, &plan, self.draws_random);
             let loss = self.task.loss(&pass, part.batch());
-            match pass.into_error() {
-                Some(error) => Err(error.into()),
-                None => Ok(loss),
-            }
-        })
+            evidence.extend(pass.into_evidence()?);
+            Ok(loss)
+        })?;
+        attempted.evidence = evidence;
+        Ok(attempted)
     }
 
     fn commit(

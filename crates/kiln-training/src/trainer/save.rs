@@ -1,13 +1,14 @@
 //! Saving a run and resuming it.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 use kiln_precision::{ScalerState, Scaling};
-use kiln_recovery::{AttemptOutcome, Recovery, RecoveryState, attempt};
+use kiln_recovery::{AttemptOutcome, Failure, Recovery, RecoveryState, attempt};
 use serde::{Deserialize, Serialize};
 
 use super::run::Trainer;
@@ -60,7 +61,15 @@ impl<T: Task> Trainer<T> {
     /// Those of [`save`](Self::save).
     pub fn save_to(&self, checkpoints: &Checkpoints) -> Result<PathBuf, Error> {
         self.run.ready()?; // half an update must not be saved
-        checkpoints.save(self.run.state.step, |path| self.write(path))
+        checkpoints.save(self.run.state.step, |path| {
+            // burn panics when the device does not hand out what is to be written.
+            catch_unwind(AssertUnwindSafe(|| self.write(path))).unwrap_or_else(|panic| {
+                match Failure::from_panic(panic.as_ref()) {
+                    Some(failure) => Err(failure.to_string()),
+                    None => resume_unwind(panic),
+                }
+            })
+        })
     }
 
     /// Has [`fit`](Self::fit) save to `checkpoints` from now on.

@@ -19,6 +19,18 @@ pub(crate) struct Attempted {
     pub(super) loss_scale: f64,
     pub(super) micro_batches: usize,
     pub(super) statistics: RunningStatistics,
+    /// One element of each tensor that the task named.
+    pub(crate) evidence: Vec<Tensor<1>>,
+}
+
+impl Attempted {
+    /// Adds the tensors to the probe that must be written for an attempt to count. Every gradient has a part in the norm, which has
+    /// been read.
+    pub(crate) fn prove(&self, probe: &mut Probe) {
+        for value in self.statistics.values().chain(&self.evidence) {
+            probe.add(value);
+        }
+    }
 }
 
 impl<M: Module> ModelState<M> {
@@ -46,21 +58,13 @@ impl<M: Module> ModelState<M> {
         }));
         match outcome {
             Ok(Ok((probed, loss, loss_scale, micro_batches))) => {
-                Ok(Attempted { probed, loss, loss_scale, micro_batches, statistics })
+                Ok(Attempted { probed, loss, loss_scale, micro_batches, statistics, evidence: vec![] })
             }
             failed => {
                 statistics.restore(&self.model);
                 forget(&model);
                 failed.unwrap_or_else(|panic| resume_unwind(panic)).map(|_| unreachable!("it failed"))
             }
-        }
-    }
-
-    /// Adds the tensors to the probe that must be written for an attempt to count.
-    pub(crate) fn evidence(&self, tried: &Attempted, probe: &mut Probe) {
-        probe.gradients(&self.model, tried.probed.gradients());
-        for value in tried.statistics.values() {
-            probe.add(value);
         }
     }
 

@@ -32,7 +32,7 @@ impl<M: Module> ModelState<M> {
         lost_seconds: f64,
         pause: impl FnMut(&Failure) -> bool,
     ) -> Result<StepReport, Error> {
-        let Attempted { probed, loss, loss_scale, micro_batches, statistics } = attempted;
+        let Attempted { probed, loss, loss_scale, micro_batches, statistics, evidence: _ } = attempted;
         let step = self.state.next_step();
         let rate = self.learning_rate()?;
         if probed.is_finite() && !loss.is_finite() {

@@ -3,13 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::thread::JoinHandle;
 
 use crossbeam::channel::{Receiver, unbounded};
 
 use crate::error::Error;
 use crate::loader::budget::{Budget, Decoding};
 
+use super::idle_threads::Running;
 use super::panic_message::message;
 use super::workers::{Made, Workers};
 
@@ -18,14 +18,15 @@ pub(crate) type CopyBatch<O> = Arc<dyn Fn(O) -> Result<O, Error> + Send + Sync>;
 
 /// A thread that copies batches to the device before the consumer asks for them. The bytes that wait are bounded.
 ///
-/// Backends on CubeCL run the work of each thread on a stream of its own, so that the copy overlaps with the step before.
+/// Backends on CubeCL run the work of each thread on a stream of its own, so that the copy overlaps with the step before. The thread
+/// outlives the epoch, and copies for the next.
 pub(crate) struct DevicePrefetch<O> {
     copied: Option<Receiver<(Made<O>, Decoding)>>,
     depth: Budget,
     /// The flag and the budget that wake waiting workers when the epoch ends.
     cancelled: Arc<AtomicBool>,
     budget: Budget,
-    thread: Option<JoinHandle<()>>,
+    thread: Running,
 }
 
 impl<O: Send + 'static> DevicePrefetch<O> {
@@ -33,7 +34,7 @@ impl<O: Send + 'static> DevicePrefetch<O> {
         let (depth, (cancelled, budget)) = (Budget::new(depth, 0, u64::MAX), workers.cancelled());
         let (sender, copied) = unbounded(); // the budget bounds it
         let (room, cancel) = (depth.clone(), cancelled.clone());
-        let thread = std::thread::spawn(move || {
+        let thread = Running::start(move || {
             while let Some(made) = workers.take() {
                 // One batch is always admitted, however large.
                 let Some(room) = room.decode(made.bytes, 0, &cancel) else { return };
@@ -47,7 +48,7 @@ impl<O: Send + 'static> DevicePrefetch<O> {
                 }
             }
         });
-        Self { copied: Some(copied), depth, cancelled, budget, thread: Some(thread) }
+        Self { copied: Some(copied), depth, cancelled, budget, thread }
     }
 
     pub(crate) fn take(&mut self) -> Option<Made<O>> {
@@ -62,8 +63,6 @@ impl<O> Drop for DevicePrefetch<O> {
         self.copied = None;
         self.depth.wake();
         self.budget.wake();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // panics were caught inside
-        }
+        self.thread.wait(); // panics are caught inside
     }
 }

@@ -2,6 +2,7 @@
 
 mod batches;
 mod device_prefetch;
+mod idle_threads;
 mod panic_message;
 mod shared;
 mod worker;

@@ -1,4 +1,4 @@
-//! A small convolutional net and a small GPT, with batches that are functions of the step.
+//! A small convolutional net, a ResNet and a GPT, with batches that are functions of the step.
 
 use std::ops::Range;
 
@@ -7,9 +7,9 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
-use kiln_models::{Gpt, GptConfig};
+use kiln_models::{Gpt, GptConfig, ResNet, ResNetConfig};
 use kiln_training::{Batch, Metrics, Pass, Task};
 
 /// A task with a model and data of its own.
@@ -152,14 +152,13 @@ impl Task for Text {
 
     fn loss(&self, pass: &Pass<'_, Gpt>, Sequences(batch): &Sequences) -> Tensor<1> {
         let (model, device) = (pass.model(), pass.device());
-        let (n, context, vocab) = (batch.len(), self.config.context, self.config.vocab);
-        let ids = |from: usize| -> Vec<i64> {
-            batch.iter().flat_map(|sequence| sequence[from..from + context].iter().copied()).collect()
+        let shape = [batch.len(), self.config.context];
+        let ids = |from: usize| -> Tensor<2, Int> {
+            let windows = batch.iter().flat_map(|sequence| sequence[from..from + shape[1]].iter().copied());
+            Tensor::from_data(TensorData::new(windows.collect::<Vec<i64>>(), shape), device)
         };
-        let read = Tensor::<2, Int>::from_data(TensorData::new(ids(0), [n, context]), device);
-        let next = Tensor::<1, Int>::from_data(TensorData::new(ids(1), [n * context]), device);
-        let logits = model.forward(read).reshape([n * context, vocab]);
-        CrossEntropyLossConfig::new().init(device).forward(logits, next)
+        let x = pass.chain(&model.blocks(), model.embed(ids(0)), |block, x| block.forward(x));
+        model.loss(x, ids(1))
     }
 
     fn metrics(&self, _: &Pass<'_, Gpt>, _: &Sequences) -> Metrics {
@@ -178,5 +177,47 @@ impl Case for Text {
             .map(|value| ((value + 1.0) / 2.0 * self.config.vocab as f32) as i64)
             .collect();
         Sequences(ids.chunks(length).map(<[i64]>::to_vec).collect())
+    }
+}
+
+/// Images for a ResNet.
+#[derive(Clone)]
+pub(crate) struct Residual {
+    pub(crate) samples: usize,
+    pub(crate) side: usize,
+    pub(crate) config: ResNetConfig,
+}
+
+impl Task for Residual {
+    type Model = ResNet;
+    type Batch = ImageBatch;
+
+    fn loss(&self, pass: &Pass<'_, ResNet>, batch: &ImageBatch) -> Tensor<1> {
+        let (model, device) = (pass.model(), pass.device());
+        let shape = [batch.y.len(), self.config.channels, self.side, self.side];
+        let x = Tensor::<4>::from_data(TensorData::new(batch.x.clone(), shape), device);
+        let y = Tensor::<1, Int>::from_data(TensorData::new(batch.y.clone(), [shape[0]]), device);
+        let x = pass.chain(&model.blocks(), x, |block, x| block.forward(x));
+        CrossEntropyLossConfig::new().init(device).forward(model.head(x).cast(DType::F32), y)
+    }
+
+    fn metrics(&self, _: &Pass<'_, ResNet>, _: &ImageBatch) -> Metrics {
+        Metrics::new()
+    }
+}
+
+impl Case for Residual {
+    fn model(&self, device: &Device) -> ResNet {
+        self.config.init(device).expect("a valid configuration")
+    }
+
+    fn batch(&self, step: u64) -> ImageBatch {
+        let pixels = self.config.channels * self.side * self.side;
+        let y: Vec<i64> =
+            (0..self.samples).map(|i| ((i as u64 * 7 + step) % self.config.classes as u64) as i64).collect();
+        // Each class has a brightness, so that there is something to learn.
+        let noise = noise(step, self.samples * pixels).enumerate();
+        let x = noise.map(|(i, value)| value + y[i / pixels] as f32 / 2.0).collect();
+        ImageBatch { x, y }
     }
 }

@@ -1,10 +1,13 @@
-//! Memory that really runs out: on CubeCL's CPU device, whose requests for pages this binary's allocator refuses.
+//! The training step on burn's CUDA backend, whose driver here is kiln-cuda-sim: a card is not needed.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
+mod follow;
 mod lost;
-mod pages;
 mod run;
+mod sim;
 mod steps;
+mod sticky;
 #[path = "../it/support.rs"]
 mod support;
 mod tasks;
+mod waits;

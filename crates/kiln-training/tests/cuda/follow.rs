@@ -1,0 +1,93 @@
+//! Twenty steps on CUDA beside the same steps on the CPU device.
+
+use burn::module::Module;
+use burn::tensor::Device;
+use kiln_models::{GptConfig, ResNetConfig, Stem};
+use kiln_precision::{Policy, Precision};
+use kiln_training::{Batch, OptimizerConfig, ScheduleConfig, Task};
+
+use crate::sim::with_card;
+use crate::support::{Ids, Net, Settings, Watched, batch, builder, settings};
+use crate::tasks::{Case, Residual, Text};
+
+const STEPS: u64 = 20;
+
+/// The loss of each step.
+fn losses<T: Task>(
+    (task, net, device): (T, &T::Model, &Device),
+    batches: impl Fn(u64) -> T::Batch,
+    settings: &Settings,
+) -> Vec<f64> {
+    let sample = batches(0);
+    assert!(sample.len() > 0);
+    let builder = builder(task, |device| net.valid().to_device(&device.clone().inner()).train(), settings);
+    let mut trainer = Watched::build_on(builder, &device.clone().autodiff(), &sample);
+    (0..STEPS).map(|step| trainer.step(&batches(step)).unwrap().loss).collect()
+}
+
+fn settings_of(optimizer: OptimizerConfig, precision: Precision) -> Settings {
+    let schedule = ScheduleConfig { peak: 0.01, warmup: 0.0, floor: 0.1 }.into();
+    Settings { schedule, policy: Policy::new(precision), ..settings(optimizer) }
+}
+
+/// Each loss within `tolerance` of the CPU's, and the last far below the first.
+fn assert_follows(cuda: &[f64], flex: &[f64], tolerance: f64) {
+    let far = cuda.iter().zip(flex).map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f64::max);
+    println!("cuda {cuda:.6?}\nflex {flex:.6?}\nat most {far:.2e} apart");
+    assert!(far < tolerance, "{far}");
+    // Four batches come again and again.
+    assert!(flex[STEPS as usize - 1] < 0.9 * flex[3], "nothing was learned");
+}
+
+fn case_follows<C: Case>(case: C, optimizer: OptimizerConfig, precision: Precision, tolerance: f64) {
+    with_card(&[], move |_| {
+        let net = case.model(&Device::flex().autodiff());
+        let settings = settings_of(optimizer, precision);
+        let [cuda, flex] = [Device::cuda(0), Device::flex()]
+            .map(|device| losses((case.clone(), &net, &device), |step| case.batch(step % 4), &settings));
+        assert_follows(&cuda, &flex, tolerance);
+    });
+}
+
+fn gpt() -> Text {
+    Text {
+        samples: 4,
+        config: GptConfig { vocab: 16, context: 8, layers: 2, heads: 2, width: 32, dropout: 0.0, lean: true },
+    }
+}
+
+fn resnet() -> Residual {
+    let config = ResNetConfig::resnet18(4).with_stem(Stem::Cifar).with_width(4);
+    Residual { samples: 8, side: 8, config }
+}
+
+#[test]
+fn a_perceptron_with_batch_norm() {
+    with_card(&[], |_| {
+        let net = Net::new(&[12, 16, 16], true, 0.0);
+        let settings = settings_of(OptimizerConfig::adamw(), Precision::F32);
+        let [cuda, flex] = [Device::cuda(0), Device::flex()]
+            .map(|device| losses((Ids::net(), &net, &device), |step| batch(step % 4, 16), &settings));
+        assert_follows(&cuda, &flex, 1e-3);
+    });
+}
+
+#[test]
+fn a_gpt() {
+    case_follows(gpt(), OptimizerConfig::adamw(), Precision::F32, 1e-3);
+}
+
+#[test]
+fn a_gpt_in_bf16() {
+    case_follows(gpt(), OptimizerConfig::adamw(), Precision::BF16, 2e-2);
+}
+
+#[test]
+fn a_resnet() {
+    case_follows(resnet(), OptimizerConfig::sgd(), Precision::F32, 1e-2);
+}
+
+#[test]
+fn a_resnet_in_f16() {
+    case_follows(resnet(), OptimizerConfig::sgd(), Precision::F16, 5e-2);
+}

@@ -1,0 +1,210 @@
+//! A test in a process of its own, with a card that kiln-cuda-sim pretends.
+#![allow(unsafe_code, reason = "functions of a library that is found when the test runs")]
+
+use std::ffi::{CString, c_char};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use libloading::{Library, Symbol};
+
+const ALONE: &str = "KILN_TEST_ALONE";
+/// The last line of a test that reached its end.
+const ENDED: &str = "the test reached its end";
+/// A test that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// The card of this process.
+pub(crate) struct Card {
+    library: Library,
+}
+
+/// Which allocations are refused.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Refuse<'a> {
+    /// Those of these numbers, counted from 1. CubeCL frees what it can after a refusal and asks once more, which is refused too.
+    Pages(&'a [u64]),
+    /// Every one by which there would be more than so many bytes beyond those at the beginning.
+    Beyond(u64),
+}
+
+/// What happened to allocations while they were watched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Count {
+    /// Allocations that were asked for.
+    pub(crate) seen: u64,
+    /// Those of them that were refused.
+    pub(crate) refused: u64,
+    /// Bytes that were held at the beginning.
+    pub(crate) before: u64,
+    /// The most bytes that were held at once.
+    pub(crate) peak: u64,
+}
+
+/// Runs `test` in a process of its own, in which `libcuda.so.1` is kiln-cuda-sim with these settings, names without `KILN_SIM_`.
+/// Kernels run on one thread, so that sums by atomic additions repeat.
+///
+/// The process finds the test by its name, which is that of the thread it runs on: tests must have more threads than one.
+pub(crate) fn with_card(settings: &[(&str, &str)], test: impl FnOnce(&Card)) {
+    with_cards(settings, &[""], |card, _| test(card));
+}
+
+/// The same for each of `cases`, one process after the other.
+pub(crate) fn with_cards(settings: &[(&str, &str)], cases: &[&str], test: impl FnOnce(&Card, &str)) {
+    if let Ok(case) = std::env::var(ALONE) {
+        test(&Card { library: load() }, &case);
+        println!("{ENDED}");
+        return;
+    }
+    let thread = std::thread::current();
+    let name = thread.name().filter(|name| name.contains("::")).expect("run these tests with --test-threads=2 or more");
+    let folder = tempfile::tempdir().unwrap();
+    for link in ["libcuda.so", "libcuda.so.1"] {
+        std::os::unix::fs::symlink(driver(), folder.path().join(link)).unwrap();
+    }
+    for case in cases {
+        let output = folder.path().join("output");
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
+        command.env(ALONE, case).env("LD_LIBRARY_PATH", folder.path()).env("CUDA_PATH", compiler());
+        command.env("KILN_SIM_THREADS", "1");
+        command.envs(settings.iter().map(|(name, value)| (format!("KILN_SIM_{name}"), value)));
+        let file = File::create(&output).unwrap();
+        command.stdout(file.try_clone().unwrap()).stderr(file);
+        let status = wait(command);
+        let output = std::fs::read_to_string(&output).unwrap();
+        println!("{output}");
+        let ended = status.is_some_and(|status| status.success()) && output.contains(ENDED);
+        assert!(ended, "{name} {case} ended with {status:?}");
+    }
+}
+
+/// `None` for a process that had to be ended.
+fn wait(mut command: Command) -> Option<ExitStatus> {
+    let (start, mut child) = (Instant::now(), command.spawn().unwrap());
+    while start.elapsed() < LIMIT {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    None
+}
+
+/// The library that cargo built beside this test.
+fn driver() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let found = exe.ancestors().map(|folder| folder.join("libkiln_cuda_sim.so")).find(|path| path.exists());
+    found.expect("no libkiln_cuda_sim.so beside this test: run `cargo build --package kiln-cuda-sim`")
+}
+
+/// The folder that holds `nvvm/libdevice/libdevice.10.bc`.
+fn compiler() -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
+    let places =
+        [std::env::var_os("CUDA_PATH").map(PathBuf::from), cache.map(|cache| cache.join("kiln-cuda/nvidia/cu13"))];
+    let found = places.into_iter().flatten().find(|path| path.join("nvvm/libdevice/libdevice.10.bc").exists());
+    found.expect("no libdevice.10.bc in CUDA_PATH: run scripts/cuda-compiler.sh")
+}
+
+fn load() -> Library {
+    // SAFETY: the library's initialisation only allocates.
+    unsafe { Library::new("libcuda.so.1") }.unwrap()
+}
+
+impl Card {
+    /// A function of kiln-cuda-sim.
+    ///
+    /// # Safety
+    /// `F` must be the type that the function has there.
+    unsafe fn function<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: the caller's contract.
+        let symbol: Result<Symbol<'_, F>, _> = unsafe { self.library.get(name.as_bytes()) };
+        *symbol.unwrap_or_else(|error| panic!("{name}: {error}: is this driver kiln-cuda-sim?"))
+    }
+
+    /// Bytes that the program has from the driver.
+    pub(crate) fn live(&self) -> u64 {
+        self.count("live_bytes")
+    }
+
+    /// The most that [`live`](Self::live) was since [`watch`](Self::watch).
+    pub(crate) fn peak(&self) -> u64 {
+        self.count("peak_bytes")
+    }
+
+    /// A number of the driver's summary.
+    pub(crate) fn count(&self, name: &str) -> u64 {
+        let text = CString::new(name).unwrap();
+        // SAFETY: the type in its README.
+        let count: extern "C" fn(u32, *const c_char) -> u64 = unsafe { self.function("kiln_sim_count") };
+        match count(0, text.as_ptr()) {
+            u64::MAX => panic!("the driver has no number {name}"),
+            number => number,
+        }
+    }
+
+    /// Lets the peak start again.
+    pub(crate) fn watch(&self) {
+        // SAFETY: the type in its README.
+        let reset: extern "C" fn(u32) -> u32 = unsafe { self.function("kiln_sim_reset_peaks") };
+        assert_eq!(reset(0), 0);
+    }
+
+    /// Another process takes memory.
+    pub(crate) fn take(&self, bytes: u64) {
+        // SAFETY: the type in its README.
+        let take: extern "C" fn(u32, u64) -> u32 = unsafe { self.function("kiln_sim_take") };
+        assert_eq!(take(0, bytes), 0, "{bytes} bytes are not free");
+    }
+
+    /// And gives it back.
+    pub(crate) fn give(&self, bytes: u64) {
+        // SAFETY: the type in its README.
+        let give: extern "C" fn(u32, u64) -> u32 = unsafe { self.function("kiln_sim_give") };
+        assert_eq!(give(0, bytes), 0);
+    }
+
+    /// Orders faults, as the setting `KILN_SIM_FAULTS` does.
+    pub(crate) fn arm(&self, faults: &str) {
+        let text = CString::new(faults).unwrap();
+        // SAFETY: the type in its README.
+        let arm: extern "C" fn(*const c_char) -> u32 = unsafe { self.function("kiln_sim_arm") };
+        assert_eq!(arm(text.as_ptr()), 0, "{faults}");
+    }
+
+    /// Orders no faults any more.
+    pub(crate) fn disarm(&self) {
+        // SAFETY: the type in its README; an answer of length 0 is not written.
+        let command: extern "C" fn(*const c_char, *mut c_char, i32) -> i64 =
+            unsafe { self.function("kiln_sim_command") };
+        assert!(command(c"{\"do\":\"disarm\"}".as_ptr(), std::ptr::null_mut(), 0) > 0);
+    }
+
+    /// Refuses allocations while `work` runs.
+    pub(crate) fn refusing<T>(&self, refuse: Refuse<'_>, work: impl FnOnce() -> T) -> (T, Count) {
+        let before = self.live();
+        let refused = || self.count("refused") + self.count("faults");
+        self.watch();
+        let taken = match refuse {
+            Refuse::Pages(pages) => {
+                let faults: Vec<String> = pages.iter().map(|page| format!("alloc:{page}x2:OUT_OF_MEMORY")).collect();
+                self.arm(&faults.join(","));
+                0
+            }
+            Refuse::Beyond(bytes) => self.count("free") - bytes,
+        };
+        self.take(taken);
+        let start = (self.count("allocations"), refused());
+        let value = work();
+        let refused = refused() - start.1;
+        let seen = self.count("allocations") - start.0 + refused;
+        self.give(taken);
+        self.disarm();
+        (value, Count { seen, refused, before, peak: self.peak() })
+    }
+}

@@ -1,0 +1,63 @@
+//! A card that is lost: whatever operation says so, a step ends with an error, and the checkpoint of before stays whole.
+
+use burn::module::Module;
+use kiln_training::{Checkpoints, Error, OptimizerConfig};
+
+use crate::run::device;
+use crate::sim::{Card, with_cards};
+use crate::support::{Ids, Net, Watched, batch, builder, settings};
+
+/// Operations of the driver that a step uses.
+const OPERATIONS: [&str; 8] = ["launch", "h2d", "d2h", "sync", "event", "record", "event-sync", "alloc"];
+
+fn lost(card: &Card, operation: &str, code: u32) {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path(), 2).unwrap();
+    let net = Net::new(&[12, 16, 16], true, 0.0);
+    let settings = settings(OptimizerConfig::adamw());
+    let make = || {
+        let builder = builder(Ids::net(), |device| net.valid().to_device(&device.clone().inner()).train(), &settings);
+        Watched::build_on(builder, &device(), &batch(0, 8))
+    };
+    let mut trainer = make();
+    let _ = trainer.step(&batch(0, 8)).unwrap();
+    let saved = trainer.save_to(&checkpoints).unwrap();
+    // What is free already needs no allocation.
+    device().inner().memory_cleanup();
+
+    card.arm(&format!("{operation}:3:{code}"));
+    let mut ended = None;
+    for step in 1..4 {
+        if let Err(error) = trainer.step(&batch(step, 8)) {
+            ended = Some(error);
+            break;
+        }
+    }
+    let faults = card.count("faults");
+    println!("{operation} {code}: {faults} faults, {ended:?}");
+    if faults == 0 {
+        assert!(ended.is_none());
+        return;
+    }
+    let ended = ended.expect("the card is lost, and three steps succeed");
+    assert!(matches!(ended, Error::Lost(_) | Error::Device { .. }), "{ended:?}");
+    // A card that is lost stays lost: the next step says so too, and nothing is saved.
+    let again = trainer.step(&batch(1, 8)).unwrap_err();
+    assert!(matches!(again, Error::Lost(_) | Error::Device { .. } | Error::Unfinished { .. }), "{again:?}");
+    let state = trainer.state();
+    match trainer.save_to(&checkpoints) {
+        Err(error) => println!("save: {error}"),
+        Ok(path) => panic!("{path:?} was saved of a lost card, at step {}", state.step),
+    }
+    assert_eq!(checkpoints.newest().unwrap(), Some(saved));
+}
+
+#[test]
+fn an_illegal_address() {
+    with_cards(&[], &OPERATIONS, |card, operation| lost(card, operation, 700));
+}
+
+#[test]
+fn a_failed_launch() {
+    with_cards(&[], &OPERATIONS, |card, operation| lost(card, operation, 719));
+}

@@ -1,0 +1,44 @@
+//! How often a step waits for the card, and how much it asks of it.
+
+use burn::module::Module;
+use kiln_models::{GptConfig, ResNetConfig, Stem};
+use kiln_training::OptimizerConfig;
+
+use crate::run::device;
+use crate::sim::{Card, with_card};
+use crate::support::{Watched, builder, settings};
+use crate::tasks::{Case, Residual, Text};
+
+/// Waits of the third step, copies to the host, and launches.
+fn step<C: Case>(card: &Card, case: &C) -> [u64; 3] {
+    let net = case.model(&device());
+    let settings = settings(OptimizerConfig::adamw());
+    let builder = builder(case.clone(), |device| net.valid().to_device(&device.clone().inner()).train(), &settings);
+    let mut trainer = Watched::build_on(builder, &device(), &case.batch(0));
+    let read = || {
+        let waits = card.count("synchronisations") + card.count("event_synchronisations");
+        [waits, card.count("device_to_host"), card.count("launches")]
+    };
+    let mut before = read();
+    for number in 0..3 {
+        let batch = case.batch(number);
+        before = read();
+        let _ = trainer.step(&batch).unwrap();
+    }
+    let after = read();
+    println!("waits, copies to the host, launches: {before:?} {after:?}");
+    std::array::from_fn(|index| after[index] - before[index])
+}
+
+/// The norm and the loss are read; nothing else of a step waits, however many parameters it has.
+#[test]
+fn a_step_waits_for_norm_and_loss() {
+    with_card(&[], |card| {
+        let config = ResNetConfig::resnet18(4).with_stem(Stem::Cifar).with_width(4);
+        let [waits, copies, _] = step(card, &Residual { samples: 4, side: 8, config });
+        assert!(waits <= 3 && copies == 2, "{waits} waits, {copies} copies");
+        let config = GptConfig { vocab: 16, context: 8, layers: 1, heads: 2, width: 16, dropout: 0.0, lean: true };
+        let [waits, copies, _] = step(card, &Text { samples: 2, config });
+        assert!(waits <= 3 && copies == 2, "{waits} waits, {copies} copies");
+    });
+}
