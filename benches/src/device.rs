@@ -56,6 +56,10 @@ fn cuda(index: usize) -> Result<Device> {
     if index >= found {
         bail!(Usage(format!("there is no device 'cuda:{index}', expected cuda:0 to cuda:{}", found - 1)));
     }
+    // NVRTC, which compiles CUDA C++, brings its own.
+    if !cfg!(feature = "cuda-cpp") {
+        crate::libdevice::ensure()?;
+    }
     Ok(Device::cuda(index))
 }
 

@@ -15,6 +15,7 @@ pub mod fixtures;
 pub mod gpu;
 pub mod heap;
 pub mod host;
+pub mod libdevice;
 pub mod output;
 pub mod pipelines;
 pub mod process;

@@ -45,7 +45,11 @@ the item that runs and writes the summary.
 
 const README_CUDA: &str = "
 For --device cuda:0 it needs NVIDIA's driver for CUDA 13.0 or newer as well (libcuda.so; put its folder on
-LD_LIBRARY_PATH if it is not found).
+LD_LIBRARY_PATH if it is not found), and NVIDIA's libdevice: CUDA's toolkit has it, and so has a package of 80 MB from PyPI,
+
+    pip install --no-deps --target cuda nvidia-nvvm
+
+which is found when it is installed like that, in this folder.
 ";
 
 const README_CUDA_CPP: &str = "\

@@ -40,7 +40,7 @@ pub enum Error {
     },
     /// A device for which the layers were not compiled.
     #[error(
-        "the layers do not run on {device}, expected {expected} (features `flex`, `cuda`, `cpu` and `cube` of kiln-layers)"
+        "the layers do not run on {device}, expected {expected} (features `flex`, `cuda` and `cube` of kiln-layers)"
     )]
     UnsupportedDevice {
         /// The device.

@@ -18,7 +18,7 @@
 //! All layers take f32, f16 and bf16 and compute in f32 (on CubeCL devices, products of matrices and convolutions in the dtype of their input). On the CPU device their results have the same bits whatever the number of threads.
 //!
 //! # Devices
-//! burn's Flex device (feature `flex`, on by default) has kernels of this crate. On CUDA (feature `cuda`), CubeCL's CPU runtime (`cpu`) and
+//! burn's Flex device (feature `flex`, on by default) has kernels of this crate. On CUDA (feature `cuda`) and
 //! burn's other CubeCL runtimes (`cube`, beside burn's own feature), the same operations are composed of burn's: they keep as little for the
 //! backward pass and compute in bounded blocks, and burn fuses them. burn's capture device records them. On any other device each
 //! function returns [`Error::UnsupportedDevice`].

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData, Transaction};
 
 use super::gradients::Survey;
 use super::rules::Scaling;
@@ -111,14 +111,15 @@ impl ScaledGradients {
         if foreign > 0 {
             return Err(Error::OtherModel { foreign });
         }
-        // Each tensor is read by itself: a concatenation could hide that one of them was never written.
-        let read = |tensor: Tensor<1>| {
-            values(tensor.cast(DType::F32).try_into_data().map_err(|e| Error::Device(e.to_string()))?)
-        };
-        let sum_of_squares = read(squares)?.first().copied().ok_or(Error::NoGradients)?;
-        let extra: Vec<Vec<f64>> = extra_scalars.into_iter().map(read).collect::<Result<_, _>>()?;
+        // One read for all, so that the device is waited for once. They are not joined: a concatenation could hide that one of them was
+        // never written.
+        let all = std::iter::once(squares).chain(extra_scalars);
+        let read = all.fold(Transaction::default(), |read, tensor| read.register(tensor.cast(DType::F32)));
+        let data = read.try_execute().map_err(|e| Error::Device(e.to_string()))?;
+        let mut data = data.into_iter().map(values).collect::<Result<Vec<_>, _>>()?.into_iter();
+        let sum_of_squares = data.next().and_then(|sum| sum.first().copied()).ok_or(Error::NoGradients)?;
         let probed = Probed { gradients, scale, sum_of_squares };
-        Ok((probed, extra.concat()))
+        Ok((probed, data.flatten().collect()))
     }
 }
 

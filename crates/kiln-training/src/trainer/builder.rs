@@ -398,7 +398,10 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         let meter = Meter::of_pool(&plain).or_else(|| self.allocator.map(Meter::of_heap));
         device.seed(self.seed);
         let model = (self.init)(&device)?;
-        let watch = Watch::new(meter.clone(), limit.filter(|_| on_heap), self.guard.take());
+        // A card's context and kernels are no pages of its pools.
+        let beside = if on_heap { 0 } else { planner.as_ref().map_or(0, |planner| planner.profile.fixed_bytes) };
+        let of_step = limit.map(|limit| limit.saturating_sub(beside));
+        let watch = Watch::new(plain, meter.clone(), of_step, self.guard.take());
         let mut run = ModelState::new(model, &self.optimizer, self.seed, settings)?;
         run.guard = Some(watch.guard());
 

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use burn::tensor::Device;
 use kiln_memory::{Measured, Meter, Phase, Span, StepMeter};
 use kiln_recovery::{Failure, Kind};
 
@@ -9,8 +10,10 @@ use crate::transaction::{Boundary, Guard};
 
 /// Shared between the trainer and the guard of its steps.
 pub(super) struct Watch {
+    device: Device,
     meter: Option<Meter>,
-    /// Bytes that a step may take. The CPU device enforces no limit by itself, so that the heap is counted instead.
+    /// Bytes that a step may take: on the heap, or of the driver for the pages of the device's pools. No device enforces such a limit by
+    /// itself.
     limit: Option<u64>,
     /// The guard of the user.
     guard: Option<Guard>,
@@ -29,8 +32,8 @@ struct Seen {
 }
 
 impl Watch {
-    pub(super) fn new(meter: Option<Meter>, limit: Option<u64>, guard: Option<Guard>) -> Arc<Self> {
-        Arc::new(Self { meter, limit, guard, seen: Mutex::default() })
+    pub(super) fn new(device: Device, meter: Option<Meter>, limit: Option<u64>, guard: Option<Guard>) -> Arc<Self> {
+        Arc::new(Self { device, meter, limit, guard, seen: Mutex::default() })
     }
 
     /// The guard that a step calls. The lock is held for a moment only; the user's guard is called without it.
@@ -105,13 +108,17 @@ impl Watch {
     }
 
     fn within_limit(&self, boundary: Boundary) -> Result<(), Failure> {
-        // A smaller micro-batch does not make the update smaller: its memory was planned for.
-        let (Some(limit), false) = (self.limit, boundary == Boundary::Update) else { return Ok(()) };
-        match self.peak_bytes() {
-            Some(peak) if peak > limit => {
-                Err(Failure::new(Kind::OutOfMemory, format!("{} took {peak} of {limit} bytes", boundary.name())))
+        let Some(limit) = self.limit else { return Ok(()) };
+        // Pages stay with a pool, so that those of now are the most there were since the pool was cleaned.
+        let taken = || self.meter.as_ref().and_then(Meter::reserved_bytes).or_else(|| self.peak_bytes()).unwrap_or(0);
+        match taken() {
+            taken if taken <= limit => Ok(()),
+            // A smaller micro-batch does not make the update smaller: its memory was planned for. It needs no pages of activations.
+            _ if boundary == Boundary::Update => {
+                self.device.memory_cleanup();
+                Ok(())
             }
-            _ => Ok(()),
+            taken => Err(Failure::new(Kind::OutOfMemory, format!("{} took {taken} of {limit} bytes", boundary.name()))),
         }
     }
 }

@@ -1,8 +1,12 @@
 //! The training step on burn's CUDA backend, whose driver here is kiln-cuda-sim: a card is not needed.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
+mod architectures;
+mod budget;
 mod follow;
+mod layers;
 mod lost;
+mod predicted;
 mod run;
 mod sim;
 mod steps;

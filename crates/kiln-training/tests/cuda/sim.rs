@@ -1,7 +1,7 @@
 //! A test in a process of its own, with a card that kiln-cuda-sim pretends.
 #![allow(unsafe_code, reason = "functions of a library that is found when the test runs")]
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -50,7 +50,7 @@ pub(crate) fn with_card(settings: &[(&str, &str)], test: impl FnOnce(&Card)) {
     with_cards(settings, &[""], |card, _| test(card));
 }
 
-/// The same for each of `cases`, one process after the other.
+/// The same for each of `cases`, one process after the other. Words of a case such as `SM=75` are settings too.
 pub(crate) fn with_cards(settings: &[(&str, &str)], cases: &[&str], test: impl FnOnce(&Card, &str)) {
     if let Ok(case) = std::env::var(ALONE) {
         test(&Card { library: load() }, &case);
@@ -69,7 +69,9 @@ pub(crate) fn with_cards(settings: &[(&str, &str)], cases: &[&str], test: impl F
         command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
         command.env(ALONE, case).env("LD_LIBRARY_PATH", folder.path()).env("CUDA_PATH", compiler());
         command.env("KILN_SIM_THREADS", "1");
-        command.envs(settings.iter().map(|(name, value)| (format!("KILN_SIM_{name}"), value)));
+        let of_case = case.split(' ').filter_map(|word| word.split_once('='));
+        let settings = settings.iter().copied().chain(of_case);
+        command.envs(settings.map(|(name, value)| (format!("KILN_SIM_{name}"), value)));
         let file = File::create(&output).unwrap();
         command.stdout(file.try_clone().unwrap()).stderr(file);
         let status = wait(command);
@@ -179,10 +181,19 @@ impl Card {
 
     /// Orders no faults any more.
     pub(crate) fn disarm(&self) {
+        self.command(c"{\"do\":\"disarm\"}");
+    }
+
+    /// From now on kernels do nothing.
+    pub(crate) fn skip_kernels(&self) {
+        self.command(c"{\"do\":\"execute\",\"run\":false}");
+    }
+
+    fn command(&self, text: &CStr) {
         // SAFETY: the type in its README; an answer of length 0 is not written.
         let command: extern "C" fn(*const c_char, *mut c_char, i32) -> i64 =
             unsafe { self.function("kiln_sim_command") };
-        assert!(command(c"{\"do\":\"disarm\"}".as_ptr(), std::ptr::null_mut(), 0) > 0);
+        assert!(command(text.as_ptr(), std::ptr::null_mut(), 0) > 0, "{text:?}");
     }
 
     /// Refuses allocations while `work` runs.

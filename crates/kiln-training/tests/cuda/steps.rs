@@ -77,7 +77,9 @@ fn gpt() -> Text {
 
 #[test]
 fn a_net_with_batch_norm_in_the_same_split() {
-    with_card(&[], |card| every_page(card, &net(true), OptimizerConfig::sgd(), Then::Again, &Share::of(usize::MAX, 20)));
+    with_card(&[], |card| {
+        every_page(card, &net(true), OptimizerConfig::sgd(), Then::Again, &Share::of(usize::MAX, 20))
+    });
 }
 
 #[test]
@@ -112,7 +114,10 @@ fn memory_for_a_part_of_the_step() {
             println!("{context}: {} micro-batches, {:?}", done.report.micro_batches, done.failures);
             done.assert_as(&undisturbed, &context);
             // CubeCL cleans up by itself once, which may be enough.
-            assert!(if percent < 50 { done.report.failures > 0 } else { percent < 100 || done.report.failures == 0 }, "{context}");
+            assert!(
+                if percent < 50 { done.report.failures > 0 } else { percent < 100 || done.report.failures == 0 },
+                "{context}"
+            );
             parts.push(done.report.micro_batches);
         }
         assert!(parts[..2] == [1, 1] && parts.is_sorted() && parts[4] > 1, "{parts:?}");

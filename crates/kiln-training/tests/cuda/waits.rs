@@ -1,19 +1,17 @@
 //! How often a step waits for the card, and how much it asks of it.
 
-use burn::module::Module;
 use kiln_models::{GptConfig, ResNetConfig, Stem};
 use kiln_training::OptimizerConfig;
 
 use crate::run::device;
 use crate::sim::{Card, with_card};
-use crate::support::{Watched, builder, settings};
+use crate::support::{Watched, planned, settings};
 use crate::tasks::{Case, Residual, Text};
 
 /// Waits of the third step, copies to the host, and launches.
 fn step<C: Case>(card: &Card, case: &C) -> [u64; 3] {
-    let net = case.model(&device());
     let settings = settings(OptimizerConfig::adamw());
-    let builder = builder(case.clone(), |device| net.valid().to_device(&device.clone().inner()).train(), &settings);
+    let builder = planned(case.clone(), |device| case.model(device), &settings);
     let mut trainer = Watched::build_on(builder, &device(), &case.batch(0));
     let read = || {
         let waits = card.count("synchronisations") + card.count("event_synchronisations");
@@ -38,7 +36,7 @@ fn a_step_waits_for_norm_and_loss() {
         let [waits, copies, _] = step(card, &Residual { samples: 4, side: 8, config });
         assert!(waits <= 3 && copies == 2, "{waits} waits, {copies} copies");
         let config = GptConfig { vocab: 16, context: 8, layers: 1, heads: 2, width: 16, dropout: 0.0, lean: true };
-        let [waits, copies, _] = step(card, &Text { samples: 2, config });
+        let [waits, copies, _] = step(card, &Text { samples: 4, config });
         assert!(waits <= 3 && copies == 2, "{waits} waits, {copies} copies");
     });
 }

@@ -4,8 +4,8 @@ use super::builder::Builder;
 use crate::ptx::PtxError;
 use crate::ptx::machine::{
     Conversion, Handler, Modes, Rounding, carry, carrying, field, float_arithmetic, half_arithmetic,
-    integer_arithmetic, logic, pack_conversion, predicate_logic, quick_conversion, select, slow_conversion, test,
-    to_pair,
+    integer_arithmetic, logic, pack_conversion, pair_arithmetic, predicate_logic, quick_conversion, select,
+    slow_conversion, test, to_pair,
 };
 use crate::ptx::text::{Instruction, Kind, Operand, Type, Width};
 
@@ -101,7 +101,10 @@ pub(super) fn lower(b: &mut Builder<'_>, i: &Instruction, name: &str, modifiers:
             None
         } else {
             let form = if modes.flush { m.rest() + ".ftz" } else { m.rest() };
-            half_arithmetic(name, &form, ty)
+            match ty {
+                Type::F32x2 => pair_arithmetic(name, &form),
+                _ => half_arithmetic(name, &form, ty),
+            }
         };
         return same_width(b, i, handler, ty);
     }

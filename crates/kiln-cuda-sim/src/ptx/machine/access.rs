@@ -185,7 +185,7 @@ pub(crate) fn access(access: Access, ty: Type, count: usize, width: Width) -> Op
         S16 => widths!(i16: W16 u16, W32 u32, W64 u64),
         B32 | U32 | F32 | F16x2 | BF16x2 => widths!(u32: W32 u32, W64 u64),
         S32 => widths!(i32: W32 u32, W64 u64),
-        B64 | U64 | S64 | F64 => widths!(u64: W64 u64),
+        B64 | U64 | S64 | F64 | Type::F32x2 => widths!(u64: W64 u64),
         Type::Pred | Type::Tf32 => None,
     }
 }

@@ -14,6 +14,7 @@ mod lanes;
 mod locate;
 mod mask;
 mod matrix;
+mod pair;
 mod state;
 
 pub(crate) use access::{Access, access};
@@ -28,4 +29,5 @@ pub(crate) use half::arithmetic as half_arithmetic;
 pub(crate) use integer::{arithmetic as integer_arithmetic, carry, carrying, field, logic};
 pub(crate) use locate::{LOCAL_WINDOW, Place, SHARED_WINDOW};
 pub(crate) use matrix::{Fragment, Mma, Shape, load_fragment, load_rows, mma, store_fragment, store_rows, wmma};
+pub(crate) use pair::arithmetic as pair_arithmetic;
 pub(crate) use state::{Block, Handler, LANES, Op, Trouble, Warp};

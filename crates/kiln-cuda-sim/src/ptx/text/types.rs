@@ -47,6 +47,7 @@ pub(crate) enum Type {
     F64,
     F16x2,
     BF16x2,
+    F32x2,
     Tf32,
 }
 
@@ -83,6 +84,7 @@ impl Type {
             "f64" => Type::F64,
             "f16x2" => Type::F16x2,
             "bf16x2" => Type::BF16x2,
+            "f32x2" => Type::F32x2,
             "tf32" => Type::Tf32,
             _ => return None,
         })
@@ -94,7 +96,7 @@ impl Type {
             Type::Pred | Type::B8 | Type::U8 | Type::S8 => 1,
             Type::B16 | Type::U16 | Type::S16 | Type::F16 | Type::BF16 => 2,
             Type::B32 | Type::U32 | Type::S32 | Type::F32 | Type::F16x2 | Type::BF16x2 | Type::Tf32 => 4,
-            Type::B64 | Type::U64 | Type::S64 | Type::F64 => 8,
+            Type::B64 | Type::U64 | Type::S64 | Type::F64 | Type::F32x2 => 8,
         }
     }
 

@@ -1,0 +1,303 @@
+//! The layers of kiln-layers and burn's own operations on CUDA beside the CPU device: values and gradients, in f32, f16 and bf16.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::conv::Conv2dConfig;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::pool::{AdaptiveAvgPool2dConfig, MaxPool2dConfig};
+use burn::nn::{BatchNormConfig, EmbeddingConfig, GroupNormConfig, LayerNormConfig, LinearConfig, PaddingConfig2d};
+use burn::tensor::activation::{gelu as burn_gelu, log_softmax};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use kiln_layers::{
+    Activation, AttentionOptions, LinearCrossEntropy, Mask, Reduction, RotaryOptions, activation_linear, add_relu,
+    attention, batch_norm_add_relu, batch_norm_relu, conv2d, conv2d_batch_norm_relu, gelu, gelu_tanh, group_norm,
+    layer_norm, linear, max_pool2d, norm_linear, norm_self_attention, relu, residual_end, rotary, self_attention, silu,
+    softmax, swiglu,
+};
+
+use crate::sim::with_card;
+
+/// Numbers that look random and are always the same.
+fn numbers<const D: usize>(shape: [usize; D], seed: u64, dtype: DType, device: &Device) -> Tensor<D> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 22) as f32 - 2.0
+    };
+    let values: Vec<f32> = (0..shape.iter().product()).map(next).collect();
+    Tensor::<D>::from_data(TensorData::new(values, shape), (device, DType::F32)).cast(dtype)
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.cast(DType::F32).into_data().iter::<f64>().collect()
+}
+
+/// What a function may be off, of its largest value, in f32, f16 and bf16.
+#[derive(Clone, Copy)]
+enum Within {
+    /// Sums in f32.
+    Roundings,
+    /// Products whose factors are rounded: to TF32's 11 bits in f32.
+    Products,
+}
+
+impl Within {
+    fn tolerance(self, dtype: DType) -> f64 {
+        match (self, dtype) {
+            (Self::Roundings, DType::F32) => 2e-5,
+            (Self::Products, DType::F32) => 2e-3,
+            (_, DType::F16) => 4e-3,
+            _ => 3e-2,
+        }
+    }
+}
+
+use Within::{Products, Roundings};
+
+/// Asserts that a function gives on both devices the same values and gradients of its inputs.
+fn assert_same<const D: usize, const E: usize>(
+    (what, within): (&str, Within),
+    shapes: &[[usize; D]],
+    dtype: DType,
+    function: impl Fn(&[Tensor<D>], &Device) -> Tensor<E>,
+) {
+    let run = |device: Device| {
+        let device = device.autodiff();
+        let inputs: Vec<Tensor<D>> =
+            (1..).zip(shapes).map(|(seed, shape)| numbers(*shape, seed, dtype, &device).require_grad()).collect();
+        let y = function(&inputs, &device);
+        let weights = numbers(y.dims(), 9, DType::F32, &device);
+        let gradients = (y.clone().cast(DType::F32) * weights).sum().backward();
+        let gradients = inputs.iter().map(|input| values(input.grad(&gradients).unwrap()));
+        [values(y)].into_iter().chain(gradients).collect::<Vec<_>>()
+    };
+    let tolerance = within.tolerance(dtype);
+    for (part, (got, expected)) in run(Device::cuda(0)).iter().zip(&run(Device::flex())).enumerate() {
+        let largest = expected.iter().fold(0.05f64, |largest, value| largest.max(value.abs()));
+        assert_eq!(got.len(), expected.len(), "{what}");
+        for (got, expected) in got.iter().zip(expected) {
+            assert!((got - expected).abs() < tolerance * largest, "{what} {dtype:?} part {part}: {got}, {expected}");
+        }
+    }
+}
+
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+#[test]
+fn activations_and_norms() {
+    with_card(&[], |_| {
+        for dtype in DTYPES {
+            assert_same(("gelu", Roundings), &[[3, 5, 7]], dtype, |x, _| gelu(x[0].clone()).unwrap());
+            assert_same(("gelu tanh", Roundings), &[[3, 5, 7]], dtype, |x, _| gelu_tanh(x[0].clone()).unwrap());
+            assert_same(("silu", Roundings), &[[3, 5, 7]], dtype, |x, _| silu(x[0].clone()).unwrap());
+            assert_same(("relu", Roundings), &[[3, 5, 7]], dtype, |x, _| relu(x[0].clone()).unwrap());
+            assert_same(("layer norm", Roundings), &[[33, 19]], dtype, |x, device| {
+                layer_norm(&LayerNormConfig::new(19).init(device), x[0].clone()).unwrap()
+            });
+            assert_same(("batch norm", Roundings), &[[3, 5, 7, 4]], dtype, |x, device| {
+                batch_norm_relu(&BatchNormConfig::new(5).init(device), x[0].clone()).unwrap()
+            });
+        }
+    });
+}
+
+#[test]
+fn attentions() {
+    with_card(&[], |_| {
+        for dtype in DTYPES {
+            assert_same(("self-attention", Products), &[[2, 19, 3 * 2 * 8]], dtype, |x, _| {
+                self_attention(x[0].clone(), 2, Mask::Causal).unwrap()
+            });
+            assert_same(("attention", Products), &[[2, 4, 9, 8], [2, 2, 13, 8], [2, 2, 13, 8]], dtype, |x, device| {
+                let hidden = Tensor::<2, Bool>::tril_mask([9, 13], 5, device).unsqueeze();
+                let options = AttentionOptions::new().with_key_lengths(vec![13, 6]).with_masked(hidden);
+                attention(x[0].clone(), x[1].clone(), x[2].clone(), options).unwrap()
+            });
+            assert_same(("rotary", Roundings), &[[2, 3, 7, 8]], dtype, |x, _| {
+                rotary(x[0].clone(), RotaryOptions::new()).unwrap()
+            });
+        }
+    });
+}
+
+#[test]
+fn dropout() {
+    with_card(&[], |_| {
+        let device = Device::cuda(0);
+        let zeros = Tensor::<4>::zeros([1, 2, 64, 4], &device);
+        let options = AttentionOptions::new().with_dropout(0.25, 7);
+        let y = values(attention(zeros.clone(), zeros.clone(), zeros.ones_like(), options).unwrap());
+        let mean = y.iter().sum::<f64>() / y.len() as f64;
+        assert!((mean - 1.0).abs() < 0.03, "{mean}");
+    });
+}
+
+#[test]
+fn losses() {
+    with_card(&[], |_| {
+        let targets = |device: &Device| {
+            let targets: Vec<i64> = (0..13).map(|row| if row == 4 { -100 } else { row * 5 % 29 }).collect();
+            Tensor::<1, Int>::from_data(TensorData::new(targets, [13]), device)
+        };
+        for dtype in DTYPES {
+            for reduction in [Reduction::Mean, Reduction::None] {
+                let loss = LinearCrossEntropy::new().with_ignore_index(-100).with_label_smoothing(0.1);
+                let loss = loss.with_reduction(reduction);
+                assert_same(("loss", Products), &[[13, 7], [7, 29], [1, 29]], dtype, |x, device| {
+                    let bias = x[2].clone().reshape([29]);
+                    loss.forward(x[0].clone(), x[1].clone(), Some(bias), targets(device)).unwrap()
+                });
+                assert_same(("loss without bias", Products), &[[13, 7], [7, 29]], dtype, |x, device| {
+                    loss.forward(x[0].clone(), x[1].clone(), None, targets(device)).unwrap()
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn images() {
+    with_card(&[], |_| {
+        for dtype in DTYPES {
+            assert_same(("add and ReLU", Roundings), &[[3, 5], [3, 5]], dtype, |x, _| {
+                add_relu(x[0].clone(), x[1].clone()).unwrap()
+            });
+            assert_same(("max pooling", Roundings), &[[2, 3, 7, 9]], dtype, |x, _| {
+                let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]);
+                max_pool2d(&pool.with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init(), x[0].clone()).unwrap()
+            });
+            assert_same(
+                ("batch norm with a residual", Roundings),
+                &[[3, 5, 7, 4], [3, 5, 7, 4]],
+                dtype,
+                |x, device| {
+                    batch_norm_add_relu(&BatchNormConfig::new(5).init(device), x[0].clone(), x[1].clone()).unwrap()
+                },
+            );
+        }
+    });
+}
+
+#[test]
+fn rows_and_groups() {
+    with_card(&[], |_| {
+        for dtype in DTYPES {
+            assert_same(("softmax", Roundings), &[[3, 5, 7]], dtype, |x, _| softmax(x[0].clone()).unwrap());
+            assert_same(("SwiGLU", Roundings), &[[3, 5], [3, 5]], dtype, |x, _| {
+                swiglu(x[0].clone(), x[1].clone()).unwrap()
+            });
+            assert_same(("group norm", Roundings), &[[2, 4, 5, 3]], dtype, |x, device| {
+                group_norm(&GroupNormConfig::new(2, 4).init(device), x[0].clone()).unwrap()
+            });
+        }
+        let y = values(kiln_layers::dropout(Tensor::<2>::ones([64, 64], &Device::cuda(0)), 0.25, 7).unwrap());
+        let mean = y.iter().sum::<f64>() / y.len() as f64;
+        assert!((mean - 1.0).abs() < 0.03, "{mean}");
+    });
+}
+
+/// A module on `device`, with the same parameters on every device.
+fn module<M: Module>(make: impl Fn(&Device) -> M, device: &Device, dtype: DType) -> M {
+    struct Fill(u64, DType);
+    impl ModuleMapper for Fill {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            self.0 += 1;
+            let (seed, dtype) = (self.0, self.1);
+            param.map(|tensor| numbers(tensor.dims(), seed, dtype, &tensor.device()) * 0.3)
+        }
+    }
+    make(device).map(&mut Fill(100, dtype))
+}
+
+#[test]
+fn products() {
+    with_card(&[], |_| {
+        for dtype in DTYPES {
+            let own = |device: &Device| module(|device| LinearConfig::new(19, 37).init(device), device, dtype);
+            assert_same(("burn's linear", Products), &[[13, 19]], dtype, |x, device| own(device).forward(x[0].clone()));
+            assert_same(("linear", Products), &[[13, 19]], dtype, |x, device| {
+                linear(&own(device), x[0].clone()).unwrap()
+            });
+            assert_same(("norm and linear", Products), &[[13, 19]], dtype, |x, device| {
+                let norm = module(|device| LayerNormConfig::new(19).init(device), device, dtype);
+                norm_linear(&norm, &own(device), x[0].clone()).unwrap()
+            });
+            assert_same(("GELU and linear", Products), &[[13, 19]], dtype, |x, device| {
+                activation_linear(Activation::GeluTanh, &own(device), x[0].clone()).unwrap()
+            });
+            assert_same(("attention of a norm", Products), &[[2, 9, 16]], dtype, |x, device| {
+                let norm = module(|device| LayerNormConfig::new(16).init(device), device, dtype);
+                let qkv = module(|device| LinearConfig::new(16, 48).init(device), device, dtype);
+                norm_self_attention(&norm, &qkv, x[0].clone(), 2, Mask::Causal).unwrap()
+            });
+            assert_same(("product of batches", Products), &[[3, 7, 5], [3, 5, 11]], dtype, |x, _| {
+                x[0].clone().matmul(x[1].clone())
+            });
+        }
+    });
+}
+
+#[test]
+fn convolutions() {
+    with_card(&[], |_| {
+        let config = |stride, padding, groups| {
+            let same = PaddingConfig2d::Explicit(padding, padding, padding, padding);
+            Conv2dConfig::new([4, 6], [3, 3]).with_stride([stride, stride]).with_padding(same).with_groups(groups)
+        };
+        for dtype in DTYPES {
+            for (stride, padding, groups) in [(1, 1, 1), (2, 1, 1), (1, 0, 2)] {
+                let own =
+                    |device: &Device| module(|device| config(stride, padding, groups).init(device), device, dtype);
+                assert_same(("burn's convolution", Products), &[[2, 4, 9, 7]], dtype, |x, device| {
+                    own(device).forward(x[0].clone())
+                });
+                assert_same(("convolution", Products), &[[2, 4, 9, 7]], dtype, |x, device| {
+                    conv2d(&own(device), x[0].clone()).unwrap()
+                });
+            }
+            assert_same(("convolution, norm and ReLU", Products), &[[2, 4, 9, 7]], dtype, |x, device| {
+                let norm = module(|device| BatchNormConfig::new(6).init(device), device, dtype);
+                let conv = module(|device| config(1, 1, 1).with_bias(false).init(device), device, dtype);
+                conv2d_batch_norm_relu(&conv, &norm, x[0].clone()).unwrap()
+            });
+            assert_same(("end of a block", Products), &[[2, 4, 5, 7], [2, 4, 5, 7]], dtype, |x, device| {
+                let norm = |device: &Device| module(|device| BatchNormConfig::new(4).init(device), device, dtype);
+                let same = PaddingConfig2d::Explicit(1, 1, 1, 1);
+                let conv = Conv2dConfig::new([4, 4], [3, 3]).with_padding(same).with_bias(false);
+                let conv = module(|device| conv.init(device), device, dtype);
+                residual_end(&norm(device), &conv, &norm(device), x[0].clone(), x[1].clone()).unwrap()
+            });
+        }
+    });
+}
+
+#[test]
+fn operations_of_burn() {
+    with_card(&[], |_| {
+        for dtype in DTYPES {
+            // burn's derivative on CUDA is that of the formula with tanh, and exact on the CPU device.
+            assert_same(("GELU", Products), &[[3, 37]], dtype, |x, _| burn_gelu(x[0].clone()));
+            assert_same(("logarithm of softmax", Roundings), &[[3, 37]], dtype, |x, _| log_softmax(x[0].clone(), 1));
+            assert_same(("sums", Roundings), &[[5, 131]], dtype, |x, _| {
+                x[0].clone().sum_dim(1) + x[0].clone().mean_dim(1)
+            });
+            assert_same(("pooling", Roundings), &[[2, 3, 7, 5]], dtype, |x, _| {
+                AdaptiveAvgPool2dConfig::new([1, 1]).init().forward(x[0].clone())
+            });
+            assert_same(("slices", Roundings), &[[4, 9, 3]], dtype, |x, _| {
+                Tensor::cat(vec![x[0].clone().slice([0..2, 1..8]), x[0].clone().slice([2..4, 0..7])], 0)
+            });
+            assert_same(("embedding", Roundings), &[[1, 1]], dtype, |x, device| {
+                let words = module(|device| EmbeddingConfig::new(11, 5).init(device), device, dtype);
+                let ids = Tensor::<2, Int>::from_data([[3, 3, 10], [0, 7, 3]], device);
+                words.forward(ids).reshape([6, 5]) * x[0].clone()
+            });
+            assert_same(("cross-entropy", Roundings), &[[6, 11]], dtype, |x, device| {
+                let targets = Tensor::<1, Int>::from_data([3, 3, 10, 0, 7, 3], device);
+                let loss = CrossEntropyLossConfig::new().with_smoothing(Some(0.1)).init(device);
+                loss.forward(x[0].clone().cast(DType::F32), targets)
+            });
+        }
+    });
+}
