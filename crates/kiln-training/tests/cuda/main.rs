@@ -3,9 +3,11 @@
 
 mod architectures;
 mod budget;
+mod failures;
 mod follow;
 mod layers;
 mod lost;
+mod offload;
 mod predicted;
 mod run;
 mod sim;
