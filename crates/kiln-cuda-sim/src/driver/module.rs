@@ -150,23 +150,33 @@ impl Sim {
     pub(crate) fn program<'m>(&self, module: &'m Module) -> Result<&'m Program, &'m ptx::PtxError> {
         let parse = || {
             let parsed = ptx::Module::parse(&module.text)?;
-            let globals = parsed.globals().iter().map(|global| self.place_global(module.device, global)).collect();
+            let mut globals = vec![];
+            for global in parsed.globals() {
+                match self.place_global(module.device, global) {
+                    Ok(start) => globals.push(start),
+                    Err(error) => {
+                        globals.into_iter().for_each(|start: u64| drop(self.state().space.remove(start)));
+                        return Err(error);
+                    }
+                }
+            }
             Ok(Program { module: parsed, globals })
         };
         module.program.get_or_init(parse).as_ref()
     }
 
-    /// Puts a variable of a module into device memory; gives its address, or 0 where the host has no room.
-    fn place_global(&self, device: usize, global: &ptx::Global) -> u64 {
+    /// Puts a variable of a module into device memory; gives its address.
+    fn place_global(&self, device: usize, global: &ptx::Global) -> Result<u64, ptx::PtxError> {
         let bytes = global.bytes.max(1);
-        let Ok(pages) = Mapping::new(bytes as usize) else { return 0 };
+        let no_room = |_| ptx::PtxError::NoRoom { bytes };
+        let pages = Mapping::new(bytes as usize).map_err(no_room)?;
         let start = pages.start();
         let length = global.init.len().min(bytes as usize);
         // SAFETY: the mapping is at least `length` bytes long and nobody else knows it yet.
         unsafe { std::ptr::copy_nonoverlapping(global.init.as_ptr(), start, length) };
         let owner = Owner::Variable(device);
         self.state().space.insert(Allocation { start: start as u64, bytes, charge: 0, owner, _pages: Some(pages) });
-        start as u64
+        Ok(start as u64)
     }
 
     /// Unloads a module with its functions and variables.

@@ -40,6 +40,12 @@ pub enum PtxError {
         /// What is wrong with the operand.
         what: String,
     },
+    /// The host has no room for the variables of a module.
+    #[error("no memory of the host for a variable of {bytes} bytes")]
+    NoRoom {
+        /// Bytes of the variable.
+        bytes: u64,
+    },
 }
 
 /// A state space of PTX.
