@@ -1,7 +1,7 @@
 //! Layers of kiln-layers beside burn's own and PyTorch's, one by one.
 //!
 //! `KILN_PYTHON=.venv/bin/python cargo bench --package benches --features criterion --bench layers`; with names of cases behind `--` only
-//! those. `KILN_DTYPE=bfloat16` for 16 bits. The three take turns, on two threads.
+//! those, and with `--rounds=3` fewer rounds than nine. `KILN_DTYPE=bfloat16` for 16 bits. The three take turns, on two threads.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -64,8 +64,8 @@ impl<T: Task> Trainer<T> {
     /// One step on `batch`. It is cut into micro-batches as planned, and tried again with less when memory runs out. The step is taken
     /// once, however often it was tried.
     ///
-    /// The order: hand the device what is held back; for each micro-batch seed it from (seed, step, index), forward, scale, backward, add in f32;
-    /// read loss and gradient norm, and make sure that every gradient was written; unscale, clip by global norm and update,
+    /// The order: hand the device what burn holds back; for each micro-batch seed it from (seed, step, index), forward, scale,
+    /// backward, add in f32; read loss and gradient norm, to which every gradient adds; unscale, clip by global norm and update,
     /// chunk after chunk of the parameters. Gradients that are not finite at a loss scale that can fall make a step that is
     /// skipped: only the position and the scale move.
     ///

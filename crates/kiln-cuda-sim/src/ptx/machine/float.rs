@@ -123,7 +123,7 @@ pub(crate) fn saturate(value: f32) -> f32 {
 }
 
 /// Flushes operands and result of `F`.
-struct Ftz<F>(PhantomData<F>);
+pub(super) struct Ftz<F>(PhantomData<F>);
 /// Clamps the result of `F`.
 struct Sat<F>(PhantomData<F>);
 

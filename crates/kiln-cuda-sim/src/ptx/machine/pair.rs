@@ -2,14 +2,12 @@
 
 use std::marker::PhantomData;
 
-use super::float::{flush, single};
+use super::float::{Ftz, single};
 use super::lanes::{Binary, Ternary, Three, Two, handler};
 use super::state::Handler;
 
 /// Both halves of 64 bits.
 struct Pair<F>(PhantomData<F>);
-/// The same with subnormal inputs and results as zero (`.ftz`).
-struct Flushed<F>(PhantomData<F>);
 
 fn halves(pair: u64) -> [f32; 2] {
     [f32::from_bits(pair as u32), f32::from_bits((pair >> 32) as u32)]
@@ -42,38 +40,17 @@ impl<F: Ternary<A = f32, B = f32, C = f32, D = f32>> Ternary for Pair<F> {
     }
 }
 
-impl<F: Binary<A = f32, B = f32, D = f32>> Binary for Flushed<F> {
-    type A = f32;
-    type B = f32;
-    type D = f32;
-    #[inline(always)]
-    fn lane(a: f32, b: f32) -> f32 {
-        flush(F::lane(flush(a), flush(b)))
-    }
-}
-
-impl<F: Ternary<A = f32, B = f32, C = f32, D = f32>> Ternary for Flushed<F> {
-    type A = f32;
-    type B = f32;
-    type C = f32;
-    type D = f32;
-    #[inline(always)]
-    fn lane(a: f32, b: f32, c: f32) -> f32 {
-        flush(F::lane(flush(a), flush(b), flush(c)))
-    }
-}
-
 /// Handler of `name` on pairs.
 pub(crate) fn arithmetic(name: &str, form: &str) -> Option<Handler> {
     Some(match (name, form) {
         ("add", "") => handler::<Two<Pair<single::Add>>>(),
-        ("add", ".ftz") => handler::<Two<Pair<Flushed<single::Add>>>>(),
+        ("add", ".ftz") => handler::<Two<Pair<Ftz<single::Add>>>>(),
         ("sub", "") => handler::<Two<Pair<single::Sub>>>(),
-        ("sub", ".ftz") => handler::<Two<Pair<Flushed<single::Sub>>>>(),
+        ("sub", ".ftz") => handler::<Two<Pair<Ftz<single::Sub>>>>(),
         ("mul", "") => handler::<Two<Pair<single::Mul>>>(),
-        ("mul", ".ftz") => handler::<Two<Pair<Flushed<single::Mul>>>>(),
+        ("mul", ".ftz") => handler::<Two<Pair<Ftz<single::Mul>>>>(),
         ("fma", "") => handler::<Three<Pair<single::Fma>>>(),
-        ("fma", ".ftz") => handler::<Three<Pair<Flushed<single::Fma>>>>(),
+        ("fma", ".ftz") => handler::<Three<Pair<Ftz<single::Fma>>>>(),
         _ => return None,
     })
 }
@@ -89,7 +66,7 @@ mod tests {
         assert_eq!(halves(Pair::<single::Mul>::lane(a, b)), [0.375, -16.0]);
         assert_eq!(halves(Pair::<single::Fma>::lane(a, b, joined([1.0, 1.0]))), [1.375, -15.0]);
         let tiny = f32::from_bits(3);
-        assert_eq!(halves(Pair::<Flushed<single::Add>>::lane(joined([tiny, 1.0]), joined([0.0, tiny]))), [0.0, 1.0]);
+        assert_eq!(halves(Pair::<Ftz<single::Add>>::lane(joined([tiny, 1.0]), joined([0.0, tiny]))), [0.0, 1.0]);
         assert!(arithmetic("div", "").is_none());
     }
 }
