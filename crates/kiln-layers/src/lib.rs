@@ -8,7 +8,8 @@
 //! - [`layer_norm`], [`rms_norm`], [`group_norm`], [`instance_norm`], [`gelu`], [`gelu_tanh`], [`silu`], [`relu`], [`softmax`]: each keeps
 //!   its input or its output, never both. [`swiglu`] keeps its inputs, and [`dropout`] nothing.
 //! - [`batch_norm`], [`batch_norm_relu`], [`batch_norm_add_relu`]: on burn's own [`BatchNorm`](burn::nn::BatchNorm); no copy in f32, and
-//!   no tensor between norm, residual and ReLU. [`batch_norm_leaky_relu`] keeps nothing but its output. [`batch_norm_relu_conv2d`]
+//!   no tensor between norm, residual and ReLU. [`batch_norm_activated`] takes other activations, such as
+//!   [`NormActivation::Relu6`]. [`batch_norm_leaky_relu`] keeps nothing but its output. [`batch_norm_relu_conv2d`]
 //!   keeps no input of the convolution, [`conv2d_batch_norm`] and [`conv2d_batch_norm_relu`] no output of it, [`residual_end`] neither.
 //! - [`add_relu`] keeps its output alone, [`max_pool2d`] one byte for each value of its output.
 //! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
@@ -70,7 +71,9 @@ pub use add_relu::add_relu;
 pub use attention::{
     AttentionOptions, DropoutSeed, Mask, MultiHeadAttention, MultiHeadAttentionConfig, attention, self_attention,
 };
-pub use batch_norm::{batch_norm, batch_norm_add_relu, batch_norm_leaky_relu, batch_norm_relu};
+pub use batch_norm::{
+    NormActivation, batch_norm, batch_norm_activated, batch_norm_add_relu, batch_norm_leaky_relu, batch_norm_relu,
+};
 pub use check::takes;
 pub use conv2d::conv2d;
 pub use dropout::dropout;
@@ -80,7 +83,10 @@ pub use linear::{activation_linear, linear, norm_linear};
 pub use linear_cross_entropy::{LinearCrossEntropy, Reduction};
 pub use max_pool::max_pool2d;
 pub use norm::{Norm, layer_norm, rms_norm};
-pub use norm_conv2d::{batch_norm_relu_conv2d, conv2d_batch_norm, conv2d_batch_norm_relu, residual_end};
+pub use norm_conv2d::{
+    batch_norm_activated_conv2d, batch_norm_relu_conv2d, conv2d_batch_norm, conv2d_batch_norm_activated,
+    conv2d_batch_norm_relu, residual_end,
+};
 pub use optimizer::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
 pub use projected_attention::norm_self_attention;
 pub use rotary::{RotaryOptions, RotaryPairs, rotary};

@@ -7,8 +7,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use crate::cpu::stored::owned;
-use crate::cpu::stored::{Stored, by_dtype};
+use crate::cpu::stored::{Stored, by_dtype, owned, zeros};
 use crate::simd::simd;
 
 /// Values of a piece, and pieces of a task at least.
@@ -40,7 +39,7 @@ pub(super) fn forward(a: FlexTensor, b: &FlexTensor) -> FlexTensor {
             return changed::<E>(a, &b, add_in_place);
         }
         let a = a.to_contiguous();
-        let mut y = FlexTensor::zeros(a.shape(), a.dtype());
+        let mut y = zeros(a.shape(), a.dtype());
         let pieces = a.storage::<E>().par_chunks(PIECE).zip(b.storage::<E>().par_chunks(PIECE));
         y.storage_mut::<E>().par_chunks_mut(PIECE).zip(pieces).with_min_len(PIECES).for_each_init(
             || [(); 3].map(|()| vec![]),

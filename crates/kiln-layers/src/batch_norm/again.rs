@@ -11,7 +11,8 @@ use super::blocks::Blocks;
 use super::channel::Channel;
 use super::flex::{change, channels};
 use super::pieces::{Line, normalise};
-use crate::cpu::stored::{Stored, by_dtype, to_f32};
+use super::settings::Bend;
+use crate::cpu::stored::{Stored, by_dtype, to_f32, zeros};
 
 /// `statistics`: of the pass. `parameters`: weight and bias.
 pub(super) fn output(
@@ -20,10 +21,10 @@ pub(super) fn output(
     parameters: [&FlexTensor; 2],
     activation: NormActivation,
 ) -> FlexTensor {
-    fn run<E: Stored>(x: &FlexTensor, channels: &[Channel], slope: f32) -> FlexTensor {
+    fn run<E: Stored>(x: &FlexTensor, channels: &[Channel], bend: Bend) -> FlexTensor {
         let (x, blocks) = (x.to_contiguous(), Blocks::of(x));
         let values = x.storage::<E>();
-        let mut y = FlexTensor::zeros(x.shape(), x.dtype());
+        let mut y = zeros(x.shape(), x.dtype());
         blocks.split(y.storage_mut::<E>()).into_par_iter().enumerate().for_each(|(block, mut column)| {
             let channels = &channels[blocks.channels(block)];
             let lanes = |of: fn(Channel) -> f32| blocks.lanes(block, channels.iter().map(|channel| of(*channel)));
@@ -31,7 +32,7 @@ pub(super) fn output(
             let line = Line { mean: &mean, scale: &scale, shift: &shift };
             change(&blocks, block, &mut column, |y, piece, buffers| {
                 y.copy_from_slice(&values[piece]);
-                E::changed(y, &mut buffers.changed, |y| normalise(y, line, slope));
+                E::changed(y, &mut buffers.changed, |y| normalise(y, line, bend));
             });
         });
         y
@@ -41,5 +42,5 @@ pub(super) fn output(
     }
     let [weight, bias] = parameters.map(to_f32);
     let channels = channels(statistics, &weight, &bias);
-    by_dtype!(x.dtype(), E => run::<E>(x, &channels, activation.slope()), else x.clone())
+    by_dtype!(x.dtype(), E => run::<E>(x, &channels, activation.bend()), else x.clone())
 }

@@ -7,7 +7,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
-use super::settings::{BatchNormOutput, BatchNormSaved};
+use super::settings::{BatchNormOutput, BatchNormSaved, RELU6};
 use super::{NormActivation, NormSettings};
 use crate::composed::{Wide, full, join};
 
@@ -27,14 +27,34 @@ fn line<B: Backend>(x: Wide<B>, [mean, deviation, weight, bias]: [Wide<B>; 4]) -
     (x - mean) * (deviation * weight) + bias
 }
 
-/// `values` where `signs` are positive (or NaN), elsewhere times what the activation multiplies by.
-fn activated<B: Backend>(values: Wide<B>, signs: Wide<B>, activation: NormActivation) -> Wide<B> {
-    match activation.slope() {
-        1.0 => values,
-        0.0 => values.fill(signs.not_positive(), 0.0),
-        slope => {
-            let positive = values.clone().fill(signs.not_positive(), 0.0);
+/// The activation of `values`.
+fn activated<B: Backend>(values: Wide<B>, activation: NormActivation) -> Wide<B> {
+    match activation {
+        NormActivation::None => values,
+        NormActivation::Relu => values.clone().fill(values.not_positive(), 0.0),
+        NormActivation::LeakyRelu { slope } => {
+            let positive = values.clone().fill(values.clone().not_positive(), 0.0);
             (values - positive.clone()) * slope + positive
+        }
+        NormActivation::Relu6 => {
+            let positive = values.clone().fill(values.not_positive(), 0.0);
+            positive.clone().fill((positive * -1.0 + RELU6).not_positive(), RELU6)
+        }
+    }
+}
+
+/// The gradient through the activation. `z`: its input or its output.
+fn through<B: Backend>(gradient: Wide<B>, z: Wide<B>, activation: NormActivation) -> Wide<B> {
+    match activation {
+        NormActivation::None => gradient,
+        NormActivation::Relu => gradient.fill(z.not_positive(), 0.0),
+        NormActivation::LeakyRelu { slope } => {
+            let positive = gradient.clone().fill(z.not_positive(), 0.0);
+            (gradient - positive.clone()) * slope + positive
+        }
+        NormActivation::Relu6 => {
+            let positive = gradient.fill(z.clone().not_positive(), 0.0);
+            positive.fill((z * -1.0 + RELU6).not_positive(), 0.0)
         }
     }
 }
@@ -75,7 +95,7 @@ pub(super) fn forward<B: Backend>(
         Some(residual) => y + Wide::<B>::of(&residual).reshape([samples, count, values]),
         None => y,
     };
-    let y = activated(y.clone(), y, settings.activation);
+    let y = activated(y, settings.activation);
     let row = |values: Wide<B>| values.reshape([1, count]);
     // The mean has a second part in the kernels of the CPU device.
     let rest = Wide::zeros(Shape::new([1, count]), &x.device());
@@ -103,7 +123,7 @@ pub(super) fn again<B: Backend>(
     let [mean, rest, deviation] = [0, 1, 2].map(|row| statistics.slice(&[row..row + 1]).reshape([1, count, 1]));
     let [weight, bias] = parameters.each_ref().map(channels::<B>);
     let y = line(Wide::<B>::of(&x).reshape([samples, count, values]), [mean + rest, deviation, weight, bias]);
-    B::float_reshape(activated(y.clone(), y, activation).narrow(dtype), shape)
+    B::float_reshape(activated(y, activation).narrow(dtype), shape)
 }
 
 /// The gradients of input, weight, bias and residual.
@@ -126,13 +146,13 @@ pub(super) fn backward<B: Backend>(
     let (weight, bias) = (channels::<B>(&saved.weight), channels::<B>(&saved.bias));
     let of_channels = [mean.clone(), deviation.clone(), weight.clone(), bias];
     let passed = || {
-        let signs = match (&saved.y, &saved.x) {
+        let z = match (&saved.y, &saved.x) {
             (Some(y), _) => planes(y),
             (None, Some(x)) => line(planes(x), of_channels.clone()),
             // Only where nothing follows the norm.
             (None, None) => planes(&gradient),
         };
-        activated(planes(&gradient), signs, saved.settings.activation)
+        through(planes(&gradient), z, saved.settings.activation)
     };
     let whole = |values: Wide<B>| B::float_reshape(values.narrow(dtype), shape.clone());
     let channel = |values: Wide<B>| values.reshape([count]).narrow(parameters);
@@ -168,12 +188,13 @@ mod tests {
 
     #[test]
     fn as_the_kernels() {
-        let activations = [NormActivation::None, NormActivation::Relu, NormActivation::LeakyRelu { slope: 0.1 }];
+        let leaky = NormActivation::LeakyRelu { slope: 0.1 };
+        let activations = [NormActivation::None, NormActivation::Relu, leaky, NormActivation::Relu6];
         for (dtype, weights) in [(DType::F16, DType::F32)].into_iter().chain(DTYPES.map(|dtype| (dtype, dtype))) {
             for (number, shape) in [[3, 5, 7, 11], [4, 3, 13, 1], [2, 8, 4, 4]].into_iter().enumerate() {
-                for variant in 0..12 {
-                    let activation = activations[variant % 3];
-                    let (added, momentum) = (variant % 2 == 1, (variant < 6).then_some(0.1));
+                for variant in 0..16 {
+                    let activation = activations[variant % 4];
+                    let (added, momentum) = (variant / 4 % 2 == 1, (variant < 8).then_some(0.1));
                     let settings = NormSettings { epsilon: 1e-5, momentum, activation };
                     let what = format!("{dtype:?} {shape:?} {settings:?} {added}");
                     let (x, gradient) = (numbers(shape, 1, 3.0, dtype), numbers(shape, 2, 1.0, dtype));

@@ -10,15 +10,15 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
 use rayon::prelude::*;
 
-use super::NormSettings;
 use super::blocks::Blocks;
 use super::channel::{Channel, ChannelGradient};
 use super::pieces::{
     Inverse, Line, add_by_input, add_by_output, add_moments, combine, mask, normalise, normalise_add, scale,
 };
 use super::settings::{BatchNormOutput, BatchNormSaved};
+use super::{NormActivation, NormSettings};
 use crate::cpu::stored::owned;
-use crate::cpu::stored::{Stored, by_dtype, from_f32, tensor, to_f32};
+use crate::cpu::stored::{Stored, by_dtype, from_f32, tensor, to_f32, zeros};
 
 /// Mean and biased variance of each channel of a block, whose values are those of `apart`, or else of `column`.
 fn moments<E: Stored>(blocks: &Blocks, block: usize, column: &[&mut [E]], apart: Option<&[E]>) -> Vec<[f64; 2]> {
@@ -100,11 +100,11 @@ pub(super) fn forward(
         let covers = x.is_contiguous() && x.bytes().len() == shape.num_elements() * size_of::<E>();
         let (mut y, x) = match covers && x.is_unique() {
             true => (x, None),
-            false => (FlexTensor::zeros(shape, dtype), Some(x.to_contiguous())),
+            false => (zeros(shape, dtype), Some(x.to_contiguous())),
         };
         let residual = residual.map(FlexTensor::to_contiguous);
         let (x, residual) = (x.as_ref().map(FlexTensor::storage::<E>), residual.as_ref().map(FlexTensor::storage::<E>));
-        let slope = settings.activation.slope();
+        let bend = settings.activation.bend();
         let columns = blocks.split(y.storage_mut::<E>()).into_par_iter().enumerate();
         let channels: Vec<Vec<_>> = columns
             .map(|(block, mut y)| {
@@ -129,8 +129,8 @@ pub(super) fn forward(
                     }
                     let residual = residual.map(|residual| E::widened(&residual[piece], &mut buffers.first));
                     E::changed(y, &mut buffers.changed, |y| match residual {
-                        None => normalise(y, line, slope),
-                        Some(residual) => normalise_add(y, residual, line, slope),
+                        None => normalise(y, line, bend),
+                        Some(residual) => normalise_add(y, residual, line, bend),
                     });
                 });
                 channels
@@ -177,8 +177,8 @@ pub(super) fn backward(
 ) -> [Option<FlexTensor>; 4] {
     let (weight, bias) = (to_f32(&saved.weight), to_f32(&saved.bias));
     if gradient.shape().num_elements() == 0 {
-        let zeros = |of: &FlexTensor| Some(FlexTensor::zeros(of.shape(), of.dtype()));
-        return [Some(gradient.clone()), zeros(&saved.weight), zeros(&saved.bias), Some(gradient)];
+        let none = |of: &FlexTensor| Some(zeros(of.shape(), of.dtype()));
+        return [Some(gradient.clone()), none(&saved.weight), none(&saved.bias), Some(gradient)];
     }
     let channels = channels(&saved.statistics, &weight, &bias);
     let (x, residual, gradients) = by_dtype!(gradient.dtype(), E => {
@@ -203,11 +203,11 @@ fn spread<E: Stored>(
     let blocks = Blocks::of(&gradient);
     let (x, y) = (saved.x.as_ref().map(FlexTensor::to_contiguous), saved.y.as_ref().map(FlexTensor::to_contiguous));
     let (x, y) = (x.as_ref().map(FlexTensor::storage::<E>), y.as_ref().map(FlexTensor::storage::<E>));
-    let slope = activation.slope();
+    let bend = activation.bend();
     let summed = wanted[1] || wanted[2] || (wanted[0] && momentum.is_some());
 
     let mut gradient = owned(gradient);
-    let mut apart = (wanted[0] && wanted[3]).then(|| FlexTensor::zeros(gradient.shape(), gradient.dtype()));
+    let mut apart = (wanted[0] && wanted[3]).then(|| zeros(gradient.shape(), gradient.dtype()));
     let columns_apart: Vec<_> = match &mut apart {
         Some(apart) => blocks.split(apart.storage_mut::<E>()).into_iter().map(Some).collect(),
         None => (0..blocks.blocks()).map(|_| None).collect(),
@@ -219,7 +219,7 @@ fn spread<E: Stored>(
             let lanes = |of: fn(Channel) -> f32| blocks.lanes(block, channels.iter().map(|channel| of(*channel)));
             let (factor, summand, inverse_slope) = match x {
                 Some(_) => (lanes(|_| 1.0), lanes(|each| -each.mean[0]), 1.0),
-                None => (lanes(|each| each.inverse()[0]), lanes(|each| each.inverse()[1]), 1.0 / slope),
+                None => (lanes(|each| each.inverse()[0]), lanes(|each| each.inverse()[1]), 1.0 / bend.slope),
             };
             let inverse = Inverse { factor: &factor, summand: &summand, slope: inverse_slope };
             let sums = match (x.or(y), y) {
@@ -227,23 +227,23 @@ fn spread<E: Stored>(
                     add_gradients(&blocks, block, &mut column, |gradient, [sums, products], piece, buffers| {
                         let kept = E::widened(&kept[piece.clone()], &mut buffers.first);
                         let y = E::widened(&y[piece], &mut buffers.second);
-                        add_by_output(gradient, sums, products, kept, y, inverse, slope);
+                        add_by_output(gradient, sums, products, kept, y, inverse, bend);
                     })
                 }
-                (Some(x), None) if summed || slope != 1.0 => {
+                (Some(x), None) if summed || activation != NormActivation::None => {
                     let (mean, scale, shift) =
                         (lanes(|each| each.mean[0]), lanes(Channel::scale), lanes(Channel::shift));
                     let line = Line { mean: &mean, scale: &scale, shift: &shift };
                     add_gradients(&blocks, block, &mut column, |gradient, [sums, products], piece, buffers| {
                         let x = E::widened(&x[piece], &mut buffers.first);
-                        add_by_input(gradient, sums, products, x, line, slope);
+                        add_by_input(gradient, sums, products, x, line, bend);
                     })
                 }
                 (_, y) => {
                     if let Some(y) = y {
                         change(&blocks, block, &mut column, |gradient, piece, buffers| {
                             let y = E::widened(&y[piece], &mut buffers.first);
-                            E::changed(gradient, &mut buffers.changed, |gradient| mask(gradient, y, slope));
+                            E::changed(gradient, &mut buffers.changed, |gradient| mask(gradient, y, bend));
                         });
                     }
                     vec![[0.0; 2]; channels.len()]

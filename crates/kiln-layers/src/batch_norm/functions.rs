@@ -60,14 +60,21 @@ pub fn batch_norm_relu<const D: usize>(norm: &BatchNorm, x: Tensor<D>) -> Result
 /// # Errors
 /// Those of [`batch_norm`], and [`Error::InvalidSetting`] for a slope that is not positive and finite.
 pub fn batch_norm_leaky_relu<const D: usize>(norm: &BatchNorm, x: Tensor<D>, slope: f64) -> Result<Tensor<D>, Error> {
-    match slope > 0.0 && slope.is_finite() && slope as f32 > 0.0 {
-        true => run(norm, x, None, NormActivation::LeakyRelu { slope: slope as f32 }),
-        false => Err(Error::InvalidSetting {
-            name: "the slope of leaky ReLU",
-            value: slope.to_string(),
-            expected: "a positive number",
-        }),
-    }
+    run(norm, x, None, NormActivation::LeakyRelu { slope: slope as f32 })
+}
+
+/// [`batch_norm`] and an activation in one operation, without the tensor between them.
+///
+/// Keeps what [`batch_norm_relu`] keeps, with leaky ReLU what [`batch_norm_leaky_relu`] keeps.
+///
+/// # Errors
+/// Those of [`batch_norm_leaky_relu`].
+pub fn batch_norm_activated<const D: usize>(
+    norm: &BatchNorm,
+    activation: NormActivation,
+    x: Tensor<D>,
+) -> Result<Tensor<D>, Error> {
+    run(norm, x, None, activation)
 }
 
 /// relu([`batch_norm`]`(norm, x) + residual)` in one operation: the end of a residual block.
@@ -162,6 +169,12 @@ impl<'a> Pass<'a> {
         device: &Device,
         activation: NormActivation,
     ) -> Result<Self, Error> {
+        if let NormActivation::LeakyRelu { slope } = activation
+            && !(slope > 0.0 && slope.is_finite())
+        {
+            let (name, value) = ("the slope of leaky ReLU", slope.to_string());
+            return Err(Error::InvalidSetting { name, value, expected: "a positive number" });
+        }
         let (weight, bias) = (norm.gamma.val(), norm.beta.val());
         supported("the weight", weight.dtype())?;
         same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;

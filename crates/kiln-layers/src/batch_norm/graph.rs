@@ -148,7 +148,7 @@ impl<B: BatchNormKernels> Prepared<B> {
         let BatchNormParameters { weight, bias, settings, .. } = norm.clone();
         let inverted = match settings.activation {
             NormActivation::LeakyRelu { slope } => B::batch_norm_invertible([&weight, &bias], slope, x.dtype()),
-            NormActivation::None | NormActivation::Relu => false,
+            NormActivation::None | NormActivation::Relu | NormActivation::Relu6 => false,
         };
         let signs = settings.activation != NormActivation::None && (residual.is_some() || inverted || !normalised);
         let kept = (normalised && !inverted).then(|| x.clone());

@@ -17,7 +17,8 @@ mod pieces;
 mod settings;
 
 pub(crate) use functions::Pass;
-pub use functions::{batch_norm, batch_norm_add_relu, batch_norm_leaky_relu, batch_norm_relu};
+pub use functions::{batch_norm, batch_norm_activated, batch_norm_add_relu, batch_norm_leaky_relu, batch_norm_relu};
 pub(crate) use graph::BatchNormKernels;
 pub(crate) use parameters::BatchNormParameters;
-pub(crate) use settings::{BatchNormOutput, BatchNormSaved, NormActivation, NormSettings};
+pub use settings::NormActivation;
+pub(crate) use settings::{BatchNormOutput, BatchNormSaved, NormSettings};

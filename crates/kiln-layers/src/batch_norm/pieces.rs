@@ -1,10 +1,27 @@
 //! The loops over pieces. Each value of a piece has its own factors, so that pieces may hold many channels.
 
+use super::settings::Bend;
 use crate::simd::simd;
 
-/// x, or its multiple where it is not positive. The sign of NaN does not matter: it stays NaN.
+impl Bend {
+    /// The activation. NaN stays NaN.
+    #[inline(always)]
+    fn value(self, x: f32) -> f32 {
+        let x = straight(x, x, self.slope);
+        if x > self.ceiling { self.ceiling } else { x }
+    }
+
+    /// The gradient through the activation of a value with the sign of `z`, which is the value or the activation's output.
+    #[inline(always)]
+    fn gradient(self, gradient: f32, z: f32) -> f32 {
+        let gradient = straight(gradient, z, self.slope);
+        if z >= self.ceiling { 0.0 } else { gradient }
+    }
+}
+
+/// x, or its multiple where the sign is not positive.
 #[inline(always)]
-fn bent(x: f32, sign: f32, slope: f32) -> f32 {
+fn straight(x: f32, sign: f32, slope: f32) -> f32 {
     // Zero times infinity would not be zero.
     let low = if slope == 0.0 { 0.0 } else { slope * x };
     if sign <= 0.0 { low } else { x }
@@ -32,21 +49,21 @@ pub(super) struct Line<'a> {
 
 simd! {
     /// The norm and the activation.
-    pub(super) fn normalise(values: &mut [f32], line: Line<'_>, slope: f32) {
+    pub(super) fn normalise(values: &mut [f32], line: Line<'_>, bend: Bend) {
         for (((value, mean), scale), shift) in values.iter_mut().zip(line.mean).zip(line.scale).zip(line.shift) {
             let z = scale.mul_add(*value - mean, *shift);
-            *value = bent(z, z, slope);
+            *value = bend.value(z);
         }
     }
 }
 
 simd! {
     /// The norm plus the residual, and the activation.
-    pub(super) fn normalise_add(values: &mut [f32], residual: &[f32], line: Line<'_>, slope: f32) {
+    pub(super) fn normalise_add(values: &mut [f32], residual: &[f32], line: Line<'_>, bend: Bend) {
         let lines = line.mean.iter().zip(line.scale).zip(line.shift);
         for ((value, residual), ((mean, scale), shift)) in values.iter_mut().zip(residual).zip(lines) {
             let z = scale.mul_add(*value - mean, *shift) + residual;
-            *value = bent(z, z, slope);
+            *value = bend.value(z);
         }
     }
 }
@@ -55,13 +72,13 @@ simd! {
     /// Takes the gradient through the activation, whose sign is computed from x as in the forward pass, and adds it and its product with
     /// x - mean.
     pub(super) fn add_by_input(
-        gradient: &mut [f32], sums: &mut [f32], products: &mut [f32], x: &[f32], line: Line<'_>, slope: f32
+        gradient: &mut [f32], sums: &mut [f32], products: &mut [f32], x: &[f32], line: Line<'_>, bend: Bend
     ) {
         let lines = line.mean.iter().zip(line.scale).zip(line.shift);
         let sums = sums.iter_mut().zip(products);
         for (((gradient, (sum, product)), x), ((mean, scale), shift)) in gradient.iter_mut().zip(sums).zip(x).zip(lines) {
             let centred = x - mean;
-            *gradient = bent(*gradient, scale.mul_add(centred, *shift), slope);
+            *gradient = bend.gradient(*gradient, scale.mul_add(centred, *shift));
             *sum += *gradient;
             *product = gradient.mul_add(centred, *product);
         }
@@ -80,15 +97,15 @@ pub(super) struct Inverse<'a> {
 simd! {
     /// As `add_by_input`, with the sign of the output y.
     pub(super) fn add_by_output(
-        gradient: &mut [f32], sums: &mut [f32], products: &mut [f32], kept: &[f32], y: &[f32], inverse: Inverse<'_>, slope: f32
+        gradient: &mut [f32], sums: &mut [f32], products: &mut [f32], kept: &[f32], y: &[f32], inverse: Inverse<'_>, bend: Bend
     ) {
         let lines = inverse.factor.iter().zip(inverse.summand);
         let sums = sums.iter_mut().zip(products);
         for ((((gradient, (sum, product)), kept), y), (factor, summand)) in
             gradient.iter_mut().zip(sums).zip(kept).zip(y).zip(lines)
         {
-            let centred = factor.mul_add(bent(*kept, *kept, inverse.slope), *summand);
-            *gradient = bent(*gradient, *y, slope);
+            let centred = factor.mul_add(straight(*kept, *kept, inverse.slope), *summand);
+            *gradient = bend.gradient(*gradient, *y);
             *sum += *gradient;
             *product = gradient.mul_add(centred, *product);
         }
@@ -97,8 +114,8 @@ simd! {
 
 simd! {
     /// Takes the gradient through the activation.
-    pub(super) fn mask(gradient: &mut [f32], y: &[f32], slope: f32) {
-        gradient.iter_mut().zip(y).for_each(|(gradient, y)| *gradient = bent(*gradient, *y, slope));
+    pub(super) fn mask(gradient: &mut [f32], y: &[f32], bend: Bend) {
+        gradient.iter_mut().zip(y).for_each(|(gradient, y)| *gradient = bend.gradient(*gradient, *y));
     }
 }
 
@@ -107,7 +124,7 @@ simd! {
     pub(super) fn combine(gradient: &mut [f32], kept: &[f32], inverse: Inverse<'_>, slope: &[f32], product: &[f32], constant: &[f32]) {
         let lines = inverse.factor.iter().zip(inverse.summand).zip(slope).zip(product).zip(constant);
         for ((gradient, kept), ((((factor, summand), slope), product), constant)) in gradient.iter_mut().zip(kept).zip(lines) {
-            let centred = factor.mul_add(bent(*kept, *kept, inverse.slope), *summand);
+            let centred = factor.mul_add(straight(*kept, *kept, inverse.slope), *summand);
             *gradient = slope.mul_add(*gradient, product.mul_add(centred, *constant));
         }
     }

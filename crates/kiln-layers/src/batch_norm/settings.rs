@@ -1,27 +1,42 @@
 //! What a pass of batch norm is given, makes, and keeps.
 
-/// What follows a norm in the same operation.
+/// What follows a batch norm in the same operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum NormActivation {
+#[non_exhaustive]
+pub enum NormActivation {
     /// Nothing.
     None,
     /// max(x, 0).
     Relu,
     /// x, and x times the slope where it is negative.
     LeakyRelu {
-        /// Positive.
+        /// Positive and finite.
         slope: f32,
     },
+    /// min(max(x, 0), 6), as in MobileNetV2. The gradient at exactly 0 and 6 is 0.
+    Relu6,
+}
+
+/// Where ReLU6 ends.
+pub(super) const RELU6: f32 = 6.0;
+
+/// An activation in three pieces: values that are not positive are multiplied by a slope, and those above a ceiling are cut off.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Bend {
+    pub(super) slope: f32,
+    /// NaN for none: no value is above it.
+    pub(super) ceiling: f32,
 }
 
 impl NormActivation {
-    /// What values that are not positive are multiplied by.
-    pub(super) fn slope(self) -> f32 {
-        match self {
-            Self::None => 1.0,
-            Self::Relu => 0.0,
-            Self::LeakyRelu { slope } => slope,
-        }
+    pub(super) fn bend(self) -> Bend {
+        let (slope, ceiling) = match self {
+            Self::None => (1.0, f32::NAN),
+            Self::Relu => (0.0, f32::NAN),
+            Self::LeakyRelu { slope } => (slope, f32::NAN),
+            Self::Relu6 => (0.0, RELU6),
+        };
+        Bend { slope, ceiling }
     }
 }
 

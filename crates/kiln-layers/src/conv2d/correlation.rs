@@ -27,6 +27,16 @@ pub(super) struct Correlation {
     pub(super) width: Side,
 }
 
+/// The kernels of a weight, and how far apart they lie in it.
+#[derive(Clone, Copy)]
+pub(super) struct Kernels<'a> {
+    pub(super) values: &'a [f32],
+    /// Height and width.
+    pub(super) size: [usize; 2],
+    /// From one group, target channel and source channel to the next.
+    pub(super) distances: [usize; 3],
+}
+
 /// Target pixels that have the same taps.
 struct Pass {
     /// First row and column.
@@ -145,8 +155,8 @@ impl Correlation {
         }
     }
 
-    /// `weight`: the factor of (group, target, source, tap of height, tap of width).
-    fn passes(&self, weight: &(impl Fn(usize, usize, usize, [usize; 2]) -> f32 + Sync)) -> Vec<Pass> {
+    fn passes(&self, kernels: Kernels<'_>) -> Vec<Pass> {
+        let Kernels { values, size: [high, wide], distances } = kernels;
         let block = self.block();
         let blocks = self.targets.div_ceil(block);
         let classes =
@@ -154,19 +164,20 @@ impl Correlation {
         let pass = |(down, right): (&Class, &Class)| {
             let taps: Vec<[Tap; 2]> =
                 down.taps.iter().flat_map(|down| right.taps.iter().map(|right| [*down, *right])).collect();
+            let places: Vec<usize> = taps.iter().map(|[down, right]| down.index * wide + right.index).collect();
             let terms = self.sources * taps.len();
             let mut weights = vec![0.0f32; self.groups * blocks * terms * block];
             if !weights.is_empty() {
                 weights.par_chunks_exact_mut(terms * block).enumerate().for_each(|(index, weights)| {
                     let (group, target) = (index / blocks, index % blocks * block);
                     let rows = block.min(self.targets - target);
-                    let mut factors = weights.chunks_exact_mut(block);
-                    for source in 0..self.sources {
-                        for (taps, factors) in taps.iter().zip(&mut factors) {
-                            let taps = taps.map(|tap| tap.index);
-                            for (row, to) in factors[..rows].iter_mut().enumerate() {
-                                *to = weight(group, target + row, source, taps);
-                            }
+                    for (source, factors) in weights.chunks_exact_mut(places.len() * block).enumerate() {
+                        for row in 0..rows {
+                            let at = [group, target + row, source];
+                            let first: usize = at.iter().zip(distances).map(|(index, distance)| index * distance).sum();
+                            let kernel = &values[first..first + high * wide];
+                            let factors = factors[row..].iter_mut().step_by(block);
+                            factors.zip(&places).for_each(|(to, place)| *to = kernel[*place]);
                         }
                     }
                 });
@@ -199,16 +210,11 @@ impl Correlation {
         Portions { images, rows, sources: (CACHED / (plane * together).max(1)).max(1) * together }
     }
 
-    /// The target images, which begin as the bias of their channel, or 0. `weight`: see [`passes`](Self::passes).
-    pub(super) fn run<E: Stored>(
-        &self,
-        values: &[E],
-        weight: &(impl Fn(usize, usize, usize, [usize; 2]) -> f32 + Sync),
-        bias: &[f32],
-    ) -> Vec<E> {
+    /// The target images, which begin as the bias of their channel, or 0.
+    pub(super) fn run<E: Stored>(&self, values: &[E], kernels: Kernels<'_>, bias: &[f32]) -> Vec<E> {
         let channels = self.groups * self.targets;
         let mut target = vec![E::zeroed(); self.images * channels * self.image()];
-        let passes = self.passes(weight);
+        let passes = self.passes(kernels);
         // Without a pass all taps of the target lie in the padding.
         if target.is_empty() || passes.is_empty() {
             return target;

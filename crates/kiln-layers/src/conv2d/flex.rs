@@ -20,7 +20,7 @@ use burn::tensor::Shape;
 use rayon::prelude::*;
 
 use super::Geometry;
-use super::correlation::Correlation;
+use super::correlation::{Correlation, Kernels};
 use super::plan::{Copies, Movement, Side};
 use super::weight::{Sizes, depthwise_gradient};
 use crate::cpu::stored::{Stored, by_dtype, from_f32, tensor, to_f32};
@@ -80,11 +80,11 @@ pub(super) fn forward(x: &FlexTensor, weight: &FlexTensor, bias: &FlexTensor, ge
         let sizes = sizes(&x.shape(), &weight.shape(), geometry);
         let (x, weight, mut wide) = (x.to_contiguous(), weight.to_contiguous(), vec![]);
         let weight = E::widened(weight.storage::<E>(), &mut wide);
-        let Sizes { inputs, outputs, kernel: [high, wide], output: [height, width], .. } = sizes;
-        let at = |group, output, input, [down, right]: [usize; 2]| {
-            weight[(((group * outputs + output) * inputs + input) * high + down) * wide + right]
-        };
-        let y = of_input(&sizes, geometry).run(x.storage::<E>(), &at, bias);
+        let Sizes { inputs, outputs, kernel: size, output: [height, width], .. } = sizes;
+        let kernel = size[0] * size[1];
+        let distances = [outputs * inputs * kernel, inputs * kernel, kernel];
+        let kernels = Kernels { values: weight, size, distances };
+        let y = of_input(&sizes, geometry).run(x.storage::<E>(), kernels, bias);
         tensor(y, Shape::new([sizes.images, geometry.groups * outputs, height, width]))
     }
     let bias = to_f32(bias);
@@ -102,11 +102,11 @@ pub(super) fn input_gradient(
         let sizes = sizes(&shape, &weight.shape(), geometry);
         let (gradient, weight, mut wide) = (gradient.to_contiguous(), weight.to_contiguous(), vec![]);
         let weight = E::widened(weight.storage::<E>(), &mut wide);
-        let Sizes { inputs, outputs, kernel: [high, wide], .. } = sizes;
-        let at = |group, input, output, [down, right]: [usize; 2]| {
-            weight[(((group * outputs + output) * inputs + input) * high + down) * wide + right]
-        };
-        tensor(of_gradient(&sizes, geometry).run(gradient.storage::<E>(), &at, &[]), shape)
+        let Sizes { inputs, outputs, kernel: size, .. } = sizes;
+        let kernel = size[0] * size[1];
+        let distances = [outputs * inputs * kernel, kernel, inputs * kernel];
+        let kernels = Kernels { values: weight, size, distances };
+        tensor(of_gradient(&sizes, geometry).run(gradient.storage::<E>(), kernels, &[]), shape)
     }
     by_dtype!(gradient.dtype(), E => run::<E>(weight, gradient, shape, geometry), else gradient.clone())
 }

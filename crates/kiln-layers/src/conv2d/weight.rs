@@ -93,8 +93,9 @@ pub(super) fn weight_gradient<E: Stored>(sizes: &Sizes, geometry: Geometry, x: &
             for sums in &sums {
                 let sums = &sums[job.row(channel) * job.columns..][..job.columns];
                 for run in &job.runs {
-                    for (lane, sum) in sums[run.column..][..run.lanes].iter().enumerate() {
-                        out[lane % sizes.inputs * taps + run.tap + lane / sizes.inputs] += sum;
+                    for (tap, sums) in sums[run.column..][..run.lanes].chunks_exact(sizes.inputs).enumerate() {
+                        let out = out[run.tap + tap..].iter_mut().step_by(taps);
+                        out.zip(sums).for_each(|(out, sum)| *out += sum);
                     }
                 }
             }

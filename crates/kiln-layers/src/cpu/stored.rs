@@ -126,6 +126,12 @@ pub(crate) fn tensor<E: Stored>(values: Vec<E>, shape: Shape) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), E::dtype())
 }
 
+/// A tensor of zeros, in memory that is taken as zeros. burn's own is written twice, and needs its size twice for a moment.
+pub(crate) fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
+    let count = shape.num_elements();
+    by_dtype!(dtype, E => tensor(bytemuck::zeroed_vec::<E>(count), shape), else FlexTensor::zeros(shape, dtype))
+}
+
 /// A tensor to write in, in row-major order: the tensor itself if nobody else holds it and it has all of its memory, else a copy made by
 /// all threads.
 pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
@@ -137,7 +143,7 @@ pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
     if covers(&contiguous) && contiguous.is_unique() {
         return contiguous;
     }
-    let mut copy = FlexTensor::zeros(shape.clone(), dtype);
+    let mut copy = zeros(shape.clone(), dtype);
     by_dtype!(dtype, E => {
         let values = &contiguous.storage::<E>()[contiguous.layout().start_offset()..];
         let chunks = copy.storage_mut::<E>().par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));

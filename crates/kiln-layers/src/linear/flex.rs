@@ -17,7 +17,7 @@ use super::Prologue;
 use super::prologue::{Rows, Statistics};
 use super::values::{widened, written};
 use super::weight::Weight;
-use crate::cpu::stored::{from_f32, owned, tensor, to_f32};
+use crate::cpu::stored::{from_f32, owned, tensor, to_f32, zeros};
 
 /// Rows of a chunk.
 const ROWS: usize = 256;
@@ -56,7 +56,7 @@ pub(super) fn forward(
     let mut shape = x.shape();
     let last = shape.num_dims() - 1;
     shape[last] = outputs;
-    let mut y = FlexTensor::zeros(shape, x.dtype());
+    let mut y = zeros(shape, x.dtype());
     let mut statistics = vec![0.0f32; rows.statistics(count)];
     let (mut result, mut wide_y, mut wide_weight) = (vec![], vec![], vec![]);
     for chunk in chunks(count, &x, prologue) {
@@ -131,7 +131,7 @@ pub(super) fn input_gradient(
     prologue: Prologue,
 ) -> [FlexTensor; 3] {
     let plain = prologue == Prologue::None;
-    let mut dx = if plain { FlexTensor::zeros(x.shape(), x.dtype()) } else { owned(x) };
+    let mut dx = if plain { zeros(x.shape(), x.dtype()) } else { owned(x) };
     let (gradient, statistics, weight) = (gradient.to_contiguous(), to_f32(statistics), Weight::new(weight));
     let (rows, (count, width), outputs) = (Rows::new(prologue, norm_weight, norm_bias), sizes(&dx), weight.outputs());
     let mut sums = vec![0.0f32; 2 * norm_weight.shape()[0]];

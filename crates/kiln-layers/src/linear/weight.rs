@@ -8,6 +8,7 @@ use burn::tensor::DType;
 
 use super::values::widened;
 use crate::cpu::gemm::{Matrix, Output, Threads, multiply};
+use crate::cpu::stored::zeros;
 
 /// Rows of a 16-bit weight that are widened at a time.
 const BLOCK: usize = 256;
@@ -35,7 +36,7 @@ impl Weight {
 
     /// Zeros that lie as this weight does.
     pub(super) fn zeros_like(&self) -> Self {
-        Self { stored: FlexTensor::zeros(self.stored.shape(), self.stored.dtype()), by_rows: self.by_rows }
+        Self { stored: zeros(self.stored.shape(), self.stored.dtype()), by_rows: self.by_rows }
     }
 
     /// The matrix `[inputs, outputs]`.

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use super::settings::with_planes;
 use super::settings::{POSITIONS, Windows};
-use crate::cpu::stored::{Stored, by_dtype};
+use crate::cpu::stored::{Stored, by_dtype, zeros};
 use crate::simd::simd;
 
 /// The position of a window that lies in the padding alone.
@@ -24,7 +24,7 @@ const TASK: usize = 32 * 1024;
 pub(super) fn forward(x: &FlexTensor, windows: Windows, positions: bool) -> (FlexTensor, Option<FlexTensor>) {
     fn run<E: Stored>(x: &FlexTensor, windows: Windows, wanted: bool) -> (FlexTensor, Option<FlexTensor>) {
         let shape = with_planes(&x.shape(), windows.output);
-        let mut y = FlexTensor::zeros(shape.clone(), x.dtype());
+        let mut y = zeros(shape.clone(), x.dtype());
         let mut positions = vec![0u8; if wanted { shape.num_elements() } else { 0 }];
         let (size, size_in) = (windows.output[0] * windows.output[1], windows.input[0] * windows.input[1]);
         if shape.num_elements() > 0 {
@@ -149,7 +149,7 @@ simd! {
 /// The gradient of the input. Windows overlap within a plane only; a plane's values are added in the order of the output.
 pub(super) fn backward(positions: &FlexTensor, gradient: &FlexTensor, windows: Windows) -> FlexTensor {
     fn run<E: Stored>(positions: &FlexTensor, gradient: &FlexTensor, windows: Windows) -> FlexTensor {
-        let mut dx = FlexTensor::zeros(with_planes(&gradient.shape(), windows.input), gradient.dtype());
+        let mut dx = zeros(with_planes(&gradient.shape(), windows.input), gradient.dtype());
         let (size, size_in) = (windows.output[0] * windows.output[1], windows.input[0] * windows.input[1]);
         if size > 0 && dx.shape().num_elements() > 0 {
             let (positions, gradient) = (positions.to_contiguous(), gradient.to_contiguous());

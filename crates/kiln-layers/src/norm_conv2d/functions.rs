@@ -19,9 +19,23 @@ use crate::error::Error;
 /// # Errors
 /// Those of [`batch_norm_relu`](crate::batch_norm_relu) and [`conv2d`](crate::conv2d).
 pub fn batch_norm_relu_conv2d(norm: &BatchNorm, conv: &Conv2d, x: Tensor<4>) -> Result<Tensor<4>, Error> {
+    batch_norm_activated_conv2d(norm, NormActivation::Relu, conv, x)
+}
+
+/// [`conv2d`](crate::conv2d)`(conv, `[`batch_norm_activated`](crate::batch_norm_activated)`(norm, activation, x))` in one operation, with the
+/// same bits; see [`batch_norm_relu_conv2d`].
+///
+/// # Errors
+/// Those of [`batch_norm_activated`](crate::batch_norm_activated) and [`conv2d`](crate::conv2d).
+pub fn batch_norm_activated_conv2d(
+    norm: &BatchNorm,
+    activation: NormActivation,
+    conv: &Conv2d,
+    x: Tensor<4>,
+) -> Result<Tensor<4>, Error> {
     // The convolution's input has shape, dtype and device of the norm's.
     let convolution = convolution(conv, &x)?;
-    let pass = Pass::of(norm, &x, NormActivation::Relu)?;
+    let pass = Pass::of(norm, &x, activation)?;
     let (y, mean, variance) = Dispatch::norm_conv2d_layer(x.into_dispatch(), pass.parameters, convolution);
     pass.updates.apply(mean, variance);
     Ok(Tensor::from_dispatch(y))
@@ -36,7 +50,7 @@ pub fn batch_norm_relu_conv2d(norm: &BatchNorm, conv: &Conv2d, x: Tensor<4>) -> 
 /// # Errors
 /// Those of [`batch_norm`](crate::batch_norm) and [`conv2d`](crate::conv2d).
 pub fn conv2d_batch_norm(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>) -> Result<Tensor<4>, Error> {
-    conv2d_norm(conv, norm, x, NormActivation::None)
+    conv2d_batch_norm_activated(conv, norm, NormActivation::None, x)
 }
 
 /// [`batch_norm_relu`](crate::batch_norm_relu)`(norm, `[`conv2d`](crate::conv2d)`(conv, x))` in one operation, with the same bits; see
@@ -45,10 +59,20 @@ pub fn conv2d_batch_norm(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>) -> Resul
 /// # Errors
 /// Those of [`conv2d_batch_norm`].
 pub fn conv2d_batch_norm_relu(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>) -> Result<Tensor<4>, Error> {
-    conv2d_norm(conv, norm, x, NormActivation::Relu)
+    conv2d_batch_norm_activated(conv, norm, NormActivation::Relu, x)
 }
 
-fn conv2d_norm(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>, activation: NormActivation) -> Result<Tensor<4>, Error> {
+/// [`batch_norm_activated`](crate::batch_norm_activated)`(norm, activation, `[`conv2d`](crate::conv2d)`(conv, x))` in one operation, with the
+/// same bits; see [`conv2d_batch_norm`].
+///
+/// # Errors
+/// Those of [`batch_norm_activated`](crate::batch_norm_activated) and [`conv2d`](crate::conv2d).
+pub fn conv2d_batch_norm_activated(
+    conv: &Conv2d,
+    norm: &BatchNorm,
+    activation: NormActivation,
+    x: Tensor<4>,
+) -> Result<Tensor<4>, Error> {
     let convolution = convolution(conv, &x)?;
     let device = result_device(x.device(), [conv.weight.val().device()]);
     let pass = after(&convolution, norm, &x, &device, activation)?;

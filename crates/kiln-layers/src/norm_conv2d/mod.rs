@@ -6,4 +6,7 @@ mod graph;
 mod kernels;
 mod residual_end;
 
-pub use functions::{batch_norm_relu_conv2d, conv2d_batch_norm, conv2d_batch_norm_relu, residual_end};
+pub use functions::{
+    batch_norm_activated_conv2d, batch_norm_relu_conv2d, conv2d_batch_norm, conv2d_batch_norm_activated,
+    conv2d_batch_norm_relu, residual_end,
+};

@@ -6,7 +6,10 @@ use burn::module::{Param, RunningState};
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::activation::{leaky_relu, relu};
 use burn::tensor::{DType, Device, Tensor};
-use kiln_layers::{Error, batch_norm, batch_norm_add_relu, batch_norm_leaky_relu, batch_norm_relu};
+use kiln_layers::{
+    Error, NormActivation, batch_norm, batch_norm_activated, batch_norm_add_relu, batch_norm_leaky_relu,
+    batch_norm_relu,
+};
 
 use crate::compare::{distance, numbers, tensor, tolerance, values};
 
@@ -14,13 +17,18 @@ const SLOPE: f64 = 0.1;
 
 /// What is computed: name, ours, burn's. The second tensor is the residual.
 type Layer = fn(&BatchNorm, Tensor<4>, Tensor<4>) -> Tensor<4>;
-const ALL: [(&str, Layer, Layer); 4] = [
+const ALL: [(&str, Layer, Layer); 5] = [
     ("none", |norm, x, _| batch_norm(norm, x).unwrap(), |norm, x, _| norm.forward(x)),
     ("relu", |norm, x, _| batch_norm_relu(norm, x).unwrap(), |norm, x, _| relu(norm.forward(x))),
     (
         "leaky",
         |norm, x, _| batch_norm_leaky_relu(norm, x, SLOPE).unwrap(),
         |norm, x, _| leaky_relu(norm.forward(x), SLOPE),
+    ),
+    (
+        "relu6",
+        |norm, x, _| batch_norm_activated(norm, NormActivation::Relu6, x).unwrap(),
+        |norm, x, _| relu(norm.forward(x)).clamp_max(6.0),
     ),
     (
         "add relu",

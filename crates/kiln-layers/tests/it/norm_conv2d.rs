@@ -4,9 +4,11 @@ use burn::module::Param;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
 use burn::tensor::{DType, Device, Tensor};
+use kiln_layers::NormActivation::Relu6;
 use kiln_layers::{
-    batch_norm, batch_norm_add_relu, batch_norm_relu, batch_norm_relu_conv2d, conv2d, conv2d_batch_norm,
-    conv2d_batch_norm_relu, residual_end,
+    batch_norm, batch_norm_activated, batch_norm_activated_conv2d, batch_norm_add_relu, batch_norm_relu,
+    batch_norm_relu_conv2d, conv2d, conv2d_batch_norm, conv2d_batch_norm_activated, conv2d_batch_norm_relu,
+    residual_end,
 };
 
 use crate::compare::{tensor, values};
@@ -63,6 +65,12 @@ fn one_operation_has_the_bits_of_two() {
             let modules = || modules(dtype, stride, bias, &device);
             let one = all(&modules(), dtype, |norm, conv, x| batch_norm_relu_conv2d(norm, conv, x).unwrap());
             let two = all(&modules(), dtype, |norm, conv, x| conv2d(conv, batch_norm_relu(norm, x).unwrap()).unwrap());
+            assert_eq!(one, two, "{dtype:?} {stride}");
+            let one =
+                all(&modules(), dtype, |norm, conv, x| batch_norm_activated_conv2d(norm, Relu6, conv, x).unwrap());
+            let two = all(&modules(), dtype, |norm, conv, x| {
+                conv2d(conv, batch_norm_activated(norm, Relu6, x).unwrap()).unwrap()
+            });
             assert_eq!(one, two, "{dtype:?} {stride}");
             for frozen in [true, false] {
                 let modules = || {
@@ -202,6 +210,9 @@ fn a_norm_after_a_convolution_has_the_bits_of_both() {
             assert_eq!(one, run(|conv, norm, x| batch_norm(norm, conv2d(conv, x).unwrap()).unwrap()), "{what}");
             let one = run(|conv, norm, x| conv2d_batch_norm_relu(conv, norm, x).unwrap());
             assert_eq!(one, run(|conv, norm, x| batch_norm_relu(norm, conv2d(conv, x).unwrap()).unwrap()), "{what}");
+            let one = run(|conv, norm, x| conv2d_batch_norm_activated(conv, norm, Relu6, x).unwrap());
+            let two = run(|conv, norm, x| batch_norm_activated(norm, Relu6, conv2d(conv, x).unwrap()).unwrap());
+            assert_eq!(one, two, "{what}");
         }
     }
 }

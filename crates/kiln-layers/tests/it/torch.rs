@@ -11,9 +11,9 @@ use burn::nn::{
 };
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_layers::{
-    AttentionOptions, LinearCrossEntropy, Mask, Reduction, attention, batch_norm, batch_norm_add_relu,
-    batch_norm_leaky_relu, batch_norm_relu, conv2d, gelu, gelu_tanh, group_norm, instance_norm, layer_norm, max_pool2d,
-    rms_norm, silu, softmax, swiglu,
+    AttentionOptions, LinearCrossEntropy, Mask, NormActivation, Reduction, attention, batch_norm, batch_norm_activated,
+    batch_norm_add_relu, batch_norm_leaky_relu, batch_norm_relu, conv2d, gelu, gelu_tanh, group_norm, instance_norm,
+    layer_norm, max_pool2d, rms_norm, silu, softmax, swiglu,
 };
 use safetensors::SafeTensors;
 
@@ -113,6 +113,9 @@ fn layers(dtype: DType) {
     check!(case("batch_norm"), |x: 4, weight: 1, bias: 1| -> 4 batch_norm(&norm_2d(weight, bias), x).unwrap());
     check!(case("batch_norm_relu"), |x: 4, weight: 1, bias: 1| -> 4 {
         batch_norm_relu(&norm_2d(weight, bias), x).unwrap()
+    });
+    check!(case("batch_norm_relu6"), |x: 4, weight: 1, bias: 1| -> 4 {
+        batch_norm_activated(&norm_2d(weight, bias), NormActivation::Relu6, x).unwrap()
     });
     check!(case("batch_norm_leaky_relu"), |x: 4, weight: 1, bias: 1| -> 4 {
         batch_norm_leaky_relu(&norm_2d(weight, bias), x, 0.1).unwrap()
