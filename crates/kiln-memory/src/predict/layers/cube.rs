@@ -1,5 +1,6 @@
-//! Tensors that exist for a moment on CubeCL devices, by the formulas in the `composed.rs` of each operation of kiln-layers: without
-//! fusion, each step of a composition makes a tensor in f32.
+//! Tensors that exist for a moment on CubeCL devices, by the formulas in the `composed.rs` of each operation of kiln-layers: where burn
+//! does not join steps of a composition into one kernel, each makes a tensor in f32. The numbers are bounds, measured with CUDA's software
+//! driver (docs/cuda.md).
 
 use super::operation::Operation;
 use super::work::Attention;
@@ -24,15 +25,17 @@ pub(super) fn attention(attention: &Attention) -> u64 {
     of_block(attention, 2, 4)
 }
 
-pub(super) fn attention_backward(attention: &Attention) -> u64 {
-    of_block(attention, 3, 8)
+/// In f32 the scores' gradient is joined with what is made of it. `half`: 16 bits are read.
+pub(super) fn attention_backward(attention: &Attention, half: bool) -> u64 {
+    let (scores, rows) = if half { (3, 8) } else { (2, 7) };
+    of_block(attention, scores, rows)
 }
 
-/// Two tensors of a chunk's logits and of its rows, 16-bit weights in f32, and the part of their gradient that a chunk adds.
+/// A chunk's logits and four tensors of its rows, 16-bit weights in f32, and the part of their gradient that a chunk adds.
 pub(super) fn loss(operation: &Operation<'_>) -> u64 {
     const LOGITS: u64 = 128 << 20;
     let (rows, width, classes) = (operation.dim(0, 0).max(1), operation.dim(0, 1), operation.dim(1, 1));
     let chunk = (LOGITS / (4 * classes).max(1)).clamp(1, rows);
     let weights = u64::from(operation.reads_half(1)) + u64::from(chunk < rows && operation.out_elements(2) > 0);
-    8 * chunk * (classes + width) + wide(operation, 1, weights)
+    4 * chunk * (classes + 4 * width) + wide(operation, 1, weights)
 }

@@ -128,7 +128,7 @@ static RULES: &[Rule] = &[
         id: "kiln::attention_backward",
         any_order: &[0, 1, 3],
         flex: |op, memory| flex::attention_backward(&work::Attention::packed(op), op, memory),
-        cube: |op| cube::attention_backward(&work::Attention::packed(op)),
+        cube: |op| cube::attention_backward(&work::Attention::packed(op), op.reads_half(0)),
         multiply_adds: |op| 5.0 * work::Attention::packed(op).product(),
         ..PLAIN
     },
@@ -145,7 +145,7 @@ static RULES: &[Rule] = &[
         id: "kiln::grouped_attention_backward",
         any_order: &[0, 1, 2, 3, 5],
         flex: |op, memory| flex::attention_backward(&work::Attention::grouped(op), op, memory),
-        cube: |op| cube::attention_backward(&work::Attention::grouped(op)),
+        cube: |op| cube::attention_backward(&work::Attention::grouped(op), op.reads_half(0)),
         multiply_adds: |op| 5.0 * work::Attention::grouped(op).product(),
         ..PLAIN
     },
