@@ -1,9 +1,15 @@
-//! Reference models for burn: ResNet image classifiers and a GPT-2-style decoder.
+//! Reference models for burn: image classifiers and a GPT-2-style decoder.
+//!
+//! - [`ResNet`], the residual networks of 18 to 101 layers.
+//! - [`MobileNetV2`] and [`ShuffleNetV2`], networks of few parameters and multiply-adds.
+//! - [`Vit`], the vision transformer, in DeiT's sizes.
+//! - [`Classifier`], any of these by name.
+//! - [`Gpt`], the decoder.
 //!
 //! Each model is an ordinary burn module. Besides `forward` it exposes its **blocks as a chain**, so that a caller can run
-//! them one by one: [`ResNet`] as `blocks` and `head`, [`Gpt`] as `embed`, `blocks` and `head`. It reads and writes
-//! **safetensors under the names of the reference implementations**: torchvision for [`ResNet`], Hugging Face transformers
-//! for [`Gpt`].
+//! them one by one: classifiers as `blocks` and `head`, [`Gpt`] as `embed`, `blocks` and `head`. It reads and writes
+//! **safetensors under the names of the reference implementations**: torchvision for convolutional networks, timm for [`Vit`],
+//! Hugging Face transformers for [`Gpt`].
 //!
 //! *Architecture invariant*: this crate depends on burn and knows nothing of training, data, or checkpointing; a block does not
 //! know how it is run.
@@ -33,15 +39,24 @@
 //! # Ok::<(), kiln_models::Error>(())
 //! ```
 
+mod classifier;
+mod conv_norm;
 mod error;
 mod gpt;
 mod lean;
+mod mobilenet_v2;
 mod norms;
 mod resnet;
 mod safetensors;
+mod shufflenet_v2;
 mod sizes;
+mod vit;
 
+pub use classifier::{Classifier, ClassifierBlock, ClassifierConfig};
 pub use error::Error;
 pub use gpt::{Gpt, GptBlock, GptConfig};
+pub use mobilenet_v2::{ConvRelu6, InvertedResidual, MobileNetV2, MobileNetV2Block, MobileNetV2Config};
 pub use resnet::{ResNet, ResNetBlock, ResNetConfig, ResidualBlock, Stem, StemLayers};
 pub use safetensors::SafetensorsModel;
+pub use shufflenet_v2::{ConvRelu, ShuffleBlock, ShuffleNetV2, ShuffleNetV2Block, ShuffleNetV2Config};
+pub use vit::{Patches, Vit, VitBlock, VitConfig, VitEncoder};

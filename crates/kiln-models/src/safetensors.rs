@@ -7,17 +7,20 @@ use burn::store::{BurnToPyTorchAdapter, KeyRemapper, ModuleSnapshot, PyTorchToBu
 
 use crate::Error;
 use crate::gpt::Gpt;
+use crate::mobilenet_v2::MobileNetV2;
 use crate::resnet::ResNet;
+use crate::shufflenet_v2::ShuffleNetV2;
+use crate::vit::Vit;
 
 /// A model that is read from and written to safetensors files under the names and layouts of its reference implementation.
 ///
-/// Files of a [`ResNet`] load into torchvision's `resnet18`, `resnet34`, `resnet50` and `resnet101`, files of a [`Gpt`] into
-/// transformers' `GPT2LMHeadModel`, and the other way round.
+/// Files of a [`ResNet`], a [`MobileNetV2`] and a [`ShuffleNetV2`] load into torchvision's models of these names, files of a [`Vit`] into
+/// timm's, files of a [`Gpt`] into transformers' `GPT2LMHeadModel`, and the other way round.
 pub trait SafetensorsModel: Module + Sized {
     #[doc(hidden)]
-    fn reading(store: SafetensorsStore) -> SafetensorsStore;
+    fn reading(&self, store: SafetensorsStore) -> SafetensorsStore;
     #[doc(hidden)]
-    fn writing(store: SafetensorsStore) -> SafetensorsStore;
+    fn writing(&self, store: SafetensorsStore) -> SafetensorsStore;
 
     /// The model with all parameters and buffers read from `path`. Tensors of the file that the model does not have (torch's
     /// `num_batches_tracked`, a stored causal mask) are ignored.
@@ -30,7 +33,7 @@ pub trait SafetensorsModel: Module + Sized {
         if !path.is_file() {
             return Err(fail("no such file".into()));
         }
-        let mut store = Self::reading(SafetensorsStore::from_file(path)).allow_partial(true).validate(false);
+        let mut store = self.reading(SafetensorsStore::from_file(path)).allow_partial(true).validate(false);
         let result = self.load_from(&mut store).map_err(|e| fail(one_line(&e)))?;
         if let Some(error) = result.errors.first() {
             return Err(fail(format!("not a checkpoint of this model: {}", one_line(error))));
@@ -54,7 +57,7 @@ pub trait SafetensorsModel: Module + Sized {
         let store = SafetensorsStore::from_file(path).clear_metadata().metadata("format", "pt").overwrite(true);
         // `valid` folds the running statistics of all threads into the value that is saved.
         self.valid()
-            .save_into(&mut Self::writing(store))
+            .save_into(&mut self.writing(store))
             .map_err(|e| Error::Save { path: path.to_owned(), reason: one_line(&e) })
     }
 }
@@ -68,14 +71,42 @@ fn remap(patterns: &[(&str, &str)]) -> KeyRemapper {
     KeyRemapper::from_patterns(patterns.to_vec()).unwrap_or_default()
 }
 
+/// Between paths of layers here and in the reference's files, given as pairs in this order.
+fn renamed(names: &[(String, String)], from: fn(&(String, String)) -> [&str; 2]) -> KeyRemapper {
+    let pattern = |pair| {
+        let [old, new] = from(pair);
+        (format!(r"^{}(\.|$)", old.replace('.', r"\.")), format!("{new}$1"))
+    };
+    KeyRemapper::from_patterns(names.iter().map(pattern).collect()).unwrap_or_default()
+}
+
+/// For a model that lists the names of its layers.
+macro_rules! by_names {
+    ($($model:ty),+) => {$(
+        impl SafetensorsModel for $model {
+            fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {
+                let remapper = renamed(&self.names(), |(ours, theirs)| [theirs, ours]);
+                store.remap(remapper).with_from_adapter(PyTorchToBurnAdapter)
+            }
+
+            fn writing(&self, store: SafetensorsStore) -> SafetensorsStore {
+                let remapper = renamed(&self.names(), |(ours, theirs)| [ours, theirs]);
+                store.with_to_adapter(BurnToPyTorchAdapter).remap(remapper)
+            }
+        }
+    )+};
+}
+
+by_names!(MobileNetV2, ShuffleNetV2, Vit);
+
 impl SafetensorsModel for ResNet {
-    fn reading(store: SafetensorsStore) -> SafetensorsStore {
+    fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {
         store
             .remap(remap(&[(r"\.downsample\.0\.", ".downsample.conv."), (r"\.downsample\.1\.", ".downsample.norm.")]))
             .with_from_adapter(PyTorchToBurnAdapter)
     }
 
-    fn writing(store: SafetensorsStore) -> SafetensorsStore {
+    fn writing(&self, store: SafetensorsStore) -> SafetensorsStore {
         store
             .with_to_adapter(BurnToPyTorchAdapter)
             .remap(remap(&[(r"\.downsample\.conv\.", ".downsample.0."), (r"\.downsample\.norm\.", ".downsample.1.")]))
@@ -85,7 +116,7 @@ impl SafetensorsModel for ResNet {
 // Hugging Face stores GPT-2's linear weights as [in, out] ("Conv1D"), which is burn's own layout: only the names of the layer
 // norms differ. Files from the hub have no prefix.
 impl SafetensorsModel for Gpt {
-    fn reading(store: SafetensorsStore) -> SafetensorsStore {
+    fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {
         store.remap(remap(&[
             (r"^transformer\.", ""),
             (r"(ln_1|ln_2|ln_f)\.weight$", "$1.gamma"),
@@ -93,7 +124,7 @@ impl SafetensorsModel for Gpt {
         ]))
     }
 
-    fn writing(store: SafetensorsStore) -> SafetensorsStore {
+    fn writing(&self, store: SafetensorsStore) -> SafetensorsStore {
         store.remap(remap(&[(r"\.gamma$", ".weight"), (r"\.beta$", ".bias"), (r"^", "transformer.")]))
     }
 }

@@ -23,3 +23,11 @@ pub(crate) fn addressable(field: &'static str, value: usize, shape: &[usize]) ->
         }),
     }
 }
+
+/// Refuses images without pixels. A convolution or pool that is padded rounds sizes up, so that a single pixel is enough.
+pub(crate) fn some_pixels([height, width]: [usize; 2]) -> Result<(), Error> {
+    match [("image height", height), ("image width", width)].into_iter().find(|(_, value)| *value == 0) {
+        Some((size, value)) => Err(Error::InvalidInput { size, value, expected: "at least 1 pixel".into() }),
+        None => Ok(()),
+    }
+}

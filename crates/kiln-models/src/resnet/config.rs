@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::sizes::{addressable, positive};
+use crate::sizes::{addressable, positive, some_pixels};
 
 /// The layers between the image and the first residual block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,6 +134,16 @@ impl ResNetConfig {
         }
     }
 
+    /// The name of its depth, one of [`NAMES`](Self::NAMES).
+    pub fn name(&self) -> &'static str {
+        match self.depth {
+            Depth::D18 => "resnet18",
+            Depth::D34 => "resnet34",
+            Depth::D50 => "resnet50",
+            Depth::D101 => "resnet101",
+        }
+    }
+
     /// The same with another [`Stem`].
     pub fn with_stem(mut self, stem: Stem) -> Self {
         self.stem = stem;
@@ -169,11 +179,8 @@ impl ResNetConfig {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] for a height or width of 0.
-    pub fn check_input(&self, [height, width]: [usize; 2]) -> Result<(), Error> {
-        match [("image height", height), ("image width", width)].into_iter().find(|(_, value)| *value == 0) {
-            Some((size, value)) => Err(Error::InvalidInput { size, value, expected: "at least 1 pixel".into() }),
-            None => Ok(()),
-        }
+    pub fn check_input(&self, size: [usize; 2]) -> Result<(), Error> {
+        some_pixels(size)
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {

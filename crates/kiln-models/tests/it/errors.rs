@@ -1,7 +1,9 @@
 //! Configurations without a model, and files that are not of the model, are refused with one clear line.
 
 use burn::tensor::{Device, Distribution, Int, Tensor};
-use kiln_models::{Error, GptConfig, ResNetConfig, SafetensorsModel, Stem};
+use kiln_models::{
+    Error, GptConfig, MobileNetV2Config, ResNetConfig, SafetensorsModel, ShuffleNetV2Config, Stem, VitConfig,
+};
 
 fn reference(file: &str) -> std::path::PathBuf {
     std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/reference").join(file)
@@ -104,6 +106,15 @@ fn sizes_of_the_full_models() {
     assert_eq!(full(ResNetConfig::resnet34(1000)), 21_797_672 + 17_024);
     assert_eq!(full(ResNetConfig::resnet50(1000)), 25_557_032 + 53_120);
     assert_eq!(full(ResNetConfig::resnet101(1000)), 44_549_160 + 105_344);
+    let mobile = |width| MobileNetV2Config::new(1000).with_width(width).init(&device).unwrap().num_params();
+    assert_eq!([mobile(0.35), mobile(1.0)], [1_677_128 + 14_080, 3_504_872 + 34_112]);
+    assert_eq!(mobile(1.4), 6_108_776 + 47_936);
+    let shuffle = |name: &str| ShuffleNetV2Config::named(name, 1000).unwrap().init(&device).unwrap().num_params();
+    let sizes = ["x0_5", "x1_0", "x1_5", "x2_0"].map(|size| shuffle(&format!("shufflenet_v2_{size}")));
+    assert_eq!(sizes, [1_366_792 + 7_952, 2_278_604 + 16_180, 3_503_624 + 23_440, 7_393_996 + 33_716]);
+    // timm 1.0.31: vit_tiny_patch16_224 and so on
+    let vit = |name| VitConfig::named(name, 1000).unwrap().init(&device).unwrap().num_params();
+    assert_eq!(["vit_tiny", "vit_small", "vit_base"].map(vit), [5_717_416, 22_050_664, 86_567_656]);
     // transformers 5.23: GPT2LMHeadModel(GPT2Config()).num_parameters()
     assert_eq!(GptConfig::gpt2(50257, 1024).init(&device).unwrap().num_params(), 124_439_808);
     assert_eq!(GptConfig::gpt2_medium(50257, 1024).init(&device).unwrap().num_params(), 354_823_168);

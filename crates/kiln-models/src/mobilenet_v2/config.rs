@@ -1,0 +1,141 @@
+//! Width and sizes of a MobileNetV2.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::resnet::Stem;
+use crate::sizes::{addressable, positive, some_pixels};
+
+/// A group of inverted residuals (Sandler et al. 2018, table 2).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Group {
+    pub(super) expansion: usize,
+    /// At width 1.
+    pub(super) channels: usize,
+    pub(super) blocks: usize,
+    /// Of the first block.
+    pub(super) stride: usize,
+}
+
+pub(super) const GROUPS: [Group; 7] = [
+    Group { expansion: 1, channels: 16, blocks: 1, stride: 1 },
+    Group { expansion: 6, channels: 24, blocks: 2, stride: 2 },
+    Group { expansion: 6, channels: 32, blocks: 3, stride: 2 },
+    Group { expansion: 6, channels: 64, blocks: 4, stride: 2 },
+    Group { expansion: 6, channels: 96, blocks: 3, stride: 1 },
+    Group { expansion: 6, channels: 160, blocks: 3, stride: 2 },
+    Group { expansion: 6, channels: 320, blocks: 1, stride: 1 },
+];
+
+/// The configuration of a [`MobileNetV2`](crate::MobileNetV2).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MobileNetV2Config {
+    /// Number of classes, at least 1.
+    pub classes: usize,
+    /// Channels of the input images; 3 by default.
+    #[serde(default = "three")]
+    pub channels: usize,
+    /// What the paper's numbers of channels are multiplied by, then rounded to multiples of 8; 1 by default.
+    #[serde(default = "one")]
+    pub width: f64,
+    /// The first convolution has a stride of 2 for [`Stem::ImageNet`], which is the default. For [`Stem::Cifar`] it has a stride of 1, as
+    /// has the first group of a larger stride.
+    #[serde(default)]
+    pub stem: Stem,
+    /// Whether the blocks are made of kiln-layers' operations, which keep less for the backward pass; of burn's own otherwise. True by
+    /// default.
+    #[serde(default = "yes")]
+    pub lean: bool,
+}
+
+fn three() -> usize {
+    3
+}
+fn one() -> f64 {
+    1.0
+}
+fn yes() -> bool {
+    true
+}
+
+impl MobileNetV2Config {
+    /// MobileNetV2 of width 1: 3.5 million parameters at 1000 classes.
+    pub fn new(classes: usize) -> Self {
+        Self { classes, channels: three(), width: one(), stem: Stem::ImageNet, lean: yes() }
+    }
+
+    /// The same with `width` times the channels.
+    pub fn with_width(mut self, width: f64) -> Self {
+        self.width = width;
+        self
+    }
+
+    /// The same with another [`Stem`].
+    pub fn with_stem(mut self, stem: Stem) -> Self {
+        self.stem = stem;
+        self
+    }
+
+    /// The same for images of `channels` channels.
+    pub fn with_channels(mut self, channels: usize) -> Self {
+        self.channels = channels;
+        self
+    }
+
+    /// The same on kiln-layers' operations (true) or burn's own (false).
+    pub fn with_lean(mut self, lean: bool) -> Self {
+        self.lean = lean;
+        self
+    }
+
+    /// Checks that images of `[height, width]` pixels can be read. A single pixel is enough.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for a height or width of 0.
+    pub fn check_input(&self, size: [usize; 2]) -> Result<(), Error> {
+        some_pixels(size)
+    }
+
+    /// `channels` at width 1, at this width.
+    pub(super) fn scaled(&self, channels: usize) -> usize {
+        divisible(channels as f64 * self.width)
+    }
+
+    /// Channels that the classifier reads: they do not shrink with the width.
+    pub(super) fn features(&self) -> usize {
+        divisible(1280.0 * self.width.max(1.0))
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let Self { classes, channels, width, .. } = *self;
+        positive([("classes", classes), ("channels", channels)])?;
+        if !(width > 0.0 && width <= 64.0) {
+            let expected = "a number above 0, at most 64".into();
+            return Err(Error::InvalidConfig { field: "width", value: width.to_string(), expected });
+        }
+        addressable("channels", channels, &[3, 3, channels, self.scaled(32)])?;
+        addressable("classes", classes, &[self.features(), classes])
+    }
+}
+
+/// The nearest multiple of 8, at least 8, and not more than a tenth below (torchvision's `_make_divisible`).
+pub(crate) fn divisible(channels: f64) -> usize {
+    let nearest = ((channels + 4.0) / 8.0).floor().max(1.0) * 8.0;
+    (if nearest < 0.9 * channels { nearest + 8.0 } else { nearest }) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::divisible;
+
+    #[test]
+    fn numbers_of_channels_are_torchvisions() {
+        // [torchvision.models._utils._make_divisible(c, 8) for c in ..]
+        let expected =
+            [(1.0, 8), (11.9, 16), (12.0, 16), (16.0, 16), (22.4, 24), (24.0, 24), (33.6, 32), (44.8, 48), (67.2, 64)];
+        for (channels, divided) in expected {
+            assert_eq!(divisible(channels), divided, "{channels}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The blocks of a vision transformer as a chain: patches, then encoder blocks.
+// B batch, T tokens, D width
+
+use burn::module::{Module, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::activation::{gelu, softmax};
+use burn::tensor::{DType, Device, Tensor};
+use kiln_layers::{Activation, Mask, activation_linear, conv2d, linear, norm_linear, norm_self_attention};
+
+use super::config::VitConfig;
+use crate::lean::{output, usable};
+use crate::norms::layer_norm;
+
+/// timm's, smaller than torch's default.
+const EPSILON: f64 = 1e-6;
+
+/// One block of a [`Vit`](crate::Vit) as a chain: each reads the output of the one before it. Tokens are `[B, 1, T, D]`, so that all
+/// blocks take and give tensors of four dimensions.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
+pub enum VitBlock {
+    /// From images to tokens, in the dtype of the weights.
+    Patches(Patches),
+    /// From tokens to tokens.
+    Encoder(VitEncoder),
+}
+
+/// Cuts images into patches. One token is made of each patch, and one more stands for the whole image.
+#[derive(Module, Debug)]
+pub struct Patches {
+    pub(super) proj: Conv2d,
+    pub(super) cls_token: Param<Tensor<3>>,
+    pub(super) pos_embed: Param<Tensor<3>>,
+    pub(super) lean: bool,
+}
+
+/// One pre-norm block: self-attention, then a feed-forward layer, each added to its input.
+#[derive(Module, Debug)]
+pub struct VitEncoder {
+    norm1: LayerNorm,
+    attn: Attention,
+    norm2: LayerNorm,
+    mlp: Mlp,
+    lean: bool,
+}
+
+#[derive(Module, Debug)]
+struct Attention {
+    qkv: Linear,
+    proj: Linear,
+    heads: usize,
+}
+
+#[derive(Module, Debug)]
+struct Mlp {
+    fc1: Linear,
+    fc2: Linear,
+}
+
+/// N(0, 0.02). timm cuts it off at 100 deviations.
+pub(super) fn narrow() -> Initializer {
+    Initializer::Normal { mean: 0.0, std: 0.02 }
+}
+
+/// A linear layer with a bias of zeros.
+pub(super) fn projection(from: usize, to: usize, device: &Device) -> Linear {
+    let mut layer = LinearConfig::new(from, to).with_initializer(narrow()).init(device);
+    layer.bias = Some(Initializer::Zeros.init([to], device));
+    layer
+}
+
+pub(super) fn norm(width: usize, device: &Device) -> LayerNorm {
+    LayerNormConfig::new(width).with_epsilon(EPSILON).init(device)
+}
+
+impl VitBlock {
+    /// Images `[B, C, H, W]` to tokens `[B, 1, T, D]`, or tokens to tokens.
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        match self {
+            Self::Patches(patches) => patches.forward(x),
+            Self::Encoder(encoder) => encoder.forward(x.squeeze_dim::<3>(1)).unsqueeze_dim(1),
+        }
+    }
+}
+
+impl Patches {
+    pub(super) fn new(config: &VitConfig, device: &Device) -> Self {
+        let VitConfig { patch, channels, lean, .. } = *config;
+        let width = config.width;
+        let proj = Conv2dConfig::new([channels, width], [patch, patch]).with_stride([patch, patch]);
+        Self {
+            proj: proj.init(device),
+            cls_token: Initializer::Normal { mean: 0.0, std: 1e-6 }.init([1, 1, width], device),
+            pos_embed: narrow().init([1, config.tokens(), width], device),
+            lean,
+        }
+    }
+
+    fn forward(&self, images_bchw: Tensor<4>) -> Tensor<4> {
+        let images_bchw = images_bchw.cast(self.proj.weight.val().dtype());
+        let patches = match usable(self.lean, &images_bchw) {
+            true => output(conv2d(&self.proj, images_bchw)),
+            false => self.proj.forward(images_bchw),
+        };
+        let [b, d, _, _] = patches.dims();
+        let dtype = patches.dtype();
+        let patches_btd = patches.flatten::<3>(2, 3).swap_dims(1, 2);
+        let class = self.cls_token.val().cast(dtype).expand([b, 1, d]);
+        let tokens = Tensor::cat(vec![class, patches_btd], 1) + self.pos_embed.val().cast(dtype);
+        tokens.unsqueeze_dim(1)
+    }
+}
+
+impl VitEncoder {
+    pub(super) fn new(config: &VitConfig, device: &Device) -> Self {
+        let width = config.width;
+        Self {
+            norm1: norm(width, device),
+            attn: Attention {
+                qkv: projection(width, 3 * width, device),
+                proj: projection(width, width, device),
+                heads: config.heads,
+            },
+            norm2: norm(width, device),
+            mlp: Mlp { fc1: projection(width, 4 * width, device), fc2: projection(4 * width, width, device) },
+            lean: config.lean,
+        }
+    }
+
+    /// `[B, T, D]` to `[B, T, D]`.
+    pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        match usable(self.lean, &x_btd) {
+            true => self.lean(x_btd),
+            false => self.stock(x_btd),
+        }
+    }
+
+    /// Keeps the inputs of the two halves, the output of attention, and the input of GELU.
+    fn lean(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let Attention { qkv, proj, heads } = &self.attn;
+        let attended = output(norm_self_attention(&self.norm1, qkv, x_btd.clone(), *heads, Mask::None));
+        let x_btd = x_btd + output(linear(proj, attended));
+        let hidden = output(norm_linear(&self.norm2, &self.mlp.fc1, x_btd.clone()));
+        x_btd + output(activation_linear(Activation::Gelu, &self.mlp.fc2, hidden))
+    }
+
+    fn stock(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let attended = self.attn.stock(layer_norm(&self.norm1, x_btd.clone()));
+        let x_btd = x_btd + attended;
+        let hidden = self.mlp.fc1.forward(layer_norm(&self.norm2, x_btd.clone()));
+        x_btd + self.mlp.fc2.forward(gelu(hidden))
+    }
+}
+
+impl Attention {
+    fn stock(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let ([b, t, d], dtype) = (x_btd.dims(), x_btd.dtype());
+        let qkv = self.qkv.forward(x_btd);
+        let part = |i: usize| -> Tensor<4> {
+            qkv.clone().narrow(2, i * d, d).reshape([b, t, self.heads, d / self.heads]).swap_dims(1, 2)
+        };
+        // Division first: the product alone could exceed the range of f16. The softmax is in f32, as under torch's autocast.
+        let scores = (part(0) / ((d / self.heads) as f64).sqrt()).matmul(part(1).transpose()).cast(DType::F32);
+        let y = softmax(scores, 3).cast(dtype).matmul(part(2));
+        self.proj.forward(y.swap_dims(1, 2).reshape([b, t, d]))
+    }
+}

@@ -1,0 +1,154 @@
+//! Sizes of a vision transformer.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::sizes::{addressable, positive};
+
+/// The configuration of a [`Vit`](crate::Vit).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VitConfig {
+    /// Values of a token.
+    pub width: usize,
+    /// Attention heads, which divide the width.
+    pub heads: usize,
+    /// Number of classes, at least 1.
+    pub classes: usize,
+    /// Channels of the input images; 3 by default.
+    #[serde(default = "three")]
+    pub channels: usize,
+    /// Height and width of the input images, a multiple of [`patch`](Self::patch); 224 by default. The positions that are learned depend
+    /// on it.
+    #[serde(default = "two_hundred_twenty_four")]
+    pub image: usize,
+    /// Height and width of a patch; 16 by default.
+    #[serde(default = "sixteen")]
+    pub patch: usize,
+    /// Number of encoder blocks; 12 by default.
+    #[serde(default = "twelve")]
+    pub blocks: usize,
+    /// Whether the blocks are made of kiln-layers' operations, which keep less for the backward pass; of burn's own otherwise. True by
+    /// default.
+    #[serde(default = "yes")]
+    pub lean: bool,
+}
+
+fn three() -> usize {
+    3
+}
+fn twelve() -> usize {
+    12
+}
+fn sixteen() -> usize {
+    16
+}
+fn two_hundred_twenty_four() -> usize {
+    224
+}
+fn yes() -> bool {
+    true
+}
+
+impl VitConfig {
+    /// The names that [`named`](Self::named) accepts.
+    pub const NAMES: &'static str = "vit_tiny, vit_small, vit_base";
+
+    /// The configuration called `name`, one of [`NAMES`](Self::NAMES): 5.7, 22 and 87 million parameters at 1000 classes, as timm's models
+    /// `vit_tiny_patch16_224` to `vit_base_patch16_224` and `deit_tiny_patch16_224` to `deit_base_patch16_224` (Touvron et al. 2020, table
+    /// 1).
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`].
+    pub fn named(name: &str, classes: usize) -> Result<Self, Error> {
+        let heads = match name {
+            "vit_tiny" => 3,
+            "vit_small" => 6,
+            "vit_base" => 12,
+            _ => return Err(Error::UnknownModel { name: name.to_owned(), expected: Self::NAMES }),
+        };
+        let (channels, image, patch, blocks) = (three(), two_hundred_twenty_four(), sixteen(), twelve());
+        Ok(Self { width: 64 * heads, heads, classes, channels, image, patch, blocks, lean: yes() })
+    }
+
+    /// The name of this width, `vit` if it has none.
+    pub fn name(&self) -> &'static str {
+        match (self.width, self.heads) {
+            (192, 3) => "vit_tiny",
+            (384, 6) => "vit_small",
+            (768, 12) => "vit_base",
+            _ => "vit",
+        }
+    }
+
+    /// The same with tokens of `width` values in `heads` attention heads.
+    pub fn with_width(mut self, width: usize, heads: usize) -> Self {
+        (self.width, self.heads) = (width, heads);
+        self
+    }
+
+    /// The same for square images of `image` pixels a side.
+    pub fn with_image(mut self, image: usize) -> Self {
+        self.image = image;
+        self
+    }
+
+    /// The same with square patches of `patch` pixels a side.
+    pub fn with_patch(mut self, patch: usize) -> Self {
+        self.patch = patch;
+        self
+    }
+
+    /// The same with another number of blocks.
+    pub fn with_blocks(mut self, blocks: usize) -> Self {
+        self.blocks = blocks;
+        self
+    }
+
+    /// The same for images of `channels` channels.
+    pub fn with_channels(mut self, channels: usize) -> Self {
+        self.channels = channels;
+        self
+    }
+
+    /// The same on kiln-layers' operations (true) or burn's own (false).
+    pub fn with_lean(mut self, lean: bool) -> Self {
+        self.lean = lean;
+        self
+    }
+
+    /// One for each patch, and one for the image.
+    pub(super) fn tokens(&self) -> usize {
+        (self.image / self.patch).pow(2) + 1
+    }
+
+    /// Checks that images of `[height, width]` pixels can be read.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for another size than [`image`](Self::image).
+    pub fn check_input(&self, [height, width]: [usize; 2]) -> Result<(), Error> {
+        let sizes = [("image height", height), ("image width", width)];
+        match sizes.into_iter().find(|(_, value)| *value != self.image) {
+            Some((size, value)) => Err(Error::InvalidInput { size, value, expected: self.image.to_string() }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let Self { classes, channels, image, patch, blocks, width, heads, .. } = *self;
+        positive([("classes", classes), ("channels", channels), ("image", image), ("patch", patch)])?;
+        positive([("blocks", blocks), ("width", width), ("heads", heads)])?;
+        if !width.is_multiple_of(heads) {
+            let expected = format!("a divisor of width, which is {width}");
+            return Err(Error::InvalidConfig { field: "heads", value: heads.to_string(), expected });
+        }
+        if !image.is_multiple_of(patch) {
+            let expected = format!("a multiple of patch, which is {patch}");
+            return Err(Error::InvalidConfig { field: "image", value: image.to_string(), expected });
+        }
+        addressable("channels", channels, &[patch, patch, channels, width])?;
+        addressable("image", image, &[image / patch, image / patch, width])?;
+        addressable("width", width, &[4, width, width])?;
+        addressable("classes", classes, &[width, classes])
+    }
+}
