@@ -27,12 +27,11 @@ fn within<C: Case>(card: &Card, case: &C, optimizer: OptimizerConfig, budget: &s
         .with_memory(MemoryBudget::Bytes(budget + fixed))
         .with_patience(Patience::new(std::time::Duration::ZERO));
     let mut trainer = Watched::build_on(builder, &device(), &case.batch(0));
-    card.skip_kernels();
-    let mut reports = vec![];
-    for step in 0..5 {
+    let mut step = |step| {
         card.watch();
-        reports.push((trainer.step(&case.batch(step)).unwrap(), card.peak()));
-    }
+        (trainer.step(&case.batch(step)).unwrap(), card.peak())
+    };
+    let reports: Vec<_> = card.without_kernels(|| (0..5).map(&mut step).collect());
     let plan = trainer.plan().unwrap();
     println!("{} MiB: {plan}, predicted {} beside the context", budget / MIB, (plan.peak_bytes - fixed) / MIB);
     for (report, peak) in &reports {

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use libloading::{Library, Symbol};
 
 const ALONE: &str = "KILN_TEST_ALONE";
+/// The driver's log.
+const LOG: &str = "KILN_SIM_LOG";
 /// The last line of a test that reached its end.
 const ENDED: &str = "the test reached its end";
 /// A test that takes longer hangs.
@@ -69,6 +71,11 @@ pub(crate) fn with_cards(settings: &[(&str, &str)], cases: &[&str], test: impl F
         command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
         command.env(ALONE, case).env("LD_LIBRARY_PATH", folder.path()).env("CUDA_PATH", compiler());
         command.env("KILN_SIM_THREADS", "1");
+        let log = folder.path().join("log.jsonl");
+        let _ = std::fs::remove_file(&log);
+        if std::env::var_os(LOG).is_none() {
+            command.env(LOG, &log);
+        }
         let of_case = case.split(' ').filter_map(|word| word.split_once('='));
         let settings = settings.iter().copied().chain(of_case);
         command.envs(settings.map(|(name, value)| (format!("KILN_SIM_{name}"), value)));
@@ -150,6 +157,14 @@ impl Card {
         }
     }
 
+    /// The modules that NVIDIA's assembler took: registers of a thread, and bytes that it keeps in memory for want of registers.
+    pub(crate) fn assembled(&self) -> Vec<[u64; 2]> {
+        let log = std::fs::read_to_string(std::env::var_os(LOG).unwrap()).unwrap();
+        let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let modules = lines.filter(|line| line["event"] == "module");
+        modules.map(|module| ["registers", "spilled"].map(|name| module[name].as_u64().unwrap())).collect()
+    }
+
     /// Lets the peak start again.
     pub(crate) fn watch(&self) {
         // SAFETY: the type in its README.
@@ -184,9 +199,12 @@ impl Card {
         self.command(c"{\"do\":\"disarm\"}");
     }
 
-    /// From now on kernels do nothing.
-    pub(crate) fn skip_kernels(&self) {
+    /// Kernels that are launched in `work` do nothing.
+    pub(crate) fn without_kernels<T>(&self, work: impl FnOnce() -> T) -> T {
         self.command(c"{\"do\":\"execute\",\"run\":false}");
+        let result = work();
+        self.command(c"{\"do\":\"execute\",\"run\":true}");
+        result
     }
 
     fn command(&self, text: &CStr) {
