@@ -202,7 +202,7 @@ impl Bench {
     }
 }
 
-const CASES: [&str; 20] = [
+const CASES: [&str; 21] = [
     "gelu",
     "gelu_tanh",
     "silu",
@@ -217,6 +217,7 @@ const CASES: [&str; 20] = [
     "attention:1:12:4096:64",
     "loss:512:128:256",
     "loss:2048:512:16384",
+    "loss:1024:768:50257",
     "loss:8192:768:50257",
     "conv2d:64:16:28:16:3:1",
     "conv2d:64:128:4:128:3:1",

@@ -12,6 +12,7 @@ from typing import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import resnet
@@ -73,16 +74,29 @@ class GptConfig:
         return (self.vocab + self.context + 2) * self.width + self.layers * block, 0
 
 
-CONFIGS: dict[str, ResNetConfig | GptConfig] = {
+@dataclass(frozen=True)
+class SmallConfig:
+    """A network of torchvision's made for little memory, as it is there."""
+
+    name: str
+    classes: int = 1000
+    channels: int = 3
+    image_size: int = 224
+
+
+CONFIGS: dict[str, ResNetConfig | GptConfig | SmallConfig] = {
     "resnet-small": ResNetConfig(18, classes=10, channels=1, width=16, image_size=28),  # of `cargo xtask train resnet`
     "resnet18": ResNetConfig(18, classes=1000),
     "resnet34": ResNetConfig(34, classes=1000),
     "resnet50": ResNetConfig(50, classes=1000),
     "resnet101": ResNetConfig(101, classes=1000),
     "gpt-small": GptConfig(4, 4, 128, vocab=256, context=64),  # of `cargo xtask train gpt`: GptConfig::tiny
+    "gpt-256": GptConfig(6, 8, 256, vocab=256, context=128),
     "gpt-mini": GptConfig(6, 6, 384),
     "gpt2-124m": GptConfig(12, 12, 768),
     "gpt2-medium": GptConfig(24, 16, 1024),
+    "mobilenet_v2": SmallConfig("mobilenet_v2"),
+    "shufflenet_v2_x1_0": SmallConfig("shufflenet_v2_x1_0"),
 }
 
 
@@ -167,8 +181,28 @@ class Gpt(nn.Module):
         return F.linear(self.ln_f(x), self.wte.weight)
 
 
-def build(config: ResNetConfig | GptConfig) -> ResNet | Gpt:
+class Small(nn.Module):
+    """A network of torchvision's as a single part. MobileNetV2's dropout is off."""
+
+    def __init__(self, config: SmallConfig) -> None:
+        super().__init__()
+        options = {"dropout": 0.0} if config.name.startswith("mobilenet") else {}
+        self.network = torchvision.models.get_model(config.name, num_classes=config.classes, **options)
+
+    def embed(self, images: Tensor) -> Tensor:
+        return images
+
+    def parts(self) -> list[Part]:
+        return [self.network]
+
+    def head(self, x: Tensor) -> Tensor:
+        return x
+
+
+def build(config: ResNetConfig | GptConfig | SmallConfig) -> ResNet | Gpt | Small:
     """The network on the CPU; its sizes must be those of the formula."""
+    if isinstance(config, SmallConfig):
+        return Small(config)
     model = ResNet(config) if isinstance(config, ResNetConfig) else Gpt(config)
     found = sizes_of(model)
     if found != config.sizes():
@@ -198,7 +232,7 @@ def segment_lengths(plan: str, parts: int) -> list[int]:
     raise ValueError(f"checkpoint plan '{plan}', expected none, all, every:K or segments:N")
 
 
-def forward(model: ResNet | Gpt, x: Tensor, plan: str = "none") -> Tensor:
+def forward(model: ResNet | Gpt | Small, x: Tensor, plan: str = "none") -> Tensor:
     """Logits, with the chain's activations recomputed as `plan` says."""
     x, parts = model.embed(x), model.parts()
     lengths = segment_lengths(plan, len(parts))

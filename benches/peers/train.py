@@ -33,7 +33,7 @@ try:
     import torchvision
     from torch import Tensor, nn
     from batches import Batch, from_disk, synthetic
-    from models import CONFIGS, Gpt, GptConfig, ResNet, ResNetConfig, build, forward, segment_lengths, sizes_of
+    from models import CONFIGS, Gpt, GptConfig, ResNet, ResNetConfig, SmallConfig, build, forward, segment_lengths, sizes_of
 except (ImportError, OSError, ValueError) as error:
     sys.exit(f"train.py needs torch and torchvision (pip install -r benches/peers/requirements.txt): {error}")
 
@@ -52,7 +52,8 @@ class Recipe:
     label_smoothing: float
 
 
-RECIPES = {ResNetConfig: Recipe(64, "sgd", 0.1, 0.0, 5.0, 0.1), GptConfig: Recipe(8, "adamw", 3e-3, 0.1, 1.0, 0.0)}
+IMAGES = Recipe(64, "sgd", 0.1, 0.0, 5.0, 0.1)
+RECIPES = {ResNetConfig: IMAGES, SmallConfig: IMAGES, GptConfig: Recipe(8, "adamw", 3e-3, 0.1, 1.0, 0.0)}
 WARMUP = 0.1  # of all steps, in which the learning rate rises
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 

@@ -19,12 +19,16 @@ pub(crate) struct Card {
 }
 
 impl Card {
-    /// Card number `index`. None without the feature `cuda`, a driver, or such a card.
+    /// Card number `index`. None without the feature `cuda`, a driver, or such a card, and when the driver is kiln-cuda-sim.
     #[cfg(feature = "cuda")]
     pub(crate) fn of(index: u32) -> Option<Self> {
         use nvml_wrapper::enum_wrappers::device::Clock;
         use nvml_wrapper::{Nvml, cuda_driver_version_major, cuda_driver_version_minor};
 
+        // NVML would describe a real card beside the simulated one.
+        if std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with("KILN_SIM_")) {
+            return None;
+        }
         let nvml = Nvml::init().ok()?;
         let card = nvml.device_by_index(index).ok()?;
         let cuda = nvml.sys_cuda_driver_version().ok();

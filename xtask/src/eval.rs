@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use benches::device;
 use benches::output::print_json;
 use benches::pipelines::{
-    GptSettings, ResnetSettings, RunSettings, check_against, classify, classify_test_loader, next_token,
+    ClassifySettings, GptSettings, RunSettings, check_against, classify, classify_test_loader, next_token,
     next_token_test_loader, open_images, open_text,
 };
 use benches::usage::Usage;
@@ -26,8 +26,8 @@ use crate::train::prepare::check_classes;
 
 pub(crate) fn run(command: Eval) -> Result<ExitCode> {
     match command {
-        Eval::Resnet(arguments) => {
-            let mut settings: ResnetSettings = settings(&arguments)?;
+        Eval::Classify(arguments) => {
+            let mut settings: ClassifySettings = settings(&arguments)?;
             apply(&arguments, &mut settings.run);
             let device = device::open(&settings.run.device)?;
             let data = open_images(settings.run.data.as_deref())?;

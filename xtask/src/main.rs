@@ -8,11 +8,11 @@ mod fetch;
 mod fixtures;
 mod fuzz;
 mod load;
+mod log;
 mod memory;
 mod plan;
 mod train;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -20,15 +20,7 @@ use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG").unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .without_time()
-        .log_internal_errors(false) // a closed stderr must not end a run
-        .with_target(false)
-        .init();
+    log::init();
     let outcome = match cli.command {
         Command::Train(command) => train::run(command),
         Command::Eval(command) => eval::run(command),

@@ -22,8 +22,8 @@ const HOLDERS: usize = 12;
 
 pub(crate) fn run(command: Train) -> Result<ExitCode> {
     match command {
-        Train::Resnet(arguments) => {
-            let (run, device) = prepare::resnet(&arguments)?;
+        Train::Classify(arguments) => {
+            let (run, device) = prepare::classify(&arguments)?;
             profile(run, &device, &arguments.run)
         }
         Train::Gpt(arguments) => {

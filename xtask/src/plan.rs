@@ -12,7 +12,7 @@ use bytesize::ByteSize;
 use kiln_checkpointing::Plan as Checkpoints;
 use kiln_data::{ImageBatch, TextBatch};
 use kiln_memory::BackendProfile;
-use kiln_models::{GptConfig, ResNetConfig};
+use kiln_models::{ClassifierConfig, GptConfig};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{Error, OptimizerConfig, Planner, StepPlan, Task, Trainer, TrainerBuilder};
 use serde_json::json;
@@ -24,9 +24,13 @@ const SAMPLES: usize = 3;
 
 pub(crate) fn run(command: Plan) -> Result<()> {
     match command {
-        Plan::Resnet(arguments) => {
+        Plan::Classify(arguments) => {
             let (size, classes) = (arguments.image as usize, arguments.classes as usize);
-            let config = ResNetConfig::named(&arguments.model, classes)?.with_lean(!arguments.plan.stock_layers);
+            let config = match ClassifierConfig::named(&arguments.model, classes)? {
+                ClassifierConfig::Vit(config) => ClassifierConfig::Vit(config.with_image(size)),
+                config => config,
+            };
+            let config = config.with_lean(!arguments.plan.stock_layers);
             config.check_input([size; 2])?;
             let sample = ImageBatch {
                 pixels: vec![0; SAMPLES * 3 * size * size].into(),
@@ -36,7 +40,11 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             };
             let name = format!("{}, {size} x {size}, {classes} classes", arguments.model);
             let builder = Trainer::try_builder(classify_for_planning(), |device| config.init(device));
-            table(&name, &arguments.plan, builder, &sample, OptimizerConfig::sgd())
+            let optimizer = match config {
+                ClassifierConfig::Vit(_) => OptimizerConfig::adamw(),
+                _ => OptimizerConfig::sgd(),
+            };
+            table(&name, &arguments.plan, builder, &sample, optimizer)
         }
         Plan::Gpt(arguments) => {
             let (context, vocab) = (arguments.context as usize, arguments.vocab as usize);

@@ -12,8 +12,8 @@ use super::case::{Case, Loop};
 use super::child::{Footprint, Turn, serve, timed};
 use crate::HEAP;
 use crate::pipelines::{
-    Classify, GptSettings, NextToken, PipelineSettings, ResnetSettings, Run, Setup, classify_fixture_recipe,
-    classify_run, next_token_fixture_recipe, next_token_run, open_images,
+    Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, PipelineSettings, Run, Setup,
+    classify_fixture_recipe, classify_run, next_token_fixture_recipe, next_token_run, open_images,
 };
 use crate::process::{Resident, living_threads_seconds};
 
@@ -28,11 +28,11 @@ const WARMUP: usize = 2;
 const PATIENCE: usize = 40;
 
 /// The ResNet of a case, and its device.
-pub(crate) fn resnet(case: &Case, device: &str) -> Result<(Run<Classify, ResnetSettings>, Device)> {
+pub(crate) fn resnet(case: &Case, device: &str) -> Result<(Run<Classify, ClassifySettings>, Device)> {
     let data = open_images(None)?;
-    let mut settings = classify_fixture_recipe(&data.train);
+    let mut settings = classify_fixture_recipe(&data.train, DEFAULT_CLASSIFIER)?;
     case.apply(&mut settings.run, device)?;
-    settings.model.lean = case.lean();
+    settings.model = settings.model.with_lean(case.lean());
     settings.schedule = SCHEDULE;
     classify_run(settings, data)
 }

@@ -25,7 +25,7 @@ pub struct GpuArguments {
     #[arg(long, default_value = "cuda:0")]
     pub device: String,
     /// Where results go; items that are there already and are not chosen stay
-    /// [default: benches/results/gpu/CARD-DATE; runs/gpu/flex-DATE on the CPU]
+    /// [default: benches/results/gpu/CARD-DATE; runs/gpu otherwise]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// The smallest sizes, to see that everything runs

@@ -20,8 +20,8 @@ use super::context::{Context, WRITING};
 use super::measure::short;
 use crate::output::print_json;
 use crate::pipelines::{
-    PipelineSettings, Run, RunSettings, classify_fixture_recipe, classify_run, next_token_fixture_recipe,
-    next_token_run, open_images,
+    DEFAULT_CLASSIFIER, PipelineSettings, Run, RunSettings, classify_fixture_recipe, classify_run,
+    next_token_fixture_recipe, next_token_run, open_images,
 };
 
 /// One run, on the command line of its process.
@@ -187,7 +187,7 @@ pub(crate) fn child(device: &str, request: &str) -> Result<ExitCode> {
     match request.pipeline.as_str() {
         "resnet" => {
             let data = open_images(None)?;
-            let mut settings = classify_fixture_recipe(&data.train);
+            let mut settings = classify_fixture_recipe(&data.train, DEFAULT_CLASSIFIER)?;
             adjust(&mut settings.run);
             let (run, device) = classify_run(settings, data)?;
             train(run, &device, &request)

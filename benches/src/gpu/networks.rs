@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use kiln_checkpointing::Plan;
 use kiln_data::{ImageBatch, TextBatch};
 use kiln_memory::Prediction;
-use kiln_models::{GptConfig, ResNetConfig, Stem};
+use kiln_models::{ClassifierConfig, GptConfig, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{OptimizerConfig, Planner, ScheduleConfig, Task, Trainer, TrainerBuilder};
 
@@ -101,7 +101,7 @@ impl Images {
         Network {
             name: &self.name,
             task: Classify::plain,
-            init: Box::new(|device| self.config.init(device)),
+            init: Box::new(|device| ClassifierConfig::ResNet(self.config.clone()).init(device)),
             batch: Box::new(|samples| self.batch(samples)),
             optimizer: OptimizerConfig::sgd(),
             clip_norm: None,

@@ -11,7 +11,7 @@ use burn::tensor::{Device, Tensor};
 use bytesize::ByteSize;
 use kiln_data::ImageBatch;
 use kiln_memory::{Meter, Span};
-use kiln_models::ResNet;
+use kiln_models::Classifier;
 use kiln_precision::Precision;
 use kiln_recovery::{Failure, Injector, Kind, reclaim};
 use kiln_training::{Boundary, Pass, StepReport, Task, Trainer, TrainerBuilder};
@@ -90,7 +90,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
 /// The network and the parameters that every trainer of the item starts from.
 struct Start<'a> {
     network: Network<'a, Classify>,
-    model: ResNet,
+    model: Classifier,
 }
 
 impl Start<'_> {
@@ -251,7 +251,7 @@ fn throughout(
 }
 
 /// Writes the exact messages of failures to `messages.toml`.
-fn texts(context: &mut Context, model: &ResNet, batch: &ImageBatch) -> Result<()> {
+fn texts(context: &mut Context, model: &Classifier, batch: &ImageBatch) -> Result<()> {
     let (device, plain) = (context.autodiff(), context.device.clone());
     let card = context.record.findings.provenance.card.clone();
     let of = card.map_or_else(String::new, |card| format!("{}, driver {}", card.name, card.driver));

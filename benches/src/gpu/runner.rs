@@ -17,7 +17,6 @@ use super::failures::{one_line, tail};
 use super::findings::{Findings, Outcome};
 use super::list::ITEMS;
 use crate::atomic::replace;
-use crate::card::card_index;
 use crate::provenance::Provenance;
 
 /// The seconds that an item may take beyond its own time, to start and to write its findings.
@@ -148,10 +147,10 @@ fn eprint(text: &[u8]) {
     let _ = std::io::stderr().write_all(text);
 }
 
-/// Results of a card are for keeping; those of the CPU only show that the list runs.
+/// Results of a card are for keeping; those of the CPU and of a simulated card only show that the list runs.
 fn default_folder(provenance: &Provenance) -> PathBuf {
     let name = format!("{}-{}", provenance.machine(), provenance.date);
-    match card_index(&provenance.device) {
+    match provenance.card {
         Some(_) => Path::new("benches/results/gpu").join(name),
         None => Path::new("runs/gpu").join(name),
     }
@@ -195,7 +194,9 @@ mod tests {
     fn results_of_a_card_and_of_the_cpu_are_kept_apart() {
         let card = Provenance::example();
         assert_eq!(default_folder(&card), Path::new("benches/results/gpu/example-gx-80-gb-2026-11-21"));
-        let flex = Provenance { device: "flex".into(), card: None, ..card };
+        let simulated = Provenance { card: None, ..card };
+        assert_eq!(default_folder(&simulated), Path::new("runs/gpu/cuda-0-2026-11-21"));
+        let flex = Provenance { device: "flex".into(), ..simulated };
         assert_eq!(default_folder(&flex), Path::new("runs/gpu/flex-2026-11-21"));
     }
 

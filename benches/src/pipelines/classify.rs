@@ -1,4 +1,4 @@
-//! Image classification with a residual network.
+//! Image classification.
 // B batch, C channels or classes, H height, W width
 
 use std::path::Path;
@@ -9,13 +9,13 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_data::{
     BadSamples, DecodeOptions, ImageBatch, ImageSet, Loader, Normalize, Order, Quality, Remainder, TrainTest, Transform,
 };
-use kiln_models::{ResNet, ResNetBlock, ResNetConfig, Stem};
+use kiln_models::{Classifier, ClassifierBlock, ClassifierConfig, Stem};
 use kiln_precision::Precision;
 use kiln_training::{Checkpointing, Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct};
 
 use super::chained::Chained;
 use super::run::{Run, Setup};
-use super::settings::{ImageSettings, LoaderMemory, ResnetSettings, RunSettings};
+use super::settings::{ClassifySettings, ImageSettings, LoaderMemory, RunSettings};
 use crate::usage::Usage;
 use crate::{device, fixtures};
 
@@ -26,16 +26,16 @@ pub struct Classify {
 }
 
 impl Task for Classify {
-    type Model = ResNet;
+    type Model = Classifier;
     type Batch = ImageBatch;
 
-    fn loss(&self, pass: &Pass<'_, ResNet>, batch: &ImageBatch) -> Tensor<1> {
+    fn loss(&self, pass: &Pass<'_, Classifier>, batch: &ImageBatch) -> Tensor<1> {
         let (images_bchw, labels_b) = self.begin(pass.model(), batch, pass.device());
         let x = pass.chain(&self.blocks(pass.model()), images_bchw, Self::forward);
         self.end(pass.model(), x, labels_b)
     }
 
-    fn metrics(&self, pass: &Pass<'_, ResNet>, batch: &ImageBatch) -> Metrics {
+    fn metrics(&self, pass: &Pass<'_, Classifier>, batch: &ImageBatch) -> Metrics {
         let (images_bchw, labels_b) = batch.to_device(&self.normalize, pass.device());
         let logits_bc = pass.model().forward(images_bchw).cast(DType::F32);
         let mean = CrossEntropyLossConfig::new().init(pass.device()).forward(logits_bc.clone(), labels_b.clone());
@@ -49,23 +49,23 @@ impl Task for Classify {
 }
 
 impl Chained for Classify {
-    type Block = ResNetBlock;
+    type Block = ClassifierBlock;
     type X = Tensor<4>;
     type Target = Tensor<1, Int>;
 
-    fn begin(&self, _: &ResNet, batch: &ImageBatch, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
+    fn begin(&self, _: &Classifier, batch: &ImageBatch, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
         batch.to_device(&self.normalize, device)
     }
 
-    fn blocks(&self, model: &ResNet) -> Vec<ResNetBlock> {
+    fn blocks(&self, model: &Classifier) -> Vec<ClassifierBlock> {
         model.blocks()
     }
 
-    fn forward(block: &ResNetBlock, x: Tensor<4>) -> Tensor<4> {
+    fn forward(block: &ClassifierBlock, x: Tensor<4>) -> Tensor<4> {
         block.forward(x)
     }
 
-    fn end(&self, model: &ResNet, x: Tensor<4>, labels_b: Tensor<1, Int>) -> Tensor<1> {
+    fn end(&self, model: &Classifier, x: Tensor<4>, labels_b: Tensor<1, Int>) -> Tensor<1> {
         let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
         let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&labels_b.device());
         loss.forward(model.head(x).cast(DType::F32), labels_b)
@@ -79,20 +79,36 @@ impl Classify {
     }
 }
 
-/// The recipe for the data set in fixtures/: a quarter of the standard width and the stem that shrinks its input,
-/// which 2 CPU cores train in about a minute.
-pub fn fixture_recipe(data: &ImageSet) -> ResnetSettings {
-    let mut recipe = recipe_for(data);
-    recipe.model = recipe.model.with_width(16).with_stem(Stem::ImageNet);
+/// The network that is trained when none is named.
+pub const DEFAULT: &str = "resnet18";
+
+/// The recipe for the data set in fixtures/. A ResNet has a quarter of the standard width and the stem that shrinks its input, so that 2
+/// CPU cores train ResNet-18 in about a minute.
+///
+/// # Errors
+/// Those of [`recipe_for`].
+pub fn fixture_recipe(data: &ImageSet, model: &str) -> Result<ClassifySettings> {
+    let mut recipe = recipe_for(data, model)?;
+    if let ClassifierConfig::ResNet(config) = recipe.model {
+        recipe.model = ClassifierConfig::ResNet(config.with_width(16).with_stem(Stem::ImageNet));
+    }
     recipe.run.epochs = 12;
-    recipe
+    Ok(recipe)
 }
 
-/// The recipe for a data set of the user's: a standard ResNet-18 at the images' size.
-pub fn recipe_for(data: &ImageSet) -> ResnetSettings {
+/// The recipe for a data set of the user's: the network called `model` at the images' size. Convolutional networks are trained with SGD,
+/// vision transformers with AdamW.
+///
+/// # Errors
+/// [`Usage`] for an unknown name.
+pub fn recipe_for(data: &ImageSet, model: &str) -> Result<ClassifySettings> {
     let size = data.size().map_or(224, |[height, width]| height.min(width));
-    let stem = if size < 64 { Stem::Cifar } else { Stem::ImageNet };
-    ResnetSettings {
+    let model = ClassifierConfig::named(model, data.classes().len()).map_err(|error| Usage(error.to_string()))?;
+    let (optimizer, peak) = match model {
+        ClassifierConfig::Vit(_) => (OptimizerConfig::adamw(), 1e-3),
+        _ => (OptimizerConfig::sgd(), 0.1),
+    };
+    Ok(ClassifySettings {
         run: RunSettings {
             data: None,
             device: "flex".into(),
@@ -118,10 +134,10 @@ pub fn recipe_for(data: &ImageSet) -> ResnetSettings {
             min_area: if size < 64 { 0.6 } else { 0.25 },
             label_smoothing: 0.1,
         },
-        model: ResNetConfig::resnet18(data.classes().len()).with_channels(data.channels()).with_stem(stem),
-        optimizer: OptimizerConfig::sgd(),
-        schedule: ScheduleConfig { peak: 0.1, warmup: 0.1, floor: 0.0 },
-    }
+        model: model.for_images(size, data.channels()),
+        optimizer,
+        schedule: ScheduleConfig { peak, warmup: 0.1, floor: 0.0 },
+    })
 }
 
 /// Bytes of batches that wait on the device, one batch in any case.
@@ -130,7 +146,7 @@ const UPLOAD_BYTES: u64 = 64 << 20;
 /// Batches of a data set's two parts.
 fn loaders(
     data: TrainTest<ImageSet>,
-    settings: &ResnetSettings,
+    settings: &ClassifySettings,
     device: &Device,
 ) -> Result<TrainTest<Loader<ImageBatch>>> {
     let run = &settings.run;
@@ -149,7 +165,7 @@ fn loaders(
     Ok(TrainTest { train, test: test_loader(data.test, settings)? })
 }
 
-fn decoded(set: ImageSet, settings: &ResnetSettings) -> ImageSet {
+fn decoded(set: ImageSet, settings: &ClassifySettings) -> ImageSet {
     set.with_decode_options(DecodeOptions::new().with_quality(settings.images.decode))
 }
 
@@ -157,7 +173,7 @@ fn decoded(set: ImageSet, settings: &ResnetSettings) -> ImageSet {
 ///
 /// # Errors
 /// Those of the loader.
-pub fn test_loader(set: ImageSet, settings: &ResnetSettings) -> Result<Loader<ImageBatch>> {
+pub fn test_loader(set: ImageSet, settings: &ClassifySettings) -> Result<Loader<ImageBatch>> {
     let transform = Transform::evaluation(settings.images.size);
     let config = settings.run.loader(set.len());
     Ok(ImageBatch::loader(decoded(set, settings), transform, 0, config)?)
@@ -178,10 +194,10 @@ pub fn open(data: Option<&Path>) -> Result<TrainTest<ImageSet>> {
 ///
 /// # Errors
 /// [`Usage`] with the value and what would be accepted.
-pub fn check_against(data: &ImageSet, settings: &ResnetSettings) -> Result<()> {
+pub fn check_against(data: &ImageSet, settings: &ClassifySettings) -> Result<()> {
     let model = &settings.model;
     for (what, configured, found) in
-        [("classes", model.classes, data.classes().len()), ("channels", model.channels, data.channels())]
+        [("classes", model.classes(), data.classes().len()), ("channels", model.channels(), data.channels())]
     {
         if configured != found {
             let text = format!("model.{what} is {configured}, expected {found} as in the data set");
@@ -196,12 +212,12 @@ pub fn check_against(data: &ImageSet, settings: &ResnetSettings) -> Result<()> {
 ///
 /// # Errors
 /// [`Usage`] for a label smoothing out of range.
-pub fn classify(settings: &ResnetSettings) -> Result<Classify> {
+pub fn classify(settings: &ClassifySettings) -> Result<Classify> {
     let label_smoothing = settings.images.label_smoothing;
     if !(0.0..=1.0).contains(&label_smoothing) {
         return Err(Usage(format!("label smoothing is {label_smoothing}, expected a number in [0, 1]")).into());
     }
-    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels), label_smoothing })
+    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels()), label_smoothing })
 }
 
 /// The task for predictions on RGB images, without data.
@@ -213,7 +229,10 @@ pub fn classify_for_planning() -> Classify {
 ///
 /// # Errors
 /// Those of the device, the data and the settings.
-pub fn run(mut settings: ResnetSettings, data: TrainTest<ImageSet>) -> Result<(Run<Classify, ResnetSettings>, Device)> {
+pub fn run(
+    mut settings: ClassifySettings,
+    data: TrainTest<ImageSet>,
+) -> Result<(Run<Classify, ClassifySettings>, Device)> {
     check_against(&data.train, &settings)?;
     settings.run.clamp(data.train.len());
     let device = device::open(&settings.run.device)?;
@@ -222,11 +241,21 @@ pub fn run(mut settings: ResnetSettings, data: TrainTest<ImageSet>) -> Result<(R
         task: classify(&settings)?,
         init: Box::new(move |device| model.init(device)),
         setup: Setup {
-            name: "resnet",
+            name: family(&settings.model),
+            command: if matches!(settings.model, ClassifierConfig::ResNet(_)) { "resnet" } else { "classify" },
             classes: data.train.classes().to_vec(),
             data: loaders(data, &settings, &device)?,
             settings,
         },
     };
     Ok((run, device))
+}
+
+/// What directories of runs begin with.
+fn family(model: &ClassifierConfig) -> &'static str {
+    match model {
+        ClassifierConfig::ResNet(_) => "resnet",
+        ClassifierConfig::Vit(_) => "vit",
+        other => other.name(),
+    }
 }

@@ -2,12 +2,16 @@
 
 mod chained;
 mod classify;
+mod model;
 mod next_token;
 mod run;
 mod settings;
 
 pub use chained::Chained;
-pub use classify::{Classify, check_against, fixture_recipe as classify_fixture_recipe, recipe_for as classify_recipe};
+pub use classify::{
+    Classify, DEFAULT as DEFAULT_CLASSIFIER, check_against, fixture_recipe as classify_fixture_recipe,
+    recipe_for as classify_recipe,
+};
 pub use classify::{
     classify, classify_for_planning, open as open_images, run as classify_run, test_loader as classify_test_loader,
 };
@@ -15,5 +19,5 @@ pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, rec
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
 pub use run::{Init, PipelineSettings, Run, Setup};
 pub use settings::{
-    GptSettings, ImageSettings, LoaderMemory, MemorySetting, ResnetSettings, RunSettings, TextSettings,
+    ClassifySettings, GptSettings, ImageSettings, LoaderMemory, MemorySetting, RunSettings, TextSettings,
 };

@@ -7,7 +7,7 @@ use kiln_training::{
     Batch, BatchSource, Checkpointing, Error, OptimizerConfig, ScheduleConfig, StepPlan, Task, Trainer, TrainerBuilder,
 };
 
-use super::settings::{GptSettings, MemorySetting, ResnetSettings, RunSettings};
+use super::settings::{ClassifySettings, GptSettings, MemorySetting, RunSettings};
 use crate::HEAP;
 
 /// Makes the plain model on a device.
@@ -28,8 +28,10 @@ pub struct Run<T: Task, S> {
 
 /// Data and settings of a run.
 pub struct Setup<B, S> {
-    /// The pipeline's name.
+    /// What directories of runs begin with.
     pub name: &'static str,
+    /// The command of `train` that goes on with such a run.
+    pub command: &'static str,
     /// Names of the classes, where there are any.
     pub classes: Vec<String>,
     /// Batches to train and to evaluate on.
@@ -75,7 +77,7 @@ macro_rules! settings {
     )*};
 }
 
-settings!(ResnetSettings, GptSettings);
+settings!(ClassifySettings, GptSettings);
 
 impl<T: Task, S: PipelineSettings> Run<T, S> {
     /// The builder of the run's trainer with the run's settings, and the rest of the run.

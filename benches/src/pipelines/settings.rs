@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use bytesize::ByteSize;
 use kiln_data::{BadSamples, LoaderConfig, Quality, TokenizerKind};
-use kiln_models::{GptConfig, ResNetConfig};
+use kiln_models::{ClassifierConfig, GptConfig};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{Checkpointing, Every, MemoryBudget, OptimizerConfig, ScheduleConfig};
 use serde::{Deserialize, Serialize};
@@ -178,16 +178,17 @@ fn bytes(text: &str) -> Option<u64> {
     text.parse::<ByteSize>().ok().map(|size| size.0).filter(|bytes| (1..1 << 60).contains(bytes))
 }
 
-/// Settings of `train resnet`.
+/// Settings of `train classify`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ResnetSettings {
+pub struct ClassifySettings {
     /// Settings of every run.
     pub run: RunSettings,
     /// How images reach the model.
     pub images: ImageSettings,
     /// The model.
-    pub model: ResNetConfig,
+    #[serde(with = "super::model")]
+    pub model: ClassifierConfig,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
     /// The learning rate.

@@ -62,8 +62,9 @@ pub(crate) struct Check {
 
 #[derive(Subcommand)]
 pub(crate) enum Train {
-    /// A residual network on labelled images
-    Resnet(TrainResnet),
+    /// An image classifier on labelled images; also called `resnet`
+    #[command(alias = "resnet")]
+    Classify(TrainClassify),
     /// A GPT-2-style decoder on text
     Gpt(TrainGpt),
 }
@@ -163,16 +164,16 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Args)]
-pub(crate) struct TrainResnet {
+pub(crate) struct TrainClassify {
     #[command(flatten)]
     pub(crate) run: RunArgs,
-    /// resnet18, resnet34, resnet50 or resnet101
+    /// resnet18, 34, 50 or 101; mobilenet_v2; shufflenet_v2_x0_5, x1_0, x1_5 or x2_0; vit_tiny, small or base [default: resnet18]
     #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
-    /// Channels of the first stage; 64 is the standard network
+    /// Channels of a ResNet's first stage, where 64 is the standard network; what a MobileNet's channels are multiplied by
     #[arg(long, value_name = "N")]
-    pub(crate) width: Option<u32>,
-    /// imagenet (7x7, for images of about 224 pixels) or cifar (3x3, for about 32)
+    pub(crate) width: Option<f64>,
+    /// imagenet (for images of about 224 pixels) or cifar (for about 32, which are halved less often); not of a vision transformer
     #[arg(long)]
     pub(crate) stem: Option<String>,
     /// Pixels per side that images are brought to
@@ -230,8 +231,9 @@ pub(crate) struct EvalArgs {
 
 #[derive(Subcommand)]
 pub(crate) enum Eval {
-    /// Accuracy of a residual network
-    Resnet(EvalArgs),
+    /// Accuracy of an image classifier; also called `resnet`
+    #[command(alias = "resnet")]
+    Classify(EvalArgs),
     /// Perplexity and bits per byte of a decoder
     Gpt(EvalArgs),
 }

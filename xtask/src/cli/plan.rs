@@ -33,17 +33,18 @@ pub(crate) struct PlanArgs {
 
 #[derive(Subcommand)]
 pub(crate) enum Plan {
-    /// A residual network on RGB images
-    Resnet(PlanResnet),
+    /// An image classifier on RGB images; also called `resnet`
+    #[command(alias = "resnet")]
+    Classify(PlanClassify),
     /// A GPT-2-style decoder
     Gpt(PlanGpt),
 }
 
 #[derive(Args)]
-pub(crate) struct PlanResnet {
+pub(crate) struct PlanClassify {
     #[command(flatten)]
     pub(crate) plan: PlanArgs,
-    /// resnet18, resnet34, resnet50 or resnet101
+    /// As for `train classify`: resnet50, mobilenet_v2, shufflenet_v2_x1_0, vit_small, ..
     #[arg(long, value_name = "NAME", default_value = "resnet50")]
     pub(crate) model: String,
     /// Pixels per side

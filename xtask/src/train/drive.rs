@@ -73,7 +73,7 @@ where
     }
     tracing::info!("data: {}", setup.data.train.stats());
     let step = trainer.state().step;
-    let go_on = format!("{} train {} --resume {}", crate::cli::program(), setup.name, directory.path().display());
+    let go_on = format!("{} train {} --resume {}", crate::cli::program(), setup.command, directory.path().display());
     let finish = match outcome {
         Ok(finish) => finish,
         // The wait for memory was ended by the user; the run is saved.

@@ -19,8 +19,8 @@ use crate::cli::Train;
 
 pub(crate) fn run(command: Train) -> Result<ExitCode> {
     match command {
-        Train::Resnet(arguments) => {
-            let (run, device) = prepare::resnet(&arguments)?;
+        Train::Classify(arguments) => {
+            let (run, device) = prepare::classify(&arguments)?;
             drive::drive(run, &device, &arguments.run)
         }
         Train::Gpt(arguments) => {

@@ -4,21 +4,21 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use benches::pipelines::{
-    Classify, GptSettings, NextToken, ResnetSettings, Run, classify_fixture_recipe, classify_recipe, classify_run,
-    next_token_fixture_recipe, next_token_recipe, next_token_run, open_images,
+    Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, Run, classify_fixture_recipe,
+    classify_recipe, classify_run, next_token_fixture_recipe, next_token_recipe, next_token_run, open_images,
 };
 use benches::usage::Usage;
 use burn::tensor::Device;
 use kiln_data::Tokenizer;
-use kiln_models::{GptConfig, ResNetConfig};
+use kiln_models::{ClassifierConfig, GptConfig};
 
 use super::arguments::{refuse_changes, settings_file};
 use super::directory::CLASSES;
 use super::overlay::{absolute, data_of, read, resolve};
-use crate::cli::{TrainGpt, TrainResnet};
+use crate::cli::{TrainClassify, TrainGpt};
 
 /// The run that the arguments describe, and its device.
-pub(crate) fn resnet(arguments: &TrainResnet) -> Result<(Run<Classify, ResnetSettings>, Device)> {
+pub(crate) fn classify(arguments: &TrainClassify) -> Result<(Run<Classify, ClassifySettings>, Device)> {
     let model_options = [
         ("--model", arguments.model.is_some()),
         ("--width", arguments.width.is_some()),
@@ -31,31 +31,50 @@ pub(crate) fn resnet(arguments: &TrainResnet) -> Result<(Run<Classify, ResnetSet
     let file = settings_file(&arguments.run)?;
     let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
     let mut overlay = arguments.run.overlay();
-    if let Some(name) = &arguments.model {
-        ResNetConfig::named(name, 1)?; // lists the names that exist
-    }
+    let named = file.as_ref().and_then(|(_, table)| table.get("model")?.get("name")?.as_str().map(str::to_owned));
+    let model = arguments.model.clone().or(named).unwrap_or_else(|| DEFAULT_CLASSIFIER.to_owned());
+    let model = match model.as_str() {
+        // Names of sizes that have none.
+        "vit" => "vit_tiny",
+        "shufflenet_v2" => "shufflenet_v2_x1_0",
+        name => name,
+    };
+    let family = ClassifierConfig::named(model, 1)?; // lists the names that exist
     overlay.set("model", "name", arguments.model.clone());
     overlay.set("model", "lean", arguments.run.stock_layers.then_some(false));
-    overlay.set("model", "width", arguments.width.map(i64::from));
+    overlay.set("model", "width", arguments.width.map(|width| width_of(&family, width)).transpose()?);
     overlay.set("model", "stem", arguments.stem.clone());
+    if let ClassifierConfig::Vit(_) = family {
+        overlay.set("model", "image", arguments.image_size.map(i64::from));
+    }
     overlay.set("images", "size", arguments.image_size.map(i64::from));
     overlay.set("images", "decode", arguments.decode.clone());
     overlay.set("images", "label_smoothing", arguments.label_smoothing);
 
-    let (settings, data): (ResnetSettings, _) = if arguments.run.resume.is_some() {
-        let settings: ResnetSettings = resolve(None, file, overlay)?;
+    let (settings, data): (ClassifySettings, _) = if arguments.run.resume.is_some() {
+        let settings: ClassifySettings = resolve(None, file, overlay)?;
         let data = open_images(settings.run.data.as_deref())?;
         (settings, data)
     } else {
         let path = arguments.run.data.clone().or_else(|| data_of(file.as_ref()));
         let data = open_images(path.as_deref())?;
-        let recipe = if path.is_some() { classify_recipe(&data.train) } else { classify_fixture_recipe(&data.train) };
+        let recipe = if path.is_some() { classify_recipe } else { classify_fixture_recipe }(&data.train, model)?;
         (resolve(Some(&recipe), file, overlay)?, data)
     };
     if let Some(run) = &arguments.run.resume {
         check_classes(run, data.train.classes())?;
     }
     classify_run(settings, data)
+}
+
+/// `--width` as the settings of a network have it.
+fn width_of(family: &ClassifierConfig, width: f64) -> Result<toml::Value> {
+    match family {
+        ClassifierConfig::ResNet(_) if width.fract() == 0.0 => Ok(toml::Value::Integer(width as i64)),
+        ClassifierConfig::ResNet(_) => bail!(Usage(format!("--width is {width}, expected channels of a ResNet"))),
+        ClassifierConfig::MobileNetV2(_) => Ok(toml::Value::Float(width)),
+        other => bail!(Usage(format!("--width is not an option of {}, expected resnet or mobilenet_v2", other.name()))),
+    }
 }
 
 /// Refuses data whose labels mean other classes than those of the run in `run`, if the run says what they mean.

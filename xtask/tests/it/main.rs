@@ -4,6 +4,7 @@
 mod bad_input;
 mod bench;
 mod circles;
+mod classify;
 mod edges;
 mod gpu;
 #[cfg(unix)]

@@ -1,0 +1,60 @@
+//! Each family of classifiers is trained, stopped, resumed and evaluated; what does not fit a network is refused.
+
+use std::fs;
+use std::path::Path;
+
+use super::support::{fixture, output, stderr};
+
+/// The same photograph as two classes, to train and to evaluate on.
+fn photos(folder: &Path) {
+    for part in ["train", "val"] {
+        for (class, photo) in [("flower", "422.jpg"), ("rock", "baseline-444.jpg")] {
+            let class = folder.join("photos").join(part).join(class);
+            fs::create_dir_all(&class).unwrap();
+            for copy in ["1.jpg", "2.jpg"] {
+                fs::copy(fixture("images").join(photo), class.join(copy)).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn every_family_is_trained_resumed_and_evaluated() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    photos(at);
+    for model in ["resnet18", "mobilenet_v2", "shufflenet_v2_x0_5", "vit_tiny"] {
+        let run = ["train", "classify", "--model", model, "--data", "photos", "--out", model, "--epochs", "1"];
+        let run = [run.as_slice(), &["--image-size", "32", "--batch-size", "2"]].concat();
+        let smaller: &[&str] = if model == "mobilenet_v2" { &["--width", "0.1"] } else { &[] };
+        let trained = output(at, &[&*run, smaller].concat());
+        assert!(trained.status.success(), "{}", stderr(&trained));
+        let settings = fs::read_to_string(at.join(model).join("config.toml")).unwrap();
+        assert!(settings.contains(&format!("name = \"{model}\"")), "{settings}");
+        // It has come to its end: nothing is left to do.
+        let resumed = output(at, &["train", "classify", "--resume", model]);
+        assert!(resumed.status.success(), "{}", stderr(&resumed));
+        let checkpoint = format!("{model}/model.safetensors");
+        let evaluated = output(at, &["eval", "classify", "--checkpoint", &checkpoint]);
+        assert!(evaluated.status.success(), "{}", stderr(&evaluated));
+        assert!(stderr(&evaluated).contains("test_accuracy"), "{}", stderr(&evaluated));
+    }
+}
+
+#[test]
+fn what_does_not_fit_a_network_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (options, expected) in [
+        (["--model", "alexnet"].as_slice(), ["alexnet", "mobilenet_v2"]),
+        (&["--model", "vit_tiny", "--width", "3"], ["--width", "vit_tiny"]),
+        (&["--model", "vit_tiny", "--stem", "cifar"], ["stem", "patch"]),
+        (&["--model", "vit_tiny", "--image-size", "30"], ["30", "a multiple of patch"]),
+        (&["--width", "2.5"], ["--width", "2.5"]),
+        (&["--model", "mobilenet_v2", "--width", "0"], ["width is 0", "above 0"]),
+    ] {
+        let refused = output(folder.path(), &[&["train", "classify"], options].concat());
+        let text = stderr(&refused);
+        assert!(!refused.status.success() && expected.iter().all(|part| text.contains(part)), "{options:?}: {text}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "something was written");
+    }
+}
