@@ -66,6 +66,11 @@ impl ConvNorm {
         Self { conv: config.init(device), norm: BatchNormConfig::new(channels[1]).init(device) }
     }
 
+    /// The paths of its layers here, below `ours`, and as the first two layers of torch's sequence `theirs`.
+    pub(crate) fn names(&self, ours: &str, theirs: &str) -> [(String, String); 2] {
+        [("conv", 0), ("norm", 1)].map(|(layer, number)| (format!("{ours}.{layer}"), format!("{theirs}.{number}")))
+    }
+
     /// On burn's own operations.
     pub(crate) fn stock(&self, x: Tensor<4>, activation: NormActivation) -> Tensor<4> {
         let y = batch_norm(&self.norm, self.conv.forward(x));

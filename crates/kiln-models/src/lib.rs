@@ -1,15 +1,16 @@
-//! Reference models for burn: image classifiers and a GPT-2-style decoder.
+//! Reference models for burn: image classifiers, a U-Net for segmentation, and a GPT-2-style decoder.
 //!
 //! - [`ResNet`], the residual networks of 18 to 101 layers.
 //! - [`MobileNetV2`] and [`ShuffleNetV2`], networks of few parameters and multiply-adds.
 //! - [`Vit`], the vision transformer, in DeiT's sizes.
 //! - [`Classifier`], any of these by name.
+//! - [`Unet`], semantic segmentation with the blocks of a ResNet or a MobileNetV2 as its encoder.
 //! - [`Gpt`], the decoder.
 //!
 //! Each model is an ordinary burn module. Besides `forward` it exposes its **blocks as a chain**, so that a caller can run
-//! them one by one: classifiers as `blocks` and `head`, [`Gpt`] as `embed`, `blocks` and `head`. It reads and writes
+//! them one by one: classifiers and [`Unet`] as `blocks` and `head`, [`Gpt`] as `embed`, `blocks` and `head`. It reads and writes
 //! **safetensors under the names of the reference implementations**: torchvision for convolutional networks, timm for [`Vit`],
-//! Hugging Face transformers for [`Gpt`].
+//! segmentation_models_pytorch for [`Unet`], Hugging Face transformers for [`Gpt`].
 //!
 //! *Architecture invariant*: this crate depends on burn and knows nothing of training, data, or checkpointing; a block does not
 //! know how it is run.
@@ -50,6 +51,7 @@ mod resnet;
 mod safetensors;
 mod shufflenet_v2;
 mod sizes;
+mod unet;
 mod vit;
 
 pub use classifier::{Classifier, ClassifierBlock, ClassifierConfig};
@@ -59,4 +61,5 @@ pub use mobilenet_v2::{ConvRelu6, InvertedResidual, MobileNetV2, MobileNetV2Bloc
 pub use resnet::{ResNet, ResNetBlock, ResNetConfig, ResidualBlock, Stem, StemLayers};
 pub use safetensors::SafetensorsModel;
 pub use shufflenet_v2::{ConvRelu, ShuffleBlock, ShuffleNetV2, ShuffleNetV2Block, ShuffleNetV2Config};
+pub use unet::{DecoderBlock, EncoderBlock, EncoderLayers, Unet, UnetBlock, UnetConfig, UnetEncoder};
 pub use vit::{Patches, Vit, VitBlock, VitConfig, VitEncoder};

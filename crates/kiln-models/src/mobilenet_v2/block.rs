@@ -44,6 +44,14 @@ impl MobileNetV2Block {
             Self::Inverted(block) => block.forward(x),
         }
     }
+
+    /// The paths of its layers here, below `ours`, and in torchvision's files, below `theirs`.
+    pub(crate) fn names(&self, ours: &str, theirs: &str) -> Vec<(String, String)> {
+        match self {
+            Self::Conv(block) => block.layers.names(&format!("{ours}.Conv.layers"), theirs).to_vec(),
+            Self::Inverted(block) => block.names(&format!("{ours}.Inverted"), theirs),
+        }
+    }
 }
 
 impl ConvRelu6 {
@@ -97,6 +105,19 @@ impl InvertedResidual {
         };
         let y = output(batch_norm_activated_conv2d(&self.depthwise.norm, Relu6, &self.project.conv, y));
         output(batch_norm(&self.project.norm, y))
+    }
+
+    /// The paths of its layers here, below `ours`, and in torchvision's files, below `theirs`.
+    pub(super) fn names(&self, ours: &str, theirs: &str) -> Vec<(String, String)> {
+        let mut names = vec![];
+        let depthwise = usize::from(self.expand.is_some());
+        if let Some(expand) = &self.expand {
+            names.extend(expand.names(&format!("{ours}.expand"), &format!("{theirs}.conv.0")));
+        }
+        names.extend(self.depthwise.names(&format!("{ours}.depthwise"), &format!("{theirs}.conv.{depthwise}")));
+        names.push((format!("{ours}.project.conv"), format!("{theirs}.conv.{}", depthwise + 1)));
+        names.push((format!("{ours}.project.norm"), format!("{theirs}.conv.{}", depthwise + 2)));
+        names
     }
 
     fn stock(&self, x: Tensor<4>) -> Tensor<4> {

@@ -98,12 +98,12 @@ impl MobileNetV2Config {
     }
 
     /// `channels` at width 1, at this width.
-    pub(super) fn scaled(&self, channels: usize) -> usize {
+    pub(crate) fn scaled(&self, channels: usize) -> usize {
         divisible(channels as f64 * self.width)
     }
 
     /// Channels that the classifier reads: they do not shrink with the width.
-    pub(super) fn features(&self) -> usize {
+    pub(crate) fn features(&self) -> usize {
         divisible(1280.0 * self.width.max(1.0))
     }
 

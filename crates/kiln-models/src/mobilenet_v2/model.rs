@@ -78,20 +78,11 @@ impl MobileNetV2 {
 
     /// The paths of layers here and in torchvision's files.
     pub(crate) fn names(&self) -> Vec<(String, String)> {
-        let pair = |ours: &str, theirs: &str| {
-            [(".conv", ".0"), (".norm", ".1")].map(|(a, b)| (format!("{ours}{a}"), format!("{theirs}{b}")))
-        };
         let last = self.blocks.len() + 1;
-        let mut names = [pair("stem", "features.0"), pair("last", &format!("features.{last}"))].concat();
+        let mut names =
+            [self.stem.names("stem", "features.0"), self.last.names("last", &format!("features.{last}"))].concat();
         for (index, block) in self.blocks.iter().enumerate() {
-            let (ours, theirs) = (format!("blocks.{index}"), format!("features.{}.conv", index + 1));
-            let depthwise = usize::from(block.expand.is_some());
-            if block.expand.is_some() {
-                names.extend(pair(&format!("{ours}.expand"), &format!("{theirs}.0")));
-            }
-            names.extend(pair(&format!("{ours}.depthwise"), &format!("{theirs}.{depthwise}")));
-            names.push((format!("{ours}.project.conv"), format!("{theirs}.{}", depthwise + 1)));
-            names.push((format!("{ours}.project.norm"), format!("{theirs}.{}", depthwise + 2)));
+            names.extend(block.names(&format!("blocks.{index}"), &format!("features.{}", index + 1)));
         }
         names.push(("classifier".into(), "classifier.1".into()));
         names

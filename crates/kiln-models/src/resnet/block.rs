@@ -42,6 +42,10 @@ impl ResNetBlock {
 }
 
 impl StemLayers {
+    pub(crate) fn without_pool(self) -> Self {
+        Self { maxpool: None, ..self }
+    }
+
     pub(super) fn forward(&self, images_bchw: Tensor<4>) -> Tensor<4> {
         let images_bchw = images_bchw.cast(self.conv1.weight.val().dtype());
         let lean = usable(self.lean, &images_bchw);

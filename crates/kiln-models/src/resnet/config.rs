@@ -183,6 +183,16 @@ impl ResNetConfig {
         some_pixels(size)
     }
 
+    /// Blocks of each stage.
+    pub(crate) fn stages(&self) -> [usize; 4] {
+        self.depth.stages()
+    }
+
+    /// Channels of the output of stage `number`, counted from zero.
+    pub(crate) fn stage(&self, number: usize) -> usize {
+        (self.width << number) * self.depth.expansion()
+    }
+
     pub(super) fn check(&self) -> Result<(), Error> {
         let Self { classes, channels, width, .. } = *self;
         positive([("classes", classes), ("channels", channels), ("width", width)])?;

@@ -42,9 +42,8 @@ impl ResNetConfig {
         };
         let mut channels = self.width;
         let mut stage = |number: usize| {
-            let inner = self.width << number;
-            let out = inner * self.depth.expansion();
-            (0..self.depth.stages()[number])
+            let (inner, out) = (self.width << number, self.stage(number));
+            (0..self.stages()[number])
                 .map(|i| {
                     let stride = if i == 0 && number > 0 { 2 } else { 1 };
                     let block = ResidualBlock::new([channels, inner, out], stride, self, device);

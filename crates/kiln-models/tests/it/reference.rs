@@ -8,7 +8,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use kiln_models::{
     GptConfig, MobileNetV2, MobileNetV2Config, ResNet, ResNetConfig, SafetensorsModel, ShuffleNetV2,
-    ShuffleNetV2Config, Stem, Vit, VitConfig,
+    ShuffleNetV2Config, Stem, Unet, UnetConfig, UnetEncoder, Vit, VitConfig,
 };
 use safetensors::SafeTensors;
 
@@ -128,6 +128,16 @@ fn check_classifier<M: SafetensorsModel>(
     forward: fn(&M, Tensor<4>) -> Tensor<2>,
     rename: Rename,
 ) {
+    check(name, init, forward, rename, &[3, 1, 4, 1]);
+}
+
+fn check<M: SafetensorsModel>(
+    name: &str,
+    init: impl Fn(&Device) -> M,
+    forward: fn(&M, Tensor<4>) -> Tensor<2>,
+    rename: Rename,
+    targets: &[i64],
+) {
     let expected = recorded(name);
     let device = Device::flex();
     let model = |device: &Device| init(device).load_safetensors(path(&format!("{name}.safetensors"))).unwrap();
@@ -141,7 +151,7 @@ fn check_classifier<M: SafetensorsModel>(
     model.visit(&mut Named { path: vec![], rename, each: &mut each });
     let logits = forward(&model, tensor(&expected, "input", &device));
     assert_close("training logits", &host(logits.clone()), &expected["logits_train"].1, 1e-4);
-    let targets = Tensor::<1, Int>::from_data([3, 1, 4, 1], &device);
+    let targets = Tensor::<1, Int>::from_data(targets, &device);
     let loss = CrossEntropyLossConfig::new().init(&device).forward(logits, targets);
     assert_close("loss", &host(loss.clone()), &expected["loss"].1, 1e-4);
     let grads = loss.backward();
@@ -244,6 +254,57 @@ fn vit_agrees_with_timm() {
     }
 }
 
+fn unet(encoder: UnetEncoder, lean: bool) -> UnetConfig {
+    let (width, decoder) = match encoder {
+        UnetEncoder::MobileNetV2 => (0.1, [8, 16, 8, 8, 8]),
+        _ => (4.0 / 64.0, [24, 16, 12, 8, 8]),
+    };
+    UnetConfig::new(5).with_encoder(encoder).with_width(width).with_decoder(decoder).with_lean(lean)
+}
+
+/// In the reference's files the blocks of the encoder have the names of the classifier.
+fn in_smps_unet(path: String) -> String {
+    let path = path.replace("head.", "segmentation_head.0.");
+    if let Some(rest) = path.strip_prefix("decoder.") {
+        let rest = ["conv1", "conv2"].iter().fold(rest.to_owned(), |rest, name| {
+            rest.replace(&format!("{name}.conv"), &format!("{name}.0"))
+                .replace(&format!("{name}.norm"), &format!("{name}.1"))
+        });
+        return format!("decoder.blocks.{rest}");
+    }
+    let Some((index, rest)) = path.strip_prefix("encoder.").and_then(|rest| rest.split_once(".layers.")) else {
+        return path;
+    };
+    let index: usize = index.parse().unwrap();
+    if let Some(rest) = rest.strip_prefix("ResNet.Stem.") {
+        return format!("encoder.{rest}");
+    }
+    if let Some(rest) = rest.strip_prefix("ResNet.Residual.") {
+        let rest = rest.replace("downsample.conv", "downsample.0").replace("downsample.norm", "downsample.1");
+        return format!("encoder.layer{}.{}.{rest}", index.div_ceil(2), (index - 1) % 2);
+    }
+    let name = match (index, rest.strip_prefix("MobileNetV2.Inverted."), rest.strip_prefix("MobileNetV2.Conv.layers."))
+    {
+        (_, Some(rest), _) => format!("blocks.{}.{rest}", index - 1),
+        (0, _, Some(rest)) => format!("stem.{rest}"),
+        (_, _, Some(rest)) => format!("last.{rest}"),
+        _ => panic!("{path}"),
+    };
+    format!("encoder.{}", in_torchvisions_mobilenet(name))
+}
+
+#[test]
+fn unet_agrees_with_segmentation_models_pytorch() {
+    let targets: Vec<i64> = (0..2 * 64 * 64).map(|pixel| pixel * 7 % 11 % 5).collect();
+    for encoder in [UnetEncoder::ResNet18, UnetEncoder::MobileNetV2] {
+        for lean in [true, false] {
+            let init = |device: &Device| unet(encoder, lean).init(device).unwrap();
+            let pixels = |model: &Unet, x| model.forward(x).permute([0, 2, 3, 1]).flatten(0, 2);
+            check(&format!("unet_{}", encoder.name()), init, pixels, in_smps_unet, &targets);
+        }
+    }
+}
+
 fn gpt_config() -> GptConfig {
     GptConfig::tiny(97, 24).with_layers(3).with_heads(4).with_width(32)
 }
@@ -298,5 +359,8 @@ fn saved_files_have_the_references_names_shapes_and_bits() {
     check_round_trip("mobilenet_v2", || mobilenet_v2(true).init(&device).unwrap());
     check_round_trip("shufflenet_v2", || shufflenet_v2(true).init(&device).unwrap());
     check_round_trip("vit", || vit(true).init(&device).unwrap());
+    for encoder in [UnetEncoder::ResNet18, UnetEncoder::MobileNetV2] {
+        check_round_trip(&format!("unet_{}", encoder.name()), || unet(encoder, true).init(&device).unwrap());
+    }
     check_round_trip("gpt2", || gpt_config().init(&device).unwrap());
 }

@@ -1,0 +1,183 @@
+//! Encoder and sizes of a U-Net.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::mobilenet_v2::MobileNetV2Config;
+use crate::resnet::ResNetConfig;
+use crate::sizes::{addressable, positive, some_pixels};
+
+/// How often the encoder halves the image; as many blocks of the decoder double it again.
+pub(super) const LEVELS: usize = 5;
+
+/// The classifier whose blocks are the encoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "named after the networks")]
+pub enum UnetEncoder {
+    #[serde(rename = "resnet18")]
+    ResNet18,
+    #[serde(rename = "resnet34")]
+    ResNet34,
+    #[serde(rename = "resnet50")]
+    ResNet50,
+    #[serde(rename = "resnet101")]
+    ResNet101,
+    #[serde(rename = "mobilenet_v2")]
+    MobileNetV2,
+}
+
+impl UnetEncoder {
+    /// All encoders.
+    pub const ALL: [Self; 5] = [Self::ResNet18, Self::ResNet34, Self::ResNet50, Self::ResNet101, Self::MobileNetV2];
+    /// The names that [`named`](Self::named) accepts.
+    pub const NAMES: &'static str = "resnet18, resnet34, resnet50, resnet101, mobilenet_v2";
+
+    /// torchvision's name of the classifier.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ResNet18 => "resnet18",
+            Self::ResNet34 => "resnet34",
+            Self::ResNet50 => "resnet50",
+            Self::ResNet101 => "resnet101",
+            Self::MobileNetV2 => "mobilenet_v2",
+        }
+    }
+
+    /// The encoder called `name`, one of [`NAMES`](Self::NAMES).
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`].
+    pub fn named(name: &str) -> Result<Self, Error> {
+        let unknown = || Error::UnknownModel { name: name.to_owned(), expected: Self::NAMES };
+        Self::ALL.into_iter().find(|encoder| encoder.name() == name).ok_or_else(unknown)
+    }
+}
+
+/// The configuration of a [`Unet`](crate::Unet).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UnetConfig {
+    /// Number of classes of a pixel, at least 1.
+    pub classes: usize,
+    /// Channels of the input images; 3 by default.
+    #[serde(default = "three")]
+    pub channels: usize,
+    /// The encoder; ResNet-18 by default.
+    #[serde(default = "resnet18")]
+    pub encoder: UnetEncoder,
+    /// What the encoder's numbers of channels are multiplied by; 1 by default.
+    #[serde(default = "one")]
+    pub width: f64,
+    /// Channels of the decoder's five blocks, from the smallest image to the largest; 256, 128, 64, 32, 16 by default.
+    #[serde(default = "decoder")]
+    pub decoder: [usize; LEVELS],
+    /// Whether the blocks are made of kiln-layers' operations, which keep less for the backward pass; of burn's own otherwise. True by
+    /// default.
+    #[serde(default = "yes")]
+    pub lean: bool,
+}
+
+fn three() -> usize {
+    3
+}
+fn resnet18() -> UnetEncoder {
+    UnetEncoder::ResNet18
+}
+fn one() -> f64 {
+    1.0
+}
+fn decoder() -> [usize; LEVELS] {
+    [256, 128, 64, 32, 16]
+}
+fn yes() -> bool {
+    true
+}
+
+impl UnetConfig {
+    /// A U-Net on ResNet-18 for images of three channels: 14.3 million parameters.
+    pub fn new(classes: usize) -> Self {
+        Self { classes, channels: three(), encoder: resnet18(), width: one(), decoder: decoder(), lean: yes() }
+    }
+
+    /// The same on another encoder.
+    pub fn with_encoder(mut self, encoder: UnetEncoder) -> Self {
+        self.encoder = encoder;
+        self
+    }
+
+    /// The same for images of `channels` channels.
+    pub fn with_channels(mut self, channels: usize) -> Self {
+        self.channels = channels;
+        self
+    }
+
+    /// The same with `width` times the channels in the encoder.
+    pub fn with_width(mut self, width: f64) -> Self {
+        self.width = width;
+        self
+    }
+
+    /// The same with these channels in the decoder's blocks, from the smallest image to the largest.
+    pub fn with_decoder(mut self, channels: [usize; LEVELS]) -> Self {
+        self.decoder = channels;
+        self
+    }
+
+    /// The same on kiln-layers' operations (true) or burn's own (false).
+    pub fn with_lean(mut self, lean: bool) -> Self {
+        self.lean = lean;
+        self
+    }
+
+    /// Checks that images of `[height, width]` pixels can be read: the encoder halves them five times.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for a height or width that is not a multiple of 32.
+    pub fn check_input(&self, size: [usize; 2]) -> Result<(), Error> {
+        some_pixels(size)?;
+        let sides = [("image height", size[0]), ("image width", size[1])];
+        match sides.into_iter().find(|(_, value)| value % (1 << LEVELS) != 0) {
+            Some((size, value)) => Err(Error::InvalidInput { size, value, expected: "a multiple of 32".into() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The classifier whose blocks are the encoder.
+    pub(super) fn encoder(&self) -> Result<EncoderConfig, Error> {
+        let refuse = |expected: &str| {
+            let (value, expected) = (self.width.to_string(), expected.to_owned());
+            Err(Error::InvalidConfig { field: "width", value, expected })
+        };
+        if !(self.width > 0.0 && self.width <= 64.0) {
+            return refuse("a number above 0, at most 64");
+        }
+        if self.encoder == UnetEncoder::MobileNetV2 {
+            let config = MobileNetV2Config::new(1).with_width(self.width);
+            return Ok(EncoderConfig::MobileNetV2(config.with_channels(self.channels).with_lean(self.lean)));
+        }
+        let config = ResNetConfig::named(self.encoder.name(), 1)?;
+        let width = (config.width as f64 * self.width).round();
+        if width < 1.0 {
+            return refuse("at least 1/64, one channel in the first stage");
+        }
+        let config = config.with_width(width as usize).with_channels(self.channels).with_lean(self.lean);
+        Ok(EncoderConfig::ResNet(config))
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let Self { classes, channels, decoder, .. } = *self;
+        positive([("classes", classes), ("channels", channels)])?;
+        positive(decoder.map(|channels| ("decoder", channels)))?;
+        let largest = decoder.into_iter().max().unwrap_or(1);
+        addressable("decoder", largest, &[3, 3, largest, largest])?;
+        addressable("classes", classes, &[3, 3, decoder[LEVELS - 1], classes])
+    }
+}
+
+/// The configuration of a classifier without its head.
+pub(super) enum EncoderConfig {
+    ResNet(ResNetConfig),
+    MobileNetV2(MobileNetV2Config),
+}

@@ -1,0 +1,143 @@
+//! The decoder: blocks that double the image and read what the encoder made of the larger one.
+// B batch, C channels, H height, W width
+
+use burn::module::{Module, Param, ParamId};
+use burn::nn::conv::Conv2d;
+use burn::nn::{BatchNorm, Initializer, PixelShuffleConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use kiln_layers::{batch_norm_relu, batch_norm_relu_conv2d, conv2d};
+
+use crate::conv_norm::{ConvNorm, ConvShape};
+use crate::lean::{output, usable};
+use crate::norms::batch_norm;
+
+/// One block of the decoder: the image is doubled by repeating its pixels and joined with the encoder's output of that size; then two 3x3
+/// convolutions, each with batch norm and ReLU.
+///
+/// The last block ends before its last norm, which the head applies.
+#[derive(Module, Debug)]
+pub struct DecoderBlock {
+    pub(super) conv1: ConvNorm,
+    pub(super) conv2: Conv2d,
+    /// None in the last block.
+    pub(super) norm2: Option<BatchNorm>,
+    pub(super) lean: bool,
+}
+
+/// Both layers of a level of the decoder, as the model holds them.
+#[derive(Module, Debug)]
+pub(super) struct Level {
+    conv1: ConvNorm,
+    pub(super) conv2: ConvNorm,
+}
+
+impl Level {
+    /// `from`: channels of the smaller image, and of the encoder's output.
+    pub(super) fn new(from: [usize; 2], to: usize, device: &Device) -> Self {
+        // He-uniform by fan-in, as in segmentation_models_pytorch.
+        let weights = Initializer::KaimingUniform { gain: f64::sqrt(2.0), fan_out_only: false };
+        let layers = |from| ConvNorm::new(ConvShape::new([from, to], 3, 1), &weights, device);
+        Self { conv1: layers(from[0] + from[1]), conv2: layers(to) }
+    }
+
+    /// A handle to the level's parameters and running statistics.
+    pub(super) fn block(&self, last: bool, lean: bool) -> DecoderBlock {
+        DecoderBlock {
+            conv1: self.conv1.clone(),
+            conv2: self.conv2.conv.clone(),
+            norm2: (!last).then(|| self.conv2.norm.clone()),
+            lean,
+        }
+    }
+
+    /// The paths of its layers here, below `ours`, and in the files of segmentation_models_pytorch, below `theirs`.
+    pub(super) fn names(&self, ours: &str, theirs: &str) -> Vec<(String, String)> {
+        let layers =
+            |layers: &ConvNorm, name: &str| layers.names(&format!("{ours}.{name}"), &format!("{theirs}.{name}"));
+        [layers(&self.conv1, "conv1"), layers(&self.conv2, "conv2")].concat()
+    }
+}
+
+impl DecoderBlock {
+    /// `x` `[B, C, H, W]` and the encoder's output `[B, C', 2 H, 2 W]`, where there is one, to `[B, C'', 2 H, 2 W]`.
+    pub fn forward(&self, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
+        match usable(self.lean, &x) {
+            true => self.lean(x, skip),
+            false => self.stock(x, skip),
+        }
+    }
+
+    /// Keeps its inputs and the outputs of both convolutions. Neither the doubled image nor the joined one exists.
+    fn lean(&self, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
+        let weight = self.conv1.conv.weight.val();
+        let (outputs, channels) = (weight.dims()[0], x.dims()[1]);
+        let y = output(conv2d(&self.with_weight(of_doubled(weight.clone().narrow(1, 0, channels))), x));
+        let mut y = PixelShuffleConfig::new(2).init().forward(y);
+        if let Some(skip) = skip {
+            let others = weight.narrow(1, channels, skip.dims()[1]);
+            y = y + output(conv2d(&self.with_weight(others), skip));
+        }
+        debug_assert_eq!(y.dims()[1], outputs);
+        let y = output(batch_norm_relu_conv2d(&self.conv1.norm, &self.conv2, y));
+        match &self.norm2 {
+            Some(norm) => output(batch_norm_relu(norm, y)),
+            None => y,
+        }
+    }
+
+    /// The first convolution with another weight, which gradients pass through.
+    fn with_weight(&self, weight: Tensor<4>) -> Conv2d {
+        Conv2d { weight: Param::initialized(ParamId::new(), weight), ..self.conv1.conv.clone() }
+    }
+
+    fn stock(&self, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
+        let x = doubled(x);
+        let x = match skip {
+            Some(skip) => Tensor::cat(vec![x, skip], 1),
+            None => x,
+        };
+        let y = relu(batch_norm(&self.conv1.norm, self.conv1.conv.forward(x)));
+        let y = self.conv2.forward(y);
+        match &self.norm2 {
+            Some(norm) => relu(batch_norm(norm, y)),
+            None => y,
+        }
+    }
+}
+
+/// Each pixel four times.
+fn doubled(x: Tensor<4>) -> Tensor<4> {
+    let [b, c, h, w] = x.dims();
+    x.reshape([b, c, h, 1, w, 1]).expand([b, c, h, 2, w, 2]).reshape([b, c, 2 * h, 2 * w])
+}
+
+/// What each of the three weights of a row, of a kernel that reads doubled pixels, is a weight of: for even and odd rows of the output, the
+/// pixel before, here, and after in the image that is not doubled.
+const ROWS: [[[f32; 3]; 2]; 3] =
+    [[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]];
+
+/// From a 3x3 weight `[outputs, inputs, 3, 3]` that reads an image whose pixels are doubled, the weight `[4 * outputs, inputs, 3, 3]` that
+/// makes the same of the image itself: four channels for each output, the pixels of a square of two by two. Weights that read the same
+/// pixel are added up, so that results differ by rounding.
+///
+/// Source of the idea: Shi et al. 2016, "Is the deconvolution layer the same as a convolutional layer?".
+fn of_doubled(weight: Tensor<4>) -> Tensor<4> {
+    let [outputs, inputs, _, _] = weight.dims();
+    let mut sums = vec![];
+    for y in ROWS {
+        for x in ROWS {
+            for (y, x) in y.iter().flat_map(|y| x.iter().map(move |x| (y, x))) {
+                sums.extend(y.iter().flat_map(|y| x.iter().map(move |x| y * x)));
+            }
+        }
+    }
+    let device = weight.device();
+    let sums = Tensor::<1>::from_data(sums.as_slice(), (&device, weight.dtype())).reshape([9, 36]);
+    weight.reshape([outputs * inputs, 9]).matmul(sums).reshape([outputs, inputs, 4, 9]).permute([0, 2, 1, 3]).reshape([
+        4 * outputs,
+        inputs,
+        3,
+        3,
+    ])
+}

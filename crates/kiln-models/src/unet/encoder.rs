@@ -1,0 +1,133 @@
+//! The encoder: the blocks of a classifier, which halve the image five times.
+
+use burn::module::Module;
+use burn::nn::PaddingConfig2d;
+use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::tensor::{Device, Tensor};
+use kiln_layers::max_pool2d;
+
+use super::config::{EncoderConfig, LEVELS};
+use crate::Error;
+use crate::lean::{output, usable};
+use crate::mobilenet_v2::{MobileNetV2Block, MobileNetV2Config};
+use crate::resnet::{ResNetBlock, ResNetConfig};
+
+/// One block of the encoder.
+#[derive(Module, Debug)]
+pub struct EncoderBlock {
+    pool: Option<MaxPool2d>,
+    pub(super) layers: EncoderLayers,
+    /// Whether the decoder reads the input of this block as well.
+    pub(super) keeps_input: bool,
+    lean: bool,
+}
+
+/// A block of the classifier that the encoder is taken from.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
+#[allow(missing_docs, reason = "named after the networks")]
+pub enum EncoderLayers {
+    ResNet(ResNetBlock),
+    MobileNetV2(MobileNetV2Block),
+}
+
+impl EncoderBlock {
+    /// `[B, C, H, W]` to `[B, C', H', W']`.
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let x = match &self.pool {
+            Some(pool) if usable(self.lean, &x) => output(max_pool2d(pool, x)),
+            Some(pool) => pool.forward(x),
+            None => x,
+        };
+        match &self.layers {
+            EncoderLayers::ResNet(block) => block.forward(x),
+            EncoderLayers::MobileNetV2(block) => block.forward(x),
+        }
+    }
+}
+
+/// The blocks of an encoder, and the channels of what the decoder reads of it, from the largest image to the smallest.
+pub(super) struct Encoder {
+    pub(super) blocks: Vec<EncoderBlock>,
+    pub(super) channels: [usize; LEVELS],
+}
+
+impl EncoderConfig {
+    pub(super) fn init(&self, device: &Device) -> Result<Encoder, Error> {
+        match self {
+            Self::ResNet(config) => resnet(config, device),
+            Self::MobileNetV2(config) => mobilenet_v2(config, device),
+        }
+    }
+}
+
+fn resnet(config: &ResNetConfig, device: &Device) -> Result<Encoder, Error> {
+    let [first, second, third, _] = config.stages();
+    // The first block of each stage reads what the stage before it made, and so does the decoder.
+    let firsts = [1, 1 + first, 1 + first + second, 1 + first + second + third];
+    let pool = || {
+        let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]);
+        pool.with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init()
+    };
+    let block = |(index, layers)| EncoderBlock {
+        pool: (index == 1).then(pool),
+        layers: EncoderLayers::ResNet(match layers {
+            // The decoder reads what the pool reads, so that the pool is part of the next block.
+            ResNetBlock::Stem(stem) => ResNetBlock::Stem(stem.without_pool()),
+            residual @ ResNetBlock::Residual(_) => residual,
+        }),
+        keeps_input: firsts.contains(&index),
+        lean: config.lean,
+    };
+    Ok(Encoder {
+        blocks: config.init(device)?.blocks().into_iter().enumerate().map(block).collect(),
+        channels: [config.width, config.stage(0), config.stage(1), config.stage(2), config.stage(3)],
+    })
+}
+
+fn mobilenet_v2(config: &MobileNetV2Config, device: &Device) -> Result<Encoder, Error> {
+    /// The first blocks that halve the image, after the stem, and the channels that they read at width 1.
+    const FIRSTS: [(usize, usize); 4] = [(2, 16), (4, 24), (7, 32), (14, 96)];
+    let block = |(index, layers)| EncoderBlock {
+        pool: None,
+        layers: EncoderLayers::MobileNetV2(layers),
+        keeps_input: FIRSTS.iter().any(|(first, _)| *first == index),
+        lean: config.lean,
+    };
+    let [first, second, third, fourth] = FIRSTS.map(|(_, channels)| config.scaled(channels));
+    Ok(Encoder {
+        blocks: config.init(device)?.blocks().into_iter().enumerate().map(block).collect(),
+        channels: [first, second, third, fourth, config.features()],
+    })
+}
+
+/// The paths of the layers of `blocks` here and in the files of segmentation_models_pytorch, without what comes before them.
+pub(super) fn names(blocks: &[EncoderBlock]) -> Vec<(String, String)> {
+    let mut names = vec![];
+    let (mut stage, mut in_stage) = (0, 0);
+    for (index, block) in blocks.iter().enumerate() {
+        if block.keeps_input {
+            (stage, in_stage) = (stage + 1, 0);
+        }
+        let ours = format!("{index}.layers");
+        match &block.layers {
+            EncoderLayers::ResNet(ResNetBlock::Stem(_)) => {
+                let layer = |layer: &str| (format!("{ours}.ResNet.Stem.{layer}"), layer.to_owned());
+                names.extend(["conv1", "bn1"].map(layer));
+            }
+            EncoderLayers::ResNet(ResNetBlock::Residual(_)) => {
+                let (ours, theirs) = (format!("{ours}.ResNet.Residual"), format!("layer{stage}.{in_stage}"));
+                let layer = |(a, b): (&str, &str)| (format!("{ours}{a}"), format!("{theirs}{b}"));
+                // Longer paths first: a path is renamed once.
+                names.extend(
+                    [(".downsample.conv", ".downsample.0"), (".downsample.norm", ".downsample.1"), ("", "")].map(layer),
+                );
+            }
+            EncoderLayers::MobileNetV2(layers) => {
+                names.extend(layers.names(&format!("{ours}.MobileNetV2"), &format!("features.{index}")));
+            }
+        }
+        in_stage += 1;
+    }
+    names
+}
