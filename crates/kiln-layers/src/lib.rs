@@ -1,6 +1,7 @@
 //! Layers and losses for any burn program whose backward pass keeps the least memory, and optimizers that update in place.
 //!
 //! - [`LinearCrossEntropy`]: the loss of a linear output layer; the logits of the batch never exist.
+//! - [`SegmentationLoss`]: cross-entropy and Dice of the classes of pixels; keeps nothing but the gradient of the logits.
 //! - [`self_attention`], [`attention`], [`MultiHeadAttention`]: exact attention in memory that grows with the length of a sequence, not
 //!   with its square; masks, grouped queries and dropout. [`rotary`]: rotary position embedding that keeps nothing.
 //! - [`linear`], [`norm_linear`], [`activation_linear`]: on burn's own [`Linear`](burn::nn::Linear); the output of the norm or of the
@@ -61,6 +62,7 @@ mod norm_conv2d;
 mod optimizer;
 mod projected_attention;
 mod rotary;
+mod segmentation_loss;
 #[cfg_attr(not(feature = "flex"), allow(dead_code, unused, reason = "only kernels of the CPU device are called"))]
 mod simd;
 mod softmax;
@@ -90,6 +92,7 @@ pub use norm_conv2d::{
 pub use optimizer::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
 pub use projected_attention::norm_self_attention;
 pub use rotary::{RotaryOptions, RotaryPairs, rotary};
+pub use segmentation_loss::SegmentationLoss;
 pub use softmax::softmax;
 pub use swiglu::swiglu;
 
