@@ -43,6 +43,7 @@ mod error;
 mod images;
 mod loader;
 mod order;
+mod partial;
 mod text;
 mod tiles;
 mod train_test;
@@ -63,8 +64,8 @@ pub use text::{
     TokenizerKind, open_text, open_text_cached, tokenize_files,
 };
 pub use tiles::{
-    Blend, ClassIds, Classes, Stitch, TileArea, TileBatch, TileConfig, TileGrid, TilePlace, TileSet, TileTensors,
-    stitch,
+    Blend, ClassIds, ClassRows, Classes, MaskedImages, Stitch, TileArea, TileBatch, TileConfig, TileGrid, TilePlace,
+    TileSet, TileTensors, open_masked_images, stitch, write_classes,
 };
 pub use train_test::TrainTest;
 

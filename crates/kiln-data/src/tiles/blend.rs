@@ -15,17 +15,30 @@ pub enum Blend {
     /// a pixel outside of the tile.
     #[default]
     RaisedCosine,
+    /// 1 in the inside of a tile, which is `margin` pixels away from its edges, and so little outside that it counts only where no inside
+    /// is. If `margin` is at least the receptive field of the model, and tiles and image lie alike to its strides, each pixel has the
+    /// prediction that it has in the whole image.
+    Crop {
+        /// Pixels along each edge.
+        margin: usize,
+    },
 }
+
+/// The weight of what is cropped: in f32, 1 and this are 1.
+const CROPPED: f64 = 1e-30;
 
 impl Blend {
     /// The weights of the `side` pixels along a tile, each in (0, 1], the same from both ends.
     pub fn window(self, side: usize) -> Vec<f64> {
         let weight = |pixel: usize| {
+            let edge = pixel.min(side - 1 - pixel);
             // The distance of the pixel's middle from the nearer end.
-            let at = (pixel.min(side - 1 - pixel) as f64 + 0.5) / side as f64;
+            let at = (edge as f64 + 0.5) / side as f64;
             match self {
                 Self::Linear => 2.0 * at,
                 Self::RaisedCosine => (PI * at).sin().powi(2),
+                Self::Crop { margin } if edge < margin => CROPPED,
+                Self::Crop { .. } => 1.0,
             }
         };
         (0..side).map(weight).collect()
@@ -39,7 +52,7 @@ mod tests {
     #[test]
     fn weights_are_positive_symmetric_and_largest_in_the_middle() {
         for side in [1, 2, 3, 64, 255, 65536] {
-            for blend in [Blend::Linear, Blend::RaisedCosine] {
+            for blend in [Blend::Linear, Blend::RaisedCosine, Blend::Crop { margin: 5 }] {
                 let window = blend.window(side);
                 assert!(window.iter().all(|weight| *weight > 0.0 && *weight <= 1.0), "{blend:?} of {side}");
                 assert!(window.iter().eq(window.iter().rev()), "{blend:?} of {side}");

@@ -2,7 +2,9 @@
 
 mod blend;
 mod class_ids;
+mod class_tiff;
 mod config;
+mod folder;
 mod grid;
 mod place;
 mod source;
@@ -12,7 +14,9 @@ mod tile_set;
 
 pub use blend::Blend;
 pub use class_ids::{ClassIds, Classes};
+pub use class_tiff::{ClassRows, write_classes};
 pub use config::TileConfig;
+pub use folder::{MaskedImages, open_masked_images};
 pub use grid::{TileArea, TileGrid};
 pub use stitch::{Stitch, stitch};
 pub use tile_batch::{TileBatch, TileTensors};

@@ -1,5 +1,6 @@
 //! One image of a tile set and its mask, read tile by tile.
 
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use crate::decode::{Format, ImageFile, Orientation, Raster, SampleType, Samples};
@@ -12,7 +13,7 @@ use super::grid::TileArea;
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     pub(super) image: PathBuf,
-    mask: Option<PathBuf>,
+    pub(super) mask: Option<PathBuf>,
     pub(super) facts: Facts,
     /// Bytes that reading a tile takes at its peak.
     pub(super) bytes: u64,
@@ -99,7 +100,13 @@ fn open(path: &Path, limit: u64) -> Result<(Raster, Facts), Error> {
 /// Opens a mask. Its format must return the samples as they are stored, which not every format does.
 fn open_mask(path: &Path, image: &Path, facts: &Facts, limit: u64) -> Result<Raster, Error> {
     let refuse = |reason: String| Err(Error::format(path, format!("a mask of {reason}")));
-    let file = ImageFile::open(path)?;
+    let file = ImageFile::open(path).map_err(|error| match error {
+        Error::Read { reason, .. } if reason.kind() == ErrorKind::NotFound => Error::read(
+            path,
+            io::Error::new(ErrorKind::NotFound, format!("the mask of '{}' is missing", image.display())),
+        ),
+        other => other,
+    })?;
     let (format, bits, orientation) = (file.header().format, file.header().bits, file.header().orientation);
     let raster = Raster::new(file, limit)?;
     let ([height, width], image) = ([raster.height(), raster.width()], image.display());

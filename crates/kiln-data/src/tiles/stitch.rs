@@ -248,7 +248,7 @@ mod tests {
 
     use crate::order::sample_rng;
 
-    const BLENDS: [Blend; 2] = [Blend::Linear, Blend::RaisedCosine];
+    const BLENDS: [Blend; 3] = [Blend::Linear, Blend::RaisedCosine, Blend::Crop { margin: 3 }];
 
     fn grids() -> impl Strategy<Value = TileGrid> {
         (1usize..40, 1usize..40, 1usize..20).prop_flat_map(|(height, width, tile)| {
@@ -325,6 +325,16 @@ mod tests {
             stitch.finish().unwrap();
             prop_assert_eq!(rows, (0..height).map(|y| (y, 2 * width)).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn what_is_cropped_counts_only_where_there_is_nothing_else() {
+        // Tiles at 0, 2 and 4 of 10 columns, 4 wide: margins of 1 keep columns 1, 2, then 3, 4, and 5, 6, ..
+        let grid = TileGrid::new([4, 10], 4, 2).unwrap();
+        let tiles = (1..=grid.tiles()).map(|tile| vec![tile as f32 / 3.0; 16]);
+        let image = stitch(grid, 1, Blend::Crop { margin: 1 }, tiles).unwrap();
+        let tile = [1, 1, 1, 2, 2, 3, 3, 4, 4, 4].map(|tile| tile as f32 / 3.0);
+        assert!(image.chunks_exact(10).all(|row| row == tile), "{image:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::loader::{BatchPlan, Worker};
+use crate::loader::{BadSample, BadSamples, BatchPlan, Worker};
 
 use super::class_ids::Classes;
 use super::config::TileConfig;
@@ -97,7 +97,8 @@ impl TileSet {
     /// first; [`Error::TooLarge`] when reading a tile takes more than the limit; [`Error::InvalidSetting`] for no images;
     /// those of [`TileGrid::new`].
     pub fn new(images: impl IntoIterator<Item = impl AsRef<Path>>, config: TileConfig) -> Result<Self, Error> {
-        Self::open(images.into_iter().map(|image| (image, None::<&Path>)), None, config)
+        let pairs = images.into_iter().map(|image| (image, None::<&Path>));
+        Ok(Self::open(pairs, None, config, BadSamples::FAIL)?.0)
     }
 
     /// Tiles of images, each with its mask. Only the headers are read.
@@ -111,23 +112,45 @@ impl TileSet {
         classes: Classes,
         config: TileConfig,
     ) -> Result<Self, Error> {
+        Ok(Self::with_readable_masks(pairs, classes, config, BadSamples::FAIL)?.0)
+    }
+
+    /// The same, without pairs of which image or mask cannot be used; their errors are returned beside the set. There may be as many of
+    /// them as `bad` says: [`BadSamples::FAIL`] allows none, and to substitute a pair is to leave it out.
+    ///
+    /// # Errors
+    /// Those of [`with_masks`](Self::with_masks), and [`Error::TooManyBadSamples`].
+    pub fn with_readable_masks(
+        pairs: impl IntoIterator<Item = (impl AsRef<Path>, impl AsRef<Path>)>,
+        classes: Classes,
+        config: TileConfig,
+        bad: BadSamples,
+    ) -> Result<(Self, Vec<Error>), Error> {
         classes.check()?;
-        Self::open(pairs.into_iter().map(|(image, mask)| (image, Some(mask))), Some(classes), config)
+        Self::open(pairs.into_iter().map(|(image, mask)| (image, Some(mask))), Some(classes), config, bad)
     }
 
     fn open(
         pairs: impl Iterator<Item = (impl AsRef<Path>, Option<impl AsRef<Path>>)>,
         classes: Option<Classes>,
         config: TileConfig,
-    ) -> Result<Self, Error> {
+        bad: BadSamples,
+    ) -> Result<(Self, Vec<Error>), Error> {
         let TileConfig { tile, overlap, limit } = config;
         TileGrid::new([1, 1], tile, overlap)?;
-        let (mut sources, mut grids, mut firsts) = (Vec::<Source>::new(), vec![], vec![0]);
+        let (mut sources, mut grids, mut firsts, mut left_out) = (Vec::<Source>::new(), vec![], vec![0], vec![]);
         for (image, mask) in pairs {
-            let source = Source::open(image.as_ref(), mask.as_ref().map(AsRef::as_ref), tile, limit)?;
-            if let Some(first) = sources.first() {
-                alike(first, &source)?;
-            }
+            let source = Source::open(image.as_ref(), mask.as_ref().map(AsRef::as_ref), tile, limit);
+            let source = match source.and_then(|source| alike(sources.first(), &source).map(|()| source)) {
+                Err(error) if bad.policy != BadSample::Fail && error.is_of_a_sample() => {
+                    if left_out.len() == bad.at_most {
+                        return Err(Error::TooManyBadSamples { at_most: bad.at_most, last: error.to_string() });
+                    }
+                    left_out.push(error);
+                    continue;
+                }
+                source => source?,
+            };
             let grid = TileGrid::new(source.facts.size, tile, overlap)?;
             firsts.push(firsts[firsts.len() - 1] + grid.tiles());
             sources.push(source);
@@ -136,7 +159,7 @@ impl TileSet {
         if sources.is_empty() {
             return Err(Error::InvalidSetting { field: "images", value: "none".into(), expected: "at least one" });
         }
-        Ok(Self { sources: sources.into(), grids: grids.into(), firsts: firsts.into(), classes, config })
+        Ok((Self { sources: sources.into(), grids: grids.into(), firsts: firsts.into(), classes, config }, left_out))
     }
 
     /// Number of tiles, at least 1.
@@ -153,6 +176,11 @@ impl TileSet {
     /// The file of image `image`, below [`images`](Self::images).
     pub fn path(&self, image: usize) -> &Path {
         &self.sources[image].image
+    }
+
+    /// The file of the mask of image `image`, below [`images`](Self::images).
+    pub fn mask(&self, image: usize) -> Option<&Path> {
+        self.sources[image].mask.as_deref()
     }
 
     /// The grid of image `image`, below [`images`](Self::images).
@@ -216,7 +244,8 @@ impl TileSet {
 }
 
 /// All images of a set fit one tensor, in the same units.
-fn alike(first: &Source, other: &Source) -> Result<(), Error> {
+fn alike(first: Option<&Source>, other: &Source) -> Result<(), Error> {
+    let Some(first) = first else { return Ok(()) };
     let (a, b) = (&first.facts, &other.facts);
     if a.bands == b.bands && a.is_eight_bit() == b.is_eight_bit() {
         return Ok(());

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use image::{GrayImage, Luma};
 use kiln_data::{
     BadSamples, Blend, ClassIds, Classes, Error, LoaderConfig, Normalize, Order, Raster, Samples, Stitch, TileBatch,
-    TileConfig, TileSet, stitch,
+    TileConfig, TileSet, open_masked_images, stitch, write_classes,
 };
 use safetensors::{Dtype, SafeTensors};
 use tempfile::tempdir;
@@ -322,6 +322,67 @@ fn sets_that_cannot_be_are_refused() {
         let error = TileSet::new([path], small).unwrap_err();
         assert!(matches!(&error, Error::TooLarge { limit: 100_000, path: named, .. } if named == path), "{error}");
     }
+}
+
+/// Pairs of which masks are missing, of another size, or no masks are left out where that is allowed.
+#[test]
+fn bad_pairs_are_errors_or_left_out() {
+    let directory = tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name);
+    for folder in ["images", "masks"] {
+        fs::create_dir(place(folder)).unwrap();
+    }
+    for (name, size) in [("a", Some([152, 187])), ("b", None), ("c", Some([152, 100])), ("d", Some([152, 187]))] {
+        fs::copy(&terrain()[0], place(&format!("images/{name}.tif"))).unwrap();
+        if let Some([width, height]) = size {
+            GrayImage::new(width, height).save(place(&format!("masks/{name}.png"))).unwrap();
+        }
+    }
+    fs::write(place("images/readme.txt"), "no image").unwrap();
+    fs::write(place("classes.txt"), "ground\nwater\n\n").unwrap();
+    let data = open_masked_images(directory.path()).unwrap();
+    assert_eq!(data.train.classes, Some(vec!["ground".to_owned(), "water".to_owned()]));
+    // The third of the four is held out.
+    assert_eq!(data.test.pairs, [(place("images/c.tif"), place("masks/c.png"))]);
+    let pairs = [data.train.pairs, data.test.pairs].concat();
+    let open = |bad| TileSet::with_readable_masks(pairs_of(&pairs), Classes::new(2), config(64, 0), bad);
+    let error = open(BadSamples::FAIL).unwrap_err().to_string();
+    assert!(error.contains("masks/b.tif") && error.contains("the mask of") && error.contains("is missing"), "{error}");
+    let (set, left_out) = open(BadSamples::skip(2)).unwrap();
+    assert_eq!((set.images(), left_out.len()), (2, 2));
+    assert!(left_out[1].to_string().contains("100x152 pixels, expected 187x152"), "{}", left_out[1]);
+    let error = open(BadSamples::skip(1)).unwrap_err().to_string();
+    assert!(error.starts_with("more than 1 samples could not be read; the last: "), "{error}");
+
+    fs::remove_dir_all(place("images")).unwrap();
+    let error = open_masked_images(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("expected images/ and masks/, or train/ and test/ of those"), "{error}");
+}
+
+fn pairs_of(pairs: &[(PathBuf, PathBuf)]) -> Vec<(&Path, &Path)> {
+    pairs.iter().map(|(image, mask)| (image.as_path(), mask.as_path())).collect()
+}
+
+/// The tags that say where an image lies, as they are in both files.
+#[test]
+fn classes_lie_where_their_image_does() {
+    let path = tempdir().unwrap();
+    let path = path.path().join("classes.tif");
+    let like = &terrain()[0];
+    write_classes::<Error>(&path, [187, 152], 3, Some(like), |rows| (0..187).try_for_each(|y| rows.row(&[y % 3; 152])))
+        .unwrap();
+    let tags = |path: &Path| {
+        let mut decoder = tiff::decoder::Decoder::new(fs::File::open(path).unwrap()).unwrap();
+        [33550, 33922, 34735, 34736, 34737].map(|tag| {
+            decoder.find_tag(tiff::tags::Tag::from_u16_exhaustive(tag)).unwrap().map(|tag| format!("{tag:?}"))
+        })
+    };
+    assert_eq!(tags(&path), tags(like));
+    assert!(tags(like).iter().filter(|tag| tag.is_some()).count() >= 3);
+    // What is written is a mask.
+    let set = TileSet::with_masks([(like, &path)], Classes::new(3), config(64, 0)).unwrap();
+    let batch = batches(&set, None, 0, LoaderConfig::new(1)).remove(0).unwrap();
+    assert!(batch.masks.unwrap().iter().take(64 * 64).enumerate().all(|(pixel, id)| id == (pixel / 64 % 3) as i64));
 }
 
 #[test]

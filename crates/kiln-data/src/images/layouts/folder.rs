@@ -67,7 +67,8 @@ fn images_below(class: &Path) -> Result<(Vec<PathBuf>, usize), Error> {
     Ok((images, others.len()))
 }
 
-fn is_image(path: &Path) -> bool {
+/// Whether a file is named as an image.
+pub(crate) fn is_image(path: &Path) -> bool {
     let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     // A broken link counts as an image that cannot be read.
     EXTENSIONS.contains(&extension.as_str())

@@ -5,5 +5,6 @@ mod folder;
 mod idx;
 mod open;
 
+pub(crate) use folder::is_image;
 pub use idx::write_idx_gz;
 pub use open::open_images;

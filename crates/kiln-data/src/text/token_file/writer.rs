@@ -1,13 +1,13 @@
 //! Writes a token file, which replaces the one of its name at once.
 
-use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use tempfile::{Builder, NamedTempFile};
+use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::error::Error;
+use crate::partial::{partial, sync_directory};
 
 use super::header::Header;
 use super::reader::TokenFile;
@@ -28,18 +28,7 @@ impl TokenFileWriter {
     /// [`Error::Write`].
     pub fn create(path: impl AsRef<Path>, vocab: usize) -> Result<Self, Error> {
         let path = path.as_ref().to_owned();
-        // In the same directory, so that it can be renamed. Each writer has a file of its own.
-        let name = path.file_name().unwrap_or_default();
-        let mut builder = Builder::new();
-        builder.prefix(name).suffix(".partial");
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            // The mode of a new file under the umask; by default only the owner may read a temporary file.
-            builder.permissions(std::fs::Permissions::from_mode(0o666));
-        }
-        let file = builder.tempfile_in(directory(&path));
-        let file = file.map_err(|reason| Error::Write { path: path.clone(), reason })?;
+        let file = partial(&path)?;
         let (header, checksum) = (Header::new(vocab as u64), Xxh3Default::new());
         let mut writer = Self { path, file: BufWriter::with_capacity(1 << 18, file), header, checksum };
         let placeholder = writer.header.bytes();
@@ -88,13 +77,7 @@ impl TokenFileWriter {
         let failed = |reason| Error::Write { path: path.clone(), reason };
         let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
         file.persist(&path).map_err(|e| failed(e.error))?;
-        // The rename is on the disk when the directory is.
-        File::open(directory(&path)).and_then(|directory| directory.sync_all()).map_err(failed)?;
+        sync_directory(&path).map_err(failed)?;
         TokenFile::open(&path)
     }
-}
-
-/// The directory of a file.
-fn directory(path: &Path) -> &Path {
-    path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
