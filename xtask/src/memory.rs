@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{RunArgs, Train};
 use crate::train::interrupt::Interrupt;
-use crate::train::{into_cli_error, prepare, report, start};
+use crate::train::{into_cli_error, prepare, report, segment, start};
 
 /// The first step also makes the optimizer's state, the second is like all that follow, the third is measured.
 const STEPS: u64 = 3;
@@ -24,6 +24,10 @@ pub(crate) fn run(command: Train) -> Result<ExitCode> {
     match command {
         Train::Classify(arguments) => {
             let (run, device) = prepare::classify(&arguments)?;
+            profile(run, &device, &arguments.run)
+        }
+        Train::Segment(arguments) => {
+            let (run, device) = segment::segment(&arguments)?;
             profile(run, &device, &arguments.run)
         }
         Train::Gpt(arguments) => {

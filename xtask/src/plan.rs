@@ -5,14 +5,14 @@ use std::io::Write;
 
 use anyhow::{Result, bail};
 use benches::output::print_json;
-use benches::pipelines::{NextToken, classify_for_planning};
+use benches::pipelines::{NextToken, classify_for_planning, segment_for_planning};
 use benches::usage::Usage;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_checkpointing::Plan as Checkpoints;
-use kiln_data::{ImageBatch, TextBatch};
+use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
 use kiln_memory::BackendProfile;
-use kiln_models::{ClassifierConfig, GptConfig};
+use kiln_models::{ClassifierConfig, GptConfig, UnetConfig, UnetEncoder};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{Error, OptimizerConfig, Planner, StepPlan, Task, Trainer, TrainerBuilder};
 use serde_json::json;
@@ -45,6 +45,24 @@ pub(crate) fn run(command: Plan) -> Result<()> {
                 _ => OptimizerConfig::sgd(),
             };
             table(&name, &arguments.plan, builder, &sample, optimizer)
+        }
+        Plan::Segment(arguments) => {
+            let (size, classes) = (arguments.tile as usize, arguments.classes as usize);
+            let config = UnetConfig::new(classes).with_encoder(UnetEncoder::named(&arguments.encoder)?);
+            let config = config.with_lean(!arguments.plan.stock_layers);
+            config.check_input([size; 2])?;
+            let whole = TileArea { top: 0, left: 0, height: size, width: size };
+            let sample = TileBatch {
+                samples: Samples::U8(vec![0; SAMPLES * 3 * size * size]),
+                shape: [SAMPLES, 3, size, size],
+                masks: Some(ClassIds::U8(vec![0; SAMPLES * size * size])),
+                classes: Some(Classes::new(classes)),
+                valid: vec![whole; SAMPLES],
+                ids: vec![0; SAMPLES],
+            };
+            let name = format!("U-Net on {}, tiles of {size} x {size}, {classes} classes", arguments.encoder);
+            let builder = Trainer::try_builder(segment_for_planning(classes), |device| config.init(device));
+            table(&name, &arguments.plan, builder, &sample, OptimizerConfig::adamw())
         }
         Plan::Gpt(arguments) => {
             let (context, vocab) = (arguments.context as usize, arguments.vocab as usize);

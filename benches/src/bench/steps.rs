@@ -122,7 +122,7 @@ pub(crate) fn turns<T: Task, S: PipelineSettings>(run: Run<T, S>, plain: &Device
     // The data set is live before the model is built, and must stay so: peaks are above the bytes of that moment.
     let (mut stepper, setup) = match takes {
         Loop::Burn => {
-            let Run { task, init, setup } = run;
+            let Run { task, init, setup, .. } = run;
             device.seed(setup.settings.run().seed);
             let model = init(&device)?;
             let optimizer = setup.settings.optimizer().groups(&model).init();

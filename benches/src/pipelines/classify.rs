@@ -240,6 +240,7 @@ pub fn run(
     let run = Run {
         task: classify(&settings)?,
         init: Box::new(move |device| model.init(device)),
+        findings: None,
         setup: Setup {
             name: family(&settings.model),
             command: if matches!(settings.model, ClassifierConfig::ResNet(_)) { "resnet" } else { "classify" },

@@ -175,6 +175,7 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, De
     let run = Run {
         task,
         init: Box::new(move |device| model.init(device)),
+        findings: None,
         setup: Setup { name: "gpt", command: "gpt", classes: vec![], data: loaders(data, &settings.run)?, settings },
     };
     Ok((run, device))

@@ -7,11 +7,23 @@ use kiln_training::{
     Batch, BatchSource, Checkpointing, Error, OptimizerConfig, ScheduleConfig, StepPlan, Task, Trainer, TrainerBuilder,
 };
 
-use super::settings::{ClassifySettings, GptSettings, MemorySetting, RunSettings};
+use super::settings::{ClassifySettings, GptSettings, MemorySetting, RunSettings, SegmentSettings};
 use crate::HEAP;
 
 /// Makes the plain model on a device.
 pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error>>;
+
+/// Finds out what a report says of a model on a device.
+pub type Finder<M> = Box<dyn Fn(&M, &Device) -> anyhow::Result<Findings>>;
+
+/// What a report says beside the metrics.
+#[derive(Default)]
+pub struct Findings {
+    /// Figures by name.
+    pub figures: Vec<(String, f64)>,
+    /// Pictures as PNG files, each with its title.
+    pub pictures: Vec<(String, Vec<u8>)>,
+}
 
 /// The samples that a step is recorded with.
 const SAMPLES: usize = 3;
@@ -22,6 +34,8 @@ pub struct Run<T: Task, S> {
     pub task: T,
     /// Makes the model.
     pub init: Init<T::Model>,
+    /// What the report of a run says beside the metrics, of the model in its end.
+    pub findings: Option<Finder<T::Model>>,
     /// The rest, which stays with the caller when the task goes to the trainer.
     pub setup: Setup<T::Batch, S>,
 }
@@ -77,12 +91,12 @@ macro_rules! settings {
     )*};
 }
 
-settings!(ClassifySettings, GptSettings);
+settings!(ClassifySettings, GptSettings, SegmentSettings);
 
 impl<T: Task, S: PipelineSettings> Run<T, S> {
     /// The builder of the run's trainer with the run's settings, and the rest of the run.
     pub fn into_builder(self) -> (TrainerBuilder<'static, T>, Setup<T::Batch, S>) {
-        let Self { task, init, setup } = self;
+        let Self { task, init, setup, .. } = self;
         let (run, optimizer) = (setup.settings.run().clone(), setup.settings.optimizer());
         let builder = Trainer::try_builder(task, init)
             .with_optimizer(move |model| optimizer.groups(model))

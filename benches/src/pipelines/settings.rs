@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use bytesize::ByteSize;
-use kiln_data::{BadSamples, LoaderConfig, Quality, TokenizerKind};
-use kiln_models::{ClassifierConfig, GptConfig};
+use kiln_data::{BadSamples, LoaderConfig, Normalize, Quality, TokenizerKind};
+use kiln_models::{ClassifierConfig, GptConfig, UnetConfig};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{Checkpointing, Every, MemoryBudget, OptimizerConfig, ScheduleConfig};
 use serde::{Deserialize, Serialize};
@@ -234,6 +234,52 @@ pub struct TextSettings {
     pub tokenizer: TokenizerKind,
     /// Fraction at the end of the text that is held out.
     pub held_out: f64,
+}
+
+/// Settings of `train segment`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SegmentSettings {
+    /// Settings of every run.
+    pub run: RunSettings,
+    /// How images reach the model.
+    pub tiles: TileSettings,
+    /// The loss.
+    pub loss: LossSettings,
+    /// The model.
+    pub model: UnetConfig,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// The learning rate.
+    pub schedule: ScheduleConfig,
+}
+
+/// How large images reach the model.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TileSettings {
+    /// Rows and columns of a tile, a multiple of 32.
+    pub size: usize,
+    /// Rows and columns that neighbouring tiles share, at least: in training, and where predictions are put together.
+    pub overlap: [usize; 2],
+    /// The class id of pixels that do not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ignore: Option<u16>,
+    /// Mean and deviation of each band, measured on some training tiles when the run began. Samples of 8 bits are scaled to [0, 1] before.
+    pub normalize: Normalize,
+}
+
+/// The loss of a segmentation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LossSettings {
+    /// What the cross-entropy is multiplied by.
+    pub cross_entropy: f64,
+    /// What the Dice loss is multiplied by.
+    pub dice: f64,
+    /// Weights of the classes in the cross-entropy; none: all 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class_weights: Option<Vec<f32>>,
 }
 
 #[cfg(test)]

@@ -3,11 +3,14 @@
 use std::marker::PhantomData;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use crate::batch::Batch;
-use crate::metrics::{Metric, Metrics};
+use crate::error::Error;
+use crate::metrics::{Metric, Metrics, Totals};
+use crate::parts::in_parts;
 use crate::pass::Pass;
+use crate::source::BatchSource;
 
 /// A model, its batches, the loss that it is trained by and the metrics that it is evaluated by.
 pub trait Task {
@@ -26,6 +29,37 @@ pub trait Task {
     fn metrics(&self, pass: &Pass<'_, Self::Model>, batch: &Self::Batch) -> Metrics {
         let count = batch.weight().count();
         Metrics::new().with("loss", Metric::mean(self.loss(pass, batch) * count as f64, count))
+    }
+
+    /// Names and values of the metrics of `model` on all batches of `data`: by default the sums of [`metrics`](Self::metrics), with at most
+    /// `at_once` samples of a batch on the device, fewer when memory runs out. A task of which a metric is not a sum over batches computes
+    /// its metrics here, as one that [puts tiles together](crate::TilePredictor).
+    ///
+    /// # Errors
+    /// Those of the data, [`Error::Memory`] when a single sample does not fit, and [`Error::Lost`].
+    fn evaluate<S>(
+        &self,
+        model: &Self::Model,
+        data: &S,
+        device: &Device,
+        at_once: impl Fn(&Self::Batch) -> usize,
+    ) -> Result<Vec<(&'static str, f64)>, Error>
+    where
+        S: BatchSource<Batch = Self::Batch> + ?Sized,
+        Self: Sized,
+    {
+        let (model, device) = (model.valid(), device.clone().inner());
+        let totals_of = |part: &Self::Batch| match part.weight().count() {
+            // A part without a token that carries a loss has no mean loss, and nothing to add.
+            0 => Ok(Totals::default()),
+            _ => Ok(self.metrics(&Pass::plain(&model, &device), part).read()?),
+        };
+        let mut totals = Totals::default();
+        in_parts(data.epoch(0, 0), &device, at_once, totals_of, |_, of_part| {
+            totals.add(of_part);
+            Ok(())
+        })?;
+        Ok(totals.finish())
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod load;
 mod plan;
+mod segment;
 mod source;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use load::Load;
 pub(crate) use plan::{Plan, PlanArgs};
+pub(crate) use segment::{EvalSegment, TrainSegment};
 pub(crate) use source::Source;
 
 /// Train burn models inside a memory budget.
@@ -65,6 +67,8 @@ pub(crate) enum Train {
     /// An image classifier on labelled images; also called `resnet`
     #[command(alias = "resnet")]
     Classify(TrainClassify),
+    /// A U-Net that tells the class of each pixel, on images of any size, read tile by tile
+    Segment(TrainSegment),
     /// A GPT-2-style decoder on text
     Gpt(TrainGpt),
 }
@@ -234,6 +238,8 @@ pub(crate) enum Eval {
     /// Accuracy of an image classifier; also called `resnet`
     #[command(alias = "resnet")]
     Classify(EvalArgs),
+    /// Mean IoU of a U-Net on whole images; writes the classes of pixels of images of any size
+    Segment(EvalSegment),
     /// Perplexity and bits per byte of a decoder
     Gpt(EvalArgs),
 }

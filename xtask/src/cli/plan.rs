@@ -36,6 +36,8 @@ pub(crate) enum Plan {
     /// An image classifier on RGB images; also called `resnet`
     #[command(alias = "resnet")]
     Classify(PlanClassify),
+    /// A U-Net on tiles of RGB images
+    Segment(PlanSegment),
     /// A GPT-2-style decoder
     Gpt(PlanGpt),
 }
@@ -52,6 +54,21 @@ pub(crate) struct PlanClassify {
     pub(crate) image: u32,
     /// Classes
     #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub(crate) classes: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct PlanSegment {
+    #[command(flatten)]
+    pub(crate) plan: PlanArgs,
+    /// Whose blocks are the encoder: resnet18, 34, 50 or 101, or mobilenet_v2
+    #[arg(long, value_name = "NAME", default_value = "resnet18")]
+    pub(crate) encoder: String,
+    /// Rows and columns of a tile, a multiple of 32
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(crate) tile: u32,
+    /// Classes
+    #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) classes: u32,
 }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use anyhow::{Result, anyhow, bail};
 use benches::output::print_json;
-use benches::pipelines::{PipelineSettings, Run, Setup};
+use benches::pipelines::{Findings, PipelineSettings, Run, Setup};
 use benches::usage::Usage;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -25,13 +25,14 @@ use super::report::write_report;
 use crate::cli::RunArgs;
 
 /// Trains the run's model and writes the run directory.
-pub(super) fn drive<T, S>(run: Run<T, S>, device: &Device, arguments: &RunArgs) -> Result<ExitCode>
+pub(super) fn drive<T, S>(mut run: Run<T, S>, device: &Device, arguments: &RunArgs) -> Result<ExitCode>
 where
     T: Task<Model: SafetensorsModel>,
     S: PipelineSettings,
 {
     let checkpoints = Checkpoints::new("", run.setup.settings.run().keep)?; // refused before a directory is made
     let interrupt = Interrupt::listen()?;
+    let finder = run.findings.take();
     let (mut trainer, setup) = start(run, device, arguments, &interrupt)?;
     let directory = match &arguments.resume {
         Some(path) => RunDirectory::existing(path),
@@ -93,9 +94,16 @@ where
         (Finish::Complete, None) => trainer.evaluate(&setup.data.test)?.metrics,
     };
     trainer.model().save_safetensors(directory.file("model.safetensors"))?;
-    let results = results(&trainer, &setup, &observer, &directory, finish, &metrics);
+    let findings = match &finder {
+        Some(find) if finish == Finish::Complete => find(trainer.model(), device)?,
+        _ => Findings::default(),
+    };
+    let mut results = results(&trainer, &setup, &observer, &directory, finish, &metrics);
+    for (name, value) in findings.figures {
+        results[name] = json!(value);
+    }
     if step > at {
-        write_report(&directory, setup.name, &results)?;
+        write_report(&directory, setup.name, &results, &findings.pictures)?;
         tracing::info!("report: {}", directory.file("report.html").display());
     }
     if let Some(measured) = trainer.measured() {

@@ -1,4 +1,4 @@
-//! `cargo xtask train`: the two reference pipelines.
+//! `cargo xtask train`: the reference pipelines.
 
 pub(crate) mod arguments;
 pub(crate) mod directory;
@@ -8,6 +8,7 @@ mod observe;
 pub(crate) mod overlay;
 pub(crate) mod prepare;
 mod report;
+pub(crate) mod segment;
 
 pub(crate) use drive::{into_cli_error, load_any, report, start};
 
@@ -21,6 +22,10 @@ pub(crate) fn run(command: Train) -> Result<ExitCode> {
     match command {
         Train::Classify(arguments) => {
             let (run, device) = prepare::classify(&arguments)?;
+            drive::drive(run, &device, &arguments.run)
+        }
+        Train::Segment(arguments) => {
+            let (run, device) = segment::segment(&arguments)?;
             drive::drive(run, &device, &arguments.run)
         }
         Train::Gpt(arguments) => {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow};
+use base64::Engine;
 use benches::atomic::replace;
 use bytesize::ByteSize;
 use plotters::prelude::*;
@@ -15,11 +16,20 @@ const COLOR: RGBColor = RGBColor(180, 75, 30);
 const PALE: RGBColor = RGBColor(235, 205, 185);
 
 /// Figures that have a curve of their own, with their titles.
-const CURVES: [(&str, &str); 3] =
-    [("test_accuracy", "test accuracy"), ("bits_per_byte", "bits per byte"), ("test_loss", "test loss")];
+const CURVES: [(&str, &str); 4] = [
+    ("test_miou", "mean IoU"),
+    ("test_accuracy", "test accuracy"),
+    ("bits_per_byte", "bits per byte"),
+    ("test_loss", "test loss"),
+];
 
-/// Draws the run's metrics and lists its results and settings.
-pub(crate) fn write_report(directory: &RunDirectory, name: &str, results: &Value) -> Result<()> {
+/// Draws the run's metrics, lists its results and settings, and shows `pictures`, PNG files with their titles.
+pub(crate) fn write_report(
+    directory: &RunDirectory,
+    name: &str,
+    results: &Value,
+    pictures: &[(String, Vec<u8>)],
+) -> Result<()> {
     let metrics = directory.metrics()?;
     let series = |kind: &str, figure: &str| -> Vec<(f64, f64)> {
         let of_kind = metrics.iter().filter(|line| line["kind"] == kind && line["skipped"] != true);
@@ -37,15 +47,21 @@ pub(crate) fn write_report(directory: &RunDirectory, name: &str, results: &Value
 
     let mut rows = String::new();
     for (key, value) in results.as_object().into_iter().flatten() {
-        write!(rows, "<tr><th>{}</th><td>{}</td></tr>", escape(key), escape(&shown(key, value)))?;
+        write!(rows, "<tr><th>{}</th><td>{}</td></tr>", escape(key), escape(&text(key, value)))?;
+    }
+    let mut shown = String::new();
+    for (title, png) in pictures {
+        let (title, png) = (escape(title), base64::engine::general_purpose::STANDARD.encode(png));
+        write!(shown, "<figure><img alt=\"{title}\" src=\"data:image/png;base64,{png}\"><figcaption>{title}: ")?;
+        write!(shown, "image, truth, prediction</figcaption></figure>")?;
     }
     let settings = std::fs::read_to_string(directory.file(CONFIG)).unwrap_or_default();
     let html = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{name}</title><style>\
          body{{font:16px/1.5 system-ui,sans-serif;max-width:780px;margin:2em auto;padding:0 1em;color:#222}}\
-         svg{{width:100%;height:auto}}th{{text-align:left;padding-right:2em;font-weight:600}}\
+         svg,img{{width:100%;height:auto}}figure{{margin:1em 0}}th{{text-align:left;padding-right:2em;font-weight:600}}\
          td{{font-variant-numeric:tabular-nums}}pre{{background:#f6f3f0;padding:1em;overflow:auto}}</style>\
-         <h1>{}</h1><table>{rows}</table>{}<h2>Settings</h2><pre>{}</pre></html>\n",
+         <h1>{}</h1><table>{rows}</table>{shown}{}<h2>Settings</h2><pre>{}</pre></html>\n",
         escape(name),
         charts.concat(),
         escape(&settings)
@@ -53,7 +69,7 @@ pub(crate) fn write_report(directory: &RunDirectory, name: &str, results: &Value
     replace(&directory.file("report.html"), html.as_bytes())
 }
 
-fn shown(key: &str, value: &Value) -> String {
+fn text(key: &str, value: &Value) -> String {
     if let (true, Some(bytes)) = (key.ends_with("bytes"), value.as_u64()) {
         return ByteSize(bytes).to_string();
     }

@@ -37,6 +37,7 @@ const ALLOWED: [(&str, &[&str]); 14] = [
             "kiln-accumulation",
             "kiln-checkpointing",
             "kiln-data",
+            "kiln-layers",
             "kiln-memory",
             "kiln-models",
             "kiln-precision",

@@ -1,6 +1,7 @@
 //! One image of a tile set and its mask, read tile by tile.
 
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::decode::{Format, ImageFile, Orientation, Raster, SampleType, Samples};
@@ -13,7 +14,7 @@ use super::grid::TileArea;
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     pub(super) image: PathBuf,
-    pub(super) mask: Option<PathBuf>,
+    mask: Option<PathBuf>,
     pub(super) facts: Facts,
     /// Bytes that reading a tile takes at its peak.
     pub(super) bytes: u64,
@@ -80,6 +81,23 @@ impl Source {
             _ => None,
         };
         Ok(Patch { samples, ids, height, width })
+    }
+}
+
+impl Source {
+    /// Whole rows of the mask, `[rows, width]`.
+    pub(super) fn mask_rows(
+        &self,
+        rows: Range<usize>,
+        classes: &Classes,
+        limit: u64,
+    ) -> Result<Option<Samples>, Error> {
+        let Some(mask) = &self.mask else { return Ok(None) };
+        let width = self.facts.size[1];
+        let mut raster = open_mask(mask, &self.image, &self.facts, limit)?;
+        let ids = raster.window(rows.start, 0, rows.len(), width)?.samples;
+        classes.check_ids(&ids, mask, [rows.start, 0], width)?;
+        Ok(Some(ids))
     }
 }
 

@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::decode::Samples;
 use crate::error::Error;
 use crate::loader::{BadSample, BadSamples, BatchPlan, Worker};
 
-use super::class_ids::Classes;
+use super::class_ids::{ClassIds, Classes};
 use super::config::TileConfig;
 use super::grid::{TileArea, TileGrid};
 use super::source::{Patch, Source};
@@ -178,11 +179,6 @@ impl TileSet {
         &self.sources[image].image
     }
 
-    /// The file of the mask of image `image`, below [`images`](Self::images).
-    pub fn mask(&self, image: usize) -> Option<&Path> {
-        self.sources[image].mask.as_deref()
-    }
-
     /// The grid of image `image`, below [`images`](Self::images).
     pub fn grid(&self, image: usize) -> &TileGrid {
         &self.grids[image]
@@ -222,6 +218,21 @@ impl TileSet {
     /// Its configuration.
     pub fn config(&self) -> &TileConfig {
         &self.config
+    }
+
+    /// The class ids of `rows` of image `image`, below [`images`](Self::images): `[rows, width]`; none without masks.
+    ///
+    /// # Errors
+    /// Those of a tile, and [`Error::InvalidSetting`] for rows beyond the image.
+    pub fn mask_rows(&self, image: usize, rows: Range<usize>) -> Result<Option<ClassIds>, Error> {
+        let Some(classes) = self.classes else { return Ok(None) };
+        let ids = self.sources[image].mask_rows(rows, &classes, self.config.limit)?;
+        Ok(ids.map(|ids| match (ids, classes.are_small()) {
+            (Samples::U8(ids), true) => ClassIds::U8(ids),
+            (Samples::U8(ids), false) => ClassIds::I64(ids.into_iter().map(i64::from).collect()),
+            (Samples::F32(ids), true) => ClassIds::U8(ids.into_iter().map(|id| id as u8).collect()),
+            (Samples::F32(ids), false) => ClassIds::I64(ids.into_iter().map(|id| id as i64).collect()),
+        }))
     }
 
     /// The most bytes that reading one tile takes.

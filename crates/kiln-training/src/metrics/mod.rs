@@ -1,7 +1,9 @@
 //! Metrics of a model: named sums over the batches of a data set.
 
+mod confusion;
 mod scores;
 
+pub use confusion::Confusion;
 pub use scores::{bits_per_byte, perplexity, top_k_correct};
 
 use burn::tensor::{ExecutionError, Tensor};

@@ -1,5 +1,7 @@
 //! `cargo xtask eval`: metrics of a checkpoint on held-out data.
 
+mod segment;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -38,6 +40,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             let (task, test) = (classify(&settings)?, classify_test_loader(data.test, &settings)?);
             report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings.run)
         }
+        Eval::Segment(arguments) => segment::run(&arguments),
         Eval::Gpt(arguments) => {
             let mut settings: GptSettings = settings(&arguments)?;
             apply(&arguments, &mut settings.run);

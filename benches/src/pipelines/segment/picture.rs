@@ -1,0 +1,113 @@
+//! Pictures of images, their true and their predicted classes, side by side.
+
+use anyhow::{Context, Result};
+use image::{ImageFormat, Rgb, RgbImage};
+use kiln_data::{Normalize, Raster, Samples, TileSet};
+
+use super::score::ScoredRow;
+
+/// Images that are shown at most.
+const SHOWN: usize = 4;
+/// Rows and columns of a picture at most; larger images are shown by some of their pixels.
+const SIDE: usize = 400;
+/// Pixels between the parts of a picture.
+const GAP: usize = 8;
+/// Bytes that reading a row of an image may take.
+const LIMIT: u64 = 512 << 20;
+
+/// Colours of the first classes (Okabe and Ito 2008, told apart by the colour-blind); more classes have mixtures.
+const COLOURS: [[u8; 3]; 8] = [
+    [0, 114, 178],
+    [0, 158, 115],
+    [240, 228, 66],
+    [230, 159, 0],
+    [204, 121, 167],
+    [86, 180, 233],
+    [213, 94, 0],
+    [120, 120, 120],
+];
+
+/// Pictures of the first images of a set, which are made while their rows are scored.
+pub(super) struct Pictures<'a> {
+    set: &'a TileSet,
+    pictures: Vec<Picture>,
+}
+
+struct Picture {
+    /// Every so many rows and columns are shown.
+    step: usize,
+    pixels: RgbImage,
+}
+
+impl<'a> Pictures<'a> {
+    pub(super) fn new(set: &'a TileSet) -> Self {
+        let picture = |image| {
+            let [height, width] = set.grid(image).size();
+            let step = height.max(width).div_ceil(SIDE);
+            let [height, width] = [height.div_ceil(step), width.div_ceil(step)];
+            let white = Rgb([255; 3]);
+            Picture { step, pixels: RgbImage::from_pixel((3 * width + 2 * GAP) as u32, height as u32, white) }
+        };
+        Self { set, pictures: (0..set.images().min(SHOWN)).map(picture).collect() }
+    }
+
+    pub(super) fn add(&mut self, row: &ScoredRow<'_>) {
+        let Some(picture) = self.pictures.get_mut(row.image) else { return };
+        if !row.y.is_multiple_of(picture.step) {
+            return;
+        }
+        let (y, width) = ((row.y / picture.step) as u32, row.truth.len().div_ceil(picture.step));
+        let at = |part: usize, x: usize| (part * (width + GAP) + x) as u32;
+        for x in 0..width {
+            let pixel = x * picture.step;
+            picture.pixels.put_pixel(at(1, x), y, colour(row.truth[pixel]));
+            picture.pixels.put_pixel(at(2, x), y, colour(row.predicted[pixel].into()));
+        }
+    }
+
+    /// The pictures as PNG, with the names of the images, which are read now.
+    pub(super) fn finish(self, normalize: &Normalize) -> Result<Vec<(String, Vec<u8>)>> {
+        let mut files = vec![];
+        for (image, mut picture) in self.pictures.into_iter().enumerate() {
+            let path = self.set.path(image);
+            let mut raster = Raster::open(path, LIMIT)?;
+            let (bands, width) = (raster.bands(), raster.width());
+            for y in (0..raster.height()).step_by(picture.step) {
+                let samples = raster.window(y, 0, 1, width)?.samples;
+                for (column, x) in (0..width).step_by(picture.step).enumerate() {
+                    let channel = |channel: usize| {
+                        let band = if bands >= 3 { channel } else { 0 };
+                        shown(&samples, x * bands + band, normalize, band)
+                    };
+                    picture.pixels.put_pixel(column as u32, (y / picture.step) as u32, Rgb([0, 1, 2].map(channel)));
+                }
+            }
+            let mut png = std::io::Cursor::new(vec![]);
+            picture.pixels.write_to(&mut png, ImageFormat::Png).context("cannot write a picture")?;
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            files.push((name, png.into_inner()));
+        }
+        Ok(files)
+    }
+}
+
+/// A sample as a byte. Samples that are no bytes are shown between two deviations below and above their mean.
+fn shown(samples: &Samples, at: usize, Normalize { mean, std }: &Normalize, band: usize) -> u8 {
+    match samples {
+        Samples::U8(samples) => samples[at],
+        Samples::F32(samples) => (((samples[at] - mean[band]) / std[band] + 2.0) / 4.0 * 255.0).clamp(0.0, 255.0) as u8,
+        _ => 0,
+    }
+}
+
+/// The colour of a class; white for pixels without one.
+fn colour(class: i64) -> Rgb<u8> {
+    let Ok(class) = u8::try_from(class) else { return Rgb([255; 3]) };
+    if class == u8::MAX {
+        return Rgb([255; 3]);
+    }
+    let first = COLOURS[usize::from(class) % COLOURS.len()];
+    let round = usize::from(class) / COLOURS.len();
+    let second = COLOURS[(usize::from(class) + round) % COLOURS.len()];
+    Rgb([0, 1, 2].map(|channel| ((usize::from(first[channel]) + usize::from(second[channel])) / 2) as u8))
+}

@@ -1,0 +1,127 @@
+//! The defaults of `train segment`, and a run from its settings.
+
+use anyhow::Result;
+use burn::tensor::Device;
+use kiln_data::{BadSamples, TileSet, TrainTest};
+use kiln_models::UnetConfig;
+use kiln_precision::Precision;
+use kiln_training::{Checkpointing, Error, OptimizerConfig, ScheduleConfig};
+
+use super::data::{SegmentData, loaders, normalize, test_loader};
+use super::picture::Pictures;
+use super::score::{Scores, score};
+use super::task::{Segment, segment};
+use crate::device;
+use crate::pipelines::run::{Finder, Findings, Run, Setup};
+use crate::pipelines::settings::{LoaderMemory, LossSettings, RunSettings, SegmentSettings, TileSettings};
+use crate::usage::Usage;
+
+/// The recipe for `data`, of which `train` are tiles to measure means and deviations on. For the data set in fixtures/ the network is
+/// smaller, so that 2 CPU cores train it in less than four minutes.
+///
+/// # Errors
+/// Those of reading tiles.
+pub fn recipe(data: &SegmentData, train: &TileSet, is_fixture: bool, bad: BadSamples) -> Result<SegmentSettings> {
+    let config = train.config();
+    let model = UnetConfig::new(data.classes.len()).with_channels(train.bands());
+    let (model, epochs) = match is_fixture {
+        true => (model.with_width(0.25).with_decoder([64, 48, 32, 24, 16]), 12),
+        false => (model, 20),
+    };
+    Ok(SegmentSettings {
+        run: RunSettings {
+            data: None,
+            device: "flex".into(),
+            seed: 1,
+            epochs,
+            max_steps: None,
+            batch_size: 8,
+            micro_batch: None,
+            precision: Precision::F32,
+            checkpointing: Checkpointing::None,
+            memory: None,
+            clip_norm: Some(5.0),
+            workers: 2,
+            loader_memory: LoaderMemory::default(),
+            bad_samples: bad,
+            evaluate_every: 0,
+            save_every: 500,
+            keep: 3,
+        },
+        tiles: TileSettings {
+            size: config.tile,
+            overlap: [config.overlap, config.tile / 4],
+            ignore: train.classes().and_then(|classes| classes.ignore),
+            normalize: normalize(train, bad)?,
+        },
+        loss: LossSettings { cross_entropy: 1.0, dice: 1.0, class_weights: None },
+        model,
+        optimizer: OptimizerConfig::adamw(),
+        schedule: ScheduleConfig { peak: 2e-3, warmup: 0.1, floor: 0.0 },
+    })
+}
+
+/// The run of the settings on `tiles` of `data`, and its device.
+///
+/// # Errors
+/// Those of the device, the data and the settings; [`Usage`] when the images do not fit the model.
+pub fn run(
+    mut settings: SegmentSettings,
+    data: &SegmentData,
+    tiles: TrainTest<TileSet>,
+) -> Result<(Run<Segment, SegmentSettings>, Device)> {
+    check(&settings, data, &tiles)?;
+    settings.run.clamp(tiles.train.len());
+    let device = device::open(&settings.run.device)?;
+    let model = settings.model.clone();
+    let run = Run {
+        task: segment(&settings, Some(tiles.test.clone()))?,
+        init: Box::new(move |device| model.init(device)),
+        findings: Some(findings(&settings, tiles.test.clone(), data.classes.clone())),
+        setup: Setup {
+            name: "unet",
+            command: "segment",
+            classes: data.classes.clone(),
+            data: loaders(&tiles, &settings)?,
+            settings,
+        },
+    };
+    Ok((run, device))
+}
+
+/// Refuses a configuration that contradicts the data, and tiles that the model cannot take.
+fn check(settings: &SegmentSettings, data: &SegmentData, tiles: &TrainTest<TileSet>) -> Result<()> {
+    let (model, side) = (&settings.model, settings.tiles.size);
+    for set in [&tiles.train, &tiles.test] {
+        if set.bands() != model.channels {
+            let (path, bands, channels) = (set.path(0).display(), set.bands(), model.channels);
+            return Err(Usage(format!("'{path}' has {bands} bands, expected {channels} as model.channels")).into());
+        }
+    }
+    if model.classes != data.classes.len() {
+        let (classes, expected) = (model.classes, data.classes.len());
+        return Err(Usage(format!("model.classes is {classes}, expected {expected} as in the data set")).into());
+    }
+    model.check_input([side; 2]).map_err(|_| Usage(format!("--tile is {side}, expected a multiple of 32")).into())
+}
+
+/// IoU of each class on `test`, and pictures.
+fn findings(settings: &SegmentSettings, test: TileSet, classes: Vec<String>) -> Finder<kiln_models::Unet> {
+    let settings = settings.clone();
+    Box::new(move |model, device| {
+        let task = segment(&settings, Some(test.clone()))?;
+        let loader = test_loader(&test, &settings)?;
+        let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
+        let tiles = settings.run.micro_batch.unwrap_or(settings.run.batch_size);
+        let mut pictures = Pictures::new(&test);
+        let Scores { confusion, .. } = score(&task, model, &test, batches, device, tiles, |row| {
+            pictures.add(&row);
+            Ok(())
+        })?;
+        let figure = |(class, score): (&String, Option<f64>)| Some((format!("iou_{class}"), score?));
+        Ok(Findings {
+            figures: classes.iter().zip(confusion.iou()).filter_map(figure).collect(),
+            pictures: pictures.finish(&settings.tiles.normalize)?,
+        })
+    })
+}

@@ -1,0 +1,141 @@
+//! Predictions of whole images, and how good they are.
+
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor};
+use kiln_data::{Blend, ClassIds, TileBatch, TileSet};
+use kiln_models::Unet;
+use kiln_training::{Confusion, Error, Predicted, TilePredictor};
+
+use super::task::Segment;
+
+/// How good predictions are.
+pub struct Scores {
+    /// Which classes were taken for which.
+    pub confusion: Confusion,
+    /// Mean cross-entropy of a pixel, in nats.
+    pub cross_entropy: f64,
+}
+
+/// A row of an image, its predicted classes, and the true ones.
+pub struct ScoredRow<'a> {
+    /// The image of the set.
+    pub image: usize,
+    /// The number of the row.
+    pub y: usize,
+    /// The predicted class of each pixel.
+    pub predicted: &'a [u16],
+    /// The true class of each pixel.
+    pub truth: &'a [i64],
+}
+
+/// Compares predictions with the masks of `set`. Images of which a tile could not be read are left out, and a warning names them.
+///
+/// # Errors
+/// Those of [`predict`] and of the masks.
+pub fn score(
+    task: &Segment,
+    model: &Unet,
+    set: &TileSet,
+    batches: impl Iterator<Item = Result<TileBatch, Error>>,
+    device: &Device,
+    tiles: usize,
+    mut row: impl FnMut(ScoredRow<'_>) -> Result<(), Error>,
+) -> Result<Scores, Error> {
+    let classes = task.classes();
+    let none = || (Confusion::new(classes), 0.0);
+    let (mut all, mut of_image) = (none(), none());
+    let mut masks = MaskRows { set, image: 0, rows: 0..0, ids: vec![] };
+    let mut predicted = vec![];
+    predict(task, model, set, batches, device, tiles, |event| {
+        match event {
+            Predicted::Row { image, y, values } => {
+                let width = values.len() / classes;
+                largest(values, classes, &mut predicted);
+                let truth = masks.row(image, y, width)?;
+                let (confusion, entropy) = &mut of_image;
+                for (x, (truth, predicted)) in truth.iter().zip(&predicted).enumerate() {
+                    let Some(truth) = usize::try_from(*truth).ok().filter(|truth| *truth < classes) else { continue };
+                    confusion.add(truth, usize::from(*predicted));
+                    let logits = (0..classes).map(|class| f64::from(values[class * width + x]));
+                    let most = f64::from(values[usize::from(*predicted) * width + x]);
+                    let sum: f64 = logits.map(|logit| (logit - most).exp()).sum();
+                    *entropy += sum.ln() + most - f64::from(values[truth * width + x]);
+                }
+                row(ScoredRow { image, y, predicted: &predicted, truth })?;
+            }
+            Predicted::Complete { .. } => {
+                let (confusion, entropy) = std::mem::replace(&mut of_image, none());
+                all.0.merge(&confusion);
+                all.1 += entropy;
+            }
+            Predicted::LeftOut { image } => {
+                of_image = none();
+                tracing::warn!("left out: '{}', of which a tile cannot be read", set.path(image).display());
+            }
+            _ => {}
+        }
+        Ok(())
+    })?;
+    let (confusion, entropy) = all;
+    let pixels: u64 = confusion.truths().iter().sum();
+    Ok(Scores { confusion, cross_entropy: entropy / pixels.max(1) as f64 })
+}
+
+/// Goes through the predictions of `model` for the images of `set`, whose tiles are `batches`; at most `tiles` of them are on the device at
+/// once. See [`TilePredictor::run`].
+///
+/// # Errors
+/// Those of [`TilePredictor::run`].
+pub fn predict(
+    task: &Segment,
+    model: &Unet,
+    set: &TileSet,
+    batches: impl Iterator<Item = Result<TileBatch, Error>>,
+    device: &Device,
+    tiles: usize,
+    tell: impl FnMut(Predicted<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (model, device) = (model.valid(), device.clone().inner());
+    let forward = |batch: &TileBatch| -> Result<Tensor<4>, Error> {
+        Ok(model.forward(task.on_device(batch, &device).images).cast(DType::F32))
+    };
+    let predictor =
+        TilePredictor { set, classes: task.classes(), blend: Blend::RaisedCosine, device: &device, at_once: tiles };
+    predictor.run(batches, forward, tell)
+}
+
+/// The class with the largest value for each pixel of a row `[classes, width]`; the first of equal ones.
+pub fn largest(values: &[f32], classes: usize, ids: &mut Vec<u16>) {
+    let width = values.len() / classes;
+    let best = |x| {
+        (1..classes)
+            .fold(0, |best, class| if values[class * width + x] > values[best * width + x] { class } else { best })
+    };
+    ids.clear();
+    ids.extend((0..width).map(|x| best(x) as u16));
+}
+
+/// Rows of masks, some of which are read at once.
+struct MaskRows<'a> {
+    set: &'a TileSet,
+    image: usize,
+    rows: Range<usize>,
+    ids: Vec<i64>,
+}
+
+/// Rows that are read at once.
+const ROWS: usize = 256;
+
+impl MaskRows<'_> {
+    fn row(&mut self, image: usize, y: usize, width: usize) -> Result<&[i64], kiln_data::Error> {
+        if self.image != image || !self.rows.contains(&y) {
+            let rows = y..(y + ROWS).min(self.set.grid(image).size()[0]);
+            let ids = self.set.mask_rows(image, rows.clone())?;
+            self.ids = ids.iter().flat_map(ClassIds::iter).collect();
+            (self.image, self.rows) = (image, rows);
+        }
+        Ok(&self.ids[(y - self.rows.start) * width..][..width])
+    }
+}

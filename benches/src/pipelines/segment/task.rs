@@ -1,0 +1,139 @@
+//! The loss and the metrics of a segmentation.
+// B batch, C channels or classes, H height, W width
+
+use anyhow::Result;
+use burn::tensor::{Device, Int, Tensor};
+use kiln_data::{Normalize, TileBatch, TileSet, TileTensors};
+use kiln_layers::SegmentationLoss;
+use kiln_models::{Unet, UnetBlock};
+use kiln_training::{BatchSource, Error, Pass, Task};
+
+use super::score::{Scores, score};
+use crate::pipelines::chained::Chained;
+use crate::pipelines::settings::SegmentSettings;
+use crate::usage::Usage;
+
+/// Cross-entropy and Dice for training; for evaluation, mean IoU, accuracy and cross-entropy of the pixels of whole images.
+pub struct Segment {
+    normalize: Normalize,
+    loss: SegmentationLoss,
+    classes: usize,
+    /// The images that are evaluated on; none while steps are planned.
+    test: Option<TileSet>,
+}
+
+impl Task for Segment {
+    type Model = Unet;
+    type Batch = TileBatch;
+
+    fn loss(&self, pass: &Pass<'_, Unet>, batch: &TileBatch) -> Tensor<1> {
+        let (x, truth) = self.begin(pass.model(), batch, pass.device());
+        let x = pass.chain(&self.blocks(pass.model()), x, Self::forward);
+        self.end(pass.model(), x, truth)
+    }
+
+    /// Of whole images, each put together from its tiles.
+    fn evaluate<S>(
+        &self,
+        model: &Unet,
+        data: &S,
+        device: &Device,
+        at_once: impl Fn(&TileBatch) -> usize,
+    ) -> Result<Vec<(&'static str, f64)>, Error>
+    where
+        S: BatchSource<Batch = TileBatch> + ?Sized,
+    {
+        let Some(test) = &self.test else { return Ok(vec![]) };
+        let mut batches = data.epoch(0, 0).peekable();
+        let tiles = batches.peek().and_then(|batch| batch.as_ref().ok()).map_or(1, at_once);
+        let Scores { confusion, cross_entropy } = score(self, model, test, batches, device, tiles, |_| Ok(()))?;
+        Ok(vec![
+            ("test_miou", confusion.mean_iou()),
+            ("test_accuracy", confusion.accuracy()),
+            ("test_loss", cross_entropy),
+        ])
+    }
+}
+
+impl Chained for Segment {
+    type Block = UnetBlock;
+    type X = (Tensor<4>, Vec<Tensor<4>>);
+    /// Classes and weights of pixels.
+    type Target = (Tensor<3, Int>, Tensor<3>);
+
+    fn begin(&self, _: &Unet, batch: &TileBatch, device: &Device) -> (Self::X, Self::Target) {
+        let TileTensors { images, masks, weights } = self.on_device(batch, device);
+        // A batch without masks has no pixel that counts.
+        let masks = masks.unwrap_or_else(|| weights.clone().zeros_like().int());
+        ((images, vec![]), (masks, weights))
+    }
+
+    fn blocks(&self, model: &Unet) -> Vec<UnetBlock> {
+        model.blocks()
+    }
+
+    fn forward(block: &UnetBlock, x: Self::X) -> Self::X {
+        block.forward(x)
+    }
+
+    fn end(&self, model: &Unet, (x, _): Self::X, (classes, weights): Self::Target) -> Tensor<1> {
+        self.loss.forward(model.head(x), classes, weights).expect("sizes of one batch, and weights of all classes")
+    }
+}
+
+impl Segment {
+    /// The tiles of a batch on `device`.
+    pub(super) fn on_device(&self, batch: &TileBatch, device: &Device) -> TileTensors {
+        batch.to_device(&self.normalize, device).expect("as many means and deviations as the images have bands")
+    }
+
+    pub(super) fn classes(&self) -> usize {
+        self.classes
+    }
+}
+
+/// The task of the settings, evaluated on `test`.
+///
+/// # Errors
+/// [`Usage`] for numbers of bands or classes that do not fit together, and shares of losses that cannot be.
+pub fn segment(settings: &SegmentSettings, test: Option<TileSet>) -> Result<Segment> {
+    let (classes, channels) = (settings.model.classes, settings.model.channels);
+    let Normalize { mean, std } = &settings.tiles.normalize;
+    let weights = settings.loss.class_weights.as_ref();
+    for (what, found, expected, of) in [
+        ("means of bands", mean.len(), channels, "channels of the model"),
+        ("deviations of bands", std.len(), channels, "channels of the model"),
+        ("class weights", weights.map_or(classes, Vec::len), classes, "classes of the model"),
+    ] {
+        if found != expected {
+            return Err(Usage(format!("there are {found} {what}, expected {expected} as {of}")).into());
+        }
+    }
+    let refuse = |what, value, expected| Err(Usage(format!("{what} is {value}, expected {expected}")).into());
+    if let Some(weight) =
+        weights.and_then(|weights| weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)))
+    {
+        return refuse("a class weight", f64::from(*weight), "a number of at least 0");
+    }
+    if let Some(std) = std.iter().find(|std| !(std.is_finite() && **std > 0.0)) {
+        return refuse("the deviation of a band", f64::from(*std), "a number above 0");
+    }
+    let shares = [settings.loss.cross_entropy, settings.loss.dice];
+    if let Some(share) = shares.iter().find(|share| !(share.is_finite() && **share >= 0.0)) {
+        return refuse("the share of a loss", *share, "a number of at least 0");
+    }
+    if shares == [0.0; 2] {
+        return refuse("the share of both losses", 0.0, "one above 0");
+    }
+    let loss = SegmentationLoss::new().with_shares(shares[0] as f32, shares[1] as f32);
+    let loss = match weights {
+        Some(weights) => loss.with_class_weights(weights.clone()),
+        None => loss,
+    };
+    Ok(Segment { normalize: settings.tiles.normalize.clone(), loss, classes, test })
+}
+
+/// The task for predictions on RGB images, without data.
+pub fn segment_for_planning(classes: usize) -> Segment {
+    Segment { normalize: Normalize::for_channels(3), loss: SegmentationLoss::new(), classes, test: None }
+}
