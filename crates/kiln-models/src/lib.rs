@@ -8,7 +8,7 @@
 //! - [`Gpt`], the decoder.
 //!
 //! Each model is an ordinary burn module. Besides `forward` it exposes its **blocks as a chain**, so that a caller can run
-//! them one by one: classifiers and [`Unet`] as `blocks` and `head`, [`Gpt`] as `embed`, `blocks` and `head`. It reads and writes
+//! them one by one: classifiers as `blocks` and `head`, [`Unet`] as `blocks`, [`Gpt`] as `embed`, `blocks` and `head`. It reads and writes
 //! **safetensors under the names of the reference implementations**: torchvision for convolutional networks, timm for [`Vit`],
 //! segmentation_models_pytorch for [`Unet`], Hugging Face transformers for [`Gpt`].
 //!

@@ -76,8 +76,8 @@ impl Chained for Segment {
         block.forward(x)
     }
 
-    fn end(&self, model: &Unet, (x, _): Self::X, (classes, weights): Self::Target) -> Tensor<1> {
-        self.loss.forward(model.head(x), classes, weights).expect("sizes of one batch, and weights of all classes")
+    fn end(&self, _: &Unet, (logits, _): Self::X, (classes, weights): Self::Target) -> Tensor<1> {
+        self.loss.forward(logits, classes, weights).expect("sizes of one batch, and weights of all classes")
     }
 }
 

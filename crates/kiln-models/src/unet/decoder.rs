@@ -3,33 +3,30 @@
 
 use burn::module::{Module, Param, ParamId};
 use burn::nn::conv::Conv2d;
-use burn::nn::{BatchNorm, Initializer, PixelShuffleConfig};
-use burn::tensor::activation::relu;
+use burn::nn::{Initializer, PixelShuffleConfig};
 use burn::tensor::{Device, Tensor};
+use kiln_layers::NormActivation::Relu;
 use kiln_layers::{batch_norm_relu, batch_norm_relu_conv2d, conv2d};
 
 use crate::conv_norm::{ConvNorm, ConvShape};
 use crate::lean::{output, usable};
-use crate::norms::batch_norm;
 
 /// One block of the decoder: the image is doubled by repeating its pixels and joined with the encoder's output of that size; then two 3x3
 /// convolutions, each with batch norm and ReLU.
 ///
-/// The last block ends before its last norm, which the head applies.
+/// The last block ends with the head, a 3x3 convolution to the logits of the classes.
 #[derive(Module, Debug)]
 pub struct DecoderBlock {
-    pub(super) conv1: ConvNorm,
-    pub(super) conv2: Conv2d,
-    /// None in the last block.
-    pub(super) norm2: Option<BatchNorm>,
-    pub(super) lean: bool,
+    level: Level,
+    head: Option<Conv2d>,
+    lean: bool,
 }
 
 /// Both layers of a level of the decoder, as the model holds them.
 #[derive(Module, Debug)]
 pub(super) struct Level {
     conv1: ConvNorm,
-    pub(super) conv2: ConvNorm,
+    conv2: ConvNorm,
 }
 
 impl Level {
@@ -41,14 +38,9 @@ impl Level {
         Self { conv1: layers(from[0] + from[1]), conv2: layers(to) }
     }
 
-    /// A handle to the level's parameters and running statistics.
-    pub(super) fn block(&self, last: bool, lean: bool) -> DecoderBlock {
-        DecoderBlock {
-            conv1: self.conv1.clone(),
-            conv2: self.conv2.conv.clone(),
-            norm2: (!last).then(|| self.conv2.norm.clone()),
-            lean,
-        }
+    /// A handle to the level's parameters and running statistics, and to those of the head behind it.
+    pub(super) fn block(&self, head: Option<&Conv2d>, lean: bool) -> DecoderBlock {
+        DecoderBlock { level: self.clone(), head: head.cloned(), lean }
     }
 
     /// The paths of its layers here, below `ours`, and in the files of segmentation_models_pytorch, below `theirs`.
@@ -60,7 +52,8 @@ impl Level {
 }
 
 impl DecoderBlock {
-    /// `x` `[B, C, H, W]` and the encoder's output `[B, C', 2 H, 2 W]`, where there is one, to `[B, C'', 2 H, 2 W]`.
+    /// `x` `[B, C, H, W]` and the encoder's output `[B, C', 2 H, 2 W]`, where there is one, to `[B, C'', 2 H, 2 W]`, or to
+    /// logits `[B, classes, 2 H, 2 W]`.
     pub fn forward(&self, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
         match usable(self.lean, &x) {
             true => self.lean(x, skip),
@@ -70,25 +63,24 @@ impl DecoderBlock {
 
     /// Keeps its inputs and the outputs of both convolutions. Neither the doubled image nor the joined one exists.
     fn lean(&self, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
-        let weight = self.conv1.conv.weight.val();
-        let (outputs, channels) = (weight.dims()[0], x.dims()[1]);
+        let Level { conv1, conv2 } = &self.level;
+        let (weight, channels) = (conv1.conv.weight.val(), x.dims()[1]);
         let y = output(conv2d(&self.with_weight(of_doubled(weight.clone().narrow(1, 0, channels))), x));
         let mut y = PixelShuffleConfig::new(2).init().forward(y);
         if let Some(skip) = skip {
             let others = weight.narrow(1, channels, skip.dims()[1]);
             y = y + output(conv2d(&self.with_weight(others), skip));
         }
-        debug_assert_eq!(y.dims()[1], outputs);
-        let y = output(batch_norm_relu_conv2d(&self.conv1.norm, &self.conv2, y));
-        match &self.norm2 {
-            Some(norm) => output(batch_norm_relu(norm, y)),
-            None => y,
-        }
+        let y = output(batch_norm_relu_conv2d(&conv1.norm, &conv2.conv, y));
+        output(match &self.head {
+            Some(head) => batch_norm_relu_conv2d(&conv2.norm, head, y),
+            None => batch_norm_relu(&conv2.norm, y),
+        })
     }
 
     /// The first convolution with another weight, which gradients pass through.
     fn with_weight(&self, weight: Tensor<4>) -> Conv2d {
-        Conv2d { weight: Param::initialized(ParamId::new(), weight), ..self.conv1.conv.clone() }
+        Conv2d { weight: Param::initialized(ParamId::new(), weight), ..self.level.conv1.conv.clone() }
     }
 
     fn stock(&self, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
@@ -97,10 +89,9 @@ impl DecoderBlock {
             Some(skip) => Tensor::cat(vec![x, skip], 1),
             None => x,
         };
-        let y = relu(batch_norm(&self.conv1.norm, self.conv1.conv.forward(x)));
-        let y = self.conv2.forward(y);
-        match &self.norm2 {
-            Some(norm) => relu(batch_norm(norm, y)),
+        let y = [&self.level.conv1, &self.level.conv2].into_iter().fold(x, |x, layers| layers.stock(x, Relu));
+        match &self.head {
+            Some(head) => head.forward(y),
             None => y,
         }
     }

@@ -4,17 +4,13 @@
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Initializer, PaddingConfig2d};
-use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use kiln_layers::batch_norm_relu_conv2d;
 
 use super::block::UnetBlock;
 use super::config::{LEVELS, UnetConfig};
 use super::decoder::Level;
 use super::encoder::{Encoder, EncoderBlock, names};
 use crate::Error;
-use crate::lean::{output, usable};
-use crate::norms::batch_norm;
 
 /// A U-Net (Ronneberger et al. 2015) for semantic segmentation, with a classifier's blocks as its encoder, as in
 /// segmentation_models_pytorch's `Unet`. Build one with [`UnetConfig`].
@@ -53,26 +49,18 @@ impl UnetConfig {
 }
 
 impl Unet {
-    /// The blocks of the encoder and the decoder: images `[B, C, H, W]` (normalised floats) and an empty `Vec` to the features that
-    /// [`head`](Self::head) reads, and an empty `Vec`. They are handles to this network's parameters and running statistics, not copies.
+    /// The blocks of the encoder and the decoder: images `[B, C, H, W]` (normalised floats) and an empty `Vec` to logits
+    /// `[B, classes, H, W]` and an empty `Vec`. They are handles to this network's parameters and running statistics, not copies.
     pub fn blocks(&self) -> Vec<UnetBlock> {
         let last = self.decoder.len() - 1;
-        let decoder = self.decoder.iter().enumerate().map(|(index, level)| level.block(index == last, self.lean));
+        let decoder = self.decoder.iter().enumerate();
+        let decoder = decoder.map(|(index, level)| level.block((index == last).then_some(&self.head), self.lean));
         self.encoder.iter().cloned().map(UnetBlock::Encoder).chain(decoder.map(UnetBlock::Decoder)).collect()
-    }
-
-    /// Features of the last block to logits `[B, classes, H, W]`.
-    pub fn head(&self, x: Tensor<4>) -> Tensor<4> {
-        let norm = &self.decoder[self.decoder.len() - 1].conv2.norm;
-        match usable(self.lean, &x) {
-            true => output(batch_norm_relu_conv2d(norm, &self.head, x)),
-            false => self.head.forward(relu(batch_norm(norm, x))),
-        }
     }
 
     /// Images `[B, C, H, W]` (normalised floats), of sides that are multiples of 32, to logits `[B, classes, H, W]`.
     pub fn forward(&self, images_bchw: Tensor<4>) -> Tensor<4> {
-        self.head(self.blocks().iter().fold((images_bchw, vec![]), |x, block| block.forward(x)).0)
+        self.blocks().iter().fold((images_bchw, vec![]), |x, block| block.forward(x)).0
     }
 
     /// The paths of layers here and in the files of segmentation_models_pytorch.
