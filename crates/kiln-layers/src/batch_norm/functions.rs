@@ -65,7 +65,8 @@ pub fn batch_norm_leaky_relu<const D: usize>(norm: &BatchNorm, x: Tensor<D>, slo
 
 /// [`batch_norm`] and an activation in one operation, without the tensor between them.
 ///
-/// Keeps what [`batch_norm_relu`] keeps, with leaky ReLU what [`batch_norm_leaky_relu`] keeps.
+/// Keeps what [`batch_norm_relu`] keeps, with leaky ReLU what [`batch_norm_leaky_relu`] keeps. With hard-swish it keeps its input in any
+/// case: the gradient depends on the value between norm and activation, which the output does not tell.
 ///
 /// # Errors
 /// Those of [`batch_norm_leaky_relu`].
