@@ -8,14 +8,15 @@ use burn::store::{BurnToPyTorchAdapter, KeyRemapper, ModuleSnapshot, PyTorchToBu
 use crate::Error;
 use crate::gpt::Gpt;
 use crate::mobilenet_v2::MobileNetV2;
+use crate::mobilenet_v3::MobileNetV3;
 use crate::resnet::ResNet;
 use crate::shufflenet_v2::ShuffleNetV2;
 use crate::vit::Vit;
 
 /// A model that is read from and written to safetensors files under the names and layouts of its reference implementation.
 ///
-/// Files of a [`ResNet`], a [`MobileNetV2`] and a [`ShuffleNetV2`] load into torchvision's models of these names, files of a [`Vit`] into
-/// timm's, files of a [`Gpt`] into transformers' `GPT2LMHeadModel`, and the other way round.
+/// Files of a [`ResNet`], a [`MobileNetV2`], a [`MobileNetV3`] and a [`ShuffleNetV2`] load into torchvision's models of these names, files
+/// of a [`Vit`] into timm's, files of a [`Gpt`] into transformers' `GPT2LMHeadModel`, and the other way round.
 pub trait SafetensorsModel: Module + Sized {
     #[doc(hidden)]
     fn reading(&self, store: SafetensorsStore) -> SafetensorsStore;
@@ -97,7 +98,7 @@ macro_rules! by_names {
     )+};
 }
 
-by_names!(MobileNetV2, ShuffleNetV2, Vit);
+by_names!(MobileNetV2, MobileNetV3, ShuffleNetV2, Vit);
 
 impl SafetensorsModel for ResNet {
     fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {
