@@ -6,7 +6,7 @@ use burn::nn::conv::Conv2d;
 use burn::tensor::{Device, Tensor};
 
 use super::graph::NormConv2dLayer;
-use crate::batch_norm::{NormActivation, Pass, batch_norm_activated};
+use crate::batch_norm::{NormActivation, Pass};
 use crate::check::{result_device, same_dtype, same_size};
 use crate::conv2d::{Convolution, convolution};
 use crate::error::Error;
@@ -60,15 +60,15 @@ pub fn batch_norm_excited_conv2d(
 ) -> Result<Tensor<4>, Error> {
     let convolution = convolution(conv, &x)?;
     let [images, channels, ..] = x.dims();
-    let y = batch_norm_activated(norm, activation, x.clone())?;
-    let means = y.flatten::<3>(2, 3).mean_dim(2).reshape([images, channels, 1, 1]);
+    let pass = Pass::of(norm, &x, activation)?;
+    // Both passes through the norm begin with the same running statistics, which the first updates.
+    let parameters = pass.parameters.clone();
+    let means = pass.run(x.clone()).flatten::<3>(2, 3).mean_dim(2).reshape([images, channels, 1, 1]);
     let scale = scale(means);
     same_dtype(("the input", x.dtype()), ("the scale", scale.dtype()))?;
     for (expected, of_scale) in [images, channels, 1, 1].into_iter().zip(scale.dims()) {
         same_size(("a dimension of the means", expected), ("the same dimension of the scale", of_scale))?;
     }
-    // The running statistics have been updated with the means.
-    let Pass { parameters, .. } = Pass::of(norm, &x, activation)?;
     let y = Dispatch::excited_conv2d_layer(x.into_dispatch(), scale.into_dispatch(), parameters, convolution);
     Ok(Tensor::from_dispatch(y))
 }
