@@ -28,8 +28,9 @@ const ROUNDS: usize = 5;
 const STEPS: usize = 10;
 
 /// The name of a case, and the options of benches/peers/train.py that take the same step.
-const CASES: [(&str, &str); 5] = [
+const CASES: [(&str, &str); 6] = [
     ("mobilenet_v2, 32 x 96 x 96", "--model mobilenet_v2 --batch 32 --image-size 96"),
+    ("mobilenet_v3_large, 32 x 96 x 96", "--model mobilenet_v3_large --batch 32 --image-size 96"),
     ("shufflenet_v2_x1_0, 32 x 96 x 96", "--model shufflenet_v2_x1_0 --batch 32 --image-size 96"),
     ("resnet18, 32 x 32 x 32", "--model resnet18 --batch 32 --image-size 32 --stem cifar --classes 10"),
     ("gpt 6 x 256, 8 x 128", "--model gpt-256 --batch 8"),

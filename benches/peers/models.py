@@ -96,6 +96,7 @@ CONFIGS: dict[str, ResNetConfig | GptConfig | SmallConfig] = {
     "gpt2-124m": GptConfig(12, 12, 768),
     "gpt2-medium": GptConfig(24, 16, 1024),
     "mobilenet_v2": SmallConfig("mobilenet_v2"),
+    "mobilenet_v3_large": SmallConfig("mobilenet_v3_large"),
     "shufflenet_v2_x1_0": SmallConfig("shufflenet_v2_x1_0"),
 }
 
@@ -182,7 +183,7 @@ class Gpt(nn.Module):
 
 
 class Small(nn.Module):
-    """A network of torchvision's as a single part. MobileNetV2's dropout is off."""
+    """A network of torchvision's as a single part. The dropout of MobileNets is off."""
 
     def __init__(self, config: SmallConfig) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ pub(super) fn serialize<S: Serializer>(config: &ClassifierConfig, serializer: S)
     let fields = match config {
         ClassifierConfig::ResNet(config) => serde_json::to_value(config),
         ClassifierConfig::MobileNetV2(config) => serde_json::to_value(config),
+        ClassifierConfig::MobileNetV3(config) => serde_json::to_value(config),
         ClassifierConfig::ShuffleNetV2(config) => serde_json::to_value(config),
         ClassifierConfig::Vit(config) => serde_json::to_value(config),
         _ => return Err(S::Error::custom(format!("no settings for '{}'", config.name()))),
@@ -37,6 +38,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     fields.remove("name");
     match name.as_str() {
         "mobilenet_v2" => read(fields).map(ClassifierConfig::MobileNetV2),
+        "mobilenet_v3_large" => read(fields).map(ClassifierConfig::MobileNetV3),
         name if name.starts_with("shufflenet_v2") => read(fields).map(ClassifierConfig::ShuffleNetV2),
         name if name.starts_with("vit") => read(fields).map(ClassifierConfig::Vit),
         _ => Err(D::Error::custom(Error::UnknownModel { name, expected: ClassifierConfig::NAMES })),

@@ -10,8 +10,9 @@
 //!   its input or its output, never both. [`swiglu`] keeps its inputs, and [`dropout`] nothing.
 //! - [`batch_norm`], [`batch_norm_relu`], [`batch_norm_add_relu`]: on burn's own [`BatchNorm`](burn::nn::BatchNorm); no copy in f32, and
 //!   no tensor between norm, residual and ReLU. [`batch_norm_activated`] takes other activations, such as
-//!   [`NormActivation::Relu6`]. [`batch_norm_leaky_relu`] keeps nothing but its output. [`batch_norm_relu_conv2d`]
+//!   [`NormActivation::Relu6`] and [`NormActivation::HardSwish`]. [`batch_norm_leaky_relu`] keeps nothing but its output. [`batch_norm_relu_conv2d`]
 //!   keeps no input of the convolution, [`conv2d_batch_norm`] and [`conv2d_batch_norm_relu`] no output of it, [`residual_end`] neither.
+//!   [`batch_norm_excited_conv2d`] keeps no tensor of squeeze-and-excitation between them.
 //! - [`add_relu`] keeps its output alone, [`max_pool2d`] one byte for each value of its output.
 //! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
 //!   records.
@@ -45,6 +46,7 @@ mod add_relu;
 mod attention;
 mod batch_norm;
 mod capture;
+mod channel_scale;
 mod check;
 mod composed;
 mod conv2d;
@@ -86,8 +88,8 @@ pub use linear_cross_entropy::{LinearCrossEntropy, Reduction};
 pub use max_pool::max_pool2d;
 pub use norm::{Norm, layer_norm, rms_norm};
 pub use norm_conv2d::{
-    batch_norm_activated_conv2d, batch_norm_relu_conv2d, conv2d_batch_norm, conv2d_batch_norm_activated,
-    conv2d_batch_norm_relu, residual_end,
+    batch_norm_activated_conv2d, batch_norm_excited_conv2d, batch_norm_relu_conv2d, conv2d_batch_norm,
+    conv2d_batch_norm_activated, conv2d_batch_norm_relu, residual_end,
 };
 pub use optimizer::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
 pub use projected_attention::norm_self_attention;

@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Initializer, PaddingConfig2d};
-use burn::tensor::activation::relu;
+use burn::tensor::activation::{hard_swish, relu};
 use burn::tensor::{Device, Tensor};
 use kiln_layers::NormActivation;
 
@@ -77,6 +77,7 @@ impl ConvNorm {
         match activation {
             NormActivation::Relu => relu(y),
             NormActivation::Relu6 => relu(y).clamp_max(6.0),
+            NormActivation::HardSwish => hard_swish(y),
             _ => y,
         }
     }

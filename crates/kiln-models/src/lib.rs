@@ -1,7 +1,7 @@
 //! Reference models for burn: image classifiers, a U-Net for segmentation, and a GPT-2-style decoder.
 //!
 //! - [`ResNet`], the residual networks of 18 to 101 layers.
-//! - [`MobileNetV2`] and [`ShuffleNetV2`], networks of few parameters and multiply-adds.
+//! - [`MobileNetV2`], [`MobileNetV3`] and [`ShuffleNetV2`], networks of few parameters and multiply-adds.
 //! - [`Vit`], the vision transformer, in DeiT's sizes.
 //! - [`Classifier`], any of these by name.
 //! - [`Unet`], semantic segmentation with the blocks of a ResNet or a MobileNetV2 as its encoder.
@@ -46,6 +46,7 @@ mod error;
 mod gpt;
 mod lean;
 mod mobilenet_v2;
+mod mobilenet_v3;
 mod norms;
 mod resnet;
 mod safetensors;
@@ -58,6 +59,7 @@ pub use classifier::{Classifier, ClassifierBlock, ClassifierConfig};
 pub use error::Error;
 pub use gpt::{Gpt, GptBlock, GptConfig};
 pub use mobilenet_v2::{ConvRelu6, InvertedResidual, MobileNetV2, MobileNetV2Block, MobileNetV2Config};
+pub use mobilenet_v3::{ConvHardSwish, InvertedResidualV3, MobileNetV3, MobileNetV3Block, MobileNetV3Config};
 pub use resnet::{ResNet, ResNetBlock, ResNetConfig, ResidualBlock, Stem, StemLayers};
 pub use safetensors::SafetensorsModel;
 pub use shufflenet_v2::{ConvRelu, ShuffleBlock, ShuffleNetV2, ShuffleNetV2Block, ShuffleNetV2Config};

@@ -8,6 +8,7 @@ use burn::store::{BurnToPyTorchAdapter, KeyRemapper, ModuleSnapshot, PyTorchToBu
 use crate::Error;
 use crate::gpt::Gpt;
 use crate::mobilenet_v2::MobileNetV2;
+use crate::mobilenet_v3::MobileNetV3;
 use crate::resnet::ResNet;
 use crate::shufflenet_v2::ShuffleNetV2;
 use crate::unet::Unet;
@@ -15,8 +16,9 @@ use crate::vit::Vit;
 
 /// A model that is read from and written to safetensors files under the names and layouts of its reference implementation.
 ///
-/// Files of a [`ResNet`], a [`MobileNetV2`] and a [`ShuffleNetV2`] load into torchvision's models of these names, files of a [`Vit`] into
-/// timm's, files of a [`Unet`] into segmentation_models_pytorch's, files of a [`Gpt`] into transformers' `GPT2LMHeadModel`, and the other way round.
+/// Files of a [`ResNet`], a [`MobileNetV2`], a [`MobileNetV3`] and a [`ShuffleNetV2`] load into torchvision's models of these names, files
+/// of a [`Vit`] into timm's, files of a [`Unet`] into segmentation_models_pytorch's, files of a [`Gpt`] into transformers'
+/// `GPT2LMHeadModel`, and the other way round.
 pub trait SafetensorsModel: Module + Sized {
     #[doc(hidden)]
     fn reading(&self, store: SafetensorsStore) -> SafetensorsStore;
@@ -98,7 +100,7 @@ macro_rules! by_names {
     )+};
 }
 
-by_names!(MobileNetV2, ShuffleNetV2, Unet, Vit);
+by_names!(MobileNetV2, MobileNetV3, ShuffleNetV2, Unet, Vit);
 
 impl SafetensorsModel for ResNet {
     fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {

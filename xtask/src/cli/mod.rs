@@ -171,7 +171,7 @@ pub(crate) struct RunArgs {
 pub(crate) struct TrainClassify {
     #[command(flatten)]
     pub(crate) run: RunArgs,
-    /// resnet18, 34, 50 or 101; mobilenet_v2; shufflenet_v2_x0_5, x1_0, x1_5 or x2_0; vit_tiny, small or base [default: resnet18]
+    /// resnet18, 34, 50 or 101; mobilenet_v2 or v3_large; shufflenet_v2_x0_5, x1_0, x1_5 or x2_0; vit_tiny, small or base [default: resnet18]
     #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
     /// Channels of a ResNet's first stage, where 64 is the standard network; what a MobileNet's channels are multiplied by

@@ -72,8 +72,8 @@ fn width_of(family: &ClassifierConfig, width: f64) -> Result<toml::Value> {
     match family {
         ClassifierConfig::ResNet(_) if width.fract() == 0.0 => Ok(toml::Value::Integer(width as i64)),
         ClassifierConfig::ResNet(_) => bail!(Usage(format!("--width is {width}, expected channels of a ResNet"))),
-        ClassifierConfig::MobileNetV2(_) => Ok(toml::Value::Float(width)),
-        other => bail!(Usage(format!("--width is not an option of {}, expected resnet or mobilenet_v2", other.name()))),
+        ClassifierConfig::MobileNetV2(_) | ClassifierConfig::MobileNetV3(_) => Ok(toml::Value::Float(width)),
+        other => bail!(Usage(format!("--width is not an option of {}, expected resnet or mobilenet", other.name()))),
     }
 }
 

@@ -23,10 +23,10 @@ fn every_family_is_trained_resumed_and_evaluated() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     photos(at);
-    for model in ["resnet18", "mobilenet_v2", "shufflenet_v2_x0_5", "vit_tiny"] {
+    for model in ["resnet18", "mobilenet_v2", "mobilenet_v3_large", "shufflenet_v2_x0_5", "vit_tiny"] {
         let run = ["train", "classify", "--model", model, "--data", "photos", "--out", model, "--epochs", "1"];
         let run = [run.as_slice(), &["--image-size", "32", "--batch-size", "2"]].concat();
-        let smaller: &[&str] = if model == "mobilenet_v2" { &["--width", "0.1"] } else { &[] };
+        let smaller: &[&str] = if model.starts_with("mobilenet") { &["--width", "0.1"] } else { &[] };
         let trained = output(at, &[&*run, smaller].concat());
         assert!(trained.status.success(), "{}", stderr(&trained));
         let settings = fs::read_to_string(at.join(model).join("config.toml")).unwrap();

@@ -1,13 +1,14 @@
 //! Batch norm and what follows it in a backend's own operations.
 //!
-//! Peak beside inputs and outputs: two tensors of f32 of the input's size each way, and with an activation a mask. Where burn fuses (its
+//! Peak beside inputs and outputs: two tensors of f32 of the input's size each way, with an activation a mask, and with hard-swish two
+//! tensors more. Where burn fuses (its
 //! feature `fusion`), input and gradient are read once for each sum and once for the result, and at most one such tensor exists.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
-use super::settings::{BatchNormOutput, BatchNormSaved, RELU6};
+use super::settings::{BatchNormOutput, BatchNormSaved, HARD_SWISH, RELU6};
 use super::{NormActivation, NormSettings};
 use crate::composed::{Wide, full, join};
 
@@ -40,10 +41,20 @@ fn activated<B: Backend>(values: Wide<B>, activation: NormActivation) -> Wide<B>
             let positive = values.clone().fill(values.not_positive(), 0.0);
             positive.clone().fill((positive * -1.0 + RELU6).not_positive(), RELU6)
         }
+        NormActivation::HardSwish => {
+            let low = (values.clone() + HARD_SWISH).not_positive();
+            let gate = (values.clone() + HARD_SWISH) * (0.5 / HARD_SWISH);
+            (hard_swish_top(gate, values.clone()) * values).fill(low, 0.0)
+        }
     }
 }
 
-/// The gradient through the activation. `z`: its input or its output.
+/// With 1 where hard-swish is z.
+fn hard_swish_top<B: Backend>(values: Wide<B>, z: Wide<B>) -> Wide<B> {
+    values.fill((z * -1.0 + HARD_SWISH).not_positive(), 1.0)
+}
+
+/// The gradient through the activation. `z`: its input or its output; of hard-swish its input.
 fn through<B: Backend>(gradient: Wide<B>, z: Wide<B>, activation: NormActivation) -> Wide<B> {
     match activation {
         NormActivation::None => gradient,
@@ -55,6 +66,11 @@ fn through<B: Backend>(gradient: Wide<B>, z: Wide<B>, activation: NormActivation
         NormActivation::Relu6 => {
             let positive = gradient.fill(z.clone().not_positive(), 0.0);
             positive.fill((z * -1.0 + RELU6).not_positive(), 0.0)
+        }
+        NormActivation::HardSwish => {
+            let low = (z.clone() + HARD_SWISH).not_positive();
+            let slope = hard_swish_top(z.clone() * (1.0 / HARD_SWISH) + 0.5, z);
+            (gradient * slope).fill(low, 0.0)
         }
     }
 }
@@ -189,12 +205,16 @@ mod tests {
     #[test]
     fn as_the_kernels() {
         let leaky = NormActivation::LeakyRelu { slope: 0.1 };
-        let activations = [NormActivation::None, NormActivation::Relu, leaky, NormActivation::Relu6];
+        let activations =
+            [NormActivation::None, NormActivation::Relu, leaky, NormActivation::Relu6, NormActivation::HardSwish];
         for (dtype, weights) in [(DType::F16, DType::F32)].into_iter().chain(DTYPES.map(|dtype| (dtype, dtype))) {
             for (number, shape) in [[3, 5, 7, 11], [4, 3, 13, 1], [2, 8, 4, 4]].into_iter().enumerate() {
-                for variant in 0..16 {
-                    let activation = activations[variant % 4];
-                    let (added, momentum) = (variant / 4 % 2 == 1, (variant < 8).then_some(0.1));
+                for variant in 0..20 {
+                    let activation = activations[variant % 5];
+                    let (added, momentum) = (variant / 5 % 2 == 1, (variant < 10).then_some(0.1));
+                    if added && activation == NormActivation::HardSwish {
+                        continue;
+                    }
                     let settings = NormSettings { epsilon: 1e-5, momentum, activation };
                     let what = format!("{dtype:?} {shape:?} {settings:?} {added}");
                     let (x, gradient) = (numbers(shape, 1, 3.0, dtype), numbers(shape, 2, 1.0, dtype));

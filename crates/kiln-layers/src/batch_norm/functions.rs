@@ -65,7 +65,8 @@ pub fn batch_norm_leaky_relu<const D: usize>(norm: &BatchNorm, x: Tensor<D>, slo
 
 /// [`batch_norm`] and an activation in one operation, without the tensor between them.
 ///
-/// Keeps what [`batch_norm_relu`] keeps, with leaky ReLU what [`batch_norm_leaky_relu`] keeps.
+/// Keeps what [`batch_norm_relu`] keeps, with leaky ReLU what [`batch_norm_leaky_relu`] keeps. With hard-swish it keeps its input in any
+/// case: the gradient depends on the value between norm and activation, which the output does not tell.
 ///
 /// # Errors
 /// Those of [`batch_norm_leaky_relu`].
@@ -102,11 +103,10 @@ fn run<const D: usize>(
     residual: Option<Tensor<D>>,
     activation: NormActivation,
 ) -> Result<Tensor<D>, Error> {
-    let (pass, x) = (Pass::of(norm, &x, activation)?, x.into_dispatch());
-    let (y, mean, variance) = match residual {
-        None => Dispatch::batch_norm_layer(x, pass.parameters),
-        Some(residual) => Dispatch::batch_norm_add_layer(x, residual.into_dispatch(), pass.parameters),
-    };
+    let pass = Pass::of(norm, &x, activation)?;
+    let Some(residual) = residual else { return Ok(pass.run(x)) };
+    let (x, residual) = (x.into_dispatch(), residual.into_dispatch());
+    let (y, mean, variance) = Dispatch::batch_norm_add_layer(x, residual, pass.parameters);
     pass.updates.apply(mean, variance);
     Ok(Tensor::from_dispatch(y))
 }
@@ -159,6 +159,13 @@ impl<'a> Pass<'a> {
         main_input("the input", x)?;
         let channels = ("the number of channels of the input", x.dims()[1]);
         Self::of_channels(norm, channels, x.shape().num_elements() == 0, &x.device(), activation)
+    }
+
+    /// Runs the norm alone, on the input that was checked.
+    pub(crate) fn run<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        let (y, mean, variance) = Dispatch::batch_norm_layer(x.into_dispatch(), self.parameters);
+        self.updates.apply(mean, variance);
+        Tensor::from_dispatch(y)
     }
 
     /// Of an input that is not there yet. `channels`: what they are called, and their number.

@@ -148,7 +148,7 @@ impl<B: BatchNormKernels> Prepared<B> {
         let BatchNormParameters { weight, bias, settings, .. } = norm.clone();
         let inverted = match settings.activation {
             NormActivation::LeakyRelu { slope } => B::batch_norm_invertible([&weight, &bias], slope, x.dtype()),
-            NormActivation::None | NormActivation::Relu | NormActivation::Relu6 => false,
+            _ => false,
         };
         let signs = settings.activation != NormActivation::None && (residual.is_some() || inverted || !normalised);
         let kept = (normalised && !inverted).then(|| x.clone());
@@ -191,6 +191,11 @@ impl BatchNormKernels for burn::backend::Flex {
     }
 }
 
+/// 1 for hard-swish, which needs more memory for a moment on devices without kernels of ours.
+fn hard_swish(activation: NormActivation) -> i64 {
+    i64::from(activation == NormActivation::HardSwish)
+}
+
 impl BatchNormKernels for Capture {
     fn batch_norm_act(
         x: FloatTensor<Self>,
@@ -203,7 +208,7 @@ impl BatchNormKernels for Capture {
         let (of_mean, of_variance) = (like(&mean), like(&variance));
         let running = [mean.clone(), variance.clone()];
         let inputs = [vec![x, weight, bias, mean, variance], residual.into_iter().collect()].concat();
-        let scalars = [i64::from(training)];
+        let scalars = [i64::from(training), hard_swish(settings.activation)];
         let (y, statistics, running) = match training {
             true => {
                 let outputs = [output, statistics, of_mean, of_variance];
@@ -222,10 +227,11 @@ impl BatchNormKernels for Capture {
         x: FloatTensor<Self>,
         statistics: FloatTensor<Self>,
         [weight, bias]: [FloatTensor<Self>; 2],
-        _activation: NormActivation,
+        activation: NormActivation,
     ) -> FloatTensor<Self> {
         let output = like(&x);
-        let [y] = operation("kiln::batch_norm_again", vec![x, statistics, weight, bias], &[], [output]);
+        let [y] =
+            operation("kiln::batch_norm_again", vec![x, statistics, weight, bias], &[hard_swish(activation)], [output]);
         y
     }
 
@@ -241,7 +247,7 @@ impl BatchNormKernels for Capture {
     ) -> [Option<FloatTensor<Self>>; 4] {
         let outputs = [like(&gradient), like(&saved.weight), like(&saved.bias)];
         let of_residual = like(&gradient);
-        let scalars = [i64::from(saved.settings.momentum.is_some())];
+        let scalars = [i64::from(saved.settings.momentum.is_some()), hard_swish(saved.settings.activation)];
         let kept = [saved.x, saved.y].into_iter().flatten();
         let inputs = [gradient].into_iter().chain(kept).chain([saved.statistics, saved.weight, saved.bias]).collect();
         if wanted[3] {

@@ -5,8 +5,8 @@ use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, ExtensionType};
 
-use super::NormSettings;
 use super::settings::BatchNormSaved;
+use super::{NormActivation, NormSettings};
 
 /// What a norm takes beside its input.
 #[derive(Clone, Debug, ExtensionType)]
@@ -28,9 +28,11 @@ impl<B: Backend> BatchNormParameters<B> {
 }
 
 impl<B: Backend, C: CheckpointStrategy> BatchNormParameters<Autodiff<B, C>> {
-    /// Whether the backward pass needs the normalised values: with constant statistics only for the gradients of weight and bias.
+    /// Whether the backward pass needs the normalised values: with constant statistics only for the gradients of weight and bias, and for
+    /// hard-swish.
     pub(crate) fn needs_normalised(&self) -> bool {
-        self.settings.momentum.is_some() || self.weight.is_tracked() || self.bias.is_tracked()
+        let hard_swish = self.settings.activation == NormActivation::HardSwish;
+        hard_swish || self.settings.momentum.is_some() || self.weight.is_tracked() || self.bias.is_tracked()
     }
 
     /// The same without gradients, and the nodes of weight and bias.

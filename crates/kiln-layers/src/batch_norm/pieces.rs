@@ -1,6 +1,6 @@
 //! The loops over pieces. Each value of a piece has its own factors, so that pieces may hold many channels.
 
-use super::settings::Bend;
+use super::settings::{Bend, HARD_SWISH};
 use crate::simd::simd;
 
 impl Bend {
@@ -17,6 +17,22 @@ impl Bend {
         let gradient = straight(gradient, z, self.slope);
         if z >= self.ceiling { 0.0 } else { gradient }
     }
+}
+
+/// Hard-swish. NaN stays NaN.
+#[inline(always)]
+fn hard_swish(z: f32) -> f32 {
+    let y = z * (z + HARD_SWISH) * (0.5 / HARD_SWISH);
+    let y = if z >= HARD_SWISH { z } else { y };
+    if z <= -HARD_SWISH { 0.0 } else { y }
+}
+
+/// The gradient through hard-swish of the value z.
+#[inline(always)]
+fn hard_swish_gradient(gradient: f32, z: f32) -> f32 {
+    let slope = z.mul_add(1.0 / HARD_SWISH, 0.5);
+    let slope = if z >= HARD_SWISH { 1.0 } else { slope };
+    if z <= -HARD_SWISH { 0.0 } else { gradient * slope }
 }
 
 /// x, or its multiple where the sign is not positive.
@@ -47,18 +63,26 @@ pub(super) struct Line<'a> {
     pub(super) shift: &'a [f32],
 }
 
+#[inline(always)]
+fn normalise_by(values: &mut [f32], line: Line<'_>, activation: impl Fn(f32) -> f32) {
+    for (((value, mean), scale), shift) in values.iter_mut().zip(line.mean).zip(line.scale).zip(line.shift) {
+        let z = scale.mul_add(*value - mean, *shift);
+        *value = activation(z);
+    }
+}
+
 simd! {
     /// The norm and the activation.
     pub(super) fn normalise(values: &mut [f32], line: Line<'_>, bend: Bend) {
-        for (((value, mean), scale), shift) in values.iter_mut().zip(line.mean).zip(line.scale).zip(line.shift) {
-            let z = scale.mul_add(*value - mean, *shift);
-            *value = bend.value(z);
+        match bend.hard_swish {
+            true => normalise_by(values, line, hard_swish),
+            false => normalise_by(values, line, #[inline(always)] |z| bend.value(z)),
         }
     }
 }
 
 simd! {
-    /// The norm plus the residual, and the activation.
+    /// The norm plus the residual, and the activation, which is not hard-swish.
     pub(super) fn normalise_add(values: &mut [f32], residual: &[f32], line: Line<'_>, bend: Bend) {
         let lines = line.mean.iter().zip(line.scale).zip(line.shift);
         for ((value, residual), ((mean, scale), shift)) in values.iter_mut().zip(residual).zip(lines) {
@@ -68,19 +92,33 @@ simd! {
     }
 }
 
+#[inline(always)]
+fn add_by(
+    gradient: &mut [f32],
+    [sums, products]: [&mut [f32]; 2],
+    x: &[f32],
+    line: Line<'_>,
+    through: impl Fn(f32, f32) -> f32,
+) {
+    let lines = line.mean.iter().zip(line.scale).zip(line.shift);
+    let sums = sums.iter_mut().zip(products);
+    for (((gradient, (sum, product)), x), ((mean, scale), shift)) in gradient.iter_mut().zip(sums).zip(x).zip(lines) {
+        let centred = x - mean;
+        *gradient = through(*gradient, scale.mul_add(centred, *shift));
+        *sum += *gradient;
+        *product = gradient.mul_add(centred, *product);
+    }
+}
+
 simd! {
-    /// Takes the gradient through the activation, whose sign is computed from x as in the forward pass, and adds it and its product with
+    /// Takes the gradient through the activation, whose input is computed from x as in the forward pass, and adds it and its product with
     /// x - mean.
     pub(super) fn add_by_input(
         gradient: &mut [f32], sums: &mut [f32], products: &mut [f32], x: &[f32], line: Line<'_>, bend: Bend
     ) {
-        let lines = line.mean.iter().zip(line.scale).zip(line.shift);
-        let sums = sums.iter_mut().zip(products);
-        for (((gradient, (sum, product)), x), ((mean, scale), shift)) in gradient.iter_mut().zip(sums).zip(x).zip(lines) {
-            let centred = x - mean;
-            *gradient = bend.gradient(*gradient, scale.mul_add(centred, *shift));
-            *sum += *gradient;
-            *product = gradient.mul_add(centred, *product);
+        match bend.hard_swish {
+            true => add_by(gradient, [sums, products], x, line, hard_swish_gradient),
+            false => add_by(gradient, [sums, products], x, line, #[inline(always)] |g, z| bend.gradient(g, z)),
         }
     }
 }
@@ -95,7 +133,7 @@ pub(super) struct Inverse<'a> {
 }
 
 simd! {
-    /// As `add_by_input`, with the sign of the output y.
+    /// As `add_by_input`, with the sign of the output y. The activation is not hard-swish.
     pub(super) fn add_by_output(
         gradient: &mut [f32], sums: &mut [f32], products: &mut [f32], kept: &[f32], y: &[f32], inverse: Inverse<'_>, bend: Bend
     ) {
@@ -113,7 +151,7 @@ simd! {
 }
 
 simd! {
-    /// Takes the gradient through the activation.
+    /// Takes the gradient through the activation, which is not hard-swish.
     pub(super) fn mask(gradient: &mut [f32], y: &[f32], bend: Bend) {
         gradient.iter_mut().zip(y).for_each(|(gradient, y)| *gradient = bend.gradient(*gradient, *y));
     }

@@ -15,17 +15,24 @@ pub enum NormActivation {
     },
     /// min(max(x, 0), 6), as in MobileNetV2. The gradient at exactly 0 and 6 is 0.
     Relu6,
+    /// x min(max(x + 3, 0), 6) / 6, as in MobileNetV3 (Howard et al. 2019). The gradient is 0 at exactly -3, and 1 at exactly 3.
+    HardSwish,
 }
 
 /// Where ReLU6 ends.
 pub(super) const RELU6: f32 = 6.0;
+/// Hard-swish is 0 up to the negative of it, and x from it on.
+pub(super) const HARD_SWISH: f32 = 3.0;
 
-/// An activation in three pieces: values that are not positive are multiplied by a slope, and those above a ceiling are cut off.
+/// An activation in three pieces: values that are not positive are multiplied by a slope, and those above a ceiling are cut off. Or
+/// hard-swish.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Bend {
     pub(super) slope: f32,
     /// NaN for none: no value is above it.
     pub(super) ceiling: f32,
+    /// Hard-swish: slope and ceiling are of no meaning.
+    pub(super) hard_swish: bool,
 }
 
 impl NormActivation {
@@ -35,8 +42,9 @@ impl NormActivation {
             Self::Relu => (0.0, f32::NAN),
             Self::LeakyRelu { slope } => (slope, f32::NAN),
             Self::Relu6 => (0.0, RELU6),
+            Self::HardSwish => (1.0, f32::NAN),
         };
-        Bend { slope, ceiling }
+        Bend { slope, ceiling, hard_swish: self == Self::HardSwish }
     }
 }
 
@@ -62,7 +70,7 @@ pub(crate) struct BatchNormOutput<T> {
 }
 
 /// What the backward pass needs. The normalised values come from `x` if it is there, else from `y`; the signs of the output from `y` if
-/// it is there, else from `x`.
+/// it is there, else from `x`. Hard-swish has `x` and no `y`: its gradient depends on the value before it, which the output does not tell.
 #[derive(Clone, Debug)]
 pub(crate) struct BatchNormSaved<T> {
     pub(crate) x: Option<T>,

@@ -1,4 +1,4 @@
-//! Batch norm and the convolution before or after it in one operation, and the end of a residual block, on burn's modules.
+//! Batch norm and the convolution before or after it in one operation, squeeze-and-excitation between them, and the end of a residual block, on burn's modules.
 
 use burn::backend::Dispatch;
 use burn::nn::BatchNorm;
@@ -38,6 +38,38 @@ pub fn batch_norm_activated_conv2d(
     let pass = Pass::of(norm, &x, activation)?;
     let (y, mean, variance) = Dispatch::norm_conv2d_layer(x.into_dispatch(), pass.parameters, convolution);
     pass.updates.apply(mean, variance);
+    Ok(Tensor::from_dispatch(y))
+}
+
+/// Squeeze-and-excitation (Hu et al. 2018) between a norm and a convolution: [`conv2d`](crate::conv2d)`(conv, y * scale(mean of y))` with
+/// y = [`batch_norm_activated`](crate::batch_norm_activated)`(norm, activation, x)`.
+///
+/// `scale` is given the mean of each channel of each image, `[images, channels, 1, 1]` in the dtype of `x`, and returns a factor for each,
+/// of the same shape and dtype. Keeps `x`, the factors, and what `scale` keeps. Neither y nor its product with the factors is kept: the
+/// backward pass computes them again, and takes the gradients of mean and product through the norm one after the other. The running
+/// statistics are updated once.
+///
+/// # Errors
+/// Those of [`batch_norm_activated_conv2d`], and [`Error::Size`] and [`Error::DType`] when the factors differ from the means.
+pub fn batch_norm_excited_conv2d(
+    norm: &BatchNorm,
+    activation: NormActivation,
+    conv: &Conv2d,
+    x: Tensor<4>,
+    scale: impl FnOnce(Tensor<4>) -> Tensor<4>,
+) -> Result<Tensor<4>, Error> {
+    let convolution = convolution(conv, &x)?;
+    let [images, channels, ..] = x.dims();
+    let pass = Pass::of(norm, &x, activation)?;
+    // Both passes through the norm begin with the same running statistics, which the first updates.
+    let parameters = pass.parameters.clone();
+    let means = pass.run(x.clone()).flatten::<3>(2, 3).mean_dim(2).reshape([images, channels, 1, 1]);
+    let scale = scale(means);
+    same_dtype(("the input", x.dtype()), ("the scale", scale.dtype()))?;
+    for (expected, of_scale) in [images, channels, 1, 1].into_iter().zip(scale.dims()) {
+        same_size(("a dimension of the means", expected), ("the same dimension of the scale", of_scale))?;
+    }
+    let y = Dispatch::excited_conv2d_layer(x.into_dispatch(), scale.into_dispatch(), parameters, convolution);
     Ok(Tensor::from_dispatch(y))
 }
 

@@ -5,7 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, backend_extension};
 
 use super::kernels::{NormConv2dKernels, backward};
-use super::{conv_norm, residual_end};
+use super::{conv_norm, excited, residual_end};
 use crate::batch_norm::{BatchNormKernels, BatchNormOutput, BatchNormParameters, BatchNormSaved};
 use crate::conv2d::{Conv2dKernels, Convolution};
 use crate::graph::{record, without_gradients};
@@ -25,6 +25,14 @@ pub(crate) trait NormConv2dLayer: Backend {
         #[extension_type] convolution: Convolution<Self>,
         #[extension_type] norm: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The output for a scale of `[images, channels, 1, 1]` between norm and convolution.
+    fn excited_conv2d_layer(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        #[extension_type] norm: BatchNormParameters<Self>,
+        #[extension_type] convolution: Convolution<Self>,
+    ) -> FloatTensor<Self>;
 
     /// The output, and the new running mean and variance of the first norm and of the last.
     #[allow(clippy::type_complexity, reason = "burn's dispatch returns tensors or tuples of them")]
@@ -57,6 +65,16 @@ without_gradients!(NormConv2dLayer, NormConv2dKernels {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let BatchNormOutput { y, running: [mean, variance], .. } = conv_norm::forward::<Self>(x, convolution, norm);
         (y, mean, variance)
+    }
+
+    fn excited_conv2d_layer(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        norm: BatchNormParameters<Self>,
+        convolution: Convolution<Self>,
+    ) -> FloatTensor<Self> {
+        let [y, _] = excited::forward::<Self>(x, scale, norm, convolution);
+        y
     }
 
     fn residual_end_layer(
@@ -105,6 +123,15 @@ impl<B: NormConv2dKernels, C: CheckpointStrategy> NormConv2dLayer for Autodiff<B
         let (y, running) = conv_norm::recorded::<B, C>(x, convolution, norm);
         let [mean, variance] = running.map(FloatTensor::<Self>::new);
         (y, mean, variance)
+    }
+
+    fn excited_conv2d_layer(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        norm: BatchNormParameters<Self>,
+        convolution: Convolution<Self>,
+    ) -> FloatTensor<Self> {
+        excited::recorded::<B, C>(x, scale, norm, convolution)
     }
 
     fn residual_end_layer(

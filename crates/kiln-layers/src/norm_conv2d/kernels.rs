@@ -4,10 +4,11 @@ use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 
 use crate::batch_norm::{BatchNormKernels, BatchNormSaved};
+use crate::channel_scale::ChannelScaleKernels;
 use crate::conv2d::{Conv2dKernels, Geometry, gradients};
 
-/// The bodies use the kernels of norm and convolution.
-pub(crate) trait NormConv2dKernels: BatchNormKernels + Conv2dKernels {}
+/// The bodies use the kernels of norm, scale and convolution.
+pub(crate) trait NormConv2dKernels: BatchNormKernels + ChannelScaleKernels + Conv2dKernels {}
 
 #[cfg(feature = "flex")]
 impl NormConv2dKernels for burn::backend::Flex {}

@@ -4,7 +4,7 @@ use burn::backend::ir::OperationIr;
 use burn::backend::{Autodiff, AutodiffBackend, Capture};
 use burn::module::{Param, RunningState};
 use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::tensor::activation::{leaky_relu, relu};
+use burn::tensor::activation::{hard_swish, leaky_relu, relu};
 use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{
     Error, NormActivation, batch_norm, batch_norm_activated, batch_norm_add_relu, batch_norm_leaky_relu,
@@ -17,7 +17,7 @@ const SLOPE: f64 = 0.1;
 
 /// What is computed: name, ours, burn's. The second tensor is the residual.
 type Layer = fn(&BatchNorm, Tensor<4>, Tensor<4>) -> Tensor<4>;
-const ALL: [(&str, Layer, Layer); 5] = [
+const ALL: [(&str, Layer, Layer); 6] = [
     ("none", |norm, x, _| batch_norm(norm, x).unwrap(), |norm, x, _| norm.forward(x)),
     ("relu", |norm, x, _| batch_norm_relu(norm, x).unwrap(), |norm, x, _| relu(norm.forward(x))),
     (
@@ -29,6 +29,11 @@ const ALL: [(&str, Layer, Layer); 5] = [
         "relu6",
         |norm, x, _| batch_norm_activated(norm, NormActivation::Relu6, x).unwrap(),
         |norm, x, _| relu(norm.forward(x)).clamp_max(6.0),
+    ),
+    (
+        "hard swish",
+        |norm, x, _| batch_norm_activated(norm, NormActivation::HardSwish, x).unwrap(),
+        |norm, x, _| hard_swish(norm.forward(x)),
     ),
     (
         "add relu",
@@ -274,6 +279,10 @@ fn nan_infinity_and_no_samples() {
     let x = Tensor::<1>::from_floats(numbers.as_slice(), &device).reshape([2, 3, 2, 2]);
     let y = values(&batch_norm_relu(&evaluated(module(3, &device)), x.clone()).unwrap());
     assert!(y[1].is_nan() && y[6] == f64::INFINITY && y[7] == 0.0 && y.iter().filter(|y| !y.is_finite()).count() == 2);
+    let swish = batch_norm_activated(&evaluated(module(3, &device)), NormActivation::HardSwish, x.clone()).unwrap();
+    let swish = values(&swish);
+    assert!(swish[1].is_nan() && swish[6] == f64::INFINITY && swish[7] == 0.0);
+    assert_eq!(swish.iter().filter(|y| !y.is_finite()).count(), 2);
     // A channel with NaN is NaN; the last channel has none.
     let y = values(&batch_norm_relu(&module(3, &device), x).unwrap());
     assert!(y[..8].iter().all(|y| y.is_nan()) && y[8..12].iter().all(|y| y.is_finite()));
@@ -371,4 +380,8 @@ fn a_norm_is_recorded_as_one_operation_each_way() {
     assert_eq!(recorded(true, |norm, x| batch_norm_leaky_relu(norm, x, SLOPE).unwrap()), both(5, [4, 3], 1));
     assert_eq!(recorded(true, |norm, x| batch_norm_add_relu(norm, x.clone(), x).unwrap()), both(6, [4, 4], 2));
     assert_eq!(recorded(false, |norm, x| batch_norm_relu(norm, x).unwrap()), both(5, [2, 3], 1));
+    for training in [true, false] {
+        let hard_swish = |norm: &BatchNorm, x| batch_norm_activated(norm, NormActivation::HardSwish, x).unwrap();
+        assert_eq!(recorded(training, hard_swish), both(5, [if training { 4 } else { 2 }, 3], 1));
+    }
 }

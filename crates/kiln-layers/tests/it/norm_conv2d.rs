@@ -3,15 +3,16 @@
 use burn::module::Param;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
+use burn::tensor::activation::hard_sigmoid;
 use burn::tensor::{DType, Device, Tensor};
-use kiln_layers::NormActivation::Relu6;
+use kiln_layers::NormActivation::{HardSwish, Relu, Relu6};
 use kiln_layers::{
-    batch_norm, batch_norm_activated, batch_norm_activated_conv2d, batch_norm_add_relu, batch_norm_relu,
-    batch_norm_relu_conv2d, conv2d, conv2d_batch_norm, conv2d_batch_norm_activated, conv2d_batch_norm_relu,
-    residual_end,
+    batch_norm, batch_norm_activated, batch_norm_activated_conv2d, batch_norm_add_relu, batch_norm_excited_conv2d,
+    batch_norm_relu, batch_norm_relu_conv2d, conv2d, conv2d_batch_norm, conv2d_batch_norm_activated,
+    conv2d_batch_norm_relu, residual_end,
 };
 
-use crate::compare::{tensor, values};
+use crate::compare::{distance, tensor, tolerance, values};
 
 fn modules(dtype: DType, stride: usize, bias: bool, device: &Device) -> (BatchNorm, Conv2d) {
     let mut norm = BatchNormConfig::new(5).init(device);
@@ -81,9 +82,91 @@ fn one_operation_has_the_bits_of_two() {
                 let two =
                     all(&modules(), dtype, |norm, conv, x| conv2d(conv, batch_norm_relu(norm, x).unwrap()).unwrap());
                 assert_eq!(one, two, "{dtype:?} {stride} {frozen}");
+                let one = all(&modules(), dtype, |norm, conv, x| {
+                    batch_norm_activated_conv2d(norm, HardSwish, conv, x).unwrap()
+                });
+                let two = all(&modules(), dtype, |norm, conv, x| {
+                    conv2d(conv, batch_norm_activated(norm, HardSwish, x).unwrap()).unwrap()
+                });
+                assert_eq!(one, two, "{dtype:?} {stride} {frozen}");
             }
         }
     }
+}
+
+/// The factors of squeeze-and-excitation, some of them 0 and 1.
+fn factors(means: Tensor<4>) -> Tensor<4> {
+    hard_sigmoid(means * 2.0 - 0.5, 0.5, 0.5)
+}
+
+#[test]
+fn squeeze_and_excitation_in_one_operation_is_that_in_several() {
+    let device = Device::flex().autodiff();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (stride, bias, training, frozen) in
+            [(1, false, true, false), (2, true, true, false), (1, false, false, true), (1, true, false, false)]
+        {
+            let run = |dtype, f: fn(&BatchNorm, &Conv2d, Tensor<4>) -> Tensor<4>| {
+                let (norm, conv) = modules(dtype, stride, bias, &device);
+                let norm = if training { norm } else { evaluated(norm, frozen) };
+                all(&(norm, conv), dtype, f)
+            };
+            let one = run(dtype, |norm, conv, x| {
+                let one = batch_norm_excited_conv2d(norm, HardSwish, conv, x, factors);
+                one.unwrap()
+            });
+            let several = run(dtype, |norm, conv, x| {
+                let y = batch_norm_activated(norm, HardSwish, x).unwrap();
+                let factors = factors(y.clone().mean_dims(&[2, 3]));
+                conv2d(conv, y * factors).unwrap()
+            });
+            assert_eq!(one.len(), several.len());
+            for (part, (one, several)) in one.iter().zip(&several).enumerate() {
+                let far = distance(one, several);
+                assert!(far < 4.0 * tolerance(dtype), "{dtype:?} {stride} {training} {frozen} part {part}: {far}");
+            }
+            // The running statistics change once.
+            assert_eq!(one[3..5], several[3..5]);
+        }
+    }
+}
+
+#[test]
+fn only_the_gradients_of_excitation_that_are_wanted_come_out() {
+    let device = Device::flex().autodiff();
+    let x = || tensor([3, 5, 9, 7], 1, 2.0, DType::F32, &device);
+    let scale = || tensor([3, 5, 1, 1], 2, 1.0, DType::F32, &device);
+    let wanted = |of_x: bool, of_scale: bool, of_kernel: bool| {
+        let (norm, conv) = modules(DType::F32, 1, false, &device);
+        let conv = Conv2d { weight: conv.weight.set_require_grad(of_kernel), ..conv };
+        let norm = evaluated(norm, true);
+        let (x, scale) = (x().set_require_grad(of_x), scale().set_require_grad(of_scale));
+        let y = batch_norm_excited_conv2d(&norm, Relu, &conv, x.clone(), |_| scale.clone()).unwrap();
+        let gradients = y.square().sum().backward();
+        [x.grad(&gradients), scale.grad(&gradients), conv.weight.val().grad(&gradients)]
+            .map(|gradient| gradient.map(|gradient| values(&gradient)))
+    };
+    let all = wanted(true, true, true);
+    assert!(all.iter().all(Option::is_some));
+    for bits in 1..8 {
+        let flags = [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
+        for (index, gradient) in wanted(flags[0], flags[1], flags[2]).iter().enumerate() {
+            assert_eq!(gradient, if flags[index] { &all[index] } else { &None }, "{bits} {index}");
+        }
+    }
+}
+
+#[test]
+fn a_scale_that_does_not_fit_is_refused_by_name() {
+    let device = Device::flex().autodiff();
+    let (norm, conv) = modules(DType::F32, 1, false, &device);
+    let run = |scale: fn(Tensor<4>) -> Tensor<4>| {
+        batch_norm_excited_conv2d(&norm, Relu, &conv, Tensor::zeros([2, 5, 4, 4], &device), scale).unwrap_err()
+    };
+    let text = "a dimension of the means is 5, and the same dimension of the scale is 1; expected the same";
+    assert_eq!(run(|means| means.mean_dim(1)).to_string(), text);
+    let text = "the input is F32, and the scale is F16; expected the same";
+    assert_eq!(run(|means| means.cast(DType::F16)).to_string(), text);
 }
 
 #[test]
@@ -212,6 +295,9 @@ fn a_norm_after_a_convolution_has_the_bits_of_both() {
             assert_eq!(one, run(|conv, norm, x| batch_norm_relu(norm, conv2d(conv, x).unwrap()).unwrap()), "{what}");
             let one = run(|conv, norm, x| conv2d_batch_norm_activated(conv, norm, Relu6, x).unwrap());
             let two = run(|conv, norm, x| batch_norm_activated(norm, Relu6, conv2d(conv, x).unwrap()).unwrap());
+            assert_eq!(one, two, "{what}");
+            let one = run(|conv, norm, x| conv2d_batch_norm_activated(conv, norm, HardSwish, x).unwrap());
+            let two = run(|conv, norm, x| batch_norm_activated(norm, HardSwish, conv2d(conv, x).unwrap()).unwrap());
             assert_eq!(one, two, "{what}");
         }
     }

@@ -117,6 +117,9 @@ fn layers(dtype: DType) {
     check!(case("batch_norm_relu6"), |x: 4, weight: 1, bias: 1| -> 4 {
         batch_norm_activated(&norm_2d(weight, bias), NormActivation::Relu6, x).unwrap()
     });
+    check!(case("batch_norm_hard_swish"), |x: 4, weight: 1, bias: 1| -> 4 {
+        batch_norm_activated(&norm_2d(weight, bias), NormActivation::HardSwish, x).unwrap()
+    });
     check!(case("batch_norm_leaky_relu"), |x: 4, weight: 1, bias: 1| -> 4 {
         batch_norm_leaky_relu(&norm_2d(weight, bias), x, 0.1).unwrap()
     });

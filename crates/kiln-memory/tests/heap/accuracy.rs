@@ -11,12 +11,15 @@ use burn::nn::{
     PaddingConfig2d,
 };
 use burn::optim::Optimizer;
-use burn::tensor::activation::relu;
+use burn::tensor::activation::{hard_sigmoid, relu};
 use burn::tensor::{Device, Int, Tensor};
 use kiln_checkpointing::Plan;
-use kiln_layers::{batch_norm, batch_norm_relu, gelu_tanh, silu};
+use kiln_layers::NormActivation::HardSwish;
+use kiln_layers::{
+    batch_norm, batch_norm_excited_conv2d, batch_norm_relu, conv2d, conv2d_batch_norm_activated, gelu_tanh, silu,
+};
 use kiln_memory::{BackendProfile, StepOptions};
-use kiln_models::{GptConfig, ResNetConfig, Stem};
+use kiln_models::{GptConfig, MobileNetV3, MobileNetV3Config, ResNetConfig, Stem};
 use kiln_precision::Precision;
 
 /// Each thread keeps scratch memory of this size or less for matrix products; which threads have theirs already is chance.
@@ -180,10 +183,35 @@ fn lean_images() -> Vec<String> {
             gelu_tanh(batch_norm(last, x).unwrap()).unwrap().square().mean()
         },
     );
+    let excited = Layers(
+        |d: &Device| {
+            let conv = |channels: [usize; 2], size: usize, groups: usize| {
+                let padding = PaddingConfig2d::Explicit(size / 2, size / 2, size / 2, size / 2);
+                let config = Conv2dConfig::new(channels, [size, size]).with_groups(groups);
+                config.with_padding(padding).init(d)
+            };
+            let norm = || BatchNormConfig::new(64).init(d);
+            let convs = [conv([3, 64], 3, 1), conv([64, 64], 3, 64), conv([64, 64], 1, 1), conv([64, 16], 1, 1)];
+            (convs.to_vec(), norm(), norm())
+        },
+        |(convs, norm, last): &(Vec<Conv2d>, BatchNorm, BatchNorm), batch, d: &Device| {
+            let x = Tensor::<4>::zeros([batch, 3, 40, 40], d).cast(convs[0].weight.val().dtype());
+            let x = conv2d_batch_norm_activated(&convs[0], norm, HardSwish, x).unwrap();
+            let x = conv2d(&convs[1], x).unwrap();
+            let factors = |means| hard_sigmoid(conv2d(&convs[2], means).unwrap(), 0.2, 0.5);
+            batch_norm_excited_conv2d(last, HardSwish, &convs[3], x, factors).unwrap().square().mean()
+        },
+    );
+    let network = Layers(
+        |d: &Device| MobileNetV3Config::large(10).with_width(0.25).init(d).unwrap(),
+        |model: &MobileNetV3, batch, d: &Device| model.forward(Tensor::zeros([batch, 3, 64, 64], d)).square().mean(),
+    );
     let mut wrong = vec![];
     for precision in [Precision::F32, Precision::BF16] {
         let setup = Setup { precision, ..Setup::new(sgd()) };
         wrong.extend(check(&format!("lean images {precision}"), &images, &setup, &[16]));
+        wrong.extend(check(&format!("excited images {precision}"), &excited, &setup, &[16]));
+        wrong.extend(check(&format!("mobilenet_v3_large {precision}"), &network, &setup, &[16]));
     }
     wrong
 }

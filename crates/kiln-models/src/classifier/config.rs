@@ -5,6 +5,7 @@ use burn::tensor::Device;
 use super::model::Classifier;
 use crate::Error;
 use crate::mobilenet_v2::MobileNetV2Config;
+use crate::mobilenet_v3::MobileNetV3Config;
 use crate::resnet::{ResNetConfig, Stem};
 use crate::shufflenet_v2::ShuffleNetV2Config;
 use crate::vit::VitConfig;
@@ -19,6 +20,7 @@ const SMALL: usize = 64;
 pub enum ClassifierConfig {
     ResNet(ResNetConfig),
     MobileNetV2(MobileNetV2Config),
+    MobileNetV3(MobileNetV3Config),
     ShuffleNetV2(ShuffleNetV2Config),
     Vit(VitConfig),
 }
@@ -29,6 +31,7 @@ macro_rules! each {
         match $classifier {
             ClassifierConfig::ResNet($config) => $do,
             ClassifierConfig::MobileNetV2($config) => $do,
+            ClassifierConfig::MobileNetV3($config) => $do,
             ClassifierConfig::ShuffleNetV2($config) => $do,
             ClassifierConfig::Vit($config) => $do,
         }
@@ -37,9 +40,9 @@ macro_rules! each {
 
 impl ClassifierConfig {
     /// The names that [`named`](Self::named) accepts: those of torchvision and timm.
-    pub const NAMES: &'static str = "resnet18, resnet34, resnet50, resnet101, mobilenet_v2, shufflenet_v2_x0_5, \
-                                     shufflenet_v2_x1_0, shufflenet_v2_x1_5, shufflenet_v2_x2_0, vit_tiny, vit_small, \
-                                     vit_base";
+    pub const NAMES: &'static str = "resnet18, resnet34, resnet50, resnet101, mobilenet_v2, mobilenet_v3_large, \
+                                     shufflenet_v2_x0_5, shufflenet_v2_x1_0, shufflenet_v2_x1_5, shufflenet_v2_x2_0, \
+                                     vit_tiny, vit_small, vit_base";
 
     /// The configuration called `name`, one of [`NAMES`](Self::NAMES), for images of 224 pixels.
     ///
@@ -50,6 +53,7 @@ impl ClassifierConfig {
         let resnet = resnet.or_else(|_| ShuffleNetV2Config::named(name, classes).map(Self::ShuffleNetV2));
         match resnet.or_else(|_| VitConfig::named(name, classes).map(Self::Vit)) {
             Err(_) if name == "mobilenet_v2" => Ok(Self::MobileNetV2(MobileNetV2Config::new(classes))),
+            Err(_) if name == "mobilenet_v3_large" => Ok(Self::MobileNetV3(MobileNetV3Config::large(classes))),
             Err(_) => Err(Error::UnknownModel { name: name.to_owned(), expected: Self::NAMES }),
             found => found,
         }
@@ -62,6 +66,7 @@ impl ClassifierConfig {
         match self {
             Self::ResNet(config) => Self::ResNet(config.with_channels(channels).with_stem(stem)),
             Self::MobileNetV2(config) => Self::MobileNetV2(config.with_channels(channels).with_stem(stem)),
+            Self::MobileNetV3(config) => Self::MobileNetV3(config.with_channels(channels).with_stem(stem)),
             Self::ShuffleNetV2(config) => Self::ShuffleNetV2(config.with_channels(channels).with_stem(stem)),
             Self::Vit(config) => Self::Vit(config.with_channels(channels).with_image(size).with_patch(patch)),
         }
@@ -78,6 +83,7 @@ impl ClassifierConfig {
         match self {
             Self::ResNet(config) => config.name(),
             Self::MobileNetV2(_) => "mobilenet_v2",
+            Self::MobileNetV3(_) => "mobilenet_v3_large",
             Self::ShuffleNetV2(config) => config.name(),
             Self::Vit(config) => config.name(),
         }
@@ -109,6 +115,7 @@ impl ClassifierConfig {
         Ok(match self {
             Self::ResNet(config) => Classifier::ResNet(config.init(device)?),
             Self::MobileNetV2(config) => Classifier::MobileNetV2(config.init(device)?),
+            Self::MobileNetV3(config) => Classifier::MobileNetV3(config.init(device)?),
             Self::ShuffleNetV2(config) => Classifier::ShuffleNetV2(config.init(device)?),
             Self::Vit(config) => Classifier::Vit(config.init(device)?),
         })

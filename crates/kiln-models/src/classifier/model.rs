@@ -5,6 +5,7 @@ use burn::store::SafetensorsStore;
 use burn::tensor::{Device, Tensor};
 
 use crate::mobilenet_v2::{MobileNetV2, MobileNetV2Block};
+use crate::mobilenet_v3::{MobileNetV3, MobileNetV3Block};
 use crate::resnet::{ResNet, ResNetBlock};
 use crate::safetensors::SafetensorsModel;
 use crate::shufflenet_v2::{ShuffleNetV2, ShuffleNetV2Block};
@@ -20,6 +21,7 @@ use crate::vit::{Vit, VitBlock};
 pub enum Classifier {
     ResNet(ResNet),
     MobileNetV2(MobileNetV2),
+    MobileNetV3(MobileNetV3),
     ShuffleNetV2(ShuffleNetV2),
     Vit(Vit),
 }
@@ -32,6 +34,7 @@ pub enum Classifier {
 pub enum ClassifierBlock {
     ResNet(ResNetBlock),
     MobileNetV2(MobileNetV2Block),
+    MobileNetV3(MobileNetV3Block),
     ShuffleNetV2(ShuffleNetV2Block),
     Vit(VitBlock),
 }
@@ -42,6 +45,7 @@ macro_rules! each {
         match $classifier {
             Classifier::ResNet($model) => $do,
             Classifier::MobileNetV2($model) => $do,
+            Classifier::MobileNetV3($model) => $do,
             Classifier::ShuffleNetV2($model) => $do,
             Classifier::Vit($model) => $do,
         }
@@ -54,6 +58,7 @@ macro_rules! changed {
         match $classifier {
             Classifier::ResNet($model) => Classifier::ResNet($do),
             Classifier::MobileNetV2($model) => Classifier::MobileNetV2($do),
+            Classifier::MobileNetV3($model) => Classifier::MobileNetV3($do),
             Classifier::ShuffleNetV2($model) => Classifier::ShuffleNetV2($do),
             Classifier::Vit($model) => Classifier::Vit($do),
         }
@@ -67,6 +72,7 @@ impl Classifier {
         match self {
             Self::ResNet(model) => model.blocks().into_iter().map(ClassifierBlock::ResNet).collect(),
             Self::MobileNetV2(model) => model.blocks().into_iter().map(ClassifierBlock::MobileNetV2).collect(),
+            Self::MobileNetV3(model) => model.blocks().into_iter().map(ClassifierBlock::MobileNetV3).collect(),
             Self::ShuffleNetV2(model) => model.blocks().into_iter().map(ClassifierBlock::ShuffleNetV2).collect(),
             Self::Vit(model) => model.blocks().into_iter().map(ClassifierBlock::Vit).collect(),
         }
@@ -89,6 +95,7 @@ impl ClassifierBlock {
         match self {
             Self::ResNet(block) => block.forward(x),
             Self::MobileNetV2(block) => block.forward(x),
+            Self::MobileNetV3(block) => block.forward(x),
             Self::ShuffleNetV2(block) => block.forward(x),
             Self::Vit(block) => block.forward(x),
         }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::resnet::Stem;
-use crate::sizes::{addressable, positive, some_pixels};
+use crate::sizes::{addressable, divisible, multiplier, positive, some_pixels};
 
 /// A group of inverted residuals (Sandler et al. 2018, table 2).
 #[derive(Clone, Copy, Debug)]
@@ -110,32 +110,8 @@ impl MobileNetV2Config {
     pub(super) fn check(&self) -> Result<(), Error> {
         let Self { classes, channels, width, .. } = *self;
         positive([("classes", classes), ("channels", channels)])?;
-        if !(width > 0.0 && width <= 64.0) {
-            let expected = "a number above 0, at most 64".into();
-            return Err(Error::InvalidConfig { field: "width", value: width.to_string(), expected });
-        }
+        multiplier("width", width)?;
         addressable("channels", channels, &[3, 3, channels, self.scaled(32)])?;
         addressable("classes", classes, &[self.features(), classes])
-    }
-}
-
-/// The nearest multiple of 8, at least 8, and not more than a tenth below (torchvision's `_make_divisible`).
-pub(crate) fn divisible(channels: f64) -> usize {
-    let nearest = ((channels + 4.0) / 8.0).floor().max(1.0) * 8.0;
-    (if nearest < 0.9 * channels { nearest + 8.0 } else { nearest }) as usize
-}
-
-#[cfg(test)]
-mod tests {
-    use super::divisible;
-
-    #[test]
-    fn numbers_of_channels_are_torchvisions() {
-        // [torchvision.models._utils._make_divisible(c, 8) for c in ..]
-        let expected =
-            [(1.0, 8), (11.9, 16), (12.0, 16), (16.0, 16), (22.4, 24), (24.0, 24), (33.6, 32), (44.8, 48), (67.2, 64)];
-        for (channels, divided) in expected {
-            assert_eq!(divisible(channels), divided, "{channels}");
-        }
     }
 }

@@ -2,7 +2,8 @@
 
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use kiln_models::{
-    Error, GptConfig, MobileNetV2Config, ResNetConfig, SafetensorsModel, ShuffleNetV2Config, Stem, VitConfig,
+    Error, GptConfig, MobileNetV2Config, MobileNetV3Config, ResNetConfig, SafetensorsModel, ShuffleNetV2Config, Stem,
+    VitConfig,
 };
 
 fn reference(file: &str) -> std::path::PathBuf {
@@ -109,6 +110,8 @@ fn sizes_of_the_full_models() {
     let mobile = |width| MobileNetV2Config::new(1000).with_width(width).init(&device).unwrap().num_params();
     assert_eq!([mobile(0.35), mobile(1.0)], [1_677_128 + 14_080, 3_504_872 + 34_112]);
     assert_eq!(mobile(1.4), 6_108_776 + 47_936);
+    let mobile = |width| MobileNetV3Config::large(1000).with_width(width).init(&device).unwrap().num_params();
+    assert_eq!([mobile(0.75), mobile(1.0)], [3_377_576 + 18_416, 5_483_032 + 24_400]);
     let shuffle = |name: &str| ShuffleNetV2Config::named(name, 1000).unwrap().init(&device).unwrap().num_params();
     let sizes = ["x0_5", "x1_0", "x1_5", "x2_0"].map(|size| shuffle(&format!("shufflenet_v2_{size}")));
     assert_eq!(sizes, [1_366_792 + 7_952, 2_278_604 + 16_180, 3_503_624 + 23_440, 7_393_996 + 33_716]);

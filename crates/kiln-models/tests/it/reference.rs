@@ -7,8 +7,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use kiln_models::{
-    GptConfig, MobileNetV2, MobileNetV2Config, ResNet, ResNetConfig, SafetensorsModel, ShuffleNetV2,
-    ShuffleNetV2Config, Stem, Unet, UnetConfig, UnetEncoder, Vit, VitConfig,
+    GptConfig, MobileNetV2, MobileNetV2Config, MobileNetV3, MobileNetV3Config, ResNet, ResNetConfig, SafetensorsModel,
+    ShuffleNetV2, ShuffleNetV2Config, Stem, Unet, UnetConfig, UnetEncoder, Vit, VitConfig,
 };
 use safetensors::SafeTensors;
 
@@ -85,9 +85,10 @@ impl<F: FnMut(String, &dyn Fn(&Gradients) -> Option<f32>, Vec<f32>)> ModuleVisit
 }
 
 /// torch feeds its running variance the unbiased estimate, burn 0.22 the biased one: what torch's
-/// update of `before` by a tenth of the variance of `n` values would have been with burn's estimate.
-fn burns_variance(before: &[f32], after: &[f32], n: f32) -> Vec<f32> {
-    before.iter().zip(after).map(|(before, after)| 0.9 * before + (after - 0.9 * before) * (n - 1.0) / n).collect()
+/// update of `before` by the share `momentum` of the variance of `n` values would have been with burn's estimate.
+fn burns_variance(before: &[f32], after: &[f32], n: f32, momentum: f32) -> Vec<f32> {
+    let kept = 1.0 - momentum;
+    before.iter().zip(after).map(|(before, after)| kept * before + (after - kept * before) * (n - 1.0) / n).collect()
 }
 
 /// Gradient norms of all recorded parameters, and running statistics after the pass from `before`.
@@ -98,6 +99,7 @@ fn compare_step(
     prefix: &str,
     rename: Rename,
     before: &BTreeMap<String, Vec<f32>>,
+    momentum: f32,
 ) {
     let mut seen = 0;
     let largest = expected.iter().filter(|(key, _)| key.starts_with("grad_norm.")).map(|(_, (_, norm))| norm[0]);
@@ -112,7 +114,10 @@ fn compare_step(
         } else {
             let (_, statistics) = &expected[&format!("after.{name}")];
             let statistics = match name.strip_suffix(".running_var") {
-                Some(norm) => burns_variance(&before[&name], statistics, expected[&format!("count.{norm}")].1[0]),
+                Some(norm) => {
+                    let count = expected[&format!("count.{norm}")].1[0];
+                    burns_variance(&before[&name], statistics, count, momentum)
+                }
                 None => statistics.clone(),
             };
             assert_close(&name, &value, &statistics, 1e-4);
@@ -127,8 +132,9 @@ fn check_classifier<M: SafetensorsModel>(
     init: impl Fn(&Device) -> M,
     forward: fn(&M, Tensor<4>) -> Tensor<2>,
     rename: Rename,
+    momentum: f32,
 ) {
-    check(name, init, forward, rename, &[3, 1, 4, 1]);
+    check(name, init, forward, rename, momentum, &[3, 1, 4, 1]);
 }
 
 fn check<M: SafetensorsModel>(
@@ -136,6 +142,7 @@ fn check<M: SafetensorsModel>(
     init: impl Fn(&Device) -> M,
     forward: fn(&M, Tensor<4>) -> Tensor<2>,
     rename: Rename,
+    momentum: f32,
     targets: &[i64],
 ) {
     let expected = recorded(name);
@@ -156,14 +163,14 @@ fn check<M: SafetensorsModel>(
     assert_close("loss", &host(loss.clone()), &expected["loss"].1, 1e-4);
     let grads = loss.backward();
     let _ = model.valid(); // folds the running statistics of this thread in
-    compare_step(&model, &grads, &expected, "", rename, &before);
+    compare_step(&model, &grads, &expected, "", rename, &before, momentum);
 }
 
 fn check_resnet(name: &str, config: ResNetConfig) {
     let init = |device: &Device| config.init(device).unwrap();
-    check_classifier(name, init, ResNet::forward, |path| {
-        path.replace("downsample.conv", "downsample.0").replace("downsample.norm", "downsample.1")
-    });
+    let rename =
+        |path: String| path.replace("downsample.conv", "downsample.0").replace("downsample.norm", "downsample.1");
+    check_classifier(name, init, ResNet::forward, rename, 0.1);
 }
 
 #[test]
@@ -204,7 +211,35 @@ fn in_torchvisions_mobilenet(path: String) -> String {
 fn mobilenet_v2_agrees_with_torchvision() {
     for lean in [true, false] {
         let init = |device: &Device| mobilenet_v2(lean).init(device).unwrap();
-        check_classifier("mobilenet_v2", init, MobileNetV2::forward, in_torchvisions_mobilenet);
+        check_classifier("mobilenet_v2", init, MobileNetV2::forward, in_torchvisions_mobilenet, 0.1);
+    }
+}
+
+fn mobilenet_v3(lean: bool) -> MobileNetV3Config {
+    MobileNetV3Config::large(10).with_width(0.1).with_lean(lean)
+}
+
+/// torchvision counts the layers of a block, of which narrow blocks lack the first, and some lack squeeze-and-excitation.
+fn in_torchvisions_mobilenet_v3(path: String) -> String {
+    let path = path.replace("stem.conv", "features.0.0").replace("stem.norm", "features.0.1");
+    let path = path.replace("last.conv", "features.16.0").replace("last.norm", "features.16.1");
+    let path = path.replace("classifier.", "classifier.3.").replace("hidden.", "classifier.0.");
+    let Some((index, rest)) = path.strip_prefix("blocks.").and_then(|rest| rest.split_once('.')) else { return path };
+    let index: usize = index.parse().unwrap();
+    let depthwise = usize::from(index >= 4);
+    let project = depthwise + 1 + usize::from(matches!(index, 3..=5 | 10..));
+    let rest = rest.replace("conv", "0").replace("norm", "1").replace("expand", "0");
+    let rest = rest.replace("depthwise", &depthwise.to_string()).replace("project", &project.to_string());
+    let rest = rest.replace("excitation", &(depthwise + 1).to_string());
+    format!("features.{}.block.{rest}", index + 1)
+}
+
+#[test]
+fn mobilenet_v3_agrees_with_torchvision() {
+    for lean in [true, false] {
+        let init = |device: &Device| mobilenet_v3(lean).init(device).unwrap();
+        let forward = MobileNetV3::forward;
+        check_classifier("mobilenet_v3_large", init, forward, in_torchvisions_mobilenet_v3, 0.01);
     }
 }
 
@@ -217,7 +252,7 @@ fn shufflenet_v2(lean: bool) -> ShuffleNetV2Config {
 fn shufflenet_v2_agrees_with_torchvision() {
     for lean in [true, false] {
         let init = |device: &Device| shufflenet_v2(lean).init(device).unwrap();
-        check_classifier("shufflenet_v2", init, ShuffleNetV2::forward, |path| {
+        let rename = |path| {
             let names = [
                 ("short.depthwise.conv", "branch1.0"),
                 ("short.depthwise.norm", "branch1.1"),
@@ -234,8 +269,9 @@ fn shufflenet_v2_agrees_with_torchvision() {
                 ("conv5.conv", "conv5.0"),
                 ("conv5.norm", "conv5.1"),
             ];
-            names.iter().fold(path, |path, (ours, theirs)| path.replace(ours, theirs))
-        });
+            names.iter().fold(path, |path: String, (ours, theirs)| path.replace(ours, theirs))
+        };
+        check_classifier("shufflenet_v2", init, ShuffleNetV2::forward, rename, 0.1);
     }
 }
 
@@ -248,9 +284,8 @@ fn vit(lean: bool) -> VitConfig {
 fn vit_agrees_with_timm() {
     for lean in [true, false] {
         let init = |device: &Device| vit(lean).init(device).unwrap();
-        check_classifier("vit", init, Vit::forward, |path| {
-            path.replace("patches.proj", "patch_embed.proj").replace("patches.", "")
-        });
+        let rename = |path: String| path.replace("patches.proj", "patch_embed.proj").replace("patches.", "");
+        check_classifier("vit", init, Vit::forward, rename, 0.1);
     }
 }
 
@@ -300,7 +335,7 @@ fn unet_agrees_with_segmentation_models_pytorch() {
         for lean in [true, false] {
             let init = |device: &Device| unet(encoder, lean).init(device).unwrap();
             let pixels = |model: &Unet, x| model.forward(x).permute([0, 2, 3, 1]).flatten(0, 2);
-            check(&format!("unet_{}", encoder.name()), init, pixels, in_smps_unet, &targets);
+            check(&format!("unet_{}", encoder.name()), init, pixels, in_smps_unet, 0.1, &targets);
         }
     }
 }
@@ -323,7 +358,7 @@ fn gpt2_agrees_with_transformers() {
     let logits = logits.slice([0..2, 0..19, 0..97]).reshape([38, 97]);
     let loss = CrossEntropyLossConfig::new().init(&device).forward(logits, targets);
     assert_close("loss", &host(loss.clone()), &expected["loss"].1, 1e-4);
-    compare_step(&model, &loss.backward(), &expected, "transformer.", as_it_is, &BTreeMap::new());
+    compare_step(&model, &loss.backward(), &expected, "transformer.", as_it_is, &BTreeMap::new(), 0.1);
 }
 
 /// Tensor names and shapes of a safetensors file, without the counters that torch adds.
@@ -357,6 +392,7 @@ fn saved_files_have_the_references_names_shapes_and_bits() {
     check_round_trip("resnet18", || ResNetConfig::resnet18(10).with_width(8).init(&device).unwrap());
     check_round_trip("resnet50", || ResNetConfig::resnet50(10).with_width(4).init(&device).unwrap());
     check_round_trip("mobilenet_v2", || mobilenet_v2(true).init(&device).unwrap());
+    check_round_trip("mobilenet_v3_large", || mobilenet_v3(true).init(&device).unwrap());
     check_round_trip("shufflenet_v2", || shufflenet_v2(true).init(&device).unwrap());
     check_round_trip("vit", || vit(true).init(&device).unwrap());
     for encoder in [UnetEncoder::ResNet18, UnetEncoder::MobileNetV2] {

@@ -88,6 +88,12 @@ pub(super) fn batch_norm(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 
     16 * samples * blocks + wide(24 * channels) + of_half(operation, blocks * samples, BUFFERS, memory)
 }
 
+/// `count` f32 values for each plane of `[images, channels, height, width]`, and as many buffers of a plane for each thread.
+pub(super) fn channel_scale(operation: &Operation<'_>, count: u64, memory: &Memory<'_>) -> u64 {
+    let planes = operation.dim(0, 0) * operation.dim(0, 1);
+    wide(count * planes) + of_half(operation, planes, count * operation.elements(0) / planes.max(1), memory)
+}
+
 /// Cosines and sines of each position, and a row for each thread.
 pub(super) fn rotary(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     let (time, depth) = (operation.dim_from_end(0, 1), operation.dim_from_end(0, 0));

@@ -103,14 +103,42 @@ static RULES: &[Rule] = &[
         cube: |op| cube::wide(op, 0, 2),
         ..PLAIN
     },
-    // x, weight, bias, mean, variance, maybe residual; gradient, what is kept. The residual's gradient takes the memory.
-    Rule { id: "kiln::batch_norm", over: &[(0, 0)], flex: flex::batch_norm, cube: |op| cube::wide(op, 0, 3), ..PLAIN },
-    Rule { id: "kiln::batch_norm_again", flex: flex::batch_norm, cube: |op| cube::wide(op, 0, 2), ..PLAIN },
+    // x, weight, bias, mean, variance, maybe residual; gradient, what is kept. The residual's gradient takes the memory. Scalars: whether
+    // it trains, whether hard-swish follows.
+    Rule {
+        id: "kiln::batch_norm",
+        over: &[(0, 0)],
+        flex: flex::batch_norm,
+        cube: |op| cube::wide(op, 0, 3 + 2 * op.scalar(1)),
+        ..PLAIN
+    },
+    // x, statistics, weight, bias. Scalar: whether hard-swish follows.
+    Rule {
+        id: "kiln::batch_norm_again",
+        flex: flex::batch_norm,
+        cube: |op| cube::wide(op, 0, 2 + 2 * op.scalar(0)),
+        ..PLAIN
+    },
     Rule {
         id: "kiln::batch_norm_backward",
         over: &[(0, 3), (0, 0)],
         flex: flex::batch_norm,
-        cube: |op| cube::wide(op, 0, 3),
+        cube: |op| cube::wide(op, 0, 3 + 2 * op.scalar(1)),
+        ..PLAIN
+    },
+    // x, scale; x, scale, gradient
+    Rule {
+        id: "kiln::channel_scale",
+        over: &[(0, 0)],
+        flex: |op, memory| flex::channel_scale(op, 1, memory),
+        cube: |op| cube::wide(op, 0, 2),
+        ..PLAIN
+    },
+    Rule {
+        id: "kiln::channel_scale_backward",
+        over: &[(2, 0)],
+        flex: |op, memory| flex::channel_scale(op, 2, memory),
+        cube: |op| cube::wide(op, 0, 2),
         ..PLAIN
     },
     Rule { id: "kiln::rotary", over: &[(0, 0)], flex: flex::rotary, cube: |op| cube::wide(op, 0, 2), ..PLAIN },
