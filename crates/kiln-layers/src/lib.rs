@@ -16,7 +16,8 @@
 //! - [`add_relu`] keeps its output alone, [`max_pool2d`] one byte for each value of its output.
 //! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
 //!   records.
-//! - [`conv2d`]: on burn's own [`Conv2d`](burn::nn::conv::Conv2d); no columns of images.
+//! - [`conv2d`]: on burn's own [`Conv2d`](burn::nn::conv::Conv2d); no columns of images. [`upsample_conv2d`]: of an image that is doubled and
+//!   joined with another, neither of which exists.
 //!
 //! All layers take f32, f16 and bf16 and compute in f32 (on CubeCL devices, products of matrices and convolutions in the dtype of their input). On the CPU device their results have the same bits whatever the number of threads.
 //!
@@ -69,6 +70,7 @@ mod segmentation_loss;
 mod simd;
 mod softmax;
 mod swiglu;
+mod upsample_conv2d;
 
 pub use activation::{Activation, gelu, gelu_tanh, relu, silu};
 pub use add_relu::add_relu;
@@ -97,6 +99,7 @@ pub use rotary::{RotaryOptions, RotaryPairs, rotary};
 pub use segmentation_loss::SegmentationLoss;
 pub use softmax::softmax;
 pub use swiglu::swiglu;
+pub use upsample_conv2d::upsample_conv2d;
 
 /// The guide's examples.
 #[cfg(doctest)]

@@ -25,3 +25,4 @@ mod softmax;
 mod swiglu;
 mod threads;
 mod torch;
+mod upsample_conv2d;

@@ -244,8 +244,7 @@ fn backward_passes(trace: &StepTrace) -> Result<Passes, usize> {
         let inputs = trace.graph.inputs_at(index);
         let gradient = trace.graph.outputs_at(index).iter().find(|output| is_gradient(**output));
         if let (Some(gradient), false) = (gradient, inputs.iter().any(|input| is_gradient(input.tensor))) {
-            let origin = origin(trace, &made_at, index);
-            let computed = trace.graph.outputs_at(origin).first().copied().unwrap_or(*gradient);
+            let (computed, origin) = origin(trace, &made_at, *gradient, index);
             computed_at.push((computed, origin));
             if origin < begins[0] && index > begins[0] {
                 end = end.min(index); // casts of gradients, which burn leaves for the end
@@ -259,13 +258,14 @@ fn backward_passes(trace: &StepTrace) -> Result<Passes, usize> {
     Ok(Passes { begins, end, gradients })
 }
 
-/// The operation that computes a gradient: back through the views and casts that burn leaves for the end of the backward pass.
-fn origin(trace: &StepTrace, made_at: &[usize], mut index: usize) -> usize {
+/// Where a gradient is computed, and as which tensor: back through the views and casts that burn leaves for the end of the backward pass.
+/// The operation may compute other gradients as well, as a batch norm's does.
+fn origin(trace: &StepTrace, made_at: &[usize], mut gradient: u32, mut index: usize) -> (u32, usize) {
     while let [input] = trace.graph.inputs_at(index)
         && matches!(trace.graph.kind_at(index).short(), "Cast" | "Reshape" | "SwapDims" | "Permute")
         && (trace.phases[1]..index).contains(&made_at[input.tensor as usize])
     {
-        index = made_at[input.tensor as usize];
+        (gradient, index) = (input.tensor, made_at[input.tensor as usize]);
     }
-    index
+    (gradient, index)
 }

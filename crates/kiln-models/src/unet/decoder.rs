@@ -1,12 +1,12 @@
 //! The decoder: blocks that double the image and read what the encoder made of the larger one.
 // B batch, C channels, H height, W width
 
-use burn::module::{Module, Param, ParamId};
+use burn::module::Module;
+use burn::nn::Initializer;
 use burn::nn::conv::Conv2d;
-use burn::nn::{Initializer, PixelShuffleConfig};
 use burn::tensor::{Device, Tensor};
 use kiln_layers::NormActivation::Relu;
-use kiln_layers::{batch_norm_relu, batch_norm_relu_conv2d, conv2d};
+use kiln_layers::{batch_norm_relu, batch_norm_relu_conv2d, upsample_conv2d};
 
 use crate::conv_norm::{ConvNorm, ConvShape};
 use crate::lean::{output, usable};
@@ -64,23 +64,12 @@ impl DecoderBlock {
     /// Keeps its inputs and the outputs of both convolutions. Neither the doubled image nor the joined one exists.
     fn lean(&self, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
         let Level { conv1, conv2 } = &self.level;
-        let (weight, channels) = (conv1.conv.weight.val(), x.dims()[1]);
-        let y = output(conv2d(&self.with_weight(of_doubled(weight.clone().narrow(1, 0, channels))), x));
-        let mut y = PixelShuffleConfig::new(2).init().forward(y);
-        if let Some(skip) = skip {
-            let others = weight.narrow(1, channels, skip.dims()[1]);
-            y = y + output(conv2d(&self.with_weight(others), skip));
-        }
+        let y = output(upsample_conv2d(&conv1.conv, x, skip));
         let y = output(batch_norm_relu_conv2d(&conv1.norm, &conv2.conv, y));
         output(match &self.head {
             Some(head) => batch_norm_relu_conv2d(&conv2.norm, head, y),
             None => batch_norm_relu(&conv2.norm, y),
         })
-    }
-
-    /// The first convolution with another weight, which gradients pass through.
-    fn with_weight(&self, weight: Tensor<4>) -> Conv2d {
-        Conv2d { weight: Param::initialized(ParamId::new(), weight), ..self.level.conv1.conv.clone() }
     }
 
     fn stock(&self, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
@@ -101,34 +90,4 @@ impl DecoderBlock {
 fn doubled(x: Tensor<4>) -> Tensor<4> {
     let [b, c, h, w] = x.dims();
     x.reshape([b, c, h, 1, w, 1]).expand([b, c, h, 2, w, 2]).reshape([b, c, 2 * h, 2 * w])
-}
-
-/// What each of the three weights of a row, of a kernel that reads doubled pixels, is a weight of: for even and odd rows of the output, the
-/// pixel before, here, and after in the image that is not doubled.
-const ROWS: [[[f32; 3]; 2]; 3] =
-    [[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]];
-
-/// From a 3x3 weight `[outputs, inputs, 3, 3]` that reads an image whose pixels are doubled, the weight `[4 * outputs, inputs, 3, 3]` that
-/// makes the same of the image itself: four channels for each output, the pixels of a square of two by two. Weights that read the same
-/// pixel are added up, so that results differ by rounding.
-///
-/// Source of the idea: Shi et al. 2016, "Is the deconvolution layer the same as a convolutional layer?".
-fn of_doubled(weight: Tensor<4>) -> Tensor<4> {
-    let [outputs, inputs, _, _] = weight.dims();
-    let mut sums = vec![];
-    for y in ROWS {
-        for x in ROWS {
-            for (y, x) in y.iter().flat_map(|y| x.iter().map(move |x| (y, x))) {
-                sums.extend(y.iter().flat_map(|y| x.iter().map(move |x| y * x)));
-            }
-        }
-    }
-    let device = weight.device();
-    let sums = Tensor::<1>::from_data(sums.as_slice(), (&device, weight.dtype())).reshape([9, 36]);
-    weight.reshape([outputs * inputs, 9]).matmul(sums).reshape([outputs, inputs, 4, 9]).permute([0, 2, 1, 3]).reshape([
-        4 * outputs,
-        inputs,
-        3,
-        3,
-    ])
 }

@@ -1,0 +1,62 @@
+//! The convolution of a doubled image and another of its size, on burn's module.
+
+use burn::backend::Dispatch;
+use burn::nn::conv::Conv2d;
+use burn::tensor::Tensor;
+
+use super::graph::UpsampleConv2dLayer;
+use crate::check::{same_dtype, same_size};
+use crate::conv2d::{Geometry, convolution};
+use crate::error::Error;
+
+/// The padding of a 3x3 convolution that keeps the size.
+pub(super) const SAME: Geometry =
+    Geometry { stride: [1, 1], before: [1, 1], after: [1, 1], dilation: [1, 1], groups: 1 };
+
+/// The convolution `conv` of `x`, whose height and width are doubled by repeating each pixel, joined with `skip` along the channels: the first
+/// layer of a block of a U-Net's decoder, in one operation.
+///
+/// `x`: `[images, channels, height, width]`; `skip`: `[images, other channels, 2 height, 2 width]` in the dtype of `x`. `conv`: a 3x3
+/// convolution of all these channels with a stride of 1 and zeros of one pixel around. The result is `[images, outputs, 2 height, 2 width]`.
+///
+/// Keeps `x` and `skip`, which usually others keep as well. Neither the doubled image nor the joined one exists: `x` is convolved as it is
+/// with four times as many outputs, one for each pixel of a square of two by two, whose weights are sums of those of `conv` that read the same
+/// pixel. Results differ from those of the single steps by rounding. A small image of many channels is doubled instead: its weights would
+/// take more.
+///
+/// # Errors
+/// Those of [`conv2d`](crate::conv2d), and [`Error::InvalidSetting`] for another kernel, stride, padding, dilation or number of groups.
+pub fn upsample_conv2d(conv: &Conv2d, x: Tensor<4>, skip: Option<Tensor<4>>) -> Result<Tensor<4>, Error> {
+    let ([images, channels, height, width], weight) = (x.dims(), conv.weight.val());
+    let others = skip.as_ref().map_or(0, |skip| skip.dims()[1]);
+    same_size(
+        ("the number of channels of both inputs", channels + others),
+        ("the number of input channels of the weight", weight.dims()[1]),
+    )?;
+    if let Some(skip) = &skip {
+        same_dtype(("the input", x.dtype()), ("the other input", skip.dtype()))?;
+        let sizes = [images, 2 * height, 2 * width].into_iter().zip([skip.dims()[0], skip.dims()[2], skip.dims()[3]]);
+        for (doubled, other) in sizes {
+            same_size(("a dimension of the doubled input", doubled), ("the same of the other input", other))?;
+        }
+    }
+    // All but the number of channels is checked on the part of the weight that reads `x`.
+    let part = Conv2d {
+        weight: burn::module::Param::initialized(conv.weight.id, weight.clone().narrow(1, 0, channels)),
+        ..conv.clone()
+    };
+    let mut convolution = convolution(&part, &x)?;
+    if convolution.geometry != SAME || weight.dims()[2..] != [3, 3] {
+        let value = format!("{:?} with a kernel of {:?}", convolution.geometry, &weight.dims()[2..]);
+        let expected = "a 3x3 kernel, a stride of 1, zeros of one pixel around, no dilation and one group";
+        return Err(Error::InvalidSetting { name: "the convolution", value, expected });
+    }
+    convolution.weight = weight.into_dispatch();
+    let x = x.into_dispatch();
+    Ok(Tensor::from_dispatch(match skip {
+        Some(skip) => {
+            <Dispatch as UpsampleConv2dLayer>::upsample_cat_conv2d_layer(x, skip.into_dispatch(), convolution)
+        }
+        None => <Dispatch as UpsampleConv2dLayer>::upsample_conv2d_layer(x, convolution),
+    }))
+}
