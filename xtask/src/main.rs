@@ -10,6 +10,7 @@ mod fuzz;
 mod load;
 mod log;
 mod memory;
+mod models;
 mod plan;
 mod train;
 
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Eval(command) => eval::run(command),
         Command::Memory(command) => memory::run(command),
         Command::Plan(command) => plan::run(command).map(|()| ExitCode::SUCCESS),
+        Command::Models(command) => models::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Check(arguments) => check::run(&arguments).map(|()| ExitCode::SUCCESS),

