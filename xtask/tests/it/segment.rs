@@ -192,7 +192,7 @@ fn predicted_in_512_mib(height: u32, width: u32) {
         std::thread::sleep(std::time::Duration::from_millis(100));
     };
     assert!(ended.success());
-    println!("{height} x {width}: {} MiB resident", peak >> 10);
+    eprintln!("{height} x {width}: {} MiB resident", peak >> 10);
     assert!(peak > 0 && peak < 512 << 10, "{peak} KiB");
     let classes = Decoder::new(fs::File::open(at.join("classes/large.tif")).unwrap()).unwrap().dimensions().unwrap();
     assert_eq!(classes, (width, height));

@@ -169,7 +169,7 @@ impl Image<'_> {
         offsets: &[K::OffsetType],
         lengths: &[K::OffsetType],
     ) -> Result<(), TiffError> {
-        let [height, width] = self.size.map(|side| u32::try_from(side));
+        let [height, width] = self.size.map(u32::try_from);
         directory.write_tag(Tag::ImageWidth, width?)?;
         directory.write_tag(Tag::ImageLength, height?)?;
         directory.write_tag(Tag::BitsPerSample, 8 * self.bytes as u16)?;
