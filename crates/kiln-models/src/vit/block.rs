@@ -3,7 +3,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{Dropout, DropoutConfig, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{Activation, Mask, activation_linear, conv2d, linear, norm_linear, norm_self_attention};
@@ -42,6 +42,8 @@ pub struct VitEncoder {
     attn: Attention,
     norm2: LayerNorm,
     mlp: Mlp,
+    /// None if no branch is ever left out.
+    drop_path: Option<Dropout>,
     lean: bool,
 }
 
@@ -113,8 +115,9 @@ impl Patches {
 }
 
 impl VitEncoder {
-    pub(super) fn new(config: &VitConfig, device: &Device) -> Self {
-        let width = config.width;
+    /// Block `block` of the network, counted from 0.
+    pub(super) fn new(config: &VitConfig, block: usize, device: &Device) -> Self {
+        let (width, drop_path) = (config.width, config.drop_path_of(block));
         Self {
             norm1: norm(width, device),
             attn: Attention {
@@ -124,6 +127,7 @@ impl VitEncoder {
             },
             norm2: norm(width, device),
             mlp: Mlp { fc1: projection(width, 4 * width, device), fc2: projection(4 * width, width, device) },
+            drop_path: (drop_path > 0.0).then(|| DropoutConfig::new(drop_path).init()),
             lean: config.lean,
         }
     }
@@ -140,16 +144,29 @@ impl VitEncoder {
     fn lean(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let Attention { qkv, proj, heads } = &self.attn;
         let attended = output(norm_self_attention(&self.norm1, qkv, x_btd.clone(), *heads, Mask::None));
-        let x_btd = x_btd + output(linear(proj, attended));
+        let x_btd = x_btd + self.branch(output(linear(proj, attended)));
         let hidden = output(norm_linear(&self.norm2, &self.mlp.fc1, x_btd.clone()));
-        x_btd + output(activation_linear(Activation::Gelu, &self.mlp.fc2, hidden))
+        x_btd + self.branch(output(activation_linear(Activation::Gelu, &self.mlp.fc2, hidden)))
     }
 
     fn stock(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let attended = self.attn.stock(layer_norm(&self.norm1, x_btd.clone()));
-        let x_btd = x_btd + attended;
+        let x_btd = x_btd + self.branch(attended);
         let hidden = self.mlp.fc1.forward(layer_norm(&self.norm2, x_btd.clone()));
-        x_btd + self.mlp.fc2.forward(gelu(hidden))
+        x_btd + self.branch(self.mlp.fc2.forward(gelu(hidden)))
+    }
+
+    /// What is added to the block's input. In training the branches of some samples are zeros, and those of the others are divided by
+    /// the probability of being kept.
+    fn branch(&self, branch_btd: Tensor<3>) -> Tensor<3> {
+        let device = branch_btd.device();
+        match &self.drop_path {
+            Some(dropout) if device.is_autodiff() => {
+                let one_b11 = Tensor::ones([branch_btd.dims()[0], 1, 1], (&device, branch_btd.dtype()));
+                branch_btd * dropout.forward(one_b11)
+            }
+            _ => branch_btd,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::Error;
 use crate::sizes::{addressable, positive};
 
 /// The configuration of a [`Vit`](crate::Vit).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VitConfig {
     /// Values of a token.
@@ -28,6 +28,10 @@ pub struct VitConfig {
     /// Number of encoder blocks; 12 by default.
     #[serde(default = "twelve")]
     pub blocks: usize,
+    /// Probability with which training leaves out a branch of the last block, for each sample by itself, in [0, 1); 0 by default. Before
+    /// it the probability rises in equal steps, from 0 in the first block (stochastic depth, Huang et al. 2016; timm's `drop_path_rate`).
+    #[serde(default)]
+    pub drop_path: f64,
     /// Whether the blocks are made of kiln-layers' operations, which keep less for the backward pass; of burn's own otherwise. True by
     /// default.
     #[serde(default = "yes")]
@@ -68,7 +72,7 @@ impl VitConfig {
             _ => return Err(Error::UnknownModel { name: name.to_owned(), expected: Self::NAMES }),
         };
         let (channels, image, patch, blocks) = (three(), two_hundred_twenty_four(), sixteen(), twelve());
-        Ok(Self { width: 64 * heads, heads, classes, channels, image, patch, blocks, lean: yes() })
+        Ok(Self { width: 64 * heads, heads, classes, channels, image, patch, blocks, drop_path: 0.0, lean: yes() })
     }
 
     /// The name of this width, `vit` if it has none.
@@ -105,6 +109,12 @@ impl VitConfig {
         self
     }
 
+    /// The same with another probability of leaving out a branch of the last block.
+    pub fn with_drop_path(mut self, drop_path: f64) -> Self {
+        self.drop_path = drop_path;
+        self
+    }
+
     /// The same for images of `channels` channels.
     pub fn with_channels(mut self, channels: usize) -> Self {
         self.channels = channels;
@@ -115,6 +125,14 @@ impl VitConfig {
     pub fn with_lean(mut self, lean: bool) -> Self {
         self.lean = lean;
         self
+    }
+
+    /// The probability of leaving out a branch of block `block`, counted from 0.
+    pub(super) fn drop_path_of(&self, block: usize) -> f64 {
+        match self.blocks {
+            0 | 1 => 0.0,
+            blocks => self.drop_path * (block as f64 / (blocks - 1) as f64),
+        }
     }
 
     /// One for each patch, and one for the image.
@@ -135,7 +153,7 @@ impl VitConfig {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        let Self { classes, channels, image, patch, blocks, width, heads, .. } = *self;
+        let Self { classes, channels, image, patch, blocks, width, heads, drop_path, .. } = *self;
         positive([("classes", classes), ("channels", channels), ("image", image), ("patch", patch)])?;
         positive([("blocks", blocks), ("width", width), ("heads", heads)])?;
         if !width.is_multiple_of(heads) {
@@ -146,9 +164,32 @@ impl VitConfig {
             let expected = format!("a multiple of patch, which is {patch}");
             return Err(Error::InvalidConfig { field: "image", value: image.to_string(), expected });
         }
+        if !(0.0..1.0).contains(&drop_path) {
+            let expected = "a number in [0, 1)".to_owned();
+            return Err(Error::InvalidConfig { field: "drop_path", value: drop_path.to_string(), expected });
+        }
         addressable("channels", channels, &[patch, patch, channels, width])?;
         addressable("image", image, &[image / patch, image / patch, width])?;
         addressable("width", width, &[4, width, width])?;
         addressable("classes", classes, &[width, classes])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::VitConfig;
+
+    #[test]
+    fn drop_path_rises_linearly_over_the_blocks() {
+        let config = VitConfig::named("vit_tiny", 10).unwrap().with_blocks(5).with_drop_path(0.5);
+        let of = |config: &VitConfig| (0..config.blocks).map(|block| config.drop_path_of(block)).collect::<Vec<_>>();
+        assert_eq!(of(&config), [0.0, 0.125, 0.25, 0.375, 0.5]);
+        assert_eq!(of(&config.with_blocks(1)), [0.0]);
+    }
+
+    #[test]
+    fn settings_without_drop_path_can_still_be_read() {
+        let config: VitConfig = serde_json::from_str(r#"{"width": 8, "heads": 2, "classes": 3}"#).unwrap();
+        assert_eq!(config.drop_path, 0.0);
     }
 }

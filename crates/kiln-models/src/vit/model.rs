@@ -12,7 +12,8 @@ use crate::norms::layer_norm;
 
 /// A vision transformer for image classification. Build one with [`VitConfig`].
 ///
-/// It has pre-norm blocks, learned positions, a class token, and no dropout. Most fields have timm's names.
+/// It has pre-norm blocks, learned positions, a class token, and no dropout besides [`VitConfig::drop_path`]. Most fields have timm's
+/// names.
 #[derive(Module, Debug)]
 pub struct Vit {
     patches: Patches,
@@ -27,12 +28,13 @@ impl VitConfig {
     /// for the convolution that makes tokens of patches.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] for a size of 0 or too large to be addressed, and images that are not a whole number of patches.
+    /// [`Error::InvalidConfig`] for a size of 0 or too large to be addressed, images that are not a whole number of patches, and a
+    /// drop path outside of [0, 1).
     pub fn init(&self, device: &Device) -> Result<Vit, Error> {
         self.check()?;
         Ok(Vit {
             patches: Patches::new(self, device),
-            blocks: (0..self.blocks).map(|_| VitEncoder::new(self, device)).collect(),
+            blocks: (0..self.blocks).map(|block| VitEncoder::new(self, block, device)).collect(),
             norm: norm(self.width, device),
             head: projection(self.width, self.classes, device),
             lean: self.lean,

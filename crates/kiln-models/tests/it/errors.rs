@@ -20,6 +20,8 @@ fn configurations_without_a_model_are_refused() {
     assert_eq!(message(heads), "heads is 3, expected a divisor of the width, 128");
     let dropout = GptConfig::tiny(256, 8).with_dropout(1.0).init(&device).unwrap_err();
     assert_eq!(message(dropout), "dropout is 1, expected a number in [0, 1)");
+    let drop_path = VitConfig::named("vit_tiny", 10).unwrap().with_drop_path(1.0).init(&device).unwrap_err();
+    assert_eq!(message(drop_path), "drop_path is 1, expected a number in [0, 1)");
     let name = ResNetConfig::named("resnet19", 10).unwrap_err();
     assert_eq!(message(name), "unknown model 'resnet19', expected one of resnet18, resnet34, resnet50, resnet101");
 }

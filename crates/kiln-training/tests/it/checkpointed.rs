@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use kiln_checkpointing::Plan;
-use kiln_models::{Gpt, GptBlock, GptConfig, ResNet, ResNetBlock, ResNetConfig, Stem};
+use kiln_models::{Gpt, GptBlock, GptConfig, ResNet, ResNetBlock, ResNetConfig, Stem, Vit, VitBlock, VitConfig};
 use kiln_precision::{Policy, Precision, ScalerConfig, Scaling};
 use kiln_training::{Checkpointing, LossFn, OptimizerConfig, Pass, ScheduleConfig, Task, Trainer};
 
@@ -99,6 +99,36 @@ fn both_models_train_alike_under_every_plan_and_precision() {
         let plain = predict(&Plan::none(blocks));
         for plan in plans(blocks) {
             assert!(predict(&plan) == plain, "GPT in {precision} under {plan}");
+        }
+    }
+}
+
+#[test]
+fn branches_are_left_out_alike_under_every_plan() {
+    let _turn = turn();
+    let device = device();
+    device.seed(1);
+    let images = Tensor::<4>::random([4, 3, 12, 12], Distribution::Normal(0.0, 1.0), &device).into_data();
+    let config = VitConfig::named("vit_tiny", 5).unwrap().with_width(8, 2).with_blocks(3).with_image(12).with_patch(4);
+    for lean in [true, false] {
+        let config = config.clone().with_lean(lean);
+        let classify = |plan: &Plan, drop_path: f64, precision| {
+            let task = LossFn::new(|pass: &Pass<'_, Vit>, images: &TensorData| {
+                let x: Tensor<4> = pass.input(images);
+                let targets = Tensor::zeros([x.dims()[0]], pass.device());
+                let x = pass.chain(&pass.model().blocks(), x, VitBlock::forward);
+                let logits = pass.model().head(x).cast(DType::F32);
+                CrossEntropyLossConfig::new().init(pass.device()).forward(logits, targets)
+            });
+            let init = |device: &Device| config.clone().with_drop_path(drop_path).init(device).unwrap();
+            run(task, &init, &images, precision, plan, 2)
+        };
+        for precision in [Precision::F32, Precision::BF16] {
+            let plain = classify(&Plan::none(4), 0.5, precision);
+            assert!(plain != classify(&Plan::none(4), 0.0, precision), "no branch was left out in {precision}");
+            for plan in plans(4) {
+                assert!(classify(&plan, 0.5, precision) == plain, "lean {lean} in {precision} under {plan}");
+            }
         }
     }
 }

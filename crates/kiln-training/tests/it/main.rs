@@ -6,6 +6,7 @@ mod builder;
 mod burn_parts;
 
 mod checkpointed;
+mod drop_path;
 mod ends;
 mod layouts;
 mod micro_batches;
