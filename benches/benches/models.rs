@@ -49,6 +49,7 @@ fn images(config: ClassifierConfig, samples: usize, size: usize) -> impl FnMut()
         shape: [samples, 3, size, size],
         labels: (0..samples).map(|sample| (sample % config.classes()) as i64).collect(),
         ids: vec![0; samples],
+        mixed: None,
     };
     let builder = Trainer::try_builder(Classify::plain(), move |device| config.init(device));
     steps(builder, sample, OptimizerConfig::sgd(), 5.0)

@@ -37,6 +37,7 @@ pub(crate) fn run(command: Plan) -> Result<()> {
                 shape: [SAMPLES, 3, size, size],
                 labels: vec![0; SAMPLES],
                 ids: vec![0; SAMPLES],
+                mixed: None,
             };
             let name = format!("{}, {size} x {size}, {classes} classes", arguments.model);
             let builder = Trainer::try_builder(classify_for_planning(), |device| config.init(device));

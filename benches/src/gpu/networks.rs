@@ -56,6 +56,7 @@ impl Images {
             shape,
             labels: (0..samples).map(|sample| (sample % classes) as i64).collect(),
             ids: (0..samples).collect(),
+            mixed: None,
         }
     }
 }

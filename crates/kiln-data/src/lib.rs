@@ -53,7 +53,9 @@ pub use decode::{
     Raster, RasterWindow, SampleType, Samples, View,
 };
 pub use error::Error;
-pub use images::{Crop, ImageBatch, ImageSet, LabeledImage, Normalize, Pixels, Transform, open_images, write_idx_gz};
+pub use images::{
+    Crop, ImageBatch, ImageSet, LabeledImage, Mix, MixedLabels, Normalize, Pixels, Transform, open_images, write_idx_gz,
+};
 pub use loader::{
     BadSample, BadSampleReport, BadSamples, BatchPlan, Batches, Bottleneck, BurnLoader, Loader, LoaderConfig,
     LoaderStats, Stage, Worker,

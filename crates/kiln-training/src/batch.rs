@@ -63,7 +63,8 @@ impl Batch for ImageBatch {
     }
 
     fn host_bytes(&self) -> u64 {
-        (self.pixels.len() + 16 * self.labels.len()) as u64
+        let second = self.mixed.as_ref().map_or(0, |mixed| mixed.labels.len());
+        (self.pixels.len() + 16 * self.labels.len() + 8 * second) as u64
     }
 }
 

@@ -10,12 +10,13 @@ use crate::loader::{BatchPlan, Loader, LoaderConfig, Stage, Worker};
 use crate::order::sample_rng;
 
 use super::image_set::ImageSet;
+use super::mix::{Mix, MixedLabels};
 use super::normalize::Normalize;
 use super::pixels::Pixels;
 use super::transform::Transform;
 
 /// A batch of equally large images on the host, 8 bits a sample.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ImageBatch {
     /// Samples `[B, C, H, W]`, flat.
     pub pixels: Pixels,
@@ -25,6 +26,8 @@ pub struct ImageBatch {
     pub labels: Vec<i64>,
     /// `B` sample ids, for records of what was trained.
     pub ids: Vec<usize>,
+    /// The second labels, if the images were mixed with each other ([`mixed_loader`](Self::mixed_loader)).
+    pub mixed: Option<MixedLabels>,
 }
 
 impl ImageBatch {
@@ -37,12 +40,32 @@ impl ImageBatch {
     /// # Errors
     /// Those of [`Transform::check`] and [`Loader::budgeted`].
     pub fn loader(set: ImageSet, transform: Transform, seed: u64, config: LoaderConfig) -> Result<Loader<Self>, Error> {
+        Self::mixed_loader(set, transform, Mix::none(), seed, config)
+    }
+
+    /// The same with images that are mixed with each other, as `mix` says. The random choices about a batch are a function of (`seed`,
+    /// epoch, batch). All batches have [`mixed`](Self::mixed) labels, unless `mix` is none.
+    ///
+    /// # Errors
+    /// Those of [`Transform::check`], [`Mix::check`] and [`Loader::budgeted`].
+    pub fn mixed_loader(
+        set: ImageSet,
+        transform: Transform,
+        mix: Mix,
+        seed: u64,
+        config: LoaderConfig,
+    ) -> Result<Loader<Self>, Error> {
         transform.check()?;
-        // A label and an id beside the pixels.
-        let sample = (set.channels() * transform.size * transform.size + 16) as u64;
+        mix.check()?;
+        // One or two labels and an id beside the pixels.
+        let beside = if mix.is_none() { 16 } else { 24 };
+        let sample = (set.channels() * transform.size * transform.size + beside) as u64;
         let bytes = move |plan: &BatchPlan| sample * plan.ids.len() as u64;
         let (samples, in_memory) = (set.len(), set.size().is_some());
-        let load = move |plan: &BatchPlan, worker: &Worker| Self::load(&set, &transform, seed, plan, worker);
+        let load = move |plan: &BatchPlan, worker: &Worker| {
+            let batch = Self::load(&set, &transform, seed, plan, worker)?;
+            Ok(worker.timed(Stage::Assemble, || batch.mix(&mix, seed, plan)))
+        };
         let loader = Loader::budgeted(samples, config, bytes, load)?;
         Ok(if in_memory { loader.with_largest_image(0) } else { loader })
     }
@@ -76,7 +99,18 @@ impl ImageBatch {
         if ids.is_empty() {
             return Err(Error::NothingLeft { epoch: plan.epoch, batch: plan.index, samples: plan.ids.len() });
         }
-        Ok(Self { pixels: pixels.into(), shape: [ids.len(), channels, size, size], labels, ids })
+        Ok(Self { pixels: pixels.into(), shape: [ids.len(), channels, size, size], labels, ids, mixed: None })
+    }
+
+    /// Mixes the images as `mix` decides for the batch of `plan`.
+    fn mix(mut self, mix: &Mix, seed: u64, plan: &BatchPlan) -> Self {
+        let [_, _, height, width] = self.shape;
+        if let Some(mixing) = mix.decide(seed, [plan.epoch, plan.index as u64], [height, width]) {
+            mixing.apply(self.pixels.host_mut(), self.shape);
+            let labels = self.labels.iter().rev().copied().collect();
+            self.mixed = Some(MixedLabels { labels, lambda: mixing.lambda([height, width]) });
+        }
+        self
     }
 
     /// Number of images.
@@ -99,7 +133,8 @@ impl ImageBatch {
             pixels: self.pixels.slice(samples.clone(), self.shape),
             shape: [samples.len(), c, h, w],
             labels: self.labels[samples.clone()].to_vec(),
-            ids: self.ids[samples].to_vec(),
+            ids: self.ids[samples.clone()].to_vec(),
+            mixed: self.mixed.as_ref().map(|mixed| mixed.slice(samples)),
         }
     }
 

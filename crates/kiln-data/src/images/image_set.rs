@@ -172,7 +172,7 @@ impl ImageSet {
                 let decoding = file.plan(&view, self.channels, &options)?;
                 worker.within(plan, decoding.bytes(), || {
                     let decoded = worker.decoding(|| file.pixels(&decoding))?;
-                    Ok(worker.timed(Stage::Resize, || decoded.finish(&decoding)))
+                    Ok(worker.timed(Stage::Resize, || transform.erased(decoded.finish(&decoding), rng)))
                 })
             }
         }

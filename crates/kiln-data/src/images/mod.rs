@@ -1,8 +1,10 @@
 //! Labelled images: data sets on disk, their transforms, and batches of them.
 
+mod erase;
 mod image_batch;
 mod image_set;
 mod layouts;
+mod mix;
 mod normalize;
 mod pixels;
 mod transform;
@@ -11,6 +13,7 @@ pub use image_batch::ImageBatch;
 pub use image_set::{ImageSet, LabeledImage};
 pub(crate) use layouts::is_image;
 pub use layouts::{open_images, write_idx_gz};
+pub use mix::{Mix, MixedLabels};
 pub use normalize::Normalize;
 pub use pixels::Pixels;
 pub use transform::{Crop, Transform};

@@ -26,6 +26,12 @@ impl Pixels {
         Self { bytes: self.bytes.clone(), part, uploaded }
     }
 
+    /// The bytes on the host, to be changed. The copy on a device is dropped, because it would differ.
+    pub(super) fn host_mut(&mut self) -> &mut [u8] {
+        self.uploaded = None;
+        &mut Arc::make_mut(&mut self.bytes)[self.part.clone()]
+    }
+
     /// The copy on `device`, made now if there is none.
     pub(crate) fn on(&self, shape: [usize; 4], device: &Device) -> Tensor<4, Int> {
         match &self.uploaded {

@@ -13,6 +13,7 @@ mod weights;
 pub use epoch_order::{EpochOrder, Order};
 pub use loader_state::LoaderState;
 pub use replica::Replica;
+pub(crate) use sample_rng::batch_rng;
 pub use sample_rng::sample_rng;
 pub use sampler::{Remainder, Sampler};
 pub use weights::Weights;

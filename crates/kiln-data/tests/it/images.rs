@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use image::RgbImage;
 use kiln_data::{
-    Crop, Error, ImageBatch, ImageSet, LoaderConfig, Normalize, Order, Transform, sample_rng, write_idx_gz,
+    Crop, Error, ImageBatch, ImageSet, LoaderConfig, Mix, Normalize, Order, Transform, sample_rng, write_idx_gz,
 };
 use rand::Rng;
 use tempfile::tempdir;
@@ -59,7 +59,13 @@ fn the_device_gets_every_byte_normalised() {
     for channels in [1, 3] {
         let normalize = Normalize::for_channels(channels);
         let pixels: Vec<u8> = (0..channels).flat_map(|_| 0..=255).collect();
-        let batch = ImageBatch { pixels: pixels.into(), shape: [1, channels, 16, 16], labels: vec![0], ids: vec![0] };
+        let batch = ImageBatch {
+            pixels: pixels.into(),
+            shape: [1, channels, 16, 16],
+            labels: vec![0],
+            ids: vec![0],
+            mixed: None,
+        };
         let (images_bchw, _) = batch.to_device(&normalize, &Device::flex());
         let got: Vec<f32> = images_bchw.into_data().iter::<f32>().collect();
         for (i, got) in got.into_iter().enumerate() {
@@ -131,4 +137,61 @@ fn an_uploaded_batch_is_the_same_batch() {
             assert!(of(&batch) == of(&plain.slice(2..5)));
         }
     }
+}
+
+/// The batches of epoch 3 of a loader that erases and mixes.
+fn mixed(mix: Mix, config: LoaderConfig) -> Vec<ImageBatch> {
+    let transform = Transform::training(8, 0.3).with_random_erasing(0.5);
+    let loader = ImageBatch::mixed_loader(noise(37), transform, mix, 7, config).unwrap();
+    loader.epoch(3, 0).map(Result::unwrap).collect()
+}
+
+#[test]
+fn mixed_batches_do_not_depend_on_workers_or_on_where_an_epoch_begins() {
+    let config = LoaderConfig::new(5).with_order(Order::Shuffled { seed: 4 });
+    let mix = Mix::none().with_mixup(0.8).with_cutmix(1.0);
+    let expected = mixed(mix, config.clone());
+    for workers in [1, 3, 8] {
+        assert_eq!(mixed(mix, config.clone().with_workers(workers)), expected);
+    }
+    let transform = Transform::training(8, 0.3).with_random_erasing(0.5);
+    let loader = ImageBatch::mixed_loader(noise(37), transform, mix, 7, config.clone()).unwrap();
+    let rest: Vec<_> = loader.epoch(3, 4).map(Result::unwrap).collect();
+    assert_eq!(rest, expected[4..]);
+    let next: Vec<_> = loader.epoch(4, 0).map(Result::unwrap).collect();
+    let shares = |batches: &[ImageBatch]| batches.iter().map(|b| b.mixed.clone().unwrap().lambda).collect::<Vec<_>>();
+    assert!(shares(&next) != shares(&expected));
+    assert!(shares(&expected).iter().all(|share| (0.0..=1.0).contains(share)));
+}
+
+#[test]
+fn mixing_adds_the_labels_in_reverse_and_changes_nothing_else_of_a_batch() {
+    let config = LoaderConfig::new(6).with_order(Order::Shuffled { seed: 4 });
+    let (plain, mixed) = (mixed(Mix::none(), config.clone()), mixed(Mix::none().with_mixup(0.8), config));
+    assert_eq!(plain.len(), mixed.len());
+    for (plain, mixed) in plain.iter().zip(&mixed) {
+        assert_eq!((&plain.labels, &plain.ids, plain.shape), (&mixed.labels, &mixed.ids, mixed.shape));
+        assert!(plain.mixed.is_none());
+        let second = mixed.mixed.as_ref().unwrap();
+        let reversed: Vec<i64> = plain.labels.iter().rev().copied().collect();
+        assert_eq!(second.labels, reversed);
+        let on_device = second.to_device(&Device::flex());
+        assert_eq!(on_device.into_data().iter::<i64>().collect::<Vec<_>>(), reversed);
+        // The same samples with the same share, in any part of the batch.
+        if mixed.len() == 6 {
+            let part = mixed.slice(1..4).slice(1..3);
+            let of_part = part.mixed.unwrap();
+            assert_eq!((&of_part.labels[..], of_part.lambda), (&reversed[2..4], second.lambda));
+            assert_eq!(*part.pixels, mixed.pixels[2 * 64..4 * 64]);
+        }
+    }
+    assert!(plain.iter().zip(&mixed).any(|(plain, mixed)| plain.pixels != mixed.pixels));
+}
+
+#[test]
+fn impossible_mixing_is_refused() {
+    let mix = Mix::none().with_cutmix(-0.5);
+    let error =
+        ImageBatch::mixed_loader(noise(4), Transform::new(8), mix, 0, LoaderConfig::new(2)).map(|_| ()).unwrap_err();
+    assert_eq!(error.to_string(), "cutmix is -0.5, expected a number from 0 (off) to 100");
 }

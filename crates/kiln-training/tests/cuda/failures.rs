@@ -138,7 +138,13 @@ fn epochs_do_not_add_streams() {
         let make = move |plan: &kiln_data::BatchPlan, _: &kiln_data::Worker| {
             let bytes: Vec<u8> = plan.ids.iter().flat_map(|id| pixels(*id)).collect();
             let shape = [plan.ids.len(), 1, 8, 8];
-            Ok(ImageBatch { pixels: bytes.into(), shape, labels: vec![0; plan.ids.len()], ids: plan.ids.clone() })
+            Ok(ImageBatch {
+                pixels: bytes.into(),
+                shape,
+                labels: vec![0; plan.ids.len()],
+                ids: plan.ids.clone(),
+                mixed: None,
+            })
         };
         let copy_to = device.clone();
         let loader = Loader::budgeted(32, LoaderConfig::new(4), |_| 256, make).unwrap();

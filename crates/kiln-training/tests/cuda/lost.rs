@@ -65,7 +65,7 @@ fn a_batch_that_could_not_be_copied_ahead_is_copied_when_it_is_needed() {
         let device = device().inner();
         let shape = [1, 1, SIDE, SIDE];
         let bytes: Vec<u8> = (0..SIDE * SIDE).map(|i| (i % 251) as u8).collect();
-        let batch = || ImageBatch { pixels: bytes.clone().into(), shape, labels: vec![3], ids: vec![0] };
+        let batch = || ImageBatch { pixels: bytes.clone().into(), shape, labels: vec![3], ids: vec![0], mixed: None };
         // What the device needs for itself it has.
         let first = batch().upload(&device);
         assert!(first.pixels.is_uploaded());
