@@ -7,7 +7,8 @@ use anyhow::Result;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_data::{
-    BadSamples, DecodeOptions, ImageBatch, ImageSet, Loader, Normalize, Order, Quality, Remainder, TrainTest, Transform,
+    BadSamples, DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Normalize, Order, Quality, Remainder, TrainTest,
+    Transform,
 };
 use kiln_models::{Classifier, ClassifierBlock, ClassifierConfig, Stem};
 use kiln_precision::Precision;
@@ -25,14 +26,21 @@ pub struct Classify {
     label_smoothing: f64,
 }
 
+/// What the loss compares logits with.
+pub struct Labels {
+    own_b: Tensor<1, Int>,
+    /// The labels of images that were mixed in, and the share of the own images.
+    mixed_b: Option<(Tensor<1, Int>, f64)>,
+}
+
 impl Task for Classify {
     type Model = Classifier;
     type Batch = ImageBatch;
 
     fn loss(&self, pass: &Pass<'_, Classifier>, batch: &ImageBatch) -> Tensor<1> {
-        let (images_bchw, labels_b) = self.begin(pass.model(), batch, pass.device());
+        let (images_bchw, labels) = self.begin(pass.model(), batch, pass.device());
         let x = pass.chain(&self.blocks(pass.model()), images_bchw, Self::forward);
-        self.end(pass.model(), x, labels_b)
+        self.end(pass.model(), x, labels)
     }
 
     fn metrics(&self, pass: &Pass<'_, Classifier>, batch: &ImageBatch) -> Metrics {
@@ -51,10 +59,12 @@ impl Task for Classify {
 impl Chained for Classify {
     type Block = ClassifierBlock;
     type X = Tensor<4>;
-    type Target = Tensor<1, Int>;
+    type Target = Labels;
 
-    fn begin(&self, _: &Classifier, batch: &ImageBatch, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
-        batch.to_device(&self.normalize, device)
+    fn begin(&self, _: &Classifier, batch: &ImageBatch, device: &Device) -> (Tensor<4>, Labels) {
+        let (images_bchw, own_b) = batch.to_device(&self.normalize, device);
+        let mixed_b = batch.mixed.as_ref().map(|mixed| (mixed.to_device(device), mixed.lambda));
+        (images_bchw, Labels { own_b, mixed_b })
     }
 
     fn blocks(&self, model: &Classifier) -> Vec<ClassifierBlock> {
@@ -65,14 +75,25 @@ impl Chained for Classify {
         block.forward(x)
     }
 
-    fn end(&self, model: &Classifier, x: Tensor<4>, labels_b: Tensor<1, Int>) -> Tensor<1> {
-        let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
-        let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&labels_b.device());
-        loss.forward(model.head(x).cast(DType::F32), labels_b)
+    fn end(&self, model: &Classifier, x: Tensor<4>, labels: Labels) -> Tensor<1> {
+        self.cross_entropy(model.head(x).cast(DType::F32), labels)
     }
 }
 
 impl Classify {
+    /// The mean over the batch, of logits in f32. The cross-entropy is linear in the targets: with mixed labels it is the weighted mean of
+    /// two.
+    fn cross_entropy(&self, logits_bc: Tensor<2>, Labels { own_b, mixed_b }: Labels) -> Tensor<1> {
+        let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
+        let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&own_b.device());
+        match mixed_b {
+            None => loss.forward(logits_bc, own_b),
+            Some((other_b, lambda)) => {
+                loss.forward(logits_bc.clone(), own_b) * lambda + loss.forward(logits_bc, other_b) * (1.0 - lambda)
+            }
+        }
+    }
+
     /// Three channels and no label smoothing, so that a loop written by hand has the same loss.
     pub fn plain() -> Self {
         Self { normalize: Normalize::for_channels(3), label_smoothing: 0.0 }
@@ -133,6 +154,9 @@ pub fn recipe_for(data: &ImageSet, model: &str) -> Result<ClassifySettings> {
             decode: Quality::Fast,
             min_area: if size < 64 { 0.6 } else { 0.25 },
             label_smoothing: 0.1,
+            mixup: 0.0,
+            cutmix: 0.0,
+            erase: 0.0,
         },
         model: model.for_images(size, data.channels()),
         optimizer,
@@ -149,11 +173,13 @@ fn loaders(
     settings: &ClassifySettings,
     device: &Device,
 ) -> Result<TrainTest<Loader<ImageBatch>>> {
-    let run = &settings.run;
-    let transform = Transform::training(settings.images.size, settings.images.min_area);
+    let (run, images) = (&settings.run, &settings.images);
+    let transform = Transform::training(images.size, images.min_area).with_random_erasing(images.erase);
+    let mix = Mix::none().with_mixup(images.mixup).with_cutmix(images.cutmix);
     let (set, seed) = (decoded(data.train, settings), run.seed);
     let config = run.loader(set.len()).with_order(Order::Shuffled { seed }).with_remainder(Remainder::Drop);
-    let mut train = ImageBatch::loader(set.clone(), transform, seed, config.with_batch_size(run.batch_size))?;
+    let mut train =
+        ImageBatch::mixed_loader(set.clone(), transform, mix, seed, config.with_batch_size(run.batch_size))?;
     if run.device == "flex" {
         // The loader's images share the memory that is predicted; from their headers the bound is close.
         train = train.with_largest_image(set.largest_decode_bytes(&transform)?);
@@ -258,5 +284,36 @@ fn family(model: &ClassifierConfig) -> &'static str {
         ClassifierConfig::ResNet(_) => "resnet",
         ClassifierConfig::Vit(_) => "vit",
         other => other.name(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::activation::log_softmax;
+    use burn::tensor::{Device, Distribution, Tensor};
+
+    use super::{Classify, Labels};
+
+    /// timm's `SoftTargetCrossEntropy` of its `mixup_target`.
+    #[test]
+    fn mixed_labels_have_the_loss_of_their_mean() {
+        let (device, classes, lambda, smoothing) = (Device::flex(), 5, 0.3, 0.1);
+        device.seed(1);
+        let logits = Tensor::<2>::random([3, classes], Distribution::Normal(0.0, 2.0), &device);
+        let (own, other) = ([4, 0, 2], [2, 0, 4]);
+        let share = |label: usize, class: usize| if label == class { 1.0 - smoothing } else { 0.0 };
+        let log = log_softmax(logits.clone(), 1).into_data().iter::<f64>().collect::<Vec<_>>();
+        let of = |sample: usize, class: usize| {
+            let target = lambda * share(own[sample], class) + (1.0 - lambda) * share(other[sample], class);
+            -(target + smoothing / classes as f64) * log[sample * classes + class]
+        };
+        let samples = (0..3).map(|sample| (0..classes).map(|class| of(sample, class)).sum::<f64>());
+        let expected = samples.sum::<f64>() / 3.0;
+
+        let on_device = |labels: [usize; 3]| Tensor::from_data(labels.map(|label| label as i64), &device);
+        let labels = Labels { own_b: on_device(own), mixed_b: Some((on_device(other), lambda)) };
+        let loss: f32 =
+            Classify { label_smoothing: smoothing, ..Classify::plain() }.cross_entropy(logits, labels).into_scalar();
+        assert!((f64::from(loss) - expected).abs() < 1e-5, "{loss}, expected {expected}");
     }
 }

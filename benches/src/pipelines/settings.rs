@@ -208,6 +208,15 @@ pub struct ImageSettings {
     pub min_area: f64,
     /// Probability mass spread over all classes.
     pub label_smoothing: f64,
+    /// Alpha of mixup; 0: off.
+    #[serde(default)]
+    pub mixup: f64,
+    /// Alpha of CutMix; 0: off.
+    #[serde(default)]
+    pub cutmix: f64,
+    /// Probability of overwriting a rectangle of a training image with noise.
+    #[serde(default)]
+    pub erase: f64,
 }
 
 /// Settings of `train gpt`.

@@ -190,6 +190,20 @@ pub(crate) struct TrainClassify {
     /// Probability mass that is spread over all classes
     #[arg(long, value_name = "P")]
     pub(crate) label_smoothing: Option<f64>,
+    /// Mix each training image with another one of its batch, with shares from Beta(ALPHA, ALPHA); 0 is off, 0.8 is DeiT's [default: 0]
+    #[arg(long, value_name = "ALPHA")]
+    pub(crate) mixup: Option<f64>,
+    /// Replace a box of each training image by that of another one of its batch, with areas from Beta(ALPHA, ALPHA); 0 is off, 1 is
+    /// DeiT's; with --mixup each batch takes one of the two [default: 0]
+    #[arg(long, value_name = "ALPHA")]
+    pub(crate) cutmix: Option<f64>,
+    /// Overwrite a rectangle of a training image with noise with this probability; DeiT's is 0.25 [default: 0]
+    #[arg(long, value_name = "P")]
+    pub(crate) erase: Option<f64>,
+    /// Probability of leaving out a branch of a vision transformer's last block, for each sample by itself, less in the blocks before;
+    /// DeiT's is 0.1 [default: 0]
+    #[arg(long, value_name = "P")]
+    pub(crate) drop_path: Option<f64>,
 }
 
 #[derive(Args)]

@@ -26,6 +26,10 @@ pub(crate) fn classify(arguments: &TrainClassify) -> Result<(Run<Classify, Class
         ("--image-size", arguments.image_size.is_some()),
         ("--decode", arguments.decode.is_some()),
         ("--label-smoothing", arguments.label_smoothing.is_some()),
+        ("--mixup", arguments.mixup.is_some()),
+        ("--cutmix", arguments.cutmix.is_some()),
+        ("--erase", arguments.erase.is_some()),
+        ("--drop-path", arguments.drop_path.is_some()),
     ];
     refuse_changes(&arguments.run, &model_options)?;
     let file = settings_file(&arguments.run)?;
@@ -46,10 +50,16 @@ pub(crate) fn classify(arguments: &TrainClassify) -> Result<(Run<Classify, Class
     overlay.set("model", "stem", arguments.stem.clone());
     if let ClassifierConfig::Vit(_) = family {
         overlay.set("model", "image", arguments.image_size.map(i64::from));
+        overlay.set("model", "drop_path", arguments.drop_path);
+    } else if arguments.drop_path.is_some() {
+        bail!(Usage(format!("--drop-path is not an option of {}, expected a vit", family.name())));
     }
     overlay.set("images", "size", arguments.image_size.map(i64::from));
     overlay.set("images", "decode", arguments.decode.clone());
     overlay.set("images", "label_smoothing", arguments.label_smoothing);
+    overlay.set("images", "mixup", arguments.mixup);
+    overlay.set("images", "cutmix", arguments.cutmix);
+    overlay.set("images", "erase", arguments.erase);
 
     let (settings, data): (ClassifySettings, _) = if arguments.run.resume.is_some() {
         let settings: ClassifySettings = resolve(None, file, overlay)?;

@@ -77,6 +77,10 @@ fn settings_that_no_run_can_have() {
     refused(at, &resnet(["--learning-rate", "0"]), 2, &["learning rate is 0", "above 0"]);
     refused(at, &resnet(["--clip-norm", "nan"]), 2, &["clip norm is NaN"]);
     refused(at, &resnet(["--label-smoothing", "2"]), 2, &["label smoothing is 2", "[0, 1]"]);
+    refused(at, &resnet(["--mixup", "nan"]), 2, &["mixup is NaN", "from 0 (off) to 100"]);
+    refused(at, &resnet(["--cutmix", "101"]), 2, &["cutmix is 101", "from 0 (off) to 100"]);
+    refused(at, &resnet(["--erase", "2"]), 2, &["erase is 2", "[0, 1]"]);
+    refused(at, &resnet(["--drop-path", "0.1"]), 2, &["--drop-path", "resnet18", "expected a vit"]);
     refused(at, &resnet(["--keep", "0"]), 2, &["keep is 0"]);
     refused(at, &resnet(["--epochs", "0"]), 2, &["0 steps"]);
     refused(at, &resnet(["--max-steps", "0"]), 2, &["0 steps"]);

@@ -42,11 +42,40 @@ fn every_family_is_trained_resumed_and_evaluated() {
 }
 
 #[test]
+fn mixed_erased_and_dropped_runs_have_the_same_numbers_however_they_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    photos(at);
+    let run = |name: &str, options: &[&str]| {
+        let run = ["train", "classify", "--model", "vit_tiny", "--data", "photos", "--out", name, "--image-size", "16"];
+        let run = [&run, ["--batch-size", "4", "--micro-batch", "2", "--epochs", "3"].as_slice(), options].concat();
+        let trained = output(at, &run);
+        assert!(trained.status.success(), "{}", stderr(&trained));
+        fs::read(at.join(name).join("model.safetensors")).unwrap()
+    };
+    let on = ["--mixup", "0.8", "--cutmix", "1", "--erase", "0.5", "--drop-path", "0.5"];
+    let expected = run("on", &on);
+    assert!(run("off", &[]) != expected);
+    assert!(
+        run("recomputed", &[&on, ["--checkpointing", "every:1", "--workers", "1"].as_slice()].concat()) == expected
+    );
+    let settings = fs::read_to_string(at.join("on").join("config.toml")).unwrap();
+    for line in ["mixup = 0.8", "cutmix = 1.0", "erase = 0.5", "drop_path = 0.5"] {
+        assert!(settings.contains(line), "{line} in {settings}");
+    }
+    for option in ["--mixup", "--cutmix", "--erase", "--drop-path"] {
+        let refused = output(at, &["train", "classify", "--resume", "on", option, "0.2"]);
+        assert!(stderr(&refused).contains(&format!("{option} cannot change")), "{}", stderr(&refused));
+    }
+}
+
+#[test]
 fn what_does_not_fit_a_network_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (options, expected) in [
         (["--model", "alexnet"].as_slice(), ["alexnet", "mobilenet_v2"]),
         (&["--model", "vit_tiny", "--width", "3"], ["--width", "vit_tiny"]),
+        (&["--model", "vit_tiny", "--drop-path", "1"], ["drop_path is 1", "[0, 1)"]),
         (&["--model", "vit_tiny", "--stem", "cifar"], ["stem", "patch"]),
         (&["--model", "vit_tiny", "--image-size", "30"], ["30", "a multiple of patch"]),
         (&["--width", "2.5"], ["--width", "2.5"]),
