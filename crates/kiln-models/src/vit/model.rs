@@ -12,7 +12,8 @@ use crate::norms::layer_norm;
 
 /// A vision transformer for image classification. Build one with [`VitConfig`].
 ///
-/// It has pre-norm blocks, learned positions, a class token, and no dropout besides [`VitConfig::drop_path`]. Most fields have timm's names.
+/// It has pre-norm blocks, learned positions, a class token, and no dropout besides [`VitConfig::drop_path`]. Most fields have timm's
+/// names.
 #[derive(Module, Debug)]
 pub struct Vit {
     patches: Patches,
