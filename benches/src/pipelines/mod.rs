@@ -20,9 +20,9 @@ pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, rec
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
 pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup};
 pub use segment::{
-    Scores, Segment, SegmentData, class_weights as balanced_class_weights, largest as largest_class,
-    open as open_segments, predict as predict_classes, recipe as segment_recipe, run as segment_run,
-    score as score_segments, segment, segment_for_planning, tiles as segment_tiles,
+    ScoredRow, Scores, Segment, SegmentData, class_weights as balanced_class_weights, largest as largest_class,
+    open as open_segments, recipe as segment_recipe, run as segment_run, segment, segment_for_planning,
+    tiles as segment_tiles,
 };
 pub use settings::{
     ClassifySettings, GptSettings, ImageSettings, LoaderMemory, LossSettings, MemorySetting, RunSettings,

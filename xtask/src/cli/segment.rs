@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{EvalArgs, RunArgs};
+use super::run::{EvalArgs, RunArgs};
 
 /// A data set is a directory with images/ and masks/, or with train/ and test/ of those. A mask is a TIFF or PNG of class ids with the
 /// name and size of its image; classes.txt has the name of a class on each line.

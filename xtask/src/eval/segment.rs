@@ -7,10 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use benches::device;
 use benches::output::print_json;
-use benches::pipelines::{
-    Scores, Segment, SegmentSettings, largest_class, open_segments, predict_classes, score_segments, segment,
-    segment_tiles,
-};
+use benches::pipelines::{Scores, Segment, SegmentSettings, largest_class, open_segments, segment, segment_tiles};
 use benches::usage::Usage;
 use burn::tensor::Device;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -92,7 +89,7 @@ impl Predictor {
     /// Scores on images with masks.
     fn score(&self, test: &TileSet, classes: &[String]) -> Result<Map<String, Value>> {
         let batches = self.batches(test)?;
-        let scores = score_segments(&self.task, &self.model, test, batches, &self.device, self.at_once(), |_| Ok(()))?;
+        let scores = self.task.score(&self.model, test, batches, &self.device, self.at_once(), |_| Ok(()))?;
         let Scores { confusion, cross_entropy } = scores;
         let mut figures = vec![
             ("test_miou".to_owned(), confusion.mean_iou()),
@@ -125,7 +122,7 @@ impl Predictor {
         let mut ids = vec![];
         write_classes(&path, size, classes, Some(image), |rows| -> Result<()> {
             let batches = self.batches(&set)?;
-            predict_classes(&self.task, &self.model, &set, batches, &self.device, self.at_once(), |event| {
+            self.task.predict(&self.model, &set, batches, &self.device, self.at_once(), |event| {
                 if let Predicted::Row { values, .. } = event {
                     largest_class(values, classes, &mut ids);
                     rows.row(&ids)?;

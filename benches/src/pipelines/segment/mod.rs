@@ -8,5 +8,5 @@ mod task;
 
 pub use data::{SegmentData, class_weights, open, tiles};
 pub use recipe::{recipe, run};
-pub use score::{Scores, largest, predict, score};
+pub use score::{ScoredRow, Scores, largest};
 pub use task::{Segment, segment, segment_for_planning};

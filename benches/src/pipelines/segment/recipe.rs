@@ -9,7 +9,7 @@ use kiln_training::{Checkpointing, Error, OptimizerConfig, ScheduleConfig};
 
 use super::data::{SegmentData, loaders, normalize, test_loader};
 use super::picture::Pictures;
-use super::score::{Scores, score};
+use super::score::Scores;
 use super::task::{Segment, segment};
 use crate::device;
 use crate::pipelines::run::{Finder, Findings, Run, Setup};
@@ -114,7 +114,7 @@ fn findings(settings: &SegmentSettings, test: TileSet, classes: Vec<String>) -> 
         let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
         let tiles = settings.run.micro_batch.unwrap_or(settings.run.batch_size);
         let mut pictures = Pictures::new(&test);
-        let Scores { confusion, .. } = score(&task, model, &test, batches, device, tiles, |row| {
+        let Scores { confusion, .. } = task.score(model, &test, batches, device, tiles, |row| {
             pictures.add(&row);
             Ok(())
         })?;

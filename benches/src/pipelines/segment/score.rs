@@ -2,13 +2,9 @@
 
 use std::ops::Range;
 
-use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor};
-use kiln_data::{Blend, ClassIds, TileBatch, TileSet};
-use kiln_models::Unet;
+use burn::tensor::Tensor;
+use kiln_data::{ClassIds, TileBatch, TileSet};
 use kiln_training::{Confusion, Error, Predicted, TilePredictor};
-
-use super::task::Segment;
 
 /// How good predictions are.
 pub struct Scores {
@@ -30,25 +26,23 @@ pub struct ScoredRow<'a> {
     pub truth: &'a [i64],
 }
 
-/// Compares predictions with the masks of `set`. Images of which a tile could not be read are left out, and a warning names them.
+/// Compares predictions with the masks of the predictor's set. `forward` computes them for the tiles of a batch. Images of which a tile could
+/// not be read are left out, and a warning names them.
 ///
 /// # Errors
-/// Those of [`predict`] and of the masks.
-pub fn score(
-    task: &Segment,
-    model: &Unet,
-    set: &TileSet,
+/// Those of [`TilePredictor::run`] and of the masks.
+pub(super) fn score(
+    predictor: &TilePredictor<'_>,
     batches: impl Iterator<Item = Result<TileBatch, Error>>,
-    device: &Device,
-    tiles: usize,
+    forward: impl Fn(&TileBatch) -> Result<Tensor<4>, Error>,
     mut row: impl FnMut(ScoredRow<'_>) -> Result<(), Error>,
 ) -> Result<Scores, Error> {
-    let classes = task.classes();
+    let TilePredictor { set, classes, .. } = *predictor;
     let none = || (Confusion::new(classes), 0.0);
     let (mut all, mut of_image) = (none(), none());
     let mut masks = MaskRows { set, image: 0, rows: 0..0, ids: vec![] };
     let mut predicted = vec![];
-    predict(task, model, set, batches, device, tiles, |event| {
+    predictor.run(batches, forward, |event| {
         match event {
             Predicted::Row { image, y, values } => {
                 let width = values.len() / classes;
@@ -81,29 +75,6 @@ pub fn score(
     let (confusion, entropy) = all;
     let pixels: u64 = confusion.truths().iter().sum();
     Ok(Scores { confusion, cross_entropy: entropy / pixels.max(1) as f64 })
-}
-
-/// Goes through the predictions of `model` for the images of `set`, whose tiles are `batches`; at most `tiles` of them are on the device at
-/// once. See [`TilePredictor::run`].
-///
-/// # Errors
-/// Those of [`TilePredictor::run`].
-pub fn predict(
-    task: &Segment,
-    model: &Unet,
-    set: &TileSet,
-    batches: impl Iterator<Item = Result<TileBatch, Error>>,
-    device: &Device,
-    tiles: usize,
-    tell: impl FnMut(Predicted<'_>) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let (model, device) = (model.valid(), device.clone().inner());
-    let forward = |batch: &TileBatch| -> Result<Tensor<4>, Error> {
-        Ok(model.forward(task.on_device(batch, &device).images).cast(DType::F32))
-    };
-    let predictor =
-        TilePredictor { set, classes: task.classes(), blend: Blend::RaisedCosine, device: &device, at_once: tiles };
-    predictor.run(batches, forward, tell)
 }
 
 /// The class with the largest value for each pixel of a row `[classes, width]`; the first of equal ones.

@@ -2,13 +2,14 @@
 // B batch, C channels or classes, H height, W width
 
 use anyhow::Result;
-use burn::tensor::{Device, Int, Tensor};
-use kiln_data::{Normalize, TileBatch, TileSet, TileTensors};
+use burn::module::Module;
+use burn::tensor::{DType, Device, Int, Tensor};
+use kiln_data::{Blend, Normalize, TileBatch, TileSet, TileTensors};
 use kiln_layers::SegmentationLoss;
 use kiln_models::{Unet, UnetBlock};
-use kiln_training::{BatchSource, Error, Pass, Task};
+use kiln_training::{BatchSource, Error, Pass, Predicted, Task, TilePredictor};
 
-use super::score::{Scores, score};
+use super::score::{ScoredRow, Scores, score};
 use crate::pipelines::chained::Chained;
 use crate::pipelines::settings::SegmentSettings;
 use crate::usage::Usage;
@@ -46,7 +47,7 @@ impl Task for Segment {
         let Some(test) = &self.test else { return Ok(vec![]) };
         let mut batches = data.epoch(0, 0).peekable();
         let tiles = batches.peek().and_then(|batch| batch.as_ref().ok()).map_or(1, at_once);
-        let Scores { confusion, cross_entropy } = score(self, model, test, batches, device, tiles, |_| Ok(()))?;
+        let Scores { confusion, cross_entropy } = self.score(model, test, batches, device, tiles, |_| Ok(()))?;
         Ok(vec![
             ("test_miou", confusion.mean_iou()),
             ("test_accuracy", confusion.accuracy()),
@@ -83,12 +84,53 @@ impl Chained for Segment {
 
 impl Segment {
     /// The tiles of a batch on `device`.
-    pub(super) fn on_device(&self, batch: &TileBatch, device: &Device) -> TileTensors {
+    fn on_device(&self, batch: &TileBatch, device: &Device) -> TileTensors {
         batch.to_device(&self.normalize, device).expect("as many means and deviations as the images have bands")
     }
 
-    pub(super) fn classes(&self) -> usize {
-        self.classes
+    /// Compares the predictions of `model` for the images of `set`, whose tiles are `batches`, with their masks; at most `tiles` are on the
+    /// device at once. `row` gets each row.
+    ///
+    /// # Errors
+    /// Those of [`TilePredictor::run`] and of the masks.
+    pub fn score(
+        &self,
+        model: &Unet,
+        set: &TileSet,
+        batches: impl Iterator<Item = Result<TileBatch, Error>>,
+        device: &Device,
+        tiles: usize,
+        row: impl FnMut(ScoredRow<'_>) -> Result<(), Error>,
+    ) -> Result<Scores, Error> {
+        let (model, device) = (model.valid(), device.clone().inner());
+        let forward = |batch: &TileBatch| Ok(self.logits(&model, batch, &device));
+        score(&self.predictor(set, &device, tiles), batches, forward, row)
+    }
+
+    /// Goes through the predictions of `model` for the images of `set`, as [`TilePredictor::run`] tells them.
+    ///
+    /// # Errors
+    /// Those of [`TilePredictor::run`].
+    pub fn predict(
+        &self,
+        model: &Unet,
+        set: &TileSet,
+        batches: impl Iterator<Item = Result<TileBatch, Error>>,
+        device: &Device,
+        tiles: usize,
+        tell: impl FnMut(Predicted<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (model, device) = (model.valid(), device.clone().inner());
+        let forward = |batch: &TileBatch| Ok(self.logits(&model, batch, &device));
+        self.predictor(set, &device, tiles).run(batches, forward, tell)
+    }
+
+    fn logits(&self, model: &Unet, batch: &TileBatch, device: &Device) -> Tensor<4> {
+        model.forward(self.on_device(batch, device).images).cast(DType::F32)
+    }
+
+    fn predictor<'a>(&self, set: &'a TileSet, device: &'a Device, at_once: usize) -> TilePredictor<'a> {
+        TilePredictor { set, classes: self.classes, blend: Blend::RaisedCosine, device, at_once }
     }
 }
 
