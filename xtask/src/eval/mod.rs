@@ -1,29 +1,29 @@
 //! `cargo xtask eval`: metrics of a checkpoint on held-out data.
 
+mod checkpoint;
 mod segment;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use benches::device;
 use benches::output::print_json;
 use benches::pipelines::{
     ClassifySettings, GptSettings, RunSettings, check_against, classify, classify_test_loader, next_token,
     next_token_test_loader, open_images, open_text,
 };
-use benches::usage::Usage;
 use burn::tensor::Device;
 use kiln_data::Loader;
 use kiln_models::SafetensorsModel;
 use kiln_training::{Task, evaluate_in_parts};
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
+
+use checkpoint::{apply, around, settings};
 
 use crate::cli::{Eval, EvalArgs};
 use crate::train::load_any;
-use crate::train::overlay::read;
 use crate::train::prepare::check_classes;
 
 pub(crate) fn run(command: Eval) -> Result<ExitCode> {
@@ -49,36 +49,6 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             let test = next_token_test_loader(open_text(&settings, &tokenizer)?.test, &settings.run)?;
             report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings.run)
         }
-    }
-}
-
-/// The settings that a checkpoint belongs to, all of them: `--config`, or the file of the run directory around it.
-fn settings<S: DeserializeOwned>(arguments: &EvalArgs) -> Result<S> {
-    let checkpoint = &arguments.checkpoint;
-    if !checkpoint.exists() {
-        bail!("cannot load '{}': no such file or directory", checkpoint.display());
-    }
-    let file = match &arguments.config {
-        Some(file) => file.clone(),
-        None => around(checkpoint).with_context(|| {
-            format!("no config.toml beside or above '{}', expected one, or --config", checkpoint.display())
-        })?,
-    };
-    read(&file)?.try_into().map_err(|e: toml::de::Error| {
-        Usage(format!("config '{}' is of another model or damaged: {}", file.display(), e.message())).into()
-    })
-}
-
-fn around(checkpoint: &Path) -> Option<PathBuf> {
-    let folders = checkpoint.ancestors().take(3); // the run, or the run above checkpoints/step-N
-    folders.map(|folder| folder.join("config.toml")).find(|file| file.is_file())
-}
-
-fn apply(arguments: &EvalArgs, run: &mut RunSettings) {
-    run.data = arguments.data.clone().or(run.data.take());
-    run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
-    if let Some(samples) = arguments.batch_size {
-        (run.batch_size, run.micro_batch) = (samples as usize, None);
     }
 }
 

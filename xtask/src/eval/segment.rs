@@ -16,9 +16,10 @@ use kiln_models::Unet;
 use kiln_training::{Error, Predicted};
 use serde_json::{Map, Value, json};
 
-use super::{apply, around, check_classes, settings};
+use super::checkpoint::{apply, around, settings};
 use crate::cli::EvalSegment;
 use crate::train::load_any;
+use crate::train::prepare::check_classes;
 
 /// A model and what it is used with.
 struct Predictor {

@@ -13,6 +13,9 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
+    /// That of a 3x3 kernel that keeps the size of the image.
+    pub(crate) const SAME: Self = Self { stride: [1, 1], before: [1, 1], after: [1, 1], dilation: [1, 1], groups: 1 };
+
     /// The distance from the first to the last tap of a kernel, plus one.
     pub(super) fn extent(&self, kernel: [usize; 2]) -> [usize; 2] {
         [0, 1].map(|side| self.dilation[side] * (kernel[side].max(1) - 1) + 1)

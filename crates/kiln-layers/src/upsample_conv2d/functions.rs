@@ -9,10 +9,6 @@ use crate::check::{same_dtype, same_size};
 use crate::conv2d::{Geometry, convolution};
 use crate::error::Error;
 
-/// The padding of a 3x3 convolution that keeps the size.
-pub(super) const SAME: Geometry =
-    Geometry { stride: [1, 1], before: [1, 1], after: [1, 1], dilation: [1, 1], groups: 1 };
-
 /// The convolution `conv` of `x`, whose height and width are doubled by repeating each pixel, joined with `skip` along the channels: the first
 /// layer of a block of a U-Net's decoder, in one operation.
 ///
@@ -46,7 +42,7 @@ pub fn upsample_conv2d(conv: &Conv2d, x: Tensor<4>, skip: Option<Tensor<4>>) -> 
         ..conv.clone()
     };
     let mut convolution = convolution(&part, &x)?;
-    if convolution.geometry != SAME || weight.dims()[2..] != [3, 3] {
+    if convolution.geometry != Geometry::SAME || weight.dims()[2..] != [3, 3] {
         let value = format!("{:?} with a kernel of {:?}", convolution.geometry, &weight.dims()[2..]);
         let expected = "a 3x3 kernel, a stride of 1, zeros of one pixel around, no dilation and one group";
         return Err(Error::InvalidSetting { name: "the convolution", value, expected });

@@ -4,10 +4,12 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
-use super::functions::SAME;
 use super::phases::{from_squares, phases, phases_backward, to_squares};
 use crate::composed::{Wide, cat, full, slice};
-use crate::conv2d::Conv2dKernels;
+use crate::conv2d::{Conv2dKernels, Geometry};
+
+/// As the public function checks.
+const SAME: Geometry = Geometry::SAME;
 
 /// Whether `x` is doubled in memory. Otherwise there are 27 more weights for each pair of channels; three more pixels for each one take less
 /// in a small image of many outputs. The number of images does not count, so that all batches compute alike.
