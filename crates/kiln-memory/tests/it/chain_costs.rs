@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kiln_memory::{BackendProfile, ChainCosts, Recomputed};
+use kiln_memory::{BackendProfile, Category, ChainCosts, Recomputed};
 use proptest::prelude::*;
 
 use crate::estimates::{all_traces, plan_of};
@@ -43,7 +43,7 @@ fn simulated(costs: &ChainCosts, plan: &[Recomputed]) -> u64 {
 }
 
 /// The model adds the largest workspace of a segment to all of its activations, which do not occur together. So it is mostly too
-/// high: by up to 30 % for long segments in 16 bits, whose weights are copied, by up to 75 % for kiln-layers' operations, whose workspace
+/// high: by up to 30 % for long segments in 16 bits, whose weights are copied, by up to 50 % for kiln-layers' operations, whose workspace
 /// is much of what a recomputed block takes, and rarely too low.
 #[test]
 fn the_model_is_near_the_estimate_of_a_plan() {
@@ -62,7 +62,7 @@ fn the_model_is_near_the_estimate_of_a_plan() {
                     let off = simulated(&costs, &plan) as f64 / peak as f64 - 1.0;
                     let most = match (plan.is_empty(), name.starts_with("lean")) {
                         (true, _) => 0.08,
-                        (false, true) => 0.75,
+                        (false, true) => 0.5,
                         (false, false) => 0.3,
                     };
                     assert!(off > -0.08 && off < most, "{name} {} {batch} {plan:?}: {off:+.3}", profile.name);
@@ -103,6 +103,13 @@ fn costs_add_up_to_the_plain_step() {
         for block in &costs.blocks {
             assert!(block.input_bytes > 0 && block.saved_bytes > 0 && block.gradient_bytes > 0, "{name}: {block:?}");
         }
+        // One operation computes the gradients of a norm's input and of its parameters, which are small.
+        let buffers = trace.predict(8, &flex()).unwrap().buffers;
+        let parameters = buffers.iter().filter(|buffer| buffer.category == Category::Parameter);
+        let parameters: u64 = parameters.map(|buffer| buffer.bytes).sum();
+        let gradients: u64 = costs.blocks.iter().map(|block| block.gradient_bytes).sum();
+        let fits = gradients <= parameters + parameters / 10;
+        assert!(fits || !name.starts_with("lean"), "{name}: {gradients} of gradients, {parameters}");
         let loaded = trace.chain_costs(8, &flex().with_loader_bytes(1000)).unwrap();
         assert_eq!(loaded.resident_bytes, costs.resident_bytes + 1000, "{name}");
         assert_eq!(loaded.blocks, costs.blocks, "{name}");
