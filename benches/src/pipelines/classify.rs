@@ -7,16 +7,14 @@ use anyhow::Result;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_data::{
-    BadSamples, DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Normalize, Order, Quality, Remainder, TrainTest,
-    Transform,
+    DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Normalize, Order, Quality, Remainder, TrainTest, Transform,
 };
 use kiln_models::{Classifier, ClassifierBlock, ClassifierConfig, Stem};
-use kiln_precision::Precision;
-use kiln_training::{Checkpointing, Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct};
+use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct};
 
 use super::chained::Chained;
 use super::run::{Run, Setup};
-use super::settings::{ClassifySettings, ImageSettings, LoaderMemory, RunSettings};
+use super::settings::{ClassifySettings, ImageSettings, RunSettings};
 use crate::usage::Usage;
 use crate::{device, fixtures};
 
@@ -130,25 +128,7 @@ pub fn recipe_for(data: &ImageSet, model: &str) -> Result<ClassifySettings> {
         _ => (OptimizerConfig::sgd(), 0.1),
     };
     Ok(ClassifySettings {
-        run: RunSettings {
-            data: None,
-            device: "flex".into(),
-            seed: 1,
-            epochs: 5,
-            max_steps: None,
-            batch_size: 64,
-            micro_batch: None,
-            precision: Precision::F32,
-            checkpointing: Checkpointing::None,
-            memory: None,
-            clip_norm: Some(5.0),
-            workers: 2,
-            loader_memory: LoaderMemory::default(),
-            bad_samples: BadSamples::FAIL,
-            evaluate_every: 0,
-            save_every: 500,
-            keep: 3,
-        },
+        run: RunSettings::new(5, 64),
         images: ImageSettings {
             size,
             decode: Quality::Fast,
@@ -271,6 +251,7 @@ pub fn run(
             name: family(&settings.model),
             command: if matches!(settings.model, ClassifierConfig::ResNet(_)) { "resnet" } else { "classify" },
             classes: data.train.classes().to_vec(),
+            left_out: vec![],
             data: loaders(data, &settings, &device)?,
             settings,
         },

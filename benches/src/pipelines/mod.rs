@@ -20,11 +20,12 @@ pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, rec
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
 pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup};
 pub use segment::{
-    ScoredRow, Scores, Segment, SegmentData, class_weights as balanced_class_weights, largest as largest_class,
-    open as open_segments, recipe as segment_recipe, run as segment_run, segment, segment_for_planning,
+    ScoredRow, Scores, Segment, SegmentData, Tiles as SegmentTiles, check_images as check_segment_images,
+    class_weights as balanced_class_weights, largest as largest_class, open as open_segments, part as segment_part,
+    recipe as segment_recipe, run as segment_run, segment, segment_for_planning, test_loader as segment_test_loader,
     tiles as segment_tiles,
 };
 pub use settings::{
-    ClassifySettings, GptSettings, ImageSettings, LoaderMemory, LossSettings, MemorySetting, RunSettings,
+    ClassifySettings, GptSettings, IgnoredClass, ImageSettings, LoaderMemory, LossSettings, MemorySetting, RunSettings,
     SegmentSettings, TextSettings, TileSettings,
 };

@@ -3,14 +3,13 @@
 
 use anyhow::Result;
 use burn::tensor::{Device, Int, Tensor};
-use kiln_data::{BadSamples, Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest};
+use kiln_data::{Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest};
 use kiln_models::{Gpt, GptBlock, GptConfig};
-use kiln_precision::Precision;
-use kiln_training::{Checkpointing, Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, perplexity};
+use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, perplexity};
 
 use super::chained::Chained;
 use super::run::{Run, Setup};
-use super::settings::{GptSettings, LoaderMemory, RunSettings, TextSettings};
+use super::settings::{GptSettings, RunSettings, TextSettings};
 use crate::usage::Usage;
 use crate::{cache, device, fixtures};
 
@@ -86,25 +85,7 @@ pub fn fixture_recipe() -> GptSettings {
 /// The recipe for a text of the user's: one pass with the tiny model.
 pub fn recipe() -> GptSettings {
     GptSettings {
-        run: RunSettings {
-            data: None,
-            device: "flex".into(),
-            seed: 1,
-            epochs: 1,
-            max_steps: None,
-            batch_size: 8,
-            micro_batch: None,
-            precision: Precision::F32,
-            checkpointing: Checkpointing::None,
-            memory: None,
-            clip_norm: Some(1.0),
-            workers: 1,
-            loader_memory: LoaderMemory::default(),
-            bad_samples: BadSamples::FAIL,
-            evaluate_every: 0,
-            save_every: 500,
-            keep: 3,
-        },
+        run: RunSettings { clip_norm: Some(1.0), workers: 1, ..RunSettings::new(1, 8) },
         text: TextSettings { tokenizer: TokenizerKind::Bytes, held_out: 0.05 },
         model: GptConfig::tiny(256, 64),
         optimizer: OptimizerConfig::adamw(),
@@ -176,7 +157,14 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, De
         task,
         init: Box::new(move |device| model.init(device)),
         findings: None,
-        setup: Setup { name: "gpt", command: "gpt", classes: vec![], data: loaders(data, &settings.run)?, settings },
+        setup: Setup {
+            name: "gpt",
+            command: "gpt",
+            classes: vec![],
+            left_out: vec![],
+            data: loaders(data, &settings.run)?,
+            settings,
+        },
     };
     Ok((run, device))
 }

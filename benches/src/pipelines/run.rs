@@ -13,8 +13,8 @@ use crate::HEAP;
 /// Makes the plain model on a device.
 pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error>>;
 
-/// Finds out what a report says of a model on a device.
-pub type Finder<M> = Box<dyn Fn(&M, &Device) -> anyhow::Result<Findings>>;
+/// Finds out what a report says of a model on a device, with at most so many samples there at once.
+pub type Finder<M> = Box<dyn Fn(&M, &Device, usize) -> anyhow::Result<Findings>>;
 
 /// What a report says beside the metrics.
 #[derive(Default)]
@@ -48,6 +48,8 @@ pub struct Setup<B, S> {
     pub command: &'static str,
     /// Names of the classes, where there are any.
     pub classes: Vec<String>,
+    /// Why data was left out before the run began.
+    pub left_out: Vec<String>,
     /// Batches to train and to evaluate on.
     pub data: TrainTest<Loader<B>>,
     /// The settings.

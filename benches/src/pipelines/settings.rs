@@ -70,6 +70,29 @@ fn fail() -> BadSamples {
 const LEAST_LOADER_BYTES: u64 = 8 << 20;
 
 impl RunSettings {
+    /// What runs begin with where their recipe says nothing else.
+    pub fn new(epochs: u64, batch_size: usize) -> Self {
+        Self {
+            data: None,
+            device: "flex".into(),
+            seed: 1,
+            epochs,
+            max_steps: None,
+            batch_size,
+            micro_batch: None,
+            precision: Precision::F32,
+            checkpointing: Checkpointing::None,
+            memory: None,
+            clip_norm: Some(5.0),
+            workers: 2,
+            loader_memory: LoaderMemory::default(),
+            bad_samples: BadSamples::FAIL,
+            evaluate_every: 0,
+            save_every: 500,
+            keep: 3,
+        }
+    }
+
     /// Limits the batch to the data set in a run that adapts to its memory.
     pub fn clamp(&mut self, samples: usize) {
         if self.memory.is_some() && self.batch_size > samples && samples > 0 {
@@ -271,11 +294,53 @@ pub struct TileSettings {
     pub size: usize,
     /// Rows and columns that neighbouring tiles share, at least: in training, and where predictions are put together.
     pub overlap: [usize; 2],
-    /// The class id of pixels that do not count.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ignore: Option<u16>,
-    /// Mean and deviation of each band, measured on some training tiles when the run began. Samples of 8 bits are scaled to [0, 1] before.
+    /// The class id of pixels that do not count: a number, or "none".
+    pub ignore: IgnoredClass,
+    /// Whether images have samples of 8 bits, which are scaled to [0, 1].
+    pub eight_bit: bool,
+    /// Mean and deviation of each band, measured on some training tiles when the run began.
     pub normalize: Normalize,
+}
+
+/// The class id of pixels that do not count, as it is written: a number or `none`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "IgnoredText", into = "IgnoredText")]
+pub struct IgnoredClass(pub Option<u16>);
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum IgnoredText {
+    Id(u16),
+    Text(String),
+}
+
+impl From<IgnoredClass> for IgnoredText {
+    fn from(IgnoredClass(id): IgnoredClass) -> Self {
+        id.map_or(Self::Text("none".into()), Self::Id)
+    }
+}
+
+impl TryFrom<IgnoredText> for IgnoredClass {
+    type Error = String;
+
+    fn try_from(text: IgnoredText) -> Result<Self, String> {
+        match text {
+            IgnoredText::Id(id) => Ok(Self(Some(id))),
+            IgnoredText::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl std::str::FromStr for IgnoredClass {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("none", _) => Ok(Self(None)),
+            (_, Ok(id)) => Ok(Self(Some(id))),
+            _ => Err(format!("the ignored class is '{text}', expected none or a class id from 0 to 65535")),
+        }
+    }
 }
 
 /// The loss of a segmentation.

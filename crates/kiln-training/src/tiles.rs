@@ -38,30 +38,6 @@ use crate::parts::in_parts;
 /// assert_eq!(rows, 187);
 /// # Ok::<(), kiln_training::Error>(())
 /// ```
-/// use burn::tensor::{Device, Tensor};
-/// use kiln_data::{Blend, LoaderConfig, Normalize, TileBatch, TileConfig, TileSet};
-/// use kiln_training::{Predicted, TilePredictor};
-///
-/// # let scene = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/geotiff/elevation.tif"));
-/// let set = TileSet::new([scene], TileConfig::new(64).with_overlap(16))?; // 187x152 pixels, one band
-/// let normalize = Normalize { mean: vec![3119.5], std: vec![300.0] };
-/// let predictor = TilePredictor { set: &set, classes: 1, blend: Blend::RaisedCosine, device: &Device::flex(), at_once: 2 };
-/// let batches = TileBatch::loader(set.clone(), None, LoaderConfig::new(4))?.epoch(0, 0);
-/// let mut rows = 0;
-/// predictor.run(
-///     batches.map(|batch| Ok(batch?)),
-///     |tiles| Ok(tiles.to_device(&normalize, predictor.device)?.images), // the model would be here
-///     |predicted| {
-///         if let Predicted::Row { values, .. } = predicted {
-///             rows += 1; // the values of one row, [classes, width]
-///             assert_eq!(values.len(), 152);
-///         }
-///         Ok(())
-///     },
-/// )?;
-/// assert_eq!(rows, 187);
-/// # Ok::<(), kiln_training::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct TilePredictor<'a> {
     /// The images.
@@ -103,7 +79,8 @@ pub enum Predicted<'a> {
 
 impl TilePredictor<'_> {
     /// Goes through `batches`, which have the tiles of all images of the set in order. `forward` computes predictions
-    /// `[B, classes, tile, tile]` of the `B` tiles of a batch; `tell` gets the rows of each image, from the top.
+    /// `[B, classes, tile, tile]` of the `B` tiles of a batch; `tell` gets the rows of each image, from the top. The loader may leave out
+    /// tiles that it cannot read ([`BadSamples::skip`](kiln_data::BadSamples::skip)), but put no others in their place.
     ///
     /// # Errors
     /// Those of the batches, of `forward` and of `tell`; [`Error::Memory`] when a single tile does not fit.

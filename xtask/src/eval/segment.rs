@@ -7,11 +7,14 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use benches::device;
 use benches::output::print_json;
-use benches::pipelines::{Scores, Segment, SegmentSettings, largest_class, open_segments, segment, segment_tiles};
+use benches::pipelines::{
+    Scores, Segment, SegmentSettings, TileSettings, check_segment_images, largest_class, open_segments, segment,
+    segment_part, segment_test_loader,
+};
 use benches::usage::Usage;
 use burn::tensor::Device;
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln_data::{TileBatch, TileConfig, TileSet, write_classes};
+use kiln_data::{BadSamples, TileBatch, TileConfig, TileSet, write_classes};
 use kiln_models::Unet;
 use kiln_training::{Error, Predicted};
 use serde_json::{Map, Value, json};
@@ -49,22 +52,28 @@ pub(super) fn run(arguments: &EvalSegment) -> Result<ExitCode> {
     let predictor = Predictor { task: segment(&settings, None)?, model, device, settings };
 
     let (started, mut results) = (Instant::now(), Map::new());
-    let mut images = arguments.image.clone();
+    let (mut images, mut inputs) = (arguments.image.clone(), vec![]);
     if images.is_empty() {
         let settings = &predictor.settings;
         let data = open_segments(settings.run.data.as_deref(), Some(settings.model.classes))?;
         if let Some(run) = around(&eval.checkpoint).as_deref().and_then(Path::parent) {
             check_classes(run, &data.classes)?;
         }
-        let [overlap, of_test] = settings.tiles.overlap;
-        let sizes = [settings.tiles.size, overlap, of_test];
-        let test = segment_tiles(&data, sizes, settings.tiles.ignore, settings.run.bad_samples)?.test;
+        let TileSettings { size, overlap: [_, overlap], ignore, .. } = settings.tiles;
+        let (bad, classes) = (settings.run.bad_samples, data.classes.len());
+        let (test, _) = segment_part(&data.images.test, classes, [size, overlap], ignore.0, bad)?;
+        check_segment_images(settings, &test)?;
+        let masks = data.images.test.pairs.iter().map(|(_, mask)| mask.clone());
+        inputs.extend(masks);
         images = (0..test.images()).map(|image| test.path(image).to_owned()).collect();
         results = predictor.score(&test, &data.classes)?;
     }
     if let Some(folder) = &arguments.predict {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make '{}'", folder.display()))?;
-        let written = images.iter().map(|image| predictor.write(image, folder)).collect::<Result<Vec<_>>>()?;
+        inputs.extend(images.iter().cloned());
+        let paths = outputs(&images, &inputs, folder)?;
+        let written = images.iter().zip(&paths).map(|(image, path)| predictor.write(image, path));
+        let written = written.collect::<Result<Vec<_>>>()?;
         results.insert("predictions".into(), json!(written));
     }
     results.insert("seconds".into(), json!(started.elapsed().as_secs_f64()));
@@ -74,6 +83,28 @@ pub(super) fn run(arguments: &EvalSegment) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Where the classes of each image go: its name in `folder`. Files that are read are not replaced, and no file is written twice.
+fn outputs(images: &[PathBuf], inputs: &[PathBuf], folder: &Path) -> Result<Vec<PathBuf>> {
+    let inputs: Vec<PathBuf> = inputs.iter().filter_map(|input| input.canonicalize().ok()).collect();
+    let mut paths: Vec<PathBuf> = vec![];
+    for image in images {
+        let path = folder.join(image.file_stem().unwrap_or_default()).with_added_extension("tif");
+        let shown = path.display();
+        if path.canonicalize().is_ok_and(|path| inputs.contains(&path)) {
+            return Err(
+                Usage(format!("'{shown}' is an image or a mask that is read, expected another --predict")).into()
+            );
+        }
+        if paths.contains(&path) {
+            return Err(
+                Usage(format!("two images would be written to '{shown}', expected images of different names")).into()
+            );
+        }
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
 impl Predictor {
     /// Tiles on the device at once.
     fn at_once(&self) -> usize {
@@ -81,15 +112,10 @@ impl Predictor {
         run.micro_batch.unwrap_or(run.batch_size)
     }
 
-    /// The tiles of `set` in order.
-    fn batches(&self, set: &TileSet) -> Result<impl Iterator<Item = Result<TileBatch, Error>> + use<>> {
-        let loader = TileBatch::loader(set.clone(), None, self.settings.run.loader(set.len()))?;
-        Ok(loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data)))
-    }
-
     /// Scores on images with masks.
     fn score(&self, test: &TileSet, classes: &[String]) -> Result<Map<String, Value>> {
-        let batches = self.batches(test)?;
+        let loader = segment_test_loader(test, &self.settings)?;
+        let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
         let scores = self.task.score(&self.model, test, batches, &self.device, self.at_once(), |_| Ok(()))?;
         let Scores { confusion, cross_entropy } = scores;
         let mut figures = vec![
@@ -103,26 +129,20 @@ impl Predictor {
         Ok(figures.into_iter().map(|(name, value)| (name, json!(value))).collect())
     }
 
-    /// Writes the classes of an image of any size, and returns the file.
-    fn write(&self, image: &Path, folder: &Path) -> Result<PathBuf> {
+    /// Writes the classes of an image of any size to `path`, and returns that.
+    fn write(&self, image: &Path, path: &Path) -> Result<PathBuf> {
         let tiles = &self.settings.tiles;
         let set = TileSet::new([image], TileConfig::new(tiles.size).with_overlap(tiles.overlap[1]))?;
-        let (bands, channels) = (set.bands(), self.settings.model.channels);
-        if bands != channels {
-            return Err(
-                Usage(format!("'{}' has {bands} bands, expected {channels} as the model", image.display())).into()
-            );
-        }
-        let path = folder.join(image.file_stem().unwrap_or_default()).with_added_extension("tif");
-        if path.exists() && path.canonicalize()? == image.canonicalize()? {
-            return Err(Usage(format!("'{}' is the image itself, expected another --predict", path.display())).into());
-        }
+        check_segment_images(&self.settings, &set)?;
         let (size, classes) = (set.grid(0).size(), self.settings.model.classes);
         let bar = ProgressBar::new(size[0] as u64);
         bar.set_style(ProgressStyle::with_template("{bar:30} row {pos}/{len}  ETA {eta}")?);
         let mut ids = vec![];
-        write_classes(&path, size, classes, Some(image), |rows| -> Result<()> {
-            let batches = self.batches(&set)?;
+        // Each pixel has a class in the file, so that no tile may be left out.
+        let loading = self.settings.run.loader(set.len()).with_bad_samples(BadSamples::FAIL);
+        let loader = TileBatch::loader(set.clone(), None, loading)?;
+        write_classes(path, size, classes, Some(image), |rows| -> Result<()> {
+            let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
             self.task.predict(&self.model, &set, batches, &self.device, self.at_once(), |event| {
                 if let Predicted::Row { values, .. } = event {
                     largest_class(values, classes, &mut ids);
@@ -135,6 +155,6 @@ impl Predictor {
         })?;
         bar.finish_and_clear();
         tracing::info!("{}", path.display());
-        Ok(path)
+        Ok(path.to_owned())
     }
 }

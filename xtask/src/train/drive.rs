@@ -95,7 +95,10 @@ where
     };
     trainer.model().save_safetensors(directory.file("model.safetensors"))?;
     let findings = match &finder {
-        Some(find) if finish == Finish::Complete => find(trainer.model(), device)?,
+        Some(find) if finish == Finish::Complete => {
+            let run = setup.settings.run();
+            find(trainer.model(), device, run.micro_batch.unwrap_or(run.batch_size))?
+        }
         _ => Findings::default(),
     };
     let mut results = results(&trainer, &setup, &observer, &directory, finish, &metrics);
@@ -201,9 +204,10 @@ fn results<T: Task, S: PipelineSettings>(
     results.insert("lost_seconds".into(), json!(observer.lost_seconds));
     results.insert("samples_per_second".into(), json!(loaded.samples_per_second()));
     results.insert("waiting_for_data".into(), json!(loaded.waiting()));
-    results.insert("bad_samples".into(), json!(loaded.bad_samples));
     let bad = setup.data.train.bad_samples();
-    results.insert("left_out".into(), bad.iter().map(|bad| bad.reason.as_str()).collect());
+    let left_out = setup.left_out.iter().map(String::as_str).chain(bad.iter().map(|bad| bad.reason.as_str()));
+    results.insert("bad_samples".into(), json!(loaded.bad_samples + setup.left_out.len() as u64));
+    results.insert("left_out".into(), left_out.collect());
     results.insert("loader_peak_bytes".into(), json!(loaded.peak_bytes));
     for (stage, seconds) in loaded.stages() {
         results.insert(format!("loader_{stage}_seconds"), json!(seconds));

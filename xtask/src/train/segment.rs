@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use benches::pipelines::{
-    Run, Segment, SegmentSettings, balanced_class_weights, open_segments, segment_recipe, segment_run, segment_tiles,
+    IgnoredClass, Run, Segment, SegmentSettings, balanced_class_weights, open_segments, segment_recipe, segment_run,
+    segment_tiles,
 };
 use benches::usage::Usage;
 use burn::tensor::Device;
@@ -49,7 +50,7 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
         check_classes(run, &data.classes)?;
         let [overlap, of_test] = settings.tiles.overlap;
         let sizes = [settings.tiles.size, overlap, of_test];
-        let tiles = segment_tiles(&data, sizes, settings.tiles.ignore, settings.run.bad_samples)?;
+        let tiles = segment_tiles(&data, sizes, settings.tiles.ignore.0, settings.run.bad_samples)?;
         return segment_run(settings, &data, tiles);
     }
 
@@ -61,9 +62,10 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
     let overlaps = in_file("tiles", "overlap").and_then(|value| value.try_into::<[usize; 2]>().ok());
     let overlap = arguments.overlap.map(|overlap| overlap as usize).or(overlaps.map(|[overlap, _]| overlap));
     let sizes = [size, overlap.unwrap_or(size / 2), overlaps.map_or(size / 4, |[_, of_test]| of_test)];
-    let ignore = match &arguments.ignore {
-        Some(text) => ignored(text)?,
-        None => number(in_file("tiles", "ignore")).map_or(Some(IGNORE), |id| u16::try_from(id).ok()),
+    let ignore = match (&arguments.ignore, in_file("tiles", "ignore")) {
+        (Some(text), _) => text.parse().map_err(|e| Usage(format!("--ignore: {e}")))?,
+        (None, Some(value)) => value.try_into().map_err(|e: toml::de::Error| Usage(e.message().to_owned()))?,
+        (None, None) => IgnoredClass(Some(IGNORE)),
     };
     let bad = match arguments
         .run
@@ -74,21 +76,15 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
         Some(text) => text.parse().map_err(|e: kiln_data::Error| Usage(e.to_string()))?,
         None => BadSamples::FAIL,
     };
-    let tiles = segment_tiles(&data, sizes, ignore, bad)?;
+    let tiles = segment_tiles(&data, sizes, ignore.0, bad)?;
     let recipe = segment_recipe(&data, &tiles.train, path.is_none(), bad)?;
     overlay.set("tiles", "size", Some(size as i64));
     overlay.set("tiles", "overlap", Some(vec![sizes[1] as i64, sizes[2] as i64]));
-    overlay.set("tiles", "ignore", ignore.map(i64::from));
+    let written = ignore.0.map_or(toml::Value::from("none"), |id| toml::Value::from(i64::from(id)));
+    overlay.set("tiles", "ignore", Some(written));
+    overlay.set("model", "classes", arguments.classes.map(i64::from));
     weights(arguments, &tiles.train, bad, &mut overlay)?;
     segment_run(resolve(Some(&recipe), file, overlay)?, &data, tiles)
-}
-
-fn ignored(text: &str) -> Result<Option<u16>> {
-    match (text, text.parse()) {
-        ("none", _) => Ok(None),
-        (_, Ok(id)) => Ok(Some(id)),
-        _ => Err(Usage(format!("--ignore is '{text}', expected none or a class id from 0 to 65535")).into()),
-    }
 }
 
 /// Writes down the weights of classes that `--class-weights` asks for.

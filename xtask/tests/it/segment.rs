@@ -36,6 +36,15 @@ fn a_run_is_trained_resumed_evaluated_and_predicts() {
     assert!(stderr(&refused).contains("--tile cannot change"), "{}", stderr(&refused));
 
     let arguments = ["eval", "segment", "--checkpoint", "run", "--predict", "classes", "--json"];
+    // What is read is not replaced, and no file is written twice.
+    let masks = fixture("segmentation/test/masks");
+    for (folder, images, expected) in [
+        (masks.to_str().unwrap(), &[][..], "is an image or a mask that is read"),
+        ("out", &["--image", "run/a/x.tif", "run/b/x.png"], "two images would be written to 'out/x.tif'"),
+    ] {
+        let refused = output(at, &[&["eval", "segment", "--checkpoint", "run", "--predict", folder], images].concat());
+        assert!(stderr(&refused).contains(expected), "{}", stderr(&refused));
+    }
     let evaluated = output(at, &arguments);
     assert!(evaluated.status.success(), "{}", stderr(&evaluated));
     let results: serde_json::Value = serde_json::from_slice(&evaluated.stdout).unwrap();
@@ -55,9 +64,9 @@ fn a_run_is_trained_resumed_evaluated_and_predicts() {
     }
 }
 
-/// Two images to train and one to evaluate on, each with its mask.
+/// Two images to train and two to evaluate on, each with its mask.
 fn data(folder: &Path) {
-    for (part, names) in [("train", &["a", "b"][..]), ("test", &["c"])] {
+    for (part, names) in [("train", &["a", "b"][..]), ("test", &["c", "d"])] {
         for kind in ["images", "masks"] {
             fs::create_dir_all(folder.join(part).join(kind)).unwrap();
         }
@@ -86,12 +95,14 @@ fn data_that_cannot_be_used_is_named_or_left_out() {
     let small = ["--overlap", "0", "--batch-size", "1", "--max-steps", "1", "--width", "0.0625"];
     let train = |options: &[&str]| output(at, &[&["train", "segment", "--data", "data"], &small[..], options].concat());
     type Damage = fn(&Path);
-    let cases: [(Damage, &[&str]); 5] = [
+    let cases: [(Damage, &[&str]); 7] = [
         (|data| fs::remove_file(data.join("train/masks/b.tif")).unwrap(), &["masks/b.tif", "mask of", "missing"]),
         (|data| image(&data.join("train/masks/b.tif"), 1, 48, 0), &["masks/b.tif", "48x48 pixels, expected 64x64"]),
         (|data| image(&data.join("train/masks/b.tif"), 1, 64, 7), &["masks/b.tif", "class 7", "below 2 or 255"]),
         (|data| image(&data.join("train/images/b.tif"), 1, 64, 7), &["images/b.tif", "1 bands", "expected 3"]),
         (|data| fs::write(data.join("train/images/b.tif"), "text").unwrap(), &["images/b.tif"]),
+        (|data| image(&data.join("test/masks/d.tif"), 1, 64, 7), &["masks/d.tif", "class 7", "below 2 or 255"]),
+        (|data| fs::remove_file(data.join("test/masks/d.tif")).unwrap(), &["masks/d.tif", "missing"]),
     ];
     for (damage, expected) in cases {
         let data_folder = at.join("data");
@@ -115,7 +126,7 @@ fn data_that_cannot_be_used_is_named_or_left_out() {
         (&["--tile", "32", "--classes", "2", "--encoder", "vgg16"], &["vgg16", "mobilenet_v2"]),
         (&["--tile", "32", "--classes", "2", "--class-weights", "1,x"], &["--class-weights is '1,x'", "balanced"]),
         (&["--tile", "32", "--classes", "2", "--class-weights", "1,2,3"], &["3 class weights", "expected 2"]),
-        (&["--tile", "32", "--classes", "2", "--ignore", "many"], &["--ignore is 'many'", "none"]),
+        (&["--tile", "32", "--classes", "2", "--ignore", "many"], &["the ignored class is 'many'", "none"]),
         (&["--tile", "32", "--classes", "2", "--dice=-1"], &["-1", "at least 0"]),
     ] {
         let _ = fs::remove_dir_all(at.join("data"));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use kiln_data::{
-    BadSamples, ClassIds, Classes, Loader, LoaderConfig, MaskedImages, Normalize, Order, Samples, TileBatch,
+    BadSample, BadSamples, ClassIds, Classes, Loader, LoaderConfig, MaskedImages, Normalize, Order, Samples, TileBatch,
     TileConfig, TileSet, TrainTest, open_masked_images,
 };
 
@@ -36,7 +36,7 @@ pub fn open(data: Option<&Path>, count: Option<usize>) -> Result<SegmentData> {
         (Some(names), None) => names,
         (Some(names), Some(count)) if names.len() == count => names,
         (Some(names), Some(count)) => {
-            let text = format!("--classes is {count}, expected {} as in classes.txt", names.len());
+            let text = format!("the number of classes is {count}, expected {} as in classes.txt", names.len());
             return Err(Usage(text).into());
         }
         (None, Some(count)) => (0..count).map(|class| class.to_string()).collect(),
@@ -48,8 +48,18 @@ pub fn open(data: Option<&Path>, count: Option<usize>) -> Result<SegmentData> {
     Ok(SegmentData { images, classes })
 }
 
-/// The tiles of both parts, those to evaluate on with the second overlap. What cannot be used is left out as `bad` says, and a warning
-/// names it.
+/// The tiles of both parts.
+pub struct Tiles {
+    /// To train on.
+    pub train: TileSet,
+    /// To evaluate on.
+    pub test: TileSet,
+    /// Why images or masks were left out.
+    pub left_out: Vec<String>,
+}
+
+/// The tiles of both parts, those to evaluate on with the second overlap. Of each part, as much as `bad` says may be left out because it
+/// cannot be used; a warning names it.
 ///
 /// # Errors
 /// Those of [`TileSet::with_readable_masks`].
@@ -58,21 +68,35 @@ pub fn tiles(
     [size, overlap, of_test]: [usize; 3],
     ignore: Option<u16>,
     bad: BadSamples,
-) -> Result<TrainTest<TileSet>> {
-    let classes = Classes::new(data.classes.len());
-    let classes = ignore.map_or(classes, |id| classes.with_ignore(id));
-    let set = |images: &MaskedImages, overlap| -> Result<TileSet> {
-        let config = TileConfig::new(size).with_overlap(overlap);
-        let (set, left_out) =
-            TileSet::with_readable_masks(images.pairs.iter().map(|(a, b)| (a, b)), classes, config, bad)?;
-        left_out.iter().for_each(|error| tracing::warn!("left out: {error}"));
-        Ok(set)
-    };
-    Ok(TrainTest { train: set(&data.images.train, overlap)?, test: set(&data.images.test, of_test)? })
+) -> Result<Tiles> {
+    let (train, mut left_out) = part(&data.images.train, data.classes.len(), [size, overlap], ignore, bad)?;
+    let (test, of_test) = part(&data.images.test, data.classes.len(), [size, of_test], ignore, bad)?;
+    left_out.extend(of_test);
+    Ok(Tiles { train, test, left_out })
+}
+
+/// The tiles of one part, and why images or masks were left out.
+///
+/// # Errors
+/// Those of [`TileSet::with_readable_masks`].
+pub fn part(
+    images: &MaskedImages,
+    classes: usize,
+    [size, overlap]: [usize; 2],
+    ignore: Option<u16>,
+    bad: BadSamples,
+) -> Result<(TileSet, Vec<String>)> {
+    let classes = ignore.map_or(Classes::new(classes), |id| Classes::new(classes).with_ignore(id));
+    let config = TileConfig::new(size).with_overlap(overlap);
+    let pairs = images.pairs.iter().map(|(image, mask)| (image, mask));
+    let (set, left_out) = TileSet::with_readable_masks(pairs, classes, config, bad)?;
+    let left_out: Vec<String> = left_out.iter().map(ToString::to_string).collect();
+    left_out.iter().for_each(|error| tracing::warn!("left out: {error}"));
+    Ok((set, left_out))
 }
 
 /// Loaders of the tiles: for training in random order, turned and mirrored; for evaluation in order.
-pub(super) fn loaders(tiles: &TrainTest<TileSet>, settings: &SegmentSettings) -> Result<TrainTest<Loader<TileBatch>>> {
+pub(super) fn loaders(tiles: &Tiles, settings: &SegmentSettings) -> Result<TrainTest<Loader<TileBatch>>> {
     let (run, seed) = (&settings.run, settings.run.seed);
     let config = run.loader(tiles.train.len()).with_order(Order::Shuffled { seed });
     let config = config.with_remainder(kiln_data::Remainder::Drop);
@@ -80,9 +104,17 @@ pub(super) fn loaders(tiles: &TrainTest<TileSet>, settings: &SegmentSettings) ->
     Ok(TrainTest { train, test: test_loader(&tiles.test, settings)? })
 }
 
-/// Batches of the tiles of `set` in order.
-pub(super) fn test_loader(set: &TileSet, settings: &SegmentSettings) -> Result<Loader<TileBatch>> {
-    Ok(TileBatch::loader(set.clone(), None, settings.run.loader(set.len()))?)
+/// Batches of the tiles of `set` in order. Tiles that cannot be read are left out where samples may be left out or substituted.
+///
+/// # Errors
+/// Those of the loader.
+pub fn test_loader(set: &TileSet, settings: &SegmentSettings) -> Result<Loader<TileBatch>> {
+    let mut bad = settings.run.bad_samples;
+    if bad.policy == BadSample::Substitute {
+        // Another tile in its place would be put together with the others.
+        bad.policy = BadSample::Skip;
+    }
+    Ok(TileBatch::loader(set.clone(), None, settings.run.loader(set.len()).with_bad_samples(bad))?)
 }
 
 /// Some tiles, spread over the set.
@@ -135,17 +167,21 @@ pub(super) fn normalize(set: &TileSet, bad: BadSamples) -> Result<Normalize> {
 /// Those of reading the tiles.
 pub fn class_weights(set: &TileSet, bad: BadSamples) -> Result<Vec<f32>> {
     let mut counts = vec![0u64; set.classes().map_or(0, |classes| classes.count)];
+    let ignored = set.classes().and_then(|classes| classes.ignore).map(usize::from);
     for batch in some(set, bad)? {
         let batch = match batch {
             Err(kiln_data::Error::NothingLeft { .. }) => continue,
             batch => batch?,
         };
-        let ids = batch.masks.iter().flat_map(ClassIds::iter);
-        ids.filter_map(|id| usize::try_from(id).ok()).for_each(|id| {
-            if let Some(count) = counts.get_mut(id) {
+        let (side, area) = (batch.shape[3], batch.valid[0]);
+        for (pixel, id) in batch.masks.iter().flat_map(ClassIds::iter).enumerate() {
+            let inside = (area.top..area.top + area.height).contains(&(pixel / side))
+                && (area.left..area.left + area.width).contains(&(pixel % side));
+            let id = usize::try_from(id).ok().filter(|id| inside && Some(*id) != ignored);
+            if let Some(count) = id.and_then(|id| counts.get_mut(id)) {
                 *count += 1;
             }
-        });
+        }
     }
     let (all, classes) = (counts.iter().sum::<u64>() as f64, counts.len() as f64);
     Ok(counts.iter().map(|count| if *count > 0 { (all / (classes * *count as f64)) as f32 } else { 1.0 }).collect())

@@ -6,7 +6,7 @@ mod recipe;
 mod score;
 mod task;
 
-pub use data::{SegmentData, class_weights, open, tiles};
-pub use recipe::{recipe, run};
+pub use data::{SegmentData, Tiles, class_weights, open, part, test_loader, tiles};
+pub use recipe::{check_images, recipe, run};
 pub use score::{ScoredRow, Scores, largest};
 pub use task::{Segment, segment, segment_for_planning};

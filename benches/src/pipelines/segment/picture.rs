@@ -37,6 +37,8 @@ struct Picture {
     /// Every so many rows and columns are shown.
     step: usize,
     pixels: RgbImage,
+    /// Whether its last row was scored; not for an image of which a tile cannot be read.
+    is_complete: bool,
 }
 
 impl<'a> Pictures<'a> {
@@ -46,13 +48,15 @@ impl<'a> Pictures<'a> {
             let step = height.max(width).div_ceil(SIDE);
             let [height, width] = [height.div_ceil(step), width.div_ceil(step)];
             let white = Rgb([255; 3]);
-            Picture { step, pixels: RgbImage::from_pixel((3 * width + 2 * GAP) as u32, height as u32, white) }
+            let pixels = RgbImage::from_pixel((3 * width + 2 * GAP) as u32, height as u32, white);
+            Picture { step, pixels, is_complete: false }
         };
         Self { set, pictures: (0..set.images().min(SHOWN)).map(picture).collect() }
     }
 
     pub(super) fn add(&mut self, row: &ScoredRow<'_>) {
         let Some(picture) = self.pictures.get_mut(row.image) else { return };
+        picture.is_complete = row.y + 1 == self.set.grid(row.image).size()[0];
         if !row.y.is_multiple_of(picture.step) {
             return;
         }
@@ -68,7 +72,7 @@ impl<'a> Pictures<'a> {
     /// The pictures as PNG, with the names of the images, which are read now.
     pub(super) fn finish(self, normalize: &Normalize) -> Result<Vec<(String, Vec<u8>)>> {
         let mut files = vec![];
-        for (image, mut picture) in self.pictures.into_iter().enumerate() {
+        for (image, mut picture) in self.pictures.into_iter().enumerate().filter(|(_, picture)| picture.is_complete) {
             let path = self.set.path(image);
             let mut raster = Raster::open(path, LIMIT)?;
             let (bands, width) = (raster.bands(), raster.width());

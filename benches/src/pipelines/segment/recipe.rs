@@ -2,18 +2,17 @@
 
 use anyhow::Result;
 use burn::tensor::Device;
-use kiln_data::{BadSamples, TileSet, TrainTest};
+use kiln_data::{BadSamples, TileSet};
 use kiln_models::UnetConfig;
-use kiln_precision::Precision;
-use kiln_training::{Checkpointing, Error, OptimizerConfig, ScheduleConfig};
+use kiln_training::{Error, OptimizerConfig, ScheduleConfig};
 
-use super::data::{SegmentData, loaders, normalize, test_loader};
+use super::data::{SegmentData, Tiles, loaders, normalize, test_loader};
 use super::picture::Pictures;
 use super::score::Scores;
 use super::task::{Segment, segment};
 use crate::device;
 use crate::pipelines::run::{Finder, Findings, Run, Setup};
-use crate::pipelines::settings::{LoaderMemory, LossSettings, RunSettings, SegmentSettings, TileSettings};
+use crate::pipelines::settings::{IgnoredClass, LossSettings, RunSettings, SegmentSettings, TileSettings};
 use crate::usage::Usage;
 
 /// The recipe for `data`, of which `train` are tiles to measure means and deviations on. For the data set in fixtures/ the network is
@@ -29,29 +28,12 @@ pub fn recipe(data: &SegmentData, train: &TileSet, is_fixture: bool, bad: BadSam
         false => (model, 20),
     };
     Ok(SegmentSettings {
-        run: RunSettings {
-            data: None,
-            device: "flex".into(),
-            seed: 1,
-            epochs,
-            max_steps: None,
-            batch_size: 8,
-            micro_batch: None,
-            precision: Precision::F32,
-            checkpointing: Checkpointing::None,
-            memory: None,
-            clip_norm: Some(5.0),
-            workers: 2,
-            loader_memory: LoaderMemory::default(),
-            bad_samples: bad,
-            evaluate_every: 0,
-            save_every: 500,
-            keep: 3,
-        },
+        run: RunSettings { bad_samples: bad, ..RunSettings::new(epochs, 8) },
         tiles: TileSettings {
             size: config.tile,
             overlap: [config.overlap, config.tile / 4],
-            ignore: train.classes().and_then(|classes| classes.ignore),
+            ignore: IgnoredClass(train.classes().and_then(|classes| classes.ignore)),
+            eight_bit: train.is_eight_bit(),
             normalize: normalize(train, bad)?,
         },
         loss: LossSettings { cross_entropy: 1.0, dice: 1.0, class_weights: None },
@@ -68,7 +50,7 @@ pub fn recipe(data: &SegmentData, train: &TileSet, is_fixture: bool, bad: BadSam
 pub fn run(
     mut settings: SegmentSettings,
     data: &SegmentData,
-    tiles: TrainTest<TileSet>,
+    tiles: Tiles,
 ) -> Result<(Run<Segment, SegmentSettings>, Device)> {
     check(&settings, data, &tiles)?;
     settings.run.clamp(tiles.train.len());
@@ -82,6 +64,7 @@ pub fn run(
             name: "unet",
             command: "segment",
             classes: data.classes.clone(),
+            left_out: tiles.left_out.clone(),
             data: loaders(&tiles, &settings)?,
             settings,
         },
@@ -90,14 +73,10 @@ pub fn run(
 }
 
 /// Refuses a configuration that contradicts the data, and tiles that the model cannot take.
-fn check(settings: &SegmentSettings, data: &SegmentData, tiles: &TrainTest<TileSet>) -> Result<()> {
+fn check(settings: &SegmentSettings, data: &SegmentData, tiles: &Tiles) -> Result<()> {
     let (model, side) = (&settings.model, settings.tiles.size);
-    for set in [&tiles.train, &tiles.test] {
-        if set.bands() != model.channels {
-            let (path, bands, channels) = (set.path(0).display(), set.bands(), model.channels);
-            return Err(Usage(format!("'{path}' has {bands} bands, expected {channels} as model.channels")).into());
-        }
-    }
+    check_images(settings, &tiles.train)?;
+    check_images(settings, &tiles.test)?;
     if model.classes != data.classes.len() {
         let (classes, expected) = (model.classes, data.classes.len());
         return Err(Usage(format!("model.classes is {classes}, expected {expected} as in the data set")).into());
@@ -105,14 +84,30 @@ fn check(settings: &SegmentSettings, data: &SegmentData, tiles: &TrainTest<TileS
     model.check_input([side; 2]).map_err(|_| Usage(format!("--tile is {side}, expected a multiple of 32")).into())
 }
 
+/// Refuses images whose bands or samples are not those of the settings.
+///
+/// # Errors
+/// [`Usage`] with the first image.
+pub fn check_images(settings: &SegmentSettings, set: &TileSet) -> Result<()> {
+    let (path, bands, channels) = (set.path(0).display(), set.bands(), settings.model.channels);
+    if bands != channels {
+        return Err(Usage(format!("'{path}' has {bands} bands, expected {channels} as model.channels")).into());
+    }
+    let samples = |eight| if eight { "samples of 8 bits" } else { "samples that are not of 8 bits" };
+    let [has, expected] = [set.is_eight_bit(), settings.tiles.eight_bit].map(samples);
+    match has == expected {
+        true => Ok(()),
+        false => Err(Usage(format!("'{path}' has {has}, expected {expected}, as the images of the run")).into()),
+    }
+}
+
 /// IoU of each class on `test`, and pictures.
 fn findings(settings: &SegmentSettings, test: TileSet, classes: Vec<String>) -> Finder<kiln_models::Unet> {
     let settings = settings.clone();
-    Box::new(move |model, device| {
+    Box::new(move |model, device, tiles| {
         let task = segment(&settings, Some(test.clone()))?;
         let loader = test_loader(&test, &settings)?;
         let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
-        let tiles = settings.run.micro_batch.unwrap_or(settings.run.batch_size);
         let mut pictures = Pictures::new(&test);
         let Scores { confusion, .. } = task.score(model, &test, batches, device, tiles, |row| {
             pictures.add(&row);

@@ -38,6 +38,7 @@ pub(super) fn score(
     mut row: impl FnMut(ScoredRow<'_>) -> Result<(), Error>,
 ) -> Result<Scores, Error> {
     let TilePredictor { set, classes, .. } = *predictor;
+    let ignored = set.classes().and_then(|classes| classes.ignore).map(usize::from);
     let none = || (Confusion::new(classes), 0.0);
     let (mut all, mut of_image) = (none(), none());
     let mut masks = MaskRows { set, image: 0, rows: 0..0, ids: vec![] };
@@ -50,7 +51,9 @@ pub(super) fn score(
                 let truth = masks.row(image, y, width)?;
                 let (confusion, entropy) = &mut of_image;
                 for (x, (truth, predicted)) in truth.iter().zip(&predicted).enumerate() {
-                    let Some(truth) = usize::try_from(*truth).ok().filter(|truth| *truth < classes) else { continue };
+                    let truth =
+                        usize::try_from(*truth).ok().filter(|truth| *truth < classes && Some(*truth) != ignored);
+                    let Some(truth) = truth else { continue };
                     confusion.add(truth, usize::from(*predicted));
                     let logits = (0..classes).map(|class| f64::from(values[class * width + x]));
                     let most = f64::from(values[usize::from(*predicted) * width + x]);
@@ -74,7 +77,11 @@ pub(super) fn score(
     })?;
     let (confusion, entropy) = all;
     let pixels: u64 = confusion.truths().iter().sum();
-    Ok(Scores { confusion, cross_entropy: entropy / pixels.max(1) as f64 })
+    if pixels == 0 {
+        let (value, expected) = ("0".to_owned(), "at least one in an image that can be read");
+        return Err(Error::InvalidSetting { field: "number of held-out pixels with a class", value, expected });
+    }
+    Ok(Scores { confusion, cross_entropy: entropy / pixels as f64 })
 }
 
 /// The class with the largest value for each pixel of a row `[classes, width]`; the first of equal ones.
@@ -88,7 +95,7 @@ pub fn largest(values: &[f32], classes: usize, ids: &mut Vec<u16>) {
     ids.extend((0..width).map(|x| best(x) as u16));
 }
 
-/// Rows of masks, some of which are read at once.
+/// Rows of masks, of which those of a row of tiles are read at once: their ids were checked with the tiles.
 struct MaskRows<'a> {
     set: &'a TileSet,
     image: usize,
@@ -96,13 +103,12 @@ struct MaskRows<'a> {
     ids: Vec<i64>,
 }
 
-/// Rows that are read at once.
-const ROWS: usize = 256;
-
 impl MaskRows<'_> {
     fn row(&mut self, image: usize, y: usize, width: usize) -> Result<&[i64], kiln_data::Error> {
         if self.image != image || !self.rows.contains(&y) {
-            let rows = y..(y + ROWS).min(self.set.grid(image).size()[0]);
+            let grid = self.set.grid(image);
+            let tops = (0..grid.rows()).map(|row| grid.area(row * grid.columns()).top);
+            let rows = y..tops.chain([grid.size()[0]]).find(|top| *top > y).unwrap_or(y + 1);
             let ids = self.set.mask_rows(image, rows.clone())?;
             self.ids = ids.iter().flat_map(ClassIds::iter).collect();
             (self.image, self.rows) = (image, rows);

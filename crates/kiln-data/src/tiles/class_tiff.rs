@@ -55,10 +55,12 @@ pub struct ClassRows<'a> {
 ///
 /// # let directory = tempfile::tempdir()?;
 /// let path = directory.path().join("classes.tif");
-/// write_classes(&path, [300, 500], 7, None, |rows| (0..300).try_for_each(|y| rows.row(&[y % 7; 500])))?;
+/// write_classes::<kiln_data::Error>(&path, [300, 500], 7, None, |rows| {
+///     (0..300).try_for_each(|y| rows.row(&[y % 7; 500]))
+/// })?;
 /// let window = Raster::open(&path, 1 << 20)?.window(299, 0, 1, 2)?;
 /// assert_eq!(window.samples, Samples::U8(vec![5, 5]));
-/// # Ok::<(), kiln_data::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
@@ -76,11 +78,13 @@ pub fn write_classes<E: From<Error>>(
     let mut file = partial(path)?;
     let image = Image { path, size, bytes: if classes <= 256 { 1 } else { 2 }, tags };
     let most = (size[0].next_multiple_of(TILE) as u64).saturating_mul(size[1].next_multiple_of(TILE) as u64);
-    let target = BufWriter::new(file.as_file_mut());
+    let mut target = BufWriter::new(file.as_file_mut());
     match most.saturating_mul(image.bytes as u64) < MOST_STANDARD {
-        true => image.write::<TiffKindStandard, _>(target, classes, fill),
-        false => image.write::<TiffKindBig, _>(target, classes, fill),
+        true => image.write::<TiffKindStandard, _>(&mut target, classes, fill),
+        false => image.write::<TiffKindBig, _>(&mut target, classes, fill),
     }?;
+    target.flush().map_err(|e| write_error(path, e))?;
+    drop(target);
     file.as_file().sync_all().map_err(|e| write_error(path, e))?;
     file.persist(path).map_err(|e| write_error(path, e.error))?;
     sync_directory(path).map_err(|e| write_error(path, e))?;
