@@ -24,7 +24,7 @@ pub fn recipe(data: &SegmentData, train: &TileSet, is_fixture: bool, bad: BadSam
     let config = train.config();
     let model = UnetConfig::new(data.classes.len()).with_channels(train.bands());
     let (model, epochs) = match is_fixture {
-        true => (model.with_width(0.25).with_decoder([64, 48, 32, 24, 16]), 12),
+        true => (model.with_width(0.25).with_decoder([64, 48, 32, 24, 16]), 18),
         false => (model, 20),
     };
     Ok(SegmentSettings {

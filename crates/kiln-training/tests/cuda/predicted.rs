@@ -26,7 +26,7 @@ const LIVE: Range<f64> = 0.8..1.02;
 /// Where CubeCL lays its pages depends on when it frees what: the same step needs 0.9 to 1.3 times as much from run to run.
 const PAGES: Range<f64> = 0.85..1.45;
 /// Steps that are measured at most.
-const STEPS: usize = 6;
+const STEPS: u64 = 6;
 
 /// The peak of a step after the first two, in bytes: predicted for tensors alone, and what the driver gave.
 ///
