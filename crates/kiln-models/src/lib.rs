@@ -42,6 +42,7 @@
 
 mod classifier;
 mod conv_norm;
+mod defaults;
 mod error;
 mod gpt;
 mod lean;

@@ -117,11 +117,12 @@ pub fn test_loader(set: &TileSet, settings: &SegmentSettings) -> Result<Loader<T
     Ok(TileBatch::loader(set.clone(), None, settings.run.loader(set.len()).with_bad_samples(bad))?)
 }
 
-/// Some tiles, spread over the set.
+/// Some tiles, spread over the set, each a batch; those that could not be read are passed over.
 fn some(set: &TileSet, bad: BadSamples) -> Result<impl Iterator<Item = Result<TileBatch, kiln_data::Error>>> {
     let config = LoaderConfig::new(1).with_order(Order::Shuffled { seed: 0 }).with_bad_samples(bad);
     let loader = TileBatch::loader(set.clone(), None, config)?;
-    Ok(loader.epoch(0, 0).take(MEASURED))
+    let read = |batch: &Result<_, _>| !matches!(batch, Err(kiln_data::Error::NothingLeft { .. }));
+    Ok(loader.epoch(0, 0).take(MEASURED).filter(read))
 }
 
 /// Mean and deviation of each band over some tiles.
@@ -132,10 +133,7 @@ pub(super) fn normalize(set: &TileSet, bad: BadSamples) -> Result<Normalize> {
     let (bands, mut count) = (set.bands(), 0u64);
     let mut sums = vec![[0.0f64; 2]; bands];
     for batch in some(set, bad)? {
-        let batch = match batch {
-            Err(kiln_data::Error::NothingLeft { .. }) => continue,
-            batch => batch?,
-        };
+        let batch = batch?;
         let (side, area) = (batch.shape[3], batch.valid[0]);
         let value = |at: usize| match &batch.samples {
             Samples::U8(samples) => f64::from(samples[at]) / 255.0,
@@ -169,10 +167,7 @@ pub fn class_weights(set: &TileSet, bad: BadSamples) -> Result<Vec<f32>> {
     let mut counts = vec![0u64; set.classes().map_or(0, |classes| classes.count)];
     let ignored = set.classes().and_then(|classes| classes.ignore).map(usize::from);
     for batch in some(set, bad)? {
-        let batch = match batch {
-            Err(kiln_data::Error::NothingLeft { .. }) => continue,
-            batch => batch?,
-        };
+        let batch = batch?;
         let (side, area) = (batch.shape[3], batch.valid[0]);
         for (pixel, id) in batch.masks.iter().flat_map(ClassIds::iter).enumerate() {
             let inside = (area.top..area.top + area.height).contains(&(pixel / side))

@@ -64,8 +64,7 @@ impl Chained for Segment {
 
     fn begin(&self, _: &Unet, batch: &TileBatch, device: &Device) -> (Self::X, Self::Target) {
         let TileTensors { images, masks, weights } = self.on_device(batch, device);
-        // A batch without masks has no pixel that counts.
-        let masks = masks.unwrap_or_else(|| weights.clone().zeros_like().int());
+        let masks = masks.expect("a set to train on has masks");
         ((images, vec![]), (masks, weights))
     }
 

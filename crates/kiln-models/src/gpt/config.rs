@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::defaults::yes;
 use crate::sizes::{addressable, positive};
 
 /// The configuration of a [`Gpt`](crate::Gpt).
@@ -26,10 +27,6 @@ pub struct GptConfig {
     /// otherwise. True by default.
     #[serde(default = "yes")]
     pub lean: bool,
-}
-
-fn yes() -> bool {
-    true
 }
 
 impl GptConfig {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::defaults::{one, three, yes};
 use crate::resnet::Stem;
 use crate::sizes::{addressable, divisible, multiplier, positive, some_pixels};
 
@@ -63,16 +64,6 @@ pub struct MobileNetV3Config {
     /// default.
     #[serde(default = "yes")]
     pub lean: bool,
-}
-
-fn three() -> usize {
-    3
-}
-fn one() -> f64 {
-    1.0
-}
-fn yes() -> bool {
-    true
 }
 
 impl MobileNetV3Config {

@@ -42,8 +42,10 @@ impl ResNetBlock {
 }
 
 impl StemLayers {
-    pub(crate) fn without_pool(self) -> Self {
-        Self { maxpool: None, ..self }
+    /// The layers without the pool, and the pool.
+    pub(crate) fn into_parts(self) -> (Self, Option<MaxPool2d>) {
+        let pool = self.maxpool.clone();
+        (Self { maxpool: None, ..self }, pool)
     }
 
     pub(super) fn forward(&self, images_bchw: Tensor<4>) -> Tensor<4> {

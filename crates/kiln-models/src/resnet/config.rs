@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::defaults::{three, yes};
 use crate::sizes::{addressable, positive, some_pixels};
 
 /// The layers between the image and the first residual block.
@@ -74,14 +75,8 @@ pub struct ResNetConfig {
     pub lean: bool,
 }
 
-fn three() -> usize {
-    3
-}
 fn sixty_four() -> usize {
     64
-}
-fn yes() -> bool {
-    true
 }
 
 impl ResNetConfig {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::defaults::{three, yes};
 use crate::resnet::Stem;
 use crate::sizes::{addressable, positive, some_pixels};
 
@@ -32,13 +33,6 @@ pub struct ShuffleNetV2Config {
     /// default.
     #[serde(default = "yes")]
     pub lean: bool,
-}
-
-fn three() -> usize {
-    3
-}
-fn yes() -> bool {
-    true
 }
 
 impl ShuffleNetV2Config {

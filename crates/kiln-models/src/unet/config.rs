@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::defaults::{one, three, yes};
 use crate::mobilenet_v2::MobileNetV2Config;
 use crate::resnet::ResNetConfig;
-use crate::sizes::{addressable, positive, some_pixels};
+use crate::sizes::{addressable, multiplier, positive, some_pixels};
 
 /// How often the encoder halves the image; as many blocks of the decoder double it again.
 pub(super) const LEVELS: usize = 5;
@@ -79,20 +80,11 @@ pub struct UnetConfig {
     pub lean: bool,
 }
 
-fn three() -> usize {
-    3
-}
 fn resnet18() -> UnetEncoder {
     UnetEncoder::ResNet18
 }
-fn one() -> f64 {
-    1.0
-}
 fn decoder() -> [usize; LEVELS] {
     [256, 128, 64, 32, 16]
-}
-fn yes() -> bool {
-    true
 }
 
 impl UnetConfig {
@@ -146,13 +138,7 @@ impl UnetConfig {
 
     /// The classifier whose blocks are the encoder.
     pub(super) fn encoder(&self) -> Result<EncoderConfig, Error> {
-        let refuse = |expected: &str| {
-            let (value, expected) = (self.width.to_string(), expected.to_owned());
-            Err(Error::InvalidConfig { field: "width", value, expected })
-        };
-        if !(self.width > 0.0 && self.width <= 64.0) {
-            return refuse("a number above 0, at most 64");
-        }
+        multiplier("width", self.width)?;
         if self.encoder == UnetEncoder::MobileNetV2 {
             let config = MobileNetV2Config::new(1).with_width(self.width);
             return Ok(EncoderConfig::MobileNetV2(config.with_channels(self.channels).with_lean(self.lean)));
@@ -160,7 +146,8 @@ impl UnetConfig {
         let config = ResNetConfig::named(self.encoder.name(), 1)?;
         let width = (config.width as f64 * self.width).round();
         if width < 1.0 {
-            return refuse("at least 1/64, one channel in the first stage");
+            let expected = "at least 1/64, one channel in the first stage".to_owned();
+            return Err(Error::InvalidConfig { field: "width", value: self.width.to_string(), expected });
         }
         let config = config.with_width(width as usize).with_channels(self.channels).with_lean(self.lean);
         Ok(EncoderConfig::ResNet(config))

@@ -1,8 +1,7 @@
 //! The encoder: the blocks of a classifier, which halve the image five times.
 
 use burn::module::Module;
-use burn::nn::PaddingConfig2d;
-use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::pool::MaxPool2d;
 use burn::tensor::{Device, Tensor};
 use kiln_layers::max_pool2d;
 
@@ -65,15 +64,16 @@ fn resnet(config: &ResNetConfig, device: &Device) -> Result<Encoder, Error> {
     let [first, second, third, _] = config.stages();
     // The first block of each stage reads what the stage before it made, and so does the decoder.
     let firsts = [1, 1 + first, 1 + first + second, 1 + first + second + third];
-    let pool = || {
-        let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]);
-        pool.with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init()
-    };
+    let mut pool = None;
     let block = |(index, layers)| EncoderBlock {
-        pool: (index == 1).then(pool),
+        pool: pool.take(),
         layers: EncoderLayers::ResNet(match layers {
             // The decoder reads what the pool reads, so that the pool is part of the next block.
-            ResNetBlock::Stem(stem) => ResNetBlock::Stem(stem.without_pool()),
+            ResNetBlock::Stem(stem) => {
+                let (stem, next) = stem.into_parts();
+                pool = next;
+                ResNetBlock::Stem(stem)
+            }
             residual @ ResNetBlock::Residual(_) => residual,
         }),
         keeps_input: firsts.contains(&index),

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::defaults::{three, yes};
 use crate::sizes::{addressable, positive};
 
 /// The configuration of a [`Vit`](crate::Vit).
@@ -38,9 +39,6 @@ pub struct VitConfig {
     pub lean: bool,
 }
 
-fn three() -> usize {
-    3
-}
 fn twelve() -> usize {
     12
 }
@@ -49,9 +47,6 @@ fn sixteen() -> usize {
 }
 fn two_hundred_twenty_four() -> usize {
     224
-}
-fn yes() -> bool {
-    true
 }
 
 impl VitConfig {
