@@ -23,15 +23,22 @@ fn trained(folder: &Path, options: &[&str]) {
 fn a_run_is_trained_resumed_evaluated_and_predicts() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    trained(at, &["--class-weights", "balanced", "--json"]);
+    trained(at, &["--class-weights", "balanced", "--save-every", "1", "--json"]);
     let settings = fs::read_to_string(at.join("run/config.toml")).unwrap();
     for part in ["encoder = \"mobilenet_v2\"", "size = 96", "class_weights = [", "ignore = 255"] {
         assert!(settings.contains(part), "{settings}");
     }
     let report = fs::read_to_string(at.join("run/report.html")).unwrap();
     assert_eq!(report.matches("data:image/png;base64,").count(), 2, "a picture of each image that is held out");
+    // Without its last checkpoint, the run takes its second step again, with the same numbers.
+    let model = fs::read(at.join("run/model.safetensors")).unwrap();
+    let checkpoints = fs::read_dir(at.join("run/checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    let last = checkpoints.max().unwrap();
+    fs::remove_dir_all(&last).unwrap();
+    fs::remove_file(at.join("run/model.safetensors")).unwrap();
     let resumed = output(at, &["train", "segment", "--resume", "run"]);
-    assert!(resumed.status.success(), "{}", stderr(&resumed));
+    assert!(resumed.status.success() && stderr(&resumed).contains("going on from"), "{}", stderr(&resumed));
+    assert!(fs::read(at.join("run/model.safetensors")).unwrap() == model, "another model");
     let refused = output(at, &["train", "segment", "--resume", "run", "--tile", "64"]);
     assert!(stderr(&refused).contains("--tile cannot change"), "{}", stderr(&refused));
 
