@@ -9,9 +9,10 @@ use serde_json::Value;
 /// Who may depend on whom. A technique crate (data, layers, precision, accumulation, checkpointing, memory, recovery)
 /// depends on no other crate of the workspace; kiln-training is the only library that sees two of them, and kiln-models is built of
 /// kiln-layers.
-const ALLOWED: [(&str, &[&str]); 14] = [
+const ALLOWED: [(&str, &[&str]); 15] = [
     ("kiln-accumulation", &[]),
     ("kiln-checkpointing", &[]),
+    ("kiln-compression", &[]),
     ("kiln-cuda-sim", &[]),
     ("kiln-data", &[]),
     ("kiln-layers", &[]),

@@ -1,0 +1,1 @@
+//! A small model that learns from a large one.

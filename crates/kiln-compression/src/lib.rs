@@ -1,0 +1,15 @@
+//! Smaller models for any burn module: quantisation, pruning, distillation, low-rank adapters.
+//!
+//! *Architecture invariant*: this crate knows no data, no training loop and no architecture. It sees modules, their parameters by
+//! path, and closures.
+
+mod distill;
+mod error;
+mod lora;
+mod nest;
+mod place;
+mod prune;
+mod quantize;
+
+pub use error::Error;
+pub use nest::{Nest, Nested};

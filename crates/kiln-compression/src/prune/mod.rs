@@ -1,0 +1,1 @@
+//! Weights and channels that are left out.
