@@ -7,6 +7,7 @@ use burn::tensor::activation::{hard_swish, relu};
 use burn::tensor::{Device, Tensor};
 use kiln_layers::NormActivation;
 
+use crate::layer;
 use crate::norms::batch_norm;
 
 /// A convolution without a bias, and the batch norm after it.
@@ -73,7 +74,7 @@ impl ConvNorm {
 
     /// On burn's own operations.
     pub(crate) fn stock(&self, x: Tensor<4>, activation: NormActivation) -> Tensor<4> {
-        let y = batch_norm(&self.norm, self.conv.forward(x));
+        let y = batch_norm(&self.norm, layer::conv2d(&self.conv, x));
         match activation {
             NormActivation::Relu => relu(y),
             NormActivation::Relu6 => relu(y).clamp_max(6.0),

@@ -10,6 +10,7 @@ use burn::tensor::{Bool, DType, Device, Tensor};
 use kiln_layers::{Activation, Mask, activation_linear, linear, norm_linear, norm_self_attention};
 
 use super::config::GptConfig;
+use crate::layer;
 use crate::lean::{output, usable};
 use crate::norms::layer_norm;
 
@@ -90,13 +91,13 @@ impl Attention {
 
     fn stock(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let [b, t, c] = x_btc.dims();
-        let qkv = self.c_attn.forward(x_btc);
+        let qkv = layer::linear(&self.c_attn, x_btc);
         let part = |i: usize| -> Tensor<4> {
             let part_btc = qkv.clone().slice([0..b, 0..t, i * c..(i + 1) * c]);
             part_btc.reshape([b, t, self.heads, c / self.heads]).swap_dims(1, 2)
         };
         let y_bhtd = causal_attention(part(0), part(1), part(2));
-        self.c_proj.forward(y_bhtd.swap_dims(1, 2).reshape([b, t, c]))
+        layer::linear(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, c]))
     }
 }
 
@@ -123,6 +124,6 @@ impl Mlp {
     }
 
     fn stock(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        self.c_proj.forward(gelu_approximate(self.c_fc.forward(x_btc)))
+        layer::linear(&self.c_proj, gelu_approximate(layer::linear(&self.c_fc, x_btc)))
     }
 }

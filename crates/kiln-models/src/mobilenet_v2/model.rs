@@ -8,6 +8,7 @@ use super::block::{ConvRelu6, InvertedResidual, MobileNetV2Block};
 use super::config::{GROUPS, MobileNetV2Config};
 use crate::Error;
 use crate::conv_norm::{ConvNorm, ConvShape, he_normal};
+use crate::layer;
 use crate::resnet::Stem;
 
 /// MobileNetV2 for image classification. Build one with [`MobileNetV2Config`].
@@ -68,7 +69,7 @@ impl MobileNetV2 {
 
     /// Features of the last block to logits `[B, classes]`.
     pub fn head(&self, x: Tensor<4>) -> Tensor<2> {
-        self.classifier.forward(x.mean_dims(&[2, 3]).flatten(1, 3))
+        layer::linear(&self.classifier, x.mean_dims(&[2, 3]).flatten(1, 3))
     }
 
     /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.

@@ -12,6 +12,7 @@ use kiln_layers::{
 
 use super::config::Row;
 use crate::conv_norm::{ConvNorm, ConvShape, he_normal};
+use crate::layer;
 use crate::lean::{output, usable};
 use crate::sizes::divisible;
 
@@ -93,7 +94,7 @@ impl Excitation {
 
     /// Means `[B, C, 1, 1]` to factors of the same shape.
     fn factors(&self, means: Tensor<4>, lean: bool) -> Tensor<4> {
-        let conv = |conv: &Conv2d, x| if lean { output(conv2d(conv, x)) } else { conv.forward(x) };
+        let conv = |conv: &Conv2d, x| if lean { output(conv2d(conv, x)) } else { layer::conv2d(conv, x) };
         hard_sigmoid(conv(&self.fc2, relu(conv(&self.fc1, means))), 1.0 / 6.0, 0.5)
     }
 }

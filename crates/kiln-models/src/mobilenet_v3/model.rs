@@ -9,6 +9,7 @@ use super::block::{ConvHardSwish, InvertedResidualV3, MobileNetV3Block, conv_nor
 use super::config::{MobileNetV3Config, ROWS, Row};
 use crate::Error;
 use crate::conv_norm::{ConvNorm, ConvShape};
+use crate::layer;
 use crate::resnet::Stem;
 
 /// MobileNetV3-Large for image classification. Build one with [`MobileNetV3Config`].
@@ -72,8 +73,8 @@ impl MobileNetV3 {
 
     /// Features of the last block to logits `[B, classes]`.
     pub fn head(&self, x: Tensor<4>) -> Tensor<2> {
-        let x = self.hidden.forward(x.mean_dims(&[2, 3]).flatten(1, 3));
-        self.classifier.forward(hard_swish(x))
+        let x = layer::linear(&self.hidden, x.mean_dims(&[2, 3]).flatten(1, 3));
+        layer::linear(&self.classifier, hard_swish(x))
     }
 
     /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.

@@ -9,6 +9,7 @@ use burn::tensor::activation::relu;
 use kiln_layers::{conv2d_batch_norm_relu, max_pool2d};
 
 use super::residual::ResidualBlock;
+use crate::layer;
 use crate::lean::{output, usable};
 use crate::norms::batch_norm;
 
@@ -53,7 +54,7 @@ impl StemLayers {
         let lean = usable(self.lean, &images_bchw);
         let x = match lean {
             true => output(conv2d_batch_norm_relu(&self.conv1, &self.bn1, images_bchw)),
-            false => relu(batch_norm(&self.bn1, self.conv1.forward(images_bchw))),
+            false => relu(batch_norm(&self.bn1, layer::conv2d(&self.conv1, images_bchw))),
         };
         match &self.maxpool {
             Some(pool) if lean => output(max_pool2d(pool, x)),

@@ -10,6 +10,7 @@ use super::block::{ResNetBlock, StemLayers};
 use super::config::{ResNetConfig, Stem};
 use super::residual::{ResidualBlock, conv};
 use crate::Error;
+use crate::layer;
 
 /// A residual network for image classification. Build one with [`ResNetConfig`].
 ///
@@ -93,7 +94,7 @@ impl ResNet {
 
     /// Features of the last block to logits `[B, classes]`.
     pub fn head(&self, x: Tensor<4>) -> Tensor<2> {
-        self.fc.forward(self.avgpool.forward(x).flatten(1, 3))
+        layer::linear(&self.fc, self.avgpool.forward(x).flatten(1, 3))
     }
 
     /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.

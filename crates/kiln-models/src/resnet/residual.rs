@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_layers::{batch_norm_relu_conv2d, conv2d, conv2d_batch_norm, residual_end};
 
 use super::config::ResNetConfig;
+use crate::layer;
 use crate::lean::{output, usable};
 use crate::norms::batch_norm;
 
@@ -96,13 +97,13 @@ impl ResidualBlock {
 
     fn stock(&self, x: Tensor<4>) -> Tensor<4> {
         let identity = match &self.downsample {
-            Some(down) => batch_norm(&down.norm, down.conv.forward(x.clone())),
+            Some(down) => batch_norm(&down.norm, layer::conv2d(&down.conv, x.clone())),
             None => x.clone(),
         };
-        let y = relu(batch_norm(&self.bn1, self.conv1.forward(x)));
-        let y = batch_norm(&self.bn2, self.conv2.forward(y));
+        let y = relu(batch_norm(&self.bn1, layer::conv2d(&self.conv1, x)));
+        let y = batch_norm(&self.bn2, layer::conv2d(&self.conv2, y));
         let y = match (&self.conv3, &self.bn3) {
-            (Some(conv3), Some(bn3)) => batch_norm(bn3, conv3.forward(relu(y))),
+            (Some(conv3), Some(bn3)) => batch_norm(bn3, layer::conv2d(conv3, relu(y))),
             _ => y,
         };
         relu(y + identity)

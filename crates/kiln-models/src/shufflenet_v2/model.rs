@@ -9,6 +9,7 @@ use super::block::{ConvRelu, ShuffleBlock, ShuffleNetV2Block};
 use super::config::ShuffleNetV2Config;
 use crate::Error;
 use crate::conv_norm::{ConvNorm, ConvShape, torch_uniform};
+use crate::layer;
 use crate::resnet::Stem;
 
 /// Blocks of the stages.
@@ -83,7 +84,7 @@ impl ShuffleNetV2 {
 
     /// Features of the last block to logits `[B, classes]`.
     pub fn head(&self, x: Tensor<4>) -> Tensor<2> {
-        self.fc.forward(x.mean_dims(&[2, 3]).flatten(1, 3))
+        layer::linear(&self.fc, x.mean_dims(&[2, 3]).flatten(1, 3))
     }
 
     /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.

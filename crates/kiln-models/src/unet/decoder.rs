@@ -9,6 +9,7 @@ use kiln_layers::NormActivation::Relu;
 use kiln_layers::{batch_norm_relu, batch_norm_relu_conv2d, upsample_conv2d};
 
 use crate::conv_norm::{ConvNorm, ConvShape};
+use crate::layer;
 use crate::lean::{output, usable};
 
 /// One block of the decoder: the image is doubled by repeating its pixels and joined with the encoder's output of that size; then two 3x3
@@ -80,7 +81,7 @@ impl DecoderBlock {
         };
         let y = [&self.level.conv1, &self.level.conv2].into_iter().fold(x, |x, layers| layers.stock(x, Relu));
         match &self.head {
-            Some(head) => head.forward(y),
+            Some(head) => layer::conv2d(head, y),
             None => y,
         }
     }

@@ -9,6 +9,7 @@ use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{Activation, Mask, activation_linear, conv2d, linear, norm_linear, norm_self_attention};
 
 use super::config::VitConfig;
+use crate::layer;
 use crate::lean::{output, usable};
 use crate::norms::layer_norm;
 
@@ -103,7 +104,7 @@ impl Patches {
         let images_bchw = images_bchw.cast(self.proj.weight.val().dtype());
         let patches = match usable(self.lean, &images_bchw) {
             true => output(conv2d(&self.proj, images_bchw)),
-            false => self.proj.forward(images_bchw),
+            false => layer::conv2d(&self.proj, images_bchw),
         };
         let [b, d, _, _] = patches.dims();
         let dtype = patches.dtype();
@@ -152,8 +153,8 @@ impl VitEncoder {
     fn stock(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let attended = self.attn.stock(layer_norm(&self.norm1, x_btd.clone()));
         let x_btd = x_btd + self.branch(attended);
-        let hidden = self.mlp.fc1.forward(layer_norm(&self.norm2, x_btd.clone()));
-        x_btd + self.branch(self.mlp.fc2.forward(gelu(hidden)))
+        let hidden = layer::linear(&self.mlp.fc1, layer_norm(&self.norm2, x_btd.clone()));
+        x_btd + self.branch(layer::linear(&self.mlp.fc2, gelu(hidden)))
     }
 
     /// What is added to the block's input. In training the branches of some samples are zeros, and those of the others are divided by
@@ -173,13 +174,13 @@ impl VitEncoder {
 impl Attention {
     fn stock(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let ([b, t, d], dtype) = (x_btd.dims(), x_btd.dtype());
-        let qkv = self.qkv.forward(x_btd);
+        let qkv = layer::linear(&self.qkv, x_btd);
         let part = |i: usize| -> Tensor<4> {
             qkv.clone().narrow(2, i * d, d).reshape([b, t, self.heads, d / self.heads]).swap_dims(1, 2)
         };
         // Division first: the product alone could exceed the range of f16. The softmax is in f32, as under torch's autocast.
         let scores = (part(0) / ((d / self.heads) as f64).sqrt()).matmul(part(1).transpose()).cast(DType::F32);
         let y = softmax(scores, 3).cast(dtype).matmul(part(2));
-        self.proj.forward(y.swap_dims(1, 2).reshape([b, t, d]))
+        layer::linear(&self.proj, y.swap_dims(1, 2).reshape([b, t, d]))
     }
 }

@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor};
 use super::block::{Patches, VitBlock, VitEncoder, norm, projection};
 use super::config::VitConfig;
 use crate::Error;
+use crate::layer;
 use crate::lean::{output, usable};
 use crate::norms::layer_norm;
 
@@ -58,7 +59,7 @@ impl Vit {
             true => output(kiln_layers::layer_norm(&self.norm, class)),
             false => layer_norm(&self.norm, class),
         };
-        self.head.forward(class.flatten(1, 3))
+        layer::linear(&self.head, class.flatten(1, 3))
     }
 
     /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.

@@ -48,9 +48,9 @@ pub fn in_f32<const D: usize, const E: usize>(x: Tensor<D>, f: impl FnOnce(Tenso
     f(x.cast(DType::F32)).cast(dtype)
 }
 
-/// Casts a parameter whenever a layer reads it. The stored parameter, its gradient and its record stay f32.
+/// What [`Autocast`] attaches: casts a parameter whenever a layer reads it. The stored parameter, its gradient and its record stay f32.
 #[derive(Module, Debug)]
-pub(crate) struct CastTo {
+pub struct CastTo {
     #[module(skip)]
     dtype: DType,
     #[module(skip)]
@@ -72,11 +72,14 @@ impl Reparameterization for CastTo {
     }
 }
 
-/// Attaches [`CastTo`] to the parameters of a model. The closure returns the dtype that the parameter at a path is read in, and
-/// none for buffers.
-pub(crate) struct Autocast<F>(pub(crate) F);
+/// Attaches [`CastTo`] to the parameters of one model. Made by [`Policy::reparameterizer`](crate::Policy::reparameterizer).
+#[derive(Clone, Debug)]
+pub struct Autocast {
+    /// The dtype that the parameter at a path is read in; none for buffers.
+    pub(super) dtypes: HashMap<String, DType>,
+}
 
-impl<F: FnMut(&str) -> Option<DType>> Reparameterizer for Autocast<F> {
+impl Reparameterizer for Autocast {
     type Reparam = CastTo;
 
     fn reparameterize<const D: usize>(
@@ -84,7 +87,7 @@ impl<F: FnMut(&str) -> Option<DType>> Reparameterizer for Autocast<F> {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<CastTo>) {
-        let cast = (self.0)(path).map(|dtype| CastTo { dtype, path: path.into() });
+        let cast = self.dtypes.get(path).map(|dtype| CastTo { dtype: *dtype, path: path.into() });
         (param, cast)
     }
 }

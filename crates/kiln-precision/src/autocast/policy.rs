@@ -80,11 +80,24 @@ impl Policy {
     /// [`Error::NotInModel`] for a path or kind that the model does not have, [`Error::Reparameterized`] for a model that is
     /// already under a policy.
     pub fn autocast<M: Module>(&self, model: M) -> Result<M, Error> {
-        let dtypes = self.dtypes(&model)?;
+        let autocast = self.reparameterizer(&model)?;
         if self.compute == Precision::F32 {
             return Ok(model);
         }
-        Ok(model.apply_reparameterization(Autocast(|path: &str| dtypes.get(path).copied())))
+        Ok(model.apply_reparameterization(autocast))
+    }
+
+    /// What [`autocast`](Self::autocast) attaches to the parameters of `model`, for programs that attach more: a parameter of burn holds
+    /// one reparameterization, so that all of them are attached at once, the cast last. Under f32 nothing is attached.
+    ///
+    /// # Errors
+    /// Those of [`autocast`](Self::autocast).
+    pub fn reparameterizer(&self, model: &impl Module) -> Result<Autocast, Error> {
+        let mut dtypes = self.dtypes(model)?;
+        if self.compute == Precision::F32 {
+            dtypes.clear();
+        }
+        Ok(Autocast { dtypes })
     }
 
     /// `model` with its parameters *stored* in [`compute`](Self::compute), for training with
