@@ -25,6 +25,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
         &[
             "kiln-accumulation",
             "kiln-checkpointing",
+            "kiln-compression",
             "kiln-data",
             "kiln-layers",
             "kiln-memory",

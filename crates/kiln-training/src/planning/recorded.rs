@@ -7,7 +7,6 @@ use burn::module::Module;
 use burn::tensor::Device;
 use kiln_checkpointing::{ChainCost, Cost, Mode, Plan, PlanSegment};
 use kiln_memory::{BackendProfile, Prediction, Recomputed, StepEstimate, StepOptions, StepTrace, record_step_with};
-use kiln_precision::Policy;
 
 use crate::batch::Batch;
 use crate::error::Error;
@@ -28,22 +27,21 @@ pub(crate) struct RecordedStep {
 }
 
 /// The settings that change what a step computes.
-pub(crate) struct StepKind<'a> {
-    pub(crate) policy: &'a Policy,
+pub(crate) struct StepKind {
     /// Whether gradients are multiplied by a number before the update: clipping, or a loss scale that is taken off.
     pub(crate) scales_gradients: bool,
 }
 
 impl RecordedStep {
-    /// Records the step of `task` on samples of `sample`, with the model that `init` makes.
+    /// Records the step of `task` on samples of `sample`, with the model that `build` makes, under its precision policy.
     ///
     /// # Errors
     /// [`Error::Sample`] for fewer than 3 samples, [`Error::Predict`] for a step that cannot be recorded.
     pub(crate) fn of<T: Task>(
         task: &T,
-        kind: &StepKind<'_>,
+        kind: &StepKind,
         sample: &T::Batch,
-        init: &dyn Fn(&Device) -> Result<T::Model, Error>,
+        build: &dyn Fn(&Device) -> Result<T::Model, Error>,
         optimizer: &dyn Fn(&T::Model) -> OptimizerGroups,
     ) -> Result<Self, Error>
     where
@@ -63,9 +61,8 @@ impl RecordedStep {
                 ..StepOptions::default()
             };
             // A recording ends with a panic only; this one prints nothing.
-            let build = |device: &Device| {
-                let model = init(device).and_then(|model| Ok(kind.policy.autocast(model)?));
-                model.unwrap_or_else(|error| {
+            let built = |device: &Device| {
+                build(device).unwrap_or_else(|error| {
                     *refused.borrow_mut() = Some(error);
                     resume_unwind(Box::new("the model cannot be made"))
                 })
@@ -75,7 +72,7 @@ impl RecordedStep {
                 task.loss(&Pass::recorded(model, recorder, &chains), &sample.slice(0..recorder.batch()))
             };
             let groups = |model: &T::Model| optimizer(model).groups().to_vec();
-            let trace = record_step_with(build, loss, groups, options);
+            let trace = record_step_with(built, loss, groups, options);
             match refused.take() {
                 Some(error) => Err(error),
                 None => Ok(trace?),

@@ -3,7 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use burn::optim::{AdamW, AdamWConfig};
+use burn::module::Reparameterizer;
+use burn::optim::{AdamW, AdamWConfig, ModuleOptimizer};
 use burn::tensor::Device;
 use kiln_checkpointing::Plan;
 use kiln_layers::FusedAdamW;
@@ -11,6 +12,7 @@ use kiln_memory::{BackendProfile, CountingAllocator, Kernels, Meter, warm_thread
 use kiln_precision::{Policy, Precision, Scaling};
 use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Recovery};
 
+use super::attach::{Attach, Edit, autocast, below_the_cast};
 use super::events::{Event, Every, RunLength};
 use super::run::{MakeOptimizer, Observer, Trainer};
 use super::watch::Watch;
@@ -44,6 +46,8 @@ pub struct TrainerBuilder<'a, T: Task> {
     seed: u64,
     max_norm: Option<f64>,
     policy: Policy,
+    attach: Attach<T::Model>,
+    edit: Option<Edit<T::Model>>,
     other_precisions: Vec<Precision>,
     scaling: Option<Scaling>,
     memory: Option<MemoryBudget>,
@@ -117,6 +121,8 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             seed: 0,
             max_norm: None,
             policy: Policy::default(),
+            attach: autocast(),
+            edit: None,
             other_precisions: vec![],
             scaling: None,
             memory: None,
@@ -184,6 +190,32 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     #[must_use]
     pub fn with_precision(self, policy: Policy) -> Self {
         Self { policy, ..self }
+    }
+
+    /// Attaches what `make` returns to the parameters of the plain model, below the cast of the precision policy: masks, adapters, fake
+    /// quantisation, or several of them as a [`Nest`](kiln_compression::Nest). The prediction of a step's memory knows them, and
+    /// checkpoints hold their state. Parameters that they freeze take no gradients and no optimizer state.
+    #[must_use]
+    pub fn with_reparameterization<R, E>(self, make: impl Fn(&T::Model) -> Result<R, E> + 'static) -> Self
+    where
+        R: Reparameterizer,
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        Self { attach: below_the_cast(make), ..self }
+    }
+
+    /// Has `edit` change the model and its optimizer between steps, as gradual pruning does; none leaves them as they are. It gets the
+    /// number of steps that were taken, and must depend on nothing else but the model and the optimizer, so that a run that is interrupted
+    /// and resumed has the same edits. A step that is tried again is not edited again.
+    #[must_use]
+    pub fn with_edit<E: std::error::Error + Send + Sync + 'static>(
+        self,
+        mut edit: impl FnMut(u64, &T::Model, &ModuleOptimizer) -> Result<Option<(T::Model, ModuleOptimizer)>, E> + 'static,
+    ) -> Self {
+        let edit: Edit<T::Model> = Box::new(move |step, model, optimizer| {
+            edit(step, model, optimizer).map_err(|error| Error::Model(Box::new(error)))
+        });
+        Self { edit: Some(edit), ..self }
     }
 
     /// Allows `precision` where a step does not fit into the memory in the policy's own precision.
@@ -308,9 +340,9 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         for precision in std::iter::once(self.policy.compute()).chain(self.other_precisions.iter().copied()) {
             let scaling = self.scaling.unwrap_or_else(|| Scaling::for_precision(precision));
             let policy = self.policy.clone().computing_in(precision);
-            let kind =
-                StepKind { policy: &policy, scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
-            steps.push((precision, RecordedStep::of(&self.task, &kind, sample, &self.init, &self.optimizer)?));
+            let kind = StepKind { scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
+            let build = |device: &Device| (self.attach)((self.init)(device)?, &policy);
+            steps.push((precision, RecordedStep::of(&self.task, &kind, sample, &build, &self.optimizer)?));
         }
         let profile = match profile.kernels {
             Kernels::Flex => profile.clone().with_loader_bytes(self.loader_bytes),
@@ -402,7 +434,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         let beside = if on_heap { 0 } else { planner.as_ref().map_or(0, |planner| planner.profile.fixed_bytes) };
         let of_step = limit.map(|limit| limit.saturating_sub(beside));
         let watch = Watch::new(plain, meter.clone(), of_step, self.guard.take());
-        let mut run = ModelState::new(model, &self.optimizer, self.seed, settings)?;
+        let mut run = ModelState::new(model, &self.attach, &self.optimizer, self.seed, settings)?;
         run.guard = Some(watch.guard());
 
         let size = micro_batch.unwrap_or(usize::MAX).min(batch);
@@ -449,6 +481,8 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             every: self.every,
             checkpoints: self.checkpoints,
             observer: self.observer,
+            edit: self.edit,
+            edited: None,
         })
     }
 

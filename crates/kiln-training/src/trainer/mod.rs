@@ -1,6 +1,8 @@
 //! The trainer: built from a task, it takes steps, runs epochs, evaluates, saves and resumes.
 
+mod attach;
 mod builder;
+mod edit;
 mod evaluate;
 mod events;
 mod exhausted;

@@ -12,6 +12,7 @@ use kiln_memory::{Measured, Meter, Prediction};
 use kiln_precision::ScalerState;
 use kiln_recovery::{AttemptOutcome, Failure, Pauses, Recovery, Setting, Stopped, attempt};
 
+use super::attach::Edit;
 use super::events::{Event, Every, RunLength};
 use super::exhausted::explain;
 use super::watch::Watch;
@@ -58,6 +59,9 @@ pub struct Trainer<T: Task> {
     pub(super) every: Every,
     pub(super) checkpoints: Option<Checkpoints>,
     pub(super) observer: Option<Observer>,
+    pub(super) edit: Option<Edit<T::Model>>,
+    /// The step that the model was last edited before.
+    pub(super) edited: Option<u64>,
 }
 
 impl<T: Task> Trainer<T> {
@@ -84,6 +88,7 @@ impl<T: Task> Trainer<T> {
             return Err(Error::NothingToLearn { step });
         }
         self.run.ready()?;
+        self.edit()?;
         self.watch.begin_step();
         let Some(mut recovery) = self.recovery.take() else { return self.step_once(batch) };
         let begun = Instant::now();

@@ -121,6 +121,7 @@ impl<T: Task> Trainer<T> {
             recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
         self.run.restore(model, (groups, optimizer), saved.state, scaler);
+        self.edited = None;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
         self.batches = saved.batches.or(self.batches);
         self.run.settings.total_steps = self.run.settings.total_steps.or(saved.total_steps);

@@ -66,20 +66,21 @@ pub(crate) struct ModelState<M> {
 }
 
 impl<M: Module> ModelState<M> {
-    /// The start of a run. `model` is plain and lives on `settings.device`. Parameters that burn initialises lazily are
+    /// The start of a run. `model` is plain, lives on `settings.device`. Parameters that burn initialises lazily are
     /// initialised here, in the order of the fields, so that they do not depend on how the first step runs.
     ///
     /// # Errors
     /// Those of [`StepSettings::check`], and [`Error::Precision`] for a policy that does not fit the model.
     pub(crate) fn new(
         model: M,
+        attach: impl FnOnce(M, &Policy) -> Result<M, Error>,
         groups: impl FnOnce(&M) -> OptimizerGroups,
         seed: u64,
         settings: StepSettings,
     ) -> Result<Self, Error> {
         settings.check()?;
         initialize(&model);
-        let model = settings.policy.autocast(model)?;
+        let model = attach(model, &settings.policy)?;
         let groups = groups(&model);
         let (optimizer, scaler) = (groups.init(), LossScaler::new(settings.scaling())?);
         Ok(Self { model, optimizer, groups, scaler, state: RunState::new(seed), settings, guard: None, update: None })
