@@ -2,6 +2,7 @@
 
 mod chained;
 mod classify;
+mod load;
 mod model;
 mod next_token;
 mod run;
@@ -16,6 +17,7 @@ pub use classify::{
 pub use classify::{
     classify, classify_for_planning, open as open_images, run as classify_run, test_loader as classify_test_loader,
 };
+pub use load::{CHECKPOINTS, load_any};
 pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, recipe as next_token_recipe};
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
 pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup};

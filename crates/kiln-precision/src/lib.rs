@@ -45,7 +45,7 @@ mod master_weights;
 mod precision;
 mod scaling;
 
-pub use autocast::{Autocast, CastTo, Policy, check_dtypes, in_f32};
+pub use autocast::{Autocast, CastTo, Policy, check_dtypes, in_f32, uncast};
 pub use check_device::check_device;
 pub use error::Error;
 pub use master_weights::{MasterState, MasterWeights};

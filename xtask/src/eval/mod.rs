@@ -11,7 +11,7 @@ use anyhow::Result;
 use benches::device;
 use benches::output::print_json;
 use benches::pipelines::{
-    ClassifySettings, GptSettings, RunSettings, check_against, classify, classify_test_loader, next_token,
+    ClassifySettings, GptSettings, RunSettings, check_against, classify, classify_test_loader, load_any, next_token,
     next_token_test_loader, open_images, open_text,
 };
 use burn::tensor::Device;
@@ -23,7 +23,6 @@ use serde_json::{Map, Value, json};
 use checkpoint::{apply, around, settings};
 
 use crate::cli::{Eval, EvalArgs};
-use crate::train::load_any;
 use crate::train::prepare::check_classes;
 
 pub(crate) fn run(command: Eval) -> Result<ExitCode> {

@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use benches::device;
 use benches::output::print_json;
 use benches::pipelines::{
-    Scores, Segment, SegmentSettings, TileSettings, check_segment_images, largest_class, open_segments, segment,
-    segment_part, segment_test_loader,
+    Scores, Segment, SegmentSettings, TileSettings, check_segment_images, largest_class, load_any, open_segments,
+    segment, segment_part, segment_test_loader,
 };
 use benches::usage::Usage;
 use burn::tensor::Device;
@@ -21,7 +21,6 @@ use serde_json::{Map, Value, json};
 
 use super::checkpoint::{apply, around, settings};
 use crate::cli::EvalSegment;
-use crate::train::load_any;
 use crate::train::prepare::check_classes;
 
 /// A model and what it is used with.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use benches::atomic::replace;
+use benches::pipelines::CHECKPOINTS;
 use benches::usage::Usage;
 use serde::Serialize;
 use serde_json::Value;
@@ -74,7 +75,7 @@ impl RunDirectory {
     }
 
     pub(crate) fn checkpoints(&self) -> PathBuf {
-        self.path.join("checkpoints")
+        self.path.join(CHECKPOINTS)
     }
 
     /// The lines of metrics so far, as they stand and parsed; a half-written last line is left out.

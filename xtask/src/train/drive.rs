@@ -15,7 +15,7 @@ use bytesize::ByteSize;
 use kiln_memory::{Measured, MemoryReport};
 use kiln_models::SafetensorsModel;
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{Checkpoints, Finish, StepPlan, Task, Trainer, load_model};
+use kiln_training::{Checkpoints, Finish, StepPlan, Task, Trainer};
 use serde_json::{Map, Value, json};
 
 use super::directory::RunDirectory;
@@ -250,19 +250,4 @@ pub(crate) fn into_cli_error(error: kiln_training::Error) -> anyhow::Error {
     let kiln_training::Error::Exhausted { step, report } = error else { return error.into() };
     tracing::warn!("step {step}: {report}");
     anyhow!("step {step}: the batch does not fit into memory after {} attempts", report.tries.len())
-}
-
-/// The model of a run directory (its newest whole checkpoint), of one checkpoint, or of a safetensors file.
-pub(crate) fn load_any<M: SafetensorsModel>(model: M, path: &Path) -> Result<M> {
-    if path.join("manifest.json").exists() {
-        return Ok(load_model(model, path)?);
-    }
-    if path.is_dir() {
-        let checkpoints = Checkpoints::new(RunDirectory::existing(path).checkpoints(), 1)?;
-        return match checkpoints.newest()? {
-            Some(newest) => Ok(load_model(model, newest)?),
-            None => bail!("cannot load '{}': there is no whole checkpoint in it", path.display()),
-        };
-    }
-    Ok(model.load_safetensors(path)?)
 }

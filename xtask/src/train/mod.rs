@@ -10,7 +10,7 @@ pub(crate) mod prepare;
 mod report;
 pub(crate) mod segment;
 
-pub(crate) use drive::{into_cli_error, load_any, report, start};
+pub(crate) use drive::{into_cli_error, report, start};
 
 use std::process::ExitCode;
 

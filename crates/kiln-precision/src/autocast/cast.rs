@@ -35,6 +35,27 @@ thread_local! {
 /// # Ok::<(), kiln_precision::Error>(())
 /// ```
 pub fn in_f32<const D: usize, const E: usize>(x: Tensor<D>, f: impl FnOnce(Tensor<D>) -> Tensor<E>) -> Tensor<E> {
+    let dtype = x.dtype();
+    uncast(|| f(x.cast(DType::F32))).cast(dtype)
+}
+
+/// Runs `f`, in which parameters under a [`Policy`](crate::Policy) are read as they are stored. A model that is merged
+/// (`model.materialize()`) in it keeps the precision of its stored parameters.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{DType, Device};
+/// use kiln_precision::{Policy, Precision, uncast};
+///
+/// let plain = LinearConfig::new(4, 2).init(&Device::flex());
+/// let model = Policy::new(Precision::BF16).autocast(plain.clone())?;
+/// let merged = uncast(|| model.materialize());
+/// assert_eq!(merged.weight.val().dtype(), DType::F32);
+/// assert_eq!(merged.weight.val().into_data(), plain.weight.val().into_data());
+/// # Ok::<(), kiln_precision::Error>(())
+/// ```
+pub fn uncast<R>(f: impl FnOnce() -> R) -> R {
     /// Counts the call down when it ends, also by a panic.
     struct Island;
     impl Drop for Island {
@@ -42,10 +63,9 @@ pub fn in_f32<const D: usize, const E: usize>(x: Tensor<D>, f: impl FnOnce(Tenso
             ISLANDS.set(ISLANDS.get() - 1);
         }
     }
-    let dtype = x.dtype();
     ISLANDS.set(ISLANDS.get() + 1);
     let _island = Island;
-    f(x.cast(DType::F32)).cast(dtype)
+    f()
 }
 
 /// What [`Autocast`] attaches: casts a parameter whenever a layer reads it. The stored parameter, its gradient and its record stay f32.

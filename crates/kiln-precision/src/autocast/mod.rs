@@ -5,6 +5,6 @@ mod check_dtypes;
 mod parameters;
 mod policy;
 
-pub use cast::{Autocast, CastTo, in_f32};
+pub use cast::{Autocast, CastTo, in_f32, uncast};
 pub use check_dtypes::check_dtypes;
 pub use policy::Policy;

@@ -1,0 +1,1 @@
+//! How a run makes its model smaller.
