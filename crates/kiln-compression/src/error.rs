@@ -14,6 +14,14 @@ pub enum Error {
         /// What is accepted.
         expected: &'static str,
     },
+    /// A number is infinite or not a number.
+    #[error("{what} is {value}, expected a finite number")]
+    NotFinite {
+        /// What the number is.
+        what: &'static str,
+        /// The number.
+        value: String,
+    },
     /// A path names no parameter of the model.
     #[error("the model has no parameter '{path}', expected one of: {known}")]
     UnknownParameter {

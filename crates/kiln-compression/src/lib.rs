@@ -13,3 +13,4 @@ mod quantize;
 
 pub use error::Error;
 pub use nest::{Nest, Nested};
+pub use quantize::{Blocks, Granularity, QuantizedWeight, WeightRange};

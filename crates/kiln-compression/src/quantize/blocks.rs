@@ -1,0 +1,172 @@
+//! Which values of a weight share a scale.
+
+use serde::{Deserialize, Serialize};
+
+/// How many values of a weight share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Granularity {
+    /// All values of the weight.
+    Tensor,
+    /// The values of one output channel: a column of a linear weight, a filter of a convolution.
+    Channel,
+    /// At most this many values in a row, all of one output channel.
+    Block(usize),
+}
+
+/// A weight seen as `[groups, length, columns]`, with one scale for each of `[groups, 1, columns]`.
+///
+/// The weight's values keep their order, so the view costs nothing: as a tensor, `weight.reshape([groups, length, columns])` divided
+/// by scales of shape `[groups, 1, columns]`.
+///
+/// ```
+/// use kiln_compression::{Blocks, Granularity};
+///
+/// // A linear weight of burn is [inputs, outputs]: the output channel comes last.
+/// let linear = Blocks::of(&[96, 10], true, Granularity::Block(64));
+/// assert_eq!(linear, Blocks { groups: 2, length: 48, columns: 10 });
+///
+/// // A convolution's weight is [outputs, inputs, height, width].
+/// let convolution = Blocks::of(&[16, 8, 3, 3], false, Granularity::Channel);
+/// assert_eq!(convolution, Blocks { groups: 16, length: 72, columns: 1 });
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Blocks {
+    /// The slowest dimension.
+    pub groups: usize,
+    /// The dimension that shares a scale.
+    pub length: usize,
+    /// The fastest dimension.
+    pub columns: usize,
+}
+
+impl Blocks {
+    /// The blocks of a weight of `shape`.
+    ///
+    /// `output_last` is true for the `[inputs, outputs]` of burn's linear layers and false for weights that begin with the output
+    /// channel, as those of convolutions do. Blocks are as long as divides the inputs of a channel without a rest, at most as long as
+    /// asked for. The kernel of a convolution is not split: one of 3 x 3 has blocks of 9, 18, 27 and so on, also where that is longer
+    /// than asked for. A weight of one dimension is one channel.
+    pub fn of(shape: &[usize], output_last: bool, granularity: Granularity) -> Self {
+        let values = shape.iter().product();
+        let one = Self { groups: 1, length: values, columns: 1 };
+        if values == 0 {
+            return one;
+        }
+        let (outputs, inputs, kernel) = match shape {
+            [] | [_] => (1, values, 1),
+            [others @ .., outputs] if output_last => (*outputs, others.iter().product(), 1),
+            [outputs, inputs, kernel @ ..] => (*outputs, *inputs, kernel.iter().product()),
+        };
+        let output_last = output_last && shape.len() > 1;
+        let length = match granularity {
+            Granularity::Tensor => return one,
+            Granularity::Channel => inputs * kernel,
+            Granularity::Block(size) => largest_divisor(inputs, size / kernel) * kernel,
+        };
+        match output_last {
+            true => Self { groups: inputs / length, length, columns: outputs },
+            false => Self { groups: values / length, length, columns: 1 },
+        }
+    }
+
+    /// The number of blocks, and so of scales.
+    pub fn count(&self) -> usize {
+        self.groups * self.columns
+    }
+
+    /// The number of values in all blocks.
+    pub fn values(&self) -> usize {
+        self.groups * self.length * self.columns
+    }
+
+    /// The blocks in order, each as the positions of its values.
+    pub(crate) fn positions(&self) -> impl Iterator<Item = impl Iterator<Item = usize> + Clone> {
+        let Self { groups, length, columns } = *self;
+        (0..groups).flat_map(move |group| {
+            (0..columns).map(move |column| (0..length).map(move |row| (group * length + row) * columns + column))
+        })
+    }
+
+    /// The runs of values that lie beside each other, with the scales of each run: one scale for all of its values, or one for each.
+    pub(crate) fn runs<'a>(&self, scales: &'a [f32]) -> impl Iterator<Item = (std::ops::Range<usize>, &'a [f32])> {
+        let Self { groups, length, columns } = *self;
+        let (rows, run) = if columns == 1 { (1, length) } else { (length, columns) };
+        (0..groups * rows).map(move |index| {
+            let group = index / rows;
+            (index * run..(index + 1) * run, &scales[group * columns..(group + 1) * columns])
+        })
+    }
+}
+
+/// The largest divisor of `number` that is at most `limit`, and at least 1.
+fn largest_divisor(number: usize, limit: usize) -> usize {
+    (1..=limit.clamp(1, number)).rev().find(|divisor| number.is_multiple_of(*divisor)).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn blocks(groups: usize, length: usize, columns: usize) -> Blocks {
+        Blocks { groups, length, columns }
+    }
+
+    #[test]
+    fn a_linear_weight_has_its_channels_in_columns() {
+        assert_eq!(Blocks::of(&[12, 5], true, Granularity::Tensor), blocks(1, 60, 1));
+        assert_eq!(Blocks::of(&[12, 5], true, Granularity::Channel), blocks(1, 12, 5));
+        assert_eq!(Blocks::of(&[12, 5], true, Granularity::Block(5)), blocks(3, 4, 5));
+        assert_eq!(Blocks::of(&[13, 5], true, Granularity::Block(5)), blocks(13, 1, 5));
+        assert_eq!(Blocks::of(&[12, 5], true, Granularity::Block(100)), blocks(1, 12, 5));
+    }
+
+    #[test]
+    fn a_kernel_is_not_split() {
+        assert_eq!(Blocks::of(&[4, 6, 3, 3], false, Granularity::Channel), blocks(4, 54, 1));
+        assert_eq!(Blocks::of(&[4, 6, 3, 3], false, Granularity::Block(32)), blocks(8, 27, 1));
+        assert_eq!(Blocks::of(&[4, 6, 3, 3], false, Granularity::Block(1)), blocks(24, 9, 1));
+        assert_eq!(Blocks::of(&[4, 6, 3, 3], false, Granularity::Block(0)), blocks(24, 9, 1));
+    }
+
+    #[test]
+    fn one_dimension_is_one_channel() {
+        assert_eq!(Blocks::of(&[6], false, Granularity::Channel), blocks(1, 6, 1));
+        assert_eq!(Blocks::of(&[6], true, Granularity::Block(4)), blocks(2, 3, 1));
+        assert_eq!(Blocks::of(&[0, 3], true, Granularity::Block(4)), blocks(1, 0, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn every_value_is_in_one_block_of_one_channel(
+            shape in prop::collection::vec(1_usize..7, 1..5), output_last: bool, size in 0_usize..20,
+        ) {
+            for granularity in [Granularity::Tensor, Granularity::Channel, Granularity::Block(size)] {
+                let blocks = Blocks::of(&shape, output_last, granularity);
+                prop_assert_eq!(blocks.values(), shape.iter().product::<usize>());
+                let mut seen = vec![None; blocks.values()];
+                for (block, positions) in blocks.positions().enumerate() {
+                    for position in positions {
+                        prop_assert!(seen[position].replace(block).is_none());
+                    }
+                }
+                // The scales of the runs are those of the blocks.
+                let scales: Vec<f32> = (0..blocks.count()).map(|block| block as f32).collect();
+                for (run, scales) in blocks.runs(&scales) {
+                    for (index, position) in run.enumerate() {
+                        prop_assert_eq!(seen[position], Some(scales[index % scales.len()] as usize));
+                    }
+                }
+                if granularity != Granularity::Tensor && shape.len() > 1 {
+                    let last = shape[shape.len() - 1];
+                    let channel = |position: usize| if output_last { position % last } else { position / (blocks.values() / shape[0]) };
+                    for positions in blocks.positions() {
+                        let channels: std::collections::BTreeSet<usize> = positions.map(channel).collect();
+                        prop_assert_eq!(channels.len(), 1);
+                    }
+                }
+            }
+        }
+    }
+}
