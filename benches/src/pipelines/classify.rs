@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_data::{
@@ -13,8 +13,11 @@ use kiln_models::{Classifier, ClassifierBlock, ClassifierConfig, Stem};
 use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct};
 
 use super::chained::Chained;
+use super::compression::TeacherSettings;
+use super::load::begun;
 use super::run::{Run, Setup};
 use super::settings::{ClassifySettings, ImageSettings, RunSettings};
+use super::teacher::{Tutor, settings_of};
 use crate::usage::Usage;
 use crate::{device, fixtures};
 
@@ -22,6 +25,8 @@ use crate::{device, fixtures};
 pub struct Classify {
     normalize: Normalize,
     label_smoothing: f64,
+    /// A network whose logits count beside the labels.
+    teacher: Option<Tutor<Classifier>>,
 }
 
 /// What the loss compares logits with.
@@ -29,6 +34,8 @@ pub struct Labels {
     own_b: Tensor<1, Int>,
     /// The labels of images that were mixed in, and the share of the own images.
     mixed_b: Option<(Tensor<1, Int>, f64)>,
+    /// The teacher's logits.
+    taught_bc: Option<Tensor<2>>,
 }
 
 impl Task for Classify {
@@ -62,7 +69,11 @@ impl Chained for Classify {
     fn begin(&self, _: &Classifier, batch: &ImageBatch, device: &Device) -> (Tensor<4>, Labels) {
         let (images_bchw, own_b) = batch.to_device(&self.normalize, device);
         let mixed_b = batch.mixed.as_ref().map(|mixed| (mixed.to_device(device), mixed.lambda));
-        (images_bchw, Labels { own_b, mixed_b })
+        let taught_bc = self.teacher.as_ref().map(|teacher| {
+            let logits_bc = teacher.on(device).forward(images_bchw.clone().without_autodiff());
+            Tensor::from_inner(logits_bc.cast(DType::F32))
+        });
+        (images_bchw, Labels { own_b, mixed_b, taught_bc })
     }
 
     fn blocks(&self, model: &Classifier) -> Vec<ClassifierBlock> {
@@ -74,14 +85,23 @@ impl Chained for Classify {
     }
 
     fn end(&self, model: &Classifier, x: Tensor<4>, labels: Labels) -> Tensor<1> {
-        self.cross_entropy(model.head(x).cast(DType::F32), labels)
+        let logits_bc = model.head(x).cast(DType::F32);
+        match (&self.teacher, labels.taught_bc.clone()) {
+            (Some(teacher), Some(taught_bc)) => {
+                let taught = teacher.loss.forward(logits_bc.clone(), taught_bc);
+                // The classes were compared when the teacher was loaded.
+                let taught = taught.unwrap_or_else(|error| panic!("{error}"));
+                taught * teacher.share + self.cross_entropy(logits_bc, labels) * (1.0 - teacher.share)
+            }
+            _ => self.cross_entropy(logits_bc, labels),
+        }
     }
 }
 
 impl Classify {
     /// The mean over the batch, of logits in f32. The cross-entropy is linear in the targets: with mixed labels it is the weighted mean of
     /// two.
-    fn cross_entropy(&self, logits_bc: Tensor<2>, Labels { own_b, mixed_b }: Labels) -> Tensor<1> {
+    fn cross_entropy(&self, logits_bc: Tensor<2>, Labels { own_b, mixed_b, .. }: Labels) -> Tensor<1> {
         let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
         let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&own_b.device());
         match mixed_b {
@@ -94,7 +114,7 @@ impl Classify {
 
     /// Three channels and no label smoothing, so that a loop written by hand has the same loss.
     pub fn plain() -> Self {
-        Self { normalize: Normalize::for_channels(3), label_smoothing: 0.0 }
+        Self { normalize: Normalize::for_channels(3), label_smoothing: 0.0, teacher: None }
     }
 }
 
@@ -141,6 +161,7 @@ pub fn recipe_for(data: &ImageSet, model: &str) -> Result<ClassifySettings> {
         model: model.for_images(size, data.channels()),
         optimizer,
         schedule: ScheduleConfig { peak, warmup: 0.1, floor: 0.0 },
+        compression: None,
     })
 }
 
@@ -223,12 +244,27 @@ pub fn classify(settings: &ClassifySettings) -> Result<Classify> {
     if !(0.0..=1.0).contains(&label_smoothing) {
         return Err(Usage(format!("label smoothing is {label_smoothing}, expected a number in [0, 1]")).into());
     }
-    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels()), label_smoothing })
+    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels()), label_smoothing, teacher: None })
 }
 
 /// The task for predictions on RGB images, without data.
 pub fn classify_for_planning() -> Classify {
-    Classify { normalize: Normalize::for_channels(3), label_smoothing: 0.1 }
+    Classify { normalize: Normalize::for_channels(3), label_smoothing: 0.1, teacher: None }
+}
+
+/// The teacher of a run.
+fn tutor(settings: &TeacherSettings, of: &ClassifySettings, device: &Device) -> Result<Tutor<Classifier>> {
+    let own: ClassifySettings = settings_of(&settings.checkpoint)?;
+    for (what, teacher, student) in
+        [("classes", own.model.classes(), of.model.classes()), ("channels", own.model.channels(), of.model.channels())]
+    {
+        if teacher != student {
+            bail!(Usage(format!("the teacher has {teacher} {what}, expected {student} as the student")));
+        }
+    }
+    own.model.check_input([of.images.size; 2])?;
+    let config = own.model.clone();
+    Tutor::load(settings, move |device| config.init(device), own.compression.as_ref(), device)
 }
 
 /// The run of the settings on `data`, and its device.
@@ -242,10 +278,12 @@ pub fn run(
     check_against(&data.train, &settings)?;
     settings.run.clamp(data.train.len());
     let device = device::open(&settings.run.device)?;
-    let model = settings.model.clone();
+    let (model, compression) = (settings.model.clone(), settings.compression.clone());
+    let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
+    let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;
     let run = Run {
-        task: classify(&settings)?,
-        init: Box::new(move |device| model.init(device)),
+        task: Classify { teacher, ..classify(&settings)? },
+        init: Box::new(move |device| begun(model.init(device)?, compression.as_ref(), device)),
         findings: None,
         setup: Setup {
             name: family(&settings.model),
@@ -292,7 +330,7 @@ mod tests {
         let expected = samples.sum::<f64>() / 3.0;
 
         let on_device = |labels: [usize; 3]| Tensor::from_data(labels.map(|label| label as i64), &device);
-        let labels = Labels { own_b: on_device(own), mixed_b: Some((on_device(other), lambda)) };
+        let labels = Labels { own_b: on_device(own), mixed_b: Some((on_device(other), lambda)), taught_bc: None };
         let loss: f32 =
             Classify { label_smoothing: smoothing, ..Classify::plain() }.cross_entropy(logits, labels).into_scalar();
         assert!((f64::from(loss) - expected).abs() < 1e-5, "{loss}, expected {expected}");

@@ -1,1 +1,182 @@
-//! How a run makes its model smaller.
+//! How a run makes its model smaller: settings, and what they attach to the model.
+
+use std::path::PathBuf;
+
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
+use kiln_compression::{
+    Error, FakeQuantizer, Gradual, LowRank, Masks, Nest, Pruning, Quantization, Scope, Shapes, mask_moments, prune,
+};
+use kiln_precision::Policy;
+use kiln_training::{Task, TrainerBuilder};
+use serde::{Deserialize, Serialize};
+
+/// How a run makes its model smaller. Everything together is allowed; the order on a weight's way to its layer is mask, adapter, fake
+/// quantisation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompressionSettings {
+    /// What the model starts from: a run directory, a checkpoint, or a safetensors file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<PathBuf>,
+    /// Weights that are left out, more and more of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prune: Option<PruneSettings>,
+    /// Adapters, beside which nothing else trains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSettings>,
+    /// Weights and inputs that have the values of integers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantize: Option<QuantizeSettings>,
+    /// A model that this one learns from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherSettings>,
+    /// The shapes of a model that has fewer channels than its configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shapes: Option<Shapes>,
+}
+
+/// Gradual pruning.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PruneSettings {
+    /// The share of the weights that is left out, by step.
+    pub schedule: Gradual,
+    /// Whether weights are compared over the whole model or layer by layer.
+    pub scope: Scope,
+    /// Weights below these paths stay.
+    #[serde(default)]
+    pub skip: Vec<String>,
+}
+
+/// Low-rank adapters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoraSettings {
+    /// The rank.
+    pub rank: usize,
+    /// The product of the factors is multiplied by `alpha / rank`.
+    pub alpha: f64,
+    /// Ends of the paths of the layers that have adapters.
+    pub targets: Vec<String>,
+    /// Whether the magnitude of each output is trained by itself.
+    #[serde(default)]
+    pub dora: bool,
+    /// Whether the frozen weights are kept in 8 bits.
+    #[serde(default)]
+    pub base_8bit: bool,
+}
+
+/// Quantisation-aware training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuantizeSettings {
+    /// Which weights, in how many bits.
+    pub weights: Quantization,
+    /// Whether the inputs of layers are simulated in 8 bits as well, and by how much a batch moves their ranges.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_momentum: Option<f64>,
+}
+
+/// Distillation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TeacherSettings {
+    /// A run directory, or one of its checkpoints.
+    pub checkpoint: PathBuf,
+    /// Divides the logits of both before they are compared.
+    pub temperature: f64,
+    /// The share of the loss that compares with the teacher; the rest compares with the labels.
+    pub share: f64,
+}
+
+/// What is attached to a model: mask, adapter, fake quantisation.
+pub type Attached = Nest<Nest<Masks, LowRank>, FakeQuantizer>;
+
+impl CompressionSettings {
+    /// Whether something is attached to the model's parameters.
+    pub fn attaches(&self) -> bool {
+        self.prune.is_some() || self.lora.is_some() || self.quantize.is_some()
+    }
+
+    /// What is attached to the parameters of `model`, which is plain.
+    ///
+    /// # Errors
+    /// Paths that the model does not have, and numbers out of range.
+    pub fn attached(&self, model: &impl Module) -> Result<Attached, Error> {
+        let masks = self.prune.as_ref().map(|settings| settings.masks(model)).transpose()?;
+        let adapters = self.lora.as_ref().map(|settings| settings.adapters(model)).transpose()?;
+        let fake = self.quantize.as_ref().map(|settings| settings.fake(model)).transpose()?;
+        Ok(Nest::new(Nest::new(masks, adapters), fake))
+    }
+
+    /// `model` with everything attached, below the policy's cast.
+    ///
+    /// # Errors
+    /// Those of [`attached`](Self::attached), and of the policy.
+    pub fn attach<M: Module>(&self, model: M, policy: &Policy) -> anyhow::Result<M> {
+        if !self.attaches() {
+            return Ok(policy.autocast(model)?);
+        }
+        let (attached, cast) = (self.attached(&model)?, policy.reparameterizer(&model)?);
+        Ok(model.apply_reparameterization(Nest::new(attached, cast)))
+    }
+}
+
+impl CompressionSettings {
+    /// `builder` with everything attached to its model, and its masks chosen anew as the run goes on.
+    pub(super) fn into_builder<T: Task>(self, builder: TrainerBuilder<'static, T>) -> TrainerBuilder<'static, T> {
+        let prune = self.prune.clone();
+        let builder = builder.with_reparameterization(move |model| self.attached(model));
+        match prune {
+            Some(prune) => builder.with_edit(move |step, model, optimizer| prune.edited(step, model, optimizer)),
+            None => builder,
+        }
+    }
+}
+
+impl PruneSettings {
+    fn masks(&self, model: &impl Module) -> Result<Masks, Error> {
+        self.schedule.check()?;
+        self.skip.iter().try_fold(Masks::of(model), |masks, path| masks.skip(path))
+    }
+
+    /// The model and the optimizer with the masks that a run has after `step` steps; none where they stay.
+    ///
+    /// # Errors
+    /// Weights that are not finite.
+    pub fn edited<M: Module>(
+        &self,
+        step: u64,
+        model: &M,
+        optimizer: &ModuleOptimizer,
+    ) -> Result<Option<(M, ModuleOptimizer)>, Error> {
+        let step = usize::try_from(step).unwrap_or(usize::MAX);
+        if !self.schedule.is_update(step) {
+            return Ok(None);
+        }
+        let how = Pruning::Magnitude { sparsity: self.schedule.sparsity_at(step), scope: self.scope };
+        let model = prune(model.clone(), &how)?;
+        let optimizer = mask_moments(optimizer.clone(), &model)?;
+        Ok(Some((model, optimizer)))
+    }
+}
+
+impl LoraSettings {
+    fn adapters(&self, model: &impl Module) -> Result<LowRank, Error> {
+        let adapters = LowRank::new(self.rank, self.alpha, self.targets.iter().map(String::as_str))?;
+        let adapters = adapters.with_dora(self.dora);
+        adapters.check(model)?;
+        Ok(adapters)
+    }
+}
+
+impl QuantizeSettings {
+    fn fake(&self, model: &impl Module) -> Result<FakeQuantizer, Error> {
+        let fake = FakeQuantizer::of(model, &self.weights)?;
+        match self.input_momentum {
+            Some(momentum) => fake.with_inputs(momentum),
+            None => Ok(fake),
+        }
+    }
+}

@@ -1,27 +1,94 @@
 //! The model of a run directory, of a checkpoint, or of a safetensors file.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use burn::module::Module;
+use burn::tensor::Device;
+use kiln_compression::reshape_like;
 use kiln_models::SafetensorsModel;
+use kiln_precision::{Policy, uncast};
 use kiln_training::{Checkpoints, load_model};
+
+use super::compression::CompressionSettings;
 
 /// The folder of a run directory that its checkpoints are in.
 pub const CHECKPOINTS: &str = "checkpoints";
+
+/// Why a run has no model to begin with.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// The configuration is refused.
+    #[error(transparent)]
+    Model(#[from] kiln_models::Error),
+    /// The compression does not fit the model.
+    #[error(transparent)]
+    Compression(#[from] kiln_compression::Error),
+    /// The weights that the run starts from cannot be read.
+    #[error("{0}")]
+    Weights(String),
+}
 
 /// The model of a run directory (its newest whole checkpoint), of one checkpoint, or of a safetensors file.
 ///
 /// # Errors
 /// A file that cannot be read, and one of another model.
 pub fn load_any<M: SafetensorsModel>(model: M, path: &Path) -> Result<M> {
+    match checkpoint_of(path)? {
+        Some(checkpoint) => Ok(load_model(model, checkpoint)?),
+        None => Ok(model.load_safetensors(path)?),
+    }
+}
+
+/// The same as a plain model: what `compression` attached in the run that `path` belongs to is merged into the weights. A safetensors file
+/// is plain already.
+///
+/// # Errors
+/// Those of [`load_any`], and a compression that does not fit the model.
+pub fn load_merged<M: SafetensorsModel>(plain: M, compression: Option<&CompressionSettings>, path: &Path) -> Result<M> {
+    let shaped = match compression.and_then(|compression| compression.shapes.as_ref()) {
+        Some(shapes) => reshape_like(plain, shapes)?,
+        None => plain,
+    };
+    match compression.filter(|compression| compression.attaches()) {
+        Some(compression) if checkpoint_of(path)?.is_some() => {
+            let attached = load_any(compression.attach(shaped, &Policy::default())?, path)?;
+            Ok(uncast(|| attached.materialize()))
+        }
+        _ => load_any(shaped, path),
+    }
+}
+
+/// The checkpoint that a path names; none for a file.
+fn checkpoint_of(path: &Path) -> Result<Option<PathBuf>> {
     if path.join("manifest.json").exists() {
-        return Ok(load_model(model, path)?);
+        return Ok(Some(path.to_owned()));
     }
-    if path.is_dir() {
-        return match Checkpoints::new(path.join(CHECKPOINTS), 1)?.newest()? {
-            Some(newest) => Ok(load_model(model, newest)?),
-            None => bail!("cannot load '{}': there is no whole checkpoint in it", path.display()),
-        };
+    if !path.is_dir() {
+        return Ok(None);
     }
-    Ok(model.load_safetensors(path)?)
+    match Checkpoints::new(path.join(CHECKPOINTS), 1)?.newest()? {
+        Some(newest) => Ok(Some(newest)),
+        None => bail!("cannot load '{}': there is no whole checkpoint in it", path.display()),
+    }
+}
+
+/// The model that a run begins with: in the shapes that its compression says, and with the weights that it names. The device that steps
+/// are recorded on gets no weights.
+pub(super) fn begun<M: SafetensorsModel>(
+    model: M,
+    compression: Option<&CompressionSettings>,
+    device: &Device,
+) -> Result<M, InitError> {
+    let Some(compression) = compression else { return Ok(model) };
+    let model = match &compression.shapes {
+        Some(shapes) => reshape_like(model, shapes)?,
+        None => model,
+    };
+    match &compression.weights {
+        Some(path) if device.clone().inner() != Device::capture() => {
+            load_any(model, path).map_err(|error| InitError::Weights(format!("{error:#}")))
+        }
+        _ => Ok(model),
+    }
 }

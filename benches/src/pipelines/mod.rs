@@ -2,12 +2,14 @@
 
 mod chained;
 mod classify;
+mod compression;
 mod load;
 mod model;
 mod next_token;
 mod run;
 mod segment;
 mod settings;
+mod teacher;
 
 pub use chained::Chained;
 pub use classify::{
@@ -17,7 +19,8 @@ pub use classify::{
 pub use classify::{
     classify, classify_for_planning, open as open_images, run as classify_run, test_loader as classify_test_loader,
 };
-pub use load::{CHECKPOINTS, load_any};
+pub use compression::{Attached, CompressionSettings, LoraSettings, PruneSettings, QuantizeSettings, TeacherSettings};
+pub use load::{CHECKPOINTS, InitError, load_any, load_merged};
 pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, recipe as next_token_recipe};
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
 pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup};

@@ -1,15 +1,19 @@
 //! Language modelling with a GPT-2-style decoder.
 // B batch, T time, C width
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::tensor::{Device, Int, Tensor};
+use kiln_compression::Teacher;
 use kiln_data::{Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest};
 use kiln_models::{Gpt, GptBlock, GptConfig};
 use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, perplexity};
 
 use super::chained::Chained;
+use super::compression::TeacherSettings;
+use super::load::begun;
 use super::run::{Run, Setup};
 use super::settings::{GptSettings, RunSettings, TextSettings};
+use super::teacher::{Tutor, settings_of};
 use crate::usage::Usage;
 use crate::{cache, device, fixtures};
 
@@ -17,6 +21,14 @@ use crate::{cache, device, fixtures};
 pub struct NextToken {
     /// Bytes that each token stands for.
     byte_lengths: Vec<u32>,
+    /// A model whose probabilities count beside the text.
+    teacher: Option<Tutor<Gpt>>,
+}
+
+/// What the loss compares with.
+pub struct Targets {
+    next_bt: Tensor<2, Int>,
+    taught: Option<Teacher>,
 }
 
 impl Task for NextToken {
@@ -24,9 +36,9 @@ impl Task for NextToken {
     type Batch = TextBatch;
 
     fn loss(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Tensor<1> {
-        let (x_btc, targets_bt) = self.begin(pass.model(), batch, pass.device());
+        let (x_btc, targets) = self.begin(pass.model(), batch, pass.device());
         let x_btc = pass.chain(&self.blocks(pass.model()), x_btc, Self::forward);
-        self.end(pass.model(), x_btc, targets_bt)
+        self.end(pass.model(), x_btc, targets)
     }
 
     fn metrics(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Metrics {
@@ -47,11 +59,16 @@ impl Task for NextToken {
 impl Chained for NextToken {
     type Block = GptBlock;
     type X = Tensor<3>;
-    type Target = Tensor<2, Int>;
+    type Target = Targets;
 
-    fn begin(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> (Tensor<3>, Tensor<2, Int>) {
-        let (inputs_bt, targets_bt) = batch.to_device(device);
-        (model.embed(inputs_bt), targets_bt)
+    fn begin(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> (Tensor<3>, Targets) {
+        let (inputs_bt, next_bt) = batch.to_device(device);
+        let taught = self.teacher.as_ref().map(|teacher| {
+            let model = teacher.on(device);
+            let (hidden, weight) = model.output(model.features(inputs_bt.clone().without_autodiff()));
+            Teacher::Linear { hidden, weight }
+        });
+        (model.embed(inputs_bt), Targets { next_bt, taught })
     }
 
     fn blocks(&self, model: &Gpt) -> Vec<GptBlock> {
@@ -62,15 +79,24 @@ impl Chained for NextToken {
         block.forward(x_btc)
     }
 
-    fn end(&self, model: &Gpt, x_btc: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        model.loss(x_btc, targets_bt)
+    fn end(&self, model: &Gpt, x_btc: Tensor<3>, Targets { next_bt, taught }: Targets) -> Tensor<1> {
+        match (&self.teacher, taught) {
+            (Some(teacher), Some(taught)) => {
+                let (hidden, weight) = model.output(x_btc.clone());
+                let taught = teacher.loss.forward_linear(hidden, weight, taught);
+                // The vocabularies were compared when the teacher was loaded.
+                let taught = taught.unwrap_or_else(|error| panic!("{error}"));
+                taught * teacher.share + model.loss(x_btc, next_bt) * (1.0 - teacher.share)
+            }
+            _ => model.loss(x_btc, next_bt),
+        }
     }
 }
 
 impl NextToken {
     /// For predictions only: metrics need the lengths of the tokens.
     pub fn unmeasured() -> Self {
-        Self { byte_lengths: vec![] }
+        Self { byte_lengths: vec![], teacher: None }
     }
 }
 
@@ -90,6 +116,7 @@ pub fn recipe() -> GptSettings {
         model: GptConfig::tiny(256, 64),
         optimizer: OptimizerConfig::adamw(),
         schedule: ScheduleConfig { peak: 3e-3, warmup: 0.1, floor: 0.1 },
+        compression: None,
     }
 }
 
@@ -140,7 +167,22 @@ pub fn next_token(settings: &GptSettings) -> Result<(Tokenizer, NextToken)> {
         return Err(Usage(format!("model.vocab is {vocab}, expected {expected} as in the tokenizer")).into());
     }
     let byte_lengths = tokenizer.byte_lengths();
-    Ok((tokenizer, NextToken { byte_lengths }))
+    Ok((tokenizer, NextToken { byte_lengths, teacher: None }))
+}
+
+/// The teacher of a run.
+fn tutor(settings: &TeacherSettings, of: &GptSettings, device: &Device) -> Result<Tutor<Gpt>> {
+    let own: GptSettings = settings_of(&settings.checkpoint)?;
+    for (what, teacher, student) in [
+        ("tokens in its vocabulary", own.model.vocab, of.model.vocab),
+        ("tokens of context", own.model.context, of.model.context),
+    ] {
+        if teacher != student {
+            bail!(Usage(format!("the teacher has {teacher} {what}, expected {student} as the student")));
+        }
+    }
+    let config = own.model.clone();
+    Tutor::load(settings, move |device| config.init(device), own.compression.as_ref(), device)
 }
 
 /// The run of the settings, and its device.
@@ -152,10 +194,12 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, De
     let data = open(&settings, &tokenizer)?;
     settings.run.clamp(data.train.len());
     let device = device::open(&settings.run.device)?;
-    let model = settings.model.clone();
+    let (model, compression) = (settings.model.clone(), settings.compression.clone());
+    let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
+    let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;
     let run = Run {
-        task,
-        init: Box::new(move |device| model.init(device)),
+        task: NextToken { teacher, ..task },
+        init: Box::new(move |device| begun(model.init(device)?, compression.as_ref(), device)),
         findings: None,
         setup: Setup {
             name: "gpt",

@@ -7,11 +7,13 @@ use kiln_training::{
     Batch, BatchSource, Checkpointing, Error, OptimizerConfig, ScheduleConfig, StepPlan, Task, Trainer, TrainerBuilder,
 };
 
+use super::compression::CompressionSettings;
+use super::load::InitError;
 use super::settings::{ClassifySettings, GptSettings, MemorySetting, RunSettings, SegmentSettings};
 use crate::HEAP;
 
 /// Makes the plain model on a device.
-pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error>>;
+pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, InitError>>;
 
 /// Finds out what a report says of a model on a device, with at most so many samples there at once.
 pub type Finder<M> = Box<dyn Fn(&M, &Device, usize) -> anyhow::Result<Findings>>;
@@ -23,6 +25,8 @@ pub struct Findings {
     pub figures: Vec<(String, f64)>,
     /// Pictures as PNG files, each with its title.
     pub pictures: Vec<(String, Vec<u8>)>,
+    /// Files for the directory of the run, each with its name.
+    pub files: Vec<(String, Vec<u8>)>,
 }
 
 /// The samples that a step is recorded with.
@@ -69,11 +73,19 @@ pub trait PipelineSettings: serde::Serialize {
 
     /// The learning rate.
     fn schedule(&self) -> ScheduleConfig;
+
+    /// How the model is made smaller, if it is.
+    fn compression(&self) -> Option<&CompressionSettings>;
 }
 
 macro_rules! settings {
-    ($($settings:ty),*) => {$(
+    ($($settings:ty: $compression:expr),*) => {$(
         impl PipelineSettings for $settings {
+            fn compression(&self) -> Option<&CompressionSettings> {
+                let compression: fn(&Self) -> Option<&CompressionSettings> = $compression;
+                compression(self)
+            }
+
             fn run(&self) -> &RunSettings {
                 &self.run
             }
@@ -93,7 +105,11 @@ macro_rules! settings {
     )*};
 }
 
-settings!(ClassifySettings, GptSettings, SegmentSettings);
+settings!(
+    ClassifySettings: |settings| settings.compression.as_ref(),
+    GptSettings: |settings| settings.compression.as_ref(),
+    SegmentSettings: |_| None
+);
 
 impl<T: Task, S: PipelineSettings> Run<T, S> {
     /// The builder of the run's trainer with the run's settings, and the rest of the run.
@@ -112,6 +128,11 @@ impl<T: Task, S: PipelineSettings> Run<T, S> {
             .with_batch_size(run.batch_size)
             .with_every(run.every())
             .with_allocator(&HEAP);
+        let compression = setup.settings.compression().filter(|compression| compression.attaches()).cloned();
+        let builder = match compression {
+            Some(compression) => compression.into_builder(builder),
+            None => builder,
+        };
         let builder = match run.memory {
             Some(memory) => builder.with_memory(memory.budget()),
             None => builder,

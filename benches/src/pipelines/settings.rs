@@ -9,6 +9,8 @@ use kiln_precision::{Policy, Precision};
 use kiln_training::{Checkpointing, Every, MemoryBudget, OptimizerConfig, ScheduleConfig};
 use serde::{Deserialize, Serialize};
 
+use super::compression::CompressionSettings;
+
 /// Settings of every run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -216,6 +218,9 @@ pub struct ClassifySettings {
     pub optimizer: OptimizerConfig,
     /// The learning rate.
     pub schedule: ScheduleConfig,
+    /// How the model is made smaller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<CompressionSettings>,
 }
 
 /// How images reach the model.
@@ -256,6 +261,9 @@ pub struct GptSettings {
     pub optimizer: OptimizerConfig,
     /// The learning rate.
     pub schedule: ScheduleConfig,
+    /// How the model is made smaller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<CompressionSettings>,
 }
 
 /// How text reaches the model.

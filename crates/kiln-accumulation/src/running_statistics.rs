@@ -1,4 +1,4 @@
-//! Batch-norm's running statistics, updated once per batch.
+//! Running statistics, as those of batch-norm, updated once per batch.
 
 use std::collections::HashMap;
 
@@ -9,13 +9,14 @@ use crate::error::Error;
 use crate::share::share;
 use crate::weight::Weight;
 
-/// Updates batch-norm's running statistics once per window, by the weighted mean of the micro-batches' statistics.
+/// Updates running statistics, as those of batch-norm, once per window, by the weighted mean of the micro-batches' statistics.
 ///
 /// burn and torch update them at every micro-batch, so that with k micro-batches they forget the past k times as fast. Here every
 /// micro-batch starts from the statistics before the window, `r0`, and results in `(1 - m) r0 + m s` for its own statistics `s`
 /// and momentum `m`. The mean of these results, weighted as the loss is, is one update by the weighted mean of all `s`.
 ///
-/// Running statistics are found in burn's `BatchNorm`. A model without batch-norm costs one visit to its parameters.
+/// Running statistics are parameters of one dimension whose field's name begins with `running_` and that take no gradient: those of burn's
+/// `BatchNorm`, and of other modules that follow its rule. A model without them costs one visit to its parameters.
 #[derive(Debug)]
 pub struct RunningStatistics {
     before: HashMap<ParamId, Tensor<1>>,
@@ -72,20 +73,21 @@ impl RunningStatistics {
 /// The place of a visitor in a module, which tells running statistics from other floats.
 #[derive(Default)]
 struct Place {
-    stack: Vec<(String, bool)>,
+    /// Whether the field is called as statistics are.
+    stack: Vec<bool>,
 }
 
 impl Place {
-    fn enter(&mut self, name: &str, container: &str) {
-        self.stack.push((name.to_owned(), container == "Struct:BatchNorm"));
+    fn enter(&mut self, name: &str) {
+        self.stack.push(name.starts_with("running_"));
     }
 
     fn leave(&mut self) {
         self.stack.pop();
     }
 
-    fn is_statistic(&self) -> bool {
-        self.stack.last().is_some_and(|(name, norm)| *norm && name.starts_with("running_"))
+    fn is_statistic<const D: usize>(&self, param: &Param<Tensor<D>>) -> bool {
+        D == 1 && self.stack.last() == Some(&true) && !param.is_require_grad()
     }
 }
 
@@ -96,14 +98,14 @@ fn read(model: &impl Module) -> HashMap<ParamId, Tensor<1>> {
         found: HashMap<ParamId, Tensor<1>>,
     }
     impl ModuleVisitor for Read {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.place.enter(name, container);
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.place.enter(name);
         }
         fn exit_module(&mut self, _: &str, _: &str) {
             self.place.leave();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if D == 1 && self.place.is_statistic() {
+            if self.place.is_statistic(param) {
                 self.found.insert(param.id, same(param.val()));
             }
         }
@@ -139,14 +141,14 @@ fn write(model: &impl Module, values: &HashMap<ParamId, Tensor<1>>) {
         values: &'a HashMap<ParamId, Tensor<1>>,
     }
     impl ModuleMapper for Write<'_> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.place.enter(name, container);
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.place.enter(name);
         }
         fn exit_module(&mut self, _: &str, _: &str) {
             self.place.leave();
         }
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            match self.values.get(&param.id).filter(|_| D == 1 && self.place.is_statistic()) {
+            match self.values.get(&param.id).filter(|_| self.place.is_statistic(&param)) {
                 Some(value) => param.map(|_| same(value.clone())),
                 None => param,
             }

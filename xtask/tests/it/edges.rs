@@ -38,6 +38,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
         &[
             "kiln-accumulation",
             "kiln-checkpointing",
+            "kiln-compression",
             "kiln-data",
             "kiln-layers",
             "kiln-memory",
@@ -55,6 +56,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
             "benches",
             "kiln-accumulation",
             "kiln-checkpointing",
+            "kiln-compression",
             "kiln-data",
             "kiln-memory",
             "kiln-models",

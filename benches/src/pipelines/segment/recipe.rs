@@ -58,7 +58,7 @@ pub fn run(
     let model = settings.model.clone();
     let run = Run {
         task: segment(&settings, Some(tiles.test.clone()))?,
-        init: Box::new(move |device| model.init(device)),
+        init: Box::new(move |device| Ok(model.init(device)?)),
         findings: Some(findings(&settings, tiles.test.clone(), data.classes.clone())),
         setup: Setup {
             name: "unet",

@@ -101,6 +101,14 @@ impl Gpt {
         CrossEntropyLossConfig::new().init(&targets.device()).forward(logits_btv.reshape([b * t, v]), targets)
     }
 
+    /// Output of the last block `[B, T, C]` to what makes the logits: rows `[B T, C]` and the output layer's weight `[C, V]`, whose product
+    /// they are. For losses that need the logits of a few rows at a time.
+    pub fn output(&self, x_btc: Tensor<3>) -> (Tensor<2>, Tensor<2>) {
+        let hidden = self.last_norm(x_btc).flatten(0, 1);
+        let weight_cv = self.output_weight(hidden.dtype());
+        (hidden, weight_cv)
+    }
+
     fn last_norm(&self, x_btc: Tensor<3>) -> Tensor<3> {
         match usable(self.lean, &x_btc) {
             true => output(kiln_layers::layer_norm(&self.ln_f, x_btc)),

@@ -1,0 +1,74 @@
+//! A model that another one learns from.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use burn::module::Module;
+use burn::tensor::Device;
+use kiln_compression::DistillationLoss;
+use kiln_models::SafetensorsModel;
+use serde::de::DeserializeOwned;
+
+use super::compression::{CompressionSettings, TeacherSettings};
+use super::load::load_merged;
+use crate::usage::Usage;
+
+type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error>>;
+
+/// A model that another one learns from, for inference.
+pub struct Tutor<M> {
+    init: Init<M>,
+    model: M,
+    device: Device,
+    /// How outputs are compared.
+    pub(super) loss: DistillationLoss,
+    /// The share of the loss that compares with the teacher.
+    pub(super) share: f64,
+}
+
+impl<M: SafetensorsModel> Tutor<M> {
+    /// The model of the settings' checkpoint on `device`. `init` makes the plain model, `compression` is that of the teacher's own run.
+    ///
+    /// # Errors
+    /// [`Usage`] for numbers out of range, and a checkpoint that cannot be read.
+    pub(super) fn load(
+        settings: &TeacherSettings,
+        init: impl Fn(&Device) -> Result<M, kiln_models::Error> + 'static,
+        compression: Option<&CompressionSettings>,
+        device: &Device,
+    ) -> Result<Self> {
+        let TeacherSettings { checkpoint, temperature, share } = settings;
+        if !(0.0..=1.0).contains(share) {
+            bail!(Usage(format!("the teacher's share of the loss is {share}, expected a number from 0 to 1")));
+        }
+        let loss = DistillationLoss::new(*temperature).map_err(|error| Usage(error.to_string()))?;
+        let device = device.clone().inner();
+        let model = load_merged(init(&device)?, compression, checkpoint)?.valid();
+        Ok(Self { init: Box::new(init), model, device, loss, share: *share })
+    }
+
+    /// The model on a device of steps, without gradients. The device that steps are recorded on gets one with other weights.
+    pub(super) fn on(&self, device: &Device) -> M {
+        let plain = device.clone().inner();
+        match plain == self.device {
+            true => self.model.clone(),
+            false => (self.init)(&plain).map_or_else(|_| self.model.clone(), |model| model.valid()),
+        }
+    }
+}
+
+/// The settings of the run that a checkpoint belongs to: of the directory around it.
+pub(super) fn settings_of<S: DeserializeOwned>(checkpoint: &Path) -> Result<S> {
+    let folders = checkpoint.ancestors().take(3); // the run, or the run above checkpoints/step-N
+    let file = folders.map(|folder| folder.join("config.toml")).find(|file| file.is_file());
+    let file = file.with_context(|| {
+        format!(
+            "no config.toml in or above '{}', expected a run directory or one of its checkpoints",
+            checkpoint.display()
+        )
+    })?;
+    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read '{}'", file.display()))?;
+    toml::from_str(&text).map_err(|error| {
+        Usage(format!("config '{}' is of another model or damaged: {}", file.display(), error.message())).into()
+    })
+}
