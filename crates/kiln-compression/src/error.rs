@@ -30,6 +30,46 @@ pub enum Error {
         /// The paths of the model.
         known: String,
     },
+    /// The smallest choices need more bytes than there are.
+    #[error("the budget is {budget} bytes, expected at least {smallest}")]
+    BudgetTooSmall {
+        /// The budget.
+        budget: u64,
+        /// What the smallest choices need.
+        smallest: u64,
+    },
+    /// A tensor has another shape than the parameter of the model.
+    #[error("'{path}' has shape {found:?}, expected {expected:?}")]
+    ShapeMismatch {
+        /// The parameter.
+        path: String,
+        /// The shape of the tensor.
+        found: Vec<usize>,
+        /// The shape of the parameter.
+        expected: Vec<usize>,
+    },
+    /// A parameter has a reparameterization, so that its stored value is not what layers read.
+    #[error("'{path}' has a reparameterization, expected a plain parameter: materialize the model first")]
+    Reparameterized {
+        /// The parameter.
+        path: String,
+    },
+    /// A device cannot give the values of a parameter.
+    #[error("the values of '{path}' cannot be read: {reason}")]
+    Read {
+        /// The parameter.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// A device does not hold the values of a quantisation scheme.
+    #[error("{device} does not hold values of {scheme}, expected a scheme of whole numbers such as Q8S")]
+    UnsupportedScheme {
+        /// The values of the scheme.
+        scheme: String,
+        /// The device.
+        device: String,
+    },
     /// A file cannot be read, or is not what it should be.
     #[error("cannot load '{path}': {reason}")]
     Load {

@@ -13,4 +13,8 @@ mod quantize;
 
 pub use error::Error;
 pub use nest::{Nest, Nested};
-pub use quantize::{Blocks, Granularity, QuantizedWeight, WeightRange};
+pub use quantize::{
+    Affine, Assignment, BitChoice, Blocks, Calibrator, Dequantize, ErrorReport, Granularity, LayerChoices, ModelBytes,
+    Packing, Quantization, QuantizedModel, QuantizedWeight, Range, RangeMethod, WeightError, WeightRange, assign_bits,
+    bit_choices, check_scheme, quantize,
+};

@@ -1,9 +1,28 @@
 //! Quantisation of weights and activations.
 
+mod assign;
+mod bits;
 mod blocks;
+mod choices;
 mod codes;
+mod error_report;
+mod file;
+mod histogram;
+mod model;
+mod packed;
+mod parameters;
+mod plain;
+mod range;
+mod settings;
 mod weights;
 
+pub use assign::{Assignment, BitChoice, LayerChoices, assign_bits};
 pub use blocks::{Blocks, Granularity};
+pub use choices::bit_choices;
 pub use codes::WeightRange;
+pub use error_report::{ErrorReport, WeightError};
+pub use model::{ModelBytes, QuantizedModel, quantize};
+pub use packed::{Dequantize, Packing, check_scheme};
+pub use range::{Affine, Calibrator, Range, RangeMethod};
+pub use settings::Quantization;
 pub use weights::QuantizedWeight;

@@ -1,5 +1,6 @@
 //! One weight as codes and scales.
 
+use super::bits::packed_len;
 use super::blocks::Blocks;
 use super::codes::{self, WeightRange, largest_code};
 use crate::Error;
@@ -123,7 +124,7 @@ impl QuantizedWeight {
         codes::values(&self.codes, &self.blocks, &self.scales)
     }
 
-    /// The bytes of packed codes and scales. Codes of 2 to 4 bits are packed two a byte, those of 5 to 8 bits take a byte each.
+    /// The bytes of packed codes, `bits` bits each, and scales.
     pub fn bytes(&self) -> u64 {
         packed_bytes(self.codes.len(), self.blocks.count(), self.bits, self.half_scales)
     }
@@ -131,7 +132,7 @@ impl QuantizedWeight {
 
 /// The bytes of `values` packed codes and their scales.
 pub(crate) fn packed_bytes(values: usize, scales: usize, bits: u8, half_scales: bool) -> u64 {
-    let codes = if bits <= 4 { values.div_ceil(2) } else { values };
+    let codes = packed_len(values, bits);
     (codes + scales * if half_scales { 2 } else { 4 }) as u64
 }
 
@@ -143,7 +144,10 @@ pub(crate) fn check_bits(bits: u8) -> Result<(), Error> {
 }
 
 fn check_count(what: &'static str, count: usize, shape: &[usize], blocks: &Blocks) -> Result<(), Error> {
-    match count == blocks.values() && shape.iter().product::<usize>() == count {
+    // The numbers may come from a file, and then be any.
+    let product = |sides: &[usize]| sides.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
+    let blocks = [blocks.groups, blocks.columns, blocks.length];
+    match product(&blocks) == Some(count) && product(&blocks[..2]).is_some() && product(shape) == Some(count) {
         true => Ok(()),
         false => Err(Error::InvalidSetting {
             what,
@@ -166,7 +170,8 @@ mod tests {
 
     #[test]
     fn codes_and_scales_make_the_same_weight() {
-        for (bits, half_scales, bytes) in [(8, false, 12 + 16), (8, true, 12 + 8), (4, true, 6 + 8), (2, false, 6 + 16)]
+        for (bits, half_scales, bytes) in
+            [(8, false, 12 + 16), (8, true, 12 + 8), (4, true, 6 + 8), (3, false, 5 + 16), (2, false, 3 + 16)]
         {
             let weight = weight(bits, half_scales).unwrap();
             let (codes, scales) = (weight.codes().to_vec(), weight.scales().to_vec());

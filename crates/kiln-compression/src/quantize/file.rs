@@ -1,0 +1,286 @@
+//! Quantised models in files.
+
+use super::bits;
+use super::blocks::Blocks;
+use super::model::QuantizedModel;
+use super::parameters;
+use super::plain::{self, Kind, Plain};
+use super::weights::QuantizedWeight;
+use crate::Error;
+use burn::module::Module;
+use burn::tensor::TensorData;
+use half::f16;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::Write;
+use std::path::Path;
+
+/// The version of the format that is written, and the only one that is read.
+const VERSION: u32 = 1;
+
+/// The key of the description in the file's metadata.
+const KEY: &str = "kiln_quantized";
+
+/// What the metadata say, as JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Description {
+    version: u32,
+    /// CRC-32 of the weights' descriptions and of names, shapes and bytes of the tensors in the order of their names.
+    crc32: u32,
+    weights: BTreeMap<String, Entry>,
+}
+
+/// One quantised weight.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    bits: u8,
+    shape: Vec<usize>,
+    blocks: Blocks,
+}
+
+impl QuantizedModel {
+    /// Writes `model` to a file of safetensors, with its quantised weights as packed codes and scales.
+    ///
+    /// A weight `fc.weight` is stored as `fc.weight.codes` and `fc.weight.scales`. Codes of 8 bits are I8; those of fewer bits are a
+    /// stream of bits in U8, so that 4 bits are two codes a byte, the first one in the lower half. Scales are F32, or F16 if they were
+    /// rounded, of shape `[groups, 1, columns]`. All other parameters and running statistics keep their names and dtypes. The metadata
+    /// hold, under `kiln_quantized`, a JSON object with the format's version, a CRC-32, and bits, shape and blocks of each weight. The
+    /// file is written under another name and then renamed.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::Device;
+    /// use kiln_compression::{Quantization, QuantizedModel, quantize};
+    ///
+    /// let directory = tempfile::tempdir()?;
+    /// let path = directory.path().join("model.safetensors");
+    /// let config = LinearConfig::new(32, 10);
+    /// let model = config.init(&Device::flex());
+    /// let quantized = quantize(&model, &Quantization::bits(4))?;
+    /// quantized.save(&model, &path)?;
+    ///
+    /// let (model, again) = QuantizedModel::load(&path, config.init(&Device::flex()))?;
+    /// assert_eq!(again, quantized);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Save`] if the file cannot be written; [`Error::UnknownParameter`] and [`Error::ShapeMismatch`] if the weights are not
+    /// those of the model; [`Error::Reparameterized`] if a parameter has a reparameterization; [`Error::Read`] if a device cannot give
+    /// values.
+    pub fn save<M: Module>(&self, model: &M, path: impl AsRef<Path>) -> Result<(), Error> {
+        let path = path.as_ref();
+        self.check(model)?;
+        // Running statistics take in their last update only when they are asked to.
+        drop(model.valid());
+        let rest = plain::tensors(model, |path| !self.weights().contains_key(path))?;
+
+        let mut tensors = BTreeMap::new();
+        let mut entries = BTreeMap::new();
+        for (name, weight) in self.weights() {
+            let (bits, shape, blocks) = (weight.bits(), weight.shape().to_vec(), weight.blocks());
+            tensors.insert(format!("{name}.codes"), codes_of(weight));
+            tensors.insert(format!("{name}.scales"), scales_of(weight));
+            entries.insert(name.clone(), Entry { bits, shape, blocks });
+        }
+        let save = |reason: String| Error::Save { path: path.to_owned(), reason };
+        for Plain { path: name, shape, data, .. } in rest {
+            let Some(data) = data else { continue };
+            let dtype = plain::stored(data.dtype())
+                .ok_or_else(|| save(format!("'{name}' has the dtype {:?}", data.dtype())))?;
+            let bytes = match dtype {
+                Dtype::BOOL => data.iter::<bool>().map(u8::from).collect(),
+                _ => data.as_bytes().to_vec(),
+            };
+            tensors.insert(name, Stored { dtype, shape, bytes });
+        }
+
+        let mut views = Vec::with_capacity(tensors.len());
+        for (name, Stored { dtype, shape, bytes }) in &tensors {
+            views.push((
+                name.as_str(),
+                TensorView::new(*dtype, shape.clone(), bytes).map_err(|error| save(error.to_string()))?,
+            ));
+        }
+        let crc32 = checksum(&entries, views.iter().map(|(name, view)| (*name, view))).map_err(&save)?;
+        let description = Description { version: VERSION, crc32, weights: entries };
+        let description = serde_json::to_string(&description).map_err(|error| save(error.to_string()))?;
+        let metadata = HashMap::from([(KEY.to_owned(), description)]);
+        let bytes = safetensors::serialize(views, Some(metadata)).map_err(|error| save(error.to_string()))?;
+        write(path, &bytes).map_err(|error| save(error.to_string()))
+    }
+
+    /// Reads a file that [`save`](Self::save) wrote: `model` with the values of the file, the quantised weights in f32, and these weights
+    /// as codes. [`apply_packed`](Self::apply_packed) of the second on the first gives a model that holds codes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Load`] if the file cannot be read, is not such a file, has another version or is damaged; [`Error::UnknownParameter`],
+    /// [`Error::ShapeMismatch`] and [`Error::Reparameterized`] if it is not of this model.
+    pub fn load<M: Module>(path: impl AsRef<Path>, model: M) -> Result<(M, Self), Error> {
+        let path = path.as_ref();
+        let load = |reason: String| Error::Load { path: path.to_owned(), reason };
+        let bytes = std::fs::read(path).map_err(|error| load(error.to_string()))?;
+        let (quantized, mut rest) = read(&bytes).map_err(&load)?;
+        quantized.check(&model)?;
+
+        let slots = plain::tensors(&model, |_| false)?;
+        let known: BTreeSet<&str> = slots.iter().map(|slot| slot.path.as_str()).collect();
+        if let Some(name) = rest.keys().find(|name| !known.contains(name.as_str())) {
+            let known = known.iter().copied().collect::<Vec<_>>().join(", ");
+            return Err(Error::UnknownParameter { path: name.clone(), known });
+        }
+        let mut values = BTreeMap::new();
+        for slot in slots {
+            let data = match quantized.weights().get(&slot.path) {
+                Some(weight) => TensorData::new(weight.dequantize(), slot.shape),
+                None => {
+                    let stored =
+                        rest.remove(&slot.path).ok_or_else(|| load(format!("it has no tensor '{}'", slot.path)))?;
+                    if stored.shape != slot.shape {
+                        return Err(Error::ShapeMismatch {
+                            path: slot.path,
+                            found: stored.shape,
+                            expected: slot.shape,
+                        });
+                    }
+                    let (dtype, wanted) = (stored.dtype, slot.kind);
+                    data(stored, wanted)
+                        .ok_or_else(|| load(format!("'{}' has the dtype {dtype:?}, expected {wanted:?}", slot.path)))?
+                }
+            };
+            values.insert(slot.path, data);
+        }
+        Ok((parameters::replace(model, |path| values.remove(path)), quantized))
+    }
+}
+
+/// A tensor as it is in the file.
+struct Stored {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+fn codes_of(weight: &QuantizedWeight) -> Stored {
+    let bytes = bits::pack(weight.codes(), weight.bits());
+    match weight.bits() {
+        8 => Stored { dtype: Dtype::I8, shape: weight.shape().to_vec(), bytes },
+        _ => Stored { dtype: Dtype::U8, shape: vec![bytes.len()], bytes },
+    }
+}
+
+fn scales_of(weight: &QuantizedWeight) -> Stored {
+    let shape = vec![weight.blocks().groups, 1, weight.blocks().columns];
+    let scales = weight.scales();
+    match weight.half_scales() {
+        true => {
+            let bytes = scales.iter().flat_map(|scale| f16::from_f32(*scale).to_le_bytes()).collect();
+            Stored { dtype: Dtype::F16, shape, bytes }
+        }
+        false => {
+            Stored { dtype: Dtype::F32, shape, bytes: scales.iter().flat_map(|scale| scale.to_le_bytes()).collect() }
+        }
+    }
+}
+
+/// The quantised weights and the other tensors of a file.
+fn read(bytes: &[u8]) -> Result<(QuantizedModel, BTreeMap<String, Stored>), String> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+
+    let (_, metadata) =
+        SafeTensors::read_metadata(bytes).map_err(|error| format!("it is no file of safetensors: {error}"))?;
+    let description = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
+    let description = description.ok_or_else(|| format!("it is no quantised model: its metadata have no '{KEY}'"))?;
+    let broken = |error: serde_json::Error| format!("its metadata cannot be read: {error}");
+    let Version { version } = serde_json::from_str(description).map_err(broken)?;
+    if version != VERSION {
+        return Err(format!("it has version {version}, expected {VERSION}"));
+    }
+    let description: Description = serde_json::from_str(description).map_err(broken)?;
+    let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
+    let tensors: BTreeMap<&str, TensorView<'_>> = file.iter().collect();
+    if checksum(&description.weights, tensors.iter().map(|(name, view)| (*name, view)))? != description.crc32 {
+        return Err("it is damaged: its checksum is another one".to_owned());
+    }
+
+    let mut weights = BTreeMap::new();
+    for (name, entry) in &description.weights {
+        let part = |part: &str| {
+            tensors.get(format!("{name}.{part}").as_str()).ok_or_else(|| format!("it has no tensor '{name}.{part}'"))
+        };
+        let weight = weight(entry, part("codes")?, part("scales")?).map_err(|reason| format!("'{name}': {reason}"))?;
+        weights.insert(name.clone(), weight);
+    }
+    let parts: BTreeSet<String> =
+        weights.keys().flat_map(|name| [format!("{name}.codes"), format!("{name}.scales")]).collect();
+    let rest = tensors.iter().filter(|(name, _)| !parts.contains(**name));
+    let rest = rest.map(|(name, view)| {
+        let stored = Stored { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: view.data().to_vec() };
+        ((*name).to_owned(), stored)
+    });
+    Ok((QuantizedModel::new(weights), rest.collect()))
+}
+
+fn weight(entry: &Entry, codes: &TensorView<'_>, scales: &TensorView<'_>) -> Result<QuantizedWeight, String> {
+    let bits = entry.bits;
+    super::weights::check_bits(bits).map_err(|error| error.to_string())?;
+    let count =
+        entry.shape.iter().try_fold(1_usize, |count, side| count.checked_mul(*side)).ok_or("its shape is too large")?;
+    let codes = match codes.dtype() {
+        Dtype::I8 if bits == 8 => bits::unpack(codes.data(), bits, count),
+        Dtype::U8 if bits < 8 => bits::unpack(codes.data(), bits, count),
+        other => return Err(format!("codes of {bits} bits have the dtype {other:?}")),
+    };
+    let codes = codes.ok_or_else(|| format!("it has not as many codes as a shape of {:?} needs", entry.shape))?;
+    let (scales, half_scales) = match scales.dtype() {
+        Dtype::F16 => {
+            (scales.data().as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(), true)
+        }
+        Dtype::F32 => (scales.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(), false),
+        other => return Err(format!("scales have the dtype {other:?}, expected F16 or F32")),
+    };
+    QuantizedWeight::from_codes(&entry.shape, bits, entry.blocks, codes, scales, half_scales)
+        .map_err(|error| error.to_string())
+}
+
+/// The values of a stored tensor, if it can be one of `kind`.
+fn data(stored: Stored, kind: Kind) -> Option<TensorData> {
+    if kind == Kind::Bool {
+        let is_bool = stored.dtype == Dtype::BOOL;
+        return is_bool
+            .then(|| TensorData::new(stored.bytes.iter().map(|byte| *byte != 0).collect::<Vec<_>>(), stored.shape));
+    }
+    Some(TensorData::from_bytes_vec(stored.bytes, stored.shape, kind.dtype(stored.dtype)?))
+}
+
+fn checksum<'a, 'b: 'a>(
+    entries: &BTreeMap<String, Entry>,
+    tensors: impl Iterator<Item = (&'a str, &'a TensorView<'b>)>,
+) -> Result<u32, String> {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&serde_json::to_vec(entries).map_err(|error| error.to_string())?);
+    for (name, view) in tensors {
+        crc.update(format!("{name} {:?} {:?}", view.dtype(), view.shape()).as_bytes());
+        crc.update(view.data());
+    }
+    Ok(crc.finalize())
+}
+
+/// Writes beside `path`, flushes and renames.
+fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Which parameters are quantised, and how.
+
+use super::blocks::Granularity;
+use super::codes::WeightRange;
+use super::weights::check_bits;
+use crate::Error;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How [`quantize`](super::quantize) quantises the weights of a model.
+///
+/// A path is that of a parameter, `layer1.0.conv1.weight`, or of a module, which stands for all parameters inside: `layer1`. By default
+/// all parameters of two dimensions and more are quantised except those of embeddings: biases and norms are left alone.
+///
+/// ```
+/// use kiln_compression::{Granularity, Quantization, WeightRange};
+///
+/// let settings = Quantization::bits(4)
+///     .granularity(Granularity::Block(64))
+///     .range(WeightRange::LeastSquares)
+///     .half_scales()
+///     .bits_of("head", 8)
+///     .skip("stem");
+/// let text = serde_json::to_string(&settings)?;
+/// assert_eq!(serde_json::from_str::<Quantization>(&text)?, settings);
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quantization {
+    /// Bits of a code, 2 to 8.
+    pub bits: u8,
+    /// Which values share a scale.
+    pub granularity: Granularity,
+    /// How the range of a block is chosen.
+    pub range: WeightRange,
+    /// Whether scales are rounded to 16 bits.
+    pub half_scales: bool,
+    /// Whether embeddings are quantised too.
+    pub embeddings: bool,
+    /// If not empty, only what these paths name is quantised, whatever its dimensions are.
+    pub only: Vec<String>,
+    /// What these paths name is left alone.
+    pub skip: Vec<String>,
+    /// Other bits for what these paths name. The longest path that fits counts.
+    pub bits_of: BTreeMap<String, u8>,
+}
+
+impl Default for Quantization {
+    /// 8 bits for each output channel.
+    fn default() -> Self {
+        Self::bits(8)
+    }
+}
+
+impl Quantization {
+    /// Codes of `bits` bits, 2 to 8, with an f32 scale for each output channel and nothing clipped.
+    pub fn bits(bits: u8) -> Self {
+        Self {
+            bits,
+            granularity: Granularity::Channel,
+            range: WeightRange::Max,
+            half_scales: false,
+            embeddings: false,
+            only: Vec::new(),
+            skip: Vec::new(),
+            bits_of: BTreeMap::new(),
+        }
+    }
+
+    /// Sets which values share a scale.
+    pub fn granularity(self, granularity: Granularity) -> Self {
+        Self { granularity, ..self }
+    }
+
+    /// Sets how the range of a block is chosen.
+    pub fn range(self, range: WeightRange) -> Self {
+        Self { range, ..self }
+    }
+
+    /// Rounds scales to 16 bits.
+    pub fn half_scales(self) -> Self {
+        Self { half_scales: true, ..self }
+    }
+
+    /// Quantises embeddings too.
+    pub fn embeddings(self) -> Self {
+        Self { embeddings: true, ..self }
+    }
+
+    /// Adds a path to those that alone are quantised.
+    pub fn only(mut self, path: impl Into<String>) -> Self {
+        self.only.push(path.into());
+        self
+    }
+
+    /// Leaves alone what a path names.
+    pub fn skip(mut self, path: impl Into<String>) -> Self {
+        self.skip.push(path.into());
+        self
+    }
+
+    /// Sets other bits for what a path names.
+    pub fn bits_of(mut self, path: impl Into<String>, bits: u8) -> Self {
+        self.bits_of.insert(path.into(), bits);
+        self
+    }
+
+    /// The bits of a parameter, none if it is left alone.
+    pub(crate) fn chosen(&self, path: &str, kind: &str, dimensions: usize) -> Option<u8> {
+        let asked = match self.only.is_empty() {
+            true => dimensions >= 2 && (self.embeddings || kind != "Embedding"),
+            false => self.only.iter().any(|named| names(named, path)),
+        };
+        if !asked || self.skip.iter().any(|named| names(named, path)) {
+            return None;
+        }
+        let fitting = self.bits_of.iter().filter(|(named, _)| names(named, path));
+        Some(fitting.max_by_key(|(named, _)| named.len()).map_or(self.bits, |(_, bits)| *bits))
+    }
+
+    /// Checks the bits, and that every path names one of the parameters `known`.
+    pub(crate) fn check(&self, known: &[&str]) -> Result<(), Error> {
+        check_bits(self.bits)?;
+        self.bits_of.values().try_for_each(|bits| check_bits(*bits))?;
+        let paths = self.only.iter().chain(&self.skip).chain(self.bits_of.keys());
+        match paths.into_iter().find(|named| !known.iter().any(|path| names(named, path))) {
+            Some(path) => Err(Error::UnknownParameter { path: path.clone(), known: known.join(", ") }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether `named` is `path` or a module that it lies in.
+fn names(named: &str, path: &str) -> bool {
+    path.strip_prefix(named).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_are_chosen_by_default() {
+        let settings = Quantization::bits(8);
+        assert_eq!(settings.chosen("fc.weight", "Linear", 2), Some(8));
+        assert_eq!(settings.chosen("fc.bias", "Linear", 1), None);
+        assert_eq!(settings.chosen("tokens.weight", "Embedding", 2), None);
+        assert_eq!(settings.embeddings().chosen("tokens.weight", "Embedding", 2), Some(8));
+    }
+
+    #[test]
+    fn paths_name_parameters_and_modules() {
+        let settings = Quantization::bits(8).skip("a.1").bits_of("a", 4).bits_of("a.2.weight", 6);
+        let bits = |path| settings.chosen(path, "Linear", 2);
+        assert_eq!(
+            (bits("a.0.weight"), bits("a.1.weight"), bits("a.2.weight"), bits("a.10.weight")),
+            (Some(4), None, Some(6), Some(4))
+        );
+        assert_eq!(bits("ab.weight"), Some(8));
+        assert!(settings.check(&["a.1.weight", "a.2.weight"]).is_ok());
+        assert!(matches!(settings.check(&["a.2.weight"]), Err(Error::UnknownParameter { .. })));
+        let only = Quantization::bits(8).only("tokens").only("norm.gamma");
+        assert_eq!(only.chosen("tokens.weight", "Embedding", 2), Some(8));
+        assert_eq!(only.chosen("norm.gamma", "LayerNorm", 1), Some(8));
+        assert_eq!(only.chosen("fc.weight", "Linear", 2), None);
+    }
+
+    #[test]
+    fn other_bits_are_checked() {
+        assert!(matches!(Quantization::bits(1).check(&[]), Err(Error::InvalidSetting { .. })));
+        assert!(matches!(Quantization::bits(8).bits_of("a", 9).check(&["a"]), Err(Error::InvalidSetting { .. })));
+    }
+}
