@@ -13,3 +13,7 @@ mod quantize;
 
 pub use error::Error;
 pub use nest::{Nest, Nested};
+pub use prune::{
+    Gradual, LayerSparsity, Mask, Masks, Pruning, Scope, Sparsity, bake, mask_moments, masks_of, prune, set_masks,
+    sparsity, unprune, zero_pruned,
+};
