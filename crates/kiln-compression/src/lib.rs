@@ -14,6 +14,7 @@ mod quantize;
 pub use error::Error;
 pub use nest::{Nest, Nested};
 pub use prune::{
-    Gradual, LayerSparsity, Mask, Masks, Pruning, Scope, Sparsity, bake, mask_moments, masks_of, prune, set_masks,
-    sparsity, unprune, zero_pruned,
+    ChannelGroup, ChannelPruning, Channels, Gradual, Kept, KeptGroup, LayerSparsity, Mask, Masks, Member, Multiplied,
+    Pruning, Scope, Shapes, Sparsity, bake, mask_channels, mask_moments, masks_of, prune, reshape_like, set_masks, shrink,
+    shrink_moments, sparsity, unprune, zero_pruned,
 };

@@ -62,7 +62,6 @@ impl Masks {
     }
 
     /// Masks for parameters by path, of any number of dimensions.
-    #[allow(dead_code)]
     pub(super) fn at(paths: impl IntoIterator<Item = String>) -> Self {
         Self { paths: paths.into_iter().collect() }
     }

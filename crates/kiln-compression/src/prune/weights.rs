@@ -112,13 +112,15 @@ impl Pruning {
 
 /// Prunes a model that has [`Masks`](crate::Masks). What is pruned stays pruned: a sparsity below that of the model changes nothing.
 ///
-/// The stored values do not change, see [`zero_pruned`]. After each call give the optimizer the masks ([`mask_moments`](crate::mask_moments)).
+/// Only weights of linear layers and convolutions are pruned, also where other parameters have masks. The stored values do not change, see [`zero_pruned`]. After each call give the optimizer the masks ([`mask_moments`](crate::mask_moments)).
 ///
 /// # Errors
 /// [`Error::InvalidSetting`] for a sparsity out of range, [`Error::NoMasks`] for a model without masks.
 pub fn prune<M: Module>(model: M, how: &Pruning) -> Result<M, Error> {
     how.check()?;
-    let layers = masked_layers(&model, true);
+    let mut layers = masked_layers(&model, true);
+    // Biases and norms have masks for whole channels only.
+    layers.retain(|layer| layer.input_axis.is_some());
     if layers.is_empty() {
         return Err(Error::NoMasks);
     }
