@@ -86,4 +86,21 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A model is to be pruned and has no masks.
+    #[error("the model has no masks, expected Masks to be attached with apply_reparameterization")]
+    NoMasks,
+    /// The state of an optimizer cannot be changed.
+    #[error("the state of the optimizer cannot be changed: {0}")]
+    Optimizer(String),
+    /// A forward pass cannot be recorded.
+    #[error("the model cannot be recorded: {0}")]
+    Record(String),
+    /// A parameter has parameters of a reparameterization besides its mask.
+    #[error(
+        "'{path}' has parameters of a reparameterization, expected none but a mask: merge them first (materialize)"
+    )]
+    Reparameterized {
+        /// The parameter.
+        path: String,
+    },
 }

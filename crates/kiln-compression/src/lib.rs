@@ -13,6 +13,11 @@ mod quantize;
 
 pub use error::Error;
 pub use nest::{Nest, Nested};
+pub use prune::{
+    ChannelGroup, ChannelPruning, Channels, Gradual, Kept, KeptGroup, LayerSparsity, Mask, Masks, Member, Multiplied,
+    Pruning, Scope, Shapes, Sparsity, bake, mask_channels, mask_moments, masks_of, prune, reshape_like, set_masks, shrink,
+    shrink_moments, sparsity, unprune, zero_pruned,
+};
 pub use quantize::{
     Affine, Assignment, BitChoice, Blocks, Calibrator, Dequantize, ErrorReport, Granularity, LayerChoices, ModelBytes,
     Packing, Quantization, QuantizedModel, QuantizedWeight, Range, RangeMethod, WeightError, WeightRange, assign_bits,

@@ -72,9 +72,19 @@ impl ConvNorm {
         [("conv", 0), ("norm", 1)].map(|(layer, number)| (format!("{ours}.{layer}"), format!("{theirs}.{number}")))
     }
 
+    /// The convolution with the groups of its weight. One with groups is depthwise, and has fewer than it was built with once channels
+    /// are pruned: the number is no parameter.
+    pub(crate) fn conv(&self) -> Conv2d {
+        let mut conv = self.conv.clone();
+        if conv.groups > 1 {
+            conv.groups = conv.weight.lazy_shape()[0];
+        }
+        conv
+    }
+
     /// On burn's own operations.
     pub(crate) fn stock(&self, x: Tensor<4>, activation: NormActivation) -> Tensor<4> {
-        let y = batch_norm(&self.norm, layer::conv2d(&self.conv, x));
+        let y = batch_norm(&self.norm, layer::conv2d(&self.conv(), x));
         match activation {
             NormActivation::Relu => relu(y),
             NormActivation::Relu6 => relu(y).clamp_max(6.0),

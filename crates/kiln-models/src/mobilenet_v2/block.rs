@@ -99,9 +99,9 @@ impl InvertedResidual {
         let y = match &self.expand {
             Some(expand) => {
                 let y = output(conv2d(&expand.conv, x));
-                output(batch_norm_activated_conv2d(&expand.norm, Relu6, &self.depthwise.conv, y))
+                output(batch_norm_activated_conv2d(&expand.norm, Relu6, &self.depthwise.conv(), y))
             }
-            None => output(conv2d(&self.depthwise.conv, x)),
+            None => output(conv2d(&self.depthwise.conv(), x)),
         };
         let y = output(batch_norm_activated_conv2d(&self.depthwise.norm, Relu6, &self.project.conv, y));
         output(batch_norm(&self.project.norm, y))

@@ -135,9 +135,9 @@ impl InvertedResidualV3 {
         let y = match &self.expand {
             Some(expand) => {
                 let y = output(conv2d(&expand.conv, x));
-                output(batch_norm_activated_conv2d(&expand.norm, activation, &self.depthwise.conv, y))
+                output(batch_norm_activated_conv2d(&expand.norm, activation, &self.depthwise.conv(), y))
             }
-            None => output(conv2d(&self.depthwise.conv, x)),
+            None => output(conv2d(&self.depthwise.conv(), x)),
         };
         let norm = &self.depthwise.norm;
         let y = match &self.excitation {

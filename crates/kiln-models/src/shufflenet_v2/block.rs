@@ -122,7 +122,7 @@ impl Short {
         if !lean {
             return self.pointwise.stock(self.depthwise.stock(x, Linear), Relu);
         }
-        let y = output(conv2d(&self.depthwise.conv, x));
+        let y = output(conv2d(&self.depthwise.conv(), x));
         let y = output(batch_norm_activated_conv2d(&self.depthwise.norm, Linear, &self.pointwise.conv, y));
         output(batch_norm_relu(&self.pointwise.norm, y))
     }
@@ -134,7 +134,7 @@ impl Long {
             return self.last.stock(self.depthwise.stock(self.first.stock(x, Relu), Linear), Relu);
         }
         let y = output(conv2d(&self.first.conv, x));
-        let y = output(batch_norm_relu_conv2d(&self.first.norm, &self.depthwise.conv, y));
+        let y = output(batch_norm_relu_conv2d(&self.first.norm, &self.depthwise.conv(), y));
         let y = output(batch_norm_activated_conv2d(&self.depthwise.norm, Linear, &self.last.conv, y));
         output(batch_norm_relu(&self.last.norm, y))
     }

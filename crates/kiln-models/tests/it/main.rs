@@ -2,4 +2,5 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 mod errors;
+mod pruned;
 mod reference;

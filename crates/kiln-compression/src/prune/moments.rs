@@ -1,0 +1,111 @@
+//! An optimizer's moments of weights that are pruned.
+
+use std::collections::HashMap;
+
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Bytes, DType, Shape};
+use burn_pack::{Reader, Tensor, Writer};
+
+use super::layers::masked_layers;
+use crate::Error;
+
+/// Sets an optimizer's moments to zero where `model` is pruned: momentum of SGD, both moments of Adam, whatever an optimizer of burn keeps
+/// for each element. Everything else keeps its bits.
+///
+/// A pruned weight has a gradient of zero. Call this after each change of the masks, or the weight moves on until its momentum has died
+/// out. What an optimizer keeps in another shape than the parameter's stays as it is (Adafactor's rows and columns).
+///
+/// The state goes through burn's record, so that it works with any optimizer. It is then on burn's default device until the next step, and
+/// floats of a state that burn derives are in the default dtype of that device.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::optim::{AdamWConfig, GradientsParams};
+/// use burn::tensor::{Device, Tensor};
+/// use kiln_compression::{Masks, Pruning, mask_moments, prune};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(4, 4).init(&device);
+/// let masks = Masks::of(&model);
+/// let mut model = model.apply_reparameterization(masks);
+/// let mut optimizer = AdamWConfig::new().init();
+/// let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).sum();
+/// let gradients = GradientsParams::from_grads(loss.backward(), &model);
+/// model = optimizer.step(0.01, model, gradients);
+///
+/// model = prune(model, &Pruning::magnitude(0.5))?;
+/// optimizer = mask_moments(optimizer, &model)?;
+/// # Ok::<(), kiln_compression::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Optimizer`] for a state that cannot be recorded.
+pub fn mask_moments(optimizer: ModuleOptimizer, model: &impl Module) -> Result<ModuleOptimizer, Error> {
+    let layers = masked_layers(model, false).into_iter().filter(|layer| layer.kept.contains(&false));
+    let masks: HashMap<u64, _> = layers.map(|layer| (layer.id.val(), (layer.shape, layer.kept))).collect();
+    if masks.is_empty() {
+        return Ok(optimizer);
+    }
+    edit(optimizer, |id, state| {
+        let Some((shape, kept)) = masks.get(&id).filter(|(shape, _)| shape[..] == state.shape[..]) else {
+            return Ok(state);
+        };
+        debug_assert_eq!(shape.iter().product::<usize>(), kept.len());
+        let size = state.element_size()?;
+        let mut bytes = state.bytes.to_vec();
+        for (element, _) in bytes.chunks_exact_mut(size).zip(kept).filter(|(_, kept)| !**kept) {
+            element.fill(0);
+        }
+        Ok(State { bytes: Bytes::from_bytes_vec(bytes), ..state })
+    })
+}
+
+/// A tensor of an optimizer's state.
+pub(super) struct State {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) shape: Shape,
+    pub(super) bytes: Bytes,
+}
+
+impl State {
+    /// Bytes of an element.
+    pub(super) fn element_size(&self) -> Result<usize, Error> {
+        let count = self.shape.num_elements();
+        match self.bytes.len() {
+            bytes if count > 0 && bytes.is_multiple_of(count) => Ok(bytes / count),
+            bytes => Err(Error::Optimizer(format!("'{}' has {bytes} bytes for {count} elements", self.name))),
+        }
+    }
+}
+
+/// Changes the tensors of an optimizer's state. `change` is given the id of the parameter.
+pub(super) fn edit(
+    optimizer: ModuleOptimizer,
+    mut change: impl FnMut(u64, State) -> Result<State, Error>,
+) -> Result<ModuleOptimizer, Error> {
+    let failed = |error: &dyn std::fmt::Display| Error::Optimizer(error.to_string());
+    let bytes = optimizer.into_bytes().map_err(|error| failed(&error))?;
+    let reader = Reader::from_bytes(bytes).map_err(|error| failed(&error))?;
+    let (scalars, metadata) = (reader.scalars().clone(), reader.metadata().clone());
+    let mut tensors = vec![];
+    for tensor in reader.into_tensors().map_err(|error| failed(&error))? {
+        let (name, dtype, shape, id, bytes) = tensor.into_parts().map_err(|error| failed(&error))?;
+        let mut state = State { name, dtype, shape, bytes };
+        if let Some(id) = id {
+            state = change(id, state)?;
+        }
+        tensors.push(Tensor::new(state.name, state.dtype, state.shape, id, state.bytes));
+    }
+    let mut writer = Writer::new(tensors);
+    for (key, value) in &scalars {
+        writer = writer.with_scalar(key, *value);
+    }
+    for (key, value) in &metadata {
+        writer = writer.with_metadata(key, value);
+    }
+    let bytes = writer.into_bytes().map_err(|error| failed(&error))?;
+    optimizer.from_bytes(bytes).map_err(|error| failed(&error))
+}

@@ -1,0 +1,118 @@
+//! The shapes of a model that was shrunk, for a model that is built anew.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Slice, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::layers::leaf;
+use crate::Error;
+use crate::place::Place;
+
+/// The shapes of a model's parameters and running statistics by path. Saved beside a record of a shrunk model, they make a model that is
+/// built anew fit it ([`reshape_like`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Shapes(pub BTreeMap<String, Vec<usize>>);
+
+impl Shapes {
+    /// The shapes of a model.
+    pub fn of(model: &impl Module) -> Self {
+        Self(sites(model).into_iter().map(|site| (site.path, site.shape)).collect())
+    }
+}
+
+/// Cuts the parameters of a model that was built anew to these shapes, so that a record of the model with these shapes loads into it. Of
+/// each axis the first values stay. Attach masks after this.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Device;
+/// use kiln_compression::{Shapes, reshape_like};
+///
+/// let device = Device::flex();
+/// let shapes = Shapes::of(&LinearConfig::new(3, 2).init(&device));
+/// let linear = reshape_like(LinearConfig::new(8, 8).init(&device), &shapes)?;
+/// assert_eq!(linear.weight.dims(), [3, 2]);
+/// # Ok::<(), kiln_compression::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::UnknownParameter`] for a path that the model does not have, [`Error::InvalidSetting`] for a shape that is larger than that of
+/// the model or has another number of dimensions.
+pub fn reshape_like<M: Module>(model: M, shapes: &Shapes) -> Result<M, Error> {
+    struct Reshape<'a>(Place, &'a Shapes);
+    impl ModuleMapper for Reshape<'_> {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.0.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.leave();
+        }
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            match self.1.0.get(&self.0.parameter()) {
+                Some(shape) if !self.0.is_inner() && param.lazy_shape()[..] != shape[..] => param.map(|tensor| {
+                    let ranges: Vec<Slice> = shape.iter().map(|size| Slice::from(0..*size)).collect();
+                    leaf(tensor, |tensor| tensor.slice(ranges.as_slice()))
+                }),
+                _ => param,
+            }
+        }
+    }
+    let known = Shapes::of(&model);
+    for (path, shape) in &shapes.0 {
+        let Some(own) = known.0.get(path) else {
+            let known = known.0.into_keys().collect::<Vec<_>>().join(", ");
+            return Err(Error::UnknownParameter { path: path.clone(), known });
+        };
+        if own.len() != shape.len() || own.iter().zip(shape).any(|(own, size)| size > own || *size == 0) {
+            let value = format!("{shape:?} for '{path}' of {own:?}");
+            return Err(Error::InvalidSetting {
+                what: "a shape",
+                value,
+                expected: "as many dimensions, none larger, none empty",
+            });
+        }
+    }
+    Ok(model.map(&mut Reshape(Place::default(), shapes)))
+}
+
+/// A float parameter or running statistic.
+#[derive(Debug, Clone)]
+pub(super) struct Site {
+    pub(super) path: String,
+    pub(super) id: ParamId,
+    pub(super) shape: Vec<usize>,
+    /// Whether a reparameterization of it has float parameters.
+    pub(super) has_inner: bool,
+}
+
+/// The float parameters and running statistics of a model, without those of reparameterizations.
+pub(super) fn sites(model: &impl Module) -> Vec<Site> {
+    #[derive(Default)]
+    struct Sites(Place, Vec<Site>);
+    impl ModuleVisitor for Sites {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.0.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.leave();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            match self.1.last_mut().filter(|_| self.0.is_inner()) {
+                Some(site) => site.has_inner = true,
+                None => self.1.push(Site {
+                    path: self.0.parameter(),
+                    id: param.id,
+                    shape: param.lazy_shape().to_vec(),
+                    has_inner: false,
+                }),
+            }
+        }
+    }
+    let mut sites = Sites::default();
+    model.visit(&mut sites);
+    sites.1
+}
