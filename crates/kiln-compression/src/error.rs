@@ -22,6 +22,34 @@ pub enum Error {
         /// The paths of the model.
         known: String,
     },
+    /// A tensor has a shape that does not fit the others.
+    #[error("{what}: the shape is {found:?}, expected {expected}")]
+    Shape {
+        /// The tensor.
+        what: &'static str,
+        /// Its shape.
+        found: Vec<usize>,
+        /// What fits.
+        expected: String,
+    },
+    /// A file of stored outputs belongs to another teacher, another data set, or other settings.
+    #[error("'{path}' holds outputs of {found}, expected {expected}")]
+    OtherCache {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What the file says.
+        found: String,
+        /// What was asked for.
+        expected: String,
+    },
+    /// Adapters that do not fit a model, or each other.
+    #[error("the adapter of '{path}': {reason}")]
+    Adapter {
+        /// The path of the parameter.
+        path: String,
+        /// Why.
+        reason: String,
+    },
     /// A file cannot be read, or is not what it should be.
     #[error("cannot load '{path}': {reason}")]
     Load {

@@ -12,4 +12,5 @@ mod prune;
 mod quantize;
 
 pub use error::Error;
+pub use lora::{Adapter, Adapters, Factors, LowRank};
 pub use nest::{Nest, Nested};

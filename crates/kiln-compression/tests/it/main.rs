@@ -1,1 +1,3 @@
 //! Tests of the public interface.
+
+mod lora;
