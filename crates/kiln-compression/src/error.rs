@@ -62,6 +62,34 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A tensor has a shape that does not fit the others.
+    #[error("{what}: the shape is {found:?}, expected {expected}")]
+    Shape {
+        /// The tensor.
+        what: &'static str,
+        /// Its shape.
+        found: Vec<usize>,
+        /// What fits.
+        expected: String,
+    },
+    /// A file of stored outputs belongs to another teacher, another data set, or other settings.
+    #[error("'{path}' holds outputs of {found}, expected {expected}")]
+    OtherCache {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What the file says.
+        found: String,
+        /// What was asked for.
+        expected: String,
+    },
+    /// Adapters that do not fit a model, or each other.
+    #[error("the adapter of '{path}': {reason}")]
+    Adapter {
+        /// The path of the parameter.
+        path: String,
+        /// Why.
+        reason: String,
+    },
     /// A device does not hold the values of a quantisation scheme.
     #[error("{device} does not hold values of {scheme}, expected a scheme of whole numbers such as Q8S")]
     UnsupportedScheme {
@@ -95,12 +123,4 @@ pub enum Error {
     /// A forward pass cannot be recorded.
     #[error("the model cannot be recorded: {0}")]
     Record(String),
-    /// A parameter has parameters of a reparameterization besides its mask.
-    #[error(
-        "'{path}' has parameters of a reparameterization, expected none but a mask: merge them first (materialize)"
-    )]
-    Reparameterized {
-        /// The parameter.
-        path: String,
-    },
 }

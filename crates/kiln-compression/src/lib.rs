@@ -11,15 +11,18 @@ mod place;
 mod prune;
 mod quantize;
 
+pub use distill::{DistillationLoss, Teacher};
 pub use error::Error;
+pub use lora::{Adapter, Adapters, Factors, LowRank};
 pub use nest::{Nest, Nested};
 pub use prune::{
     ChannelGroup, ChannelPruning, Channels, Gradual, Kept, KeptGroup, LayerSparsity, Mask, Masks, Member, Multiplied,
-    Pruning, Scope, Shapes, Sparsity, bake, mask_channels, mask_moments, masks_of, prune, reshape_like, set_masks, shrink,
-    shrink_moments, sparsity, unprune, zero_pruned,
+    Pruning, Scope, Shapes, Sparsity, bake, mask_channels, mask_moments, masks_of, prune, reshape_like, set_masks,
+    shrink, shrink_moments, sparsity, unprune, zero_pruned,
 };
 pub use quantize::{
-    Affine, Assignment, BitChoice, Blocks, Calibrator, Dequantize, ErrorReport, Granularity, LayerChoices, ModelBytes,
-    Packing, Quantization, QuantizedModel, QuantizedWeight, Range, RangeMethod, WeightError, WeightRange, assign_bits,
-    bit_choices, check_scheme, quantize,
+    Affine, Assignment, BitChoice, Blocks, Calibrator, Dequantize, ErrorReport, FakeQuant, FakeQuantizer, Granularity,
+    InputMap, InputRange, LayerChoices, ModelBytes, Packing, Quantization, QuantizedModel, QuantizedWeight, Range,
+    RangeMethod, WeightError, WeightRange, assign_bits, bit_choices, calibrate, check_scheme, fold_batch_norm,
+    input_map, input_ranges, quantize, set_input_ranges, simulate_input, unsimulated,
 };

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 
-/// Attaches two reparameterizations to each parameter: `first` changes the stored value, `then` changes the result.
+/// Attaches two reparameterizations to each parameter: `first` changes the stored value, `then` changes the result. Each may be none.
 ///
 /// A parameter of burn holds one reparameterization, and one that is attached cannot be taken off again without losing the stored
 /// value. So everything that is to happen to a parameter is named at once, on the plain model. Nests may be nested. The order that makes
@@ -43,14 +43,14 @@ use burn::tensor::{Device, Tensor};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Nest<A, B> {
-    first: A,
-    then: B,
+    first: Option<A>,
+    then: Option<B>,
 }
 
 impl<A, B> Nest<A, B> {
     /// `first` on the stored value, `then` on its result.
-    pub fn new(first: A, then: B) -> Self {
-        Self { first, then }
+    pub fn new(first: impl Into<Option<A>>, then: impl Into<Option<B>>) -> Self {
+        Self { first: first.into(), then: then.into() }
     }
 }
 
@@ -62,10 +62,21 @@ impl<A: Reparameterizer, B: Reparameterizer> Reparameterizer for Nest<A, B> {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
-        let (param, first) = self.first.reparameterize(path, param);
-        let (param, then) = self.then.reparameterize(path, param);
+        let (param, first) = part(&mut self.first, path, param);
+        let (param, then) = part(&mut self.then, path, param);
         let nested = (first.is_some() || then.is_some()).then_some(Nested { first, then });
         (param, nested)
+    }
+}
+
+fn part<R: Reparameterizer, const D: usize>(
+    part: &mut Option<R>,
+    path: &str,
+    param: Param<Tensor<D>>,
+) -> (Param<Tensor<D>>, Option<R::Reparam>) {
+    match part {
+        Some(part) => part.reparameterize(path, param),
+        None => (param, None),
     }
 }
 

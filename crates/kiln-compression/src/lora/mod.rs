@@ -1,1 +1,10 @@
-//! Low-rank adapters.
+//! Low-rank adapters: LoRA (Hu et al. 2022) and DoRA (Liu et al. 2024), in peft's form and files.
+
+mod adapter;
+mod adapters;
+mod low_rank;
+mod peft;
+
+pub use adapter::Adapter;
+pub use adapters::{Adapters, Factors};
+pub use low_rank::LowRank;

@@ -116,8 +116,7 @@ mod tests {
 
     #[test]
     fn elements_are_kept_along_every_axis() {
-        let cuts =
-            [Cut { axis: 0, size: 2, channels: &[1] }, Cut { axis: 1, size: 3, channels: &[0, 2] }];
+        let cuts = [Cut { axis: 0, size: 2, channels: &[1] }, Cut { axis: 1, size: 3, channels: &[0, 2] }];
         let expected = [[[false; 2]; 3], [[true; 2], [false; 2], [true; 2]]].concat().concat();
         assert_eq!(elements(&[2, 3, 2], &cuts), expected);
         assert_eq!(elements(&[2, 3, 2], &[]), [true; 12]);

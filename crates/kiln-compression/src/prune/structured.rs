@@ -297,7 +297,10 @@ pub fn shrink_moments(optimizer: ModuleOptimizer, model: &impl Module, kept: &Ke
         let fits = |cut: &Cut<'_>| state.shape.get(cut.axis) == Some(&cut.size);
         if state.shape.num_dims() != site.shape.len() || !cuts.iter().all(fits) {
             let State { name, shape, .. } = state;
-            return Err(Error::Optimizer(format!("'{name}' of '{}' is {shape:?}, not the parameter's shape", site.path)));
+            return Err(Error::Optimizer(format!(
+                "'{name}' of '{}' is {shape:?}, not the parameter's shape",
+                site.path
+            )));
         }
         let size = state.element_size()?;
         let inside = elements(&state.shape, cuts);

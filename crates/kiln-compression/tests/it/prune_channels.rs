@@ -42,7 +42,10 @@ fn resnet(config: &ResNetConfig, device: &Device) -> ResNet {
 }
 
 fn resnet_channels(config: &ResNetConfig, size: usize) -> Result<Channels, Error> {
-    Channels::of(|device| resnet(config, device), |model, device| model.forward(Tensor::zeros([1, 3, size, size], device)))
+    Channels::of(
+        |device| resnet(config, device),
+        |model, device| model.forward(Tensor::zeros([1, 3, size, size], device)),
+    )
 }
 
 fn mobilenet(config: &MobileNetV2Config, device: &Device) -> MobileNetV2 {
@@ -50,7 +53,10 @@ fn mobilenet(config: &MobileNetV2Config, device: &Device) -> MobileNetV2 {
 }
 
 fn mobilenet_channels(config: &MobileNetV2Config) -> Result<Channels, Error> {
-    Channels::of(|device| mobilenet(config, device), |model, device| model.forward(Tensor::zeros([1, 3, 32, 32], device)))
+    Channels::of(
+        |device| mobilenet(config, device),
+        |model, device| model.forward(Tensor::zeros([1, 3, 32, 32], device)),
+    )
 }
 
 /// The script's weights: sin of a number of the parameter and the element.
@@ -134,7 +140,12 @@ fn groups_importance_and_costs_are_those_of_torch_pruning() -> Result<(), Error>
 }
 
 /// Outputs of the masked and the shrunk model, each relative to the largest output.
-fn difference<M: Module>(model: M, channels: &Channels, kept: &Kept, forward: impl Fn(&M) -> Tensor<2>) -> Result<f32, Error> {
+fn difference<M: Module>(
+    model: M,
+    channels: &Channels,
+    kept: &Kept,
+    forward: impl Fn(&M) -> Tensor<2>,
+) -> Result<f32, Error> {
     let full = forward(&model);
     let masked = mask_channels(model.clone().apply_reparameterization(Masks::of_channels(channels)), kept)?;
     let expected = forward(&masked);
@@ -195,11 +206,19 @@ fn multiply_adds_reach_the_target_and_not_far_below() -> Result<(), Error> {
         let kept = channels.choose(&model, &ChannelPruning::MultiplyAdds { left, round_to })?;
         let part = channels.multiply_adds(&kept) as f64 / all as f64;
         assert!(part <= left && part > left - 0.03, "{part} of {left}");
-        assert!(kept.groups.iter().all(|own| own.channels.len().is_multiple_of(round_to) || own.channels.len() == own.group.size));
+        assert!(
+            kept.groups
+                .iter()
+                .all(|own| own.channels.len().is_multiple_of(round_to) || own.channels.len() == own.group.size)
+        );
     }
     let too_much = channels.choose(&model, &ChannelPruning::multiply_adds(1e-6));
     assert!(matches!(too_much, Err(Error::InvalidSetting { what: "left", .. })));
-    for wrong in [ChannelPruning::uniform(1.0), ChannelPruning::multiply_adds(0.0), ChannelPruning::Uniform { ratio: 0.5, round_to: 0 }] {
+    for wrong in [
+        ChannelPruning::uniform(1.0),
+        ChannelPruning::multiply_adds(0.0),
+        ChannelPruning::Uniform { ratio: 0.5, round_to: 0 },
+    ] {
         assert!(matches!(channels.choose(&model, &wrong), Err(Error::InvalidSetting { .. })), "{wrong:?}");
     }
     Ok(())

@@ -1,0 +1,353 @@
+//! Adapters apart from their model: taken out, put in, merged and subtracted.
+// I inputs, O outputs, R rank
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+
+use super::adapter::{Adapter, dense};
+use super::low_rank::LowRank;
+use crate::Error;
+use crate::place::Place;
+
+/// The values of one [`Adapter`], in f32 on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Factors {
+    /// A, `[I, R]`.
+    pub a: TensorData,
+    /// B, `[R, O]`.
+    pub b: TensorData,
+    /// The magnitudes `[O]` of a DoRA.
+    pub magnitude: Option<TensorData>,
+    /// The factor of the product A B.
+    pub scale: f32,
+}
+
+impl Factors {
+    /// I, R and O.
+    pub(super) fn sizes(&self) -> [usize; 3] {
+        [self.a.shape()[0], self.a.shape()[1], self.b.shape()[1]]
+    }
+
+    fn adapter(&self, device: &Device) -> Adapter {
+        let matrix = |data: &TensorData| Param::from_tensor(Tensor::from_data(data.clone(), (device, DType::F32)));
+        let vector = |data: TensorData| Param::from_tensor(Tensor::from_data(data, (device, DType::F32)));
+        Adapter {
+            a: matrix(&self.a),
+            b: matrix(&self.b),
+            magnitude: self.magnitude.clone().map(vector),
+            scale: vector(TensorData::from([self.scale])),
+        }
+    }
+}
+
+/// The adapters of a model, apart from the model: a fine-tuned task in a few hundred kilobytes.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::Device;
+/// use kiln_compression::{Adapters, LowRank};
+///
+/// #[derive(Module, Debug)]
+/// struct Model {
+///     up: Linear,
+/// }
+///
+/// let plain = Model { up: LinearConfig::new(8, 32).init(&Device::flex()) };
+/// let trained = LowRank::new(2, 4.0, ["up"])?.attach(plain.clone())?;
+///
+/// let adapters = Adapters::of(&trained)?;
+/// let directory = tempfile::tempdir()?;
+/// adapters.save(directory.path(), |path| path.trim_end_matches(".weight").to_owned())?;
+///
+/// let adapters = Adapters::load(directory.path(), |layer| format!("{layer}.weight"))?;
+/// let served = adapters.merge_into(plain.clone())?;
+/// let trained_further = adapters.attach_to(plain)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Adapters {
+    pub(super) by_path: BTreeMap<String, Factors>,
+}
+
+impl Adapters {
+    /// The adapters of `model`, also of those inside of a [`Nest`](crate::Nest).
+    ///
+    /// # Errors
+    /// [`Error::Adapter`] when the device cannot give the values, or the model has none.
+    pub fn of<M: Module>(model: &M) -> Result<Self, Error> {
+        let mut reading = Reading::default();
+        model.visit(&mut reading);
+        if let Some(error) = reading.error {
+            return Err(error);
+        }
+        let mut by_path = BTreeMap::new();
+        for (path, parts) in reading.parts {
+            let Parts { a: Some(a), b: Some(b), magnitude, scale: Some(scale) } = parts else {
+                return Err(mismatch(&path, "a part of it is missing"));
+            };
+            by_path.insert(path, Factors { a, b, magnitude, scale });
+        }
+        match by_path.is_empty() {
+            true => Err(mismatch("", "the model has no adapters")),
+            false => Ok(Self { by_path }),
+        }
+    }
+
+    /// The values by path of the parameter, as `h.0.attn.c_attn.weight`.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Factors)> {
+        self.by_path.iter().map(|(path, factors)| (path.as_str(), factors))
+    }
+
+    /// `plain` with these adapters attached and everything else frozen, to be trained further.
+    ///
+    /// # Errors
+    /// [`Error::UnknownParameter`] for an adapter of a parameter that `plain` does not have, [`Error::Adapter`] for one of another shape, or
+    /// when some of these adapters have a magnitude and others do not.
+    pub fn attach_to<M: Module>(&self, plain: M) -> Result<M, Error> {
+        self.check_bases(&plain)?;
+        let Some((_, first)) = self.iter().next() else { return Ok(plain) };
+        let dora = first.magnitude.is_some();
+        // Ranks and scales are those of the factors that are loaded.
+        let low_rank = LowRank::new(1, 1.0, self.by_path.keys())?.with_dora(dora);
+        self.put(plain.apply_reparameterization(low_rank))
+    }
+
+    /// `model`, to which adapters are attached, with these values in their place. The identifiers of the parameters stay, and with them the
+    /// state of an optimizer.
+    ///
+    /// # Errors
+    /// [`Error::Adapter`] unless the adapters of `model` are at the same paths and of the same ranks.
+    pub fn load_into<M: Module>(&self, model: M) -> Result<M, Error> {
+        let present = Self::of(&model)?;
+        for (path, factors) in self.iter() {
+            let Some(found) = present.by_path.get(path) else {
+                return Err(mismatch(path, "the model has no adapter there"));
+            };
+            let (expected, given) = (found.sizes(), factors.sizes());
+            if expected != given {
+                return Err(mismatch(
+                    path,
+                    format!("inputs, rank and outputs are {given:?}, in the model {expected:?}"),
+                ));
+            }
+        }
+        self.put(model)
+    }
+
+    /// `plain` with these adapters added to its weights: W + s A B, or DoRA's rescaled sum. Weights that are quantised are dense
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`Error::UnknownParameter`] for an adapter of a parameter that `plain` does not have, [`Error::Adapter`] for one of another shape and
+    /// for a model that has adapters attached.
+    pub fn merge_into<M: Module>(&self, plain: M) -> Result<M, Error> {
+        self.check_bases(&plain)?;
+        Ok(plain.map(&mut Merging { adapters: self, place: Place::default(), sign: 1.0 }))
+    }
+
+    /// `merged` with these adapters subtracted from its weights. The difference from the weights before the merge is one rounding of the
+    /// merge and one of the subtraction: at most one unit in the last place of the largest of the three numbers for each weight,
+    /// so 1e-7 of it in f32.
+    ///
+    /// # Errors
+    /// [`Error::Adapter`] for a DoRA, whose norms cannot be computed from the merged weights; otherwise as [`merge_into`](Self::merge_into).
+    pub fn unmerge_from<M: Module>(&self, merged: M) -> Result<M, Error> {
+        self.check_bases(&merged)?;
+        if let Some((path, _)) = self.iter().find(|(_, factors)| factors.magnitude.is_some()) {
+            return Err(mismatch(path, "a DoRA cannot be subtracted: keep the plain weights"));
+        }
+        Ok(merged.map(&mut Merging { adapters: self, place: Place::default(), sign: -1.0 }))
+    }
+
+    fn check_bases<M: Module>(&self, model: &M) -> Result<(), Error> {
+        let mut bases = Bases::default();
+        model.visit(&mut bases);
+        if let Some(path) = bases.adapted {
+            return Err(mismatch(&path, "the model has adapters attached, expected a plain model"));
+        }
+        for (path, factors) in self.iter() {
+            let [inputs, _, outputs] = factors.sizes();
+            match bases.shapes.get(path) {
+                None => {
+                    let known = bases.shapes.keys().cloned().collect::<Vec<_>>().join(", ");
+                    return Err(Error::UnknownParameter { path: path.to_owned(), known });
+                }
+                Some(shape) if *shape != [inputs, outputs] => {
+                    return Err(mismatch(path, format!("made for [{inputs}, {outputs}], the weight is {shape:?}")));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The values in place of those of the adapters that `model` has.
+    fn put<M: Module>(&self, model: M) -> Result<M, Error> {
+        let mut writing = Writing { adapters: self, place: Place::default(), written: BTreeMap::new() };
+        let model = model.map(&mut writing);
+        for (path, factors) in self.iter() {
+            let expected = 3 + usize::from(factors.magnitude.is_some());
+            if writing.written.remove(path) != Some(expected) {
+                return Err(mismatch(path, "one has a magnitude (DoRA), the other has not"));
+            }
+        }
+        match writing.written.into_keys().next() {
+            Some(path) => Err(mismatch(&path, "the model has one there, of which no values are given")),
+            None => Ok(model),
+        }
+    }
+}
+
+fn mismatch(path: &str, reason: impl Into<String>) -> Error {
+    Error::Adapter { path: path.to_owned(), reason: reason.into() }
+}
+
+/// Which part of an adapter a visitor is at.
+fn part(place: &Place) -> Option<&str> {
+    (place.is_inner() && place.kind() == "Adapter").then(|| place.field())
+}
+
+#[derive(Default)]
+struct Parts {
+    a: Option<TensorData>,
+    b: Option<TensorData>,
+    magnitude: Option<TensorData>,
+    scale: Option<f32>,
+}
+
+#[derive(Default)]
+struct Reading {
+    place: Place,
+    parts: BTreeMap<String, Parts>,
+    error: Option<Error>,
+}
+
+impl ModuleVisitor for Reading {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.place.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.leave();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(part) = part(&self.place) else { return };
+        let path = self.place.parameter();
+        let data = match param.val().try_into_data_dtype(DType::F32) {
+            Ok(data) => data,
+            Err(reason) => {
+                self.error.get_or_insert(mismatch(&path, reason.to_string()));
+                return;
+            }
+        };
+        let parts = self.parts.entry(path).or_default();
+        match part {
+            "a" => parts.a = Some(data),
+            "b" => parts.b = Some(data),
+            "magnitude" => parts.magnitude = Some(data),
+            _ => parts.scale = data.iter::<f32>().next(),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Bases {
+    place: Place,
+    shapes: BTreeMap<String, Vec<usize>>,
+    adapted: Option<String>,
+}
+
+impl ModuleVisitor for Bases {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.place.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.leave();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if part(&self.place).is_some() {
+            self.adapted = Some(self.place.parameter());
+        } else if !self.place.is_inner() {
+            self.shapes.insert(self.place.parameter(), param.lazy_shape().to_vec());
+        }
+    }
+}
+
+struct Writing<'a> {
+    adapters: &'a Adapters,
+    place: Place,
+    /// How many parts of the adapter at a path got a value.
+    written: BTreeMap<String, usize>,
+}
+
+impl ModuleMapper for Writing<'_> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.place.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.leave();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(part) = part(&self.place) else { return param };
+        let path = self.place.parameter();
+        let written = self.written.entry(path.clone()).or_default();
+        let Some(factors) = self.adapters.by_path.get(&path) else { return param };
+        let data = match part {
+            "a" => factors.a.clone(),
+            "b" => factors.b.clone(),
+            "scale" => TensorData::from([factors.scale]),
+            _ => match &factors.magnitude {
+                Some(magnitude) => magnitude.clone(),
+                // Counted, so that the number of parts does not fit.
+                None => {
+                    *written += 1;
+                    return param;
+                }
+            },
+        };
+        *written += 1;
+        let (dtype, device, trained) = (param.dtype(), param.lazy_device(), param.is_require_grad());
+        param.map(|_| {
+            let value = Tensor::<D>::from_data(data, (&device, DType::F32)).cast(FloatDType::from(dtype)).detach();
+            if trained { value.require_grad() } else { value }
+        })
+    }
+}
+
+struct Merging<'a> {
+    adapters: &'a Adapters,
+    place: Place,
+    sign: f32,
+}
+
+impl ModuleMapper for Merging<'_> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.place.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.leave();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        use burn::module::Reparameterization;
+        let Some(factors) = self.adapters.by_path.get(&self.place.parameter()) else { return param };
+        if self.place.is_inner() {
+            return param;
+        }
+        let trained = param.is_require_grad();
+        let factors = Factors { scale: self.sign * factors.scale, ..factors.clone() };
+        param.map(|weight| {
+            let merged = factors.adapter(&weight.device()).apply(dense(weight.detach())).detach();
+            if trained { merged.require_grad() } else { merged }
+        })
+    }
+}

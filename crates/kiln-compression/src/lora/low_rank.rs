@@ -1,0 +1,193 @@
+//! Attaches adapters to a model.
+// I inputs, O outputs, R rank
+
+use burn::module::{Module, ModuleVisitor, Param, Reparameterizer};
+use burn::tensor::{Distribution, FloatDType, Tensor};
+
+use super::adapter::{Adapter, dense, norms};
+use crate::Error;
+use crate::place::Place;
+
+/// Attaches an [`Adapter`] to the weights of chosen layers and freezes everything else.
+///
+/// The chosen weights are parameters of rank 2 in burn's layout of linear layers, `[inputs, outputs]`. GPT-2's `Conv1D` has the same
+/// layout; peft calls it `fan_in_fan_out`. A starts from the uniform distribution in ±1/√inputs and B at 0, as in peft, so the model
+/// computes what it did before. A is drawn from the device's generator: seed the device for a reproducible start.
+///
+/// An adapter may be one part of a [`Nest`](crate::Nest); [`check`](Self::check) then does what [`attach`](Self::attach) would.
+/// [`Module::materialize`] merges adapters into plain weights.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use kiln_compression::LowRank;
+///
+/// #[derive(Module, Debug)]
+/// struct Model {
+///     up: Linear,
+///     down: Linear,
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let plain = Model { up: LinearConfig::new(8, 32).init(&device), down: LinearConfig::new(32, 8).init(&device) };
+/// let model = LowRank::new(2, 4.0, ["up"])?.attach(plain)?;
+///
+/// let x = Tensor::<2>::ones([1, 8], &device);
+/// let gradients = model.down.forward(model.up.forward(x)).sum().backward();
+/// assert!(model.down.weight.val().grad(&gradients).is_none());
+/// let plain = model.materialize();
+/// # Ok::<(), kiln_compression::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRank {
+    rank: usize,
+    scale: f64,
+    targets: Vec<String>,
+    dora: bool,
+}
+
+impl LowRank {
+    /// Adapters of rank `rank`, whose product is multiplied by `alpha / rank`, for the layers that `targets` name. A target is the end
+    /// of a layer's path from a dot on, as peft's `target_modules`: `c_attn` names `h.0.attn.c_attn` and `h.1.attn.c_attn`. The whole path
+    /// of a parameter, `h.0.attn.c_attn.weight`, names only this parameter.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a rank of 0, an alpha that is not finite, or no target.
+    pub fn new<T: Into<String>>(rank: usize, alpha: f64, targets: impl IntoIterator<Item = T>) -> Result<Self, Error> {
+        let invalid = |what, value: String, expected| Err(Error::InvalidSetting { what, value, expected });
+        let targets: Vec<String> = targets.into_iter().map(Into::into).collect();
+        if rank == 0 {
+            return invalid("the rank of adapters", "0".into(), "at least 1");
+        }
+        if !alpha.is_finite() {
+            return invalid("alpha", alpha.to_string(), "a finite number");
+        }
+        if targets.is_empty() {
+            return invalid("the number of targets", "0".into(), "at least 1");
+        }
+        Ok(Self { rank, scale: alpha / rank as f64, targets, dora: false })
+    }
+
+    /// The same with a trained magnitude of each output: DoRA. The magnitudes start as the norms of the stored weights. Under a
+    /// [`Nest`](crate::Nest) whose first part changes these weights they do not fit until they are trained.
+    pub fn with_dora(mut self, dora: bool) -> Self {
+        self.dora = dora;
+        self
+    }
+
+    /// The same with the product multiplied by `alpha / √rank`: rsLoRA (Kalajdzievski 2023, arXiv 2312.03732).
+    pub fn with_rank_stabilization(mut self) -> Self {
+        self.scale *= (self.rank as f64).sqrt();
+        self
+    }
+
+    /// `plain` with adapters.
+    ///
+    /// # Errors
+    /// [`Error::UnknownParameter`] for a target that names no weight of rank 2.
+    pub fn attach<M: Module>(&self, plain: M) -> Result<M, Error> {
+        self.check(&plain)?;
+        Ok(plain.apply_reparameterization(self.clone()))
+    }
+
+    /// Checks that each target names a weight of `model`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownParameter`] for a target that names no weight of rank 2.
+    pub fn check<M: Module>(&self, model: &M) -> Result<(), Error> {
+        let mut weights = Weights::default();
+        model.visit(&mut weights);
+        match self.targets.iter().find(|target| !weights.paths.iter().any(|path| names(target, path))) {
+            Some(target) => Err(Error::UnknownParameter { path: target.clone(), known: weights.paths.join(", ") }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Reparameterizer for LowRank {
+    type Reparam = Adapter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Adapter>) {
+        let shape = param.lazy_shape();
+        let param = param.set_require_grad(false);
+        if D != 2 || !self.targets.iter().any(|target| names(target, path)) {
+            return (param, None);
+        }
+        let [inputs, outputs] = [shape[0], shape[1]];
+        let device = param.lazy_device();
+        let bound = 1.0 / (inputs as f64).sqrt();
+        let float = |tensor: Tensor<2>| Param::from_tensor(tensor.cast(FloatDType::F32));
+        let magnitude = self.dora.then(|| {
+            let weight = dense(param.base()).cast(FloatDType::F32).reshape([inputs, outputs]);
+            Param::from_tensor(norms(weight).detach())
+        });
+        let scale = Tensor::<1>::from_data([self.scale as f32], &device);
+        let adapter = Adapter {
+            a: float(Tensor::random([inputs, self.rank], Distribution::Uniform(-bound, bound), &device)),
+            b: float(Tensor::zeros([self.rank, outputs], &device)),
+            magnitude,
+            scale: Param::from_tensor(scale.cast(FloatDType::F32)).set_require_grad(false),
+        };
+        (param, Some(adapter))
+    }
+}
+
+/// Whether `target` names the parameter at `path`.
+fn names(target: &str, path: &str) -> bool {
+    let layer = path.rsplit_once('.').map_or("", |(layer, _)| layer);
+    let ends = layer.strip_suffix(target).is_some_and(|front| front.is_empty() || front.ends_with('.'));
+    path == target || ends
+}
+
+/// Paths of the parameters of rank 2.
+#[derive(Default)]
+struct Weights {
+    place: Place,
+    paths: Vec<String>,
+}
+
+impl ModuleVisitor for Weights {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.place.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.leave();
+    }
+
+    fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
+        if D == 2 && !self.place.is_inner() {
+            self.paths.push(self.place.parameter());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_the_end_of_a_layers_path() {
+        assert!(names("c_attn", "h.0.attn.c_attn.weight"));
+        assert!(names("attn.c_attn", "h.0.attn.c_attn.weight"));
+        assert!(names("h.0.attn.c_attn.weight", "h.0.attn.c_attn.weight"));
+        assert!(names("up", "up.weight"));
+        assert!(!names("attn", "h.0.attn.c_attn.weight"));
+        assert!(!names("weight", "h.0.attn.c_attn.weight"));
+        assert!(!names("0.attn.c_attn.weight", "h.0.attn.c_attn.weight"));
+        assert!(!names("", "h.0.attn.c_attn.weight"));
+    }
+
+    #[test]
+    fn settings_that_make_no_adapter_are_errors() {
+        assert!(LowRank::new(0, 1.0, ["a"]).is_err());
+        assert!(LowRank::new(1, f64::NAN, ["a"]).is_err());
+        assert!(LowRank::new(1, 1.0, Vec::<String>::new()).is_err());
+        assert_eq!(LowRank::new(4, 8.0, ["a"]).map(|low_rank| low_rank.with_rank_stabilization().scale), Ok(4.0));
+    }
+}

@@ -1,0 +1,292 @@
+//! The range of a layer's input, followed while training, and inputs brought to the values that integers can have.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, RunningState};
+use burn::tensor::{DType, Device, Tensor};
+
+use super::range::{Calibrator, Range, RangeMethod};
+use crate::Error;
+use crate::place::Place;
+
+/// The range that the inputs of one layer have, as a moving average over batches, and their fake quantisation to unsigned 8-bit integers
+/// with a zero point.
+///
+/// While a model trains, each batch moves the range by a fraction `momentum` towards the batch's own smallest and largest value; the first
+/// batch sets it (torch's `MovingAverageMinMaxObserver`). In a model without autodiff, and with a momentum of 0, the range stays. A range
+/// that was never set leaves inputs as they are.
+#[derive(Module, Debug)]
+pub struct InputRange {
+    running_low: RunningState<Tensor<1>>,
+    running_high: RunningState<Tensor<1>>,
+    observing: Param<Flag>,
+    momentum: f64,
+    #[module(skip)]
+    path: Arc<str>,
+}
+
+impl InputRange {
+    pub(super) fn new(path: &str, momentum: f64, device: &Device) -> Self {
+        let zero = || RunningState::new(Tensor::zeros([1], (device, DType::F32)));
+        let observing = Param::from_bool(true);
+        Self { running_low: zero(), running_high: zero(), observing, momentum, path: path.into() }
+    }
+
+    /// The elements `x` of an input, brought to the nearest of 256 values. The gradient passes where an element is in the range, and is
+    /// zero outside.
+    fn simulate(&self, x: Tensor<1>) -> Tensor<1> {
+        let dtype = x.dtype();
+        let values = x.clone().detach().cast(DType::F32);
+        let [low, high] = self.moved(&values);
+        let x = x.cast(DType::F32);
+        fake_quantize_affine(x, values, low, high).cast(dtype)
+    }
+
+    /// The range after a batch with these elements.
+    fn moved(&self, values: &Tensor<1>) -> [Tensor<1>; 2] {
+        let before = [self.running_low.value_sync(), self.running_high.value_sync()];
+        let learns = values.device().is_autodiff() && self.observing.is_enabled() && self.momentum > 0.0;
+        if !learns {
+            return before;
+        }
+        let now = [values.clone().min(), values.clone().max()];
+        let [low, high] = before.clone();
+        let unset = low.equal(high);
+        let moved = [0, 1].map(|i| {
+            let (before, now) = (before[i].clone(), now[i].clone());
+            let average = before.clone() + (now.clone() - before) * self.momentum;
+            average.mask_where(unset.clone(), now)
+        });
+        let [low, high] = moved.clone();
+        self.running_low.update(low);
+        self.running_high.update(high);
+        moved
+    }
+}
+
+/// `x` brought to the nearest of the values `(code - zero_point) * scale` with codes of 0 to 255, where scale and zero point come from the
+/// range as in torch.ao: the range is widened to hold 0, and 0 is one of the values. `values` is `x` outside of the graph. The gradient
+/// passes where the code needs no clamping, as in torch's `fake_quantize_per_tensor_affine`.
+fn fake_quantize_affine(x: Tensor<1>, values: Tensor<1>, low: Tensor<1>, high: Tensor<1>) -> Tensor<1> {
+    let (low, high) = (low.clamp_max(0.0), high.clamp_min(0.0));
+    let unset = low.clone().equal(high.clone());
+    let scale = ((high - low.clone()) / 255.0).clamp_min(f32::EPSILON);
+    let zero_point = (-low / scale.clone()).round().clamp(0.0, 255.0);
+    // As torch, by the reciprocal.
+    let codes = (values.clone() * scale.clone().recip()).round() + zero_point.clone();
+    let inside = codes.clone().greater_equal_elem(0.0).bool_and(codes.clone().lower_equal_elem(255.0));
+    let simulated = (codes.clamp(0.0, 255.0) - zero_point) * scale;
+    let [elements] = values.dims();
+    let unset = unset.expand([elements]);
+    let simulated = simulated.mask_where(unset.clone(), values);
+    // The first part is exactly zero, and brings the gradient.
+    let passed = x.mask_fill(inside.bool_or(unset).bool_not(), 0.0);
+    (passed.clone() - passed.detach()) + simulated
+}
+
+/// What a calibration has seen of each layer's input.
+struct Calibration {
+    method: RangeMethod,
+    seen: BTreeMap<String, Calibrator>,
+    failed: Option<Error>,
+}
+
+impl Calibration {
+    fn observe(&mut self, path: &str, values: &[f32]) -> Result<(), Error> {
+        if !self.seen.contains_key(path) {
+            self.seen.insert(path.to_owned(), Calibrator::new(self.method)?);
+        }
+        match self.seen.get_mut(path) {
+            Some(calibrator) => calibrator.observe(values),
+            None => Ok(()),
+        }
+    }
+}
+
+thread_local! {
+    /// Whether weights are read to learn about the input of their layer.
+    static ASKING: Cell<bool> = const { Cell::new(false) };
+    /// The range of the input of the layer whose weight was read last.
+    static ANSWER: RefCell<Option<InputRange>> = const { RefCell::new(None) };
+    /// What calibration has seen, while it runs.
+    static CALIBRATION: RefCell<Option<Calibration>> = const { RefCell::new(None) };
+}
+
+/// Answers a question for the input of the layer, if one is asked, and returns whether it is.
+pub(super) fn answer(range: Option<&InputRange>) -> bool {
+    let asking = ASKING.get();
+    if asking {
+        ANSWER.set(range.cloned());
+    }
+    asking
+}
+
+/// What happens to the elements of a layer's input on their way in.
+pub type InputMap = Box<dyn FnOnce(Tensor<1>) -> Tensor<1>>;
+
+/// What happens to the input of the layer whose weight `read_weight` reads; nothing where the layer's input is not simulated.
+///
+/// This is the hook of layers that ask for one, as those of kiln-models do: `kiln_models::on_layer_input(kiln_compression::input_map)`. In
+/// a layer of one's own, [`simulate_input`] is simpler.
+pub fn input_map(read_weight: &dyn Fn()) -> Option<InputMap> {
+    /// Ends the question, also by a panic.
+    struct Asked;
+    impl Drop for Asked {
+        fn drop(&mut self) {
+            ASKING.set(false);
+        }
+    }
+    ANSWER.set(None);
+    ASKING.set(true);
+    let asked = Asked;
+    read_weight();
+    drop(asked);
+    let range = ANSWER.take()?;
+    Some(Box::new(move |x| match observe(&range, &x) {
+        true => x,
+        false => range.simulate(x),
+    }))
+}
+
+/// Notes the elements of an input while calibration runs; returns whether it does.
+fn observe(range: &InputRange, x: &Tensor<1>) -> bool {
+    CALIBRATION.with_borrow_mut(|calibration| {
+        let Some(calibration) = calibration else { return false };
+        let values = x.clone().detach().cast(DType::F32).into_data();
+        if let Err(error) = calibration.observe(&range.path, values.as_slice::<f32>().unwrap_or_default()) {
+            calibration.failed.get_or_insert(error);
+        }
+        true
+    })
+}
+
+/// The input `x` of a layer with this weight, as integers would carry it; `x` itself where the layer's input is not simulated.
+///
+/// ```
+/// use burn::nn::Linear;
+/// use burn::tensor::Tensor;
+/// use kiln_compression::simulate_input;
+///
+/// fn forward(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
+///     layer.forward(simulate_input(&layer.weight, x))
+/// }
+/// ```
+pub fn simulate_input<const D: usize, const W: usize>(weight: &Param<Tensor<W>>, x: Tensor<D>) -> Tensor<D> {
+    match input_map(&|| drop(weight.val())) {
+        Some(map) => {
+            let shape = x.shape();
+            let elements = shape.num_elements();
+            map(x.reshape([elements])).reshape(shape)
+        }
+        None => x,
+    }
+}
+
+/// Finds the ranges of layers' inputs: `run` runs a model without gradients on batches that represent the data, and nothing is simulated
+/// meanwhile. Ranges are by the path of the layer's weight; [`set_input_ranges`] gives them to the model.
+///
+/// The model must have been made for it by [`FakeQuantizer::with_inputs`](super::FakeQuantizer::with_inputs).
+///
+/// # Errors
+/// [`Error::InvalidSetting`] for a percentile out of range, [`Error::NotFinite`] for an input that is infinite or not a number.
+pub fn calibrate<R>(method: RangeMethod, run: impl FnOnce() -> R) -> Result<(BTreeMap<String, Range>, R), Error> {
+    /// Ends the calibration, also by a panic.
+    struct Running;
+    impl Drop for Running {
+        fn drop(&mut self) {
+            CALIBRATION.set(None);
+        }
+    }
+    CALIBRATION.set(Some(Calibration { method, seen: BTreeMap::new(), failed: None }));
+    let running = Running;
+    let result = run();
+    let calibration = CALIBRATION.take();
+    drop(running);
+    let mut ranges = BTreeMap::new();
+    if let Some(Calibration { seen, failed, .. }) = calibration {
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        for (path, calibrator) in seen {
+            ranges.insert(path, calibrator.range()?);
+        }
+    }
+    Ok((ranges, result))
+}
+
+/// The fields of an [`InputRange`] that hold its two ends.
+const ENDS: [&str; 2] = ["running_low", "running_high"];
+
+/// The ranges of a model's inputs by the path of the layer's weight. Ranges that were never set are left out.
+pub fn input_ranges(model: &impl Module) -> BTreeMap<String, Range> {
+    #[derive(Default)]
+    struct Read {
+        place: Place,
+        found: BTreeMap<String, [f32; 2]>,
+    }
+    impl ModuleVisitor for Read {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.place.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.place.leave();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let end = ENDS.iter().position(|end| *end == self.place.field());
+            if let (Some(end), "InputRange") = (end, self.place.kind()) {
+                let value = param.val().into_data().iter::<f32>().next().unwrap_or_default();
+                self.found.entry(self.place.parameter()).or_default()[end] = value;
+            }
+        }
+    }
+    let mut read = Read::default();
+    // `valid` folds the updates of all threads in.
+    model.valid().visit(&mut read);
+    let set = read.found.into_iter().filter(|(_, [low, high])| low != high);
+    set.map(|(path, [low, high])| (path, Range { low, high })).collect()
+}
+
+/// `model` with these ranges of its inputs; others stay as they are.
+///
+/// # Errors
+/// [`Error::UnknownParameter`] for a path whose layer has no range.
+pub fn set_input_ranges<M: Module>(model: M, ranges: &BTreeMap<String, Range>) -> Result<M, Error> {
+    struct Write<'a> {
+        place: Place,
+        ranges: &'a BTreeMap<String, Range>,
+        found: BTreeSet<String>,
+    }
+    impl ModuleMapper for Write<'_> {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.place.enter(name, container);
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.place.leave();
+        }
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let end = ENDS.iter().position(|end| *end == self.place.field());
+            let (Some(end), "InputRange") = (end, self.place.kind()) else { return param };
+            let path = self.place.parameter();
+            let range = self.ranges.get(&path).copied();
+            self.found.insert(path);
+            match range {
+                Some(Range { low, high }) => param.map(|tensor| tensor.zeros_like() + [low, high][end]),
+                None => param,
+            }
+        }
+    }
+    let mut write = Write { place: Place::default(), ranges, found: BTreeSet::new() };
+    // The ends of a range are shared by clones of a module; `valid` makes new ones.
+    let autodiff = model.devices().iter().any(|device| device.is_autodiff());
+    let own = if autodiff { model.valid().train() } else { model.valid() };
+    let model = own.map(&mut write);
+    match ranges.keys().find(|path| !write.found.contains(*path)) {
+        Some(path) => {
+            let known = write.found.into_iter().collect::<Vec<_>>().join(", ");
+            Err(Error::UnknownParameter { path: path.clone(), known })
+        }
+        None => Ok(model),
+    }
+}
