@@ -2,6 +2,7 @@
 
 mod check;
 mod cli;
+mod compress;
 mod dist;
 mod eval;
 mod fetch;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Train(command) => train::run(command),
         Command::Eval(command) => eval::run(command),
+        Command::Compress(command) => compress::run(command),
         Command::Memory(command) => memory::run(command),
         Command::Plan(command) => plan::run(command).map(|()| ExitCode::SUCCESS),
         Command::Models(command) => models::run(&command).map(|()| ExitCode::SUCCESS),

@@ -214,7 +214,7 @@ where
         return Ok(ExitCode::SUCCESS);
     }
     let (init, weights) = (run.init, request.weights.clone());
-    run.init = Box::new(move |device| init(device)?.load_safetensors(&weights));
+    run.init = Box::new(move |device| Ok(init(device)?.load_safetensors(&weights)?));
     let (builder, setup) = run.into_builder();
     let data = &setup.data;
     let sample = data.train.epoch(0, 0).next().context("there is no batch")??;

@@ -44,6 +44,9 @@ pub struct PruneSettings {
     pub schedule: Gradual,
     /// Whether weights are compared over the whole model or layer by layer.
     pub scope: Scope,
+    /// In place of a sparsity: so many of so many weights in a row stay, from the first step on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<[usize; 2]>,
     /// Weights below these paths stay.
     #[serde(default)]
     pub skip: Vec<String>,
@@ -107,7 +110,7 @@ impl CompressionSettings {
         let masks = self.prune.as_ref().map(|settings| settings.masks(model)).transpose()?;
         let adapters = self.lora.as_ref().map(|settings| settings.adapters(model)).transpose()?;
         let fake = self.quantize.as_ref().map(|settings| settings.fake(model)).transpose()?;
-        Ok(Nest::new(Nest::new(masks, adapters), fake))
+        Ok(Nest::optional(Some(Nest::optional(masks, adapters)), fake))
     }
 
     /// `model` with everything attached, below the policy's cast.
@@ -152,10 +155,14 @@ impl PruneSettings {
         optimizer: &ModuleOptimizer,
     ) -> Result<Option<(M, ModuleOptimizer)>, Error> {
         let step = usize::try_from(step).unwrap_or(usize::MAX);
-        if !self.schedule.is_update(step) {
+        let chosen = if self.pattern.is_some() { step == 0 } else { self.schedule.is_update(step) };
+        if !chosen {
             return Ok(None);
         }
-        let how = Pruning::Magnitude { sparsity: self.schedule.sparsity_at(step), scope: self.scope };
+        let how = match self.pattern {
+            Some([n, m]) => Pruning::NOfM { n, m },
+            None => Pruning::Magnitude { sparsity: self.schedule.sparsity_at(step), scope: self.scope },
+        };
         let model = prune(model.clone(), &how)?;
         let optimizer = mask_moments(optimizer.clone(), &model)?;
         Ok(Some((model, optimizer)))
@@ -171,11 +178,21 @@ impl LoraSettings {
     }
 }
 
+/// Has the layers of kiln-models ask how their inputs are simulated.
+pub fn simulate_inputs() {
+    if !kiln_models::on_layer_input(kiln_compression::input_map) {
+        tracing::warn!("inputs are not simulated: layers ask another hook");
+    }
+}
+
 impl QuantizeSettings {
     fn fake(&self, model: &impl Module) -> Result<FakeQuantizer, Error> {
         let fake = FakeQuantizer::of(model, &self.weights)?;
         match self.input_momentum {
-            Some(momentum) => fake.with_inputs(momentum),
+            Some(momentum) => {
+                simulate_inputs();
+                fake.with_inputs(momentum)
+            }
             None => Ok(fake),
         }
     }

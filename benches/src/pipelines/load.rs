@@ -1,19 +1,24 @@
 //! The model of a run directory, of a checkpoint, or of a safetensors file.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use burn::module::Module;
 use burn::tensor::Device;
-use kiln_compression::reshape_like;
+use kiln_compression::{FakeQuantizer, Nest, Quantization, QuantizedModel, Range, reshape_like, set_input_ranges};
 use kiln_models::SafetensorsModel;
 use kiln_precision::{Policy, uncast};
 use kiln_training::{Checkpoints, load_model};
 
-use super::compression::CompressionSettings;
+use super::compression::{CompressionSettings, simulate_inputs};
 
 /// The folder of a run directory that its checkpoints are in.
 pub const CHECKPOINTS: &str = "checkpoints";
+/// The file of quantised weights in a run directory.
+pub const QUANTIZED: &str = "quantized.safetensors";
+/// The file of the ranges of layers' inputs beside it.
+pub const INPUT_RANGES: &str = "input-ranges.json";
 
 /// Why a run has no model to begin with.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +62,65 @@ pub fn load_merged<M: SafetensorsModel>(plain: M, compression: Option<&Compressi
         }
         _ => load_any(shaped, path),
     }
+}
+
+/// The model that `path` names as it is evaluated: with everything that its run attached, under `policy`. The directory of a quantised
+/// model gives the model of its integers.
+///
+/// # Errors
+/// Those of [`load_any`], and a compression that does not fit the model.
+pub fn load_to_evaluate<M: SafetensorsModel>(
+    plain: M,
+    compression: Option<&CompressionSettings>,
+    policy: &Policy,
+    path: &Path,
+) -> Result<M> {
+    let Some(compression) = compression else { return Ok(policy.autocast(load_any(plain, path)?)?) };
+    let shaped = match &compression.shapes {
+        Some(shapes) => reshape_like(plain, shapes)?,
+        None => plain,
+    };
+    let quantized = path.join(QUANTIZED);
+    if quantized.is_file() {
+        return integers(&quantized, shaped, policy, &path.join(INPUT_RANGES));
+    }
+    match checkpoint_of(path)? {
+        Some(_) => load_any(compression.attach(shaped, policy)?, path),
+        // A file has no attachments: they were merged.
+        None => Ok(policy.autocast(load_any(shaped, path)?)?),
+    }
+}
+
+/// The model of quantised weights in a file, and of the ranges of inputs in another, if it is there.
+fn integers<M: SafetensorsModel>(weights: &Path, plain: M, policy: &Policy, ranges: &Path) -> Result<M> {
+    let (model, integers) = QuantizedModel::load(weights, plain)?;
+    let ranges: BTreeMap<String, Range> = match ranges.is_file() {
+        true => {
+            let text = std::fs::read_to_string(ranges)?;
+            serde_json::from_str(&text).with_context(|| format!("cannot read '{}'", ranges.display()))?
+        }
+        false => BTreeMap::new(),
+    };
+    let inputs = inputs_of(&integers, &model, &ranges)?;
+    let cast = policy.reparameterizer(&model)?;
+    let model = model.apply_reparameterization(Nest::new(Nest::optional(Some(integers.packing()), inputs), cast));
+    Ok(set_input_ranges(model, &ranges)?)
+}
+
+/// What simulates the inputs of the layers of quantised weights, if there are ranges.
+fn inputs_of<M: Module>(
+    integers: &QuantizedModel,
+    model: &M,
+    ranges: &BTreeMap<String, Range>,
+) -> Result<Option<FakeQuantizer>> {
+    if ranges.is_empty() {
+        return Ok(None);
+    }
+    let only = integers.weights().keys().cloned().collect();
+    let settings = Quantization { only, ..Quantization::default() };
+    let inputs = FakeQuantizer::of(model, &settings)?.with_inputs(0.0)?.inputs_only();
+    simulate_inputs();
+    Ok(Some(inputs))
 }
 
 /// The checkpoint that a path names; none for a file.

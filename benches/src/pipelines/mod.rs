@@ -19,11 +19,13 @@ pub use classify::{
 pub use classify::{
     classify, classify_for_planning, open as open_images, run as classify_run, test_loader as classify_test_loader,
 };
-pub use compression::{Attached, CompressionSettings, LoraSettings, PruneSettings, QuantizeSettings, TeacherSettings};
-pub use load::{CHECKPOINTS, InitError, load_any, load_merged};
+pub use compression::{
+    Attached, CompressionSettings, LoraSettings, PruneSettings, QuantizeSettings, TeacherSettings, simulate_inputs,
+};
+pub use load::{CHECKPOINTS, INPUT_RANGES, InitError, QUANTIZED, load_any, load_merged, load_to_evaluate};
 pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, recipe as next_token_recipe};
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
-pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup};
+pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup, WriteInto};
 pub use segment::{
     ScoredRow, Scores, Segment, SegmentData, Tiles as SegmentTiles, check_images as check_segment_images,
     class_weights as balanced_class_weights, largest as largest_class, open as open_segments, part as segment_part,

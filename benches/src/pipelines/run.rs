@@ -18,6 +18,9 @@ pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, InitError>>;
 /// Finds out what a report says of a model on a device, with at most so many samples there at once.
 pub type Finder<M> = Box<dyn Fn(&M, &Device, usize) -> anyhow::Result<Findings>>;
 
+/// Writes files into a directory.
+pub type WriteInto = Box<dyn FnOnce(&std::path::Path) -> anyhow::Result<()>>;
+
 /// What a report says beside the metrics.
 #[derive(Default)]
 pub struct Findings {
@@ -25,8 +28,8 @@ pub struct Findings {
     pub figures: Vec<(String, f64)>,
     /// Pictures as PNG files, each with its title.
     pub pictures: Vec<(String, Vec<u8>)>,
-    /// Files for the directory of the run, each with its name.
-    pub files: Vec<(String, Vec<u8>)>,
+    /// Write files into the directory of the run.
+    pub files: Vec<WriteInto>,
 }
 
 /// The samples that a step is recorded with.

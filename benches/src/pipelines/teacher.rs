@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use burn::module::Module;
 use burn::tensor::Device;
 use kiln_compression::DistillationLoss;
 use kiln_models::SafetensorsModel;
@@ -13,7 +12,7 @@ use super::compression::{CompressionSettings, TeacherSettings};
 use super::load::load_merged;
 use crate::usage::Usage;
 
-type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error>>;
+type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error> + Send + Sync>;
 
 /// A model that another one learns from, for inference.
 pub struct Tutor<M> {
@@ -33,7 +32,7 @@ impl<M: SafetensorsModel> Tutor<M> {
     /// [`Usage`] for numbers out of range, and a checkpoint that cannot be read.
     pub(super) fn load(
         settings: &TeacherSettings,
-        init: impl Fn(&Device) -> Result<M, kiln_models::Error> + 'static,
+        init: impl Fn(&Device) -> Result<M, kiln_models::Error> + Send + Sync + 'static,
         compression: Option<&CompressionSettings>,
         device: &Device,
     ) -> Result<Self> {

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 
-/// Attaches two reparameterizations to each parameter: `first` changes the stored value, `then` changes the result. Each may be none.
+/// Attaches two reparameterizations to each parameter: `first` changes the stored value, `then` changes the result.
 ///
 /// A parameter of burn holds one reparameterization, and one that is attached cannot be taken off again without losing the stored
 /// value. So everything that is to happen to a parameter is named at once, on the plain model. Nests may be nested. The order that makes
@@ -49,8 +49,13 @@ pub struct Nest<A, B> {
 
 impl<A, B> Nest<A, B> {
     /// `first` on the stored value, `then` on its result.
-    pub fn new(first: impl Into<Option<A>>, then: impl Into<Option<B>>) -> Self {
-        Self { first: first.into(), then: then.into() }
+    pub fn new(first: A, then: B) -> Self {
+        Self { first: Some(first), then: Some(then) }
+    }
+
+    /// The same where either may be none, for settings that leave something out.
+    pub fn optional(first: Option<A>, then: Option<B>) -> Self {
+        Self { first, then }
     }
 }
 

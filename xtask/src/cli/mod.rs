@@ -1,5 +1,6 @@
 //! The command line.
 
+mod compress;
 mod load;
 mod plan;
 mod run;
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use compress::{Compress, CompressArgs, CompressDistill, CompressPrune, CompressQuantize, CompressShrink};
 pub(crate) use load::Load;
 pub(crate) use plan::{Plan, PlanArgs};
 pub(crate) use run::{EvalArgs, RunArgs};
@@ -33,6 +35,9 @@ pub(crate) enum Command {
     /// Measure a checkpoint on the held-out part of a data set
     #[command(subcommand)]
     Eval(Eval),
+    /// Make the model of a run smaller: in few bits, with weights or channels left out, or by teaching a smaller one
+    #[command(subcommand)]
+    Compress(Compress),
     /// Take a few training steps and show what their memory was used for; takes the options of `train`
     #[command(subcommand)]
     Memory(Train),

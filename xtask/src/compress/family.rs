@@ -4,12 +4,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use benches::pipelines::{
-    ClassifySettings, CompressionSettings, GptSettings, PipelineSettings, Run, classify_run, load_merged, next_token_run,
-    open_images,
+    ClassifySettings, CompressionSettings, GptSettings, PipelineSettings, Run, classify_run, load_merged,
+    next_token_run, open_images,
 };
 use benches::usage::Usage;
 use burn::tensor::{Device, Int, Tensor};
-use kiln_models::{Classifier, Gpt, SafetensorsModel};
+use kiln_models::{Classifier, ClassifierConfig, Gpt, GptConfig, SafetensorsModel};
 use kiln_training::Task;
 use serde::de::DeserializeOwned;
 
@@ -18,9 +18,9 @@ use crate::train::overlay::{absolute, read};
 use crate::train::prepare::check_classes;
 
 /// The settings of a pipeline whose runs can be made smaller.
-pub(super) trait Family: PipelineSettings + DeserializeOwned + Clone {
+pub(super) trait Family: PipelineSettings + DeserializeOwned + Clone + 'static {
     type Model: SafetensorsModel + 'static;
-    type Task: Task<Model = Self::Model>;
+    type Task: Task<Model = Self::Model> + 'static;
 
     /// The metric that says how good a model is, and whether more of it is better.
     const METRIC: (&'static str, bool);
@@ -42,7 +42,10 @@ pub(super) trait Family: PipelineSettings + DeserializeOwned + Clone {
     /// Runs `model` on an input of one sample, of zeros.
     fn forward_once(&self, model: &Self::Model, device: &Device);
 
-    /// Samples of an epoch of `run`, for the number of steps.
+    /// Makes the settings those of a student: another model by name, and another width; half of the width where nothing is said.
+    fn make_student(&mut self, model: Option<&str>, width: Option<f64>) -> Result<()>;
+
+    /// Batches of an epoch of `run`.
     fn batches(run: &Run<Self::Task, Self>) -> usize {
         kiln_training::BatchSource::batches(&run.setup.data.train)
     }
@@ -73,6 +76,30 @@ impl Family for ClassifySettings {
 
     fn set_rate(&mut self, rate: f64) {
         self.schedule.peak = rate;
+    }
+
+    fn make_student(&mut self, model: Option<&str>, width: Option<f64>) -> Result<()> {
+        let (classes, channels) = (self.model.classes(), self.model.channels());
+        if let Some(name) = model.filter(|name| *name != self.model.name()) {
+            self.model = ClassifierConfig::named(name, classes)?.for_images(self.images.size, channels);
+        }
+        let whole = |least: usize| match width {
+            Some(width) if width.fract() != 0.0 || width < 1.0 => {
+                Err(Usage(format!("--width is {width}, expected a number of channels")))
+            }
+            Some(width) => Ok(width as usize),
+            None => Ok(least),
+        };
+        match &mut self.model {
+            ClassifierConfig::ResNet(config) => config.width = whole((config.width / 2).max(1))?,
+            ClassifierConfig::MobileNetV2(config) => config.width = width.unwrap_or(config.width / 2.0),
+            ClassifierConfig::MobileNetV3(config) => config.width = width.unwrap_or(config.width / 2.0),
+            other if width.is_some() || model.is_none() => {
+                bail!(Usage(format!("{} has one width, expected --model with a smaller network", other.name())))
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     fn forward_once(&self, model: &Classifier, device: &Device) {
@@ -107,6 +134,22 @@ impl Family for GptSettings {
         self.schedule.peak = rate;
     }
 
+    fn make_student(&mut self, model: Option<&str>, width: Option<f64>) -> Result<()> {
+        if let Some(name) = model {
+            let named = GptConfig::named(name, self.model.vocab, self.model.context)?;
+            self.model = GptConfig { dropout: self.model.dropout, ..named };
+        }
+        match width {
+            Some(width) if width.fract() != 0.0 || width < 1.0 => {
+                bail!(Usage(format!("--width is {width}, expected numbers per token")))
+            }
+            Some(width) => self.model.width = width as usize,
+            None if model.is_none() => self.model.width = (self.model.width / 2).next_multiple_of(self.model.heads),
+            None => {}
+        }
+        Ok(())
+    }
+
     fn forward_once(&self, model: &Gpt, device: &Device) {
         model.forward(Tensor::<2, Int>::zeros([1, self.model.context], device));
     }
@@ -122,8 +165,8 @@ pub(super) enum Source {
 macro_rules! with_settings {
     ($source:expr, $settings:ident => $do:expr) => {
         match $source {
-            Source::Classify($settings) => $do,
-            Source::Gpt($settings) => $do,
+            $crate::compress::family::Source::Classify($settings) => $do,
+            $crate::compress::family::Source::Gpt($settings) => $do,
         }
     };
 }
@@ -143,7 +186,10 @@ pub(super) fn source(arguments: &CompressArgs) -> Result<Source> {
     } else if table.contains_key("text") {
         Source::Gpt(Box::new(table.try_into().map_err(parsed)?))
     } else {
-        bail!(Usage(format!("'{}' is a run of another pipeline, expected one of classify or gpt", arguments.run.display())));
+        bail!(Usage(format!(
+            "'{}' is a run of another pipeline, expected one of classify or gpt",
+            arguments.run.display()
+        )));
     };
     with_settings!(&mut source, settings => {
         let run = settings.run_mut();
@@ -158,7 +204,12 @@ pub(super) fn source(arguments: &CompressArgs) -> Result<Source> {
 }
 
 /// The plain model of the run of the arguments on `device`, which has no gradients.
-pub(super) fn model_of<S: Family>(settings: &S, arguments: &CompressArgs, lean: bool, device: &Device) -> Result<S::Model> {
+pub(super) fn model_of<S: Family>(
+    settings: &S,
+    arguments: &CompressArgs,
+    lean: bool,
+    device: &Device,
+) -> Result<S::Model> {
     let plain = settings.plain(lean, &device.clone().inner())?;
     load_merged(plain, settings.compression(), &arguments.run)
         .with_context(|| format!("cannot read the model of '{}'", arguments.run.display()))

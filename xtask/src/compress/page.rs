@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use benches::atomic::replace;
+use benches::pipelines::WriteInto;
 
 /// The name of the page in a run's directory.
 pub(super) const PAGE: &str = "compression.html";
@@ -22,9 +23,9 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// Writes the page into `directory`.
-    pub(super) fn write(&self, directory: &Path) -> Result<()> {
-        replace(&directory.join(PAGE), self.html()?.as_bytes())
+    /// Writes the page into the directory of a run.
+    pub(super) fn file(self) -> WriteInto {
+        Box::new(move |directory: &Path| replace(&directory.join(PAGE), self.html()?.as_bytes()))
     }
 
     fn html(&self) -> Result<String> {
@@ -91,6 +92,8 @@ mod tests {
             rows: vec![vec!["fc.weight".into()]],
         };
         let html = page.html().unwrap();
-        assert!(html.contains("<h1>a &amp; b</h1>") && html.contains("&lt;8&gt;") && html.contains("<td>fc.weight</td>"));
+        assert!(
+            html.contains("<h1>a &amp; b</h1>") && html.contains("&lt;8&gt;") && html.contains("<td>fc.weight</td>")
+        );
     }
 }

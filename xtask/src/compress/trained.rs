@@ -8,7 +8,7 @@ use benches::usage::Usage;
 use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
-use kiln_compression::{ChannelPruning, Channels, Gradual, Scope, Shapes, shrink as shrunk, sparsity};
+use kiln_compression::{ChannelPruning, Channels, Gradual, Scope, Shapes, reshape_like, shrink as shrunk, sparsity};
 use kiln_training::evaluate;
 
 use super::family::{Family, check_data, model_of, source, with_settings};
@@ -24,6 +24,9 @@ const GROWS: f64 = 0.6;
 
 /// The model of a run before it is made smaller.
 pub(super) struct Before<S: Family> {
+    /// The settings of the run.
+    pub(super) source: S,
+    /// Those of the smaller model's.
     pub(super) settings: S,
     pub(super) device: Device,
     pub(super) model: S::Model,
@@ -42,10 +45,11 @@ pub(super) fn before<S: Family>(settings: S, arguments: &CompressArgs) -> Result
     tracing::info!("{} of '{}': {metric:.4}", S::METRIC.0, arguments.run.display());
     let batches = S::batches(&run);
     // What was attached in the run is merged into its model.
+    let source = settings.clone();
     let mut settings = settings;
     let shapes = settings.compression().and_then(|compression| compression.shapes.clone());
     *settings.compression_mut() = CompressionSettings { shapes, ..CompressionSettings::default() };
-    Ok((Before { settings, device, model, metric, batches }, run))
+    Ok((Before { source, settings, device, model, metric, batches }, run))
 }
 
 pub(super) fn metric_of<S: Family>(metrics: &[(&'static str, f64)]) -> Result<f64> {
@@ -137,7 +141,7 @@ fn prune_run<S: Family>(settings: S, arguments: &CompressPrune) -> Result<ExitCo
         let sparsity = sparsity(model);
         // A bit for each weight of a pruned layer says whether it is there.
         let pruned: usize = sparsity.layers.iter().map(|layer| layer.pruned).sum();
-        let bits: usize = sparsity.layers.iter().map(|layer| layer.elements).sum();
+        let bits: usize = sparsity.layers.iter().map(|layer| layer.total).sum();
         let bytes = dense - 4 * pruned as u64 + (bits as u64).div_ceil(8);
         let page = Page {
             title: "Pruned weights".into(),
@@ -152,7 +156,7 @@ fn prune_run<S: Family>(settings: S, arguments: &CompressPrune) -> Result<ExitCo
                 .iter()
                 .map(|layer| {
                     let share = format!("{:.3}", layer.ratio());
-                    vec![layer.path.clone(), layer.elements.to_string(), layer.pruned.to_string(), share]
+                    vec![layer.path.clone(), layer.total.to_string(), layer.pruned.to_string(), share]
                 })
                 .collect(),
         };
@@ -186,17 +190,13 @@ fn shrink_run<S: Family>(settings: S, arguments: &CompressShrink) -> Result<Exit
     let compress = &arguments.compress;
     let (mut before, _) = before(settings, compress)?;
     before.set_length(compress, EPOCHS)?;
-    let stock = before.settings.plain(false, &Device::capture());
-    drop(stock);
     let settings = before.settings.clone();
-    let shapes = settings.compression().and_then(|compression| compression.shapes.clone());
+    let shapes = Shapes::of(&before.model);
     let channels = Channels::of(
         |device| {
-            let plain = settings.plain(false, device).map_err(|error| error.to_string())?;
-            match &shapes {
-                Some(shapes) => kiln_compression::reshape_like(plain, shapes).map_err(|error| error.to_string()),
-                None => Ok(plain),
-            }
+            // The settings made the model above.
+            let plain = settings.plain(false, device).unwrap_or_else(|error| panic!("{error}"));
+            reshape_like(plain, &shapes).unwrap_or_else(|error| panic!("{error}"))
         },
         |model: &S::Model, device| settings.forward_once(model, device),
     )?;
@@ -260,7 +260,8 @@ fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<Ex
     before.settings.make_student(arguments.model.as_deref(), arguments.width)?;
     let checkpoint = std::path::absolute(&compress.run)?;
     let teacher = TeacherSettings { checkpoint, temperature: arguments.temperature, share: arguments.share };
-    *before.settings.compression_mut() = CompressionSettings { teacher: Some(teacher), ..CompressionSettings::default() };
+    *before.settings.compression_mut() =
+        CompressionSettings { teacher: Some(teacher), ..CompressionSettings::default() };
     let (was, dense) = (before.metric, dense_bytes(&before.model));
     before.train(None, compress, move |model, _, _| {
         let bytes = dense_bytes(model);

@@ -11,8 +11,8 @@ use anyhow::Result;
 use benches::device;
 use benches::output::print_json;
 use benches::pipelines::{
-    ClassifySettings, GptSettings, RunSettings, check_against, classify, classify_test_loader, load_any, next_token,
-    next_token_test_loader, open_images, open_text,
+    ClassifySettings, GptSettings, PipelineSettings, check_against, classify, classify_test_loader, load_to_evaluate,
+    next_token, next_token_test_loader, open_images, open_text,
 };
 use burn::tensor::Device;
 use kiln_data::Loader;
@@ -37,7 +37,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
                 check_classes(run, data.test.classes())?;
             }
             let (task, test) = (classify(&settings)?, classify_test_loader(data.test, &settings)?);
-            report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings.run)
+            report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings)
         }
         Eval::Segment(arguments) => segment::run(&arguments),
         Eval::Gpt(arguments) => {
@@ -46,7 +46,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             let device = device::open(&settings.run.device)?;
             let (tokenizer, task) = next_token(&settings)?;
             let test = next_token_test_loader(open_text(&settings, &tokenizer)?.test, &settings.run)?;
-            report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings.run)
+            report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings)
         }
     }
 }
@@ -57,12 +57,12 @@ fn report<T: Task<Model: SafetensorsModel>>(
     task: &T,
     test: &Loader<T::Batch>,
     model: T::Model,
-    run: &RunSettings,
+    settings: &impl PipelineSettings,
 ) -> Result<ExitCode> {
-    let model = load_any(model, &arguments.checkpoint)?;
+    let run = settings.run();
     // In the precision that it was trained in, so that the figures are those of the run.
     kiln_precision::check_device(device, run.precision)?;
-    let model = run.policy().autocast(model)?;
+    let model = load_to_evaluate(model, settings.compression(), &run.policy(), &arguments.checkpoint)?;
     let started = Instant::now();
     // No more samples at once than in training, so that the figures are those of the run.
     let figures = evaluate_in_parts(task, &model, test, device, run.micro_batch.unwrap_or(usize::MAX))?;

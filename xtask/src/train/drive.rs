@@ -1,7 +1,6 @@
 //! One run from its settings to its report.
 
 use std::cell::RefCell;
-use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -25,7 +24,7 @@ use super::report::write_report;
 use crate::cli::RunArgs;
 
 /// Trains the run's model and writes the run directory.
-pub(super) fn drive<T, S>(mut run: Run<T, S>, device: &Device, arguments: &RunArgs) -> Result<ExitCode>
+pub(crate) fn drive<T, S>(mut run: Run<T, S>, device: &Device, arguments: &RunArgs) -> Result<ExitCode>
 where
     T: Task<Model: SafetensorsModel>,
     S: PipelineSettings,
@@ -93,7 +92,14 @@ where
         // The run was complete before it was resumed.
         (Finish::Complete, None) => trainer.evaluate(&setup.data.test)?.metrics,
     };
-    trainer.model().save_safetensors(directory.file("model.safetensors"))?;
+    match setup.settings.compression().is_some_and(|compression| compression.attaches()) {
+        true => {
+            // What is attached to the parameters is merged into them.
+            let merged = kiln_precision::uncast(|| trainer.model().clone().materialize());
+            merged.save_safetensors(directory.file("model.safetensors"))?;
+        }
+        false => trainer.model().save_safetensors(directory.file("model.safetensors"))?,
+    }
     let findings = match &finder {
         Some(find) if finish == Finish::Complete => {
             let run = setup.settings.run();
@@ -102,6 +108,9 @@ where
         _ => Findings::default(),
     };
     let mut results = results(&trainer, &setup, &observer, &directory, finish, &metrics);
+    for write in findings.files {
+        write(directory.path())?;
+    }
     for (name, value) in findings.figures {
         results[name] = json!(value);
     }

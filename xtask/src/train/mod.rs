@@ -10,7 +10,7 @@ pub(crate) mod prepare;
 mod report;
 pub(crate) mod segment;
 
-pub(crate) use drive::{into_cli_error, report, start};
+pub(crate) use drive::{drive, into_cli_error, report, start};
 
 use std::process::ExitCode;
 
@@ -22,15 +22,15 @@ pub(crate) fn run(command: Train) -> Result<ExitCode> {
     match command {
         Train::Classify(arguments) => {
             let (run, device) = prepare::classify(&arguments)?;
-            drive::drive(run, &device, &arguments.run)
+            drive(run, &device, &arguments.run)
         }
         Train::Segment(arguments) => {
             let (run, device) = segment::segment(&arguments)?;
-            drive::drive(run, &device, &arguments.run)
+            drive(run, &device, &arguments.run)
         }
         Train::Gpt(arguments) => {
             let (run, device) = prepare::gpt(&arguments)?;
-            drive::drive(run, &device, &arguments.run)
+            drive(run, &device, &arguments.run)
         }
     }
 }

@@ -115,6 +115,7 @@ fn findings(settings: &SegmentSettings, test: TileSet, classes: Vec<String>) -> 
         })?;
         let figure = |(class, score): (&String, Option<f64>)| Some((format!("iou_{class}"), score?));
         Ok(Findings {
+            files: vec![],
             figures: classes.iter().zip(confusion.iou()).filter_map(figure).collect(),
             pictures: pictures.finish(&settings.tiles.normalize)?,
         })

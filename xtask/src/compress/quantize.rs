@@ -1,0 +1,295 @@
+//! `compress quantize`: weights, and inputs of layers, in few bits.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use benches::atomic::replace;
+use benches::output::print_json;
+use benches::pipelines::{
+    Findings, INPUT_RANGES, QUANTIZED, QuantizeSettings, Run, WriteInto, load_to_evaluate, simulate_inputs,
+};
+use benches::usage::Usage;
+use burn::module::Module;
+use burn::tensor::Device;
+use bytesize::ByteSize;
+use kiln_compression::{
+    FakeQuantizer, Granularity, Quantization, QuantizedModel, Range, RangeMethod, WeightRange, assign_bits,
+    bit_choices, calibrate, input_ranges, quantize, unsimulated,
+};
+use kiln_precision::uncast;
+use kiln_training::{BatchSource, Pass, Task, evaluate};
+use serde_json::{Map, Value, json};
+
+use super::family::{Family, model_of, source, with_settings};
+use super::page::Page;
+use super::trained::{Before, before, metric_of};
+use crate::cli::CompressQuantize;
+use crate::train::directory::RunDirectory;
+
+/// Passes over the data when the model is trained for its bits and nothing is said.
+const EPOCHS: u64 = 3;
+/// How far a batch moves the ranges of inputs, as in torch.ao.
+const MOMENTUM: f64 = 0.01;
+
+pub(super) fn run(arguments: &CompressQuantize) -> Result<ExitCode> {
+    with_settings!(source(&arguments.compress)?, settings => quantize_run(*settings, arguments))
+}
+
+fn quantize_run<S: Family>(settings: S, arguments: &CompressQuantize) -> Result<ExitCode> {
+    let method = method(&arguments.calibrate)?;
+    let trains = arguments.compress.epochs.is_some() || arguments.compress.max_steps.is_some();
+    let (before, probe) = before(settings, &arguments.compress)?;
+    let weights = weights(arguments, &before.model, trains)?;
+    match trains {
+        true => trained(before, probe, weights, arguments),
+        false => calibrated(before, &probe, &weights, method, arguments),
+    }
+}
+
+/// Which weights get how many bits.
+fn weights(arguments: &CompressQuantize, model: &impl Module, trains: bool) -> Result<Quantization> {
+    let granularity = arguments.block.map_or(Granularity::Channel, |block| Granularity::Block(block as usize));
+    let mut settings = Quantization {
+        skip: arguments.skip.clone(),
+        // What training simulates clips nothing.
+        range: if trains { WeightRange::Max } else { WeightRange::LeastSquares },
+        ..Quantization::bits(arguments.bits).granularity(granularity).half_scales()
+    };
+    if let Some(budget) = &arguments.budget {
+        let bytes: ByteSize = budget
+            .parse()
+            .map_err(|_| Usage(format!("--budget is '{budget}', expected bytes, as in 200KiB or 4MiB")))?;
+        let bits: Vec<u8> = (2..=arguments.bits).filter(|bits| ![5, 7].contains(bits)).collect();
+        let choices = bit_choices(model, &settings, &bits, &BTreeMap::new())?;
+        settings.bits_of = assign_bits(&choices, bytes.0)?.bits;
+    }
+    Ok(settings)
+}
+
+fn method(text: &str) -> Result<RangeMethod> {
+    let percentile = text.strip_prefix("percentile:").and_then(|number| number.parse().ok());
+    match (text, percentile) {
+        ("min-max", _) => Ok(RangeMethod::MinMax),
+        ("mse", _) => Ok(RangeMethod::Mse),
+        (_, Some(percentile)) => Ok(RangeMethod::Percentile(percentile)),
+        _ => bail!(Usage(format!(
+            "--calibrate is '{text}', expected min-max, percentile:P or mse, as in percentile:99.9"
+        ))),
+    }
+}
+
+/// Quantises the model as it is.
+fn calibrated<S: Family>(
+    before: Before<S>,
+    probe: &Run<S::Task, S>,
+    weights: &Quantization,
+    method: RangeMethod,
+    arguments: &CompressQuantize,
+) -> Result<ExitCode> {
+    let integers = quantize(&before.model, weights)?;
+    let ranges = match arguments.inputs {
+        true => ranges_of(&before, probe, &integers, weights, method, arguments)?,
+        false => BTreeMap::new(),
+    };
+    let mut settings = before.settings.clone().with_lean(!arguments.inputs);
+    settings.compression_mut().quantize =
+        Some(QuantizeSettings { weights: weights.clone(), input_momentum: arguments.inputs.then_some(0.0) });
+    let directory = RunDirectory::create(arguments.compress.out.as_deref(), probe.setup.name, &settings)?;
+    directory.write_classes(&probe.setup.classes)?;
+    let outcome = Outcome::of::<S>(&integers, &before.model, ranges)?;
+    for write in outcome.files::<S>(&before.model, before.metric, None, arguments)? {
+        write(directory.path())?;
+    }
+    let figures = outcome.evaluate(&settings, probe, &before.device, directory.path())?;
+    let after = metric_of::<S>(&figures)?;
+    for write in outcome.files::<S>(&before.model, before.metric, Some(after), arguments)? {
+        write(directory.path())?;
+    }
+    tracing::info!("{}", integers.report(&before.model)?);
+    let (name, was) = (S::METRIC.0, before.metric);
+    tracing::info!(
+        "{name} {was:.4} becomes {after:.4}, {} become {}: {}",
+        ByteSize(outcome.bytes[0]),
+        ByteSize(outcome.bytes[1]),
+        directory.path().display()
+    );
+    if arguments.compress.json {
+        let mut results: Map<String, Value> =
+            figures.into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+        results.insert(format!("{name}_before"), json!(was));
+        results.insert("bytes_before".into(), json!(outcome.bytes[0]));
+        results.insert("bytes".into(), json!(outcome.bytes[1]));
+        results.insert("run".into(), json!(directory.path()));
+        print_json(&Value::Object(results))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The ranges of layers' inputs on training batches, of the model with its weights quantised.
+fn ranges_of<S: Family>(
+    before: &Before<S>,
+    probe: &Run<S::Task, S>,
+    integers: &QuantizedModel,
+    weights: &Quantization,
+    method: RangeMethod,
+    arguments: &CompressQuantize,
+) -> Result<BTreeMap<String, Range>> {
+    simulate_inputs();
+    let device = before.device.clone().inner();
+    let plain = integers.apply(model_of(&before.source, &arguments.compress, false, &device)?)?;
+    let inputs = FakeQuantizer::of(&plain, weights)?.with_inputs(0.0)?.inputs_only();
+    let model = plain.apply_reparameterization(inputs);
+    let batches = BatchSource::epoch(&probe.setup.data.train, 0, 0).take(arguments.calibration_batches as usize);
+    let (ranges, seen) = calibrate(method, || -> Result<usize> {
+        let mut seen = 0;
+        for batch in batches {
+            let metrics = probe.task.metrics(&Pass::plain(&model, &device), &batch?);
+            drop(metrics);
+            seen += 1;
+        }
+        Ok(seen)
+    })?;
+    if seen? == 0 {
+        bail!(Usage("--calibration-batches is 0, expected at least 1".into()));
+    }
+    Ok(ranges)
+}
+
+/// Trains the model with the values of its integers.
+fn trained<S: Family>(
+    mut before: Before<S>,
+    probe: Run<S::Task, S>,
+    weights: Quantization,
+    arguments: &CompressQuantize,
+) -> Result<ExitCode> {
+    before.set_length(&arguments.compress, EPOCHS)?;
+    before.settings = before.settings.with_lean(!arguments.inputs);
+    let input_momentum = arguments.inputs.then_some(MOMENTUM);
+    before.settings.compression_mut().quantize = Some(QuantizeSettings { weights: weights.clone(), input_momentum });
+    let (start, was, settings) = (before.model.clone(), before.metric, before.settings.clone());
+    let shown = Shown { bits: arguments.bits, block: arguments.block, inputs: arguments.inputs };
+    before.train(Some(start), &arguments.compress, move |model, device, _| {
+        let plain = uncast(|| unsimulated(|| model.clone().materialize())).valid();
+        let integers = quantize(&plain, &weights)?;
+        let outcome = Outcome::of::<S>(&integers, &plain, input_ranges(model))?;
+        let folder = tempfile::tempdir()?;
+        for write in outcome.files_of::<S>(&plain, was, None, &shown)? {
+            write(folder.path())?;
+        }
+        let figures = outcome.evaluate(&settings, &probe, device, folder.path())?;
+        let after = metric_of::<S>(&figures)?;
+        let mut found = vec![
+            (format!("{}_before", S::METRIC.0), was),
+            ("bytes_before".into(), outcome.bytes[0] as f64),
+            ("bytes".into(), outcome.bytes[1] as f64),
+        ];
+        found.extend(figures.into_iter().map(|(name, value)| (name.to_owned(), value)));
+        let files = outcome.files_of::<S>(&plain, was, Some(after), &shown)?;
+        Ok(Findings { figures: found, files, ..Findings::default() })
+    })
+}
+
+/// What was asked for, for the page.
+struct Shown {
+    bits: u8,
+    block: Option<u32>,
+    inputs: bool,
+}
+
+/// A quantised model.
+struct Outcome {
+    integers: QuantizedModel,
+    ranges: BTreeMap<String, Range>,
+    /// Of all parameters, before and after.
+    bytes: [u64; 2],
+}
+
+impl Outcome {
+    fn of<S: Family>(integers: &QuantizedModel, model: &S::Model, ranges: BTreeMap<String, Range>) -> Result<Self> {
+        let bytes = integers.bytes(model)?;
+        // Two numbers for each range.
+        let of_ranges = 8 * ranges.len() as u64;
+        Ok(Self { integers: integers.clone(), ranges, bytes: [bytes.before, bytes.after + of_ranges] })
+    }
+
+    /// The metrics of the model in the files of `directory`.
+    fn evaluate<S: Family>(
+        &self,
+        settings: &S,
+        probe: &Run<S::Task, S>,
+        device: &Device,
+        directory: &Path,
+    ) -> Result<Vec<(&'static str, f64)>> {
+        let plain = settings.plain(self.ranges.is_empty(), &device.clone().inner())?;
+        let model = load_to_evaluate(plain, settings.compression(), &settings.run().policy(), directory)?;
+        Ok(evaluate(&probe.task, &model, &probe.setup.data.test, device)?)
+    }
+
+    fn files<S: Family>(
+        &self,
+        model: &S::Model,
+        was: f64,
+        after: Option<f64>,
+        arguments: &CompressQuantize,
+    ) -> Result<Vec<WriteInto>> {
+        let shown = Shown { bits: arguments.bits, block: arguments.block, inputs: arguments.inputs };
+        self.files_of::<S>(model, was, after, &shown)
+    }
+
+    /// Writes the integers, the ranges and, once the metric is known, the page.
+    fn files_of<S: Family>(
+        &self,
+        model: &S::Model,
+        was: f64,
+        after: Option<f64>,
+        shown: &Shown,
+    ) -> Result<Vec<WriteInto>> {
+        let (integers, model_of_file, ranges) = (self.integers.clone(), model.clone(), self.ranges.clone());
+        let mut files: Vec<WriteInto> = vec![Box::new(move |directory: &Path| {
+            integers.save(&model_of_file, directory.join(QUANTIZED))?;
+            match ranges.is_empty() {
+                true => Ok(()),
+                false => replace(&directory.join(INPUT_RANGES), &serde_json::to_vec_pretty(&ranges)?),
+            }
+        })];
+        if let Some(after) = after {
+            files.push(self.page::<S>(model, was, after, shown)?.file());
+        }
+        Ok(files)
+    }
+
+    fn page<S: Family>(&self, model: &S::Model, was: f64, after: f64, shown: &Shown) -> Result<Page> {
+        let report = self.integers.report(model)?;
+        let rows = report.weights.iter().map(|weight| {
+            let ratio = weight.sqnr_db.map_or("exact".into(), |ratio| format!("{ratio:.1}"));
+            let range = self.ranges.get(&weight.path);
+            let range = range.map_or("-".into(), |range| format!("{:.3} to {:.3}", range.low, range.high));
+            vec![
+                weight.path.clone(),
+                weight.bits.to_string(),
+                ratio,
+                format!("{:.2e}", weight.largest),
+                weight.before.to_string(),
+                weight.after.to_string(),
+                range,
+            ]
+        });
+        let block = shown.block.map_or("an output channel".to_owned(), |block| format!("at most {block} values"));
+        Ok(Page {
+            title: "Quantised model".into(),
+            figures: vec![
+                [S::METRIC.0.into(), format!("{was:.4}"), format!("{after:.4}")],
+                ["bytes".into(), ByteSize(self.bytes[0]).to_string(), ByteSize(self.bytes[1]).to_string()],
+            ],
+            facts: vec![
+                ("bits of a weight, at most".into(), shown.bits.to_string()),
+                ("weights that share a scale".into(), block),
+                ("inputs of layers".into(), if shown.inputs { "8 bits" } else { "f32" }.into()),
+            ],
+            columns: vec!["weight", "bits", "signal to error, dB", "largest error", "bytes before", "bytes", "input"],
+            rows: rows.collect(),
+        })
+    }
+}
