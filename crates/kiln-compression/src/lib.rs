@@ -11,7 +11,10 @@ mod place;
 mod prune;
 mod quantize;
 
-pub use distill::{DistillationLoss, Teacher};
+pub use distill::{
+    CacheLayout, DistillationLoss, FeatureMatching, Tail, Teacher, TeacherCache, TeacherCacheWriter, TopK,
+    attention_transfer, rows_at_once,
+};
 pub use error::Error;
 pub use lora::{Adapter, Adapters, Factors, LowRank};
 pub use nest::{Nest, Nested};

@@ -121,15 +121,20 @@ impl Reparameterizer for LowRank {
         let [inputs, outputs] = [shape[0], shape[1]];
         let device = param.lazy_device();
         let bound = 1.0 / (inputs as f64).sqrt();
-        let float = |tensor: Tensor<2>| Param::from_tensor(tensor.cast(FloatDType::F32));
+        // They live as long as the model: apart from the pools of temporaries, as burn's own parameters.
+        let (a, b) = device.memory_persistent_allocations((), |()| {
+            let a = Tensor::<2>::random([inputs, self.rank], Distribution::Uniform(-bound, bound), &device);
+            let b = Tensor::<2>::zeros([self.rank, outputs], &device);
+            (a.cast(FloatDType::F32), b.cast(FloatDType::F32))
+        });
         let magnitude = self.dora.then(|| {
             let weight = dense(param.base()).cast(FloatDType::F32).reshape([inputs, outputs]);
             Param::from_tensor(norms(weight).detach())
         });
         let scale = Tensor::<1>::from_data([self.scale as f32], &device);
         let adapter = Adapter {
-            a: float(Tensor::random([inputs, self.rank], Distribution::Uniform(-bound, bound), &device)),
-            b: float(Tensor::zeros([self.rank, outputs], &device)),
+            a: Param::from_tensor(a),
+            b: Param::from_tensor(b),
             magnitude,
             scale: Param::from_tensor(scale.cast(FloatDType::F32)).set_require_grad(false),
         };

@@ -363,6 +363,22 @@ fn a_quantised_base_is_dequantised() {
     }
 }
 
+#[test]
+fn a_weight_of_16_bits_keeps_its_dtype() {
+    let device = Device::flex().autodiff();
+    let mut plain = LinearConfig::new(8, 8).with_bias(false).init(&device);
+    plain.weight = plain.weight.map(|weight| weight.cast(DType::BF16).detach().require_grad());
+    let model = LowRank::new(2, 4.0, ["weight"]).unwrap().attach(plain.clone()).unwrap();
+    assert_eq!(model.weight.val().dtype(), DType::BF16);
+    assert_eq!(model.weight.val().into_data(), plain.weight.val().into_data());
+    let gradients = model.weight.val().cast(DType::F32).sum().backward();
+    let mut found = Found { gradients: &gradients, path: Vec::new(), found: BTreeMap::new() };
+    model.visit(&mut found);
+    assert_eq!(found.found.len(), 2);
+    assert!(found.found.values().all(|gradient| gradient.dtype() == DType::F32));
+    assert_eq!(model.materialize().weight.val().dtype(), DType::BF16);
+}
+
 #[derive(Module, Debug)]
 struct Twice {
     factor: f64,

@@ -1,6 +1,9 @@
 //! Tests of the public interface.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
+mod distill;
 mod fake_quant;
 mod lora;
 mod prune_channels;
 mod prune_weights;
+mod teacher_cache;
