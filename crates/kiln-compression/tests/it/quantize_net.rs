@@ -49,5 +49,5 @@ pub(crate) fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tens
 }
 
 pub(crate) fn bits_of<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
-    tensor.try_into_vec_as::<f32>().unwrap().iter().map(|value| value.to_bits()).collect()
+    tensor.try_into_vec_as::<f32>().expect("floats").iter().map(|value| value.to_bits()).collect()
 }

@@ -12,11 +12,12 @@ struct Reference(Vec<u8>);
 impl Reference {
     fn load() -> Self {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/compression/quantize.safetensors");
-        Self(std::fs::read(path).unwrap())
+        Self(std::fs::read(path).expect("the reference"))
     }
 
     fn bytes(&self, name: &str) -> Vec<u8> {
-        SafeTensors::deserialize(&self.0).unwrap().tensor(name).unwrap().data().to_vec()
+        let file = SafeTensors::deserialize(&self.0).expect("a file of safetensors");
+        file.tensor(name).expect(name).data().to_vec()
     }
 
     fn floats(&self, name: &str) -> Vec<f32> {
