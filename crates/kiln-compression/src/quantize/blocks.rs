@@ -46,7 +46,8 @@ impl Blocks {
     /// `output_last` is true for the `[inputs, outputs]` of burn's linear layers and false for weights that begin with the output
     /// channel, as those of convolutions do. Blocks are as long as divides the inputs of a channel without a rest, at most as long as
     /// asked for. The kernel of a convolution is not split: one of 3 x 3 has blocks of 9, 18, 27 and so on, also where that is longer
-    /// than asked for. A weight of one dimension is one channel.
+    /// than asked for. A weight of one dimension is one channel. A transposed convolution's weight begins with the input channel, which
+    /// then takes the place of the output channel.
     pub fn of(shape: &[usize], output_last: bool, granularity: Granularity) -> Self {
         let values = shape.iter().product();
         let one = Self { groups: 1, length: values, columns: 1 };

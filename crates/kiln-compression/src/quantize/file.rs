@@ -278,9 +278,69 @@ fn checksum<'a, 'b: 'a>(
 /// Writes beside `path`, flushes and renames.
 fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(path.file_name().unwrap_or_default()).suffix(".partial");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // The mode of a new file under the umask; by default only the owner may read a temporary file.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let mut file = builder.tempfile_in(directory)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(path)?;
+    // The rename is on the disk when the directory is.
+    #[cfg(unix)]
+    std::fs::File::open(directory)?.sync_all()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(entry: &str, dtype: Dtype, shape: &[usize], codes: &[u8], scales: &[f32]) -> Vec<u8> {
+        let entries: BTreeMap<String, Entry> = serde_json::from_str(&format!(r#"{{"w":{entry}}}"#)).unwrap();
+        let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        let views = [
+            ("w.codes", TensorView::new(dtype, shape.to_vec(), codes).unwrap()),
+            ("w.scales", TensorView::new(Dtype::F32, vec![scales.len() / 4], &scales).unwrap()),
+        ];
+        let crc32 = checksum(&entries, views.iter().map(|(name, view)| (*name, view))).unwrap();
+        let description = Description { version: VERSION, crc32, weights: entries };
+        let metadata = HashMap::from([(KEY.to_owned(), serde_json::to_string(&description).unwrap())]);
+        safetensors::serialize(views, Some(metadata)).unwrap()
+    }
+
+    /// Files whose checksum is right and whose numbers are not.
+    #[test]
+    fn numbers_that_do_not_agree_are_refused() {
+        let entry = |bits: u8, shape: &str, blocks: [u64; 3]| {
+            let [groups, length, columns] = blocks;
+            format!(
+                r#"{{"bits":{bits},"shape":{shape},"blocks":{{"groups":{groups},"length":{length},"columns":{columns}}}}}"#
+            )
+        };
+        let good = entry(4, "[2,2]", [2, 2, 1]);
+        assert!(read(&file(&good, Dtype::U8, &[2], &[0, 0], &[1.0, 1.0])).is_ok());
+        let huge = 1 << 40;
+        for (entry, dtype, shape, codes, scales) in [
+            (good.clone(), Dtype::U8, &[2][..], &[0, 0][..], &[1.0][..]),
+            (good.clone(), Dtype::U8, &[2], &[0, 0], &[1.0, 0.0]),
+            (good.clone(), Dtype::U8, &[2], &[0, 0], &[1.0, f32::NAN]),
+            (good.clone(), Dtype::U8, &[2], &[8, 0], &[1.0, 1.0]),
+            (good.clone(), Dtype::U8, &[3], &[0, 0, 0], &[1.0, 1.0]),
+            (good, Dtype::I8, &[2], &[0, 0], &[1.0, 1.0]),
+            (entry(0, "[2,2]", [2, 2, 1]), Dtype::U8, &[2], &[0, 0], &[1.0, 1.0]),
+            (entry(255, "[2,2]", [2, 2, 1]), Dtype::U8, &[2], &[0, 0], &[1.0, 1.0]),
+            (entry(4, "[2,2]", [1, 2, 1]), Dtype::U8, &[2], &[0, 0], &[1.0]),
+            (entry(4, "[1099511627776,1099511627776]", [2, 2, 1]), Dtype::U8, &[2], &[0, 0], &[1.0, 1.0]),
+            (entry(4, "[1099511627776]", [2, 2, 1]), Dtype::U8, &[2], &[0, 0], &[1.0, 1.0]),
+            (entry(4, "[2,2]", [huge, huge, 1]), Dtype::U8, &[2], &[0, 0], &[1.0, 1.0]),
+            (entry(4, "[0]", [huge, 0, huge]), Dtype::U8, &[0], &[], &[]),
+        ] {
+            assert!(read(&file(&entry, dtype, shape, codes, scales)).is_err(), "{entry} {codes:?} {scales:?}");
+        }
+    }
 }

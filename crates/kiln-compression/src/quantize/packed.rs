@@ -12,6 +12,9 @@ impl QuantizedModel {
     /// `model` with its quantised weights as codes of one byte each; a layer that reads its weight gets the same values as by
     /// [`apply`](Self::apply), computed at each read. The weights are not trained.
     ///
+    /// burn's record of such a model holds the codes as they are. It is loaded into a model that was packed with the same settings; its
+    /// linear layers must not have the layout `Col`, whose records burn refuses to load into a layer that is initialised.
+    ///
     /// # Errors
     ///
     /// As [`apply`](Self::apply).
@@ -53,7 +56,7 @@ impl Reparameterizer for Packing<'_> {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Dequantize>) {
-        let Some(weight) = self.model.weights().get(path).filter(|weight| *weight.shape() == *param.lazy_shape())
+        let Some(weight) = self.model.weights().get(path).filter(|weight| *weight.shape() == param.base().dims())
         else {
             return (param, None);
         };
@@ -102,7 +105,8 @@ impl Reparameterization for Dequantize {
 /// Checks that `device` holds values of `scheme`, for users of burn's own `Quantizer`.
 ///
 /// The backend Flex takes the 8-bit floats E4M3 and E5M2 and the 4-bit float E2M1, casts them to whole numbers of 8 bits and so clips
-/// them without a word, also where `supports_dtype` says that it has them. Whether a device does so is tried with a few numbers.
+/// them without a word. Whether a device does so is tried with a few numbers, because `supports_dtype` does not tell: it refuses all
+/// quantised tensors on Flex, also those of whole numbers, which it holds. Schemes of whole numbers are not tried.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -120,9 +124,6 @@ impl Reparameterization for Dequantize {
 pub fn check_scheme(device: &Device, scheme: &QuantScheme) -> Result<(), Error> {
     let unsupported =
         || Error::UnsupportedScheme { scheme: format!("{:?}", scheme.value), device: format!("{device:?}") };
-    if !device.supports_dtype(DType::QFloat(*scheme)) {
-        return Err(unsupported());
-    }
     // A number of the type itself, and one that is small beside it: whole numbers of 8 bits lose both.
     let (largest, small) = match scheme.value {
         QuantValue::E4M3 => (448.0, 1.25),

@@ -117,14 +117,14 @@ impl<F: Fn(&str) -> bool> ModuleVisitor for Visitor<F> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.take(Kind::Float, param.lazy_shape().to_vec(), || param.base().try_into_data());
+        self.take(Kind::Float, param.base().dims().to_vec(), || param.base().try_into_data());
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.take(Kind::Int, param.lazy_shape().to_vec(), || param.val().try_into_data());
+        self.take(Kind::Int, param.val().dims().to_vec(), || param.val().try_into_data());
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.take(Kind::Bool, param.lazy_shape().to_vec(), || param.val().try_into_data());
+        self.take(Kind::Bool, param.val().dims().to_vec(), || param.val().try_into_data());
     }
 }

@@ -15,8 +15,8 @@ use crate::Error;
 /// use kiln_compression::{Blocks, Granularity, QuantizedWeight, WeightRange};
 ///
 /// let blocks = Blocks::of(&[2, 3], true, Granularity::Channel);
-/// let weight = QuantizedWeight::new(&[2, 3], &[0.5, -1.0, 0.0, 1.0, 2.0, 0.0], blocks, 4, WeightRange::Max, false)?;
-/// assert_eq!(weight.codes(), [4, -4, 0, 7, 7, 0]);
+/// let weight = QuantizedWeight::new(&[2, 3], &[0.6, -0.9, 0.0, 1.0, 2.0, 0.0], blocks, 4, WeightRange::Max, false)?;
+/// assert_eq!(weight.codes(), [4, -3, 0, 7, 7, 0]);
 /// assert_eq!(weight.scales(), [1.0 / 7.0, 2.0 / 7.0, 1.0]);
 /// assert_eq!(weight.bytes(), 3 + 3 * 4);
 /// # Ok::<(), kiln_compression::Error>(())

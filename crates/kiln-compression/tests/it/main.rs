@@ -6,4 +6,8 @@ mod fake_quant;
 mod lora;
 mod prune_channels;
 mod prune_weights;
+mod quantize_file;
+mod quantize_model;
+mod quantize_net;
+mod quantize_reference;
 mod teacher_cache;
