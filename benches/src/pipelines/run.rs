@@ -79,13 +79,21 @@ pub trait PipelineSettings: serde::Serialize {
 
     /// How the model is made smaller, if it is.
     fn compression(&self) -> Option<&CompressionSettings>;
+
+    /// The same, to be changed before the run starts.
+    fn compression_mut(&mut self) -> Option<&mut CompressionSettings>;
 }
 
 macro_rules! settings {
-    ($($settings:ty: $compression:expr),*) => {$(
+    ($($settings:ty: $compression:expr, $compression_mut:expr);*) => {$(
         impl PipelineSettings for $settings {
             fn compression(&self) -> Option<&CompressionSettings> {
                 let compression: fn(&Self) -> Option<&CompressionSettings> = $compression;
+                compression(self)
+            }
+
+            fn compression_mut(&mut self) -> Option<&mut CompressionSettings> {
+                let compression: fn(&mut Self) -> Option<&mut CompressionSettings> = $compression_mut;
                 compression(self)
             }
 
@@ -109,9 +117,9 @@ macro_rules! settings {
 }
 
 settings!(
-    ClassifySettings: |settings| settings.compression.as_ref(),
-    GptSettings: |settings| settings.compression.as_ref(),
-    SegmentSettings: |_| None
+    ClassifySettings: |settings| settings.compression.as_ref(), |settings| settings.compression.as_mut();
+    GptSettings: |settings| settings.compression.as_ref(), |settings| settings.compression.as_mut();
+    SegmentSettings: |_| None, |_| None
 );
 
 impl<T: Task, S: PipelineSettings> Run<T, S> {

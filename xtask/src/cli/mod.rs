@@ -1,6 +1,7 @@
 //! The command line.
 
 mod compress;
+mod learning;
 mod load;
 mod plan;
 mod run;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use compress::{Compress, CompressArgs, CompressDistill, CompressPrune, CompressQuantize, CompressShrink};
+pub(crate) use learning::{LoraArgs, TeacherArgs};
 pub(crate) use load::Load;
 pub(crate) use plan::{Plan, PlanArgs};
 pub(crate) use run::{EvalArgs, RunArgs};
@@ -127,6 +129,8 @@ pub(crate) struct TrainClassify {
     /// DeiT's is 0.1 [default: 0]
     #[arg(long, value_name = "P")]
     pub(crate) drop_path: Option<f64>,
+    #[command(flatten)]
+    pub(crate) teacher: TeacherArgs,
 }
 
 #[derive(Args)]
@@ -145,6 +149,10 @@ pub(crate) struct TrainGpt {
     /// Dropout probability
     #[arg(long, value_name = "P")]
     pub(crate) dropout: Option<f64>,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
+    #[command(flatten)]
+    pub(crate) teacher: TeacherArgs,
 }
 
 #[derive(Subcommand)]

@@ -34,7 +34,7 @@ pub(super) trait Family: PipelineSettings + DeserializeOwned + Clone + 'static {
     /// The same settings on kiln-layers' operations or burn's own.
     fn with_lean(self, lean: bool) -> Self;
 
-    fn compression_mut(&mut self) -> &mut CompressionSettings;
+    fn own_compression(&mut self) -> &mut CompressionSettings;
 
     /// Raises the optimizer's highest learning rate to `rate`.
     fn set_rate(&mut self, rate: f64);
@@ -70,7 +70,7 @@ impl Family for ClassifySettings {
         Self { model: self.model.clone().with_lean(lean), ..self }
     }
 
-    fn compression_mut(&mut self) -> &mut CompressionSettings {
+    fn own_compression(&mut self) -> &mut CompressionSettings {
         self.compression.get_or_insert_default()
     }
 
@@ -126,7 +126,7 @@ impl Family for GptSettings {
         Self { model: self.model.clone().with_lean(lean), ..self }
     }
 
-    fn compression_mut(&mut self) -> &mut CompressionSettings {
+    fn own_compression(&mut self) -> &mut CompressionSettings {
         self.compression.get_or_insert_default()
     }
 

@@ -94,7 +94,7 @@ fn calibrated<S: Family>(
         false => BTreeMap::new(),
     };
     let mut settings = before.settings.clone().with_lean(!arguments.inputs);
-    settings.compression_mut().quantize =
+    settings.own_compression().quantize =
         Some(QuantizeSettings { weights: weights.clone(), input_momentum: arguments.inputs.then_some(0.0) });
     let directory = RunDirectory::create(arguments.compress.out.as_deref(), probe.setup.name, &settings)?;
     directory.write_classes(&probe.setup.classes)?;
@@ -167,7 +167,7 @@ fn trained<S: Family>(
     before.set_length(&arguments.compress, EPOCHS)?;
     before.settings = before.settings.with_lean(!arguments.inputs);
     let input_momentum = arguments.inputs.then_some(MOMENTUM);
-    before.settings.compression_mut().quantize = Some(QuantizeSettings { weights: weights.clone(), input_momentum });
+    before.settings.own_compression().quantize = Some(QuantizeSettings { weights: weights.clone(), input_momentum });
     let (start, was, settings) = (before.model.clone(), before.metric, before.settings.clone());
     let shown = Shown { bits: arguments.bits, block: arguments.block, inputs: arguments.inputs };
     before.train(Some(start), &arguments.compress, move |model, device, _| {

@@ -48,7 +48,7 @@ pub(super) fn before<S: Family>(settings: S, arguments: &CompressArgs) -> Result
     let source = settings.clone();
     let mut settings = settings;
     let shapes = settings.compression().and_then(|compression| compression.shapes.clone());
-    *settings.compression_mut() = CompressionSettings { shapes, ..CompressionSettings::default() };
+    *settings.own_compression() = CompressionSettings { shapes, ..CompressionSettings::default() };
     Ok((Before { source, settings, device, model, metric, batches }, run))
 }
 
@@ -134,7 +134,7 @@ fn prune_run<S: Family>(settings: S, arguments: &CompressPrune) -> Result<ExitCo
     let scope = if arguments.per_layer { Scope::Layer } else { Scope::Global };
     let pattern = arguments.pattern.as_deref().map(pattern).transpose()?;
     let settings = PruneSettings { schedule, scope, pattern, skip: arguments.skip.clone() };
-    before.settings.compression_mut().prune = Some(settings);
+    before.settings.own_compression().prune = Some(settings);
     let (was, dense) = (before.metric, dense_bytes(&before.model));
     let start = before.model.clone();
     before.train(Some(start), compress, move |model, _, _| {
@@ -215,7 +215,7 @@ fn shrink_run<S: Family>(settings: S, arguments: &CompressShrink) -> Result<Exit
         .filter(|(path, shape)| shape.len() > 1 && new.0.get(*path) != Some(shape))
         .map(|(path, shape)| vec![path.clone(), format!("{shape:?}"), format!("{:?}", new.0[path])])
         .collect();
-    before.settings.compression_mut().shapes = Some(new);
+    before.settings.own_compression().shapes = Some(new);
     let was = before.metric;
     before.train(Some(small), compress, move |_, _, _| {
         let page = Page {
@@ -260,7 +260,7 @@ fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<Ex
     before.settings.make_student(arguments.model.as_deref(), arguments.width)?;
     let checkpoint = std::path::absolute(&compress.run)?;
     let teacher = TeacherSettings { checkpoint, temperature: arguments.temperature, share: arguments.share };
-    *before.settings.compression_mut() =
+    *before.settings.own_compression() =
         CompressionSettings { teacher: Some(teacher), ..CompressionSettings::default() };
     let (was, dense) = (before.metric, dense_bytes(&before.model));
     before.train(None, compress, move |model, _, _| {

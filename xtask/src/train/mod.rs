@@ -4,6 +4,7 @@ pub(crate) mod arguments;
 pub(crate) mod directory;
 mod drive;
 pub(crate) mod interrupt;
+mod learning;
 mod observe;
 pub(crate) mod overlay;
 pub(crate) mod prepare;

@@ -51,14 +51,19 @@ impl Overlay {
     }
 }
 
-/// A settings file as it stands, but for the paths of the data set and the tokenizer, which become absolute as on the
+/// A settings file as it stands, but for its paths, which become absolute as on the
 /// command line.
 pub(crate) fn read(path: &Path) -> Result<Table> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config '{}'", path.display()))?;
     let mut table: Table = text
         .parse()
         .map_err(|e: toml::de::Error| Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())))?;
-    for keys in [&["run", "data"][..], &["text", "tokenizer", "bpe"]] {
+    for keys in [
+        &["run", "data"][..],
+        &["text", "tokenizer", "bpe"],
+        &["compression", "weights"],
+        &["compression", "teacher", "checkpoint"],
+    ] {
         let value = keys[1..].iter().fold(table.get_mut(keys[0]), |value, key| value?.get_mut(*key));
         if let Some(Value::String(path)) = value {
             *path = absolute(Path::new(path.as_str()));

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use benches::pipelines::{
-    Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, Run, classify_fixture_recipe,
-    classify_recipe, classify_run, next_token_fixture_recipe, next_token_recipe, next_token_run, open_images,
+    Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, PipelineSettings, Run,
+    classify_fixture_recipe, classify_recipe, classify_run, next_token_fixture_recipe, next_token_recipe,
+    next_token_run, open_images,
 };
 use benches::usage::Usage;
 use burn::tensor::Device;
@@ -31,10 +32,11 @@ pub(crate) fn classify(arguments: &TrainClassify) -> Result<(Run<Classify, Class
         ("--erase", arguments.erase.is_some()),
         ("--drop-path", arguments.drop_path.is_some()),
     ];
-    refuse_changes(&arguments.run, &model_options)?;
+    refuse_changes(&arguments.run, &[&model_options[..], &arguments.teacher.given()].concat())?;
     let file = settings_file(&arguments.run)?;
     let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
     let mut overlay = arguments.run.overlay();
+    arguments.teacher.lay_over(&mut overlay);
     let named = file.as_ref().and_then(|(_, table)| table.get("model")?.get("name")?.as_str().map(str::to_owned));
     let model = arguments.model.clone().or(named).unwrap_or_else(|| DEFAULT_CLASSIFIER.to_owned());
     let model = match model.as_str() {
@@ -62,7 +64,7 @@ pub(crate) fn classify(arguments: &TrainClassify) -> Result<(Run<Classify, Class
     overlay.set("images", "erase", arguments.erase);
 
     let (settings, data): (ClassifySettings, _) = if arguments.run.resume.is_some() {
-        let settings: ClassifySettings = resolve(None, file, overlay)?;
+        let settings: ClassifySettings = going_on(resolve(None, file, overlay)?);
         let data = open_images(settings.run.data.as_deref())?;
         (settings, data)
     } else {
@@ -75,6 +77,14 @@ pub(crate) fn classify(arguments: &TrainClassify) -> Result<(Run<Classify, Class
         check_classes(run, data.train.classes())?;
     }
     classify_run(settings, data)
+}
+
+/// The settings of a run that goes on: its checkpoint has the weights, not what the run began with.
+fn going_on<S: PipelineSettings>(mut settings: S) -> S {
+    if let Some(compression) = settings.compression_mut() {
+        compression.weights = None;
+    }
+    settings
 }
 
 /// `--width` as the settings of a network have it.
@@ -105,7 +115,8 @@ pub(crate) fn gpt(arguments: &TrainGpt) -> Result<(Run<NextToken, GptSettings>, 
         ("--tokenizer", arguments.tokenizer.is_some()),
         ("--dropout", arguments.dropout.is_some()),
     ];
-    refuse_changes(&arguments.run, &model_options)?;
+    let given = [&model_options[..], &arguments.lora.given(), &arguments.teacher.given()].concat();
+    refuse_changes(&arguments.run, &given)?;
     let file = settings_file(&arguments.run)?;
     let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
 
@@ -119,6 +130,8 @@ pub(crate) fn gpt(arguments: &TrainGpt) -> Result<(Run<NextToken, GptSettings>, 
     let defaults = arguments.run.resume.is_none().then_some(&recipe);
 
     let mut overlay = arguments.run.overlay();
+    arguments.lora.lay_over(&mut overlay);
+    arguments.teacher.lay_over(&mut overlay);
     if let Some(name) = &arguments.model {
         let named = GptConfig::named(name, 1, 1)?;
         overlay.set("model", "layers", Some(named.layers as i64));
@@ -133,6 +146,7 @@ pub(crate) fn gpt(arguments: &TrainGpt) -> Result<(Run<NextToken, GptSettings>, 
         overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));
     }
     let settings: GptSettings = resolve(defaults, file, overlay)?;
+    let settings = if arguments.run.resume.is_some() { going_on(settings) } else { settings };
     if settings.model.context == 0 {
         bail!(Usage("--context is 0, expected at least 1 token".into()));
     }

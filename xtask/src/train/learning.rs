@@ -1,0 +1,59 @@
+//! Options of teachers and adapters, in the shape of the settings file.
+
+use toml::{Table, Value};
+
+use super::overlay::{Overlay, absolute};
+use crate::cli::{LoraArgs, TeacherArgs};
+
+/// Layers of a GPT that have adapters where nothing else is said.
+const TARGETS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
+
+impl TeacherArgs {
+    /// The options that were given, for a run that goes on to refuse.
+    pub(super) fn given(&self) -> [(&'static str, bool); 3] {
+        [
+            ("--teacher", self.teacher.is_some()),
+            ("--temperature", self.temperature.is_some()),
+            ("--teacher-share", self.teacher_share.is_some()),
+        ]
+    }
+
+    pub(super) fn lay_over(&self, overlay: &mut Overlay) {
+        let Some(teacher) = &self.teacher else { return };
+        let table = Table::from_iter([
+            ("checkpoint".to_owned(), Value::from(absolute(teacher))),
+            ("temperature".to_owned(), Value::from(self.temperature.unwrap_or(4.0))),
+            ("share".to_owned(), Value::from(self.teacher_share.unwrap_or(0.9))),
+        ]);
+        overlay.set("compression", "teacher", Some(table));
+    }
+}
+
+impl LoraArgs {
+    /// The options that were given, for a run that goes on to refuse.
+    pub(super) fn given(&self) -> [(&'static str, bool); 5] {
+        [
+            ("--weights", self.weights.is_some()),
+            ("--lora", self.lora.is_some()),
+            ("--lora-alpha", self.lora_alpha.is_some()),
+            ("--lora-targets", !self.lora_targets.is_empty()),
+            ("--dora", self.dora),
+        ]
+    }
+
+    pub(super) fn lay_over(&self, overlay: &mut Overlay) {
+        overlay.set("compression", "weights", self.weights.as_deref().map(absolute));
+        let Some(rank) = self.lora else { return };
+        let targets = match self.lora_targets.is_empty() {
+            true => TARGETS.map(str::to_owned).to_vec(),
+            false => self.lora_targets.clone(),
+        };
+        let table = Table::from_iter([
+            ("rank".to_owned(), Value::from(i64::from(rank))),
+            ("alpha".to_owned(), Value::from(self.lora_alpha.unwrap_or(f64::from(2 * rank)))),
+            ("targets".to_owned(), Value::from(targets)),
+            ("dora".to_owned(), Value::from(self.dora)),
+        ]);
+        overlay.set("compression", "lora", Some(table));
+    }
+}
