@@ -15,6 +15,6 @@ pub use error::Error;
 pub use nest::{Nest, Nested};
 pub use prune::{
     ChannelGroup, ChannelPruning, Channels, Gradual, Kept, KeptGroup, LayerSparsity, Mask, Masks, Member, Multiplied,
-    Pruning, Scope, Shapes, Sparsity, bake, mask_channels, mask_moments, masks_of, prune, reshape_like, set_masks, shrink,
-    shrink_moments, sparsity, unprune, zero_pruned,
+    Pruning, Scope, Shapes, Sparsity, bake, mask_channels, mask_moments, masks_of, prune, reshape_like, set_masks,
+    shrink, shrink_moments, sparsity, unprune, zero_pruned,
 };

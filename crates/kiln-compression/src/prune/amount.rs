@@ -60,7 +60,10 @@ mod tests {
 
     #[test]
     fn a_uniform_ratio_is_rounded_up_to_a_multiple() {
-        assert_eq!([(64, 0.5, 1), (64, 0.3, 1), (64, 0.3, 8), (10, 0.99, 4), (3, 0.9, 8)].map(|(s, r, m)| uniform(s, r, m)), [32, 44, 48, 4, 3]);
+        assert_eq!(
+            [(64, 0.5, 1), (64, 0.3, 1), (64, 0.3, 8), (10, 0.99, 4), (3, 0.9, 8)].map(|(s, r, m)| uniform(s, r, m)),
+            [32, 44, 48, 4, 3]
+        );
     }
 
     #[test]

@@ -102,7 +102,8 @@ impl Channels {
                         let value = param.base().detach();
                         let outer: usize = shape[..member.axis].iter().product();
                         let inner: usize = shape[member.axis + 1..].iter().product();
-                        let squares = value.square().reshape([outer, group.size, inner]).sum_dim(2).sum_dim(0);
+                        let squares =
+                            value.square().reshape([outer, group.size, member.block * inner]).sum_dim(2).sum_dim(0);
                         let squares = squares.into_data().iter::<f32>().collect::<Vec<_>>();
                         sums.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square);
                     }
@@ -229,7 +230,7 @@ pub fn shrink<M: Module>(model: M, kept: &Kept) -> Result<M, Error> {
 
 struct Shrink<'a> {
     place: Place,
-    cuts: BTreeMap<&'a str, Vec<Cut<'a>>>,
+    cuts: BTreeMap<&'a str, Vec<Cut>>,
     /// Of the parameter that was cut last, before it was cut.
     shape: Vec<usize>,
 }
@@ -251,9 +252,9 @@ impl ModuleMapper for Shrink<'_> {
         param.map(|tensor| {
             leaf(tensor, |tensor| {
                 cuts.iter().fold(tensor, |tensor, cut| {
-                    let channels: Vec<i64> = cut.channels.iter().map(|channel| *channel as i64).collect();
-                    let channels = Tensor::<1, Int>::from_data(channels.as_slice(), &tensor.device());
-                    tensor.select(cut.axis, channels)
+                    let entries: Vec<i64> = cut.entries.iter().map(|entry| *entry as i64).collect();
+                    let entries = Tensor::<1, Int>::from_data(entries.as_slice(), &tensor.device());
+                    tensor.select(cut.axis, entries)
                 })
             })
         })
@@ -294,17 +295,20 @@ pub fn shrink_moments(optimizer: ModuleOptimizer, model: &impl Module, kept: &Ke
         let Some((site, cuts)) = paths.get(&id).and_then(|site| Some((site, cuts.get(site.path.as_str())?))) else {
             return Ok(state);
         };
-        let fits = |cut: &Cut<'_>| state.shape.get(cut.axis) == Some(&cut.size);
+        let fits = |cut: &Cut| state.shape.get(cut.axis) == Some(&cut.size);
         if state.shape.num_dims() != site.shape.len() || !cuts.iter().all(fits) {
             let State { name, shape, .. } = state;
-            return Err(Error::Optimizer(format!("'{name}' of '{}' is {shape:?}, not the parameter's shape", site.path)));
+            return Err(Error::Optimizer(format!(
+                "'{name}' of '{}' is {shape:?}, not the parameter's shape",
+                site.path
+            )));
         }
         let size = state.element_size()?;
         let inside = elements(&state.shape, cuts);
         let own = state.bytes.chunks_exact(size).zip(inside).filter(|(_, inside)| *inside);
         let bytes = Bytes::from_bytes_vec(own.flat_map(|(element, _)| element.iter().copied()).collect());
         let mut shape = state.shape.clone();
-        cuts.iter().for_each(|cut| shape[cut.axis] = cut.channels.len());
+        cuts.iter().for_each(|cut| shape[cut.axis] = cut.entries.len());
         Ok(State { shape, bytes, ..state })
     })
 }

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::ModuleRecord;
-use burn::tensor::activation::{gelu, softmax};
+use burn::tensor::activation::{gelu, sigmoid, softmax};
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use kiln_compression::{
     ChannelPruning, Channels, Error, Kept, Masks, Shapes, bake, mask_channels, mask_moments, reshape_like, shrink,
@@ -42,7 +43,10 @@ fn resnet(config: &ResNetConfig, device: &Device) -> ResNet {
 }
 
 fn resnet_channels(config: &ResNetConfig, size: usize) -> Result<Channels, Error> {
-    Channels::of(|device| resnet(config, device), |model, device| model.forward(Tensor::zeros([1, 3, size, size], device)))
+    Channels::of(
+        |device| resnet(config, device),
+        |model, device| model.forward(Tensor::zeros([1, 3, size, size], device)),
+    )
 }
 
 fn mobilenet(config: &MobileNetV2Config, device: &Device) -> MobileNetV2 {
@@ -50,7 +54,10 @@ fn mobilenet(config: &MobileNetV2Config, device: &Device) -> MobileNetV2 {
 }
 
 fn mobilenet_channels(config: &MobileNetV2Config) -> Result<Channels, Error> {
-    Channels::of(|device| mobilenet(config, device), |model, device| model.forward(Tensor::zeros([1, 3, 32, 32], device)))
+    Channels::of(
+        |device| mobilenet(config, device),
+        |model, device| model.forward(Tensor::zeros([1, 3, 32, 32], device)),
+    )
 }
 
 /// The script's weights: sin of a number of the parameter and the element.
@@ -134,7 +141,12 @@ fn groups_importance_and_costs_are_those_of_torch_pruning() -> Result<(), Error>
 }
 
 /// Outputs of the masked and the shrunk model, each relative to the largest output.
-fn difference<M: Module>(model: M, channels: &Channels, kept: &Kept, forward: impl Fn(&M) -> Tensor<2>) -> Result<f32, Error> {
+fn difference<M: Module>(
+    model: M,
+    channels: &Channels,
+    kept: &Kept,
+    forward: impl Fn(&M) -> Tensor<2>,
+) -> Result<f32, Error> {
     let full = forward(&model);
     let masked = mask_channels(model.clone().apply_reparameterization(Masks::of_channels(channels)), kept)?;
     let expected = forward(&masked);
@@ -195,11 +207,19 @@ fn multiply_adds_reach_the_target_and_not_far_below() -> Result<(), Error> {
         let kept = channels.choose(&model, &ChannelPruning::MultiplyAdds { left, round_to })?;
         let part = channels.multiply_adds(&kept) as f64 / all as f64;
         assert!(part <= left && part > left - 0.03, "{part} of {left}");
-        assert!(kept.groups.iter().all(|own| own.channels.len().is_multiple_of(round_to) || own.channels.len() == own.group.size));
+        assert!(
+            kept.groups
+                .iter()
+                .all(|own| own.channels.len().is_multiple_of(round_to) || own.channels.len() == own.group.size)
+        );
     }
     let too_much = channels.choose(&model, &ChannelPruning::multiply_adds(1e-6));
     assert!(matches!(too_much, Err(Error::InvalidSetting { what: "left", .. })));
-    for wrong in [ChannelPruning::uniform(1.0), ChannelPruning::multiply_adds(0.0), ChannelPruning::Uniform { ratio: 0.5, round_to: 0 }] {
+    for wrong in [
+        ChannelPruning::uniform(1.0),
+        ChannelPruning::multiply_adds(0.0),
+        ChannelPruning::Uniform { ratio: 0.5, round_to: 0 },
+    ] {
         assert!(matches!(channels.choose(&model, &wrong), Err(Error::InvalidSetting { .. })), "{wrong:?}");
     }
     Ok(())
@@ -263,6 +283,41 @@ fn training_goes_on_with_the_moments_of_what_is_left() -> Result<(), Error> {
         assert!((own - expected).abs() < 1e-3 * expected, "{own} and {expected}");
         (model, small) = (masked, shrunk);
     }
+    Ok(())
+}
+
+#[derive(Module, Debug)]
+struct Flat {
+    conv: Conv2d,
+    fc: Linear,
+}
+
+impl Flat {
+    fn new(device: &Device) -> Self {
+        Self {
+            conv: Conv2dConfig::new([3, 6], [3, 3]).init(device),
+            fc: LinearConfig::new(6 * 30 * 30, 4).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        self.fc.forward(sigmoid(self.conv.forward(x)).flatten(1, 3))
+    }
+}
+
+#[test]
+fn flattened_maps_are_cut_in_blocks() -> Result<(), Error> {
+    let device = Device::flex();
+    let channels = Channels::of(Flat::new, |net, device| net.forward(Tensor::zeros([1, 3, 32, 32], device)))?;
+    let blocks: Vec<_> = channels.groups[0].members.iter().map(|m| (m.path.as_str(), m.axis, m.block)).collect();
+    assert_eq!(blocks, [("conv.weight", 0, 1), ("conv.bias", 0, 1), ("fc.weight", 0, 900)]);
+    let net = Flat::new(&device);
+    let kept = channels.choose(&net, &ChannelPruning::uniform(0.5))?;
+    assert_eq!(channels.multiply_adds(&kept), 900 * 3 * 27 + 2700 * 4);
+    let x = image(2, &device);
+    // A sigmoid of nothing is one half: the layer that reads it is masked too.
+    let difference = difference(net, &channels, &kept, |net| net.forward(x.clone()))?;
+    assert!(difference < 1e-5, "{difference}");
     Ok(())
 }
 
