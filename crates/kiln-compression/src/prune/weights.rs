@@ -114,6 +114,29 @@ impl Pruning {
 ///
 /// Only weights of linear layers and convolutions are pruned, also where other parameters have masks. The stored values do not change, see [`zero_pruned`]. After each call give the optimizer the masks ([`mask_moments`](crate::mask_moments)).
 ///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::optim::SgdConfig;
+/// use burn::tensor::Device;
+/// use kiln_compression::{Gradual, Masks, Pruning, mask_moments, prune, sparsity};
+///
+/// let model = LinearConfig::new(16, 16).init(&Device::flex().autodiff());
+/// let masks = Masks::of(&model);
+/// let mut model = model.apply_reparameterization(masks);
+/// let mut optimizer = SgdConfig::new().init();
+/// let schedule = Gradual { from_step: 2, to_step: 10, every: 2, initial: 0.0, final_sparsity: 0.5 };
+/// for step in 0..20 {
+///     // .. a training step ..
+///     if schedule.is_update(step) {
+///         model = prune(model, &Pruning::magnitude(schedule.sparsity_at(step)))?;
+///         optimizer = mask_moments(optimizer, &model)?;
+///     }
+/// }
+/// assert_eq!(sparsity(&model).total(), 0.5);
+/// # Ok::<(), kiln_compression::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::InvalidSetting`] for a sparsity out of range, [`Error::NoMasks`] for a model without masks.
 pub fn prune<M: Module>(model: M, how: &Pruning) -> Result<M, Error> {
