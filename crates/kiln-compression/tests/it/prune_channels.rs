@@ -13,7 +13,10 @@ use kiln_compression::{
     ChannelPruning, Channels, Error, Kept, Masks, Shapes, bake, mask_channels, mask_moments, reshape_like, shrink,
     shrink_moments,
 };
-use kiln_models::{MobileNetV2, MobileNetV2Config, ResNet, ResNetConfig, Stem};
+use kiln_models::{
+    MobileNetV2, MobileNetV2Config, MobileNetV3Config, ResNet, ResNetConfig, ShuffleNetV2Config, Stem, UnetConfig,
+    VitConfig,
+};
 use serde::Deserialize;
 
 /// What `fixtures/compression/record_prune.py` records of Torch-Pruning and torchvision's ResNet-18.
@@ -194,6 +197,38 @@ fn a_shrunk_network_computes_what_the_masked_one_does() -> Result<(), Error> {
         let difference = difference(model.clone(), &channels, &kept, |model| model.forward(x.clone()))?;
         assert!(difference < 1e-5, "MobileNetV2 {how:?}: {difference}");
     }
+    Ok(())
+}
+
+/// Squeeze-and-excitation, concatenation, shuffled channels, attention: what can be removed is removed, and the rest stays.
+#[test]
+fn other_architectures_shrink_where_they_can() -> Result<(), Error> {
+    fn check<M: Module>(
+        build: impl Fn(&Device) -> Result<M, kiln_models::Error>,
+        forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
+    ) -> Result<usize, Error> {
+        let device = Device::flex();
+        let build = |device: &Device| build(device).unwrap_or_else(|error| panic!("{error}"));
+        let channels = Channels::of(build, |model, device| forward(model, Tensor::zeros([1, 3, 32, 32], device)))?;
+        let model = trained(build(&device), &forward);
+        let kept = channels.choose(&model, &ChannelPruning::uniform(0.5))?;
+        let x = image(2, &device);
+        let difference = difference(model, &channels, &kept, |model| forward(model, x.clone()))?;
+        assert!(difference < 1e-5, "{difference}");
+        Ok(channels.groups.len())
+    }
+    let v3 = MobileNetV3Config::large(5).with_width(0.25).with_lean(false);
+    let v3 = check(|device| v3.init(device), |model, x| model.forward(x))?;
+    let unet = UnetConfig::new(2).with_width(0.125).with_lean(false);
+    let unet = check(|device| unet.init(device), |model, x| model.forward(x).flatten(1, 3))?;
+    let shuffle = ShuffleNetV2Config::named("shufflenet_v2_x0_5", 5).map(|config| config.with_lean(false));
+    let shuffle = shuffle.unwrap_or_else(|error| panic!("{error}"));
+    let shuffle = check(|device| shuffle.init(device), |model, x| model.forward(x))?;
+    let vit = VitConfig::named("vit_tiny", 5).map(|c| c.with_image(32).with_patch(8).with_blocks(2).with_lean(false));
+    let vit = vit.unwrap_or_else(|error| panic!("{error}"));
+    let vit = check(|device| vit.init(device), |model, x| model.forward(x))?;
+    // Of the vision transformer, what is inside of the two feed-forward layers: its heads are sizes in its code.
+    assert_eq!([v3, unet, shuffle, vit], [30, 15, 18, 2]);
     Ok(())
 }
 

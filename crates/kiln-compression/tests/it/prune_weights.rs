@@ -284,8 +284,11 @@ fn other_mappers_do_not_lose_masks() -> Result<(), Error> {
     Ok(())
 }
 
-/// The tensors of an optimizer's state by name, as bits.
-fn state(optimizer: &ModuleOptimizer) -> Result<BTreeMap<String, (Option<u64>, Vec<u32>)>, Error> {
+/// The id of a parameter, and the bits of a tensor of its state.
+type Bits = (Option<u64>, Vec<u32>);
+
+/// The tensors of an optimizer's state by name.
+fn state(optimizer: &ModuleOptimizer) -> Result<BTreeMap<String, Bits>, Error> {
     let failed = |error: String| Error::Optimizer(error);
     let bytes = optimizer.into_bytes().map_err(|e| failed(e.to_string()))?;
     let tensors = burn_pack::Reader::from_bytes(bytes).and_then(|reader| reader.into_tensors());
