@@ -35,7 +35,8 @@ pub struct Multiplied {
 /// channels that they work on.
 ///
 /// Channels of the model's inputs and outputs are no group, and neither are those that meet an operation that mixes them or is not
-/// understood: softmax, layer norm and means over channels, concatenation, convolutions in groups, flattened maps, custom operations. Record
+/// understood: softmax, layer norm and means over channels, concatenation, axes that are split, convolutions in groups that are not depthwise,
+/// custom operations. Record
 /// a model on burn's own layers, without reparameterizations. Sizes that the model's code states as numbers, as in
 /// `reshape([batch, 512])`, cannot be seen: write them in terms of the tensor's shape.
 ///
@@ -121,7 +122,7 @@ impl Channels {
         let sizes: BTreeMap<(&str, usize), usize> = kept
             .groups
             .iter()
-            .flat_map(|own| own.group.members.iter().map(|m| ((m.path.as_str(), m.axis), own.channels.len())))
+            .flat_map(|own| own.group.members.iter().map(|m| ((m.path.as_str(), m.axis), own.channels.len() * m.block)))
             .collect();
         let cost = |layer: &Multiplied| {
             let size = |(axis, size): (usize, &usize)| *sizes.get(&(layer.path.as_str(), axis)).unwrap_or(size) as u64;
@@ -204,12 +205,12 @@ impl Parameters {
         let mut of_set: HashMap<usize, usize> = HashMap::new();
         for (id, path, shape) in self.found.iter().filter(|(id, ..)| read.contains(id)) {
             for (axis, size) in shape.iter().enumerate().filter(|(_, size)| **size > 1) {
-                let Some(set) = axes.set((*id, axis, *size)) else { continue };
-                let index = *of_set.entry(set).or_insert(groups.len());
+                let Some(set) = axes.set((*id, axis, *size)).filter(|set| set.size > 1) else { continue };
+                let index = *of_set.entry(set.number).or_insert(groups.len());
                 if index == groups.len() {
-                    groups.push(ChannelGroup { size: *size, members: vec![] });
+                    groups.push(ChannelGroup { size: set.size, members: vec![] });
                 }
-                groups[index].members.push(Member { path: path.clone(), axis });
+                groups[index].members.push(Member { path: path.clone(), axis, block: set.block });
             }
         }
         groups

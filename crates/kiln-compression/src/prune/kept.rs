@@ -13,6 +13,17 @@ pub struct Member {
     pub path: String,
     /// The number of the axis.
     pub axis: usize,
+    /// How many entries in a row the axis has for each channel: 1, and more where a layer reads flattened maps.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub block: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(block: &usize) -> bool {
+    *block == 1
 }
 
 /// Axes that have the same channels. A channel is removed from all of them or from none.
@@ -46,11 +57,12 @@ impl Kept {
     }
 
     /// By path, the axes that are cut and what is kept of each, with the size that each axis has before.
-    pub(super) fn cuts(&self) -> BTreeMap<&str, Vec<Cut<'_>>> {
-        let mut cuts: BTreeMap<&str, Vec<Cut<'_>>> = BTreeMap::new();
+    pub(super) fn cuts(&self) -> BTreeMap<&str, Vec<Cut>> {
+        let mut cuts: BTreeMap<&str, Vec<Cut>> = BTreeMap::new();
         for own in &self.groups {
-            for Member { path, axis } in &own.group.members {
-                let cut = Cut { axis: *axis, size: own.group.size, channels: &own.channels };
+            for Member { path, axis, block } in &own.group.members {
+                let entries = own.channels.iter().flat_map(|channel| channel * block..(channel + 1) * block).collect();
+                let cut = Cut { axis: *axis, size: own.group.size * block, entries };
                 cuts.entry(path.as_str()).or_default().push(cut);
             }
         }
@@ -69,13 +81,14 @@ impl Kept {
                     expected: "at least one, ascending, below the group's size",
                 });
             }
-            for Member { path, axis } in &own.group.members {
+            for Member { path, axis, block } in &own.group.members {
                 let Some(shape) = shapes.get(path) else {
                     let known = shapes.keys().cloned().collect::<Vec<_>>().join(", ");
                     return Err(Error::UnknownParameter { path: path.clone(), known });
                 };
-                if shape.get(*axis) != Some(&own.group.size) {
-                    let value = format!("{shape:?} for '{path}' where axis {axis} of the group has {}", own.group.size);
+                let size = own.group.size * block;
+                if shape.get(*axis) != Some(&size) {
+                    let value = format!("{shape:?} for '{path}' where axis {axis} of the group has {size}");
                     return Err(Error::InvalidSetting {
                         what: "the shape of a parameter",
                         value,
@@ -89,20 +102,20 @@ impl Kept {
 }
 
 /// What is kept of an axis.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cut<'a> {
+#[derive(Clone, Debug)]
+pub(super) struct Cut {
     pub(super) axis: usize,
     pub(super) size: usize,
-    pub(super) channels: &'a [usize],
+    pub(super) entries: Vec<usize>,
 }
 
 /// The elements of a row-major tensor whose index is kept along every cut axis.
-pub(super) fn elements(shape: &[usize], cuts: &[Cut<'_>]) -> Vec<bool> {
+pub(super) fn elements(shape: &[usize], cuts: &[Cut]) -> Vec<bool> {
     let mut kept = vec![true; shape.iter().product()];
     for cut in cuts {
         let inner: usize = shape[cut.axis + 1..].iter().product();
         let mut is_kept = vec![false; cut.size];
-        cut.channels.iter().for_each(|channel| is_kept[*channel] = true);
+        cut.entries.iter().for_each(|entry| is_kept[*entry] = true);
         for (index, kept) in kept.iter_mut().enumerate() {
             *kept &= is_kept[index / inner % cut.size];
         }
@@ -116,7 +129,7 @@ mod tests {
 
     #[test]
     fn elements_are_kept_along_every_axis() {
-        let cuts = [Cut { axis: 0, size: 2, channels: &[1] }, Cut { axis: 1, size: 3, channels: &[0, 2] }];
+        let cuts = [Cut { axis: 0, size: 2, entries: vec![1] }, Cut { axis: 1, size: 3, entries: vec![0, 2] }];
         let expected = [[[false; 2]; 3], [[true; 2], [false; 2], [true; 2]]].concat().concat();
         assert_eq!(elements(&[2, 3, 2], &cuts), expected);
         assert_eq!(elements(&[2, 3, 2], &[]), [true; 12]);
@@ -124,7 +137,7 @@ mod tests {
 
     #[test]
     fn choices_that_do_not_fit_are_errors() {
-        let member = Member { path: "fc.weight".into(), axis: 1 };
+        let member = Member { path: "fc.weight".into(), axis: 1, block: 1 };
         let group = ChannelGroup { size: 4, members: vec![member] };
         let shapes = BTreeMap::from([("fc.weight".to_owned(), vec![3, 4])]);
         let check = |channels: Vec<usize>, shapes| Kept::new([(group.clone(), channels)]).check(shapes);

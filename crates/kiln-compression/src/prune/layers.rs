@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Tensor, TensorData};
 
-use super::mask::Mask;
 use crate::place::Place;
+
+/// The field of [`Mask`](super::Mask) that holds the mask, and the type around it, as visitors see them.
+pub(super) const MASK: (&str, &str) = ("kept", "Mask");
 
 /// A parameter that has a mask.
 #[derive(Debug, Clone)]
@@ -87,7 +89,7 @@ pub(super) fn masked_layers(model: &impl Module, values: bool) -> Vec<MaskedLaye
         }
         fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
             if self.place.is_inner()
-                && (self.place.field(), self.place.kind()) == Mask::PLACE
+                && (self.place.field(), self.place.kind()) == MASK
                 && let Some(mut layer) = self.last.take()
             {
                 layer.kept = param.val().into_data().iter::<bool>().collect();
@@ -119,7 +121,7 @@ impl ModuleMapper for Replace {
     }
 
     fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
-        let is_mask = self.place.is_inner() && (self.place.field(), self.place.kind()) == Mask::PLACE;
+        let is_mask = self.place.is_inner() && (self.place.field(), self.place.kind()) == MASK;
         match self.kept.get(&self.place.parameter()) {
             Some(kept) if is_mask => param.map(|old| {
                 let shape = old.shape();

@@ -17,11 +17,6 @@ pub struct Mask {
     pub kept: Param<Tensor<1, Bool>>,
 }
 
-impl Mask {
-    /// The field that holds the mask, and the type around it, as visitors see them.
-    pub(super) const PLACE: (&str, &str) = ("kept", "Mask");
-}
-
 impl Reparameterization for Mask {
     const NAME: &'static str = "mask";
 

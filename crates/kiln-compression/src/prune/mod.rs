@@ -4,6 +4,7 @@ mod amount;
 mod axes;
 mod channels;
 mod choose;
+mod importance;
 mod kept;
 mod layers;
 mod mask;
@@ -11,16 +12,17 @@ mod moments;
 mod rules;
 mod schedule;
 mod shapes;
-mod structured;
+mod shrink;
 mod weights;
 
 pub use channels::{Channels, Multiplied};
+pub use importance::ChannelPruning;
 pub use kept::{ChannelGroup, Kept, KeptGroup, Member};
 pub use mask::{Mask, Masks};
 pub use moments::mask_moments;
 pub use schedule::Gradual;
 pub use shapes::{Shapes, reshape_like};
-pub use structured::{ChannelPruning, mask_channels, shrink, shrink_moments};
+pub use shrink::{mask_channels, shrink, shrink_moments};
 pub use weights::{
     LayerSparsity, Pruning, Scope, Sparsity, bake, masks_of, prune, set_masks, sparsity, unprune, zero_pruned,
 };

@@ -119,14 +119,16 @@ fn matmul(axes: &mut Ties, a: &TensorIr, b: &TensorIr, out: &TensorIr) {
 fn base(axes: &mut Ties, op: &Base, operation: &OperationIr) {
     match op {
         Base::Reshape(op) => {
-            let pairs = surviving(&op.input.shape, &op.out.shape);
-            let tied = |side: usize, at: usize| pairs.iter().any(|pair| pair[side] == at);
-            for (side, tensor) in [&op.input, &op.out].into_iter().enumerate() {
-                for at in (0..rank(tensor)).filter(|at| tensor.shape[*at] != 1 && !tied(side, *at)) {
-                    axes.freeze(axis(tensor, at));
-                }
+            let survivors = surviving(&op.input.shape, &op.out.shape);
+            for at in (0..rank(&op.input)).filter(|at| !survivors.iter().any(|survivor| survivor.0 == *at)) {
+                axes.freeze(axis(&op.input, at));
             }
-            pairs.iter().for_each(|[i, j]| axes.tie(axis(&op.input, *i), axis(&op.out, *j)));
+            for at in (0..rank(&op.out)).filter(|at| !survivors.iter().any(|survivor| survivor.1 == *at)) {
+                axes.freeze(axis(&op.out, at));
+            }
+            for (from, to, block) in survivors {
+                axes.tie_blocks(axis(&op.input, from), axis(&op.out, to), block);
+            }
         }
         Base::SwapDims(op) => {
             let mut order: Vec<usize> = (0..rank(&op.input)).collect();

@@ -10,9 +10,9 @@ use crate::Error;
 /// ```
 /// use kiln_compression::Gradual;
 ///
-/// let schedule = Gradual { from_step: 100, to_step: 1100, every: 100, initial: 0.0, final_sparsity: 0.8 };
+/// let schedule = Gradual { from_step: 100, to_step: 1100, every: 100, initial: 0.0, final_sparsity: 0.5 };
 /// schedule.check()?;
-/// assert_eq!([0, 100, 600, 1100, 5000].map(|step| schedule.sparsity_at(step)), [0.0, 0.0, 0.7, 0.8, 0.8]);
+/// assert_eq!([0, 100, 600, 1100, 5000].map(|step| schedule.sparsity_at(step)), [0.0, 0.0, 0.4375, 0.5, 0.5]);
 /// assert!(schedule.is_update(600) && !schedule.is_update(601) && !schedule.is_update(1200));
 /// # Ok::<(), kiln_compression::Error>(())
 /// ```

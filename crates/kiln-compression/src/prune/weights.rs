@@ -79,26 +79,23 @@ impl Pruning {
     /// The masks of the layers.
     fn choose(&self, layers: &[MaskedLayer]) -> Vec<Vec<bool>> {
         let weights: Vec<_> = layers.iter().map(|layer| Weights { values: &layer.base, kept: &layer.kept }).collect();
-        let scoped = |scope, sparsity, choose: &dyn Fn(&[Weights<'_>], usize, u64) -> Vec<Vec<bool>>| match scope {
-            Scope::Global => {
-                let total = weights.iter().map(|layer| layer.kept.len()).sum();
-                choose(&weights, pruned_count(sparsity, total), 0)
-            }
-            Scope::Layer => weights
-                .iter()
-                .zip(0..)
-                .flat_map(|(layer, index)| {
-                    choose(std::slice::from_ref(layer), pruned_count(sparsity, layer.kept.len()), index)
-                })
-                .collect(),
+        let unstructured = |sparsity, scope, seed: Option<u64>| {
+            let parts: Vec<&[Weights<'_>]> = match scope {
+                Scope::Global => vec![&weights],
+                Scope::Layer => weights.chunks(1).collect(),
+            };
+            let choose = |(part, index): (&[Weights<'_>], u64)| {
+                let count = pruned_count(sparsity, part.iter().map(|layer| layer.kept.len()).sum());
+                match seed {
+                    Some(seed) => random(part, count, seed.wrapping_add(index)),
+                    None => magnitude(part, count),
+                }
+            };
+            parts.into_iter().zip(0..).flat_map(choose).collect()
         };
         match *self {
-            Self::Magnitude { sparsity, scope } => {
-                scoped(scope, sparsity, &|layers, count, _| magnitude(layers, count))
-            }
-            Self::Random { sparsity, scope, seed } => {
-                scoped(scope, sparsity, &|layers, count, index| random(layers, count, seed.wrapping_add(index)))
-            }
+            Self::Magnitude { sparsity, scope } => unstructured(sparsity, scope, None),
+            Self::Random { sparsity, scope, seed } => unstructured(sparsity, scope, Some(seed)),
             Self::NOfM { n, m } => {
                 let one = |(layer, weights): (&MaskedLayer, &Weights<'_>)| match layer.input_axis {
                     Some(axis) => n_of_m(*weights, &layer.shape, axis, [n, m]),
@@ -112,7 +109,31 @@ impl Pruning {
 
 /// Prunes a model that has [`Masks`](crate::Masks). What is pruned stays pruned: a sparsity below that of the model changes nothing.
 ///
-/// Only weights of linear layers and convolutions are pruned, also where other parameters have masks. The stored values do not change, see [`zero_pruned`]. After each call give the optimizer the masks ([`mask_moments`](crate::mask_moments)).
+/// Only weights of linear layers and convolutions are pruned, also where other parameters have masks. The stored values do not change, see
+/// [`zero_pruned`]. After each call give the optimizer the masks ([`mask_moments`](crate::mask_moments)).
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::optim::SgdConfig;
+/// use burn::tensor::Device;
+/// use kiln_compression::{Gradual, Masks, Pruning, mask_moments, prune, sparsity};
+///
+/// let model = LinearConfig::new(16, 16).init(&Device::flex().autodiff());
+/// let masks = Masks::of(&model);
+/// let mut model = model.apply_reparameterization(masks);
+/// let mut optimizer = SgdConfig::new().init();
+/// let schedule = Gradual { from_step: 2, to_step: 10, every: 2, initial: 0.0, final_sparsity: 0.5 };
+/// for step in 0..20 {
+///     // .. a training step ..
+///     if schedule.is_update(step) {
+///         model = prune(model, &Pruning::magnitude(schedule.sparsity_at(step)))?;
+///         optimizer = mask_moments(optimizer, &model)?;
+///     }
+/// }
+/// assert_eq!(sparsity(&model).total(), 0.5);
+/// # Ok::<(), kiln_compression::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::InvalidSetting`] for a sparsity out of range, [`Error::NoMasks`] for a model without masks.

@@ -3,16 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::ModuleRecord;
-use burn::tensor::activation::{gelu, softmax};
+use burn::tensor::activation::{gelu, sigmoid, softmax};
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use kiln_compression::{
     ChannelPruning, Channels, Error, Kept, Masks, Shapes, bake, mask_channels, mask_moments, reshape_like, shrink,
     shrink_moments,
 };
-use kiln_models::{MobileNetV2, MobileNetV2Config, ResNet, ResNetConfig, Stem};
+use kiln_models::{
+    MobileNetV2, MobileNetV2Config, MobileNetV3Config, ResNet, ResNetConfig, ShuffleNetV2Config, Stem, UnetConfig,
+    VitConfig,
+};
 use serde::Deserialize;
 
 /// What `fixtures/compression/record_prune.py` records of Torch-Pruning and torchvision's ResNet-18.
@@ -196,6 +200,38 @@ fn a_shrunk_network_computes_what_the_masked_one_does() -> Result<(), Error> {
     Ok(())
 }
 
+/// Squeeze-and-excitation, concatenation, shuffled channels, attention: what can be removed is removed, and the rest stays.
+#[test]
+fn other_architectures_shrink_where_they_can() -> Result<(), Error> {
+    fn check<M: Module>(
+        build: impl Fn(&Device) -> Result<M, kiln_models::Error>,
+        forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
+    ) -> Result<usize, Error> {
+        let device = Device::flex();
+        let build = |device: &Device| build(device).unwrap_or_else(|error| panic!("{error}"));
+        let channels = Channels::of(build, |model, device| forward(model, Tensor::zeros([1, 3, 32, 32], device)))?;
+        let model = trained(build(&device), &forward);
+        let kept = channels.choose(&model, &ChannelPruning::uniform(0.5))?;
+        let x = image(2, &device);
+        let difference = difference(model, &channels, &kept, |model| forward(model, x.clone()))?;
+        assert!(difference < 1e-5, "{difference}");
+        Ok(channels.groups.len())
+    }
+    let v3 = MobileNetV3Config::large(5).with_width(0.25).with_lean(false);
+    let v3 = check(|device| v3.init(device), |model, x| model.forward(x))?;
+    let unet = UnetConfig::new(2).with_width(0.125).with_lean(false);
+    let unet = check(|device| unet.init(device), |model, x| model.forward(x).flatten(1, 3))?;
+    let shuffle = ShuffleNetV2Config::named("shufflenet_v2_x0_5", 5).map(|config| config.with_lean(false));
+    let shuffle = shuffle.unwrap_or_else(|error| panic!("{error}"));
+    let shuffle = check(|device| shuffle.init(device), |model, x| model.forward(x))?;
+    let vit = VitConfig::named("vit_tiny", 5).map(|c| c.with_image(32).with_patch(8).with_blocks(2).with_lean(false));
+    let vit = vit.unwrap_or_else(|error| panic!("{error}"));
+    let vit = check(|device| vit.init(device), |model, x| model.forward(x))?;
+    // Of the vision transformer, what is inside of the two feed-forward layers: its heads are sizes in its code.
+    assert_eq!([v3, unet, shuffle, vit], [30, 15, 18, 2]);
+    Ok(())
+}
+
 #[test]
 fn multiply_adds_reach_the_target_and_not_far_below() -> Result<(), Error> {
     let config = MobileNetV2Config::new(10);
@@ -282,6 +318,41 @@ fn training_goes_on_with_the_moments_of_what_is_left() -> Result<(), Error> {
         assert!((own - expected).abs() < 1e-3 * expected, "{own} and {expected}");
         (model, small) = (masked, shrunk);
     }
+    Ok(())
+}
+
+#[derive(Module, Debug)]
+struct Flat {
+    conv: Conv2d,
+    fc: Linear,
+}
+
+impl Flat {
+    fn new(device: &Device) -> Self {
+        Self {
+            conv: Conv2dConfig::new([3, 6], [3, 3]).init(device),
+            fc: LinearConfig::new(6 * 30 * 30, 4).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        self.fc.forward(sigmoid(self.conv.forward(x)).flatten(1, 3))
+    }
+}
+
+#[test]
+fn flattened_maps_are_cut_in_blocks() -> Result<(), Error> {
+    let device = Device::flex();
+    let channels = Channels::of(Flat::new, |net, device| net.forward(Tensor::zeros([1, 3, 32, 32], device)))?;
+    let blocks: Vec<_> = channels.groups[0].members.iter().map(|m| (m.path.as_str(), m.axis, m.block)).collect();
+    assert_eq!(blocks, [("conv.weight", 0, 1), ("conv.bias", 0, 1), ("fc.weight", 0, 900)]);
+    let net = Flat::new(&device);
+    let kept = channels.choose(&net, &ChannelPruning::uniform(0.5))?;
+    assert_eq!(channels.multiply_adds(&kept), 900 * 3 * 27 + 2700 * 4);
+    let x = image(2, &device);
+    // A sigmoid of nothing is one half: the layer that reads it is masked too.
+    let difference = difference(net, &channels, &kept, |net| net.forward(x.clone()))?;
+    assert!(difference < 1e-5, "{difference}");
     Ok(())
 }
 
