@@ -69,10 +69,8 @@ impl Chained for Classify {
     fn begin(&self, _: &Classifier, batch: &ImageBatch, device: &Device) -> (Tensor<4>, Labels) {
         let (images_bchw, own_b) = batch.to_device(&self.normalize, device);
         let mixed_b = batch.mixed.as_ref().map(|mixed| (mixed.to_device(device), mixed.lambda));
-        let taught_bc = self.teacher.as_ref().map(|teacher| {
-            let logits_bc = teacher.on(device).forward(images_bchw.clone().without_autodiff());
-            Tensor::from_inner(logits_bc.cast(DType::F32))
-        });
+        let taught_bc =
+            self.teacher.as_ref().map(|teacher| teacher.on(device).forward(images_bchw.clone()).cast(DType::F32));
         (images_bchw, Labels { own_b, mixed_b, taught_bc })
     }
 

@@ -65,7 +65,7 @@ impl Chained for NextToken {
         let (inputs_bt, next_bt) = batch.to_device(device);
         let taught = self.teacher.as_ref().map(|teacher| {
             let model = teacher.on(device);
-            let (hidden, weight) = model.output(model.features(inputs_bt.clone().without_autodiff()));
+            let (hidden, weight) = model.output(model.features(inputs_bt.clone()));
             Teacher::Linear { hidden, weight }
         });
         (model.embed(inputs_bt), Targets { next_bt, taught })

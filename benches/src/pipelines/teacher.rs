@@ -15,8 +15,9 @@ use crate::usage::Usage;
 type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error> + Send + Sync>;
 
 /// A model that another one learns from, for inference.
-pub struct Tutor<M> {
+pub(super) struct Tutor<M> {
     init: Init<M>,
+    /// On the autodiff device of the steps, frozen: what it computes has no gradients.
     model: M,
     device: Device,
     /// How outputs are compared.
@@ -41,17 +42,16 @@ impl<M: SafetensorsModel> Tutor<M> {
             bail!(Usage(format!("the teacher's share of the loss is {share}, expected a number from 0 to 1")));
         }
         let loss = DistillationLoss::new(*temperature).map_err(|error| Usage(error.to_string()))?;
-        let device = device.clone().inner();
-        let model = load_merged(init(&device)?, compression, checkpoint)?.valid();
+        let device = device.clone().autodiff();
+        let model = load_merged(init(&device)?, compression, checkpoint)?.freeze();
         Ok(Self { init: Box::new(init), model, device, loss, share: *share })
     }
 
     /// The model on a device of steps, without gradients. The device that steps are recorded on gets one with other weights.
     pub(super) fn on(&self, device: &Device) -> M {
-        let plain = device.clone().inner();
-        match plain == self.device {
+        match *device == self.device {
             true => self.model.clone(),
-            false => (self.init)(&plain).map_or_else(|_| self.model.clone(), |model| model.valid()),
+            false => (self.init)(device).map_or_else(|_| self.model.clone(), |model| model.freeze()),
         }
     }
 }

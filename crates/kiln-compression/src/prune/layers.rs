@@ -164,9 +164,10 @@ impl ModuleMapper for Zero {
 /// Changes a stored value without a graph: the result is a leaf, as the value was.
 pub(super) fn leaf<const D: usize>(tensor: Tensor<D>, change: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Tensor<D> {
     match tensor.is_autodiff() {
+        // A way that the device for recordings has as well, which has no inner tensors.
         true => {
             let learned = tensor.is_require_grad();
-            Tensor::from_inner(change(tensor.inner())).set_require_grad(learned)
+            change(tensor.detach()).detach().set_require_grad(learned)
         }
         false => change(tensor),
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Slice, Tensor};
+use burn::tensor::{Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::layers::leaf;
@@ -54,8 +54,16 @@ pub fn reshape_like<M: Module>(model: M, shapes: &Shapes) -> Result<M, Error> {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
             match self.1.0.get(&self.0.parameter()) {
                 Some(shape) if !self.0.is_inner() && param.lazy_shape()[..] != shape[..] => param.map(|tensor| {
-                    let ranges: Vec<Slice> = shape.iter().map(|size| Slice::from(0..*size)).collect();
-                    leaf(tensor, |tensor| tensor.slice(ranges.as_slice()))
+                    // A copy: a slice could keep the memory of the whole tensor.
+                    leaf(tensor, |tensor| {
+                        shape.iter().enumerate().fold(tensor, |tensor, (axis, size)| match tensor.dims()[axis] == *size {
+                            true => tensor,
+                            false => {
+                                let first = Tensor::<1, Int>::arange(0..*size as i64, &tensor.device());
+                                tensor.select(axis, first)
+                            }
+                        })
+                    })
                 }),
                 _ => param,
             }

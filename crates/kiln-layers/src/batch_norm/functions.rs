@@ -188,8 +188,11 @@ impl<'a> Pass<'a> {
         same_size(channels, ("the length of the weight", weight.dims()[0]))?;
         let training = device.is_autodiff() && norm.training.is_enabled();
         // As burn: in training the newest statistics, in evaluation those that `valid` made current.
-        let [mean, variance] = [&norm.running_mean, &norm.running_var]
-            .map(|state| if training { state.value_sync() } else { state.value() }.to_device(device));
+        let [mean, variance] = [&norm.running_mean, &norm.running_var].map(|state| {
+            let state = if training { state.value_sync() } else { state.value() };
+            // The device for recordings takes no tensors, not even its own.
+            if state.device() == *device { state } else { state.to_device(device) }
+        });
         for (name, length, state) in [
             ("the running mean", "the length of the running mean", &mean),
             ("the running variance", "the length of the running variance", &variance),
