@@ -3,6 +3,7 @@
 //! *Architecture invariant*: this crate knows no data, no training loop and no architecture. It sees modules, their parameters by
 //! path, and closures.
 
+mod atomic;
 mod distill;
 mod error;
 mod lora;

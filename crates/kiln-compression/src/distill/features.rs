@@ -71,7 +71,7 @@ impl FeatureMatching {
             Some(projection) => projection.forward(student),
             None => student,
         };
-        Ok((student.cast(DType::F32) - teacher.without_autodiff().cast(DType::F32)).square().mean())
+        Ok((student.cast(DType::F32) - teacher.detach().cast(DType::F32)).square().mean())
     }
 }
 
@@ -98,7 +98,7 @@ pub fn attention_transfer(student_bchw: Tensor<4>, teacher_bchw: Tensor<4>) -> R
         return Err(differ("the teacher's features", &theirs, format!("[{b}, channels, {h}, {w}]")));
     }
     let student = attention(student_bchw);
-    Ok((student - attention(teacher_bchw.without_autodiff())).square().mean())
+    Ok((student - attention(teacher_bchw.detach())).square().mean())
 }
 
 fn attention(x_bchw: Tensor<4>) -> Tensor<2> {

@@ -3,6 +3,7 @@
 
 use burn::tensor::{DType, Tensor};
 
+use super::divergence::{Target, student};
 use super::rows::{chunks, rows_at_once};
 use super::teacher::Teacher;
 use crate::Error;
@@ -67,14 +68,15 @@ impl DistillationLoss {
     pub fn forward(&self, student_nc: Tensor<2>, teacher: impl Into<Teacher>) -> Result<Tensor<1>, Error> {
         let (teacher, shape) = (teacher.into(), student_nc.dims());
         teacher.check(shape)?;
-        let divergence = teacher.detached().divergence(student_nc, self.temperature);
-        Ok(divergence * self.of_a_row(shape[0]))
+        let target = Target::of(teacher.detached(), shape[1], self.temperature);
+        Ok(target.divergence(student(student_nc, self.temperature)) * self.of_a_row(shape[0]))
     }
 
     /// The loss `[1]` of the logits `hidden_nd` `[N, D]` × `weight_dc` `[D, C]`, of which few rows exist at once.
     ///
-    /// The gradients of hidden states and weight are computed here, with the loss, for one chunk of rows after another. The backward
-    /// pass only multiplies them. Gradients of the logits of the batch never exist either.
+    /// The gradients of hidden states and weight are computed here, with the loss, for one chunk of rows after another; only plain tensor
+    /// operations are used, so that a step can be recorded and recomputed. The backward pass only multiplies them. Gradients of the logits
+    /// of the batch never exist either.
     ///
     /// # Errors
     /// [`Error::Shape`] when the weight does not fit the hidden states, or the teacher has another number of rows or classes.
@@ -92,22 +94,20 @@ impl DistillationLoss {
         teacher.check([n, c])?;
         let teacher = teacher.detached();
         let (tracked_h, tracked_w) = (hidden_nd.is_tracked(), weight_dc.is_tracked());
-        let (inner_h, inner_w) = (hidden_nd.clone().without_autodiff(), weight_dc.clone().without_autodiff());
+        let (inner_h, inner_w) = (hidden_nd.clone().detach(), weight_dc.clone().detach());
         let mut value = Tensor::<1>::zeros([1], (&inner_h.device(), DType::F32));
         let (mut of_hidden, mut of_weight) = (Vec::new(), None);
         for (first, rows) in chunks(n, self.rows.unwrap_or_else(|| rows_at_once(BYTES, c))) {
             let hidden = inner_h.clone().narrow(0, first, rows);
             let logits = hidden.clone().matmul(inner_w.clone());
-            let teacher = teacher.narrow(first, rows);
+            let dtype = logits.dtype();
+            let log_q = student(logits, self.temperature);
+            let target = Target::of(teacher.narrow(first, rows), c, self.temperature);
+            value = value + target.clone().divergence(log_q.clone());
             if !tracked_h && !tracked_w {
-                value = value + teacher.divergence(logits, self.temperature);
                 continue;
             }
-            let logits = logits.autodiff().require_grad();
-            let divergence = teacher.divergence(logits.clone(), self.temperature);
-            value = value + divergence.clone().without_autodiff();
-            let mut gradients = divergence.backward();
-            let Some(of_logits) = logits.grad_remove(&mut gradients) else { continue };
+            let of_logits = (target.gradient(log_q) / self.temperature).cast(dtype);
             if tracked_h {
                 of_hidden.push(of_logits.clone().matmul(inner_w.clone().transpose()));
             }
@@ -138,6 +138,6 @@ impl DistillationLoss {
 
 /// `loss`, of which `x` has the gradient `gradient`: the sum of their product has this gradient, and minus itself the value 0.
 fn with_gradient(loss: Tensor<1>, x: Tensor<2>, gradient: Tensor<2>) -> Tensor<1> {
-    let carrier = (x.cast(DType::F32) * gradient.autodiff()).sum();
-    loss.autodiff() + carrier.clone() - carrier.detach()
+    let carrier = (x.cast(DType::F32) * gradient).sum();
+    loss + carrier.clone() - carrier.detach()
 }

@@ -1,6 +1,7 @@
 //! Distillation: a small model learns from the outputs and features of a large one.
 
 mod cache;
+mod divergence;
 mod features;
 mod loss;
 mod rows;

@@ -6,11 +6,6 @@ use burn::tensor::{DType, Int, Tensor};
 
 use crate::Error;
 
-/// The lowest logarithm of a probability: its exponential is 0 in f32, and 0 times it is 0.
-const LOWEST: f32 = -1.0e4;
-/// The least mass of the classes that are not stored.
-const LEAST_MASS: f32 = 1.0e-12;
-
 /// The outputs of a teacher for N rows. No gradient reaches them.
 #[derive(Clone, Debug)]
 pub enum Teacher {
@@ -87,7 +82,7 @@ impl TopK {
             let expected = "from 1 to the number of classes";
             return Err(Error::InvalidSetting { what: "the number of stored classes", value: k.to_string(), expected });
         }
-        let log_p_nc = log_softmax(logits_nc.without_autodiff().cast(DType::F32), 1);
+        let log_p_nc = log_softmax(logits_nc.detach().cast(DType::F32), 1);
         let (log_probabilities, indices) = log_p_nc.topk_with_indices(k, 1);
         Ok(Self { indices, log_probabilities, tail: Tail::default() })
     }
@@ -97,46 +92,17 @@ impl TopK {
         self.tail = tail;
         self
     }
-
-    /// The sum over rows of KL(teacher || student) at temperature `t`; `log_q_nc` are the student's logarithms of the probabilities.
-    fn divergence(self, log_q_nc: Tensor<2>, t: f64) -> Tensor<1> {
-        let [n, classes] = log_q_nc.dims();
-        let [_, k] = self.indices.dims();
-        let log_p_nk = self.log_probabilities.cast(DType::F32).clamp_min(LOWEST);
-        let log_q_nk = log_q_nc.clone().gather(1, self.indices);
-        let others = classes.saturating_sub(k);
-        if self.tail == Tail::Dropped || others == 0 {
-            let log_p_nk = log_softmax(log_p_nk / t, 1);
-            return (log_p_nk.clone().exp() * (log_p_nk - log_q_nk)).sum();
-        }
-        // All others have one logit: the logarithm of their mean probability.
-        let mass_n1: Tensor<2> = (-log_p_nk.clone().exp().sum_dim(1) + 1.0).clamp_min(LEAST_MASS);
-        let other_n1 = (mass_n1 / others as f64).log() / t;
-        let scaled = Tensor::cat(vec![log_p_nk / t, other_n1.clone() + (others as f64).ln()], 1);
-        // The last column is the mass of all others together.
-        let log_m = log_softmax(scaled, 1);
-        let (log_p_nk, log_mass_n1) = (log_m.clone().narrow(1, 0, k), log_m.narrow(1, k, 1));
-        let log_each_n1 = log_mass_n1.clone() - (others as f64).ln();
-        let stored = (log_p_nk.clone().exp() * (log_p_nk - log_q_nk.clone())).sum();
-        let mean_log_q_n1 = (log_q_nc.sum_dim(1) - log_q_nk.sum_dim(1)) / others as f64;
-        let rest = (log_mass_n1.exp() * (log_each_n1 - mean_log_q_n1)).reshape([n]).sum();
-        stored + rest
-    }
 }
 
 impl Teacher {
-    /// The teacher apart from the graph that made it.
+    /// The teacher apart from the graph that made it. It stays on its device: burn's capture device cannot leave autodiff.
     pub(super) fn detached(self) -> Self {
         match self {
-            Self::Logits(logits) => Self::Logits(logits.without_autodiff()),
-            Self::Linear { hidden, weight } => {
-                Self::Linear { hidden: hidden.without_autodiff(), weight: weight.without_autodiff() }
+            Self::Logits(logits) => Self::Logits(logits.detach()),
+            Self::Linear { hidden, weight } => Self::Linear { hidden: hidden.detach(), weight: weight.detach() },
+            Self::TopK(TopK { indices, log_probabilities, tail }) => {
+                Self::TopK(TopK { indices, log_probabilities: log_probabilities.detach(), tail })
             }
-            Self::TopK(TopK { indices, log_probabilities, tail }) => Self::TopK(TopK {
-                indices: indices.without_autodiff(),
-                log_probabilities: log_probabilities.without_autodiff(),
-                tail,
-            }),
         }
     }
 
@@ -184,17 +150,5 @@ impl Teacher {
                 tail: *tail,
             }),
         }
-    }
-
-    /// The sum over rows of KL(teacher || student) at temperature `t`, from the student's logits `[N, C]`, in f32.
-    pub(super) fn divergence(self, student_nc: Tensor<2>, t: f64) -> Tensor<1> {
-        let log_q_nc = log_softmax(student_nc.cast(DType::F32) / t, 1);
-        let logits_nc = match self {
-            Self::TopK(top_k) => return top_k.divergence(log_q_nc, t),
-            Self::Logits(logits) => logits,
-            Self::Linear { hidden, weight } => hidden.matmul(weight),
-        };
-        let log_p_nc = log_softmax(logits_nc.cast(DType::F32) / t, 1).clamp_min(LOWEST);
-        (log_p_nc.clone().exp() * (log_p_nc - log_q_nc)).sum()
     }
 }

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
 use burn::tensor::{DType, TensorData};
@@ -12,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::adapters::{Adapters, Factors};
 use crate::Error;
+use crate::atomic;
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -154,8 +154,10 @@ impl Adapters {
         let bytes = serialize(checked, Some(metadata)).map_err(|e| save(&weights, e.to_string()))?;
         let text = serde_json::to_string_pretty(&config).map_err(|e| save(directory, e.to_string()))?;
         fs::create_dir_all(directory).map_err(|e| save(directory, e.to_string()))?;
-        replace(&weights, &bytes)?;
-        replace(&directory.join(CONFIG), text.as_bytes())
+        for (path, bytes) in [(weights, &bytes[..]), (directory.join(CONFIG), text.as_bytes())] {
+            atomic::write(&path, bytes).map_err(|e| save(&path, e.to_string()))?;
+        }
+        Ok(())
     }
 
     /// Reads `adapter_model.safetensors` and `adapter_config.json` of `directory`, written by [`save`](Self::save) or by peft.
@@ -272,14 +274,4 @@ fn transposed(data: &TensorData) -> Vec<f32> {
 
 fn transpose(values: &[f32], columns: usize) -> Vec<f32> {
     (0..columns).flat_map(|column| values.iter().skip(column).step_by(columns)).copied().collect()
-}
-
-/// Writes beside `path` and renames.
-fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let save = |e: std::io::Error| Error::Save { path: path.to_owned(), reason: e.to_string() };
-    let directory = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(save)?;
-    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(save)?;
-    file.persist(path).map_err(|e| save(e.error))?;
-    Ok(())
 }

@@ -16,8 +16,11 @@ use crate::Error;
 /// (quantisation-aware training, Jacob et al. 2018, arXiv 1712.05877).
 ///
 /// [`quantize`](super::quantize) turns the trained model, without the simulation ([`unsimulated`](super::unsimulated)), into exactly the
-/// integers that were simulated, if it gets the same settings, with the range [`Max`](super::WeightRange::Max). A batch norm after a convolution needs no folding for that: its factor belongs to an output channel, and so does a scale, so that folding
-/// changes scales and not codes ([`fold_batch_norm`](super::fold_batch_norm)).
+/// integers that were simulated, if it gets the same settings, with the range [`Max`](super::WeightRange::Max). A batch norm after a
+/// convolution needs no folding for that: its factor belongs to an output channel, and so does a scale, so that folding changes scales and
+/// not codes ([`fold_batch_norm`](super::fold_batch_norm)).
+///
+/// Weights that have another size than in the model that the settings were read from are left alone.
 ///
 /// ```
 /// use burn::module::Module;
@@ -90,10 +93,14 @@ impl Reparameterizer for FakeQuantizer {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<FakeQuant>) {
+        let count = param.lazy_shape().num_elements();
+        let fits = |codes: &WeightCodes| codes.blocks.groups * codes.blocks.length * codes.blocks.columns == count;
         let Some(codes) = self.weights.get(path) else { return (param, None) };
+        // An empty weight has no range.
+        let codes = codes.filter(|codes| count > 0 && fits(codes));
         let device = param.lazy_device();
         let input = self.momentum.map(|momentum| InputRange::new(path, momentum, &device));
-        let fake = (codes.is_some() || input.is_some()).then(|| FakeQuant::new(*codes, input));
+        let fake = (codes.is_some() || input.is_some()).then(|| FakeQuant::new(codes, input));
         (param, fake)
     }
 }

@@ -7,6 +7,7 @@ use super::parameters;
 use super::plain::{self, Kind, Plain};
 use super::weights::QuantizedWeight;
 use crate::Error;
+use crate::atomic;
 use burn::module::Module;
 use burn::tensor::TensorData;
 use half::f16;
@@ -14,7 +15,6 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::Write;
 use std::path::Path;
 
 /// The version of the format that is written, and the only one that is read.
@@ -112,7 +112,7 @@ impl QuantizedModel {
         let description = serde_json::to_string(&description).map_err(|error| save(error.to_string()))?;
         let metadata = HashMap::from([(KEY.to_owned(), description)]);
         let bytes = safetensors::serialize(views, Some(metadata)).map_err(|error| save(error.to_string()))?;
-        write(path, &bytes).map_err(|error| save(error.to_string()))
+        atomic::write(path, &bytes).map_err(|error| save(error.to_string()))
     }
 
     /// Reads a file that [`save`](Self::save) wrote: `model` with the values of the file, the quantised weights in f32, and these weights
@@ -273,27 +273,6 @@ fn checksum<'a, 'b: 'a>(
         crc.update(view.data());
     }
     Ok(crc.finalize())
-}
-
-/// Writes beside `path`, flushes and renames.
-fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(path.file_name().unwrap_or_default()).suffix(".partial");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // The mode of a new file under the umask; by default only the owner may read a temporary file.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let mut file = builder.tempfile_in(directory)?;
-    file.write_all(bytes)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    // The rename is on the disk when the directory is.
-    #[cfg(unix)]
-    std::fs::File::open(directory)?.sync_all()?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -15,23 +15,34 @@ use crate::place::Place;
 /// with a zero point.
 ///
 /// While a model trains, each batch moves the range by a fraction `momentum` towards the batch's own smallest and largest value; the first
-/// batch sets it (torch's `MovingAverageMinMaxObserver`). In a model without autodiff, and with a momentum of 0, the range stays. A range
-/// that was never set leaves inputs as they are.
+/// batch sets it (torch's `MovingAverageMinMaxObserver`). In a model without autodiff, in one that is frozen, and with a momentum of 0, the
+/// range stays. A range that was never set leaves inputs as they are. A batch with a number that is not finite moves nothing.
+///
+/// Clones of a module share the range, as they share batch-norm's statistics; `valid` makes a range of its own. Batches that several
+/// threads run at once are averaged. A batch that comes twice in a row, as where a segment is recomputed in the backward pass, is told by
+/// the mean magnitude of its elements, and moves the range once: both passes see the same values.
 #[derive(Module, Debug)]
 pub struct InputRange {
-    running_low: RunningState<Tensor<1>>,
-    running_high: RunningState<Tensor<1>>,
+    /// `[3]`: the two ends, which are +∞ and -∞ before the first batch, and the mean magnitude of the last batch. They are one tensor, so
+    /// that threads never see one of them without the others.
+    running: RunningState<Tensor<1>>,
     observing: Param<Flag>,
     momentum: f64,
     #[module(skip)]
     path: Arc<str>,
 }
 
+/// The field of [`InputRange`] with the range, and its type, as visitors see them.
+const PLACE: (&str, &str) = ("running", "InputRange");
+
+/// No batch has this mean magnitude.
+const NO_BATCH: f32 = -1.0;
+
 impl InputRange {
     pub(super) fn new(path: &str, momentum: f64, device: &Device) -> Self {
-        let zero = || RunningState::new(Tensor::zeros([1], (device, DType::F32)));
+        let unset = Tensor::from_data([f32::INFINITY, f32::NEG_INFINITY, NO_BATCH], (device, DType::F32));
         let observing = Param::from_bool(true);
-        Self { running_low: zero(), running_high: zero(), observing, momentum, path: path.into() }
+        Self { running: RunningState::new(unset), observing, momentum, path: path.into() }
     }
 
     /// The elements `x` of an input, brought to the nearest of 256 values. The gradient passes where an element is in the range, and is
@@ -39,30 +50,28 @@ impl InputRange {
     fn simulate(&self, x: Tensor<1>) -> Tensor<1> {
         let dtype = x.dtype();
         let values = x.clone().detach().cast(DType::F32);
-        let [low, high] = self.moved(&values);
+        let range = self.moved(&values);
         let x = x.cast(DType::F32);
-        fake_quantize_affine(x, values, low, high).cast(dtype)
+        fake_quantize_affine(x, values, range.clone().narrow(0, 0, 1), range.narrow(0, 1, 1)).cast(dtype)
     }
 
-    /// The range after a batch with these elements.
-    fn moved(&self, values: &Tensor<1>) -> [Tensor<1>; 2] {
-        let before = [self.running_low.value_sync(), self.running_high.value_sync()];
+    /// The state after a batch with these elements.
+    fn moved(&self, values: &Tensor<1>) -> Tensor<1> {
+        let state = self.running.value_sync();
         let learns = values.device().is_autodiff() && self.observing.is_enabled() && self.momentum > 0.0;
-        if !learns {
-            return before;
+        if !learns || values.dims() == [0] {
+            return state;
         }
-        let now = [values.clone().min(), values.clone().max()];
-        let [low, high] = before.clone();
-        let unset = low.equal(high);
-        let moved = [0, 1].map(|i| {
-            let (before, now) = (before[i].clone(), now[i].clone());
-            let average = before.clone() + (now.clone() - before) * self.momentum;
-            average.mask_where(unset.clone(), now)
-        });
-        let [low, high] = moved.clone();
-        self.running_low.update(low);
-        self.running_high.update(high);
-        moved
+        let batch = values.clone().abs().mean();
+        let now = Tensor::cat(vec![values.clone().min(), values.clone().max()], 0);
+        let [ends, last] = [state.clone().narrow(0, 0, 2), state.clone().narrow(0, 2, 1)];
+        let unset = ends.clone().narrow(0, 0, 1).greater(ends.clone().narrow(0, 1, 1));
+        let stays = batch.clone().equal(last).bool_or(batch.clone().is_finite().bool_not());
+        let moved = ends.clone() + (now.clone() - ends.clone()) * self.momentum;
+        let moved = moved.mask_where(unset.expand([2]), now).mask_where(stays.expand([2]), ends);
+        let state = Tensor::cat(vec![moved, batch], 0);
+        self.running.update(state.clone());
+        state
     }
 }
 
@@ -131,19 +140,19 @@ pub type InputMap = Box<dyn FnOnce(Tensor<1>) -> Tensor<1>>;
 /// This is the hook of layers that ask for one, as those of kiln-models do: `kiln_models::on_layer_input(kiln_compression::input_map)`. In
 /// a layer of one's own, [`simulate_input`] is simpler.
 pub fn input_map(read_weight: &dyn Fn()) -> Option<InputMap> {
-    /// Ends the question, also by a panic.
-    struct Asked;
+    /// Ends the question, also by a panic, and goes on with the one around it.
+    struct Asked(bool, Option<InputRange>);
     impl Drop for Asked {
         fn drop(&mut self) {
-            ASKING.set(false);
+            ASKING.set(self.0);
+            ANSWER.set(self.1.take());
         }
     }
-    ANSWER.set(None);
-    ASKING.set(true);
-    let asked = Asked;
+    let asked = Asked(ASKING.replace(true), ANSWER.take());
     read_weight();
+    let answer = ANSWER.take();
     drop(asked);
-    let range = ANSWER.take()?;
+    let range = answer?;
     Some(Box::new(move |x| match observe(&range, &x) {
         true => x,
         false => range.simulate(x),
@@ -152,14 +161,19 @@ pub fn input_map(read_weight: &dyn Fn()) -> Option<InputMap> {
 
 /// Notes the elements of an input while calibration runs; returns whether it does.
 fn observe(range: &InputRange, x: &Tensor<1>) -> bool {
+    if CALIBRATION.with_borrow(Option::is_none) {
+        return false;
+    }
+    let values = x.clone().detach().cast(DType::F32).try_into_vec_as::<f32>();
     CALIBRATION.with_borrow_mut(|calibration| {
-        let Some(calibration) = calibration else { return false };
-        let values = x.clone().detach().cast(DType::F32).into_data();
-        if let Err(error) = calibration.observe(&range.path, values.as_slice::<f32>().unwrap_or_default()) {
+        let Some(calibration) = calibration else { return };
+        let read = |reason: String| Error::Read { path: format!("the input of {}", range.path), reason };
+        let values = values.map_err(|error| read(error.to_string()));
+        if let Err(error) = values.and_then(|values| calibration.observe(&range.path, &values)) {
             calibration.failed.get_or_insert(error);
         }
-        true
-    })
+    });
+    true
 }
 
 /// The input `x` of a layer with this weight, as integers would carry it; `x` itself where the layer's input is not simulated.
@@ -185,22 +199,23 @@ pub fn simulate_input<const D: usize, const W: usize>(weight: &Param<Tensor<W>>,
 }
 
 /// Finds the ranges of layers' inputs: `run` runs a model without gradients on batches that represent the data, and nothing is simulated
-/// meanwhile. Ranges are by the path of the layer's weight; [`set_input_ranges`] gives them to the model.
+/// meanwhile on this thread. Ranges are by the path of the layer's weight; [`set_input_ranges`] gives them to the model.
 ///
 /// The model must have been made for it by [`FakeQuantizer::with_inputs`](super::FakeQuantizer::with_inputs).
 ///
 /// # Errors
-/// [`Error::InvalidSetting`] for a percentile out of range, [`Error::NotFinite`] for an input that is infinite or not a number.
+/// [`Error::InvalidSetting`] for a percentile out of range, [`Error::NotFinite`] for an input that is infinite or not a number, [`Error::Read`] when a
+/// device cannot give an input.
 pub fn calibrate<R>(method: RangeMethod, run: impl FnOnce() -> R) -> Result<(BTreeMap<String, Range>, R), Error> {
-    /// Ends the calibration, also by a panic.
-    struct Running;
+    /// Ends the calibration, also by a panic, and goes on with the one around it.
+    struct Running(Option<Calibration>);
     impl Drop for Running {
         fn drop(&mut self) {
-            CALIBRATION.set(None);
+            CALIBRATION.set(self.0.take());
         }
     }
-    CALIBRATION.set(Some(Calibration { method, seen: BTreeMap::new(), failed: None }));
-    let running = Running;
+    let own = Calibration { method, seen: BTreeMap::new(), failed: None };
+    let running = Running(CALIBRATION.replace(Some(own)));
     let result = run();
     let calibration = CALIBRATION.take();
     drop(running);
@@ -216,15 +231,12 @@ pub fn calibrate<R>(method: RangeMethod, run: impl FnOnce() -> R) -> Result<(BTr
     Ok((ranges, result))
 }
 
-/// The fields of an [`InputRange`] that hold its two ends.
-const ENDS: [&str; 2] = ["running_low", "running_high"];
-
 /// The ranges of a model's inputs by the path of the layer's weight. Ranges that were never set are left out.
 pub fn input_ranges(model: &impl Module) -> BTreeMap<String, Range> {
     #[derive(Default)]
     struct Read {
         place: Place,
-        found: BTreeMap<String, [f32; 2]>,
+        found: BTreeMap<String, Range>,
     }
     impl ModuleVisitor for Read {
         fn enter_module(&mut self, name: &str, container: &str) {
@@ -234,24 +246,24 @@ pub fn input_ranges(model: &impl Module) -> BTreeMap<String, Range> {
             self.place.leave();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let end = ENDS.iter().position(|end| *end == self.place.field());
-            if let (Some(end), "InputRange") = (end, self.place.kind()) {
-                let value = param.val().into_data().iter::<f32>().next().unwrap_or_default();
-                self.found.entry(self.place.parameter()).or_default()[end] = value;
+            if (self.place.field(), self.place.kind()) == PLACE
+                && let [low, high, _] = param.val().into_data().iter::<f32>().collect::<Vec<_>>()[..]
+                && low <= high
+            {
+                self.found.insert(self.place.parameter(), Range { low, high });
             }
         }
     }
     let mut read = Read::default();
     // `valid` folds the updates of all threads in.
     model.valid().visit(&mut read);
-    let set = read.found.into_iter().filter(|(_, [low, high])| low != high);
-    set.map(|(path, [low, high])| (path, Range { low, high })).collect()
+    read.found
 }
 
 /// `model` with these ranges of its inputs; others stay as they are.
 ///
 /// # Errors
-/// [`Error::UnknownParameter`] for a path whose layer has no range.
+/// [`Error::UnknownParameter`] for a path whose layer has no range, [`Error::InvalidSetting`] for ends that are not finite or not in order.
 pub fn set_input_ranges<M: Module>(model: M, ranges: &BTreeMap<String, Range>) -> Result<M, Error> {
     struct Write<'a> {
         place: Place,
@@ -266,16 +278,24 @@ pub fn set_input_ranges<M: Module>(model: M, ranges: &BTreeMap<String, Range>) -
             self.place.leave();
         }
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let end = ENDS.iter().position(|end| *end == self.place.field());
-            let (Some(end), "InputRange") = (end, self.place.kind()) else { return param };
+            if (self.place.field(), self.place.kind()) != PLACE {
+                return param;
+            }
             let path = self.place.parameter();
             let range = self.ranges.get(&path).copied();
             self.found.insert(path);
             match range {
-                Some(Range { low, high }) => param.map(|tensor| tensor.zeros_like() + [low, high][end]),
+                Some(Range { low, high }) => param.map(|old| {
+                    Tensor::<1>::from_data([low, high, NO_BATCH], (&old.device(), DType::F32)).reshape(old.shape())
+                }),
                 None => param,
             }
         }
+    }
+    let in_order = |range: &Range| range.low.is_finite() && range.high.is_finite() && range.low <= range.high;
+    if let Some((path, Range { low, high })) = ranges.iter().find(|(_, range)| !in_order(range)) {
+        let value = format!("{low} to {high} for '{path}'");
+        return Err(Error::InvalidSetting { what: "the range of an input", value, expected: "finite ends in order" });
     }
     let mut write = Write { place: Place::default(), ranges, found: BTreeSet::new() };
     // The ends of a range are shared by clones of a module; `valid` makes new ones.

@@ -111,11 +111,50 @@ fn only_what_is_trained_gets_a_gradient() {
     recorded.near("kl.2.0", value);
 }
 
+/// What predicts the memory of a step records it on a device that has no values, where a gradient cannot be asked for.
+#[test]
+fn the_loss_of_hidden_states_can_be_recorded() {
+    let plain = Device::capture();
+    let device = plain.clone().autodiff();
+    let loss = DistillationLoss::new(2.0).unwrap().with_rows(3);
+    for stored in [None, Some(Tail::Spread), Some(Tail::Dropped)] {
+        let mut found = None;
+        let graph = plain.capture_scope(|scope| {
+            let random = |shape: [usize; 2]| Tensor::<2>::ones(shape, &device);
+            let (hidden, weight) = (random([7, 4]).require_grad(), random([4, 11]).require_grad());
+            let teacher = match stored {
+                None => Teacher::Linear { hidden: random([7, 3]), weight: random([3, 11]) },
+                Some(tail) => TopK::of(random([7, 11]), 4).unwrap().with_tail(tail).into(),
+            };
+            let matching = FeatureMatching::plain().tokens(hidden.clone().unsqueeze(), random([7, 4]).unsqueeze());
+            let value = loss.forward_linear(hidden.clone(), weight.clone(), teacher).unwrap() + matching.unwrap();
+            found = Some((value.dims(), value.is_tracked()));
+            std::mem::forget((value, hidden, weight));
+            scope.complete([], [])
+        });
+        assert_eq!(found, Some(([1], true)));
+        assert!(graph.unwrap().graph.operations.len() > 20);
+    }
+}
+
+#[test]
+fn the_first_pass_of_a_recomputed_segment_gives_the_loss() {
+    let recorded = Recorded::read();
+    // There the input is on a device with autodiff, and not tracked.
+    let (hidden, weight) = (recorded.tensor("hidden").autodiff(), recorded.tensor("weight").autodiff());
+    let value = DistillationLoss::new(2.0).unwrap().forward_linear(hidden, weight, linear(&recorded)).unwrap();
+    assert!(value.is_autodiff() && !value.is_tracked());
+    recorded.near("kl.2.0", value);
+}
+
 #[test]
 fn no_gradient_reaches_the_teacher() {
     let recorded = Recorded::read();
     let (student, teacher) = (recorded.leaf::<2>("student"), recorded.leaf::<2>("teacher"));
     let loss = DistillationLoss::new(2.0).unwrap();
+    // A plain student, as in an evaluation.
+    let top_k = TopK::of(teacher.clone(), 11).unwrap();
+    recorded.near("kl.2.0", loss.forward(recorded.tensor("student"), top_k).unwrap());
     for teacher_given in [Teacher::from(teacher.clone()), TopK::of(teacher.clone(), 3).unwrap().into()] {
         let gradients = loss.forward(student.clone(), teacher_given).unwrap().backward();
         assert!(student.grad(&gradients).is_some() && teacher.grad(&gradients).is_none());

@@ -10,6 +10,7 @@ use burn::tensor::DType;
 use super::layout::{CacheLayout, Slot};
 use super::reader::{TeacherCache, check_samples};
 use crate::Error;
+use crate::atomic;
 use crate::distill::teacher::TopK;
 
 /// Fills a file of a teacher's outputs. Until [`finish`](Self::finish) the file is called `<path>.partial`; a run that was interrupted goes
@@ -62,7 +63,7 @@ impl TeacherCacheWriter {
         let partial = PathBuf::from(name);
         if !partial.exists() {
             // Complete with its header and length before it gets its name.
-            let mut file = tempfile::NamedTempFile::new_in(directory(&path)).map_err(save)?;
+            let mut file = atomic::beside(&path).map_err(save)?;
             file.write_all(&layout.header()).map_err(save)?;
             file.as_file().set_len(layout.size().unwrap_or_default()).map_err(save)?;
             file.persist_noclobber(&partial).map_err(|e| save(e.error))?;
@@ -128,6 +129,7 @@ impl TeacherCacheWriter {
         }
         self.file.sync_all().map_err(|e| save(e.to_string()))?;
         std::fs::rename(&self.partial, &self.path).map_err(|e| save(e.to_string()))?;
+        atomic::keep_name(&self.path).map_err(|e| save(e.to_string()))?;
         TeacherCache::open(&self.path, self.layout.source())
     }
 }
@@ -153,8 +155,4 @@ fn written(file: &mut File, path: &Path, layout: &CacheLayout) -> Result<Vec<boo
             Ok(matches!(layout.decode(sample, &record), Slot::Row { .. }))
         })
         .collect()
-}
-
-fn directory(path: &Path) -> &Path {
-    path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -1,0 +1,57 @@
+//! Files that are written beside their place and then renamed.
+
+use std::io::Write;
+use std::path::Path;
+
+use tempfile::NamedTempFile;
+
+/// Replaces the file at `path` as a whole: at no time is there a part of it, also when the machine stops.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = beside(path)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    keep_name(path)
+}
+
+/// An empty file in the directory of `path`, which goes away unless it is renamed.
+pub(crate) fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(path.file_name().unwrap_or_default()).suffix(".temporary");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // The mode of a new file under the umask; by default only the owner may read a temporary file.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(directory(path))
+}
+
+/// Returns when the name of a file is on the disk: its directory is.
+pub(crate) fn keep_name(path: &Path) -> std::io::Result<()> {
+    #[cfg(unix)]
+    std::fs::File::open(directory(path))?.sync_all()?;
+    Ok(())
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_and_nothing_is_left_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        write(&path, b"first, and longer").unwrap();
+        write(&path, b"second").unwrap();
+        drop(beside(&path).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), b"second");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(write(&folder.path().join("missing/file"), b"").is_err());
+        assert_eq!(directory(Path::new("file")), Path::new("."));
+    }
+}
