@@ -121,6 +121,14 @@ pub enum Error {
     /// The model could not be made. The source is the error of the function that makes it.
     #[error("the model cannot be made")]
     Model(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The model could not be edited before a step; the run is as it was. The source is the error of the edit.
+    #[error("step {step}: the model cannot be edited")]
+    Edit {
+        /// The step that was not taken, counted from 1.
+        step: u64,
+        /// What the edit returned.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Blocks could not run under a checkpoint plan.
     #[error(transparent)]
     Checkpointing(#[from] kiln_checkpointing::Error),

@@ -65,6 +65,9 @@ where
         return Err(Error::Backend { segment: segment.name, device });
     }
 
+    // The copy shares storage with the parameters and refers to no graph. Its running statistics are its own, from before the first pass:
+    // a layer may compute with them, as fake quantisation does with the range of its input.
+    let snapshot = module.valid();
     let seed = segment.draw();
     let outputs = {
         let inputs = inputs.clone().map(&mut Untracked);
@@ -80,8 +83,6 @@ where
 
     let saved = Saved::new(inputs, segment.offload);
     let saved = saved.map_err(|reason| Error::Offload { segment: segment.name.clone(), reason })?;
-    // The copy shares storage with the parameters, has running statistics of its own, and refers to no graph.
-    let snapshot = module.valid();
     let (nodes, ids, expected) = (parameters.nodes, tracked.ids, seen.described);
     let (name, device, count) = (segment.name.clone(), segment.device().clone().inner(), expected.len());
     let replay = move |given: Vec<Option<FloatTensor<B>>>, outer: &mut Gradients| -> Result<(), Error> {

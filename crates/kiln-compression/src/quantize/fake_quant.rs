@@ -64,7 +64,8 @@ impl Reparameterization for FakeQuant {
         let Some(codes) = self.weight.filter(|_| !passes) else { return base };
         let dtype = base.dtype();
         let base = base.cast(DType::F32);
-        let stored = base.clone().detach();
+        // A parameter that is detached is still a leaf that asks for a gradient, and the simulation would be kept for it.
+        let stored = base.clone().detach().set_require_grad(false);
         let simulated = codes.simulate(stored.clone());
         // The first part is exactly zero, and brings the gradient.
         ((base - stored) + simulated).cast(dtype)

@@ -4,7 +4,7 @@ use burn::backend::capture::TensorId;
 use burn::backend::{Autodiff, AutodiffBackend, Capture};
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Bool, Int, Tensor};
 
 use super::options::StepOptions;
 use super::recording::Role;
@@ -15,7 +15,7 @@ pub(super) fn joined(path: &[String]) -> String {
     path.join(".")
 }
 
-/// The float and int tensors of a module by path; the lazy ones are initialised.
+/// The tensors of a module by path; the lazy ones are initialised.
 #[derive(Default)]
 pub(super) struct Parameters {
     pub(super) found: Vec<(TensorId, Role)>,
@@ -39,9 +39,20 @@ impl ModuleVisitor for Parameters {
         self.found.extend(id_of(value).map(|id| (id, Role::Parameter(joined(&self.path)))));
     }
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        if let Ok(primitive) = param.val().try_into_primitive::<Capture>() {
-            self.found.push((primitive.id(), Role::Parameter(joined(&self.path))));
-        }
+        let value = param.val();
+        let id = match value.is_autodiff() {
+            true => value.try_into_primitive::<Tracked>().map(|primitive| primitive.id()).ok(),
+            false => value.try_into_primitive::<Capture>().map(|primitive| primitive.id()).ok(),
+        };
+        self.found.extend(id.map(|id| (id, Role::Parameter(joined(&self.path)))));
+    }
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        let value = param.val();
+        let id = match value.is_autodiff() {
+            true => value.try_into_primitive::<Tracked>().map(|primitive| primitive.id()).ok(),
+            false => value.try_into_primitive::<Capture>().map(|primitive| primitive.id()).ok(),
+        };
+        self.found.extend(id.map(|id| (id, Role::Parameter(joined(&self.path)))));
     }
 }
 

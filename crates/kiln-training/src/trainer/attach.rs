@@ -1,5 +1,7 @@
 //! What is attached to the parameters of a model before it is trained.
 
+use std::fmt::Debug;
+
 use burn::module::{Module, Reparameterizer};
 use burn::optim::ModuleOptimizer;
 use kiln_compression::Nest;
@@ -7,27 +9,71 @@ use kiln_precision::Policy;
 
 use crate::error::Error;
 
-/// Puts a plain model under a policy, and attaches what the run asks for below the policy's cast.
-pub(super) type Attach<M> = Box<dyn Fn(M, &Policy) -> Result<M, Error>>;
+/// Puts a plain model under a policy, and attaches what the run asks for below the policy's cast. Returns the settings of what is attached
+/// as well, as checkpoints note them.
+pub(super) type Attach<M> = Box<dyn Fn(M, &Policy) -> Result<(M, String), Error>>;
+
+/// What checkpoints note where nothing is attached.
+const NOTHING: &str = "nothing";
 
 /// Changes a model and its optimizer before a step, given the number of steps that were taken; none leaves both as they are.
 pub(super) type Edit<M> = Box<dyn FnMut(u64, &M, &ModuleOptimizer) -> Result<Option<(M, ModuleOptimizer)>, Error>>;
 
 /// A policy's cast alone.
 pub(super) fn autocast<M: Module>() -> Attach<M> {
-    Box::new(|model, policy| Ok(policy.autocast(model)?))
+    Box::new(|model, policy| Ok((policy.autocast(model)?, NOTHING.to_owned())))
 }
 
 /// What `make` returns, below a policy's cast.
 pub(super) fn below_the_cast<M, R, E>(make: impl Fn(&M) -> Result<R, E> + 'static) -> Attach<M>
 where
     M: Module,
-    R: Reparameterizer,
+    R: Reparameterizer + Debug,
     E: std::error::Error + Send + Sync + 'static,
 {
     Box::new(move |model, policy| {
         let first = make(&model).map_err(|error| Error::Model(Box::new(error)))?;
+        let settings = format!("{first:?}");
         let cast = policy.reparameterizer(&model)?;
-        Ok(model.apply_reparameterization(Nest::new(first, cast)))
+        Ok((model.apply_reparameterization(Nest::new(first, cast)), settings))
     })
+}
+
+/// Why a run with `is` attached cannot continue one with `was`; none where they are the same.
+pub(super) fn other_attachment(was: &str, is: &str) -> Option<String> {
+    /// Characters of settings that a message shows.
+    const SHOWN: usize = 120;
+    if was == is {
+        return None;
+    }
+    // Settings may name every parameter of a model. What differs is shown, and a little of what comes before.
+    let same = was.chars().zip(is.chars()).take_while(|(was, is)| was == is).count();
+    let from = same.saturating_sub(SHOWN / 3);
+    let part = |text: &str| -> String {
+        let shown: String = text.chars().skip(from).take(SHOWN).collect();
+        let [before, after] = [from > 0, text.chars().count() > from + SHOWN].map(|more| if more { ".." } else { "" });
+        format!("{before}{shown}{after}")
+    };
+    Some(format!(
+        "it has {} attached to its parameters, and this run has {}: the settings have changed",
+        part(was),
+        part(is)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_shows_what_differs() {
+        assert_eq!(other_attachment("Half", "Half"), None);
+        assert_eq!(
+            other_attachment("Half", NOTHING).unwrap(),
+            "it has Half attached to its parameters, and this run has nothing: the settings have changed"
+        );
+        let long = |bits| format!("{} bits: {bits}, {}", "ä".repeat(300), "b".repeat(300));
+        let text = other_attachment(&long(4), &long(8)).unwrap();
+        assert!(text.contains("bits: 4") && text.contains("bits: 8") && text.len() < 500, "{text}");
+    }
 }

@@ -1,5 +1,6 @@
 //! Builds a trainer: predicts a step, plans it into the memory budget, and allocates.
 
+use std::fmt::Debug;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -195,10 +196,12 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// Attaches what `make` returns to the parameters of the plain model, below the cast of the precision policy: masks, adapters, fake
     /// quantisation, or several of them as a [`Nest`](kiln_compression::Nest). The prediction of a step's memory knows them, and
     /// checkpoints hold their state. Parameters that they freeze take no gradients and no optimizer state.
+    ///
+    /// A checkpoint notes the debug text of what `make` returns, and a run with another text does not resume from it.
     #[must_use]
     pub fn with_reparameterization<R, E>(self, make: impl Fn(&T::Model) -> Result<R, E> + 'static) -> Self
     where
-        R: Reparameterizer,
+        R: Reparameterizer + Debug,
         E: std::error::Error + Send + Sync + 'static,
     {
         Self { attach: below_the_cast(make), ..self }
@@ -207,13 +210,15 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// Has `edit` change the model and its optimizer between steps, as gradual pruning does; none leaves them as they are. It gets the
     /// number of steps that were taken, and must depend on nothing else but the model and the optimizer, so that a run that is interrupted
     /// and resumed has the same edits. A step that is tried again is not edited again.
+    ///
+    /// An edit that returns an error ends the step with [`Error::Edit`]; the run stays as it was, and the next step asks it again.
     #[must_use]
     pub fn with_edit<E: std::error::Error + Send + Sync + 'static>(
         self,
         mut edit: impl FnMut(u64, &T::Model, &ModuleOptimizer) -> Result<Option<(T::Model, ModuleOptimizer)>, E> + 'static,
     ) -> Self {
         let edit: Edit<T::Model> = Box::new(move |step, model, optimizer| {
-            edit(step, model, optimizer).map_err(|error| Error::Model(Box::new(error)))
+            edit(step, model, optimizer).map_err(|error| Error::Edit { step: step + 1, source: Box::new(error) })
         });
         Self { edit: Some(edit), ..self }
     }
@@ -341,7 +346,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             let scaling = self.scaling.unwrap_or_else(|| Scaling::for_precision(precision));
             let policy = self.policy.clone().computing_in(precision);
             let kind = StepKind { scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
-            let build = |device: &Device| (self.attach)((self.init)(device)?, &policy);
+            let build = |device: &Device| (self.attach)((self.init)(device)?, &policy).map(|(model, _)| model);
             steps.push((precision, RecordedStep::of(&self.task, &kind, sample, &build, &self.optimizer)?));
         }
         let profile = match profile.kernels {

@@ -287,7 +287,7 @@ impl<T: Task> Trainer<T> {
 }
 
 /// The waits of one update of a batch that has `waited` before, within the patience of `recovery`. Without a recovery there are none.
-fn pauses(recovery: &mut Option<Recovery>, waited: Duration) -> impl FnMut(&Failure) -> bool + '_ {
+pub(super) fn pauses(recovery: &mut Option<Recovery>, waited: Duration) -> impl FnMut(&Failure) -> bool + '_ {
     let mut pauses = Pauses::after(waited);
     move |failure| recovery.as_mut().is_some_and(|recovery| recovery.pause(&mut pauses, failure))
 }

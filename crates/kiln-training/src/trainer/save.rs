@@ -11,6 +11,7 @@ use kiln_precision::{ScalerState, Scaling};
 use kiln_recovery::{AttemptOutcome, Failure, Recovery, RecoveryState, attempt};
 use serde::{Deserialize, Serialize};
 
+use super::attach::other_attachment;
 use super::run::Trainer;
 use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE, load_model};
 use crate::error::Error;
@@ -43,6 +44,12 @@ struct SavedState {
     /// The description of the optimizer's settings. Checkpoints of version 0.1 hold the settings themselves, which are not compared.
     #[serde(default)]
     optimizer: Option<serde_json::Value>,
+    /// The settings of what is attached to the parameters.
+    #[serde(default)]
+    attached: Option<String>,
+    /// The step that the model was last edited before: a run that ended with an error may have been saved after its edit.
+    #[serde(default)]
+    edited: Option<u64>,
 }
 
 impl<T: Task> Trainer<T> {
@@ -102,6 +109,8 @@ impl<T: Task> Trainer<T> {
             scaler: Some(SavedScaler { state: run.scaler.state(), scaling: run.scaler.scaling() }),
             recovery: self.recovery().map(Recovery::state),
             optimizer: run.groups.description().map(Into::into),
+            attached: Some(run.attached.clone()),
+            edited: self.edited,
         };
         let text = serde_json::to_vec_pretty(&saved).map_err(|e| e.to_string())?;
         fs::write(path.join(STATE), text).map_err(|e| e.to_string())
@@ -111,6 +120,10 @@ impl<T: Task> Trainer<T> {
         let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
         let state = fs::read(path.join(STATE)).map_err(|e| fail(format!("{STATE}: {e}")))?;
         let saved: SavedState = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
+        let attached = saved.attached.as_ref().and_then(|was| other_attachment(was, &self.run.attached));
+        if let Some(reason) = attached {
+            return Err(fail(reason));
+        }
         // The run stays as it is until all of the checkpoint is on the device.
         let (model, groups, optimizer) = self.loaded(path, &saved)?;
         let mut scaler = self.run.scaler.clone();
@@ -121,7 +134,7 @@ impl<T: Task> Trainer<T> {
             recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
         self.run.restore(model, (groups, optimizer), saved.state, scaler);
-        self.edited = None;
+        self.edited = saved.edited;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
         self.batches = saved.batches.or(self.batches);
         self.run.settings.total_steps = self.run.settings.total_steps.or(saved.total_steps);

@@ -60,6 +60,8 @@ pub(crate) struct ModelState<M> {
     pub(crate) scaler: LossScaler,
     pub(crate) state: RunState,
     pub(crate) settings: StepSettings,
+    /// The settings of what is attached to the parameters.
+    pub(crate) attached: String,
     pub(crate) guard: Option<Guard>,
     /// An update that ran out of memory: some chunks of the parameters are new, the others still have to be updated.
     pub(crate) update: Option<Update>,
@@ -73,17 +75,19 @@ impl<M: Module> ModelState<M> {
     /// Those of [`StepSettings::check`], and [`Error::Precision`] for a policy that does not fit the model.
     pub(crate) fn new(
         model: M,
-        attach: impl FnOnce(M, &Policy) -> Result<M, Error>,
+        attach: impl FnOnce(M, &Policy) -> Result<(M, String), Error>,
         groups: impl FnOnce(&M) -> OptimizerGroups,
         seed: u64,
         settings: StepSettings,
     ) -> Result<Self, Error> {
         settings.check()?;
         initialize(&model);
-        let model = attach(model, &settings.policy)?;
+        let (model, attached) = attach(model, &settings.policy)?;
         let groups = groups(&model);
-        let (optimizer, scaler) = (groups.init(), LossScaler::new(settings.scaling())?);
-        Ok(Self { model, optimizer, groups, scaler, state: RunState::new(seed), settings, guard: None, update: None })
+        // An edit may take the state through a record, from which it comes back to this device.
+        let optimizer = groups.init_on(Some(&settings.device.clone().inner()));
+        let (scaler, state) = (LossScaler::new(settings.scaling())?, RunState::new(seed));
+        Ok(Self { model, optimizer, groups, scaler, state, settings, attached, guard: None, update: None })
     }
 
     pub(crate) fn at(&self, boundary: Boundary) -> Result<(), Error> {

@@ -6,6 +6,7 @@ mod builder;
 mod burn_parts;
 
 mod checkpointed;
+mod compression;
 mod drop_path;
 mod ends;
 mod layouts;
