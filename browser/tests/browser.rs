@@ -9,10 +9,12 @@
 
 #[path = "../../crates/kiln-memory/tests/it/large_step.rs"]
 mod common;
+#[path = "../../xtask/src/compress/page.rs"]
+mod compression;
 
 use std::env;
 use std::io::{BufRead, BufReader, ErrorKind, Write, stderr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -89,6 +91,15 @@ async fn in_browser<F: Future<Output = ()> + Send + 'static>(
     report: &MemoryReport,
     look: impl FnOnce(Client, MemoryReport) -> F,
 ) {
+    in_browser_with(&[], |page| report.write_html(page).unwrap(), |client| look(client, report.clone())).await;
+}
+
+/// The same for any page, in a browser with more switches.
+async fn in_browser_with<F: Future<Output = ()> + Send + 'static>(
+    more: &[&str],
+    write: impl FnOnce(&Path),
+    look: impl FnOnce(Client) -> F,
+) {
     let (Some(driver), Some(chromium)) = (Driver::start(), chromium()) else {
         assert!(env::var("KILN_BROWSER").as_deref() != Ok("required"), "chromium or chromedriver is missing: {HOW}");
         // Past the test harness, which shows nothing of a test that passes.
@@ -96,8 +107,8 @@ async fn in_browser<F: Future<Output = ()> + Send + 'static>(
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let page = folder.path().join("memory.html");
-    report.write_html(&page).unwrap();
+    let page = folder.path().join("page.html");
+    write(&page);
     let profile = format!("--user-data-dir={}", folder.path().join("profile").display());
     let switches = [
         "--headless",
@@ -112,6 +123,7 @@ async fn in_browser<F: Future<Output = ()> + Send + 'static>(
         "--window-size=1200,1400",
         &profile,
     ];
+    let switches = [&switches, more].concat();
     let mut capabilities = Capabilities::new();
     capabilities.insert("goog:chromeOptions".to_owned(), json!({"binary": chromium, "args": switches}));
     capabilities.insert("goog:loggingPrefs".to_owned(), json!({"browser": "ALL"}));
@@ -119,7 +131,7 @@ async fn in_browser<F: Future<Output = ()> + Send + 'static>(
     let client =
         builder.capabilities(capabilities).connect(&format!("http://127.0.0.1:{}", driver.port)).await.unwrap();
     let url = Url::from_file_path(&page).unwrap();
-    let looks = look(client.clone(), report.clone());
+    let looks = look(client.clone());
     let opened = client.clone();
     let outcome = tokio::spawn(async move {
         opened.goto(url.as_str()).await.unwrap();
@@ -365,4 +377,49 @@ async fn names_are_text_and_an_empty_report_is_a_page() {
         assert_eq!(console(&client).await.len(), 1);
     })
     .await;
+}
+
+/// The page of a smaller model: all of it is on the screen of a desk and of a phone, in light and in dark.
+#[tokio::test]
+async fn the_page_of_a_smaller_model_fits_wide_and_narrow_screens() {
+    let text = str::to_owned;
+    let row =
+        |layer: usize| vec![format!("layer{layer}.0.downsample.conv.weight"), text("4"), text("19.3"), text("8192")];
+    let page = compression::Page {
+        title: text("Quantised model <4 bits>"),
+        figures: vec![
+            [text("test_accuracy"), text("0.8460"), text("0.8550")],
+            [text("bytes"), text("2.7 MiB"), text("398.1 KiB")],
+        ],
+        facts: vec![(text("weights that share a scale"), text("at most 64 values"))],
+        columns: vec!["weight", "bits", "signal to error, dB", "bytes"],
+        rows: (0..20).map(row).collect(),
+    };
+    for (size, dark) in [((1400, 900), false), ((1400, 900), true), ((390, 800), false), ((390, 800), true)] {
+        let html = page.html();
+        let more: &[&str] = if dark { &["--force-dark-mode", "--enable-features=WebContentsForceDark"] } else { &[] };
+        let look = async move |client: Client| {
+            client.set_window_size(size.0, size.1).await.unwrap();
+            let seen = run(
+                &client,
+                "const box = (element) => element.getBoundingClientRect();
+                return {
+                    title: document.title,
+                    width: innerWidth, needed: document.documentElement.scrollWidth,
+                    tiles: [...document.querySelectorAll('.tile')].map((tile) => [tile.querySelector('b').textContent, box(tile).right]),
+                    rows: document.querySelectorAll('#layers tbody tr').length,
+                    cells: document.querySelectorAll('#layers tbody td').length,
+                }",
+            )
+            .await;
+            assert_eq!(seen["title"], json!("Quantised model <4 bits>"));
+            let width = seen["width"].as_f64().unwrap();
+            assert!(seen["needed"].as_f64().unwrap() <= width, "the page is wider than the screen: {seen}");
+            let tiles = seen["tiles"].as_array().unwrap();
+            assert_eq!(tiles.iter().map(|tile| tile[0].as_str().unwrap()).collect::<Vec<_>>(), ["0.8550", "398.1 KiB"]);
+            assert!(tiles.iter().all(|tile| tile[1].as_f64().unwrap() <= width), "{seen}");
+            assert_eq!((&seen["rows"], &seen["cells"]), (&json!(20), &json!(80)));
+        };
+        in_browser_with(more, |path| std::fs::write(path, &html).unwrap(), look).await;
+    }
 }

@@ -25,6 +25,7 @@ use serde_json::{Map, Value, json};
 use super::family::{Family, model_of, source, with_settings};
 use super::page::Page;
 use super::trained::{Before, before, metric_of};
+use super::written;
 use crate::cli::CompressQuantize;
 use crate::train::directory::RunDirectory;
 
@@ -255,7 +256,7 @@ impl Outcome {
             }
         })];
         if let Some(after) = after {
-            files.push(self.page::<S>(model, was, after, shown)?.file());
+            files.push(written(self.page::<S>(model, was, after, shown)?));
         }
         Ok(files)
     }

@@ -13,6 +13,7 @@ use kiln_training::evaluate;
 
 use super::family::{Family, check_data, model_of, source, with_settings};
 use super::page::Page;
+use super::written;
 use crate::cli::{CompressArgs, CompressDistill, CompressPrune, CompressShrink, RunArgs};
 use crate::train::drive;
 
@@ -167,7 +168,7 @@ fn prune_run<S: Family>(settings: S, arguments: &CompressPrune) -> Result<ExitCo
                 ("bytes_before".into(), dense as f64),
                 ("bytes".into(), bytes as f64),
             ],
-            files: vec![page.file()],
+            files: vec![written(page)],
             ..Findings::default()
         })
     })
@@ -236,7 +237,7 @@ fn shrink_run<S: Family>(settings: S, arguments: &CompressShrink) -> Result<Exit
                 ("bytes_before".into(), dense as f64),
                 ("bytes".into(), bytes as f64),
             ],
-            files: vec![page.file()],
+            files: vec![written(page)],
             ..Findings::default()
         })
     })
@@ -278,7 +279,7 @@ fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<Ex
                 ("bytes_before".into(), dense as f64),
                 ("bytes".into(), bytes as f64),
             ],
-            files: vec![page.file()],
+            files: vec![written(page)],
             ..Findings::default()
         })
     })

@@ -5,6 +5,7 @@ mod bad_input;
 mod bench;
 mod circles;
 mod classify;
+mod compress;
 mod edges;
 mod gpu;
 #[cfg(unix)]

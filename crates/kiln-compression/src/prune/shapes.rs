@@ -56,11 +56,13 @@ pub fn reshape_like<M: Module>(model: M, shapes: &Shapes) -> Result<M, Error> {
                 Some(shape) if !self.0.is_inner() && param.lazy_shape()[..] != shape[..] => param.map(|tensor| {
                     // A copy: a slice could keep the memory of the whole tensor.
                     leaf(tensor, |tensor| {
-                        shape.iter().enumerate().fold(tensor, |tensor, (axis, size)| match tensor.dims()[axis] == *size {
-                            true => tensor,
-                            false => {
-                                let first = Tensor::<1, Int>::arange(0..*size as i64, &tensor.device());
-                                tensor.select(axis, first)
+                        shape.iter().enumerate().fold(tensor, |tensor, (axis, size)| {
+                            match tensor.dims()[axis] == *size {
+                                true => tensor,
+                                false => {
+                                    let first = Tensor::<1, Int>::arange(0..*size as i64, &tensor.device());
+                                    tensor.select(axis, first)
+                                }
                             }
                         })
                     })
