@@ -38,7 +38,7 @@ pub(crate) struct CompressArgs {
     /// Steps to train at most
     #[arg(long, value_name = "N")]
     pub(crate) max_steps: Option<u32>,
-    /// Highest learning rate [default: a tenth of the run's]
+    /// Highest learning rate [default: that of the run for a student, half of it where channels are removed, a tenth otherwise]
     #[arg(long, value_name = "RATE")]
     pub(crate) learning_rate: Option<f64>,
     /// Bytes that a step may take, as in 300MiB, or auto

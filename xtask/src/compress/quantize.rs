@@ -31,6 +31,8 @@ use crate::train::directory::RunDirectory;
 
 /// Passes over the data when the model is trained for its bits and nothing is said.
 const EPOCHS: u64 = 3;
+/// A share of the run's highest learning rate.
+const RATE: f64 = 0.1;
 /// How far a batch moves the ranges of inputs, as in torch.ao.
 const MOMENTUM: f64 = 0.01;
 
@@ -165,7 +167,7 @@ fn trained<S: Family>(
     weights: Quantization,
     arguments: &CompressQuantize,
 ) -> Result<ExitCode> {
-    before.set_length(&arguments.compress, EPOCHS)?;
+    before.set_length(&arguments.compress, EPOCHS, RATE)?;
     before.settings = before.settings.with_lean(!arguments.inputs);
     let input_momentum = arguments.inputs.then_some(MOMENTUM);
     before.settings.own_compression().quantize = Some(QuantizeSettings { weights: weights.clone(), input_momentum });

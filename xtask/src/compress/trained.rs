@@ -17,8 +17,12 @@ use super::written;
 use crate::cli::{CompressArgs, CompressDistill, CompressPrune, CompressShrink, RunArgs};
 use crate::train::drive;
 
-/// Passes over the data where the arguments say nothing.
+/// Passes over the data where the arguments say nothing: of a pruned model, and of one that lost channels.
 const EPOCHS: u64 = 6;
+const SHRUNK_EPOCHS: u64 = 10;
+/// Shares of the run's highest learning rate.
+const RATE: f64 = 0.1;
+const SHRUNK_RATE: f64 = 0.5;
 /// Updates of the masks while sparsity grows, and the share of the steps that it grows in.
 const UPDATES: usize = 40;
 const GROWS: f64 = 0.6;
@@ -60,9 +64,9 @@ pub(super) fn metric_of<S: Family>(metrics: &[(&'static str, f64)]) -> Result<f6
 
 impl<S: Family> Before<S> {
     /// How long the model is trained on, and how fast.
-    pub(super) fn set_length(&mut self, arguments: &CompressArgs, default_epochs: u64) -> Result<()> {
+    pub(super) fn set_length(&mut self, arguments: &CompressArgs, default_epochs: u64, rate: f64) -> Result<()> {
         let peak = self.settings.schedule().peak;
-        self.settings.set_rate(arguments.learning_rate.unwrap_or(peak / 10.0));
+        self.settings.set_rate(arguments.learning_rate.unwrap_or(peak * rate));
         let memory = arguments.memory.clone().map(|text| text.try_into().map_err(|text: String| Usage(text)));
         let run = self.settings.run_mut();
         run.memory = memory.transpose()?;
@@ -127,7 +131,7 @@ pub(super) fn prune(arguments: &CompressPrune) -> Result<ExitCode> {
 fn prune_run<S: Family>(settings: S, arguments: &CompressPrune) -> Result<ExitCode> {
     let compress = &arguments.compress;
     let (mut before, _) = before(settings, compress)?;
-    before.set_length(compress, EPOCHS)?;
+    before.set_length(compress, EPOCHS, RATE)?;
     let steps = before.steps();
     let to_step = ((steps as f64 * GROWS) as usize).max(1);
     let every = (to_step / UPDATES).max(1);
@@ -190,7 +194,7 @@ pub(super) fn shrink(arguments: &CompressShrink) -> Result<ExitCode> {
 fn shrink_run<S: Family>(settings: S, arguments: &CompressShrink) -> Result<ExitCode> {
     let compress = &arguments.compress;
     let (mut before, _) = before(settings, compress)?;
-    before.set_length(compress, EPOCHS)?;
+    before.set_length(compress, SHRUNK_EPOCHS, SHRUNK_RATE)?;
     let settings = before.settings.clone();
     let shapes = Shapes::of(&before.model);
     let channels = Channels::of(
@@ -250,11 +254,9 @@ pub(super) fn distill(arguments: &CompressDistill) -> Result<ExitCode> {
 fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<ExitCode> {
     let compress = &arguments.compress;
     let (mut before, _) = before(settings, compress)?;
-    let peak = before.settings.schedule().peak;
     let (epochs, steps) = (before.settings.run().epochs, before.settings.run().max_steps);
-    before.set_length(compress, epochs)?;
     // A student begins from nothing: it is trained as its teacher was.
-    before.settings.set_rate(compress.learning_rate.unwrap_or(peak));
+    before.set_length(compress, epochs, 1.0)?;
     if (compress.epochs, compress.max_steps) == (None, None) {
         before.settings.run_mut().max_steps = steps;
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::layers::leaf;
@@ -21,6 +21,23 @@ impl Shapes {
     pub fn of(model: &impl Module) -> Self {
         Self(sites(model).into_iter().map(|site| (site.path, site.shape)).collect())
     }
+}
+
+/// The first values of each axis, as a tensor of its own: a slice could keep the memory of the whole.
+fn first<const D: usize>(tensor: Tensor<D>, shape: &[usize]) -> Tensor<D> {
+    let device = tensor.device();
+    // On the device for recordings the whole would be counted beside its part, and values do not matter.
+    if device.clone().inner() == Device::capture() {
+        let mut sizes = [0; D];
+        sizes.copy_from_slice(shape);
+        return Tensor::zeros(sizes, (&device, tensor.dtype())).set_require_grad(tensor.is_require_grad());
+    }
+    leaf(tensor, |tensor| {
+        shape.iter().enumerate().fold(tensor, |tensor, (axis, size)| match tensor.dims()[axis] == *size {
+            true => tensor,
+            false => tensor.select(axis, Tensor::<1, Int>::arange(0..*size as i64, &device.clone().inner())),
+        })
+    })
 }
 
 /// Cuts the parameters of a model that was built anew to these shapes, so that a record of the model with these shapes loads into it. Of
@@ -53,20 +70,9 @@ pub fn reshape_like<M: Module>(model: M, shapes: &Shapes) -> Result<M, Error> {
         }
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
             match self.1.0.get(&self.0.parameter()) {
-                Some(shape) if !self.0.is_inner() && param.lazy_shape()[..] != shape[..] => param.map(|tensor| {
-                    // A copy: a slice could keep the memory of the whole tensor.
-                    leaf(tensor, |tensor| {
-                        shape.iter().enumerate().fold(tensor, |tensor, (axis, size)| {
-                            match tensor.dims()[axis] == *size {
-                                true => tensor,
-                                false => {
-                                    let first = Tensor::<1, Int>::arange(0..*size as i64, &tensor.device());
-                                    tensor.select(axis, first)
-                                }
-                            }
-                        })
-                    })
-                }),
+                Some(shape) if !self.0.is_inner() && param.lazy_shape()[..] != shape[..] => {
+                    param.map(|tensor| first(tensor, shape))
+                }
                 _ => param,
             }
         }
