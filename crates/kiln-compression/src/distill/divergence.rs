@@ -18,6 +18,7 @@ pub(super) fn student(logits_nc: Tensor<2>, t: f64) -> Tensor<2> {
 
 /// The logarithms of a teacher's probabilities at one temperature, in f32.
 #[derive(Clone)]
+#[allow(clippy::large_enum_variant, reason = "one exists at a time, for one chunk of rows")]
 pub(super) enum Target {
     /// Of each class, `[N, C]`.
     All(Tensor<2>),

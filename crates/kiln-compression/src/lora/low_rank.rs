@@ -1,8 +1,10 @@
 //! Attaches adapters to a model.
 // I inputs, O outputs, R rank
 
+use std::collections::BTreeMap;
+
 use burn::module::{Module, ModuleVisitor, Param, Reparameterizer};
-use burn::tensor::{Distribution, FloatDType, Tensor};
+use burn::tensor::{DType, Distribution, FloatDType, Tensor, TensorData};
 
 use super::adapter::{Adapter, dense, norms};
 use crate::Error;
@@ -45,6 +47,8 @@ pub struct LowRank {
     scale: f64,
     targets: Vec<String>,
     dora: bool,
+    /// Norms by the path of the parameter, where they are not those of the stored weights.
+    magnitudes: BTreeMap<String, Vec<f32>>,
 }
 
 impl LowRank {
@@ -66,14 +70,32 @@ impl LowRank {
         if targets.is_empty() {
             return invalid("the number of targets", "0".into(), "at least 1");
         }
-        Ok(Self { rank, scale: alpha / rank as f64, targets, dora: false })
+        Ok(Self { rank, scale: alpha / rank as f64, targets, dora: false, magnitudes: BTreeMap::new() })
     }
 
     /// The same with a trained magnitude of each output: DoRA. The magnitudes start as the norms of the stored weights. Under a
-    /// [`Nest`](crate::Nest) whose first part changes these weights they do not fit until they are trained.
+    /// [`Nest`](crate::Nest) whose first part changes these weights, as [`Packing`](crate::Packing) does, they do not fit; there use
+    /// [`with_magnitudes_of`](Self::with_magnitudes_of).
     pub fn with_dora(mut self, dora: bool) -> Self {
         self.dora = dora;
         self
+    }
+
+    /// A DoRA whose magnitudes start as the norms of the weights that the layers of `model` read. `model` computes what the first part of
+    /// a [`Nest`](crate::Nest) will give to the adapter: for a [`Packing`](crate::Packing) it is the packed model, or that of
+    /// [`QuantizedModel::apply`](crate::QuantizedModel::apply), for masks the masked one. A mask that prunes later changes the norms without the
+    /// magnitudes; prune before this.
+    ///
+    /// # Errors
+    /// [`Error::UnknownParameter`] for a target that names no weight of rank 2, [`Error::Read`] when a device cannot give its values.
+    pub fn with_magnitudes_of<M: Module>(mut self, model: &M) -> Result<Self, Error> {
+        self.check(model)?;
+        let mut read = Norms { place: Place::default(), targets: &self.targets, found: Ok(BTreeMap::new()) };
+        // A visitor sees stored weights.
+        model.clone().materialize().visit(&mut read);
+        self.magnitudes = read.found?;
+        self.dora = true;
+        Ok(self)
     }
 
     /// The same with the product multiplied by `alpha / √rank`: rsLoRA (Kalajdzievski 2023, arXiv 2312.03732).
@@ -128,8 +150,11 @@ impl Reparameterizer for LowRank {
             (a.cast(FloatDType::F32), b.cast(FloatDType::F32))
         });
         let magnitude = self.dora.then(|| {
-            let weight = dense(param.base()).cast(FloatDType::F32).reshape([inputs, outputs]);
-            Param::from_tensor(norms(weight).detach())
+            let norms = match self.magnitudes.get(path).filter(|norms| norms.len() == outputs) {
+                Some(norms) => Tensor::from_data(TensorData::new(norms.clone(), [outputs]), (&device, DType::F32)),
+                None => norms(dense(param.base()).cast(FloatDType::F32).reshape([inputs, outputs])),
+            };
+            Param::from_tensor(norms.detach())
         });
         let scale = Tensor::<1>::from_data([self.scale as f32], &device);
         let adapter = Adapter {
@@ -168,6 +193,37 @@ impl ModuleVisitor for Weights {
     fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
         if D == 2 && !self.place.is_inner() {
             self.paths.push(self.place.parameter());
+        }
+    }
+}
+
+/// The norms of the outputs' weights, as layers read them.
+struct Norms<'a> {
+    place: Place,
+    targets: &'a [String],
+    found: Result<BTreeMap<String, Vec<f32>>, Error>,
+}
+
+impl ModuleVisitor for Norms<'_> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.place.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.place.leave();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let (path, shape) = (self.place.parameter(), param.lazy_shape());
+        let is_target = D == 2 && !self.place.is_inner() && self.targets.iter().any(|target| names(target, &path));
+        let Ok(found) = &mut self.found else { return };
+        if !is_target {
+            return;
+        }
+        let weight = dense(param.val()).cast(FloatDType::F32).reshape([shape[0], shape[1]]);
+        match norms(weight).try_into_vec_as::<f32>() {
+            Ok(norms) => drop(found.insert(path, norms)),
+            Err(reason) => self.found = Err(Error::Read { path, reason: reason.to_string() }),
         }
     }
 }

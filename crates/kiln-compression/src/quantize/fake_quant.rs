@@ -95,7 +95,7 @@ impl WeightCodes {
 fn round_up_to_f16(scales: Tensor<3>) -> Tensor<3> {
     /// The smallest normal number of f16, and the step below it.
     const NORMAL: f64 = 6.103515625e-5;
-    const STEP: f64 = 5.9604644775390625e-8;
+    const STEP: f64 = 5.960464477539063e-8;
     let scales = scales.clamp_max(65504.0);
     let nearest = scales.clone().cast(DType::F16).cast(DType::F32);
     // Three quarters of a step of the smallest mantissa and up to one and a half steps of the largest: the nearest is the next one.

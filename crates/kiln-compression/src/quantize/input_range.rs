@@ -20,7 +20,8 @@ use crate::place::Place;
 ///
 /// Clones of a module share the range, as they share batch-norm's statistics; `valid` makes a range of its own. Batches that several
 /// threads run at once are averaged. A batch that comes twice in a row, as where a segment is recomputed in the backward pass, is told by
-/// the mean magnitude of its elements, and moves the range once: both passes see the same values.
+/// the mean magnitude of its elements, and moves the range once: both passes see the same values. As with batch-norm's statistics, a
+/// record has the last batch only after `valid` or [`input_ranges`] was called.
 #[derive(Module, Debug)]
 pub struct InputRange {
     /// `[3]`: the two ends, which are +∞ and -∞ before the first batch, and the mean magnitude of the last batch. They are one tensor, so

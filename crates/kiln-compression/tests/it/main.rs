@@ -3,7 +3,10 @@
 
 mod distill;
 mod fake_quant;
+mod fake_quant_reference;
+mod fold;
 mod lora;
+mod nest;
 mod prune_channels;
 mod prune_weights;
 mod quantize_file;

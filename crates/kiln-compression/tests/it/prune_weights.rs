@@ -8,8 +8,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::store::ModuleRecord;
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use burn::tensor::{Device, Distribution, Tensor};
 use kiln_compression::{
     Error, Masks, Nest, Pruning, Scope, bake, mask_moments, masks_of, prune, set_masks, sparsity, unprune, zero_pruned,
 };
@@ -37,7 +36,7 @@ impl Net {
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<2> {
-        self.fc.forward(relu(self.norm.forward(self.conv.forward(x))).mean_dims(&[2, 3]).flatten(1, 3))
+        self.fc.forward(self.norm.forward(self.conv.forward(x)).mean_dims(&[2, 3]).flatten(1, 3))
     }
 
     fn loss(&self, device: &Device) -> Tensor<1> {
@@ -91,12 +90,12 @@ fn pruned_weights_and_their_gradients_are_exact_zeros() -> Result<(), Error> {
     ] {
         let gradient = gradient.unwrap_or_default();
         assert_eq!(gradient.len(), value.len());
-        // A channel whose readers are all pruned has no gradient either.
-        assert!(gradient.iter().filter(|gradient| **gradient != 0.0).count() > value.len() / 10);
         for (index, kept) in masks[path].iter().enumerate() {
             assert!(base[index] != 0.0);
+            // A filter of 72 weights has no gradient if the four weights that read its feature are pruned.
+            let is_read = path == "fc.weight" || masks["fc.weight"][index / 72 * 4..][..4].iter().any(|kept| *kept);
             match kept {
-                true => assert_eq!(value[index], base[index]),
+                true => assert!(value[index] == base[index] && (gradient[index] != 0.0) == is_read),
                 false => assert!(value[index] == 0.0 && gradient[index] == 0.0),
             }
         }
@@ -281,101 +280,5 @@ fn other_mappers_do_not_lose_masks() -> Result<(), Error> {
     let doubled = net.clone().map(&mut Double);
     assert_eq!(masks_of(&doubled), masks_of(&net));
     assert_eq!(values(doubled.fc.weight.val()), values(net.fc.weight.val() * 2.0));
-    Ok(())
-}
-
-/// The id of a parameter, and the bits of a tensor of its state.
-type Bits = (Option<u64>, Vec<u32>);
-
-/// The tensors of an optimizer's state by name.
-fn state(optimizer: &ModuleOptimizer) -> Result<BTreeMap<String, Bits>, Error> {
-    let failed = |error: String| Error::Optimizer(error);
-    let bytes = optimizer.into_bytes().map_err(|e| failed(e.to_string()))?;
-    let tensors = burn_pack::Reader::from_bytes(bytes).and_then(|reader| reader.into_tensors());
-    let mut all = BTreeMap::new();
-    for tensor in tensors.map_err(|e| failed(e.to_string()))? {
-        let (name, _, _, id, bytes) = tensor.into_parts().map_err(|e| failed(e.to_string()))?;
-        let bits = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        all.insert(name, (id, bits));
-    }
-    Ok(all)
-}
-
-#[test]
-fn both_moments_of_adam_are_zero_at_pruned_weights_alone() -> Result<(), Error> {
-    let device = Device::flex().autodiff();
-    let mut net = Net::masked(&device);
-    let mut optimizer = AdamWConfig::new().init();
-    let gradients = GradientsParams::from_grads(net.loss(&device).backward(), &net);
-    net = optimizer.step(0.01, net, gradients);
-    let net = prune(net, &Pruning::magnitude(0.5))?;
-    let (before, after) = (state(&optimizer)?, state(&mask_moments(optimizer, &net)?)?);
-    assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
-    let masks = masks_of(&net);
-    let mut zeroed = 0;
-    for (name, (id, old)) in &before {
-        let new = &after[name].1;
-        let mask = if *id == Some(net.conv.weight.id.val()) {
-            masks["conv.weight"].clone()
-        } else if *id == Some(net.fc.weight.id.val()) {
-            masks["fc.weight"].clone()
-        } else {
-            vec![true; old.len()]
-        };
-        for ((old, new), kept) in old.iter().zip(new).zip(mask) {
-            assert_eq!(*new, if kept { *old } else { 0 }, "{name}");
-            zeroed += usize::from(!kept && *old != 0);
-        }
-    }
-    assert_eq!(zeroed, 2 * 228);
-    Ok(())
-}
-
-#[derive(Module, Debug)]
-struct Recorded {
-    conv: Conv2d,
-    linear: Linear,
-}
-
-/// The masks of `torch.nn.utils.prune` for recorded weights (`fixtures/compression/record_prune.py`).
-#[test]
-fn masks_are_those_of_torch() -> Result<(), Error> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/compression/prune_masks.safetensors");
-    let failed = |reason: String| Error::Load { path: path.into(), reason };
-    let bytes = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
-    let file = safetensors::SafeTensors::deserialize(&bytes).map_err(|e| failed(e.to_string()))?;
-    let tensor = |name: &str| file.tensor(name).map(|view| view.data().to_vec()).map_err(|e| failed(e.to_string()));
-    let floats = |name: &str| -> Result<Vec<f32>, Error> {
-        Ok(tensor(name)?.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
-    };
-    // torch's linear weight is [24, 32], burn's is [32, 24].
-    fn transposed<T: Copy>(values: &[T]) -> Vec<T> {
-        (0..32 * 24).map(|i| values[i % 24 * 32 + i / 24]).collect()
-    }
-    let device = Device::flex();
-    let mut net = Recorded {
-        conv: Conv2dConfig::new([8, 16], [3, 3]).init(&device),
-        linear: LinearConfig::new(32, 24).init(&device),
-    };
-    let shape = |name: &str, values: Vec<f32>| match name {
-        "conv" => TensorData::new(values, [16, 8, 3, 3]),
-        _ => TensorData::new(values, [32, 24]),
-    };
-    net.conv.weight = Param::from_data(shape("conv", floats("conv")?), &device);
-    net.linear.weight = Param::from_data(shape("linear", transposed(&floats("linear")?)), &device);
-    let masks = Masks::of(&net);
-    let net = net.apply_reparameterization(masks);
-    for (name, scope) in [("layer", Scope::Layer), ("global", Scope::Global)] {
-        for sparsity in [0.3, 0.5, 0.9] {
-            let masks = masks_of(&prune(net.clone(), &Pruning::Magnitude { sparsity, scope })?);
-            let mask = |layer| tensor(&format!("{name}.{sparsity}.{layer}"));
-            let theirs = |bytes: Vec<u8>| bytes.into_iter().map(|byte| byte != 0).collect::<Vec<_>>();
-            assert_eq!(masks["conv.weight"], theirs(mask("conv")?), "{name} {sparsity}");
-            assert_eq!(masks["linear.weight"], transposed(&theirs(mask("linear")?)), "{name} {sparsity}");
-        }
-    }
-    let masks = masks_of(&prune(net, &Pruning::two_of_four())?);
-    let theirs: Vec<bool> = tensor("two_of_four.linear")?.into_iter().map(|byte| byte != 0).collect();
-    assert_eq!(masks["linear.weight"], transposed(&theirs));
     Ok(())
 }

@@ -5,39 +5,39 @@ use kiln_compression::{Blocks, Calibrator, Granularity, QuantizedWeight, Range, 
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
-const CASES: [&str; 7] = ["normal", "outliers", "zero_rows", "negative", "positive", "rectified", "small"];
+pub(crate) const CASES: [&str; 7] = ["normal", "outliers", "zero_rows", "negative", "positive", "rectified", "small"];
 
-struct Reference(Vec<u8>);
+pub(crate) struct Reference(Vec<u8>);
 
 impl Reference {
-    fn load() -> Self {
+    pub(crate) fn load() -> Self {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/compression/quantize.safetensors");
         Self(std::fs::read(path).expect("the reference"))
     }
 
-    fn bytes(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
         let file = SafeTensors::deserialize(&self.0).expect("a file of safetensors");
         file.tensor(name).expect(name).data().to_vec()
     }
 
-    fn floats(&self, name: &str) -> Vec<f32> {
+    pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
         bytemuck::pod_collect_to_vec(&self.bytes(name))
     }
 }
 
-fn close(found: &[f32], expected: &[f32], scale: f32) {
+pub(crate) fn close(found: &[f32], expected: &[f32], scale: f32) {
     assert_eq!(found.len(), expected.len());
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         assert!((found - expected).abs() <= 1e-6 * scale, "{index}: {found}, expected {expected}");
     }
 }
 
-fn largest(values: &[f32]) -> f32 {
+pub(crate) fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |most, value| most.max(value.abs()))
 }
 
 /// `[rows, columns]` as `[columns, rows]`.
-fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+pub(crate) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
     (0..columns).flat_map(|column| values.iter().skip(column).step_by(columns).copied()).collect()
 }
 
