@@ -1,4 +1,9 @@
 //! Models that are made smaller while they train: what is attached to their parameters, and edits between steps, are part of a run.
+#![allow(
+    clippy::ptr_arg,
+    clippy::print_stdout,
+    reason = "a loss gets the batch of its task; what was measured is printed"
+)]
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -351,10 +356,8 @@ fn same_under_plans<M: Module + 'static>(
 fn recomputed_blocks_have_the_bits_of_plain_ones_input_ranges_included() {
     let _turn = turn();
     let blocks = resnet(false).blocks().len();
-    for smaller in [qat().pruned()] {
-        let init = |device: &Device| resnet_config(false).init(device).unwrap();
-        same_under_plans("ResNet", &init, resnet_loss, &smaller, blocks);
-    }
+    let init = |device: &Device| resnet_config(false).init(device).unwrap();
+    same_under_plans("ResNet", &init, resnet_loss, &qat().pruned(), blocks);
     let blocks = gpt(false, 0.2).blocks().len();
     for smaller in [Smaller { dora: true, ..lora() }, nested(&["c_attn", "c_proj", "c_fc"])] {
         let init = |device: &Device| gpt_config(false, 0.2).init(device).unwrap();
