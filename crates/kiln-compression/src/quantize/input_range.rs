@@ -19,14 +19,12 @@ use crate::place::Place;
 /// range stays. A range that was never set leaves inputs as they are. A batch with a number that is not finite moves nothing.
 ///
 /// Clones of a module share the range, as they share batch-norm's statistics; `valid` makes a range of its own. Batches that several
-/// threads run at once are averaged. A batch that comes twice in a row, as where a segment is recomputed in the backward pass, is told by
-/// the mean magnitude of its elements, and moves the range once: both passes see the same values. As with batch-norm's statistics, a
-/// record has the last batch only after `valid` or [`input_ranges`] was called.
+/// threads run at once are averaged. As with batch-norm's statistics, a segment that is recomputed must run on a range of its own, as that
+/// of `valid`, and a record has the last batch only after `valid` or [`input_ranges`] was called.
 #[derive(Module, Debug)]
 pub struct InputRange {
-    /// `[3]`: the two ends, which are +∞ and -∞ before the first batch, and the mean magnitude of the last batch. They are one tensor, so
-    /// that threads never see one of them without the others.
-    running: RunningState<Tensor<1>>,
+    /// `[2]`: the two ends, which are +∞ and -∞ before the first batch. They are one tensor, so that threads never see one without the other.
+    running_range: RunningState<Tensor<1>>,
     observing: Param<Flag>,
     momentum: f64,
     #[module(skip)]
@@ -34,16 +32,13 @@ pub struct InputRange {
 }
 
 /// The field of [`InputRange`] with the range, and its type, as visitors see them.
-const PLACE: (&str, &str) = ("running", "InputRange");
-
-/// No batch has this mean magnitude.
-const NO_BATCH: f32 = -1.0;
+const PLACE: (&str, &str) = ("running_range", "InputRange");
 
 impl InputRange {
     pub(super) fn new(path: &str, momentum: f64, device: &Device) -> Self {
-        let unset = Tensor::from_data([f32::INFINITY, f32::NEG_INFINITY, NO_BATCH], (device, DType::F32));
+        let unset = Tensor::from_data([f32::INFINITY, f32::NEG_INFINITY], (device, DType::F32));
         let observing = Param::from_bool(true);
-        Self { running: RunningState::new(unset), observing, momentum, path: path.into() }
+        Self { running_range: RunningState::new(unset), observing, momentum, path: path.into() }
     }
 
     /// The elements `x` of an input, brought to the nearest of 256 values. The gradient passes where an element is in the range, and is
@@ -56,23 +51,20 @@ impl InputRange {
         fake_quantize_affine(x, values, range.clone().narrow(0, 0, 1), range.narrow(0, 1, 1)).cast(dtype)
     }
 
-    /// The state after a batch with these elements.
+    /// The range after a batch with these elements.
     fn moved(&self, values: &Tensor<1>) -> Tensor<1> {
-        let state = self.running.value_sync();
+        let before = self.running_range.value_sync();
         let learns = values.device().is_autodiff() && self.observing.is_enabled() && self.momentum > 0.0;
         if !learns || values.dims() == [0] {
-            return state;
+            return before;
         }
-        let batch = values.clone().abs().mean();
         let now = Tensor::cat(vec![values.clone().min(), values.clone().max()], 0);
-        let [ends, last] = [state.clone().narrow(0, 0, 2), state.clone().narrow(0, 2, 1)];
-        let unset = ends.clone().narrow(0, 0, 1).greater(ends.clone().narrow(0, 1, 1));
-        let stays = batch.clone().equal(last).bool_or(batch.clone().is_finite().bool_not());
-        let moved = ends.clone() + (now.clone() - ends.clone()) * self.momentum;
-        let moved = moved.mask_where(unset.expand([2]), now).mask_where(stays.expand([2]), ends);
-        let state = Tensor::cat(vec![moved, batch], 0);
-        self.running.update(state.clone());
-        state
+        let unset = before.clone().narrow(0, 0, 1).greater(before.clone().narrow(0, 1, 1));
+        let not_finite = values.clone().abs().mean().is_finite().bool_not();
+        let moved = before.clone() + (now.clone() - before.clone()) * self.momentum;
+        let moved = moved.mask_where(unset.expand([2]), now).mask_where(not_finite.expand([2]), before);
+        self.running_range.update(moved.clone());
+        moved
     }
 }
 
@@ -248,7 +240,7 @@ pub fn input_ranges(model: &impl Module) -> BTreeMap<String, Range> {
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if (self.place.field(), self.place.kind()) == PLACE
-                && let [low, high, _] = param.val().into_data().iter::<f32>().collect::<Vec<_>>()[..]
+                && let [low, high] = param.val().into_data().iter::<f32>().collect::<Vec<_>>()[..]
                 && low <= high
             {
                 self.found.insert(self.place.parameter(), Range { low, high });
@@ -286,9 +278,8 @@ pub fn set_input_ranges<M: Module>(model: M, ranges: &BTreeMap<String, Range>) -
             let range = self.ranges.get(&path).copied();
             self.found.insert(path);
             match range {
-                Some(Range { low, high }) => param.map(|old| {
-                    Tensor::<1>::from_data([low, high, NO_BATCH], (&old.device(), DType::F32)).reshape(old.shape())
-                }),
+                Some(Range { low, high }) => param
+                    .map(|old| Tensor::<1>::from_data([low, high], (&old.device(), DType::F32)).reshape(old.shape())),
                 None => param,
             }
         }
