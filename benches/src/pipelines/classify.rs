@@ -48,6 +48,10 @@ impl Task for Classify {
         self.end(pass.model(), x, labels)
     }
 
+    fn resident_bytes(&self) -> u64 {
+        self.teacher.as_ref().map_or(0, Tutor::bytes)
+    }
+
     fn metrics(&self, pass: &Pass<'_, Classifier>, batch: &ImageBatch) -> Metrics {
         let (images_bchw, labels_b) = batch.to_device(&self.normalize, pass.device());
         let logits_bc = pass.model().forward(images_bchw).cast(DType::F32);

@@ -41,6 +41,10 @@ impl Task for NextToken {
         self.end(pass.model(), x_btc, targets)
     }
 
+    fn resident_bytes(&self) -> u64 {
+        self.teacher.as_ref().map_or(0, Tutor::bytes)
+    }
+
     fn metrics(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Metrics {
         let (inputs_bt, targets_bt) = batch.to_device(pass.device());
         let mean = pass.model().loss(pass.model().features(inputs_bt), targets_bt);

@@ -47,6 +47,11 @@ impl<M: SafetensorsModel> Tutor<M> {
         Ok(Self { init: Box::new(init), model, device, loss, share: *share })
     }
 
+    /// Bytes of its parameters and running statistics, in f32.
+    pub(super) fn bytes(&self) -> u64 {
+        4 * self.model.num_params() as u64
+    }
+
     /// The model on a device of steps, without gradients. The device that steps are recorded on gets one with other weights.
     pub(super) fn on(&self, device: &Device) -> M {
         match *device == self.device {

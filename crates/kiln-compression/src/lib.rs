@@ -1,5 +1,29 @@
 //! Smaller models for any burn module: quantisation, pruning, distillation, low-rank adapters.
 //!
+//! - [`quantize`]: weights in 2 to 8 bits with a scale for each channel or block; [`assign_bits`] mixes bits under a byte budget,
+//!   [`calibrate`] finds the ranges of inputs. [`FakeQuantizer`] trains a model for its integers.
+//! - [`Masks`], [`prune`], [`Gradual`]: weights that are left out. [`Channels`], [`shrink`]: channels that are removed.
+//! - [`DistillationLoss`], [`FeatureMatching`], [`TeacherCache`]: a small model learns from a large one.
+//! - [`LowRank`], [`Adapters`]: LoRA and DoRA with peft's files.
+//! - [`Nest`]: several of them on one parameter.
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::LinearConfig;
+//! use burn::tensor::Device;
+//! use kiln_compression::{Masks, Pruning, Quantization, bake, prune, quantize};
+//!
+//! let model = LinearConfig::new(64, 64).init(&Device::flex());
+//! let masks = Masks::of(&model);
+//! let pruned = bake(prune(model.apply_reparameterization(masks), &Pruning::magnitude(0.5))?);
+//! let integers = quantize(&pruned, &Quantization::bits(8))?;
+//! let bytes = integers.bytes(&pruned)?;
+//! assert!(bytes.after < bytes.before / 3);
+//! # Ok::<(), kiln_compression::Error>(())
+//! ```
+//!
+//! The guide is `docs/compression.md`.
+//!
 //! *Architecture invariant*: this crate knows no data, no training loop and no architecture. It sees modules, their parameters by
 //! path, and closures.
 
@@ -30,3 +54,7 @@ pub use quantize::{
     RangeMethod, WeightError, WeightRange, assign_bits, bit_choices, calibrate, check_scheme, fold_batch_norm,
     input_map, input_ranges, quantize, set_input_ranges, simulate_input, unsimulated,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/compression.md")]
+struct Guide;

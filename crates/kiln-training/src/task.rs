@@ -31,6 +31,12 @@ pub trait Task {
         Metrics::new().with("loss", Metric::mean(self.loss(pass, batch) * count as f64, count))
     }
 
+    /// Bytes that the task itself keeps on the device as long as it trains, as the parameters of a teacher; 0 by default. They count in the
+    /// prediction of a step.
+    fn resident_bytes(&self) -> u64 {
+        0
+    }
+
     /// Names and values of the metrics of `model` on all batches of `data`: by default the sums of [`metrics`](Self::metrics), with at most
     /// `at_once` samples of a batch on the device, fewer when memory runs out. A task of which a metric is not a sum over batches computes
     /// its metrics here, as one that [puts tiles together](crate::TilePredictor).

@@ -120,9 +120,9 @@ pub(crate) struct CompressDistill {
     #[arg(long, value_name = "N")]
     pub(crate) width: Option<f64>,
     /// Divides the logits of both models before they are compared
-    #[arg(long, value_name = "T", default_value_t = 4.0)]
+    #[arg(long, value_name = "T", default_value_t = 1.5)]
     pub(crate) temperature: f64,
     /// Share of the loss that compares with the teacher; the rest compares with the labels
-    #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.7)]
     pub(crate) share: f64,
 }

@@ -10,10 +10,10 @@ pub(crate) struct TeacherArgs {
     /// Learn from the outputs of this model as well: a run directory, or one of its checkpoints
     #[arg(long, value_name = "CHECKPOINT")]
     pub(crate) teacher: Option<PathBuf>,
-    /// With --teacher: divides the logits of both models before they are compared [default: 4]
+    /// With --teacher: divides the logits of both models before they are compared [default: 1.5]
     #[arg(long, value_name = "T", requires = "teacher")]
     pub(crate) temperature: Option<f64>,
-    /// With --teacher: share of the loss that compares with the teacher; the rest compares with the data [default: 0.9]
+    /// With --teacher: share of the loss that compares with the teacher; the rest compares with the data [default: 0.7]
     #[arg(long, value_name = "SHARE", requires = "teacher")]
     pub(crate) teacher_share: Option<f64>,
 }

@@ -22,8 +22,8 @@ impl TeacherArgs {
         let Some(teacher) = &self.teacher else { return };
         let table = Table::from_iter([
             ("checkpoint".to_owned(), Value::from(absolute(teacher))),
-            ("temperature".to_owned(), Value::from(self.temperature.unwrap_or(4.0))),
-            ("share".to_owned(), Value::from(self.teacher_share.unwrap_or(0.9))),
+            ("temperature".to_owned(), Value::from(self.temperature.unwrap_or(1.5))),
+            ("share".to_owned(), Value::from(self.teacher_share.unwrap_or(0.7))),
         ]);
         overlay.set("compression", "teacher", Some(table));
     }

@@ -349,10 +349,11 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             let build = |device: &Device| (self.attach)((self.init)(device)?, &policy).map(|(model, _)| model);
             steps.push((precision, RecordedStep::of(&self.task, &kind, sample, &build, &self.optimizer)?));
         }
-        let profile = match profile.kernels {
+        let mut profile = match profile.kernels {
             Kernels::Flex => profile.clone().with_loader_bytes(self.loader_bytes),
             Kernels::Cube => profile.clone(),
         };
+        profile.fixed_bytes += self.task.resident_bytes();
         let transfer = (profile.kernels == Kernels::Cube).then_some(TRANSFER);
         let sliced_profile = match profile.kernels {
             Kernels::Flex => {
@@ -436,7 +437,11 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         device.seed(self.seed);
         let model = (self.init)(&device)?;
         // A card's context and kernels are no pages of its pools.
-        let beside = if on_heap { 0 } else { planner.as_ref().map_or(0, |planner| planner.profile.fixed_bytes) };
+        let beside = if on_heap {
+            0
+        } else {
+            planner.as_ref().map_or(0, |planner| planner.profile.fixed_bytes - self.task.resident_bytes())
+        };
         let of_step = limit.map(|limit| limit.saturating_sub(beside));
         let watch = Watch::new(plain, meter.clone(), of_step, self.guard.take());
         let mut run = ModelState::new(model, &self.attach, &self.optimizer, self.seed, settings)?;
