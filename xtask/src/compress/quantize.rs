@@ -25,7 +25,7 @@ use serde_json::{Map, Value, json};
 use super::family::{Family, model_of, source, with_settings};
 use super::page::Page;
 use super::trained::{Before, before, metric_of};
-use super::written;
+use super::write::written;
 use crate::cli::CompressQuantize;
 use crate::train::directory::RunDirectory;
 

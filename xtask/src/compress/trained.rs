@@ -13,7 +13,7 @@ use kiln_training::evaluate;
 
 use super::family::{Family, check_data, model_of, source, with_settings};
 use super::page::Page;
-use super::written;
+use super::write::written;
 use crate::cli::{CompressArgs, CompressDistill, CompressPrune, CompressShrink, RunArgs};
 use crate::train::drive;
 
@@ -40,8 +40,11 @@ pub(super) struct Before<S: Family> {
     batches: usize,
 }
 
+/// A run that was opened, and its task and data.
+pub(super) type Opened<S> = (Before<S>, Run<<S as Family>::Task, S>);
+
 /// Opens a run, and measures its model.
-pub(super) fn before<S: Family>(settings: S, arguments: &CompressArgs) -> Result<(Before<S>, Run<S::Task, S>)> {
+pub(super) fn before<S: Family>(settings: S, arguments: &CompressArgs) -> Result<Opened<S>> {
     let (run, device) = settings.clone().into_run()?;
     check_data(&run, &arguments.run)?;
     let model = model_of(&settings, arguments, true, &device)?;
