@@ -65,9 +65,6 @@ pub struct LoraSettings {
     /// Whether the magnitude of each output is trained by itself.
     #[serde(default)]
     pub dora: bool,
-    /// Whether the frozen weights are kept in 8 bits.
-    #[serde(default)]
-    pub base_8bit: bool,
 }
 
 /// Quantisation-aware training.

@@ -50,6 +50,10 @@ where
             None => tracing::info!("no checkpoint in {} yet; starting over", directory.path().display()),
         }
     }
+    if arguments.resume.is_none() && setup.settings.compression().is_some() {
+        // A run that is killed before its next checkpoint goes on from the weights that it began with.
+        trainer.save()?;
+    }
     let at = trainer.state().step;
     tracing::info!(
         "{}: {} parameters, {} samples, {total} steps on {}; writing to {}",

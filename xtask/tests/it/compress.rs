@@ -87,6 +87,12 @@ fn a_classifier_is_made_smaller_in_every_way() {
             results(at, &["eval", "classify", "--checkpoint", directory])["test_accuracy"]
         );
     }
+    // A run that was killed before its first step goes on from the weights that it began with.
+    let finished = fs::read(at.join("pruned/model.safetensors")).unwrap();
+    fs::remove_dir_all(at.join("pruned/checkpoints/step-00000006")).unwrap();
+    let resumed = output(at, &["train", "classify", "--resume", "pruned"]);
+    assert!(stderr(&resumed).contains("step-00000000"), "{}", stderr(&resumed));
+    assert!(fs::read(at.join("pruned/model.safetensors")).unwrap() == finished);
     // A smaller model is a run like any other: it can be made smaller again, and it has come to its end.
     let twice = results(at, &["compress", "quantize", "shrunk", "--out", "twice"]);
     check_evaluation(at, "classify", "twice", "test_accuracy", &twice);
