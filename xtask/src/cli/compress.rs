@@ -32,7 +32,7 @@ pub(crate) struct CompressArgs {
     /// flex (the CPU), or cuda:N [default: flex]
     #[arg(long)]
     pub(crate) device: Option<String>,
-    /// Passes over the data to train
+    /// Passes over the data to train [default: 6 to prune, 10 to shrink, those of the run for a student, none to quantize]
     #[arg(long, value_name = "N")]
     pub(crate) epochs: Option<u32>,
     /// Steps to train at most
@@ -74,7 +74,7 @@ pub(crate) struct CompressQuantize {
     /// Bytes that all weights may take, as in 200KiB: each layer gets the bits, up to --bits, with which the error of all is least
     #[arg(long, value_name = "BYTES")]
     pub(crate) budget: Option<String>,
-    /// Leave these parameters as they are: names of layers, or ends of their paths
+    /// Leave these parameters as they are: their paths, or those of modules around them, as layer1
     #[arg(long, value_name = "PATH")]
     pub(crate) skip: Vec<String>,
 }
@@ -92,7 +92,7 @@ pub(crate) struct CompressPrune {
     /// Leave N of M weights in a row, as in 2:4, in place of --sparsity
     #[arg(long, value_name = "N:M", conflicts_with_all = ["sparsity", "per_layer"])]
     pub(crate) pattern: Option<String>,
-    /// Leave these parameters whole: paths of layers
+    /// Leave these parameters whole: their paths, or those of modules around them, as layer1
     #[arg(long, value_name = "PATH")]
     pub(crate) skip: Vec<String>,
 }
