@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::pipelines::InitError;
+
 /// A mistake in how the program was called, as opposed to a failure while it ran.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -9,18 +11,28 @@ pub struct Usage(pub String);
 
 /// 2 for a mistake in the call or the configuration, 1 for any other failure.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
-    let mistake = error.chain().any(|cause| {
-        cause.is::<Usage>()
-            || matches!(cause.downcast_ref(), Some(kiln_data::Error::InvalidSetting { .. }))
-            || matches!(cause.downcast_ref(), Some(kiln_training::Error::InvalidSetting { .. }))
-            || matches!(
-                cause.downcast_ref(),
-                Some(
-                    kiln_models::Error::InvalidConfig { .. }
-                        | kiln_models::Error::InvalidInput { .. }
-                        | kiln_models::Error::UnknownModel { .. }
-                )
-            )
-    });
-    ExitCode::from(if mistake { 2 } else { 1 })
+    ExitCode::from(if error.chain().any(is_mistake) { 2 } else { 1 })
+}
+
+fn is_mistake(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.is::<Usage>()
+        || matches!(cause.downcast_ref(), Some(kiln_data::Error::InvalidSetting { .. }))
+        || matches!(cause.downcast_ref(), Some(kiln_training::Error::InvalidSetting { .. }))
+        || cause.downcast_ref().is_some_and(of_model)
+        || cause.downcast_ref().is_some_and(of_compression)
+        || match cause.downcast_ref() {
+            Some(InitError::Model(error)) => of_model(error),
+            Some(InitError::Compression(error)) => of_compression(error),
+            _ => false,
+        }
+}
+
+fn of_model(error: &kiln_models::Error) -> bool {
+    use kiln_models::Error::{InvalidConfig, InvalidInput, UnknownModel};
+    matches!(error, InvalidConfig { .. } | InvalidInput { .. } | UnknownModel { .. })
+}
+
+fn of_compression(error: &kiln_compression::Error) -> bool {
+    use kiln_compression::Error::{BudgetTooSmall, InvalidSetting, UnknownParameter};
+    matches!(error, InvalidSetting { .. } | UnknownParameter { .. } | BudgetTooSmall { .. })
 }
