@@ -6,7 +6,7 @@ use kiln_recovery::Patience;
 use kiln_training::{MemoryBudget, OptimizerConfig, Trainer};
 
 use crate::run::device;
-use crate::sim::{Card, with_cards};
+use crate::sim::{Card, with_tries};
 use crate::support::Watched;
 use crate::tasks::{Case, Residual, Text};
 
@@ -17,6 +17,8 @@ const BUDGETS: [&str; 3] = ["700", "400", "300"];
 /// How far CubeCL's pages may go beyond the budget: in the first step, while they grow to the largest tensor and the old ones are emptied,
 /// and in an attempt that is then tried smaller.
 const TRANSIENT: [f64; 2] = [1.5, 1.2];
+/// Processes of which one must stay within these bounds.
+const TRIES: usize = 6;
 
 fn within<C: Case>(card: &Card, case: &C, optimizer: OptimizerConfig, budget: &str) {
     let budget = budget.parse::<u64>().unwrap() * MIB;
@@ -52,7 +54,7 @@ fn within<C: Case>(card: &Card, case: &C, optimizer: OptimizerConfig, budget: &s
 
 #[test]
 fn of_a_gpt() {
-    with_cards(&[], &BUDGETS, |card, budget| {
+    with_tries(TRIES, &[], &BUDGETS, |card, budget| {
         let config = GptConfig { vocab: 4096, context: 256, layers: 6, heads: 6, width: 384, dropout: 0.0, lean: true };
         within(card, &Text { samples: 16, config }, OptimizerConfig::adamw(), budget);
     });
@@ -60,7 +62,7 @@ fn of_a_gpt() {
 
 #[test]
 fn of_a_resnet() {
-    with_cards(&[], &BUDGETS, |card, budget| {
+    with_tries(TRIES, &[], &BUDGETS, |card, budget| {
         let config = ResNetConfig::resnet18(100).with_stem(Stem::Cifar);
         within(card, &Residual { samples: 64, side: 32, config }, OptimizerConfig::sgd(), budget);
     });
