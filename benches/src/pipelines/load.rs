@@ -45,16 +45,39 @@ pub fn load_any<M: SafetensorsModel>(model: M, path: &Path) -> Result<M> {
     }
 }
 
+/// `model` in the shapes that its compression says.
+fn shaped<M: Module>(model: M, compression: Option<&CompressionSettings>) -> Result<M, kiln_compression::Error> {
+    match compression.and_then(|compression| compression.shapes.as_ref()) {
+        Some(shapes) => reshape_like(model, shapes),
+        None => Ok(model),
+    }
+}
+
+/// Whether a directory holds the integers of a model that was quantised as it was, without a checkpoint to go on from.
+///
+/// # Errors
+/// A directory of checkpoints that cannot be listed.
+pub fn is_untrained(directory: &Path) -> Result<bool> {
+    let quantized = directory.join(QUANTIZED).is_file();
+    Ok(quantized && Checkpoints::new(directory.join(CHECKPOINTS), 1)?.newest()?.is_none())
+}
+
+/// The settings file of the run that a checkpoint belongs to: beside or above it.
+pub fn settings_beside(checkpoint: &Path) -> Option<PathBuf> {
+    let folders = checkpoint.ancestors().take(3); // the run, or the run above checkpoints/step-N
+    folders.map(|folder| folder.join("config.toml")).find(|file| file.is_file())
+}
+
 /// The same as a plain model: what `compression` attached in the run that `path` belongs to is merged into the weights. A safetensors file
 /// is plain already.
 ///
 /// # Errors
 /// Those of [`load_any`], and a compression that does not fit the model.
 pub fn load_merged<M: SafetensorsModel>(plain: M, compression: Option<&CompressionSettings>, path: &Path) -> Result<M> {
-    let shaped = match compression.and_then(|compression| compression.shapes.as_ref()) {
-        Some(shapes) => reshape_like(plain, shapes)?,
-        None => plain,
-    };
+    let shaped = shaped(plain, compression)?;
+    if is_untrained(path)? {
+        return Ok(QuantizedModel::load(path.join(QUANTIZED), shaped)?.0);
+    }
     match compression.filter(|compression| compression.attaches()) {
         Some(compression) if checkpoint_of(path)?.is_some() => {
             let attached = load_any(compression.attach(shaped, &Policy::default())?, path)?;
@@ -76,10 +99,7 @@ pub fn load_to_evaluate<M: SafetensorsModel>(
     path: &Path,
 ) -> Result<M> {
     let Some(compression) = compression else { return Ok(policy.autocast(load_any(plain, path)?)?) };
-    let shaped = match &compression.shapes {
-        Some(shapes) => reshape_like(plain, shapes)?,
-        None => plain,
-    };
+    let shaped = shaped(plain, Some(compression))?;
     let quantized = path.join(QUANTIZED);
     if quantized.is_file() {
         return integers(&quantized, shaped, policy, &path.join(INPUT_RANGES));
@@ -145,10 +165,7 @@ pub(super) fn begun<M: SafetensorsModel>(
     device: &Device,
 ) -> Result<M, InitError> {
     let Some(compression) = compression else { return Ok(model) };
-    let model = match &compression.shapes {
-        Some(shapes) => reshape_like(model, shapes)?,
-        None => model,
-    };
+    let model = shaped(model, Some(compression))?;
     match &compression.weights {
         Some(path) if device.clone().inner() != Device::capture() => {
             load_any(model, path).map_err(|error| InitError::Weights(format!("{error:#}")))

@@ -22,7 +22,10 @@ pub use classify::{
 pub use compression::{
     Attached, CompressionSettings, LoraSettings, PruneSettings, QuantizeSettings, TeacherSettings, simulate_inputs,
 };
-pub use load::{CHECKPOINTS, INPUT_RANGES, InitError, QUANTIZED, load_any, load_merged, load_to_evaluate};
+pub use load::{
+    CHECKPOINTS, INPUT_RANGES, InitError, QUANTIZED, is_untrained, load_any, load_merged, load_to_evaluate,
+    settings_beside,
+};
 pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, recipe as next_token_recipe};
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
 pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup, WriteInto};

@@ -77,6 +77,9 @@ pub trait PipelineSettings: serde::Serialize {
     /// The learning rate.
     fn schedule(&self) -> ScheduleConfig;
 
+    /// The same, to be changed before the run starts.
+    fn schedule_mut(&mut self) -> &mut ScheduleConfig;
+
     /// How the model is made smaller, if it is.
     fn compression(&self) -> Option<&CompressionSettings>;
 
@@ -111,6 +114,10 @@ macro_rules! settings {
 
             fn schedule(&self) -> ScheduleConfig {
                 self.schedule
+            }
+
+            fn schedule_mut(&mut self) -> &mut ScheduleConfig {
+                &mut self.schedule
             }
         }
     )*};

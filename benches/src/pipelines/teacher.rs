@@ -9,7 +9,7 @@ use kiln_models::SafetensorsModel;
 use serde::de::DeserializeOwned;
 
 use super::compression::{CompressionSettings, TeacherSettings};
-use super::load::load_merged;
+use super::load::{load_merged, settings_beside};
 use crate::usage::Usage;
 
 type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error> + Send + Sync>;
@@ -63,9 +63,7 @@ impl<M: SafetensorsModel> Tutor<M> {
 
 /// The settings of the run that a checkpoint belongs to: of the directory around it.
 pub(super) fn settings_of<S: DeserializeOwned>(checkpoint: &Path) -> Result<S> {
-    let folders = checkpoint.ancestors().take(3); // the run, or the run above checkpoints/step-N
-    let file = folders.map(|folder| folder.join("config.toml")).find(|file| file.is_file());
-    let file = file.with_context(|| {
+    let file = settings_beside(checkpoint).with_context(|| {
         format!(
             "no config.toml in or above '{}', expected a run directory or one of its checkpoints",
             checkpoint.display()

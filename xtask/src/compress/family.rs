@@ -22,8 +22,8 @@ pub(super) trait Family: PipelineSettings + DeserializeOwned + Clone + 'static {
     type Model: SafetensorsModel + 'static;
     type Task: Task<Model = Self::Model> + 'static;
 
-    /// The metric that says how good a model is, and whether more of it is better.
-    const METRIC: (&'static str, bool);
+    /// The metric that says how good a model is.
+    const METRIC: &'static str;
 
     /// The run of the settings, and its device.
     fn into_run(self) -> Result<(Run<Self::Task, Self>, Device)>;
@@ -34,10 +34,8 @@ pub(super) trait Family: PipelineSettings + DeserializeOwned + Clone + 'static {
     /// The same settings on kiln-layers' operations or burn's own.
     fn with_lean(self, lean: bool) -> Self;
 
+    /// How the smaller model is made.
     fn own_compression(&mut self) -> &mut CompressionSettings;
-
-    /// Raises the optimizer's highest learning rate to `rate`.
-    fn set_rate(&mut self, rate: f64);
 
     /// Runs `model` on an input of one sample, of zeros.
     fn forward_once(&self, model: &Self::Model, device: &Device);
@@ -55,7 +53,7 @@ impl Family for ClassifySettings {
     type Model = Classifier;
     type Task = benches::pipelines::Classify;
 
-    const METRIC: (&'static str, bool) = ("test_accuracy", true);
+    const METRIC: &'static str = "test_accuracy";
 
     fn into_run(self) -> Result<(Run<Self::Task, Self>, Device)> {
         let data = open_images(self.run.data.as_deref())?;
@@ -72,10 +70,6 @@ impl Family for ClassifySettings {
 
     fn own_compression(&mut self) -> &mut CompressionSettings {
         self.compression.get_or_insert_default()
-    }
-
-    fn set_rate(&mut self, rate: f64) {
-        self.schedule.peak = rate;
     }
 
     fn make_student(&mut self, model: Option<&str>, width: Option<f64>) -> Result<()> {
@@ -112,7 +106,7 @@ impl Family for GptSettings {
     type Model = Gpt;
     type Task = benches::pipelines::NextToken;
 
-    const METRIC: (&'static str, bool) = ("bits_per_byte", false);
+    const METRIC: &'static str = "bits_per_byte";
 
     fn into_run(self) -> Result<(Run<Self::Task, Self>, Device)> {
         next_token_run(self)
@@ -128,10 +122,6 @@ impl Family for GptSettings {
 
     fn own_compression(&mut self) -> &mut CompressionSettings {
         self.compression.get_or_insert_default()
-    }
-
-    fn set_rate(&mut self, rate: f64) {
-        self.schedule.peak = rate;
     }
 
     fn make_student(&mut self, model: Option<&str>, width: Option<f64>) -> Result<()> {

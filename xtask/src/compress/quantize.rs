@@ -7,16 +7,14 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use benches::atomic::replace;
 use benches::output::print_json;
-use benches::pipelines::{
-    Findings, INPUT_RANGES, QUANTIZED, QuantizeSettings, Run, WriteInto, load_to_evaluate, simulate_inputs,
-};
+use benches::pipelines::{Findings, INPUT_RANGES, QUANTIZED, QuantizeSettings, Run, load_to_evaluate, simulate_inputs};
 use benches::usage::Usage;
 use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_compression::{
-    FakeQuantizer, Granularity, Quantization, QuantizedModel, Range, RangeMethod, WeightRange, assign_bits,
-    bit_choices, calibrate, input_ranges, quantize, unsimulated,
+    ErrorReport, FakeQuantizer, Granularity, Quantization, QuantizedModel, Range, RangeMethod, WeightRange,
+    assign_bits, bit_choices, calibrate, input_ranges, quantize, unsimulated,
 };
 use kiln_precision::uncast;
 use kiln_training::{BatchSource, Pass, Task, evaluate};
@@ -101,17 +99,14 @@ fn calibrated<S: Family>(
         Some(QuantizeSettings { weights: weights.clone(), input_momentum: arguments.inputs.then_some(0.0) });
     let directory = RunDirectory::create(arguments.compress.out.as_deref(), probe.setup.name, &settings)?;
     directory.write_classes(&probe.setup.classes)?;
-    let outcome = Outcome::of::<S>(&integers, &before.model, ranges)?;
-    for write in outcome.files::<S>(&before.model, before.metric, None, arguments)? {
-        write(directory.path())?;
-    }
+    let outcome = Outcome::<S>::of(integers, before.model, ranges)?;
+    outcome.save(directory.path())?;
     let figures = outcome.evaluate(&settings, probe, &before.device, directory.path())?;
     let after = metric_of::<S>(&figures)?;
-    for write in outcome.files::<S>(&before.model, before.metric, Some(after), arguments)? {
-        write(directory.path())?;
-    }
-    tracing::info!("{}", integers.report(&before.model)?);
-    let (name, was) = (S::METRIC.0, before.metric);
+    let report = outcome.integers.report(&outcome.model)?;
+    tracing::info!("{report}");
+    written(outcome.page(&report, before.metric, after, &Shown::of(arguments)))(directory.path())?;
+    let (name, was) = (S::METRIC, before.metric);
     tracing::info!(
         "{name} {was:.4} becomes {after:.4}, {} become {}: {}",
         ByteSize(outcome.bytes[0]),
@@ -172,24 +167,23 @@ fn trained<S: Family>(
     let input_momentum = arguments.inputs.then_some(MOMENTUM);
     before.settings.own_compression().quantize = Some(QuantizeSettings { weights: weights.clone(), input_momentum });
     let (start, was, settings) = (before.model.clone(), before.metric, before.settings.clone());
-    let shown = Shown { bits: arguments.bits, block: arguments.block, inputs: arguments.inputs };
+    let shown = Shown::of(arguments);
     before.train(Some(start), &arguments.compress, move |model, device, _| {
         let plain = uncast(|| unsimulated(|| model.clone().materialize())).valid();
         let integers = quantize(&plain, &weights)?;
-        let outcome = Outcome::of::<S>(&integers, &plain, input_ranges(model))?;
+        let outcome = Outcome::<S>::of(integers, plain, input_ranges(model))?;
         let folder = tempfile::tempdir()?;
-        for write in outcome.files_of::<S>(&plain, was, None, &shown)? {
-            write(folder.path())?;
-        }
+        outcome.save(folder.path())?;
         let figures = outcome.evaluate(&settings, &probe, device, folder.path())?;
         let after = metric_of::<S>(&figures)?;
+        let page = outcome.page(&outcome.integers.report(&outcome.model)?, was, after, &shown);
         let mut found = vec![
-            (format!("{}_before", S::METRIC.0), was),
+            (format!("{}_before", S::METRIC), was),
             ("bytes_before".into(), outcome.bytes[0] as f64),
             ("bytes".into(), outcome.bytes[1] as f64),
         ];
         found.extend(figures.into_iter().map(|(name, value)| (name.to_owned(), value)));
-        let files = outcome.files_of::<S>(&plain, was, Some(after), &shown)?;
+        let files = vec![written(page), Box::new(move |directory: &Path| outcome.save(directory))];
         Ok(Findings { figures: found, files, ..Findings::default() })
     })
 }
@@ -201,24 +195,41 @@ struct Shown {
     inputs: bool,
 }
 
+impl Shown {
+    fn of(arguments: &CompressQuantize) -> Self {
+        Self { bits: arguments.bits, block: arguments.block, inputs: arguments.inputs }
+    }
+}
+
 /// A quantised model.
-struct Outcome {
+struct Outcome<S: Family> {
     integers: QuantizedModel,
+    /// The model that was quantised.
+    model: S::Model,
     ranges: BTreeMap<String, Range>,
     /// Of all parameters, before and after.
     bytes: [u64; 2],
 }
 
-impl Outcome {
-    fn of<S: Family>(integers: &QuantizedModel, model: &S::Model, ranges: BTreeMap<String, Range>) -> Result<Self> {
-        let bytes = integers.bytes(model)?;
+impl<S: Family> Outcome<S> {
+    fn of(integers: QuantizedModel, model: S::Model, ranges: BTreeMap<String, Range>) -> Result<Self> {
+        let bytes = integers.bytes(&model)?;
         // Two numbers for each range.
-        let of_ranges = 8 * ranges.len() as u64;
-        Ok(Self { integers: integers.clone(), ranges, bytes: [bytes.before, bytes.after + of_ranges] })
+        let bytes = [bytes.before, bytes.after + 8 * ranges.len() as u64];
+        Ok(Self { integers, model, ranges, bytes })
+    }
+
+    /// Writes the integers, and the ranges of inputs if there are any.
+    fn save(&self, directory: &Path) -> Result<()> {
+        self.integers.save(&self.model, directory.join(QUANTIZED))?;
+        match self.ranges.is_empty() {
+            true => Ok(()),
+            false => replace(&directory.join(INPUT_RANGES), &serde_json::to_vec_pretty(&self.ranges)?),
+        }
     }
 
     /// The metrics of the model in the files of `directory`.
-    fn evaluate<S: Family>(
+    fn evaluate(
         &self,
         settings: &S,
         probe: &Run<S::Task, S>,
@@ -230,41 +241,7 @@ impl Outcome {
         Ok(evaluate(&probe.task, &model, &probe.setup.data.test, device)?)
     }
 
-    fn files<S: Family>(
-        &self,
-        model: &S::Model,
-        was: f64,
-        after: Option<f64>,
-        arguments: &CompressQuantize,
-    ) -> Result<Vec<WriteInto>> {
-        let shown = Shown { bits: arguments.bits, block: arguments.block, inputs: arguments.inputs };
-        self.files_of::<S>(model, was, after, &shown)
-    }
-
-    /// Writes the integers, the ranges and, once the metric is known, the page.
-    fn files_of<S: Family>(
-        &self,
-        model: &S::Model,
-        was: f64,
-        after: Option<f64>,
-        shown: &Shown,
-    ) -> Result<Vec<WriteInto>> {
-        let (integers, model_of_file, ranges) = (self.integers.clone(), model.clone(), self.ranges.clone());
-        let mut files: Vec<WriteInto> = vec![Box::new(move |directory: &Path| {
-            integers.save(&model_of_file, directory.join(QUANTIZED))?;
-            match ranges.is_empty() {
-                true => Ok(()),
-                false => replace(&directory.join(INPUT_RANGES), &serde_json::to_vec_pretty(&ranges)?),
-            }
-        })];
-        if let Some(after) = after {
-            files.push(written(self.page::<S>(model, was, after, shown)?));
-        }
-        Ok(files)
-    }
-
-    fn page<S: Family>(&self, model: &S::Model, was: f64, after: f64, shown: &Shown) -> Result<Page> {
-        let report = self.integers.report(model)?;
+    fn page(&self, report: &ErrorReport, was: f64, after: f64, shown: &Shown) -> Page {
         let rows = report.weights.iter().map(|weight| {
             let ratio = weight.sqnr_db.map_or("exact".into(), |ratio| format!("{ratio:.1}"));
             let range = self.ranges.get(&weight.path);
@@ -280,10 +257,10 @@ impl Outcome {
             ]
         });
         let block = shown.block.map_or("an output channel".to_owned(), |block| format!("at most {block} values"));
-        Ok(Page {
+        Page {
             title: "Quantised model".into(),
             figures: vec![
-                [S::METRIC.0.into(), format!("{was:.4}"), format!("{after:.4}")],
+                [S::METRIC.into(), format!("{was:.4}"), format!("{after:.4}")],
                 ["bytes".into(), ByteSize(self.bytes[0]).to_string(), ByteSize(self.bytes[1]).to_string()],
             ],
             facts: vec![
@@ -293,6 +270,6 @@ impl Outcome {
             ],
             columns: vec!["weight", "bits", "signal to error, dB", "largest error", "bytes before", "bytes", "input"],
             rows: rows.collect(),
-        })
+        }
     }
 }

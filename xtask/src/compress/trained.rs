@@ -9,7 +9,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_compression::{ChannelPruning, Channels, Gradual, Scope, Shapes, reshape_like, shrink as shrunk, sparsity};
-use kiln_training::evaluate;
+use kiln_training::{Checkpointing, evaluate};
 
 use super::family::{Family, check_data, model_of, source, with_settings};
 use super::page::Page;
@@ -50,7 +50,7 @@ pub(super) fn before<S: Family>(settings: S, arguments: &CompressArgs) -> Result
     let model = model_of(&settings, arguments, true, &device)?;
     let metrics = evaluate(&run.task, &model, &run.setup.data.test, &device)?;
     let metric = metric_of::<S>(&metrics)?;
-    tracing::info!("{} of '{}': {metric:.4}", S::METRIC.0, arguments.run.display());
+    tracing::info!("{} of '{}': {metric:.4}", S::METRIC, arguments.run.display());
     let batches = S::batches(&run);
     // What was attached in the run is merged into its model.
     let source = settings.clone();
@@ -61,15 +61,15 @@ pub(super) fn before<S: Family>(settings: S, arguments: &CompressArgs) -> Result
 }
 
 pub(super) fn metric_of<S: Family>(metrics: &[(&'static str, f64)]) -> Result<f64> {
-    let name = S::METRIC.0;
+    let name = S::METRIC;
     metrics.iter().find(|(own, _)| *own == name).map(|(_, value)| *value).ok_or_else(|| anyhow!("there is no {name}"))
 }
 
 impl<S: Family> Before<S> {
     /// How long the model is trained on, and how fast.
     pub(super) fn set_length(&mut self, arguments: &CompressArgs, default_epochs: u64, rate: f64) -> Result<()> {
-        let peak = self.settings.schedule().peak;
-        self.settings.set_rate(arguments.learning_rate.unwrap_or(peak * rate));
+        let peak = &mut self.settings.schedule_mut().peak;
+        *peak = arguments.learning_rate.unwrap_or(*peak * rate);
         let memory = arguments.memory.clone().map(|text| text.try_into().map_err(|text: String| Usage(text)));
         let run = self.settings.run_mut();
         run.memory = memory.transpose()?;
@@ -157,7 +157,7 @@ fn prune_run<S: Family>(settings: S, arguments: &CompressPrune) -> Result<ExitCo
                 ["sparsity".into(), "0".into(), format!("{:.4}", sparsity.total())],
                 ["bytes, without zeros".into(), shown(dense), shown(bytes)],
             ],
-            facts: vec![(format!("{} before", S::METRIC.0), format!("{was:.4}"))],
+            facts: vec![(format!("{} before", S::METRIC), format!("{was:.4}"))],
             columns: vec!["layer", "weights", "left out", "share"],
             rows: sparsity
                 .layers
@@ -170,7 +170,7 @@ fn prune_run<S: Family>(settings: S, arguments: &CompressPrune) -> Result<ExitCo
         };
         Ok(Findings {
             figures: vec![
-                (format!("{}_before", S::METRIC.0), was),
+                (format!("{}_before", S::METRIC), was),
                 ("sparsity".into(), sparsity.total()),
                 ("bytes_before".into(), dense as f64),
                 ("bytes".into(), bytes as f64),
@@ -232,13 +232,13 @@ fn shrink_run<S: Family>(settings: S, arguments: &CompressShrink) -> Result<Exit
                 ["multiply-adds".into(), was_macs.to_string(), macs.to_string()],
                 ["bytes".into(), shown(dense), shown(bytes)],
             ],
-            facts: vec![(format!("{} before", S::METRIC.0), format!("{was:.4}"))],
+            facts: vec![(format!("{} before", S::METRIC), format!("{was:.4}"))],
             columns: vec!["weight", "before", "after"],
             rows: rows.clone(),
         };
         Ok(Findings {
             figures: vec![
-                (format!("{}_before", S::METRIC.0), was),
+                (format!("{}_before", S::METRIC), was),
                 ("multiply_adds_before".into(), was_macs as f64),
                 ("multiply_adds".into(), macs as f64),
                 ("bytes_before".into(), dense as f64),
@@ -263,6 +263,8 @@ fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<Ex
     if (compress.epochs, compress.max_steps) == (None, None) {
         before.settings.run_mut().max_steps = steps;
     }
+    // A plan is for the blocks of its own model.
+    before.settings.run_mut().checkpointing = Checkpointing::None;
     before.settings.make_student(arguments.model.as_deref(), arguments.width)?;
     let checkpoint = std::path::absolute(&compress.run)?;
     let teacher = TeacherSettings { checkpoint, temperature: arguments.temperature, share: arguments.share };
@@ -274,13 +276,13 @@ fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<Ex
         let page = Page {
             title: "A student and its teacher".into(),
             figures: vec![["bytes".into(), shown(dense), shown(bytes)]],
-            facts: vec![(format!("{} of the teacher", S::METRIC.0), format!("{was:.4}"))],
+            facts: vec![(format!("{} of the teacher", S::METRIC), format!("{was:.4}"))],
             columns: vec![],
             rows: vec![],
         };
         Ok(Findings {
             figures: vec![
-                (format!("{}_before", S::METRIC.0), was),
+                (format!("{}_before", S::METRIC), was),
                 ("bytes_before".into(), dense as f64),
                 ("bytes".into(), bytes as f64),
             ],

@@ -1,9 +1,7 @@
 //! The settings that a checkpoint belongs to.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::{Context, Result, bail};
-use benches::pipelines::RunSettings;
+use benches::pipelines::{RunSettings, settings_beside};
 use benches::usage::Usage;
 use serde::de::DeserializeOwned;
 
@@ -18,18 +16,13 @@ pub(super) fn settings<S: DeserializeOwned>(arguments: &EvalArgs) -> Result<S> {
     }
     let file = match &arguments.config {
         Some(file) => file.clone(),
-        None => around(checkpoint).with_context(|| {
+        None => settings_beside(checkpoint).with_context(|| {
             format!("no config.toml beside or above '{}', expected one, or --config", checkpoint.display())
         })?,
     };
     read(&file)?.try_into().map_err(|e: toml::de::Error| {
         Usage(format!("config '{}' is of another model or damaged: {}", file.display(), e.message())).into()
     })
-}
-
-pub(super) fn around(checkpoint: &Path) -> Option<PathBuf> {
-    let folders = checkpoint.ancestors().take(3); // the run, or the run above checkpoints/step-N
-    folders.map(|folder| folder.join("config.toml")).find(|file| file.is_file())
 }
 
 pub(super) fn apply(arguments: &EvalArgs, run: &mut RunSettings) {

@@ -12,7 +12,7 @@ use benches::device;
 use benches::output::print_json;
 use benches::pipelines::{
     ClassifySettings, GptSettings, PipelineSettings, check_against, classify, classify_test_loader, load_to_evaluate,
-    next_token, next_token_test_loader, open_images, open_text,
+    next_token, next_token_test_loader, open_images, open_text, settings_beside,
 };
 use burn::tensor::Device;
 use kiln_data::Loader;
@@ -20,7 +20,7 @@ use kiln_models::SafetensorsModel;
 use kiln_training::{Task, evaluate_in_parts};
 use serde_json::{Map, Value, json};
 
-use checkpoint::{apply, around, settings};
+use checkpoint::{apply, settings};
 
 use crate::cli::{Eval, EvalArgs};
 use crate::train::prepare::check_classes;
@@ -33,7 +33,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             let device = device::open(&settings.run.device)?;
             let data = open_images(settings.run.data.as_deref())?;
             check_against(&data.test, &settings)?;
-            if let Some(run) = around(&arguments.checkpoint).as_deref().and_then(Path::parent) {
+            if let Some(run) = settings_beside(&arguments.checkpoint).as_deref().and_then(Path::parent) {
                 check_classes(run, data.test.classes())?;
             }
             let (task, test) = (classify(&settings)?, classify_test_loader(data.test, &settings)?);

@@ -9,7 +9,7 @@ use benches::device;
 use benches::output::print_json;
 use benches::pipelines::{
     Scores, Segment, SegmentSettings, TileSettings, check_segment_images, largest_class, load_any, open_segments,
-    segment, segment_part, segment_test_loader,
+    segment, segment_part, segment_test_loader, settings_beside,
 };
 use benches::usage::Usage;
 use burn::tensor::Device;
@@ -19,7 +19,7 @@ use kiln_models::Unet;
 use kiln_training::{Error, Predicted};
 use serde_json::{Map, Value, json};
 
-use super::checkpoint::{apply, around, settings};
+use super::checkpoint::{apply, settings};
 use crate::cli::EvalSegment;
 use crate::train::prepare::check_classes;
 
@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &EvalSegment) -> Result<ExitCode> {
     if images.is_empty() {
         let settings = &predictor.settings;
         let data = open_segments(settings.run.data.as_deref(), Some(settings.model.classes))?;
-        if let Some(run) = around(&eval.checkpoint).as_deref().and_then(Path::parent) {
+        if let Some(run) = settings_beside(&eval.checkpoint).as_deref().and_then(Path::parent) {
             check_classes(run, &data.classes)?;
         }
         let TileSettings { size, overlap: [_, overlap], ignore, .. } = settings.tiles;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use anyhow::{Result, anyhow, bail};
 use benches::output::print_json;
-use benches::pipelines::{Findings, PipelineSettings, Run, Setup};
+use benches::pipelines::{Findings, PipelineSettings, Run, Setup, is_untrained};
 use benches::usage::Usage;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -34,6 +34,9 @@ where
     let finder = run.findings.take();
     let (mut trainer, setup) = start(run, device, arguments, &interrupt)?;
     let directory = match &arguments.resume {
+        Some(path) if is_untrained(path)? => {
+            bail!("'{}' holds a model that was quantised as it was: there is nothing to go on with", path.display())
+        }
         Some(path) => RunDirectory::existing(path),
         None => {
             let directory = RunDirectory::create(arguments.out.as_deref(), setup.name, &setup.settings)?;

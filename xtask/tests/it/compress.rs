@@ -96,6 +96,10 @@ fn a_classifier_is_made_smaller_in_every_way() {
     // A smaller model is a run like any other: it can be made smaller again, and it has come to its end.
     let twice = results(at, &["compress", "quantize", "shrunk", "--out", "twice"]);
     check_evaluation(at, "classify", "twice", "test_accuracy", &twice);
+    let thrice = results(at, &[&["compress", "prune", "q8", "--out", "thrice"], short].concat());
+    assert_eq!(thrice["finished"], true, "{thrice}");
+    let resumed = output(at, &["train", "classify", "--resume", "q8"]);
+    assert!(!resumed.status.success() && stderr(&resumed).contains("nothing to go on"), "{}", stderr(&resumed));
     for directory in ["pruned", "shrunk", "student", "q4"] {
         let resumed = output(at, &["train", "classify", "--resume", directory]);
         assert!(resumed.status.success(), "{directory}: {}", stderr(&resumed));

@@ -4,7 +4,7 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor, GradientCheckpointingStrategy};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use super::forward::{Attach, Inputs, Outputs, Parameters, Untracked};
@@ -46,35 +46,6 @@ impl Segment {
     }
 }
 
-/// Looks for running statistics: fields that are called so and take no gradient.
-#[derive(Default)]
-struct Statistics {
-    called_so: Vec<bool>,
-    found: bool,
-}
-
-impl Statistics {
-    fn are_in(module: &impl Module) -> bool {
-        let mut statistics = Self::default();
-        module.visit(&mut statistics);
-        statistics.found
-    }
-}
-
-impl ModuleVisitor for Statistics {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.called_so.push(name.starts_with("running_"));
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.called_so.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.found |= self.called_so.last() == Some(&true) && !param.is_require_grad();
-    }
-}
-
 /// Runs the first pass and adds an operation to the graph whose backward pass runs it again.
 pub(crate) fn record<B, C, M, I, O, F>(segment: Segment, module: &M, inputs: I, f: F) -> Result<O, Error>
 where
@@ -96,7 +67,7 @@ where
 
     // The copy shares storage with the parameters and refers to no graph. Its running statistics are its own, from before the first pass:
     // a layer may compute with them, as fake quantisation does with the range of its input.
-    let before = Statistics::are_in(module).then(|| module.valid());
+    let snapshot = module.valid();
     let seed = segment.draw();
     let outputs = {
         let inputs = inputs.clone().map(&mut Untracked);
@@ -112,7 +83,6 @@ where
 
     let saved = Saved::new(inputs, segment.offload);
     let saved = saved.map_err(|reason| Error::Offload { segment: segment.name.clone(), reason })?;
-    let snapshot = before.unwrap_or_else(|| module.valid());
     let (nodes, ids, expected) = (parameters.nodes, tracked.ids, seen.described);
     let (name, device, count) = (segment.name.clone(), segment.device().clone().inner(), expected.len());
     let replay = move |given: Vec<Option<FloatTensor<B>>>, outer: &mut Gradients| -> Result<(), Error> {
