@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Who may depend on whom. A technique crate (data, layers, precision, accumulation, checkpointing, memory, recovery)
 /// depends on no other crate of the workspace; kiln-training is the only library that sees two of them, and kiln-models is built of
 /// kiln-layers.
-const ALLOWED: [(&str, &[&str]); 15] = [
+const ALLOWED: [(&str, &[&str]); 16] = [
     ("kiln-accumulation", &[]),
     ("kiln-checkpointing", &[]),
     ("kiln-compression", &[]),
@@ -18,6 +18,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
     ("kiln-layers", &[]),
     ("kiln-memory", &[]),
     ("kiln-models", &["kiln-layers"]),
+    ("kiln-parallel", &[]),
     ("kiln-precision", &[]),
     ("kiln-recovery", &[]),
     (
@@ -29,6 +30,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
             "kiln-data",
             "kiln-layers",
             "kiln-memory",
+            "kiln-parallel",
             "kiln-precision",
             "kiln-recovery",
         ],
@@ -43,6 +45,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
             "kiln-layers",
             "kiln-memory",
             "kiln-models",
+            "kiln-parallel",
             "kiln-precision",
             "kiln-recovery",
             "kiln-training",
@@ -60,6 +63,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
             "kiln-data",
             "kiln-memory",
             "kiln-models",
+            "kiln-parallel",
             "kiln-precision",
             "kiln-recovery",
             "kiln-training",

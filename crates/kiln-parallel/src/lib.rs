@@ -1,0 +1,11 @@
+//! Training on several devices for any burn program: model stages, replicas, sharded optimizer state.
+//!
+//! *Architecture invariant*: this crate knows no model, no optimizer and no task. It sees modules, tensors, closures, and numbers of bytes
+//! and seconds.
+
+mod error;
+mod pipeline;
+mod reduce;
+mod schedule;
+
+pub use error::Error;

@@ -1,0 +1,1 @@
+//! Stages that run on threads of their own and hand tensors to each other.

@@ -1,0 +1,1 @@
+//! Sums over replicas, and what each replica owns of the optimizer state.
