@@ -1,7 +1,7 @@
 //! The errors of this crate.
 
 /// What can go wrong.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A setting that cannot be.
@@ -14,4 +14,64 @@ pub enum Error {
         /// What would be accepted.
         expected: &'static str,
     },
+    /// Some replicas did not join an operation within the time limit.
+    #[error("replica {rank} waited {seconds} s in {operation} for {}", listed(missing))]
+    Waited {
+        /// The replica that waited.
+        rank: usize,
+        /// The operation that it waited in.
+        operation: &'static str,
+        /// The replicas that did not come.
+        missing: Vec<usize>,
+        /// The time limit in seconds.
+        seconds: u64,
+    },
+    /// A replica left the group.
+    #[error("replica {rank} has left: {reason}")]
+    Left {
+        /// The replica that left.
+        rank: usize,
+        /// Why.
+        reason: String,
+    },
+    /// The group is broken by an earlier error.
+    #[error("the group of replicas has ended: {reason}")]
+    Broken {
+        /// The earlier error.
+        reason: String,
+    },
+    /// Replicas brought different operations or tensors of different lengths.
+    #[error("replica {rank} brought {found} to {operation}, expected {expected} as replica {first} did")]
+    Lengths {
+        /// The replica whose values do not fit.
+        rank: usize,
+        /// The operation.
+        operation: &'static str,
+        /// What it brought.
+        found: String,
+        /// The replica that it was compared with.
+        first: usize,
+        /// What that one brought.
+        expected: String,
+    },
+    /// A device or the network failed in an operation.
+    #[error("{operation} failed: {reason}")]
+    Transfer {
+        /// The operation.
+        operation: &'static str,
+        /// What the device or the network said.
+        reason: String,
+    },
+}
+
+/// "replica 2" or "replicas 1 and 3".
+fn listed(ranks: &[usize]) -> String {
+    match ranks {
+        [] => "no replica".into(),
+        [only] => format!("replica {only}"),
+        [before @ .., last] => {
+            let before: Vec<String> = before.iter().map(usize::to_string).collect();
+            format!("replicas {} and {last}", before.join(", "))
+        }
+    }
 }

@@ -9,3 +9,5 @@ mod reduce;
 mod schedule;
 
 pub use error::Error;
+pub use reduce::Communicator;
+pub use schedule::{Action, Schedule};

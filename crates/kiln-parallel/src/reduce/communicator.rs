@@ -1,0 +1,51 @@
+//! The operations that replicas take part in together.
+
+use std::fmt;
+
+use burn::tensor::Tensor;
+
+use crate::error::Error;
+
+/// Collective operations between the replicas of a model. All replicas call the same operations in the same order, each with the values of
+/// its own. All replicas get the same bits.
+///
+/// An operation that a replica does not join within the time limit ends with [`Error::Waited`] on the others, which names it. After an
+/// error the group is broken: every later operation of every replica ends with an error at once.
+///
+/// Tensors have one dimension, are f32, have no autodiff graph, and stay on the caller's device.
+pub trait Communicator: Send + Sync + fmt::Debug {
+    /// The number of this replica, counted from zero.
+    fn rank(&self) -> usize;
+
+    /// The number of replicas.
+    fn replicas(&self) -> usize;
+
+    /// The messages of all replicas, in the order of their ranks. Messages are small and may differ in length.
+    ///
+    /// # Errors
+    /// [`Error::Waited`], [`Error::Left`], [`Error::Broken`].
+    fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error>;
+
+    /// The sum of `values` over all replicas, added in the order of the ranks: `((v0 + v1) + v2) + ...`.
+    ///
+    /// # Errors
+    /// Those of [`exchange`](Self::exchange), and [`Error::Lengths`] for tensors of different lengths.
+    fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error>;
+
+    /// The part of the sum that belongs to this replica: `parts[r]` is what this replica adds to the part of replica `r`. Sums are added
+    /// in the order of the ranks. Parts may have different lengths, 0 included.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce).
+    fn reduce_scatter(&self, parts: Vec<Tensor<1>>) -> Result<Tensor<1>, Error>;
+
+    /// The values of all replicas, in the order of their ranks. `lengths[r]` is the length of what replica `r` brings.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce).
+    fn all_gather(&self, values: Tensor<1>, lengths: &[usize]) -> Result<Vec<Tensor<1>>, Error>;
+
+    /// Leaves the group for good, because of `reason`. The others learn of it at their next operation, which ends with [`Error::Left`]. Does
+    /// not wait for anyone.
+    fn leave(&self, reason: &str);
+}
