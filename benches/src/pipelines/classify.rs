@@ -180,7 +180,11 @@ fn loaders(
     let transform = Transform::training(images.size, images.min_area).with_random_erasing(images.erase);
     let mix = Mix::none().with_mixup(images.mixup).with_cutmix(images.cutmix);
     let (set, seed) = (decoded(data.train, settings), run.seed);
-    let config = run.loader(set.len()).with_order(Order::Shuffled { seed }).with_remainder(Remainder::Drop);
+    let config = run
+        .loader(set.len())
+        .with_order(Order::Shuffled { seed })
+        .with_replica(run.replica)
+        .with_remainder(Remainder::Drop);
     let mut train =
         ImageBatch::mixed_loader(set.clone(), transform, mix, seed, config.with_batch_size(run.batch_size))?;
     if run.device == "flex" {
@@ -279,7 +283,7 @@ pub fn run(
 ) -> Result<(Run<Classify, ClassifySettings>, Device)> {
     check_against(&data.train, &settings)?;
     settings.run.clamp(data.train.len());
-    let device = device::open(&settings.run.device)?;
+    let device = device::open(settings.run.own_device())?;
     let (model, compression) = (settings.model.clone(), settings.compression.clone());
     let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
     let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;

@@ -6,6 +6,7 @@ mod compression;
 mod load;
 mod model;
 mod next_token;
+mod parallel;
 mod run;
 mod segment;
 mod settings;
@@ -28,6 +29,7 @@ pub use load::{
 };
 pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, recipe as next_token_recipe};
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
+pub use parallel::{ParallelSettings, Places, Replicas};
 pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup, WriteInto};
 pub use segment::{
     ScoredRow, Scores, Segment, SegmentData, Tiles as SegmentTiles, check_images as check_segment_images,

@@ -145,7 +145,11 @@ pub fn open(settings: &GptSettings, tokenizer: &Tokenizer) -> Result<TrainTest<T
 /// Batches of a text's two parts.
 fn loaders(data: TrainTest<TextTokens>, run: &RunSettings) -> Result<TrainTest<Loader<TextBatch>>> {
     let (text, seed) = (data.train, run.seed);
-    let config = run.loader(text.len()).with_order(Order::Shuffled { seed }).with_remainder(Remainder::Drop);
+    let config = run
+        .loader(text.len())
+        .with_order(Order::Shuffled { seed })
+        .with_replica(run.replica)
+        .with_remainder(Remainder::Drop);
     let config = config.with_batch_size(run.batch_size);
     let train = TextBatch::loader(text, Some(seed), config)?;
     Ok(TrainTest { train, test: test_loader(data.test, run)? })
@@ -197,7 +201,7 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, De
     let (tokenizer, task) = next_token(&settings)?;
     let data = open(&settings, &tokenizer)?;
     settings.run.clamp(data.train.len());
-    let device = device::open(&settings.run.device)?;
+    let device = device::open(settings.run.own_device())?;
     let (model, compression) = (settings.model.clone(), settings.compression.clone());
     let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
     let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;

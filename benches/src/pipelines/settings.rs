@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use bytesize::ByteSize;
-use kiln_data::{BadSamples, LoaderConfig, Normalize, Quality, TokenizerKind};
+use kiln_data::{BadSamples, LoaderConfig, Normalize, Quality, Replica, TokenizerKind};
 use kiln_models::{ClassifierConfig, GptConfig, UnetConfig};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{Checkpointing, Every, MemoryBudget, OptimizerConfig, ScheduleConfig};
 use serde::{Deserialize, Serialize};
 
 use super::compression::CompressionSettings;
+use super::parallel::{ParallelSettings, Places, Replicas};
 
 /// Settings of every run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -58,6 +59,12 @@ pub struct RunSettings {
     pub save_every: u64,
     /// Checkpoints that are kept.
     pub keep: usize,
+    /// How the run is divided among devices.
+    #[serde(default, skip_serializing_if = "ParallelSettings::is_none")]
+    pub parallel: ParallelSettings,
+    /// The replica that this is.
+    #[serde(skip)]
+    pub replica: Replica,
 }
 
 fn fast() -> Quality {
@@ -92,6 +99,8 @@ impl RunSettings {
             evaluate_every: 0,
             save_every: 500,
             keep: 3,
+            parallel: ParallelSettings::default(),
+            replica: Replica::ALONE,
         }
     }
 
@@ -117,6 +126,15 @@ impl RunSettings {
             .with_prefetch((2 * self.workers).max(4))
             .with_budget(budget)
             .with_bad_samples(self.bad_samples)
+    }
+
+    /// The name of the device that this replica, or its first stage, computes on.
+    pub fn own_device(&self) -> &str {
+        match (&self.parallel.replicas, &self.parallel.stages) {
+            (Some(Replicas::Threads(places)), _) => places.device(self.replica.index(), &self.device),
+            (None, Some(stages @ Places::Devices(_))) => stages.device(0, &self.device),
+            _ => &self.device,
+        }
     }
 
     /// The precision that the model computes in. The models run their norms in f32.

@@ -54,6 +54,7 @@ mod running_statistics;
 mod share;
 mod split;
 mod weight;
+mod weighted_loss;
 mod window;
 
 pub use accumulator::Accumulator;
@@ -61,4 +62,5 @@ pub use error::Error;
 pub use running_statistics::RunningStatistics;
 pub use split::Split;
 pub use weight::Weight;
+pub use weighted_loss::WeightedLoss;
 pub use window::{Accumulated, Fed, Scaled, Unscaled, Window};

@@ -35,11 +35,25 @@ impl RunningStatistics {
     /// # Errors
     /// [`Error::Zero`] for a total of 0, [`Error::Unit`] and [`Error::Overfull`] for a weight that does not fit it.
     pub fn take(&mut self, model: &impl Module, weight: Weight, total: Weight) -> Result<(), Error> {
+        self.take_some(model, |_| true, weight, total)
+    }
+
+    /// The same for the statistics that `of` names, for a model of which one stage after the other works on a micro-batch.
+    ///
+    /// # Errors
+    /// Those of [`take`](Self::take).
+    pub fn take_some(
+        &mut self,
+        model: &impl Module,
+        of: impl Fn(ParamId) -> bool,
+        weight: Weight,
+        total: Weight,
+    ) -> Result<(), Error> {
         let share = share(weight, total, total)?;
         if self.before.is_empty() {
             return Ok(());
         }
-        for (id, value) in read(model) {
+        for (id, value) in read(model).into_iter().filter(|(id, _)| of(*id)) {
             let part = if share == 1.0 { value } else { value * share };
             let sum = match self.sum.remove(&id) {
                 Some(sum) => sum + part,
@@ -47,7 +61,25 @@ impl RunningStatistics {
             };
             self.sum.insert(id, sum);
         }
-        write(model, &self.before);
+        let restored = self.before.iter().filter(|(id, _)| of(**id)).map(|(id, value)| (*id, value.clone()));
+        write(model, &restored.collect());
+        Ok(())
+    }
+
+    /// Replaces the sums by what `sum` makes of them, for a batch that is divided among replicas. `sum` gets them in the order of `model`'s
+    /// fields; a statistic without a micro-batch is zeros.
+    ///
+    /// # Errors
+    /// Those of `sum`.
+    pub fn sum_over_replicas<E>(
+        &mut self,
+        model: &impl Module,
+        sum: impl FnOnce(Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>, E>,
+    ) -> Result<(), E> {
+        let ordered = || visit(model).into_iter();
+        let own = ordered().map(|(id, value)| self.sum.get(&id).cloned().unwrap_or_else(|| value.zeros_like()));
+        let sums = sum(own.collect())?;
+        self.sum = ordered().map(|(id, _)| id).zip(sums).collect();
         Ok(())
     }
 
@@ -92,10 +124,19 @@ impl Place {
 }
 
 fn read(model: &impl Module) -> HashMap<ParamId, Tensor<1>> {
+    if visit(model).is_empty() {
+        return HashMap::new();
+    }
+    settle(model);
+    visit(model).into_iter().collect()
+}
+
+/// The statistics in the order of the fields, without what threads have not merged yet.
+fn visit(model: &impl Module) -> Vec<(ParamId, Tensor<1>)> {
     #[derive(Default)]
     struct Read {
         place: Place,
-        found: HashMap<ParamId, Tensor<1>>,
+        found: Vec<(ParamId, Tensor<1>)>,
     }
     impl ModuleVisitor for Read {
         fn enter_module(&mut self, name: &str, _: &str) {
@@ -106,16 +147,10 @@ fn read(model: &impl Module) -> HashMap<ParamId, Tensor<1>> {
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if self.place.is_statistic(param) {
-                self.found.insert(param.id, same(param.val()));
+                self.found.push((param.id, same(param.val())));
             }
         }
     }
-    let mut read = Read::default();
-    model.visit(&mut read);
-    if read.found.is_empty() {
-        return read.found;
-    }
-    settle(model);
     let mut read = Read::default();
     model.visit(&mut read);
     read.found

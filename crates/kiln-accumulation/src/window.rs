@@ -4,12 +4,13 @@ use std::marker::PhantomData;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use crate::accumulator::Accumulator;
 use crate::error::Error;
 use crate::share::share;
 use crate::weight::Weight;
+use crate::weighted_loss::WeightedLoss;
 
 /// Sums the gradients of one batch: it takes micro-batches until their weights add up to the weight of the batch.
 ///
@@ -38,7 +39,10 @@ use crate::weight::Weight;
 #[derive(Debug)]
 #[must_use = "a window that is dropped loses the gradients fed to it"]
 pub struct Window<S = Unscaled> {
+    /// The weight that losses are shares of.
     total: Weight,
+    /// The weight that completes the window.
+    own: Weight,
     fed: usize,
     micro_batches: usize,
     scale: f64,
@@ -81,9 +85,9 @@ pub struct Accumulated<S = Unscaled> {
     gradients: GradientsParams,
     scale: f64,
     state: PhantomData<S>,
-    /// The mean loss over the batch, unscaled, in f32, without a graph. It stays on the device until the caller reads it.
+    /// The mean loss over the batch (of a part: its share of it), unscaled, in f32, without a graph. It stays on the device until the caller reads it.
     pub loss: Tensor<1>,
-    /// The weight of the batch.
+    /// The weight of the batch, or of the part.
     pub weight: Weight,
     /// The number of its micro-batches.
     pub micro_batches: usize,
@@ -95,7 +99,7 @@ impl Window {
     /// # Errors
     /// [`Error::Zero`] when the weight is 0.
     pub fn open(total: Weight) -> Result<Self, Error> {
-        Self::with_scale(total, 1.0)
+        Self::with_scale(total, total, 1.0)
     }
 }
 
@@ -105,7 +109,16 @@ impl Window<Scaled> {
     /// # Errors
     /// [`Error::Zero`] when the weight is 0, [`Error::Scale`] when the scale is not a finite number above 0.
     pub fn scaled(total: Weight, scale: f64) -> Result<Self, Error> {
-        Self::with_scale(total, scale)
+        Self::with_scale(total, total, scale)
+    }
+
+    /// The same for the part of weight `own` of a batch of weight `total`: its loss and its gradients are the part's share of those of the
+    /// batch, which are the sums over all parts.
+    ///
+    /// # Errors
+    /// Those of [`scaled`](Self::scaled), and [`Error::Unit`] and [`Error::Overfull`] for a part that does not fit.
+    pub fn scaled_part(own: Weight, total: Weight, scale: f64) -> Result<Self, Error> {
+        Self::with_scale(own, total, scale)
     }
 }
 
@@ -124,19 +137,29 @@ impl Accumulated<Scaled> {
 }
 
 impl<S> Window<S> {
-    fn with_scale(total: Weight, scale: f64) -> Result<Self, Error> {
-        if total.count() == 0 {
+    fn with_scale(own: Weight, total: Weight, scale: f64) -> Result<Self, Error> {
+        if own.count() == 0 {
             return Err(Error::Zero { what: "weight" });
         }
+        share(own, total, total)?;
         if !(scale > 0.0 && scale.is_finite()) {
             return Err(Error::Scale(scale));
         }
-        Ok(Self { total, fed: 0, micro_batches: 0, scale, loss: None, sum: Accumulator::new(), state: PhantomData })
+        Ok(Self {
+            total,
+            own,
+            fed: 0,
+            micro_batches: 0,
+            scale,
+            loss: None,
+            sum: Accumulator::new(),
+            state: PhantomData,
+        })
     }
 
     /// The weight that is missing until the window is complete.
     pub fn missing(&self) -> Weight {
-        self.total.of(self.total.count() - self.fed)
+        self.own.of(self.own.count() - self.fed)
     }
 
     /// Runs the backward pass of `loss`, the mean over a micro-batch of weight `weight`, and adds the gradients.
@@ -147,20 +170,9 @@ impl<S> Window<S> {
     /// window and its gradients are dropped, and the batch must start again. A micro-batch in which every token is ignored has no
     /// mean loss: leave it out.
     pub fn feed(mut self, model: &impl Module, weight: Weight, loss: Tensor<1>) -> Result<Fed<S>, Error> {
-        let (total, missing) = (self.total, self.missing());
-        if weight.count() == 0 {
-            return Err(Error::Zero { what: "weight" });
-        }
-        let share = share(weight, missing, total)?;
-        if loss.dims() != [1] {
-            return Err(Error::NotAScalar(loss.dims()[0]));
-        }
-        if !loss.is_tracked() {
-            return Err(Error::NoGradients);
-        }
-        let mean = loss.clone().inner().cast(DType::F32) * share;
-        // The loss is cast first: share * scale may exceed the range of f16.
-        let scaled = loss.cast(DType::F32) * (share * self.scale);
+        let total = self.total;
+        share(weight, self.missing(), total)?;
+        let WeightedLoss { mean, scaled } = WeightedLoss::new(loss, weight, total, self.scale)?;
         let gradients = GradientsParams::from_grads(scaled.backward(), model);
         self.sum.add(model, gradients)?;
         let loss = match self.loss.take() {
@@ -169,7 +181,7 @@ impl<S> Window<S> {
         };
         self.fed += weight.count();
         self.micro_batches += 1;
-        if self.fed < total.count() {
+        if self.fed < self.own.count() {
             self.loss = Some(loss);
             return Ok(Fed::Open(self));
         }
@@ -178,7 +190,7 @@ impl<S> Window<S> {
             loss,
             scale: self.scale,
             state: PhantomData,
-            weight: total,
+            weight: self.own,
             micro_batches: self.micro_batches,
         }))
     }

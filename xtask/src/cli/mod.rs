@@ -3,6 +3,7 @@
 mod compress;
 mod learning;
 mod load;
+mod parallel;
 mod plan;
 mod run;
 mod segment;

@@ -32,6 +32,7 @@ impl RunArgs {
         overlay.set("run", "save_every", self.save_every.map(i64::from));
         overlay.set("run", "keep", self.keep.map(i64::from));
         overlay.set("schedule", "peak", self.learning_rate);
+        self.parallel.lay_over(&mut overlay);
         overlay
     }
 }
@@ -48,6 +49,17 @@ impl Overlay {
                 table.insert(key.to_owned(), value.into());
             }
         }
+    }
+
+    /// Sets a value in a table of a table.
+    pub(crate) fn set_within(&mut self, table: &str, inner: &str, key: &str, value: Option<impl Into<Value>>) {
+        let Some(value) = value else { return };
+        let mut at = &mut self.0;
+        for name in [table, inner] {
+            let Value::Table(next) = at.entry(name).or_insert_with(|| Value::Table(Table::new())) else { return };
+            at = next;
+        }
+        at.insert(key.to_owned(), value.into());
     }
 }
 

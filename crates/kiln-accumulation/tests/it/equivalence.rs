@@ -1,6 +1,6 @@
 //! k micro-batches give the gradients of the whole batch, whatever the split.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
@@ -192,4 +192,102 @@ fn running_statistics_move_once_by_the_weighted_mean_of_the_micro_batches() {
     assert_ne!(statistics(&norm), after);
     dropped.restore(&norm);
     assert_eq!(statistics(&norm), after);
+}
+
+#[test]
+fn two_replicas_with_half_of_a_batch_each_add_up_to_the_batch() {
+    let device = Device::flex().autodiff();
+    let net = Net::new(3, 4, &device);
+    let x = Tensor::<2>::random([10, 3], Distribution::Default, &device);
+    let norm = BatchNormConfig::new(4).init(&device);
+    let loss =
+        |range: std::ops::Range<usize>| norm.forward(net.forward(x.clone().slice([range, 0..3]))).square().mean();
+    let (total, ranges) = (Weight::Samples(10), [0..4, 4..10]);
+
+    let mut whole = Window::scaled(total, 8.0).unwrap();
+    let mut statistics = RunningStatistics::before(&norm);
+    let mut batch = None;
+    for range in ranges.clone() {
+        let weight = Weight::Samples(range.len());
+        let fed = whole.feed(&net, weight, loss(range)).unwrap();
+        statistics.take(&norm, weight, total).unwrap();
+        match fed {
+            Fed::Open(next) => whole = next,
+            Fed::Complete(complete) => {
+                batch = Some(complete);
+                break;
+            }
+        }
+    }
+    let batch = batch.unwrap();
+    let value = |tensor: Tensor<1>| tensor.into_data().iter::<f32>().collect::<Vec<_>>();
+    let expected: Vec<_> = statistics.values().map(|value| value.to_data()).collect();
+
+    let replicas = ranges.map(|range| {
+        let weight = Weight::Samples(range.len());
+        let mut statistics = RunningStatistics::before(&norm);
+        let window = Window::scaled_part(weight, total, 8.0).unwrap();
+        assert_eq!(window.missing(), weight);
+        let Fed::Complete(part) = window.feed(&net, weight, loss(range)).unwrap() else { panic!("it is complete") };
+        statistics.take(&norm, weight, total).unwrap();
+        (part, statistics)
+    });
+    let [(first, mut statistics), (second, mut others)] = replicas;
+    let mut theirs = vec![];
+    others
+        .sum_over_replicas(&norm, |own| {
+            theirs = own.clone();
+            Ok::<_, ()>(own)
+        })
+        .unwrap();
+    let add = |own: Vec<Tensor<1>>| Ok::<_, ()>(own.into_iter().zip(theirs).map(|(a, b)| a + b).collect());
+    statistics.sum_over_replicas(&norm, add).unwrap();
+    let sums: Vec<_> = statistics.values().map(|value| value.to_data()).collect();
+    assert!(expected.iter().all(|data| sums.contains(data)), "the statistics of replicas are those of the batch");
+
+    assert_eq!(value(first.loss.clone() + second.loss.clone()), value(batch.loss.clone()));
+    let (first, second) = (first.into_scaled_gradients().0, second.into_scaled_gradients().0);
+    let sum: Vec<f32> = flat(&net, &first).iter().zip(flat(&net, &second)).map(|(a, b)| *a as f32 + b as f32).collect();
+    let of_batch: Vec<f32> = flat(&net, &batch.into_scaled_gradients().0).iter().map(|value| *value as f32).collect();
+    assert_eq!(sum, of_batch);
+    assert!(Window::scaled_part(Weight::Samples(11), total, 1.0).is_err());
+    assert!(Window::scaled_part(Weight::Tokens(4), total, 1.0).is_err());
+}
+
+/// The ids of all floats of a module.
+struct Ids(Vec<ParamId>);
+
+impl ModuleVisitor for Ids {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(param.id);
+    }
+}
+
+#[test]
+fn statistics_of_stages_are_taken_apart() {
+    let device = Device::flex().autodiff();
+    let norms = [BatchNormConfig::new(3).init(&device), BatchNormConfig::new(3).init(&device)];
+    let norms: Vec<BatchNorm> = norms.into();
+    let batch = |mean| Tensor::<2>::random([8, 3], Distribution::Normal(mean, 1.0), &device);
+    let ids = |norm: &BatchNorm| {
+        let mut ids = Ids(vec![]);
+        norm.visit(&mut ids);
+        ids.0
+    };
+    let total = Weight::Samples(2);
+    let before: Vec<_> = norms.iter().map(statistics).collect();
+    let mut running = RunningStatistics::before(&norms);
+    let mut taken = vec![];
+    for (norm, mean) in norms.iter().zip([2.0, -3.0]) {
+        for _ in 0..2 {
+            let _ = norm.forward(batch(mean));
+            running.take_some(&norms, |id| ids(norm).contains(&id), Weight::Samples(1), total).unwrap();
+        }
+        taken.push(statistics(norm));
+    }
+    assert_eq!(taken, before, "the statistics are restored");
+    assert_eq!(running.values().count(), 4);
+    running.commit(&norms);
+    let means: Vec<f64> = norms.iter().map(|norm| statistics(norm)[0][0]).collect();
+    assert!(means[0] > 0.1 && means[1] < -0.1, "{means:?}");
 }

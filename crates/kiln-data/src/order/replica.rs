@@ -8,7 +8,7 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replica {
     index: usize,
-    pub(super) count: usize,
+    count: usize,
 }
 
 impl Default for Replica {
@@ -31,6 +31,16 @@ impl Replica {
             return Err(Error::InvalidSetting { field: "replica", value, expected: "an index below the count" });
         }
         Ok(Self { index, count })
+    }
+
+    /// Its number, counted from zero.
+    pub fn index(self) -> usize {
+        self.index
+    }
+
+    /// How many replicas there are.
+    pub fn count(self) -> usize {
+        self.count
     }
 
     /// This replica's part of `samples`: contiguous; the sizes of two parts differ by at most one sample.

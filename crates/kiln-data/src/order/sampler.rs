@@ -87,7 +87,7 @@ impl Sampler {
                 "at most the number of samples",
             );
         }
-        let count = replica.count;
+        let count = replica.count();
         if !batch_size.is_multiple_of(count) {
             return refused("batch size", format!("{batch_size}, with {count} replicas"), "a multiple of the replicas");
         }

@@ -1,0 +1,177 @@
+//! How a run is divided among devices.
+
+use anyhow::{Result, bail};
+use kiln_parallel::Schedule;
+use serde::{Deserialize, Serialize};
+
+use crate::usage::Usage;
+
+/// The most replicas in the threads of one process, and the most stages.
+const MOST: usize = 64;
+
+/// How a run is divided among devices.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParallelSettings {
+    /// The replicas of the model, each of which computes a part of every batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<Replicas>,
+    /// Whether each replica keeps a part of the optimizer state only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shard_optimizer: bool,
+    /// The stages that the model is divided into.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages: Option<Places>,
+    /// The order in which stages work on micro-batches.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub schedule: Schedule,
+}
+
+fn is_default(schedule: &Schedule) -> bool {
+    *schedule == Schedule::default()
+}
+
+/// Where replicas run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Replicas {
+    /// In threads of this process.
+    Threads(Places),
+    /// In the processes that mpirun started.
+    Mpi,
+}
+
+/// Stages or replicas: so many on the run's device, or one on each of these.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Places {
+    /// So many on the run's device.
+    Count(usize),
+    /// One on each device, by name.
+    Devices(Vec<String>),
+}
+
+impl Places {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Count(count) => *count,
+            Self::Devices(names) => names.len(),
+        }
+    }
+
+    /// The name of the device of number `index`, in a run on `device`.
+    pub fn device<'a>(&'a self, index: usize, device: &'a str) -> &'a str {
+        match self {
+            Self::Count(_) => device,
+            Self::Devices(names) => names.get(index).map_or(device, String::as_str),
+        }
+    }
+}
+
+impl ParallelSettings {
+    /// Whether the run is not divided.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Checks that the settings go together.
+    ///
+    /// # Errors
+    /// [`Usage`].
+    pub fn check(&self) -> Result<()> {
+        if self.shard_optimizer && self.replicas.is_none() {
+            bail!(Usage(
+                "--shard-optimizer divides the optimizer's state among replicas, expected --replicas beside it".into()
+            ));
+        }
+        if self.schedule != Schedule::default() && self.stages.is_none() {
+            bail!(Usage(format!("--schedule is {}, expected --stages beside it", self.schedule)));
+        }
+        match (&self.stages, &self.replicas) {
+            (Some(Places::Devices(_)), Some(_)) => {
+                bail!(Usage("--stages names devices, expected a number of stages beside --replicas".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl TryFrom<String> for Places {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let refused =
+            || format!("'{text}' names no places, expected a number from 1 to {MOST} or devices, as in cuda:0,cuda:1");
+        if text.starts_with(|first: char| first.is_ascii_digit()) {
+            let count = text.parse().ok().filter(|count| (1..=MOST).contains(count));
+            return count.map(Self::Count).ok_or_else(refused);
+        }
+        let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+        let named = |name: &String| name.starts_with(|first: char| first.is_ascii_alphabetic());
+        if names.iter().all(named) && names.len() <= MOST { Ok(Self::Devices(names)) } else { Err(refused()) }
+    }
+}
+
+impl From<Places> for String {
+    fn from(places: Places) -> Self {
+        match places {
+            Places::Count(count) => count.to_string(),
+            Places::Devices(names) => names.join(","),
+        }
+    }
+}
+
+impl TryFrom<String> for Replicas {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.as_str() {
+            "mpi" => Ok(Self::Mpi),
+            _ => Places::try_from(text).map(Self::Threads).map_err(|error| format!("{error}, or mpi")),
+        }
+    }
+}
+
+impl From<Replicas> for String {
+    fn from(replicas: Replicas) -> Self {
+        match replicas {
+            Replicas::Threads(places) => places.into(),
+            Replicas::Mpi => "mpi".into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read_as_they_are_written() {
+        for text in ["2", "cuda:0,cuda:1", "flex"] {
+            assert_eq!(String::from(Places::try_from(text.to_owned()).unwrap()), text);
+        }
+        assert_eq!(Places::try_from("cuda:0, cuda:1".to_owned()).unwrap().device(1, "flex"), "cuda:1");
+        for text in ["0", "65", "", "2,3", "cuda:0,", "-1", "2x"] {
+            assert!(Places::try_from(text.to_owned()).is_err(), "{text}");
+        }
+        assert_eq!(Replicas::try_from("mpi".to_owned()), Ok(Replicas::Mpi));
+        assert!(Replicas::try_from("0".to_owned()).unwrap_err().contains("mpi"));
+    }
+
+    #[test]
+    fn settings_that_do_not_go_together_are_refused() {
+        let two = || Some(Places::Count(2));
+        let refused = |settings: ParallelSettings| settings.check().unwrap_err().to_string();
+        let plain = ParallelSettings::default;
+        assert!(refused(ParallelSettings { shard_optimizer: true, ..plain() }).contains("--replicas"));
+        assert!(refused(ParallelSettings { schedule: Schedule::GPipe, ..plain() }).contains("--stages"));
+        let devices = Some(Places::Devices(vec!["cuda:0".into()]));
+        let both = ParallelSettings { stages: devices, replicas: two().map(Replicas::Threads), ..plain() };
+        assert!(refused(both).contains("--stages"));
+        let text = "replicas = 'mpi'\nstages = '2'\nshard_optimizer = true\nschedule = 'gpipe'";
+        let settings: ParallelSettings = toml::from_str(text).unwrap();
+        assert!(settings.check().is_ok() && settings.stages == two());
+        assert_eq!(toml::from_str::<ParallelSettings>(&toml::to_string(&settings).unwrap()).unwrap(), settings);
+    }
+}
