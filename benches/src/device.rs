@@ -35,6 +35,9 @@ pub fn open(name: &str) -> Result<Device> {
 
 #[allow(unsafe_code, reason = "set_var is unsafe because other threads may read the environment meanwhile")]
 fn set_default(device: &str) {
+    if std::env::var_os("BURN_DEVICE").is_some_and(|set| set == device) {
+        return; // another replica of this process has opened a device of this kind
+    }
     // SAFETY: the commands open the device before they start any thread: data sets are opened without one, and batches,
     // tensors and the Ctrl-C handler come later.
     unsafe { std::env::set_var("BURN_DEVICE", device) };

@@ -23,7 +23,7 @@ const HOLDERS: usize = 12;
 pub(crate) fn run(command: Train) -> Result<ExitCode> {
     match command {
         Train::Classify(arguments) => {
-            let (run, device) = prepare::classify(&arguments)?;
+            let (run, device) = prepare::classify(&arguments, 0)?;
             profile(run, &device, &arguments.run)
         }
         Train::Segment(arguments) => {
@@ -31,7 +31,7 @@ pub(crate) fn run(command: Train) -> Result<ExitCode> {
             profile(run, &device, &arguments.run)
         }
         Train::Gpt(arguments) => {
-            let (run, device) = prepare::gpt(&arguments)?;
+            let (run, device) = prepare::gpt(&arguments, 0)?;
             profile(run, &device, &arguments.run)
         }
     }
@@ -41,7 +41,10 @@ fn profile<T: Task, S: PipelineSettings>(run: Run<T, S>, device: &Device, argume
     if arguments.resume.is_some() {
         bail!(Usage("--resume goes on with a run, expected a new one to be measured".into()));
     }
-    let (mut trainer, setup) = start(run, device, arguments, &Interrupt::default())?;
+    if run.setup.settings.run().parallel.replicas.is_some() {
+        bail!(Usage("--replicas divides a batch, expected one replica to be measured".into()));
+    }
+    let (mut trainer, setup) = start(run, device, arguments, &Interrupt::default(), None)?;
     trainer.measure_step(STEPS - 1);
     let batches = (0..).flat_map(|epoch| setup.data.train.epoch(epoch, 0));
     for batch in batches.take(STEPS as usize) {

@@ -129,6 +129,17 @@ pub enum Error {
         /// What the edit returned.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Another replica of the model failed; this one is as it was before the step.
+    #[error("replica {rank} failed: {reason}")]
+    Replica {
+        /// The replica that failed, counted from zero.
+        rank: usize,
+        /// Its error.
+        reason: String,
+    },
+    /// Stages or replicas could not work together.
+    #[error(transparent)]
+    Parallel(#[from] kiln_parallel::Error),
     /// Blocks could not run under a checkpoint plan.
     #[error(transparent)]
     Checkpointing(#[from] kiln_checkpointing::Error),

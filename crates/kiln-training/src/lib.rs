@@ -65,6 +65,7 @@ mod optimizer;
 mod parts;
 mod pass;
 mod planning;
+mod replicas;
 mod schedule;
 mod source;
 mod state;

@@ -114,7 +114,7 @@ impl<S: Family> Before<S> {
         }
         run.findings = Some(Box::new(findings));
         let own = RunArgs { out: arguments.out.clone(), json: arguments.json, ..RunArgs::default() };
-        drive(run, &device, &own)
+        drive(run, &device, &own, None)
     }
 }
 

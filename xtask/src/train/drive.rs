@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use benches::output::print_json;
@@ -13,6 +14,7 @@ use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_memory::{Measured, MemoryReport};
 use kiln_models::SafetensorsModel;
+use kiln_parallel::Communicator;
 use kiln_recovery::{Injector, Patience};
 use kiln_training::{Checkpoints, Finish, StepPlan, Task, Trainer};
 use serde_json::{Map, Value, json};
@@ -24,7 +26,13 @@ use super::report::write_report;
 use crate::cli::RunArgs;
 
 /// Trains the run's model and writes the run directory.
-pub(crate) fn drive<T, S>(mut run: Run<T, S>, device: &Device, arguments: &RunArgs) -> Result<ExitCode>
+/// With several replicas this is the first one, which writes.
+pub(crate) fn drive<T, S>(
+    mut run: Run<T, S>,
+    device: &Device,
+    arguments: &RunArgs,
+    communicator: Option<Arc<dyn Communicator>>,
+) -> Result<ExitCode>
 where
     T: Task<Model: SafetensorsModel>,
     S: PipelineSettings,
@@ -32,7 +40,7 @@ where
     let checkpoints = Checkpoints::new("", run.setup.settings.run().keep)?; // refused before a directory is made
     let interrupt = Interrupt::listen()?;
     let finder = run.findings.take();
-    let (mut trainer, setup) = start(run, device, arguments, &interrupt)?;
+    let (mut trainer, setup) = start(run, device, arguments, &interrupt, communicator)?;
     let directory = match &arguments.resume {
         Some(path) if is_untrained(path)? => {
             bail!("'{}' holds a model that was quantised as it was: there is nothing to go on with", path.display())
@@ -148,6 +156,7 @@ pub(crate) fn start<T, S>(
     device: &Device,
     arguments: &RunArgs,
     interrupt: &Interrupt,
+    communicator: Option<Arc<dyn Communicator>>,
 ) -> Result<Started<T, S>>
 where
     T: Task,
@@ -166,6 +175,12 @@ where
     if let Some(chance) = arguments.inject_oom {
         let faults = Injector::chance(chance, seed).map_err(|e| Usage(format!("--inject-oom: {e}")))?;
         builder = builder.with_guard(move |boundary| faults.check(boundary.name()));
+    }
+    if let Some(communicator) = communicator {
+        builder = builder.with_replicas(communicator);
+        if setup.settings.run().parallel.shard_optimizer {
+            builder = builder.sharding_optimizer();
+        }
     }
     if let Some(seconds) = arguments.patience {
         builder = builder.with_patience(Patience::new(std::time::Duration::from_secs(seconds)));

@@ -8,6 +8,7 @@ mod learning;
 mod observe;
 pub(crate) mod overlay;
 pub(crate) mod prepare;
+mod replicas;
 mod report;
 pub(crate) mod segment;
 
@@ -21,17 +22,15 @@ use crate::cli::Train;
 
 pub(crate) fn run(command: Train) -> Result<ExitCode> {
     match command {
-        Train::Classify(arguments) => {
-            let (run, device) = prepare::classify(&arguments)?;
-            drive(run, &device, &arguments.run)
-        }
+        Train::Classify(arguments) => replicas::train(prepare::classify(&arguments, 0)?, &arguments.run, |thread| {
+            prepare::classify(&arguments, thread)
+        }),
         Train::Segment(arguments) => {
             let (run, device) = segment::segment(&arguments)?;
-            drive(run, &device, &arguments.run)
+            drive(run, &device, &arguments.run, None)
         }
         Train::Gpt(arguments) => {
-            let (run, device) = prepare::gpt(&arguments)?;
-            drive(run, &device, &arguments.run)
+            replicas::train(prepare::gpt(&arguments, 0)?, &arguments.run, |thread| prepare::gpt(&arguments, thread))
         }
     }
 }

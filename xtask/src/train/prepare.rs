@@ -16,10 +16,11 @@ use kiln_models::{ClassifierConfig, GptConfig};
 use super::arguments::{refuse_changes, settings_file};
 use super::directory::CLASSES;
 use super::overlay::{absolute, data_of, read, resolve};
+use super::replicas::place;
 use crate::cli::{TrainClassify, TrainGpt};
 
-/// The run that the arguments describe, and its device.
-pub(crate) fn classify(arguments: &TrainClassify) -> Result<(Run<Classify, ClassifySettings>, Device)> {
+/// The run that the arguments describe, and its device, for one of the replicas of this process.
+pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<Classify, ClassifySettings>, Device)> {
     let model_options = [
         ("--model", arguments.model.is_some()),
         ("--width", arguments.width.is_some()),
@@ -63,7 +64,7 @@ pub(crate) fn classify(arguments: &TrainClassify) -> Result<(Run<Classify, Class
     overlay.set("images", "cutmix", arguments.cutmix);
     overlay.set("images", "erase", arguments.erase);
 
-    let (settings, data): (ClassifySettings, _) = if arguments.run.resume.is_some() {
+    let (mut settings, data): (ClassifySettings, _) = if arguments.run.resume.is_some() {
         let settings: ClassifySettings = going_on(resolve(None, file, overlay)?);
         let data = open_images(settings.run.data.as_deref())?;
         (settings, data)
@@ -76,6 +77,7 @@ pub(crate) fn classify(arguments: &TrainClassify) -> Result<(Run<Classify, Class
     if let Some(run) = &arguments.run.resume {
         check_classes(run, data.train.classes())?;
     }
+    place(&mut settings.run, thread)?;
     classify_run(settings, data)
 }
 
@@ -107,8 +109,8 @@ pub(crate) fn check_classes(run: &Path, classes: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The run that the arguments describe, and its device.
-pub(crate) fn gpt(arguments: &TrainGpt) -> Result<(Run<NextToken, GptSettings>, Device)> {
+/// The same for a decoder.
+pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken, GptSettings>, Device)> {
     let model_options = [
         ("--model", arguments.model.is_some()),
         ("--context", arguments.context.is_some()),
@@ -146,7 +148,8 @@ pub(crate) fn gpt(arguments: &TrainGpt) -> Result<(Run<NextToken, GptSettings>, 
         overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));
     }
     let settings: GptSettings = resolve(defaults, file, overlay)?;
-    let settings = if arguments.run.resume.is_some() { going_on(settings) } else { settings };
+    let mut settings = if arguments.run.resume.is_some() { going_on(settings) } else { settings };
+    place(&mut settings.run, thread)?;
     if settings.model.context == 0 {
         bail!(Usage("--context is 0, expected at least 1 token".into()));
     }

@@ -1,6 +1,6 @@
 //! From the command line to a run of `train segment`.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use benches::pipelines::{
     IgnoredClass, Run, Segment, SegmentSettings, balanced_class_weights, open_segments, segment_recipe, segment_run,
     segment_tiles,
@@ -33,6 +33,9 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
         ("--dice", arguments.dice.is_some()),
     ];
     refuse_changes(&arguments.run, &model_options)?;
+    if arguments.run.parallel.given() {
+        bail!(Usage("--replicas and --stages divide classify and gpt runs, expected neither for segment".into()));
+    }
     let file = settings_file(&arguments.run)?;
     let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
     let mut overlay = arguments.run.overlay();

@@ -45,7 +45,7 @@ impl Checkpoints {
     /// # Errors
     /// [`Error::Save`]; the checkpoints that were there stay.
     pub(crate) fn save(&self, step: u64, write: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, Error> {
-        let path = self.directory.join(format!("step-{step:08}"));
+        let path = self.path_of(step);
         let part = self.directory.join(format!(".step-{step:08}.partial"));
         let saved = empty(&part).and_then(|()| write(&part)).and_then(|()| seal(&part));
         saved.and_then(|()| self.replace(&part, &path).map_err(|e| e.to_string())).map_err(|reason| {
@@ -56,6 +56,11 @@ impl Checkpoints {
             tracing::warn!("checkpoint '{}' is saved; older ones could not be removed: {error}", path.display());
         }
         Ok(path)
+    }
+
+    /// The directory of the checkpoint of `step`.
+    pub(crate) fn path_of(&self, step: u64) -> PathBuf {
+        self.directory.join(format!("step-{step:08}"))
     }
 
     /// Renames `part` to `path`. A checkpoint that is there already, of the same step, is set aside until the new one is in

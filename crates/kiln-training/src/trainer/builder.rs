@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use burn::module::Reparameterizer;
@@ -10,6 +11,7 @@ use burn::tensor::Device;
 use kiln_checkpointing::Plan;
 use kiln_layers::FusedAdamW;
 use kiln_memory::{BackendProfile, CountingAllocator, Kernels, Meter, warm_threads};
+use kiln_parallel::Communicator;
 use kiln_precision::{Policy, Precision, Scaling};
 use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Recovery};
 
@@ -22,6 +24,7 @@ use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::planning::{Checkpointing, MemoryBudget, Planner, RecordedStep, StepKind, StepPlan};
+use crate::replicas::Replicas;
 use crate::schedule::Schedule;
 use crate::task::Task;
 use crate::transaction::{Boundary, Guard, ModelState, StepSettings};
@@ -67,6 +70,8 @@ pub struct TrainerBuilder<'a, T: Task> {
     every: Every,
     checkpoints: Option<Checkpoints>,
     observer: Option<Observer>,
+    communicator: Option<Arc<dyn Communicator>>,
+    shards_optimizer: bool,
 }
 
 impl<T: Task> Trainer<T> {
@@ -142,6 +147,8 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             every: Every::epoch(),
             checkpoints: None,
             observer: None,
+            communicator: None,
+            shards_optimizer: false,
         }
     }
 
@@ -332,6 +339,26 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self { observer: Some(Box::new(observer)), ..self }
     }
 
+    /// Makes the trainer one of several replicas of a model, each of which computes a part of every batch. Each replica has a trainer of its
+    /// own, in a thread or a process of its own, built in the same way; batches hold its part of the samples
+    /// ([`LoaderConfig::with_replica`](kiln_data::LoaderConfig::with_replica)). Gradients are summed once a step, so that the replicas take
+    /// the same step; with one micro-batch each, a step has the bits of one on the whole batch in as many micro-batches.
+    ///
+    /// The first replica alone writes checkpoints. A run resumes with any number of replicas. Batches have as many samples over all
+    /// replicas as [`with_batch_size`](Self::with_batch_size) says. When memory runs out on one replica, all try the step again with less.
+    /// An error of one ends the run on all: they are told in the next operation that they take part in.
+    #[must_use]
+    pub fn with_replicas(self, communicator: Arc<dyn Communicator>) -> Self {
+        Self { communicator: Some(communicator), ..self }
+    }
+
+    /// Divides the optimizer's state among the replicas: each updates the parameters that it owns, and hands them to the others (ZeRO stage
+    /// 1, Rajbhandari et al. 2020). The numbers stay the same. Checkpoints hold all of the state.
+    #[must_use]
+    pub fn sharding_optimizer(self) -> Self {
+        Self { shards_optimizer: true, ..self }
+    }
+
     /// Records the step of batches like `sample`, for a device that need not be there.
     ///
     /// `batch`: samples of a whole batch.
@@ -434,8 +461,6 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             warm_threads(&plain);
         }
         let meter = Meter::of_pool(&plain).or_else(|| self.allocator.map(Meter::of_heap));
-        device.seed(self.seed);
-        let model = (self.init)(&device)?;
         // A card's context and kernels are no pages of its pools.
         let beside = if on_heap {
             0
@@ -444,7 +469,13 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         };
         let of_step = limit.map(|limit| limit.saturating_sub(beside));
         let watch = Watch::new(plain, meter.clone(), of_step, self.guard.take());
-        let mut run = ModelState::new(model, &self.attach, &self.optimizer, self.seed, settings)?;
+        let replicas = self.communicator.filter(|communicator| communicator.replicas() > 1);
+        let replicas = replicas.map(|communicator| Replicas {
+            communicator,
+            draws_random,
+            shards_optimizer: self.shards_optimizer,
+        });
+        let mut run = ModelState::new(&self.init, &self.attach, &self.optimizer, self.seed, settings, replicas)?;
         run.guard = Some(watch.guard());
 
         let size = micro_batch.unwrap_or(usize::MAX).min(batch);

@@ -18,7 +18,7 @@ impl<T: Task> Trainer<T> {
     where
         S: BatchSource<Batch = T::Batch> + ?Sized,
     {
-        let at_once = |batch: &T::Batch| self.setting(batch).micro_batch;
+        let at_once = |batch: &T::Batch| self.setting(Some(batch)).micro_batch;
         let metrics = self.task.evaluate(self.model(), data, self.device(), at_once)?;
         let state = self.state();
         Ok(Evaluation { step: state.step, epochs: state.epoch, metrics })

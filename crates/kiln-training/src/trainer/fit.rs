@@ -24,7 +24,13 @@ impl<T: Task> Trainer<T> {
         let total = self.set_data(data.train())?;
         let saved = self.state().step;
         let mut fit = Fit { trainer: self, data, total, saved };
-        fit.steps().inspect_err(|error| fit.rescue(error))
+        fit.steps().inspect_err(|error| {
+            // The group ends first: a replica that is left waiting would not learn why.
+            if let Some(replicas) = &fit.trainer.run.replicas {
+                replicas.communicator.leave(&error.to_string());
+            }
+            fit.rescue(error);
+        })
     }
 
     /// Notes the size of the data, which must not change, and the number of steps, which it returns.
@@ -80,6 +86,10 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
             let mut ended = false;
             for batch in train.epoch(began.epoch, began.batch) {
                 let report = match batch {
+                    // The other replicas may have read their parts.
+                    Err(Error::Data(kiln_data::Error::NothingLeft { .. })) if self.trainer.run.replicas.is_some() => {
+                        Some(self.trainer.step_on(None)?)
+                    }
                     // The loader leaves out bad samples, as its settings say, and lists them.
                     Err(Error::Data(last @ kiln_data::Error::NothingLeft { .. })) => {
                         let state = &mut self.trainer.run.state;
@@ -115,14 +125,16 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
     /// Does the duties after a step, whose report the caller may have: evaluates the model, ends the epoch, saves the run. Returns
     /// whether the run stops here, and whether the epoch or the run ended.
     fn after(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
-        let mut stop = report.is_some_and(|report| self.tell(&Event::Step(report)));
+        let stop = report.is_some_and(|report| self.tell(&Event::Step(report)));
+        let mut stop = self.anywhere(stop)?;
         let (at, every) = (self.trainer.state(), self.trainer.every);
         let epoch_ends = at.batch >= self.data.train().batches();
         let ends = epoch_ends || at.step == self.total;
         if let (Some(test), true) = (self.data.test(), ends || every.evaluates_at(at.step)) {
             let evaluation = self.trainer.evaluate(test)?;
             let epochs = at.epoch + u64::from(epoch_ends);
-            stop |= self.tell(&Event::Evaluated(Evaluation { epochs, ..evaluation }));
+            let asked = self.tell(&Event::Evaluated(Evaluation { epochs, ..evaluation }));
+            stop |= self.anywhere(asked)?;
         }
         let state = &mut self.trainer.run.state;
         if epoch_ends {
@@ -130,10 +142,16 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         }
         state.due = false;
         if ends || stop || every.saves_at(at.step) {
-            stop |= self.save()?;
+            let asked = self.save()?;
+            stop |= self.anywhere(asked)?;
         }
         let stopped = (stop && at.step < self.total).then_some(Finish::Stopped);
         Ok((stopped, ends))
+    }
+
+    /// Whether any replica asks to stop.
+    fn anywhere(&self, stop: bool) -> Result<bool, Error> {
+        self.trainer.run.replicas.as_ref().map_or(Ok(stop), |replicas| replicas.any(stop))
     }
 
     /// Tells the observer, and returns whether it asks to stop.
@@ -158,7 +176,9 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
             Error::Memory(failure) => !failure.is_recoverable(),
             _ => matches!(error, Error::Lost(_) | Error::Device { .. } | Error::Save { .. }),
         };
-        if lost || self.trainer.run.ready().is_err() || self.trainer.state().step == self.saved {
+        // A state that is divided among replicas needs all of them to be saved.
+        let divided = self.trainer.run.replicas.as_ref().is_some_and(|replicas| replicas.shards_optimizer);
+        if divided || lost || self.trainer.run.ready().is_err() || self.trainer.state().step == self.saved {
             return;
         }
         if let Err(error) = self.save() {

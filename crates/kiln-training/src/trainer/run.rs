@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use kiln_accumulation::Split;
+use kiln_accumulation::{Split, Weight};
 use kiln_checkpointing::Plan;
 use kiln_memory::{Measured, Meter, Prediction};
 use kiln_precision::ScalerState;
@@ -24,7 +24,7 @@ use crate::pass::Pass;
 use crate::planning::{Planner, StepPlan, plan_for};
 use crate::state::RunState;
 use crate::task::Task;
-use crate::transaction::{Attempted, CHUNKS, ModelState, StepReport, chunk_bytes};
+use crate::transaction::{Attempted, CHUNKS, ModelState, Share, StepReport, chunk_bytes};
 
 pub(super) type MakeOptimizer<M> = Box<dyn Fn(&M) -> OptimizerGroups>;
 pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
@@ -83,9 +83,23 @@ impl<T: Task> Trainer<T> {
     /// # Panics
     /// When the task panics for another reason than memory.
     pub fn step(&mut self, batch: &T::Batch) -> Result<StepReport, Error> {
-        let (step, total, samples) = (self.run.state.next_step(), batch.weight(), batch.len());
-        if total.count() == 0 {
-            return Err(Error::NothingToLearn { step });
+        self.step_on(Some(batch))
+    }
+
+    /// One step as [`step`](Self::step) takes it. A replica may have no part of the batch, of which no sample could be read.
+    pub(super) fn step_on(&mut self, batch: Option<&T::Batch>) -> Result<StepReport, Error> {
+        let report = self.try_step(batch);
+        if let (Err(error), Some(replicas)) = (&report, &self.run.replicas) {
+            // The others would wait for this one.
+            replicas.communicator.leave(&error.to_string());
+        }
+        report
+    }
+
+    fn try_step(&mut self, batch: Option<&T::Batch>) -> Result<StepReport, Error> {
+        let samples = batch.map_or(1, Batch::len);
+        if self.run.replicas.is_none() && batch.is_none_or(|batch| batch.weight().count() == 0) {
+            return Err(Error::NothingToLearn { step: self.run.state.next_step() });
         }
         self.run.ready()?;
         self.edit()?;
@@ -98,7 +112,7 @@ impl<T: Task> Trainer<T> {
                 last = Instant::now();
                 self.attempt(batch, setting)
             };
-            recovery.run(samples, batch.shape_key(), (), work, Attempted::prove)
+            recovery.run(samples, batch.map_or(0, Batch::shape_key), (), work, Attempted::prove)
         }));
         self.recovery = Some(recovery);
         let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
@@ -108,7 +122,7 @@ impl<T: Task> Trainer<T> {
                 if let (Some(planner), Some(plan)) = (&self.planner, &self.plan) {
                     explain(planner, plan, &self.plans, self.limit, &mut report);
                 }
-                Error::Exhausted { step, report: Box::new(report) }
+                Error::Exhausted { step: self.run.state.next_step(), report: Box::new(report) }
             }
             Stopped::Other(error) => error,
         })?;
@@ -117,7 +131,7 @@ impl<T: Task> Trainer<T> {
         self.commit(recovered.value, failures, lost_seconds, recovered.waited)
     }
 
-    fn step_once(&mut self, batch: &T::Batch) -> Result<StepReport, Error> {
+    fn step_once(&mut self, batch: Option<&T::Batch>) -> Result<StepReport, Error> {
         let setting = self.setting(batch);
         let device = self.run.settings.device.clone();
         let outcome = attempt(&device, || self.attempt(batch, setting), Attempted::prove);
@@ -128,20 +142,25 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    fn attempt(&self, batch: &T::Batch, setting: Setting) -> Result<Attempted, Error> {
+    fn attempt(&self, batch: Option<&T::Batch>, setting: Setting) -> Result<Attempted, Error> {
         self.watch.begin_attempt();
-        let split = Split::new(batch.len(), setting.micro_batch)?;
-        let whole = split.len() == 1;
-        let ranges: Vec<_> = split.ranges().collect();
-        let parts = ranges.into_iter().map(|range| {
-            let part = if whole { Part::Whole(batch) } else { Part::Slice(batch.slice(range)) };
-            (part.batch().weight(), part)
+        let (share, setting) = self.share(batch, setting)?;
+        let ranges = match batch {
+            Some(batch) => Split::new(batch.len(), setting.micro_batch)?.ranges().collect(),
+            None => vec![],
+        };
+        let whole = ranges.len() == 1;
+        let parts = batch.into_iter().flat_map(|batch| {
+            ranges.iter().map(move |range| {
+                let part = if whole { Part::Whole(batch) } else { Part::Slice(batch.slice(range.clone())) };
+                (part.batch().weight(), part)
+            })
         });
         // A part without a token that carries a loss has no mean loss, and nothing to add.
         let parts = parts.filter(|(weight, _)| weight.count() > 0);
         let plan = plan_for(&self.plans, setting);
         let mut evidence = vec![];
-        let mut attempted = self.run.attempt(batch.weight(), parts, |model, device, part: &Part<'_, T::Batch>| {
+        let mut attempted = self.run.attempt(share, parts, |model, device, part: &Part<'_, T::Batch>| {
             let pass = Pass::planned(model, device, &plan, self.draws_random);
             let loss = self.task.loss(&pass, part.batch());
             evidence.extend(pass.into_evidence()?);
@@ -149,6 +168,22 @@ impl<T: Task> Trainer<T> {
         })?;
         attempted.evidence = evidence;
         Ok(attempted)
+    }
+
+    /// What is computed here of a batch, and how: what the replicas agree on, if there are several.
+    fn share(&self, batch: Option<&T::Batch>, setting: Setting) -> Result<(Share, Setting), Error> {
+        let own = batch.map_or(Weight::Samples(0), Batch::weight);
+        let Some(replicas) = &self.run.replicas else { return Ok((Share::whole(own), setting)) };
+        let samples = batch.map_or(0, Batch::len);
+        let agreed = replicas.ready(self.run.state, own.count(), samples, setting)?;
+        if agreed.weight == 0 {
+            return Err(Error::NothingToLearn { step: self.run.state.next_step() });
+        }
+        let total = match own {
+            Weight::Samples(_) => Weight::Samples(agreed.weight),
+            Weight::Tokens(_) => Weight::Tokens(agreed.weight),
+        };
+        Ok((Share { total, own, first_micro_batch: agreed.first_micro_batch }, agreed.setting))
     }
 
     fn commit(
@@ -178,10 +213,10 @@ impl<T: Task> Trainer<T> {
     }
 
     /// The settings that the next attempt at `batch` runs with.
-    pub(super) fn setting(&self, batch: &T::Batch) -> Setting {
-        let samples = batch.len();
+    pub(super) fn setting(&self, batch: Option<&T::Batch>) -> Setting {
+        let samples = batch.map_or(1, Batch::len);
         match &self.recovery {
-            Some(recovery) => recovery.setting(samples, batch.shape_key()),
+            Some(recovery) => recovery.setting(samples, batch.map_or(0, Batch::shape_key)),
             None => {
                 let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(samples.max(1));
                 Setting { micro_batch, plan: 0, offload: false }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
-use burn::tensor::Device;
+use burn::tensor::{Bytes, Device};
 use kiln_precision::{ScalerState, Scaling};
 use kiln_recovery::{AttemptOutcome, Failure, Recovery, RecoveryState, attempt};
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,7 @@ use super::run::Trainer;
 use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE, load_model};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
+use crate::replicas::{gathered, part, whole};
 use crate::state::RunState;
 use crate::task::Task;
 
@@ -68,9 +69,14 @@ impl<T: Task> Trainer<T> {
     /// Those of [`save`](Self::save).
     pub fn save_to(&self, checkpoints: &Checkpoints) -> Result<PathBuf, Error> {
         self.run.ready()?; // half an update must not be saved
-        checkpoints.save(self.run.state.step, |path| {
+        let step = self.run.state.step;
+        let optimizer = self.whole_optimizer(checkpoints)?;
+        if self.run.replicas.as_ref().is_some_and(|replicas| !replicas.is_first()) {
+            return Ok(checkpoints.path_of(step));
+        }
+        checkpoints.save(step, |path| {
             // burn panics when the device does not hand out what is to be written.
-            catch_unwind(AssertUnwindSafe(|| self.write(path))).unwrap_or_else(|panic| {
+            catch_unwind(AssertUnwindSafe(|| self.write(path, optimizer))).unwrap_or_else(|panic| {
                 match Failure::from_panic(panic.as_ref()) {
                     Some(failure) => Err(failure.to_string()),
                     None => resume_unwind(panic),
@@ -95,12 +101,27 @@ impl<T: Task> Trainer<T> {
         checkpoints.resume(|path| self.load(path))
     }
 
-    fn write(&self, path: &Path) -> Result<(), String> {
+    /// The state of the optimizer from all replicas, where it is divided among them and this is the first.
+    fn whole_optimizer(&self, checkpoints: &Checkpoints) -> Result<Option<Bytes>, Error> {
+        let Some(replicas) = self.run.replicas.as_ref().filter(|replicas| replicas.shards_optimizer) else {
+            return Ok(None);
+        };
+        let fail = |reason: String| Error::Save { path: checkpoints.path_of(self.run.state.step), reason };
+        let own = replicas.caught(|| self.run.optimizer.into_bytes().map_err(|e| fail(e.to_string())));
+        let parts = gathered(&*replicas.communicator, &replicas.all(own)?)?;
+        parts.map(|parts| whole(parts).map_err(fail)).transpose()
+    }
+
+    fn write(&self, path: &Path, optimizer: Option<Bytes>) -> Result<(), String> {
         let run = &self.run;
         // `valid` folds the running statistics of all threads into the value that is recorded.
         let _ = run.model.valid();
         run.model.clone().into_record().save(path.join(MODEL)).map_err(|e| e.to_string())?;
-        run.optimizer.save(path.join(OPTIMIZER)).map_err(|e| e.to_string())?;
+        let optimizer = match optimizer {
+            Some(bytes) => OptimizerRecord::from_bytes(bytes),
+            None => Ok(run.optimizer.to_record()),
+        };
+        optimizer.and_then(|record| record.save(path.join(OPTIMIZER))).map_err(|e| e.to_string())?;
         let saved = SavedState {
             state: run.state,
             total_steps: run.settings.total_steps,
@@ -152,6 +173,13 @@ impl<T: Task> Trainer<T> {
             let groups = (self.optimizer)(&model);
             self.compare(saved, groups.description()).map_err(fail)?;
             let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
+            let record = match self.run.replicas.as_ref().and_then(|replicas| replicas.owned(&model)) {
+                Some(owned) => {
+                    let own = record.into_bytes().map_err(|e| e.to_string()).and_then(|all| part(all, &owned));
+                    OptimizerRecord::from_bytes(own.map_err(fail)?).map_err(|e| fail(e.to_string()))?
+                }
+                None => record,
+            };
             let optimizer = groups.init_on(Some(&plain)).load_record(record);
             // A device without room for the state does not say so by itself, and burn gives no other way to its tensors than
             // to write them. The CPU device is its own host.

@@ -3,14 +3,44 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use burn::module::Module;
+use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use kiln_accumulation::{Accumulated, Fed, RunningStatistics, Scaled, Weight, Window};
+use kiln_accumulation::{Fed, RunningStatistics, Weight, Window};
 use kiln_precision::{Probed, ScaledGradients};
 use kiln_recovery::{Probe, forget, renewed};
 
 use super::boundary::Boundary;
 use super::model_state::ModelState;
 use crate::error::Error;
+use crate::replicas::{hold_random_numbers, nothing};
+
+/// Gradients and loss of a batch, or a replica's share of them.
+pub(crate) struct Computed {
+    /// In f32, multiplied by the loss scale.
+    pub(crate) gradients: GradientsParams,
+    /// The mean loss, unscaled, in f32, without a graph, one element.
+    pub(crate) loss: Tensor<1>,
+    pub(crate) loss_scale: f64,
+    pub(crate) micro_batches: usize,
+}
+
+/// What is computed here of a batch: all of it, or a replica's part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    /// The weight of the whole batch.
+    pub(crate) total: Weight,
+    /// The weight of the part.
+    pub(crate) own: Weight,
+    /// The number of the first micro-batch of the part among all of the batch.
+    pub(crate) first_micro_batch: usize,
+}
+
+impl Share {
+    /// A whole batch.
+    pub(crate) fn whole(total: Weight) -> Self {
+        Self { total, own: total, first_micro_batch: 0 }
+    }
+}
 
 /// Forward and backward passes that succeeded. Nothing of them is in the model yet.
 pub(crate) struct Attempted {
@@ -40,21 +70,35 @@ impl<M: Module> ModelState<M> {
     /// gradient norm. `loss` gives the mean loss over a part; the gradients are those of the whole batch.
     pub(crate) fn attempt<P>(
         &self,
-        total: Weight,
+        share: Share,
         parts: impl IntoIterator<Item = (Weight, P)>,
         loss: impl FnMut(&M, &Device, &P) -> Result<Tensor<1>, Error>,
+    ) -> Result<Attempted, Error> {
+        self.attempt_with(share, |model, statistics| self.accumulate(model, share, parts, loss, statistics))
+    }
+
+    /// The same for gradients that `compute` accumulates, as stages do.
+    pub(crate) fn attempt_with(
+        &self,
+        share: Share,
+        compute: impl FnOnce(&M, &mut RunningStatistics) -> Result<Computed, Error>,
     ) -> Result<Attempted, Error> {
         let mut statistics = RunningStatistics::before(&self.model);
         let model = renewed(&self.model);
         // burn reports some failures, and user code may report its own, by a panic.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let batch = self.accumulate(&model, total, parts, loss, &mut statistics)?;
-            self.at(Boundary::Probe)?;
-            let (mean, micro_batches) = (batch.loss.clone(), batch.micro_batches);
-            let (gradients, loss_scale) = batch.into_scaled_gradients();
-            let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(&model, vec![mean]);
-            let (probed, read) = probed.map_err(|e| Error::at(self.state.next_step(), e))?;
-            Ok((probed, read.first().copied().unwrap_or(f64::NAN), loss_scale, micro_batches))
+            let compute = |statistics: &mut RunningStatistics| {
+                let computed = compute(&model, statistics)?;
+                self.at(Boundary::Probe)?;
+                Ok(computed)
+            };
+            let Some(replicas) = &self.replicas else { return self.probe(&model, compute(&mut statistics)?) };
+            let own = match share.own.count() {
+                0 => Ok(nothing(&self.settings.device, self.scaler.state().scale)),
+                _ => replicas.caught(|| compute(&mut statistics)),
+            };
+            let sum = replicas.sum(&model, own, &mut statistics)?;
+            replicas.all(replicas.caught(|| self.probe(&model, sum)))
         }));
         match outcome {
             Ok(Ok((probed, loss, loss_scale, micro_batches))) => {
@@ -68,21 +112,31 @@ impl<M: Module> ModelState<M> {
         }
     }
 
+    /// Reads the norm of the gradients, and the loss.
+    fn probe(&self, model: &M, computed: Computed) -> Result<(Probed, f64, f64, usize), Error> {
+        let Computed { gradients, loss, loss_scale, micro_batches } = computed;
+        let probed = ScaledGradients::new(gradients, loss_scale)?.probe_with(model, vec![loss]);
+        let (probed, read) = probed.map_err(|e| Error::at(self.state.next_step(), e))?;
+        Ok((probed, read.first().copied().unwrap_or(f64::NAN), loss_scale, micro_batches))
+    }
+
     /// Forward and backward of all parts.
     fn accumulate<P>(
         &self,
         model: &M,
-        total: Weight,
+        Share { total, own, first_micro_batch }: Share,
         parts: impl IntoIterator<Item = (Weight, P)>,
         mut loss: impl FnMut(&M, &Device, &P) -> Result<Tensor<1>, Error>,
         statistics: &mut RunningStatistics,
-    ) -> Result<Accumulated<Scaled>, Error> {
+    ) -> Result<Computed, Error> {
         let step = self.state.next_step();
         let device = &self.settings.device;
-        let mut window = Window::scaled(total, self.scaler.state().scale)?;
+        let mut window = Window::scaled_part(own, total, self.scaler.state().scale)?;
         let mut parts = parts.into_iter().enumerate();
         while let Some((index, (weight, part))) = parts.next() {
-            device.seed(self.state.step_seed(index as u64));
+            let _random =
+                self.replicas.as_ref().filter(|replicas| replicas.draws_random).map(|_| hold_random_numbers());
+            device.seed(self.state.step_seed((first_micro_batch + index) as u64));
             self.at(Boundary::CopyIn)?;
             let loss = loss(model, device, &part)?;
             self.at(Boundary::Forward)?;
@@ -97,7 +151,11 @@ impl<M: Module> ModelState<M> {
                 Fed::Open(next) => window = next,
                 Fed::Complete(batch) => match parts.next() {
                     Some((_, (fed, _))) => return Err(Error::TooMuch { step, fed }),
-                    None => return Ok(batch),
+                    None => {
+                        let (loss, micro_batches) = (batch.loss.clone(), batch.micro_batches);
+                        let (gradients, loss_scale) = batch.into_scaled_gradients();
+                        return Ok(Computed { gradients, loss, loss_scale, micro_batches });
+                    }
                 },
             }
         }

@@ -1,12 +1,13 @@
 //! The commit of an attempt: the update of the parameters, and the end of the step.
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
 use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 use kiln_precision::Decision;
-use kiln_recovery::{AttemptOutcome, Failure, attempt};
+use kiln_recovery::{AttemptOutcome, Failure, attempt, reclaim};
 
 use super::attempt::Attempted;
 use super::boundary::Boundary;
@@ -62,7 +63,7 @@ impl<M: Module> ModelState<M> {
         match decision {
             Decision::Apply(prepared) => {
                 let report = StepReport { gradient_norm: Some(prepared.norm()), skipped: false, ..report };
-                self.update = Some(Update::new(&self.model, prepared, statistics, rate, report));
+                self.update = Some(Update::new(&self.model, prepared, statistics, rate, report, self.owned().as_ref()));
                 self.complete_update(pause)
             }
             Decision::Skip => {
@@ -129,9 +130,38 @@ impl<M: Module> ModelState<M> {
                 }
             }
         }
+        if let Err(error) = self.take_from_owners() {
+            self.update = Some(update);
+            return Err(error);
+        }
         update.statistics.commit(&self.model);
         self.state = self.state.after_step(false);
         Ok(update.report)
+    }
+
+    /// Takes the parameters that other replicas have updated, and hands them those that this one has.
+    fn take_from_owners(&mut self) -> Result<(), Error> {
+        let Some(replicas) = &self.replicas else { return Ok(()) };
+        let device = &self.settings.device;
+        let mut tries = 1;
+        // All replicas get the same errors, and try again together.
+        let model = loop {
+            match replicas.hand_out(&self.model) {
+                Err(Error::Memory(failure)) if tries < TRIES => {
+                    tracing::warn!("step {}: {failure} while parameters were handed out", self.state.next_step());
+                    reclaim(device);
+                    tries += 1;
+                }
+                handed_out => break handed_out?,
+            }
+        };
+        self.model = model;
+        Ok(())
+    }
+
+    /// The parameters whose optimizer state this replica keeps; none where it keeps all.
+    pub(crate) fn owned(&self) -> Option<HashSet<ParamId>> {
+        self.replicas.as_ref()?.owned(&self.model)
     }
 
     /// Optimizer and model with one chunk updated; those of the trainer stay as they are.

@@ -11,7 +11,7 @@ mod update;
 pub use boundary::{Boundary, Guard};
 pub use report::StepReport;
 
-pub(crate) use attempt::Attempted;
+pub(crate) use attempt::{Attempted, Computed, Share};
 pub(crate) use model_state::{ModelState, StepSettings};
 pub(crate) use parameters::chunk_bytes;
 pub(crate) use update::CHUNKS;

@@ -11,6 +11,7 @@ use super::parameters::initialize;
 use super::update::Update;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
+use crate::replicas::{Replicas, hold_random_numbers, share_ids};
 use crate::schedule::Schedule;
 use crate::state::RunState;
 
@@ -63,31 +64,43 @@ pub(crate) struct ModelState<M> {
     /// The settings of what is attached to the parameters.
     pub(crate) attached: String,
     pub(crate) guard: Option<Guard>,
+    /// The other replicas of the model, if this is one of several.
+    pub(crate) replicas: Option<Replicas>,
     /// An update that ran out of memory: some chunks of the parameters are new, the others still have to be updated.
     pub(crate) update: Option<Update>,
 }
 
 impl<M: Module> ModelState<M> {
-    /// The start of a run. `model` is plain, lives on `settings.device`. Parameters that burn initialises lazily are
+    /// The start of a run, with the model that `init` makes on a device that is seeded. Parameters that burn initialises lazily are
     /// initialised here, in the order of the fields, so that they do not depend on how the first step runs.
     ///
     /// # Errors
     /// Those of [`StepSettings::check`], and [`Error::Precision`] for a policy that does not fit the model.
     pub(crate) fn new(
-        model: M,
+        init: impl FnOnce(&Device) -> Result<M, Error>,
         attach: impl FnOnce(M, &Policy) -> Result<(M, String), Error>,
         groups: impl FnOnce(&M) -> OptimizerGroups,
         seed: u64,
         settings: StepSettings,
+        replicas: Option<Replicas>,
     ) -> Result<Self, Error> {
         settings.check()?;
-        initialize(&model);
-        let (model, attached) = attach(model, &settings.policy)?;
+        let (model, attached) = {
+            let _random = hold_random_numbers();
+            settings.device.seed(seed);
+            let model = init(&settings.device)?;
+            initialize(&model);
+            attach(model, &settings.policy)?
+        };
+        let model = match &replicas {
+            Some(replicas) => share_ids(&*replicas.communicator, model)?,
+            None => model,
+        };
         let groups = groups(&model);
         // An edit may take the state through a record, from which it comes back to this device.
         let optimizer = groups.init_on(Some(&settings.device.clone().inner()));
         let (scaler, state) = (LossScaler::new(settings.scaling())?, RunState::new(seed));
-        Ok(Self { model, optimizer, groups, scaler, state, settings, attached, guard: None, update: None })
+        Ok(Self { model, optimizer, groups, scaler, state, settings, attached, guard: None, replicas, update: None })
     }
 
     pub(crate) fn at(&self, boundary: Boundary) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! The update of the parameters, chunk by chunk, which can be continued after memory ran out.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use burn::module::{Module, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -37,7 +37,14 @@ impl Update {
         statistics: RunningStatistics,
         rate: ModuleLearningRate,
         report: StepReport,
+        owned: Option<&HashSet<ParamId>>,
     ) -> Self {
+        let mut prepared = prepared;
+        if let Some(owned) = owned {
+            // Their owners update the other parameters.
+            let others = chunks(model, &prepared).concat().into_iter().filter(|id| !owned.contains(id));
+            drop_gradients(model, &mut prepared, &others.collect::<Vec<_>>());
+        }
         let left: VecDeque<_> = chunks(model, &prepared).into_iter().map(|chunk| (chunk, 0)).collect();
         let parameters = left.iter().map(|(chunk, _)| chunk.len()).sum();
         Self { prepared, statistics, rate, report, left, parameters }

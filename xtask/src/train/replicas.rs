@@ -1,0 +1,157 @@
+//! Runs of several replicas: in threads of this process, or in the processes that mpirun started.
+
+use std::panic::resume_unwind;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Result, bail};
+use benches::pipelines::{PipelineSettings, Replicas, Run, RunSettings};
+use benches::usage::Usage;
+use burn::tensor::Device;
+use kiln_data::Replica;
+use kiln_models::SafetensorsModel;
+use kiln_parallel::{Communicator, Local};
+use kiln_training::{Checkpoints, Finish, Task};
+
+use super::drive::{drive, into_cli_error, start};
+use super::interrupt::Interrupt;
+use crate::cli::RunArgs;
+
+/// Says in the settings which replica this is. `thread` counts the replicas of this process.
+pub(crate) fn place(settings: &mut RunSettings, thread: usize) -> Result<()> {
+    settings.parallel.check()?;
+    let (index, count) = match &settings.parallel.replicas {
+        None => return Ok(()),
+        Some(Replicas::Threads(places)) => (thread, places.count()),
+        Some(Replicas::Mpi) => mpi::world()?,
+    };
+    if !settings.batch_size.is_multiple_of(count) {
+        let batch = settings.batch_size;
+        bail!(Usage(format!("--batch-size is {batch}, expected a multiple of the {count} replicas, which divide it")));
+    }
+    settings.replica = Replica::new(index, count)?;
+    Ok(())
+}
+
+/// Trains the run on as many replicas as its settings say. `prepare` makes the run of another replica of this process.
+pub(crate) fn train<T, S>(
+    (run, device): (Run<T, S>, Device),
+    arguments: &RunArgs,
+    prepare: impl Fn(usize) -> Result<(Run<T, S>, Device)> + Sync,
+) -> Result<ExitCode>
+where
+    T: Task<Model: SafetensorsModel>,
+    S: PipelineSettings,
+{
+    let settings = run.setup.settings.run();
+    match &settings.parallel.replicas {
+        None => drive(run, &device, arguments, None),
+        Some(Replicas::Threads(places)) => {
+            let mut group = Local::group(places.count()).into_iter().map(Arc::new);
+            let Some(first) = group.next() else { return drive(run, &device, arguments, None) };
+            thread::scope(|scope| {
+                let (prepare, others) = (&prepare, group.enumerate());
+                let others = others.map(|(index, communicator)| {
+                    scope.spawn(move || {
+                        tell(&communicator.clone(), || follow(prepare(index + 1)?, arguments, communicator))
+                    })
+                });
+                let others: Vec<_> = others.collect();
+                let outcome = tell(&first.clone(), || drive(run, &device, arguments, Some(first)));
+                for other in others {
+                    // What it ended with is in the error of the first replica.
+                    let _ = other.join().unwrap_or_else(|panic| resume_unwind(panic));
+                }
+                outcome
+            })
+        }
+        Some(Replicas::Mpi) => {
+            let communicator = mpi::communicator()?;
+            tell(&communicator.clone(), || match communicator.rank() {
+                0 => drive(run, &device, arguments, Some(communicator)),
+                _ => follow((run, device), arguments, communicator),
+            })
+        }
+    }
+}
+
+/// Runs a replica's part, and tells the others how it ended if it failed.
+fn tell<C: Communicator + ?Sized, R>(communicator: &Arc<C>, work: impl FnOnce() -> Result<R>) -> Result<R> {
+    work().inspect_err(|error| communicator.leave(&format!("{error:#}")))
+}
+
+/// Takes the steps of a run whose files another replica writes.
+fn follow<T, S>(
+    (run, device): (Run<T, S>, Device),
+    arguments: &RunArgs,
+    communicator: Arc<dyn Communicator>,
+) -> Result<ExitCode>
+where
+    T: Task<Model: SafetensorsModel>,
+    S: PipelineSettings,
+{
+    let keep = run.setup.settings.run().keep;
+    // A signal reaches every process of mpirun; in threads the first replica listens, and all stop when one is asked to.
+    let interrupt = match run.setup.settings.run().parallel.replicas {
+        Some(Replicas::Mpi) => Interrupt::listen()?,
+        _ => Interrupt::default(),
+    };
+    let (mut trainer, setup) = start(run, &device, arguments, &interrupt, Some(communicator))?;
+    let directory = arguments.resume.as_ref().map(|run| run.join(benches::pipelines::CHECKPOINTS));
+    trainer.set_checkpoints(Checkpoints::new(directory.clone().unwrap_or_default(), keep)?);
+    let _ = trainer.set_data(&setup.data.train)?;
+    if directory.is_some() {
+        trainer.resume()?;
+    }
+    trainer.observe(move |_| match interrupt.requested() {
+        true => std::ops::ControlFlow::Break(()),
+        false => std::ops::ControlFlow::Continue(()),
+    });
+    Ok(match trainer.fit(&setup.data).map_err(into_cli_error)? {
+        Finish::Complete => ExitCode::SUCCESS,
+        Finish::Stopped => ExitCode::from(130),
+    })
+}
+
+/// The processes that mpirun started.
+#[cfg(feature = "mpi")]
+mod mpi {
+    use std::sync::{Arc, OnceLock};
+
+    use anyhow::Result;
+    use kiln_parallel::{Communicator, Mpi};
+
+    static WORLD: OnceLock<Arc<Mpi>> = OnceLock::new();
+
+    pub(super) fn communicator() -> Result<Arc<dyn Communicator>> {
+        if let Some(mpi) = WORLD.get() {
+            return Ok(mpi.clone());
+        }
+        let mpi = Arc::new(Mpi::init(kiln_parallel::TIME_LIMIT)?);
+        Ok(WORLD.get_or_init(|| mpi).clone())
+    }
+
+    /// The number of this process, and how many there are.
+    pub(super) fn world() -> Result<(usize, usize)> {
+        let communicator = communicator()?;
+        Ok((communicator.rank(), communicator.replicas()))
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+mod mpi {
+    use std::sync::Arc;
+
+    use anyhow::{Result, bail};
+    use benches::usage::Usage;
+    use kiln_parallel::Communicator;
+
+    pub(super) fn communicator() -> Result<Arc<dyn Communicator>> {
+        bail!(Usage("--replicas mpi needs a build with MPI: cargo xtask-mpi, as docs/parallelism.md says".into()))
+    }
+
+    pub(super) fn world() -> Result<(usize, usize)> {
+        communicator().map(|_| (0, 1))
+    }
+}
