@@ -54,6 +54,14 @@ pub enum Error {
         /// What that one brought.
         expected: String,
     },
+    /// Numbers differ that all replicas must share.
+    #[error("the replicas differ in {what}: {}", each(values))]
+    Differs {
+        /// What the number is.
+        what: String,
+        /// The number of each replica, in the order of the ranks.
+        values: Vec<u64>,
+    },
     /// A device or the network failed in an operation.
     #[error("{operation} failed: {reason}")]
     Transfer {
@@ -74,4 +82,10 @@ fn listed(ranks: &[usize]) -> String {
             format!("replicas {} and {last}", before.join(", "))
         }
     }
+}
+
+/// "replica 0 has 5, replica 1 has 6".
+fn each(values: &[u64]) -> String {
+    let values = values.iter().enumerate().map(|(rank, value)| format!("replica {rank} has {value}"));
+    values.collect::<Vec<_>>().join(", ")
 }

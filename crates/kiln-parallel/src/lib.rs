@@ -9,5 +9,7 @@ mod reduce;
 mod schedule;
 
 pub use error::Error;
-pub use reduce::Communicator;
+pub use reduce::{
+    BUCKET_BYTES, Communicator, Local, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
+};
 pub use schedule::{Action, Schedule};

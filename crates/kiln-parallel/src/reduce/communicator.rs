@@ -1,6 +1,7 @@
 //! The operations that replicas take part in together.
 
 use std::fmt;
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
@@ -23,29 +24,61 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// The messages of all replicas, in the order of their ranks. Messages are small and may differ in length.
     ///
     /// # Errors
-    /// [`Error::Waited`], [`Error::Left`], [`Error::Broken`].
+    /// [`Error::Waited`], [`Error::Left`], [`Error::Broken`]. [`Error::Lengths`] when replicas called different operations.
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error>;
 
     /// The sum of `values` over all replicas, added in the order of the ranks: `((v0 + v1) + v2) + ...`.
     ///
     /// # Errors
-    /// Those of [`exchange`](Self::exchange), and [`Error::Lengths`] for tensors of different lengths.
+    /// Those of [`exchange`](Self::exchange). [`Error::Lengths`] for tensors of different lengths, [`Error::InvalidSetting`] for another
+    /// dtype than f32.
     fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error>;
 
     /// The part of the sum that belongs to this replica: `parts[r]` is what this replica adds to the part of replica `r`. Sums are added
     /// in the order of the ranks. Parts may have different lengths, 0 included.
     ///
     /// # Errors
-    /// Those of [`all_reduce`](Self::all_reduce).
+    /// Those of [`all_reduce`](Self::all_reduce). [`Error::InvalidSetting`] when there is not one part for each replica.
     fn reduce_scatter(&self, parts: Vec<Tensor<1>>) -> Result<Tensor<1>, Error>;
 
     /// The values of all replicas, in the order of their ranks. `lengths[r]` is the length of what replica `r` brings.
     ///
     /// # Errors
-    /// Those of [`all_reduce`](Self::all_reduce).
+    /// Those of [`all_reduce`](Self::all_reduce). [`Error::InvalidSetting`] when `lengths` does not have the length of `values` at this
+    /// replica's rank.
     fn all_gather(&self, values: Tensor<1>, lengths: &[usize]) -> Result<Vec<Tensor<1>>, Error>;
 
     /// Leaves the group for good, because of `reason`. The others learn of it at their next operation, which ends with [`Error::Left`]. Does
     /// not wait for anyone.
     fn leave(&self, reason: &str);
+}
+
+impl<C: Communicator + ?Sized> Communicator for Arc<C> {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn replicas(&self) -> usize {
+        (**self).replicas()
+    }
+
+    fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        (**self).exchange(message)
+    }
+
+    fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error> {
+        (**self).all_reduce(values)
+    }
+
+    fn reduce_scatter(&self, parts: Vec<Tensor<1>>) -> Result<Tensor<1>, Error> {
+        (**self).reduce_scatter(parts)
+    }
+
+    fn all_gather(&self, values: Tensor<1>, lengths: &[usize]) -> Result<Vec<Tensor<1>>, Error> {
+        (**self).all_gather(values, lengths)
+    }
+
+    fn leave(&self, reason: &str) {
+        (**self).leave(reason);
+    }
 }

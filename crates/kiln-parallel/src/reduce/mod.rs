@@ -1,5 +1,21 @@
 //! Sums over replicas, and what each replica owns of the optimizer state.
 
+mod agreement;
+mod arguments;
+mod buckets;
 mod communicator;
+mod gradients;
+mod hand_out;
+mod local;
+mod meeting;
+mod ownership;
+mod parameters;
+mod pieces;
 
+pub use agreement::{Number, Status, Verdict, Vote, agree};
+pub use buckets::BUCKET_BYTES;
 pub use communicator::Communicator;
+pub use gradients::sum_gradients;
+pub use hand_out::hand_out;
+pub use local::Local;
+pub use ownership::Ownership;

@@ -1,1 +1,5 @@
 //! The integration tests of kiln-parallel.
+
+mod communicators;
+#[path = "../conformance/mod.rs"]
+mod conformance;
