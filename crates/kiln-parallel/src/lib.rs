@@ -10,4 +10,4 @@ mod schedule;
 
 pub use error::Error;
 pub use reduce::Communicator;
-pub use schedule::{Action, Schedule};
+pub use schedule::{Action, Schedule, StageCost, Timeline, Work, simulate};

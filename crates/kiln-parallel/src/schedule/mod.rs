@@ -2,6 +2,11 @@
 
 mod action;
 mod order;
+mod simulate;
+mod timeline;
+mod units;
 
 pub use action::Action;
 pub use order::Schedule;
+pub use simulate::{StageCost, simulate};
+pub use timeline::{Timeline, Work};

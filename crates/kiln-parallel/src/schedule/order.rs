@@ -82,7 +82,8 @@ mod tests {
     use super::*;
 
     fn shown(schedule: Schedule, stage: usize) -> String {
-        let names = schedule.actions(3, 4)[stage].iter().map(|action| match action {
+        let actions = schedule.actions(3, 4);
+        let names = actions[stage].iter().map(|action| match action {
             Action::Forward(i) => format!("F{i}"),
             Action::Backward(i) => format!("B{i}"),
         });
