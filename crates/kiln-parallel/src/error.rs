@@ -14,6 +14,23 @@ pub enum Error {
         /// What would be accepted.
         expected: &'static str,
     },
+    /// No division of blocks into stages fits into the devices.
+    #[error(
+        "{blocks} blocks do not fit into {devices} devices: in the closest division, device {device} needs {needs} bytes and has {limit} \
+         ({} too few)", needs.saturating_sub(*limit)
+    )]
+    DoesNotFit {
+        /// The number of blocks.
+        blocks: usize,
+        /// The number of devices.
+        devices: usize,
+        /// The device that lacks the most bytes, counted from zero.
+        device: usize,
+        /// The bytes that its stage needs.
+        needs: u64,
+        /// The bytes that it has.
+        limit: u64,
+    },
     /// Some replicas did not join an operation within the time limit.
     #[error("replica {rank} waited {seconds} s in {operation} for {}", listed(missing))]
     Waited {

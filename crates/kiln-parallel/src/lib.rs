@@ -10,4 +10,6 @@ mod schedule;
 
 pub use error::Error;
 pub use reduce::Communicator;
-pub use schedule::{Action, Schedule, StageCost, Timeline, Work, simulate};
+pub use schedule::{
+    Action, BlockCost, DeviceLimit, Load, Schedule, SplitOptions, StageCost, Stages, Timeline, Work, simulate,
+};

@@ -30,9 +30,9 @@ pub struct Work {
 /// let cost = StageCost { forward: 1.0, backward: 2.0, transfer: 0.0 };
 /// let timeline = simulate(Schedule::OneForwardOneBackward, 4, &[cost; 3])?;
 /// assert_eq!(timeline.to_string(), "\
-/// stage 0 |000111222......aaaaaa333bbbbbb...cccccc...dddddd|
-/// stage 1 |...000111...aaaaaa222bbbbbb333cccccc...dddddd...|
-/// stage 2 |......000aaaaaa111bbbbbb222cccccc333dddddd......|
+/// stage 0 |000111222............aaaaaa333bbbbbb...cccccc...dddddd|
+/// stage 1 |...000111......aaaaaa222bbbbbb333cccccc...dddddd......|
+/// stage 2 |......000aaaaaa111bbbbbb222cccccc333dddddd............|
 /// digit: forward, letter: backward, dot: idle; 18.0 s, bubble 33.3 %
 /// ");
 /// # Ok::<(), kiln_parallel::Error>(())
