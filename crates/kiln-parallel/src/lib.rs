@@ -9,6 +9,7 @@ mod reduce;
 mod schedule;
 
 pub use error::Error;
+pub use pipeline::{Hop, Pipeline, Ran, Stopped, Way};
 pub use reduce::Communicator;
 pub use schedule::{
     Action, BlockCost, DeviceLimit, Load, Schedule, SplitOptions, StageCost, Stages, Timeline, Work, simulate,
