@@ -1,4 +1,5 @@
 //! The integration tests of kiln-parallel.
 
+mod hand_over;
 mod model;
 mod pipeline;
