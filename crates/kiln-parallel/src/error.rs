@@ -1,5 +1,7 @@
 //! The errors of this crate.
 
+use crate::schedule::Action;
+
 /// What can go wrong.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -13,6 +15,23 @@ pub enum Error {
         value: String,
         /// What would be accepted.
         expected: &'static str,
+    },
+    /// No division of blocks into stages fits into the devices.
+    #[error(
+        "{blocks} blocks do not fit into {devices} devices: in the closest division, device {device} needs {needs} bytes and has {limit} \
+         ({} too few)", needs.saturating_sub(*limit)
+    )]
+    DoesNotFit {
+        /// The number of blocks.
+        blocks: usize,
+        /// The number of devices.
+        devices: usize,
+        /// The device that lacks the most bytes, counted from zero.
+        device: usize,
+        /// The bytes that its stage needs.
+        needs: u64,
+        /// The bytes that it has.
+        limit: u64,
     },
     /// Some replicas did not join an operation within the time limit.
     #[error("replica {rank} waited {seconds} s in {operation} for {}", listed(missing))]
@@ -70,6 +89,49 @@ pub enum Error {
         /// What the device or the network said.
         reason: String,
     },
+    /// A forward pass did not end as many stages as the pipeline has.
+    #[error("the forward pass of micro-batch {micro_batch} came to a stage {found}, expected {expected} stages")]
+    Hops {
+        /// The micro-batch.
+        micro_batch: usize,
+        /// The stages that the forward pass came to.
+        found: usize,
+        /// The stages of the pipeline.
+        expected: usize,
+    },
+    /// A tensor that needs a gradient is on a backend that this build cannot hand gradients back on.
+    #[error(
+        "a tensor that goes to the next stage is on {device}: expected the CPU (feature `flex`) or a GPU (feature `cuda`)"
+    )]
+    Backend {
+        /// The tensor's device.
+        device: String,
+    },
+    /// A stage waited too long for another one.
+    #[error("stage {stage} waited {seconds} s in {action} for stage {other}, which is {}", place(*doing))]
+    Stalled {
+        /// The stage that waited.
+        stage: usize,
+        /// The action that it could not begin.
+        action: Action,
+        /// The time limit in seconds.
+        seconds: f64,
+        /// The stage that it waited for.
+        other: usize,
+        /// What that stage did.
+        doing: Option<Action>,
+    },
+    /// The system gave no thread.
+    #[error("a thread could not be started: {reason}")]
+    Thread {
+        /// What the system said.
+        reason: String,
+    },
+}
+
+/// "in forward 3" or "between two actions".
+fn place(doing: Option<Action>) -> String {
+    doing.map_or_else(|| "between two actions".into(), |action| format!("in {action}"))
 }
 
 /// "replica 2" or "replicas 1 and 3".

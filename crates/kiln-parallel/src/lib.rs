@@ -9,7 +9,10 @@ mod reduce;
 mod schedule;
 
 pub use error::Error;
+pub use pipeline::{Hop, Pipeline, Ran, Stopped, Way};
 pub use reduce::{
     BUCKET_BYTES, Communicator, Local, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
 };
-pub use schedule::{Action, Schedule};
+pub use schedule::{
+    Action, BlockCost, DeviceLimit, Load, Schedule, SplitOptions, StageCost, Stages, Timeline, Work, simulate,
+};

@@ -2,6 +2,15 @@
 
 mod action;
 mod order;
+mod simulate;
+mod split;
+mod stages;
+mod timeline;
+mod units;
 
 pub use action::Action;
 pub use order::Schedule;
+pub use simulate::{StageCost, simulate};
+pub use split::{BlockCost, DeviceLimit, SplitOptions};
+pub use stages::{Load, Stages};
+pub use timeline::{Timeline, Work};

@@ -3,3 +3,6 @@
 mod communicators;
 #[path = "../conformance/mod.rs"]
 mod conformance;
+mod hand_over;
+mod model;
+mod pipeline;

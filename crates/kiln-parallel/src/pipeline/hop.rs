@@ -1,0 +1,115 @@
+//! The place in a forward pass where a stage ends and the next one begins.
+
+use std::cell::{Cell, RefCell};
+use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
+
+use burn::tensor::{Device, Tensor};
+
+use super::graph::Node;
+use super::hand_over::HandOver;
+use super::part::{Input, Part, cross};
+use crate::error::Error;
+
+/// The parts of a micro-batch, the first stage's first. Forward passes push, backward passes pop.
+pub(super) type Parts = Mutex<Vec<Part>>;
+
+/// Ends stages in the forward pass of one micro-batch. [`Pipeline::run`](crate::Pipeline::run) hands it to the forward pass.
+///
+/// A stage ends in two steps: [`carry`](Self::carry) for each float tensor that the next stage needs, then [`arrive`](Self::arrive).
+/// [`next`](Self::next) does both for a single tensor. Integer and boolean tensors go to the next device by `Tensor::to_device`.
+///
+/// A forward pass should drop what it does not need before a stage ends: what it still holds stays in memory until it goes on.
+pub struct Hop<'a> {
+    hand_over: &'a HandOver,
+    parts: &'a Parts,
+    stages: usize,
+    micro_batch: usize,
+    stage: Cell<usize>,
+    carried: RefCell<Carried>,
+}
+
+/// What goes to the next stage.
+#[derive(Default)]
+struct Carried {
+    outputs: Vec<Node>,
+    inputs: Vec<Input>,
+    failed: Option<Error>,
+}
+
+/// What unwinds a forward pass of a run that has stopped.
+pub(super) struct Unwind;
+
+impl<'a> Hop<'a> {
+    pub(super) fn new(hand_over: &'a HandOver, parts: &'a Parts, stages: usize, micro_batch: usize) -> Self {
+        Self { hand_over, parts, stages, micro_batch, stage: Cell::new(0), carried: RefCell::default() }
+    }
+
+    /// The stage that the forward pass is in, counted from zero.
+    pub fn stage(&self) -> usize {
+        self.stage.get()
+    }
+
+    /// The micro-batch, counted from zero.
+    pub fn micro_batch(&self) -> usize {
+        self.micro_batch
+    }
+
+    /// Ends the stage with a single tensor: [`carry`](Self::carry), then [`arrive`](Self::arrive).
+    ///
+    /// # Errors
+    /// Those of [`arrive`](Self::arrive).
+    pub fn next<const D: usize>(&self, tensor: Tensor<D>, device: &Device) -> Result<Tensor<D>, Error> {
+        let tensor = self.carry(tensor, device);
+        self.arrive()?;
+        Ok(tensor)
+    }
+
+    /// Moves a float tensor to the device of the next stage. A tracked tensor becomes a leaf there, and its gradient comes back in the
+    /// backward pass. A tensor that is not tracked is moved only. Shape and dtype stay.
+    pub fn carry<const D: usize>(&self, tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+        if !tensor.is_tracked() {
+            return tensor.to_device(device);
+        }
+        let mut carried = self.carried.borrow_mut();
+        match cross(tensor.clone(), device) {
+            Ok((output, input, leaf)) => {
+                carried.outputs.push(output);
+                carried.inputs.push(input);
+                leaf
+            }
+            Err(error) => {
+                carried.failed = Some(error);
+                tensor
+            }
+        }
+    }
+
+    /// Ends the stage and waits until the next one works on this micro-batch. If the run has stopped, it does not return but unwinds
+    /// the forward pass.
+    ///
+    /// # Errors
+    /// [`Error::Hops`] if this was the last stage. [`Error::Backend`] if a tensor was carried whose backend this build has no support for.
+    pub fn arrive(&self) -> Result<(), Error> {
+        let stage = self.stage.get();
+        let Carried { outputs, inputs, failed } = self.carried.take();
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if stage + 1 >= self.stages {
+            return Err(Error::Hops { micro_batch: self.micro_batch, found: self.stages + 1, expected: self.stages });
+        }
+        {
+            let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(part) = parts.last_mut() {
+                part.outputs = outputs;
+            }
+            parts.push(Part { inputs, ..Part::default() });
+        }
+        match self.hand_over.arrive(stage, self.micro_batch) {
+            Ok(()) => self.stage.set(stage + 1),
+            Err(_) => resume_unwind(Box::new(Unwind)),
+        }
+        Ok(())
+    }
+}

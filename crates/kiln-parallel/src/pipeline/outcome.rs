@@ -1,0 +1,75 @@
+//! How a run has ended.
+
+use std::any::Any;
+use std::sync::{Mutex, PoisonError};
+
+use burn::tensor::Tensor;
+
+use super::hand_over::HandOver;
+use crate::error::Error;
+use crate::schedule::{Action, Timeline};
+
+/// What a run has done.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// The losses in the order of the micro-batches, on the last stage's device, without a graph.
+    pub losses: Vec<Tensor<1>>,
+    /// Which stage did what, in seconds from the beginning of the run. Waiting is not part of an action.
+    pub timeline: Timeline,
+}
+
+/// Why a run has stopped before its end.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Stopped<E> {
+    /// A function that the caller gave has failed.
+    #[error("stage {stage} failed in {action}: {error}")]
+    Failed {
+        /// The stage.
+        stage: usize,
+        /// What the stage did.
+        action: Action,
+        /// The function's error.
+        error: E,
+    },
+    /// The pipeline itself has failed: [`Error::Hops`], [`Error::Stalled`] or [`Error::Thread`].
+    #[error(transparent)]
+    Pipeline(#[from] Error),
+}
+
+/// What ends a run.
+pub(super) enum Failure<E> {
+    Stopped(Stopped<E>),
+    Panic(Box<dyn Any + Send>),
+}
+
+impl<E> Failure<E> {
+    pub(super) fn of(stage: usize, action: Action, error: E) -> Self {
+        Self::Stopped(Stopped::Failed { stage, action, error })
+    }
+}
+
+impl<E> From<Error> for Failure<E> {
+    fn from(error: Error) -> Self {
+        Self::Stopped(Stopped::Pipeline(error))
+    }
+}
+
+/// The first failure of a run.
+pub(super) struct First<E>(Mutex<Option<Failure<E>>>);
+
+impl<E> First<E> {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Keeps `failure` if it is the first one, and stops the run.
+    pub(super) fn set(&self, failure: Failure<E>, hand_over: &HandOver) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        hand_over.stop();
+    }
+
+    pub(super) fn take(self) -> Option<Failure<E>> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,137 @@
+//! A run of all stages over all micro-batches of a batch.
+
+use std::panic::resume_unwind;
+use std::thread::{self, Builder};
+use std::time::Duration;
+
+use burn::tensor::{Gradients, Tensor};
+
+use super::hop::Hop;
+use super::outcome::{Failure, Ran, Stopped};
+use super::turns::in_turns;
+use super::worker::{Functions, Run};
+use crate::error::Error;
+use crate::schedule::{Action, Schedule};
+
+/// How the stages of a run share the processor. Both ways give the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// Each stage has a thread. Stages work at the same time.
+    #[default]
+    Threads,
+    /// The calling thread performs the actions of all stages one at a time, in a fixed order. The memory of each action can be measured,
+    /// and random numbers are drawn in the same order in every run.
+    InTurns,
+}
+
+/// Runs the stages of a model over the micro-batches of a batch.
+///
+/// A forward pass is written as for one device; [`Hop`] says where a stage ends. The example of the crate trains a model.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    schedule: Schedule,
+    stages: usize,
+    micro_batches: usize,
+    way: Way,
+    time_limit: Duration,
+}
+
+impl Pipeline {
+    /// A pipeline whose stages have threads, with a time limit of ten minutes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for no stages.
+    pub fn new(schedule: Schedule, stages: usize, micro_batches: usize) -> Result<Self, Error> {
+        if stages == 0 {
+            return Err(Error::InvalidSetting { field: "stages", value: "0".into(), expected: "1 or more" });
+        }
+        let (way, time_limit) = (Way::default(), Duration::from_secs(600));
+        Ok(Self { schedule, stages, micro_batches, way, time_limit })
+    }
+
+    /// How the stages share the processor.
+    pub fn way(mut self, way: Way) -> Self {
+        self.way = way;
+        self
+    }
+
+    /// The longest that a stage waits for another one before the run ends with [`Error::Stalled`].
+    ///
+    /// The run can end only when the stage that is waited for comes out of the caller's code: a thread cannot be ended from outside.
+    /// The error is therefore also logged when the time is over (`tracing`, level error).
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = limit;
+        self
+    }
+
+    /// Runs the forward and backward passes of all micro-batches through all stages.
+    ///
+    /// `forward(micro_batch, hop)` is the forward pass of one micro-batch through all stages. It ends each stage but the last with
+    /// [`Hop::next`] and returns the loss, at which the backward pass begins. It runs on a thread of its own that is suspended where a stage
+    /// ends. `gradients(stage, micro_batch, gradients)` takes the gradients of the leaves that a stage's part of the forward pass
+    /// used. It is called on each stage in the schedule's order of micro-batches, on the stage's thread. It is not called for a part that no
+    /// gradient reaches. A leaf that several stages use has a gradient in each of them, and the caller adds these.
+    ///
+    /// The gradients have the bits of a backward pass through the whole graph of the micro-batch, with one exception: a leaf that several
+    /// stages use, or a tensor that is carried and used more than once in the same stage, may have its terms added in another order.
+    ///
+    /// With [`Way::Threads`], **a leaf must not be used by several stages in several micro-batches**, because burn 0.22.1 keeps everything
+    /// that shares a leaf in one graph, and two threads that extend and differentiate the same graph can wait for each other for ever. A
+    /// leaf may be used by several stages in one micro-batch, or by one stage in several micro-batches. A forward pass that uses the same
+    /// parameter in several stages makes new leaves of it in each micro-batch (`param.val().detach().require_grad()`).
+    ///
+    /// # Errors
+    /// The first failure stops the run: no action begins after it, suspended forward passes are unwound, and all threads end before this
+    /// function returns. burn's graphs of the parts that stages held are released. If `forward` fails in the first stage, what burn
+    /// holds of this unfinished part is released at the next backward pass over the same leaves.
+    ///
+    /// # Panics
+    /// With the payload of a panic in one of the functions, after all threads have ended.
+    pub fn run<E, F, G>(&self, forward: F, gradients: G) -> Result<Ran, Stopped<E>>
+    where
+        E: Send,
+        F: Fn(usize, &Hop<'_>) -> Result<Tensor<1>, E> + Sync,
+        G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
+    {
+        self.run_guarded(forward, gradients, |_, _| Ok(()))
+    }
+
+    /// [`run`](Self::run), with a function that is called before each action of each stage and can stop the run.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
+    pub fn run_guarded<E, F, G, H>(&self, forward: F, gradients: G, guard: H) -> Result<Ran, Stopped<E>>
+    where
+        E: Send,
+        F: Fn(usize, &Hop<'_>) -> Result<Tensor<1>, E> + Sync,
+        G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
+        H: Fn(usize, Action) -> Result<(), E> + Sync,
+    {
+        let actions = self.schedule.actions(self.stages, self.micro_batches);
+        let functions = Functions { forward, gradients, guard };
+        let run = Run::new(functions, self.stages, self.micro_batches, self.time_limit);
+        match self.way {
+            Way::InTurns => thread::scope(|scope| run.work(scope, in_turns(&actions))),
+            Way::Threads => thread::scope(|scope| {
+                let run = &run;
+                let mut workers = vec![];
+                for (stage, actions) in actions.into_iter().enumerate() {
+                    let work = move || run.work(scope, actions.into_iter().map(|action| (stage, action)).collect());
+                    match Builder::new().name(format!("stage {stage}")).spawn_scoped(scope, work) {
+                        Ok(worker) => workers.push(worker),
+                        Err(error) => run.fail(Error::Thread { reason: error.to_string() }.into()),
+                    }
+                }
+                // A scope waits for the functions of its threads, a join for the threads themselves.
+                for worker in workers {
+                    let _ = worker.join(); // a worker catches panics
+                }
+            }),
+        }
+        match run.end() {
+            Ok(ran) => Ok(ran),
+            Err(Failure::Stopped(stopped)) => Err(stopped),
+            Err(Failure::Panic(payload)) => resume_unwind(payload),
+        }
+    }
+}

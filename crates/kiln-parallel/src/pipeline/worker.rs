@@ -1,0 +1,206 @@
+//! What a stage's worker does: its list of actions, one after the other.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use burn::tensor::{Gradients, StreamId, Tensor};
+
+use super::coroutine::{self, Outcome};
+use super::hand_over::{Doing, Ended, HandOver};
+use super::hop::{Hop, Parts};
+use super::outcome::{Failure, First, Ran};
+use super::part::Part;
+use crate::error::Error;
+use crate::schedule::{Action, Timeline, Work};
+
+/// As large as the stack of a main thread usually is, since a forward pass runs on it. Only what is used takes memory.
+const STACK_BYTES: usize = 8 << 20;
+
+/// What the caller gave.
+pub(super) struct Functions<F, G, H> {
+    pub(super) forward: F,
+    pub(super) gradients: G,
+    pub(super) guard: H,
+}
+
+/// A run in progress.
+pub(super) struct Run<E, F, G, H> {
+    functions: Functions<F, G, H>,
+    stages: usize,
+    hand_over: HandOver,
+    /// One entry for each micro-batch, as in `losses`.
+    parts: Vec<Parts>,
+    losses: Vec<Mutex<Option<Tensor<1>>>>,
+    work: Mutex<Vec<Work>>,
+    failure: First<E>,
+    time_limit: Duration,
+    begun: Instant,
+    /// The caller's stream. All threads of the run use it, so that each device has one queue and one pool of memory for the run.
+    stream: StreamId,
+}
+
+/// Why an action was not completed: a failure, or that the run was stopped by another one.
+type Halt<E> = Option<Failure<E>>;
+
+impl<E, F, G, H> Run<E, F, G, H>
+where
+    E: Send,
+    F: Fn(usize, &Hop<'_>) -> Result<Tensor<1>, E> + Sync,
+    G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
+    H: Fn(usize, Action) -> Result<(), E> + Sync,
+{
+    pub(super) fn new(
+        functions: Functions<F, G, H>,
+        stages: usize,
+        micro_batches: usize,
+        time_limit: Duration,
+    ) -> Self {
+        Self {
+            functions,
+            stages,
+            hand_over: HandOver::new(stages, micro_batches),
+            parts: (0..micro_batches).map(|_| Mutex::new(vec![Part::default()])).collect(),
+            losses: (0..micro_batches).map(|_| Mutex::new(None)).collect(),
+            work: Mutex::new(vec![]),
+            failure: First::new(),
+            time_limit,
+            begun: Instant::now(),
+            stream: StreamId::current(),
+        }
+    }
+
+    /// Performs `actions`, pairs of a stage and its action, in order. Stops with the run.
+    pub(super) fn work<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, actions: Vec<(usize, Action)>) {
+        let mut coroutines = vec![];
+        self.stream.executes(|| {
+            for (stage, action) in actions {
+                let perform = || self.perform(scope, &mut coroutines, stage, action);
+                let halt = match catch_unwind(AssertUnwindSafe(perform)) {
+                    Ok(Ok(())) => continue,
+                    Ok(Err(halt)) => halt,
+                    Err(payload) => Some(Failure::Panic(payload)),
+                };
+                if let Some(failure) = halt {
+                    self.fail(failure);
+                }
+                break;
+            }
+        });
+        join(coroutines);
+    }
+
+    /// Stops the run.
+    pub(super) fn fail(&self, failure: Failure<E>) {
+        self.failure.set(failure, &self.hand_over);
+    }
+
+    fn perform<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        coroutines: &mut Vec<ScopedJoinHandle<'scope, ()>>,
+        stage: usize,
+        action: Action,
+    ) -> Result<(), Halt<E>> {
+        let begun = self.hand_over.begin(stage, action, Some(self.time_limit));
+        begun.map_err(|ended| self.waited(stage, action, ended))?;
+        let begin = self.begun.elapsed();
+        let failed = |error| Some(Failure::of(stage, action, error));
+        (self.functions.guard)(stage, action).map_err(failed)?;
+        match action {
+            Action::Forward(micro_batch) => {
+                self.hand_over.resume(stage, micro_batch);
+                if stage == 0 {
+                    join(coroutines.extract_if(.., |coroutine| coroutine.is_finished()));
+                    let name = format!("micro-batch {micro_batch}");
+                    let thread = Builder::new().name(name).stack_size(STACK_BYTES);
+                    let spawned = thread.spawn_scoped(scope, move || self.forward(micro_batch));
+                    coroutines.push(spawned.map_err(|error| Some(Error::Thread { reason: error.to_string() }.into()))?);
+                }
+                self.hand_over.suspended(stage, micro_batch).map_err(|_| None)?;
+            }
+            Action::Backward(micro_batch) => {
+                let part = lock(&self.parts[micro_batch]).pop();
+                let done = part.and_then(Part::backward);
+                let (gradients, given) = done.unzip();
+                if let (Some(before), Some(given)) = (lock(&self.parts[micro_batch]).last_mut(), given) {
+                    before.given = given;
+                }
+                self.hand_over.hand_back(stage, micro_batch);
+                if let Some(gradients) = gradients {
+                    (self.functions.gradients)(stage, micro_batch, gradients).map_err(failed)?;
+                }
+            }
+        }
+        let (begin, end) = (begin.as_secs_f64(), self.begun.elapsed().as_secs_f64());
+        lock(&self.work).push(Work { stage, action, begin, end });
+        self.hand_over.end(stage);
+        Ok(())
+    }
+
+    /// Runs the forward pass of a micro-batch through all stages.
+    fn forward(&self, micro_batch: usize) {
+        let parts = &self.parts[micro_batch];
+        let forward = || coroutine::run(&self.functions.forward, &self.hand_over, parts, self.stages, micro_batch);
+        let (stage, outcome) = self.stream.executes(forward);
+        match outcome {
+            Outcome::Loss(loss) if stage + 1 == self.stages => {
+                *lock(&self.losses[micro_batch]) = Some(loss.clone().inner());
+                if let Some(part) = lock(parts).last_mut() {
+                    part.loss = Some(loss);
+                }
+                self.hand_over.returned(stage, micro_batch);
+            }
+            Outcome::Loss(_) => {
+                self.fail(Error::Hops { micro_batch, found: stage + 1, expected: self.stages }.into());
+            }
+            Outcome::Error(error) => self.fail(Failure::of(stage, Action::Forward(micro_batch), error)),
+            Outcome::Panic(payload) => self.fail(Failure::Panic(payload)),
+            Outcome::Unwound => {}
+        }
+    }
+
+    fn waited(&self, stage: usize, action: Action, ended: Ended) -> Halt<E> {
+        match ended {
+            Ended::Stopped => None,
+            Ended::TimeLimit { stage: other, doing } => {
+                let doing = match doing {
+                    Doing::Works(action) => Some(action),
+                    Doing::Waits(_) | Doing::Nothing => None,
+                };
+                let error = Error::Stalled { stage, action, seconds: self.time_limit.as_secs_f64(), other, doing };
+                // The run ends with this error, but only after the other stage's action.
+                tracing::error!("{error}");
+                Some(error.into())
+            }
+        }
+    }
+
+    /// What the run has done, after all its threads have ended. After a failure, releases the graphs that stages held.
+    pub(super) fn end(self) -> Result<Ran, Failure<E>> {
+        let Some(failure) = self.failure.take() else {
+            let losses = self.losses.iter().filter_map(|loss| lock(loss).take()).collect();
+            return Ok(Ran {
+                losses,
+                timeline: Timeline { stages: self.stages, work: std::mem::take(&mut lock(&self.work)) },
+            });
+        };
+        let forget = || self.parts.iter().for_each(|parts| lock(parts).drain(..).for_each(Part::forget));
+        // If memory runs out even here, the next backward pass over the same leaves releases the rest.
+        let _ = catch_unwind(AssertUnwindSafe(forget));
+        Err(failure)
+    }
+}
+
+/// Waits for threads that have ended, or end because the run has stopped.
+fn join<'scope>(threads: impl IntoIterator<Item = ScopedJoinHandle<'scope, ()>>) {
+    for thread in threads {
+        let _ = thread.join(); // a coroutine catches panics
+    }
+}
+
+/// Locks also after a panic of another holder: values are replaced as a whole, never half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
