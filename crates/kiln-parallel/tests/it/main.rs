@@ -1,1 +1,4 @@
 //! The integration tests of kiln-parallel.
+
+mod simulation;
+mod split;
