@@ -11,5 +11,5 @@ mod schedule;
 pub use error::Error;
 pub use reduce::Communicator;
 pub use schedule::{
-    Action, BlockCost, DeviceLimit, Load, Schedule, SplitOptions, StageCost, Stages, Timeline, Work, simulate,
+    Action, BlockCost, DeviceLimit, Load, Schedule, SplitOptions, StageCost, Stages, Timeline, Work, cluster, simulate,
 };

@@ -1,4 +1,5 @@
 //! The integration tests of kiln-parallel.
 
+mod cluster;
 mod simulation;
 mod split;
