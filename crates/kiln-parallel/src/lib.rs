@@ -14,5 +14,5 @@ pub use reduce::{
     BUCKET_BYTES, Communicator, Local, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
 };
 pub use schedule::{
-    Action, BlockCost, DeviceLimit, Load, Schedule, SplitOptions, StageCost, Stages, Timeline, Work, simulate,
+    Action, BlockCost, DeviceLimit, Load, Schedule, SplitOptions, StageCost, Stages, Timeline, Work, cluster, simulate,
 };

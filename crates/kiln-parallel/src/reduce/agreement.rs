@@ -23,6 +23,8 @@ pub enum Number {
     Sum(u64),
     /// The least of all. Example: the size of a micro-batch that fits on each device.
     Least(u64),
+    /// The largest of all. Example: the checkpoint plan that saves the most memory.
+    Most(u64),
     /// All replicas must have the same number of this name. Example: the step.
     Equal(String, u64),
 }
@@ -35,7 +37,7 @@ impl Number {
 
     fn value(&self) -> u64 {
         match self {
-            Self::Sum(value) | Self::Least(value) | Self::Equal(_, value) => *value,
+            Self::Sum(value) | Self::Least(value) | Self::Most(value) | Self::Equal(_, value) => *value,
         }
     }
 
@@ -44,6 +46,7 @@ impl Number {
         match self {
             Self::Sum(_) => "a sum",
             Self::Least(_) => "a least number",
+            Self::Most(_) => "a largest number",
             Self::Equal(name, _) => name,
         }
     }
@@ -136,6 +139,7 @@ fn together(numbers: &[&Number]) -> Result<u64, Error> {
         None => Ok(0),
         Some(Number::Sum(_)) => Ok(values().fold(0, u64::saturating_add)),
         Some(Number::Least(_)) => Ok(values().min().unwrap_or(0)),
+        Some(Number::Most(_)) => Ok(values().max().unwrap_or(0)),
         Some(Number::Equal(name, first)) => match values().all(|value| value == *first) {
             true => Ok(*first),
             false => Err(Error::Differs { what: name.clone(), values: values().collect() }),

@@ -1,6 +1,7 @@
 //! The order in which stages work on micro-batches, and how blocks are divided among stages: pure functions without tensors.
 
 mod action;
+pub mod cluster;
 mod order;
 mod simulate;
 mod split;

@@ -1,8 +1,11 @@
 //! The integration tests of kiln-parallel.
 
+mod cluster;
 mod communicators;
 #[path = "../conformance/mod.rs"]
 mod conformance;
 mod hand_over;
 mod model;
 mod pipeline;
+mod simulation;
+mod split;
