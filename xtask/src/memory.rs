@@ -5,10 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use benches::output::print_json;
-use benches::pipelines::{PipelineSettings, Run};
+use benches::pipelines::{PipelineSettings, Run, SharedTask};
 use benches::usage::Usage;
 use burn::tensor::Device;
-use kiln_training::Task;
 use serde_json::{Value, json};
 
 use crate::cli::{RunArgs, Train};
@@ -37,7 +36,11 @@ pub(crate) fn run(command: Train) -> Result<ExitCode> {
     }
 }
 
-fn profile<T: Task, S: PipelineSettings>(run: Run<T, S>, device: &Device, arguments: &RunArgs) -> Result<ExitCode> {
+fn profile<T: SharedTask, S: PipelineSettings>(
+    run: Run<T, S>,
+    device: &Device,
+    arguments: &RunArgs,
+) -> Result<ExitCode> {
     if arguments.resume.is_some() {
         bail!(Usage("--resume goes on with a run, expected a new one to be measured".into()));
     }

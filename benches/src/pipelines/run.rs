@@ -63,6 +63,11 @@ pub struct Setup<B, S> {
     pub settings: S,
 }
 
+/// A task that several threads can work on, as stages do.
+pub trait SharedTask: Task<Model: Sync, Batch: Sync> + Sync {}
+
+impl<T: Task<Model: Sync, Batch: Sync> + Sync> SharedTask for T {}
+
 /// Settings of one of the pipelines.
 pub trait PipelineSettings: serde::Serialize {
     /// Settings of every run.

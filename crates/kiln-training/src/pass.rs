@@ -9,17 +9,21 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln_checkpointing::{Chain, Mode, Plan, PlanSegment, Tensors};
 use kiln_memory::Recorder;
 
+use crate::error::Error;
+use crate::stages::{StagePass, ids};
+
 /// A model that a [`Task`](crate::Task) computes a loss or metrics with, and the device to compute on.
 ///
 /// The same code runs in three situations: in training under a checkpoint plan, in evaluation, and once while a step is recorded
 /// to predict its memory. A task does not need to tell them apart.
 pub struct Pass<'a, M> {
     model: &'a M,
-    device: &'a Device,
+    /// The device of the stage that the pass is in.
+    device: Cell<&'a Device>,
     situation: Situation<'a>,
     /// The block that the next chain begins with, in the numbering of the plan.
     next_block: Cell<usize>,
-    failed: RefCell<Option<kiln_checkpointing::Error>>,
+    failed: RefCell<Option<Error>>,
     /// One element of each tensor that was named.
     evidence: RefCell<Vec<Tensor<1>>>,
 }
@@ -33,13 +37,15 @@ enum Situation<'a> {
     Recorded { recorder: &'a Recorder, chains: &'a RefCell<Vec<usize>> },
     /// As the plan says.
     Planned { plan: &'a Plan, draws_random: bool },
+    /// As the plan says, with a stage's end between some blocks.
+    Staged(StagePass<'a>),
 }
 
 impl<'a, M> Pass<'a, M> {
     fn new(model: &'a M, device: &'a Device, situation: Situation<'a>) -> Self {
         Self {
             model,
-            device,
+            device: Cell::new(device),
             situation,
             next_block: Cell::new(0),
             failed: RefCell::new(None),
@@ -62,21 +68,27 @@ impl<'a, M> Pass<'a, M> {
         Self::new(model, device, Situation::Planned { plan, draws_random })
     }
 
+    /// A training pass through stages.
+    pub(crate) fn staged(model: &'a M, stages: StagePass<'a>) -> Self {
+        Self::new(model, stages.device(), Situation::Staged(stages))
+    }
+
     /// The model.
     pub fn model(&self) -> &'a M {
         self.model
     }
 
-    /// The device to make tensors on.
+    /// The device to make tensors on. In a model that is divided into stages, the device changes where a stage ends, in
+    /// [`chain`](Self::chain).
     pub fn device(&self) -> &'a Device {
-        self.device
+        self.device.get()
     }
 
     /// A copy of host data on the pass's device.
     ///
     /// Works for burn's `TensorData` and for tensors of any kind on another device.
     pub fn input<const D: usize, K: Basic>(&self, source: impl Input<D, K>) -> Tensor<D, K> {
-        source.on(self.device)
+        source.on(self.device())
     }
 
     /// Runs `x` through `blocks`, one after the other; `f` runs one block.
@@ -107,22 +119,74 @@ impl<'a, M> Pass<'a, M> {
                 x
             }
             Situation::Planned { plan, draws_random } => {
-                let chain = Chain::new(blocks);
-                let chain = if draws_random { chain } else { chain.deterministic() };
-                let first = self.next_block.get();
-                // The recording counts the operations between two chains as a block.
-                self.next_block.set(first + chain.len() + 1);
-                let plan = part_of(plan, first..first + chain.len());
-                let input = x.clone();
-                match chain.run(&plan, x, f.clone()) {
-                    Ok(x) => x,
-                    Err(error) => {
-                        // The step ends with this error; the pass still needs a value.
-                        *self.failed.borrow_mut() = Some(error);
-                        let plain = Plan::none(chain.len());
-                        chain.run(&plain, input.clone(), f).unwrap_or(input)
+                let (blocks, first) = self.numbered(blocks);
+                self.planned_part(&blocks, first, x, f, (plan, draws_random))
+            }
+            Situation::Staged(stages) => {
+                let (blocks, first) = self.numbered(blocks);
+                let mut x = x;
+                let mut next = 0;
+                for end in 1..=blocks.len() {
+                    if stages.division.stage_at(first + end).is_none() && end < blocks.len() {
+                        continue;
                     }
+                    x = self.crossed(&stages, first + next, x);
+                    blocks[next..end].iter().for_each(|block| (stages.blocks)(ids(*block)));
+                    x = self.planned_part(
+                        &blocks[next..end],
+                        first + next,
+                        x,
+                        f.clone(),
+                        (stages.plan, stages.draws_random),
+                    );
+                    next = end;
                 }
+                self.crossed(&stages, first + next, x)
+            }
+        }
+    }
+
+    /// The blocks of a chain, and the number of the first one in the plan.
+    fn numbered<'b, B>(&self, blocks: impl IntoIterator<Item = &'b B>) -> (Vec<&'b B>, usize) {
+        let blocks: Vec<&B> = blocks.into_iter().collect();
+        let first = self.next_block.get();
+        // The recording counts the operations between two chains as a block.
+        self.next_block.set(first + blocks.len() + 1);
+        (blocks, first)
+    }
+
+    /// Runs blocks, the first of which has the number `first`, as a plan says.
+    fn planned_part<B, X, F>(&self, blocks: &[&B], first: usize, x: X, f: F, (plan, draws_random): (&Plan, bool)) -> X
+    where
+        B: Module + 'static,
+        X: Tensors,
+        F: Fn(&B, X) -> X + Clone + Send + 'static,
+    {
+        let chain = Chain::new(blocks.iter().copied());
+        let chain = if draws_random { chain } else { chain.deterministic() };
+        let plan = part_of(plan, first..first + chain.len());
+        let input = x.clone();
+        match chain.run(&plan, x, f.clone()) {
+            Ok(x) => x,
+            Err(error) => {
+                // The step ends with this error; the pass still needs a value.
+                *self.failed.borrow_mut() = Some(error.into());
+                let plain = Plan::none(chain.len());
+                chain.run(&plain, input.clone(), f).unwrap_or(input)
+            }
+        }
+    }
+
+    /// Ends a stage, if another one begins with the block of number `block`.
+    fn crossed<X: Tensors>(&self, stages: &StagePass<'a>, block: usize, x: X) -> X {
+        match stages.cross(block, x.clone()) {
+            Ok(x) => {
+                self.device.set(stages.device());
+                x
+            }
+            Err(error) => {
+                *self.failed.borrow_mut() = Some(error);
+                x
             }
         }
     }
@@ -145,14 +209,14 @@ impl<'a, M> Pass<'a, M> {
     ///
     /// It costs a copy of one element and a question to the device's thread. Outside of training it does nothing.
     pub fn evidence<const D: usize>(&self, tensor: &Tensor<D>) {
-        if matches!(self.situation, Situation::Planned { .. }) && !tensor.dims().contains(&0) {
+        if matches!(self.situation, Situation::Planned { .. } | Situation::Staged(_)) && !tensor.dims().contains(&0) {
             let element = tensor.clone().inner().slice(std::array::from_fn::<_, D, _>(|_| 0..1));
             self.evidence.borrow_mut().push(element.reshape([1]));
         }
     }
 
     /// One element of each tensor that was named; the error of a chain, if one met one.
-    pub(crate) fn into_evidence(self) -> Result<Vec<Tensor<1>>, kiln_checkpointing::Error> {
+    pub(crate) fn into_evidence(self) -> Result<Vec<Tensor<1>>, Error> {
         match self.failed.into_inner() {
             Some(error) => Err(error),
             None => Ok(self.evidence.into_inner()),

@@ -4,13 +4,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use benches::pipelines::{
-    ClassifySettings, CompressionSettings, GptSettings, PipelineSettings, Run, classify_run, load_merged,
+    ClassifySettings, CompressionSettings, GptSettings, PipelineSettings, Run, SharedTask, classify_run, load_merged,
     next_token_run, open_images,
 };
 use benches::usage::Usage;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_models::{Classifier, ClassifierConfig, Gpt, GptConfig, SafetensorsModel};
-use kiln_training::Task;
 use serde::de::DeserializeOwned;
 
 use crate::cli::CompressArgs;
@@ -19,8 +18,8 @@ use crate::train::prepare::check_classes;
 
 /// The settings of a pipeline whose runs can be made smaller.
 pub(super) trait Family: PipelineSettings + DeserializeOwned + Clone + 'static {
-    type Model: SafetensorsModel + 'static;
-    type Task: Task<Model = Self::Model> + 'static;
+    type Model: SafetensorsModel + Sync + 'static;
+    type Task: SharedTask<Model = Self::Model> + 'static;
 
     /// The metric that says how good a model is.
     const METRIC: &'static str;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use benches::output::print_json;
-use benches::pipelines::{Findings, PipelineSettings, Run, Setup, is_untrained};
+use benches::pipelines::{Findings, PipelineSettings, Places, Run, Setup, SharedTask, is_untrained};
 use benches::usage::Usage;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -16,7 +16,7 @@ use kiln_memory::{Measured, MemoryReport};
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{Checkpoints, Finish, StepPlan, Task, Trainer};
+use kiln_training::{Checkpoints, Finish, StagesConfig, StepPlan, Task, Trainer};
 use serde_json::{Map, Value, json};
 
 use super::directory::RunDirectory;
@@ -34,7 +34,7 @@ pub(crate) fn drive<T, S>(
     communicator: Option<Arc<dyn Communicator>>,
 ) -> Result<ExitCode>
 where
-    T: Task<Model: SafetensorsModel>,
+    T: SharedTask<Model: SafetensorsModel>,
     S: PipelineSettings,
 {
     let checkpoints = Checkpoints::new("", run.setup.settings.run().keep)?; // refused before a directory is made
@@ -159,7 +159,7 @@ pub(crate) fn start<T, S>(
     communicator: Option<Arc<dyn Communicator>>,
 ) -> Result<Started<T, S>>
 where
-    T: Task,
+    T: SharedTask,
     S: PipelineSettings,
 {
     if run.setup.total_steps() == 0 {
@@ -175,6 +175,14 @@ where
     if let Some(chance) = arguments.inject_oom {
         let faults = Injector::chance(chance, seed).map_err(|e| Usage(format!("--inject-oom: {e}")))?;
         builder = builder.with_guard(move |boundary| faults.check(boundary.name()));
+    }
+    if let Some(places) = &setup.settings.run().parallel.stages {
+        let run = setup.settings.run();
+        let devices = match places {
+            Places::Count(stages) => vec![device.clone(); *stages],
+            Places::Devices(names) => names.iter().map(|name| benches::device::open(name)).collect::<Result<_>>()?,
+        };
+        builder = builder.with_stages(StagesConfig::new(devices).with_schedule(run.parallel.schedule));
     }
     if let Some(communicator) = communicator {
         builder = builder.with_replicas(communicator);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Result, bail};
-use benches::pipelines::{PipelineSettings, Replicas, Run, RunSettings};
+use benches::pipelines::{PipelineSettings, Replicas, Run, RunSettings, SharedTask};
 use benches::usage::Usage;
 use burn::tensor::Device;
 use kiln_data::Replica;
 use kiln_models::SafetensorsModel;
 use kiln_parallel::{Communicator, Local};
-use kiln_training::{Checkpoints, Finish, Task};
+use kiln_training::{Checkpoints, Finish};
 
 use super::drive::{drive, into_cli_error, start};
 use super::interrupt::Interrupt;
@@ -41,7 +41,7 @@ pub(crate) fn train<T, S>(
     prepare: impl Fn(usize) -> Result<(Run<T, S>, Device)> + Sync,
 ) -> Result<ExitCode>
 where
-    T: Task<Model: SafetensorsModel>,
+    T: SharedTask<Model: SafetensorsModel>,
     S: PipelineSettings,
 {
     let settings = run.setup.settings.run();
@@ -88,7 +88,7 @@ fn follow<T, S>(
     communicator: Arc<dyn Communicator>,
 ) -> Result<ExitCode>
 where
-    T: Task<Model: SafetensorsModel>,
+    T: SharedTask<Model: SafetensorsModel>,
     S: PipelineSettings,
 {
     let keep = run.setup.settings.run().keep;

@@ -26,6 +26,7 @@ use crate::optimizer::OptimizerGroups;
 use crate::planning::{Checkpointing, MemoryBudget, Planner, RecordedStep, StepKind, StepPlan};
 use crate::replicas::Replicas;
 use crate::schedule::Schedule;
+use crate::stages::{Compute, Division, Staged, StagesConfig, compute};
 use crate::task::Task;
 use crate::transaction::{Boundary, Guard, ModelState, StepSettings};
 
@@ -72,6 +73,7 @@ pub struct TrainerBuilder<'a, T: Task> {
     observer: Option<Observer>,
     communicator: Option<Arc<dyn Communicator>>,
     shards_optimizer: bool,
+    stages: Option<(StagesConfig, Compute<T>)>,
 }
 
 impl<T: Task> Trainer<T> {
@@ -149,6 +151,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             observer: None,
             communicator: None,
             shards_optimizer: false,
+            stages: None,
         }
     }
 
@@ -359,6 +362,24 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self { shards_optimizer: true, ..self }
     }
 
+    /// Divides the blocks of the model's [chain](crate::Pass::chain) into stages, each of which works on another micro-batch at the same
+    /// time (pipeline parallelism). What comes before the chain runs in the first stage, what comes after it in the last one, and a tensor
+    /// that is made in one stage reaches the next one through the chain only. Gradients, losses and running statistics have the bits of a
+    /// run without stages in the same micro-batches, whatever the schedule. A model that draws random numbers is an exception: each stage
+    /// seeds its own, so that its masks are other ones, and stages take turns.
+    ///
+    /// Choose a micro-batch that cuts a batch into at least as many parts as there are stages: of `m` parts, a share of
+    /// `(p - 1) / (m + p - 1)` of the time of `p` stages is idle.
+    #[must_use]
+    pub fn with_stages(self, stages: StagesConfig) -> Self
+    where
+        T: Sync,
+        T::Model: Sync,
+        T::Batch: Sync,
+    {
+        Self { stages: Some((stages, compute::<T>)), ..self }
+    }
+
     /// Records the step of batches like `sample`, for a device that need not be there.
     ///
     /// `batch`: samples of a whole batch.
@@ -478,6 +499,10 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         let mut run = ModelState::new(&self.init, &self.attach, &self.optimizer, self.seed, settings, replicas)?;
         run.guard = Some(watch.guard());
 
+        let staged = self.stages.map(|(stages, compute)| {
+            Division::of(stages, planner.as_ref(), micro_batch).map(|division| Staged::new(division, compute))
+        });
+        let staged = staged.transpose()?;
         let size = micro_batch.unwrap_or(usize::MAX).min(batch);
         let recovery = if self.recovers {
             // A card has kernels compiled and tuned for each size that it sees.
@@ -524,6 +549,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             observer: self.observer,
             edit: self.edit,
             edited: None,
+            staged,
         })
     }
 

@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::pass::Pass;
 use crate::planning::{Planner, StepPlan, plan_for};
+use crate::stages::{Inputs, Staged};
 use crate::state::RunState;
 use crate::task::Task;
 use crate::transaction::{Attempted, CHUNKS, ModelState, Share, StepReport, chunk_bytes};
@@ -62,6 +63,8 @@ pub struct Trainer<T: Task> {
     pub(super) edit: Option<Edit<T::Model>>,
     /// The step that the model was last edited before.
     pub(super) edited: Option<u64>,
+    /// The stages that the model is divided into, if it is.
+    pub(super) staged: Option<Staged<T>>,
 }
 
 impl<T: Task> Trainer<T> {
@@ -159,6 +162,28 @@ impl<T: Task> Trainer<T> {
         // A part without a token that carries a loss has no mean loss, and nothing to add.
         let parts = parts.filter(|(weight, _)| weight.count() > 0);
         let plan = plan_for(&self.plans, setting);
+        if let Some(staged) = &self.staged {
+            let parts: Vec<_> = parts.collect();
+            let run = &self.run;
+            let inputs = Inputs {
+                task: &self.task,
+                staged,
+                plan: &plan,
+                draws_random: self.draws_random,
+                state: run.state,
+                share,
+                loss_scale: run.scaler.state().scale,
+                guard: run.guard.as_ref(),
+            };
+            let mut evidence = vec![];
+            let mut attempted = run.attempt_with(share, |model, statistics| {
+                let (computed, named) = (staged.compute)(&inputs, model, statistics, &parts)?;
+                evidence = named;
+                Ok(computed)
+            })?;
+            attempted.evidence = evidence;
+            return Ok(attempted);
+        }
         let mut evidence = vec![];
         let mut attempted = self.run.attempt(share, parts, |model, device, part: &Part<'_, T::Batch>| {
             let pass = Pass::planned(model, device, &plan, self.draws_random);
@@ -308,6 +333,11 @@ impl<T: Task> Trainer<T> {
     pub fn predict(&self, samples: usize) -> Result<Prediction, Error> {
         let (Some(planner), Some(plan)) = (&self.planner, &self.plan) else { return Err(Error::NoPrediction) };
         planner.predict(&StepPlan { batch: samples, micro_batch: plan.micro_batch.min(samples), ..plan.clone() })
+    }
+
+    /// What the stages did when in the last step, in a run with stages.
+    pub fn timeline(&self) -> Option<kiln_parallel::Timeline> {
+        self.staged.as_ref()?.timeline()
     }
 
     /// Has `observer` told of every event of [`fit`](Self::fit) from now on.

@@ -155,6 +155,9 @@ impl<T: Task> Trainer<T> {
             recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
         self.run.restore(model, (groups, optimizer), saved.state, scaler);
+        if let Some(staged) = &self.staged {
+            staged.renew();
+        }
         self.edited = saved.edited;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
         self.batches = saved.batches.or(self.batches);

@@ -1,0 +1,271 @@
+//! Gradients of a batch, computed in stages.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::module::ParamId;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Gradients, Tensor};
+use kiln_accumulation::{RunningStatistics, Weight, WeightedLoss};
+use kiln_checkpointing::Plan;
+use kiln_parallel::{Action, Pipeline, Stopped, Timeline, Way};
+use kiln_recovery::{forget, renewed};
+
+use super::division::Division;
+use super::held::StageGradients;
+use super::pass::{Moment, StagePass};
+use crate::batch::Part;
+use crate::error::Error;
+use crate::pass::Pass;
+use crate::replicas::hold_random_numbers;
+use crate::state::RunState;
+use crate::task::Task;
+use crate::transaction::{Boundary, Computed, Guard, Share};
+
+/// Computes gradients of a batch in stages; [`compute`] for one kind of task.
+pub(crate) type Compute<T> = fn(
+    &Inputs<'_, T>,
+    &<T as Task>::Model,
+    &mut RunningStatistics,
+    &[(Weight, Part<'_, <T as Task>::Batch>)],
+) -> Result<(Computed, Vec<Tensor<1>>), Error>;
+
+/// The stages of a run.
+pub(crate) struct Staged<T: Task> {
+    pub(crate) division: Division,
+    pub(crate) compute: Compute<T>,
+    /// What the first attempt has found out about the stages.
+    known: Mutex<Option<Known>>,
+    /// What the stages did when in the last attempt that succeeded.
+    timeline: Mutex<Option<Timeline>>,
+}
+
+/// What a run knows of its stages once it has computed in them.
+#[derive(Clone)]
+struct Known {
+    /// The running statistics that each stage updates.
+    statistics: Vec<HashSet<ParamId>>,
+    /// The parameters that several stages use.
+    shared: HashSet<ParamId>,
+}
+
+/// What gradients are computed with.
+pub(crate) struct Inputs<'a, T: Task> {
+    pub(crate) task: &'a T,
+    pub(crate) staged: &'a Staged<T>,
+    pub(crate) plan: &'a Plan,
+    pub(crate) draws_random: bool,
+    pub(crate) state: RunState,
+    pub(crate) share: Share,
+    pub(crate) loss_scale: f64,
+    pub(crate) guard: Option<&'a Guard>,
+}
+
+impl<T: Task> Staged<T> {
+    pub(crate) fn new(division: Division, compute: Compute<T>) -> Self {
+        Self { division, compute, known: Mutex::default(), timeline: Mutex::default() }
+    }
+
+    /// Forgets what belongs to parameters that were replaced.
+    pub(crate) fn renew(&self) {
+        *lock(&self.known) = None;
+    }
+
+    /// What the stages did when in the last attempt that succeeded.
+    pub(crate) fn timeline(&self) -> Option<Timeline> {
+        lock(&self.timeline).clone()
+    }
+}
+
+/// Gradients and loss of the parts of a batch, computed in stages, and the tensors that the task named.
+///
+/// Each micro-batch runs on leaves of its own, so that no two micro-batches share a graph.
+pub(crate) fn compute<T>(
+    inputs: &Inputs<'_, T>,
+    model: &T::Model,
+    statistics: &mut RunningStatistics,
+    parts: &[(Weight, Part<'_, T::Batch>)],
+) -> Result<(Computed, Vec<Tensor<1>>), Error>
+where
+    T: Task + Sync,
+    T::Model: Sync,
+    T::Batch: Sync,
+{
+    let Inputs { staged, loss_scale, .. } = *inputs;
+    let division = &staged.division;
+    let known = lock(&staged.known).clone();
+    let shared = known.as_ref().map(|known| known.shared.clone());
+    let run = Run {
+        inputs,
+        model,
+        models: parts.iter().map(|_| Mutex::new(None)).collect(),
+        losses: parts.iter().map(|_| Mutex::new(None)).collect(),
+        blocks: Mutex::default(),
+        evidence: Mutex::default(),
+        statistics: Mutex::new(Statistics {
+            running: statistics,
+            of_stage: known
+                .map_or_else(|| vec![None; division.count()], |known| known.statistics.into_iter().map(Some).collect()),
+        }),
+        gradients: Mutex::new(StageGradients::new(division.count(), shared)),
+    };
+    // Random numbers are one stream of the process: stages that draw from it take turns.
+    let way = if inputs.draws_random { Way::InTurns } else { Way::Threads };
+    let _random = inputs.draws_random.then(hold_random_numbers);
+    let pipeline = Pipeline::new(division.schedule, division.count(), parts.len())?.way(way);
+    let ran = pipeline.run_guarded(
+        |micro_batch, hop| run.forward(micro_batch, &parts[micro_batch], hop),
+        |stage, micro_batch, gradients| run.take(stage, micro_batch, gradients),
+        |stage, action| {
+            inputs.at(match (stage, action) {
+                (0, Action::Forward(_)) => Boundary::CopyIn,
+                (_, Action::Forward(_)) => Boundary::Forward,
+                (_, Action::Backward(_)) => Boundary::Backward,
+            })
+        },
+    );
+    let ran = match ran {
+        Ok(ran) => ran,
+        Err(stopped) => {
+            run.models.iter().filter_map(|model| lock(model).take()).for_each(|model| forget(&model));
+            return Err(match stopped {
+                Stopped::Failed { error, .. } => error,
+                Stopped::Pipeline(error) => Error::Parallel(error),
+                other => {
+                    Error::Parallel(kiln_parallel::Error::Transfer { operation: "stages", reason: other.to_string() })
+                }
+            });
+        }
+    };
+    *lock(&staged.timeline) = Some(ran.timeline);
+    let Run { losses, evidence, statistics, gradients, .. } = run;
+    let of_stage = into_inner(statistics).of_stage.into_iter().map(Option::unwrap_or_default).collect();
+    let (gradients, shared) = into_inner(gradients).finish(model)?;
+    *lock(&staged.known) = Some(Known { statistics: of_stage, shared });
+    let means = losses.into_iter().filter_map(into_inner::<Option<Tensor<1>>>);
+    let step = inputs.state.next_step();
+    let loss = means.reduce(|sum, mean| sum + mean).ok_or(Error::NoGradients { step })?;
+    if gradients.is_empty() {
+        return Err(Error::NoGradients { step });
+    }
+    Ok((Computed { gradients, loss, loss_scale, micro_batches: parts.len() }, into_inner(evidence)))
+}
+
+/// The running statistics of a batch.
+struct Statistics<'a> {
+    running: &'a mut RunningStatistics,
+    /// What each stage updates, once it is known.
+    of_stage: Vec<Option<HashSet<ParamId>>>,
+}
+
+/// A batch that is computed in stages.
+struct Run<'a, T: Task> {
+    inputs: &'a Inputs<'a, T>,
+    model: &'a T::Model,
+    /// The leaves of each micro-batch that is under way.
+    models: Vec<Mutex<Option<T::Model>>>,
+    losses: Vec<Mutex<Option<Tensor<1>>>>,
+    /// The parameters of all blocks.
+    blocks: Mutex<HashSet<ParamId>>,
+    evidence: Mutex<Vec<Tensor<1>>>,
+    statistics: Mutex<Statistics<'a>>,
+    gradients: Mutex<StageGradients>,
+}
+
+impl<T: Task> Inputs<'_, T> {
+    fn at(&self, boundary: Boundary) -> Result<(), Error> {
+        match self.guard {
+            Some(guard) => Ok(guard(boundary)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Seeds a stage's device for a micro-batch: the first stage as a step without stages does.
+    fn seed(&self, device: &Device, stage: usize, micro_batch: usize) {
+        if stage == 0 || self.draws_random {
+            let seed = self.state.step_seed((self.share.first_micro_batch + micro_batch) as u64);
+            device.seed(seed ^ (stage as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        }
+    }
+}
+
+impl<T: Task> Run<'_, T> {
+    /// The forward pass of a micro-batch through all stages.
+    fn forward(
+        &self,
+        micro_batch: usize,
+        (weight, part): &(Weight, Part<'_, T::Batch>),
+        hop: &kiln_parallel::Hop<'_>,
+    ) -> Result<Tensor<1>, Error> {
+        let Inputs { task, staged, plan, draws_random, share, loss_scale, .. } = *self.inputs;
+        let division = &staged.division;
+        let leaves = renewed(self.model);
+        *lock(&self.models[micro_batch]) = Some(leaves.clone());
+        self.inputs.seed(&division.devices[0], 0, micro_batch);
+        let between = |moment| match moment {
+            Moment::Ends(stage) => self.end(stage, micro_batch, *weight),
+            Moment::Begins(stage) => {
+                self.inputs.seed(&division.devices[stage], stage, micro_batch);
+                Ok(())
+            }
+        };
+        let blocks = |ids: HashSet<ParamId>| lock(&self.blocks).extend(ids);
+        let staged = StagePass { division, hop, plan, draws_random, between: &between, blocks: &blocks };
+        let pass = Pass::staged(&leaves, staged);
+        let loss = task.loss(&pass, part.batch());
+        let evidence = pass.into_evidence()?;
+        if hop.stage() + 1 < division.count() {
+            let (found, expected) = (hop.stage() + 1, division.count());
+            return Err(Error::Parallel(kiln_parallel::Error::Hops { micro_batch, found, expected }));
+        }
+        lock(&self.evidence).extend(evidence);
+        let WeightedLoss { mean, scaled } =
+            WeightedLoss::new(loss, *weight, share.total, loss_scale).map_err(|e| match e {
+                kiln_accumulation::Error::NoGradients => Error::NoGradients { step: self.inputs.state.next_step() },
+                e => Error::Accumulation(e),
+            })?;
+        *lock(&self.losses[micro_batch]) = Some(mean);
+        self.inputs.at(Boundary::Forward)?;
+        self.end(hop.stage(), micro_batch, *weight)?;
+        self.inputs.at(Boundary::Accumulate)?;
+        Ok(scaled)
+    }
+
+    /// Takes the running statistics that a stage has updated, and restores those from before the batch.
+    fn end(&self, stage: usize, micro_batch: usize, weight: Weight) -> Result<(), Error> {
+        let mut statistics = lock(&self.statistics);
+        if statistics.running.is_empty() {
+            return Ok(());
+        }
+        if statistics.of_stage[stage].is_none() && micro_batch == 0 {
+            // No later stage has run in this batch, and earlier ones are known.
+            let earlier: HashSet<ParamId> = statistics.of_stage.iter().flatten().flatten().copied().collect();
+            let changed = statistics.running.changed(self.model);
+            statistics.of_stage[stage] = Some(changed.into_iter().filter(|id| !earlier.contains(id)).collect());
+        }
+        let Statistics { running, of_stage } = &mut *statistics;
+        let own = |id| of_stage[stage].as_ref().is_some_and(|own| own.contains(&id));
+        Ok(running.take_some(self.model, own, weight, self.inputs.share.total)?)
+    }
+
+    /// Adds the gradients of a stage's backward pass.
+    fn take(&self, stage: usize, micro_batch: usize, gradients: Gradients) -> Result<(), Error> {
+        let leaves = lock(&self.models[micro_batch]).clone();
+        let Some(leaves) = leaves else { return Ok(()) };
+        let gradients = GradientsParams::from_grads(gradients, &leaves);
+        if stage == 0 {
+            *lock(&self.models[micro_batch]) = None;
+        }
+        let blocks = lock(&self.blocks).clone();
+        lock(&self.gradients).add(&leaves, (stage, micro_batch), gradients, &blocks)
+    }
+}
+
+/// Locks also after a panic of another holder: the run has then failed.
+fn lock<V>(mutex: &Mutex<V>) -> MutexGuard<'_, V> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn into_inner<V>(mutex: Mutex<V>) -> V {
+    mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,12 @@
+//! A step whose model is divided into stages, each of which works on another micro-batch.
+
+mod compute;
+mod division;
+mod held;
+mod pass;
+
+pub use division::StagesConfig;
+
+pub(crate) use compute::{Compute, Inputs, Staged, compute};
+pub(crate) use division::Division;
+pub(crate) use pass::{StagePass, ids};

@@ -1,0 +1,86 @@
+//! A pass that ends a stage between two blocks of a chain.
+
+use std::collections::HashSet;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, Device, Int, Tensor};
+use kiln_checkpointing::{Plan, TensorMap, Tensors};
+use kiln_parallel::Hop;
+
+use super::division::Division;
+use crate::error::Error;
+
+/// What a pass needs to end stages.
+#[derive(Clone, Copy)]
+pub(crate) struct StagePass<'a> {
+    pub(crate) division: &'a Division,
+    pub(crate) hop: &'a Hop<'a>,
+    pub(crate) plan: &'a Plan,
+    pub(crate) draws_random: bool,
+    /// Called at the end of a stage, and at the beginning of the next one.
+    pub(crate) between: &'a dyn Fn(Moment) -> Result<(), Error>,
+    /// Told of the parameters of each block.
+    pub(crate) blocks: &'a dyn Fn(HashSet<ParamId>),
+}
+
+/// A moment between two stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// Stage number so is about to end.
+    Ends(usize),
+    /// Stage number so begins.
+    Begins(usize),
+}
+
+impl<'a> StagePass<'a> {
+    /// The device of the stage that the pass is in.
+    pub(crate) fn device(&self) -> &'a Device {
+        &self.division.devices[self.hop.stage()]
+    }
+
+    /// Ends a stage if another one begins with `block`.
+    ///
+    /// # Errors
+    /// Those of the executor, and of what happens between stages.
+    pub(crate) fn cross<X: Tensors>(&self, block: usize, x: X) -> Result<X, Error> {
+        let Some(next) = self.division.stage_at(block) else { return Ok(x) };
+        (self.between)(Moment::Ends(next - 1))?;
+        let x = x.map(&mut Carry { hop: self.hop, device: &self.division.devices[next] });
+        self.hop.arrive()?;
+        (self.between)(Moment::Begins(next))?;
+        Ok(x)
+    }
+}
+
+/// Hands tensors to the next stage.
+struct Carry<'a> {
+    hop: &'a Hop<'a>,
+    device: &'a Device,
+}
+
+impl TensorMap for Carry<'_> {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.hop.carry(tensor, self.device)
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        tensor.to_device(self.device)
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+        tensor.to_device(self.device)
+    }
+}
+
+/// The ids of the parameters of `block`.
+pub(crate) fn ids(block: &impl Module) -> HashSet<ParamId> {
+    struct Ids(HashSet<ParamId>);
+    impl ModuleVisitor for Ids {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.insert(param.id);
+        }
+    }
+    let mut ids = Ids(HashSet::new());
+    block.visit(&mut ids);
+    ids.0
+}
