@@ -247,7 +247,7 @@ fn links(out: &mut impl Write) -> Result {
         ["stages", "replicas", "inside a host", "optimizer", "gradients", "inside, GB", "between, GB", "step"];
     table(out, "175 B on the 1,000 cards, what the card that sends the most sends in a step:", &columns)?;
     let model = gpt("175 B", 2000);
-    for (stages, replicas) in [(25, 40), (40, 25), (50, 20)] {
+    for (stages, replicas) in [(25, 40), (40, 25)] {
         for inside in [Inside::Replicas, Inside::Stages] {
             for (shard_optimizer, gradient_bytes) in [(false, 4), (true, 4), (true, 2)] {
                 let plain = Layout::new(stages, replicas, 2000 / replicas);
