@@ -6,6 +6,7 @@ use super::layout::{Inside, Layout};
 use super::model::Model;
 use super::network::{Cluster, Group, Traffic};
 use crate::error::Error;
+use crate::schedule::block::{BlockCost, DeviceLimit, SplitOptions};
 use crate::schedule::order::Schedule;
 use crate::schedule::simulate::{StageCost, simulate};
 use crate::schedule::stages::Stages;
@@ -53,8 +54,8 @@ pub struct Estimate {
 
 /// What a training step of `model` takes under `layout`.
 ///
-/// - Stages have equal numbers of layers, and one more in later stages if they do not divide evenly. The output layer belongs to the last
-///   stage. The pipeline's time is [simulated](simulate), with transfers that overlap with computation.
+/// - Layers are [divided](Stages::split) so that the slowest stage is as fast as possible, with the output layer in the last stage. The
+///   pipeline's time is [simulated](simulate), with transfers that overlap with computation.
 /// - After its last backward pass a stage sums its gradients over its replicas ([`Group::reduce_scatter`], then
 ///   an all-gather): `2 (d - 1) / d` of their bytes, without overlap with its own backward passes. With a sharded optimizer the all-gather
 ///   carries the updated weights instead of the sums (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
@@ -65,7 +66,16 @@ pub struct Estimate {
 /// # Errors
 /// [`Error::InvalidSetting`] for sizes, rates and layouts that cannot be.
 pub fn estimate(model: &Model, cluster: &Cluster, layout: &Layout) -> Result<Estimate, Error> {
-    let case = Case::new(model, cluster, layout)?;
+    model.check()?;
+    cluster.check()?;
+    layout.check(model, cluster)?;
+    let case = Case {
+        model,
+        cluster,
+        layout,
+        layers: &divide(model, layout.stages)?,
+        sequences: layout.micro_batch(model)? as f64,
+    };
     case.estimate(case.memory())
 }
 
@@ -91,6 +101,7 @@ pub fn best_layouts(
         if !model.batch.is_multiple_of(replicas) {
             continue;
         }
+        let layers = divide(model, stages)?;
         for micro_batches in divisors(model.batch / replicas) {
             for (inside, shard_optimizer, recompute) in choices(stages, replicas) {
                 let layout = Layout {
@@ -101,7 +112,8 @@ pub fn best_layouts(
                     recompute,
                     ..Layout::new(stages, replicas, micro_batches)
                 };
-                let case = Case::new(model, cluster, &layout)?;
+                let sequences = layout.micro_batch(model)? as f64;
+                let case = Case { model, cluster, layout: &layout, layers: &layers, sequences };
                 let memory = case.memory();
                 if case.fits(&memory) {
                     found.push(case.estimate(memory)?);
@@ -131,32 +143,35 @@ fn choices(stages: usize, replicas: usize) -> Vec<(Inside, bool, bool)> {
     all
 }
 
-/// A layout whose settings are checked, and what follows from them at once.
+/// The number of layers of each stage, if the slowest stage is as fast as possible.
+fn divide(model: &Model, stages: usize) -> Result<Vec<f64>, Error> {
+    // The time of a layer is 1.
+    let layer = BlockCost { seconds: 1.0, parameter_bytes: model.layer_parameters() as u64, ..BlockCost::default() };
+    let mut blocks = vec![layer; model.layers];
+    if let Some(first) = blocks.first_mut() {
+        first.parameter_bytes += model.embedding_parameters() as u64;
+    }
+    if let Some(last) = blocks.last_mut() {
+        last.seconds += model.head_flops() / model.layer_flops();
+        last.parameter_bytes += model.head_parameters() as u64;
+    }
+    let divided =
+        Stages::split(&blocks, &vec![DeviceLimit::new(u64::MAX); stages], &SplitOptions::new(Schedule::Sequential, 1))?;
+    Ok(divided.ranges().iter().map(|range| range.len() as f64).collect())
+}
+
+/// A layout whose settings are checked.
 struct Case<'a> {
     model: &'a Model,
     cluster: &'a Cluster,
     layout: &'a Layout,
-    /// The layers of each stage.
-    layers: Vec<f64>,
+    /// The number of layers of each stage.
+    layers: &'a [f64],
     /// Sequences in a micro-batch.
     sequences: f64,
 }
 
-impl<'a> Case<'a> {
-    fn new(model: &'a Model, cluster: &'a Cluster, layout: &'a Layout) -> Result<Self, Error> {
-        model.check()?;
-        cluster.check()?;
-        layout.check(model, cluster)?;
-        let stages = Stages::even(model.layers, layout.stages)?;
-        Ok(Self {
-            model,
-            cluster,
-            layout,
-            layers: stages.ranges().iter().map(|range| range.len() as f64).collect(),
-            sequences: layout.micro_batch(model)? as f64,
-        })
-    }
-
+impl Case<'_> {
     fn is_last(&self, stage: usize) -> bool {
         stage + 1 == self.layers.len()
     }
@@ -177,9 +192,9 @@ impl<'a> Case<'a> {
         let (model, layout) = (self.model, self.layout);
         let parameters = self.parameters(stage);
         let held = layout.schedule.in_flight(stage, layout.stages, layout.micro_batches) as f64;
-        // A layer that is recomputed has all its activations for a moment.
+        // A layer that is recomputed has all its activations for a moment, its input among them.
         let (kept, moment) = match layout.recompute {
-            true => (model.boundary_bytes(), model.layer_activations()),
+            true => (model.boundary_bytes(), model.layer_activations() - model.boundary_bytes()),
             false => (model.layer_activations(), 0.0),
         };
         let logits = if self.is_last(stage) { model.logit_bytes() } else { 0.0 };
