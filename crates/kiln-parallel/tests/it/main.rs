@@ -1,5 +1,6 @@
 //! The integration tests of kiln-parallel.
 
+mod failures;
 mod hand_over;
 mod model;
 mod pipeline;
