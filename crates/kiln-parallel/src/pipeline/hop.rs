@@ -6,9 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, Tensor};
 
-use super::graph::Node;
 use super::hand_over::HandOver;
-use super::part::{Input, Part, cross};
+use super::part::Part;
 use crate::error::Error;
 
 /// The parts of a micro-batch, the first stage's first. Forward passes push, backward passes pop.
@@ -32,8 +31,8 @@ pub struct Hop<'a> {
 /// What goes to the next stage.
 #[derive(Default)]
 struct Carried {
-    outputs: Vec<Node>,
-    inputs: Vec<Input>,
+    /// The next stage's part, with its inputs.
+    next: Part,
     failed: Option<Error>,
 }
 
@@ -72,12 +71,11 @@ impl<'a> Hop<'a> {
             return tensor.to_device(device);
         }
         let mut carried = self.carried.borrow_mut();
-        match cross(tensor.clone(), device) {
-            Ok((output, input, leaf)) => {
-                carried.outputs.push(output);
-                carried.inputs.push(input);
-                leaf
-            }
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        // A micro-batch in its forward pass always has the part of the stage that it is in.
+        let Some(part) = parts.last_mut() else { return tensor };
+        match part.send(&mut carried.next, tensor.clone(), device) {
+            Ok(leaf) => leaf,
             Err(error) => {
                 carried.failed = Some(error);
                 tensor
@@ -92,20 +90,14 @@ impl<'a> Hop<'a> {
     /// [`Error::Hops`] if this was the last stage. [`Error::Backend`] if a tensor was carried whose backend this build has no support for.
     pub fn arrive(&self) -> Result<(), Error> {
         let stage = self.stage.get();
-        let Carried { outputs, inputs, failed } = self.carried.take();
+        let Carried { next, failed } = self.carried.take();
         if let Some(error) = failed {
             return Err(error);
         }
         if stage + 1 >= self.stages {
             return Err(Error::Hops { micro_batch: self.micro_batch, found: self.stages + 1, expected: self.stages });
         }
-        {
-            let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(part) = parts.last_mut() {
-                part.outputs = outputs;
-            }
-            parts.push(Part { inputs, ..Part::default() });
-        }
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner).push(next);
         match self.hand_over.arrive(stage, self.micro_batch) {
             Ok(()) => self.stage.set(stage + 1),
             Err(_) => resume_unwind(Box::new(Unwind)),

@@ -1,5 +1,8 @@
 //! What a stage keeps of a micro-batch between its forward and its backward pass.
 
+use std::any::Any;
+
+use burn::backend::autodiff::NodeId;
 use burn::tensor::{Device, Gradients, Tensor};
 
 use super::graph::{Injection, Node};
@@ -20,27 +23,44 @@ pub(super) struct Part {
 
 /// A tensor that came from the stage before: a leaf.
 pub(super) struct Input {
+    /// The output that it was, and the device that it is on.
+    from: (NodeId, Device),
     leaf: Node,
+    /// The leaf as a `Tensor<D>`.
+    tensor: Box<dyn Any + Send>,
     take: Box<dyn FnOnce(&mut Gradients) -> Option<Injection> + Send>,
 }
 
-/// A tracked tensor that goes to `device`: the end of one graph, the input of the next one, and the tensor to go on with.
-///
-/// # Errors
-/// [`Error::Backend`].
-pub(super) fn cross<const D: usize>(tensor: Tensor<D>, device: &Device) -> Result<(Node, Input, Tensor<D>), Error> {
-    let (output, inject) = Node::of(&tensor)?;
-    let (id, source) = (output.id(), tensor.device().inner());
-    let strategy = tensor.gradient_checkpointing_strategy().unwrap_or_default();
-    let moved = tensor.without_autodiff().to_device(&device.clone().inner());
-    let leaf = moved.autodiff().with_gradient_checkpointing_strategy(strategy).require_grad();
-    let (node, _) = Node::of(&leaf)?;
-    let held = leaf.clone();
-    let take = move |gradients: &mut Gradients| inject(id, held.grad_remove(gradients)?.to_device(&source));
-    Ok((output, Input { leaf: node, take: Box::new(take) }, leaf))
-}
-
 impl Part {
+    /// Sends a tracked tensor from `self` to the part of the next stage on `device`. Returns the leaf to go on with. A tensor that is sent
+    /// twice arrives as one leaf, so that its gradient has its terms in the order of a plain backward pass.
+    ///
+    /// # Errors
+    /// [`Error::Backend`].
+    pub(super) fn send<const D: usize>(
+        &mut self,
+        next: &mut Self,
+        tensor: Tensor<D>,
+        device: &Device,
+    ) -> Result<Tensor<D>, Error> {
+        let (output, inject) = Node::of(&tensor)?;
+        let (id, source, device) = (output.id(), tensor.device().inner(), device.clone().inner());
+        let sent = next.inputs.iter().find(|input| input.from.0 == id && input.from.1 == device);
+        if let Some(leaf) = sent.and_then(|input| input.tensor.downcast_ref::<Tensor<D>>()) {
+            return Ok(leaf.clone());
+        }
+        let strategy = tensor.gradient_checkpointing_strategy().unwrap_or_default();
+        let moved = tensor.without_autodiff().to_device(&device);
+        let leaf = moved.autodiff().with_gradient_checkpointing_strategy(strategy).require_grad();
+        let (node, _) = Node::of(&leaf)?;
+        let held = leaf.clone();
+        let take = move |gradients: &mut Gradients| inject(id, held.grad_remove(gradients)?.to_device(&source));
+        self.outputs.push(output);
+        let (tensor, take) = (Box::new(leaf.clone()), Box::new(take));
+        next.inputs.push(Input { from: (id, device), leaf: node, tensor, take });
+        Ok(leaf)
+    }
+
     /// Runs the backward pass. Returns the gradients of all leaves of this part but its inputs, and those of the inputs for the stage
     /// before. `None` when no output has a gradient.
     pub(super) fn backward(self) -> Option<(Gradients, Vec<Option<Injection>>)> {

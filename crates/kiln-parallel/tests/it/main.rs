@@ -4,6 +4,7 @@ mod cluster;
 mod communicators;
 #[path = "../conformance/mod.rs"]
 mod conformance;
+mod failures;
 mod hand_over;
 mod model;
 mod pipeline;

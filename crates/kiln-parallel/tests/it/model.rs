@@ -46,6 +46,17 @@ impl Chain {
         cuts: &[usize],
         hop: Option<&Hop<'_>>,
     ) -> Result<Tensor<1>, E> {
+        self.forward_with(x, cuts, hop, |_| Ok(()))
+    }
+
+    /// The same, with a function that is called at the beginning of each stage but the first.
+    pub(crate) fn forward_with<E: From<Error>>(
+        &self,
+        x: Tensor<2>,
+        cuts: &[usize],
+        hop: Option<&Hop<'_>>,
+        inside: impl Fn(&Hop<'_>) -> Result<(), E>,
+    ) -> Result<Tensor<1>, E> {
         let mut x = self.embed.forward(x);
         // A second tensor goes along the stages: the residual of all blocks.
         let mut residual = x.clone();
@@ -55,6 +66,7 @@ impl Chain {
                     x = hop.carry(x, &device());
                     residual = hop.carry(residual, &device());
                     hop.arrive()?;
+                    inside(hop)?;
                 }
             }
             if let Some(block) = self.blocks.get(index) {
