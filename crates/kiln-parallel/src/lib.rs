@@ -9,6 +9,8 @@ mod reduce;
 mod schedule;
 
 pub use error::Error;
+#[cfg(feature = "mpi")]
+pub use reduce::Mpi;
 pub use reduce::{
     BUCKET_BYTES, Communicator, Local, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
 };

@@ -116,20 +116,12 @@ impl<T> Meeting<T> {
 
     /// The error of operations that begin after the group was broken.
     pub(super) fn ended(&self) -> Option<Error> {
-        self.end.as_ref().map(afterwards)
+        self.end.as_ref().map(Error::afterwards)
     }
 
     /// Breaks the group, unless it is broken.
     fn end(&mut self, error: Error) {
         self.brought.iter_mut().for_each(|brought| *brought = None);
         self.end.get_or_insert(error);
-    }
-}
-
-/// What operations end with that begin after the group was broken.
-fn afterwards(end: &Error) -> Error {
-    match end {
-        Error::Left { .. } | Error::Broken { .. } => end.clone(),
-        error => Error::Broken { reason: error.to_string() },
     }
 }
