@@ -12,6 +12,6 @@ pub use error::Error;
 #[cfg(feature = "mpi")]
 pub use reduce::Mpi;
 pub use reduce::{
-    BUCKET_BYTES, Communicator, Local, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
+    BUCKET_BYTES, Communicator, Local, Nested, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
 };
 pub use schedule::{Action, Schedule};

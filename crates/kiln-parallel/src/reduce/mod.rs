@@ -10,6 +10,7 @@ mod local;
 mod meeting;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod nested;
 mod ownership;
 mod parameters;
 mod pieces;
@@ -22,4 +23,5 @@ pub use hand_out::hand_out;
 pub use local::Local;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+pub use nested::Nested;
 pub use ownership::Ownership;
