@@ -134,6 +134,16 @@ fn place(doing: Option<Action>) -> String {
     doing.map_or_else(|| "between two actions".into(), |action| format!("in {action}"))
 }
 
+impl Error {
+    /// The error of the operations that follow in a group which this error has ended.
+    pub(crate) fn afterwards(&self) -> Self {
+        match self {
+            Self::Left { .. } | Self::Broken { .. } => self.clone(),
+            error => Self::Broken { reason: error.to_string() },
+        }
+    }
+}
+
 /// "replica 2" or "replicas 1 and 3".
 fn listed(ranks: &[usize]) -> String {
     match ranks {

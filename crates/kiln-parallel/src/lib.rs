@@ -10,8 +10,10 @@ mod schedule;
 
 pub use error::Error;
 pub use pipeline::{Hop, Pipeline, Ran, Stopped, Way};
+#[cfg(feature = "mpi")]
+pub use reduce::Mpi;
 pub use reduce::{
-    BUCKET_BYTES, Communicator, Local, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
+    BUCKET_BYTES, Communicator, Local, Nested, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
 };
 pub use schedule::{
     Action, BlockCost, DeviceLimit, Load, Schedule, SplitOptions, StageCost, Stages, Timeline, Work, cluster, simulate,

@@ -27,6 +27,7 @@ impl fmt::Display for Call {
 ///
 /// The results of a round are kept until every replica has taken them. The next round may gather meanwhile: it cannot be complete before
 /// that, because it needs those who have not taken yet.
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Meeting<T> {
     /// Rounds that are complete.
     round: u64,
@@ -116,7 +117,7 @@ impl<T> Meeting<T> {
 
     /// The error of operations that begin after the group was broken.
     pub(super) fn ended(&self) -> Option<Error> {
-        self.end.as_ref().map(afterwards)
+        self.end.as_ref().map(Error::afterwards)
     }
 
     /// Breaks the group, unless it is broken.
@@ -126,10 +127,154 @@ impl<T> Meeting<T> {
     }
 }
 
-/// What operations end with that begin after the group was broken.
-fn afterwards(end: &Error) -> Error {
-    match end {
-        Error::Left { .. } | Error::Broken { .. } => end.clone(),
-        error => Error::Broken { reason: error.to_string() },
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a replica does next. Each step happens while it holds the lock.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Step {
+        /// Joins a round with this call, and then takes the outcome as soon as there is one.
+        Meet(&'static str),
+        /// Gives up waiting in a round, if it waits, else meets.
+        MeetOrExpire(&'static str),
+        Leave,
+    }
+
+    type Outcome = Result<Vec<(usize, usize)>, Error>;
+
+    #[derive(Clone)]
+    struct State {
+        meeting: Meeting<(usize, usize)>,
+        /// For each replica: the steps done, the round that it waits in, and what came out.
+        replicas: Vec<(usize, Option<u64>, Vec<Outcome>)>,
+    }
+
+    /// Runs every order of the replicas' steps, and calls `check` with what came out on each replica.
+    fn explore(programs: &[Vec<Step>], check: &mut impl FnMut(&[Vec<Outcome>])) -> usize {
+        let replicas = vec![(0, None, vec![]); programs.len()];
+        let mut open = vec![State { meeting: Meeting::new(programs.len()), replicas }];
+        let mut orders = 0;
+        while let Some(state) = open.pop() {
+            let before = open.len();
+            for rank in 0..programs.len() {
+                open.extend(next(&state, rank, &programs[rank]));
+            }
+            if open.len() == before {
+                let outcomes: Vec<Vec<Outcome>> =
+                    state.replicas.iter().map(|(_, _, outcomes)| outcomes.clone()).collect();
+                for (rank, (done, waits, _)) in state.replicas.iter().enumerate() {
+                    assert!(*done == programs[rank].len() && waits.is_none(), "replica {rank} waits: {outcomes:?}");
+                }
+                assert!(state.meeting.results.is_none() || state.meeting.end.is_some(), "results are kept");
+                check(&outcomes);
+                orders += 1;
+            }
+        }
+        orders
+    }
+
+    /// The states that a step of a replica leads to; none while the replica waits.
+    fn next(state: &State, rank: usize, program: &[Step]) -> Vec<State> {
+        let (done, waits, _) = state.replicas[rank];
+        let Some(step) = program.get(done) else { return vec![] };
+        let mut after = state.clone();
+        let State { meeting, replicas } = &mut after;
+        let (done, waiting, outcomes) = &mut replicas[rank];
+        match (step, waits) {
+            (Step::Leave, _) => {
+                meeting.leave(rank, "done");
+                *done += 1;
+            }
+            (Step::Meet(operation) | Step::MeetOrExpire(operation), None) => {
+                let call = Call { operation, lengths: vec![] };
+                match meeting.join(rank, call, (rank, outcomes.len())) {
+                    Ok(round) => *waiting = Some(round),
+                    Err(error) => {
+                        outcomes.push(Err(error));
+                        *done += 1;
+                    }
+                }
+            }
+            (step, Some(round)) => {
+                let outcome = meeting.outcome(rank, round).map(|outcome| outcome.map(|all| all.to_vec()));
+                let outcome = match (outcome, step) {
+                    (Some(outcome), _) => outcome,
+                    (None, Step::MeetOrExpire(_)) => Err(meeting.expire(rank, 5)),
+                    (None, _) => return vec![],
+                };
+                outcomes.push(outcome);
+                (*waiting, *done) = (None, *done + 1);
+            }
+        }
+        vec![after]
+    }
+
+    fn all(round: usize, replicas: usize) -> Outcome {
+        Ok((0..replicas).map(|rank| (rank, round)).collect())
+    }
+
+    #[test]
+    fn every_replica_gets_every_round_in_every_order() {
+        for (replicas, rounds) in [(1, 3), (2, 4), (3, 2)] {
+            let program = vec![Step::Meet("sum"); rounds];
+            let expected: Vec<Outcome> = (0..rounds).map(|round| all(round, replicas)).collect();
+            let orders = explore(&vec![program; replicas], &mut |outcomes| {
+                assert!(outcomes.iter().all(|outcomes| *outcomes == expected), "{outcomes:?}");
+            });
+            assert!(replicas == 1 || orders > 100, "{orders} orders");
+        }
+    }
+
+    #[test]
+    fn a_replica_that_leaves_ends_the_others_and_takes_no_result_from_them() {
+        let stays = vec![Step::Meet("sum"); 3];
+        let leaves = vec![Step::Meet("sum"), Step::Leave, Step::Meet("sum")];
+        let left = Err(Error::Left { rank: 1, reason: "done".into() });
+        explore(&[stays.clone(), leaves, stays], &mut |outcomes| {
+            for (rank, outcomes) in outcomes.iter().enumerate() {
+                let expected = [all(0, 3), left.clone(), left.clone()];
+                assert_eq!(outcomes[..], expected[..if rank == 1 { 2 } else { 3 }], "replica {rank}");
+            }
+        });
+    }
+
+    #[test]
+    fn another_operation_ends_all() {
+        let sums = vec![Step::Meet("sum"), Step::Meet("sum")];
+        let gathers = vec![Step::Meet("sum"), Step::Meet("gather")];
+        explore(&[sums.clone(), gathers, sums], &mut |outcomes| {
+            let failed = |outcomes: &Vec<Outcome>| matches!(&outcomes[1], Err(Error::Lengths { rank, first, .. }) if rank != first);
+            let late = |outcomes: &Vec<Outcome>| matches!(&outcomes[1], Err(Error::Broken { .. }));
+            assert!(outcomes.iter().all(|outcomes| outcomes[0] == all(0, 3) && (failed(outcomes) || late(outcomes))));
+            assert!(outcomes.iter().filter(|outcomes| failed(outcomes)).count() >= 2, "{outcomes:?}");
+        });
+    }
+
+    #[test]
+    fn a_replica_that_gives_up_ends_the_others_and_names_those_that_are_missing() {
+        let gives_up = vec![Step::MeetOrExpire("sum"); 2];
+        let waits = vec![Step::Meet("sum"); 2];
+        let mut waited = 0;
+        explore(&[gives_up, waits.clone(), waits], &mut |outcomes| {
+            // A round is complete on all replicas or on none.
+            for round in 0..2 {
+                let complete = outcomes.iter().filter(|outcomes| outcomes[round].is_ok()).count();
+                assert!(complete == 0 || complete == 3, "{outcomes:?}");
+            }
+            for (rank, outcomes) in outcomes.iter().enumerate() {
+                for outcome in outcomes {
+                    match outcome {
+                        Err(Error::Waited { rank: named, missing, seconds: 5, .. }) => {
+                            assert!(*named == rank && !missing.is_empty() && !missing.contains(&rank));
+                            waited += 1;
+                        }
+                        Err(Error::Broken { .. }) | Ok(_) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }
+        });
+        assert!(waited > 0);
     }
 }

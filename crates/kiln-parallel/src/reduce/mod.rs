@@ -8,6 +8,9 @@ mod gradients;
 mod hand_out;
 mod local;
 mod meeting;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod nested;
 mod ownership;
 mod parameters;
 mod pieces;
@@ -18,4 +21,7 @@ pub use communicator::Communicator;
 pub use gradients::sum_gradients;
 pub use hand_out::hand_out;
 pub use local::Local;
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
+pub use nested::Nested;
 pub use ownership::Ownership;

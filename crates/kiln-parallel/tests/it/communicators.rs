@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
-use kiln_parallel::{Communicator, Error, Local};
+use kiln_parallel::{Communicator, Error, Local, Nested};
 
 use crate::conformance::values::bits;
 use crate::conformance::{Case, ENDS, Replica, WORKS};
@@ -28,15 +28,20 @@ fn without_a_hang(name: &str, run: impl FnOnce() + Send) {
     });
 }
 
+/// Makes the communicator of a replica, on its thread.
+type Join = Box<dyn FnOnce() -> Box<dyn Communicator> + Send>;
+
 /// Runs a case on every replica of a group. A replica that fails a check leaves the group, so that the others end.
-fn run(case: Case, inner: usize, group: Vec<Box<dyn Communicator>>) {
+fn run(case: Case, inner: usize, group: Vec<Join>) {
     let barrier = Arc::new(Barrier::new(group.len()));
     without_a_hang(case.name, || {
         std::thread::scope(|scope| {
-            let start = |communicator| {
+            let start = |join: Join| {
                 let barrier = barrier.clone();
-                let replica = Replica { communicator, inner, barrier: Box::new(move || drop(barrier.wait())) };
-                scope.spawn(move || (case.run)(replica))
+                scope.spawn(move || {
+                    let barrier = Box::new(move || drop(barrier.wait()));
+                    (case.run)(Replica { communicator: join(), inner, barrier });
+                })
             };
             let threads: Vec<_> = group.into_iter().map(start).collect();
             let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
@@ -47,10 +52,27 @@ fn run(case: Case, inner: usize, group: Vec<Box<dyn Communicator>>) {
     });
 }
 
-fn local(replicas: usize, time_limit: Duration) -> Vec<Box<dyn Communicator>> {
-    let replicas = Local::group(replicas).into_iter();
-    replicas.map(|replica| Box::new(replica.with_time_limit(time_limit)) as Box<dyn Communicator>).collect()
+fn local(replicas: usize, time_limit: Duration) -> Vec<Join> {
+    let replicas = Local::group(replicas).into_iter().map(|replica| replica.with_time_limit(time_limit));
+    replicas.map(|replica| Box::new(|| Box::new(replica) as Box<dyn Communicator>) as Join).collect()
 }
+
+/// As if `outer` processes had `inner` replicas each.
+fn nested(outer: usize, inner: usize, time_limit: Duration) -> Vec<Join> {
+    let process = |between: Local| {
+        let between = Arc::new(between.with_time_limit(time_limit));
+        let join = move |inside: Local| {
+            // The others of a process wait for a leader that waits.
+            let (inside, between) = (inside.with_time_limit(3 * time_limit), between.clone());
+            Box::new(|| Box::new(Nested::new(inside, between).unwrap()) as Box<dyn Communicator>) as Join
+        };
+        Local::group(inner).into_iter().map(join)
+    };
+    Local::group(outer).into_iter().flat_map(process).collect()
+}
+
+/// Numbers of processes, and of replicas in each.
+const SHAPES: [(usize, usize); 6] = [(2, 1), (1, 3), (2, 2), (2, 3), (3, 2), (4, 1)];
 
 #[test]
 fn local_groups_work() {
@@ -62,14 +84,58 @@ fn local_groups_work() {
 }
 
 #[test]
+fn groups_of_groups_work() {
+    for (outer, inner) in SHAPES {
+        for case in WORKS {
+            run(*case, inner, nested(outer, inner, case.time_limit));
+        }
+    }
+}
+
+/// How often a case runs: ends come at other moments each time.
+fn times(case: &Case) -> usize {
+    if case.time_limit < Duration::from_secs(1) { 1 } else { 20 }
+}
+
+#[test]
 fn local_groups_end() {
     for replicas in [2, 3, 4, 7] {
         for case in ENDS {
-            for _ in 0..if case.name == "one is late" { 1 } else { 20 } {
+            for _ in 0..times(case) {
                 run(*case, 1, local(replicas, case.time_limit));
             }
         }
     }
+}
+
+#[test]
+fn groups_of_groups_end() {
+    for (outer, inner) in SHAPES {
+        for case in ENDS {
+            for _ in 0..times(case) {
+                run(*case, inner, nested(outer, inner, case.time_limit));
+            }
+        }
+    }
+}
+
+#[test]
+fn processes_with_different_numbers_of_replicas_are_refused() {
+    without_a_hang("different numbers", || {
+        std::thread::scope(|scope| {
+            for (between, inner) in Local::group(2).into_iter().zip([1, 2]) {
+                let between = Arc::new(between);
+                for inside in Local::group(inner) {
+                    let between = between.clone();
+                    scope.spawn(move || {
+                        let error = Nested::new(inside, between).unwrap_err();
+                        let what = "the number of replicas in a process".into();
+                        assert_eq!(error, Error::Differs { what, values: vec![1, 2] });
+                    });
+                }
+            }
+        });
+    });
 }
 
 #[test]

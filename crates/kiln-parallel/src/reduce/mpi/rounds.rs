@@ -1,0 +1,324 @@
+//! The thread that owns MPI, and the rounds in which it meets those of the other processes.
+
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mpi::environment::Universe;
+use mpi::point_to_point::{Destination, MatchedReceiveVec, Source};
+use mpi::request::scope;
+use mpi::topology::{Communicator, SimpleCommunicator};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::message::{End, Header, Reason};
+use super::transfer::{Backoff, Pending};
+use crate::error::Error;
+use crate::reduce::meeting::Call;
+
+/// What a replica brings to a round.
+pub(super) struct Round {
+    pub(super) call: Call,
+    pub(super) message: Vec<u8>,
+    pub(super) values: Vec<f32>,
+    /// The part of `values` for each replica.
+    pub(super) parts: Vec<Range<usize>>,
+    /// The number of values that come from each replica.
+    pub(super) incoming: Vec<usize>,
+}
+
+/// What all replicas brought for this one, in the order of the ranks.
+pub(super) struct Parcels {
+    pub(super) messages: Vec<Vec<u8>>,
+    pub(super) values: Vec<Vec<f32>>,
+}
+
+/// What the thread is asked for.
+pub(super) enum Job {
+    Round(Round, Sender<Result<Parcels, Error>>),
+    /// Look at [`Wishes`].
+    Look,
+}
+
+/// What the thread has to notice also in the middle of a round.
+#[derive(Default)]
+pub(super) struct Wishes {
+    /// The error with which this replica ends the group.
+    end: Mutex<Option<Error>>,
+}
+
+impl Wishes {
+    /// Ends the group, unless it has ended.
+    pub(super) fn wish_end(&self, error: Error) {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    pub(super) fn end(&self) -> Option<Error> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+const HEADER: i32 = 1;
+const END: i32 = 2;
+const MESSAGE: i32 = 3;
+const VALUES: i32 = 4;
+
+/// How long messages that say goodbye may be on their way.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// The state of the thread.
+pub(super) struct Rounds {
+    pub(super) universe: Universe,
+    pub(super) world: SimpleCommunicator,
+    pub(super) rank: usize,
+    pub(super) replicas: usize,
+    pub(super) time_limit: Duration,
+    pub(super) wishes: Arc<Wishes>,
+    /// Dropped when the thread has finalised MPI, or when it never will.
+    pub(super) running: Option<Sender<()>>,
+    pub(super) jobs: Receiver<Job>,
+    /// Rounds that are complete.
+    pub(super) round: u64,
+    /// The ends of other replicas.
+    pub(super) ends: Vec<(usize, End)>,
+    /// The error that ended the group for this replica.
+    pub(super) over: Option<Error>,
+    /// Whether a replica has waited for another in vain, which would not finalise MPI either.
+    pub(super) waited: bool,
+}
+
+impl Rounds {
+    /// Works on jobs until the replica is dropped, then finalises MPI, which waits for the other processes to do the same.
+    pub(super) fn serve(mut self) {
+        while let Ok(job) = self.jobs.recv() {
+            self.look();
+            if let Job::Round(round, reply) = job {
+                let outcome = match &self.over {
+                    Some(over) => Err(over.afterwards()),
+                    None => self.meet(&round, &reply),
+                };
+                if let Err(error) = &outcome {
+                    self.end(error);
+                }
+                // Whoever asked may be gone.
+                let _ = reply.send(outcome);
+            }
+        }
+        self.end(&Error::Left { rank: self.rank, reason: "its communicator was dropped".into() });
+        match self.waited {
+            true => std::mem::forget(self.universe),
+            false => drop(self.universe),
+        }
+        drop(self.running);
+    }
+
+    /// Ends the group if this replica wishes it.
+    fn look(&mut self) {
+        if let Some(error) = self.wishes.end() {
+            self.end(&error);
+        }
+    }
+
+    /// Ends the group for this replica, and tells the others.
+    fn end(&mut self, error: &Error) {
+        if self.over.is_none() {
+            self.over = Some(error.clone());
+            let end = encoded(&End { round: self.round, reason: Reason::of(error, self.rank) });
+            scope(|scope| {
+                let mut pending = Pending::new();
+                for rank in self.others() {
+                    let request = self.world.process_at_rank(rank as i32).immediate_send_with_tag(scope, &end[..], END);
+                    pending.add(rank, request);
+                }
+                let (deadline, mut backoff) = (Instant::now() + GOODBYE, Backoff::default());
+                while !pending.is_empty() {
+                    if Instant::now() > deadline {
+                        self.strand(error, None);
+                    }
+                    pending.test();
+                    backoff.pause();
+                }
+            });
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.rank;
+        (0..self.replicas).filter(move |rank| *rank != own)
+    }
+
+    /// One round: all replicas learn what all call, then messages and values go to whom they are for.
+    fn meet(&mut self, round: &Round, reply: &Sender<Result<Parcels, Error>>) -> Result<Parcels, Error> {
+        let deadline = Instant::now().checked_add(self.time_limit);
+        let own = Header::new(&round.call.to_string(), round.message.len());
+        let headers = self.headers(round, &own, deadline, reply)?;
+        if let Some(other) = headers.iter().position(|header| header.call != own.call) {
+            let (first, rank) = (self.rank.min(other), self.rank.max(other));
+            let (expected, found) = (headers[first].call.clone(), headers[rank].call.clone());
+            return Err(Error::Lengths { rank, operation: round.call.operation, found, first, expected });
+        }
+        let parcels = self.transfer(round, &headers, deadline, reply)?;
+        self.round += 1;
+        Ok(parcels)
+    }
+
+    /// Sends the header to all and waits for those of all. This needs nobody but the network, so that it can end at any time.
+    fn headers(
+        &mut self,
+        round: &Round,
+        own: &Header,
+        deadline: Option<Instant>,
+        reply: &Sender<Result<Parcels, Error>>,
+    ) -> Result<Vec<Header>, Error> {
+        let bytes = encoded(own);
+        let mut headers: Vec<Option<Header>> = vec![None; self.replicas];
+        headers[self.rank] = Some(own.clone());
+        scope(|scope| {
+            let mut pending = Pending::new();
+            for rank in self.others() {
+                let request =
+                    self.world.process_at_rank(rank as i32).immediate_send_with_tag(scope, &bytes[..], HEADER);
+                pending.add(rank, request);
+            }
+            let mut backoff = Backoff::default();
+            loop {
+                let mut moved = pending.test();
+                for rank in self.others().filter(|rank| headers[*rank].is_none()).collect::<Vec<_>>() {
+                    let header = self.receive(rank as i32, HEADER);
+                    moved |= header.is_some();
+                    headers[rank] = header;
+                }
+                if let Some(headers) = headers.iter().cloned().collect::<Option<Vec<_>>>()
+                    && pending.is_empty()
+                {
+                    // One that has waited in vain for this replica does not go on, although its header is here.
+                    return self.others_end(round).map_or(Ok(headers), Err);
+                }
+                let missing = (0..self.replicas).filter(|rank| headers[*rank].is_none()).chain(pending.ranks());
+                if let Some(error) = self.interrupted(round, deadline, missing) {
+                    if pending.is_empty() {
+                        return Err(error);
+                    }
+                    self.strand(&error, Some(reply));
+                }
+                if moved { backoff.reset() } else { backoff.pause() }
+            }
+        })
+    }
+
+    /// Sends and receives what follows the headers.
+    fn transfer(
+        &mut self,
+        round: &Round,
+        headers: &[Header],
+        deadline: Option<Instant>,
+        reply: &Sender<Result<Parcels, Error>>,
+    ) -> Result<Parcels, Error> {
+        let mut messages: Vec<Vec<u8>> = headers.iter().map(|header| vec![0; header.bytes]).collect();
+        let mut values: Vec<Vec<f32>> = round.incoming.iter().map(|length| vec![0.0; *length]).collect();
+        messages[self.rank].copy_from_slice(&round.message);
+        values[self.rank].copy_from_slice(&round.values[round.parts[self.rank].clone()]);
+        let own = self.rank;
+        scope(|scope| {
+            let (mut bytes, mut floats) = (Pending::new(), Pending::new());
+            let others = |rank: &usize| *rank != own;
+            for (rank, message) in
+                messages.iter_mut().enumerate().filter(|(rank, message)| others(rank) && !message.is_empty())
+            {
+                let process = self.world.process_at_rank(rank as i32);
+                bytes.add(rank, process.immediate_receive_into_with_tag(scope, &mut message[..], MESSAGE));
+            }
+            for (rank, values) in
+                values.iter_mut().enumerate().filter(|(rank, values)| others(rank) && !values.is_empty())
+            {
+                let process = self.world.process_at_rank(rank as i32);
+                floats.add(rank, process.immediate_receive_into_with_tag(scope, &mut values[..], VALUES));
+            }
+            for rank in self.others() {
+                let (process, part) =
+                    (self.world.process_at_rank(rank as i32), &round.values[round.parts[rank].clone()]);
+                if !round.message.is_empty() {
+                    bytes.add(rank, process.immediate_send_with_tag(scope, &round.message[..], MESSAGE));
+                }
+                if !part.is_empty() {
+                    floats.add(rank, process.immediate_send_with_tag(scope, part, VALUES));
+                }
+            }
+            let mut backoff = Backoff::default();
+            loop {
+                let moved = bytes.test() | floats.test();
+                if bytes.is_empty() && floats.is_empty() {
+                    return;
+                }
+                if let Some(error) = self.interrupted(round, deadline, bytes.ranks().chain(floats.ranks())) {
+                    self.strand(&error, Some(reply));
+                }
+                if moved { backoff.reset() } else { backoff.pause() }
+            }
+        });
+        Ok(Parcels { messages, values })
+    }
+
+    /// The error of a round that cannot go on: a replica has ended, or the time is over.
+    fn interrupted(
+        &mut self,
+        round: &Round,
+        deadline: Option<Instant>,
+        missing: impl Iterator<Item = usize>,
+    ) -> Option<Error> {
+        if let Some(error) = self.wishes.end().or_else(|| self.others_end(round)) {
+            return Some(error);
+        }
+        deadline.filter(|deadline| Instant::now() >= *deadline).map(|_| {
+            self.waited = true;
+            let mut missing: Vec<usize> = missing.collect();
+            missing.sort_unstable();
+            missing.dedup();
+            let (operation, seconds) = (round.call.operation, self.time_limit.as_secs());
+            Error::Waited { rank: self.rank, operation, missing, seconds }
+        })
+    }
+
+    /// The end of a replica that will not complete this round.
+    fn others_end(&mut self, round: &Round) -> Option<Error> {
+        for rank in self.others() {
+            if let Some(end) = self.receive::<End>(rank as i32, END) {
+                self.waited |= matches!(end.reason, Reason::Waited { .. });
+                self.ends.push((rank, end));
+            }
+        }
+        let ended = self.ends.iter().find(|(_, end)| end.round <= self.round);
+        ended.map(|(rank, end)| end.reason.error(*rank, self.rank, round.call.operation))
+    }
+
+    /// A small message of another process, if one is here.
+    fn receive<T: DeserializeOwned>(&self, rank: i32, tag: i32) -> Option<T> {
+        let message = self.world.process_at_rank(rank).immediate_matched_probe_with_tag(tag)?;
+        let (bytes, _) = message.matched_receive_vec::<u8>();
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// Ends the group while MPI still holds buffers, which must live as long as MPI may write to them: this thread keeps them for the rest of
+    /// the process. MPI is not finalised, so that `mpirun` ends the other processes when this one ends.
+    fn strand(&mut self, error: &Error, reply: Option<&Sender<Result<Parcels, Error>>>) -> ! {
+        if let Some(reply) = reply {
+            let _ = reply.send(Err(error.clone()));
+        }
+        drop(self.running.take());
+        let after = error.afterwards();
+        while let Ok(job) = self.jobs.recv() {
+            if let Job::Round(_, reply) = job {
+                let _ = reply.send(Err(after.clone()));
+            }
+        }
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+fn encoded(message: &impl Serialize) -> Vec<u8> {
+    // Strings and numbers can be written.
+    serde_json::to_vec(message).unwrap_or_default()
+}

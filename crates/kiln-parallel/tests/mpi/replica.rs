@@ -1,0 +1,49 @@
+//! One process of a group.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kiln_parallel::{Communicator, Error, Mpi};
+
+use crate::conformance::{ENDS, Replica, WORKS};
+use crate::killed;
+use crate::launch::{PASSED, barrier, say};
+
+/// The name of all cases that leave the group as it is.
+pub(crate) const ALL_THAT_WORK: &str = "all that works";
+
+pub(crate) fn main(arguments: &[String]) {
+    let [case, address, replicas] = arguments else {
+        panic!("expected a case, an address and a number: {arguments:?}")
+    };
+    let checks = catch_unwind(AssertUnwindSafe(|| run(case, address)));
+    if checks.is_err() {
+        // The panic's message was printed.
+        say(address, "failed");
+        std::process::exit(1);
+    }
+    say(address, PASSED);
+    // mpirun ends all processes when one has ended without finalising MPI, as some cases do.
+    barrier(address, replicas.parse().unwrap());
+}
+
+fn run(case: &str, address: &str) {
+    let own = address.to_owned();
+    let replica = |communicator: Box<dyn Communicator>| {
+        let (address, replicas) = (own.clone(), communicator.replicas());
+        Replica { communicator, inner: 1, barrier: Box::new(move || barrier(&address, replicas)) }
+    };
+    if case == ALL_THAT_WORK {
+        let communicator = Arc::new(Mpi::init(Duration::from_secs(60)).unwrap());
+        let again = Mpi::init(Duration::from_secs(60)).unwrap_err();
+        assert!(matches!(again, Error::Transfer { operation: "init", .. }), "{again}");
+        for case in WORKS {
+            (case.run)(replica(Box::new(communicator.clone())));
+        }
+    } else if let Some(case) = ENDS.iter().find(|other| other.name == case) {
+        (case.run)(replica(Box::new(Mpi::init(case.time_limit).unwrap())));
+    } else {
+        killed::run(case, address);
+    }
+}
