@@ -118,9 +118,13 @@ where
 #[cfg(feature = "mpi")]
 mod mpi {
     use std::sync::{Arc, OnceLock};
+    use std::time::Duration;
 
     use anyhow::Result;
     use kiln_parallel::{Communicator, Mpi};
+
+    /// The longest that a process waits for another one.
+    const WAIT: Duration = Duration::from_secs(600);
 
     static WORLD: OnceLock<Arc<Mpi>> = OnceLock::new();
 
@@ -128,7 +132,7 @@ mod mpi {
         if let Some(mpi) = WORLD.get() {
             return Ok(mpi.clone());
         }
-        let mpi = Arc::new(Mpi::init(kiln_parallel::TIME_LIMIT)?);
+        let mpi = Arc::new(Mpi::init(WAIT)?);
         Ok(WORLD.get_or_init(|| mpi).clone())
     }
 
