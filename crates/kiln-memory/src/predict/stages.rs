@@ -1,0 +1,115 @@
+//! What one stage of a pipeline holds and how long it takes, with several micro-batches under way.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::trace::{StepTrace, TraceRole};
+
+use super::estimate::live_bytes;
+use super::layout::Layout;
+use super::memory::Block;
+use super::profile::BackendProfile;
+use super::sizes::Sizes;
+use super::time::Clock;
+
+/// Bytes and seconds of one stage's part of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StageEstimate {
+    /// Bytes of its parameters and running statistics, copies of other stages' parameters included.
+    pub parameter_bytes: u64,
+    /// Bytes of the sums of gradients of its parameters.
+    pub gradient_bytes: u64,
+    /// Bytes of the optimizer state of its parameters.
+    pub optimizer_bytes: u64,
+    /// Bytes that it keeps of one micro-batch for the backward pass: activations, its input and burn's graph.
+    pub activation_bytes: u64,
+    /// Bytes of [`activation_bytes`](Self::activation_bytes) that came from the stage before.
+    pub input_bytes: u64,
+    /// The most bytes at once.
+    pub peak_bytes: u64,
+    /// The most bytes at once during forward and backward passes.
+    pub passes_peak_bytes: u64,
+    /// Bytes between the last backward pass and the update.
+    pub between_bytes: u64,
+    /// Estimated seconds of the forward pass of a micro-batch.
+    pub forward_seconds: f64,
+    /// Estimated seconds of the backward pass of a micro-batch.
+    pub backward_seconds: f64,
+    /// Estimated seconds of the update.
+    pub update_seconds: f64,
+}
+
+impl StepTrace {
+    /// What a stage's part of a step ([`stages`](Self::stages)) comes to while `in_flight` micro-batches of `micro_batch` samples are
+    /// under way in it: each that waits for its backward pass keeps the bytes that the part keeps between its passes.
+    ///
+    /// For a whole step and one micro-batch it is [`estimate`](Self::estimate).
+    ///
+    /// # Errors
+    /// [`Error::BatchSize`] as for [`estimate`](Self::estimate).
+    pub fn estimate_stage(
+        &self,
+        micro_batch: usize,
+        in_flight: usize,
+        profile: &BackendProfile,
+    ) -> Result<StageEstimate, Error> {
+        let sizes = Sizes::of(self, micro_batch, profile)?;
+        let layout = Layout::of(self, &sizes, profile);
+        let live = live_bytes(self, &layout, profile);
+        let [start, backward, update, end] = self.phases;
+        let most =
+            |phase: Range<usize>| live[phase.start - start..phase.end - start].iter().copied().max().unwrap_or(0);
+        let mut stage = self.held(&layout, profile);
+        stage.activation_bytes += profile.operation_bytes * (backward - start) as u64;
+        let waiting = (in_flight.max(1) as u64 - 1).saturating_mul(stage.activation_bytes);
+        stage.passes_peak_bytes = most(start..update).saturating_add(waiting);
+        stage.peak_bytes = stage.passes_peak_bytes.max(most(update..end));
+        stage.between_bytes = live.get(update - start).copied().unwrap_or(0);
+        let clock = Clock::new(self, &sizes, profile);
+        let seconds = |phase: Range<usize>| phase.map(|index| clock.seconds(index)).sum();
+        stage.forward_seconds = seconds(start..backward);
+        stage.backward_seconds = seconds(backward..update);
+        stage.update_seconds = seconds(update..end);
+        Ok(stage)
+    }
+
+    /// Bytes by what they are held for.
+    fn held(&self, layout: &Layout, profile: &BackendProfile) -> StageEstimate {
+        let [start, backward, update, _] = self.phases;
+        let received = self.received();
+        let mut held = StageEstimate::default();
+        for block in &layout.blocks {
+            let (born, dies) = (block.born as usize, block.dies as usize);
+            let bytes = profile.taken(block.bytes);
+            let roles = || layout.tensors_of(block).map(|tensor| self.tensors[tensor as usize].role);
+            if roles().any(|role| role == TraceRole::Gradient) {
+                held.gradient_bytes += if born < update && dies >= update { bytes } else { 0 };
+            } else if born < start && dies >= start {
+                match roles().any(|role| matches!(role, TraceRole::Parameter | TraceRole::Updated)) {
+                    true => held.parameter_bytes += bytes,
+                    false => held.optimizer_bytes += bytes,
+                }
+            } else if is_kept(block, start, backward) {
+                held.activation_bytes += bytes;
+                held.input_bytes += if received.contains(&block.first) { bytes } else { 0 };
+            }
+        }
+        held
+    }
+
+    /// What came from the stage before.
+    fn received(&self) -> &[u32] {
+        let [start, backward, ..] = self.phases;
+        let mut operations = start..backward;
+        let receive = operations.find(|index| self.graph.kind_at(*index).name == "Receive");
+        receive.map_or(&[], |index| self.graph.outputs_at(index))
+    }
+}
+
+/// Whether a block is made in the forward pass and used in the backward pass.
+fn is_kept(block: &Block, start: usize, backward: usize) -> bool {
+    (start..backward).contains(&(block.born as usize)) && block.dies as usize >= backward
+}
