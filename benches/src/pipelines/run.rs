@@ -190,6 +190,9 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
     /// Notes in the settings how steps are taken, so that the run is resumed in the same way.
     pub fn note(&mut self, plan: &StepPlan, limit: Option<u64>) {
         let run = self.settings.run_mut();
+        if run.parallel.stages.is_some() {
+            run.micro_batch = Some(plan.micro_batch); // two for each stage, where none was given
+        }
         if let Some(limit) = limit {
             run.memory = Some(MemorySetting::Bytes(limit));
             run.precision = plan.precision;

@@ -10,6 +10,7 @@ pub(crate) mod overlay;
 pub(crate) mod prepare;
 mod replicas;
 mod report;
+mod schedule;
 pub(crate) mod segment;
 
 pub(crate) use drive::{drive, into_cli_error, report, start};

@@ -11,6 +11,7 @@ mod gpu;
 #[cfg(unix)]
 mod kill;
 mod openings;
+mod plan;
 mod segment;
 mod source;
 mod support;

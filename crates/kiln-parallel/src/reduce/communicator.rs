@@ -21,6 +21,11 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// The number of replicas.
     fn replicas(&self) -> usize;
 
+    /// The number of replicas in this process, which share its heap.
+    fn in_this_process(&self) -> usize {
+        1
+    }
+
     /// The messages of all replicas, in the order of their ranks. Messages are small and may differ in length.
     ///
     /// # Errors
@@ -60,6 +65,10 @@ impl<C: Communicator + ?Sized> Communicator for Arc<C> {
 
     fn replicas(&self) -> usize {
         (**self).replicas()
+    }
+
+    fn in_this_process(&self) -> usize {
+        (**self).in_this_process()
     }
 
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error> {

@@ -107,6 +107,10 @@ impl<I: Communicator, B: Communicator> Communicator for Nested<I, B> {
         self.between.replicas() * self.inside.replicas()
     }
 
+    fn in_this_process(&self) -> usize {
+        self.inside.in_this_process()
+    }
+
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         self.run(|nested| {
             let own = framed(&nested.inside(|inside| inside.exchange(message))?);

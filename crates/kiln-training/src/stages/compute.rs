@@ -13,6 +13,7 @@ use kiln_recovery::{forget, renewed};
 
 use super::division::Division;
 use super::held::StageGradients;
+use super::measured::StageMeter;
 use super::pass::{Moment, StagePass};
 use crate::batch::Part;
 use crate::error::Error;
@@ -38,6 +39,8 @@ pub(crate) struct Staged<T: Task> {
     known: Mutex<Option<Known>>,
     /// What the stages did when in the last attempt that succeeded.
     timeline: Mutex<Option<Timeline>>,
+    /// Measures the memory of each stage, which then work in turns.
+    pub(crate) meter: Option<StageMeter>,
 }
 
 /// What a run knows of its stages once it has computed in them.
@@ -63,7 +66,7 @@ pub(crate) struct Inputs<'a, T: Task> {
 
 impl<T: Task> Staged<T> {
     pub(crate) fn new(division: Division, compute: Compute<T>) -> Self {
-        Self { division, compute, known: Mutex::default(), timeline: Mutex::default() }
+        Self { division, compute, known: Mutex::default(), timeline: Mutex::default(), meter: None }
     }
 
     /// Forgets what belongs to parameters that were replaced.
@@ -109,14 +112,16 @@ where
         }),
         gradients: Mutex::new(StageGradients::new(division.count(), shared)),
     };
-    // Random numbers are one stream of the process: stages that draw from it take turns.
-    let way = if inputs.draws_random { Way::InTurns } else { Way::Threads };
+    // Random numbers are one stream of the process, and memory is one heap: stages that draw or are measured take turns.
+    let way = if inputs.draws_random || staged.meter.is_some() { Way::InTurns } else { Way::Threads };
+    staged.meter.iter().for_each(StageMeter::begin);
     let _random = inputs.draws_random.then(hold_random_numbers);
     let pipeline = Pipeline::new(division.schedule, division.count(), parts.len())?.way(way);
     let ran = pipeline.run_guarded(
         |micro_batch, hop| run.forward(micro_batch, &parts[micro_batch], hop),
         |stage, micro_batch, gradients| run.take(stage, micro_batch, gradients),
         |stage, action| {
+            staged.meter.iter().for_each(|meter| meter.enter(stage, action));
             inputs.at(match (stage, action) {
                 (0, Action::Forward(_)) => Boundary::CopyIn,
                 (_, Action::Forward(_)) => Boundary::Forward,
@@ -137,6 +142,7 @@ where
             });
         }
     };
+    staged.meter.iter().for_each(StageMeter::end);
     *lock(&staged.timeline) = Some(ran.timeline);
     let Run { losses, evidence, statistics, gradients, .. } = run;
     let of_stage = into_inner(statistics).of_stage.into_iter().map(Option::unwrap_or_default).collect();

@@ -3,8 +3,7 @@
 use burn::tensor::Device;
 use kiln_parallel::{Schedule, Stages};
 
-use crate::error::Error;
-use crate::planning::Planner;
+use crate::planning::{DeviceLayout, StagePlan};
 
 /// How a model is divided into stages.
 #[derive(Clone, Debug)]
@@ -41,6 +40,19 @@ impl StagesConfig {
     }
 }
 
+impl StagesConfig {
+    /// What the planner needs to know. `on_heap`: all devices share the heap.
+    pub(crate) fn layout(&self, on_heap: bool) -> DeviceLayout {
+        let layout = DeviceLayout::new(self.devices.len()).with_schedule(self.schedule);
+        let number = |device: &Device| self.devices.iter().position(|other| other == device).unwrap_or(0);
+        let layout = DeviceLayout { cuts: self.cuts.clone(), ..layout };
+        match on_heap {
+            true => layout.on_one_device(),
+            false => DeviceLayout { devices: self.devices.iter().map(number).collect(), ..layout },
+        }
+    }
+}
+
 /// Stages, their blocks and their devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Division {
@@ -51,26 +63,10 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// The stages of a model whose step `planner` has recorded. Without cuts of the caller's, their times are as equal as can be.
-    ///
-    /// # Errors
-    /// [`Error::NoPrediction`] without a planner, [`Error::Parallel`] for fewer blocks than stages.
-    pub(crate) fn of(
-        config: StagesConfig,
-        planner: Option<&Planner>,
-        micro_batch: Option<usize>,
-    ) -> Result<Self, Error> {
-        let planner = planner.ok_or(Error::NoPrediction)?;
-        let StagesConfig { devices, schedule, cuts } = config;
-        let stages = match cuts {
-            Some(cuts) => Stages::at(planner.blocks(), &cuts)?,
-            None => planner.stages(devices.len(), schedule, micro_batch)?,
-        };
-        if stages.ranges().len() != devices.len() {
-            let value = format!("{} cuts for {} devices", stages.ranges().len() - 1, devices.len());
-            return Err(Error::InvalidSetting { field: "stages", value, expected: "one cut less than devices" });
-        }
-        Ok(Self { stages, devices: devices.into_iter().map(Device::autodiff).collect(), schedule })
+    /// The stages that `plan` has found, on the devices of `config`.
+    pub(crate) fn of(config: StagesConfig, plan: &StagePlan) -> Self {
+        let StagesConfig { devices, schedule, .. } = config;
+        Self { stages: plan.stages.clone(), devices: devices.into_iter().map(Device::autodiff).collect(), schedule }
     }
 
     /// How many stages there are.

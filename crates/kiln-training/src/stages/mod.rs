@@ -3,10 +3,13 @@
 mod compute;
 mod division;
 mod held;
+mod measured;
 mod pass;
 
 pub use division::StagesConfig;
+pub use measured::StageMemory;
 
 pub(crate) use compute::{Compute, Inputs, Staged, compute};
 pub(crate) use division::Division;
+pub(crate) use measured::{StageMeter, StageSizes};
 pub(crate) use pass::{StagePass, ids};

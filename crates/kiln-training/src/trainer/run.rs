@@ -21,8 +21,8 @@ use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::pass::Pass;
-use crate::planning::{Planner, StepPlan, plan_for};
-use crate::stages::{Inputs, Staged};
+use crate::planning::{DeviceLayout, Planner, StageLoad, StagePlan, StepPlan, plan_for};
+use crate::stages::{Inputs, StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
 use crate::task::Task;
 use crate::transaction::{Attempted, CHUNKS, ModelState, Share, StepReport, chunk_bytes};
@@ -49,6 +49,7 @@ pub struct Trainer<T: Task> {
     pub(super) draws_random: bool,
     pub(super) planner: Option<Planner>,
     pub(super) plan: Option<StepPlan>,
+    pub(super) stage_plan: Option<StagePlan>,
     pub(super) limit: Option<u64>,
     pub(super) meter: Option<Meter>,
     pub(super) watch: Arc<Watch>,
@@ -284,7 +285,19 @@ impl<T: Task> Trainer<T> {
         self.plan.as_ref()
     }
 
-    /// The bytes that a step may take, if there is a budget.
+    /// What each device is planned to hold and to do, in a run with stages or replicas whose steps could be predicted.
+    pub fn stage_plan(&self) -> Option<&StagePlan> {
+        self.stage_plan.as_ref()
+    }
+
+    /// The number of replicas that share the heap with this one, itself included: those of this process, on the CPU device. Else 1.
+    pub fn replicas_on_heap(&self) -> usize {
+        let on_heap = self.device().clone().inner().memory_pool_usage().is_none();
+        let replicas = self.run.replicas.as_ref().filter(|_| on_heap);
+        replicas.map_or(1, |replicas| replicas.communicator.in_this_process().max(1))
+    }
+
+    /// The bytes that a step may take, if there is a budget; on the CPU device that of all replicas of this process.
     pub fn limit_bytes(&self) -> Option<u64> {
         self.limit
     }
@@ -338,6 +351,39 @@ impl<T: Task> Trainer<T> {
     /// What the stages did when in the last step, in a run with stages.
     pub fn timeline(&self) -> Option<kiln_parallel::Timeline> {
         self.staged.as_ref()?.timeline()
+    }
+
+    /// Measures the memory of each stage in all steps from now on; [`stage_memory`](Self::stage_memory) returns what the last one has
+    /// taken. The stages then work in turns, as they share one heap. Returns whether it can be measured: in a run with stages and an
+    /// allocator that counts ([`with_allocator`](crate::TrainerBuilder::with_allocator)), on the CPU device.
+    ///
+    /// # Errors
+    /// [`Error::Predict`].
+    pub fn measure_stages(&mut self) -> Result<bool, Error> {
+        let meter = self.meter.clone().filter(Meter::is_exact);
+        let (Some(staged), Some(plan), Some(meter)) = (&mut self.staged, &self.stage_plan, meter) else {
+            return Ok(false);
+        };
+        let Some(planner) = &self.planner else { return Ok(false) };
+        let size = |load: &StageLoad| load.estimate.parameter_bytes;
+        let one = DeviceLayout::new(1);
+        let whole = planner.evaluate_stages(plan.precision, &plan.checkpoints, plan.micro_batch, &one, u64::MAX)?;
+        let all = |plan: &StagePlan| plan.loads.iter().map(size).sum::<u64>();
+        let copies = all(plan).saturating_sub(all(&whole));
+        let last = plan.loads.len() - 1;
+        let sizes = |(stage, load): (usize, &StageLoad)| StageSizes {
+            resident: size(load) + load.estimate.optimizer_bytes,
+            input: load.estimate.input_bytes,
+            // What several stages read is an embedding that is also the output layer.
+            shared: if stage == last && stage > 0 { copies } else { 0 },
+        };
+        staged.meter = Some(StageMeter::new(meter, plan.loads.iter().enumerate().map(sizes).collect()));
+        Ok(true)
+    }
+
+    /// The memory of each stage in the last step, after [`measure_stages`](Self::measure_stages).
+    pub fn stage_memory(&self) -> Option<Vec<StageMemory>> {
+        self.staged.as_ref()?.meter.as_ref()?.memory()
     }
 
     /// Has `observer` told of every event of [`fit`](Self::fit) from now on.

@@ -13,6 +13,7 @@ mod layouts;
 mod micro_batches;
 mod models;
 mod optimizer;
+mod planning;
 mod recovery;
 mod released;
 mod resume;
