@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kiln_checkpointing::Plan;
-use kiln_memory::{BackendProfile, StageEstimate, StepTrace, fits_within, largest_within};
+use kiln_memory::{BackendProfile, Kernels, StageEstimate, StepTrace, fits_within, largest_within};
 use kiln_parallel::{BUCKET_BYTES, BlockCost, DeviceLimit, Ownership, SplitOptions, Stages, simulate};
 use kiln_precision::Precision;
 
@@ -241,7 +241,8 @@ impl Way<'_> {
             let in_flight = schedule.in_flight(stage, traces.len(), count);
             let shares = devices[..stage].contains(&devices[stage]);
             let estimate = self.estimate(trace, stage, &blocks, in_flight, shares)?;
-            let peak_bytes = estimate.peak_bytes.max(estimate.between_bytes + self.exchanged(trace));
+            let passes_peak = estimate.passes_peak_bytes + self.scratch(stage, in_flight);
+            let peak_bytes = estimate.peak_bytes.max(passes_peak).max(estimate.between_bytes + self.exchanged(trace));
             loads.push(StageLoad { blocks, in_flight, estimate, peak_bytes, idle: 0.0 });
         }
         let costs: Vec<_> = loads.iter().map(StageLoad::cost).collect();
@@ -308,6 +309,14 @@ impl Way<'_> {
             (elements, owned.into_iter().map(|(path, _)| path.to_owned()).collect())
         };
         (0..replicas).map(share).max_by_key(|(elements, _)| *elements).map(|(_, owned)| owned)
+    }
+
+    /// Scratch memory on the CPU of the forward passes that are on their way through stages: each has a thread, which keeps as much as the
+    /// second-level cache is large. It counts in the stage in which the passes begin.
+    fn scratch(&self, stage: usize, in_flight: usize) -> u64 {
+        let profile = &self.planner.profile;
+        let staged = stage == 0 && self.layout.stages() > 1 && profile.kernels == Kernels::Flex;
+        if staged { profile.cache_bytes.saturating_mul(in_flight as u64) } else { 0 }
     }
 
     /// Bytes of the gradients that replicas sum at once: a bucket of a replica's own and one of sums.

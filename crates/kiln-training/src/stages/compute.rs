@@ -8,6 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Gradients, Tensor};
 use kiln_accumulation::{RunningStatistics, Weight, WeightedLoss};
 use kiln_checkpointing::Plan;
+use kiln_memory::warm_thread;
 use kiln_parallel::{Action, Pipeline, Stopped, Timeline, Way};
 use kiln_recovery::{forget, renewed};
 
@@ -205,6 +206,7 @@ impl<T: Task> Run<'_, T> {
     ) -> Result<Tensor<1>, Error> {
         let Inputs { task, staged, plan, draws_random, share, loss_scale, .. } = *self.inputs;
         let division = &staged.division;
+        staged.meter.iter().for_each(|_| warm_thread(&division.devices[0].clone().inner()));
         let leaves = renewed(self.model);
         *lock(&self.models[micro_batch]) = Some(leaves.clone());
         self.inputs.seed(&division.devices[0], 0, micro_batch);

@@ -7,6 +7,8 @@ use kiln_parallel::Action;
 use serde::Serialize;
 
 /// The memory of one stage in a batch, as measured while the stages worked in turns.
+///
+/// The scratch memory of threads is not part of it: a forward pass on the CPU keeps as much as the second-level cache is large.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct StageMemory {
@@ -27,6 +29,8 @@ pub(crate) struct StageSizes {
     pub(crate) input: u64,
     /// Gradients that it leaves to the first stage, of parameters that both use.
     pub(crate) shared: u64,
+    /// Scratch memory of the thread of a forward pass that begins in this stage. It is released where the last stage's part ends.
+    pub(crate) scratch: u64,
 }
 
 /// Attributes the growth of a heap to the stage whose action runs.
@@ -106,7 +110,12 @@ impl StageMeter {
 /// A tensor that a stage sends has been made by one stage and is dropped by another. It counts where it is held: the input of a stage in that
 /// stage, from the end of the forward pass before; the gradient of it in the stage before, from the end of the backward pass.
 fn record(accounts: &mut [Account], sizes: &[StageSizes], (stage, action): (usize, Action), bytes: [u64; 3]) {
-    let [before, peak, after] = bytes.map(|bytes| bytes as i64);
+    let [before, mut peak, mut after] = bytes.map(|bytes| bytes as i64);
+    if let Action::Forward(_) = action {
+        let (begins, ends) = (sizes[stage].scratch as i64, stage + 1 == sizes.len());
+        let released = if ends { sizes[0].scratch as i64 } else { 0 };
+        (peak, after) = (peak - begins, after - begins + released);
+    }
     let account = &mut accounts[stage];
     account.peak = account.peak.max(account.own + peak - before);
     account.own += after - before;
@@ -147,7 +156,7 @@ mod tests {
     #[test]
     fn what_a_stage_sends_counts_where_it_is_held() {
         let sizes =
-            [StageSizes { resident: 1000, ..StageSizes::default() }, StageSizes { resident: 0, input: 10, shared: 0 }];
+            [StageSizes { resident: 1000, ..StageSizes::default() }, StageSizes { input: 10, ..StageSizes::default() }];
         let mut accounts = vec![Account::default(); 2];
         let mut live = 0u64;
         let mut act = |stage: usize, action, more: i64, accounts: &mut Vec<Account>| {
@@ -172,7 +181,7 @@ mod tests {
 
     #[test]
     fn gradients_of_shared_parameters_move_to_the_first_stage() {
-        let sizes = [StageSizes::default(), StageSizes { resident: 0, input: 0, shared: 30 }];
+        let sizes = [StageSizes::default(), StageSizes { shared: 30, ..StageSizes::default() }];
         let mut accounts = vec![Account::default(); 2];
         for (stage, action, bytes) in [
             (0, Action::Forward(0), [0, 0, 0]),
@@ -183,5 +192,15 @@ mod tests {
             record(&mut accounts, &sizes, (stage, action), bytes);
         }
         assert_eq!((accounts[0].own, accounts[1].own), (30, 0));
+    }
+
+    #[test]
+    fn scratch_memory_of_forward_passes_belongs_to_no_stage() {
+        let sizes = [StageSizes { scratch: 50, ..StageSizes::default() }, StageSizes::default()];
+        let mut accounts = vec![Account::default(); 2];
+        record(&mut accounts, &sizes, (0, Action::Forward(0)), [0, 60, 60]);
+        record(&mut accounts, &sizes, (1, Action::Forward(0)), [60, 80, 30]);
+        assert_eq!((accounts[0].own, accounts[0].peak, accounts[0].most_kept), (10, 10, 10));
+        assert_eq!((accounts[1].own, accounts[1].peak, accounts[1].most_kept), (20, 20, 20));
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use kiln_accumulation::{Split, Weight};
 use kiln_checkpointing::Plan;
-use kiln_memory::{Measured, Meter, Prediction};
+use kiln_memory::{Measured, Meter, Prediction, thread_scratch_bytes};
 use kiln_precision::ScalerState;
 use kiln_recovery::{AttemptOutcome, Failure, Pauses, Recovery, Setting, Stopped, attempt};
 
@@ -371,11 +371,13 @@ impl<T: Task> Trainer<T> {
         let all = |plan: &StagePlan| plan.loads.iter().map(size).sum::<u64>();
         let copies = all(plan).saturating_sub(all(&whole));
         let last = plan.loads.len() - 1;
+        let scratch = thread_scratch_bytes(&self.run.settings.device.clone().inner(), &meter);
         let sizes = |(stage, load): (usize, &StageLoad)| StageSizes {
             resident: size(load) + load.estimate.optimizer_bytes,
             input: load.estimate.input_bytes,
             // What several stages read is an embedding that is also the output layer.
             shared: if stage == last && stage > 0 { copies } else { 0 },
+            scratch: if stage == 0 && last > 0 { scratch } else { 0 },
         };
         staged.meter = Some(StageMeter::new(meter, plan.loads.iter().enumerate().map(sizes).collect()));
         Ok(true)
