@@ -50,8 +50,8 @@ pub use measure::{
     warm_thread, warm_threads,
 };
 pub use predict::{
-    BackendProfile, BlockCost, Buffer, BytesPerSample, ChainCosts, Kernels, Operation, PREDICTION_MARGIN, PhasePeak,
-    Prediction, StageEstimate, StepEstimate, calibrate, fits_within, largest_within,
+    BackendProfile, BlockCost, Buffer, BytesPerSample, ChainCosts, InFlight, Kernels, Operation, PREDICTION_MARGIN,
+    PhasePeak, Prediction, StageEstimate, StepEstimate, calibrate, fits_within, largest_within,
 };
 pub use report::{BufferGroup, Explanation, MemoryReport, Suggestion};
 pub use trace::{

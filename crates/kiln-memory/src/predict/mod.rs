@@ -31,4 +31,4 @@ pub use prediction::{Buffer, Operation, PhasePeak, Prediction};
 pub use profile::{BackendProfile, Kernels};
 pub use search::BytesPerSample;
 pub(crate) use search::largest;
-pub use stages::StageEstimate;
+pub use stages::{InFlight, StageEstimate};

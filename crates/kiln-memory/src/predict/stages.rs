@@ -42,9 +42,38 @@ pub struct StageEstimate {
     pub update_seconds: f64,
 }
 
+/// The micro-batches of a batch that are under way in a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// The most whose forward pass has begun and whose backward pass has not ended.
+    pub most: usize,
+    /// All micro-batches of the batch.
+    pub micro_batches: usize,
+}
+
+impl InFlight {
+    /// One after the other.
+    pub const ONE: Self = Self { most: 1, micro_batches: usize::MAX };
+
+    /// The peak of the passes of several micro-batches, from the peak of one, the bytes that one keeps between its passes, and those of the
+    /// sums of gradients.
+    fn peak(self, one: u64, kept: u64, sums: u64) -> u64 {
+        let waiting = |others: usize| kept.saturating_mul(others as u64);
+        match self.most {
+            0 | 1 => one,
+            // All wait when the first backward pass begins, and the sums are made at its end.
+            most if most >= self.micro_batches => {
+                let first = one.saturating_sub(sums).saturating_add(waiting(most - 1));
+                first.max(one.saturating_add(waiting(most - 2)))
+            }
+            most => one.saturating_add(waiting(most - 1)),
+        }
+    }
+}
+
 impl StepTrace {
-    /// What a stage's part of a step ([`stages`](Self::stages)) comes to while `in_flight` micro-batches of `micro_batch` samples are
-    /// under way in it: each that waits for its backward pass keeps the bytes that the part keeps between its passes.
+    /// What a stage's part of a step ([`stages`](Self::stages)) comes to while micro-batches of `micro_batch` samples are under way in
+    /// it: each that waits for its backward pass keeps the bytes that the part keeps between its passes.
     ///
     /// For a whole step and one micro-batch it is [`estimate`](Self::estimate).
     ///
@@ -53,7 +82,7 @@ impl StepTrace {
     pub fn estimate_stage(
         &self,
         micro_batch: usize,
-        in_flight: usize,
+        in_flight: InFlight,
         profile: &BackendProfile,
     ) -> Result<StageEstimate, Error> {
         let sizes = Sizes::of(self, micro_batch, profile)?;
@@ -64,8 +93,7 @@ impl StepTrace {
             |phase: Range<usize>| live[phase.start - start..phase.end - start].iter().copied().max().unwrap_or(0);
         let mut stage = self.held(&layout, profile);
         stage.activation_bytes += profile.operation_bytes * (backward - start) as u64;
-        let waiting = (in_flight.max(1) as u64 - 1).saturating_mul(stage.activation_bytes);
-        stage.passes_peak_bytes = most(start..update).saturating_add(waiting);
+        stage.passes_peak_bytes = in_flight.peak(most(start..update), stage.activation_bytes, stage.gradient_bytes);
         stage.peak_bytes = stage.passes_peak_bytes.max(most(update..end));
         stage.between_bytes = live.get(update - start).copied().unwrap_or(0);
         let clock = Clock::new(self, &sizes, profile);
@@ -112,4 +140,19 @@ impl StepTrace {
 /// Whether a block is made in the forward pass and used in the backward pass.
 fn is_kept(block: &Block, start: usize, backward: usize) -> bool {
     (start..backward).contains(&(block.born as usize)) && block.dies as usize >= backward
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sums_of_gradients_are_made_by_the_first_backward_pass() {
+        let peak = |most, micro_batches| InFlight { most, micro_batches }.peak(100, 30, 10);
+        assert_eq!((peak(1, 1), peak(1, 8), InFlight::ONE.peak(100, 30, 10)), (100, 100, 100));
+        assert_eq!((peak(2, 8), peak(4, 8)), (130, 190));
+        assert_eq!((peak(2, 2), peak(8, 8)), (120, 300), "all wait, and there are no sums yet");
+        let large_sums = InFlight { most: 2, micro_batches: 2 }.peak(100, 30, 90);
+        assert_eq!(large_sums, 100, "the second backward pass has the sums, and no other waits");
+    }
 }

@@ -1,6 +1,6 @@
 //! The parts of a step that stages run add up to the step, and hold what a stage holds.
 
-use kiln_memory::{BackendProfile, StageEstimate, StepOptions, StepTrace, UpdateChunks};
+use kiln_memory::{BackendProfile, InFlight, StageEstimate, StepOptions, StepTrace, UpdateChunks};
 use kiln_precision::Precision::F32;
 use proptest::prelude::*;
 
@@ -16,7 +16,8 @@ const SUMMED: StepOptions = StepOptions {
     batches: [2, 3],
 };
 
-fn estimates(trace: &StepTrace, cuts: &[usize], in_flight: usize) -> Vec<StageEstimate> {
+fn estimates(trace: &StepTrace, cuts: &[usize], most: usize) -> Vec<StageEstimate> {
+    let in_flight = InFlight { most, micro_batches: 8 };
     let stages = trace.stages(cuts).unwrap();
     stages.iter().map(|stage| stage.estimate_stage(4, in_flight, &flex()).unwrap()).collect()
 }
@@ -36,7 +37,7 @@ proptest! {
             let expected = trace.estimate(batch, &profile).unwrap();
             let stages = trace.stages(&[]).unwrap();
             prop_assert_eq!(stages.len(), 1);
-            let stage = stages[0].estimate_stage(batch, 1, &profile).unwrap();
+            let stage = stages[0].estimate_stage(batch, InFlight::ONE, &profile).unwrap();
             prop_assert_eq!(stage.peak_bytes, expected.peak_bytes, "{}", name);
             let seconds = (stage.forward_seconds, stage.backward_seconds, stage.update_seconds);
             prop_assert_eq!(seconds, (expected.forward_seconds, expected.backward_seconds, expected.update_seconds));
@@ -116,8 +117,8 @@ fn a_parameter_that_two_stages_read_belongs_to_the_first() {
 fn a_replica_that_owns_half_of_the_parameters_holds_half_of_the_state() {
     let trace = gpt(tiny(), F32, &adamw(), SUMMED);
     let whole = estimates(&trace, &[], 1)[0];
-    let none = trace.updating(|_| false).estimate_stage(4, 1, &flex()).unwrap();
-    let all = trace.updating(|_| true).estimate_stage(4, 1, &flex()).unwrap();
+    let none = trace.updating(|_| false).estimate_stage(4, InFlight::ONE, &flex()).unwrap();
+    let all = trace.updating(|_| true).estimate_stage(4, InFlight::ONE, &flex()).unwrap();
     assert_eq!(all, whole);
     assert!(none.optimizer_bytes < whole.optimizer_bytes / 100, "{}", none.optimizer_bytes);
     assert_eq!((none.parameter_bytes, none.gradient_bytes), (whole.parameter_bytes, whole.gradient_bytes));
@@ -125,7 +126,7 @@ fn a_replica_that_owns_half_of_the_parameters_holds_half_of_the_state() {
     let elements: u64 = sizes.iter().map(|(_, elements)| elements).sum();
     let names: Vec<&str> = sizes.iter().step_by(2).map(|(path, _)| *path).collect();
     let owned: u64 = sizes.iter().step_by(2).map(|(_, elements)| elements).sum();
-    let half = trace.updating(|path| names.contains(&path)).estimate_stage(4, 1, &flex()).unwrap();
+    let half = trace.updating(|path| names.contains(&path)).estimate_stage(4, InFlight::ONE, &flex()).unwrap();
     let (found, expected) =
         (half.optimizer_bytes as f64 / whole.optimizer_bytes as f64, owned as f64 / elements as f64);
     assert!((found - expected).abs() < 0.01, "{found} {expected}");
@@ -135,11 +136,12 @@ fn a_replica_that_owns_half_of_the_parameters_holds_half_of_the_state() {
 #[test]
 fn parts_are_planned_like_steps() {
     let trace = mlp((64, 4), F32, &sgd(), SUMMED);
+    let two = InFlight { most: 2, micro_batches: 8 };
     for part in trace.stages(&[2]).unwrap() {
         assert_eq!(part.blocks(), 2);
-        let plain = part.estimate_stage(64, 2, &flex()).unwrap();
+        let plain = part.estimate_stage(64, two, &flex()).unwrap();
         let planned = part.with_plan(&plan_of(&part, 1, u64::MAX / 3 * 2)).unwrap();
-        let planned = planned.estimate_stage(64, 2, &flex()).unwrap();
+        let planned = planned.estimate_stage(64, two, &flex()).unwrap();
         assert!(planned.activation_bytes < plain.activation_bytes, "{planned:?} {plain:?}");
         assert!(planned.backward_seconds > plain.backward_seconds);
         let costs = part.chain_costs(8, &flex()).unwrap();
@@ -154,5 +156,5 @@ fn cuts_that_cannot_be_are_errors() {
         let message = trace.stages(cuts).unwrap_err().to_string();
         assert!(message.contains("expected the first blocks of stages"), "{message}");
     }
-    assert!(trace.stages(&[2]).unwrap()[0].estimate_stage(0, 1, &flex()).is_err());
+    assert!(trace.stages(&[2]).unwrap()[0].estimate_stage(0, InFlight::ONE, &flex()).is_err());
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kiln_checkpointing::Plan;
-use kiln_memory::{BackendProfile, Kernels, StageEstimate, StepTrace, fits_within, largest_within};
+use kiln_memory::{BackendProfile, InFlight, Kernels, StageEstimate, StepTrace, fits_within, largest_within};
 use kiln_parallel::{BUCKET_BYTES, BlockCost, DeviceLimit, Ownership, SplitOptions, Stages, simulate};
 use kiln_precision::Precision;
 
@@ -213,7 +213,7 @@ impl Way<'_> {
         let traces = self.step.stages(&cuts, self.micro_batch, self.planner.batch)?;
         let mut estimates = vec![];
         for (block, trace) in traces.iter().enumerate() {
-            estimates.push(self.estimate(trace, block, &(block..block + 1), 1, false)?);
+            estimates.push(self.estimate(trace, block, &(block..block + 1), InFlight::ONE, false)?);
         }
         let cost = |(block, estimate): (usize, &StageEstimate)| {
             let StageEstimate { parameter_bytes, gradient_bytes, optimizer_bytes, activation_bytes, .. } = *estimate;
@@ -238,12 +238,13 @@ impl Way<'_> {
         let mut loads = vec![];
         for (stage, trace) in traces.iter().enumerate() {
             let blocks = bounds[stage]..bounds[stage + 1];
-            let in_flight = schedule.in_flight(stage, traces.len(), count);
+            let most = schedule.in_flight(stage, traces.len(), count);
+            let in_flight = InFlight { most, micro_batches: count };
             let shares = devices[..stage].contains(&devices[stage]);
             let estimate = self.estimate(trace, stage, &blocks, in_flight, shares)?;
-            let passes_peak = estimate.passes_peak_bytes + self.scratch(stage, in_flight);
+            let passes_peak = estimate.passes_peak_bytes + self.scratch(stage, most);
             let peak_bytes = estimate.peak_bytes.max(passes_peak).max(estimate.between_bytes + self.exchanged(trace));
-            loads.push(StageLoad { blocks, in_flight, estimate, peak_bytes, idle: 0.0 });
+            loads.push(StageLoad { blocks, in_flight: most, estimate, peak_bytes, idle: 0.0 });
         }
         let costs: Vec<_> = loads.iter().map(StageLoad::cost).collect();
         let timeline = simulate(*schedule, count, &costs)?;
@@ -278,7 +279,7 @@ impl Way<'_> {
         trace: &StepTrace,
         stage: usize,
         blocks: &Range<usize>,
-        in_flight: usize,
+        in_flight: InFlight,
         shares_device: bool,
     ) -> Result<StageEstimate, Error> {
         let recomputed = recomputed_in(&self.checkpoints, blocks);
