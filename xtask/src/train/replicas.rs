@@ -114,10 +114,15 @@ where
     })
 }
 
+/// Takes leave of the processes that mpirun started, if there are any. A process that does not is taken for one that has failed.
+pub(crate) fn finish() {
+    mpi::finish();
+}
+
 /// The processes that mpirun started.
 #[cfg(feature = "mpi")]
 mod mpi {
-    use std::sync::{Arc, OnceLock};
+    use std::sync::{Arc, Mutex, PoisonError};
     use std::time::Duration;
 
     use anyhow::Result;
@@ -126,20 +131,25 @@ mod mpi {
     /// The longest that a process waits for another one.
     const WAIT: Duration = Duration::from_secs(600);
 
-    static WORLD: OnceLock<Arc<Mpi>> = OnceLock::new();
+    static WORLD: Mutex<Option<Arc<Mpi>>> = Mutex::new(None);
 
     pub(super) fn communicator() -> Result<Arc<dyn Communicator>> {
-        if let Some(mpi) = WORLD.get() {
-            return Ok(mpi.clone());
-        }
-        let mpi = Arc::new(Mpi::init(WAIT)?);
-        Ok(WORLD.get_or_init(|| mpi).clone())
+        let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+        let mpi = match world.take() {
+            Some(mpi) => mpi,
+            None => Arc::new(Mpi::init(WAIT)?),
+        };
+        Ok(world.insert(mpi).clone())
     }
 
     /// The number of this process, and how many there are.
     pub(super) fn world() -> Result<(usize, usize)> {
         let communicator = communicator()?;
         Ok((communicator.rank(), communicator.replicas()))
+    }
+
+    pub(super) fn finish() {
+        drop(WORLD.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
@@ -158,4 +168,6 @@ mod mpi {
     pub(super) fn world() -> Result<(usize, usize)> {
         communicator().map(|_| (0, 1))
     }
+
+    pub(super) fn finish() {}
 }
