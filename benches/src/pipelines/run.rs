@@ -182,7 +182,14 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
             let expected = "at least one batch to plan a step from";
             return Err(Error::InvalidSetting { field: "number of batches", value: "0".into(), expected });
         };
-        let batch = batch?;
+        let mut batch = batch?;
+        // A replica's part may have fewer samples than a recording needs.
+        if batch.len() < SAMPLES
+            && let Some(Ok(other)) = BatchSource::epoch(&self.data.test, 0, 0).next()
+            && other.len() > batch.len()
+        {
+            batch = other;
+        }
         let sample = batch.slice(0..batch.len().min(SAMPLES));
         Ok((sample, self.data.train.peak_bytes().unwrap_or(0)))
     }
