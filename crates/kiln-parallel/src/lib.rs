@@ -65,5 +65,5 @@ pub use error::Error;
 pub use pipeline::{Hop, Pipeline, Ran, Stopped, Way};
 pub use reduce::Communicator;
 pub use schedule::{
-    Action, BlockCost, DeviceLimit, Load, Schedule, SplitOptions, StageCost, Stages, Timeline, Work, simulate,
+    Action, BlockCost, DeviceLimit, Load, Schedule, SplitOptions, StageCost, Stages, Timeline, Work, cluster, simulate,
 };

@@ -35,11 +35,14 @@ use crate::error::Error;
 /// Registers a gradient in a backward pass.
 pub(super) type Injection = Box<dyn FnOnce(&mut Registry) + Send>;
 
+/// A backward pass from nodes with their gradients.
+type BackwardPass = fn(Vec<(NodeGuard, Injection)>, &Device) -> Option<Gradients>;
+
 /// A tracked tensor's place in its graph, of any rank. It keeps the graph, but not the tensor's values.
 pub(super) struct Node {
     guard: NodeGuard,
     device: Device,
-    backward: fn(Vec<(NodeGuard, Injection)>, &Device) -> Option<Gradients>,
+    backward: BackwardPass,
     forget: fn(NodeGuard, &Device),
 }
 

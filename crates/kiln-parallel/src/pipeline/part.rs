@@ -28,8 +28,11 @@ pub(super) struct Input {
     leaf: Node,
     /// The leaf as a `Tensor<D>`.
     tensor: Box<dyn Any + Send>,
-    take: Box<dyn FnOnce(&mut Gradients) -> Option<Injection> + Send>,
+    take: Take,
 }
+
+/// Takes the gradient of an input out of those of its stage, for the output that it was.
+type Take = Box<dyn FnOnce(&mut Gradients) -> Option<Injection> + Send>;
 
 impl Part {
     /// Sends a tracked tensor from `self` to the part of the next stage on `device`. Returns the leaf to go on with. A tensor that is sent

@@ -1,6 +1,8 @@
 //! The order in which stages work on micro-batches, and how blocks are divided among stages: pure functions without tensors.
 
 mod action;
+mod block;
+pub mod cluster;
 mod order;
 mod simulate;
 mod split;
@@ -9,8 +11,8 @@ mod timeline;
 mod units;
 
 pub use action::Action;
+pub use block::{BlockCost, DeviceLimit, SplitOptions};
 pub use order::Schedule;
 pub use simulate::{StageCost, simulate};
-pub use split::{BlockCost, DeviceLimit, SplitOptions};
 pub use stages::{Load, Stages};
 pub use timeline::{Timeline, Work};

@@ -119,9 +119,13 @@ impl fmt::Display for Stages {
                 if start + 1 == *end { format!("block {start}") } else { format!("blocks {start} to {}", end - 1) };
             match self.loads.get(stage) {
                 None => writeln!(f, "stage {stage:<4} {blocks}")?,
-                Some(Load { compute, transfer, bytes }) => {
-                    let (compute, transfer, bytes) = (duration(*compute), duration(*transfer), size(*bytes));
-                    writeln!(f, "stage {stage:<4} {blocks:<22} {compute:>9}   {bytes:>9}   {transfer:>9} to the next")?;
+                Some(load) => {
+                    let (compute, bytes) = (duration(load.compute), size(load.bytes));
+                    write!(f, "stage {stage:<4} {blocks:<22} {compute:>9}   {bytes:>9}")?;
+                    match load.transfer > 0.0 {
+                        true => writeln!(f, "   {:>9} to the next", duration(load.transfer))?,
+                        false => writeln!(f)?,
+                    }
                 }
             }
         }

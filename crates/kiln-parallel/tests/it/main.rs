@@ -1,6 +1,10 @@
 //! The integration tests of kiln-parallel.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
+mod cluster;
 mod failures;
 mod hand_over;
 mod model;
 mod pipeline;
+mod simulation;
+mod split;
