@@ -57,7 +57,7 @@ impl Part {
         let leaf = moved.autodiff().with_gradient_checkpointing_strategy(strategy).require_grad();
         let (node, _) = Node::of(&leaf)?;
         let held = leaf.clone();
-        let take = move |gradients: &mut Gradients| inject(id, held.grad_remove(gradients)?.to_device(&source));
+        let take = move |gradients: &mut Gradients| Some(inject(id, held.grad_remove(gradients)?.to_device(&source)));
         self.outputs.push(output);
         let (tensor, take) = (Box::new(leaf.clone()), Box::new(take));
         next.inputs.push(Input { from: (id, device), leaf: node, tensor, take });

@@ -13,10 +13,10 @@ use super::worker::{Functions, Run};
 use crate::error::Error;
 use crate::schedule::{Action, Schedule};
 
-/// How the stages of a run share the processor. Both ways give the same bits.
+/// How the stages of a run share the processor. Both ways give the same bits if the forward pass draws no random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Way {
-    /// Each stage has a thread. Stages work at the same time.
+    /// Each stage has a thread. Stages work at the same time, and their random numbers are drawn in the order in which they happen to work.
     #[default]
     Threads,
     /// The calling thread performs the actions of all stages one at a time, in a fixed order. The memory of each action can be measured,
