@@ -7,9 +7,9 @@
 //! output ─┘
 //! ```
 //!
-//! An operation of burn passes its gradient to its inputs. The injection depends on all outputs of a stage through the joins. It comes first
-//! in the backward pass and registers the gradients of all outputs as they are. Its value is a tensor of one zero. It computes nothing and
-//! holds no output, so that the outputs' memory is free as soon as their stage does not need it.
+//! The injection depends on all outputs of a stage through the joins, which pass no gradient on. It therefore comes first in the backward
+//! pass. It registers the gradients of all outputs as they are. Its value is a tensor of one zero: it computes nothing and holds no
+//! output, so that the memory of an output on the stage's device is free as soon as the stage does not need it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
