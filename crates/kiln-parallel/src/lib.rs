@@ -11,6 +11,8 @@ mod schedule;
 pub use error::Error;
 #[cfg(feature = "mpi")]
 pub use reduce::Mpi;
+#[cfg(feature = "cuda")]
+pub use reduce::Nccl;
 pub use reduce::{
     BUCKET_BYTES, Communicator, Local, Nested, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
 };
