@@ -39,7 +39,9 @@ fn run(case: Case, inner: usize, group: Vec<Join>) {
             let start = |join: Join| {
                 let barrier = barrier.clone();
                 scope.spawn(move || {
-                    let barrier = Box::new(move || drop(barrier.wait()));
+                    let barrier = Box::new(move || {
+                        barrier.wait();
+                    });
                     (case.run)(Replica { communicator: join(), inner, barrier });
                 })
             };

@@ -1,6 +1,7 @@
 //! Groups of replicas in processes. The test starts itself under `mpirun`, once for each case that ends a group.
 //!
 //! Arguments select cases by parts of their names, as in other tests.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 #[path = "../conformance/mod.rs"]
 mod conformance;
