@@ -65,6 +65,8 @@ pub use error::Error;
 pub use pipeline::{Hop, Pipeline, Ran, Stopped, Way};
 #[cfg(feature = "mpi")]
 pub use reduce::Mpi;
+#[cfg(feature = "cuda")]
+pub use reduce::Nccl;
 pub use reduce::{
     BUCKET_BYTES, Communicator, Local, Nested, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
 };
