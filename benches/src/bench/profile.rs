@@ -126,7 +126,7 @@ fn parts(begun: Instant, marks: &[(Boundary, Instant)], ended: Instant) -> BTree
             Some(Boundary::Forward) => 2,
             Some(Boundary::Backward | Boundary::Accumulate) => 3,
             Some(Boundary::Probe) => 4,
-            Some(Boundary::Update) | None => 5,
+            Some(Boundary::Update | Boundary::HandOut) | None => 5,
         };
     }
     parts

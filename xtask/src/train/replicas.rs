@@ -103,6 +103,9 @@ where
     let _ = trainer.set_data(&setup.data.train)?;
     if directory.is_some() {
         trainer.resume()?;
+    } else if setup.settings.compression().is_some() {
+        // Where the optimizer's state is divided, the first replica needs this one's part for its first checkpoint.
+        trainer.save()?;
     }
     trainer.observe(move |_| match interrupt.requested() {
         true => std::ops::ControlFlow::Break(()),

@@ -5,4 +5,4 @@ mod manifest;
 
 pub use directory::{Checkpoints, load_model};
 
-pub(crate) use manifest::{MODEL, OPTIMIZER, STATE};
+pub(crate) use manifest::{MANIFEST, MODEL, OPTIMIZER, STATE};

@@ -13,7 +13,9 @@ use kiln_parallel::{
     BUCKET_BYTES, Communicator, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
 };
 use kiln_recovery::{Failure, Kind, Probe, Setting, classify};
+use serde_json::{from_str, to_string};
 
+use super::ends::{chain, panicked};
 use crate::error::Error;
 use crate::state::RunState;
 use crate::transaction::Computed;
@@ -33,7 +35,8 @@ pub(crate) struct Replicas {
 pub(crate) struct Agreed {
     /// The weight of the whole batch, as a number.
     pub(crate) weight: usize,
-    /// The setting that every replica can compute its part with.
+    /// The setting that every replica can compute its part with. The recoveries of all replicas see the same, so that they ask for the same
+    /// setting, unless they have other limits.
     pub(crate) setting: Setting,
     /// The number of this replica's first micro-batch among those of all replicas.
     pub(crate) first_micro_batch: usize,
@@ -70,6 +73,22 @@ impl Replicas {
         })
     }
 
+    /// The samples of the largest part of a batch, and the largest key of their shapes. None where no replica has a part. All replicas plan the
+    /// step for this part, so that they cut their parts alike.
+    ///
+    /// # Errors
+    /// [`Error::Parallel`], for replicas at other steps as well.
+    pub(crate) fn largest(&self, step: u64, samples: Option<usize>, shape: u64) -> Result<Option<(usize, u64)>, Error> {
+        let numbers = [
+            Number::equal("step", step),
+            Number::Most(u64::from(samples.is_some())),
+            Number::Most(samples.unwrap_or(0) as u64),
+            Number::Most(shape),
+        ];
+        let [_, any, samples, shape] = self.vote(Status::Done, numbers)?;
+        Ok((any > 0).then_some((samples as usize, shape)))
+    }
+
     /// Sums what the replicas have computed, after all have said that they have. Memory that ran out on one fails the attempt on all, so
     /// that all try again.
     ///
@@ -84,20 +103,37 @@ impl Replicas {
         statistics: &mut RunningStatistics,
     ) -> Result<Computed, Error> {
         let proved = computed.and_then(|computed| {
-            let mut probe = Probe::new();
-            probe.gradients(model, &computed.gradients).add(&computed.loss);
-            for value in statistics.values() {
-                probe.add(value);
-            }
-            probe.finish()?;
+            self.caught(|| {
+                let mut probe = Probe::new();
+                probe.gradients(model, &computed.gradients).add(&computed.loss);
+                for value in statistics.values() {
+                    probe.add(value);
+                }
+                Ok(probe.finish()?)
+            })?;
             Ok(computed)
         });
-        let computed = self.all(proved)?;
+        let own = proved.as_ref().map_or(0, |computed| computed.micro_batches);
+        let (computed, [micro_batches]) = self.settle(proved, [Number::Sum(own as u64)])?;
         let ready = |flat: &dyn Fn() -> Tensor<1>| self.all(self.written(flat));
         let gradients = sum_gradients(&*self.communicator, model, computed.gradients, BUCKET_BYTES, ready)?;
         statistics.sum_over_replicas(model, |own| self.sum_each(own))?;
         let loss = self.sum_each(vec![computed.loss])?.remove(0);
-        Ok(Computed { gradients, loss, ..computed })
+        Ok(Computed { gradients, loss, micro_batches: micro_batches as usize, ..computed })
+    }
+
+    /// Goes on when what `prove` adds to the probe was written on all replicas. Returns the highest peak of all, if any was measured.
+    ///
+    /// # Errors
+    /// Those of [`all`](Self::all).
+    pub(crate) fn prove(&self, prove: impl FnOnce(&mut Probe), peak: Option<u64>) -> Result<Option<u64>, Error> {
+        let written = self.caught(|| {
+            let mut probe = Probe::new();
+            prove(&mut probe);
+            Ok(probe.finish()?)
+        });
+        let ((), [peak]) = self.settle(written, [Number::Most(peak.unwrap_or(0))])?;
+        Ok((peak > 0).then_some(peak))
     }
 
     /// The sums of tensors whose sizes are the same on all replicas.
@@ -112,22 +148,19 @@ impl Replicas {
         Ok(sums.split_with_sizes(sizes, 0))
     }
 
-    /// Goes on when all replicas have what they need. Otherwise all have an error: this replica its own, the others one that names it.
+    /// Goes on when all replicas have what they need. Otherwise all have an error: the one that failed its own, the others one that names it.
+    /// When memory ran out, all have the same failure, which names the replica, so that all decide alike.
     ///
     /// # Errors
     /// Those of `own`; [`Error::Memory`] and [`Error::Replica`] for another replica's; [`Error::Parallel`].
     pub(crate) fn all<T>(&self, own: Result<T, Error>) -> Result<T, Error> {
-        let status = match &own {
-            Ok(_) => Status::Done,
-            Err(error) => match classify(error).filter(Failure::is_recoverable) {
-                Some(failure) => Status::OutOfMemory(failure.message().to_owned()),
-                None => Status::Failed(error.to_string()),
-            },
-        };
-        match (self.vote(status, []), own) {
-            (Ok([]), own) => own,
-            // A replica whose own error is the one that all act on returns it as it is.
-            (Err(Error::Memory(_)), Err(own)) => Err(own),
+        self.settle(own, []).map(|(own, [])| own)
+    }
+
+    /// The same, with numbers of all.
+    fn settle<T, const N: usize>(&self, own: Result<T, Error>, numbers: [Number; N]) -> Result<(T, [u64; N]), Error> {
+        match (self.vote(status(&own), numbers), own) {
+            (Ok(numbers), own) => own.map(|own| (own, numbers)),
             (Err(Error::Replica { rank, .. }), Err(own)) if rank == self.communicator.rank() => Err(own),
             (Err(error), _) => Err(error),
         }
@@ -146,12 +179,10 @@ impl Replicas {
         let Some(ownership) = self.ownership(model) else { return Ok(model.clone()) };
         let ready = |flat: &dyn Fn() -> Tensor<1>| self.all(self.written(flat));
         let model = hand_out(&*self.communicator, model.clone(), &ownership, BUCKET_BYTES, ready)?;
-        let written = self.caught(|| {
-            let mut probe = Probe::new();
+        let add = |probe: &mut Probe| {
             probe.module(&model);
-            Ok(probe.finish()?)
-        });
-        self.all(written)?;
+        };
+        self.prove(add, None)?;
         Ok(model)
     }
 
@@ -168,9 +199,7 @@ impl Replicas {
     fn vote<const N: usize>(&self, status: Status, numbers: [Number; N]) -> Result<[u64; N], Error> {
         match agree(&*self.communicator, Vote { status, numbers })? {
             Verdict::Done(numbers) => Ok(numbers),
-            Verdict::OutOfMemory { rank, reason, .. } => {
-                Err(Error::Memory(Failure::new(Kind::OutOfMemory, format!("on replica {rank}: {reason}"))))
-            }
+            Verdict::OutOfMemory { rank, reason, .. } => Err(Error::Memory(failure(&reason).at(format!("on replica {rank}")))),
             Verdict::Failed { rank, reason } => Err(Error::Replica { rank, reason }),
         }
     }
@@ -183,9 +212,7 @@ impl Replicas {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| match Failure::from_panic(payload.as_ref()) {
             Some(failure) => Err(Error::Memory(failure)),
             None => {
-                let text = payload.downcast_ref::<&str>().copied();
-                let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-                self.communicator.leave(&format!("it panicked: {}", text.unwrap_or("without a message")));
+                self.communicator.leave(&panicked(payload.as_ref()));
                 resume_unwind(payload)
             }
         })
@@ -207,6 +234,23 @@ impl fmt::Debug for Replicas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "replica {} of {}", self.communicator.rank(), self.communicator.replicas())
     }
+}
+
+/// What a replica says of its work.
+fn status<T>(own: &Result<T, Error>) -> Status {
+    match own {
+        Ok(_) => Status::Done,
+        Err(error) => match classify(error).filter(Failure::is_recoverable) {
+            // In full: the others decide by its kind and its bytes as well.
+            Some(failure) => Status::OutOfMemory(to_string(&failure).unwrap_or_else(|_| failure.message().to_owned())),
+            None => Status::Failed(chain(error)),
+        },
+    }
+}
+
+/// The failure that another replica has told of.
+fn failure(reason: &str) -> Failure {
+    from_str(reason).unwrap_or_else(|_| Failure::new(Kind::OutOfMemory, reason))
 }
 
 /// What a replica without a part of the batch brings: no gradients, and a loss of zero.

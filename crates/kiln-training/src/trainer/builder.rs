@@ -24,7 +24,7 @@ use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::planning::{Checkpointing, MemoryBudget, Planner, RecordedStep, StepKind, StepPlan};
-use crate::replicas::Replicas;
+use crate::replicas::{Replicas, telling};
 use crate::schedule::Schedule;
 use crate::stages::{Compute, Division, Staged, StagesConfig, compute};
 use crate::task::Task;
@@ -347,9 +347,10 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// ([`LoaderConfig::with_replica`](kiln_data::LoaderConfig::with_replica)). Gradients are summed once a step, so that the replicas take
     /// the same step; with one micro-batch each, a step has the bits of one on the whole batch in as many micro-batches.
     ///
-    /// The first replica alone writes checkpoints. A run resumes with any number of replicas. Batches have as many samples over all
-    /// replicas as [`with_batch_size`](Self::with_batch_size) says. When memory runs out on one replica, all try the step again with less.
-    /// An error of one ends the run on all: they are told in the next operation that they take part in.
+    /// The first replica alone writes checkpoints; all have the same settings of them. A run resumes with any number of replicas. Batches have
+    /// as many samples over all replicas as [`with_batch_size`](Self::with_batch_size) says. When memory runs out on one replica, all try the
+    /// step again with less. An error of one ends the run on all: they are told in the next operation that they take part in. The group has
+    /// then ended, and the run goes on from a checkpoint, with new trainers.
     #[must_use]
     pub fn with_replicas(self, communicator: Arc<dyn Communicator>) -> Self {
         Self { communicator: Some(communicator), ..self }
@@ -449,7 +450,12 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// [`Error::NothingFits`] when no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and
     /// [`Error::Recovery`] for settings that cannot be; [`Error::Model`] for a model that cannot be made; those of
     /// [`planner`](Self::planner) where a plan is needed.
-    pub fn build(mut self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
+    pub fn build(self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
+        let communicator = self.communicator.clone();
+        telling(communicator.as_deref(), || self.build_here(device, sample))
+    }
+
+    fn build_here(mut self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
         let device = device.clone().autodiff();
         let plain = device.clone().inner();
         let on_heap = plain.memory_pool_usage().is_none();
@@ -521,7 +527,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             Some(match on_heap {
                 true => {
                     let watch = watch.clone();
-                    recovery.measuring(move || watch.peak_bytes())
+                    recovery.measuring(move || watch.highest_peak())
                 }
                 false => recovery,
             })

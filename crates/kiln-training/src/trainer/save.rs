@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::attach::other_attachment;
 use super::run::Trainer;
-use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE, load_model};
+use crate::checkpoints::{Checkpoints, MANIFEST, MODEL, OPTIMIZER, STATE, load_model};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
-use crate::replicas::{gathered, part, whole};
+use crate::replicas::{gathered, part, same, telling, whole};
 use crate::state::RunState;
 use crate::task::Task;
 
@@ -54,7 +54,8 @@ struct SavedState {
 }
 
 impl<T: Task> Trainer<T> {
-    /// Saves the run as it is now to its checkpoints.
+    /// Saves the run as it is now to its checkpoints. Of several replicas the first one writes, and the others return the path at once. Where
+    /// the optimizer's state is divided among them, all must call it.
     ///
     /// # Errors
     /// [`Error::NoCheckpoints`], [`Error::Save`]; the checkpoints that were there stay. [`Error::Unfinished`] in the middle of an
@@ -85,18 +86,47 @@ impl<T: Task> Trainer<T> {
         })
     }
 
+    /// The same on all replicas or on none: they wait until the first one has the checkpoint on disk.
+    ///
+    /// # Errors
+    /// Those of [`save`](Self::save), and [`Error::Replica`] for those of another replica.
+    pub(super) fn save_on_all(&self) -> Result<PathBuf, Error> {
+        let saved = self.save();
+        match &self.run.replicas {
+            Some(replicas) => replicas.all(saved),
+            None => saved,
+        }
+    }
+
     /// Has [`fit`](Self::fit) save to `checkpoints` from now on.
     pub fn set_checkpoints(&mut self, checkpoints: Checkpoints) {
         self.checkpoints = Some(checkpoints);
     }
 
     /// Brings the run to its newest checkpoint that is whole, and returns the path. A damaged one is passed over with a warning;
-    /// `None` when there is no checkpoint at all.
+    /// `None` when there is no checkpoint at all. All replicas of a run call it, and must find the same checkpoint.
     ///
     /// # Errors
     /// [`Error::NoCheckpoints`]; [`Error::Load`] when there are checkpoints and none can be used; [`Error::Memory`] and
-    /// [`Error::Lost`] when the device has no room for one that can.
+    /// [`Error::Lost`] when the device has no room for one that can; [`Error::Replica`] when another replica failed, or found another
+    /// checkpoint.
     pub fn resume(&mut self) -> Result<Option<PathBuf>, Error> {
+        let replicas = self.run.replicas.clone();
+        let Some(replicas) = replicas else { return self.resume_here() };
+        telling(Some(&*replicas.communicator), || {
+            let resumed = replicas.all(self.resume_here())?;
+            let name = resumed.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
+            let manifest = resumed.as_ref().and_then(|path| fs::read(path.join(MANIFEST)).ok());
+            let facts = [
+                ("newest checkpoint", name.unwrap_or_else(|| "none".into())),
+                ("checksum of the checkpoint's manifest", format!("{:08x}", crc32fast::hash(&manifest.unwrap_or_default()))),
+            ];
+            same(&*replicas.communicator, &facts)?;
+            Ok(resumed)
+        })
+    }
+
+    fn resume_here(&mut self) -> Result<Option<PathBuf>, Error> {
         let checkpoints = self.checkpoints.clone().ok_or(Error::NoCheckpoints)?;
         checkpoints.resume(|path| self.load(path))
     }
