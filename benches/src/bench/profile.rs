@@ -47,10 +47,10 @@ pub(crate) fn run(cases: &[Case], named: bool, device: &str) -> Result<()> {
 /// Profiles a case in this process.
 pub(crate) fn show(case: &Case, device: &str) -> Result<ExitCode> {
     if case.group == Group::Resnet {
-        let (run, device) = resnet(case, device)?;
+        let (run, device) = resnet(case, device, 0)?;
         return profile(run, &device, case);
     }
-    let (run, device) = gpt(case, device)?;
+    let (run, device) = gpt(case, device, 0)?;
     profile(run, &device, case)
 }
 
