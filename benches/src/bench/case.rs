@@ -101,7 +101,7 @@ impl Setting {
                 run.memory = Some(MemorySetting::try_from((*text).to_owned()).map_err(|error| anyhow!(error))?);
             }
             Self::Stages(stages) => run.parallel.stages = Some(Places::Count(*stages)),
-            Self::Replicas(replicas) => run.parallel.replicas = Some(Replicas::Threads(Places::Count(*replicas))),
+            Self::Replicas(replicas) => run.parallel.replicas = Some(Replicas::threads(Places::Count(*replicas))),
             Self::ShardOptimizer => run.parallel.shard_optimizer = true,
             // A setting of the model.
             Self::StockLayers => {}

@@ -17,9 +17,8 @@ use super::case::{Case, Loop};
 use super::child::{Footprint, Turn, serve, timed};
 use crate::HEAP;
 use crate::pipelines::{
-    Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, PipelineSettings, Replicas, Run,
-    RunSettings, Setup, SharedTask, classify_fixture_recipe, classify_run, divided, next_token_fixture_recipe,
-    next_token_run, open_images,
+    Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, PipelineSettings, Run, RunSettings, Setup,
+    SharedTask, classify_fixture_recipe, classify_run, divided, next_token_fixture_recipe, next_token_run, open_images,
 };
 use crate::process::{Resident, living_threads_seconds};
 
@@ -56,8 +55,8 @@ pub(crate) fn gpt(case: &Case, device: &str, rank: usize) -> Result<(Run<NextTok
 
 /// Says which replica a run is of those that its settings ask for.
 fn place(run: &mut RunSettings, rank: usize) -> Result<()> {
-    if let Some(Replicas::Threads(places)) = &run.parallel.replicas {
-        run.replica = Replica::new(rank, places.count())?;
+    if let Some(replicas) = &run.parallel.replicas {
+        run.replica = Replica::new(rank, replicas.here.count())?;
     }
     Ok(())
 }

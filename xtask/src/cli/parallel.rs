@@ -8,7 +8,7 @@ use crate::train::overlay::Overlay;
 #[derive(Args, Default)]
 pub(crate) struct ParallelArgs {
     /// Copies of the model that compute a part of every batch each: a number (in threads, on --device), one for each of some devices, as in
-    /// cuda:0,cuda:1, or mpi (in the processes that mpirun starts)
+    /// cuda:0,cuda:1, mpi (one in each process that mpirun starts), or mpi:2 and mpi:cuda:0,cuda:1 (several in each)
     #[arg(long, value_name = "N")]
     pub(crate) replicas: Option<String>,
     /// Divide the optimizer's state among the replicas (ZeRO stage 1)

@@ -199,7 +199,9 @@ impl Replicas {
     fn vote<const N: usize>(&self, status: Status, numbers: [Number; N]) -> Result<[u64; N], Error> {
         match agree(&*self.communicator, Vote { status, numbers })? {
             Verdict::Done(numbers) => Ok(numbers),
-            Verdict::OutOfMemory { rank, reason, .. } => Err(Error::Memory(failure(&reason).at(format!("on replica {rank}")))),
+            Verdict::OutOfMemory { rank, reason, .. } => {
+                Err(Error::Memory(failure(&reason).at(format!("on replica {rank}"))))
+            }
             Verdict::Failed { rank, reason } => Err(Error::Replica { rank, reason }),
         }
     }

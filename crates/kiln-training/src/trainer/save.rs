@@ -115,11 +115,15 @@ impl<T: Task> Trainer<T> {
         let Some(replicas) = replicas else { return self.resume_here() };
         telling(Some(&*replicas.communicator), || {
             let resumed = replicas.all(self.resume_here())?;
-            let name = resumed.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
+            let name =
+                resumed.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
             let manifest = resumed.as_ref().and_then(|path| fs::read(path.join(MANIFEST)).ok());
             let facts = [
                 ("newest checkpoint", name.unwrap_or_else(|| "none".into())),
-                ("checksum of the checkpoint's manifest", format!("{:08x}", crc32fast::hash(&manifest.unwrap_or_default()))),
+                (
+                    "checksum of the checkpoint's manifest",
+                    format!("{:08x}", crc32fast::hash(&manifest.unwrap_or_default())),
+                ),
             ];
             same(&*replicas.communicator, &facts)?;
             Ok(resumed)

@@ -100,9 +100,7 @@ impl<T: Task<Batch: Sync>> Case<T> {
         let each = |communicator: Arc<dyn Communicator>| {
             let rank = communicator.rank();
             let builder = self.builder(Some(communicator), shards);
-            let take = |trainer: &mut Watched<T>, batch: &T::Batch| {
-                trainer.step(&part(batch, rank, replicas)).unwrap()
-            };
+            let take = |trainer: &mut Watched<T>, batch: &T::Batch| trainer.step(&part(batch, rank, replicas)).unwrap();
             ended(builder, batches, |trainer| watch(rank, trainer), take)
         };
         on_replicas(replicas, each).into_iter().map(|ended| ended.unwrap()).collect()

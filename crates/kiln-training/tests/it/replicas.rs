@@ -6,8 +6,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
 use kiln_models::{Gpt, GptConfig};
 use kiln_precision::{Policy, Precision, ScalerConfig, Scaling};
-use kiln_training::{Batch, Error, OptimizerConfig, Pass, Task};
 use kiln_training::Trainer;
+use kiln_training::{Batch, Error, OptimizerConfig, Pass, Task};
 
 use crate::group::{Case, MICRO, all_numbers, assert_all_same, on_replicas, part};
 use crate::support::{Ids, Net, Settings, entropy, turn};
@@ -36,9 +36,8 @@ fn gpt() -> Case<Ids<Gpt>> {
             entropy(logits.reshape([8 * ids.len(), VOCAB]), targets)
         }))
     };
-    let init = |device: &Device| {
-        GptConfig { layers: 2, ..GptConfig::tiny(VOCAB, 8) }.with_dropout(0.2).init(device).unwrap()
-    };
+    let init =
+        |device: &Device| GptConfig { layers: 2, ..GptConfig::tiny(VOCAB, 8) }.with_dropout(0.2).init(device).unwrap();
     let optimizer = OptimizerConfig::adamw();
     Case { name: "a GPT with dropout", task, init, optimizer, adjust: |settings| settings }
 }
