@@ -62,8 +62,8 @@ pub(crate) fn run(case: &str, address: &str) {
         match case {
             KILLED => signal("KILL"),
             STOPPED => signal("STOP"),
-            STOPPED_IN_AN_OPERATION => drop(std::thread::spawn(|| signal("STOP"))),
-            _ => drop(std::thread::spawn(move || own.leave("that is enough"))),
+            STOPPED_IN_AN_OPERATION => soon(|| signal("STOP")),
+            _ => soon(move || own.leave("that is enough")),
         }
     }
     let length = if case == STOPPED { 10 } else { 4_000_000 };
@@ -89,6 +89,17 @@ pub(crate) fn run(case: &str, address: &str) {
     // mpirun ends all processes when one has ended.
     barrier(address, waiting);
     std::process::exit(7);
+}
+
+/// Runs a function while operations follow each other, most likely in the middle of one.
+fn soon(run: impl FnOnce() + Send + 'static) {
+    let begun = Instant::now();
+    std::thread::spawn(move || {
+        while begun.elapsed() < Duration::from_millis(100) {
+            std::thread::yield_now();
+        }
+        run();
+    });
 }
 
 /// Sends a signal to this process.
