@@ -11,14 +11,15 @@ use super::local::{LeaveOnPanic, Local};
 use super::pieces::length;
 use crate::error::Error;
 
-/// A replica on a thread of one process, with a CUDA device of its own. [`all_reduce`](Communicator::all_reduce) is burn's, which is NCCL's; the
-/// other operations are those of [`Local`].
+/// A replica on a thread of one process, with a CUDA device of its own. [`all_reduce`](Communicator::all_reduce) is burn's, which is
+/// NCCL's; the other operations are those of [`Local`].
 ///
 /// NCCL chooses the order of a sum. All replicas get the same bits, but not those of the sum in the order of the ranks, and a run with
 /// another number or kind of devices may get others. [`Local`] on the same devices sums in the order of the ranks.
 ///
-/// NCCL has no time limit. The replicas therefore meet before each sum: one that is late or has left ends the operation with an error before
-/// NCCL begins. A device that fails after that leaves the others waiting. Where the NCCL library is missing, burn's all-reduce panics.
+/// NCCL has no time limit. The replicas therefore meet before each sum: one that is late or has left ends the operation with an error
+/// before NCCL begins. A device that fails after that leaves the others waiting. Where the NCCL library is missing, burn's all-reduce
+/// panics.
 #[derive(Debug)]
 pub struct Nccl {
     local: Local,

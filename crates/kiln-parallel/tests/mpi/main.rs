@@ -47,6 +47,7 @@ fn main() {
     }
     for replicas in [2, 4] {
         check(killed::KILLED, replicas, &|| killed::others_end(replicas));
+        check(killed::LEAVES_IN_AN_OPERATION, replicas, &|| killed::others_learn(replicas));
         for name in [killed::STOPPED, killed::STOPPED_IN_AN_OPERATION] {
             check(name, replicas, &|| killed::others_wait(replicas, name));
         }

@@ -21,9 +21,9 @@ use crate::reduce::pieces::{cut, even_lengths, length, lengths};
 
 /// A replica in a process that `mpirun` started, on this machine or another. Ranks are those of `MPI_COMM_WORLD`.
 ///
-/// A sum is a reduce-scatter by point-to-point messages, added in the order of the ranks on the host, and an all-gather. All ranks get the same
-/// bits in every run, which `MPI_Allreduce` does not promise. Each rank sends and receives `2 (n - 1) / n` times the values. Values of other
-/// devices than the CPU are copied to the host and back.
+/// A sum is a reduce-scatter by point-to-point messages, added in the order of the ranks on the host, and an all-gather. All ranks get the
+/// same bits in every run, which `MPI_Allreduce` does not promise. Each rank sends and receives `2 (n - 1) / n` times the values. Values of
+/// other devices than the CPU are copied to the host and back.
 ///
 /// A thread of its own calls MPI (`MPI_THREAD_FUNNELED`) and tests requests until they are complete or the time limit has passed.
 ///
@@ -46,8 +46,8 @@ pub struct Mpi {
 }
 
 impl Mpi {
-    /// Initialises MPI, which is possible once in a process. A process that `mpirun` did not start is a group of one. Operations wait for the other
-    /// processes at most `time_limit`.
+    /// Initialises MPI, which is possible once in a process. A process that `mpirun` did not start is a group of one. Operations wait for
+    /// the other processes at most `time_limit`.
     ///
     /// # Errors
     /// [`Error::Transfer`] when MPI was initialised before, or does not allow that a thread calls it.

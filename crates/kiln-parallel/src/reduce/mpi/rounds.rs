@@ -306,13 +306,14 @@ impl Rounds {
         serde_json::from_slice(&bytes).ok()
     }
 
-    /// Ends the group while MPI still holds buffers, which must live as long as MPI may write to them: this thread keeps them for the rest of
-    /// the process. MPI is not finalised, so that `mpirun` ends the other processes when this one ends.
+    /// Ends the group while MPI still holds buffers, which must live as long as MPI may write to them: this thread keeps them for the
+    /// rest of the process. MPI is not finalised, so that `mpirun` ends the other processes when this one ends.
     fn strand(&mut self, error: &Error, reply: Option<&Sender<Result<Parcels, Error>>>) -> ! {
         if let Some(reply) = reply {
             let _ = reply.send(Err(error.clone()));
         }
         drop(self.running.take());
+        self.end(error);
         let after = error.afterwards();
         while let Ok(job) = self.jobs.recv() {
             if let Job::Round(_, reply) = job {

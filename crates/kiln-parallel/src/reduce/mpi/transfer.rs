@@ -38,8 +38,8 @@ impl<'a, 's, T> Pending<'a, 's, T> {
     }
 }
 
-/// Waits between questions to MPI: hardly at first, later half a millisecond. MPI moves values only while it is asked, so that a sleep slows
-/// down a transfer that is under way.
+/// Waits between questions to MPI: hardly at first, later half a millisecond. MPI moves values only while it is asked, so that a sleep
+/// slows down a transfer that is under way.
 pub(super) struct Backoff {
     moved: Instant,
     /// How long nothing may move before this sleeps.
