@@ -21,8 +21,14 @@ const SAMPLES: usize = 22;
 const STEPS: u64 = 9;
 
 /// The part of replica `rank` of `count`.
-fn loader(rank: usize, count: usize, load: impl Fn(&BatchPlan) -> Result<Vec<usize>, DataError> + Send + Sync + 'static) -> Loader<Vec<usize>> {
-    let config = LoaderConfig::new(SIZE).with_order(Order::Shuffled { seed: 5 }).with_replica(Replica::new(rank, count).unwrap());
+fn loader(
+    rank: usize,
+    count: usize,
+    load: impl Fn(&BatchPlan) -> Result<Vec<usize>, DataError> + Send + Sync + 'static,
+) -> Loader<Vec<usize>> {
+    let config = LoaderConfig::new(SIZE)
+        .with_order(Order::Shuffled { seed: 5 })
+        .with_replica(Replica::new(rank, count).unwrap());
     Loader::new(SAMPLES, config, load).unwrap()
 }
 
@@ -137,8 +143,11 @@ fn each_replica_holds_its_share_of_the_state() {
         let case = Case { init, ..Case::net(optimizer) };
         let whole = case.alone(&batches).state_bytes;
         for replicas in 2..=4 {
-            let bytes = |shards| case.on(replicas, shards, &batches).iter().map(|ended| ended.state_bytes).collect::<Vec<_>>();
-            assert!(bytes(false).iter().all(|bytes| *bytes == whole), "each has all of it");
+            let bytes =
+                |shards| case.on(replicas, shards, &batches).iter().map(|ended| ended.state_bytes).collect::<Vec<_>>();
+            // The ids of parameters are of different lengths as text.
+            let all_of_it = |bytes: &usize| bytes.abs_diff(whole) < whole / 50;
+            assert!(bytes(false).iter().all(all_of_it), "each has all of it");
             let shares = bytes(true);
             let most = *shares.iter().max().unwrap();
             // Names and alignment take some bytes of each record; the last layer is smaller.
@@ -158,7 +167,8 @@ fn replicas_that_find_other_checkpoints_end() {
         let _ = fit(&case, alone, &folder.path().join(name), stop);
     }
     // The same steps of another run.
-    let other = Case::net(OptimizerConfig::adamw()).with(|settings| Settings { steps: STEPS, max_norm: None, ..settings });
+    let other =
+        Case::net(OptimizerConfig::adamw()).with(|settings| Settings { steps: STEPS, max_norm: None, ..settings });
     let _ = fit(&other, alone, &folder.path().join("c"), 4);
     let damaged = folder.path().join("d");
     let _ = fit(&case, alone, &damaged, 4);
