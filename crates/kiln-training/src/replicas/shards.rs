@@ -103,7 +103,7 @@ mod tests {
                 tensors.push(burn_pack::Tensor::new(
                     format!("{id}.moment_{moment}"),
                     DType::F32,
-                    [2].into(),
+                    [2],
                     Some(id),
                     bytes,
                 ));
