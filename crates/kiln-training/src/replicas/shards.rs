@@ -100,13 +100,7 @@ mod tests {
         for id in ids {
             for moment in [1, 2] {
                 let bytes = Bytes::from_bytes_vec([id as f32 * 0.1, moment as f32].map(f32::to_le_bytes).concat());
-                tensors.push(burn_pack::Tensor::new(
-                    format!("{id}.moment_{moment}"),
-                    DType::F32,
-                    [2],
-                    Some(id),
-                    bytes,
-                ));
+                tensors.push(burn_pack::Tensor::new(format!("{id}.moment_{moment}"), DType::F32, [2], Some(id), bytes));
             }
             scalars.push((format!("{id}.time"), Scalar::Int(id as i64)));
             metadata.push((format!("{id}.kind"), format!("kind {}", id % 3)));
