@@ -260,3 +260,117 @@ pub(crate) fn nothing(device: &Device, loss_scale: f64) -> Computed {
     let loss = Tensor::zeros([1], (&device.clone().inner(), DType::F32));
     Computed { gradients: GradientsParams::new(), loss, loss_scale, micro_batches: 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use burn::tensor::ExecutionError;
+    use kiln_parallel::Local;
+
+    use super::*;
+
+    /// What each of three replicas returns.
+    fn each<R: Send>(work: impl Fn(usize, &Replicas) -> R + Sync) -> Vec<R> {
+        thread::scope(|scope| {
+            let work = &work;
+            let threads: Vec<_> = Local::group(3)
+                .into_iter()
+                .map(|local| {
+                    let replicas =
+                        Replicas { communicator: Arc::new(local), draws_random: false, shards_optimizer: false };
+                    scope.spawn(move || work(replicas.communicator.rank(), &replicas))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn all_have_the_same_failure_whatever_its_form_on_the_replica_that_lacks_memory() {
+        let forms: [fn() -> Error; 2] = [
+            || Error::Lost(ExecutionError::with_context("out of device memory allocating 4096 bytes")),
+            || Error::Memory(Failure::new(Kind::TooBig, "one buffer").with_bytes(64)),
+        ];
+        for form in forms {
+            let own = classify(&form()).unwrap();
+            for error in each(|rank, replicas| replicas.all(if rank == 1 { Err(form()) } else { Ok(()) }).unwrap_err())
+            {
+                let Error::Memory(failure) = error else { panic!("{error}") };
+                assert_eq!((failure.kind(), failure.bytes()), (own.kind(), own.bytes()));
+                assert_eq!(failure.message(), format!("on replica 1: {}", own.message()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_failure_for_good_outweighs_a_lack_of_memory_and_stays_what_it_is_where_it_happened() {
+        let errors = each(|rank, replicas| {
+            let own = match rank {
+                0 => Err(Error::Memory(Failure::new(Kind::OutOfMemory, "none left"))),
+                1 => Ok(()),
+                _ => Err(Error::Memory(Failure::new(Kind::DeviceLost, "gone"))),
+            };
+            replicas.all(own).unwrap_err()
+        });
+        for error in &errors[..2] {
+            assert!(matches!(error, Error::Replica { rank: 2, reason } if reason.contains("gone")), "{error}");
+        }
+        assert!(matches!(&errors[2], Error::Memory(failure) if failure.kind() == Kind::DeviceLost));
+    }
+
+    #[test]
+    fn the_replicas_take_the_setting_that_fits_on_all() {
+        let agreed = each(|rank, replicas| {
+            let setting = [(4, 0, false), (8, 2, false), (6, 1, true)][rank];
+            let setting = Setting { micro_batch: setting.0, plan: setting.1, offload: setting.2 };
+            let samples = [9, 10, 0][rank];
+            replicas.ready(RunState::new(7), 2 * samples, samples, setting).unwrap()
+        });
+        let setting = Setting { micro_batch: 4, plan: 2, offload: true };
+        for (rank, agreed) in agreed.into_iter().enumerate() {
+            // Ten samples are three micro-batches.
+            assert_eq!(agreed, Agreed { weight: 38, setting, first_micro_batch: 3 * rank });
+        }
+    }
+
+    #[test]
+    fn the_largest_part_is_that_of_all_replicas() {
+        let found = each(|rank, replicas| {
+            let some = replicas.largest(5, [Some(3), None, Some(4)][rank], [9, 0, 7][rank]).unwrap();
+            let none = replicas.largest(5, None, 0).unwrap();
+            (some, none)
+        });
+        assert_eq!(found, [(Some((4, 9)), None); 3]);
+        let errors = each(|rank, replicas| replicas.largest(rank as u64 / 2, Some(1), 0).unwrap_err().to_string());
+        assert_eq!(errors, ["the replicas differ in step: replica 0 has 0, replica 1 has 0, replica 2 has 1"; 3]);
+    }
+
+    #[test]
+    fn the_highest_peak_is_that_of_all_that_measure() {
+        let peaks = each(|rank, replicas| replicas.prove(|_| {}, [None, Some(7), Some(5)][rank]).unwrap());
+        assert_eq!(peaks, [Some(7); 3]);
+        let peaks = each(|_, replicas| replicas.prove(|_| {}, None).unwrap());
+        assert_eq!(peaks, [None; 3]);
+    }
+
+    #[test]
+    fn a_panic_for_lack_of_memory_is_an_error_and_another_one_leaves_the_group() {
+        let outcomes = each(|rank, replicas| {
+            let own = replicas.caught(|| match rank {
+                1 => panic!("out of device memory allocating 64 bytes"),
+                _ => Ok(()),
+            });
+            let first = replicas.all(own).unwrap_err();
+            let panic = catch_unwind(AssertUnwindSafe(|| match rank {
+                2 => replicas.caught::<()>(|| panic!("a bug")),
+                _ => Ok(()),
+            }));
+            (first, panic.is_err(), replicas.any(false).unwrap_err().to_string())
+        });
+        for (rank, (first, panicked, second)) in outcomes.into_iter().enumerate() {
+            assert!(matches!(&first, Error::Memory(failure) if failure.bytes() == Some(64)), "{first}");
+            assert_eq!((panicked, second.as_str()), (rank == 2, "replica 2 has left: it panicked: a bug"));
+        }
+    }
+}

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::store::ModuleRecord;
 use burn::tensor::{Bytes, Device};
 use kiln_precision::{ScalerState, Scaling};
 use kiln_recovery::{AttemptOutcome, Failure, Recovery, RecoveryState, attempt};
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::attach::other_attachment;
 use super::run::Trainer;
-use crate::checkpoints::{Checkpoints, MANIFEST, MODEL, OPTIMIZER, STATE, load_model};
+use crate::checkpoints::{Checkpoints, MANIFEST, MODEL, OPTIMIZER, STATE, load_model, load_model_by};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::replicas::{gathered, part, same, telling, whole};
@@ -206,17 +207,28 @@ impl<T: Task> Trainer<T> {
         let plain = device.clone().inner();
         let load = || {
             // Clones share running statistics, also those that a thread has not folded in yet; `valid` makes new ones.
-            let model = load_model(self.model().valid().train(), path)?;
+            let model = self.model().valid().train();
+            let model = match &self.run.replicas {
+                Some(_) => load_model_by(model, path, |file| {
+                    ModuleRecord::from_bytes(in_memory(file)?).map_err(|e| e.to_string())
+                })?,
+                None => load_model(model, path)?,
+            };
             let groups = (self.optimizer)(&model);
             self.compare(saved, groups.description()).map_err(fail)?;
-            let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
-            let record = match self.run.replicas.as_ref().and_then(|replicas| replicas.owned(&model)) {
-                Some(owned) => {
-                    let own = record.into_bytes().map_err(|e| e.to_string()).and_then(|all| part(all, &owned));
-                    OptimizerRecord::from_bytes(own.map_err(fail)?).map_err(|e| fail(e.to_string()))?
+            let file = path.join(OPTIMIZER);
+            let record = match &self.run.replicas {
+                Some(replicas) => {
+                    let all = in_memory(&file).map_err(fail)?;
+                    let own = match replicas.owned(&model) {
+                        Some(owned) => part(all, &owned).map_err(fail)?,
+                        None => all,
+                    };
+                    OptimizerRecord::from_bytes(own)
                 }
-                None => record,
+                None => OptimizerRecord::load(file),
             };
+            let record = record.map_err(|e| fail(e.to_string()))?;
             let optimizer = groups.init_on(Some(&plain)).load_record(record);
             // A device without room for the state does not say so by itself, and burn gives no other way to its tensors than
             // to write them. The CPU device is its own host.
@@ -269,4 +281,10 @@ impl<T: Task> Trainer<T> {
         }
         Ok(())
     }
+}
+
+/// The bytes of a file. burn would read each tensor when it is first used, and by then the first replica may have replaced the file by a new
+/// checkpoint of the same step.
+fn in_memory(file: &Path) -> Result<Bytes, String> {
+    fs::read(file).map(Bytes::from_bytes_vec).map_err(|e| format!("{}: {e}", file.display()))
 }

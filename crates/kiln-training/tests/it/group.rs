@@ -1,6 +1,7 @@
 //! Runs of several replicas in threads, next to the same run on one.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
+use burn_pack::Reader;
 use kiln_parallel::{Communicator, Local};
 use kiln_training::{Batch, OptimizerConfig, StepReport, Task, TrainerBuilder};
 
@@ -46,8 +48,7 @@ pub(crate) struct Case<T: Task> {
 /// What one replica has at the end of a run.
 pub(crate) struct Ended {
     pub(crate) reports: Vec<StepReport>,
-    /// Parameters and running statistics.
-    pub(crate) model: Vec<u8>,
+    pub(crate) model: Model,
     /// Bytes of the optimizer's state on this replica, before the last step.
     pub(crate) state_bytes: usize,
     /// Everything, where this replica saves.
@@ -128,15 +129,20 @@ fn ended<T: Task>(
     let mut trainer = Watched::build(builder.with_edit(look), &batches[0]);
     watch(&mut trainer);
     let reports = batches.iter().map(|batch| step(&mut trainer, batch)).collect();
-    let model = model_bytes(trainer.model());
+    let model = model_of(trainer.model());
     Ended { reports, model, state_bytes: state_bytes.get(), snapshot: Snapshot::on_first(&trainer) }
 }
 
-/// Parameters and running statistics as a record.
-pub(crate) fn model_bytes(model: &impl Module) -> Vec<u8> {
+/// Parameters and running statistics by name, without ids: those of running statistics differ between replicas.
+pub(crate) type Model = BTreeMap<String, Vec<u8>>;
+
+pub(crate) fn model_of(model: &impl Module) -> Model {
     // `valid` folds the running statistics of all threads into the value that is recorded.
     let _ = model.valid();
-    model.clone().into_record().into_bytes().unwrap().to_vec()
+    let record = model.clone().into_record().into_bytes().unwrap();
+    let tensors = Reader::from_bytes(record).unwrap().into_tensors().unwrap();
+    let parts = tensors.into_iter().map(|tensor| tensor.into_parts().unwrap());
+    parts.map(|(name, _, _, _, bytes)| (name, bytes.to_vec())).collect()
 }
 
 /// The numbers of all reports, bit for bit.
@@ -154,6 +160,3 @@ pub(crate) fn assert_all_same(replicas: &[Ended], expected: &Ended, context: &st
     let snapshot = replicas[0].snapshot.as_ref().unwrap();
     snapshot.assert_same(expected.snapshot.as_ref().unwrap(), context);
 }
-
-/// Notes of an observer, in the order of the events.
-pub(crate) type Notes = Rc<RefCell<Vec<String>>>;

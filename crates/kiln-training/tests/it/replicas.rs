@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
-use kiln_models::{Gpt, GptConfig};
+use kiln_models::{Gpt, GptConfig, ResNet, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision, ScalerConfig, Scaling};
 use kiln_training::Trainer;
 use kiln_training::{Batch, Error, OptimizerConfig, Pass, Task};
 
 use crate::group::{Case, MICRO, all_numbers, assert_all_same, on_replicas, part};
-use crate::support::{Ids, Net, Settings, entropy, turn};
+use crate::support::{CLASSES, Ids, Net, Settings, classes, entropy, inputs, turn};
 
 /// Four batches of as many samples as the replicas take at once, and two short ones. In the last one, the last replica has nothing.
 fn batches(replicas: usize) -> Vec<Vec<usize>> {
@@ -136,12 +136,21 @@ fn tokens_weigh_the_same_on_all_replicas() {
 #[test]
 fn an_overflow_on_one_replica_skips_the_step_on_all() {
     let _turn = turn();
-    let case = Case::net(OptimizerConfig::sgd()).with(|settings| {
+    let task = || {
+        Ids(Box::new(|model: &ResNet, ids: &[usize], device: &Device| {
+            entropy(model.forward(inputs(ids, [ids.len(), 3, 8, 8], device)), classes(ids, device))
+        }))
+    };
+    let init =
+        |device: &Device| ResNetConfig::resnet18(CLASSES).with_width(4).with_stem(Stem::Cifar).init(device).unwrap();
+    let adjust = |settings| {
         let scaler =
             ScalerConfig { initial: 2f64.powi(28), backoff: 2f64.powi(-16), interval: 2, ..ScalerConfig::default() };
         let policy = Policy::new(Precision::F16).keep_norms();
         Settings { policy, scaling: Some(Scaling::Dynamic(scaler)), ..settings }
-    });
+    };
+    let case: Case<Ids<ResNet>> =
+        Case { name: "a ResNet in f16", task, init, optimizer: OptimizerConfig::sgd(), adjust };
     let alone = case.alone(&batches(2));
     let skipped: Vec<bool> = alone.reports.iter().map(|report| report.skipped).collect();
     assert!(skipped[0] && skipped.contains(&false), "{skipped:?}");
