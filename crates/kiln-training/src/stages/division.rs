@@ -4,7 +4,6 @@ use burn::tensor::Device;
 use kiln_parallel::{Schedule, Stages};
 
 use crate::error::Error;
-use crate::planning::Planner;
 
 /// How a model is divided into stages.
 #[derive(Clone, Debug)]
@@ -51,20 +50,20 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// The stages of a model whose step `planner` has recorded. Without cuts of the caller's, their times are as equal as can be.
+    /// The stages of a model of `blocks` blocks, at the cuts of the caller's or as `split` has them.
     ///
     /// # Errors
-    /// [`Error::NoPrediction`] without a planner, [`Error::Parallel`] for fewer blocks than stages.
+    /// Those of `split`; [`Error::Parallel`] for cuts that do not fit the blocks, [`Error::InvalidSetting`] for another number of cuts than
+    /// the devices need.
     pub(crate) fn of(
         config: StagesConfig,
-        planner: Option<&Planner>,
-        micro_batch: Option<usize>,
+        blocks: usize,
+        split: impl FnOnce(&[Device], Schedule) -> Result<Stages, Error>,
     ) -> Result<Self, Error> {
-        let planner = planner.ok_or(Error::NoPrediction)?;
         let StagesConfig { devices, schedule, cuts } = config;
         let stages = match cuts {
-            Some(cuts) => Stages::at(planner.blocks(), &cuts)?,
-            None => planner.stages(devices.len(), schedule, micro_batch)?,
+            Some(cuts) => Stages::at(blocks, &cuts)?,
+            None => split(&devices, schedule)?,
         };
         if stages.ranges().len() != devices.len() {
             let value = format!("{} cuts for {} devices", stages.ranges().len() - 1, devices.len());

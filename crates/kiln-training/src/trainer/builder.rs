@@ -506,7 +506,9 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         run.guard = Some(watch.guard());
 
         let staged = self.stages.map(|(stages, compute)| {
-            Division::of(stages, planner.as_ref(), micro_batch).map(|division| Staged::new(division, compute))
+            let planner = planner.as_ref().ok_or(Error::NoPrediction)?;
+            let split = |devices: &[Device], schedule| planner.stages(devices.len(), schedule, micro_batch);
+            Division::of(stages, planner.blocks(), split).map(|division| Staged::new(division, compute))
         });
         let staged = staged.transpose()?;
         let size = micro_batch.unwrap_or(usize::MAX).min(batch);
