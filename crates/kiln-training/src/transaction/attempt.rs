@@ -9,10 +9,28 @@ use kiln_precision::{Probed, ScaledGradients};
 use kiln_recovery::{Probe, forget, renewed};
 
 use super::boundary::Boundary;
-use super::computed::{Computed, Share};
+use super::computed::Computed;
 use super::model_state::ModelState;
 use crate::error::Error;
 use crate::replicas::{hold_random_numbers, nothing};
+
+/// What is computed here of a batch: all of it, or a replica's part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    /// The weight of the whole batch.
+    pub(crate) total: Weight,
+    /// The weight of the part.
+    pub(crate) own: Weight,
+    /// The number of the first micro-batch of the part among all of the batch.
+    pub(crate) first_micro_batch: usize,
+}
+
+impl Share {
+    /// A whole batch.
+    pub(crate) fn whole(total: Weight) -> Self {
+        Self { total, own: total, first_micro_batch: 0 }
+    }
+}
 
 /// Forward and backward passes that succeeded. Nothing of them is in the model yet.
 pub(crate) struct Attempted {
