@@ -92,7 +92,10 @@ pub(crate) fn devices(plan: &StagePlan) -> String {
         Some(most) if most >= 1 << 30 => ("GiB", (1u64 << 30) as f64),
         _ => ("MiB", (1u64 << 20) as f64),
     };
-    let size = |of: u64| format!("{:.2}", of as f64 / bytes);
+    let size = |of: u64| match of as f64 / bytes {
+        large if large >= 100.0 => format!("{large:.0}"),
+        small => format!("{small:.2}"),
+    };
     let mut text = format!(
         "{:<5}  {:<6}  {:>7}  {:>9}  {:>9}  {:>11}  {:>6}  {:>7}  {:>4}\n",
         unit, "blocks", "params", "gradients", "optimizer", "activations", "peak", "seconds", "idle"

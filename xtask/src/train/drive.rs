@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use benches::output::print_json;
-use benches::pipelines::{Findings, PipelineSettings, Places, Run, Setup, SharedTask, is_untrained};
+use benches::pipelines::{Findings, PipelineSettings, Run, Setup, SharedTask, divided, is_untrained};
 use benches::usage::Usage;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -16,7 +16,7 @@ use kiln_memory::{Measured, MemoryReport};
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{Checkpoints, Finish, StageLoad, StagePlan, StagesConfig, StepPlan, Task, Trainer};
+use kiln_training::{Checkpoints, Finish, StageLoad, StagePlan, StepPlan, Task, Trainer};
 use serde_json::{Map, Value, json};
 
 use super::directory::RunDirectory;
@@ -177,20 +177,7 @@ where
         let faults = Injector::chance(chance, seed).map_err(|e| Usage(format!("--inject-oom: {e}")))?;
         builder = builder.with_guard(move |boundary| faults.check(boundary.name()));
     }
-    if let Some(places) = &setup.settings.run().parallel.stages {
-        let run = setup.settings.run();
-        let devices = match places {
-            Places::Count(stages) => vec![device.clone(); *stages],
-            Places::Devices(names) => names.iter().map(|name| benches::device::open(name)).collect::<Result<_>>()?,
-        };
-        builder = builder.with_stages(StagesConfig::new(devices).with_schedule(run.parallel.schedule));
-    }
-    if let Some(communicator) = communicator {
-        builder = builder.with_replicas(communicator);
-        if setup.settings.run().parallel.shard_optimizer {
-            builder = builder.sharding_optimizer();
-        }
-    }
+    builder = divided(builder, setup.settings.run(), device, communicator)?;
     if let Some(seconds) = arguments.patience {
         builder = builder.with_patience(Patience::new(std::time::Duration::from_secs(seconds)));
     }

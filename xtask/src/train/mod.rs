@@ -22,6 +22,12 @@ use anyhow::Result;
 use crate::cli::Train;
 
 pub(crate) fn run(command: Train) -> Result<ExitCode> {
+    let outcome = train(command);
+    replicas::finish();
+    outcome
+}
+
+fn train(command: Train) -> Result<ExitCode> {
     match command {
         Train::Classify(arguments) => replicas::train(prepare::classify(&arguments, 0)?, &arguments.run, |thread| {
             prepare::classify(&arguments, thread)

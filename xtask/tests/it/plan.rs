@@ -47,7 +47,8 @@ fn each_device_of_a_division_has_a_row() {
 fn options_that_do_not_go_together_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |more: &[&str], named: &str| {
-        let refused = output(folder.path(), &[&SMALL[..], &["--memory", "24GiB", "--batch", "32"], more].concat());
+        let memory = if more.contains(&"--memory") { &[][..] } else { &["--memory", "24GiB"] };
+        let refused = output(folder.path(), &[&SMALL[..], &["--batch", "32"], memory, more].concat());
         assert!(!refused.status.success() && stderr(&refused).contains(named), "{}", stderr(&refused));
     };
     refused(&["--shard-optimizer"], "--replicas");

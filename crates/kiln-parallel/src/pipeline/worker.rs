@@ -151,9 +151,9 @@ where
         let (stage, outcome) = self.stream.executes(forward);
         match outcome {
             Outcome::Loss(loss) if stage + 1 == self.stages => {
-                *lock(&self.losses[micro_batch]) = Some(loss.clone().inner());
+                *lock(&self.losses[micro_batch]) = Some((*loss).clone().inner());
                 if let Some(part) = lock(parts).last_mut() {
-                    part.loss = Some(loss);
+                    part.loss = Some(*loss);
                 }
                 self.hand_over.returned(stage, micro_batch);
             }

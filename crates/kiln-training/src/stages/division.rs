@@ -3,8 +3,6 @@
 use burn::tensor::Device;
 use kiln_parallel::{Schedule, Stages};
 
-use crate::planning::{DeviceLayout, StagePlan};
-
 /// How a model is divided into stages.
 #[derive(Clone, Debug)]
 pub struct StagesConfig {
@@ -40,19 +38,6 @@ impl StagesConfig {
     }
 }
 
-impl StagesConfig {
-    /// What the planner needs to know. `on_heap`: all devices share the heap.
-    pub(crate) fn layout(&self, on_heap: bool) -> DeviceLayout {
-        let layout = DeviceLayout::new(self.devices.len()).with_schedule(self.schedule);
-        let number = |device: &Device| self.devices.iter().position(|other| other == device).unwrap_or(0);
-        let layout = DeviceLayout { cuts: self.cuts.clone(), ..layout };
-        match on_heap {
-            true => layout.on_one_device(),
-            false => DeviceLayout { devices: self.devices.iter().map(number).collect(), ..layout },
-        }
-    }
-}
-
 /// Stages, their blocks and their devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Division {
@@ -63,10 +48,10 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// The stages that `plan` has found, on the devices of `config`.
-    pub(crate) fn of(config: StagesConfig, plan: &StagePlan) -> Self {
+    /// `stages` on the devices of `config`.
+    pub(crate) fn of(config: StagesConfig, stages: Stages) -> Self {
         let StagesConfig { devices, schedule, .. } = config;
-        Self { stages: plan.stages.clone(), devices: devices.into_iter().map(Device::autodiff).collect(), schedule }
+        Self { stages, devices: devices.into_iter().map(Device::autodiff).collect(), schedule }
     }
 
     /// How many stages there are.

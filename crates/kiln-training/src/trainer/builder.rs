@@ -26,7 +26,7 @@ use crate::optimizer::OptimizerGroups;
 use crate::planning::{
     Checkpointing, DeviceLayout, MemoryBudget, Planner, RecordedStep, StagePlan, StepKind, StepPlan,
 };
-use crate::replicas::Replicas;
+use crate::replicas::{Replicas, telling};
 use crate::schedule::Schedule;
 use crate::stages::{Compute, Division, Staged, StagesConfig, compute};
 use crate::task::Task;
@@ -350,9 +350,10 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// ([`LoaderConfig::with_replica`](kiln_data::LoaderConfig::with_replica)). Gradients are summed once a step, so that the replicas take
     /// the same step; with one micro-batch each, a step has the bits of one on the whole batch in as many micro-batches.
     ///
-    /// The first replica alone writes checkpoints. A run resumes with any number of replicas. Batches have as many samples over all
-    /// replicas as [`with_batch_size`](Self::with_batch_size) says. When memory runs out on one replica, all try the step again with less.
-    /// An error of one ends the run on all: they are told in the next operation that they take part in.
+    /// The first replica alone writes checkpoints; all have the same settings of them. A run resumes with any number of replicas. Batches have
+    /// as many samples over all replicas as [`with_batch_size`](Self::with_batch_size) says. When memory runs out on one replica, all try the
+    /// step again with less. An error of one ends the run on all: they are told in the next operation that they take part in. The group has
+    /// then ended, and the run goes on from a checkpoint, with new trainers.
     #[must_use]
     pub fn with_replicas(self, communicator: Arc<dyn Communicator>) -> Self {
         Self { communicator: Some(communicator), ..self }
@@ -453,7 +454,12 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// [`Error::NothingFits`] when no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and
     /// [`Error::Recovery`] for settings that cannot be; [`Error::Model`] for a model that cannot be made; those of
     /// [`planner`](Self::planner) where a plan is needed.
-    pub fn build(mut self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
+    pub fn build(self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
+        let communicator = self.communicator.clone();
+        telling(communicator.as_deref(), || self.build_here(device, sample))
+    }
+
+    fn build_here(mut self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
         let device = device.clone().autodiff();
         let plain = device.clone().inner();
         let on_heap = plain.memory_pool_usage().is_none();
@@ -521,7 +527,8 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         run.guard = Some(watch.guard());
 
         let staged = self.stages.zip(stage_plan.as_ref());
-        let staged = staged.map(|((stages, compute), plan)| Staged::new(Division::of(stages, plan), compute));
+        let staged =
+            staged.map(|((config, compute), plan)| Staged::new(Division::of(config, plan.stages.clone()), compute));
         let size = micro_batch.unwrap_or(usize::MAX).min(batch);
         let recovery = if self.recovers {
             // A card has kernels compiled and tuned for each size that it sees.
@@ -540,7 +547,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             Some(match on_heap {
                 true => {
                     let watch = watch.clone();
-                    recovery.measuring(move || watch.peak_bytes())
+                    recovery.measuring(move || watch.highest_peak())
                 }
                 false => recovery,
             })
@@ -593,7 +600,15 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
 
     /// How the run is divided among devices, if it is.
     fn layout(&self, on_heap: bool, replicas: usize) -> Option<DeviceLayout> {
-        let layout = self.stages.as_ref().map(|(stages, _)| stages.layout(on_heap));
+        let layout = self.stages.as_ref().map(|(config, _)| {
+            let number = |device: &Device| config.devices.iter().position(|other| other == device).unwrap_or(0);
+            let layout = DeviceLayout::new(config.devices.len()).with_schedule(config.schedule);
+            let layout = DeviceLayout { cuts: config.cuts.clone(), ..layout };
+            match on_heap {
+                true => layout.on_one_device(),
+                false => DeviceLayout { devices: config.devices.iter().map(number).collect(), ..layout },
+            }
+        });
         match layout {
             None if replicas == 1 => None,
             layout => {

@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::pass::Pass;
 use crate::planning::{DeviceLayout, Planner, StageLoad, StagePlan, StepPlan, plan_for};
+use crate::replicas::{set_aside, telling};
 use crate::stages::{Inputs, StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
 use crate::task::Task;
@@ -87,36 +88,48 @@ impl<T: Task> Trainer<T> {
     /// # Panics
     /// When the task panics for another reason than memory.
     pub fn step(&mut self, batch: &T::Batch) -> Result<StepReport, Error> {
-        self.step_on(Some(batch))
+        let nothing = Error::NothingToLearn { step: self.run.state.next_step() };
+        self.step_on(Some(batch))?.ok_or(nothing)
     }
 
-    /// One step as [`step`](Self::step) takes it. A replica may have no part of the batch, of which no sample could be read.
-    pub(super) fn step_on(&mut self, batch: Option<&T::Batch>) -> Result<StepReport, Error> {
-        let report = self.try_step(batch);
-        if let (Err(error), Some(replicas)) = (&report, &self.run.replicas) {
-            // The others would wait for this one.
-            replicas.communicator.leave(&error.to_string());
-        }
-        report
+    /// One step as [`step`](Self::step) takes it. A replica may have no part of the batch, of which no sample could be read; no step is taken
+    /// when no replica has one.
+    pub(super) fn step_on(&mut self, batch: Option<&T::Batch>) -> Result<Option<StepReport>, Error> {
+        let replicas = self.run.replicas.clone();
+        telling(replicas.as_ref().map(|replicas| &*replicas.communicator), || self.try_step(batch))
     }
 
-    fn try_step(&mut self, batch: Option<&T::Batch>) -> Result<StepReport, Error> {
-        let samples = batch.map_or(1, Batch::len);
+    fn try_step(&mut self, batch: Option<&T::Batch>) -> Result<Option<StepReport>, Error> {
+        self.run.ready()?;
+        // A part without samples is none.
+        let batch = batch.filter(|batch| !batch.is_empty());
+        let (samples, shape) = (batch.map(Batch::len), batch.map_or(0, Batch::shape_key));
+        let largest = match &self.run.replicas {
+            Some(replicas) => replicas.largest(self.run.state.step, samples, shape)?,
+            None => samples.map(|samples| (samples, shape)),
+        };
+        let Some(largest) = largest else { return Ok(None) };
         if self.run.replicas.is_none() && batch.is_none_or(|batch| batch.weight().count() == 0) {
             return Err(Error::NothingToLearn { step: self.run.state.next_step() });
         }
-        self.run.ready()?;
+        self.step_within(batch, largest).map(Some)
+    }
+
+    /// One step whose largest part has so many samples and this shape. Only a replica may have no part itself.
+    fn step_within(&mut self, batch: Option<&T::Batch>, largest: (usize, u64)) -> Result<StepReport, Error> {
         self.edit()?;
         self.watch.begin_step();
-        let Some(mut recovery) = self.recovery.take() else { return self.step_once(batch) };
+        let Some(mut recovery) = self.recovery.take() else { return self.step_once(batch, largest) };
         let begun = Instant::now();
         let mut last = begun;
+        let mut ended = None;
+        let (samples, shape) = largest;
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let work = |(): &(), setting: Setting| {
                 last = Instant::now();
-                self.attempt(batch, setting)
+                self.attempt(batch, setting).map_err(|error| set_aside(error, &mut ended))
             };
-            recovery.run(samples, batch.map_or(0, Batch::shape_key), (), work, Attempted::prove)
+            recovery.run(samples, shape, (), work, Attempted::prove)
         }));
         self.recovery = Some(recovery);
         let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
@@ -128,21 +141,23 @@ impl<T: Task> Trainer<T> {
                 }
                 Error::Exhausted { step: self.run.state.next_step(), report: Box::new(report) }
             }
-            Stopped::Other(error) => error,
+            Stopped::Other(error) => ended.unwrap_or(error),
         })?;
         let failures = recovered.tries.len();
         let lost_seconds = if failures > 0 { last.duration_since(begun).as_secs_f64() } else { 0.0 };
         self.commit(recovered.value, failures, lost_seconds, recovered.waited)
     }
 
-    fn step_once(&mut self, batch: Option<&T::Batch>) -> Result<StepReport, Error> {
-        let setting = self.setting(batch);
+    fn step_once(&mut self, batch: Option<&T::Batch>, largest: (usize, u64)) -> Result<StepReport, Error> {
+        let setting = self.setting(largest);
         let device = self.run.settings.device.clone();
-        let outcome = attempt(&device, || self.attempt(batch, setting), Attempted::prove);
+        let mut ended = None;
+        let work = || self.attempt(batch, setting).map_err(|error| set_aside(error, &mut ended));
+        let outcome = attempt(&device, work, Attempted::prove);
         match outcome {
             AttemptOutcome::Done(attempted) => self.commit(attempted, 0, 0.0, Duration::ZERO),
             AttemptOutcome::Failed(failure) => Err(Error::Memory(failure)),
-            AttemptOutcome::Other(error) => Err(error),
+            AttemptOutcome::Other(error) => Err(ended.unwrap_or(error)),
         }
     }
 
@@ -193,6 +208,11 @@ impl<T: Task> Trainer<T> {
             Ok(loss)
         })?;
         attempted.evidence = evidence;
+        if let Some(replicas) = &self.run.replicas {
+            // What one replica lacks, all try again.
+            let peak = replicas.prove(|probe| attempted.prove(probe), self.watch.peak_bytes())?;
+            self.watch.note_highest_peak(peak);
+        }
         Ok(attempted)
     }
 
@@ -238,11 +258,10 @@ impl<T: Task> Trainer<T> {
         Ok(self.end_step(report))
     }
 
-    /// The settings that the next attempt at `batch` runs with.
-    pub(super) fn setting(&self, batch: Option<&T::Batch>) -> Setting {
-        let samples = batch.map_or(1, Batch::len);
+    /// The settings that the next attempt at a batch of so many samples and of this shape runs with.
+    pub(super) fn setting(&self, (samples, shape): (usize, u64)) -> Setting {
         match &self.recovery {
-            Some(recovery) => recovery.setting(samples, batch.map_or(0, Batch::shape_key)),
+            Some(recovery) => recovery.setting(samples, shape),
             None => {
                 let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(samples.max(1));
                 Setting { micro_batch, plan: 0, offload: false }
