@@ -71,8 +71,8 @@ pub(crate) fn heading(plan: &StagePlan) -> String {
     let layout = &plan.layout;
     let mut text = String::new();
     if layout.replicas > 1 {
-        let state = if layout.shards_optimizer { "each keeps a part of the optimizer state" } else { "each the same" };
-        let _ = writeln!(text, "replicas      {}, {state}, {} samples of a batch each", layout.replicas, plan.batch);
+        let state = if layout.shards_optimizer { "optimizer state divided" } else { "each with all optimizer state" };
+        let _ = writeln!(text, "replicas      {}, {state}, {} samples each", layout.replicas, plan.batch);
     }
     if layout.stages() > 1 {
         let (bubble, seconds) = (100.0 * plan.bubble, plan.seconds);

@@ -23,7 +23,7 @@ fn each_device_of_a_division_has_a_row() {
     let rows = table.lines().filter(|line| line.starts_with(|first: char| first.is_ascii_digit())).count();
     assert_eq!(rows, 2, "{table}");
     assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
-    assert!(table.contains("each keeps a part of the optimizer state") && table.contains("bubble"), "{table}");
+    assert!(table.contains("optimizer state divided") && table.contains("bubble"), "{table}");
 
     let json = |more: &[&str]| -> Value {
         let options = [&SMALL[..], &["--memory", "24GiB", "--batch", "32", "--json"], more].concat();
