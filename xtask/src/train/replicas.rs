@@ -191,7 +191,7 @@ mod mpi {
     use kiln_parallel::Communicator;
 
     pub(super) fn communicator() -> Result<Arc<dyn Communicator>> {
-        bail!(Usage("--replicas mpi needs a build with MPI: cargo xtask-mpi, as docs/parallelism.md says".into()))
+        bail!(Usage("--replicas mpi needs a build with --features mpi, as docs/parallelism.md says".into()))
     }
 
     pub(super) fn world() -> Result<(usize, usize)> {
