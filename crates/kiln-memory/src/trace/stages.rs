@@ -1,6 +1,6 @@
 //! The steps of the stages that a model's chain of blocks is divided into, as traces of their own.
 
-use super::graph::Use;
+use super::graph::{Operation, Use};
 use super::passes::{NONE, backward_passes};
 use super::step_trace::{StepTrace, TraceRole};
 use crate::error::Error;
@@ -125,7 +125,7 @@ impl StepTrace {
     fn keeping(&self, keep: impl Fn(usize) -> bool) -> Self {
         let mut kept = Kept::of(self);
         for index in 0..self.graph.operations.len() {
-            kept.at(index);
+            kept.next();
             if keep(index) {
                 kept.push(index);
             }
@@ -139,7 +139,7 @@ struct Kept {
     trace: StepTrace,
     /// Where each operation of the other trace is, or would be.
     place: Vec<usize>,
-    operations: Vec<super::graph::Operation>,
+    operations: Vec<Operation>,
 }
 
 impl Kept {
@@ -148,8 +148,8 @@ impl Kept {
         Self { place: Vec::with_capacity(trace.graph.operations.len()), operations: vec![], trace }
     }
 
-    /// Goes to an operation of the other trace.
-    fn at(&mut self, _index: usize) {
+    /// Goes to the next operation of the other trace.
+    fn next(&mut self) {
         self.place.push(self.operations.len());
     }
 
@@ -199,7 +199,7 @@ impl<'a> Divided<'a> {
     /// The block whose backward pass begins before that of the block behind it.
     fn of(trace: &'a StepTrace, bounds: &'a [usize]) -> Result<Self, usize> {
         let passes = backward_passes(trace)?;
-        let [start, backward, update, end] = trace.phases;
+        let [start, backward, _, end] = trace.phases;
         let cuts = &bounds[1..bounds.len() - 1];
         let mut of = Vec::with_capacity(end - start);
         of.extend((start..backward).map(|index| cuts.iter().filter(|cut| trace.cuts[**cut] <= index).count()));
@@ -222,7 +222,6 @@ impl<'a> Divided<'a> {
         let mut divided = Self { trace, bounds, tail: passes.end, of, owner, made_at };
         divided.of.extend(divided.in_tail());
         divided.of.extend(trace.owners_in_update(|path| divided.owner[path as usize]));
-        debug_assert_eq!((divided.of.len(), update), (end - start, trace.phases[2]));
         Ok(divided)
     }
 
@@ -283,7 +282,7 @@ impl<'a> Divided<'a> {
             if index == self.tail {
                 kept.add("Release", &held, &[]);
             }
-            kept.at(index);
+            kept.next();
             let own = (start..end).contains(&index) && self.stage_at(index) == stage;
             if index < start || index >= end || own || self.trace.is_mark(index) {
                 kept.push(index);

@@ -264,7 +264,7 @@ mod tests {
         let plan = Plan::every(8, 3).unwrap(); // 0..3, 3..6 recompute, 6..8 plain
         let parts = |blocks| recomputed_in(&plan, &blocks).into_iter().map(|part| part.blocks).collect::<Vec<_>>();
         assert_eq!(parts(0..4), [0..3, 3..4]);
-        assert_eq!(parts(4..8), [0..2].map(|range: Range<usize>| range));
+        assert_eq!(parts(4..8), [0..2; 1]);
         assert!(parts(6..8).is_empty());
     }
 }

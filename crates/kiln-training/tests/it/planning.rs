@@ -162,7 +162,6 @@ fn stages_hold_what_is_predicted() {
             let near = |predicted: u64, measured: u64| (predicted as f64 / measured as f64 - 1.0).abs();
             let peak = near(load.estimate.passes_peak_bytes, memory.peak_bytes);
             let kept = near(load.activations_in_flight(), memory.activation_bytes);
-            println!("{schedule} {stage}: {load:?} {memory:?}");
             assert!(peak < 0.12 && kept < 0.25, "{schedule}, stage {stage}: peak {peak}, kept {kept}");
         }
         let timeline = trainer.timeline().unwrap();
