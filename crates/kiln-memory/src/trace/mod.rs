@@ -5,6 +5,7 @@ mod graph;
 mod merge;
 mod modules;
 mod options;
+mod readers;
 mod record;
 mod recorder;
 mod recording;
