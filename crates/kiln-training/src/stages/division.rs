@@ -9,7 +9,8 @@ use crate::planning::Planner;
 /// How a model is divided into stages.
 #[derive(Clone, Debug)]
 pub struct StagesConfig {
-    /// The device of each stage, in order. The same device may be named several times.
+    /// The device of each stage, in order. The first one is the device that the trainer is built on. The same device may be named several
+    /// times.
     pub devices: Vec<Device>,
     /// The order in which stages work on micro-batches.
     pub schedule: Schedule,
@@ -54,13 +55,14 @@ impl Division {
     /// The stages of a model whose step `planner` has recorded. Without cuts of the caller's, their times are as equal as can be.
     ///
     /// # Errors
-    /// [`Error::NoPrediction`] without a planner, [`Error::Parallel`] for fewer blocks than stages.
+    /// [`Error::Parallel`] for fewer blocks than stages, [`Error::InvalidSetting`] for another number of cuts than devices need and for
+    /// another first device than the trainer's.
     pub(crate) fn of(
         config: StagesConfig,
-        planner: Option<&Planner>,
+        planner: &Planner,
         micro_batch: Option<usize>,
+        device: &Device,
     ) -> Result<Self, Error> {
-        let planner = planner.ok_or(Error::NoPrediction)?;
         let StagesConfig { devices, schedule, cuts } = config;
         let stages = match cuts {
             Some(cuts) => Stages::at(planner.blocks(), &cuts)?,
@@ -70,6 +72,12 @@ impl Division {
             let value = format!("{} cuts for {} devices", stages.ranges().len() - 1, devices.len());
             return Err(Error::InvalidSetting { field: "stages", value, expected: "one cut less than devices" });
         }
+        if let Some(first) = devices.first().filter(|first| (*first).clone().inner() != device.clone().inner()) {
+            let (value, expected) = (format!("{first:?}"), "the device that the trainer is built on");
+            return Err(Error::InvalidSetting { field: "device of the first stage", value, expected });
+        }
+        let one_device = devices.windows(2).all(|pair| pair[0] == pair[1]);
+        let stages = if one_device { stages } else { within_chains(&stages, &planner.between())? };
         Ok(Self { stages, devices: devices.into_iter().map(Device::autodiff).collect(), schedule })
     }
 
@@ -81,5 +89,33 @@ impl Division {
     /// The stage that begins with `block`, unless it is the first.
     pub(crate) fn stage_at(&self, block: usize) -> Option<usize> {
         (1..self.count()).find(|stage| self.stages.ranges()[*stage].start == block)
+    }
+}
+
+/// The same stages, none of which begins between two chains. On several devices, what is between two chains is on the device of the first
+/// one's last block: an evaluation follows the devices of the blocks, and knows nothing of stages.
+///
+/// # Errors
+/// [`Error::Parallel`] when a stage has no blocks then.
+fn within_chains(stages: &Stages, between: &[usize]) -> Result<Stages, Error> {
+    let ranges = stages.ranges();
+    let begins = ranges.iter().skip(1).map(|range| range.start);
+    let cuts: Vec<usize> = begins.map(|begin| begin + usize::from(between.contains(&begin))).collect();
+    Ok(Stages::at(ranges.last().map_or(0, |range| range.end), &cuts)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_on_another_device_begins_with_a_block() {
+        let begins = |cuts: &[usize]| {
+            let stages = within_chains(&Stages::at(8, cuts).unwrap(), &[2, 5]).ok()?;
+            Some(stages.ranges().iter().map(|range| range.start).collect::<Vec<_>>())
+        };
+        assert_eq!(begins(&[1, 4]), Some(vec![0, 1, 4]));
+        assert_eq!(begins(&[2, 5, 7]), Some(vec![0, 3, 6, 7]));
+        assert_eq!(begins(&[2, 3]), None);
     }
 }

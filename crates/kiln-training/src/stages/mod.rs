@@ -4,9 +4,12 @@ mod compute;
 mod division;
 mod held;
 mod pass;
+mod placement;
+mod readers;
 
 pub use division::StagesConfig;
 
 pub(crate) use compute::{Compute, Inputs, Staged, compute};
 pub(crate) use division::Division;
-pub(crate) use pass::{StagePass, ids};
+pub(crate) use pass::StagePass;
+pub(crate) use readers::Readers;

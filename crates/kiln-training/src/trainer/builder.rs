@@ -26,7 +26,7 @@ use crate::optimizer::OptimizerGroups;
 use crate::planning::{Checkpointing, MemoryBudget, Planner, RecordedStep, StepKind, StepPlan};
 use crate::replicas::Replicas;
 use crate::schedule::Schedule;
-use crate::stages::{Compute, Division, Staged, StagesConfig, compute};
+use crate::stages::{Compute, Division, Readers, Staged, StagesConfig, compute};
 use crate::task::Task;
 use crate::transaction::{Boundary, Guard, ModelState, StepSettings};
 
@@ -498,11 +498,17 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         });
         let mut run = ModelState::new(&self.init, &self.attach, &self.optimizer, self.seed, settings, replicas)?;
         run.guard = Some(watch.guard());
-
-        let staged = self.stages.map(|(stages, compute)| {
-            Division::of(stages, planner.as_ref(), micro_batch).map(|division| Staged::new(division, compute))
-        });
-        let staged = staged.transpose()?;
+        let staged = match (self.stages, &planner) {
+            (Some((stages, compute)), Some(planner)) => {
+                let division = Division::of(stages, planner, micro_batch, &device)?;
+                let readers = Readers::new(&planner.readers(), &division.stages)?;
+                let staged = Staged::new(division, readers, compute);
+                run.model = staged.place(run.model);
+                Some(staged)
+            }
+            (Some(_), None) => return Err(Error::NoPrediction),
+            (None, _) => None,
+        };
         let size = micro_batch.unwrap_or(usize::MAX).min(batch);
         let recovery = if self.recovers {
             // A card has kernels compiled and tuned for each size that it sees.

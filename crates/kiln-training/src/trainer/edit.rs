@@ -34,6 +34,10 @@ impl<T: Task> Trainer<T> {
             }
         };
         if let Some((model, optimizer)) = edited {
+            let model = match &self.staged {
+                Some(staged) => staged.place(model),
+                None => model,
+            };
             (self.run.model, self.run.optimizer) = (model, optimizer);
         }
         self.edited = Some(step);

@@ -155,9 +155,6 @@ impl<T: Task> Trainer<T> {
             recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
         self.run.restore(model, (groups, optimizer), saved.state, scaler);
-        if let Some(staged) = &self.staged {
-            staged.renew();
-        }
         self.edited = saved.edited;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
         self.batches = saved.batches.or(self.batches);
@@ -173,6 +170,10 @@ impl<T: Task> Trainer<T> {
         let load = || {
             // Clones share running statistics, also those that a thread has not folded in yet; `valid` makes new ones.
             let model = load_model(self.model().valid().train(), path)?;
+            let model = match &self.staged {
+                Some(staged) => staged.place(model),
+                None => model,
+            };
             let groups = (self.optimizer)(&model);
             self.compare(saved, groups.description()).map_err(fail)?;
             let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;

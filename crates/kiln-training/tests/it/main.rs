@@ -18,6 +18,7 @@ mod released;
 mod resume;
 mod segmentation;
 mod soak;
+mod stages;
 mod support;
 mod update;
 
