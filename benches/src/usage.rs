@@ -18,6 +18,10 @@ fn is_mistake(cause: &(dyn std::error::Error + 'static)) -> bool {
     cause.is::<Usage>()
         || matches!(cause.downcast_ref(), Some(kiln_data::Error::InvalidSetting { .. }))
         || matches!(cause.downcast_ref(), Some(kiln_training::Error::InvalidSetting { .. }))
+        || matches!(
+            cause.downcast_ref(),
+            Some(kiln_training::Error::Parallel(kiln_parallel::Error::InvalidSetting { .. }))
+        )
         || cause.downcast_ref().is_some_and(of_model)
         || cause.downcast_ref().is_some_and(of_compression)
         || match cause.downcast_ref() {

@@ -1,5 +1,6 @@
 //! `cargo xtask memory`: the memory of a real training step, explained.
 
+use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -8,9 +9,12 @@ use benches::output::print_json;
 use benches::pipelines::{PipelineSettings, Run, SharedTask};
 use benches::usage::Usage;
 use burn::tensor::Device;
+use bytesize::ByteSize;
+use kiln_training::{StageMemory, StagePlan};
 use serde_json::{Value, json};
 
 use crate::cli::{RunArgs, Train};
+use crate::plan::{devices, heading};
 use crate::train::interrupt::Interrupt;
 use crate::train::{into_cli_error, prepare, report, segment, start};
 
@@ -36,6 +40,29 @@ pub(crate) fn run(command: Train) -> Result<ExitCode> {
     }
 }
 
+/// Predicted and measured memory of each stage in forward and backward passes.
+fn compared(plan: &StagePlan, measured: &[StageMemory]) -> String {
+    let mut text = format!(
+        "{:<5}  {:>11}  {:>11}  {:>6}  {:>11}  {:>11}  {:>6}\n",
+        "stage", "peak", "measured", "error", "activations", "measured", "error"
+    );
+    let error = |predicted: u64, measured: u64| 100.0 * (predicted as f64 / measured.max(1) as f64 - 1.0);
+    for (stage, (load, measured)) in plan.loads.iter().zip(measured).enumerate() {
+        let (passes, kept) = (load.estimate.passes_peak_bytes, load.activations_in_flight());
+        let _ = writeln!(
+            text,
+            "{stage:<5}  {:>11}  {:>11}  {:>+5.1}%  {:>11}  {:>11}  {:>+5.1}%",
+            ByteSize(passes).to_string(),
+            ByteSize(measured.peak_bytes).to_string(),
+            error(passes, measured.peak_bytes),
+            ByteSize(kept).to_string(),
+            ByteSize(measured.activation_bytes).to_string(),
+            error(kept, measured.activation_bytes),
+        );
+    }
+    text
+}
+
 fn profile<T: SharedTask, S: PipelineSettings>(
     run: Run<T, S>,
     device: &Device,
@@ -48,7 +75,10 @@ fn profile<T: SharedTask, S: PipelineSettings>(
         bail!(Usage("--replicas divides a batch, expected one replica to be measured".into()));
     }
     let (mut trainer, setup) = start(run, device, arguments, &Interrupt::default(), None)?;
-    trainer.measure_step(STEPS - 1);
+    let of_stages = trainer.measure_stages()?;
+    if !of_stages {
+        trainer.measure_step(STEPS - 1);
+    }
     let batches = (0..).flat_map(|epoch| setup.data.train.epoch(epoch, 0));
     for batch in batches.take(STEPS as usize) {
         let _ = trainer.step(&batch?).map_err(into_cli_error)?;
@@ -64,10 +94,18 @@ fn profile<T: SharedTask, S: PipelineSettings>(
         true => {
             let mut json: Value = serde_json::from_str(&report.json())?;
             json["page"] = json!(page);
+            if let Some(plan) = trainer.stage_plan() {
+                json["plan"] = json!(plan);
+                json["stages"] = json!(trainer.stage_memory());
+            }
             print_json(&json)?;
         }
         false => {
-            write!(std::io::stdout().lock(), "{}", report.text(HOLDERS))?;
+            let mut out = std::io::stdout().lock();
+            write!(out, "{}", report.text(HOLDERS))?;
+            if let (Some(plan), Some(measured)) = (trainer.stage_plan(), trainer.stage_memory()) {
+                write!(out, "\n{}{}\n{}", heading(plan), devices(plan), compared(plan, &measured))?;
+            }
             tracing::info!("{}", page.display());
         }
     }

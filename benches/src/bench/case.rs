@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow, bail};
 use kiln_precision::Precision;
 use kiln_training::Checkpointing;
 
-use crate::pipelines::{MemorySetting, RunSettings};
+use crate::pipelines::{MemorySetting, Places, Replicas, RunSettings};
 use crate::usage::Usage;
 
 /// Cases that take turns with each other.
@@ -68,6 +68,9 @@ pub(crate) enum Setting {
     Checkpointing(Checkpointing),
     /// As the option has it, as in 12MiB.
     Memory(&'static str),
+    Stages(usize),
+    Replicas(usize),
+    ShardOptimizer,
     StockLayers,
 }
 
@@ -79,6 +82,9 @@ impl fmt::Display for Setting {
             Self::MicroBatch(samples) => write!(f, "--micro-batch {samples}"),
             Self::Checkpointing(checkpointing) => write!(f, "--checkpointing {checkpointing}"),
             Self::Memory(text) => write!(f, "--memory {text}"),
+            Self::Stages(stages) => write!(f, "--stages {stages}"),
+            Self::Replicas(replicas) => write!(f, "--replicas {replicas}"),
+            Self::ShardOptimizer => f.write_str("--shard-optimizer"),
             Self::StockLayers => f.write_str("--stock-layers"),
         }
     }
@@ -94,6 +100,9 @@ impl Setting {
             Self::Memory(text) => {
                 run.memory = Some(MemorySetting::try_from((*text).to_owned()).map_err(|error| anyhow!(error))?);
             }
+            Self::Stages(stages) => run.parallel.stages = Some(Places::Count(*stages)),
+            Self::Replicas(replicas) => run.parallel.replicas = Some(Replicas::threads(Places::Count(*replicas))),
+            Self::ShardOptimizer => run.parallel.shard_optimizer = true,
             // A setting of the model.
             Self::StockLayers => {}
         }
@@ -167,7 +176,8 @@ pub(crate) fn all() -> Vec<Case> {
 
 /// `micro_batch` is a quarter of the batch; `tight` is a half to three quarters of the plain step's peak.
 fn steps(group: Group, micro_batch: usize, tight: &'static str) -> Vec<Case> {
-    use Setting::{Checkpointing as Blocks, ClipNorm, Memory, MicroBatch, Precision as In, StockLayers};
+    use Setting::{Checkpointing as Blocks, ClipNorm, Memory, MicroBatch, Precision as In};
+    use Setting::{Replicas, ShardOptimizer, Stages, StockLayers};
     let case = |name, what, takes, settings: &[Setting]| Case {
         group,
         name,
@@ -187,6 +197,10 @@ fn steps(group: Group, micro_batch: usize, tight: &'static str) -> Vec<Case> {
         case("micro-batches", "four micro-batches", Loop::Kiln, &[MicroBatch(micro_batch)]),
         case("every-1", "every block recomputed", Loop::Kiln, &[every()]),
         case("sqrt", "segments of the best length recomputed", Loop::Kiln, &[Blocks(Checkpointing::Sqrt)]),
+        case("stages", "two stages, four micro-batches", Loop::Kiln, &[MicroBatch(micro_batch), Stages(2)]),
+        case("one-replica", "a single replica", Loop::Kiln, &[Replicas(1)]),
+        case("replicas", "two replicas in this process", Loop::Kiln, &[Replicas(2)]),
+        case("sharded", "two replicas, sharded optimizer", Loop::Kiln, &[Replicas(2), ShardOptimizer]),
         case("armed", "recovery armed, a budget that is not reached", Loop::Armed, &[Memory("1GiB")]),
         case("budget", "a tight budget", Loop::Armed, &[Memory(tight)]),
         case("together", "all of it together, in bf16", Loop::Armed, &together),

@@ -59,12 +59,14 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode> {
         return match case.work {
             _ if arguments.profile => profile::show(&case, device),
             Work::Step(takes) if case.group == Group::Resnet => {
-                let (run, device) = steps::resnet(&case, device)?;
-                steps::turns(run, &device, takes)
+                let (run, opened) = steps::resnet(&case, device, 0)?;
+                let (case, device) = (case.clone(), device.to_owned());
+                steps::turns(run, &opened, takes, move |rank| Ok(steps::resnet(&case, &device, rank)?.0))
             }
             Work::Step(takes) => {
-                let (run, device) = steps::gpt(&case, device)?;
-                steps::turns(run, &device, takes)
+                let (run, opened) = steps::gpt(&case, device, 0)?;
+                let (case, device) = (case.clone(), device.to_owned());
+                steps::turns(run, &opened, takes, move |rank| Ok(steps::gpt(&case, &device, rank)?.0))
             }
             Work::Function(function) => functions::run(function, device),
         };

@@ -47,10 +47,10 @@ pub(crate) fn run(cases: &[Case], named: bool, device: &str) -> Result<()> {
 /// Profiles a case in this process.
 pub(crate) fn show(case: &Case, device: &str) -> Result<ExitCode> {
     if case.group == Group::Resnet {
-        let (run, device) = resnet(case, device)?;
+        let (run, device) = resnet(case, device, 0)?;
         return profile(run, &device, case);
     }
-    let (run, device) = gpt(case, device)?;
+    let (run, device) = gpt(case, device, 0)?;
     profile(run, &device, case)
 }
 
@@ -126,7 +126,7 @@ fn parts(begun: Instant, marks: &[(Boundary, Instant)], ended: Instant) -> BTree
             Some(Boundary::Forward) => 2,
             Some(Boundary::Backward | Boundary::Accumulate) => 3,
             Some(Boundary::Probe) => 4,
-            Some(Boundary::Update) | None => 5,
+            Some(Boundary::Update | Boundary::HandOut) | None => 5,
         };
     }
     parts

@@ -1,19 +1,24 @@
 //! Steps of a reference pipeline, taken in this process.
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 
 use anyhow::{Result, bail, ensure};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Device;
+use kiln_data::Replica;
 use kiln_memory::{BackendProfile, Meter};
+use kiln_parallel::{Communicator, Local};
 use kiln_training::{Checkpointing, Pass, ScheduleConfig, Task, Trainer, TrainerBuilder};
 
 use super::case::{Case, Loop};
 use super::child::{Footprint, Turn, serve, timed};
 use crate::HEAP;
 use crate::pipelines::{
-    Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, PipelineSettings, Run, Setup,
-    classify_fixture_recipe, classify_run, next_token_fixture_recipe, next_token_run, open_images,
+    Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, PipelineSettings, Run, RunSettings, Setup,
+    SharedTask, classify_fixture_recipe, classify_run, divided, next_token_fixture_recipe, next_token_run, open_images,
 };
 use crate::process::{Resident, living_threads_seconds};
 
@@ -27,23 +32,33 @@ const WARMUP: usize = 2;
 /// The number of steps within which a loss scale falls from its start to a value without overflow.
 const PATIENCE: usize = 40;
 
-/// The ResNet of a case, and its device.
-pub(crate) fn resnet(case: &Case, device: &str) -> Result<(Run<Classify, ClassifySettings>, Device)> {
+/// The ResNet of a case, and its device. `rank` is the number of the replica.
+pub(crate) fn resnet(case: &Case, device: &str, rank: usize) -> Result<(Run<Classify, ClassifySettings>, Device)> {
     let data = open_images(None)?;
     let mut settings = classify_fixture_recipe(&data.train, DEFAULT_CLASSIFIER)?;
     case.apply(&mut settings.run, device)?;
+    place(&mut settings.run, rank)?;
     settings.model = settings.model.with_lean(case.lean());
     settings.schedule = SCHEDULE;
     classify_run(settings, data)
 }
 
 /// The GPT of a case, and its device.
-pub(crate) fn gpt(case: &Case, device: &str) -> Result<(Run<NextToken, GptSettings>, Device)> {
+pub(crate) fn gpt(case: &Case, device: &str, rank: usize) -> Result<(Run<NextToken, GptSettings>, Device)> {
     let mut settings = next_token_fixture_recipe();
     case.apply(&mut settings.run, device)?;
+    place(&mut settings.run, rank)?;
     settings.model.lean = case.lean();
     settings.schedule = SCHEDULE;
     next_token_run(settings)
+}
+
+/// Says which replica a run is of those that its settings ask for.
+fn place(run: &mut RunSettings, rank: usize) -> Result<()> {
+    if let Some(replicas) = &run.parallel.replicas {
+        run.replica = Replica::new(rank, replicas.here.count())?;
+    }
+    Ok(())
 }
 
 /// The batches that steps use.
@@ -67,7 +82,9 @@ pub(crate) fn prepare<T: Task, S: PipelineSettings>(
     let builder = builder.with_profile(profile);
     let builder = match takes {
         Loop::Armed => builder.with_loader_bytes(loader_bytes),
-        _ if setup.settings.run().checkpointing == Checkpointing::None => {
+        _ if setup.settings.run().checkpointing == Checkpointing::None
+            && setup.settings.run().parallel.stages.is_none() =>
+        {
             builder.without_recovery().without_prediction()
         }
         _ => builder.without_recovery(),
@@ -78,8 +95,16 @@ pub(crate) fn prepare<T: Task, S: PipelineSettings>(
 /// The loop that takes the steps.
 #[allow(clippy::large_enum_variant, reason = "there is one")]
 enum Stepper<T: Task> {
-    Burn { task: T, model: Option<T::Model>, optimizer: ModuleOptimizer },
-    Kiln(Trainer<T>),
+    Burn {
+        task: T,
+        model: Option<T::Model>,
+        optimizer: ModuleOptimizer,
+    },
+    /// Besides this trainer, those of the other replicas take each step.
+    Kiln {
+        trainer: Trainer<T>,
+        others: Vec<Sender<()>>,
+    },
 }
 
 /// The figures of a step.
@@ -102,7 +127,10 @@ impl<T: Task> Stepper<T> {
                 *model = Some(optimizer.step(RATE, plain, gradients));
                 Ok(Taken { counts: true, failures: 0, micro_batches: 1 })
             }
-            Self::Kiln(trainer) => {
+            Self::Kiln { trainer, others } => {
+                for other in others {
+                    let _ = other.send(()); // one that has failed ends the step of all with its error
+                }
                 let report = trainer.step(batch)?;
                 let (failures, micro_batches) = (report.failures, report.micro_batches);
                 Ok(Taken { counts: !report.skipped, failures, micro_batches })
@@ -111,8 +139,33 @@ impl<T: Task> Stepper<T> {
     }
 }
 
+/// Takes the steps of another replica.
+fn follow<T: SharedTask, S: PipelineSettings>(
+    run: Run<T, S>,
+    (device, profile): (&Device, BackendProfile),
+    takes: Loop,
+    communicator: Local,
+    goes: &Receiver<()>,
+) -> Result<()> {
+    let batches = batches(&run)?;
+    let (builder, sample, setup) = prepare(run, profile, takes)?;
+    let builder = divided(builder, setup.settings.run(), device, Some(Arc::new(communicator)))?;
+    let mut trainer = builder.build(device, &sample)?;
+    for (batch, ()) in batches.iter().cycle().zip(goes) {
+        let _ = trainer.step(batch)?;
+    }
+    Ok(())
+}
+
 /// Takes steps on request.
-pub(crate) fn turns<T: Task, S: PipelineSettings>(run: Run<T, S>, plain: &Device, takes: Loop) -> Result<ExitCode> {
+///
+/// `other` makes the run of another replica.
+pub(crate) fn turns<T: SharedTask, S: PipelineSettings>(
+    run: Run<T, S>,
+    plain: &Device,
+    takes: Loop,
+    other: impl Fn(usize) -> Result<Run<T, S>> + Clone + Send + 'static,
+) -> Result<ExitCode> {
     let device = plain.clone().autodiff();
     let batches = batches(&run)?;
     // Threads have their scratch memory from here on.
@@ -129,13 +182,25 @@ pub(crate) fn turns<T: Task, S: PipelineSettings>(run: Run<T, S>, plain: &Device
             (Stepper::Burn { task, model: Some(model), optimizer }, setup)
         }
         Loop::Kiln | Loop::Armed => {
+            let mut others = vec![];
+            let replicas = run.setup.settings.run().replica.count();
+            let mut group = Local::group(replicas).into_iter();
+            let own = group.next().map(|own| Arc::new(own) as Arc<dyn Communicator>);
+            for (index, communicator) in group.enumerate() {
+                let (go, goes) = channel();
+                let (device, profile) = (device.clone(), profile.clone());
+                let other = other.clone();
+                others.push(go);
+                thread::spawn(move || follow(other(index + 1)?, (&device, profile), takes, communicator, &goes));
+            }
             let (builder, sample, setup) = prepare(run, profile, takes)?;
-            (Stepper::Kiln(builder.build(&device, &sample)?), setup)
+            let builder = divided(builder, setup.settings.run(), plain, own)?;
+            (Stepper::Kiln { trainer: builder.build(&device, &sample)?, others }, setup)
         }
     };
     // The trainer's meter leaves out its recording of the step.
     let meter = match &stepper {
-        Stepper::Kiln(trainer) => trainer.meter().cloned().unwrap_or(own_meter),
+        Stepper::Kiln { trainer, .. } => trainer.meter().cloned().unwrap_or(own_meter),
         Stepper::Burn { .. } => own_meter,
     };
 

@@ -30,7 +30,7 @@ pub use load::{
 pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, recipe as next_token_recipe};
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
 pub use parallel::{ParallelSettings, Places, Replicas};
-pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup, SharedTask, WriteInto};
+pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup, SharedTask, WriteInto, divided};
 pub use segment::{
     ScoredRow, Scores, Segment, SegmentData, Tiles as SegmentTiles, check_images as check_segment_images,
     class_weights as balanced_class_weights, largest as largest_class, open as open_segments, part as segment_part,

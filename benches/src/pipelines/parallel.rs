@@ -31,14 +31,14 @@ fn is_default(schedule: &Schedule) -> bool {
     *schedule == Schedule::default()
 }
 
-/// Where replicas run.
+/// Where replicas run: in threads of this process, or of each process that mpirun started.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Replicas {
-    /// In threads of this process.
-    Threads(Places),
-    /// In the processes that mpirun started.
-    Mpi,
+pub struct Replicas {
+    /// Whether there are other processes.
+    pub mpi: bool,
+    /// The replicas of a process.
+    pub here: Places,
 }
 
 /// Stages or replicas: so many on the run's device, or one on each of these.
@@ -122,13 +122,25 @@ impl From<Places> for String {
     }
 }
 
+impl Replicas {
+    /// So many in this process.
+    pub fn threads(here: Places) -> Self {
+        Self { mpi: false, here }
+    }
+}
+
 impl TryFrom<String> for Replicas {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        match text.as_str() {
-            "mpi" => Ok(Self::Mpi),
-            _ => Places::try_from(text).map(Self::Threads).map_err(|error| format!("{error}, or mpi")),
+        let places = |text: &str| {
+            let wrong = |error| format!("{error}, mpi, or mpi: and such places in each process");
+            Places::try_from(text.to_owned()).map_err(wrong)
+        };
+        match text.strip_prefix("mpi") {
+            Some("") => Ok(Self { mpi: true, here: Places::Count(1) }),
+            Some(here) if here.starts_with(':') => Ok(Self { mpi: true, here: places(&here[1..])? }),
+            _ => places(&text).map(Self::threads),
         }
     }
 }
@@ -136,8 +148,9 @@ impl TryFrom<String> for Replicas {
 impl From<Replicas> for String {
     fn from(replicas: Replicas) -> Self {
         match replicas {
-            Replicas::Threads(places) => places.into(),
-            Replicas::Mpi => "mpi".into(),
+            Replicas { mpi: true, here: Places::Count(1) } => "mpi".into(),
+            Replicas { mpi: true, here } => format!("mpi:{}", Self::from(here)),
+            Replicas { mpi: false, here } => here.into(),
         }
     }
 }
@@ -155,7 +168,11 @@ mod tests {
         for text in ["0", "65", "", "2,3", "cuda:0,", "-1", "2x"] {
             assert!(Places::try_from(text.to_owned()).is_err(), "{text}");
         }
-        assert_eq!(Replicas::try_from("mpi".to_owned()), Ok(Replicas::Mpi));
+        for text in ["mpi", "mpi:2", "mpi:cuda:0,cuda:1", "2"] {
+            let replicas = Replicas::try_from(text.to_owned()).unwrap();
+            assert_eq!(replicas.mpi, text.starts_with("mpi"));
+            assert_eq!(String::from(replicas), text);
+        }
         assert!(Replicas::try_from("0".to_owned()).unwrap_err().contains("mpi"));
     }
 
@@ -167,7 +184,7 @@ mod tests {
         assert!(refused(ParallelSettings { shard_optimizer: true, ..plain() }).contains("--replicas"));
         assert!(refused(ParallelSettings { schedule: Schedule::GPipe, ..plain() }).contains("--stages"));
         let devices = Some(Places::Devices(vec!["cuda:0".into()]));
-        let both = ParallelSettings { stages: devices, replicas: two().map(Replicas::Threads), ..plain() };
+        let both = ParallelSettings { stages: devices, replicas: two().map(Replicas::threads), ..plain() };
         assert!(refused(both).contains("--stages"));
         let text = "replicas = 'mpi'\nstages = '2'\nshard_optimizer = true\nschedule = 'gpipe'";
         let settings: ParallelSettings = toml::from_str(text).unwrap();

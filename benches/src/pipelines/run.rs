@@ -1,14 +1,19 @@
 //! One run of a pipeline: its task, data and settings, and the trainer that they make.
 
+use std::sync::Arc;
+
 use burn::tensor::Device;
 use kiln_data::{Loader, TrainTest};
 use kiln_memory::BackendProfile;
+use kiln_parallel::Communicator;
 use kiln_training::{
-    Batch, BatchSource, Checkpointing, Error, OptimizerConfig, ScheduleConfig, StepPlan, Task, Trainer, TrainerBuilder,
+    Batch, BatchSource, Checkpointing, Error, OptimizerConfig, ScheduleConfig, StagesConfig, StepPlan, Task, Trainer,
+    TrainerBuilder,
 };
 
 use super::compression::CompressionSettings;
 use super::load::InitError;
+use super::parallel::Places;
 use super::settings::{ClassifySettings, GptSettings, MemorySetting, RunSettings, SegmentSettings};
 use crate::HEAP;
 
@@ -134,6 +139,35 @@ settings!(
     SegmentSettings: |_| None, |_| None
 );
 
+/// Divides what `builder` builds among stages, as the settings say, and makes it one of the replicas that `communicator` joins.
+///
+/// # Errors
+/// Those of the stages' devices.
+pub fn divided<'a, T: SharedTask>(
+    builder: TrainerBuilder<'a, T>,
+    run: &RunSettings,
+    device: &Device,
+    communicator: Option<Arc<dyn Communicator>>,
+) -> anyhow::Result<TrainerBuilder<'a, T>> {
+    let builder = match &run.parallel.stages {
+        Some(places) => {
+            let devices = match places {
+                Places::Count(stages) => vec![device.clone(); *stages],
+                Places::Devices(names) => {
+                    names.iter().map(|name| crate::device::open(name)).collect::<Result<_, _>>()?
+                }
+            };
+            builder.with_stages(StagesConfig::new(devices).with_schedule(run.parallel.schedule))
+        }
+        None => builder,
+    };
+    Ok(match communicator {
+        Some(communicator) if run.parallel.shard_optimizer => builder.with_replicas(communicator).sharding_optimizer(),
+        Some(communicator) => builder.with_replicas(communicator),
+        None => builder,
+    })
+}
+
 impl<T: Task, S: PipelineSettings> Run<T, S> {
     /// The builder of the run's trainer with the run's settings, and the rest of the run.
     pub fn into_builder(self) -> (TrainerBuilder<'static, T>, Setup<T::Batch, S>) {
@@ -182,7 +216,14 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
             let expected = "at least one batch to plan a step from";
             return Err(Error::InvalidSetting { field: "number of batches", value: "0".into(), expected });
         };
-        let batch = batch?;
+        let mut batch = batch?;
+        // A replica's part may have fewer samples than a recording needs.
+        if batch.len() < SAMPLES
+            && let Some(Ok(other)) = BatchSource::epoch(&self.data.test, 0, 0).next()
+            && other.len() > batch.len()
+        {
+            batch = other;
+        }
         let sample = batch.slice(0..batch.len().min(SAMPLES));
         Ok((sample, self.data.train.peak_bytes().unwrap_or(0)))
     }
@@ -190,6 +231,9 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
     /// Notes in the settings how steps are taken, so that the run is resumed in the same way.
     pub fn note(&mut self, plan: &StepPlan, limit: Option<u64>) {
         let run = self.settings.run_mut();
+        if run.parallel.stages.is_some() {
+            run.micro_batch = Some(plan.micro_batch); // two for each stage, where none was given
+        }
         if let Some(limit) = limit {
             run.memory = Some(MemorySetting::Bytes(limit));
             run.precision = plan.precision;

@@ -131,7 +131,7 @@ impl RunSettings {
     /// The name of the device that this replica, or its first stage, computes on.
     pub fn own_device(&self) -> &str {
         match (&self.parallel.replicas, &self.parallel.stages) {
-            (Some(Replicas::Threads(places)), _) => places.device(self.replica.index(), &self.device),
+            (Some(Replicas { here, .. }), _) => here.device(self.replica.index() % here.count(), &self.device),
             (None, Some(stages @ Places::Devices(_))) => stages.device(0, &self.device),
             _ => &self.device,
         }

@@ -5,6 +5,8 @@
 //!   describes the device; [`calibrate`] measures the figures that depend on the machine.
 //! - [`StepTrace::estimate`] and [`StepTrace::chain_costs`]: peak and times alone, and the costs of each block of a chain, for
 //!   planners that compare many plans and batch sizes. [`fits_within`] keeps a margin to a limit.
+//! - [`StepTrace::stages`], [`StepTrace::estimate_stage`], [`StepTrace::updating`]: the parts of a step that the stages of a pipeline run, what
+//!   each holds with several micro-batches under way, and the step of a replica that keeps a part of the optimizer state.
 //! - [`StepTrace::with_plan`], [`largest_batch`](StepTrace::largest_batch), [`explain`](StepTrace::explain): the step under a
 //!   checkpoint plan, the largest batch that fits, and the changes that would lower the peak.
 //! - [`CountingAllocator`], [`Meter`], [`StepMeter`]: the memory in use, on the heap or in a device's pool.
@@ -44,11 +46,12 @@ mod trace;
 pub use category::{Breakdown, Category, Phase};
 pub use error::Error;
 pub use measure::{
-    CardMemory, CountingAllocator, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter, warm_threads,
+    CardMemory, CountingAllocator, Measured, MeasuredPhase, Meter, Sample, Span, StepMeter, thread_scratch_bytes,
+    warm_thread, warm_threads,
 };
 pub use predict::{
-    BackendProfile, BlockCost, Buffer, BytesPerSample, ChainCosts, Kernels, Operation, PREDICTION_MARGIN, PhasePeak,
-    Prediction, StepEstimate, calibrate, fits_within, largest_within,
+    BackendProfile, BlockCost, Buffer, BytesPerSample, ChainCosts, InFlight, Kernels, Operation, PREDICTION_MARGIN,
+    PhasePeak, Prediction, StageEstimate, StepEstimate, calibrate, fits_within, largest_within,
 };
 pub use report::{BufferGroup, Explanation, MemoryReport, Suggestion};
 pub use trace::{

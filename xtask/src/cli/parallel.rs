@@ -2,13 +2,11 @@
 
 use clap::Args;
 
-use crate::train::overlay::Overlay;
-
 /// Options that divide a run among devices. A run goes on with other ones than it was started with.
 #[derive(Args, Default)]
 pub(crate) struct ParallelArgs {
     /// Copies of the model that compute a part of every batch each: a number (in threads, on --device), one for each of some devices, as in
-    /// cuda:0,cuda:1, or mpi (in the processes that mpirun starts)
+    /// cuda:0,cuda:1, mpi (one in each process that mpirun starts), or mpi:2 and mpi:cuda:0,cuda:1 (several in each)
     #[arg(long, value_name = "N")]
     pub(crate) replicas: Option<String>,
     /// Divide the optimizer's state among the replicas (ZeRO stage 1)
@@ -23,13 +21,6 @@ pub(crate) struct ParallelArgs {
 }
 
 impl ParallelArgs {
-    pub(crate) fn lay_over(&self, overlay: &mut Overlay) {
-        overlay.set_within("run", "parallel", "replicas", self.replicas.clone());
-        overlay.set_within("run", "parallel", "shard_optimizer", self.shard_optimizer.then_some(true));
-        overlay.set_within("run", "parallel", "stages", self.stages.clone());
-        overlay.set_within("run", "parallel", "schedule", self.schedule.clone());
-    }
-
     /// Whether one of them is given.
     pub(crate) fn given(&self) -> bool {
         self.replicas.is_some() || self.shard_optimizer || self.stages.is_some() || self.schedule.is_some()

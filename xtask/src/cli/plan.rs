@@ -23,6 +23,18 @@ pub(crate) struct PlanArgs {
     /// Use burn's own layers in place of kiln-layers', which keep less for the backward pass, to compare
     #[arg(long)]
     pub(crate) stock_layers: bool,
+    /// Divide the blocks into stages on so many devices, each with so much memory, and show what each of them holds
+    #[arg(long, value_name = "N")]
+    pub(crate) stages: Option<u32>,
+    /// The order in which stages work on micro-batches: 1f1b, gpipe or sequential [default: 1f1b]
+    #[arg(long)]
+    pub(crate) schedule: Option<String>,
+    /// Copies of the model that compute a part of every batch each
+    #[arg(long, value_name = "N")]
+    pub(crate) replicas: Option<u32>,
+    /// Divide the optimizer's state among the replicas (ZeRO stage 1)
+    #[arg(long)]
+    pub(crate) shard_optimizer: bool,
     /// Every size and plan, not only whole batches and the largest that fit
     #[arg(long)]
     pub(crate) all: bool,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use benches::output::print_json;
-use benches::pipelines::{Findings, PipelineSettings, Places, Run, Setup, SharedTask, is_untrained};
+use benches::pipelines::{Findings, PipelineSettings, Run, Setup, SharedTask, divided, is_untrained};
 use benches::usage::Usage;
 use burn::module::Module;
 use burn::tensor::Device;
@@ -16,13 +16,14 @@ use kiln_memory::{Measured, MemoryReport};
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{Checkpoints, Finish, StagesConfig, StepPlan, Task, Trainer};
+use kiln_training::{Checkpoints, Finish, StageLoad, StagePlan, StepPlan, Task, Trainer};
 use serde_json::{Map, Value, json};
 
 use super::directory::RunDirectory;
 use super::interrupt::Interrupt;
 use super::observe::Observer;
 use super::report::write_report;
+use super::schedule::{figures, section};
 use crate::cli::RunArgs;
 
 /// Trains the run's model and writes the run directory.
@@ -130,15 +131,15 @@ where
         results[name] = json!(value);
     }
     if step > at {
-        write_report(&directory, setup.name, &results, &findings.pictures)?;
+        let schedule = trainer.timeline().map_or(String::new(), |timeline| section(&timeline, trainer.stage_plan()));
+        write_report(&directory, setup.name, &results, &schedule, &findings.pictures)?;
         tracing::info!("report: {}", directory.file("report.html").display());
     }
     if let Some(measured) = trainer.measured() {
         let path = directory.file("memory.html");
         report(&trainer, &setup, Some(measured))?.write_html(&path)?;
         let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
-        let predicted = trainer.plan().map(|plan| plan.peak_bytes);
-        let (predicted, peak) = (shown(predicted), shown(observer.peak_bytes));
+        let (predicted, peak) = (shown(predicted_peak(&trainer)), shown(observer.peak_bytes));
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", path.display());
     }
     if arguments.json {
@@ -176,20 +177,7 @@ where
         let faults = Injector::chance(chance, seed).map_err(|e| Usage(format!("--inject-oom: {e}")))?;
         builder = builder.with_guard(move |boundary| faults.check(boundary.name()));
     }
-    if let Some(places) = &setup.settings.run().parallel.stages {
-        let run = setup.settings.run();
-        let devices = match places {
-            Places::Count(stages) => vec![device.clone(); *stages],
-            Places::Devices(names) => names.iter().map(|name| benches::device::open(name)).collect::<Result<_>>()?,
-        };
-        builder = builder.with_stages(StagesConfig::new(devices).with_schedule(run.parallel.schedule));
-    }
-    if let Some(communicator) = communicator {
-        builder = builder.with_replicas(communicator);
-        if setup.settings.run().parallel.shard_optimizer {
-            builder = builder.sharding_optimizer();
-        }
-    }
+    builder = divided(builder, setup.settings.run(), device, communicator)?;
     if let Some(seconds) = arguments.patience {
         builder = builder.with_patience(Patience::new(std::time::Duration::from_secs(seconds)));
     }
@@ -236,7 +224,7 @@ fn results<T: Task, S: PipelineSettings>(
     results.insert("steps".into(), json!(state.step));
     results.insert("skipped_steps".into(), json!(state.skipped));
     results.insert("final_loss".into(), json!(observer.final_loss()));
-    results.insert("predicted_peak_bytes".into(), json!(trainer.plan().map(|plan| plan.peak_bytes)));
+    results.insert("predicted_peak_bytes".into(), json!(predicted_peak(trainer)));
     results.insert("peak_bytes".into(), json!(observer.peak_bytes));
     results.insert("micro_batch".into(), json!(micro_batch));
     results.insert("failed_attempts".into(), json!(observer.failures));
@@ -251,8 +239,20 @@ fn results<T: Task, S: PipelineSettings>(
     for (stage, seconds) in loaded.stages() {
         results.insert(format!("loader_{stage}_seconds"), json!(seconds));
     }
+    for (name, value) in trainer.timeline().iter().flat_map(|timeline| figures(timeline, trainer.stage_plan())) {
+        results.insert(name.into(), value);
+    }
+    if let Some(plan) = trainer.stage_plan() {
+        results.insert("devices".into(), json!(plan.loads));
+    }
     results.insert("run".into(), json!(directory.path()));
     Value::Object(results)
+}
+
+/// The predicted peak of this process: on the CPU, whose heap they share, that of all replicas in it.
+fn predicted_peak<T: Task>(trainer: &Trainer<T>) -> Option<u64> {
+    let sharing = trainer.replicas_on_heap() as u64;
+    trainer.plan().map(|plan| plan.peak_bytes.saturating_mul(sharing))
 }
 
 /// The predicted memory of a step beside the measured.
@@ -275,13 +275,38 @@ pub(crate) fn report<T: Task, S: PipelineSettings>(
         report = report.with_fact(fact, value);
     }
     report = report.with_fact("device", &run.device);
-    if trainer.plan().is_some() {
-        report = report.with_prediction(trainer.predict(run.batch_size)?);
+    for (name, value) in trainer.stage_plan().into_iter().flat_map(held) {
+        report = report.with_fact(name, value);
+    }
+    // The operations of stages that work at the same time have no common order.
+    if let (Some(plan), None) = (trainer.plan(), trainer.stage_plan().filter(|plan| plan.layout.stages() > 1)) {
+        report = report.with_prediction(trainer.predict(plan.batch)?);
     }
     Ok(match measured {
         Some(measured) => report.with_measured(measured),
         None => report,
     })
+}
+
+/// What each device is predicted to hold: a line for each stage.
+fn held(plan: &StagePlan) -> Vec<(String, String)> {
+    let what = if plan.layout.stages() > 1 { "stage" } else { "each replica" };
+    let line = |(stage, load): (usize, &StageLoad)| {
+        let name =
+            if plan.layout.stages() > 1 { format!("{what} {stage}, predicted") } else { format!("{what}, predicted") };
+        let held = &load.estimate;
+        let value = format!(
+            "peak {}: parameters {}, gradients {}, optimizer state {}, activations {} x {}",
+            ByteSize(load.peak_bytes),
+            ByteSize(held.parameter_bytes),
+            ByteSize(held.gradient_bytes),
+            ByteSize(held.optimizer_bytes),
+            load.in_flight,
+            ByteSize(held.activation_bytes),
+        );
+        (name, value)
+    };
+    plan.loads.iter().enumerate().map(line).collect()
 }
 
 /// The report of a batch that does not fit has many lines, which come before the error.

@@ -10,6 +10,7 @@ pub(crate) mod overlay;
 pub(crate) mod prepare;
 mod replicas;
 mod report;
+mod schedule;
 pub(crate) mod segment;
 
 pub(crate) use drive::{drive, into_cli_error, report, start};
@@ -21,6 +22,12 @@ use anyhow::Result;
 use crate::cli::Train;
 
 pub(crate) fn run(command: Train) -> Result<ExitCode> {
+    let outcome = train(command);
+    replicas::finish();
+    outcome
+}
+
+fn train(command: Train) -> Result<ExitCode> {
     match command {
         Train::Classify(arguments) => replicas::train(prepare::classify(&arguments, 0)?, &arguments.run, |thread| {
             prepare::classify(&arguments, thread)

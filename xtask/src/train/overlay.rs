@@ -32,7 +32,11 @@ impl RunArgs {
         overlay.set("run", "save_every", self.save_every.map(i64::from));
         overlay.set("run", "keep", self.keep.map(i64::from));
         overlay.set("schedule", "peak", self.learning_rate);
-        self.parallel.lay_over(&mut overlay);
+        let parallel = &self.parallel;
+        overlay.set_within("run", "parallel", "replicas", parallel.replicas.clone());
+        overlay.set_within("run", "parallel", "shard_optimizer", parallel.shard_optimizer.then_some(true));
+        overlay.set_within("run", "parallel", "stages", parallel.stages.clone());
+        overlay.set_within("run", "parallel", "schedule", parallel.schedule.clone());
         overlay
     }
 }

@@ -10,6 +10,7 @@ use plotters::prelude::*;
 use serde_json::Value;
 
 use super::directory::{CONFIG, RunDirectory};
+use super::schedule::STYLE;
 
 const SIZE: (u32, u32) = (760, 320);
 const COLOR: RGBColor = RGBColor(180, 75, 30);
@@ -23,11 +24,16 @@ const CURVES: [(&str, &str); 4] = [
     ("test_loss", "test loss"),
 ];
 
-/// Draws the run's metrics, lists its results and settings, and shows `pictures`, PNG files with their titles.
+/// Results that the table of results leaves out.
+const LISTS: [&str; 2] = ["devices", "stages_busy"];
+
+/// Draws the run's metrics, lists its results and settings, and shows `pictures`, PNG files with their titles. `schedule` is a section about
+/// its stages.
 pub(crate) fn write_report(
     directory: &RunDirectory,
     name: &str,
     results: &Value,
+    schedule: &str,
     pictures: &[(String, Vec<u8>)],
 ) -> Result<()> {
     let metrics = directory.metrics()?;
@@ -46,7 +52,8 @@ pub(crate) fn write_report(
     charts.push(chart("learning rate", &[(&series("step", "learning_rate"), COLOR)])?);
 
     let mut rows = String::new();
-    for (key, value) in results.as_object().into_iter().flatten() {
+    // Lists have tables of their own.
+    for (key, value) in results.as_object().into_iter().flatten().filter(|(key, _)| !LISTS.contains(&key.as_str())) {
         write!(rows, "<tr><th>{}</th><td>{}</td></tr>", escape(key), escape(&text(key, value)))?;
     }
     let mut shown = String::new();
@@ -57,13 +64,20 @@ pub(crate) fn write_report(
     }
     let settings = std::fs::read_to_string(directory.file(CONFIG)).unwrap_or_default();
     let html = format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{name}</title><style>\
-         body{{font:16px/1.5 system-ui,sans-serif;max-width:780px;margin:2em auto;padding:0 1em;color:#222}}\
-         svg,img{{width:100%;height:auto}}figure{{margin:1em 0}}th{{text-align:left;padding-right:2em;font-weight:600}}\
-         td{{font-variant-numeric:tabular-nums}}pre{{background:#f6f3f0;padding:1em;overflow:auto}}</style>\
-         <h1>{}</h1><table>{rows}</table>{shown}{}<h2>Settings</h2><pre>{}</pre></html>\n",
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><meta name=\"color-scheme\" content=\"light dark\">\
+         <title>{name}</title><style>\
+         :root{{--ink:#222;--paper:#fff;--code:#f6f3f0;--idle:#ece7e2;--forward:#b44b1e;--backward:#7a3b8c}}\
+         @media(prefers-color-scheme:dark){{:root{{--ink:#e6e3e0;--paper:#1b1a19;--code:#292725;--idle:#3a3633;--forward:#c25a2b;\
+         --backward:#9a5bad}}}}\
+         body{{font:16px/1.5 system-ui,sans-serif;max-width:780px;margin:2em auto;padding:0 1em;color:var(--ink);background:var(--paper)}}\
+         svg,img{{width:100%;height:auto}}svg.chart{{background:#fff}}figure{{margin:1em 0}}\
+         th{{text-align:left;padding-right:2em;font-weight:600}}td{{font-variant-numeric:tabular-nums;overflow-wrap:anywhere}}\
+         .stages th,.stages td{{padding-right:1.2em;white-space:nowrap}}.key svg{{width:.8em}}\
+         pre{{background:var(--code);padding:1em;overflow:auto}}{STYLE}</style>\
+         <h1>{}</h1><table>{rows}</table>{schedule}{shown}{}<h2>Settings</h2><pre>{}</pre></html>\n",
         escape(name),
-        charts.concat(),
+        charts.concat().replace("<svg ", "<svg class=\"chart\" "),
         escape(&settings)
     );
     replace(&directory.file("report.html"), html.as_bytes())

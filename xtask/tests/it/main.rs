@@ -10,7 +10,11 @@ mod edges;
 mod gpu;
 #[cfg(unix)]
 mod kill;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod openings;
+mod parallel;
+mod plan;
 mod segment;
 mod source;
 mod support;

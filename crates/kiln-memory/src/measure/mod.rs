@@ -13,4 +13,4 @@ pub use card::CardMemory;
 pub use measured::{Measured, MeasuredPhase, Sample};
 pub use meter::{Meter, Span};
 pub use step_meter::StepMeter;
-pub use warm::warm_threads;
+pub use warm::{thread_scratch_bytes, warm_thread, warm_threads};

@@ -4,6 +4,8 @@ use std::cell::Cell;
 
 use burn::tensor::{Device, Distribution, Tensor};
 
+use super::meter::Meter;
+
 thread_local! {
     static WARM: Cell<bool> = const { Cell::new(false) };
 }
@@ -28,4 +30,20 @@ pub fn warm_threads(device: &Device) {
         drop(left.clone().matmul(right.clone()));
         drop(right.clone().transpose().matmul(left.clone()));
     }
+}
+
+/// Lets the calling thread take the scratch memory that matrix products on burn's CPU device keep until the thread ends.
+pub fn warm_thread(device: &Device) {
+    // So small that it is not spread over other threads.
+    drop(Tensor::<2>::ones([64, 64], device).matmul(Tensor::ones([64, 256], device)));
+}
+
+/// Bytes of scratch memory that a new thread takes in [`warm_thread`], as `meter` counts them. Nothing else should allocate meanwhile.
+pub fn thread_scratch_bytes(device: &Device, meter: &Meter) -> u64 {
+    let measure = || {
+        let before = meter.live_bytes();
+        warm_thread(device);
+        meter.live_bytes().saturating_sub(before)
+    };
+    std::thread::scope(|scope| scope.spawn(measure).join()).unwrap_or(0)
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::trace::{StepTrace, TraceRole};
+use crate::trace::{NONE, Passes, StepTrace, backward_passes};
 
 use super::estimate::live_bytes;
 use super::layout::Layout;
@@ -13,9 +13,6 @@ use super::overheads::overheads;
 use super::profile::BackendProfile;
 use super::sizes::Sizes;
 use super::time::Clock;
-
-/// Stands for "no block" in tables of indices.
-const NONE: usize = usize::MAX;
 
 /// Bytes and seconds of one block of a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -172,100 +169,4 @@ impl StepTrace {
         }
         costs.floor_bytes = peak(start..self.cuts[0]).max(peak(passes.end..end));
     }
-}
-
-/// Where the backward passes of the blocks are.
-struct Passes {
-    /// The first operation of each block's backward pass; that of the block behind for a block that keeps nothing.
-    begins: Vec<usize>,
-    /// The first operation behind the backward pass of the first block.
-    end: usize,
-    /// The gradients of parameters as the plain step holds them (under autocast in 16 bits), with the blocks whose backward
-    /// passes compute them.
-    gradients: Vec<(u32, usize)>,
-}
-
-/// # Errors
-/// The block whose backward pass begins before that of the block behind it.
-fn backward_passes(trace: &StepTrace) -> Result<Passes, usize> {
-    let [start, backward, update, _] = trace.phases;
-    let (first_cut, blocks) = (trace.cuts[0], trace.blocks());
-    let mut made_at = vec![NONE; trace.tensors.len()];
-    let mut read_until = vec![0; trace.tensors.len()];
-    for index in start..backward {
-        for input in trace.graph.inputs_at(index) {
-            read_until[input.tensor as usize] = index;
-        }
-        for output in trace.graph.outputs_at(index) {
-            made_at[*output as usize] = index;
-        }
-    }
-    let block_of = |index: usize| match trace.cuts.partition_point(|cut| *cut <= index) {
-        0 => None,
-        cuts => (cuts <= blocks).then(|| cuts - 1),
-    };
-    let mut begins = vec![NONE; blocks];
-    for index in backward..update {
-        for input in trace.graph.inputs_at(index) {
-            let made_at = made_at[input.tensor as usize];
-            // Operations that read only the block's output may belong to the block behind.
-            if made_at != NONE
-                && let Some(block) = block_of(made_at)
-                && read_until[input.tensor as usize] < trace.cuts[block + 1]
-            {
-                begins[block] = begins[block].min(index);
-            }
-        }
-    }
-    let mut behind = backward;
-    for block in (0..blocks).rev() {
-        match begins[block] {
-            NONE => begins[block] = behind,
-            place if place < behind => return Err(block),
-            place => behind = place,
-        }
-    }
-    let is_gradient = |tensor: u32| trace.tensors[tensor as usize].role == TraceRole::Gradient;
-    let mut end = update;
-    let mut computed_at = vec![];
-    for index in begins[0]..update {
-        let reads_end = trace.graph.inputs_at(index).iter().any(|input| {
-            let made_at = made_at[input.tensor as usize];
-            is_gradient(input.tensor) || (made_at < first_cut && read_until[input.tensor as usize] < first_cut)
-        });
-        if reads_end {
-            end = end.min(index);
-        }
-    }
-    for index in backward..update {
-        for output in trace.graph.outputs_at(index) {
-            made_at[*output as usize] = index;
-        }
-        let inputs = trace.graph.inputs_at(index);
-        let gradient = trace.graph.outputs_at(index).iter().find(|output| is_gradient(**output));
-        if let (Some(gradient), false) = (gradient, inputs.iter().any(|input| is_gradient(input.tensor))) {
-            let (computed, origin) = origin(trace, &made_at, *gradient, index);
-            computed_at.push((computed, origin));
-            if origin < begins[0] && index > begins[0] {
-                end = end.min(index); // casts of gradients, which burn leaves for the end
-            }
-        }
-    }
-    // Blocks run last first.
-    let block_at = |operation: usize| begins.iter().position(|begins| *begins <= operation);
-    let gradients = computed_at.into_iter().filter(|(_, origin)| *origin < end);
-    let gradients = gradients.filter_map(|(gradient, origin)| Some((gradient, block_at(origin)?))).collect();
-    Ok(Passes { begins, end, gradients })
-}
-
-/// Where a gradient is computed, and as which tensor: back through the views and casts that burn leaves for the end of the backward pass.
-/// The operation may compute other gradients as well, as a batch norm's does.
-fn origin(trace: &StepTrace, made_at: &[usize], mut gradient: u32, mut index: usize) -> (u32, usize) {
-    while let [input] = trace.graph.inputs_at(index)
-        && matches!(trace.graph.kind_at(index).short(), "Cast" | "Reshape" | "SwapDims" | "Permute")
-        && (trace.phases[1]..index).contains(&made_at[input.tensor as usize])
-    {
-        (gradient, index) = (input.tensor, made_at[input.tensor as usize]);
-    }
-    (gradient, index)
 }

@@ -20,7 +20,7 @@ mod prediction;
 mod profile;
 mod search;
 mod sizes;
-
+mod stages;
 mod time;
 
 pub use calibrate::calibrate;
@@ -31,3 +31,4 @@ pub use prediction::{Buffer, Operation, PhasePeak, Prediction};
 pub use profile::{BackendProfile, Kernels};
 pub use search::BytesPerSample;
 pub(crate) use search::largest;
+pub use stages::{InFlight, StageEstimate};

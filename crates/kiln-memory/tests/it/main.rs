@@ -19,4 +19,5 @@ mod picture;
 mod profiles;
 mod properties;
 mod report;
+mod stages;
 mod steps;

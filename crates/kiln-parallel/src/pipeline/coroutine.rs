@@ -11,7 +11,7 @@ use super::hop::{Hop, Parts, Unwind};
 /// How a forward pass has ended.
 pub(super) enum Outcome<E> {
     /// With a loss.
-    Loss(Tensor<1>),
+    Loss(Box<Tensor<1>>),
     /// With an error of the forward pass.
     Error(E),
     /// With a panic.
@@ -30,7 +30,7 @@ pub(super) fn run<E>(
 ) -> (usize, Outcome<E>) {
     let hop = Hop::new(hand_over, parts, stages, micro_batch);
     let outcome = match catch_unwind(AssertUnwindSafe(|| forward(micro_batch, &hop))) {
-        Ok(Ok(loss)) => Outcome::Loss(loss),
+        Ok(Ok(loss)) => Outcome::Loss(Box::new(loss)),
         Ok(Err(error)) => Outcome::Error(error),
         Err(payload) if payload.is::<Unwind>() => Outcome::Unwound,
         Err(payload) => Outcome::Panic(payload),

@@ -7,9 +7,9 @@
 //! output ─┘
 //! ```
 //!
-//! An operation of burn passes its gradient to its inputs. The injection depends on all outputs of a stage through the joins. It comes first
-//! in the backward pass and registers the gradients of all outputs as they are. Its value is a tensor of one zero. It computes nothing and
-//! holds no output, so that the outputs' memory is free as soon as their stage does not need it.
+//! The injection depends on all outputs of a stage through the joins, which pass no gradient on. It therefore comes first in the backward
+//! pass. It registers the gradients of all outputs as they are. Its value is a tensor of one zero: it computes nothing and holds no
+//! output, so that the memory of an output on the stage's device is free as soon as the stage does not need it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,16 +35,19 @@ use crate::error::Error;
 /// Registers a gradient in a backward pass.
 pub(super) type Injection = Box<dyn FnOnce(&mut Registry) + Send>;
 
+/// A backward pass from nodes with their gradients.
+type BackwardPass = fn(Vec<(NodeGuard, Injection)>, &Device) -> Option<Gradients>;
+
 /// A tracked tensor's place in its graph, of any rank. It keeps the graph, but not the tensor's values.
 pub(super) struct Node {
     guard: NodeGuard,
     device: Device,
-    backward: fn(Vec<(NodeGuard, Injection)>, &Device) -> Option<Gradients>,
+    backward: BackwardPass,
     forget: fn(NodeGuard, &Device),
 }
 
 /// From the gradient of a tensor of rank `D` to its injection.
-pub(super) type Inject<const D: usize> = fn(NodeId, Tensor<D>) -> Option<Injection>;
+pub(super) type Inject<const D: usize> = fn(NodeId, Tensor<D>) -> Injection;
 
 impl Node {
     /// The place of a tracked tensor, and how its gradient is injected.
@@ -98,8 +101,8 @@ where
     let guard = tensor.clone().try_into_primitive::<Autodiff<B, C>>().ok()?.node();
     let node = Node { guard, device: tensor.device().inner(), backward: backward::<B, C>, forget: forget::<B, C> };
     let inject: Inject<D> = |id, gradient| {
-        let gradient = gradient.try_into_primitive::<B>().ok()?;
-        Some(Box::new(move |registry| registry.register::<B>(id, gradient)))
+        let gradient = primitive::<B, D>(gradient);
+        Box::new(move |registry| registry.register::<B>(id, gradient))
     };
     Some((node, inject))
 }
@@ -111,7 +114,7 @@ fn backward<B: Backend, C: CheckpointStrategy>(
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
-    let zero = Tensor::<1>::zeros([1], device).try_into_primitive::<B>().ok()?;
+    let zero = primitive::<B, 1>(Tensor::zeros([1], device));
     let (guards, injections): (Vec<_>, Vec<_>) = outputs.into_iter().unzip();
     let mut guards = guards.into_iter();
     let first = guards.next()?;
@@ -128,13 +131,24 @@ fn forget<B: Backend, C: CheckpointStrategy>(guard: NodeGuard, device: &Device)
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
-    let Ok(zero) = Tensor::<1>::zeros([1], device).try_into_primitive::<B>() else { return };
+    let zero = primitive::<B, 1>(Tensor::zeros([1], device));
     let leaf = <Autodiff<B, C> as burn::backend::AutodiffBackend>::from_inner(zero.clone());
     let leaf = Tensor::<1>::from_primitive::<Autodiff<B, C>>(leaf).require_grad();
     if let Ok(primitive) = leaf.clone().try_into_primitive::<Autodiff<B, C>>() {
         drop(join::<B, C>([guard, primitive.node()], zero));
     }
     drop(leaf.backward());
+}
+
+/// The primitive of a tensor that is on a device of `B`, as gradients are of a tensor of `B`.
+fn primitive<B: Backend, const D: usize>(tensor: Tensor<D>) -> FloatTensor<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    match tensor.try_into_primitive::<B>() {
+        Ok(primitive) => primitive,
+        Err(error) => unreachable!("a gradient is on the backend of its tensor: {error:?}"),
+    }
 }
 
 /// A tensor of one zero that depends on two nodes.

@@ -28,8 +28,11 @@ pub(super) struct Input {
     leaf: Node,
     /// The leaf as a `Tensor<D>`.
     tensor: Box<dyn Any + Send>,
-    take: Box<dyn FnOnce(&mut Gradients) -> Option<Injection> + Send>,
+    take: Take,
 }
+
+/// Takes the gradient of an input out of those of its stage, for the output that it was.
+type Take = Box<dyn FnOnce(&mut Gradients) -> Option<Injection> + Send>;
 
 impl Part {
     /// Sends a tracked tensor from `self` to the part of the next stage on `device`. Returns the leaf to go on with. A tensor that is sent
@@ -54,7 +57,7 @@ impl Part {
         let leaf = moved.autodiff().with_gradient_checkpointing_strategy(strategy).require_grad();
         let (node, _) = Node::of(&leaf)?;
         let held = leaf.clone();
-        let take = move |gradients: &mut Gradients| inject(id, held.grad_remove(gradients)?.to_device(&source));
+        let take = move |gradients: &mut Gradients| Some(inject(id, held.grad_remove(gradients)?.to_device(&source)));
         self.outputs.push(output);
         let (tensor, take) = (Box::new(leaf.clone()), Box::new(take));
         next.inputs.push(Input { from: (id, device), leaf: node, tensor, take });

@@ -13,10 +13,10 @@ use super::worker::{Functions, Run};
 use crate::error::Error;
 use crate::schedule::{Action, Schedule};
 
-/// How the stages of a run share the processor. Both ways give the same bits.
+/// How the stages of a run share the processor. Both ways give the same bits if the forward pass draws no random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Way {
-    /// Each stage has a thread. Stages work at the same time.
+    /// Each stage has a thread. Stages work at the same time, and their random numbers are drawn in the order in which they happen to work.
     #[default]
     Threads,
     /// The calling thread performs the actions of all stages one at a time, in a fixed order. The memory of each action can be measured,
@@ -67,10 +67,12 @@ impl Pipeline {
     /// Runs the forward and backward passes of all micro-batches through all stages.
     ///
     /// `forward(micro_batch, hop)` is the forward pass of one micro-batch through all stages. It ends each stage but the last with
-    /// [`Hop::next`] and returns the loss, at which the backward pass begins. It runs on a thread of its own that is suspended where a stage
-    /// ends. `gradients(stage, micro_batch, gradients)` takes the gradients of the leaves that a stage's part of the forward pass
-    /// used. It is called on each stage in the schedule's order of micro-batches, on the stage's thread, and for each micro-batch from the
-    /// last stage to the first: the backward pass of the stage before begins after the call. It is not called for a part that no gradient
+    /// [`Hop::next`] and returns the loss, at which the backward pass begins. It runs on a thread of its own, which is suspended where a
+    /// stage ends.
+    ///
+    /// `gradients(stage, micro_batch, gradients)` takes the gradients of the leaves that a stage's part of the forward pass used. It is
+    /// called on each stage in the schedule's order of micro-batches, on the stage's thread, and for each micro-batch from the last stage to
+    /// the first: the backward pass of the stage before begins after the call. It is not called for a part that no gradient
     /// reaches. A leaf that several stages use has a gradient in each of them, and the caller adds these.
     ///
     /// The gradients have the bits of a backward pass through the whole graph of the micro-batch, with one exception: a leaf that several

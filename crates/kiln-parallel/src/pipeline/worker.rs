@@ -99,7 +99,7 @@ where
     fn perform<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        coroutines: &mut Vec<ScopedJoinHandle<'scope, ()>>,
+        coroutines: &mut Vec<(usize, ScopedJoinHandle<'scope, ()>)>,
         stage: usize,
         action: Action,
     ) -> Result<(), Halt<E>> {
@@ -112,13 +112,18 @@ where
             Action::Forward(micro_batch) => {
                 self.hand_over.resume(stage, micro_batch);
                 if stage == 0 {
-                    join(coroutines.extract_if(.., |coroutine| coroutine.is_finished()));
+                    join(coroutines.extract_if(.., |(_, coroutine)| coroutine.is_finished()));
                     let name = format!("micro-batch {micro_batch}");
                     let thread = Builder::new().name(name).stack_size(STACK_BYTES);
                     let spawned = thread.spawn_scoped(scope, move || self.forward(micro_batch));
-                    coroutines.push(spawned.map_err(|error| Some(Error::Thread { reason: error.to_string() }.into()))?);
+                    let spawned = spawned.map_err(|error| Some(Error::Thread { reason: error.to_string() }.into()))?;
+                    coroutines.push((micro_batch, spawned));
                 }
                 self.hand_over.suspended(stage, micro_batch).map_err(|_| None)?;
+                if stage + 1 == self.stages {
+                    // What the thread kept for itself is released within the action, so that the memory of each action can be measured.
+                    join(coroutines.extract_if(.., |(number, _)| *number == micro_batch));
+                }
             }
             Action::Backward(micro_batch) => {
                 let part = lock(&self.parts[micro_batch]).pop();
@@ -148,9 +153,9 @@ where
         let (stage, outcome) = self.stream.executes(forward);
         match outcome {
             Outcome::Loss(loss) if stage + 1 == self.stages => {
-                *lock(&self.losses[micro_batch]) = Some(loss.clone().inner());
+                *lock(&self.losses[micro_batch]) = Some((*loss).clone().inner());
                 if let Some(part) = lock(parts).last_mut() {
-                    part.loss = Some(loss);
+                    part.loss = Some(*loss);
                 }
                 self.hand_over.returned(stage, micro_batch);
             }
@@ -196,8 +201,8 @@ where
 }
 
 /// Waits for threads that have ended, or end because the run has stopped.
-fn join<'scope>(threads: impl IntoIterator<Item = ScopedJoinHandle<'scope, ()>>) {
-    for thread in threads {
+fn join<'scope>(threads: impl IntoIterator<Item = (usize, ScopedJoinHandle<'scope, ()>)>) {
+    for (_, thread) in threads {
         let _ = thread.join(); // a coroutine catches panics
     }
 }

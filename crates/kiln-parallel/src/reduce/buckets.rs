@@ -1,6 +1,7 @@
 //! Tensors that are grouped into buckets, so that one operation serves many small tensors.
 
-/// Bytes of a bucket, as PyTorch's `DistributedDataParallel` has them: 25 MiB. Larger buckets take more memory, smaller ones more operations.
+/// Bytes of a bucket, as PyTorch's `DistributedDataParallel` has them: 25 MiB. Larger buckets take more memory, smaller ones more
+/// operations.
 pub const BUCKET_BYTES: u64 = 25 << 20;
 
 /// Bytes of an element: replicas exchange f32.

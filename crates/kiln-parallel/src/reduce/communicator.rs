@@ -11,7 +11,9 @@ use crate::error::Error;
 /// its own. All replicas get the same bits.
 ///
 /// An operation that a replica does not join within the time limit ends with [`Error::Waited`] on the others, which names it. After an
-/// error the group is broken: every later operation of every replica ends with an error at once.
+/// error the group is broken: every later operation of every replica ends with an error at once. When a replica ends in the middle of an
+/// operation, the operation may succeed on some replicas and fail on others. What must happen on all or none needs an
+/// [agreement](super::agreement::agree) before it.
 ///
 /// Tensors have one dimension, are f32, have no autodiff graph, and stay on the caller's device.
 pub trait Communicator: Send + Sync + fmt::Debug {
@@ -20,6 +22,11 @@ pub trait Communicator: Send + Sync + fmt::Debug {
 
     /// The number of replicas.
     fn replicas(&self) -> usize;
+
+    /// The number of replicas in this process, which share its heap.
+    fn in_this_process(&self) -> usize {
+        1
+    }
 
     /// The messages of all replicas, in the order of their ranks. Messages are small and may differ in length.
     ///
@@ -48,8 +55,8 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// replica's rank.
     fn all_gather(&self, values: Tensor<1>, lengths: &[usize]) -> Result<Vec<Tensor<1>>, Error>;
 
-    /// Leaves the group for good, because of `reason`. The others learn of it at their next operation, which ends with [`Error::Left`]. Does
-    /// not wait for anyone.
+    /// Leaves the group for good, because of `reason`. The others learn of it at their next operation, which ends with [`Error::Left`].
+    /// Does not wait for anyone.
     fn leave(&self, reason: &str);
 }
 
@@ -60,6 +67,10 @@ impl<C: Communicator + ?Sized> Communicator for Arc<C> {
 
     fn replicas(&self) -> usize {
         (**self).replicas()
+    }
+
+    fn in_this_process(&self) -> usize {
+        (**self).in_this_process()
     }
 
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error> {

@@ -18,8 +18,8 @@ use crate::error::Error;
 /// For each bucket of at most `bucket_bytes` ([`BUCKET_BYTES`](super::buckets::BUCKET_BYTES) is a good choice), in this order:
 ///
 /// 1. `ready` receives a function that copies the bucket's gradients into one tensor. It calls the function, proves that the tensor was
-///    written, and [agrees](super::agreement::agree) with the other replicas that all have theirs. When one has not, `ready` returns an error on
-///    all replicas, and no replica waits in step 2 for one that does not come. The function may be called again after a failure.
+///    written, and [agrees](super::agreement::agree) with the other replicas that all have theirs. When one has not, `ready` returns an
+///    error on all replicas, and no replica waits in step 2 for one that does not come. The function may be called again after a failure.
 /// 2. The replicas sum the bucket. The order of the sum is the communicator's.
 /// 3. The sums replace the bucket's gradients.
 ///
@@ -27,8 +27,8 @@ use crate::error::Error;
 /// they are and does not call `ready`.
 ///
 /// # Errors
-/// Those of `ready` and of [`all_reduce`](Communicator::all_reduce), and [`Error::Lengths`] when the models of the replicas have parameters of
-/// different sizes. The gradients are then lost: some are sums already.
+/// Those of `ready` and of [`all_reduce`](Communicator::all_reduce), and [`Error::Lengths`] when the models of the replicas have parameters
+/// of different sizes. The gradients are then lost: some are sums already.
 pub fn sum_gradients<E: From<Error>>(
     communicator: &dyn Communicator,
     model: &impl Module,

@@ -99,8 +99,15 @@ impl Local {
         }
     }
 
+    /// Waits until all replicas call this operation for values of this length.
+    #[cfg(feature = "cuda")]
+    pub(super) fn meet_for(&self, operation: &'static str, length: usize) -> Result<(), Error> {
+        let _turn = locked(&self.turn);
+        self.meet(operation, vec![length], Parcel::default()).map(drop)
+    }
+
     /// Breaks the group if what this replica brings does not fit, so that the others do not wait.
-    fn check(&self, fits: Result<(), Error>) -> Result<(), Error> {
+    pub(super) fn check(&self, fits: Result<(), Error>) -> Result<(), Error> {
         fits.inspect_err(|error| {
             locked(&self.group.meeting).refuse(self.rank, error);
             self.group.changed.notify_all();
@@ -134,6 +141,10 @@ impl Communicator for Local {
     }
 
     fn replicas(&self) -> usize {
+        self.replicas
+    }
+
+    fn in_this_process(&self) -> usize {
         self.replicas
     }
 
@@ -198,7 +209,7 @@ impl fmt::Debug for Local {
 }
 
 /// Leaves the group when a device fails by a panic in the middle of an operation, in which the others wait.
-struct LeaveOnPanic<'a>(&'a Local);
+pub(super) struct LeaveOnPanic<'a>(pub(super) &'a Local);
 
 impl Drop for LeaveOnPanic<'_> {
     fn drop(&mut self) {

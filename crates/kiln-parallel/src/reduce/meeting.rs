@@ -157,8 +157,8 @@ mod tests {
         let mut orders = 0;
         while let Some(state) = open.pop() {
             let before = open.len();
-            for rank in 0..programs.len() {
-                open.extend(next(&state, rank, &programs[rank]));
+            for (rank, program) in programs.iter().enumerate() {
+                open.extend(next(&state, rank, program));
             }
             if open.len() == before {
                 let outcomes: Vec<Vec<Outcome>> =

@@ -10,6 +10,8 @@ mod local;
 mod meeting;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod nested;
 mod ownership;
 mod parameters;
@@ -23,5 +25,7 @@ pub use hand_out::hand_out;
 pub use local::Local;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+#[cfg(feature = "cuda")]
+pub use nccl::Nccl;
 pub use nested::Nested;
 pub use ownership::Ownership;

@@ -7,18 +7,19 @@ use super::communicator::Communicator;
 use super::pieces::{cut, joined, length, lengths, nothing};
 use crate::error::Error;
 
-/// A replica of a group of groups: `inside` connects the replicas of one process, `between` connects the processes. All processes have the same
-/// number of replicas. Ranks count process by process: `rank = between.rank() * inside.replicas() + inside.rank()`.
+/// A replica of a group of groups: `inside` connects the replicas of one process, `between` connects the processes. All processes have the
+/// same number of replicas. Ranks count process by process: `rank = between.rank() * inside.replicas() + inside.rank()`.
 ///
 /// The first replica of each process is its leader. An operation runs inside, then between the leaders, then the leaders hand the result
-/// out inside. So a sum adds the replicas of each process first: `(v0 + v1) + (v2 + v3)` for two processes with two replicas each. All replicas
-/// get the same bits, but not those of the sum in the order of the ranks.
+/// out inside. So a sum adds the replicas of each process first: `(v0 + v1) + (v2 + v3)` for two processes with two replicas each. All
+/// replicas get the same bits, but not those of the sum in the order of the ranks.
 ///
-/// All replicas of a process share one `between`, as an [`Arc`](std::sync::Arc), and only the leader operates it. A replica that leaves, or is
-/// dropped, leaves both groups, so that all processes learn of it. Replicas of other processes may get [`Error::Left`] with the rank of a
-/// leader; the reason then names the replica that left.
+/// All replicas of a process share one `between`, as an [`Arc`](std::sync::Arc), and only the leader operates it. A replica that leaves, or
+/// is dropped, leaves both groups, so that all processes learn of it. Replicas of other processes may get [`Error::Left`] with the rank of
+/// a leader; the reason then names the replica that left.
 ///
-/// `inside` needs a longer time limit than `between`: while its leader waits for another process, the others of a process wait for their leader.
+/// `inside` needs a longer time limit than `between`: while its leader waits for another process, the others of a process wait for their
+/// leader.
 #[derive(Debug)]
 pub struct Nested<I: Communicator, B: Communicator> {
     inside: I,
@@ -29,7 +30,8 @@ impl<I: Communicator, B: Communicator> Nested<I, B> {
     /// This replica. All replicas of all processes have to call it, and wait for each other.
     ///
     /// # Errors
-    /// Those of [`exchange`](Communicator::exchange). [`Error::Differs`] on every replica when processes have different numbers of replicas.
+    /// Those of [`exchange`](Communicator::exchange). [`Error::Differs`] on every replica when processes have different numbers of
+    /// replicas.
     pub fn new(inside: I, between: B) -> Result<Self, Error> {
         let nested = Self { inside, between };
         let own = (nested.inside.replicas() as u64).to_le_bytes();
@@ -105,6 +107,10 @@ impl<I: Communicator, B: Communicator> Communicator for Nested<I, B> {
 
     fn replicas(&self) -> usize {
         self.between.replicas() * self.inside.replicas()
+    }
+
+    fn in_this_process(&self) -> usize {
+        self.inside.in_this_process()
     }
 
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error> {

@@ -20,8 +20,8 @@ pub struct Ownership {
 
 impl Ownership {
     /// Shares parameters of these sizes among `replicas`, at least one. The largest parameter that is left goes to the replica with the
-    /// smallest share (LPT, Graham 1969); where sizes or shares are equal, the first. No share is larger than the mean share plus the largest
-    /// parameter.
+    /// smallest share (LPT, Graham 1969); where sizes or shares are equal, the first. No share is larger than the mean share plus the
+    /// largest parameter.
     pub fn balance(sizes: &[u64], replicas: usize) -> Self {
         let mut shares = vec![0_u64; replicas.max(1)];
         let mut owners = vec![0; sizes.len()];

@@ -166,10 +166,10 @@ impl<F: FnMut(usize, &[usize], bool, Vec<u32>)> ModuleVisitor for Each<F> {
     }
 }
 
-/// Whether the replica gives the parameter at `position` a gradient. Nobody gives one to the frozen parameter, nor a second one to the shared
-/// parameter.
+/// Whether the replica gives the parameter at `position` a gradient. Nobody gives one to the frozen parameter, nor a second one to the
+/// shared parameter.
 fn has_gradient(rank: usize, position: usize) -> bool {
-    position != 3 && position != 6 && (position != 1 || rank == 1) && (position + rank) % 3 != 0
+    position != 3 && position != 6 && (position != 1 || rank == 1) && !(position + rank).is_multiple_of(3)
 }
 
 pub(super) fn gradients_of(net: &Net, rank: usize) -> GradientsParams {

@@ -85,7 +85,7 @@ fn tensor_parallel(hosts: usize, flops: f64) -> Cluster {
 /// TeraFLOP/s of one of the 8 cards with `replicas` replicas.
 fn reached(model: &Model, stages: usize, replicas: usize, flops: f64) -> f64 {
     let layout = Layout { recompute: true, ..Layout::new(stages, replicas, model.batch / replicas) };
-    let found = estimate(model, &tensor_parallel(stages * replicas, flops), &layout).unwrap();
+    let found = estimate(model, &tensor_parallel(stages * replicas, flops), &layout).expect("a published layout");
     assert!(found.fits, "the published run fitted: {found:?}");
     found.flops / 8.0 / 1e12
 }

@@ -39,7 +39,9 @@ fn run(case: Case, inner: usize, group: Vec<Join>) {
             let start = |join: Join| {
                 let barrier = barrier.clone();
                 scope.spawn(move || {
-                    let barrier = Box::new(move || drop(barrier.wait()));
+                    let barrier = Box::new(move || {
+                        barrier.wait();
+                    });
                     (case.run)(Replica { communicator: join(), inner, barrier });
                 })
             };
@@ -117,6 +119,33 @@ fn groups_of_groups_end() {
             }
         }
     }
+}
+
+/// Also when the others of its process compute for long, and do not come to an operation.
+#[test]
+fn other_processes_learn_at_once_of_a_replica_that_leaves() {
+    without_a_hang("another process", || {
+        let learned = Arc::new(Barrier::new(3));
+        std::thread::scope(|scope| {
+            for join in nested(2, 2, Duration::from_secs(120)) {
+                let learned = learned.clone();
+                scope.spawn(move || {
+                    let replica = join();
+                    match replica.rank() {
+                        3 => replica.leave("the disk is full"),
+                        2 => {
+                            learned.wait();
+                        }
+                        _ => {
+                            let error = replica.exchange(&[]).unwrap_err();
+                            assert!(error.to_string().contains("replica 3: the disk is full"), "{error}");
+                            learned.wait();
+                        }
+                    }
+                });
+            }
+        });
+    });
 }
 
 #[test]

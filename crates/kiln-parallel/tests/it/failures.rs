@@ -118,7 +118,7 @@ fn run_with(
                     injected.at(hop.stage(), Action::Forward(micro_batch), Place::Inside)
                 };
                 inside(hop)?;
-                let loss = model.forward_with(inputs[micro_batch].clone().autodiff(), &CUTS, Some(hop), &inside)?;
+                let loss = model.forward_with(inputs[micro_batch].clone().autodiff(), &CUTS, Some(hop), inside)?;
                 Ok(loss)
             },
             |stage, micro_batch, _| {

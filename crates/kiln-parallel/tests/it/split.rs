@@ -47,8 +47,10 @@ fn divisions(blocks: Range<usize>, stages: usize) -> Vec<Vec<Range<usize>>> {
         return vec![vec![blocks]];
     }
     let ends = blocks.start + 1..=blocks.end + 1 - stages;
-    let with_first = |end| {
-        divisions(end..blocks.end, stages - 1).into_iter().map(move |rest| [vec![blocks.start..end], rest].concat())
+    let with_first = |end: usize| {
+        let first = blocks.start..end;
+        let rests = divisions(end..blocks.end, stages - 1).into_iter();
+        rests.map(move |rest| std::iter::once(first.clone()).chain(rest).collect())
     };
     ends.flat_map(with_first).collect()
 }

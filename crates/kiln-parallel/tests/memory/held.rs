@@ -190,7 +190,7 @@ fn a_forward_pass_that_fails_after_the_first_stage_leaves_nothing_behind() {
         for round in 0..3 {
             let stages = stages(&[2, 2, 2]);
             // The first round allocates what stays. What it leaves by mistake is small, so that the other rounds' is not taken for it.
-            let input = if round == 0 { input.clone().slice([0..1]) } else { input.clone() };
+            let input = if round == 0 { input.clone().slice([0..1, 0..WIDTH]) } else { input.clone() };
             let failing = |_: usize, hop: &Hop<'_>| {
                 let x = stages[0].iter().fold(input.clone(), |x, block| block.linear.forward(x));
                 let x = hop.next(x, &device())?;
@@ -226,9 +226,30 @@ fn a_stage_that_no_gradient_reaches_leaves_nothing_behind() {
             };
             pipeline.run(forward, drop_them).unwrap();
         };
-        run(input.clone().slice([0..1]));
+        run(input.clone().slice([0..1, 0..WIDTH]));
         let before = live();
         run(input.clone());
+        let left = live().saturating_sub(before);
+        assert!(left < BOUNDARY / 2, "{left} bytes are left, {way:?}");
+    }
+}
+
+#[test]
+fn what_a_failure_inside_of_the_first_stage_leaves_is_released_by_the_next_backward_pass() {
+    let _alone = alone();
+    let (input, stages) = (input(), stages(&[4, 1]));
+    for way in WAYS {
+        let pipeline = Pipeline::new(Schedule::GPipe, 2, 2).unwrap().way(way);
+        let complete = || pipeline.run(|_, hop| forward(&stages, input.clone(), hop), drop_them).unwrap();
+        drop(complete());
+        let before = live();
+        let failing = |_: usize, _: &Hop<'_>| {
+            let _lost = stages[0].iter().fold(input.clone(), |x, block| block.linear.forward(x));
+            Err(Error::Transfer { operation: "test", reason: "injected".into() })
+        };
+        let stopped = pipeline.run(failing, drop_them).unwrap_err();
+        assert!(matches!(stopped, Stopped::Failed { stage: 0, action: Action::Forward(0), .. }));
+        drop(complete());
         let left = live().saturating_sub(before);
         assert!(left < BOUNDARY / 2, "{left} bytes are left, {way:?}");
     }

@@ -1,6 +1,7 @@
-//! Processes that end or stop without a word.
+//! Processes that end or stop without a word, or in the middle of an operation.
 
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
@@ -14,6 +15,9 @@ pub(crate) const KILLED: &str = "one is killed";
 pub(crate) const STOPPED: &str = "one is stopped";
 /// A process that stops while values are on their way.
 pub(crate) const STOPPED_IN_AN_OPERATION: &str = "one is stopped in an operation";
+
+/// A process that leaves while values are on their way.
+pub(crate) const LEAVES_IN_AN_OPERATION: &str = "one leaves in an operation";
 
 /// The rank that ends or stops.
 const VICTIM: usize = 1;
@@ -41,40 +45,61 @@ pub(crate) fn others_wait(replicas: usize, case: &'static str) -> Result<(), Str
     Ok(())
 }
 
+/// All learn of it at once, the one that leaves too.
+pub(crate) fn others_learn(replicas: usize) -> Result<(), String> {
+    let ended = Launch::new(replicas, LEAVES_IN_AN_OPERATION).run()?;
+    ended.all_passed(replicas)
+}
+
 /// The part of one replica.
 pub(crate) fn run(case: &str, address: &str) {
-    let limit = if case == KILLED { 120 } else { 2 };
-    let communicator = Mpi::init(Duration::from_secs(limit)).unwrap();
+    let limit = if case == STOPPED || case == STOPPED_IN_AN_OPERATION { 2 } else { 120 };
+    let communicator = Arc::new(Mpi::init(Duration::from_secs(limit)).unwrap());
+    let replicas = communicator.replicas();
     communicator.exchange(&[]).unwrap();
-    let victim = communicator.rank() == VICTIM;
-    let length = if case == STOPPED_IN_AN_OPERATION { 4_000_000 } else { 10 };
-    if victim {
+    if communicator.rank() == VICTIM {
+        let own = communicator.clone();
         match case {
             KILLED => signal("KILL"),
             STOPPED => signal("STOP"),
-            _ => {
-                std::thread::spawn(|| signal("STOP"));
-            }
+            STOPPED_IN_AN_OPERATION => soon(|| signal("STOP")),
+            _ => soon(move || own.leave("that is enough")),
         }
     }
+    let length = if case == STOPPED { 10 } else { 4_000_000 };
     let begun = Instant::now();
     let error = loop {
         if let Err(error) = communicator.all_reduce(Tensor::ones([length], &Device::flex())) {
             break error;
         }
     };
-    match &error {
-        Error::Waited { missing, .. } if *missing == [VICTIM] => {}
-        error => panic!("{error}"),
-    }
-    assert!(begun.elapsed() < Duration::from_secs(limit * 2 + 10), "{:?}", begun.elapsed());
-    // MPI is not finalised, so that nothing waits here.
-    let others = communicator.replicas() - 1;
-    drop(communicator);
+    let waiting = if case == LEAVES_IN_AN_OPERATION {
+        assert_eq!(error, Error::Left { rank: VICTIM, reason: "that is enough".into() });
+        // MPI may be finalised, which waits for the others.
+        std::mem::forget(communicator);
+        replicas
+    } else {
+        assert!(matches!(&error, Error::Waited { missing, .. } if *missing == [VICTIM]), "{error}");
+        // MPI is not finalised, so that nothing waits here.
+        drop(communicator);
+        replicas - 1
+    };
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     say(address, PASSED);
     // mpirun ends all processes when one has ended.
-    barrier(address, others);
+    barrier(address, waiting);
     std::process::exit(7);
+}
+
+/// Runs a function while operations follow each other, most likely in the middle of one.
+fn soon(run: impl FnOnce() + Send + 'static) {
+    let begun = Instant::now();
+    std::thread::spawn(move || {
+        while begun.elapsed() < Duration::from_millis(100) {
+            std::thread::yield_now();
+        }
+        run();
+    });
 }
 
 /// Sends a signal to this process.

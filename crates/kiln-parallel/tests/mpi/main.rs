@@ -1,6 +1,7 @@
 //! Groups of replicas in processes. The test starts itself under `mpirun`, once for each case that ends a group.
 //!
 //! Arguments select cases by parts of their names, as in other tests.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 #[path = "../conformance/mod.rs"]
 mod conformance;
@@ -32,18 +33,21 @@ fn main() {
         }
     };
     check("a process without mpirun is a group of one", 1, &|| {
-        Launch::alone(replica::ALL_THAT_WORK).run()?.all_passed(1)
+        Launch::alone(replica::ALL_THAT_WORKS).run()?.all_passed(1)
     });
     for replicas in REPLICAS {
         check("all that works", replicas, &|| {
-            Launch::new(replicas, replica::ALL_THAT_WORK).run()?.all_passed(replicas)
+            Launch::new(replicas, replica::ALL_THAT_WORKS).run()?.all_passed(replicas)
         });
+        let name = replica::ALL_WITH_THREADS;
+        check(name, replicas, &|| Launch::new(replicas, name).run()?.all_passed(replicas));
         for case in ENDS {
             check(case.name, replicas, &|| Launch::new(replicas, case.name).run()?.all_passed(replicas));
         }
     }
     for replicas in [2, 4] {
         check(killed::KILLED, replicas, &|| killed::others_end(replicas));
+        check(killed::LEAVES_IN_AN_OPERATION, replicas, &|| killed::others_learn(replicas));
         for name in [killed::STOPPED, killed::STOPPED_IN_AN_OPERATION] {
             check(name, replicas, &|| killed::others_wait(replicas, name));
         }

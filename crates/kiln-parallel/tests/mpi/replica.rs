@@ -4,14 +4,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_parallel::{Communicator, Error, Mpi};
+use kiln_parallel::{Communicator, Error, Local, Mpi, Nested};
 
 use crate::conformance::{ENDS, Replica, WORKS};
 use crate::killed;
 use crate::launch::{PASSED, barrier, say};
 
 /// The name of all cases that leave the group as it is.
-pub(crate) const ALL_THAT_WORK: &str = "all that works";
+pub(crate) const ALL_THAT_WORKS: &str = "all that works";
+/// The same with two threads in each process.
+pub(crate) const ALL_WITH_THREADS: &str = "all that works with threads in each process";
 
 pub(crate) fn main(arguments: &[String]) {
     let [case, address, replicas] = arguments else {
@@ -34,13 +36,27 @@ fn run(case: &str, address: &str) {
         let (address, replicas) = (own.clone(), communicator.replicas());
         Replica { communicator, inner: 1, barrier: Box::new(move || barrier(&address, replicas)) }
     };
-    if case == ALL_THAT_WORK {
+    if case == ALL_THAT_WORKS {
         let communicator = Arc::new(Mpi::init(Duration::from_secs(60)).unwrap());
         let again = Mpi::init(Duration::from_secs(60)).unwrap_err();
         assert!(matches!(again, Error::Transfer { operation: "init", .. }), "{again}");
         for case in WORKS {
             (case.run)(replica(Box::new(communicator.clone())));
         }
+    } else if case == ALL_WITH_THREADS {
+        let between = Arc::new(Mpi::init(Duration::from_secs(60)).unwrap());
+        std::thread::scope(|scope| {
+            for inside in Local::group(2) {
+                let between = between.clone();
+                scope.spawn(move || {
+                    let communicator = Arc::new(Nested::new(inside, between).unwrap());
+                    for case in WORKS {
+                        let barrier = Box::new(|| panic!("no case that works needs a barrier"));
+                        (case.run)(Replica { communicator: Box::new(communicator.clone()), inner: 2, barrier });
+                    }
+                });
+            }
+        });
     } else if let Some(case) = ENDS.iter().find(|other| other.name == case) {
         (case.run)(replica(Box::new(Mpi::init(case.time_limit).unwrap())));
     } else {

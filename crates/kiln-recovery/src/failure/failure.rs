@@ -38,6 +38,12 @@ impl Failure {
         Self { bytes: Some(bytes), message, ..self }
     }
 
+    /// The same failure, whose message begins with the place where it happened.
+    #[must_use]
+    pub fn at(self, place: impl fmt::Display) -> Self {
+        Self { message: format!("{place}: {}", self.message), ..self }
+    }
+
     /// Classifies a message. `None` if it names no memory failure.
     ///
     /// The stored message has no backtrace. All patterns are in one table, with the messages that they were made for.
@@ -146,6 +152,9 @@ mod tests {
             let failure = Failure::new(kind, "the budget of 300 MiB").with_bytes(64);
             assert_eq!(Failure::from_text(&failure.to_string()).as_ref(), Some(&failure));
         }
+        let there = Failure::new(Kind::TooBig, "none left").with_bytes(64).at("on replica 1");
+        assert_eq!((there.kind(), there.bytes()), (Kind::TooBig, Some(64)));
+        assert!(there.message().starts_with("on replica 1: none left"), "{there}");
         let sibling = Failure::from_text("Memory location was never initialized").unwrap();
         let again = Failure::from_text(&sibling.to_string()).unwrap();
         assert!(sibling.is_consequence());

@@ -184,9 +184,17 @@ fn empty(part: &Path) -> Result<(), String> {
 /// # Errors
 /// [`Error::Load`] when the checkpoint is damaged or of another version.
 pub fn load_model<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, Error> {
-    let path = path.as_ref();
+    load_model_by(model, path.as_ref(), |file| ModuleRecord::load(file).map_err(|e| e.to_string()))
+}
+
+/// The same, where `load` reads the file.
+pub(crate) fn load_model_by<M: Module>(
+    model: M,
+    path: &Path,
+    load: impl FnOnce(&Path) -> Result<ModuleRecord, String>,
+) -> Result<M, Error> {
     let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
     verify(path).map_err(fail)?;
-    let record = ModuleRecord::load(path.join(MODEL)).map_err(|e| fail(e.to_string()))?;
+    let record = load(&path.join(MODEL)).map_err(fail)?;
     model.try_load_record(record).map_err(|e| fail(format!("not a checkpoint of this model: {e}")))
 }

@@ -5,4 +5,5 @@ mod manifest;
 
 pub use directory::{Checkpoints, load_model};
 
-pub(crate) use manifest::{MODEL, OPTIMIZER, STATE};
+pub(crate) use directory::load_model_by;
+pub(crate) use manifest::{MANIFEST, MODEL, OPTIMIZER, STATE};

@@ -2,12 +2,15 @@
 
 mod budget;
 mod checkpointing;
+mod divide;
 mod planner;
 mod recorded;
+mod stage_plan;
 
 pub use budget::MemoryBudget;
 pub use checkpointing::Checkpointing;
 pub use planner::{Planner, StepPlan};
+pub use stage_plan::{DeviceLayout, StageLoad, StagePlan};
 
 pub(crate) use planner::plan_for;
 pub(crate) use recorded::{RecordedStep, StepKind};

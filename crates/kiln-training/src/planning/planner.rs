@@ -6,7 +6,6 @@ use std::fmt;
 use bytesize::ByteSize;
 use kiln_checkpointing::{Plan, least, solve};
 use kiln_memory::{BackendProfile, Prediction, fits_within, largest_within};
-use kiln_parallel::{BlockCost, DeviceLimit, Schedule, SplitOptions, Stages};
 use kiln_precision::Precision;
 use kiln_recovery::Setting;
 
@@ -139,34 +138,6 @@ impl Planner {
         let count = costs.blocks.len().max(1) as u64;
         let mean = |bytes: fn(&kiln_checkpointing::Cost) -> u64| costs.blocks.iter().map(bytes).sum::<u64>() / count;
         Ok(Plan::sqrt(costs.blocks.len(), mean(|cost| cost.input), mean(|cost| cost.saved)))
-    }
-
-    /// The blocks divided into stages whose times are as equal as can be.
-    ///
-    /// # Errors
-    /// [`Error::Parallel`] for fewer blocks than stages, and [`Error::Predict`].
-    pub(crate) fn stages(
-        &self,
-        stages: usize,
-        schedule: Schedule,
-        micro_batch: Option<usize>,
-    ) -> Result<Stages, Error> {
-        let Some((_, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
-        let micro_batch = micro_batch.unwrap_or(usize::MAX).min(self.batch);
-        let costs = step.chain_cost(micro_batch, self.batch, self.profile(micro_batch, self.batch), None)?;
-        let blocks: Vec<BlockCost> = costs
-            .blocks
-            .iter()
-            .map(|cost| BlockCost {
-                // A matrix product has two products in its backward pass.
-                seconds: 3.0 * cost.forward,
-                activation_bytes: cost.saved,
-                workspace_bytes: cost.workspace,
-                ..BlockCost::default()
-            })
-            .collect();
-        let options = SplitOptions::new(schedule, self.batch.div_ceil(micro_batch));
-        Ok(Stages::split(&blocks, &vec![DeviceLimit::new(u64::MAX); stages], &options)?)
     }
 
     /// Whether the forward pass draws random numbers.

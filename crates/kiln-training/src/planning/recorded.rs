@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::panic::resume_unwind;
 
 use burn::module::Module;
@@ -150,6 +151,19 @@ impl RecordedStep {
         })
     }
 
+    /// The parts of the step that stages run; `cuts` are the first blocks of all stages but the first.
+    ///
+    /// # Errors
+    /// [`Error::Predict`] for cuts that cannot be.
+    pub(crate) fn stages(&self, cuts: &[usize], micro_batch: usize, batch: usize) -> Result<Vec<StepTrace>, Error> {
+        Ok(self.trace(micro_batch, batch).stages(cuts)?)
+    }
+
+    /// The parameters that learn: paths and numbers of elements.
+    pub(crate) fn learned(&self) -> Vec<(&str, u64)> {
+        self.whole.learned_parameters()
+    }
+
     /// Every buffer of the step.
     ///
     /// # Errors
@@ -210,6 +224,19 @@ fn recomputed(plan: &Plan) -> Vec<Recomputed> {
         .collect()
 }
 
+/// The segments of a plan that are recomputed in a stage that runs `blocks`, counted from its first block. A segment that a stage's end
+/// divides is recomputed in two parts.
+pub(crate) fn recomputed_in(plan: &Plan, blocks: &Range<usize>) -> Vec<Recomputed> {
+    let parts = recomputed(plan).into_iter().map(|segment| Recomputed {
+        blocks: segment.blocks.start.max(blocks.start)..segment.blocks.end.min(blocks.end),
+        ..segment
+    });
+    let parts = parts.filter(|part| part.blocks.start < part.blocks.end);
+    parts
+        .map(|part| Recomputed { blocks: part.blocks.start - blocks.start..part.blocks.end - blocks.start, ..part })
+        .collect()
+}
+
 /// `plan`, in which the blocks `plain` run plainly.
 fn without(plan: &Plan, plain: &[usize]) -> Plan {
     let mut segments = vec![];
@@ -242,5 +269,14 @@ mod tests {
         );
         assert_eq!(without(&plan, &[7]), plan);
         assert_eq!(without(&plan, &[]), plan);
+    }
+
+    #[test]
+    fn a_stage_has_its_part_of_the_plan() {
+        let plan = Plan::every(8, 3).unwrap(); // 0..3, 3..6 recompute, 6..8 plain
+        let parts = |blocks| recomputed_in(&plan, &blocks).into_iter().map(|part| part.blocks).collect::<Vec<_>>();
+        assert_eq!(parts(0..4), [0..3, 3..4]);
+        assert_eq!(parts(4..8), [0..2].map(|range: Range<usize>| range));
+        assert!(parts(6..8).is_empty());
     }
 }

@@ -13,7 +13,9 @@ use kiln_parallel::{
     BUCKET_BYTES, Communicator, Number, Ownership, Status, Verdict, Vote, agree, hand_out, sum_gradients,
 };
 use kiln_recovery::{Failure, Kind, Probe, Setting, classify};
+use serde_json::{from_str, to_string};
 
+use super::ends::{chain, panicked};
 use crate::error::Error;
 use crate::state::RunState;
 use crate::transaction::Computed;
@@ -33,7 +35,8 @@ pub(crate) struct Replicas {
 pub(crate) struct Agreed {
     /// The weight of the whole batch, as a number.
     pub(crate) weight: usize,
-    /// The setting that every replica can compute its part with.
+    /// The setting that every replica can compute its part with. The recoveries of all replicas see the same, so that they ask for the same
+    /// setting, unless they have other limits.
     pub(crate) setting: Setting,
     /// The number of this replica's first micro-batch among those of all replicas.
     pub(crate) first_micro_batch: usize,
@@ -70,6 +73,22 @@ impl Replicas {
         })
     }
 
+    /// The samples of the largest part of a batch, and the largest key of their shapes. None where no replica has a part. All replicas plan the
+    /// step for this part, so that they cut their parts alike.
+    ///
+    /// # Errors
+    /// [`Error::Parallel`], for replicas at other steps as well.
+    pub(crate) fn largest(&self, step: u64, samples: Option<usize>, shape: u64) -> Result<Option<(usize, u64)>, Error> {
+        let numbers = [
+            Number::equal("step", step),
+            Number::Most(u64::from(samples.is_some())),
+            Number::Most(samples.unwrap_or(0) as u64),
+            Number::Most(shape),
+        ];
+        let [_, any, samples, shape] = self.vote(Status::Done, numbers)?;
+        Ok((any > 0).then_some((samples as usize, shape)))
+    }
+
     /// Sums what the replicas have computed, after all have said that they have. Memory that ran out on one fails the attempt on all, so
     /// that all try again.
     ///
@@ -84,20 +103,37 @@ impl Replicas {
         statistics: &mut RunningStatistics,
     ) -> Result<Computed, Error> {
         let proved = computed.and_then(|computed| {
-            let mut probe = Probe::new();
-            probe.gradients(model, &computed.gradients).add(&computed.loss);
-            for value in statistics.values() {
-                probe.add(value);
-            }
-            probe.finish()?;
+            self.caught(|| {
+                let mut probe = Probe::new();
+                probe.gradients(model, &computed.gradients).add(&computed.loss);
+                for value in statistics.values() {
+                    probe.add(value);
+                }
+                Ok(probe.finish()?)
+            })?;
             Ok(computed)
         });
-        let computed = self.all(proved)?;
+        let own = proved.as_ref().map_or(0, |computed| computed.micro_batches);
+        let (computed, [micro_batches]) = self.settle(proved, [Number::Sum(own as u64)])?;
         let ready = |flat: &dyn Fn() -> Tensor<1>| self.all(self.written(flat));
         let gradients = sum_gradients(&*self.communicator, model, computed.gradients, BUCKET_BYTES, ready)?;
         statistics.sum_over_replicas(model, |own| self.sum_each(own))?;
         let loss = self.sum_each(vec![computed.loss])?.remove(0);
-        Ok(Computed { gradients, loss, ..computed })
+        Ok(Computed { gradients, loss, micro_batches: micro_batches as usize, ..computed })
+    }
+
+    /// Goes on when what `prove` adds to the probe was written on all replicas. Returns the highest peak of all, if any was measured.
+    ///
+    /// # Errors
+    /// Those of [`all`](Self::all).
+    pub(crate) fn prove(&self, prove: impl FnOnce(&mut Probe), peak: Option<u64>) -> Result<Option<u64>, Error> {
+        let written = self.caught(|| {
+            let mut probe = Probe::new();
+            prove(&mut probe);
+            Ok(probe.finish()?)
+        });
+        let ((), [peak]) = self.settle(written, [Number::Most(peak.unwrap_or(0))])?;
+        Ok((peak > 0).then_some(peak))
     }
 
     /// The sums of tensors whose sizes are the same on all replicas.
@@ -112,22 +148,19 @@ impl Replicas {
         Ok(sums.split_with_sizes(sizes, 0))
     }
 
-    /// Goes on when all replicas have what they need. Otherwise all have an error: this replica its own, the others one that names it.
+    /// Goes on when all replicas have what they need. Otherwise all have an error: the one that failed its own, the others one that names it.
+    /// When memory ran out, all have the same failure, which names the replica, so that all decide alike.
     ///
     /// # Errors
     /// Those of `own`; [`Error::Memory`] and [`Error::Replica`] for another replica's; [`Error::Parallel`].
     pub(crate) fn all<T>(&self, own: Result<T, Error>) -> Result<T, Error> {
-        let status = match &own {
-            Ok(_) => Status::Done,
-            Err(error) => match classify(error).filter(Failure::is_recoverable) {
-                Some(failure) => Status::OutOfMemory(failure.message().to_owned()),
-                None => Status::Failed(error.to_string()),
-            },
-        };
-        match (self.vote(status, []), own) {
-            (Ok([]), own) => own,
-            // A replica whose own error is the one that all act on returns it as it is.
-            (Err(Error::Memory(_)), Err(own)) => Err(own),
+        self.settle(own, []).map(|(own, [])| own)
+    }
+
+    /// The same, with numbers of all.
+    fn settle<T, const N: usize>(&self, own: Result<T, Error>, numbers: [Number; N]) -> Result<(T, [u64; N]), Error> {
+        match (self.vote(status(&own), numbers), own) {
+            (Ok(numbers), own) => own.map(|own| (own, numbers)),
             (Err(Error::Replica { rank, .. }), Err(own)) if rank == self.communicator.rank() => Err(own),
             (Err(error), _) => Err(error),
         }
@@ -146,12 +179,10 @@ impl Replicas {
         let Some(ownership) = self.ownership(model) else { return Ok(model.clone()) };
         let ready = |flat: &dyn Fn() -> Tensor<1>| self.all(self.written(flat));
         let model = hand_out(&*self.communicator, model.clone(), &ownership, BUCKET_BYTES, ready)?;
-        let written = self.caught(|| {
-            let mut probe = Probe::new();
+        let add = |probe: &mut Probe| {
             probe.module(&model);
-            Ok(probe.finish()?)
-        });
-        self.all(written)?;
+        };
+        self.prove(add, None)?;
         Ok(model)
     }
 
@@ -169,7 +200,7 @@ impl Replicas {
         match agree(&*self.communicator, Vote { status, numbers })? {
             Verdict::Done(numbers) => Ok(numbers),
             Verdict::OutOfMemory { rank, reason, .. } => {
-                Err(Error::Memory(Failure::new(Kind::OutOfMemory, format!("on replica {rank}: {reason}"))))
+                Err(Error::Memory(failure(&reason).at(format!("on replica {rank}"))))
             }
             Verdict::Failed { rank, reason } => Err(Error::Replica { rank, reason }),
         }
@@ -183,9 +214,7 @@ impl Replicas {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| match Failure::from_panic(payload.as_ref()) {
             Some(failure) => Err(Error::Memory(failure)),
             None => {
-                let text = payload.downcast_ref::<&str>().copied();
-                let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-                self.communicator.leave(&format!("it panicked: {}", text.unwrap_or("without a message")));
+                self.communicator.leave(&panicked(payload.as_ref()));
                 resume_unwind(payload)
             }
         })
@@ -209,8 +238,139 @@ impl fmt::Debug for Replicas {
     }
 }
 
+/// What a replica says of its work.
+fn status<T>(own: &Result<T, Error>) -> Status {
+    match own {
+        Ok(_) => Status::Done,
+        Err(error) => match classify(error).filter(Failure::is_recoverable) {
+            // In full: the others decide by its kind and its bytes as well.
+            Some(failure) => Status::OutOfMemory(to_string(&failure).unwrap_or_else(|_| failure.message().to_owned())),
+            None => Status::Failed(chain(error)),
+        },
+    }
+}
+
+/// The failure that another replica has told of.
+fn failure(reason: &str) -> Failure {
+    from_str(reason).unwrap_or_else(|_| Failure::new(Kind::OutOfMemory, reason))
+}
+
 /// What a replica without a part of the batch brings: no gradients, and a loss of zero.
 pub(crate) fn nothing(device: &Device, loss_scale: f64) -> Computed {
     let loss = Tensor::zeros([1], (&device.clone().inner(), DType::F32));
     Computed { gradients: GradientsParams::new(), loss, loss_scale, micro_batches: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use burn::tensor::ExecutionError;
+    use kiln_parallel::Local;
+
+    use super::*;
+
+    /// What each of three replicas returns.
+    fn each<R: Send>(work: impl Fn(usize, &Replicas) -> R + Sync) -> Vec<R> {
+        thread::scope(|scope| {
+            let work = &work;
+            let threads: Vec<_> = Local::group(3)
+                .into_iter()
+                .map(|local| {
+                    let replicas =
+                        Replicas { communicator: Arc::new(local), draws_random: false, shards_optimizer: false };
+                    scope.spawn(move || work(replicas.communicator.rank(), &replicas))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn all_have_the_same_failure_whatever_its_form_on_the_replica_that_lacks_memory() {
+        let forms: [fn() -> Error; 2] = [
+            || Error::Lost(ExecutionError::with_context("out of device memory allocating 4096 bytes")),
+            || Error::Memory(Failure::new(Kind::TooBig, "one buffer").with_bytes(64)),
+        ];
+        for form in forms {
+            let own = classify(&form()).unwrap();
+            for error in each(|rank, replicas| replicas.all(if rank == 1 { Err(form()) } else { Ok(()) }).unwrap_err())
+            {
+                let Error::Memory(failure) = error else { panic!("{error}") };
+                assert_eq!((failure.kind(), failure.bytes()), (own.kind(), own.bytes()));
+                assert_eq!(failure.message(), format!("on replica 1: {}", own.message()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_failure_for_good_outweighs_a_lack_of_memory_and_stays_what_it_is_where_it_happened() {
+        let errors = each(|rank, replicas| {
+            let own = match rank {
+                0 => Err(Error::Memory(Failure::new(Kind::OutOfMemory, "none left"))),
+                1 => Ok(()),
+                _ => Err(Error::Memory(Failure::new(Kind::DeviceLost, "gone"))),
+            };
+            replicas.all(own).unwrap_err()
+        });
+        for error in &errors[..2] {
+            assert!(matches!(error, Error::Replica { rank: 2, reason } if reason.contains("gone")), "{error}");
+        }
+        assert!(matches!(&errors[2], Error::Memory(failure) if failure.kind() == Kind::DeviceLost));
+    }
+
+    #[test]
+    fn the_replicas_take_the_setting_that_fits_on_all() {
+        let agreed = each(|rank, replicas| {
+            let setting = [(4, 0, false), (8, 2, false), (6, 1, true)][rank];
+            let setting = Setting { micro_batch: setting.0, plan: setting.1, offload: setting.2 };
+            let samples = [9, 10, 0][rank];
+            replicas.ready(RunState::new(7), 2 * samples, samples, setting).unwrap()
+        });
+        let setting = Setting { micro_batch: 4, plan: 2, offload: true };
+        for (rank, agreed) in agreed.into_iter().enumerate() {
+            // Ten samples are three micro-batches.
+            assert_eq!(agreed, Agreed { weight: 38, setting, first_micro_batch: 3 * rank });
+        }
+    }
+
+    #[test]
+    fn the_largest_part_is_that_of_all_replicas() {
+        let found = each(|rank, replicas| {
+            let some = replicas.largest(5, [Some(3), None, Some(4)][rank], [9, 0, 7][rank]).unwrap();
+            let none = replicas.largest(5, None, 0).unwrap();
+            (some, none)
+        });
+        assert_eq!(found, [(Some((4, 9)), None); 3]);
+        let errors = each(|rank, replicas| replicas.largest(rank as u64 / 2, Some(1), 0).unwrap_err().to_string());
+        assert_eq!(errors, ["the replicas differ in step: replica 0 has 0, replica 1 has 0, replica 2 has 1"; 3]);
+    }
+
+    #[test]
+    fn the_highest_peak_is_that_of_all_that_measure() {
+        let peaks = each(|rank, replicas| replicas.prove(|_| {}, [None, Some(7), Some(5)][rank]).unwrap());
+        assert_eq!(peaks, [Some(7); 3]);
+        let peaks = each(|_, replicas| replicas.prove(|_| {}, None).unwrap());
+        assert_eq!(peaks, [None; 3]);
+    }
+
+    #[test]
+    fn a_panic_for_lack_of_memory_is_an_error_and_another_one_leaves_the_group() {
+        let outcomes = each(|rank, replicas| {
+            let own = replicas.caught(|| match rank {
+                1 => panic!("out of device memory allocating 64 bytes"),
+                _ => Ok(()),
+            });
+            let first = replicas.all(own).unwrap_err();
+            let panic = catch_unwind(AssertUnwindSafe(|| match rank {
+                2 => replicas.caught::<()>(|| panic!("a bug")),
+                _ => Ok(()),
+            }));
+            (first, panic.is_err(), replicas.any(false).unwrap_err().to_string())
+        });
+        for (rank, (first, panicked, second)) in outcomes.into_iter().enumerate() {
+            assert!(matches!(&first, Error::Memory(failure) if failure.bytes() == Some(64)), "{first}");
+            assert_eq!((panicked, second.as_str()), (rank == 2, "replica 2 has left: it panicked: a bug"));
+        }
+    }
 }

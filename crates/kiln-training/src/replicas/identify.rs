@@ -28,6 +28,20 @@ pub(crate) fn share_ids<M: Module>(communicator: &dyn Communicator, model: M) ->
     Ok(model.map(&mut rename))
 }
 
+/// A checksum of a model's float parameters and running statistics, in the order of the fields: CRC-32 of their bytes.
+pub(crate) fn checksum(model: &impl Module) -> u32 {
+    struct Values(crc32fast::Hasher);
+    impl ModuleVisitor for Values {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            // The stored value: a reparameterization has parameters of its own.
+            self.0.update(param.base().inner().into_data().as_bytes());
+        }
+    }
+    let mut values = Values(crc32fast::Hasher::new());
+    model.visit(&mut values);
+    values.0.finalize()
+}
+
 #[derive(Default)]
 struct Ids(Vec<ParamId>);
 
@@ -68,5 +82,89 @@ impl ModuleMapper for Rename {
     fn map_bool<const D: usize>(&mut self, mut param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
         param.id = self.of(param.id);
         param
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::Device;
+    use kiln_parallel::Local;
+
+    use super::*;
+
+    /// Two fields that share a parameter, and one that does not.
+    #[derive(Module, Debug)]
+    struct Tied {
+        first: Linear,
+        second: Linear,
+        third: Linear,
+    }
+
+    impl Tied {
+        fn new() -> Self {
+            let linear = || LinearConfig::new(2, 3).init(&Device::flex().autodiff());
+            let first = linear();
+            Self { second: first.clone(), first, third: linear() }
+        }
+    }
+
+    fn ids(model: &impl Module) -> Vec<u64> {
+        let mut ids = Ids::default();
+        model.visit(&mut ids);
+        ids.0.iter().map(|id| id.val()).collect()
+    }
+
+    #[test]
+    fn all_replicas_take_the_ids_of_the_first_and_keep_what_is_shared() {
+        let shared: Vec<_> = thread::scope(|scope| {
+            let replicas: Vec<_> = Local::group(3)
+                .into_iter()
+                .map(|replica| {
+                    scope.spawn(move || {
+                        let model = Tied::new();
+                        let (before, values) = (ids(&model), checksum(&model));
+                        let model = share_ids(&replica, model).unwrap();
+                        assert_eq!(checksum(&model), values, "the values stay");
+                        assert!(model.first.weight.is_require_grad());
+                        (before, ids(&model))
+                    })
+                })
+                .collect();
+            replicas.into_iter().map(|replica| replica.join().unwrap()).collect()
+        });
+        for (_, after) in &shared {
+            assert_eq!(after, &shared[0].0);
+            assert_eq!((after[0], after[1]), (after[2], after[3]));
+        }
+        assert_ne!(shared[1].0, shared[0].0);
+    }
+
+    #[test]
+    fn another_number_of_parameters_is_an_error_on_all() {
+        let errors: Vec<String> = thread::scope(|scope| {
+            let replicas: Vec<_> = Local::group(2)
+                .into_iter()
+                .map(|replica| {
+                    scope.spawn(move || {
+                        let config = LinearConfig::new(2, 2).with_bias(replica.rank() == 0);
+                        share_ids(&replica, config.init(&Device::flex())).unwrap_err().to_string()
+                    })
+                })
+                .collect();
+            replicas.into_iter().map(|replica| replica.join().unwrap()).collect()
+        });
+        assert_eq!(errors, ["replica 1 failed: its model has 1 parameters, expected 2 as on replica 0"; 2]);
+    }
+
+    #[test]
+    fn a_checksum_tells_one_bit() {
+        let model = LinearConfig::new(2, 3).init(&Device::flex());
+        let mut other = model.clone();
+        assert_eq!(checksum(&model), checksum(&other));
+        other.weight = other.weight.map(|weight| -weight);
+        assert_ne!(checksum(&model), checksum(&other));
     }
 }

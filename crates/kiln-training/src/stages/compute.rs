@@ -7,11 +7,13 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Gradients, Tensor};
 use kiln_accumulation::{RunningStatistics, Weight, WeightedLoss};
 use kiln_checkpointing::Plan;
+use kiln_memory::warm_thread;
 use kiln_parallel::{Action, Pipeline, Stopped, Timeline, Way};
 use kiln_recovery::{forget, renewed};
 
 use super::division::Division;
 use super::held::StageGradients;
+use super::measured::StageMeter;
 use super::pass::{Moment, StagePass};
 use super::placement::placed;
 use super::readers::{Readers, Uses};
@@ -38,6 +40,8 @@ pub(crate) struct Staged<T: Task> {
     pub(crate) readers: Readers,
     /// What the stages did when in the last attempt that succeeded.
     timeline: Mutex<Option<Timeline>>,
+    /// Measures the memory of each stage, which then work in turns.
+    pub(crate) meter: Option<StageMeter>,
 }
 
 /// What gradients are computed with.
@@ -54,7 +58,7 @@ pub(crate) struct Inputs<'a, T: Task> {
 
 impl<T: Task> Staged<T> {
     pub(crate) fn new(division: Division, readers: Readers, compute: Compute<T>) -> Self {
-        Self { division, readers, compute, timeline: Mutex::default() }
+        Self { division, readers, compute, timeline: Mutex::default(), meter: None }
     }
 
     /// `model` with its parameters on the devices of the stages that use them.
@@ -96,14 +100,16 @@ where
         gradients: Mutex::new(StageGradients::new(division.count(), uses.clone())),
         uses,
     };
-    // Random numbers are one stream of the process: stages that draw from it take turns.
-    let way = if inputs.draws_random { Way::InTurns } else { Way::Threads };
+    // Random numbers are one stream of the process, and memory is one heap: stages that draw or are measured take turns.
+    let way = if inputs.draws_random || staged.meter.is_some() { Way::InTurns } else { Way::Threads };
+    staged.meter.iter().for_each(StageMeter::begin);
     let _random = inputs.draws_random.then(hold_random_numbers);
     let pipeline = Pipeline::new(division.schedule, division.count(), parts.len())?.way(way);
     let ran = pipeline.run_guarded(
         |micro_batch, hop| run.forward(micro_batch, &parts[micro_batch], hop),
         |stage, micro_batch, gradients| run.take(stage, micro_batch, gradients),
         |stage, action| {
+            staged.meter.iter().for_each(|meter| meter.enter(stage, action));
             inputs.at(match (stage, action) {
                 (0, Action::Forward(_)) => Boundary::CopyIn,
                 (_, Action::Forward(_)) => Boundary::Forward,
@@ -125,6 +131,7 @@ where
             });
         }
     };
+    staged.meter.iter().for_each(StageMeter::end);
     *lock(&staged.timeline) = Some(ran.timeline);
     let Run { losses, evidence, gradients, .. } = run;
     let gradients = into_inner(gradients).finish(model)?;
@@ -177,6 +184,7 @@ impl<T: Task> Run<'_, T> {
     ) -> Result<Tensor<1>, Error> {
         let Inputs { task, staged, plan, draws_random, share, loss_scale, .. } = *self.inputs;
         let division = &staged.division;
+        staged.meter.iter().for_each(|_| warm_thread(&division.devices[0].clone().inner()));
         let leaves = renewed(self.model);
         *lock(&self.models[micro_batch]) = Some(leaves.clone());
         self.inputs.seed(&division.devices[0], 0, micro_batch);

@@ -3,9 +3,6 @@
 use burn::tensor::Device;
 use kiln_parallel::{Schedule, Stages};
 
-use crate::error::Error;
-use crate::planning::Planner;
-
 /// How a model is divided into stages.
 #[derive(Clone, Debug)]
 pub struct StagesConfig {
@@ -52,32 +49,19 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// The stages of a model whose step `planner` has recorded. Without cuts of the caller's, their times are as equal as can be.
+    /// `stages` on the devices of `config`. `between`: the blocks that are the operations between two chains.
     ///
     /// # Errors
-    /// [`Error::Parallel`] for fewer blocks than stages, [`Error::InvalidSetting`] for another number of cuts than devices need and for
-    /// another first device than the trainer's.
-    pub(crate) fn of(
-        config: StagesConfig,
-        planner: &Planner,
-        micro_batch: Option<usize>,
-        device: &Device,
-    ) -> Result<Self, Error> {
-        let StagesConfig { devices, schedule, cuts } = config;
-        let stages = match cuts {
-            Some(cuts) => Stages::at(planner.blocks(), &cuts)?,
-            None => planner.stages(devices.len(), schedule, micro_batch)?,
-        };
-        if stages.ranges().len() != devices.len() {
-            let value = format!("{} cuts for {} devices", stages.ranges().len() - 1, devices.len());
-            return Err(Error::InvalidSetting { field: "stages", value, expected: "one cut less than devices" });
-        }
+    /// [`Error::InvalidSetting`] for another first device than `device`, the trainer's. [`Error::Parallel`] for a stage on a device of its own
+    /// that has no block of a chain.
+    pub(crate) fn of(config: StagesConfig, stages: &Stages, between: &[usize], device: &Device) -> Result<Self, Error> {
+        let StagesConfig { devices, schedule, .. } = config;
         if let Some(first) = devices.first().filter(|first| (*first).clone().inner() != device.clone().inner()) {
             let (value, expected) = (format!("{first:?}"), "the device that the trainer is built on");
             return Err(Error::InvalidSetting { field: "device of the first stage", value, expected });
         }
         let one_device = devices.windows(2).all(|pair| pair[0] == pair[1]);
-        let stages = if one_device { stages } else { within_chains(&stages, &planner.between())? };
+        let stages = if one_device { stages.clone() } else { within_chains(stages, between)? };
         Ok(Self { stages, devices: devices.into_iter().map(Device::autodiff).collect(), schedule })
     }
 

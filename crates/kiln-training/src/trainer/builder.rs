@@ -23,8 +23,10 @@ use crate::batch::Batch;
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
-use crate::planning::{Checkpointing, MemoryBudget, Planner, RecordedStep, StepKind, StepPlan};
-use crate::replicas::Replicas;
+use crate::planning::{
+    Checkpointing, DeviceLayout, MemoryBudget, Planner, RecordedStep, StagePlan, StepKind, StepPlan,
+};
+use crate::replicas::{Replicas, telling};
 use crate::schedule::Schedule;
 use crate::stages::{Compute, Division, Readers, Staged, StagesConfig, compute};
 use crate::task::Task;
@@ -155,7 +157,8 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         }
     }
 
-    /// Keeps every step within `memory`: picks micro-batch and checkpoint plan, and offload on a card, before the first step.
+    /// Keeps every step within `memory`: picks micro-batch and checkpoint plan, and offload on a card, before the first step. The replicas of
+    /// a process share it on the CPU device, and so do stages on the same device.
     #[must_use]
     pub fn with_memory(self, memory: MemoryBudget) -> Self {
         Self { memory: Some(memory), ..self }
@@ -347,9 +350,10 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// ([`LoaderConfig::with_replica`](kiln_data::LoaderConfig::with_replica)). Gradients are summed once a step, so that the replicas take
     /// the same step; with one micro-batch each, a step has the bits of one on the whole batch in as many micro-batches.
     ///
-    /// The first replica alone writes checkpoints. A run resumes with any number of replicas. Batches have as many samples over all
-    /// replicas as [`with_batch_size`](Self::with_batch_size) says. When memory runs out on one replica, all try the step again with less.
-    /// An error of one ends the run on all: they are told in the next operation that they take part in.
+    /// The first replica alone writes checkpoints; all have the same settings of them. A run resumes with any number of replicas. Batches have
+    /// as many samples over all replicas as [`with_batch_size`](Self::with_batch_size) says. When memory runs out on one replica, all try the
+    /// step again with less. An error of one ends the run on all: they are told in the next operation that they take part in. The group has
+    /// then ended, and the run goes on from a checkpoint, with new trainers.
     #[must_use]
     pub fn with_replicas(self, communicator: Arc<dyn Communicator>) -> Self {
         Self { communicator: Some(communicator), ..self }
@@ -368,8 +372,9 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// run without stages in the same micro-batches, whatever the schedule. A model that draws random numbers is an exception: each stage
     /// seeds its own, so that its masks are other ones, and stages take turns.
     ///
-    /// Choose a micro-batch that cuts a batch into at least as many parts as there are stages: of `m` parts, a share of
-    /// `(p - 1) / (m + p - 1)` of the time of `p` stages is idle.
+    /// Of `m` micro-batches, a share of `(p - 1) / (m + p - 1)` of the time of `p` stages is idle. Without
+    /// [`with_micro_batch`](Self::with_micro_batch) a batch is cut into two micro-batches for each stage.
+    /// [`Trainer::stage_plan`] says what each stage is predicted to hold.
     #[must_use]
     pub fn with_stages(self, stages: StagesConfig) -> Self
     where
@@ -449,11 +454,19 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// [`Error::NothingFits`] when no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and
     /// [`Error::Recovery`] for settings that cannot be; [`Error::Model`] for a model that cannot be made; those of
     /// [`planner`](Self::planner) where a plan is needed.
-    pub fn build(mut self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
+    pub fn build(self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
+        let communicator = self.communicator.clone();
+        telling(communicator.as_deref(), || self.build_here(device, sample))
+    }
+
+    fn build_here(mut self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
         let device = device.clone().autodiff();
         let plain = device.clone().inner();
         let on_heap = plain.memory_pool_usage().is_none();
-        let batch = self.batch_size.unwrap_or(sample.len());
+        let replicas = self.communicator.take().filter(|communicator| communicator.replicas() > 1);
+        let count = replicas.as_ref().map_or(1, |communicator| communicator.replicas());
+        // A replica takes its part of a batch.
+        let batch = self.batch_size.map_or(sample.len(), |batch| batch.div_ceil(count));
         self.check(batch)?;
         let limit = self.memory.map(|memory| memory.bytes(&plain)).transpose()?;
         let mut settings = StepSettings {
@@ -469,7 +482,22 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         };
         settings.check()?; // before anything is recorded
         let planner = self.planner_of(on_heap, sample, batch)?;
-        let plan = planner.as_ref().map(|planner| self.choose(planner, limit)).transpose()?;
+        // The replicas of a process share its heap.
+        let sharing =
+            replicas.as_ref().map_or(1, |communicator| if on_heap { communicator.in_this_process() } else { 1 });
+        let share = limit.map(|limit| limit / sharing.max(1) as u64);
+        let layout = self.layout(on_heap, count);
+        let stage_plan = match (&layout, &planner) {
+            (None, _) => None,
+            (Some(layout), Some(planner)) => Some(self.choose_stages(planner, layout, share)?),
+            (Some(_), None) if self.stages.is_some() => return Err(Error::NoPrediction),
+            (Some(_), None) => None,
+        };
+        let plan = match (&stage_plan, &planner) {
+            (Some(plan), _) => Some(plan.step()),
+            (None, Some(planner)) => Some(self.choose(planner, share)?),
+            (None, None) => None,
+        };
         if let Some(plan) = &plan {
             settings.policy = self.policy.clone().computing_in(plan.precision);
         }
@@ -490,7 +518,6 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         };
         let of_step = limit.map(|limit| limit.saturating_sub(beside));
         let watch = Watch::new(plain, meter.clone(), of_step, self.guard.take());
-        let replicas = self.communicator.filter(|communicator| communicator.replicas() > 1);
         let replicas = replicas.map(|communicator| Replicas {
             communicator,
             draws_random,
@@ -498,16 +525,15 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         });
         let mut run = ModelState::new(&self.init, &self.attach, &self.optimizer, self.seed, settings, replicas)?;
         run.guard = Some(watch.guard());
-        let staged = match (self.stages, &planner) {
-            (Some((stages, compute)), Some(planner)) => {
-                let division = Division::of(stages, planner, micro_batch, &device)?;
+        let staged = match (self.stages, &stage_plan, &planner) {
+            (Some((config, compute)), Some(plan), Some(planner)) => {
+                let division = Division::of(config, &plan.stages, &planner.between(), &device)?;
                 let readers = Readers::new(&planner.readers(), &division.stages)?;
                 let staged = Staged::new(division, readers, compute);
                 run.model = staged.place(run.model);
                 Some(staged)
             }
-            (Some(_), None) => return Err(Error::NoPrediction),
-            (None, _) => None,
+            _ => None,
         };
         let size = micro_batch.unwrap_or(usize::MAX).min(batch);
         let recovery = if self.recovers {
@@ -527,7 +553,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             Some(match on_heap {
                 true => {
                     let watch = watch.clone();
-                    recovery.measuring(move || watch.peak_bytes())
+                    recovery.measuring(move || watch.highest_peak())
                 }
                 false => recovery,
             })
@@ -544,6 +570,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             draws_random,
             planner,
             plan,
+            stage_plan,
             limit,
             meter,
             watch,
@@ -575,6 +602,45 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// How the run is divided among devices, if it is.
+    fn layout(&self, on_heap: bool, replicas: usize) -> Option<DeviceLayout> {
+        let layout = self.stages.as_ref().map(|(config, _)| {
+            let number = |device: &Device| config.devices.iter().position(|other| other == device).unwrap_or(0);
+            let layout = DeviceLayout::new(config.devices.len()).with_schedule(config.schedule);
+            let layout = DeviceLayout { cuts: config.cuts.clone(), ..layout };
+            match on_heap {
+                true => layout.on_one_device(),
+                false => DeviceLayout { devices: config.devices.iter().map(number).collect(), ..layout },
+            }
+        });
+        match layout {
+            None if replicas == 1 => None,
+            layout => {
+                let layout = layout.unwrap_or_else(|| DeviceLayout::new(1));
+                Some(layout.with_replicas(replicas, self.shards_optimizer))
+            }
+        }
+    }
+
+    /// The plan of a run that is divided among devices.
+    fn choose_stages(&self, planner: &Planner, layout: &DeviceLayout, limit: Option<u64>) -> Result<StagePlan, Error> {
+        let solved = match self.checkpointing {
+            Checkpointing::Within(bytes) => Some(bytes),
+            _ => None,
+        };
+        let limit = limit.into_iter().chain(solved).min().filter(|_| !self.keeps_plan);
+        let plan = planner.stage_plan(layout, limit.unwrap_or(u64::MAX))?;
+        if self.micro_batch.is_none() && layout.stages() > 1 {
+            let (stages, count) = (layout.stages(), plan.micro_batches());
+            tracing::info!("{stages} stages, no micro-batch given: {count} micro-batches of {}", plan.micro_batch);
+        }
+        match limit {
+            Some(bytes) => tracing::info!("within {}: {plan}", bytesize::ByteSize(bytes)),
+            None => tracing::info!("{plan}"),
+        }
+        Ok(plan)
     }
 
     /// The step plan of the run.

@@ -38,6 +38,13 @@ impl<T: Task> Trainer<T> {
                 Some(staged) => staged.place(model),
                 None => model,
             };
+            let owned = |model| self.run.replicas.as_ref().and_then(|replicas| replicas.owned(model));
+            if owned(&model) != owned(&self.run.model) {
+                // What their new owners lack would begin again at zero.
+                let (value, expected) =
+                    ("other parameters that require gradients", "the same, where replicas divide the state");
+                return Err(Error::InvalidSetting { field: "edit of the model", value: value.into(), expected });
+            }
             (self.run.model, self.run.optimizer) = (model, optimizer);
         }
         self.edited = Some(step);

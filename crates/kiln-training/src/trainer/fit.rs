@@ -1,8 +1,11 @@
 //! The loop over epochs: steps, evaluation, checkpoints, events.
 
+use std::path::PathBuf;
+
 use super::events::{Evaluation, Event, Finish};
 use super::run::Trainer;
 use crate::error::Error;
+use crate::replicas::{Replicas, same, telling};
 use crate::source::{BatchSource, TrainingData};
 use crate::task::Task;
 use crate::transaction::StepReport;
@@ -11,6 +14,10 @@ impl<T: Task> Trainer<T> {
     /// Takes the steps that are left of the run. The model is evaluated, where `data` has a part for it, and a checkpoint is saved, where
     /// the run has checkpoints, at the end of every epoch and of the run and as [`Every`](crate::Every) says. A checkpoint is also
     /// saved when the observer breaks, and when the run ends with an error that leaves it whole.
+    ///
+    /// All replicas of a run call it, with data of the same number of batches. Each evaluates the model itself, if its data has a part for it.
+    /// When one ends with an error, so do the others, with [`Error::Replica`] or [`Error::Parallel`]. The first one then saves the run, unless
+    /// the optimizer's state is divided among the replicas.
     ///
     /// A run that was interrupted anywhere and continues from a checkpoint has the same events. So does a run that ended with
     /// [`Error::Unfinished`] when this is called again: it continues with the update.
@@ -21,16 +28,33 @@ impl<T: Task> Trainer<T> {
     /// the data gives fewer batches than it says, [`Error::NothingRead`] when no batch of an epoch could be read, and
     /// [`Error::InvalidSetting`] for a run of no steps.
     pub fn fit<D: TrainingData<Batch = T::Batch>>(&mut self, data: &D) -> Result<Finish, Error> {
-        let total = self.set_data(data.train())?;
+        let replicas = self.run.replicas.clone();
+        let communicator = replicas.as_ref().map(|replicas| &*replicas.communicator);
+        let total = telling(communicator, || self.begin(data))?;
         let saved = self.state().step;
         let mut fit = Fit { trainer: self, data, total, saved };
-        fit.steps().inspect_err(|error| {
-            // The group ends first: a replica that is left waiting would not learn why.
-            if let Some(replicas) = &fit.trainer.run.replicas {
-                replicas.communicator.leave(&error.to_string());
-            }
-            fit.rescue(error);
-        })
+        // The group ends before the rescue: a replica that is left waiting would not learn why.
+        telling(communicator, || fit.steps()).inspect_err(|error| fit.rescue(error))
+    }
+
+    /// Notes the size of the data as [`set_data`](Self::set_data), on all replicas or on none, and returns the number of steps.
+    fn begin<D: TrainingData<Batch = T::Batch>>(&mut self, data: &D) -> Result<u64, Error> {
+        let total = self.set_data(data.train());
+        let Some(replicas) = &self.run.replicas else { return total };
+        let total = replicas.all(total)?;
+        let at = self.state();
+        let every = self.every;
+        // What decides which operations the replicas call, and in which order.
+        let facts = [
+            ("number of steps", total.to_string()),
+            ("number of batches an epoch", data.train().batches().to_string()),
+            ("position", format!("step {}, epoch {}, batch {}, duties {}", at.step, at.epoch, at.batch, at.due)),
+            ("loss scale", self.scaler().scale.to_string()),
+            ("times of evaluations and checkpoints", format!("{every:?}")),
+            ("use of checkpoints", self.checkpoints.is_some().to_string()),
+        ];
+        same(&*replicas.communicator, &facts)?;
+        Ok(total)
     }
 
     /// Notes the size of the data, which must not change, and the number of steps, which it returns.
@@ -86,22 +110,21 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
             let mut ended = false;
             for batch in train.epoch(began.epoch, began.batch) {
                 let report = match batch {
-                    // The other replicas may have read their parts.
-                    Err(Error::Data(kiln_data::Error::NothingLeft { .. })) if self.trainer.run.replicas.is_some() => {
-                        Some(self.trainer.step_on(None)?)
-                    }
-                    // The loader leaves out bad samples, as its settings say, and lists them.
+                    // The loader leaves out bad samples, as its settings say, and lists them. Other replicas may have read their parts.
                     Err(Error::Data(last @ kiln_data::Error::NothingLeft { .. })) => {
-                        let state = &mut self.trainer.run.state;
-                        *state = state.after_no_step();
-                        let at = *state;
-                        if at.batch < train.batches() {
-                            continue;
+                        let report = self.trainer.step_on(None)?;
+                        if report.is_none() {
+                            let state = &mut self.trainer.run.state;
+                            *state = state.after_no_step();
+                            let at = *state;
+                            if at.batch < train.batches() {
+                                continue;
+                            }
+                            if began.batch == 0 && at.step == began.step {
+                                return Err(Error::NothingRead { epoch: at.epoch, last });
+                            }
                         }
-                        if began.batch == 0 && at.step == began.step {
-                            return Err(Error::NothingRead { epoch: at.epoch, last });
-                        }
-                        None
+                        report
                     }
                     batch => Some(self.trainer.step(&batch?)?),
                 };
@@ -125,24 +148,23 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
     /// Does the duties after a step, whose report the caller may have: evaluates the model, ends the epoch, saves the run. Returns
     /// whether the run stops here, and whether the epoch or the run ended.
     fn after(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
-        let stop = report.is_some_and(|report| self.tell(&Event::Step(report)));
-        let mut stop = self.anywhere(stop)?;
+        let mut stop = report.is_some_and(|report| self.tell(&Event::Step(report)));
         let (at, every) = (self.trainer.state(), self.trainer.every);
         let epoch_ends = at.batch >= self.data.train().batches();
         let ends = epoch_ends || at.step == self.total;
         if let (Some(test), true) = (self.data.test(), ends || every.evaluates_at(at.step)) {
             let evaluation = self.trainer.evaluate(test)?;
             let epochs = at.epoch + u64::from(epoch_ends);
-            let asked = self.tell(&Event::Evaluated(Evaluation { epochs, ..evaluation }));
-            stop |= self.anywhere(asked)?;
+            stop |= self.tell(&Event::Evaluated(Evaluation { epochs, ..evaluation }));
         }
+        let mut stop = self.anywhere(stop)?;
         let state = &mut self.trainer.run.state;
         if epoch_ends {
             *state = state.next_epoch();
         }
         state.due = false;
         if ends || stop || every.saves_at(at.step) {
-            let asked = self.save()?;
+            let asked = self.save(Trainer::save_on_all)?;
             stop |= self.anywhere(asked)?;
         }
         let stopped = (stop && at.step < self.total).then_some(Finish::Stopped);
@@ -159,13 +181,13 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         self.trainer.observer.as_mut().is_some_and(|observer| observer(event).is_break())
     }
 
-    /// Saves the run if it has checkpoints, and returns whether the observer asks to stop.
-    fn save(&mut self) -> Result<bool, Error> {
+    /// Saves the run by `save` if it has checkpoints, and returns whether the observer asks to stop.
+    fn save(&mut self, save: fn(&Trainer<T>) -> Result<PathBuf, Error>) -> Result<bool, Error> {
         if self.trainer.checkpoints.is_none() {
             return Ok(false);
         }
         let stop = self.tell(&Event::Saving);
-        let path = self.trainer.save()?;
+        let path = save(self.trainer)?;
         self.saved = self.trainer.state().step;
         Ok(self.tell(&Event::Saved(path)) || stop)
     }
@@ -176,12 +198,13 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
             Error::Memory(failure) => !failure.is_recoverable(),
             _ => matches!(error, Error::Lost(_) | Error::Device { .. } | Error::Save { .. }),
         };
-        // A state that is divided among replicas needs all of them to be saved.
-        let divided = self.trainer.run.replicas.as_ref().is_some_and(|replicas| replicas.shards_optimizer);
-        if divided || lost || self.trainer.run.ready().is_err() || self.trainer.state().step == self.saved {
+        // The first replica saves for all. A state that is divided among them needs all of them to be saved.
+        let saves = |replicas: &Replicas| replicas.is_first() && !replicas.shards_optimizer;
+        let saved_here = self.trainer.run.replicas.as_ref().is_none_or(saves);
+        if !saved_here || lost || self.trainer.run.ready().is_err() || self.trainer.state().step == self.saved {
             return;
         }
-        if let Err(error) = self.save() {
+        if let Err(error) = self.save(Trainer::save) {
             tracing::warn!("{error}");
         }
     }

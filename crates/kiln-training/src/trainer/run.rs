@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use kiln_accumulation::{Split, Weight};
 use kiln_checkpointing::Plan;
-use kiln_memory::{Measured, Meter, Prediction};
+use kiln_memory::{Measured, Meter, Prediction, thread_scratch_bytes};
 use kiln_precision::ScalerState;
 use kiln_recovery::{AttemptOutcome, Failure, Pauses, Recovery, Setting, Stopped, attempt};
 
@@ -21,8 +21,9 @@ use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::pass::Pass;
-use crate::planning::{Planner, StepPlan, plan_for};
-use crate::stages::{Inputs, Staged};
+use crate::planning::{DeviceLayout, Planner, StageLoad, StagePlan, StepPlan, plan_for};
+use crate::replicas::{set_aside, telling};
+use crate::stages::{Inputs, StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
 use crate::task::Task;
 use crate::transaction::{Attempted, CHUNKS, ModelState, Share, StepReport, chunk_bytes};
@@ -49,6 +50,7 @@ pub struct Trainer<T: Task> {
     pub(super) draws_random: bool,
     pub(super) planner: Option<Planner>,
     pub(super) plan: Option<StepPlan>,
+    pub(super) stage_plan: Option<StagePlan>,
     pub(super) limit: Option<u64>,
     pub(super) meter: Option<Meter>,
     pub(super) watch: Arc<Watch>,
@@ -86,36 +88,48 @@ impl<T: Task> Trainer<T> {
     /// # Panics
     /// When the task panics for another reason than memory.
     pub fn step(&mut self, batch: &T::Batch) -> Result<StepReport, Error> {
-        self.step_on(Some(batch))
+        let nothing = Error::NothingToLearn { step: self.run.state.next_step() };
+        self.step_on(Some(batch))?.ok_or(nothing)
     }
 
-    /// One step as [`step`](Self::step) takes it. A replica may have no part of the batch, of which no sample could be read.
-    pub(super) fn step_on(&mut self, batch: Option<&T::Batch>) -> Result<StepReport, Error> {
-        let report = self.try_step(batch);
-        if let (Err(error), Some(replicas)) = (&report, &self.run.replicas) {
-            // The others would wait for this one.
-            replicas.communicator.leave(&error.to_string());
-        }
-        report
+    /// One step as [`step`](Self::step) takes it. A replica may have no part of the batch, of which no sample could be read; no step is taken
+    /// when no replica has one.
+    pub(super) fn step_on(&mut self, batch: Option<&T::Batch>) -> Result<Option<StepReport>, Error> {
+        let replicas = self.run.replicas.clone();
+        telling(replicas.as_ref().map(|replicas| &*replicas.communicator), || self.try_step(batch))
     }
 
-    fn try_step(&mut self, batch: Option<&T::Batch>) -> Result<StepReport, Error> {
-        let samples = batch.map_or(1, Batch::len);
+    fn try_step(&mut self, batch: Option<&T::Batch>) -> Result<Option<StepReport>, Error> {
+        self.run.ready()?;
+        // A part without samples is none.
+        let batch = batch.filter(|batch| !batch.is_empty());
+        let (samples, shape) = (batch.map(Batch::len), batch.map_or(0, Batch::shape_key));
+        let largest = match &self.run.replicas {
+            Some(replicas) => replicas.largest(self.run.state.step, samples, shape)?,
+            None => samples.map(|samples| (samples, shape)),
+        };
+        let Some(largest) = largest else { return Ok(None) };
         if self.run.replicas.is_none() && batch.is_none_or(|batch| batch.weight().count() == 0) {
             return Err(Error::NothingToLearn { step: self.run.state.next_step() });
         }
-        self.run.ready()?;
+        self.step_within(batch, largest).map(Some)
+    }
+
+    /// One step whose largest part has so many samples and this shape. Only a replica may have no part itself.
+    fn step_within(&mut self, batch: Option<&T::Batch>, largest: (usize, u64)) -> Result<StepReport, Error> {
         self.edit()?;
         self.watch.begin_step();
-        let Some(mut recovery) = self.recovery.take() else { return self.step_once(batch) };
+        let Some(mut recovery) = self.recovery.take() else { return self.step_once(batch, largest) };
         let begun = Instant::now();
         let mut last = begun;
+        let mut ended = None;
+        let (samples, shape) = largest;
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let work = |(): &(), setting: Setting| {
                 last = Instant::now();
-                self.attempt(batch, setting)
+                self.attempt(batch, setting).map_err(|error| set_aside(error, &mut ended))
             };
-            recovery.run(samples, batch.map_or(0, Batch::shape_key), (), work, Attempted::prove)
+            recovery.run(samples, shape, (), work, Attempted::prove)
         }));
         self.recovery = Some(recovery);
         let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
@@ -127,21 +141,23 @@ impl<T: Task> Trainer<T> {
                 }
                 Error::Exhausted { step: self.run.state.next_step(), report: Box::new(report) }
             }
-            Stopped::Other(error) => error,
+            Stopped::Other(error) => ended.unwrap_or(error),
         })?;
         let failures = recovered.tries.len();
         let lost_seconds = if failures > 0 { last.duration_since(begun).as_secs_f64() } else { 0.0 };
         self.commit(recovered.value, failures, lost_seconds, recovered.waited)
     }
 
-    fn step_once(&mut self, batch: Option<&T::Batch>) -> Result<StepReport, Error> {
-        let setting = self.setting(batch);
+    fn step_once(&mut self, batch: Option<&T::Batch>, largest: (usize, u64)) -> Result<StepReport, Error> {
+        let setting = self.setting(largest);
         let device = self.run.settings.device.clone();
-        let outcome = attempt(&device, || self.attempt(batch, setting), Attempted::prove);
+        let mut ended = None;
+        let work = || self.attempt(batch, setting).map_err(|error| set_aside(error, &mut ended));
+        let outcome = attempt(&device, work, Attempted::prove);
         match outcome {
             AttemptOutcome::Done(attempted) => self.commit(attempted, 0, 0.0, Duration::ZERO),
             AttemptOutcome::Failed(failure) => Err(Error::Memory(failure)),
-            AttemptOutcome::Other(error) => Err(error),
+            AttemptOutcome::Other(error) => Err(ended.unwrap_or(error)),
         }
     }
 
@@ -192,6 +208,11 @@ impl<T: Task> Trainer<T> {
             Ok(loss)
         })?;
         attempted.evidence = evidence;
+        if let Some(replicas) = &self.run.replicas {
+            // What one replica lacks, all try again.
+            let peak = replicas.prove(|probe| attempted.prove(probe), self.watch.peak_bytes())?;
+            self.watch.note_highest_peak(peak);
+        }
         Ok(attempted)
     }
 
@@ -237,11 +258,10 @@ impl<T: Task> Trainer<T> {
         Ok(self.end_step(report))
     }
 
-    /// The settings that the next attempt at `batch` runs with.
-    pub(super) fn setting(&self, batch: Option<&T::Batch>) -> Setting {
-        let samples = batch.map_or(1, Batch::len);
+    /// The settings that the next attempt at a batch of so many samples and of this shape runs with.
+    pub(super) fn setting(&self, (samples, shape): (usize, u64)) -> Setting {
         match &self.recovery {
-            Some(recovery) => recovery.setting(samples, batch.map_or(0, Batch::shape_key)),
+            Some(recovery) => recovery.setting(samples, shape),
             None => {
                 let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(samples.max(1));
                 Setting { micro_batch, plan: 0, offload: false }
@@ -284,7 +304,19 @@ impl<T: Task> Trainer<T> {
         self.plan.as_ref()
     }
 
-    /// The bytes that a step may take, if there is a budget.
+    /// What each device is planned to hold and to do, in a run with stages or replicas whose steps could be predicted.
+    pub fn stage_plan(&self) -> Option<&StagePlan> {
+        self.stage_plan.as_ref()
+    }
+
+    /// The number of replicas that share the heap with this one, itself included: those of this process, on the CPU device. Else 1.
+    pub fn replicas_on_heap(&self) -> usize {
+        let on_heap = self.device().clone().inner().memory_pool_usage().is_none();
+        let replicas = self.run.replicas.as_ref().filter(|_| on_heap);
+        replicas.map_or(1, |replicas| replicas.communicator.in_this_process().max(1))
+    }
+
+    /// The bytes that a step may take, if there is a budget; on the CPU device that of all replicas of this process.
     pub fn limit_bytes(&self) -> Option<u64> {
         self.limit
     }
@@ -338,6 +370,41 @@ impl<T: Task> Trainer<T> {
     /// What the stages did when in the last step, in a run with stages.
     pub fn timeline(&self) -> Option<kiln_parallel::Timeline> {
         self.staged.as_ref()?.timeline()
+    }
+
+    /// Measures the memory of each stage in all steps from now on; [`stage_memory`](Self::stage_memory) returns what the last one has
+    /// taken. The stages then work in turns, as they share one heap. Returns whether it can be measured: in a run with stages and an
+    /// allocator that counts ([`with_allocator`](crate::TrainerBuilder::with_allocator)), on the CPU device.
+    ///
+    /// # Errors
+    /// [`Error::Predict`].
+    pub fn measure_stages(&mut self) -> Result<bool, Error> {
+        let meter = self.meter.clone().filter(Meter::is_exact);
+        let (Some(staged), Some(plan), Some(meter)) = (&mut self.staged, &self.stage_plan, meter) else {
+            return Ok(false);
+        };
+        let Some(planner) = &self.planner else { return Ok(false) };
+        let size = |load: &StageLoad| load.estimate.parameter_bytes;
+        let one = DeviceLayout::new(1);
+        let whole = planner.evaluate_stages(plan.precision, &plan.checkpoints, plan.micro_batch, &one, u64::MAX)?;
+        let all = |plan: &StagePlan| plan.loads.iter().map(size).sum::<u64>();
+        let copies = all(plan).saturating_sub(all(&whole));
+        let last = plan.loads.len() - 1;
+        let scratch = thread_scratch_bytes(&self.run.settings.device.clone().inner(), &meter);
+        let sizes = |(stage, load): (usize, &StageLoad)| StageSizes {
+            resident: size(load) + load.estimate.optimizer_bytes,
+            input: load.estimate.input_bytes,
+            // What several stages read is an embedding that is also the output layer.
+            shared: if stage == last && stage > 0 { copies } else { 0 },
+            scratch: if stage == 0 && last > 0 { scratch } else { 0 },
+        };
+        staged.meter = Some(StageMeter::new(meter, plan.loads.iter().enumerate().map(sizes).collect()));
+        Ok(true)
+    }
+
+    /// The memory of each stage in the last step, after [`measure_stages`](Self::measure_stages).
+    pub fn stage_memory(&self) -> Option<Vec<StageMemory>> {
+        self.staged.as_ref()?.meter.as_ref()?.memory()
     }
 
     /// Has `observer` told of every event of [`fit`](Self::fit) from now on.

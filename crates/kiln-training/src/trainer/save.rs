@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::store::ModuleRecord;
 use burn::tensor::{Bytes, Device};
 use kiln_precision::{ScalerState, Scaling};
 use kiln_recovery::{AttemptOutcome, Failure, Recovery, RecoveryState, attempt};
@@ -13,10 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use super::attach::other_attachment;
 use super::run::Trainer;
-use crate::checkpoints::{Checkpoints, MODEL, OPTIMIZER, STATE, load_model};
+use crate::checkpoints::{Checkpoints, MANIFEST, MODEL, OPTIMIZER, STATE, load_model, load_model_by};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
-use crate::replicas::{gathered, part, whole};
+use crate::replicas::{gathered, part, same, telling, whole};
 use crate::state::RunState;
 use crate::task::Task;
 
@@ -54,7 +55,8 @@ struct SavedState {
 }
 
 impl<T: Task> Trainer<T> {
-    /// Saves the run as it is now to its checkpoints.
+    /// Saves the run as it is now to its checkpoints. Of several replicas the first one writes, and the others return the path at once. Where
+    /// the optimizer's state is divided among them, all must call it.
     ///
     /// # Errors
     /// [`Error::NoCheckpoints`], [`Error::Save`]; the checkpoints that were there stay. [`Error::Unfinished`] in the middle of an
@@ -85,18 +87,51 @@ impl<T: Task> Trainer<T> {
         })
     }
 
+    /// The same on all replicas or on none: they wait until the first one has the checkpoint on disk.
+    ///
+    /// # Errors
+    /// Those of [`save`](Self::save), and [`Error::Replica`] for those of another replica.
+    pub(super) fn save_on_all(&self) -> Result<PathBuf, Error> {
+        let saved = self.save();
+        match &self.run.replicas {
+            Some(replicas) => replicas.all(saved),
+            None => saved,
+        }
+    }
+
     /// Has [`fit`](Self::fit) save to `checkpoints` from now on.
     pub fn set_checkpoints(&mut self, checkpoints: Checkpoints) {
         self.checkpoints = Some(checkpoints);
     }
 
     /// Brings the run to its newest checkpoint that is whole, and returns the path. A damaged one is passed over with a warning;
-    /// `None` when there is no checkpoint at all.
+    /// `None` when there is no checkpoint at all. All replicas of a run call it, and must find the same checkpoint.
     ///
     /// # Errors
     /// [`Error::NoCheckpoints`]; [`Error::Load`] when there are checkpoints and none can be used; [`Error::Memory`] and
-    /// [`Error::Lost`] when the device has no room for one that can.
+    /// [`Error::Lost`] when the device has no room for one that can; [`Error::Replica`] when another replica failed, or found another
+    /// checkpoint.
     pub fn resume(&mut self) -> Result<Option<PathBuf>, Error> {
+        let replicas = self.run.replicas.clone();
+        let Some(replicas) = replicas else { return self.resume_here() };
+        telling(Some(&*replicas.communicator), || {
+            let resumed = replicas.all(self.resume_here())?;
+            let name =
+                resumed.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
+            let manifest = resumed.as_ref().and_then(|path| fs::read(path.join(MANIFEST)).ok());
+            let facts = [
+                ("newest checkpoint", name.unwrap_or_else(|| "none".into())),
+                (
+                    "checksum of the checkpoint's manifest",
+                    format!("{:08x}", crc32fast::hash(&manifest.unwrap_or_default())),
+                ),
+            ];
+            same(&*replicas.communicator, &facts)?;
+            Ok(resumed)
+        })
+    }
+
+    fn resume_here(&mut self) -> Result<Option<PathBuf>, Error> {
         let checkpoints = self.checkpoints.clone().ok_or(Error::NoCheckpoints)?;
         checkpoints.resume(|path| self.load(path))
     }
@@ -169,21 +204,32 @@ impl<T: Task> Trainer<T> {
         let plain = device.clone().inner();
         let load = || {
             // Clones share running statistics, also those that a thread has not folded in yet; `valid` makes new ones.
-            let model = load_model(self.model().valid().train(), path)?;
+            let model = self.model().valid().train();
+            let model = match &self.run.replicas {
+                Some(_) => load_model_by(model, path, |file| {
+                    ModuleRecord::from_bytes(in_memory(file)?).map_err(|e| e.to_string())
+                })?,
+                None => load_model(model, path)?,
+            };
             let model = match &self.staged {
                 Some(staged) => staged.place(model),
                 None => model,
             };
             let groups = (self.optimizer)(&model);
             self.compare(saved, groups.description()).map_err(fail)?;
-            let record = OptimizerRecord::load(path.join(OPTIMIZER)).map_err(|e| fail(e.to_string()))?;
-            let record = match self.run.replicas.as_ref().and_then(|replicas| replicas.owned(&model)) {
-                Some(owned) => {
-                    let own = record.into_bytes().map_err(|e| e.to_string()).and_then(|all| part(all, &owned));
-                    OptimizerRecord::from_bytes(own.map_err(fail)?).map_err(|e| fail(e.to_string()))?
+            let file = path.join(OPTIMIZER);
+            let record = match &self.run.replicas {
+                Some(replicas) => {
+                    let all = in_memory(&file).map_err(fail)?;
+                    let own = match replicas.owned(&model) {
+                        Some(owned) => part(all, &owned).map_err(fail)?,
+                        None => all,
+                    };
+                    OptimizerRecord::from_bytes(own)
                 }
-                None => record,
+                None => OptimizerRecord::load(file),
             };
+            let record = record.map_err(|e| fail(e.to_string()))?;
             let optimizer = groups.init_on(Some(&plain)).load_record(record);
             // A device without room for the state does not say so by itself, and burn gives no other way to its tensors than
             // to write them. The CPU device is its own host.
@@ -236,4 +282,10 @@ impl<T: Task> Trainer<T> {
         }
         Ok(())
     }
+}
+
+/// The bytes of a file. burn would read each tensor when it is first used, and by then the first replica may have replaced the file by a new
+/// checkpoint of the same step.
+fn in_memory(file: &Path) -> Result<Bytes, String> {
+    fs::read(file).map(Bytes::from_bytes_vec).map_err(|e| format!("{}: {e}", file.display()))
 }

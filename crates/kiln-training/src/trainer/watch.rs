@@ -24,6 +24,8 @@ pub(super) struct Watch {
 struct Seen {
     /// The attempt that is under way.
     attempt: Option<Span>,
+    /// The highest peak of its replicas, when it has succeeded on all.
+    highest_peak: Option<u64>,
     /// The step that is measured over time, while it is under way.
     step: Option<StepMeter>,
     /// Steps until one is measured.
@@ -45,7 +47,19 @@ impl Watch {
     /// An attempt begins: peaks count from here.
     pub(super) fn begin_attempt(&self) {
         let span = self.meter.as_ref().map(Meter::span);
-        self.seen().attempt = span;
+        let mut seen = self.seen();
+        (seen.attempt, seen.highest_peak) = (span, None);
+    }
+
+    /// Notes the highest peak of all replicas in the attempt.
+    pub(super) fn note_highest_peak(&self, peak: Option<u64>) {
+        self.seen().highest_peak = peak;
+    }
+
+    /// The peak of the attempt that the next size is chosen by. All replicas have the same.
+    pub(super) fn highest_peak(&self) -> Option<u64> {
+        let noted = self.seen().highest_peak;
+        noted.or_else(|| self.peak_bytes())
     }
 
     /// The most bytes at once since the last attempt began, if the meter counts them.
@@ -101,7 +115,7 @@ impl Watch {
                 Boundary::CopyIn => step.enter(Phase::Forward),
                 Boundary::Forward => step.enter(Phase::Backward),
                 Boundary::Probe => step.enter(Phase::Optimizer),
-                Boundary::Backward | Boundary::Accumulate | Boundary::Update => {}
+                Boundary::Backward | Boundary::Accumulate | Boundary::Update | Boundary::HandOut => {}
             }
         }
         Ok(())
@@ -114,7 +128,7 @@ impl Watch {
         match taken() {
             taken if taken <= limit => Ok(()),
             // A smaller micro-batch does not make the update smaller: its memory was planned for. It needs no pages of activations.
-            _ if boundary == Boundary::Update => {
+            _ if matches!(boundary, Boundary::Update | Boundary::HandOut) => {
                 self.device.memory_cleanup();
                 Ok(())
             }

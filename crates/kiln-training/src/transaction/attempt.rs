@@ -3,26 +3,16 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use burn::module::Module;
-use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use kiln_accumulation::{Fed, RunningStatistics, Weight, Window};
 use kiln_precision::{Probed, ScaledGradients};
 use kiln_recovery::{Probe, forget, renewed};
 
 use super::boundary::Boundary;
+use super::computed::Computed;
 use super::model_state::ModelState;
 use crate::error::Error;
 use crate::replicas::{hold_random_numbers, nothing};
-
-/// Gradients and loss of a batch, or a replica's share of them.
-pub(crate) struct Computed {
-    /// In f32, multiplied by the loss scale.
-    pub(crate) gradients: GradientsParams,
-    /// The mean loss, unscaled, in f32, without a graph, one element.
-    pub(crate) loss: Tensor<1>,
-    pub(crate) loss_scale: f64,
-    pub(crate) micro_batches: usize,
-}
 
 /// What is computed here of a batch: all of it, or a replica's part.
 #[derive(Clone, Copy, Debug)]

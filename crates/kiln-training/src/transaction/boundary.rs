@@ -17,6 +17,8 @@ pub enum Boundary {
     Probe,
     /// Before a chunk of the parameters is updated.
     Update,
+    /// Before updated parameters are handed to the other replicas, where the optimizer's state is divided among them.
+    HandOut,
 }
 
 impl Boundary {
@@ -29,6 +31,7 @@ impl Boundary {
             Self::Accumulate => "accumulate",
             Self::Probe => "probe",
             Self::Update => "update",
+            Self::HandOut => "hand-out",
         }
     }
 }

@@ -130,7 +130,11 @@ impl<M: Module> ModelState<M> {
                 }
             }
         }
-        if let Err(error) = self.take_from_owners() {
+        if let Err(error) = self.take_from_owners(&mut update.report, pause) {
+            let error = match error {
+                Error::Memory(failure) => update.unfinished(step, Some(failure)),
+                error => error,
+            };
             self.update = Some(update);
             return Err(error);
         }
@@ -140,17 +144,26 @@ impl<M: Module> ModelState<M> {
     }
 
     /// Takes the parameters that other replicas have updated, and hands them those that this one has.
-    fn take_from_owners(&mut self) -> Result<(), Error> {
+    fn take_from_owners(
+        &mut self,
+        report: &mut StepReport,
+        mut pause: impl FnMut(&Failure) -> bool,
+    ) -> Result<(), Error> {
         let Some(replicas) = &self.replicas else { return Ok(()) };
         let device = &self.settings.device;
         let mut tries = 1;
         // All replicas get the same errors, and try again together.
         let model = loop {
-            match replicas.hand_out(&self.model) {
-                Err(Error::Memory(failure)) if tries < TRIES => {
+            let ready = match replicas.shards_optimizer {
+                true => replicas.all(self.at(Boundary::HandOut)),
+                false => Ok(()),
+            };
+            match ready.and_then(|()| replicas.hand_out(&self.model)) {
+                Err(Error::Memory(failure)) if tries < TRIES || pause(&failure) => {
                     tracing::warn!("step {}: {failure} while parameters were handed out", self.state.next_step());
                     reclaim(device);
                     tries += 1;
+                    report.failures += 1;
                 }
                 handed_out => break handed_out?,
             }

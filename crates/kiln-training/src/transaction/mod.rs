@@ -3,6 +3,7 @@
 mod attempt;
 mod boundary;
 mod commit;
+mod computed;
 mod model_state;
 mod parameters;
 mod report;
@@ -11,7 +12,8 @@ mod update;
 pub use boundary::{Boundary, Guard};
 pub use report::StepReport;
 
-pub(crate) use attempt::{Attempted, Computed, Share};
+pub(crate) use attempt::{Attempted, Share};
+pub(crate) use computed::Computed;
 pub(crate) use model_state::{ModelState, StepSettings};
 pub(crate) use parameters::chunk_bytes;
 pub(crate) use update::CHUNKS;

@@ -11,7 +11,7 @@ use super::parameters::initialize;
 use super::update::Update;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
-use crate::replicas::{Replicas, hold_random_numbers, share_ids};
+use crate::replicas::{Fact, Replicas, checksum, hold_random_numbers, same, share_ids};
 use crate::schedule::Schedule;
 use crate::state::RunState;
 
@@ -34,6 +34,15 @@ impl StepSettings {
     /// How the loss is scaled.
     pub(crate) fn scaling(&self) -> Scaling {
         self.scaling.unwrap_or_else(|| Scaling::for_precision(self.policy.compute()))
+    }
+
+    /// The settings that the numbers of a step depend on, as text.
+    fn facts(&self) -> Vec<Fact> {
+        vec![
+            ("precision", format!("{:?}", self.policy.compute())),
+            ("loss scaling", format!("{:?}", self.scaling())),
+            ("clip norm", self.max_norm.map_or_else(|| "none".into(), |norm| norm.to_string())),
+        ]
     }
 
     /// Checks the numbers.
@@ -97,6 +106,18 @@ impl<M: Module> ModelState<M> {
             None => model,
         };
         let groups = groups(&model);
+        if let Some(replicas) = &replicas {
+            let optimizer = groups.description().unwrap_or("not described").to_owned();
+            let mut facts = settings.facts();
+            facts.extend([
+                ("seed", seed.to_string()),
+                ("optimizer", optimizer),
+                ("division of the optimizer's state", replicas.shards_optimizer.to_string()),
+                ("attachment to the parameters", attached.clone()),
+                ("checksum of the initial parameters", format!("{:08x}", checksum(&model))),
+            ]);
+            same(&*replicas.communicator, &facts)?;
+        }
         // An edit may take the state through a record, from which it comes back to this device.
         let optimizer = groups.init_on(Some(&settings.device.clone().inner()));
         let (scaler, state) = (LossScaler::new(settings.scaling())?, RunState::new(seed));

@@ -19,9 +19,10 @@ pub struct StepReport {
     pub skipped: bool,
     /// The loss scale of the step.
     pub loss_scale: f64,
-    /// Micro-batches that the batch was cut into.
+    /// Micro-batches that the batch was cut into, those of all replicas together.
     pub micro_batches: usize,
-    /// Attempts that failed for lack of memory before this one.
+    /// Attempts that failed for lack of memory before this one. A failure on one replica is one of all, unless it was in the update of
+    /// parameters, which each replica repeats by itself.
     pub failures: usize,
     /// Seconds that the failed attempts took.
     pub lost_seconds: f64,

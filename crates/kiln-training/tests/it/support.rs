@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -262,8 +263,17 @@ pub(crate) struct Snapshot {
 
 impl Snapshot {
     pub(crate) fn of<T: Task>(trainer: &Trainer<T>) -> Self {
+        Self::on_first(trainer).unwrap()
+    }
+
+    /// The same for one of several replicas; none where another one saves for all.
+    pub(crate) fn on_first<T: Task>(trainer: &Trainer<T>) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let path = trainer.save_to(&Checkpoints::new(folder.path(), 1).unwrap()).unwrap();
+        path.exists().then(|| Self::read(trainer, &path))
+    }
+
+    fn read<T: Task>(trainer: &Trainer<T>, path: &Path) -> Self {
         let (mut tensors, mut scalars) = (BTreeMap::new(), String::new());
         let ids = ids(trainer.model());
         // Ids differ between two models that are made alike; the position of a parameter does not.

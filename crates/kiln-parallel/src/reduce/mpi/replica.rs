@@ -17,13 +17,13 @@ use crate::error::Error;
 use crate::reduce::arguments;
 use crate::reduce::communicator::Communicator;
 use crate::reduce::meeting::Call;
-use crate::reduce::pieces::{even_lengths, length, lengths};
+use crate::reduce::pieces::{cut, even_lengths, length, lengths};
 
 /// A replica in a process that `mpirun` started, on this machine or another. Ranks are those of `MPI_COMM_WORLD`.
 ///
-/// A sum is a reduce-scatter by point-to-point messages, added in the order of the ranks on the host, and an all-gather. All ranks get the same
-/// bits in every run, which `MPI_Allreduce` does not promise. Each rank sends and receives `2 (n - 1) / n` times the values. Values of other
-/// devices than the CPU are copied to the host and back.
+/// A sum is a reduce-scatter by point-to-point messages, added in the order of the ranks on the host, and an all-gather. All ranks get the
+/// same bits in every run, which `MPI_Allreduce` does not promise. Each rank sends and receives `2 (n - 1) / n` times the values. Values of
+/// other devices than the CPU are copied to the host and back.
 ///
 /// A thread of its own calls MPI (`MPI_THREAD_FUNNELED`) and tests requests until they are complete or the time limit has passed.
 ///
@@ -46,8 +46,8 @@ pub struct Mpi {
 }
 
 impl Mpi {
-    /// Initialises MPI, which is possible once in a process. A process that `mpirun` did not start is a group of one. Operations wait for the other
-    /// processes at most `time_limit`.
+    /// Initialises MPI, which is possible once in a process. A process that `mpirun` did not start is a group of one. Operations wait for
+    /// the other processes at most `time_limit`.
     ///
     /// # Errors
     /// [`Error::Transfer`] when MPI was initialised before, or does not allow that a thread calls it.
@@ -123,7 +123,7 @@ impl Mpi {
     /// The values on the host.
     fn to_host(&self, values: Tensor<1>, operation: &'static str) -> Result<Vec<f32>, Error> {
         let data = values.try_into_data().map_err(|e| failed(operation, &e.to_string()));
-        let values = data.and_then(|data| data.try_to_vec::<f32>().map_err(|e| failed(operation, &format!("{e:?}"))));
+        let values = data.and_then(|data| data.try_into_vec::<f32>().map_err(|e| failed(operation, &format!("{e:?}"))));
         self.check(values)
     }
 
@@ -136,16 +136,17 @@ impl Mpi {
             parts: ranges(lengths),
             incoming: vec![lengths[self.rank]; self.replicas],
         })?;
-        let mut values = parcels.values.into_iter();
-        let mut sum = values.next().unwrap_or_default();
-        for values in values {
-            sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += value);
+        let mut values = parcels.values;
+        let (sum, others) = values.split_at_mut(lengths[self.rank]);
+        for values in others.chunks_exact(sum.len().max(1)) {
+            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         }
-        Ok(sum)
+        values.truncate(lengths[self.rank]);
+        Ok(values)
     }
 
-    /// The values of all replicas.
-    fn all(&self, own: Vec<f32>, lengths: &[usize], operation: &'static str) -> Result<Vec<Vec<f32>>, Error> {
+    /// The values of all replicas, one after the other.
+    fn all(&self, own: Vec<f32>, lengths: &[usize], operation: &'static str) -> Result<Vec<f32>, Error> {
         let parcels = self.meet(Round {
             call: Call { operation, lengths: lengths.to_vec() },
             message: vec![],
@@ -187,7 +188,7 @@ impl Communicator for Mpi {
         let (device, lengths) = (values.device(), even_lengths(length(&values), self.replicas));
         let values = self.to_host(values, "all_reduce")?;
         let own = self.sum_of_own(values, &lengths, "all_reduce")?;
-        Ok(to_device(self.all(own, &lengths, "all_reduce")?.concat(), &device))
+        Ok(to_device(self.all(own, &lengths, "all_reduce")?, &device))
     }
 
     fn reduce_scatter(&self, mut parts: Vec<Tensor<1>>) -> Result<Tensor<1>, Error> {
@@ -212,8 +213,8 @@ impl Communicator for Mpi {
         }
         let device = values.device();
         let values = self.to_host(values, "all_gather")?;
-        let all = self.all(values, lengths, "all_gather")?;
-        Ok(all.into_iter().map(|values| to_device(values, &device)).collect())
+        let all = to_device(self.all(values, lengths, "all_gather")?, &device);
+        Ok(cut(&all, lengths))
     }
 
     fn leave(&self, reason: &str) {

@@ -31,7 +31,8 @@ pub(super) struct Round {
 /// What all replicas brought for this one, in the order of the ranks.
 pub(super) struct Parcels {
     pub(super) messages: Vec<Vec<u8>>,
-    pub(super) values: Vec<Vec<f32>>,
+    /// The values of all, one after the other.
+    pub(super) values: Vec<f32>,
 }
 
 /// What the thread is asked for.
@@ -63,6 +64,11 @@ const HEADER: i32 = 1;
 const END: i32 = 2;
 const MESSAGE: i32 = 3;
 const VALUES: i32 = 4;
+
+/// Others may compute for long before they come to a round.
+const COMPUTING: Duration = Duration::from_millis(1);
+/// When all are there, values move.
+const MOVING: Duration = Duration::from_secs(1);
 
 /// How long messages that say goodbye may be on their way.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -131,13 +137,12 @@ impl Rounds {
                     let request = self.world.process_at_rank(rank as i32).immediate_send_with_tag(scope, &end[..], END);
                     pending.add(rank, request);
                 }
-                let (deadline, mut backoff) = (Instant::now() + GOODBYE, Backoff::default());
+                let (deadline, mut backoff) = (Instant::now() + GOODBYE, Backoff::new(COMPUTING));
                 while !pending.is_empty() {
                     if Instant::now() > deadline {
                         self.strand(error, None);
                     }
-                    pending.test();
-                    backoff.pause();
+                    backoff.pause(pending.test());
                 }
             });
         }
@@ -181,7 +186,7 @@ impl Rounds {
                     self.world.process_at_rank(rank as i32).immediate_send_with_tag(scope, &bytes[..], HEADER);
                 pending.add(rank, request);
             }
-            let mut backoff = Backoff::default();
+            let mut backoff = Backoff::new(COMPUTING);
             loop {
                 let mut moved = pending.test();
                 for rank in self.others().filter(|rank| headers[*rank].is_none()).collect::<Vec<_>>() {
@@ -202,7 +207,7 @@ impl Rounds {
                     }
                     self.strand(&error, Some(reply));
                 }
-                if moved { backoff.reset() } else { backoff.pause() }
+                backoff.pause(moved);
             }
         })
     }
@@ -216,24 +221,26 @@ impl Rounds {
         reply: &Sender<Result<Parcels, Error>>,
     ) -> Result<Parcels, Error> {
         let mut messages: Vec<Vec<u8>> = headers.iter().map(|header| vec![0; header.bytes]).collect();
-        let mut values: Vec<Vec<f32>> = round.incoming.iter().map(|length| vec![0.0; *length]).collect();
-        messages[self.rank].copy_from_slice(&round.message);
-        values[self.rank].copy_from_slice(&round.values[round.parts[self.rank].clone()]);
+        let mut values = vec![0.0; round.incoming.iter().sum()];
         let own = self.rank;
         scope(|scope| {
             let (mut bytes, mut floats) = (Pending::new(), Pending::new());
-            let others = |rank: &usize| *rank != own;
-            for (rank, message) in
-                messages.iter_mut().enumerate().filter(|(rank, message)| others(rank) && !message.is_empty())
-            {
+            let mut rest = &mut values[..];
+            for (rank, (message, length)) in messages.iter_mut().zip(&round.incoming).enumerate() {
+                let from;
+                (from, rest) = std::mem::take(&mut rest).split_at_mut(*length);
                 let process = self.world.process_at_rank(rank as i32);
-                bytes.add(rank, process.immediate_receive_into_with_tag(scope, &mut message[..], MESSAGE));
-            }
-            for (rank, values) in
-                values.iter_mut().enumerate().filter(|(rank, values)| others(rank) && !values.is_empty())
-            {
-                let process = self.world.process_at_rank(rank as i32);
-                floats.add(rank, process.immediate_receive_into_with_tag(scope, &mut values[..], VALUES));
+                if rank == own {
+                    message.copy_from_slice(&round.message);
+                    from.copy_from_slice(&round.values[round.parts[rank].clone()]);
+                    continue;
+                }
+                if !message.is_empty() {
+                    bytes.add(rank, process.immediate_receive_into_with_tag(scope, &mut message[..], MESSAGE));
+                }
+                if !from.is_empty() {
+                    floats.add(rank, process.immediate_receive_into_with_tag(scope, from, VALUES));
+                }
             }
             for rank in self.others() {
                 let (process, part) =
@@ -245,7 +252,7 @@ impl Rounds {
                     floats.add(rank, process.immediate_send_with_tag(scope, part, VALUES));
                 }
             }
-            let mut backoff = Backoff::default();
+            let mut backoff = Backoff::new(MOVING);
             loop {
                 let moved = bytes.test() | floats.test();
                 if bytes.is_empty() && floats.is_empty() {
@@ -254,7 +261,7 @@ impl Rounds {
                 if let Some(error) = self.interrupted(round, deadline, bytes.ranks().chain(floats.ranks())) {
                     self.strand(&error, Some(reply));
                 }
-                if moved { backoff.reset() } else { backoff.pause() }
+                backoff.pause(moved);
             }
         });
         Ok(Parcels { messages, values })
@@ -299,13 +306,14 @@ impl Rounds {
         serde_json::from_slice(&bytes).ok()
     }
 
-    /// Ends the group while MPI still holds buffers, which must live as long as MPI may write to them: this thread keeps them for the rest of
-    /// the process. MPI is not finalised, so that `mpirun` ends the other processes when this one ends.
+    /// Ends the group while MPI still holds buffers, which must live as long as MPI may write to them: this thread keeps them for the
+    /// rest of the process. MPI is not finalised, so that `mpirun` ends the other processes when this one ends.
     fn strand(&mut self, error: &Error, reply: Option<&Sender<Result<Parcels, Error>>>) -> ! {
         if let Some(reply) = reply {
             let _ = reply.send(Err(error.clone()));
         }
         drop(self.running.take());
+        self.end(error);
         let after = error.afterwards();
         while let Ok(job) = self.jobs.recv() {
             if let Job::Round(_, reply) = job {

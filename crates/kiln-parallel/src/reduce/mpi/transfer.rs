@@ -1,7 +1,7 @@
 //! Requests that MPI has not completed yet.
 
 use std::thread::{sleep, yield_now};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mpi::request::{LocalScope, Request};
 
@@ -38,22 +38,29 @@ impl<'a, 's, T> Pending<'a, 's, T> {
     }
 }
 
-/// Waits between questions to MPI: not at all at first, then at most half a millisecond.
-#[derive(Default)]
-pub(super) struct Backoff(u32);
+/// Waits between questions to MPI: hardly at first, later half a millisecond. MPI moves values only while it is asked, so that a sleep
+/// slows down a transfer that is under way.
+pub(super) struct Backoff {
+    moved: Instant,
+    /// How long nothing may move before this sleeps.
+    patience: Duration,
+}
 
 impl Backoff {
-    const TURNS: u32 = 2000;
+    const SLEEP: Duration = Duration::from_micros(500);
 
-    pub(super) fn pause(&mut self) {
-        match self.0.checked_sub(Self::TURNS) {
-            None => yield_now(),
-            Some(over) => sleep(Duration::from_micros(u64::from(over + 1).min(25) * 20)),
-        }
-        self.0 = self.0.saturating_add(1);
+    pub(super) fn new(patience: Duration) -> Self {
+        Self { moved: Instant::now(), patience }
     }
 
-    pub(super) fn reset(&mut self) {
-        self.0 = 0;
+    /// Gives the processor to others for a moment. `moved` says whether a request was completed or a message came.
+    pub(super) fn pause(&mut self, moved: bool) {
+        if moved {
+            self.moved = Instant::now();
+        } else if self.moved.elapsed() < self.patience {
+            yield_now();
+        } else {
+            sleep(Self::SLEEP);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask plan`: predicted memory and time of a training step, for a device that need not be here.
+//! All ways to take a step on one device, as a table; the models that are planned for.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,6 +17,7 @@ use kiln_precision::{Policy, Precision};
 use kiln_training::{Error, OptimizerConfig, Planner, StepPlan, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
+use super::divided;
 use crate::cli::{Plan, PlanArgs};
 
 /// Samples that a step is recorded with.
@@ -112,7 +113,13 @@ fn table<T: Task>(
         .with_clip_norm(1.0)
         .with_precision(Policy::new(precisions[0]).keep_norms());
     let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.allow_precision(*precision));
-    let planner = builder.planner(&profile, sample, batch)?;
+    let layout = divided::layout(arguments)?;
+    // A replica has its part of the batch.
+    let replicas = layout.as_ref().map_or(1, |layout| layout.replicas);
+    let planner = builder.planner(&profile, sample, batch / replicas)?;
+    if let Some(layout) = layout {
+        return divided::print(name, arguments, &planner, &layout, limit);
+    }
     let mut all: Vec<StepPlan> = vec![];
     for precision in planner.precisions().collect::<Vec<_>>() {
         all.extend(planner.candidates(precision, limit)?);

@@ -1,0 +1,158 @@
+//! What one stage of a pipeline holds and how long it takes, with several micro-batches under way.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::trace::{StepTrace, TraceRole};
+
+use super::estimate::live_bytes;
+use super::layout::Layout;
+use super::memory::Block;
+use super::profile::BackendProfile;
+use super::sizes::Sizes;
+use super::time::Clock;
+
+/// Bytes and seconds of one stage's part of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StageEstimate {
+    /// Bytes of its parameters and running statistics, copies of other stages' parameters included.
+    pub parameter_bytes: u64,
+    /// Bytes of the sums of gradients of its parameters.
+    pub gradient_bytes: u64,
+    /// Bytes of the optimizer state of its parameters.
+    pub optimizer_bytes: u64,
+    /// Bytes that it keeps of one micro-batch for the backward pass: activations, its input and burn's graph.
+    pub activation_bytes: u64,
+    /// Bytes of [`activation_bytes`](Self::activation_bytes) that came from the stage before.
+    pub input_bytes: u64,
+    /// The most bytes at once.
+    pub peak_bytes: u64,
+    /// The most bytes at once during forward and backward passes.
+    pub passes_peak_bytes: u64,
+    /// Bytes between the last backward pass and the update.
+    pub between_bytes: u64,
+    /// Estimated seconds of the forward pass of a micro-batch.
+    pub forward_seconds: f64,
+    /// Estimated seconds of the backward pass of a micro-batch.
+    pub backward_seconds: f64,
+    /// Estimated seconds of the update.
+    pub update_seconds: f64,
+}
+
+/// The micro-batches of a batch that are under way in a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// The most whose forward pass has begun and whose backward pass has not ended.
+    pub most: usize,
+    /// All micro-batches of the batch.
+    pub micro_batches: usize,
+}
+
+impl InFlight {
+    /// One after the other.
+    pub const ONE: Self = Self { most: 1, micro_batches: usize::MAX };
+
+    /// The peak of the passes of several micro-batches, from the peak of one, the bytes that one keeps between its passes, and those of the
+    /// sums of gradients.
+    fn peak(self, one: u64, kept: u64, sums: u64) -> u64 {
+        let waiting = |others: usize| kept.saturating_mul(others as u64);
+        match self.most {
+            0 | 1 => one,
+            // All wait when the first backward pass begins, and the sums are made at its end.
+            most if most >= self.micro_batches => {
+                let first = one.saturating_sub(sums).saturating_add(waiting(most - 1));
+                first.max(one.saturating_add(waiting(most - 2)))
+            }
+            most => one.saturating_add(waiting(most - 1)),
+        }
+    }
+}
+
+impl StepTrace {
+    /// What a stage's part of a step ([`stages`](Self::stages)) comes to while micro-batches of `micro_batch` samples are under way in
+    /// it: each that waits for its backward pass keeps the bytes that the part keeps between its passes.
+    ///
+    /// For a whole step and one micro-batch it is [`estimate`](Self::estimate).
+    ///
+    /// # Errors
+    /// [`Error::BatchSize`] as for [`estimate`](Self::estimate).
+    pub fn estimate_stage(
+        &self,
+        micro_batch: usize,
+        in_flight: InFlight,
+        profile: &BackendProfile,
+    ) -> Result<StageEstimate, Error> {
+        let sizes = Sizes::of(self, micro_batch, profile)?;
+        let layout = Layout::of(self, &sizes, profile);
+        let live = live_bytes(self, &layout, profile);
+        let [start, backward, update, end] = self.phases;
+        let most =
+            |phase: Range<usize>| live[phase.start - start..phase.end - start].iter().copied().max().unwrap_or(0);
+        let mut stage = self.held(&layout, profile);
+        stage.activation_bytes += profile.operation_bytes * (backward - start) as u64;
+        stage.passes_peak_bytes = in_flight.peak(most(start..update), stage.activation_bytes, stage.gradient_bytes);
+        stage.peak_bytes = stage.passes_peak_bytes.max(most(update..end));
+        stage.between_bytes = live.get(update - start).copied().unwrap_or(0);
+        let clock = Clock::new(self, &sizes, profile);
+        let seconds = |phase: Range<usize>| phase.map(|index| clock.seconds(index)).sum();
+        stage.forward_seconds = seconds(start..backward);
+        stage.backward_seconds = seconds(backward..update);
+        stage.update_seconds = seconds(update..end);
+        Ok(stage)
+    }
+
+    /// Bytes by what they are held for.
+    fn held(&self, layout: &Layout, profile: &BackendProfile) -> StageEstimate {
+        let [start, backward, update, _] = self.phases;
+        let received = self.received();
+        let mut held = StageEstimate::default();
+        for block in &layout.blocks {
+            let (born, dies) = (block.born as usize, block.dies as usize);
+            let bytes = profile.taken(block.bytes);
+            let roles = || layout.tensors_of(block).map(|tensor| self.tensors[tensor as usize].role);
+            if roles().any(|role| role == TraceRole::Gradient) {
+                held.gradient_bytes += if born < update && dies >= update { bytes } else { 0 };
+            } else if born < start && dies >= start {
+                match roles().any(|role| matches!(role, TraceRole::Parameter | TraceRole::Updated)) {
+                    true => held.parameter_bytes += bytes,
+                    false => held.optimizer_bytes += bytes,
+                }
+            } else if is_kept(block, start, backward) {
+                held.activation_bytes += bytes;
+                held.input_bytes += if received.contains(&block.first) { bytes } else { 0 };
+            }
+        }
+        held
+    }
+
+    /// What came from the stage before.
+    fn received(&self) -> &[u32] {
+        let [start, backward, ..] = self.phases;
+        let mut operations = start..backward;
+        let receive = operations.find(|index| self.graph.kind_at(*index).name == "Receive");
+        receive.map_or(&[], |index| self.graph.outputs_at(index))
+    }
+}
+
+/// Whether a block is made in the forward pass and used in the backward pass.
+fn is_kept(block: &Block, start: usize, backward: usize) -> bool {
+    (start..backward).contains(&(block.born as usize)) && block.dies as usize >= backward
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sums_of_gradients_are_made_by_the_first_backward_pass() {
+        let peak = |most, micro_batches| InFlight { most, micro_batches }.peak(100, 30, 10);
+        assert_eq!((peak(1, 1), peak(1, 8), InFlight::ONE.peak(100, 30, 10)), (100, 100, 100));
+        assert_eq!((peak(2, 8), peak(4, 8)), (130, 190));
+        assert_eq!((peak(2, 2), peak(8, 8)), (120, 300), "all wait, and there are no sums yet");
+        let large_sums = InFlight { most: 2, micro_batches: 2 }.peak(100, 30, 90);
+        assert_eq!(large_sums, 100, "the second backward pass has the sums, and no other waits");
+    }
+}

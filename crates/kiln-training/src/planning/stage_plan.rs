@@ -1,0 +1,187 @@
+//! How a run is divided among devices, and what each of them is predicted to hold and to do.
+
+use std::fmt;
+use std::ops::Range;
+
+use bytesize::ByteSize;
+use kiln_checkpointing::Plan;
+use kiln_memory::StageEstimate;
+use kiln_parallel::{Schedule, StageCost, Stages};
+use kiln_precision::Precision;
+use serde::{Deserialize, Serialize};
+
+use super::planner::StepPlan;
+
+/// How a step is to be divided among devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceLayout {
+    /// The order in which stages work on micro-batches.
+    pub schedule: Schedule,
+    /// The number of the device of each stage. Stages with the same number share its memory.
+    pub devices: Vec<usize>,
+    /// The first block of each stage but the first; none: stages of equal time.
+    pub cuts: Option<Vec<usize>>,
+    /// Replicas of the whole model, each of which computes a part of every batch.
+    pub replicas: usize,
+    /// Whether each replica keeps a part of the optimizer state only.
+    pub shards_optimizer: bool,
+}
+
+impl DeviceLayout {
+    /// So many stages, at least one, each on a device of its own.
+    pub fn new(stages: usize) -> Self {
+        let devices = (0..stages.max(1)).collect();
+        Self { schedule: Schedule::default(), devices, cuts: None, replicas: 1, shards_optimizer: false }
+    }
+
+    /// All stages on one device, whose memory they share.
+    #[must_use]
+    pub fn on_one_device(self) -> Self {
+        Self { devices: vec![0; self.devices.len()], ..self }
+    }
+
+    /// Another order of work.
+    #[must_use]
+    pub fn with_schedule(self, schedule: Schedule) -> Self {
+        Self { schedule, ..self }
+    }
+
+    /// Stages that begin at these blocks.
+    #[must_use]
+    pub fn with_cuts(self, cuts: impl Into<Vec<usize>>) -> Self {
+        Self { cuts: Some(cuts.into()), ..self }
+    }
+
+    /// So many replicas, which divide the optimizer state among them or each have all of it.
+    #[must_use]
+    pub fn with_replicas(self, replicas: usize, shards_optimizer: bool) -> Self {
+        Self { replicas: replicas.max(1), shards_optimizer, ..self }
+    }
+
+    /// The number of stages.
+    pub fn stages(&self) -> usize {
+        self.devices.len()
+    }
+}
+
+/// What one stage is predicted to hold and to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StageLoad {
+    /// The blocks that it runs.
+    pub blocks: Range<usize>,
+    /// The most micro-batches whose activations it holds at once.
+    pub in_flight: usize,
+    /// Bytes and seconds of one micro-batch, and of the update.
+    pub estimate: StageEstimate,
+    /// The most bytes at once, with what replicas need to exchange gradients.
+    pub peak_bytes: u64,
+    /// The share of the time of a batch's passes in which it is idle.
+    pub idle: f64,
+}
+
+impl StageLoad {
+    /// The seconds of its passes, for [`simulate`](kiln_parallel::simulate).
+    pub fn cost(&self) -> StageCost {
+        let StageEstimate { forward_seconds, backward_seconds, .. } = self.estimate;
+        StageCost { forward: forward_seconds, backward: backward_seconds, transfer: 0.0 }
+    }
+
+    /// Bytes of the activations of all micro-batches that it holds at once.
+    pub fn activations_in_flight(&self) -> u64 {
+        self.estimate.activation_bytes.saturating_mul(self.in_flight as u64)
+    }
+
+    /// What most of its memory is held for, and the bytes of it.
+    pub fn largest(&self) -> (&'static str, u64) {
+        let StageEstimate { parameter_bytes, gradient_bytes, optimizer_bytes, .. } = self.estimate;
+        let parts = [
+            ("parameters", parameter_bytes),
+            ("gradients", gradient_bytes),
+            ("optimizer state", optimizer_bytes),
+            ("activations in flight", self.activations_in_flight()),
+        ];
+        parts.into_iter().max_by_key(|(_, bytes)| *bytes).unwrap_or(("", 0))
+    }
+}
+
+/// A way to take a step on several devices, and what it is predicted to come to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StagePlan {
+    /// How the step is divided.
+    pub layout: DeviceLayout,
+    /// The blocks of each stage.
+    pub stages: Stages,
+    /// What each stage holds and does, in a replica.
+    pub loads: Vec<StageLoad>,
+    /// Samples of a replica's part of a batch.
+    pub batch: usize,
+    /// Samples of a micro-batch.
+    pub micro_batch: usize,
+    /// The precision that layers compute in.
+    pub precision: Precision,
+    /// How the blocks are run.
+    pub checkpoints: Plan,
+    /// The most bytes at once on the device that needs the most: the sum of the peaks of its stages.
+    pub peak_bytes: u64,
+    /// Estimated seconds of a step, without sums over replicas.
+    pub seconds: f64,
+    /// The share of time in which stages are idle during the passes of a batch.
+    pub bubble: f64,
+    /// Whether every device stays within the limit that was asked for.
+    pub fits: bool,
+}
+
+impl StagePlan {
+    /// Micro-batches of a replica's part of a batch.
+    pub fn micro_batches(&self) -> usize {
+        self.batch.div_ceil(self.micro_batch.max(1))
+    }
+
+    /// The plan of the step, without its division.
+    pub fn step(&self) -> StepPlan {
+        StepPlan {
+            batch: self.batch,
+            micro_batch: self.micro_batch,
+            precision: self.precision,
+            checkpoints: self.checkpoints.clone(),
+            peak_bytes: self.peak_bytes,
+            seconds: self.seconds,
+            fits: self.fits,
+        }
+    }
+
+    /// Of plans that fit, the one that [`StepPlan::fastest`] takes.
+    pub(crate) fn fastest(plans: &[Self]) -> Option<&Self> {
+        let steps: Vec<StepPlan> = plans.iter().map(Self::step).collect();
+        let fastest = StepPlan::fastest(&steps)?;
+        plans.iter().zip(&steps).find(|(_, step)| *step == fastest).map(|(plan, _)| plan)
+    }
+}
+
+impl fmt::Display for StagePlan {
+    /// `2 stages (blocks 0 to 1, blocks 2 to 3), 1f1b, 4 micro-batches of 4, f32: predicted peak of a device 12.0 MiB, bubble 20.0 %`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DeviceLayout { schedule, replicas, shards_optimizer, .. } = &self.layout;
+        if *replicas > 1 {
+            let state = if *shards_optimizer { " with a part of the optimizer state each" } else { "" };
+            write!(f, "{replicas} replicas{state}, ")?;
+        }
+        if self.loads.len() > 1 {
+            let blocks = |load: &StageLoad| match load.blocks.len() {
+                1 => format!("block {}", load.blocks.start),
+                _ => format!("blocks {} to {}", load.blocks.start, load.blocks.end - 1),
+            };
+            let blocks: Vec<String> = self.loads.iter().map(blocks).collect();
+            write!(f, "{} stages ({}), {schedule}, ", self.loads.len(), blocks.join(", "))?;
+        }
+        write!(f, "{} micro-batches of {}, {}", self.micro_batches(), self.micro_batch, self.precision)?;
+        if self.checkpoints.recomputed() > 0 {
+            write!(f, ", {}", self.checkpoints.describe())?;
+        }
+        let (peak, bubble) = (ByteSize(self.peak_bytes), 100.0 * self.bubble);
+        write!(f, ": predicted peak of a device {peak}, bubble {bubble:.1} %")
+    }
+}

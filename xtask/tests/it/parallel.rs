@@ -1,0 +1,124 @@
+//! Runs that are divided among replicas and stages: the same numbers, and clear refusals.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use super::support::{kiln, output, stderr, text};
+
+fn train<'a>(data: &'a str, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let run = ["train", "gpt", "--data", data, "--out", out, "--seed", "3", "--save-every", "4"];
+    let model = ["--context", "16", "--batch-size", "4"];
+    run.into_iter().chain(model).chain(more.iter().copied()).collect()
+}
+
+fn model(run: &Path) -> Vec<u8> {
+    fs::read(run.join("model.safetensors")).unwrap()
+}
+
+fn losses(run: &Path) -> Vec<f64> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.filter(|line| line["kind"] == "step").map(|line| line["loss"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn replicas_and_stages_give_the_weights_of_a_run_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let data = text(at, 8000);
+    let data = data.to_str().unwrap();
+    let run = |out: &str, more: &[&str]| {
+        let done = output(at, &train(data, out, &[&["--max-steps", "12"], more].concat()));
+        assert!(done.status.success(), "{more:?}: {}", stderr(&done));
+        (model(&at.join(out)), losses(&at.join(out)))
+    };
+    let halves = run("halves", &["--micro-batch", "2"]);
+    for (out, more) in [
+        ("replicas", &["--replicas", "2"][..]),
+        ("sharded", &["--replicas", "2", "--shard-optimizer"]),
+        ("stages", &["--stages", "2", "--micro-batch", "2"]),
+        ("gpipe", &["--stages", "4", "--micro-batch", "2", "--schedule", "gpipe"]),
+        ("sequential", &["--stages", "2", "--micro-batch", "2", "--schedule", "sequential"]),
+        ("both", &["--stages", "2", "--replicas", "2", "--micro-batch", "2"]),
+    ] {
+        assert!(run(out, more) == halves, "{out}: other losses or weights");
+    }
+
+    // A run goes on with another number of replicas, and with stages: the sums of gradients are rounded otherwise.
+    let expected = run("whole", &["--replicas", "4", "--shard-optimizer"]);
+    let killed = at.join("whole");
+    for step in ["step-00000012", "step-00000008"] {
+        fs::remove_dir_all(killed.join("checkpoints").join(step)).unwrap();
+    }
+    let rest = output(at, &["train", "gpt", "--resume", "whole", "--replicas", "2", "--stages", "2"]);
+    assert!(rest.status.success(), "{}", stderr(&rest));
+    let again = losses(&killed);
+    assert_eq!(again[..4], expected.1[..4]);
+    for (again, expected) in again.iter().zip(&expected.1) {
+        assert!((again - expected).abs() < 1e-4 * expected, "{again}, expected {expected}");
+    }
+    let config = fs::read_to_string(killed.join("config.toml")).unwrap();
+    assert!(config.contains("[run.parallel]") && config.contains("replicas = \"4\""), "{config}");
+}
+
+#[test]
+fn interrupted_replicas_stop_at_the_same_step_and_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let data = text(at, 8000);
+    let long = ["--replicas", "2", "--shard-optimizer", "--max-steps", "400"];
+    let child = kiln(at, &train(data.to_str().unwrap(), "run", &long))
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let run = at.join("run");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default().lines().count() < 5 {
+        assert!(Instant::now() < deadline, "the run does not get on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let kill = format!("kill -INT {}", child.id()); // a builtin of every shell
+    assert!(std::process::Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", stderr(&ended));
+    let steps = losses(&run).len();
+    let newest = fs::read_dir(run.join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name()).max().unwrap();
+    assert_eq!(newest.to_str().unwrap(), format!("step-{steps:08}"));
+}
+
+#[test]
+fn options_that_cannot_be_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let data = text(at, 8000);
+    let data = data.to_str().unwrap();
+    for (more, parts) in [
+        (&["--replicas", "0"][..], &["'0'", "mpi"][..]),
+        (&["--replicas", "3"], &["--batch-size is 4", "multiple of the 3 replicas"]),
+        (&["--replicas", "many"], &["many"]),
+        (&["--shard-optimizer"], &["--shard-optimizer", "--replicas"]),
+        (&["--schedule", "gpipe"], &["--schedule", "--stages"]),
+        (&["--stages", "2", "--schedule", "zigzag"], &["zigzag", "1f1b"]),
+        (&["--stages", "9"], &["9 for 4 blocks"]),
+        (&["--stages", "flex,flex", "--replicas", "2"], &["--stages names devices"]),
+        (&["--stages", "tpu:0,tpu:1"], &["tpu:0"]),
+    ] {
+        let refused = output(at, &train(data, "run", more));
+        let text = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{more:?}: {text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{more:?}: {text}");
+        assert!(!text.contains("panicked"), "{text}");
+        assert!(!at.join("run").exists(), "{more:?}: a run directory was made for nothing");
+    }
+    let refused = output(at, &["train", "segment", "--replicas", "2"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    #[cfg(not(feature = "mpi"))]
+    {
+        let refused = output(at, &train(data, "run", &["--replicas", "mpi"]));
+        assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("docs/parallelism.md"));
+    }
+}
