@@ -88,14 +88,6 @@ impl RunningStatistics {
         self.before.is_empty()
     }
 
-    /// The statistics of `model` that differ from those before the window. Reads all of them to the host.
-    pub fn changed(&self, model: &impl Module) -> Vec<ParamId> {
-        let differs = |(id, value): &(ParamId, Tensor<1>)| {
-            self.before.get(id).is_none_or(|before| before.to_data().as_bytes() != value.to_data().as_bytes())
-        };
-        read(model).into_iter().filter(differs).map(|(id, _)| id).collect()
-    }
-
     /// The values that [`commit`](Self::commit) will write, for a check before it does.
     pub fn values(&self) -> impl Iterator<Item = &Tensor<1>> {
         self.sum.values()

@@ -107,6 +107,17 @@ pub enum Error {
         /// The tensor's device.
         device: String,
     },
+    /// A later stage has used a tensor of a stage, and its graph, without [`Hop::carry`](crate::Hop::carry).
+    #[error(
+        "a tensor of stage {stage} reached a later stage of micro-batch {micro_batch} without the pipeline, expected every tensor with a \
+         gradient to go from stage to stage by `carry`"
+    )]
+    Bypassed {
+        /// The stage whose tensor it is.
+        stage: usize,
+        /// The micro-batch.
+        micro_batch: usize,
+    },
     /// A stage waited too long for another one.
     #[error("stage {stage} waited {seconds} s in {action} for stage {other}, which is {}", place(*doing))]
     Stalled {

@@ -137,6 +137,15 @@ pub enum Error {
         /// Its error.
         reason: String,
     },
+    /// A tensor with a gradient has reached a later stage of the model other than through a chain of blocks.
+    #[error(
+        "a tensor that is made in stage {stage} is used in a later one, expected it to go there as a part of the chain's value, for \
+         example `pass.chain(blocks, (x, skip), ..)`"
+    )]
+    Bypassed {
+        /// The stage that makes the tensor, counted from zero.
+        stage: usize,
+    },
     /// Stages or replicas could not work together.
     #[error(transparent)]
     Parallel(#[from] kiln_parallel::Error),

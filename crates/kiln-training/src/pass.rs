@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::kind::Basic;
-use burn::tensor::{Device, Tensor, TensorData};
-use kiln_checkpointing::{Chain, Mode, Plan, PlanSegment, Tensors};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use kiln_checkpointing::{Chain, Mode, Plan, PlanSegment, TensorMap, Tensors};
 use kiln_memory::Recorder;
 
 use crate::error::Error;
-use crate::stages::{StagePass, ids};
+use crate::stages::StagePass;
 
 /// A model that a [`Task`](crate::Task) computes a loss or metrics with, and the device to compute on.
 ///
@@ -20,6 +20,10 @@ pub struct Pass<'a, M> {
     model: &'a M,
     /// The device of the stage that the pass is in.
     device: Cell<&'a Device>,
+    /// The devices of a model that is evaluated and that is on several.
+    devices: Vec<Device>,
+    /// Which of them the pass has come to.
+    come_to: Cell<Option<usize>>,
     situation: Situation<'a>,
     /// The block that the next chain begins with, in the numbering of the plan.
     next_block: Cell<usize>,
@@ -46,6 +50,8 @@ impl<'a, M> Pass<'a, M> {
         Self {
             model,
             device: Cell::new(device),
+            devices: vec![],
+            come_to: Cell::new(None),
             situation,
             next_block: Cell::new(0),
             failed: RefCell::new(None),
@@ -53,9 +59,14 @@ impl<'a, M> Pass<'a, M> {
         }
     }
 
-    /// A pass without a plan, as evaluation runs it. It also serves for trying a task by hand.
-    pub fn plain(model: &'a M, device: &'a Device) -> Self {
-        Self::new(model, device, Situation::Plain)
+    /// A pass without a plan, as evaluation runs it. It also serves for trying a task by hand. In a model whose parameters are on several
+    /// devices, [`chain`](Self::chain) moves what goes into a block to the device of the block.
+    pub fn plain(model: &'a M, device: &'a Device) -> Self
+    where
+        M: Module,
+    {
+        let devices = Some(model.devices()).filter(|devices| devices.len() > 1).unwrap_or_default();
+        Self { devices, ..Self::new(model, device, Situation::Plain) }
     }
 
     /// The pass that is recorded.
@@ -79,9 +90,13 @@ impl<'a, M> Pass<'a, M> {
     }
 
     /// The device to make tensors on. In a model that is divided into stages, the device changes where a stage ends, in
-    /// [`chain`](Self::chain).
-    pub fn device(&self) -> &'a Device {
-        self.device.get()
+    /// [`chain`](Self::chain). A tensor that was made before may be on another device than what comes out of the chain: move it there
+    /// (`targets.to_device(&x.device())`).
+    pub fn device(&self) -> &Device {
+        match self.come_to.get() {
+            Some(device) => &self.devices[device],
+            None => self.device.get(),
+        }
     }
 
     /// A copy of host data on the pass's device.
@@ -105,7 +120,7 @@ impl<'a, M> Pass<'a, M> {
         F: Fn(&B, X) -> X + Clone + Send + 'static,
     {
         match self.situation {
-            Situation::Plain => blocks.into_iter().fold(x, |x, block| f(block, x)),
+            Situation::Plain => blocks.into_iter().fold(x, |x, block| f(block, self.followed(block, x))),
             Situation::Recorded { recorder, chains } => {
                 recorder.cut();
                 let mut length = 0;
@@ -131,7 +146,6 @@ impl<'a, M> Pass<'a, M> {
                         continue;
                     }
                     x = self.crossed(&stages, first + next, x);
-                    blocks[next..end].iter().for_each(|block| (stages.blocks)(ids(*block)));
                     x = self.planned_part(
                         &blocks[next..end],
                         first + next,
@@ -143,6 +157,21 @@ impl<'a, M> Pass<'a, M> {
                 }
                 self.crossed(&stages, first + next, x)
             }
+        }
+    }
+
+    /// `x` on the device of `block`, where the pass then is.
+    fn followed<X: Tensors>(&self, block: &impl Module, x: X) -> X {
+        if self.devices.is_empty() {
+            return x;
+        }
+        let device = block.devices().first().and_then(|first| self.devices.iter().position(|device| device == first));
+        match device {
+            Some(device) => {
+                self.come_to.set(Some(device));
+                x.map(&mut To(&self.devices[device]))
+            }
+            None => x,
         }
     }
 
@@ -221,6 +250,23 @@ impl<'a, M> Pass<'a, M> {
             Some(error) => Err(error),
             None => Ok(self.evidence.into_inner()),
         }
+    }
+}
+
+/// Moves tensors to a device.
+struct To<'a>(&'a Device);
+
+impl TensorMap for To<'_> {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        tensor.to_device(self.0)
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        tensor.to_device(self.0)
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+        tensor.to_device(self.0)
     }
 }
 

@@ -6,6 +6,7 @@ mod merge;
 mod modules;
 mod options;
 mod passes;
+mod readers;
 mod record;
 mod recorder;
 mod recording;

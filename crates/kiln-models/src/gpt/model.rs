@@ -82,7 +82,7 @@ impl Gpt {
     /// Output of the last block `[B, T, C]` to logits `[B, T, V]`, through the embedding's weights.
     pub fn head(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let x_btc = self.last_norm(x_btc);
-        let weight_cv = self.output_weight(x_btc.dtype());
+        let weight_cv = self.output_weight(&x_btc.device(), x_btc.dtype());
         x_btc.matmul(weight_cv.unsqueeze())
     }
 
@@ -93,7 +93,7 @@ impl Gpt {
         let targets = targets_bt.reshape([b * t]);
         if usable(self.lean, &x_btc) {
             let hidden = self.last_norm(x_btc).reshape([b * t, c]);
-            let weight_cv = self.output_weight(hidden.dtype());
+            let weight_cv = self.output_weight(&hidden.device(), hidden.dtype());
             return output(LinearCrossEntropy::new().forward(hidden, weight_cv, None, targets));
         }
         let logits_btv = self.head(x_btc).cast(DType::F32);
@@ -105,7 +105,7 @@ impl Gpt {
     /// they are. For losses that need the logits of a few rows at a time.
     pub fn output(&self, x_btc: Tensor<3>) -> (Tensor<2>, Tensor<2>) {
         let hidden = self.last_norm(x_btc).flatten(0, 1);
-        let weight_cv = self.output_weight(hidden.dtype());
+        let weight_cv = self.output_weight(&hidden.device(), hidden.dtype());
         (hidden, weight_cv)
     }
 
@@ -116,9 +116,11 @@ impl Gpt {
         }
     }
 
-    /// The embedding's weights as those of a linear layer, `[C, V]`.
-    fn output_weight(&self, dtype: DType) -> Tensor<2> {
-        self.wte.weight.val().cast(dtype).transpose()
+    /// The embedding's weights as those of a linear layer, `[C, V]`. The last block may be on another device than the embedding.
+    fn output_weight(&self, device: &Device, dtype: DType) -> Tensor<2> {
+        let weight_vc = self.wte.weight.val().cast(dtype);
+        let weight_vc = if weight_vc.device() == *device { weight_vc } else { weight_vc.to_device(device) };
+        weight_vc.transpose()
     }
 
     /// Token ids `[B, T]` to logits `[B, T, V]` for the token after each.

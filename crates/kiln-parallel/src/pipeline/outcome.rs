@@ -32,7 +32,8 @@ pub enum Stopped<E> {
         /// The function's error.
         error: E,
     },
-    /// The pipeline itself has failed: [`Error::Hops`], [`Error::Stalled`] or [`Error::Thread`].
+    /// The pipeline itself has failed: [`Error::Hops`], [`Error::Bypassed`], [`Error::Stalled`] or
+    /// [`Error::Thread`].
     #[error(transparent)]
     Pipeline(#[from] Error),
 }
@@ -46,6 +47,18 @@ pub(super) enum Failure<E> {
 impl<E> Failure<E> {
     pub(super) fn of(stage: usize, action: Action, error: E) -> Self {
         Self::Stopped(Stopped::Failed { stage, action, error })
+    }
+
+    /// What the backward pass of a stage panicked with.
+    pub(super) fn of_backward(stage: usize, micro_batch: usize, payload: Box<dyn Any + Send>) -> Self {
+        let text = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
+        match text {
+            // burn says so where a later stage's backward pass has gone through operations of this stage.
+            Some(text) if text.contains("graph tape has already been consumed") => {
+                Error::Bypassed { stage, micro_batch }.into()
+            }
+            _ => Self::Panic(payload),
+        }
     }
 }
 

@@ -71,7 +71,8 @@ impl Pipeline {
     /// stage ends.
     ///
     /// `gradients(stage, micro_batch, gradients)` takes the gradients of the leaves that a stage's part of the forward pass used. It is
-    /// called on each stage in the schedule's order of micro-batches, on the stage's thread. It is not called for a part that no gradient
+    /// called on each stage in the schedule's order of micro-batches, on the stage's thread, and for each micro-batch from the last stage to
+    /// the first: the backward pass of the stage before begins after the call. It is not called for a part that no gradient
     /// reaches. A leaf that several stages use has a gradient in each of them, and the caller adds these.
     ///
     /// The gradients have the bits of a backward pass through the whole graph of the micro-batch, with one exception: a leaf that several
@@ -81,6 +82,10 @@ impl Pipeline {
     /// that shares a leaf in one graph, and two threads that extend and differentiate the same graph can wait for each other for ever. A
     /// leaf may be used by several stages in one micro-batch, or by one stage in several micro-batches. A forward pass that uses the same
     /// parameter in several stages makes new leaves of it in each micro-batch (`param.val().detach().require_grad()`).
+    ///
+    /// A tensor with a gradient that reaches a later stage without [`Hop::carry`] ends the run with [`Error::Bypassed`], if the stage that
+    /// made it needs its graph as well: the later stage's backward pass has consumed it. If nothing else needs the graph, the gradients are
+    /// right.
     ///
     /// # Errors
     /// The first failure stops the run: no action begins after it, suspended forward passes are unwound, and all threads end before this

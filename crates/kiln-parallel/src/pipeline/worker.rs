@@ -127,15 +127,17 @@ where
             }
             Action::Backward(micro_batch) => {
                 let part = lock(&self.parts[micro_batch]).pop();
-                let done = part.and_then(Part::backward);
+                let done = catch_unwind(AssertUnwindSafe(|| part.and_then(Part::backward)))
+                    .map_err(|payload| Some(Failure::of_backward(stage, micro_batch, payload)))?;
                 let (gradients, given) = done.unzip();
                 if let (Some(before), Some(given)) = (lock(&self.parts[micro_batch]).last_mut(), given) {
                     before.given = given;
                 }
-                self.hand_over.hand_back(stage, micro_batch);
+                // Before the earlier stage goes on, so that gradients of a micro-batch come from the last stage to the first.
                 if let Some(gradients) = gradients {
                     (self.functions.gradients)(stage, micro_batch, gradients).map_err(failed)?;
                 }
+                self.hand_over.hand_back(stage, micro_batch);
             }
         }
         let (begin, end) = (begin.as_secs_f64(), self.begun.elapsed().as_secs_f64());

@@ -30,11 +30,12 @@ impl<'a> Survey<'a> {
         self.gradients.len() - self.seen.len()
     }
 
-    /// The sum of squares of all gradients; none when there is no gradient.
+    /// The sum of squares of all gradients, on the device of the last one; none when there is no gradient.
     pub(super) fn sum_of_squares(self) -> Option<Tensor<1>> {
         // The order of the parameters is fixed, so the sum is reproducible. The parts are added one by one: on CubeCL devices a
-        // concatenation can hide that one of its parts was never written for lack of memory.
-        self.squares.into_iter().reduce(|sum, part| sum + part)
+        // concatenation can hide that one of its parts was never written for lack of memory. Where parameters are on several devices, the
+        // sum goes from one to the next, so that the order and the bits stay.
+        self.squares.into_iter().reduce(|sum, part| sum.to_device(&part.device()) + part)
     }
 }
 

@@ -113,6 +113,8 @@ impl ScaledGradients {
         }
         // One read for all, so that the device is waited for once. They are not joined: a concatenation could hide that one of them was
         // never written.
+        let device = squares.device();
+        let extra_scalars = extra_scalars.into_iter().map(|extra| extra.to_device(&device));
         let all = std::iter::once(squares).chain(extra_scalars);
         let read = all.fold(Transaction::default(), |read, tensor| read.register(tensor.cast(DType::F32)));
         let data = read.try_execute().map_err(|e| Error::Device(e.to_string()))?;

@@ -1,5 +1,6 @@
 //! Finds the fastest micro-batch, checkpoint plan and precision that fit into a budget.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use bytesize::ByteSize;
@@ -142,6 +143,16 @@ impl Planner {
     /// Whether the forward pass draws random numbers.
     pub(crate) fn draws_random(&self) -> bool {
         self.steps.iter().any(|(_, step)| step.draws_random())
+    }
+
+    /// The blocks that read each parameter, by its path.
+    pub(crate) fn readers(&self) -> BTreeMap<&str, BTreeSet<usize>> {
+        self.steps.first().map(|(_, step)| step.readers()).unwrap_or_default()
+    }
+
+    /// The blocks that are the operations between two chains.
+    pub(crate) fn between(&self) -> Vec<usize> {
+        self.steps.first().map(|(_, step)| step.between()).unwrap_or_default()
     }
 
     /// The error that names the plan with the lowest peak and the largest part of its memory.

@@ -1,6 +1,7 @@
 //! A task's step, recorded without running it, from which its memory and time are predicted.
 
 use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::panic::resume_unwind;
 
@@ -95,6 +96,13 @@ impl RecordedStep {
 
     /// The plan without recomputation between chains: these operations are no block of any chain and always run plainly.
     pub(crate) fn within_chains(&self, plan: &Plan) -> Plan {
+        let mut between = self.between();
+        between.retain(|block| *block < plan.blocks());
+        without(plan, &between)
+    }
+
+    /// The blocks that are the operations between two chains.
+    pub(crate) fn between(&self) -> Vec<usize> {
         let mut between = vec![];
         let mut end = 0;
         for length in &self.chains {
@@ -103,13 +111,17 @@ impl RecordedStep {
             end += 1;
         }
         between.pop();
-        between.retain(|block| *block < plan.blocks());
-        without(plan, &between)
+        between
     }
 
     /// Whether the forward pass draws random numbers, as dropout does.
     pub(crate) fn draws_random(&self) -> bool {
         self.whole.draws_random()
+    }
+
+    /// The blocks that read each parameter, by its path.
+    pub(crate) fn readers(&self) -> BTreeMap<&str, BTreeSet<usize>> {
+        self.whole.readers()
     }
 
     /// The step under a checkpoint plan, on micro-batches of `micro_batch` out of `batch` samples.

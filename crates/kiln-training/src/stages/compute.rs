@@ -1,9 +1,8 @@
 //! Gradients of a batch, computed in stages.
 
-use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::module::ParamId;
+use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Gradients, Tensor};
 use kiln_accumulation::{RunningStatistics, Weight, WeightedLoss};
@@ -16,6 +15,8 @@ use super::division::Division;
 use super::held::StageGradients;
 use super::measured::StageMeter;
 use super::pass::{Moment, StagePass};
+use super::placement::placed;
+use super::readers::{Readers, Uses};
 use crate::batch::Part;
 use crate::error::Error;
 use crate::pass::Pass;
@@ -36,21 +37,11 @@ pub(crate) type Compute<T> = fn(
 pub(crate) struct Staged<T: Task> {
     pub(crate) division: Division,
     pub(crate) compute: Compute<T>,
-    /// What the first attempt has found out about the stages.
-    known: Mutex<Option<Known>>,
+    pub(crate) readers: Readers,
     /// What the stages did when in the last attempt that succeeded.
     timeline: Mutex<Option<Timeline>>,
     /// Measures the memory of each stage, which then work in turns.
     pub(crate) meter: Option<StageMeter>,
-}
-
-/// What a run knows of its stages once it has computed in them.
-#[derive(Clone)]
-struct Known {
-    /// The running statistics that each stage updates.
-    statistics: Vec<HashSet<ParamId>>,
-    /// The parameters that several stages use.
-    shared: HashSet<ParamId>,
 }
 
 /// What gradients are computed with.
@@ -66,13 +57,14 @@ pub(crate) struct Inputs<'a, T: Task> {
 }
 
 impl<T: Task> Staged<T> {
-    pub(crate) fn new(division: Division, compute: Compute<T>) -> Self {
-        Self { division, compute, known: Mutex::default(), timeline: Mutex::default(), meter: None }
+    pub(crate) fn new(division: Division, readers: Readers, compute: Compute<T>) -> Self {
+        Self { division, readers, compute, timeline: Mutex::default(), meter: None }
     }
 
-    /// Forgets what belongs to parameters that were replaced.
-    pub(crate) fn renew(&self) {
-        *lock(&self.known) = None;
+    /// `model` with its parameters on the devices of the stages that use them.
+    pub(crate) fn place<M: Module>(&self, model: M) -> M {
+        let uses = self.readers.in_model(&model);
+        placed(model, &uses, &self.division.devices)
     }
 
     /// What the stages did when in the last attempt that succeeded.
@@ -97,21 +89,16 @@ where
 {
     let Inputs { staged, loss_scale, .. } = *inputs;
     let division = &staged.division;
-    let known = lock(&staged.known).clone();
-    let shared = known.as_ref().map(|known| known.shared.clone());
+    let uses = staged.readers.in_model(model);
     let run = Run {
         inputs,
         model,
         models: parts.iter().map(|_| Mutex::new(None)).collect(),
         losses: parts.iter().map(|_| Mutex::new(None)).collect(),
-        blocks: Mutex::default(),
         evidence: Mutex::default(),
-        statistics: Mutex::new(Statistics {
-            running: statistics,
-            of_stage: known
-                .map_or_else(|| vec![None; division.count()], |known| known.statistics.into_iter().map(Some).collect()),
-        }),
-        gradients: Mutex::new(StageGradients::new(division.count(), shared)),
+        statistics: Mutex::new(statistics),
+        gradients: Mutex::new(StageGradients::new(division.count(), uses.clone())),
+        uses,
     };
     // Random numbers are one stream of the process, and memory is one heap: stages that draw or are measured take turns.
     let way = if inputs.draws_random || staged.meter.is_some() { Way::InTurns } else { Way::Threads };
@@ -136,6 +123,7 @@ where
             run.models.iter().filter_map(|model| lock(model).take()).for_each(|model| forget(&model));
             return Err(match stopped {
                 Stopped::Failed { error, .. } => error,
+                Stopped::Pipeline(kiln_parallel::Error::Bypassed { stage, .. }) => Error::Bypassed { stage },
                 Stopped::Pipeline(error) => Error::Parallel(error),
                 other => {
                     Error::Parallel(kiln_parallel::Error::Transfer { operation: "stages", reason: other.to_string() })
@@ -145,10 +133,8 @@ where
     };
     staged.meter.iter().for_each(StageMeter::end);
     *lock(&staged.timeline) = Some(ran.timeline);
-    let Run { losses, evidence, statistics, gradients, .. } = run;
-    let of_stage = into_inner(statistics).of_stage.into_iter().map(Option::unwrap_or_default).collect();
-    let (gradients, shared) = into_inner(gradients).finish(model)?;
-    *lock(&staged.known) = Some(Known { statistics: of_stage, shared });
+    let Run { losses, evidence, gradients, .. } = run;
+    let gradients = into_inner(gradients).finish(model)?;
     let means = losses.into_iter().filter_map(into_inner::<Option<Tensor<1>>>);
     let step = inputs.state.next_step();
     let loss = means.reduce(|sum, mean| sum + mean).ok_or(Error::NoGradients { step })?;
@@ -158,13 +144,6 @@ where
     Ok((Computed { gradients, loss, loss_scale, micro_batches: parts.len() }, into_inner(evidence)))
 }
 
-/// The running statistics of a batch.
-struct Statistics<'a> {
-    running: &'a mut RunningStatistics,
-    /// What each stage updates, once it is known.
-    of_stage: Vec<Option<HashSet<ParamId>>>,
-}
-
 /// A batch that is computed in stages.
 struct Run<'a, T: Task> {
     inputs: &'a Inputs<'a, T>,
@@ -172,11 +151,10 @@ struct Run<'a, T: Task> {
     /// The leaves of each micro-batch that is under way.
     models: Vec<Mutex<Option<T::Model>>>,
     losses: Vec<Mutex<Option<Tensor<1>>>>,
-    /// The parameters of all blocks.
-    blocks: Mutex<HashSet<ParamId>>,
     evidence: Mutex<Vec<Tensor<1>>>,
-    statistics: Mutex<Statistics<'a>>,
+    statistics: Mutex<&'a mut RunningStatistics>,
     gradients: Mutex<StageGradients>,
+    uses: Uses,
 }
 
 impl<T: Task> Inputs<'_, T> {
@@ -211,14 +189,13 @@ impl<T: Task> Run<'_, T> {
         *lock(&self.models[micro_batch]) = Some(leaves.clone());
         self.inputs.seed(&division.devices[0], 0, micro_batch);
         let between = |moment| match moment {
-            Moment::Ends(stage) => self.end(stage, micro_batch, *weight),
+            Moment::Ends(stage) => self.end(stage, *weight),
             Moment::Begins(stage) => {
                 self.inputs.seed(&division.devices[stage], stage, micro_batch);
                 Ok(())
             }
         };
-        let blocks = |ids: HashSet<ParamId>| lock(&self.blocks).extend(ids);
-        let staged = StagePass { division, hop, plan, draws_random, between: &between, blocks: &blocks };
+        let staged = StagePass { division, hop, plan, draws_random, between: &between };
         let pass = Pass::staged(&leaves, staged);
         let loss = task.loss(&pass, part.batch());
         let evidence = pass.into_evidence()?;
@@ -234,26 +211,16 @@ impl<T: Task> Run<'_, T> {
             })?;
         *lock(&self.losses[micro_batch]) = Some(mean);
         self.inputs.at(Boundary::Forward)?;
-        self.end(hop.stage(), micro_batch, *weight)?;
+        self.end(hop.stage(), *weight)?;
         self.inputs.at(Boundary::Accumulate)?;
         Ok(scaled)
     }
 
     /// Takes the running statistics that a stage has updated, and restores those from before the batch.
-    fn end(&self, stage: usize, micro_batch: usize, weight: Weight) -> Result<(), Error> {
+    fn end(&self, stage: usize, weight: Weight) -> Result<(), Error> {
         let mut statistics = lock(&self.statistics);
-        if statistics.running.is_empty() {
-            return Ok(());
-        }
-        if statistics.of_stage[stage].is_none() && micro_batch == 0 {
-            // No later stage has run in this batch, and earlier ones are known.
-            let earlier: HashSet<ParamId> = statistics.of_stage.iter().flatten().flatten().copied().collect();
-            let changed = statistics.running.changed(self.model);
-            statistics.of_stage[stage] = Some(changed.into_iter().filter(|id| !earlier.contains(id)).collect());
-        }
-        let Statistics { running, of_stage } = &mut *statistics;
-        let own = |id| of_stage[stage].as_ref().is_some_and(|own| own.contains(&id));
-        Ok(running.take_some(self.model, own, weight, self.inputs.share.total)?)
+        let own = |id| self.uses.first(id) == stage;
+        Ok(statistics.take_some(self.model, own, weight, self.inputs.share.total)?)
     }
 
     /// Adds the gradients of a stage's backward pass.
@@ -264,8 +231,7 @@ impl<T: Task> Run<'_, T> {
         if stage == 0 {
             *lock(&self.models[micro_batch]) = None;
         }
-        let blocks = lock(&self.blocks).clone();
-        lock(&self.gradients).add(&leaves, (stage, micro_batch), gradients, &blocks)
+        lock(&self.gradients).add(&leaves, (stage, micro_batch), gradients)
     }
 }
 

@@ -6,7 +6,8 @@ use kiln_parallel::{Schedule, Stages};
 /// How a model is divided into stages.
 #[derive(Clone, Debug)]
 pub struct StagesConfig {
-    /// The device of each stage, in order. The same device may be named several times.
+    /// The device of each stage, in order. The first one is the device that the trainer is built on. The same device may be named several
+    /// times.
     pub devices: Vec<Device>,
     /// The order in which stages work on micro-batches.
     pub schedule: Schedule,
@@ -48,10 +49,20 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// `stages` on the devices of `config`.
-    pub(crate) fn of(config: StagesConfig, stages: Stages) -> Self {
+    /// `stages` on the devices of `config`. `between`: the blocks that are the operations between two chains.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for another first device than `device`, the trainer's. [`Error::Parallel`] for a stage on a device of its own
+    /// that has no block of a chain.
+    pub(crate) fn of(config: StagesConfig, stages: &Stages, between: &[usize], device: &Device) -> Result<Self, Error> {
         let StagesConfig { devices, schedule, .. } = config;
-        Self { stages, devices: devices.into_iter().map(Device::autodiff).collect(), schedule }
+        if let Some(first) = devices.first().filter(|first| (*first).clone().inner() != device.clone().inner()) {
+            let (value, expected) = (format!("{first:?}"), "the device that the trainer is built on");
+            return Err(Error::InvalidSetting { field: "device of the first stage", value, expected });
+        }
+        let one_device = devices.windows(2).all(|pair| pair[0] == pair[1]);
+        let stages = if one_device { stages.clone() } else { within_chains(stages, between)? };
+        Ok(Self { stages, devices: devices.into_iter().map(Device::autodiff).collect(), schedule })
     }
 
     /// How many stages there are.
@@ -62,5 +73,33 @@ impl Division {
     /// The stage that begins with `block`, unless it is the first.
     pub(crate) fn stage_at(&self, block: usize) -> Option<usize> {
         (1..self.count()).find(|stage| self.stages.ranges()[*stage].start == block)
+    }
+}
+
+/// The same stages, none of which begins between two chains. On several devices, what is between two chains is on the device of the first
+/// one's last block: an evaluation follows the devices of the blocks, and knows nothing of stages.
+///
+/// # Errors
+/// [`Error::Parallel`] when a stage has no blocks then.
+fn within_chains(stages: &Stages, between: &[usize]) -> Result<Stages, Error> {
+    let ranges = stages.ranges();
+    let begins = ranges.iter().skip(1).map(|range| range.start);
+    let cuts: Vec<usize> = begins.map(|begin| begin + usize::from(between.contains(&begin))).collect();
+    Ok(Stages::at(ranges.last().map_or(0, |range| range.end), &cuts)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_on_another_device_begins_with_a_block() {
+        let begins = |cuts: &[usize]| {
+            let stages = within_chains(&Stages::at(8, cuts).unwrap(), &[2, 5]).ok()?;
+            Some(stages.ranges().iter().map(|range| range.start).collect::<Vec<_>>())
+        };
+        assert_eq!(begins(&[1, 4]), Some(vec![0, 1, 4]));
+        assert_eq!(begins(&[2, 5, 7]), Some(vec![0, 3, 6, 7]));
+        assert_eq!(begins(&[2, 3]), None);
     }
 }

@@ -1,12 +1,13 @@
 //! Gradients of stages, added up over micro-batches.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use kiln_accumulation::Accumulator;
 
+use super::readers::Uses;
 use crate::error::Error;
 
 /// The gradients of a batch, as stages hand them in: those of a stage in the order of the micro-batches, those of a micro-batch from the
@@ -14,52 +15,39 @@ use crate::error::Error;
 ///
 /// A parameter that several stages use, as an embedding that is also the output layer, has a gradient in each of them. They are added for
 /// each micro-batch before the micro-batch is added to the sum, as one backward pass through all stages adds them: the sum has the same
-/// bits. Until the first stage has its gradient, those of the later stages are held.
+/// bits. Until the first of these stages has its gradient, those of the later ones are held.
 pub(crate) struct StageGradients {
     sums: Vec<Accumulator>,
-    /// Gradients of parameters that an earlier stage may use, by micro-batch.
+    /// Gradients of parameters that an earlier stage uses as well, by micro-batch.
     held: HashMap<usize, GradientsParams>,
-    /// The parameters that several stages use, once that is known.
-    shared: Option<HashSet<ParamId>>,
-    /// What has a gradient in which stages, of the first micro-batch.
-    found: HashMap<ParamId, usize>,
+    uses: Uses,
 }
 
 impl StageGradients {
-    /// No gradients. `shared`: the parameters that several stages use, if that is known.
-    pub(crate) fn new(stages: usize, shared: Option<HashSet<ParamId>>) -> Self {
-        let sums = (0..stages).map(|_| Accumulator::new()).collect();
-        Self { sums, held: HashMap::new(), shared, found: HashMap::new() }
+    /// No gradients.
+    pub(crate) fn new(stages: usize, uses: Uses) -> Self {
+        Self { sums: (0..stages).map(|_| Accumulator::new()).collect(), held: HashMap::new(), uses }
     }
 
-    /// Adds the gradients that a stage has of a micro-batch. `blocks` are the parameters of the model's blocks, each of which one stage runs.
+    /// Adds the gradients that a stage has of a micro-batch.
     ///
     /// # Errors
-    /// [`Error::Accumulation`].
+    /// [`Error::Accumulation`], and [`Error::Bypassed`] for the gradient of a parameter that the stage does not use: it comes from a tensor
+    /// of another stage.
     pub(crate) fn add(
         &mut self,
         model: &impl Module,
         (stage, micro_batch): (usize, usize),
         mut gradients: GradientsParams,
-        blocks: &HashSet<ParamId>,
     ) -> Result<(), Error> {
-        if micro_batch == 0 {
-            for id in ids_of(model, &gradients) {
-                *self.found.entry(id).or_default() += 1;
-            }
+        let uses = &self.uses;
+        if let Some(stage) = foreign(model, &gradients, |id| !uses.may_be_in(id, stage)).map(|id| uses.first(id)) {
+            return Err(Error::Bypassed { stage });
         }
+        let waits = |id: ParamId| uses.is_shared(id) && uses.first(id) < stage;
         let mut held = self.held.remove(&micro_batch).unwrap_or_default();
-        if stage > 0 {
-            // A parameter may be that of an earlier stage as well, unless it is known not to be.
-            let shared = &self.shared;
-            let waits = |id: ParamId| match shared {
-                Some(shared) => shared.contains(&id),
-                None => !blocks.contains(&id),
-            };
-            model.visit(&mut Move { from: &mut gradients, to: &mut held, of: &waits });
-        } else {
-            model.visit(&mut Move { from: &mut held, to: &mut gradients, of: &|_| true });
-        }
+        model.visit(&mut Move { from: &mut gradients, to: &mut held, of: &waits });
+        model.visit(&mut Move { from: &mut held, to: &mut gradients, of: &|id| !waits(id) });
         if !held.is_empty() {
             self.held.insert(micro_batch, held);
         }
@@ -69,11 +57,11 @@ impl StageGradients {
         Ok(())
     }
 
-    /// The sums of all stages, and the parameters that several of them use.
+    /// The sums of all stages.
     ///
     /// # Errors
     /// [`Error::Accumulation`].
-    pub(crate) fn finish(mut self, model: &impl Module) -> Result<(GradientsParams, HashSet<ParamId>), Error> {
+    pub(crate) fn finish(mut self, model: &impl Module) -> Result<GradientsParams, Error> {
         // No gradient has reached the first stage of these.
         let mut held: Vec<_> = self.held.drain().collect();
         held.sort_by_key(|(micro_batch, _)| *micro_batch);
@@ -84,10 +72,7 @@ impl StageGradients {
         for sum in self.sums {
             model.visit(&mut Move { from: &mut sum.finish(), to: &mut all, of: &|_| true });
         }
-        let shared = self
-            .shared
-            .unwrap_or_else(|| self.found.into_iter().filter(|(_, stages)| *stages > 1).map(|(id, _)| id).collect());
-        Ok((all, shared))
+        Ok(all)
     }
 }
 
@@ -105,7 +90,6 @@ impl ModuleVisitor for Move<'_> {
         }
         if let Some(gradient) = self.from.remove::<D>(param.id) {
             let sum = match self.to.remove::<D>(param.id) {
-                // The first stage's device has the parameter.
                 Some(other) => other.clone() + gradient.to_device(&other.device()),
                 None => gradient,
             };
@@ -114,16 +98,17 @@ impl ModuleVisitor for Move<'_> {
     }
 }
 
-fn ids_of(model: &impl Module, gradients: &GradientsParams) -> HashSet<ParamId> {
-    struct Ids<'a>(&'a GradientsParams, HashSet<ParamId>);
-    impl ModuleVisitor for Ids<'_> {
+/// The first parameter that has a gradient and that `is` says yes to.
+fn foreign(model: &impl Module, gradients: &GradientsParams, is: impl Fn(ParamId) -> bool) -> Option<ParamId> {
+    struct Find<'a, F>(&'a GradientsParams, F, Option<ParamId>);
+    impl<F: Fn(ParamId) -> bool> ModuleVisitor for Find<'_, F> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if self.0.get::<D>(param.id).is_some() {
-                self.1.insert(param.id);
+            if self.2.is_none() && (self.1)(param.id) && self.0.get::<D>(param.id).is_some() {
+                self.2 = Some(param.id);
             }
         }
     }
-    let mut ids = Ids(gradients, HashSet::new());
-    model.visit(&mut ids);
-    ids.1
+    let mut find = Find(gradients, is, None);
+    model.visit(&mut find);
+    find.2
 }

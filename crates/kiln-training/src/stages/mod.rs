@@ -5,6 +5,8 @@ mod division;
 mod held;
 mod measured;
 mod pass;
+mod placement;
+mod readers;
 
 pub use division::StagesConfig;
 pub use measured::StageMemory;
@@ -12,4 +14,5 @@ pub use measured::StageMemory;
 pub(crate) use compute::{Compute, Inputs, Staged, compute};
 pub(crate) use division::Division;
 pub(crate) use measured::{StageMeter, StageSizes};
-pub(crate) use pass::{StagePass, ids};
+pub(crate) use pass::StagePass;
+pub(crate) use readers::Readers;

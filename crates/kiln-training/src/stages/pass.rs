@@ -1,8 +1,5 @@
 //! A pass that ends a stage between two blocks of a chain.
 
-use std::collections::HashSet;
-
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Device, Int, Tensor};
 use kiln_checkpointing::{Plan, TensorMap, Tensors};
 use kiln_parallel::Hop;
@@ -19,8 +16,6 @@ pub(crate) struct StagePass<'a> {
     pub(crate) draws_random: bool,
     /// Called at the end of a stage, and at the beginning of the next one.
     pub(crate) between: &'a dyn Fn(Moment) -> Result<(), Error>,
-    /// Told of the parameters of each block.
-    pub(crate) blocks: &'a dyn Fn(HashSet<ParamId>),
 }
 
 /// A moment between two stages.
@@ -70,17 +65,4 @@ impl TensorMap for Carry<'_> {
     fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
         tensor.to_device(self.device)
     }
-}
-
-/// The ids of the parameters of `block`.
-pub(crate) fn ids(block: &impl Module) -> HashSet<ParamId> {
-    struct Ids(HashSet<ParamId>);
-    impl ModuleVisitor for Ids {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0.insert(param.id);
-        }
-    }
-    let mut ids = Ids(HashSet::new());
-    block.visit(&mut ids);
-    ids.0
 }

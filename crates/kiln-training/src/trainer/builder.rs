@@ -28,7 +28,7 @@ use crate::planning::{
 };
 use crate::replicas::{Replicas, telling};
 use crate::schedule::Schedule;
-use crate::stages::{Compute, Division, Staged, StagesConfig, compute};
+use crate::stages::{Compute, Division, Readers, Staged, StagesConfig, compute};
 use crate::task::Task;
 use crate::transaction::{Boundary, Guard, ModelState, StepSettings};
 
@@ -525,10 +525,16 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         });
         let mut run = ModelState::new(&self.init, &self.attach, &self.optimizer, self.seed, settings, replicas)?;
         run.guard = Some(watch.guard());
-
-        let staged = self.stages.zip(stage_plan.as_ref());
-        let staged =
-            staged.map(|((config, compute), plan)| Staged::new(Division::of(config, plan.stages.clone()), compute));
+        let staged = match (self.stages, &stage_plan, &planner) {
+            (Some((config, compute)), Some(plan), Some(planner)) => {
+                let division = Division::of(config, &plan.stages, &planner.between(), &device)?;
+                let readers = Readers::new(&planner.readers(), &division.stages)?;
+                let staged = Staged::new(division, readers, compute);
+                run.model = staged.place(run.model);
+                Some(staged)
+            }
+            _ => None,
+        };
         let size = micro_batch.unwrap_or(usize::MAX).min(batch);
         let recovery = if self.recovers {
             // A card has kernels compiled and tuned for each size that it sees.

@@ -34,6 +34,10 @@ impl<T: Task> Trainer<T> {
             }
         };
         if let Some((model, optimizer)) = edited {
+            let model = match &self.staged {
+                Some(staged) => staged.place(model),
+                None => model,
+            };
             let owned = |model| self.run.replicas.as_ref().and_then(|replicas| replicas.owned(model));
             if owned(&model) != owned(&self.run.model) {
                 // What their new owners lack would begin again at zero.

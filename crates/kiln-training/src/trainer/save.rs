@@ -190,9 +190,6 @@ impl<T: Task> Trainer<T> {
             recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
         self.run.restore(model, (groups, optimizer), saved.state, scaler);
-        if let Some(staged) = &self.staged {
-            staged.renew();
-        }
         self.edited = saved.edited;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
         self.batches = saved.batches.or(self.batches);
@@ -213,6 +210,10 @@ impl<T: Task> Trainer<T> {
                     ModuleRecord::from_bytes(in_memory(file)?).map_err(|e| e.to_string())
                 })?,
                 None => load_model(model, path)?,
+            };
+            let model = match &self.staged {
+                Some(staged) => staged.place(model),
+                None => model,
             };
             let groups = (self.optimizer)(&model);
             self.compare(saved, groups.description()).map_err(fail)?;

@@ -24,6 +24,7 @@ mod replicas_state;
 mod resume;
 mod segmentation;
 mod soak;
+mod stages;
 mod support;
 mod update;
 

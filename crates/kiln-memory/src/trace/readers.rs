@@ -1,0 +1,84 @@
+//! Which blocks of a chain read which parameters.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::step_trace::{StepTrace, TraceRole};
+
+impl StepTrace {
+    /// The blocks whose forward passes read each parameter or buffer, by its path. What comes before the first block counts as a part of
+    /// it, what comes behind the last block as a part of that one. A tensor that two fields share has one of their paths. A parameter that
+    /// nothing reads is left out.
+    pub fn readers(&self) -> BTreeMap<&str, BTreeSet<usize>> {
+        let [start, backward, ..] = self.phases;
+        let last = self.blocks().saturating_sub(1);
+        let mut readers: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        for index in start..backward {
+            let block = self.cuts.iter().filter(|cut| **cut <= index).count().saturating_sub(1).min(last);
+            for input in self.graph.inputs_at(index) {
+                if let (TraceRole::Parameter, Some(path)) =
+                    (self.tensors[input.tensor as usize].role, self.path_of(input.tensor as usize))
+                {
+                    readers.entry(path).or_default().insert(block);
+                }
+            }
+        }
+        readers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::Module;
+    use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+    use burn::optim::AdamWConfig;
+    use burn::tensor::{Device, Tensor};
+
+    use crate::trace::{Recorder, StepOptions, record_step};
+
+    #[derive(Module, Debug)]
+    struct Net {
+        first: Linear,
+        norm: BatchNorm,
+        blocks: Vec<Linear>,
+        unused: Linear,
+    }
+
+    #[test]
+    fn each_parameter_is_read_where_the_forward_pass_reads_it() {
+        let linear = |device: &Device| LinearConfig::new(4, 4).with_bias(false).init(device);
+        let build = |device: &Device| Net {
+            first: linear(device),
+            norm: BatchNormConfig::new(4).init(device),
+            blocks: (0..3).map(|block| if block == 1 { linear(device).no_grad() } else { linear(device) }).collect(),
+            unused: linear(device),
+        };
+        let forward = |net: &Net, recorder: &Recorder| {
+            let mut x = net.first.forward(Tensor::<2>::zeros([recorder.batch(), 4], recorder.device()));
+            recorder.cut();
+            for (number, block) in net.blocks.iter().enumerate() {
+                x = block.forward(x);
+                if number == 1 {
+                    x = net.norm.forward(x);
+                }
+                recorder.cut();
+            }
+            // The first layer is the last one as well.
+            x.matmul(net.first.weight.val()).square().mean()
+        };
+        let trace = record_step(build, forward, &AdamWConfig::new().build(), StepOptions::default()).unwrap();
+        let readers = trace.readers();
+        let found: Vec<(&str, Vec<usize>)> =
+            readers.iter().map(|(path, blocks)| (*path, blocks.iter().copied().collect())).collect();
+        let expected: [(&str, &[usize]); 8] = [
+            ("blocks.0.weight", &[0]),
+            ("blocks.1.weight", &[1]),
+            ("blocks.2.weight", &[2]),
+            ("first.weight", &[0, 2]),
+            ("norm.beta", &[1]),
+            ("norm.gamma", &[1]),
+            ("norm.running_mean", &[1]),
+            ("norm.running_var", &[1]),
+        ];
+        assert_eq!(found, expected.map(|(path, blocks)| (path, blocks.to_vec())));
+    }
+}
