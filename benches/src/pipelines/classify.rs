@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor};
+use kiln_checkpointing::{TensorMap, Tensors};
 use kiln_data::{
     DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Normalize, Order, Quality, Remainder, TrainTest, Transform,
 };
@@ -30,12 +31,21 @@ pub struct Classify {
 }
 
 /// What the loss compares logits with.
+#[derive(Clone)]
 pub struct Labels {
     own_b: Tensor<1, Int>,
     /// The labels of images that were mixed in, and the share of the own images.
     mixed_b: Option<(Tensor<1, Int>, f64)>,
     /// The teacher's logits.
     taught_bc: Option<Tensor<2>>,
+}
+
+impl Tensors for Labels {
+    fn map<M: TensorMap>(self, map: &mut M) -> Self {
+        let Self { own_b, mixed_b, taught_bc } = self;
+        let mixed_b = mixed_b.map(|(mixed_b, lambda)| (map.int(mixed_b), lambda));
+        Self { own_b: map.int(own_b), mixed_b, taught_bc: taught_bc.map(|taught_bc| map.float(taught_bc)) }
+    }
 }
 
 impl Task for Classify {
@@ -45,7 +55,7 @@ impl Task for Classify {
     fn loss(&self, pass: &Pass<'_, Classifier>, batch: &ImageBatch) -> Tensor<1> {
         let (images_bchw, labels) = self.begin(pass.model(), batch, pass.device());
         let x = pass.chain(&self.blocks(pass.model()), images_bchw, Self::forward);
-        self.end(pass.model(), x, labels)
+        self.end(pass.model(), x, pass.to_device(labels))
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -54,7 +64,8 @@ impl Task for Classify {
 
     fn metrics(&self, pass: &Pass<'_, Classifier>, batch: &ImageBatch) -> Metrics {
         let (images_bchw, labels_b) = batch.to_device(&self.normalize, pass.device());
-        let logits_bc = pass.model().forward(images_bchw).cast(DType::F32);
+        let x = pass.chain(&self.blocks(pass.model()), images_bchw, Self::forward);
+        let (logits_bc, labels_b) = (pass.model().head(x).cast(DType::F32), pass.to_device(labels_b));
         let mean = CrossEntropyLossConfig::new().init(pass.device()).forward(logits_bc.clone(), labels_b.clone());
         let count = batch.len();
         let top = |k| Metric::mean(top_k_correct(logits_bc.clone(), labels_b.clone(), k).float(), count);

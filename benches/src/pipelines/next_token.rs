@@ -3,6 +3,7 @@
 
 use anyhow::{Result, bail};
 use burn::tensor::{Device, Int, Tensor};
+use kiln_checkpointing::{TensorMap, Tensors};
 use kiln_compression::Teacher;
 use kiln_data::{Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, TokenizerKind, TrainTest};
 use kiln_models::{Gpt, GptBlock, GptConfig};
@@ -26,9 +27,22 @@ pub struct NextToken {
 }
 
 /// What the loss compares with.
+#[derive(Clone)]
 pub struct Targets {
     next_bt: Tensor<2, Int>,
     taught: Option<Teacher>,
+}
+
+impl Tensors for Targets {
+    fn map<M: TensorMap>(self, map: &mut M) -> Self {
+        let taught = self.taught.map(|taught| match taught {
+            Teacher::Linear { hidden, weight } => {
+                Teacher::Linear { hidden: map.float(hidden), weight: map.float(weight) }
+            }
+            taught => taught, // no other one is made here
+        });
+        Self { next_bt: map.int(self.next_bt), taught }
+    }
 }
 
 impl Task for NextToken {
@@ -38,7 +52,7 @@ impl Task for NextToken {
     fn loss(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Tensor<1> {
         let (x_btc, targets) = self.begin(pass.model(), batch, pass.device());
         let x_btc = pass.chain(&self.blocks(pass.model()), x_btc, Self::forward);
-        self.end(pass.model(), x_btc, targets)
+        self.end(pass.model(), x_btc, pass.to_device(targets))
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -47,7 +61,8 @@ impl Task for NextToken {
 
     fn metrics(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Metrics {
         let (inputs_bt, targets_bt) = batch.to_device(pass.device());
-        let mean = pass.model().loss(pass.model().features(inputs_bt), targets_bt);
+        let x_btc = pass.chain(&self.blocks(pass.model()), pass.model().embed(inputs_bt), Self::forward);
+        let mean = pass.model().loss(x_btc, pass.to_device(targets_bt));
         let windows = batch.tokens.chunks_exact(batch.shape[1]);
         let bytes: u32 = windows.flat_map(|window| &window[1..]).map(|id| self.byte_lengths[*id as usize]).sum();
         let tokens = batch.targets();

@@ -90,8 +90,7 @@ impl<'a, M> Pass<'a, M> {
     }
 
     /// The device to make tensors on. In a model that is divided into stages, the device changes where a stage ends, in
-    /// [`chain`](Self::chain). A tensor that was made before may be on another device than what comes out of the chain: move it there
-    /// (`targets.to_device(&x.device())`).
+    /// [`chain`](Self::chain). Tensors that were made before go there by [`to_device`](Self::to_device).
     pub fn device(&self) -> &Device {
         match self.come_to.get() {
             Some(device) => &self.devices[device],
@@ -104,6 +103,14 @@ impl<'a, M> Pass<'a, M> {
     /// Works for burn's `TensorData` and for tensors of any kind on another device.
     pub fn input<const D: usize, K: Basic>(&self, source: impl Input<D, K>) -> Tensor<D, K> {
         source.on(self.device())
+    }
+
+    /// `tensors` on the device that the pass has come to: targets that were copied with the inputs, and that the loss compares with what
+    /// comes out of a [`chain`](Self::chain). On one device they are returned as they are.
+    ///
+    /// Tensors with a gradient go from stage to stage as a part of the chain's value only.
+    pub fn to_device<X: Tensors>(&self, tensors: X) -> X {
+        tensors.map(&mut To(self.device()))
     }
 
     /// Runs `x` through `blocks`, one after the other; `f` runs one block.
@@ -258,15 +265,16 @@ struct To<'a>(&'a Device);
 
 impl TensorMap for To<'_> {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        tensor.to_device(self.0)
+        // burn notes a move in the graph, also where nothing moves.
+        if tensor.device() == *self.0 { tensor } else { tensor.to_device(self.0) }
     }
 
     fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        tensor.to_device(self.0)
+        if tensor.device() == *self.0 { tensor } else { tensor.to_device(self.0) }
     }
 
     fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
-        tensor.to_device(self.0)
+        if tensor.device() == *self.0 { tensor } else { tensor.to_device(self.0) }
     }
 }
 

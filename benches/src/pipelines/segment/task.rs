@@ -30,7 +30,7 @@ impl Task for Segment {
     fn loss(&self, pass: &Pass<'_, Unet>, batch: &TileBatch) -> Tensor<1> {
         let (x, truth) = self.begin(pass.model(), batch, pass.device());
         let x = pass.chain(&self.blocks(pass.model()), x, Self::forward);
-        self.end(pass.model(), x, truth)
+        self.end(pass.model(), x, pass.to_device(truth))
     }
 
     /// Of whole images, each put together from its tiles.
@@ -125,7 +125,11 @@ impl Segment {
     }
 
     fn logits(&self, model: &Unet, batch: &TileBatch, device: &Device) -> Tensor<4> {
-        model.forward(self.on_device(batch, device).images).cast(DType::F32)
+        let pass = Pass::plain(model, device);
+        let images = self.on_device(batch, device).images;
+        let (logits, _) = pass.chain(&self.blocks(model), (images, vec![]), Self::forward);
+        // The model may end on another device.
+        logits.cast(DType::F32).to_device(device)
     }
 
     fn predictor<'a>(&self, set: &'a TileSet, device: &'a Device, at_once: usize) -> TilePredictor<'a> {

@@ -142,10 +142,12 @@ impl Replicas {
         if sizes.is_empty() {
             return Ok(own);
         }
-        let flat =
-            self.all(self.written(&|| Tensor::cat(own.iter().map(|own| own.clone().cast(DType::F32)).collect(), 0)))?;
-        let sums = self.communicator.all_reduce(flat)?;
-        Ok(sums.split_with_sizes(sizes, 0))
+        // Stages may have theirs on several devices.
+        let device = own[0].device();
+        let flat = || Tensor::cat(own.iter().map(|own| own.clone().cast(DType::F32).to_device(&device)).collect(), 0);
+        let flat = self.all(self.written(&flat))?;
+        let sums = self.communicator.all_reduce(flat)?.split_with_sizes(sizes, 0);
+        Ok(sums.into_iter().zip(&own).map(|(sum, own)| sum.to_device(&own.device())).collect())
     }
 
     /// Goes on when all replicas have what they need. Otherwise all have an error: the one that failed its own, the others one that names it.

@@ -9,7 +9,7 @@ use kiln_accumulation::{RunningStatistics, Weight, WeightedLoss};
 use kiln_checkpointing::Plan;
 use kiln_memory::warm_thread;
 use kiln_parallel::{Action, Pipeline, Stopped, Timeline, Way};
-use kiln_recovery::{forget, renewed};
+use kiln_recovery::{forget, reclaim, renewed};
 
 use super::division::Division;
 use super::held::StageGradients;
@@ -103,6 +103,8 @@ where
     // Random numbers are one stream of the process, and memory is one heap: stages that draw or are measured take turns.
     let way = if inputs.draws_random || staged.meter.is_some() { Way::InTurns } else { Way::Threads };
     staged.meter.iter().for_each(StageMeter::begin);
+    // The caller has done so with the first stage's device.
+    division.other_devices().try_for_each(Device::flush)?;
     let _random = inputs.draws_random.then(hold_random_numbers);
     let pipeline = Pipeline::new(division.schedule, division.count(), parts.len())?.way(way);
     let ran = pipeline.run_guarded(
@@ -121,6 +123,9 @@ where
         Ok(ran) => ran,
         Err(stopped) => {
             run.models.iter().filter_map(|model| lock(model).take()).for_each(|model| forget(&model));
+            drop(run);
+            // The caller cleans the first stage's device.
+            division.other_devices().for_each(reclaim);
             return Err(match stopped {
                 Stopped::Failed { error, .. } => error,
                 Stopped::Pipeline(kiln_parallel::Error::Bypassed { stage, .. }) => Error::Bypassed { stage },

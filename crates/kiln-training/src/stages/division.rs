@@ -3,6 +3,8 @@
 use burn::tensor::Device;
 use kiln_parallel::{Schedule, Stages};
 
+use crate::error::Error;
+
 /// How a model is divided into stages.
 #[derive(Clone, Debug)]
 pub struct StagesConfig {
@@ -63,6 +65,12 @@ impl Division {
         let one_device = devices.windows(2).all(|pair| pair[0] == pair[1]);
         let stages = if one_device { stages.clone() } else { within_chains(stages, between)? };
         Ok(Self { stages, devices: devices.into_iter().map(Device::autodiff).collect(), schedule })
+    }
+
+    /// The devices of later stages that are not the first one's, each once.
+    pub(crate) fn other_devices(&self) -> impl Iterator<Item = &Device> {
+        let devices = self.devices.iter().enumerate();
+        devices.filter(|(stage, device)| !self.devices[..*stage].contains(device)).map(|(_, device)| device).skip(1)
     }
 
     /// How many stages there are.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::{log_softmax, tanh};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_accumulation::Weight;
 use kiln_checkpointing::Plan;
 use kiln_parallel::Schedule;
@@ -16,7 +16,7 @@ use kiln_training::{
     Batch, Checkpointing, Metric, Metrics, OptimizerConfig, Pass, StagesConfig, StepReport, Task, TrainerBuilder,
 };
 
-use crate::support::{Settings, Snapshot, Watched, classes, inputs, numbers, planned, settings};
+use crate::support::{Settings, Snapshot, Watched, classes, device, inputs, numbers, planned, settings};
 
 pub(super) const SCHEDULES: [Schedule; 3] = [Schedule::Sequential, Schedule::GPipe, Schedule::OneForwardOneBackward];
 
@@ -202,10 +202,12 @@ pub(super) struct Classify {
 }
 
 impl Classify {
-    fn logits(&self, pass: &Pass<'_, Net>, batch: &Samples) -> Tensor<2> {
+    /// Logits, and the classes on the same device.
+    fn logits(&self, pass: &Pass<'_, Net>, batch: &Samples) -> (Tensor<2>, Tensor<1, Int>) {
         let (model, start) = (pass.model(), batch.ids[0]);
         (self.hook)(Place::Before, start);
         let input = inputs(&batch.ids, [batch.ids.len(), FEATURES], pass.device());
+        let classes = classes(&batch.ids, pass.device());
         let input = input.cast(model.first.weight.val().dtype());
         let mut x = normed(model.norm.as_ref(), model.first.forward(input.clone()));
         let mut carried = (self.shortcut == Shortcut::Carried).then(|| x.clone());
@@ -230,7 +232,7 @@ impl Classify {
         for shortcut in carried.into_iter().chain(beside) {
             x = x + shortcut;
         }
-        model.head(x).cast(DType::F32)
+        (model.head(x).cast(DType::F32), pass.to_device(classes))
     }
 }
 
@@ -239,16 +241,17 @@ impl Task for Classify {
     type Batch = Samples;
 
     fn loss(&self, pass: &Pass<'_, Net>, batch: &Samples) -> Tensor<1> {
-        let logits = self.logits(pass, batch);
+        let (logits, classes) = self.logits(pass, batch);
         let (n, device) = (batch.ids.len(), logits.device());
+        assert_eq!(pass.device(), &device, "the pass is where its tensors are");
         let carries = batch.ids.iter().map(|id| f32::from(u8::from(!(batch.ignored)(*id))));
         let carries = Tensor::<1>::from_floats(carries.collect::<Vec<_>>().as_slice(), &device);
-        let entropy = -log_softmax(logits, 1).gather(1, classes(&batch.ids, &device).reshape([n, 1])).reshape([n]);
+        let entropy = -log_softmax(logits, 1).gather(1, classes.reshape([n, 1])).reshape([n]);
         (entropy * carries).sum() / batch.weight().count() as f64
     }
 
     fn metrics(&self, pass: &Pass<'_, Net>, batch: &Samples) -> Metrics {
-        let logits = self.logits(pass, batch);
+        let (logits, _) = self.logits(pass, batch);
         Metrics::new().with("sum", Metric::mean(logits.sum(), batch.len()))
     }
 }
@@ -264,6 +267,8 @@ pub(super) struct Case {
     pub(super) plan: Option<Plan>,
     pub(super) ignored: fn(usize) -> bool,
     pub(super) steps: u64,
+    /// The first stage's device.
+    pub(super) device: Device,
 }
 
 impl fmt::Debug for Case {
@@ -288,6 +293,7 @@ impl Case {
             plan: None,
             ignored: |_| false,
             steps: 3,
+            device: device(),
         }
     }
 
@@ -308,7 +314,7 @@ impl Case {
     }
 
     pub(super) fn trainer(&self, stages: Option<StagesConfig>) -> Watched<Classify> {
-        Watched::build(self.builder(stages), &self.batch(0))
+        Watched::build_on(self.builder(stages), &self.device, &self.batch(0))
     }
 
     pub(super) fn reports(&self, stages: Option<StagesConfig>) -> (Vec<StepReport>, Snapshot) {
