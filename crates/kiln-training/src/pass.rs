@@ -215,16 +215,12 @@ impl<'a, M> Pass<'a, M> {
 
     /// Ends a stage, if another one begins with the block of number `block`.
     fn crossed<X: Tensors>(&self, stages: &StagePass<'a>, block: usize, x: X) -> X {
-        match stages.cross(block, x.clone()) {
-            Ok(x) => {
-                self.device.set(stages.device());
-                x
-            }
-            Err(error) => {
-                *self.failed.borrow_mut() = Some(error);
-                x
-            }
+        let (x, crossed) = stages.cross(block, x);
+        match crossed {
+            Ok(()) => self.device.set(stages.device()),
+            Err(error) => *self.failed.borrow_mut() = Some(error),
         }
+        x
     }
 
     /// Names a tensor without which the step must not count.

@@ -33,17 +33,19 @@ impl<'a> StagePass<'a> {
         &self.division.devices[self.hop.stage()]
     }
 
-    /// Ends a stage if another one begins with `block`.
+    /// Ends a stage if another one begins with `block`. Returns `x` where the pass then is.
     ///
     /// # Errors
     /// Those of the executor, and of what happens between stages.
-    pub(crate) fn cross<X: Tensors>(&self, block: usize, x: X) -> Result<X, Error> {
-        let Some(next) = self.division.stage_at(block) else { return Ok(x) };
-        (self.between)(Moment::Ends(next - 1))?;
+    pub(crate) fn cross<X: Tensors>(&self, block: usize, x: X) -> (X, Result<(), Error>) {
+        let Some(next) = self.division.stage_at(block) else { return (x, Ok(())) };
+        if let Err(error) = (self.between)(Moment::Ends(next - 1)) {
+            return (x, Err(error));
+        }
+        // While the micro-batch waits, nothing but the next stage's copy is held.
         let x = x.map(&mut Carry { hop: self.hop, device: &self.division.devices[next] });
-        self.hop.arrive()?;
-        (self.between)(Moment::Begins(next))?;
-        Ok(x)
+        let arrived = self.hop.arrive().map_err(Error::Parallel);
+        (x, arrived.and_then(|()| (self.between)(Moment::Begins(next))))
     }
 }
 

@@ -367,10 +367,17 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     }
 
     /// Divides the blocks of the model's [chain](crate::Pass::chain) into stages, each of which works on another micro-batch at the same
-    /// time (pipeline parallelism). What comes before the chain runs in the first stage, what comes after it in the last one, and a tensor
-    /// that is made in one stage reaches the next one through the chain only. Gradients, losses and running statistics have the bits of a
-    /// run without stages in the same micro-batches, whatever the schedule. A model that draws random numbers is an exception: each stage
-    /// seeds its own, so that its masks are other ones, and stages take turns.
+    /// time (pipeline parallelism). What comes before the chain runs in the first stage, what comes after it in the last one. Each stage
+    /// has a device, to which the parameters and running statistics go that it uses. A parameter that several stages use is on the device of
+    /// the first one, and the model moves its value to the others (`weight.to_device(&x.device())`).
+    ///
+    /// A tensor with a gradient that is made in one stage reaches the next one as a part of the chain's value only; a step ends with
+    /// [`Error::Bypassed`] where one goes another way. Tensors without a gradient, as targets, go by
+    /// [`Pass::to_device`](crate::Pass::to_device). Running statistics must be updated in one stage.
+    ///
+    /// Gradients, losses and running statistics have the bits of a run without stages in the same micro-batches, whatever the schedule. There
+    /// are two exceptions. In a model that draws random numbers each stage seeds its own, so that its masks are other ones, and stages take
+    /// turns. The gradient of a parameter that one stage uses several times, and another stage as well, is added up in another order.
     ///
     /// Of `m` micro-batches, a share of `(p - 1) / (m + p - 1)` of the time of `p` stages is idle. Without
     /// [`with_micro_batch`](Self::with_micro_batch) a batch is cut into two micro-batches for each stage.
