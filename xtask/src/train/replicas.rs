@@ -86,7 +86,7 @@ where
 
 /// The replicas of a process. Those on CUDA devices of their own sum by NCCL.
 fn threads(here: &Places) -> Result<Vec<Arc<dyn Communicator>>> {
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "parallel-cuda")]
     if let Places::Devices(names) = here {
         let cards = names.iter().map(|name| name.strip_prefix("cuda:")?.parse().ok());
         if let Some(cards) = cards.collect::<Option<Vec<usize>>>() {
