@@ -52,6 +52,24 @@ impl Schedule {
         }
     }
 
+    /// The fraction of the run in which the rate rises; none of a scheduler of burn.
+    pub(crate) fn warmup(&self) -> Option<f64> {
+        match &self.0 {
+            Kind::Constant(_) => Some(0.0),
+            Kind::WarmupCosine(config) => Some(config.warmup),
+            Kind::Burn { .. } => None,
+        }
+    }
+
+    /// All rates times `factor`; none of a scheduler of burn, whose rates cannot be changed.
+    pub(crate) fn scaled(self, factor: f64) -> Option<Self> {
+        match self.0 {
+            Kind::Constant(rate) => Some(Self::constant(rate * factor)),
+            Kind::WarmupCosine(config) => Some(ScheduleConfig { peak: config.peak * factor, ..config }.into()),
+            Kind::Burn { .. } => None,
+        }
+    }
+
     /// Whether rates depend on the number of steps of the run.
     pub(crate) fn needs_total(&self) -> bool {
         matches!(self.0, Kind::WarmupCosine(_))
