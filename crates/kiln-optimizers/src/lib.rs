@@ -26,6 +26,7 @@
 //! model = optimizer.step(1e-3, model, gradients);
 //! ```
 
+mod blocks;
 mod capture;
 #[cfg(feature = "flex")]
 mod cpu;
@@ -34,6 +35,7 @@ mod fused;
 #[cfg_attr(not(feature = "flex"), allow(dead_code, unused, reason = "only kernels of the CPU device are called"))]
 mod simd;
 
+pub use blocks::{Blocks, CodeBook, check_finite, dequantize, quantize};
 pub use error::Error;
 pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
 
