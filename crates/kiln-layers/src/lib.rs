@@ -1,4 +1,4 @@
-//! Layers and losses for any burn program whose backward pass keeps the least memory, and optimizers that update in place.
+//! Layers and losses for any burn program whose backward pass keeps the least memory.
 //!
 //! - [`LinearCrossEntropy`]: the loss of a linear output layer; the logits of the batch never exist.
 //! - [`SegmentationLoss`]: cross-entropy and Dice of the classes of pixels; keeps nothing but the gradient of the logits.
@@ -14,8 +14,6 @@
 //!   keeps no input of the convolution, [`conv2d_batch_norm`] and [`conv2d_batch_norm_relu`] no output of it, [`residual_end`] neither.
 //!   [`batch_norm_excited_conv2d`] keeps no tensor of squeeze-and-excitation between them.
 //! - [`add_relu`] keeps its output alone, [`max_pool2d`] one byte for each value of its output.
-//! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
-//!   records.
 //! - [`conv2d`]: on burn's own [`Conv2d`](burn::nn::conv::Conv2d); no columns of images. [`upsample_conv2d`]: of an image that is doubled and
 //!   joined with another, neither of which exists.
 //!
@@ -62,7 +60,6 @@ mod linear_cross_entropy;
 mod max_pool;
 mod norm;
 mod norm_conv2d;
-mod optimizer;
 mod projected_attention;
 mod rotary;
 mod segmentation_loss;
@@ -93,7 +90,6 @@ pub use norm_conv2d::{
     batch_norm_activated_conv2d, batch_norm_excited_conv2d, batch_norm_relu_conv2d, conv2d_batch_norm,
     conv2d_batch_norm_activated, conv2d_batch_norm_relu, residual_end,
 };
-pub use optimizer::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
 pub use projected_attention::norm_self_attention;
 pub use rotary::{RotaryOptions, RotaryPairs, rotary};
 pub use segmentation_loss::SegmentationLoss;

@@ -9,7 +9,7 @@ use burn::optim::{AdamWConfig, DynOptimizer, DynState, ModuleOptimizer, Optimize
 use burn::optim::{StateSink, StateSource};
 use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{Device, Tensor};
-use kiln_layers::{FusedAdamW, FusedSgd};
+use kiln_optimizers::{FusedAdamW, FusedSgd};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -182,7 +182,7 @@ impl OptimizerConfig {
         }
     }
 
-    /// The optimizers for `model`, kiln-layers' form of burn's with the same results and records, in two groups: with weight decay, and
+    /// The optimizers for `model`, kiln-optimizers' form of burn's with the same results and records, in two groups: with weight decay, and
     /// without it for parameters of one dimension.
     pub fn groups(&self, model: &impl Module) -> OptimizerGroups {
         let one_dimensional = ParamGroup::from_ids(one_dimensional(model));

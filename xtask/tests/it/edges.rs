@@ -6,10 +6,10 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Who may depend on whom. A technique crate (data, layers, precision, accumulation, checkpointing, memory, recovery)
+/// Who may depend on whom. A technique crate (data, layers, optimizers, precision, accumulation, checkpointing, memory, recovery)
 /// depends on no other crate of the workspace; kiln-training is the only library that sees two of them, and kiln-models is built of
 /// kiln-layers.
-const ALLOWED: [(&str, &[&str]); 16] = [
+const ALLOWED: [(&str, &[&str]); 17] = [
     ("kiln-accumulation", &[]),
     ("kiln-checkpointing", &[]),
     ("kiln-compression", &[]),
@@ -18,6 +18,7 @@ const ALLOWED: [(&str, &[&str]); 16] = [
     ("kiln-layers", &[]),
     ("kiln-memory", &[]),
     ("kiln-models", &["kiln-layers"]),
+    ("kiln-optimizers", &[]),
     ("kiln-parallel", &[]),
     ("kiln-precision", &[]),
     ("kiln-recovery", &[]),
@@ -28,8 +29,8 @@ const ALLOWED: [(&str, &[&str]); 16] = [
             "kiln-checkpointing",
             "kiln-compression",
             "kiln-data",
-            "kiln-layers",
             "kiln-memory",
+            "kiln-optimizers",
             "kiln-parallel",
             "kiln-precision",
             "kiln-recovery",
@@ -45,6 +46,7 @@ const ALLOWED: [(&str, &[&str]); 16] = [
             "kiln-layers",
             "kiln-memory",
             "kiln-models",
+            "kiln-optimizers",
             "kiln-parallel",
             "kiln-precision",
             "kiln-recovery",

@@ -16,7 +16,6 @@ mod max_pool;
 mod multi_head_attention;
 mod norm;
 mod norm_conv2d;
-mod optimizers;
 mod projected_attention;
 mod refused;
 mod rotary;

@@ -11,7 +11,7 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::rule::Rule;
-use crate::cpu::stored::tensor;
+use crate::cpu::tensor;
 
 /// Values of a task: its tensors stay in a core's second-level cache.
 const TASK: usize = 16 * 1024;

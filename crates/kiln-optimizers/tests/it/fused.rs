@@ -8,7 +8,7 @@ use burn::optim::{
     AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, Optimizer, RecordState, SgdConfig, StateSink,
 };
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kiln_layers::{FusedAdam, FusedAdamW, FusedSgd};
+use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd};
 
 use crate::compare::{numbers, tensor, values};
 

@@ -22,7 +22,7 @@ use super::update::{is_fused, update};
 /// use burn::nn::LinearConfig;
 /// use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use kiln_layers::FusedAdamW;
+/// use kiln_optimizers::FusedAdamW;
 ///
 /// let device = Device::flex().autodiff();
 /// let mut model = LinearConfig::new(8, 4).init(&device);

@@ -1,0 +1,45 @@
+//! Optimizers for any burn program whose state takes the least memory.
+//!
+//! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
+//!   records.
+//!
+//! Each is a burn [`Optimizer`](burn::optim::Optimizer): [`ModuleOptimizer`](burn::optim::ModuleOptimizer) takes it as one of burn's own.
+//!
+//! # Devices
+//! burn's Flex device (feature `flex`, on by default) has kernels of this crate. On all other devices an update is composed of burn's
+//! operations. burn's capture device records it as one operation.
+//!
+//! *Architecture invariant*: knows burn and nothing of the other crates. An optimizer sees one parameter at a time, and no model.
+//!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use kiln_optimizers::FusedAdamW;
+//!
+//! let device = Device::flex().autodiff();
+//! let mut model = LinearConfig::new(8, 4).init(&device);
+//! let mut optimizer = ModuleOptimizer::from(FusedAdamW::from(AdamWConfig::new()));
+//!
+//! let x = Tensor::<2>::random([16, 8], Distribution::Default, &device);
+//! let gradients = GradientsParams::from_grads(model.forward(x).square().mean().backward(), &model);
+//! model = optimizer.step(1e-3, model, gradients);
+//! ```
+
+mod blocks;
+mod capture;
+#[cfg(feature = "flex")]
+mod cpu;
+mod error;
+mod fused;
+#[cfg_attr(not(feature = "flex"), allow(dead_code, unused, reason = "only kernels of the CPU device are called"))]
+mod simd;
+
+pub use blocks::{Blocks, CodeBook, check_finite, dequantize, quantize};
+pub use error::Error;
+pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
+
+/// The guide's examples.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/optimizers.md")]
+struct Guide;

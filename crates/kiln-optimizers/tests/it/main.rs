@@ -1,0 +1,5 @@
+//! The optimizers against burn's own and against recorded results, on the CPU device.
+#![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+
+mod compare;
+mod fused;
