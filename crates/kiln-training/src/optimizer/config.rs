@@ -1,0 +1,221 @@
+//! Optimizers as settings.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// An optimizer as settings to be kept in a file. Weight decay spares parameters of one dimension: norms and biases (Goyal et al. 2017,
+/// section 5.3, and nanoGPT).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+#[non_exhaustive]
+pub enum OptimizerConfig {
+    /// Stochastic gradient descent with momentum, as torch's `SGD` with no dampening. State: 4 bytes a parameter.
+    Sgd {
+        /// Factor of the running gradient, in [0, 1).
+        momentum: f64,
+        /// Factor of the weights that is added to the gradient, at least 0.
+        weight_decay: f64,
+        /// Look ahead along the momentum.
+        nesterov: bool,
+    },
+    /// The same with its momentum in 8 bits: 1.02 bytes a parameter (Dettmers et al. 2022).
+    Sgd8bit {
+        /// Factor of the running gradient, in [0, 1).
+        momentum: f64,
+        /// Factor of the weights that is added to the gradient, at least 0.
+        weight_decay: f64,
+        /// Look ahead along the momentum.
+        nesterov: bool,
+    },
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019). State: 8 bytes a parameter.
+    AdamW {
+        /// Decay of the first moment, in [0, 1).
+        beta1: f64,
+        /// Decay of the second moment, in [0, 1).
+        beta2: f64,
+        /// Added to the denominator, above 0.
+        epsilon: f64,
+        /// Fraction of the weights taken off per unit of learning rate, at least 0.
+        weight_decay: f64,
+    },
+    /// The same with moments in 8 bits: 2.03 bytes a parameter (Dettmers et al. 2022).
+    AdamW8bit {
+        /// Decay of the first moment, in [0, 1).
+        beta1: f64,
+        /// Decay of the second moment, in [0, 1).
+        beta2: f64,
+        /// Added to the denominator, above 0.
+        epsilon: f64,
+        /// Fraction of the weights taken off per unit of learning rate, at least 0.
+        weight_decay: f64,
+    },
+    /// The same with moments in 4 bits: 1.07 bytes a parameter (Li et al. 2023).
+    AdamW4bit {
+        /// Decay of the first moment, in [0, 1).
+        beta1: f64,
+        /// Decay of the second moment, in [0, 1).
+        beta2: f64,
+        /// Added to the denominator, above 0.
+        epsilon: f64,
+        /// Fraction of the weights taken off per unit of learning rate, at least 0.
+        weight_decay: f64,
+    },
+    /// burn's Adafactor with the run's learning rate: second moments by row and by column, no first moment (Shazeer and Stern 2018).
+    Adafactor {
+        /// Fraction of the weights taken off per unit of learning rate, at least 0.
+        weight_decay: f64,
+    },
+    /// burn's Lion: the sign of a running mean (Chen et al. 2023). State: 4 bytes a parameter.
+    Lion {
+        /// Share of the mean in the update, in [0, 1).
+        beta1: f64,
+        /// Decay of the mean, in [0, 1).
+        beta2: f64,
+        /// Fraction of the weights taken off per unit of learning rate, at least 0.
+        weight_decay: f64,
+    },
+    /// burn's Muon for matrices of hidden layers (Jordan et al. 2024), with steps of AdamW's size (Liu et al. 2025), and AdamW with
+    /// [its usual settings](Self::adamw) for all other parameters: embeddings, convolutions, biases and norms.
+    Muon {
+        /// Factor of the running gradient, in [0, 1).
+        momentum: f64,
+        /// Fraction of the weights taken off per unit of learning rate, at least 0.
+        weight_decay: f64,
+    },
+}
+
+impl OptimizerConfig {
+    /// The names of all optimizers, as [`named`](Self::named) takes them.
+    pub const NAMES: [&'static str; 8] =
+        ["adamw", "adamw8bit", "adamw4bit", "adafactor", "lion", "muon", "sgd", "sgd8bit"];
+
+    /// SGD with Nesterov momentum 0.9 and weight decay 5e-4.
+    pub fn sgd() -> Self {
+        Self::Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true }
+    }
+
+    /// AdamW with nanoGPT's figures: betas 0.9 and 0.95, weight decay 0.1.
+    pub fn adamw() -> Self {
+        Self::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
+    }
+
+    /// An optimizer with its usual settings. Those that keep their state in fewer bits have the settings of the one that does not.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for another name than those of [`NAMES`](Self::NAMES).
+    pub fn named(name: &str) -> Result<Self, Error> {
+        Ok(match name {
+            "adamw" => Self::adamw(),
+            "adamw8bit" => Self::AdamW8bit { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
+            "adamw4bit" => Self::AdamW4bit { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
+            "adafactor" => Self::Adafactor { weight_decay: 0.1 },
+            // A third to a tenth of AdamW's rate, and as many times its decay (Chen et al. 2023, section 5).
+            "lion" => Self::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.5 },
+            "muon" => Self::Muon { momentum: 0.95, weight_decay: 0.1 },
+            "sgd" => Self::sgd(),
+            "sgd8bit" => Self::Sgd8bit { momentum: 0.9, weight_decay: 5e-4, nesterov: true },
+            _ => {
+                let expected = "adamw, adamw8bit, adamw4bit, adafactor, lion, muon, sgd or sgd8bit";
+                return Err(Error::InvalidSetting { field: "optimizer", value: name.to_owned(), expected });
+            }
+        })
+    }
+
+    /// The name, as [`named`](Self::named) takes it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Sgd { .. } => "sgd",
+            Self::Sgd8bit { .. } => "sgd8bit",
+            Self::AdamW { .. } => "adamw",
+            Self::AdamW8bit { .. } => "adamw8bit",
+            Self::AdamW4bit { .. } => "adamw4bit",
+            Self::Adafactor { .. } => "adafactor",
+            Self::Lion { .. } => "lion",
+            Self::Muon { .. } => "muon",
+        }
+    }
+
+    /// The same optimizer with state in 8 bits, for those that have such a form.
+    pub fn in_8bit(self) -> Option<Self> {
+        match self {
+            Self::Sgd { momentum, weight_decay, nesterov } => Some(Self::Sgd8bit { momentum, weight_decay, nesterov }),
+            Self::AdamW { beta1, beta2, epsilon, weight_decay } => {
+                Some(Self::AdamW8bit { beta1, beta2, epsilon, weight_decay })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether steps have the size of the gradient, as those of SGD, and not that of the learning rate, as those of Adam and its kin.
+    pub fn follows_gradient(&self) -> bool {
+        matches!(self, Self::Sgd { .. } | Self::Sgd8bit { .. })
+    }
+
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`].
+    pub fn check(&self) -> Result<(), Error> {
+        let fraction = |field, value: f64| match (0.0..1.0).contains(&value) {
+            true => Ok(()),
+            false => Err(Error::InvalidSetting { field, value: value.to_string(), expected: "a number in [0, 1)" }),
+        };
+        let positive =
+            |field, value: f64, above: bool| match value.is_finite() && value >= 0.0 && (value > 0.0 || !above) {
+                true => Ok(()),
+                false => Err(Error::InvalidSetting { field, value: value.to_string(), expected: "a positive number" }),
+            };
+        match *self {
+            Self::Sgd { momentum, weight_decay, .. }
+            | Self::Sgd8bit { momentum, weight_decay, .. }
+            | Self::Muon { momentum, weight_decay } => {
+                fraction("momentum", momentum).and(positive("weight decay", weight_decay, false))
+            }
+            Self::AdamW { beta1, beta2, epsilon, weight_decay }
+            | Self::AdamW8bit { beta1, beta2, epsilon, weight_decay }
+            | Self::AdamW4bit { beta1, beta2, epsilon, weight_decay } => fraction("beta1", beta1)
+                .and(fraction("beta2", beta2))
+                .and(positive("epsilon", epsilon, true))
+                .and(positive("weight decay", weight_decay, false)),
+            Self::Lion { beta1, beta2, weight_decay } => fraction("beta1", beta1)
+                .and(fraction("beta2", beta2))
+                .and(positive("weight decay", weight_decay, false)),
+            Self::Adafactor { weight_decay } => positive("weight decay", weight_decay, false),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_has_an_optimizer_whose_settings_are_read_back() {
+        for name in OptimizerConfig::NAMES {
+            let config = OptimizerConfig::named(name).unwrap();
+            config.check().unwrap();
+            assert_eq!(config.name(), name);
+            let text = serde_json::to_string(&config).unwrap();
+            assert!(text.starts_with(&format!("{{\"{name}\"")), "{text}");
+            assert_eq!(serde_json::from_str::<OptimizerConfig>(&text).unwrap(), config);
+        }
+        let refused = OptimizerConfig::named("adam").unwrap_err().to_string();
+        assert!(OptimizerConfig::NAMES.iter().all(|name| refused.contains(name)), "{refused}");
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        let adamw = |beta2, epsilon| OptimizerConfig::AdamW8bit { beta1: 0.9, beta2, epsilon, weight_decay: 0.1 };
+        for bad in [
+            adamw(1.0, 1e-8),
+            adamw(0.9, 0.0),
+            OptimizerConfig::Muon { momentum: 1.0, weight_decay: 0.0 },
+            OptimizerConfig::Lion { beta1: -0.1, beta2: 0.9, weight_decay: 0.0 },
+            OptimizerConfig::Adafactor { weight_decay: f64::NAN },
+            OptimizerConfig::Sgd8bit { momentum: 0.9, weight_decay: -1.0, nesterov: false },
+        ] {
+            assert!(matches!(bad.check(), Err(Error::InvalidSetting { .. })), "{bad:?}");
+        }
+    }
+}

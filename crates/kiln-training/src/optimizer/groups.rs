@@ -1,0 +1,113 @@
+//! The optimizer of a run: any of burn's, with parameter groups.
+
+use std::sync::Arc;
+
+use burn::module::ParamGroup;
+use burn::optim::{DynOptimizer, DynState, ModuleOptimizer, Optimizer, SgdConfig, StateSink, StateSource};
+use burn::tensor::Device;
+use burn::tensor::kind::BridgeTensor;
+
+/// One of burn's optimizers for all parameters, and others for groups of them.
+///
+/// Every optimizer of burn becomes one by itself: `AdamWConfig::new().build()`. Kiln takes the optimizers and not burn's
+/// `ModuleOptimizer`, because it also records their update to predict its memory.
+///
+/// ```
+/// use burn::module::ParamGroup;
+/// use burn::optim::{AdamWConfig, SgdConfig};
+/// use kiln_training::OptimizerGroups;
+///
+/// let groups = OptimizerGroups::from(AdamWConfig::new().build())
+///     .with_group(ParamGroup::from_predicate("head"), SgdConfig::new().build());
+/// ```
+#[derive(Clone)]
+pub struct OptimizerGroups {
+    groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
+    description: Option<String>,
+}
+
+impl<O: Optimizer> From<O> for OptimizerGroups {
+    fn from(optimizer: O) -> Self {
+        let description = Some(std::any::type_name::<O>().to_owned());
+        Self { groups: vec![(ParamGroup::all(), Arc::new(optimizer))], description }
+    }
+}
+
+impl OptimizerGroups {
+    /// Uses `optimizer` for the parameters of `group`. A parameter in several groups belongs to the one that was added last.
+    #[must_use]
+    pub fn with_group<O: Optimizer>(mut self, group: ParamGroup, optimizer: O) -> Self {
+        self.groups.push((group, Arc::new(optimizer)));
+        let description = self.description.take();
+        self.description = description.map(|text| format!("{text}, {}", std::any::type_name::<O>()));
+        self
+    }
+
+    /// Names the settings. A checkpoint notes the text, and a run with another text does not resume from it.
+    #[must_use]
+    pub fn described(self, settings: impl Into<String>) -> Self {
+        Self { description: Some(settings.into()), ..self }
+    }
+
+    pub(crate) fn description(&self) -> Option<&str> {
+        self.description.as_deref()
+    }
+
+    /// The groups, the first of which has all parameters.
+    pub(crate) fn groups(&self) -> &[(ParamGroup, Arc<dyn DynOptimizer>)] {
+        &self.groups
+    }
+
+    /// burn's optimizer of a whole module, without state.
+    pub fn init(&self) -> ModuleOptimizer {
+        self.init_on(None)
+    }
+
+    /// As [`init`](Self::init). State that is loaded later goes to `device`, where burn takes the default device.
+    pub(crate) fn init_on(&self, device: Option<&Device>) -> ModuleOptimizer {
+        // burn wants a concrete optimizer to begin with; the first group covers all of its parameters.
+        let start = ModuleOptimizer::from(SgdConfig::new().build());
+        self.groups.iter().fold(start, |all, (group, optimizer)| {
+            let shared = Shared { optimizer: optimizer.clone(), device: device.cloned() };
+            all.with_group(group.clone(), shared, None)
+        })
+    }
+}
+
+/// An optimizer behind a pointer, as an optimizer.
+struct Shared {
+    optimizer: Arc<dyn DynOptimizer>,
+    /// Where loaded state goes.
+    device: Option<Device>,
+}
+
+impl DynOptimizer for Shared {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        lr: f64,
+        tensor: BridgeTensor,
+        grad: BridgeTensor,
+        state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        self.optimizer.step_dyn(rank, lr, tensor, grad, state)
+    }
+
+    fn to_device_dyn(&self, state: DynState, device: &Device) -> DynState {
+        self.optimizer.to_device_dyn(state, device)
+    }
+
+    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
+        self.optimizer.state_flatten(prefix, state, out);
+    }
+
+    fn state_unflatten(
+        &self,
+        rank: usize,
+        prefix: &str,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<DynState> {
+        self.optimizer.state_unflatten(rank, prefix, source, self.device.as_ref().unwrap_or(device))
+    }
+}

@@ -1,0 +1,9 @@
+//! The optimizer of a run: any of burn's, and those that settings can name.
+
+mod build;
+mod config;
+mod groups;
+mod parameters;
+
+pub use config::OptimizerConfig;
+pub use groups::OptimizerGroups;
