@@ -10,6 +10,7 @@
 //! - [`Checkpoints`]: atomic, verified, the newest few. A run that was killed and resumed gives the same numbers as one that was
 //!   not, because everything random is a function of [`RunState`].
 //! - [`OptimizerGroups`], [`Schedule`]: any optimizer and scheduler of burn; [`OptimizerConfig`] and [`ScheduleConfig`] as settings.
+//!   [`BatchScaling`]: the learning rate that fits the effective batch.
 //!
 //! *Architecture invariant*: the only crate that may see two techniques. It declares none of their settings again, and it knows no
 //! model: a [`Task`] brings model, batch and loss together.
@@ -58,6 +59,7 @@
 //! ```
 
 mod batch;
+mod batch_scaling;
 mod checkpoints;
 mod error;
 mod metrics;
@@ -76,6 +78,7 @@ mod trainer;
 mod transaction;
 
 pub use batch::Batch;
+pub use batch_scaling::{BatchRule, BatchScaling};
 pub use checkpoints::{Checkpoints, load_model};
 pub use error::Error;
 pub use metrics::{Confusion, Metric, Metrics, bits_per_byte, perplexity, top_k_correct};

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use benches::pipelines::{PipelineSettings, Places, Replicas, Run, RunSettings, SharedTask};
+use benches::pipelines::{PipelineSettings, Replicas, Run, RunSettings, SharedTask};
 use benches::usage::Usage;
 use burn::tensor::Device;
 use kiln_data::Replica;
@@ -19,7 +19,7 @@ use super::drive::{drive, into_cli_error, start};
 use super::interrupt::Interrupt;
 use crate::cli::RunArgs;
 
-/// The longest that a replica waits for another one of its process: longer than a process waits for another one.
+/// The longest that a replica waits for another one of its process while both wait for other processes: longer than these.
 const INSIDE: Duration = Duration::from_secs(900);
 
 /// Says in the settings which replica this is. `thread` counts the replicas of this process.
@@ -58,7 +58,7 @@ where
             None => inside,
         })
     };
-    let mut group = threads(&replicas.here)?.into_iter();
+    let mut group = threads(&replicas)?.into_iter();
     let Some(first) = group.next() else { return drive(run, &device, arguments, None) };
     thread::scope(|scope| {
         let (prepare, join) = (&prepare, &join);
@@ -85,18 +85,19 @@ where
 }
 
 /// The replicas of a process. Those on CUDA devices of their own sum by NCCL.
-fn threads(here: &Places) -> Result<Vec<Arc<dyn Communicator>>> {
-    #[cfg(feature = "parallel-cuda")]
-    if let Places::Devices(names) = here {
+fn threads(Replicas { mpi, here }: &Replicas) -> Result<Vec<Arc<dyn Communicator>>> {
+    let limit = if *mpi { INSIDE } else { Local::TIME_LIMIT };
+    #[cfg(feature = "cuda")]
+    if let benches::pipelines::Places::Devices(names) = here {
         let cards = names.iter().map(|name| name.strip_prefix("cuda:")?.parse().ok());
         if let Some(cards) = cards.collect::<Option<Vec<usize>>>() {
             let group = kiln_parallel::Nccl::group(&cards)?;
             let shared =
-                |replica: kiln_parallel::Nccl| Arc::new(replica.with_time_limit(INSIDE)) as Arc<dyn Communicator>;
+                |replica: kiln_parallel::Nccl| Arc::new(replica.with_time_limit(limit)) as Arc<dyn Communicator>;
             return Ok(group.into_iter().map(shared).collect());
         }
     }
-    let shared = |replica: Local| Arc::new(replica.with_time_limit(INSIDE)) as Arc<dyn Communicator>;
+    let shared = |replica: Local| Arc::new(replica.with_time_limit(limit)) as Arc<dyn Communicator>;
     Ok(Local::group(here.count()).into_iter().map(shared).collect())
 }
 

@@ -4,7 +4,7 @@ use std::panic::resume_unwind;
 use std::thread::{self, Builder};
 use std::time::Duration;
 
-use burn::tensor::{Gradients, Tensor};
+use burn::tensor::{Device, Gradients, Tensor};
 
 use super::hop::Hop;
 use super::outcome::{Failure, Ran, Stopped};
@@ -34,6 +34,7 @@ pub struct Pipeline {
     micro_batches: usize,
     way: Way,
     time_limit: Duration,
+    devices: Vec<Device>,
 }
 
 impl Pipeline {
@@ -46,7 +47,7 @@ impl Pipeline {
             return Err(Error::InvalidSetting { field: "stages", value: "0".into(), expected: "1 or more" });
         }
         let (way, time_limit) = (Way::default(), Duration::from_secs(600));
-        Ok(Self { schedule, stages, micro_batches, way, time_limit })
+        Ok(Self { schedule, stages, micro_batches, way, time_limit, devices: vec![] })
     }
 
     /// How the stages share the processor.
@@ -61,6 +62,13 @@ impl Pipeline {
     /// The error is therefore also logged when the time is over (`tracing`, level error).
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = limit;
+        self
+    }
+
+    /// The devices of the stages. A run that fails flushes them on each of its threads: burn's fusion sets aside the tensors that a thread
+    /// drops while it unwinds, until the thread's next operation, and a thread that ended without one would keep their memory for ever.
+    pub fn devices(mut self, devices: impl Into<Vec<Device>>) -> Self {
+        self.devices = devices.into();
         self
     }
 
@@ -116,7 +124,7 @@ impl Pipeline {
     {
         let actions = self.schedule.actions(self.stages, self.micro_batches);
         let functions = Functions { forward, gradients, guard };
-        let run = Run::new(functions, self.stages, self.micro_batches, self.time_limit);
+        let run = Run::new(functions, self.stages, self.micro_batches, self.time_limit, &self.devices);
         match self.way {
             Way::InTurns => thread::scope(|scope| run.work(scope, in_turns(&actions))),
             Way::Threads => thread::scope(|scope| {

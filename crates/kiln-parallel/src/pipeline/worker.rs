@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Gradients, StreamId, Tensor};
+use burn::tensor::{Device, Gradients, StreamId, Tensor};
 
 use super::coroutine::{self, Outcome};
 use super::hand_over::{Doing, Ended, HandOver};
@@ -26,7 +26,7 @@ pub(super) struct Functions<F, G, H> {
 }
 
 /// A run in progress.
-pub(super) struct Run<E, F, G, H> {
+pub(super) struct Run<'d, E, F, G, H> {
     functions: Functions<F, G, H>,
     stages: usize,
     hand_over: HandOver,
@@ -39,12 +39,13 @@ pub(super) struct Run<E, F, G, H> {
     begun: Instant,
     /// The caller's stream. All threads of the run use it, so that each device has one queue and one pool of memory for the run.
     stream: StreamId,
+    devices: &'d [Device],
 }
 
 /// Why an action was not completed: a failure, or that the run was stopped by another one.
 type Halt<E> = Option<Failure<E>>;
 
-impl<E, F, G, H> Run<E, F, G, H>
+impl<'d, E, F, G, H> Run<'d, E, F, G, H>
 where
     E: Send,
     F: Fn(usize, &Hop<'_>) -> Result<Tensor<1>, E> + Sync,
@@ -56,6 +57,7 @@ where
         stages: usize,
         micro_batches: usize,
         time_limit: Duration,
+        devices: &'d [Device],
     ) -> Self {
         Self {
             functions,
@@ -68,6 +70,7 @@ where
             time_limit,
             begun: Instant::now(),
             stream: StreamId::current(),
+            devices,
         }
     }
 
@@ -85,6 +88,7 @@ where
                 if let Some(failure) = halt {
                     self.fail(failure);
                 }
+                self.flush();
                 break;
             }
         });
@@ -146,10 +150,24 @@ where
         Ok(())
     }
 
+    /// Has the devices release what this thread has dropped while it unwound.
+    fn flush(&self) {
+        for device in self.devices {
+            let _ = catch_unwind(AssertUnwindSafe(|| device.flush())); // the run has failed already
+        }
+    }
+
     /// Runs the forward pass of a micro-batch through all stages.
     fn forward(&self, micro_batch: usize) {
         let parts = &self.parts[micro_batch];
-        let forward = || coroutine::run(&self.functions.forward, &self.hand_over, parts, self.stages, micro_batch);
+        let forward = || {
+            let (stage, outcome) =
+                coroutine::run(&self.functions.forward, &self.hand_over, parts, self.stages, micro_batch);
+            if matches!(outcome, Outcome::Panic(_) | Outcome::Unwound) {
+                self.flush();
+            }
+            (stage, outcome)
+        };
         let (stage, outcome) = self.stream.executes(forward);
         match outcome {
             Outcome::Loss(loss) if stage + 1 == self.stages => {

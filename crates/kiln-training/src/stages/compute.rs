@@ -1,6 +1,6 @@
 //! Gradients of a batch, computed in stages.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
@@ -13,6 +13,7 @@ use kiln_recovery::{forget, reclaim, renewed};
 
 use super::division::Division;
 use super::held::StageGradients;
+use super::locks::{into_inner, lock};
 use super::measured::StageMeter;
 use super::pass::{Moment, StagePass};
 use super::placement::placed;
@@ -97,7 +98,7 @@ where
         losses: parts.iter().map(|_| Mutex::new(None)).collect(),
         evidence: Mutex::default(),
         statistics: Mutex::new(statistics),
-        gradients: Mutex::new(StageGradients::new(division.count(), uses.clone())),
+        gradients: StageGradients::new(division.count(), uses.clone()),
         uses,
     };
     // Random numbers are one stream of the process, and memory is one heap: stages that draw or are measured take turns.
@@ -106,7 +107,8 @@ where
     // The caller has done so with the first stage's device.
     division.other_devices().try_for_each(Device::flush)?;
     let _random = inputs.draws_random.then(hold_random_numbers);
-    let pipeline = Pipeline::new(division.schedule, division.count(), parts.len())?.way(way);
+    let pipeline =
+        Pipeline::new(division.schedule, division.count(), parts.len())?.way(way).devices(&division.devices[..]);
     let ran = pipeline.run_guarded(
         |micro_batch, hop| run.forward(micro_batch, &parts[micro_batch], hop),
         |stage, micro_batch, gradients| run.take(stage, micro_batch, gradients),
@@ -139,7 +141,7 @@ where
     staged.meter.iter().for_each(StageMeter::end);
     *lock(&staged.timeline) = Some(ran.timeline);
     let Run { losses, evidence, gradients, .. } = run;
-    let gradients = into_inner(gradients).finish(model)?;
+    let gradients = gradients.finish(model)?;
     let means = losses.into_iter().filter_map(into_inner::<Option<Tensor<1>>>);
     let step = inputs.state.next_step();
     let loss = means.reduce(|sum, mean| sum + mean).ok_or(Error::NoGradients { step })?;
@@ -158,7 +160,7 @@ struct Run<'a, T: Task> {
     losses: Vec<Mutex<Option<Tensor<1>>>>,
     evidence: Mutex<Vec<Tensor<1>>>,
     statistics: Mutex<&'a mut RunningStatistics>,
-    gradients: Mutex<StageGradients>,
+    gradients: StageGradients,
     uses: Uses,
 }
 
@@ -236,15 +238,6 @@ impl<T: Task> Run<'_, T> {
         if stage == 0 {
             *lock(&self.models[micro_batch]) = None;
         }
-        lock(&self.gradients).add(&leaves, (stage, micro_batch), gradients)
+        self.gradients.add(&leaves, (stage, micro_batch), gradients)
     }
-}
-
-/// Locks also after a panic of another holder: the run has then failed.
-fn lock<V>(mutex: &Mutex<V>) -> MutexGuard<'_, V> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn into_inner<V>(mutex: Mutex<V>) -> V {
-    mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,12 +1,14 @@
 //! Gradients of stages, added up over micro-batches.
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use kiln_accumulation::Accumulator;
 
+use super::locks::{into_inner, lock};
 use super::readers::Uses;
 use crate::error::Error;
 
@@ -16,17 +18,19 @@ use crate::error::Error;
 /// A parameter that several stages use, as an embedding that is also the output layer, has a gradient in each of them. They are added for
 /// each micro-batch before the micro-batch is added to the sum, as one backward pass through all stages adds them: the sum has the same
 /// bits. Until the first of these stages has its gradient, those of the later ones are held.
+///
+/// Stages add to their sums at the same time.
 pub(crate) struct StageGradients {
-    sums: Vec<Accumulator>,
+    sums: Vec<Mutex<Accumulator>>,
     /// Gradients of parameters that an earlier stage uses as well, by micro-batch.
-    held: HashMap<usize, GradientsParams>,
+    held: Mutex<HashMap<usize, GradientsParams>>,
     uses: Uses,
 }
 
 impl StageGradients {
     /// No gradients.
     pub(crate) fn new(stages: usize, uses: Uses) -> Self {
-        Self { sums: (0..stages).map(|_| Accumulator::new()).collect(), held: HashMap::new(), uses }
+        Self { sums: (0..stages).map(|_| Mutex::default()).collect(), held: Mutex::default(), uses }
     }
 
     /// Adds the gradients that a stage has of a micro-batch.
@@ -35,7 +39,7 @@ impl StageGradients {
     /// [`Error::Accumulation`], and [`Error::Bypassed`] for the gradient of a parameter that the stage does not use: it comes from a tensor
     /// of another stage.
     pub(crate) fn add(
-        &mut self,
+        &self,
         model: &impl Module,
         (stage, micro_batch): (usize, usize),
         mut gradients: GradientsParams,
@@ -45,14 +49,14 @@ impl StageGradients {
             return Err(Error::Bypassed { stage });
         }
         let waits = |id: ParamId| uses.is_shared(id) && uses.first(id) < stage;
-        let mut held = self.held.remove(&micro_batch).unwrap_or_default();
+        let mut held = lock(&self.held).remove(&micro_batch).unwrap_or_default();
         model.visit(&mut Move { from: &mut gradients, to: &mut held, of: &waits });
         model.visit(&mut Move { from: &mut held, to: &mut gradients, of: &|id| !waits(id) });
         if !held.is_empty() {
-            self.held.insert(micro_batch, held);
+            lock(&self.held).insert(micro_batch, held);
         }
         if !gradients.is_empty() {
-            self.sums[stage].add(model, gradients)?;
+            lock(&self.sums[stage]).add(model, gradients)?;
         }
         Ok(())
     }
@@ -61,16 +65,16 @@ impl StageGradients {
     ///
     /// # Errors
     /// [`Error::Accumulation`].
-    pub(crate) fn finish(mut self, model: &impl Module) -> Result<GradientsParams, Error> {
+    pub(crate) fn finish(self, model: &impl Module) -> Result<GradientsParams, Error> {
         // No gradient has reached the first stage of these.
-        let mut held: Vec<_> = self.held.drain().collect();
+        let mut held: Vec<_> = into_inner(self.held).into_iter().collect();
         held.sort_by_key(|(micro_batch, _)| *micro_batch);
         for (_, gradients) in held {
-            self.sums[0].add(model, gradients)?;
+            lock(&self.sums[0]).add(model, gradients)?;
         }
         let mut all = GradientsParams::new();
         for sum in self.sums {
-            model.visit(&mut Move { from: &mut sum.finish(), to: &mut all, of: &|_| true });
+            model.visit(&mut Move { from: &mut into_inner(sum).finish(), to: &mut all, of: &|_| true });
         }
         Ok(all)
     }

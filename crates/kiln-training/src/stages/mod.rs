@@ -3,6 +3,7 @@
 mod compute;
 mod division;
 mod held;
+mod locks;
 mod measured;
 mod pass;
 mod placement;

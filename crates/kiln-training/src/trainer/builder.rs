@@ -1,4 +1,4 @@
-//! Builds a trainer: predicts a step, plans it into the memory budget, and allocates.
+//! The settings of a trainer to be built.
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
@@ -8,34 +8,26 @@ use std::time::Duration;
 use burn::module::Reparameterizer;
 use burn::optim::{AdamW, AdamWConfig, ModuleOptimizer};
 use burn::tensor::Device;
-use kiln_checkpointing::Plan;
-use kiln_memory::{BackendProfile, CountingAllocator, Kernels, Meter, warm_threads};
+use kiln_memory::{BackendProfile, CountingAllocator};
 use kiln_optimizers::FusedAdamW;
 use kiln_parallel::Communicator;
 use kiln_precision::{Policy, Precision, Scaling};
-use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Recovery};
+use kiln_recovery::Patience;
 
 use super::attach::{Attach, Edit, autocast, below_the_cast};
 use super::events::{Event, Every, RunLength};
 use super::run::{MakeOptimizer, Observer, Trainer};
-use super::watch::Watch;
-use crate::batch::Batch;
+use crate::batch_scaling::BatchScaling;
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
-use crate::planning::{
-    Checkpointing, DeviceLayout, MemoryBudget, Planner, RecordedStep, StagePlan, StepKind, StepPlan,
-};
-use crate::replicas::{Replicas, telling};
+use crate::planning::{Checkpointing, MemoryBudget};
 use crate::schedule::Schedule;
-use crate::stages::{Compute, Division, Readers, Staged, StagesConfig, compute};
+use crate::stages::{Compute, StagesConfig, compute};
 use crate::task::Task;
-use crate::transaction::{Boundary, Guard, ModelState, StepSettings};
+use crate::transaction::{Boundary, Guard};
 
 type Pause = Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>;
-
-/// Seconds to move a byte to the host and back over PCIe 4.0, at half of its 32 GB/s.
-const TRANSFER: f64 = 2.0 / 16e9;
 
 /// Makes the model on a device.
 type Init<'a, M> = Box<dyn Fn(&Device) -> Result<M, Error> + 'a>;
@@ -45,37 +37,38 @@ type Init<'a, M> = Box<dyn Fn(&Device) -> Result<M, Error> + 'a>;
 /// Without settings a run is in f32, takes whole batches, has no limit of memory, AdamW with burn's settings, a constant learning
 /// rate of 1e-3, and one epoch.
 pub struct TrainerBuilder<'a, T: Task> {
-    task: T,
-    init: Init<'a, T::Model>,
-    optimizer: MakeOptimizer<T::Model>,
-    schedule: Schedule,
-    length: RunLength,
-    seed: u64,
-    max_norm: Option<f64>,
-    policy: Policy,
-    attach: Attach<T::Model>,
-    edit: Option<Edit<T::Model>>,
-    other_precisions: Vec<Precision>,
-    scaling: Option<Scaling>,
-    memory: Option<MemoryBudget>,
-    batch_size: Option<usize>,
-    micro_batch: Option<usize>,
-    checkpointing: Checkpointing,
-    keeps_plan: bool,
-    patience: Patience,
-    pause: Option<Pause>,
-    recovers: bool,
-    predicts: bool,
-    profile: Option<BackendProfile>,
-    loader_bytes: u64,
-    allocator: Option<&'static CountingAllocator>,
-    guard: Option<Guard>,
-    every: Every,
-    checkpoints: Option<Checkpoints>,
-    observer: Option<Observer>,
-    communicator: Option<Arc<dyn Communicator>>,
-    shards_optimizer: bool,
-    stages: Option<(StagesConfig, Compute<T>)>,
+    pub(super) task: T,
+    pub(super) init: Init<'a, T::Model>,
+    pub(super) optimizer: MakeOptimizer<T::Model>,
+    pub(super) schedule: Schedule,
+    pub(super) batch_scaling: Option<BatchScaling>,
+    pub(super) length: RunLength,
+    pub(super) seed: u64,
+    pub(super) max_norm: Option<f64>,
+    pub(super) policy: Policy,
+    pub(super) attach: Attach<T::Model>,
+    pub(super) edit: Option<Edit<T::Model>>,
+    pub(super) other_precisions: Vec<Precision>,
+    pub(super) scaling: Option<Scaling>,
+    pub(super) memory: Option<MemoryBudget>,
+    pub(super) batch_size: Option<usize>,
+    pub(super) micro_batch: Option<usize>,
+    pub(super) checkpointing: Checkpointing,
+    pub(super) keeps_plan: bool,
+    pub(super) patience: Patience,
+    pub(super) pause: Option<Pause>,
+    pub(super) recovers: bool,
+    pub(super) predicts: bool,
+    pub(super) profile: Option<BackendProfile>,
+    pub(super) loader_bytes: u64,
+    pub(super) allocator: Option<&'static CountingAllocator>,
+    pub(super) guard: Option<Guard>,
+    pub(super) every: Every,
+    pub(super) checkpoints: Option<Checkpoints>,
+    pub(super) observer: Option<Observer>,
+    pub(super) communicator: Option<Arc<dyn Communicator>>,
+    pub(super) shards_optimizer: bool,
+    pub(super) stages: Option<(StagesConfig, Compute<T>)>,
 }
 
 impl<T: Task> Trainer<T> {
@@ -127,6 +120,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
                 OptimizerGroups::from(FusedAdamW::from(AdamWConfig::new())).described(std::any::type_name::<AdamW>())
             }),
             schedule: Schedule::constant(1e-3),
+            batch_scaling: None,
             length: RunLength::Epochs(1),
             seed: 0,
             max_norm: None,
@@ -174,6 +168,13 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     #[must_use]
     pub fn with_schedule(self, schedule: impl Into<Schedule>) -> Self {
         Self { schedule: schedule.into(), ..self }
+    }
+
+    /// Takes the schedule's rate as that of a base batch, and scales it to the effective batch: all samples of an update, over all
+    /// replicas. Recovery cuts micro-batches and leaves the effective batch and the rate as they are.
+    #[must_use]
+    pub fn with_batch_scaling(self, scaling: impl Into<Option<BatchScaling>>) -> Self {
+        Self { batch_scaling: scaling.into(), ..self }
     }
 
     /// Takes so many steps.
@@ -390,283 +391,5 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         T::Batch: Sync,
     {
         Self { stages: Some((stages, compute::<T>)), ..self }
-    }
-
-    /// Records the step of batches like `sample`, for a device that need not be there.
-    ///
-    /// `batch`: samples of a whole batch.
-    ///
-    /// # Errors
-    /// [`Error::Sample`] for fewer than 3 samples, [`Error::Predict`] for a step that cannot be recorded,
-    /// [`Error::InvalidSetting`], and [`Error::Checkpointing`] for a plan that does not fit the model.
-    pub fn planner(&self, profile: &BackendProfile, sample: &T::Batch, batch: usize) -> Result<Planner, Error> {
-        self.check(batch)?;
-        let mut steps = vec![];
-        for precision in std::iter::once(self.policy.compute()).chain(self.other_precisions.iter().copied()) {
-            let scaling = self.scaling.unwrap_or_else(|| Scaling::for_precision(precision));
-            let policy = self.policy.clone().computing_in(precision);
-            let kind = StepKind { scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
-            let build = |device: &Device| (self.attach)((self.init)(device)?, &policy).map(|(model, _)| model);
-            steps.push((precision, RecordedStep::of(&self.task, &kind, sample, &build, &self.optimizer)?));
-        }
-        let mut profile = match profile.kernels {
-            Kernels::Flex => profile.clone().with_loader_bytes(self.loader_bytes),
-            Kernels::Cube => profile.clone(),
-        };
-        profile.fixed_bytes += self.task.resident_bytes();
-        let transfer = (profile.kernels == Kernels::Cube).then_some(TRANSFER);
-        let sliced_profile = match profile.kernels {
-            Kernels::Flex => {
-                profile.clone().with_sample_bytes(sample.host_bytes().div_ceil(sample.len().max(1) as u64))
-            }
-            Kernels::Cube => profile.clone(),
-        };
-        let (micro_batch, checkpoints) = (self.micro_batch, None);
-        let mut planner = Planner { steps, profile, sliced_profile, batch, micro_batch, checkpoints, transfer };
-        planner.checkpoints = self.given_plan(&planner)?;
-        Ok(planner)
-    }
-
-    /// The checkpoint plan that the settings name, if they name one.
-    fn given_plan(&self, planner: &Planner) -> Result<Option<Plan>, Error> {
-        let blocks = planner.blocks();
-        Ok(match &self.checkpointing {
-            Checkpointing::None | Checkpointing::Within(_) => None,
-            Checkpointing::Every(length) => Some(Plan::every(blocks, *length)?),
-            Checkpointing::Offload => Some(Plan::offload(blocks, 1)?),
-            Checkpointing::Sqrt => Some(planner.sqrt()?),
-            Checkpointing::Plan(plan) if plan.blocks() == blocks => Some(plan.clone()),
-            Checkpointing::Plan(plan) => {
-                return Err(kiln_checkpointing::Error::PlanLength { plan: plan.blocks(), chain: blocks }.into());
-            }
-        })
-    }
-
-    fn check(&self, batch: usize) -> Result<(), Error> {
-        let zero = |field, value: usize| match value {
-            0 => Err(Error::InvalidSetting { field, value: "0".into(), expected: "at least 1" }),
-            _ => Ok(()),
-        };
-        zero("batch size", batch)?;
-        zero("micro-batch", self.micro_batch.unwrap_or(1))
-    }
-
-    /// Builds the trainer for batches like `sample`: predicts the step, plans it into the memory
-    /// budget, makes the model, and gets ready for the first step.
-    ///
-    /// `device` may be plain or have autodiff; the trainer uses it with autodiff. The model's parameters and the run's randomness follow
-    /// from the seed.
-    ///
-    /// # Errors
-    /// [`Error::NothingFits`] when no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and
-    /// [`Error::Recovery`] for settings that cannot be; [`Error::Model`] for a model that cannot be made; those of
-    /// [`planner`](Self::planner) where a plan is needed.
-    pub fn build(self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
-        let communicator = self.communicator.clone();
-        telling(communicator.as_deref(), || self.build_here(device, sample))
-    }
-
-    fn build_here(mut self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
-        let device = device.clone().autodiff();
-        let plain = device.clone().inner();
-        let on_heap = plain.memory_pool_usage().is_none();
-        let replicas = self.communicator.take().filter(|communicator| communicator.replicas() > 1);
-        let count = replicas.as_ref().map_or(1, |communicator| communicator.replicas());
-        // A replica takes its part of a batch.
-        let batch = self.batch_size.map_or(sample.len(), |batch| batch.div_ceil(count));
-        self.check(batch)?;
-        let limit = self.memory.map(|memory| memory.bytes(&plain)).transpose()?;
-        let mut settings = StepSettings {
-            schedule: self.schedule.clone(),
-            total_steps: match self.length {
-                RunLength::Steps(steps) => Some(steps),
-                RunLength::Epochs(_) => None,
-            },
-            max_norm: self.max_norm,
-            policy: self.policy.clone(),
-            scaling: self.scaling,
-            device: device.clone(),
-        };
-        settings.check()?; // before anything is recorded
-        let planner = self.planner_of(on_heap, sample, batch)?;
-        // The replicas of a process share its heap.
-        let sharing =
-            replicas.as_ref().map_or(1, |communicator| if on_heap { communicator.in_this_process() } else { 1 });
-        let share = limit.map(|limit| limit / sharing.max(1) as u64);
-        let layout = self.layout(on_heap, count);
-        let stage_plan = match (&layout, &planner) {
-            (None, _) => None,
-            (Some(layout), Some(planner)) => Some(self.choose_stages(planner, layout, share)?),
-            (Some(_), None) if self.stages.is_some() => return Err(Error::NoPrediction),
-            (Some(_), None) => None,
-        };
-        let plan = match (&stage_plan, &planner) {
-            (Some(plan), _) => Some(plan.step()),
-            (None, Some(planner)) => Some(self.choose(planner, share)?),
-            (None, None) => None,
-        };
-        if let Some(plan) = &plan {
-            settings.policy = self.policy.clone().computing_in(plan.precision);
-        }
-        let draws_random = planner.as_ref().is_none_or(Planner::draws_random);
-        let micro_batch = plan.as_ref().map_or(self.micro_batch, |plan| Some(plan.micro_batch));
-        let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
-        plans.extend(plans[0].stronger());
-
-        if self.allocator.is_some() {
-            warm_threads(&plain);
-        }
-        let meter = Meter::of_pool(&plain).or_else(|| self.allocator.map(Meter::of_heap));
-        // A card's context and kernels are no pages of its pools.
-        let beside = if on_heap {
-            0
-        } else {
-            planner.as_ref().map_or(0, |planner| planner.profile.fixed_bytes - self.task.resident_bytes())
-        };
-        let of_step = limit.map(|limit| limit.saturating_sub(beside));
-        let watch = Watch::new(plain, meter.clone(), of_step, self.guard.take());
-        let replicas = replicas.map(|communicator| Replicas {
-            communicator,
-            draws_random,
-            shards_optimizer: self.shards_optimizer,
-        });
-        let mut run = ModelState::new(&self.init, &self.attach, &self.optimizer, self.seed, settings, replicas)?;
-        run.guard = Some(watch.guard());
-        let staged = match (self.stages, &stage_plan, &planner) {
-            (Some((config, compute)), Some(plan), Some(planner)) => {
-                let division = Division::of(config, &plan.stages, &planner.between(), &device)?;
-                let readers = Readers::new(&planner.readers(), &division.stages)?;
-                let staged = Staged::new(division, readers, compute);
-                run.model = staged.place(run.model);
-                Some(staged)
-            }
-            _ => None,
-        };
-        let size = micro_batch.unwrap_or(usize::MAX).min(batch);
-        let recovery = if self.recovers {
-            // A card has kernels compiled and tuned for each size that it sees.
-            let granularity = if on_heap { 1 } else { 8 };
-            let config = MicroBatchSearchConfig::new(size).with_limit(limit).with_granularity(granularity);
-            let search = MicroBatchSearch::new(config)?;
-            let ladder = Ladder::standard().with_plans(plans.len());
-            // On the CPU device the host is the device.
-            let ladder = if on_heap { ladder } else { ladder.with_offload() };
-            let recovery = Recovery::new(device, search, ladder).with_patience(self.patience);
-            let recovery = match self.pause {
-                Some(pause) => recovery.with_pause(pause),
-                None => recovery,
-            };
-            // The peak of a pool is that of its readings, which miss the highest.
-            Some(match on_heap {
-                true => {
-                    let watch = watch.clone();
-                    recovery.measuring(move || watch.highest_peak())
-                }
-                false => recovery,
-            })
-        } else {
-            None
-        };
-        Ok(Trainer {
-            task: self.task,
-            run,
-            optimizer: self.optimizer,
-            recovery,
-            micro_batch,
-            plans,
-            draws_random,
-            planner,
-            plan,
-            stage_plan,
-            limit,
-            meter,
-            watch,
-            length: self.length,
-            samples: None,
-            batches: None,
-            every: self.every,
-            checkpoints: self.checkpoints,
-            observer: self.observer,
-            edit: self.edit,
-            edited: None,
-            staged,
-        })
-    }
-
-    /// The planner for the device. A step that cannot be recorded is an error only where a plan is needed.
-    fn planner_of(&self, on_heap: bool, sample: &T::Batch, batch: usize) -> Result<Option<Planner>, Error> {
-        let needed = self.memory.is_some() || self.checkpointing != Checkpointing::None;
-        if !self.predicts {
-            return if needed { Err(Error::NoPrediction) } else { Ok(None) };
-        }
-        let typical = || if on_heap { BackendProfile::flex() } else { BackendProfile::cuda() };
-        let profile = self.profile.clone().unwrap_or_else(typical);
-        match self.planner(&profile, sample, batch) {
-            Ok(planner) => Ok(Some(planner)),
-            Err(error @ (Error::Predict(_) | Error::Sample { .. })) if !needed => {
-                tracing::warn!("the memory of a step is not predicted: {error}");
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// How the run is divided among devices, if it is.
-    fn layout(&self, on_heap: bool, replicas: usize) -> Option<DeviceLayout> {
-        let layout = self.stages.as_ref().map(|(config, _)| {
-            let number = |device: &Device| config.devices.iter().position(|other| other == device).unwrap_or(0);
-            let layout = DeviceLayout::new(config.devices.len()).with_schedule(config.schedule);
-            let layout = DeviceLayout { cuts: config.cuts.clone(), ..layout };
-            match on_heap {
-                true => layout.on_one_device(),
-                false => DeviceLayout { devices: config.devices.iter().map(number).collect(), ..layout },
-            }
-        });
-        match layout {
-            None if replicas == 1 => None,
-            layout => {
-                let layout = layout.unwrap_or_else(|| DeviceLayout::new(1));
-                Some(layout.with_replicas(replicas, self.shards_optimizer))
-            }
-        }
-    }
-
-    /// The plan of a run that is divided among devices.
-    fn choose_stages(&self, planner: &Planner, layout: &DeviceLayout, limit: Option<u64>) -> Result<StagePlan, Error> {
-        let solved = match self.checkpointing {
-            Checkpointing::Within(bytes) => Some(bytes),
-            _ => None,
-        };
-        let limit = limit.into_iter().chain(solved).min().filter(|_| !self.keeps_plan);
-        let plan = planner.stage_plan(layout, limit.unwrap_or(u64::MAX))?;
-        if self.micro_batch.is_none() && layout.stages() > 1 {
-            let (stages, count) = (layout.stages(), plan.micro_batches());
-            tracing::info!("{stages} stages, no micro-batch given: {count} micro-batches of {}", plan.micro_batch);
-        }
-        match limit {
-            Some(bytes) => tracing::info!("within {}: {plan}", bytesize::ByteSize(bytes)),
-            None => tracing::info!("{plan}"),
-        }
-        Ok(plan)
-    }
-
-    /// The step plan of the run.
-    fn choose(&self, planner: &Planner, limit: Option<u64>) -> Result<StepPlan, Error> {
-        let solved = match self.checkpointing {
-            Checkpointing::Within(bytes) => Some(bytes),
-            _ => None,
-        };
-        if let (Some(bytes), false) = (limit.into_iter().chain(solved).min(), self.keeps_plan) {
-            // Without a budget for the whole step, only the checkpoint plan is free.
-            let plan = match limit {
-                Some(_) => planner.choose(bytes)?,
-                None => planner.solve(bytes)?,
-            };
-            tracing::info!("within {}: {plan}", bytesize::ByteSize(bytes));
-            return Ok(plan);
-        }
-        let checkpoints = planner.checkpoints.clone().unwrap_or_else(|| Plan::none(planner.blocks()));
-        let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(planner.batch);
-        planner.evaluate(self.policy.compute(), &checkpoints, micro_batch, u64::MAX)
     }
 }

@@ -1,6 +1,7 @@
 //! The trainer: built from a task, it takes steps, runs epochs, evaluates, saves and resumes.
 
 mod attach;
+mod build;
 mod builder;
 mod edit;
 mod evaluate;

@@ -11,6 +11,7 @@ mod offload;
 mod predicted;
 mod run;
 mod sim;
+mod stages;
 mod steps;
 mod sticky;
 #[path = "../it/support.rs"]

@@ -148,19 +148,21 @@ impl<'a, C: Case> Third<'a, C> {
     }
 }
 
-/// Work that begins on a device without free pages. Every tensor has a page of its own, unless one of its size is free, so that
-/// nearly every operation asks for one.
+/// Work that begins on a device without free pages, each of whose tensors has pages of its own.
 fn with_pages<R: 'static>(card: &Card, refuse: Refuse<'_>, work: impl FnOnce() -> R + 'static) -> (R, Count) {
     let device = device().inner();
     reclaim(&device);
+    card.refusing(refuse, || with_own_pages(&device, work))
+}
+
+/// Runs `work` while every tensor on `device` has a page of its own, unless one of its size is free, so that nearly every operation asks for
+/// one.
+pub(crate) fn with_own_pages<R: 'static>(device: &Device, work: impl FnOnce() -> R + 'static) -> R {
     let result = Rc::new(RefCell::new(None));
     let place = result.clone();
     WORK.set(Some(Box::new(move || *place.borrow_mut() = Some(work()))));
-    let ((), count) = card.refusing(refuse, || {
-        device.memory_persistent_allocations((), |()| WORK.take().expect("it runs on this thread, once")())
-    });
-    let result = result.borrow_mut().take().expect("the work has ended");
-    (result, count)
+    device.memory_persistent_allocations((), |()| WORK.take().expect("it runs on this thread, once")());
+    result.borrow_mut().take().expect("the work has ended")
 }
 
 impl Done {

@@ -151,11 +151,11 @@ impl Task for Text {
     type Batch = Sequences;
 
     fn loss(&self, pass: &Pass<'_, Gpt>, Sequences(batch): &Sequences) -> Tensor<1> {
-        let (model, device) = (pass.model(), pass.device());
+        let model = pass.model();
         let shape = [batch.len(), self.config.context];
         let ids = |from: usize| -> Tensor<2, Int> {
             let windows = batch.iter().flat_map(|sequence| sequence[from..from + shape[1]].iter().copied());
-            Tensor::from_data(TensorData::new(windows.collect::<Vec<i64>>(), shape), device)
+            pass.input(&TensorData::new(windows.collect::<Vec<i64>>(), shape))
         };
         let x = pass.chain(&model.blocks(), model.embed(ids(0)), |block, x| block.forward(x));
         model.loss(x, ids(1))
@@ -196,9 +196,10 @@ impl Task for Residual {
         let (model, device) = (pass.model(), pass.device());
         let shape = [batch.y.len(), self.config.channels, self.side, self.side];
         let x = Tensor::<4>::from_data(TensorData::new(batch.x.clone(), shape), device);
-        let y = Tensor::<1, Int>::from_data(TensorData::new(batch.y.clone(), [shape[0]]), device);
         let x = pass.chain(&model.blocks(), x, |block, x| block.forward(x));
-        CrossEntropyLossConfig::new().init(device).forward(model.head(x).cast(DType::F32), y)
+        // On the device of the last stage.
+        let y = pass.input(&TensorData::new(batch.y.clone(), [shape[0]]));
+        CrossEntropyLossConfig::new().init(pass.device()).forward(model.head(x).cast(DType::F32), y)
     }
 
     fn metrics(&self, _: &Pass<'_, ResNet>, _: &ImageBatch) -> Metrics {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 mod bad_samples;
+mod batch_scaling;
 mod builder;
 mod burn_parts;
 
