@@ -1,6 +1,6 @@
 //! The measured bubble of equal stages on the CPU, beside the calculated one.
 //!
-//! A stage multiplies matrices that are too small for several threads, so that each stage keeps one core busy:
+//! A matrix product takes one thread here, so that each stage keeps one core busy:
 //! `cargo run --example bubble`, on a machine with as many idle cores as stages. `-- 4 16` asks for 4 stages and 16 micro-batches.
 
 use std::error::Error;
@@ -18,11 +18,11 @@ use kiln_parallel::{Pipeline, Schedule, Timeline};
 const ROUNDS: usize = 15;
 const WARM_UP: usize = 3;
 /// Layers of a stage.
-const LAYERS: usize = 60;
+const LAYERS: usize = 48;
 /// Columns of a layer.
-const WIDTH: usize = 64;
+const WIDTH: usize = 256;
 /// Rows of a micro-batch.
-const ROWS: usize = 64;
+const ROWS: usize = 256;
 
 #[derive(Module, Debug)]
 struct Stage {
@@ -37,6 +37,7 @@ impl Stage {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut numbers = std::env::args().skip(1).map(|number| number.parse::<usize>());
+    rayon::ThreadPoolBuilder::new().num_threads(1).build_global()?;
     let (stages, micro_batches) = (numbers.next().unwrap_or(Ok(2))?, numbers.next().unwrap_or(Ok(8))?);
     let device = Device::flex().autodiff();
     let layer = || LinearConfig::new(WIDTH, WIDTH).init(&device);

@@ -50,6 +50,9 @@ where
         return drive(run, &device, arguments, None);
     };
     let processes = if replicas.mpi { Some(mpi::communicator()?) } else { None };
+    if processes.as_ref().is_some_and(|processes| processes.replicas() == 1) {
+        tracing::warn!("--replicas mpi in one process: several are started by mpirun, as in mpirun -n 2");
+    }
     let first_process = processes.as_ref().is_none_or(|processes| processes.rank() == 0);
     let join = |inside: Arc<dyn Communicator>| -> Result<Arc<dyn Communicator>> {
         Ok(match processes.clone() {
