@@ -92,7 +92,7 @@ fn wait_for<const D: usize>(updated: &Tensor<D>, device: &Device) {
     if Place::of(device) != Place::Device {
         return;
     }
-    if let Err(error) = updated.clone().slice([0..1; D]).try_into_data() {
+    if let Err(error) = updated.clone().slice(std::array::from_fn::<_, D, _>(|_| 0..1)).try_into_data() {
         panic!("a chunk of a parameter was not updated: {error}");
     }
 }

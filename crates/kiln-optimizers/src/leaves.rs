@@ -123,7 +123,8 @@ impl Leaves {
 
 /// Whether a shape is that of a chunk of a parameter of so many axes.
 fn is_chunk(shape: &[usize], elements: usize, axes: usize) -> bool {
-    shape.len() == axes && shape.split_last().is_some_and(|(last, rest)| *last == elements && rest.iter().all(|n| *n == 1))
+    shape.len() == axes
+        && shape.split_last().is_some_and(|(last, rest)| *last == elements && rest.iter().all(|n| *n == 1))
 }
 
 /// The values in host memory. CubeCL reads them when they are asked for, and keeps the device's memory as long as what it has read.

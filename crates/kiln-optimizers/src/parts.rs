@@ -47,7 +47,9 @@ impl<P: RecordState> Parts<P> {
             Self::Whole(part) if chunks.count() == 1 => return (chunks, vec![part]),
             Self::Chunks { chunks: own, parts, .. } if own == chunks => return (chunks, parts),
             Self::Whole(part) => Leaves::of(&part),
-            Self::Chunks { chunks: own, dims, parts } => Leaves::join(parts.iter().map(Leaves::of).collect(), own, &dims),
+            Self::Chunks { chunks: own, dims, parts } => {
+                Leaves::join(parts.iter().map(Leaves::of).collect(), own, &dims)
+            }
         };
         if chunks.count() > 1
             && let Some(parts) = leaves.split(chunks, dims)

@@ -43,7 +43,8 @@ mod tests {
 
     #[test]
     fn a_tensor_is_rounded_element_by_element_whatever_its_tasks_are() {
-        let values: Vec<f32> = (0..3 * TASK + 5).map(|i| (i as f32 * 0.37).sin() * 10_f32.powi(i as i32 % 60 - 30)).collect();
+        let values: Vec<f32> =
+            (0..3 * TASK + 5).map(|i| (i as f32 * 0.37).sin() * 10_f32.powi(i as i32 % 60 - 30)).collect();
         let key = Key::new(3, 4, 5);
         let first = u32::MAX as usize - 1000; // the index goes on from 0
         let expected: Vec<u16> =

@@ -67,10 +67,13 @@ mod tests {
             let mut worst = [single, lows].map(f64::abs).into_iter().fold(0.0, f64::max);
             for part in [high, low] {
                 for distance in [1, 2, 16, 64, 256, 4096, 65_536] {
-                    let pairs = indices.clone().map(|index| part(key.noise(index)) * 16 + part(key.noise(index + distance)));
+                    let pairs =
+                        indices.clone().map(|index| part(key.noise(index)) * 16 + part(key.noise(index + distance)));
                     worst = deviation(256, pairs).abs().max(worst);
                 }
-                for other in [Key::new(seed, salt, step + 1), Key::new(seed, salt + 1, step), Key::new(!seed, salt, step)] {
+                for other in
+                    [Key::new(seed, salt, step + 1), Key::new(seed, salt + 1, step), Key::new(!seed, salt, step)]
+                {
                     let pairs = indices.clone().map(|index| part(key.noise(index)) * 16 + part(other.noise(index)));
                     worst = deviation(256, pairs).abs().max(worst);
                 }
@@ -97,5 +100,5 @@ mod tests {
     }
 
     /// Runs resume with the noise that they began with: this must not change.
-    const RECORDED: [u32; 4] = [0, 0, 0, 0];
+    const RECORDED: [u32; 4] = [42109, 62211, 61638, 5354];
 }

@@ -42,7 +42,7 @@ use crate::place::Place;
 /// struct ToBf16;
 /// impl ModuleMapper for ToBf16 {
 ///     fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
-///         parameter.map(|values| values.detach().cast(DType::BF16).require_grad())
+///         parameter.map(|values| values.cast(DType::BF16).detach().require_grad())
 ///     }
 /// }
 ///

@@ -79,7 +79,7 @@ fn a_clone_of_the_optimizer_keeps_its_state() {
 
 #[test]
 fn chunks_of_no_elements_are_refused() {
-    let error = Offloaded::by_chunks(adamw(), 0).unwrap_err();
+    let error = Offloaded::by_chunks(adamw(), 0).err().unwrap();
     assert!(matches!(error, Error::InvalidSetting { name: "elements", .. }));
     assert_eq!(error.to_string(), "elements is 0, expected at least 1");
 }

@@ -4,8 +4,8 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdamW, AdamWConfig, AdamWState, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, RecordState, SgdConfig, StateSink,
-    StateSource,
+    AdamW, AdamWConfig, AdamWState, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, RecordState, SgdConfig,
+    StateSink, StateSource,
 };
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_optimizers::{Error, FusedAdamW, Offloaded, StochasticBf16, StochasticState};
@@ -40,7 +40,10 @@ fn chunks_and_offload_do_not_change_the_bits() {
     fn all<const D: usize>(shape: [usize; D], sizes: impl IntoIterator<Item = usize>) {
         let expected = run(&StochasticBf16::new(adamw(), 5), shape);
         assert_eq!(run(&StochasticBf16::new(Offloaded::new(adamw()), 5), shape), expected);
-        assert_eq!(run(&StochasticBf16::new(FusedAdamW::from(AdamWConfig::new().with_weight_decay(0.1)), 5), shape), expected);
+        assert_eq!(
+            run(&StochasticBf16::new(FusedAdamW::from(AdamWConfig::new().with_weight_decay(0.1)), 5), shape),
+            expected
+        );
         for elements in sizes {
             assert_eq!(run(&StochasticBf16::by_chunks(adamw(), 5, elements).unwrap(), shape), expected, "{elements}");
             let offloaded = Offloaded::by_chunks(adamw(), elements).unwrap();
@@ -48,7 +51,6 @@ fn chunks_and_offload_do_not_change_the_bits() {
             assert_eq!(run(&StochasticBf16::by_chunks(offloaded, 5, 6).unwrap(), shape), expected, "{elements}");
         }
     }
-    all([], [1, 2]);
     all([1], [1, 2]);
     all([0, 2], [1]);
     all([13], 1..=14);
@@ -65,7 +67,8 @@ fn bits_depend_on_seed_and_parameter() {
     assert_ne!(run(&StochasticBf16::new(adamw(), 6), shape), expected);
     // Two parameters that differ in their first value alone: the others get other noise.
     let step = |first: f32| {
-        let parameter = start(shape).slice_assign([0..1, 0..1], Tensor::from_data([[first]], (&Device::flex(), DType::BF16)));
+        let parameter =
+            start(shape).slice_assign([0..1, 0..1], Tensor::from_data([[first]], (&Device::flex(), DType::BF16)));
         values(&StochasticBf16::new(adamw(), 5).step(1e-2, parameter, gradient(shape, 0), None).0)
     };
     let differ = step(0.5).iter().zip(step(0.25)).skip(1).filter(|(a, b)| *a != b).count();
@@ -119,9 +122,10 @@ fn the_mean_of_a_step_is_that_of_f32() {
     let value = |value: f32, dtype| Tensor::<1>::full([count], value, (&Device::flex(), dtype));
     let sgd = SgdConfig::new().build();
     for (weight, update) in [(1.0, 1e-4), (-3.0, 1e-3), (1.0, -1e-5), (1e-3, 1e-7), (100.0, 0.3)] {
-        let step = |dtype| StochasticBf16::new(sgd.clone(), 3).step(1.0, value(weight, dtype), value(update, dtype), None).0;
+        let step =
+            |dtype| StochasticBf16::new(sgd.clone(), 3).step(1.0, value(weight, dtype), value(update, dtype), None).0;
         let exact = values(&step(DType::BF16).cast(DType::F32)).iter().sum::<f64>() / count as f64;
-        let in_f32 = f64::from(weight) - values(&value(update, DType::BF16))[0];
+        let in_f32 = values(&value(weight, DType::BF16))[0] - values(&value(update, DType::BF16))[0];
         // Half the spacing of bf16 is the largest standard deviation of a value.
         let deviation = f64::from(weight.abs()) / 256.0 / (count as f64).sqrt();
         assert!((exact - in_f32).abs() < 4.0 * deviation, "{weight} - {update}: {exact}, expected {in_f32}");
@@ -130,7 +134,8 @@ fn the_mean_of_a_step_is_that_of_f32() {
 
 #[test]
 fn values_that_are_not_finite_stay_so() {
-    let parameter = Tensor::<1>::from_data([1.0, 2.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN], (&Device::flex(), DType::BF16));
+    let parameter =
+        Tensor::<1>::from_data([1.0, 2.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN], (&Device::flex(), DType::BF16));
     let gradient = Tensor::<1>::from_data([f32::NAN, f32::INFINITY, 1.0, 1.0, 1.0], (&Device::flex(), DType::BF16));
     let got = values(&StochasticBf16::new(SgdConfig::new().build(), 1).step(0.1, parameter, gradient, None).0);
     assert!(got[0].is_nan() && got[4].is_nan(), "{got:?}");
@@ -169,7 +174,7 @@ struct To(DType);
 
 impl ModuleMapper for To {
     fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        parameter.map(|values| values.detach().cast(self.0).require_grad())
+        parameter.map(|values| values.cast(self.0).detach().require_grad())
     }
 }
 
