@@ -28,6 +28,7 @@
 //! model = optimizer.step(1e-3, model, gradients);
 //! ```
 
+mod blocks;
 mod capture;
 mod chunks;
 #[cfg(feature = "flex")]
@@ -43,6 +44,7 @@ mod place;
 mod simd;
 mod stochastic;
 
+pub use blocks::{Blocks, CodeBook, check_finite, dequantize, quantize};
 pub use elementwise::Elementwise;
 pub use error::Error;
 pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};

@@ -1,0 +1,232 @@
+//! Code books: the numbers in [-1, 1] that a code stands for.
+
+use std::sync::LazyLock;
+
+use super::lookup::Lookup;
+
+/// The numbers in [-1, 1] that codes stand for, and the size of the blocks that share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CodeBook {
+    /// 8 bits, signed: seven decades, of which the larger have more entries. It is `create_dynamic_map(signed=True)` of bitsandbytes
+    /// (Dettmers et al. 2022, section 2.1), whose CPU code replaces the smallest entry with -1, as here.
+    Dynamic,
+    /// 8 bits for values of at least 0: seven decades with twice the entries. It is `create_dynamic_map(signed=False)` of
+    /// bitsandbytes.
+    DynamicUnsigned,
+    /// 8 bits for values of at least 0: squares, so that the roots of the values are equally far apart.
+    Root,
+    /// 4 bits, signed: three decades. It is the map of torchao's 4-bit optimizers for the first moment.
+    Dynamic4,
+    /// 4 bits for values of at least 0: 1/16, 2/16, .. 1. No entry is 0. It is the map of torchao's 4-bit optimizers for the second
+    /// moment (Li et al. 2023, section 4.1).
+    Linear4,
+}
+
+impl CodeBook {
+    /// All code books; the place of each is its number in records.
+    pub(crate) const ALL: [Self; 5] = [Self::Dynamic, Self::DynamicUnsigned, Self::Root, Self::Dynamic4, Self::Linear4];
+
+    /// The bits of a code.
+    pub fn bits(self) -> u32 {
+        match self {
+            Self::Dynamic | Self::DynamicUnsigned | Self::Root => 8,
+            Self::Dynamic4 | Self::Linear4 => 4,
+        }
+    }
+
+    /// The number of values that share a scale: 256 with 8 bits, 128 with 4.
+    pub fn block(self) -> usize {
+        match self.bits() {
+            8 => 256,
+            _ => 128,
+        }
+    }
+
+    /// Whether the book has entries below 0.
+    pub fn is_signed(self) -> bool {
+        matches!(self, Self::Dynamic | Self::Dynamic4)
+    }
+
+    /// The entries in rising order; a code is the place of one.
+    pub fn entries(self) -> &'static [f32] {
+        &self.table().entries[..1 << self.bits()]
+    }
+
+    /// The bytes that codes and scales of `count` values take.
+    pub fn bytes(self, count: usize) -> usize {
+        self.code_bytes(count) + 4 * count.div_ceil(self.block())
+    }
+
+    /// The bytes of the codes of `count` values.
+    pub(crate) fn code_bytes(self, count: usize) -> usize {
+        (count * self.bits() as usize).div_ceil(8)
+    }
+
+    pub(crate) fn table(self) -> &'static Table {
+        let [dynamic, unsigned, root, dynamic4, linear4] = &*TABLES;
+        match self {
+            Self::Dynamic => dynamic,
+            Self::DynamicUnsigned => unsigned,
+            Self::Root => root,
+            Self::Dynamic4 => dynamic4,
+            Self::Linear4 => linear4,
+        }
+    }
+}
+
+/// A code book, prepared for both ways.
+pub(crate) struct Table {
+    /// The entries; those that no code has are 0.
+    pub(crate) entries: [f32; 256],
+    /// Code `k` or a smaller one is that of all numbers below `thresholds[k]`.
+    pub(crate) thresholds: Vec<f32>,
+    pub(crate) lookup: Lookup,
+    /// The least code of a number above 0: one whose entry is not 0.
+    pub(crate) least: u8,
+}
+
+static TABLES: LazyLock<[Table; 5]> = LazyLock::new(|| {
+    CodeBook::ALL.map(|book| {
+        let entries = entries(book);
+        let ties = match book.bits() {
+            8 => Ties::Down,
+            _ => Ties::Up,
+        };
+        let thresholds: Vec<f32> = entries.windows(2).map(|pair| threshold(pair[0], pair[1], ties)).collect();
+        let lookup = Lookup::new(&thresholds);
+        let least = u8::from(!book.is_signed() && entries[0] == 0.0);
+        let mut padded = [0.0; 256];
+        padded[..entries.len()].copy_from_slice(&entries);
+        Table { entries: padded, thresholds, lookup, least }
+    })
+});
+
+fn entries(book: CodeBook) -> Vec<f32> {
+    match book {
+        CodeBook::Dynamic => {
+            let mut entries = dynamic(true, 7);
+            entries[0] = -1.0;
+            entries
+        }
+        CodeBook::DynamicUnsigned => dynamic(false, 7),
+        CodeBook::Root => (0..256).map(|code| square(code as f32)).collect(),
+        CodeBook::Dynamic4 => dynamic(true, 3),
+        CodeBook::Linear4 => (1..=16).map(|code| code as f32 / 16.0).collect(),
+    }
+}
+
+/// The entry of [`CodeBook::Root`]: the square of `code` / 255, with 1 for 255.
+#[inline(always)]
+pub(super) fn square(code: f32) -> f32 {
+    code * code * (1.0 / 65025.0)
+}
+
+/// `create_dynamic_map` of bitsandbytes: decades with 1, 2, 4, .. entries, twice as many unsigned, and 0 and 1. `decades`: also the bits
+/// of a code without its sign.
+fn dynamic(signed: bool, decades: i32) -> Vec<f32> {
+    let mut entries = vec![0.0, 1.0];
+    for decade in 0..decades {
+        let count = 1 << (decade + i32::from(!signed));
+        let factor = 10f64.powi(decade + 1 - decades) as f32;
+        let bounds = linspace(count + 1);
+        for pair in bounds.windows(2) {
+            let entry = factor * ((pair[0] + pair[1]) / 2.0);
+            entries.push(entry);
+            if signed {
+                entries.push(-entry);
+            }
+        }
+    }
+    entries.sort_by(f32::total_cmp);
+    entries
+}
+
+/// `torch.linspace(0.1, 1, count)` with torch's roundings: from both ends, with one rounding each.
+fn linspace(count: usize) -> Vec<f32> {
+    let step = (1.0 - 0.1f32) / (count - 1) as f32;
+    let at = |index: usize| match index < count / 2 {
+        true => step.mul_add(index as f32, 0.1),
+        false => (-step).mul_add((count - index - 1) as f32, 1.0),
+    };
+    (0..count).map(at).collect()
+}
+
+/// Which code has a number in the middle of two entries.
+#[derive(Clone, Copy)]
+enum Ties {
+    /// The smaller, as in bitsandbytes.
+    Down,
+    /// The larger, as in torchao.
+    Up,
+}
+
+/// The smallest number that has the code of `right`, and not that of `left`, by the comparison of the reference implementation with its
+/// roundings.
+fn threshold(left: f32, right: f32, ties: Ties) -> f32 {
+    let is_right = |x: f32| match ties {
+        Ties::Down => (right - x).abs() < (x - left).abs(),
+        Ties::Up => x - left >= (right - left) * 0.5,
+    };
+    let (mut no, mut yes) = (order(left), order(right));
+    while yes - no > 1 {
+        let middle = no + (yes - no) / 2;
+        match is_right(number(middle)) {
+            true => yes = middle,
+            false => no = middle,
+        }
+    }
+    number(yes)
+}
+
+/// Numbers in rising order have rising places; -0 and 0 are neighbours.
+fn order(number: f32) -> i64 {
+    let bits = i64::from(number.to_bits());
+    if number.is_sign_negative() { 0x7FFF_FFFF - bits } else { bits }
+}
+
+fn number(order: i64) -> f32 {
+    f32::from_bits(if order < 0 { 0x7FFF_FFFF - order } else { order } as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
+
+    use super::*;
+
+    #[test]
+    fn places_of_numbers_are_reversible_and_rise() {
+        let numbers = [f32::MIN, -1.0, -f32::MIN_POSITIVE, -1e-45, -0.0, 0.0, 1e-45, 0.1, 1.0, f32::MAX];
+        for pair in numbers.windows(2) {
+            assert!(order(pair[0]) < order(pair[1]), "{pair:?}");
+        }
+        for number_ in numbers {
+            assert_eq!(number(order(number_)).to_bits(), number_.to_bits());
+        }
+    }
+
+    #[test]
+    fn every_entry_has_its_own_code_and_thresholds_are_between_entries() {
+        for book in CodeBook::ALL {
+            let (entries, table) = (book.entries(), book.table());
+            assert_eq!(entries.len(), 1 << book.bits());
+            assert!(entries.windows(2).all(|pair| pair[0] < pair[1]), "{book:?}");
+            for (code, pair) in entries.windows(2).enumerate() {
+                let threshold = table.thresholds[code];
+                assert!(pair[0] < threshold && threshold <= pair[1], "{book:?} {code}: {threshold}");
+            }
+            assert_eq!(*entries.last().unwrap(), 1.0);
+            assert_eq!(entries.first().is_some_and(|first| *first == -1.0), book == CodeBook::Dynamic);
+        }
+    }
+
+    #[test]
+    fn bytes_of_values() {
+        assert_eq!(CodeBook::Dynamic.bytes(256), 260);
+        assert_eq!(CodeBook::Root.bytes(257), 265);
+        assert_eq!(CodeBook::Linear4.bytes(128), 68);
+        assert_eq!(CodeBook::Dynamic4.bytes(129), 73);
+        assert_eq!(CodeBook::Dynamic4.bytes(0), 0);
+    }
+}

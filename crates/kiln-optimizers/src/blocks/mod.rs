@@ -1,0 +1,18 @@
+//! Blocks of values as small codes with one scale each, on slices.
+//!
+//! A block is divided by its largest absolute value, the scale. What is left, in [-1, 1], is replaced by the index of a near entry of a
+//! [`CodeBook`].
+
+mod book;
+mod codec;
+mod lookup;
+mod noise;
+mod pack;
+mod quantize;
+
+pub use book::CodeBook;
+pub(crate) use codec::{ByRoot, ByTable, Codec};
+pub(crate) use lookup::Lookup;
+pub(crate) use noise::Noise;
+pub(crate) use pack::{packed, unpacked};
+pub use quantize::{Blocks, check_finite, dequantize, quantize};
