@@ -2,6 +2,8 @@
 //!
 //! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
 //!   records.
+//! - [`Offloaded`]: any optimizer, with its state in host memory.
+//! - [`StochasticBf16`]: any optimizer, on parameters in bf16 without a master copy.
 //!
 //! Each is a burn [`Optimizer`](burn::optim::Optimizer): [`ModuleOptimizer`](burn::optim::ModuleOptimizer) takes it as one of burn's own.
 //!
@@ -28,16 +30,26 @@
 
 mod blocks;
 mod capture;
+mod chunks;
 #[cfg(feature = "flex")]
 mod cpu;
+mod elementwise;
 mod error;
 mod fused;
+mod leaves;
+mod offloaded;
+mod parts;
+mod place;
 #[cfg_attr(not(feature = "flex"), allow(dead_code, unused, reason = "only kernels of the CPU device are called"))]
 mod simd;
+mod stochastic;
 
 pub use blocks::{Blocks, CodeBook, check_finite, dequantize, quantize};
+pub use elementwise::Elementwise;
 pub use error::Error;
 pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
+pub use offloaded::{Offloaded, OffloadedState};
+pub use stochastic::{StochasticBf16, StochasticState};
 
 /// The guide's examples.
 #[cfg(doctest)]

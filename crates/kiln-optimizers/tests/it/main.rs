@@ -3,3 +3,5 @@
 
 mod compare;
 mod fused;
+mod offloaded;
+mod stochastic;

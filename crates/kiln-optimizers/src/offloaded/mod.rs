@@ -1,0 +1,9 @@
+//! Any optimizer with its state in host memory.
+
+mod optimizer;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use optimizer::Offloaded;
+pub use state::OffloadedState;

@@ -1,0 +1,71 @@
+//! State in host memory.
+
+use burn::optim::{Optimizer, RecordState, StateSink, StateSource};
+use burn::tensor::Device;
+
+use crate::leaves::Leaves;
+use crate::parts::Parts;
+use crate::place::{Place, host_or};
+
+/// State of [`Offloaded`](super::Offloaded) for one parameter. Its record is that of the inner optimizer's state `S`.
+#[derive(Clone, Debug)]
+pub struct OffloadedState<S>(pub(super) Parts<Kept<S>>);
+
+/// The state of a chunk between two steps.
+#[derive(Clone, Debug)]
+pub(super) enum Kept<S> {
+    /// As the optimizer made it.
+    State(S),
+    /// As its record.
+    Leaves(Leaves),
+}
+
+impl<S: RecordState> Kept<S> {
+    /// Takes a state of the device `device` to the host.
+    pub(super) fn new(state: S, place: Place, device: &Device) -> Self {
+        match place {
+            Place::Host | Place::Recording => Self::State(state),
+            Place::Device => {
+                let leaves = Leaves::of(&state);
+                match leaves.keep_dtypes::<S>(device) {
+                    true => Self::Leaves(leaves),
+                    false => Self::State(state),
+                }
+            }
+        }
+    }
+}
+
+/// The state on `device`.
+pub(super) fn copied_to<O: Optimizer, const D: usize>(kept: Kept<O::State<D>>, device: &Device) -> O::State<D> {
+    match kept {
+        Kept::State(state) => O::to_device(state, device),
+        Kept::Leaves(leaves) => leaves.restored(device),
+    }
+}
+
+impl<S: RecordState> RecordState for Kept<S> {
+    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        match self {
+            Self::State(state) => state.state_flatten(prefix, out),
+            Self::Leaves(leaves) => leaves.clone().push(prefix, out),
+        }
+    }
+
+    /// Leaves `device` alone: burn loads records onto its default device.
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let device = host_or(device);
+        let state = S::state_unflatten(prefix, source, &device)?;
+        Some(Self::new(state, Place::of(&device), &device))
+    }
+}
+
+impl<S: RecordState> RecordState for OffloadedState<S> {
+    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        self.0.state_flatten(prefix, out);
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        Parts::state_unflatten(prefix, source, device).map(Self)
+    }
+}

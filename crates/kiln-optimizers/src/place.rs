@@ -1,0 +1,36 @@
+//! Where a device has its memory.
+
+use burn::backend::DispatchDevice;
+use burn::tensor::Device;
+
+/// The memory in which a device has its tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The host's.
+    Host,
+    /// The device's own. Operations run in a queue.
+    Device,
+    /// None: operations are recorded.
+    Recording,
+}
+
+impl Place {
+    pub(crate) fn of(device: &Device) -> Self {
+        match device.as_dispatch() {
+            #[cfg(feature = "flex")]
+            DispatchDevice::Flex(_) => Self::Host,
+            DispatchDevice::Capture(_) => Self::Recording,
+            _ => Self::Device,
+        }
+    }
+}
+
+/// A device with the host's memory, if this program has one, else `device`.
+pub(crate) fn host_or(device: &Device) -> Device {
+    #[cfg(feature = "flex")]
+    let device = match Place::of(device) {
+        Place::Host | Place::Device => &Device::flex(),
+        Place::Recording => device,
+    };
+    device.clone()
+}
