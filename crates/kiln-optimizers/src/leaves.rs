@@ -21,17 +21,27 @@ impl Leaves {
     pub(crate) fn of(state: &impl RecordState) -> Self {
         let mut sink = StateSink::default();
         state.state_flatten("", &mut sink);
+        Self::of_sink(sink)
+    }
+
+    /// The same for a state that has been written into a record.
+    pub(crate) fn of_sink(sink: StateSink) -> Self {
         let tensors = sink.tensors.into_iter().map(|(name, data)| (name, copied(data)));
         Self { tensors: tensors.collect(), scalars: sink.scalars }
     }
 
     /// The state on a device. `None` where the leaves are not those of such a state.
-    fn state<S: RecordState>(self, device: &Device) -> Option<S> {
+    pub(crate) fn state<S: RecordState>(self, device: &Device) -> Option<S> {
+        S::state_unflatten("", &mut self.into_source(), device)
+    }
+
+    /// The record, to be read.
+    pub(crate) fn into_source(self) -> StateSource {
         let mut source = StateSource::new(self.scalars.into_iter().collect());
         for (name, data) in self.tensors {
             source.insert_tensor(name, data);
         }
-        S::state_unflatten("", &mut source, device)
+        source
     }
 
     /// The state on a device, from leaves that were a state's.
@@ -52,7 +62,8 @@ impl Leaves {
     }
 
     /// Whether the state has the same dtypes when it comes from the leaves. States of burn's optimizers come in the device's default.
-    pub(crate) fn keep_dtypes<S: RecordState>(&self, device: &Device) -> bool {
+    /// `again` makes a state of leaves, and leaves of it.
+    pub(crate) fn keep_dtypes(&self, device: &Device, again: impl FnOnce(Self) -> Option<Self>) -> bool {
         let settings = device.settings();
         let defaults = [DType::from(settings.float_dtype), DType::from(settings.int_dtype)];
         if self.tensors.iter().all(|(_, data)| defaults.contains(&data.dtype())) {
@@ -64,9 +75,8 @@ impl Leaves {
             (name.clone(), TensorData::from_bytes_vec(bytes, shape, data.dtype()))
         };
         let empty = Self { tensors: self.tensors.iter().map(empty).collect(), scalars: self.scalars.clone() };
-        let again = empty.clone().state::<S>(device).map(|state| Self::of(&state));
         let dtypes = |leaves: &Self| leaves.tensors.iter().map(|(_, data)| data.dtype()).collect::<Vec<_>>();
-        again.is_some_and(|again| dtypes(&again) == dtypes(&empty))
+        again(empty.clone()).is_some_and(|again| dtypes(&again) == dtypes(&empty))
     }
 
     /// The leaves of a whole parameter of shape `dims`, from those of its chunks. Scalars are those of the first chunk.

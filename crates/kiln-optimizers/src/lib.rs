@@ -48,7 +48,7 @@ pub use blocks::{Blocks, CodeBook, check_finite, dequantize, quantize};
 pub use elementwise::Elementwise;
 pub use error::Error;
 pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
-pub use offloaded::{Offloaded, OffloadedState};
+pub use offloaded::{Offloaded, OffloadedAny, OffloadedState};
 pub use stochastic::{StochasticBf16, StochasticState};
 
 /// The guide's examples.

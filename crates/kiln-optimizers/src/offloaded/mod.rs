@@ -1,9 +1,11 @@
 //! Any optimizer with its state in host memory.
 
+mod any;
 mod optimizer;
 mod state;
 #[cfg(test)]
 mod tests;
 
+pub use any::OffloadedAny;
 pub use optimizer::Offloaded;
 pub use state::OffloadedState;

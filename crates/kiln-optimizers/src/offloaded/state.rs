@@ -27,7 +27,8 @@ impl<S: RecordState> Kept<S> {
             Place::Host | Place::Recording => Self::State(state),
             Place::Device => {
                 let leaves = Leaves::of(&state);
-                match leaves.keep_dtypes::<S>(device) {
+                let again = |leaves: Leaves| leaves.state::<S>(device).map(|state| Leaves::of(&state));
+                match leaves.keep_dtypes(device, again) {
                     true => Self::Leaves(leaves),
                     false => Self::State(state),
                 }

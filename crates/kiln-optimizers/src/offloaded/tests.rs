@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, LambConfig, LearningRate, LionConfig,
+    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, DynOptimizer, DynState, LambConfig, LearningRate, LionConfig,
     MuonConfig, Optimizer, RecordState, RmsPropConfig, SgdConfig, StateSink, StateSource,
 };
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -41,7 +41,10 @@ fn sink(state: &impl RecordState) -> StateSink {
 
 /// The leaves of a state's record, by their bits.
 fn record(state: &impl RecordState) -> Record {
-    let sink = sink(state);
+    lines(sink(state))
+}
+
+fn lines(sink: StateSink) -> Record {
     let tensors = sink
         .tensors
         .into_iter()
@@ -298,4 +301,35 @@ fn a_step_can_be_recorded() {
         scope.complete([], [])
     });
     assert!(captured.is_ok());
+}
+
+#[test]
+fn an_optimizer_behind_a_pointer_has_the_same_bits_and_records() {
+    for place in PLACES {
+        let alone = AdamWConfig::new().build();
+        let any = OffloadedAny::new(Arc::new(alone.clone()));
+        let shape = [3, 5];
+        let (mut got, mut expected) = (values(shape, 1, DType::F32), values(shape, 1, DType::F32));
+        let (mut state, mut expected_state): (Option<DynState>, _) = (None, None);
+        for step in 0..4 {
+            let gradient = values(shape, step + 2, DType::F32);
+            let tensor;
+            (tensor, state) =
+                any.step_at(place, 2, 1e-2, got.into_bridge(), gradient.clone().into_bridge(), state);
+            got = Tensor::from_bridge(tensor);
+            (expected, expected_state) = alone.step(1e-2, expected, gradient, expected_state);
+            assert_eq!(bits(&got), bits(&expected), "{place:?} step {step}");
+            let written = || {
+                let mut sink = StateSink::default();
+                any.state_flatten("p", state.as_ref().unwrap(), &mut sink);
+                sink
+            };
+            assert_eq!(lines(written()), record(expected_state.as_ref().unwrap()), "{place:?} step {step}");
+            // Through its record, as a run that is resumed.
+            let sink = written();
+            let mut source = StateSource::new(sink.scalars.into_iter().collect());
+            sink.tensors.into_iter().for_each(|(name, data)| source.insert_tensor(name, data));
+            state = any.state_unflatten(2, "p", &mut source, &Device::flex());
+        }
+    }
 }

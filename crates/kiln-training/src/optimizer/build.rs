@@ -1,95 +1,138 @@
 //! Builds the optimizers that settings name.
 
+use std::sync::Arc;
+
 use burn::module::{Module, ParamGroup};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdafactorConfig, AdamWConfig, AdjustLrFn, LionConfig, MuonConfig, Optimizer, SgdConfig,
+    AdafactorConfig, AdamWConfig, AdjustLrFn, DynOptimizer, LionConfig, MuonConfig, Optimizer, SgdConfig,
 };
-use kiln_optimizers::{AdamW4bit, AdamW8bit, FusedAdamW, FusedSgd, Sgd8bit};
+use kiln_optimizers::{AdamW4bit, AdamW8bit, Elementwise, FusedAdamW, FusedSgd, Offloaded, Sgd8bit};
 
 use super::config::OptimizerConfig;
 use super::groups::OptimizerGroups;
 use super::parameters::Kinds;
 
+/// Elements of a chunk of a parameter whose state comes from the host: 8 MiB of AdamW's state, which PCIe moves in less than a
+/// millisecond. A multiple of the blocks of quantised state.
+const CHUNK: usize = 1 << 20;
+
+/// Where an optimizer keeps its state.
+#[derive(Clone, Copy, PartialEq)]
+enum Home {
+    Device,
+    Host,
+}
+
 impl OptimizerConfig {
     /// The optimizers for `model`, in two groups: with weight decay, and without it for parameters of one dimension. SGD and AdamW are
     /// kiln-optimizers' forms of burn's, with the same results and records.
     ///
-    /// Call [`check`](Self::check) before. Numbers that it refuses are used as they are, with state in f32, and end the first step with
-    /// [`Error::NotFinite`](crate::Error::NotFinite) or diverge.
+    /// Call [`check`](Self::check) before. Numbers that it refuses are used as they are, with state in f32, and the run diverges.
     pub fn groups(&self, model: &impl Module) -> OptimizerGroups {
+        self.groups_at(Home::Device, model)
+    }
+
+    /// The same with state in host memory ([`Offloaded`]). Numbers and records stay the same.
+    pub fn offloaded_groups(&self, model: &impl Module) -> OptimizerGroups {
+        self.groups_at(Home::Host, model)
+    }
+
+    fn groups_at(&self, home: Home, model: &impl Module) -> OptimizerGroups {
         let kinds = Kinds::of(model);
         let spared = ParamGroup::from_ids(kinds.one_dimensional);
-        let groups = match *self {
+        let groups = match self {
+            Self::Muon { momentum, weight_decay } => {
+                let other = Self::adamw();
+                vec![
+                    (ParamGroup::all(), home.whole(muon(*momentum, *weight_decay))),
+                    (ParamGroup::from_ids(kinds.no_matrices), other.part(home, true)),
+                    (spared, other.part(home, false)),
+                ]
+            }
+            _ => vec![(ParamGroup::all(), self.part(home, true)), (spared, self.part(home, false))],
+        };
+        OptimizerGroups::of(groups, format!("{self:?}"), home == Home::Host)
+    }
+
+    /// The optimizer with or without weight decay.
+    fn part(&self, home: Home, decays: bool) -> Arc<dyn DynOptimizer> {
+        let of = |weight_decay: f64| if decays { weight_decay } else { 0.0 };
+        match *self {
             Self::Sgd { momentum, weight_decay, nesterov } => {
-                two(spared, weight_decay, |decay| FusedSgd::from(sgd(momentum, decay, nesterov)))
+                home.by_chunks(FusedSgd::from(sgd(momentum, of(weight_decay), nesterov)))
             }
             Self::Sgd8bit { momentum, weight_decay, nesterov } => {
-                let config = |decay| sgd(momentum, decay, nesterov);
-                try_two(&spared, weight_decay, |decay| Sgd8bit::new(&config(decay)))
-                    .unwrap_or_else(|| two(spared, weight_decay, |decay| FusedSgd::from(config(decay))))
+                let config = sgd(momentum, of(weight_decay), nesterov);
+                home.or_f32(Sgd8bit::new(&config), FusedSgd::from(config))
             }
             Self::AdamW { beta1, beta2, epsilon, weight_decay } => {
-                two(spared, weight_decay, |decay| FusedAdamW::from(adamw([beta1, beta2], epsilon, decay)))
+                home.by_chunks(FusedAdamW::from(adamw([beta1, beta2], epsilon, of(weight_decay))))
             }
             Self::AdamW8bit { beta1, beta2, epsilon, weight_decay } => {
-                let config = |decay| adamw([beta1, beta2], epsilon, decay);
-                try_two(&spared, weight_decay, |decay| AdamW8bit::new(&config(decay)))
-                    .unwrap_or_else(|| two(spared, weight_decay, |decay| FusedAdamW::from(config(decay))))
+                let config = adamw([beta1, beta2], epsilon, of(weight_decay));
+                home.or_f32(AdamW8bit::new(&config), FusedAdamW::from(config))
             }
             Self::AdamW4bit { beta1, beta2, epsilon, weight_decay } => {
-                let config = |decay| adamw([beta1, beta2], epsilon, decay);
-                try_two(&spared, weight_decay, |decay| AdamW4bit::new(&config(decay)))
-                    .unwrap_or_else(|| two(spared, weight_decay, |decay| FusedAdamW::from(config(decay))))
+                let config = adamw([beta1, beta2], epsilon, of(weight_decay));
+                home.or_f32(AdamW4bit::new(&config), FusedAdamW::from(config))
             }
-            Self::Adafactor { weight_decay } => two(spared, weight_decay, |decay| {
+            Self::Adafactor { weight_decay } => {
                 let config = AdafactorConfig::new().with_relative_step(false).with_scale_parameter(false);
-                config.with_weight_decay(decay as f32).build()
-            }),
-            Self::Lion { beta1, beta2, weight_decay } => two(spared, weight_decay, |decay| {
-                let config = LionConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32);
-                config.with_weight_decay(decay as f32).build()
-            }),
-            Self::Muon { momentum, weight_decay } => {
-                let momentum =
-                    MomentumConfig::new().with_momentum(momentum).with_dampening(0.0).with_nesterov(true);
-                let muon = MuonConfig::new()
-                    .with_momentum(momentum)
-                    .with_weight_decay(Some(WeightDecayConfig::new(weight_decay as f32)))
-                    .with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW);
-                let other = |decay| FusedAdamW::from(adamw([0.9, 0.95], 1e-8, decay));
-                OptimizerGroups::from(muon.build())
-                    .with_group(ParamGroup::from_ids(kinds.no_matrices), other(weight_decay))
-                    .with_group(spared, other(0.0))
+                // burn panics for a decay that cannot be.
+                let decay = Some(of(weight_decay)).filter(|decay| decay.is_finite() && *decay >= 0.0).unwrap_or(0.0);
+                home.whole(config.with_weight_decay(decay as f32).build())
             }
-        };
-        groups.described(format!("{self:?}"))
+            Self::Lion { beta1, beta2, weight_decay } => {
+                let config = LionConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32);
+                home.by_chunks(config.with_weight_decay(of(weight_decay) as f32).build())
+            }
+            Self::Muon { momentum, weight_decay } => home.whole(muon(momentum, of(weight_decay))),
+        }
     }
 }
 
-/// An optimizer with weight decay, and without it for the group that is spared.
-fn two<O: Optimizer>(spared: ParamGroup, weight_decay: f64, make: impl Fn(f64) -> O) -> OptimizerGroups {
-    OptimizerGroups::from(make(weight_decay)).with_group(spared, make(0.0))
-}
+impl Home {
+    /// An optimizer that needs whole parameters.
+    fn whole<O: Optimizer>(self, optimizer: O) -> Arc<dyn DynOptimizer> {
+        match self {
+            Self::Device => Arc::new(optimizer),
+            Self::Host => Arc::new(Offloaded::new(optimizer)),
+        }
+    }
 
-/// The same with settings that may be refused.
-fn try_two<O: Optimizer, E>(
-    spared: &ParamGroup,
-    weight_decay: f64,
-    make: impl Fn(f64) -> Result<O, E>,
-) -> Option<OptimizerGroups> {
-    let (decays, spares) = (make(weight_decay).ok()?, make(0.0).ok()?);
-    Some(OptimizerGroups::from(decays).with_group(spared.clone(), spares))
+    /// An optimizer that can update a parameter in chunks.
+    fn by_chunks<O: Elementwise>(self, optimizer: O) -> Arc<dyn DynOptimizer> {
+        match Offloaded::by_chunks(optimizer.clone(), CHUNK) {
+            Ok(offloaded) if self == Self::Host => Arc::new(offloaded),
+            _ => Arc::new(optimizer),
+        }
+    }
+
+    /// An optimizer with quantised state, or `full` where its settings are refused.
+    fn or_f32<O: Elementwise, E>(self, quantized: Result<O, E>, full: impl Elementwise) -> Arc<dyn DynOptimizer> {
+        match quantized {
+            Ok(optimizer) => self.by_chunks(optimizer),
+            Err(_) => self.by_chunks(full),
+        }
+    }
 }
 
 fn sgd(momentum: f64, weight_decay: f64, nesterov: bool) -> SgdConfig {
     let momentum = MomentumConfig::new().with_momentum(momentum).with_dampening(0.0).with_nesterov(nesterov);
-    let decay = (weight_decay > 0.0).then(|| WeightDecayConfig::new(weight_decay as f32));
+    let decay = (weight_decay != 0.0).then(|| WeightDecayConfig::new(weight_decay as f32));
     SgdConfig::new().with_momentum(Some(momentum)).with_weight_decay(decay)
 }
 
 fn adamw([beta1, beta2]: [f64; 2], epsilon: f64, weight_decay: f64) -> AdamWConfig {
     let config = AdamWConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32);
     config.with_epsilon(epsilon as f32).with_weight_decay(weight_decay as f32)
+}
+
+fn muon(momentum: f64, weight_decay: f64) -> burn::optim::Muon {
+    let momentum = MomentumConfig::new().with_momentum(momentum).with_dampening(0.0).with_nesterov(true);
+    let decay = (weight_decay != 0.0).then(|| WeightDecayConfig::new(weight_decay as f32));
+    let config = MuonConfig::new().with_momentum(momentum).with_weight_decay(decay);
+    config.with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW).build()
 }

@@ -1,0 +1,128 @@
+//! The same for an optimizer behind a pointer.
+
+use std::sync::Arc;
+
+use burn::optim::{DynOptimizer, DynState, LearningRate, StateSink, StateSource};
+use burn::tensor::kind::BridgeTensor;
+use burn::tensor::{Device, Tensor};
+
+use crate::leaves::Leaves;
+use crate::place::{Place, host_or};
+
+/// An optimizer of any type with its state in host memory, one whole parameter at a time: [`Offloaded`](super::Offloaded) for programs that
+/// have an `Arc<dyn DynOptimizer>`, as burn's groups of parameters do.
+///
+/// Its states are its own: a run that changes over takes them through a record, which is that of the optimizer.
+#[derive(Clone)]
+pub struct OffloadedAny {
+    optimizer: Arc<dyn DynOptimizer>,
+}
+
+/// A state between two steps.
+#[derive(Clone)]
+enum Kept {
+    /// As the optimizer made it, on its device.
+    State(DynState),
+    /// As its record, in host memory.
+    Leaves(Leaves),
+}
+
+impl OffloadedAny {
+    /// `optimizer`, whose state is copied one parameter at a time.
+    pub fn new(optimizer: Arc<dyn DynOptimizer>) -> Self {
+        Self { optimizer }
+    }
+
+    fn keep(&self, state: DynState, place: Place, device: &Device) -> DynState {
+        let rank = state.rank();
+        let kept = match place {
+            Place::Host | Place::Recording => Kept::State(state),
+            Place::Device => {
+                let of = |state: &DynState| {
+                    let mut sink = StateSink::default();
+                    self.optimizer.state_flatten("", state, &mut sink);
+                    Leaves::of_sink(sink)
+                };
+                let leaves = of(&state);
+                let again = |leaves: Leaves| self.restored(leaves, rank, device).map(|state| of(&state));
+                match leaves.keep_dtypes(device, again) {
+                    true => Kept::Leaves(leaves),
+                    false => Kept::State(state),
+                }
+            }
+        };
+        DynState::create(kept, rank)
+    }
+
+    fn restored(&self, leaves: Leaves, rank: usize, device: &Device) -> Option<DynState> {
+        self.optimizer.state_unflatten(rank, "", &mut leaves.into_source(), device)
+    }
+
+    /// A step on a device whose memory is at `place`.
+    pub(super) fn step_at(
+        &self,
+        place: Place,
+        rank: usize,
+        lr: LearningRate,
+        tensor: BridgeTensor,
+        grad: BridgeTensor,
+        state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        let (tensor, device) = with_device(tensor);
+        let state = state.map(|state| match state.downcast::<Kept>() {
+            Kept::State(state) => self.optimizer.to_device_dyn(state, &device),
+            Kept::Leaves(leaves) => match self.restored(leaves, rank, &device) {
+                Some(state) => state,
+                None => panic!("the optimizer's state cannot be read from the record that it has written"),
+            },
+        });
+        let (tensor, state) = self.optimizer.step_dyn(rank, lr, tensor, grad, state);
+        (tensor, state.map(|state| self.keep(state, place, &device)))
+    }
+}
+
+/// The device of a tensor of any rank.
+fn with_device(tensor: BridgeTensor) -> (BridgeTensor, Device) {
+    let tensor = Tensor::<1>::from_bridge(tensor);
+    let device = tensor.device();
+    (tensor.into_bridge(), device)
+}
+
+impl DynOptimizer for OffloadedAny {
+    fn step_dyn(
+        &self,
+        rank: usize,
+        lr: LearningRate,
+        tensor: BridgeTensor,
+        grad: BridgeTensor,
+        state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        let (tensor, device) = with_device(tensor);
+        self.step_at(Place::of(&device), rank, lr, tensor, grad, state)
+    }
+
+    /// The state as it is: it stays in host memory.
+    fn to_device_dyn(&self, state: DynState, _: &Device) -> DynState {
+        state
+    }
+
+    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
+        match state.downcast_ref::<Kept>() {
+            Kept::State(state) => self.optimizer.state_flatten(prefix, state, out),
+            Kept::Leaves(leaves) => leaves.clone().push(prefix, out),
+        }
+    }
+
+    /// Leaves `device` alone where the program has a device with the host's memory.
+    fn state_unflatten(
+        &self,
+        rank: usize,
+        prefix: &str,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<DynState> {
+        let host = host_or(device);
+        let state = self.optimizer.state_unflatten(rank, prefix, source, &host)?;
+        Some(self.keep(state, Place::of(&host), &host))
+    }
+}
