@@ -32,12 +32,19 @@ mod capture;
 mod cpu;
 mod error;
 mod fused;
+mod primitive;
+mod quantized;
+mod record;
 #[cfg_attr(not(feature = "flex"), allow(dead_code, unused, reason = "only kernels of the CPU device are called"))]
 mod simd;
 
 pub use blocks::{Blocks, CodeBook, check_finite, dequantize, quantize};
 pub use error::Error;
 pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
+pub use quantized::{
+    AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,
+};
+pub use record::{StateFormat, check_record, to_f32, to_quantized};
 
 /// The guide's examples.
 #[cfg(doctest)]
