@@ -2,6 +2,7 @@
 //!
 //! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
 //!   records.
+//! - [`AdamW8bit`], [`AdamW4bit`], [`Sgd8bit`]: the same with state in blocks of codes, 2.03, 1.06 and 1.02 bytes a parameter.
 //! - [`Offloaded`]: any optimizer, with its state in host memory.
 //! - [`StochasticBf16`]: any optimizer, on parameters in bf16 without a master copy.
 //!
@@ -40,6 +41,9 @@ mod leaves;
 mod offloaded;
 mod parts;
 mod place;
+mod primitive;
+mod quantized;
+mod record;
 #[cfg_attr(not(feature = "flex"), allow(dead_code, unused, reason = "only kernels of the CPU device are called"))]
 mod simd;
 mod stochastic;
@@ -50,6 +54,10 @@ pub use error::Error;
 pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
 pub use offloaded::{Offloaded, OffloadedAny, OffloadedState};
 pub use stochastic::{StochasticBf16, StochasticState};
+pub use quantized::{
+    AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,
+};
+pub use record::{StateFormat, check_record, to_f32, to_quantized};
 
 /// The guide's examples.
 #[cfg(doctest)]

@@ -6,6 +6,7 @@ use burn::module::ParamGroup;
 use burn::optim::{DynOptimizer, DynState, ModuleOptimizer, Optimizer, SgdConfig, StateSink, StateSource};
 use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
+use kiln_optimizers::OffloadedAny;
 
 /// One of burn's optimizers for all parameters, and others for groups of them.
 ///
@@ -81,16 +82,27 @@ impl OptimizerGroups {
 
     /// burn's optimizer of a whole module, without state.
     pub fn init(&self) -> ModuleOptimizer {
-        self.init_on(None)
+        self.with_each(|optimizer| Shared { optimizer, device: None })
     }
 
     /// As [`init`](Self::init). State that is loaded later goes to `device`, where burn takes the default device.
-    pub(crate) fn init_on(&self, device: Option<&Device>) -> ModuleOptimizer {
+    pub(crate) fn init_on(&self, device: &Device) -> ModuleOptimizer {
+        self.with_each(|optimizer| Shared { optimizer, device: Some(device.clone()) })
+    }
+
+    /// The same with all state in host memory, whatever the optimizers.
+    pub(crate) fn init_on_host(&self, device: &Device) -> ModuleOptimizer {
+        self.with_each(|optimizer| Shared {
+            optimizer: Arc::new(OffloadedAny::new(optimizer)),
+            device: Some(device.clone()),
+        })
+    }
+
+    fn with_each(&self, make: impl Fn(Arc<dyn DynOptimizer>) -> Shared) -> ModuleOptimizer {
         // burn wants a concrete optimizer to begin with; the first group covers all of its parameters.
         let start = ModuleOptimizer::from(SgdConfig::new().build());
         self.groups.iter().fold(start, |all, (group, optimizer)| {
-            let shared = Shared { optimizer: optimizer.clone(), device: device.cloned() };
-            all.with_group(group.clone(), shared, None)
+            all.with_group(group.clone(), make(optimizer.clone()), None)
         })
     }
 }

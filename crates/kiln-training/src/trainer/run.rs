@@ -127,6 +127,7 @@ impl<T: Task> Trainer<T> {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let work = |(): &(), setting: Setting| {
                 last = Instant::now();
+                self.run.keep_state_on_host(setting.offload);
                 self.attempt(batch, setting).map_err(|error| set_aside(error, &mut ended))
             };
             recovery.run(samples, shape, (), work, Attempted::prove)

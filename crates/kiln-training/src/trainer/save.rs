@@ -230,7 +230,7 @@ impl<T: Task> Trainer<T> {
                 None => OptimizerRecord::load(file),
             };
             let record = record.map_err(|e| fail(e.to_string()))?;
-            let optimizer = groups.init_on(Some(&plain)).load_record(record);
+            let optimizer = groups.init_on(&plain).load_record(record);
             // A device without room for the state does not say so by itself, and burn gives no other way to its tensors than
             // to write them. The CPU device is its own host.
             if plain != Device::flex() {

@@ -67,6 +67,8 @@ pub(crate) struct ModelState<M> {
     pub(crate) model: M,
     pub(crate) optimizer: ModuleOptimizer,
     pub(crate) groups: OptimizerGroups,
+    /// Whether the state of `optimizer` was moved to the host because memory ran out.
+    state_on_host: bool,
     pub(crate) scaler: LossScaler,
     pub(crate) state: RunState,
     pub(crate) settings: StepSettings,
@@ -119,9 +121,27 @@ impl<M: Module> ModelState<M> {
             same(&*replicas.communicator, &facts)?;
         }
         // An edit may take the state through a record, from which it comes back to this device.
-        let optimizer = groups.init_on(Some(&settings.device.clone().inner()));
+        let optimizer = groups.init_on(&settings.device.clone().inner());
         let (scaler, state) = (LossScaler::new(settings.scaling())?, RunState::new(seed));
-        Ok(Self { model, optimizer, groups, scaler, state, settings, attached, guard: None, replicas, update: None })
+        let state_on_host = false;
+        let (guard, update) = (None, None);
+        Ok(Self { model, optimizer, groups, state_on_host, scaler, state, settings, attached, guard, replicas, update })
+    }
+
+    /// Keeps the optimizer's state in host memory between updates, or on the devices of its parameters again. The numbers stay the same.
+    ///
+    /// # Panics
+    /// When a device cannot give its values. Nothing is changed then.
+    pub(crate) fn keep_state_on_host(&mut self, on_host: bool) {
+        if self.state_on_host == on_host || self.groups.state_is_on_host() {
+            return;
+        }
+        let device = self.settings.device.clone().inner();
+        let record = self.optimizer.to_record();
+        let optimizer = if on_host { self.groups.init_on_host(&device) } else { self.groups.init_on(&device) };
+        self.optimizer = optimizer.load_record(record);
+        self.state_on_host = on_host;
+        tracing::info!("step {}: optimizer state is {}", self.state.next_step(), if on_host { "in host memory" } else { "on the device" });
     }
 
     pub(crate) fn at(&self, boundary: Boundary) -> Result<(), Error> {
@@ -169,6 +189,7 @@ impl<M: Module> ModelState<M> {
     ) {
         // The ids of the parameters come with the model, and the optimizer's groups and states refer to them.
         (self.groups, self.optimizer, self.model) = (groups, optimizer, model);
+        self.state_on_host = false;
         (self.state, self.scaler) = (state, scaler);
         // An unfinished update belongs to the parameters before.
         self.update = None;
