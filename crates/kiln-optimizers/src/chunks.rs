@@ -73,10 +73,10 @@ pub(crate) fn by_chunks<const D: usize>(
     let mut values: Tensor<1> = parameter.reshape([chunks.len]);
     let gradient: Tensor<1> = gradient.reshape([chunks.len]);
     for range in (0..chunks.count()).map(|chunk| chunks.range(chunk)) {
-        let row = |tensor: Tensor<1>| tensor.slice([range.clone()]).reshape(row_of::<D>(range.len()));
+        let row = |tensor: Tensor<1>| tensor.slice(range.clone()).reshape(row_of::<D>(range.len()));
         let updated = update(range.start, row(values.clone()), row(gradient.clone()));
         wait_for(&updated, &device);
-        values = values.slice_assign([range.clone()], updated.reshape([range.len()]));
+        values = values.slice_assign(range.clone(), updated.reshape([range.len()]));
     }
     values.reshape(dims)
 }

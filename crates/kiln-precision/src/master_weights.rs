@@ -9,7 +9,8 @@ use burn::tensor::{DType, Device, Tensor};
 /// accumulates it. Parameters in f32 have no copy and are updated by the inner optimizer directly.
 ///
 /// The other layout, [`Policy::autocast`], stores f32 and casts when a layer reads: 2 bytes per parameter more while a
-/// step runs, with gradients in f32. `docs/mixed-precision.md` compares the memory of both.
+/// step runs, with gradients in f32. `StochasticBf16` of kiln-optimizers needs no copy: it rounds at random, with the exact mean.
+/// `docs/mixed-precision.md` compares their memory.
 ///
 /// ```
 /// use burn::module::Module;

@@ -223,14 +223,14 @@ impl Optimizer for Blocks {
         let (dims, count) = (tensor.dims(), tensor.shape().num_elements());
         let gradient: Tensor<1> = grad.reshape([count]);
         let blocks = count.div_ceil(4);
-        let padded = Tensor::<1>::zeros([blocks * 4], &gradient.device()).slice_assign([0..count], gradient.abs());
+        let padded = Tensor::<1>::zeros([blocks * 4], &gradient.device()).slice_assign(0..count, gradient.abs());
         let largest: Tensor<1> = padded.reshape([blocks, 4]).max_dim(1).reshape([blocks]);
         let largest = match state {
             Some(state) => largest.max_pair(state.largest),
             None => largest,
         };
         let each: Tensor<1> = largest.clone().reshape([blocks, 1]).expand([blocks, 4]).reshape([blocks * 4]);
-        (tensor - each.slice([0..count]).reshape(dims) * lr, Some(BlocksState { largest }))
+        (tensor - each.slice(0..count).reshape(dims) * lr, Some(BlocksState { largest }))
     }
 
     fn to_device<const D: usize>(state: BlocksState, device: &Device) -> BlocksState {

@@ -1,7 +1,7 @@
-//! Stochastic rounding on the CPU: one pass, in tasks of a fixed size.
+//! bf16 to f32, and stochastic rounding back, on the CPU: one pass each, in tasks of a fixed size.
 //!
-//! Scratch memory: none, besides a copy of values that are not contiguous. Work for each value: 6 products and about 40 integer
-//! operations.
+//! Scratch memory: none, besides a copy of values that are not contiguous. Work of the rounding for each value: 6 products and about 40
+//! integer operations.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -16,22 +16,46 @@ use crate::simd::simd;
 /// Values of a task.
 const TASK: usize = 16 * 1024;
 
+/// Values of bf16 in f32.
+pub(super) fn widened(values: &FlexTensor) -> FlexTensor {
+    let values = values.to_contiguous();
+    let from: &[bf16] = values.storage();
+    let mut to = vec![0.0_f32; from.len()];
+    in_tasks(&mut to, from, |to, from, _| widen(to, from));
+    tensor(to, values.shape())
+}
+
 /// Values in bf16, rounded with the noise of the elements from `first` on.
 pub(super) fn round(values: &FlexTensor, first: usize, key: Key) -> FlexTensor {
     let values = values.to_contiguous();
     let from: &[f32] = values.storage();
     let mut to = vec![bf16::ZERO; from.len()];
-    let run = |(task, (to, from)): (usize, (&mut [bf16], &[f32]))| slice(to, from, (first + task * TASK) as u32, key);
-    match from.len() <= TASK {
-        true => run((0, (&mut to, from))),
-        false => to.par_chunks_mut(TASK).zip(from.par_chunks(TASK)).enumerate().for_each(run),
-    }
+    in_tasks(&mut to, from, |to, from, start| slice(to, from, (first + start) as u32, key));
     tensor(to, values.shape())
 }
 
+/// Runs tasks in parallel, with the first index of each.
+fn in_tasks<A: Send, B: Sync>(to: &mut [A], from: &[B], run: impl Fn(&mut [A], &[B], usize) + Sync) {
+    match from.len() <= TASK {
+        true => run(to, from, 0),
+        false => {
+            let tasks = to.par_chunks_mut(TASK).zip(from.par_chunks(TASK)).enumerate();
+            tasks.for_each(|(task, (to, from))| run(to, from, task * TASK));
+        }
+    }
+}
+
+simd! { fn widen(to: &mut [f32], from: &[bf16]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+    }
+}}
+
 simd! { fn slice(to: &mut [bf16], from: &[f32], first: u32, key: Key) {
-    for (offset, (to, from)) in to.iter_mut().zip(from).enumerate() {
-        *to = bf16::from_bits(rounded(*from, key.noise(first.wrapping_add(offset as u32))));
+    let mut index = first;
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = bf16::from_bits(rounded(*from, key.noise(index)));
+        index = index.wrapping_add(1);
     }
 }}
 

@@ -23,10 +23,12 @@ impl Key {
 
     /// 16 bits for an element.
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "the compiler vectorises over elements if rounds go by index")]
     pub(super) fn noise(self, index: u32) -> u32 {
         let (mut left, mut right) = (index >> 16, index & 0xFFFF);
-        for (key, factor) in self.0.into_iter().zip(FACTORS) {
-            (left, right) = (right, left ^ (((right ^ key) * factor) >> 8) & 0xFFFF);
+        for round in 0..FACTORS.len() {
+            let mixed = (right ^ self.0[round]).wrapping_mul(FACTORS[round]) >> 8;
+            (left, right) = (right, left ^ (mixed & 0xFFFF));
         }
         right
     }

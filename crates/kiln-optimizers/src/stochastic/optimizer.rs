@@ -4,7 +4,7 @@ use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{DType, Device, Tensor};
 
 use super::noise::{Key, mixed};
-use super::round::round;
+use super::round::{round, widened};
 use super::state::StochasticState;
 use crate::chunks::{Chunks, by_chunks, positive};
 use crate::elementwise::Elementwise;
@@ -20,10 +20,10 @@ use crate::place::Place;
 /// `E[round(x)] = x`. Updates of any size then survive on average over the steps.
 ///
 /// # When it works
-/// - The mean is exact for numbers from 1.2e-38, the smallest normal one, to 3.38e38, the largest of bf16, and for 0. All others are
+/// - The mean is exact for numbers from 1.2e-38, the smallest normal one, to 3.39e38, the largest of bf16, and for 0. All others are
 ///   rounded to the nearest number: smaller ones; larger ones, which may become infinite; infinities and NaN, which stay what they are.
-/// - Each step adds noise to each parameter, with a standard deviation of at most half the distance of bf16's numbers (0.4 % of the
-///   parameter). Where even that matters, keep a master copy. A parameter whose update is 0 stays as it is: numbers of bf16 are not rounded.
+/// - Each step adds noise to each parameter, with a standard deviation of at most half the distance of bf16's numbers: 0.4 % of the
+///   parameter. Where even that matters, keep a master copy. A parameter whose update is 0 stays as it is: numbers of bf16 are not rounded.
 /// - The state of the inner optimizer is in f32. Gradients are cast to f32.
 /// - Parameters in other dtypes are updated by the inner optimizer alone.
 ///
@@ -116,7 +116,7 @@ impl<O: Optimizer> Optimizer for StochasticBf16<O> {
                 next.extend(state);
                 return tensor;
             }
-            let (tensor, grad) = (tensor.cast(DType::F32), grad.cast(DType::F32));
+            let (tensor, grad) = (widened(tensor), widened(grad));
             let (tensor, state) = self.optimizer.step(lr, tensor, grad, parts.next());
             next.extend(state);
             round(tensor, first, key)
@@ -138,7 +138,7 @@ fn salt<const D: usize>(parameter: &Tensor<D>) -> u64 {
     if count == 0 || Place::of(&parameter.device()) == Place::Recording {
         return shape;
     }
-    let first: Tensor<1> = parameter.clone().reshape([-1]).slice([0..count]);
+    let first: Tensor<1> = parameter.clone().reshape([-1]).slice(0..count);
     match first.try_into_data() {
         Ok(first) => first.as_bytes().iter().fold(shape, |salt, byte| mixed(salt ^ u64::from(*byte))),
         Err(error) => panic!("a parameter could not be read: {error}"),

@@ -26,6 +26,18 @@ pub(super) fn rounded(value: f32, noise: u32) -> u16 {
     (rounded >> 16) as u16
 }
 
+/// Values in f32. Those of bf16 on the CPU device are converted in several threads.
+pub(super) fn widened<const D: usize>(values: Tensor<D>) -> Tensor<D> {
+    match values.device().as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) if values.dtype() == DType::BF16 => match values.try_into_primitive::<Flex>() {
+            Ok(values) => Tensor::from_primitive::<Flex>(super::flex::widened(&values)),
+            Err(_) => unreachable!("the tensor is on that device"),
+        },
+        _ => values.cast(DType::F32),
+    }
+}
+
 /// Values in bf16, rounded with the noise of the elements from `first` on. `values` are f32, without a graph.
 pub(super) fn round<const D: usize>(values: Tensor<D>, first: usize, key: Key) -> Tensor<D> {
     match values.device().as_dispatch() {

@@ -1,8 +1,9 @@
-//! Bytes per parameter of the three ways to store a model, as `docs/mixed-precision.md` states them.
+//! Bytes per parameter of the ways to store a model, as `docs/mixed-precision.md` states them.
 
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, Tensor};
+use kiln_optimizers::StochasticBf16;
 use kiln_precision::{MasterWeights, Policy, Precision};
 
 use crate::HEAP;
@@ -50,6 +51,12 @@ fn layouts_take_the_bytes_that_the_guide_states() {
         (
             "master weights",
             measure(|model| (Policy::new(Precision::BF16).store(model).unwrap(), MasterWeights::new(adam()).into())),
+        ),
+        (
+            "stochastic rounding",
+            measure(|model| {
+                (Policy::new(Precision::BF16).store(model).unwrap(), StochasticBf16::new(adam(), 1).into())
+            }),
         ),
     ];
     let guide = include_str!("../../../../docs/mixed-precision.md");
