@@ -6,6 +6,7 @@ mod compression;
 mod load;
 mod model;
 mod next_token;
+mod optimizer;
 mod parallel;
 mod run;
 mod segment;
@@ -29,6 +30,7 @@ pub use load::{
 };
 pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, recipe as next_token_recipe};
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
+pub use optimizer::usual_rate;
 pub use parallel::{ParallelSettings, Places, Replicas};
 pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup, SharedTask, WriteInto, divided};
 pub use segment::{

@@ -68,6 +68,9 @@ pub struct Setup<B, S> {
     pub settings: S,
 }
 
+/// How a plan calls an optimizer whose state is in host memory.
+const IN_HOST_MEMORY: &str = " in host memory";
+
 /// A task that several threads can work on, as stages do.
 pub trait SharedTask: Task<Model: Sync, Batch: Sync> + Sync {}
 
@@ -83,6 +86,9 @@ pub trait PipelineSettings: serde::Serialize {
 
     /// The optimizer.
     fn optimizer(&self) -> OptimizerConfig;
+
+    /// The same, to be changed before the run starts.
+    fn optimizer_mut(&mut self) -> &mut OptimizerConfig;
 
     /// The learning rate.
     fn schedule(&self) -> ScheduleConfig;
@@ -120,6 +126,10 @@ macro_rules! settings {
 
             fn optimizer(&self) -> OptimizerConfig {
                 self.optimizer
+            }
+
+            fn optimizer_mut(&mut self) -> &mut OptimizerConfig {
+                &mut self.optimizer
             }
 
             fn schedule(&self) -> ScheduleConfig {
@@ -173,9 +183,14 @@ impl<T: Task, S: PipelineSettings> Run<T, S> {
     pub fn into_builder(self) -> (TrainerBuilder<'static, T>, Setup<T::Batch, S>) {
         let Self { task, init, setup, .. } = self;
         let (run, optimizer) = (setup.settings.run().clone(), setup.settings.optimizer());
+        let offload = run.optimizer_offload;
         let builder = Trainer::try_builder(task, init)
-            .with_optimizer(move |model| optimizer.groups(model))
+            .with_optimizer(move |model| match offload {
+                true => optimizer.offloaded_groups(model),
+                false => optimizer.groups(model),
+            })
             .with_schedule(setup.settings.schedule())
+            .with_batch_scaling(run.batch_scaling)
             .with_steps(setup.total_steps())
             .with_seed(run.seed)
             .with_clip_norm(run.clip_norm)
@@ -193,6 +208,13 @@ impl<T: Task, S: PipelineSettings> Run<T, S> {
         let builder = match run.memory {
             Some(memory) => builder.with_memory(memory.budget()),
             None => builder,
+        };
+        let builder = match offload {
+            true => builder,
+            false => {
+                let name = format!("{}{IN_HOST_MEMORY}", optimizer.name());
+                builder.allow_offloaded_optimizer(name, move |model| optimizer.offloaded_groups(model))
+            }
         };
         (builder, setup)
     }
@@ -234,6 +256,16 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
         if run.parallel.stages.is_some() {
             run.micro_batch = Some(plan.micro_batch); // two for each stage, where none was given
         }
+        match plan.optimizer.as_deref().map(|name| (name, name.strip_suffix(IN_HOST_MEMORY))) {
+            None => {}
+            Some((_, Some(_))) => run.optimizer_offload = true,
+            Some((name, None)) => {
+                if let Ok(other) = self.settings.optimizer().switched(name) {
+                    *self.settings.optimizer_mut() = other;
+                }
+            }
+        }
+        let run = self.settings.run_mut();
         if let Some(limit) = limit {
             run.memory = Some(MemorySetting::Bytes(limit));
             run.precision = plan.precision;

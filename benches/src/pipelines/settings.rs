@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use kiln_data::{BadSamples, LoaderConfig, Normalize, Quality, Replica, TokenizerKind};
 use kiln_models::{ClassifierConfig, GptConfig, UnetConfig};
 use kiln_precision::{Policy, Precision};
-use kiln_training::{Checkpointing, Every, MemoryBudget, OptimizerConfig, ScheduleConfig};
+use kiln_training::{BatchScaling, Checkpointing, Every, MemoryBudget, OptimizerConfig, ScheduleConfig};
 use serde::{Deserialize, Serialize};
 
 use super::compression::CompressionSettings;
@@ -59,6 +59,12 @@ pub struct RunSettings {
     pub save_every: u64,
     /// Checkpoints that are kept.
     pub keep: usize,
+    /// Whether the optimizer's state is in host memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub optimizer_offload: bool,
+    /// The batch that the learning rate is meant for; none: that of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_scaling: Option<BatchScaling>,
     /// How the run is divided among devices.
     #[serde(default, skip_serializing_if = "ParallelSettings::is_none")]
     pub parallel: ParallelSettings,
@@ -99,6 +105,8 @@ impl RunSettings {
             evaluate_every: 0,
             save_every: 500,
             keep: 3,
+            optimizer_offload: false,
+            batch_scaling: None,
             parallel: ParallelSettings::default(),
             replica: Replica::ALONE,
         }

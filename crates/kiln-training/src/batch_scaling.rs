@@ -72,7 +72,6 @@ impl BatchScaling {
 #[cfg(test)]
 mod tests {
     use burn::optim::lr_scheduler::linear::LinearLrSchedulerConfig;
-    use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
     use proptest::prelude::*;
 
     use super::*;
@@ -106,7 +105,7 @@ mod tests {
     #[test]
     fn what_cannot_be_scaled_is_refused() {
         let config = LinearLrSchedulerConfig::new(1.0, 0.1, 10);
-        let burns = Schedule::burn(ModuleLrScheduler::new(config.init().unwrap()));
+        let burns = Schedule::burn(config.init().unwrap());
         let cold = ScheduleConfig { warmup: 0.0, ..WARM };
         for (scaling, schedule, word) in [
             (scaling(BatchRule::Sqrt, 0), WARM.into(), "base batch"),

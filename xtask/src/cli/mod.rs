@@ -3,6 +3,7 @@
 mod compress;
 mod learning;
 mod load;
+mod optimizer;
 mod parallel;
 mod plan;
 mod run;

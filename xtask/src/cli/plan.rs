@@ -17,7 +17,8 @@ pub(crate) struct PlanArgs {
     /// f32, f16, bf16 [default: all of them]
     #[arg(long)]
     pub(crate) precision: Option<String>,
-    /// sgd (momentum, 4 bytes a parameter) or adamw (8 bytes) [default: that of the pipeline]
+    /// adamw (8 bytes a parameter), adamw8bit (2), adamw4bit (1), adafactor, lion, muon, sgd (4) or sgd8bit (1) [default: that of the
+    /// pipeline, in f32, in 8 bits and, on cuda, in host memory]
     #[arg(long)]
     pub(crate) optimizer: Option<String>,
     /// Use burn's own layers in place of kiln-layers', which keep less for the backward pass, to compare

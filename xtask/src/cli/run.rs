@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::optimizer::OptimizerArgs;
 use super::parallel::ParallelArgs;
 
 /// Options of every training run. What is not given comes from --config, then from the recipe's defaults.
@@ -87,6 +88,8 @@ pub(crate) struct RunArgs {
     /// Keep the newest N checkpoints
     #[arg(long, value_name = "N")]
     pub(crate) keep: Option<u32>,
+    #[command(flatten)]
+    pub(crate) optimizer: OptimizerArgs,
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
     /// End stdout with one JSON object of results

@@ -100,9 +100,7 @@ fn table<T: Task>(
     };
     let optimizer = match arguments.optimizer.as_deref() {
         None => optimizer,
-        Some("sgd") => OptimizerConfig::sgd(),
-        Some("adamw") => OptimizerConfig::adamw(),
-        Some(other) => bail!(Usage(format!("optimizer is '{other}', expected sgd or adamw"))),
+        Some(name) => OptimizerConfig::named(name).map_err(|error| Usage(error.to_string()))?,
     };
     let precisions = match &arguments.precision {
         None => Precision::ALL.to_vec(),
@@ -113,6 +111,17 @@ fn table<T: Task>(
         .with_clip_norm(1.0)
         .with_precision(Policy::new(precisions[0]).keep_norms());
     let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.allow_precision(*precision));
+    let builder = match arguments.optimizer {
+        Some(_) => builder,
+        None => {
+            let host = format!("{}, host", optimizer.name());
+            let builder = builder.allow_offloaded_optimizer(host, move |model| optimizer.offloaded_groups(model));
+            match optimizer.in_8bit() {
+                Some(small) => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
+                None => builder,
+            }
+        }
+    };
     let layout = divided::layout(arguments)?;
     // A replica has its part of the batch.
     let replicas = layout.as_ref().map_or(1, |layout| layout.replicas);
@@ -121,11 +130,16 @@ fn table<T: Task>(
         return divided::print(name, arguments, &planner, &layout, limit);
     }
     let mut all: Vec<StepPlan> = vec![];
-    for precision in planner.precisions().collect::<Vec<_>>() {
-        all.extend(planner.candidates(precision, limit)?);
-        all.extend(uniform(&planner, precision, limit)?);
+    for planner in [&planner].into_iter().chain(planner.alternatives()) {
+        for precision in planner.precisions() {
+            all.extend(planner.candidates(precision, limit)?);
+            all.extend(uniform(planner, precision, limit)?);
+        }
     }
-    let best = StepPlan::fastest(&all).cloned();
+    // State in fewer bits changes the numbers: it is for steps that do not fit otherwise.
+    let in_f32 = |plan: &&StepPlan| plan.optimizer.as_deref().is_none_or(|name| name.ends_with("host"));
+    let exact: Vec<StepPlan> = all.iter().filter(in_f32).cloned().collect();
+    let best = StepPlan::fastest(&exact).or_else(|| StepPlan::fastest(&all)).cloned();
     let quickest = all.iter().map(|plan| plan.seconds).fold(f64::INFINITY, f64::min);
     let shown = if arguments.all { all } else { brief(all, batch) };
     if arguments.json {
@@ -138,14 +152,15 @@ fn table<T: Task>(
     }
     let mut out = std::io::stdout().lock();
     writeln!(out, "{name}: batches of {batch} within {} on {}\n", ByteSize(limit), profile.name)?;
-    writeln!(out, "  precision  micro-batch         peak   time  fits  checkpointing")?;
+    writeln!(out, "  precision  optimizer    micro-batch         peak   time  fits  checkpointing")?;
     for plan in &shown {
         let marked = best.as_ref() == Some(plan);
         writeln!(
             out,
-            "{} {:<9}  {:>11}  {:>11}  {:>5.2}  {:<4}  {}",
+            "{} {:<9}  {:<11}  {:>11}  {:>11}  {:>5.2}  {:<4}  {}",
             if marked { '>' } else { ' ' },
             plan.precision.to_string(),
+            plan.optimizer.as_deref().unwrap_or(optimizer.name()),
             plan.micro_batch,
             ByteSize(plan.peak_bytes).to_string(),
             plan.seconds / quickest,
@@ -156,8 +171,15 @@ fn table<T: Task>(
     match best {
         Some(plan) => writeln!(
             out,
-            "\n> --precision {} --micro-batch {} --checkpointing '{}'",
-            plan.precision, plan.micro_batch, plan.checkpoints,
+            "\n> --precision {} --micro-batch {} --checkpointing '{}'{}",
+            plan.precision,
+            plan.micro_batch,
+            plan.checkpoints,
+            match plan.optimizer.as_deref() {
+                None => String::new(),
+                Some(name) if name.ends_with("host") => " --optimizer-offload".to_owned(),
+                Some(name) => format!(" --optimizer {name}"),
+            },
         )?,
         None => writeln!(out, "\nnothing fits; a smaller model, image or context would help most")?,
     }
@@ -187,7 +209,7 @@ fn uniform(planner: &Planner, precision: Precision, limit: u64) -> Result<Vec<St
 
 fn row(plan: &StepPlan, quickest: f64) -> serde_json::Value {
     json!({
-        "precision": plan.precision, "checkpointing": plan.checkpoints.to_string(), "micro_batch": plan.micro_batch,
+        "precision": plan.precision, "optimizer": plan.optimizer, "checkpointing": plan.checkpoints.to_string(), "micro_batch": plan.micro_batch,
         "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "relative_time": plan.seconds / quickest,
         "fits": plan.fits,
     })
@@ -196,7 +218,7 @@ fn row(plan: &StepPlan, quickest: f64) -> serde_json::Value {
 /// Of each precision and plan the whole batch and the largest micro-batch that fits.
 fn brief(plans: Vec<StepPlan>, batch: usize) -> Vec<StepPlan> {
     let mut largest: BTreeMap<String, usize> = BTreeMap::new();
-    let key = |plan: &StepPlan| format!("{} {}", plan.precision, plan.checkpoints);
+    let key = |plan: &StepPlan| format!("{} {:?} {}", plan.precision, plan.optimizer, plan.checkpoints);
     for plan in plans.iter().filter(|plan| plan.fits) {
         let size = largest.entry(key(plan)).or_default();
         *size = plan.micro_batch.max(*size);

@@ -41,7 +41,7 @@ pub(super) fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Re
         ("--evaluate-every", arguments.evaluate_every.is_some()),
         ("--stock-layers", arguments.stock_layers),
     ];
-    match given.iter().chain(others).find(|(_, given)| *given) {
+    match given.iter().chain(&arguments.optimizer.given()).chain(others).find(|(_, given)| *given) {
         Some((option, _)) => bail!(Usage(format!(
             "{option} cannot change in a run that goes on, expected only --device, --workers, --save-every, --keep, --inject-oom and --json beside --resume"
         ))),

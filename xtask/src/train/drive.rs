@@ -184,6 +184,17 @@ where
     if arguments.allow_bf16 && setup.settings.run().precision != kiln_precision::Precision::BF16 {
         builder = builder.allow_precision(kiln_precision::Precision::BF16);
     }
+    if arguments.optimizer.allow_8bit_optimizer {
+        let optimizer = setup.settings.optimizer();
+        let Some(small) = optimizer.in_8bit() else {
+            bail!(Usage(format!("--allow-8bit-optimizer: {} has no form in 8 bits, expected adamw or sgd", optimizer.name())));
+        };
+        let offload = setup.settings.run().optimizer_offload;
+        builder = builder.allow_optimizer(small.name(), move |model| match offload {
+            true => small.offloaded_groups(model),
+            false => small.groups(model),
+        });
+    }
     if arguments.resume.is_some() {
         builder = builder.keeping_plan();
     }
@@ -200,7 +211,8 @@ fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
     let advice = match loader_bytes >= *largest_bytes {
         true => "--loader-memory makes the loader's part smaller",
         false => {
-            "a smaller model, image or context makes it smaller, and --allow-bf16 where activations are the largest part"
+            "a smaller model, image or context makes it smaller, --allow-bf16 where activations are the largest part, and \
+             --optimizer adamw8bit or sgd8bit where optimizer state is"
         }
     };
     anyhow!("{error}; {advice}")

@@ -6,6 +6,7 @@ mod drive;
 pub(crate) mod interrupt;
 mod learning;
 mod observe;
+mod optimizer;
 pub(crate) mod overlay;
 pub(crate) mod prepare;
 mod replicas;

@@ -15,6 +15,7 @@ use kiln_models::{ClassifierConfig, GptConfig};
 
 use super::arguments::{refuse_changes, settings_file};
 use super::directory::CLASSES;
+use super::optimizer::lay_optimizer_over;
 use super::overlay::{absolute, data_of, read, resolve};
 use super::replicas::place;
 use crate::cli::{TrainClassify, TrainGpt};
@@ -77,6 +78,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     if let Some(run) = &arguments.run.resume {
         check_classes(run, data.train.classes())?;
     }
+    lay_optimizer_over(&mut settings, &arguments.run)?;
     place(&mut settings.run, thread)?;
     classify_run(settings, data)
 }
@@ -149,6 +151,7 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     }
     let settings: GptSettings = resolve(defaults, file, overlay)?;
     let mut settings = if arguments.run.resume.is_some() { going_on(settings) } else { settings };
+    lay_optimizer_over(&mut settings, &arguments.run)?;
     place(&mut settings.run, thread)?;
     if settings.model.context == 0 {
         bail!(Usage("--context is 0, expected at least 1 token".into()));

@@ -11,6 +11,7 @@ use kiln_data::{BadSamples, TileSet};
 use kiln_models::UnetEncoder;
 
 use super::arguments::{refuse_changes, settings_file};
+use super::optimizer::lay_optimizer_over;
 use super::overlay::{Overlay, data_of, read, resolve};
 use super::prepare::check_classes;
 use crate::cli::TrainSegment;
@@ -87,7 +88,9 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
     overlay.set("tiles", "ignore", Some(written));
     overlay.set("model", "classes", arguments.classes.map(i64::from));
     weights(arguments, &tiles.train, bad, &mut overlay)?;
-    segment_run(resolve(Some(&recipe), file, overlay)?, &data, tiles)
+    let mut settings = resolve(Some(&recipe), file, overlay)?;
+    lay_optimizer_over(&mut settings, &arguments.run)?;
+    segment_run(settings, &data, tiles)
 }
 
 /// Writes down the weights of classes that `--class-weights` asks for.

@@ -2,6 +2,8 @@
 
 mod capture;
 mod graph;
+mod kept;
+mod host_state;
 mod merge;
 mod modules;
 mod options;

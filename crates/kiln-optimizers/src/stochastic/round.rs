@@ -49,8 +49,10 @@ pub(super) fn round<const D: usize>(values: Tensor<D>, first: usize, key: Key) -
         DispatchDevice::Capture(_) => match values.try_into_primitive::<Capture>() {
             Ok(values) => {
                 let output = (values.shape(), DType::BF16);
-                let [rounded] = operation("kiln::stochastic_round", vec![values], &[], [output]);
-                Tensor::from_primitive::<Capture>(rounded)
+                match operation("kiln::stochastic_round", vec![values], vec![output]).pop() {
+                    Some(rounded) => Tensor::from_primitive::<Capture>(rounded),
+                    None => unreachable!("as many outputs as were asked for"),
+                }
             }
             Err(_) => unreachable!("the tensor is on that device"),
         },

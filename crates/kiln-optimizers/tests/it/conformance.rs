@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, Optimizer, RecordState, SgdConfig, StateSink, StateSource};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device};
 use kiln_optimizers::{AdamW4bit, AdamW8bit, FusedAdam, FusedAdamW, FusedSgd, SecondMoment, Sgd8bit};
 
 use crate::compare::{bits, record, tensor};

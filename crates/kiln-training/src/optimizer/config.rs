@@ -136,6 +136,38 @@ impl OptimizerConfig {
         }
     }
 
+    /// The optimizer called `name`: with the numbers of this one if they differ in the form of their state alone, else with its usual ones.
+    ///
+    /// # Errors
+    /// Those of [`named`](Self::named).
+    pub fn switched(self, name: &str) -> Result<Self, Error> {
+        Ok(match (Self::named(name)?, self) {
+            (
+                Self::AdamW { .. },
+                Self::AdamW8bit { beta1, beta2, epsilon, weight_decay }
+                | Self::AdamW4bit { beta1, beta2, epsilon, weight_decay },
+            ) => Self::AdamW { beta1, beta2, epsilon, weight_decay },
+            (
+                Self::AdamW8bit { .. },
+                Self::AdamW { beta1, beta2, epsilon, weight_decay }
+                | Self::AdamW4bit { beta1, beta2, epsilon, weight_decay },
+            ) => Self::AdamW8bit { beta1, beta2, epsilon, weight_decay },
+            (
+                Self::AdamW4bit { .. },
+                Self::AdamW { beta1, beta2, epsilon, weight_decay }
+                | Self::AdamW8bit { beta1, beta2, epsilon, weight_decay },
+            ) => Self::AdamW4bit { beta1, beta2, epsilon, weight_decay },
+            (Self::Sgd { .. }, Self::Sgd8bit { momentum, weight_decay, nesterov }) => {
+                Self::Sgd { momentum, weight_decay, nesterov }
+            }
+            (Self::Sgd8bit { .. }, Self::Sgd { momentum, weight_decay, nesterov }) => {
+                Self::Sgd8bit { momentum, weight_decay, nesterov }
+            }
+            (usual, own) if usual.name() == own.name() => own,
+            (usual, _) => usual,
+        })
+    }
+
     /// The same optimizer with state in 8 bits, for those that have such a form.
     pub fn in_8bit(self) -> Option<Self> {
         match self {

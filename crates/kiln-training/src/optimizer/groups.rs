@@ -48,7 +48,7 @@ impl OptimizerGroups {
     /// Says that all optimizers are [`Offloaded`](kiln_optimizers::Offloaded): predictions for a card then leave out the state
     /// between updates.
     #[must_use]
-    pub fn with_state_on_host(self) -> Self {
+    pub(crate) fn with_state_on_host(self) -> Self {
         Self { state_on_host: true, ..self }
     }
 

@@ -12,5 +12,5 @@ pub use checkpointing::Checkpointing;
 pub use planner::{Planner, StepPlan};
 pub use stage_plan::{DeviceLayout, StageLoad, StagePlan};
 
-pub(crate) use planner::plan_for;
+pub(crate) use planner::{Alternative, plan_for};
 pub(crate) use recorded::{RecordedStep, StepKind};

@@ -25,6 +25,8 @@ pub struct StepPlan {
     pub micro_batch: usize,
     /// The precision that layers compute in.
     pub precision: Precision,
+    /// The name of the optimizer that takes the place of the run's own, if one does.
+    pub optimizer: Option<String>,
     /// How the blocks are run.
     pub checkpoints: Plan,
     /// The most bytes at once, predicted.
@@ -38,7 +40,7 @@ pub struct StepPlan {
 impl fmt::Display for StepPlan {
     /// `micro-batches of 16 of 64, f32, blocks 0 to 1 of 4 recomputed in one segment: predicted peak 96.1 MiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { batch, micro_batch, precision, checkpoints, peak_bytes, .. } = self;
+        let Self { batch, micro_batch, precision, optimizer, checkpoints, peak_bytes, .. } = self;
         match micro_batch < batch {
             true => write!(f, "micro-batches of {micro_batch} of {batch}")?,
             false => write!(f, "whole batches of {batch}")?,
@@ -46,6 +48,9 @@ impl fmt::Display for StepPlan {
         match checkpoints.recomputed() {
             0 => write!(f, ", {precision}, nothing recomputed")?,
             _ => write!(f, ", {precision}, {}", checkpoints.describe())?,
+        }
+        if let Some(optimizer) = optimizer {
+            write!(f, ", {optimizer}")?;
         }
         write!(f, ": predicted peak {}", ByteSize(*peak_bytes))
     }
@@ -66,6 +71,10 @@ impl StepPlan {
 ///
 /// Made by [`TrainerBuilder::planner`](crate::TrainerBuilder::planner); the device itself need not be there.
 pub struct Planner {
+    /// The name of the optimizer, if it is not the run's own.
+    pub(crate) optimizer: Option<String>,
+    /// The same steps with other optimizers, in the order in which they are preferred.
+    pub(crate) alternatives: Vec<Alternative>,
     pub(crate) steps: Vec<(Precision, RecordedStep)>,
     /// The device of a step that takes its batch in one piece.
     pub(crate) profile: BackendProfile,
@@ -80,7 +89,29 @@ pub struct Planner {
     pub(crate) transfer: Option<f64>,
 }
 
+/// The steps with another optimizer.
+pub(crate) struct Alternative {
+    /// Whether the parameters have the same bits as with the run's own optimizer.
+    pub(crate) same_numbers: bool,
+    pub(crate) planner: Planner,
+}
+
 impl Planner {
+    /// The name of the optimizer, if it is not the run's own.
+    pub fn optimizer(&self) -> Option<&str> {
+        self.optimizer.as_deref()
+    }
+
+    /// The planners of the optimizers that may take the place of the run's own.
+    pub fn alternatives(&self) -> impl Iterator<Item = &Self> {
+        self.alternatives.iter().map(|alternative| &alternative.planner)
+    }
+
+    /// The planner of a plan's optimizer.
+    fn of_plan(&self, plan: &StepPlan) -> &Self {
+        self.alternatives().find(|planner| planner.optimizer == plan.optimizer).unwrap_or(self)
+    }
+
     /// The precisions that were recorded, the preferred one first.
     pub fn precisions(&self) -> impl Iterator<Item = Precision> + '_ {
         self.steps.iter().map(|(precision, _)| *precision)
@@ -101,18 +132,25 @@ impl Planner {
         self.steps.first().map_or(0, |(_, step)| step.blocks())
     }
 
-    /// The fastest plan within `limit_bytes`, in the first precision that has one.
+    /// The fastest plan within `limit_bytes`, in the first precision that has one: with the run's own optimizer or one that gives the same
+    /// numbers, else with the first other one that has a plan.
     ///
     /// # Errors
     /// [`Error::NothingFits`] with the plan that takes least, and [`Error::Predict`].
     pub fn choose(&self, limit_bytes: u64) -> Result<StepPlan, Error> {
         let mut smallest: Option<StepPlan> = None;
         for precision in self.precisions() {
-            let plans = self.candidates(precision, limit_bytes)?;
-            if let Some(plan) = StepPlan::fastest(&plans) {
-                return Ok(plan.clone());
+            let (same, others): (Vec<_>, Vec<_>) =
+                self.alternatives.iter().partition(|alternative| alternative.same_numbers);
+            let same = [self].into_iter().chain(same.iter().map(|alternative| &alternative.planner)).collect();
+            for planners in [same].into_iter().chain(others.iter().map(|alternative| vec![&alternative.planner])) {
+                let plans = planners.iter().map(|planner| planner.candidates(precision, limit_bytes));
+                let plans = plans.collect::<Result<Vec<_>, _>>()?.concat();
+                if let Some(plan) = StepPlan::fastest(&plans) {
+                    return Ok(plan.clone());
+                }
+                smallest = plans.into_iter().chain(smallest).min_by_key(|plan| plan.peak_bytes);
             }
-            smallest = plans.into_iter().chain(smallest).min_by_key(|plan| plan.peak_bytes);
         }
         let Some(smallest) = smallest else { return Err(Error::NoPrecision) };
         Err(self.nothing_fits(limit_bytes, &smallest)?)
@@ -209,7 +247,8 @@ impl Planner {
     /// # Errors
     /// [`Error::NoPrecision`], [`Error::Predict`].
     pub fn predict(&self, plan: &StepPlan) -> Result<Prediction, Error> {
-        match self.steps.iter().find(|(precision, _)| *precision == plan.precision) {
+        let planner = self.of_plan(plan);
+        match planner.steps.iter().find(|(precision, _)| *precision == plan.precision) {
             Some((_, step)) => step.predict(
                 &plan.checkpoints,
                 plan.micro_batch,
@@ -279,6 +318,7 @@ impl Planner {
             batch,
             micro_batch,
             precision,
+            optimizer: self.optimizer.clone(),
             checkpoints,
             peak_bytes: estimate.peak_bytes,
             seconds: passes + estimate.update_seconds,
@@ -300,7 +340,8 @@ mod tests {
 
     fn plan(seconds: f64, peak_bytes: u64, fits: bool) -> StepPlan {
         let checkpoints = Plan::none(1);
-        StepPlan { batch: 4, micro_batch: 1, precision: Precision::F32, checkpoints, peak_bytes, seconds, fits }
+        let (precision, optimizer) = (Precision::F32, None);
+        StepPlan { batch: 4, micro_batch: 1, precision, optimizer, checkpoints, peak_bytes, seconds, fits }
     }
 
     #[test]

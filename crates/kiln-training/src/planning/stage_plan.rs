@@ -146,6 +146,7 @@ impl StagePlan {
             batch: self.batch,
             micro_batch: self.micro_batch,
             precision: self.precision,
+            optimizer: None,
             checkpoints: self.checkpoints.clone(),
             peak_bytes: self.peak_bytes,
             seconds: self.seconds,

@@ -6,13 +6,13 @@ use kiln_memory::{BackendProfile, Kernels, Meter, warm_threads};
 use kiln_precision::Scaling;
 use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery};
 
-use super::builder::TrainerBuilder;
+use super::builder::{AllowedOptimizer, TrainerBuilder};
 use super::events::RunLength;
-use super::run::Trainer;
+use super::run::{MakeOptimizer, Trainer};
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{Checkpointing, DeviceLayout, Planner, RecordedStep, StagePlan, StepKind, StepPlan};
+use crate::planning::{Alternative, Checkpointing, DeviceLayout, Planner, RecordedStep, StagePlan, StepKind, StepPlan};
 use crate::replicas::{Replicas, telling};
 use crate::schedule::Schedule;
 use crate::stages::{Division, Readers, Staged};
@@ -32,13 +32,34 @@ impl<T: Task> TrainerBuilder<'_, T> {
     /// [`Error::InvalidSetting`], and [`Error::Checkpointing`] for a plan that does not fit the model.
     pub fn planner(&self, profile: &BackendProfile, sample: &T::Batch, batch: usize) -> Result<Planner, Error> {
         self.check(batch)?;
+        let mut planner = self.planner_with(None, &self.optimizer, profile, sample, batch)?;
+        for AllowedOptimizer { name, offloaded, make } in &self.other_optimizers {
+            if *offloaded && profile.kernels == Kernels::Flex {
+                continue;
+            }
+            let alternative = self.planner_with(Some(name), make, profile, sample, batch)?;
+            planner.alternatives.push(Alternative { same_numbers: *offloaded, planner: alternative });
+        }
+        Ok(planner)
+    }
+
+    /// The planner of the step with one of the optimizers; `name`: of one that is not the run's own.
+    fn planner_with(
+        &self,
+        name: Option<&String>,
+        optimizer: &MakeOptimizer<T::Model>,
+        profile: &BackendProfile,
+        sample: &T::Batch,
+        batch: usize,
+    ) -> Result<Planner, Error> {
         let mut steps = vec![];
         for precision in std::iter::once(self.policy.compute()).chain(self.other_precisions.iter().copied()) {
             let scaling = self.scaling.unwrap_or_else(|| Scaling::for_precision(precision));
             let policy = self.policy.clone().computing_in(precision);
             let kind = StepKind { scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
             let build = |device: &Device| (self.attach)((self.init)(device)?, &policy).map(|(model, _)| model);
-            steps.push((precision, RecordedStep::of(&self.task, &kind, sample, &build, &self.optimizer)?));
+            let step = RecordedStep::of(&self.task, &kind, sample, &build, optimizer)?;
+            steps.push((precision, if profile.kernels == Kernels::Cube { step.on_card() } else { step }));
         }
         let mut profile = match profile.kernels {
             Kernels::Flex => profile.clone().with_loader_bytes(self.loader_bytes),
@@ -53,7 +74,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             Kernels::Cube => profile.clone(),
         };
         let (micro_batch, checkpoints) = (self.micro_batch, None);
-        let mut planner = Planner { steps, profile, sliced_profile, batch, micro_batch, checkpoints, transfer };
+        let (optimizer, alternatives) = (name.cloned(), vec![]);
+        let mut planner = Planner { optimizer, alternatives, steps, profile, sliced_profile, batch, micro_batch, checkpoints, transfer };
         planner.checkpoints = self.given_plan(&planner)?;
         Ok(planner)
     }
@@ -101,6 +123,9 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let device = device.clone().autodiff();
         let plain = device.clone().inner();
         let on_heap = plain.memory_pool_usage().is_none();
+        if self.memory.is_none() {
+            self.other_optimizers.clear(); // nothing has to fit
+        }
         let replicas = self.communicator.take().filter(|communicator| communicator.replicas() > 1);
         let count = replicas.as_ref().map_or(1, |communicator| communicator.replicas());
         // A replica takes its part of a batch.
@@ -138,6 +163,11 @@ impl<T: Task> TrainerBuilder<'_, T> {
             (None, Some(planner)) => Some(self.choose(planner, share)?),
             (None, None) => None,
         };
+        if let Some(name) = plan.as_ref().and_then(|plan| plan.optimizer.as_ref())
+            && let Some(at) = self.other_optimizers.iter().position(|other| other.name == *name)
+        {
+            self.optimizer = self.other_optimizers.swap_remove(at).make;
+        }
         if let Some(plan) = &plan {
             settings.policy = self.policy.clone().computing_in(plan.precision);
         }

@@ -49,6 +49,7 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) attach: Attach<T::Model>,
     pub(super) edit: Option<Edit<T::Model>>,
     pub(super) other_precisions: Vec<Precision>,
+    pub(super) other_optimizers: Vec<AllowedOptimizer<T::Model>>,
     pub(super) scaling: Option<Scaling>,
     pub(super) memory: Option<MemoryBudget>,
     pub(super) batch_size: Option<usize>,
@@ -69,6 +70,14 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) communicator: Option<Arc<dyn Communicator>>,
     pub(super) shards_optimizer: bool,
     pub(super) stages: Option<(StagesConfig, Compute<T>)>,
+}
+
+/// An optimizer that may take the place of the run's own.
+pub(super) struct AllowedOptimizer<M> {
+    pub(super) name: String,
+    /// Its state is in host memory, and its numbers are those of the run's own.
+    pub(super) offloaded: bool,
+    pub(super) make: MakeOptimizer<M>,
 }
 
 impl<T: Task> Trainer<T> {
@@ -128,6 +137,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             attach: autocast(),
             edit: None,
             other_precisions: vec![],
+            other_optimizers: vec![],
             scaling: None,
             memory: None,
             batch_size: None,
@@ -241,6 +251,41 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     #[must_use]
     pub fn allow_precision(mut self, precision: Precision) -> Self {
         self.other_precisions.push(precision);
+        self
+    }
+
+    /// Allows another optimizer where a step does not fit into the memory with the run's own. `name` is how plans call it.
+    #[must_use]
+    pub fn allow_optimizer<O: Into<OptimizerGroups>>(
+        self,
+        name: impl Into<String>,
+        optimizer: impl Fn(&T::Model) -> O + 'static,
+    ) -> Self {
+        self.allow(name.into(), false, optimizer)
+    }
+
+    /// The same for an optimizer with the numbers of the run's own, whose state is in host memory: on a card the faster one of both that fits
+    /// is taken. The CPU device has no other memory than the host's.
+    #[must_use]
+    pub fn allow_offloaded_optimizer<O: Into<OptimizerGroups>>(
+        self,
+        name: impl Into<String>,
+        optimizer: impl Fn(&T::Model) -> O + 'static,
+    ) -> Self {
+        self.allow(name.into(), true, optimizer)
+    }
+
+    fn allow<O: Into<OptimizerGroups>>(
+        mut self,
+        name: String,
+        offloaded: bool,
+        optimizer: impl Fn(&T::Model) -> O + 'static,
+    ) -> Self {
+        let make: MakeOptimizer<T::Model> = match offloaded {
+            true => Box::new(move |model| optimizer(model).into().with_state_on_host()),
+            false => Box::new(move |model| optimizer(model).into()),
+        };
+        self.other_optimizers.push(AllowedOptimizer { name, offloaded, make });
         self
     }
 
