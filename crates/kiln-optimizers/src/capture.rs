@@ -1,24 +1,22 @@
 //! Updates on burn's recording device: one operation each, with the shapes of its outputs.
 
-use burn::backend::ir::{CustomOpIr, OperationIr, ScalarIr, TensorIr};
+use burn::backend::ir::{CustomOpIr, OperationIr, TensorIr};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Capture, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use burn_router::RouterClient;
 
-/// Records an operation and returns its outputs. `scalars`: those of its settings on which time and memory depend.
-pub(crate) fn operation<const N: usize>(
+/// Records an operation and returns its outputs.
+pub(crate) fn operation(
     name: &'static str,
     inputs: Vec<FloatTensor<Capture>>,
-    scalars: &[i64],
-    outputs: [(Shape, DType); N],
-) -> [FloatTensor<Capture>; N] {
+    outputs: Vec<(Shape, DType)>,
+) -> Vec<FloatTensor<Capture>> {
     let client = inputs[0].client.clone();
     let inputs: Vec<TensorIr> = inputs.into_iter().map(|input| input.into_ir()).collect();
-    let scalars = scalars.iter().map(|scalar| ScalarIr::Int(*scalar)).collect();
-    let outputs = outputs.map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype));
-    let made = client.register(OperationIr::Custom(CustomOpIr::with_scalars(name, &inputs, &outputs, scalars)));
-    made.try_into().unwrap_or_else(|_| unreachable!("as many outputs as were asked for"))
+    let output = |(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype);
+    let outputs: Vec<TensorIr> = outputs.into_iter().map(output).collect();
+    client.register(OperationIr::Custom(CustomOpIr::with_scalars(name, &inputs, &outputs, vec![])))
 }
 
 /// Shape and dtype of another tensor.

@@ -1,9 +1,76 @@
-//! Tensors of burn's CPU device.
+//! Tensors of burn's CPU device that an update writes in place.
 
+use burn::backend::TensorMetadata;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, Element, Shape};
+use bytemuck::{Pod, Zeroable};
 
 /// A tensor of values in row-major order.
-pub(crate) fn tensor<E: Element + bytemuck::Pod + Send + Sync>(values: Vec<E>, shape: Shape) -> FlexTensor {
+pub(crate) fn tensor<E: Element + Pod + Send + Sync>(values: Vec<E>, shape: Shape) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), E::dtype())
+}
+
+/// Where the next value of a tensor is written.
+pub(crate) enum Place<E> {
+    /// Over the tensor.
+    Same(FlexTensor),
+    /// Somebody else holds the tensor.
+    New(FlexTensor, Vec<E>),
+}
+
+impl<E: Element + Pod + Send + Sync> Place<E> {
+    /// The tensor itself if nobody else holds it. One that is not contiguous is copied first.
+    pub(crate) fn of(values: FlexTensor) -> Self {
+        let contiguous = values.to_contiguous();
+        drop(values); // or else it would count as somebody else
+        match contiguous.is_unique() {
+            true => Self::Same(contiguous),
+            false => {
+                let next = vec![E::zeroed(); contiguous.shape().num_elements()];
+                Self::New(contiguous, next)
+            }
+        }
+    }
+
+    /// The values, to be changed.
+    pub(crate) fn values(&mut self) -> Values<'_, E> {
+        match self {
+            Self::Same(tensor) => Values { next: tensor.storage_mut(), last: None },
+            Self::New(tensor, next) => Values { next, last: Some(tensor.storage()) },
+        }
+    }
+
+    /// The tensor after the change.
+    pub(crate) fn tensor(self) -> FlexTensor {
+        match self {
+            Self::Same(tensor) => tensor,
+            Self::New(last, next) => tensor(next, last.shape()),
+        }
+    }
+}
+
+/// Values that a step changes.
+pub(crate) struct Values<'a, E> {
+    next: &'a mut [E],
+    /// The values before the step, if they are not in `next`.
+    last: Option<&'a [E]>,
+}
+
+impl<'a, E: Zeroable + Copy> Values<'a, E> {
+    /// Takes off the first `count` values, or all if there are fewer.
+    pub(crate) fn split_off(&mut self, count: usize) -> Self {
+        let count = count.min(self.next.len());
+        Self {
+            next: self.next.split_off_mut(..count).unwrap_or_default(),
+            last: self.last.as_mut().and_then(|last| last.split_off(..count)),
+        }
+    }
+
+    /// The values before the step, to be changed.
+    pub(crate) fn filled(self) -> &'a mut [E] {
+        if let Some(last) = self.last {
+            self.next.copy_from_slice(last);
+        }
+        self.next
+    }
 }

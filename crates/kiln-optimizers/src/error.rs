@@ -46,4 +46,19 @@ pub enum Error {
         /// The number that would be accepted.
         expected_scales: usize,
     },
+    /// A record whose state is not that of the optimizer.
+    #[error("the state of {parameter} is {found}, expected {expected}: {advice}")]
+    StateFormat {
+        /// The parameter: its path in the model, or its id.
+        parameter: String,
+        /// What the record has.
+        found: String,
+        /// What would be accepted.
+        expected: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A record that cannot be read.
+    #[error("the record cannot be read: {0}")]
+    Record(String),
 }

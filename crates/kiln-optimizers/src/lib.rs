@@ -40,6 +40,9 @@ mod leaves;
 mod offloaded;
 mod parts;
 mod place;
+mod primitive;
+mod quantized;
+mod record;
 #[cfg_attr(not(feature = "flex"), allow(dead_code, unused, reason = "only kernels of the CPU device are called"))]
 mod simd;
 mod stochastic;
@@ -49,6 +52,10 @@ pub use elementwise::Elementwise;
 pub use error::Error;
 pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
 pub use offloaded::{Offloaded, OffloadedState};
+pub use quantized::{
+    AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,
+};
+pub use record::{StateFormat, check_record, to_f32, to_quantized};
 pub use stochastic::{StochasticBf16, StochasticState};
 
 /// The guide's examples.

@@ -58,6 +58,16 @@ impl CodeBook {
         self.code_bytes(count) + 4 * count.div_ceil(self.block())
     }
 
+    /// The number of the book in records.
+    pub(crate) fn number(self) -> u32 {
+        Self::ALL.iter().position(|book| *book == self).unwrap_or_default() as u32
+    }
+
+    /// The book of a number in a record.
+    pub(crate) fn of_number(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+
     /// The bytes of the codes of `count` values.
     pub(crate) fn code_bytes(self, count: usize) -> usize {
         (count * self.bits() as usize).div_ceil(8)

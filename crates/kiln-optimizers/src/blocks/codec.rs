@@ -119,3 +119,48 @@ impl Codec for ByRoot {
         (u8::from(kept > 0.0), 255)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Over all of an even set of noise, the mean of what codes stand for is the value.
+    fn has_the_mean(codec: impl Codec, value: f32, tolerance: f64) {
+        const COUNT: u32 = 1 << 12;
+        let (kept, prepared) = (codec.kept(value, value.sqrt()), codec.prepared(1.0));
+        let part = f64::from(codec.part(kept, prepared));
+        let of = |place| codec.decode(codec.at_random(kept, prepared, (place as f32 + 0.5) / COUNT as f32));
+        let mean = (0..COUNT).map(|place| f64::from(of(place))).sum::<f64>() / f64::from(COUNT);
+        assert!((mean - part).abs() <= tolerance, "{value}: {mean} and {part}");
+    }
+
+    #[test]
+    fn stochastic_rounding_keeps_the_mean() {
+        for value in [1.0, 0.73, 0.1, 0.0123, 3e-4, 1.6e-5, 0.0] {
+            // The distance of two entries is at most 0.0225 here, and the set of noise leaves 2^-12 of it.
+            has_the_mean(ByTable::new(CodeBook::Dynamic), value, 1e-5);
+            has_the_mean(ByTable::new(CodeBook::Dynamic), -value, 1e-5);
+            has_the_mean(ByTable::new(CodeBook::DynamicUnsigned), value, 1e-5);
+            has_the_mean(ByRoot, value.max(2e-5), 1e-5);
+        }
+        // With 4 bits up to 0.2125. Below 1/16 the linear map has nothing.
+        for value in [1.0, 0.9, 0.31, 0.0625, 0.07] {
+            has_the_mean(ByTable::new(CodeBook::Dynamic4), value, 1e-4);
+            has_the_mean(ByTable::new(CodeBook::Linear4), value, 1e-4);
+        }
+    }
+
+    #[test]
+    fn values_above_zero_have_no_code_of_zero() {
+        for noise in [0.0, 0.5, 0.9999] {
+            for value in [1e-45f32, 1e-30, 1e-9, 1e-7] {
+                let codec = ByTable::new(CodeBook::DynamicUnsigned);
+                assert!(codec.at_random(value, 1.0, noise) >= 1 && codec.nearest(value, 1.0) >= 1);
+                let (kept, prepared) = (ByRoot.kept(value, value.sqrt()), ByRoot.prepared(1.0));
+                assert!(ByRoot.at_random(kept, prepared, noise) >= 1 && ByRoot.nearest(kept, prepared) >= 1);
+            }
+        }
+        assert_eq!(ByTable::new(CodeBook::DynamicUnsigned).nearest(0.0, 1.0), 0);
+        assert_eq!(ByRoot.nearest(0.0, ByRoot.prepared(1.0)), 0);
+    }
+}

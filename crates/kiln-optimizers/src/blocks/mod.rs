@@ -12,7 +12,7 @@ mod quantize;
 
 pub use book::CodeBook;
 pub(crate) use codec::{ByRoot, ByTable, Codec};
-pub(crate) use lookup::Lookup;
 pub(crate) use noise::Noise;
 pub(crate) use pack::{packed, unpacked};
 pub use quantize::{Blocks, check_finite, dequantize, quantize};
+pub(crate) use quantize::{decoded, encoded};

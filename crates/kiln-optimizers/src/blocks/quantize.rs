@@ -39,11 +39,14 @@ pub struct Blocks {
 /// ```
 pub fn quantize(values: &[f32], book: CodeBook) -> Result<Blocks, Error> {
     check_finite(values)?;
-    if !book.is_signed()
-        && let Some(index) = values.iter().position(|value| *value < 0.0)
-    {
+    if let Some(index) = values.iter().position(|value| !book.is_signed() && *value < 0.0) {
         return Err(Error::Negative { index, value: values[index] });
     }
+    Ok(encoded(values, book))
+}
+
+/// As [`quantize`], of any values. The scale of a block with a value that is not finite is not finite.
+pub(crate) fn encoded(values: &[f32], book: CodeBook) -> Blocks {
     let mut codes = vec![0; values.len()];
     let pieces = values.chunks(book.block()).zip(codes.chunks_mut(book.block()));
     let scales = match book {
@@ -55,12 +58,12 @@ pub fn quantize(values: &[f32], book: CodeBook) -> Result<Blocks, Error> {
         packed(&codes, &mut bytes);
         codes = bytes;
     }
-    Ok(Blocks { codes, scales, count: values.len() })
+    Blocks { codes, scales, count: values.len() }
 }
 
 /// The scale of a block, whose codes are written.
 fn encode(values: &[f32], codes: &mut [u8], codec: impl Codec) -> f32 {
-    let scale = values.iter().fold(0.0f32, |scale, value| scale.max(value.abs()));
+    let scale = f32::from_bits(values.iter().fold(0, |scale, value| scale.max(value.abs().to_bits())));
     let prepared = codec.prepared(scale);
     for (code, value) in codes.iter_mut().zip(values) {
         *code = codec.nearest(codec.kept(*value, value.sqrt()), prepared);
@@ -83,6 +86,11 @@ pub fn dequantize(blocks: &Blocks, book: CodeBook) -> Result<Vec<f32>, Error> {
             expected_scales: expected.1,
         });
     }
+    Ok(decoded(blocks, book))
+}
+
+/// As [`dequantize`], of as many codes and scales as the count asks for.
+pub(crate) fn decoded(blocks: &Blocks, book: CodeBook) -> Vec<f32> {
     let mut codes = vec![0; blocks.count];
     match book.bits() {
         4 => unpacked(&blocks.codes, &mut codes),
@@ -90,7 +98,7 @@ pub fn dequantize(blocks: &Blocks, book: CodeBook) -> Result<Vec<f32>, Error> {
     }
     let entries = &book.table().entries;
     let pieces = codes.chunks(book.block()).zip(&blocks.scales);
-    Ok(pieces.flat_map(|(codes, scale)| codes.iter().map(move |code| entries[usize::from(*code)] * scale)).collect())
+    pieces.flat_map(|(codes, scale)| codes.iter().map(move |code| entries[usize::from(*code)] * scale)).collect()
 }
 
 /// Whether all values are finite.

@@ -6,12 +6,11 @@
 //! Work for each value: AdamW 7 products, 4 sums, 3 divisions and a root; Adam at most 8, 5, 1 and a root; SGD with momentum at most 5
 //! products and 4 sums. Reads and writes take longer: 28 bytes for each value of Adam and AdamW, 20 of SGD with momentum.
 
-use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::rule::Rule;
-use crate::cpu::tensor;
+use crate::cpu::{Place, Values};
 
 /// Values of a task: its tensors stay in a core's second-level cache.
 const TASK: usize = 16 * 1024;
@@ -24,77 +23,16 @@ pub(super) fn update<R: Rule<N>, const N: usize>(
 ) -> [FlexTensor; N] {
     let gradient = gradient.to_contiguous();
     let mut gradient = gradient.storage::<f32>();
-    let mut places = values.map(Place::of);
+    let mut places = values.map(Place::<f32>::of);
     let mut values = places.each_mut().map(Place::values);
     let mut tasks = Vec::with_capacity(gradient.len().div_ceil(TASK));
     while let Some(part) = gradient.split_off(..TASK.min(gradient.len())).filter(|part| !part.is_empty()) {
         tasks.push((values.each_mut().map(|values| values.split_off(part.len())), part));
     }
-    let run = |(values, gradient): ([Values<'_>; N], &[f32])| rule.apply(values.map(Values::filled), gradient);
+    let run = |(values, gradient): ([Values<'_, f32>; N], &[f32])| rule.apply(values.map(Values::filled), gradient);
     match tasks.len() {
         1 => tasks.into_iter().for_each(run),
         _ => tasks.into_par_iter().for_each(run),
     }
     places.map(Place::tensor)
-}
-
-/// Where the next value of a tensor is written.
-enum Place {
-    /// Over the tensor.
-    Same(FlexTensor),
-    /// Somebody else holds the tensor.
-    New(FlexTensor, Vec<f32>),
-}
-
-impl Place {
-    fn of(values: FlexTensor) -> Self {
-        let contiguous = values.to_contiguous();
-        drop(values); // or else it would count as somebody else
-        match contiguous.is_unique() {
-            true => Self::Same(contiguous),
-            false => {
-                let next = vec![0.0; contiguous.shape().num_elements()];
-                Self::New(contiguous, next)
-            }
-        }
-    }
-
-    fn values(&mut self) -> Values<'_> {
-        match self {
-            Self::Same(tensor) => Values { next: tensor.storage_mut(), last: None },
-            Self::New(tensor, next) => Values { next, last: Some(tensor.storage()) },
-        }
-    }
-
-    fn tensor(self) -> FlexTensor {
-        match self {
-            Self::Same(tensor) => tensor,
-            Self::New(last, next) => tensor(next, last.shape()),
-        }
-    }
-}
-
-/// Values that a step changes.
-struct Values<'a> {
-    next: &'a mut [f32],
-    /// The values before the step, if they are not in `next`.
-    last: Option<&'a [f32]>,
-}
-
-impl<'a> Values<'a> {
-    /// Takes off the first `count` values.
-    fn split_off(&mut self, count: usize) -> Self {
-        Self {
-            next: self.next.split_off_mut(..count).unwrap_or_default(),
-            last: self.last.as_mut().and_then(|last| last.split_off(..count)),
-        }
-    }
-
-    /// The values before the step, to be changed.
-    fn filled(self) -> &'a mut [f32] {
-        if let Some(last) = self.last {
-            self.next.copy_from_slice(last);
-        }
-        self.next
-    }
 }

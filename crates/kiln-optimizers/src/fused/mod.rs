@@ -9,5 +9,8 @@ mod settings;
 mod sgd;
 mod update;
 
+pub(crate) use rule::Betas;
+pub(crate) use settings::Settings;
+
 pub use adam::{FusedAdam, FusedAdamW};
 pub use sgd::{FusedSgd, FusedSgdState};

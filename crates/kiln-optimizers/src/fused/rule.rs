@@ -15,15 +15,15 @@ pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
 
 /// The running means of Adam.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Betas {
-    pub(super) first: f32,
-    pub(super) second: f32,
+pub(crate) struct Betas {
+    pub(crate) first: f32,
+    pub(crate) second: f32,
 }
 
 impl Betas {
     /// The means after one more gradient.
     #[inline(always)]
-    fn next(self, gradient: f32, first: f32, second: f32) -> (f32, f32) {
+    pub(crate) fn next(self, gradient: f32, first: f32, second: f32) -> (f32, f32) {
         (
             first * self.first + gradient * (1.0 - self.first),
             second * self.second + gradient * gradient * (1.0 - self.second),
@@ -31,7 +31,7 @@ impl Betas {
     }
 
     /// What the means lack at step `time`, the first of which is 1.
-    pub(super) fn corrections(self, time: i32) -> (f32, f32) {
+    pub(crate) fn corrections(self, time: i32) -> (f32, f32) {
         (1.0 - self.first.powi(time), 1.0 - self.second.powi(time))
     }
 }

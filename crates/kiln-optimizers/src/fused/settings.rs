@@ -3,26 +3,42 @@
 use burn::config::Config;
 use serde_json::Value;
 
+use crate::error::Error;
+
 /// The fields of a configuration.
-pub(super) struct Settings(Value);
+pub(crate) struct Settings(Value);
 
 impl Settings {
-    pub(super) fn of(config: &impl Config) -> Self {
+    pub(crate) fn of(config: &impl Config) -> Self {
         Self(serde_json::to_value(config).unwrap_or_default())
     }
 
     /// A group of settings that may be absent.
-    pub(super) fn group(&self, name: &str) -> Option<Self> {
+    pub(crate) fn group(&self, name: &str) -> Option<Self> {
         let group = &self.0[name];
         (!group.is_null()).then(|| Self(group.clone()))
     }
 
     /// A number. One that is not finite has no form in a file and becomes NaN.
-    pub(super) fn number(&self, name: &str) -> f64 {
+    pub(crate) fn number(&self, name: &str) -> f64 {
         self.0[name].as_f64().unwrap_or(f64::NAN)
     }
 
-    pub(super) fn flag(&self, name: &str) -> bool {
+    pub(crate) fn flag(&self, name: &str) -> bool {
         self.0[name].as_bool().unwrap_or(false)
+    }
+
+    /// Refuses a number that `accepts` does not take.
+    pub(crate) fn check(
+        &self,
+        name: &'static str,
+        expected: &'static str,
+        accepts: impl FnOnce(f64) -> bool,
+    ) -> Result<(), Error> {
+        let value = self.number(name);
+        match accepts(value) {
+            true => Ok(()),
+            false => Err(Error::InvalidSetting { name, value: value.to_string(), expected }),
+        }
     }
 }

@@ -28,6 +28,16 @@ pub struct FusedSgdState<const D: usize> {
     velocity: Option<Tensor<D>>,
 }
 
+impl<const D: usize> FusedSgdState<D> {
+    pub(crate) fn new(velocity: Option<Tensor<D>>) -> Self {
+        Self { velocity }
+    }
+
+    pub(crate) fn into_velocity(self) -> Option<Tensor<D>> {
+        self.velocity
+    }
+}
+
 /// Where burn's record keeps the velocity.
 const MOMENTUM: &str = "momentum";
 const VELOCITY: &str = "velocity";

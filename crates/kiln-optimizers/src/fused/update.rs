@@ -2,12 +2,12 @@
 
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Capture, DispatchDevice, DispatchKindConversion, DispatchTensor};
+use burn::backend::{Capture, DispatchDevice};
 use burn::tensor::{DType, Tensor};
 
 use super::rule::Rule;
 use crate::capture::{like, operation};
+use crate::primitive::float;
 
 /// Whether [`update`] takes the tensors: in f32, of one shape, without a graph, on the CPU device or a recording device.
 pub(super) fn is_fused<const D: usize>(parameter: &Tensor<D>, others: &[&Tensor<D>]) -> bool {
@@ -33,27 +33,17 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
     match gradient.device().as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => {
-            let gradient = primitive::<Flex, D>(gradient);
-            let values = values.map(primitive::<Flex, D>);
+            let gradient = float::<Flex, D>(gradient);
+            let values = values.map(float::<Flex, D>);
             super::flex::update(rule, values, &gradient).map(Tensor::from_primitive::<Flex>)
         }
         _ => {
-            let gradient = primitive::<Capture, D>(gradient);
-            let values = values.map(primitive::<Capture, D>);
-            let outputs = values.each_ref().map(like);
+            let gradient = float::<Capture, D>(gradient);
+            let values = values.map(float::<Capture, D>);
+            let outputs = values.iter().map(like).collect();
             let inputs = values.into_iter().chain([gradient]).collect();
-            operation(R::NAME, inputs, &[], outputs).map(Tensor::from_primitive::<Capture>)
+            let mut made = operation(R::NAME, inputs, outputs).into_iter().map(Tensor::from_primitive::<Capture>);
+            std::array::from_fn(|_| made.next().unwrap_or_else(|| unreachable!("as many outputs as were asked for")))
         }
-    }
-}
-
-/// The tensor of a backend, on which it is known to be.
-fn primitive<B: Backend, const D: usize>(tensor: Tensor<D>) -> FloatTensor<B>
-where
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    match tensor.try_into_primitive::<B>() {
-        Ok(primitive) => primitive,
-        Err(_) => unreachable!("tensors of other devices are not fused"),
     }
 }

@@ -1,6 +1,7 @@
 //! Any optimizer with its state in host memory.
 
 mod optimizer;
+mod recording;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
 //! Tensors of numbers, and their values.
 
+use burn::optim::{RecordState, StateSink};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// Numbers that look random and are always the same.
@@ -30,4 +31,18 @@ pub(crate) fn tensor<const D: usize>(
 /// All values as f64.
 pub(crate) fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
     tensor.clone().cast(DType::F32).into_data().iter::<f64>().collect()
+}
+
+/// The bytes of a tensor.
+pub(crate) fn bits<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
+    tensor.to_data().as_bytes().to_vec()
+}
+
+/// The leaves of a state's record: names, and tensors by their bits.
+pub(crate) fn record(state: &impl RecordState) -> Vec<(String, Vec<u8>)> {
+    let mut sink = StateSink::default();
+    state.state_flatten("p", &mut sink);
+    let tensors = sink.tensors.into_iter().map(|(name, data)| (name, data.as_bytes().to_vec()));
+    let scalars = sink.scalars.into_iter().map(|(name, value)| (name, format!("{value:?}").into_bytes()));
+    tensors.chain(scalars).collect()
 }

@@ -4,26 +4,11 @@ use burn::backend::Flex;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, Optimizer, RecordState, SgdConfig, StateSink,
-};
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer, Optimizer, SgdConfig};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_optimizers::{FusedAdam, FusedAdamW, FusedSgd};
 
-use crate::compare::{numbers, tensor, values};
-
-fn bits<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
-    tensor.to_data().as_bytes().to_vec()
-}
-
-/// The leaves of a state's record: names, and tensors by their bits.
-fn record(state: &impl RecordState) -> Vec<(String, Vec<u8>)> {
-    let mut sink = StateSink::default();
-    state.state_flatten("p", &mut sink);
-    let tensors = sink.tensors.into_iter().map(|(name, data)| (name, data.as_bytes().to_vec()));
-    let scalars = sink.scalars.into_iter().map(|(name, value)| (name, format!("{value:?}").into_bytes()));
-    tensors.chain(scalars).collect()
-}
+use crate::compare::{bits, numbers, record, tensor, values};
 
 /// Gradients of a step: of all sizes, some of them zeros of both signs.
 fn gradient<const D: usize>(shape: [usize; D], step: u64, dtype: DType) -> Tensor<D> {

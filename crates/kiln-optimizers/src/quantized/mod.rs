@@ -1,0 +1,16 @@
+//! Optimizers whose state is blocks of 8-bit or 4-bit codes.
+
+mod adamw;
+mod composed;
+#[cfg(feature = "flex")]
+mod flex;
+mod moment;
+mod options;
+mod rule;
+mod sgd;
+mod update;
+
+pub use adamw::{AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState};
+pub use moment::QuantizedMoment;
+pub use options::SecondMoment;
+pub use sgd::{Sgd8bit, Sgd8bitState};

@@ -1,0 +1,161 @@
+//! The codes and scales of a moment as tensors, and their record.
+
+use burn::optim::{StateSink, StateSource, join_path};
+use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
+
+use crate::blocks::{Blocks, CodeBook, decoded, encoded};
+
+/// A moment of one parameter as blocks of codes.
+#[derive(Clone, Debug)]
+pub struct QuantizedMoment {
+    pub(super) book: CodeBook,
+    /// U8: one code a byte, or two.
+    pub(super) codes: Tensor<1, Int>,
+    /// F32: one a block.
+    pub(super) scales: Tensor<1>,
+}
+
+/// The names of tensors and numbers in records.
+pub(super) const CODES: &str = "codes";
+pub(super) const SCALES: &str = "scales";
+pub(super) const MAP: &str = "map";
+pub(super) const BITS: &str = "bits";
+pub(super) const BLOCK: &str = "block";
+
+/// The number of steps, also in burn's records.
+pub(super) const TIME: &str = "time";
+/// The shape of the parameter: `shape.0`, `shape.1` ..
+pub(super) const SHAPE: &str = "shape";
+
+/// Ends a step with the state of a parameter of another shape, as burn's optimizers do.
+pub(super) fn check_shape<const D: usize>(shape: [usize; D], parameter: &Tensor<D>) {
+    let dims = parameter.dims();
+    assert!(shape == dims, "the optimizer's state is that of a parameter of shape {shape:?}, expected {dims:?}");
+}
+
+/// Records what a state has besides its moments.
+pub(super) fn flatten_header(time: usize, shape: &[usize], prefix: &str, out: &mut StateSink) {
+    out.push_scalar(prefix, TIME, time.into());
+    for (place, size) in shape.iter().enumerate() {
+        out.push_scalar(&join_path(prefix, SHAPE), &place.to_string(), (*size).into());
+    }
+}
+
+/// Reads what [`flatten_header`] recorded.
+pub(super) fn unflatten_header<const D: usize>(prefix: &str, source: &mut StateSource) -> Option<(usize, [usize; D])> {
+    let time = usize::try_from(source.take_scalar(prefix, TIME)?).ok()?;
+    let path = join_path(prefix, SHAPE);
+    let mut shape = [0; D];
+    for (place, size) in shape.iter_mut().enumerate() {
+        *size = usize::try_from(source.take_scalar(&path, &place.to_string())?).ok()?;
+    }
+    Some((time, shape))
+}
+
+impl QuantizedMoment {
+    /// The code book.
+    pub fn book(&self) -> CodeBook {
+        self.book
+    }
+
+    /// The codes, U8: one a byte, or two if the book has 4 bits.
+    pub fn codes(&self) -> &Tensor<1, Int> {
+        &self.codes
+    }
+
+    /// The scales, F32: one for each block. One that is not finite tells that a gradient was not.
+    pub fn scales(&self) -> &Tensor<1> {
+        &self.scales
+    }
+
+    /// A moment of zeros for a parameter.
+    pub(super) fn zeros<const D: usize>(book: CodeBook, parameter: &Tensor<D>) -> Self {
+        let (count, device) = (parameter.shape().num_elements(), &parameter.device());
+        Self {
+            book,
+            codes: Tensor::zeros([book.code_bytes(count)], (device, DType::U8)),
+            scales: Tensor::zeros([count.div_ceil(book.block())], (device, DType::F32)),
+        }
+    }
+
+    /// The moment of values.
+    pub(super) fn of_values(book: CodeBook, values: &[f32], device: &Device) -> Self {
+        let Blocks { codes, scales, .. } = encoded(values, book);
+        let (bytes, blocks) = (codes.len(), scales.len());
+        let codes = TensorData::from_bytes(Bytes::from_elems(codes), [bytes], DType::U8);
+        Self {
+            book,
+            codes: Tensor::from_data(codes, (device, DType::U8)),
+            scales: Tensor::from_data(TensorData::new(scales, [blocks]), (device, DType::F32)),
+        }
+    }
+
+    /// The moment of a tensor, whose values are read back from their device.
+    pub(super) fn of_tensor<const D: usize>(book: CodeBook, tensor: Tensor<D>) -> Self {
+        let device = tensor.device();
+        let values: Vec<f32> = tensor.into_data().iter::<f32>().collect();
+        Self::of_values(book, &values, &device)
+    }
+
+    /// The values that the codes stand for; codes and scales are read back from their device.
+    pub(super) fn to_tensor<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
+        let values = self.to_values(shape.iter().product());
+        Tensor::from_data(TensorData::new(values, shape), (&self.codes.device(), DType::F32))
+    }
+
+    /// The moment of `count` values in another code book; itself if it has the book.
+    pub(super) fn translated(self, book: CodeBook, count: usize) -> Self {
+        match self.book == book {
+            true => self,
+            false => Self::of_values(book, &self.to_values(count), &self.codes.device()),
+        }
+    }
+
+    fn to_values(&self, count: usize) -> Vec<f32> {
+        let codes = self.codes.to_data().as_bytes().to_vec();
+        let scales = self.scales.to_data().iter::<f32>().collect();
+        decoded(&Blocks { codes, scales, count }, self.book)
+    }
+
+    pub(super) fn to_device(self, device: &Device) -> Self {
+        match self.codes.device() == *device {
+            true => self,
+            false => Self { codes: self.codes.to_device(device), scales: self.scales.to_device(device), ..self },
+        }
+    }
+
+    pub(super) fn flatten(&self, prefix: &str, name: &str, out: &mut StateSink) {
+        let path = join_path(prefix, name);
+        out.push_tensor(&path, CODES, self.codes.to_data());
+        out.push_tensor(&path, SCALES, self.scales.to_data());
+        out.push_scalar(&path, MAP, self.book.number().into());
+        out.push_scalar(&path, BITS, self.book.bits().into());
+        out.push_scalar(&path, BLOCK, self.book.block().into());
+    }
+
+    /// None for a record of something else, of another block size, or with another number of codes.
+    pub(super) fn unflatten(
+        prefix: &str,
+        name: &str,
+        count: usize,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<Self> {
+        let path = join_path(prefix, name);
+        let mut scalar = |leaf| source.take_scalar(&path, leaf).and_then(|scalar| u32::try_from(scalar).ok());
+        let book = CodeBook::of_number(scalar(MAP)?)?;
+        if (scalar(BITS)?, scalar(BLOCK)? as usize) != (book.bits(), book.block()) {
+            return None;
+        }
+        let (codes, scales) = (source.take_tensor(&path, CODES)?, source.take_tensor(&path, SCALES)?);
+        let fits = codes.num_elements() == book.code_bytes(count)
+            && scales.num_elements() == count.div_ceil(book.block())
+            && codes.dtype() == DType::U8
+            && scales.dtype() == DType::F32;
+        fits.then(|| Self {
+            book,
+            codes: Tensor::from_data(codes, (device, DType::U8)),
+            scales: Tensor::from_data(scales, (device, DType::F32)),
+        })
+    }
+}

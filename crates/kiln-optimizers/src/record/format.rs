@@ -1,0 +1,50 @@
+//! Which state an optimizer keeps for large parameters.
+
+use std::fmt;
+
+use crate::blocks::CodeBook;
+
+/// Which state an optimizer of this crate keeps for large parameters; small ones have f32 moments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateFormat {
+    pub(super) moments: Vec<Moment>,
+    pub(super) min_elements: usize,
+    /// Whether f32 moments have a number of steps.
+    pub(super) counts_steps: bool,
+}
+
+/// A moment of both kinds of state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Moment {
+    /// Its name among codes, and below `momentum` among f32 moments.
+    pub(super) name: &'static str,
+    pub(super) book: CodeBook,
+}
+
+impl StateFormat {
+    /// The moments of AdamW.
+    pub(crate) fn adamw([first, second]: [CodeBook; 2], min_elements: usize) -> Self {
+        let moments = vec![Moment { name: "moment_1", book: first }, Moment { name: "moment_2", book: second }];
+        Self { moments, min_elements, counts_steps: true }
+    }
+
+    /// The velocity of SGD with momentum.
+    pub(crate) fn sgd(book: CodeBook, min_elements: usize) -> Self {
+        Self { moments: vec![Moment { name: "velocity", book }], min_elements, counts_steps: false }
+    }
+
+    /// Parameters with fewer elements have f32 moments.
+    pub fn min_elements(&self) -> usize {
+        self.min_elements
+    }
+}
+
+impl fmt::Display for StateFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, Moment { name, book }) in self.moments.iter().enumerate() {
+            let comma = if place == 0 { "" } else { ", " };
+            write!(f, "{comma}{name} as {} bits in blocks of {} ({book:?})", book.bits(), book.block())?;
+        }
+        Ok(())
+    }
+}
