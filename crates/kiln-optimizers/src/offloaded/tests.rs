@@ -303,7 +303,7 @@ fn a_step_can_be_recorded() {
         std::mem::forget(optimizer.step(0.1, tensor, gradient, state));
         scope.complete([], [])
     });
-    let operations = captured.unwrap().into_graph();
+    let operations = captured.unwrap().graph;
     let marks = operations.operations.iter().filter_map(|operation| match operation {
         burn::backend::ir::OperationIr::Custom(mark) => Some(mark.id.as_str()),
         _ => None,
