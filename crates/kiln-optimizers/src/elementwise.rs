@@ -8,8 +8,8 @@ use crate::quantized::{QuantizedAdamW, Sgd8bit};
 /// An optimizer that updates each element of a parameter from that element's gradient and state alone. A parameter in chunks then has the
 /// same bits as the whole.
 ///
-/// The tensors of its state have the parameter's shape, or a row (along the first axis) for each block of as many elements, as the scales
-/// of 8-bit state. Chunks must then have whole blocks. All other state is in scalars.
+/// The tensors of its state have the parameter's shape, or a row (along the first axis) for each block of as many elements. Chunks must
+/// then have whole blocks. All other state is in numbers that do not depend on the parameter's shape.
 ///
 /// Adafactor, LAMB and Muon are not elementwise: they need sums over the whole parameter.
 pub trait Elementwise: Optimizer {}

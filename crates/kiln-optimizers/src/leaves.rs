@@ -62,21 +62,14 @@ impl Leaves {
     }
 
     /// Whether the state has the same dtypes when it comes from the leaves. States of burn's optimizers come in the device's default.
-    /// `again` makes a state of leaves, and leaves of it.
+    /// Makes the state again, by `again`, and its leaves, if that is not clear from its dtypes.
     pub(crate) fn keep_dtypes(&self, device: &Device, again: impl FnOnce(Self) -> Option<Self>) -> bool {
         let settings = device.settings();
         let defaults = [DType::from(settings.float_dtype), DType::from(settings.int_dtype)];
-        if self.tensors.iter().all(|(_, data)| defaults.contains(&data.dtype())) {
-            return true;
-        }
-        let empty = |(name, data): &(String, TensorData)| {
-            let shape = vec![0; data.rank()];
-            let bytes = vec![0; shape.iter().product::<usize>() * data.dtype().size()];
-            (name.clone(), TensorData::from_bytes_vec(bytes, shape, data.dtype()))
-        };
-        let empty = Self { tensors: self.tensors.iter().map(empty).collect(), scalars: self.scalars.clone() };
         let dtypes = |leaves: &Self| leaves.tensors.iter().map(|(_, data)| data.dtype()).collect::<Vec<_>>();
-        again(empty.clone()).is_some_and(|again| dtypes(&again) == dtypes(&empty))
+        let own = dtypes(self);
+        own.iter().all(|dtype| defaults.contains(dtype))
+            || again(self.clone()).is_some_and(|again| dtypes(&again) == own)
     }
 
     /// The leaves of a whole parameter of shape `dims`, from those of its chunks. Scalars are those of the first chunk.

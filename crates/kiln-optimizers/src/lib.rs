@@ -53,11 +53,11 @@ pub use elementwise::Elementwise;
 pub use error::Error;
 pub use fused::{FusedAdam, FusedAdamW, FusedSgd, FusedSgdState};
 pub use offloaded::{Offloaded, OffloadedAny, OffloadedState};
-pub use stochastic::{StochasticBf16, StochasticState};
 pub use quantized::{
     AdamW4bit, AdamW8bit, QuantizedAdamW, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,
 };
 pub use record::{StateFormat, check_record, to_f32, to_quantized};
+pub use stochastic::{StochasticBf16, StochasticState};
 
 /// The guide's examples.
 #[cfg(doctest)]

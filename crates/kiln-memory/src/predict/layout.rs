@@ -6,7 +6,7 @@ use super::lifetimes::ends;
 use super::memory::{Block, Memory, Output, tensors_of};
 use super::profile::{BackendProfile, Kernels};
 use super::sizes::Sizes;
-use super::{cube, flex};
+use super::{cube, flex, offloaded};
 
 /// The memory of a step.
 pub(super) struct Layout {
@@ -37,7 +37,10 @@ impl Layout {
             }
             workspaces.push(effect.workspace);
         }
-        let (blocks, next) = memory.finish();
+        let (mut blocks, next) = memory.finish();
+        if profile.kernels == Kernels::Cube {
+            offloaded::shorten(trace, &mut blocks, &next);
+        }
         Self { batch: sizes.batch, blocks, workspaces, next }
     }
 

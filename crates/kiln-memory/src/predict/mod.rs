@@ -15,6 +15,7 @@ mod layout;
 mod lifetimes;
 mod margin;
 mod memory;
+mod offloaded;
 mod overheads;
 mod prediction;
 mod profile;

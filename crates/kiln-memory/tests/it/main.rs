@@ -15,6 +15,7 @@ mod large_step;
 mod layers;
 #[path = "../lean.rs"]
 mod lean;
+mod offloaded;
 mod picture;
 mod profiles;
 mod properties;

@@ -33,7 +33,8 @@ impl OffloadedAny {
         Self { optimizer }
     }
 
-    fn keep(&self, state: DynState, place: Place, device: &Device) -> DynState {
+    /// `fits`: states of this parameter come back from their leaves as they were.
+    fn keep(&self, state: DynState, place: Place, device: &Device, fits: bool) -> DynState {
         let rank = state.rank();
         let kept = match place {
             Place::Host | Place::Recording => Kept::State(state),
@@ -45,7 +46,7 @@ impl OffloadedAny {
                 };
                 let leaves = of(&state);
                 let again = |leaves: Leaves| self.restored(leaves, rank, device).map(|state| of(&state));
-                match leaves.keep_dtypes(device, again) {
+                match fits || leaves.keep_dtypes(device, again) {
                     true => Kept::Leaves(leaves),
                     false => Kept::State(state),
                 }
@@ -69,6 +70,7 @@ impl OffloadedAny {
         state: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
         let (tensor, device) = with_device(tensor);
+        let fits = state.as_ref().is_some_and(|state| matches!(state.downcast_ref(), Kept::Leaves(_)));
         let state = state.map(|state| match state.downcast::<Kept>() {
             Kept::State(state) => self.optimizer.to_device_dyn(state, &device),
             Kept::Leaves(leaves) => match self.restored(leaves, rank, &device) {
@@ -77,7 +79,7 @@ impl OffloadedAny {
             },
         });
         let (tensor, state) = self.optimizer.step_dyn(rank, lr, tensor, grad, state);
-        (tensor, state.map(|state| self.keep(state, place, &device)))
+        (tensor, state.map(|state| self.keep(state, place, &device, fits)))
     }
 }
 
@@ -123,6 +125,6 @@ impl DynOptimizer for OffloadedAny {
     ) -> Option<DynState> {
         let host = host_or(device);
         let state = self.optimizer.state_unflatten(rank, prefix, source, &host)?;
-        Some(self.keep(state, Place::of(&host), &host))
+        Some(self.keep(state, Place::of(&host), &host, false))
     }
 }

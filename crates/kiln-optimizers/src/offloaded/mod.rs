@@ -2,6 +2,7 @@
 
 mod any;
 mod optimizer;
+mod recording;
 mod state;
 #[cfg(test)]
 mod tests;

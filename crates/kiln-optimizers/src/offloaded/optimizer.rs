@@ -3,6 +3,7 @@
 use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
 
+use super::recording::{Mark, mark};
 use super::state::{Kept, OffloadedState, copied_to};
 use crate::chunks::{Chunks, by_chunks, positive};
 use crate::elementwise::Elementwise;
@@ -23,7 +24,7 @@ use crate::place::Place;
 /// - burn's CPU device has the host's memory. Nothing is copied, and nothing saved.
 /// - Tensors in a dtype that their record does not keep stay on the device. Of burn's optimizers this is the state of parameters in
 ///   another dtype than the device's default: keep master weights, or use [`StochasticBf16`](crate::StochasticBf16).
-/// - burn's capture device records the update of each chunk, with state that stays.
+/// - burn's capture device records the updates of `O`, with operations that say from where to where a chunk's state is on the device.
 ///
 /// # Failures
 /// A step that panics, as when the device's memory runs out, leaves a clone of the state that was made before as it was.
@@ -57,7 +58,7 @@ impl<O: Optimizer> Offloaded<O> {
     }
 
     /// `optimizer`, whose state is copied in chunks of at least `elements` and less than twice as many elements of a parameter. A step
-    /// also needs its temporary tensors for a chunk only.
+    /// then also needs its temporary tensors for a chunk only. 8-bit and 4-bit state is small: it is copied as a whole.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] when `elements` is 0.
@@ -83,13 +84,23 @@ impl<O: Optimizer> Offloaded<O> {
             Some(OffloadedState(parts)) => parts.divide(chunks, &dims, &device),
             None => (chunks, vec![]),
         };
+        let mut fits = kept.first().is_some_and(Kept::is_record);
         let mut arriving = kept.into_iter().map(|kept| copied_to::<O, D>(kept, &device));
+        mark(place, Mark::FromHost, &device);
         let mut next = arriving.next();
         let mut kept = Vec::with_capacity(chunks.count());
-        let tensor = by_chunks(chunks, tensor, gradient, |_, tensor, gradient| {
+        let tensor = by_chunks(chunks, tensor, gradient, |first, tensor, gradient| {
             let (tensor, state) = self.optimizer.step(lr, tensor, gradient, next.take());
+            if first != chunks.range(chunks.count() - 1).start {
+                mark(place, Mark::FromHost, &device);
+            }
             next = arriving.next();
-            kept.extend(state.map(|state| Kept::new(state, place, &device)));
+            if let Some(state) = state {
+                let state = Kept::new(state, place, &device, fits);
+                fits = state.is_record();
+                kept.push(state);
+            }
+            mark(place, Mark::ToHost, &device);
             tensor
         });
         (tensor, Parts::of(chunks, &dims, kept).map(OffloadedState))

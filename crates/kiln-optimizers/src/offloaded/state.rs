@@ -21,19 +21,24 @@ pub(super) enum Kept<S> {
 }
 
 impl<S: RecordState> Kept<S> {
-    /// Takes a state of the device `device` to the host.
-    pub(super) fn new(state: S, place: Place, device: &Device) -> Self {
+    /// Takes a state of the device `device` to the host. `fits`: whether a record is known to keep the state's dtypes.
+    pub(super) fn new(state: S, place: Place, device: &Device, fits: bool) -> Self {
         match place {
             Place::Host | Place::Recording => Self::State(state),
             Place::Device => {
                 let leaves = Leaves::of(&state);
                 let again = |leaves: Leaves| leaves.state::<S>(device).map(|state| Leaves::of(&state));
-                match leaves.keep_dtypes(device, again) {
+                match fits || leaves.keep_dtypes(device, again) {
                     true => Self::Leaves(leaves),
                     false => Self::State(state),
                 }
             }
         }
+    }
+
+    /// Whether this is a record.
+    pub(super) fn is_record(&self) -> bool {
+        matches!(self, Self::Leaves(_))
     }
 }
 
@@ -57,7 +62,7 @@ impl<S: RecordState> RecordState for Kept<S> {
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let device = host_or(device);
         let state = S::state_unflatten(prefix, source, &device)?;
-        Some(Self::new(state, Place::of(&device), &device))
+        Some(Self::new(state, Place::of(&device), &device, false))
     }
 }
 

@@ -18,6 +18,7 @@ use super::*;
 use crate::elementwise::Elementwise;
 use crate::fused::{FusedAdam, FusedAdamW, FusedSgd};
 use crate::place::Place;
+use crate::quantized::{AdamW4bit, AdamW8bit};
 
 const PLACES: [Place; 2] = [Place::Host, Place::Device];
 
@@ -151,6 +152,11 @@ fn optimizers_that_need_the_whole_parameter() {
         whole("lamb", LambConfig::new().build(), shape, DType::F32);
     }
     whole("adafactor", AdafactorConfig::new().build(), [5], DType::F32);
+    // State in U8 and F32, which its record keeps.
+    for shape in [[64, 64], [67, 129]] {
+        whole("8-bit adamw", AdamW8bit::new(&AdamWConfig::new()).unwrap(), shape, DType::F32);
+        whole("4-bit adamw", AdamW4bit::new(&AdamWConfig::new()).unwrap(), shape, DType::F32);
+    }
     whole("lamb", LambConfig::new().build(), [1], DType::F32);
 }
 
@@ -300,7 +306,14 @@ fn a_step_can_be_recorded() {
         std::mem::forget(optimizer.step(0.1, tensor, gradient, state));
         scope.complete([], [])
     });
-    assert!(captured.is_ok());
+    let operations = captured.unwrap().graph;
+    let marks = operations.operations.iter().filter_map(|operation| match operation {
+        burn::backend::ir::OperationIr::Custom(mark) => Some(mark.id.as_str()),
+        _ => None,
+    });
+    // Two steps of two chunks: the second chunk's state comes before the first one's goes.
+    let [from, to] = ["kiln::state_from_host", "kiln::state_to_host"];
+    assert_eq!(marks.collect::<Vec<_>>(), [from, from, to, to].repeat(2));
 }
 
 #[test]

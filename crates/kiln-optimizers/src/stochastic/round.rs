@@ -7,6 +7,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::noise::Key;
 use crate::capture::operation;
+use crate::primitive;
 
 /// The smallest normal number, by its bits.
 pub(super) const SMALLEST: u32 = 0x0080_0000;
@@ -30,10 +31,9 @@ pub(super) fn rounded(value: f32, noise: u32) -> u16 {
 pub(super) fn widened<const D: usize>(values: Tensor<D>) -> Tensor<D> {
     match values.device().as_dispatch() {
         #[cfg(feature = "flex")]
-        DispatchDevice::Flex(_) if values.dtype() == DType::BF16 => match values.try_into_primitive::<Flex>() {
-            Ok(values) => Tensor::from_primitive::<Flex>(super::flex::widened(&values)),
-            Err(_) => unreachable!("the tensor is on that device"),
-        },
+        DispatchDevice::Flex(_) if values.dtype() == DType::BF16 => {
+            Tensor::from_primitive::<Flex>(super::flex::widened(&primitive::float::<Flex, D>(values)))
+        }
         _ => values.cast(DType::F32),
     }
 }
@@ -42,20 +42,18 @@ pub(super) fn widened<const D: usize>(values: Tensor<D>) -> Tensor<D> {
 pub(super) fn round<const D: usize>(values: Tensor<D>, first: usize, key: Key) -> Tensor<D> {
     match values.device().as_dispatch() {
         #[cfg(feature = "flex")]
-        DispatchDevice::Flex(_) => match values.try_into_primitive::<Flex>() {
-            Ok(values) => Tensor::from_primitive::<Flex>(super::flex::round(&values, first, key)),
-            Err(_) => unreachable!("the tensor is on that device"),
-        },
-        DispatchDevice::Capture(_) => match values.try_into_primitive::<Capture>() {
-            Ok(values) => {
-                let output = (values.shape(), DType::BF16);
-                match operation("kiln::stochastic_round", vec![values], vec![output]).pop() {
-                    Some(rounded) => Tensor::from_primitive::<Capture>(rounded),
-                    None => unreachable!("as many outputs as were asked for"),
-                }
+        DispatchDevice::Flex(_) => {
+            Tensor::from_primitive::<Flex>(super::flex::round(&primitive::float::<Flex, D>(values), first, key))
+        }
+        DispatchDevice::Capture(_) => {
+            let values = primitive::float::<Capture, D>(values);
+            let output = (values.shape(), DType::BF16);
+            let mut outputs = operation("kiln::stochastic_round", vec![values], vec![output]);
+            match outputs.pop() {
+                Some(rounded) => Tensor::from_primitive::<Capture>(rounded),
+                None => unreachable!("an operation has the outputs that were asked for"),
             }
-            Err(_) => unreachable!("the tensor is on that device"),
-        },
+        }
         _ => super::composed::round(values, first, key),
     }
 }

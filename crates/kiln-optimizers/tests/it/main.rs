@@ -6,6 +6,6 @@ mod compare;
 mod conformance;
 mod fused;
 mod offloaded;
-mod stochastic;
 mod quantized;
 mod records;
+mod stochastic;

@@ -1,0 +1,29 @@
+//! Marks in a recorded step, by which a prediction knows where state is.
+
+use burn::backend::Capture;
+use burn::tensor::{Device, Tensor};
+
+use crate::capture::operation;
+use crate::place::Place;
+use crate::primitive;
+
+/// What begins, or has ended. The n-th mark of one kind belongs to the n-th of the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mark {
+    /// A chunk's state is copied to the device.
+    FromHost,
+    /// The chunk's new state has been copied to the host.
+    ToHost,
+}
+
+/// Records a mark: an operation on an empty tensor, without outputs.
+pub(super) fn mark(place: Place, mark: Mark, device: &Device) {
+    if place == Place::Recording {
+        let name = match mark {
+            Mark::FromHost => "kiln::state_from_host",
+            Mark::ToHost => "kiln::state_to_host",
+        };
+        let empty = primitive::float::<Capture, 1>(Tensor::zeros([0], device));
+        operation(name, vec![empty], vec![]);
+    }
+}
