@@ -7,3 +7,4 @@ mod conformance;
 mod fused;
 mod quantized;
 mod records;
+mod scratch;
