@@ -4,7 +4,7 @@
 //! vectors.
 
 use super::CodeBook;
-use super::book::{Table, square};
+use super::book::square;
 use super::lookup::{Key, SIZE};
 use super::noise::Noise;
 use crate::simd::simd;
@@ -22,23 +22,20 @@ pub(crate) fn decode(book: CodeBook, codes: &[u8], scale: f32, values: &mut [f32
 pub(crate) fn encode(book: CodeBook, values: &[f32], codes: &mut [u8], noise: Option<(Noise, u32)>) -> f32 {
     let scale = f32::from_bits(largest(values));
     let table = book.table();
+    let range = (i32::from(table.least), book.entries().len() as i32 - 1);
     match book {
         CodeBook::Root => {
             let factor = root_factor(scale);
-            match noise {
-                None => encode_root(values, factor, codes),
-                Some(noise) => encode_root_at_random(values, factor, noise, codes),
+            encode_root(values, factor, codes);
+            if let Some((noise, first)) = noise {
+                reround_root(values, factor, &table.entries, range, noise, first, codes);
             }
         }
         _ => {
             let divisor = table_divisor(scale);
-            let (ranges, key, least) = (&table.lookup.ranges, table.lookup.key, table.least);
-            match noise {
-                None => encode_table(values, divisor, ranges, key, least, codes),
-                Some(noise) => {
-                    let search = |value| nearest(value, divisor, ranges, key, least);
-                    at_random_by_table(values, divisor, table, search, book, noise, codes);
-                }
+            encode_table(values, divisor, &table.lookup.ranges, table.lookup.key, table.least, codes);
+            if let Some((noise, first)) = noise {
+                reround_table(values, divisor, &table.entries, range, noise, first, codes);
             }
         }
     }
@@ -78,71 +75,68 @@ simd! {
     }
 }
 
-/// The code of the nearest entry to value / divisor; of a value above 0 at least `least`.
-#[inline(always)]
-fn nearest(value: f32, divisor: f32, ranges: &[u32; SIZE], key: Key, least: u8) -> u8 {
-    key.code(ranges, value / divisor).max(least & u8::from(value > 0.0))
-}
-
 simd! {
+    /// The codes of the nearest entries to value / divisor; of values above 0 at least `least`.
     fn encode_table(values: &[f32], divisor: f32, ranges: &[u32; SIZE], key: Key, least: u8, codes: &mut [u8]) {
         for (code, value) in codes.iter_mut().zip(values) {
-            *code = nearest(*value, divisor, ranges, key, least);
+            *code = key.code(ranges, value / divisor).max(least & u8::from(*value > 0.0));
         }
     }
 }
 
-/// The code nearest to the root of a value, at least 1 for a value above 0. `place`: the root as a part of 255.
-#[inline(always)]
-fn nearest_root(value: f32, place: f32) -> u8 {
-    // The cast rounds down, takes what is above 255 as 255, and NaN as 0.
-    ((place + 0.5) as u8).max(u8::from(value > 0.0))
-}
-
 simd! {
+    /// The codes nearest to the roots of values, at least 1 for values above 0.
     fn encode_root(values: &[f32], factor: f32, codes: &mut [u8]) {
         for (code, value) in codes.iter_mut().zip(values) {
-            *code = nearest_root(*value, value.sqrt() * factor);
+            // The cast rounds down, takes what is above 255 as 255, and NaN as 0.
+            *code = ((value.sqrt() * factor + 0.5) as u8).max(u8::from(*value > 0.0));
         }
     }
 }
 
 simd! {
-    fn encode_root_at_random(values: &[f32], factor: f32, noise: (Noise, u32), codes: &mut [u8]) {
+    /// Moves nearest codes to the other side of their values, at random.
+    fn reround_table(
+        values: &[f32],
+        divisor: f32,
+        entries: &[f32; 256],
+        range: (i32, i32),
+        noise: Noise,
+        first: u32,
+        codes: &mut [u8],
+    ) {
         for (index, (code, value)) in codes.iter_mut().zip(values).enumerate() {
-            let place = value.sqrt() * factor;
-            let range = (u8::from(*value > 0.0), 255);
-            let number = noise.0.at(noise.1.wrapping_add(index as u32));
-            *code = at_random(nearest_root(*value, place), square(place), range, |code| square(f32::from(code)), number);
+            let number = noise.at(first.wrapping_add(index as u32));
+            *code = at_random(*code, *value, value / divisor, entries, range, number);
         }
     }
 }
 
-fn at_random_by_table(
-    values: &[f32],
-    divisor: f32,
-    table: &Table,
-    nearest: impl Fn(f32) -> u8,
-    book: CodeBook,
-    (noise, first): (Noise, u32),
-    codes: &mut [u8],
-) {
-    let most = (book.entries().len() - 1) as u8;
-    for (index, (code, value)) in codes.iter_mut().zip(values).enumerate() {
-        let range = (table.least & u8::from(*value > 0.0), most);
-        let entry = |code| table.entries[usize::from(code)];
-        let number = noise.at(first.wrapping_add(index as u32));
-        *code = at_random(nearest(*value), value / divisor, range, entry, number);
+simd! {
+    fn reround_root(
+        values: &[f32],
+        factor: f32,
+        entries: &[f32; 256],
+        range: (i32, i32),
+        noise: Noise,
+        first: u32,
+        codes: &mut [u8],
+    ) {
+        for (index, (code, value)) in codes.iter_mut().zip(values).enumerate() {
+            let number = noise.at(first.wrapping_add(index as u32));
+            *code = at_random(*code, *value, square(value.sqrt() * factor), entries, range, number);
+        }
     }
 }
 
 /// One of the two codes around a part of the scale, so that over all noise the mean of their entries is the part. A part beyond the codes
 /// that it may have keeps the nearest.
 #[inline(always)]
-fn at_random(nearest: u8, part: f32, (least, most): (u8, u8), entry: impl Fn(u8) -> f32, noise: f32) -> u8 {
-    let at = entry(nearest);
-    let other = if part >= at { nearest.saturating_add(1) } else { nearest.saturating_sub(1) }.clamp(least, most);
-    let share = (part - at) / (entry(other) - at);
+fn at_random(nearest: u8, value: f32, part: f32, entries: &[f32; 256], (least, most): (i32, i32), noise: f32) -> u8 {
+    let (code, at) = (i32::from(nearest), entries[usize::from(nearest)]);
+    let least = if value > 0.0 { least } else { 0 };
+    let other = code.wrapping_add(if part >= at { 1 } else { -1 }).max(least).min(most) as u8;
+    let share = (part - at) / (entries[usize::from(other)] - at);
     if noise < share { other } else { nearest }
 }
 

@@ -7,4 +7,3 @@ mod conformance;
 mod fused;
 mod quantized;
 mod records;
-mod scratch;

@@ -146,7 +146,6 @@ fn a_regression_converges_as_with_full_moments() {
     let config = AdamWConfig::new().with_weight_decay(0.0).with_beta_2(0.99).with_epsilon(1e-8);
     let full = regression(&FusedAdamW::from(config.clone()), 0.03);
     let near = |name: &str, got: f64, expected: f64, factor: f64| {
-        println!("{name}: {got:e} {expected:e}");
         assert!(got <= factor * expected, "{name}: a loss of {got:e}, with full moments {expected:e}");
     };
     let eight = || AdamW8bit::new(&config).unwrap();
