@@ -1,6 +1,6 @@
 //! An update in burn's operations, for devices without a kernel of this crate: slice by slice, so that what exists for a moment is small.
 //!
-//! Temporary memory: about 40 bytes for each value of a slice. Parameter, codes and scales are written slice by slice where they are, if
+//! Temporary memory: at most about 64 bytes for each value of a slice, counted and not measured. Parameter, codes and scales are written slice by slice where they are, if
 //! nobody else holds them and the backend can.
 
 use std::ops::Range;
