@@ -71,10 +71,13 @@ pub(crate) fn by_chunks<const D: usize>(
     }
     let (dims, device) = (parameter.dims(), parameter.device());
     let mut values: Tensor<1> = parameter.reshape([chunks.len]);
-    let gradient: Tensor<1> = gradient.reshape([chunks.len]);
+    let mut gradient: Option<Tensor<1>> = Some(gradient.reshape([chunks.len]));
     for range in (0..chunks.count()).map(|chunk| chunks.range(chunk)) {
         let row = |tensor: Tensor<1>| tensor.slice(range.clone()).reshape(row_of::<D>(range.len()));
-        let updated = update(range.start, row(values.clone()), row(gradient.clone()));
+        // The last chunk takes the gradient: a recorded step then knows where it is dropped.
+        let part = if range.end == chunks.len { gradient.take() } else { gradient.clone() };
+        let Some(part) = part else { break };
+        let updated = update(range.start, row(values.clone()), row(part));
         wait_for(&updated, &device);
         values = values.slice_assign(range.clone(), updated.reshape([range.len()]));
     }
