@@ -30,19 +30,13 @@ enum CostModel {
     ConvTranspose,
     /// One that burn does not have.
     Custom,
-    /// Between the device and the host.
-    Transfer,
 }
-
-/// Bytes a second between a card and the host: half of PCIe 4.0's 32 GB/s.
-const TRANSFER: f64 = 16e9;
 
 impl CostModel {
     fn of(kind: &Kind) -> Self {
         match kind.short() {
             _ if kind.is_custom() => Self::Custom,
             "Reshape" | "SwapDims" | "Permute" | "Expand" | "Slice" => Self::View,
-            "Upload" | "Download" => Self::Transfer,
             "Matmul" => Self::Matmul,
             "Conv1d" | "Conv2d" | "Conv3d" => Self::Conv,
             name if name.starts_with("Conv") && (name.ends_with("XBackward") || name.ends_with("WeightBackward")) => {
@@ -70,9 +64,6 @@ impl<'a> Clock<'a> {
         }
         let read: u64 = inputs.iter().map(|input| self.sizes.bytes(input.tensor)).sum();
         let written: u64 = outputs.iter().map(|output| self.sizes.bytes(*output)).sum();
-        if model == CostModel::Transfer {
-            return self.profile.launch + (read + written) as f64 / TRANSFER;
-        }
         let custom = match model {
             CostModel::Custom => Work::of(self.trace, self.sizes, index, self.profile),
             _ => Work::default(),
@@ -93,7 +84,7 @@ impl<'a> Clock<'a> {
             CostModel::ConvBackward => 2.0 * product(input(2)) * patch(),
             CostModel::ConvTranspose => 2.0 * product(input(0)) * patch(),
             CostModel::Custom => 2.0 * custom.multiply_adds,
-            CostModel::View | CostModel::Elementwise | CostModel::Transfer => 0.0,
+            CostModel::View | CostModel::Elementwise => 0.0,
         };
         let dtype = inputs.first().map(|input| self.trace.tensors[input.tensor as usize].dtype);
         let flops = match dtype {

@@ -2,8 +2,6 @@
 
 mod capture;
 mod graph;
-mod kept;
-mod host_state;
 mod merge;
 mod modules;
 mod options;

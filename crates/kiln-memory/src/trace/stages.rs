@@ -1,7 +1,6 @@
 //! The steps of the stages that a model's chain of blocks is divided into, as traces of their own.
 
-use super::graph::Use;
-use super::kept::Kept;
+use super::graph::{Operation, Use};
 use super::passes::{NONE, backward_passes};
 use super::step_trace::{StepTrace, TraceRole};
 use crate::error::Error;
@@ -72,7 +71,7 @@ impl StepTrace {
     }
 
     /// Whether each tensor was made before the step and is no parameter, gradient or input: optimizer state.
-    pub(super) fn read_before(&self, update: usize) -> Vec<bool> {
+    fn read_before(&self, update: usize) -> Vec<bool> {
         let mut known = vec![false; self.tensors.len()];
         let start = self.phases[0];
         for output in (0..start).flat_map(|index| self.graph.outputs_at(index)) {
@@ -132,6 +131,51 @@ impl StepTrace {
             }
         }
         kept.finish()
+    }
+}
+
+/// A trace that gets operations of another one.
+struct Kept {
+    trace: StepTrace,
+    /// Where each operation of the other trace is, or would be.
+    place: Vec<usize>,
+    operations: Vec<Operation>,
+}
+
+impl Kept {
+    fn of(trace: &StepTrace) -> Self {
+        let trace = trace.clone();
+        Self { place: Vec::with_capacity(trace.graph.operations.len()), operations: vec![], trace }
+    }
+
+    /// Goes to the next operation of the other trace.
+    fn next(&mut self) {
+        self.place.push(self.operations.len());
+    }
+
+    fn push(&mut self, index: usize) {
+        self.operations.push(self.trace.graph.operations[index]);
+    }
+
+    /// Adds an operation that makes `outputs`, or that is the last to read `inputs`.
+    fn add(&mut self, name: &str, inputs: &[u32], outputs: &[u32]) {
+        if inputs.is_empty() && outputs.is_empty() {
+            return;
+        }
+        let kind = self.trace.graph.kind_index(name);
+        let inputs = inputs.iter().map(|tensor| Use { tensor: *tensor, last: true });
+        let operation = self.trace.graph.operation(kind, inputs, outputs.iter().copied());
+        self.operations.push(operation);
+    }
+
+    fn finish(self) -> StepTrace {
+        let Self { mut trace, place, operations } = self;
+        let moved = |index: &mut usize| *index = place.get(*index).copied().unwrap_or(operations.len());
+        trace.phases.iter_mut().for_each(moved);
+        trace.cuts.iter_mut().for_each(moved);
+        trace.releases.iter_mut().for_each(moved);
+        trace.graph.operations = operations;
+        trace
     }
 }
 

@@ -53,7 +53,7 @@ impl OptimizerConfig {
             }
             _ => vec![(ParamGroup::all(), self.part(home, true)), (spared, self.part(home, false))],
         };
-        OptimizerGroups::of(groups, format!("{self:?}"), home == Home::Host)
+        OptimizerGroups::of(groups, format!("{self:?}"))
     }
 
     /// The optimizer with or without weight decay.

@@ -25,35 +25,19 @@ use kiln_optimizers::OffloadedAny;
 pub struct OptimizerGroups {
     groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
     description: Option<String>,
-    state_on_host: bool,
 }
 
 impl<O: Optimizer> From<O> for OptimizerGroups {
     fn from(optimizer: O) -> Self {
         let description = Some(std::any::type_name::<O>().to_owned());
-        Self { groups: vec![(ParamGroup::all(), Arc::new(optimizer))], description, state_on_host: false }
+        Self { groups: vec![(ParamGroup::all(), Arc::new(optimizer))], description }
     }
 }
 
 impl OptimizerGroups {
-    /// The first group must have all parameters. `state_on_host`: all optimizers are [`Offloaded`](kiln_optimizers::Offloaded).
-    pub(super) fn of(
-        groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
-        description: String,
-        state_on_host: bool,
-    ) -> Self {
-        Self { groups, description: Some(description), state_on_host }
-    }
-
-    /// Says that all optimizers are [`Offloaded`](kiln_optimizers::Offloaded): predictions for a card then leave out the state
-    /// between updates.
-    #[must_use]
-    pub(crate) fn with_state_on_host(self) -> Self {
-        Self { state_on_host: true, ..self }
-    }
-
-    pub(crate) fn state_is_on_host(&self) -> bool {
-        self.state_on_host
+    /// The first group must have all parameters.
+    pub(super) fn of(groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>, description: String) -> Self {
+        Self { groups, description: Some(description) }
     }
 
     /// Uses `optimizer` for the parameters of `group`. A parameter in several groups belongs to the one that was added last.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use bytesize::ByteSize;
 use kiln_checkpointing::{Plan, least, solve};
-use kiln_memory::{BackendProfile, Prediction, fits_within, largest_within};
+use kiln_memory::{BackendProfile, Category, Prediction, fits_within, largest_within};
 use kiln_precision::Precision;
 use kiln_recovery::Setting;
 
@@ -75,6 +75,8 @@ pub struct Planner {
     pub(crate) optimizer: Option<String>,
     /// The same steps with other optimizers, in the order in which they are preferred.
     pub(crate) alternatives: Vec<Alternative>,
+    /// Seconds of a step that optimizer state takes to and from host memory.
+    pub(crate) update_transfer: f64,
     pub(crate) steps: Vec<(Precision, RecordedStep)>,
     /// The device of a step that takes its batch in one piece.
     pub(crate) profile: BackendProfile,
@@ -105,6 +107,16 @@ impl Planner {
     /// The planners of the optimizers that may take the place of the run's own.
     pub fn alternatives(&self) -> impl Iterator<Item = &Self> {
         self.alternatives.iter().map(|alternative| &alternative.planner)
+    }
+
+    /// Bytes of the optimizer's state.
+    ///
+    /// # Errors
+    /// [`Error::Predict`].
+    pub(crate) fn state_bytes(&self) -> Result<u64, Error> {
+        let Some((precision, _)) = self.steps.first() else { return Err(Error::NoPrecision) };
+        let plan = self.evaluate(*precision, &Plan::none(self.blocks()), 1, u64::MAX)?;
+        Ok(self.predict(&plan)?.breakdown_at(0).of(Category::OptimizerState))
     }
 
     /// The planner of a plan's optimizer.
@@ -321,7 +333,7 @@ impl Planner {
             optimizer: self.optimizer.clone(),
             checkpoints,
             peak_bytes: estimate.peak_bytes,
-            seconds: passes + estimate.update_seconds,
+            seconds: passes + estimate.update_seconds + self.update_transfer,
             fits: fits_within(estimate.peak_bytes, limit_bytes),
         })
     }

@@ -1,6 +1,6 @@
 //! A task's step, recorded without running it, from which its memory and time are predicted.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -26,8 +26,6 @@ pub(crate) struct RecordedStep {
     part: StepTrace,
     /// Lengths of the chains of blocks.
     chains: Vec<usize>,
-    /// Whether the optimizer keeps its state in host memory.
-    state_on_host: bool,
 }
 
 /// The settings that change what a step computes.
@@ -54,7 +52,7 @@ impl RecordedStep {
         if sample.len() < SAMPLES[1] {
             return Err(Error::Sample { samples: sample.len() });
         }
-        let (chains, refused, state_on_host) = (RefCell::new(vec![]), RefCell::new(None), Cell::new(false));
+        let (chains, refused) = (RefCell::new(vec![]), RefCell::new(None));
         let once = |accumulate| {
             let options = StepOptions {
                 accumulate,
@@ -75,11 +73,7 @@ impl RecordedStep {
                 chains.borrow_mut().clear();
                 task.loss(&Pass::recorded(model, recorder, &chains), &sample.slice(0..recorder.batch()))
             };
-            let groups = |model: &T::Model| {
-                let groups = optimizer(model);
-                state_on_host.set(groups.state_is_on_host());
-                groups.groups().to_vec()
-            };
+            let groups = |model: &T::Model| optimizer(model).groups().to_vec();
             let trace = record_step_with(built, loss, groups, options);
             match refused.take() {
                 Some(error) => Err(error),
@@ -87,15 +81,7 @@ impl RecordedStep {
             }
         };
         let (whole, part) = (once(false)?, once(true)?);
-        Ok(Self { whole, part, chains: chains.into_inner(), state_on_host: state_on_host.get() })
-    }
-
-    /// The step on a device with memory of its own: state that is kept in host memory is there during its update only.
-    pub(crate) fn on_card(self) -> Self {
-        match self.state_on_host {
-            true => Self { whole: self.whole.with_state_on_host(), part: self.part.with_state_on_host(), ..self },
-            false => self,
-        }
+        Ok(Self { whole, part, chains: chains.into_inner() })
     }
 
     /// The trace of a step on micro-batches of `micro_batch` out of `batch` samples.

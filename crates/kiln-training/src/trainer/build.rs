@@ -37,7 +37,10 @@ impl<T: Task> TrainerBuilder<'_, T> {
             if *offloaded && profile.kernels == Kernels::Flex {
                 continue;
             }
-            let alternative = self.planner_with(Some(name), make, profile, sample, batch)?;
+            let mut alternative = self.planner_with(Some(name), make, profile, sample, batch)?;
+            if *offloaded {
+                alternative.update_transfer = planner.state_bytes()? as f64 * TRANSFER;
+            }
             planner.alternatives.push(Alternative { same_numbers: *offloaded, planner: alternative });
         }
         Ok(planner)
@@ -59,7 +62,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             let kind = StepKind { scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
             let build = |device: &Device| (self.attach)((self.init)(device)?, &policy).map(|(model, _)| model);
             let step = RecordedStep::of(&self.task, &kind, sample, &build, optimizer)?;
-            steps.push((precision, if profile.kernels == Kernels::Cube { step.on_card() } else { step }));
+            steps.push((precision, step));
         }
         let mut profile = match profile.kernels {
             Kernels::Flex => profile.clone().with_loader_bytes(self.loader_bytes),
@@ -74,8 +77,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             Kernels::Cube => profile.clone(),
         };
         let (micro_batch, checkpoints) = (self.micro_batch, None);
-        let (optimizer, alternatives) = (name.cloned(), vec![]);
-        let mut planner = Planner { optimizer, alternatives, steps, profile, sliced_profile, batch, micro_batch, checkpoints, transfer };
+        let (optimizer, alternatives, update_transfer) = (name.cloned(), vec![], 0.0);
+        let mut planner = Planner { optimizer, alternatives, update_transfer, steps, profile, sliced_profile, batch, micro_batch, checkpoints, transfer };
         planner.checkpoints = self.given_plan(&planner)?;
         Ok(planner)
     }

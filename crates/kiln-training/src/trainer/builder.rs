@@ -281,10 +281,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         offloaded: bool,
         optimizer: impl Fn(&T::Model) -> O + 'static,
     ) -> Self {
-        let make: MakeOptimizer<T::Model> = match offloaded {
-            true => Box::new(move |model| optimizer(model).into().with_state_on_host()),
-            false => Box::new(move |model| optimizer(model).into()),
-        };
+        let make: MakeOptimizer<T::Model> = Box::new(move |model| optimizer(model).into());
         self.other_optimizers.push(AllowedOptimizer { name, offloaded, make });
         self
     }

@@ -133,7 +133,7 @@ impl<M: Module> ModelState<M> {
     /// # Panics
     /// When a device cannot give its values. Nothing is changed then.
     pub(crate) fn keep_state_on_host(&mut self, on_host: bool) {
-        if self.state_on_host == on_host || self.groups.state_is_on_host() {
+        if self.state_on_host == on_host {
             return;
         }
         let device = self.settings.device.clone().inner();
