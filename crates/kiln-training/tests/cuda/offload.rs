@@ -1,11 +1,20 @@
-//! Offloaded inputs: their memory on the card is free until the backward pass, and their values are those of the forward pass.
+//! What is in host memory: inputs of segments between the passes, and optimizer state between the updates.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
 
 use burn::nn::LinearConfig;
 use burn::tensor::{Device, Distribution, Tensor};
 use kiln_checkpointing::Checkpoint;
+use kiln_models::{Gpt, GptConfig};
+use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Offload, Patience, Recovery};
+use kiln_training::{OptimizerConfig, StepReport};
 
-use crate::run::in_use;
+use crate::run::{in_use, with_own_pages};
 use crate::sim::with_card;
+use crate::support::{Snapshot, Watched, builder, settings};
+use crate::tasks::{Case, Text};
 
 const SIDE: usize = 512;
 
@@ -41,5 +50,67 @@ fn an_offloaded_input_is_not_on_the_card_and_keeps_its_values() {
             assert_eq!(kept, offloaded);
             assert!(uses_again || rest + 4 * (SIDE * SIDE) as u64 <= live, "{rest} of {live}");
         }
+    });
+}
+
+fn gpt() -> Text {
+    let config = GptConfig { vocab: 16, context: 8, layers: 2, heads: 2, width: 32, dropout: 0.0, lean: true };
+    Text { samples: 4, config }
+}
+
+type Run = Rc<RefCell<Watched<Text>>>;
+
+/// A trainer whose only answer to a lack of memory is to move state to the host.
+fn trainer(offloaded: bool) -> Run {
+    let (case, optimizer) = (gpt(), OptimizerConfig::sgd());
+    let builder = builder(case.clone(), move |device| case.model(device), &settings(optimizer));
+    let builder = builder.with_optimizer(move |model: &Gpt| match offloaded {
+        true => optimizer.offloaded_groups(model),
+        false => optimizer.groups(model),
+    });
+    let mut trainer = Watched::build_on(builder, &Device::cuda(0).autodiff(), &gpt().batch(0));
+    let sizes = MicroBatchSearch::new(MicroBatchSearchConfig::new(4)).unwrap();
+    let recovery = Recovery::new(Device::cuda(0), sizes, Ladder::new().with(Offload));
+    trainer.set_recovery(Some(recovery.with_patience(Patience::new(Duration::ZERO))));
+    Rc::new(RefCell::new(trainer))
+}
+
+fn step(trainer: &Run, step: u64) -> impl FnOnce() -> StepReport + 'static {
+    let trainer = trainer.clone();
+    move || trainer.borrow_mut().step(&gpt().batch(step)).unwrap()
+}
+
+#[test]
+fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
+    with_card(&[], |card| {
+        let plain = trainer(false);
+        (0..3).for_each(|number| drop(step(&plain, number)()));
+        let (expected, all) = (Snapshot::of(&plain.borrow()), in_use());
+        drop(plain);
+        // Half of what is live are parameters, the other half is their momentum.
+        let assert_halved = |live: u64| assert!(live > all / 2 - 1024 && live < all * 11 / 20, "{live} of {all}");
+
+        let offloaded = trainer(true);
+        (0..3).for_each(|number| drop(step(&offloaded, number)()));
+        assert_halved(in_use());
+        let far = Snapshot::of(&offloaded.borrow()).distance(&expected);
+        println!("offloaded: {far:.1e} apart");
+        assert!(far < 1e-6, "{far:e}");
+        drop(offloaded);
+
+        // State goes to the host when the second step is short of memory.
+        let pressed = trainer(false);
+        drop(step(&pressed, 0)());
+        assert_eq!(in_use(), all);
+        card.arm("alloc:1x2:OUT_OF_MEMORY");
+        let report = with_own_pages(&Device::cuda(0), step(&pressed, 1));
+        card.disarm();
+        assert_eq!(report.failures, 1);
+        assert_halved(in_use());
+        drop(step(&pressed, 2)());
+        assert_halved(in_use());
+        let far = Snapshot::of(&pressed.borrow()).distance(&expected);
+        println!("moved to the host: {far:.1e} apart");
+        assert!(far < 1e-6, "{far:e}");
     });
 }

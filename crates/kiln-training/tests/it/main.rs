@@ -15,6 +15,7 @@ mod layouts;
 mod micro_batches;
 mod models;
 mod optimizer;
+mod optimizers_by_name;
 mod planning;
 mod recovery;
 mod released;

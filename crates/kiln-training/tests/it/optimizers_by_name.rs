@@ -1,0 +1,149 @@
+//! Every optimizer that settings can name, in the transaction of a step: learned, interrupted, resumed, with state on the host.
+
+use burn::tensor::Device;
+use kiln_recovery::{Injector, Ladder, Offload, Reclaim};
+use kiln_training::{Checkpoints, OptimizerConfig, Schedule};
+
+use crate::support::{
+    Ids, Net, Settings, Snapshot, Watched, batch, builder, inject, numbers, reclaim, recovery, settings, turn,
+};
+
+const STEPS: u64 = 4;
+const BATCH: usize = 8;
+
+fn config(name: &str) -> OptimizerConfig {
+    OptimizerConfig::named(name).unwrap()
+}
+
+/// The hidden layer has more than 4,096 elements: optimizers with state in few bits leave smaller ones in f32.
+fn net(_: &Device) -> Net {
+    Net::new(&[16, 72, 72], true, 0.1)
+}
+
+fn settings_of(name: &str) -> Settings {
+    let rate = match name {
+        "sgd" | "sgd8bit" => 0.05,
+        "lion" => 1e-3,
+        _ => 5e-3,
+    };
+    Settings { schedule: Schedule::constant(rate), ..settings(config(name)) }
+}
+
+fn trainer(name: &str, on_host: bool) -> Watched<Ids<Net>> {
+    let optimizer = config(name);
+    let builder = builder(Ids::net(), net, &settings_of(name));
+    let builder = builder.with_optimizer(move |model: &Net| match on_host {
+        true => optimizer.offloaded_groups(model),
+        false => optimizer.groups(model),
+    });
+    Watched::build(builder, &batch(0, BATCH))
+}
+
+fn steps(trainer: &mut Watched<Ids<Net>>, range: std::ops::Range<u64>) -> Vec<String> {
+    range.map(|step| numbers(&trainer.step(&batch(step, BATCH)).unwrap())).collect()
+}
+
+#[test]
+fn each_learns() {
+    let _turn = turn();
+    for name in OptimizerConfig::NAMES {
+        let mut trainer = trainer(name, false);
+        let losses: Vec<f64> = (0..60).map(|step| trainer.step(&batch(step % 2, BATCH)).unwrap().loss).collect();
+        let [first, last] = [losses[0] + losses[1], losses[58] + losses[59]];
+        assert!(last < 0.7 * first, "{name}: {first} to {last}");
+    }
+}
+
+#[test]
+fn each_resumes_after_every_step_with_the_same_bits_and_on_the_host_as_well() {
+    let _turn = turn();
+    for name in OptimizerConfig::NAMES {
+        let mut straight = trainer(name, false);
+        let expected = steps(&mut straight, 0..STEPS);
+        let snapshot = Snapshot::of(&straight);
+        for stop in 1..STEPS {
+            // A run is saved with its state at one place, and goes on with its state at the other.
+            let on_host = stop % 2 == 0;
+            let context = format!("{name}, stopped after {stop}, at first on the host: {on_host}");
+            let folder = tempfile::tempdir().unwrap();
+            let checkpoints = || Checkpoints::new(folder.path(), 1).unwrap();
+            let mut first = trainer(name, on_host);
+            let mut found = steps(&mut first, 0..stop);
+            first.save_to(&checkpoints()).unwrap();
+            let mut second = trainer(name, !on_host);
+            second.set_checkpoints(checkpoints());
+            assert!(second.resume().unwrap().is_some());
+            found.extend(steps(&mut second, stop..STEPS));
+            assert_eq!(found, expected, "{context}");
+            Snapshot::of(&second).assert_same(&snapshot, &context);
+        }
+    }
+}
+
+#[test]
+fn a_failure_at_any_boundary_changes_nothing() {
+    let _turn = turn();
+    for name in OptimizerConfig::NAMES {
+        let run = |on_host, faults: Injector| {
+            let mut trainer = trainer(name, on_host);
+            trainer.set_recovery(Some(recovery(BATCH, BATCH, reclaim())));
+            let faults = inject(&mut trainer, faults);
+            let failures: usize =
+                (0..2).map(|step| trainer.step(&batch(step, BATCH)).unwrap().failures).sum();
+            (Snapshot::of(&trainer), failures, faults.seen())
+        };
+        let (undisturbed, _, seen) = run(false, Injector::calls([]));
+        for call in 1..=seen {
+            for on_host in [false, true] {
+                let (snapshot, failures, _) = run(on_host, Injector::calls([call]));
+                assert_eq!(failures, 1);
+                snapshot.assert_same(&undisturbed, &format!("{name}, call {call}, on the host: {on_host}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn state_that_is_moved_to_the_host_for_lack_of_memory_keeps_the_numbers() {
+    let _turn = turn();
+    for name in OptimizerConfig::NAMES {
+        let run = |faults: Injector| {
+            let mut trainer = trainer(name, false);
+            let ladder = Ladder::new().with(Reclaim { times: 1 }).with(Offload);
+            trainer.set_recovery(Some(recovery(BATCH, BATCH, ladder)));
+            inject(&mut trainer, faults);
+            let numbers: Vec<String> = steps(&mut trainer, 0..STEPS);
+            let offload = trainer.recovery().unwrap().setting(BATCH, 0).offload;
+            (numbers, Snapshot::of(&trainer), offload)
+        };
+        let (expected, undisturbed, offload) = run(Injector::calls([]));
+        assert!(!offload);
+        // The second step fails twice: at its first boundary, and again after memory was freed.
+        let per_step = {
+            let mut trainer = trainer(name, false);
+            let faults = inject(&mut trainer, Injector::calls([]));
+            let _ = steps(&mut trainer, 0..1);
+            faults.seen()
+        };
+        let (found, snapshot, offload) = run(Injector::calls([per_step + 1, per_step + 2]));
+        assert!(offload, "{name}: the state is still on the device");
+        assert_eq!(found, expected, "{name}");
+        snapshot.assert_same(&undisturbed, name);
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_optimizer_is_refused() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = || Checkpoints::new(folder.path(), 1).unwrap();
+    let mut saved = trainer("adamw", false);
+    let _ = steps(&mut saved, 0..1);
+    saved.save_to(&checkpoints()).unwrap();
+    for name in ["adamw8bit", "adamw4bit", "lion"] {
+        let mut other = trainer(name, false);
+        other.set_checkpoints(checkpoints());
+        let error = other.resume().unwrap_err().to_string();
+        assert!(error.contains("AdamW") && error.contains("optimizer"), "{error}");
+    }
+}
