@@ -18,6 +18,7 @@ mod lean;
 mod picture;
 mod profiles;
 mod properties;
+mod quantized;
 mod report;
 mod stages;
 mod steps;
