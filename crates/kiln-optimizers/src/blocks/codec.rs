@@ -3,8 +3,7 @@
 //! Each loop is a function of its own, with slices and tables as arguments: so the compiler knows that they do not overlap, and uses
 //! vectors.
 
-use super::CodeBook;
-use super::book::square;
+use super::book::{CodeBook, square};
 use super::lookup::{Key, SIZE};
 use super::noise::Noise;
 use crate::simd::simd;

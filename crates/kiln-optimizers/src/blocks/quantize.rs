@@ -1,6 +1,6 @@
 //! Quantises slices to blocks of codes, and back.
 
-use super::CodeBook;
+use super::book::CodeBook;
 use super::codec::{decode, encode};
 use super::pack::{packed, unpacked};
 use crate::error::Error;

@@ -132,7 +132,7 @@ fn regression(optimizer: &impl Optimizer, rate: f64) -> f64 {
     let mut weight = Tensor::<2>::zeros([96, 64], &device);
     let mut state = None;
     for step in 0..300 {
-        let rows = [(step * 32) % 256..(step * 32) % 256 + 32];
+        let rows = (step * 32) % 256..(step * 32) % 256 + 32;
         let (x, y) = (x.clone().slice(rows.clone()), y.clone().slice(rows));
         let gradient = x.clone().transpose().matmul(x.matmul(weight.clone()) - y) / 32.0;
         let rate = rate * (1.0 - step as f64 / 300.0);
