@@ -19,6 +19,7 @@ mod offloaded;
 mod picture;
 mod profiles;
 mod properties;
+mod quantized;
 mod report;
 mod stages;
 mod steps;

@@ -1,166 +1,188 @@
-//! The two ways from a value to its code and back: by the table of a code book, and by the root.
+//! The way from the values of a block to its codes, and back.
+//!
+//! Each loop is a function of its own, with slices and tables as arguments: so the compiler knows that they do not overlap, and uses
+//! vectors.
 
-use super::CodeBook;
-use super::book::{Table, square};
+use super::book::{CodeBook, square};
+use super::lookup::{Key, SIZE};
+use super::noise::Noise;
+use crate::simd::simd;
 
-/// How values of a block become codes. A value is first kept in a form that is cheap to encode; then, when the scale is known, it is
-/// encoded.
-pub(crate) trait Codec: Copy {
-    /// What a code stands for, as a part of the scale.
-    fn decode(self, code: u8) -> f32;
-
-    /// The form in which a value waits for the scale. `root`: its root, if it is at least 0.
-    fn kept(self, value: f32, root: f32) -> f32;
-
-    /// The divisor or factor of a scale.
-    fn prepared(self, scale: f32) -> f32;
-
-    /// The code of a kept value.
-    fn nearest(self, kept: f32, prepared: f32) -> u8;
-
-    /// The kept value as a part of the scale.
-    fn part(self, kept: f32, prepared: f32) -> f32;
-
-    /// The smallest and the largest code of a kept value.
-    fn range(self, kept: f32) -> (u8, u8);
-
-    /// One of the two codes around a kept value, at random, so that the mean of what they stand for is the value. A value beyond the
-    /// codes that it may have keeps the nearest.
-    #[inline(always)]
-    fn at_random(self, kept: f32, prepared: f32, noise: f32) -> u8 {
-        let (code, (least, most)) = (self.nearest(kept, prepared), self.range(kept));
-        let (part, entry) = (self.part(kept, prepared), self.decode(code));
-        let other = if part >= entry { code.saturating_add(1) } else { code.saturating_sub(1) }.clamp(least, most);
-        let share = (part - entry) / (self.decode(other) - entry);
-        if noise < share { other } else { code }
+/// Writes the values that the codes of a block stand for.
+pub(crate) fn decode(book: CodeBook, codes: &[u8], scale: f32, values: &mut [f32]) {
+    match book {
+        CodeBook::Root => decode_root(codes, scale, values),
+        _ => decode_table(codes, &book.table().entries, scale, values),
     }
 }
 
-/// By the table of a code book: the nearest entry of value / scale.
-#[derive(Clone, Copy)]
-pub(crate) struct ByTable {
-    table: &'static Table,
-    most: u8,
+/// Writes the codes of a block, and returns its scale, which is not finite if a value is not. `noise` rounds at random; it comes with the
+/// place of the first value.
+pub(crate) fn encode(book: CodeBook, values: &[f32], codes: &mut [u8], noise: Option<(Noise, u32)>) -> f32 {
+    let scale = f32::from_bits(largest(values));
+    let table = book.table();
+    let range = (i32::from(table.least), book.entries().len() as i32 - 1);
+    match book {
+        CodeBook::Root => {
+            let factor = root_factor(scale);
+            encode_root(values, factor, codes);
+            if let Some((noise, first)) = noise {
+                reround_root(values, factor, &table.entries, range, noise, first, codes);
+            }
+        }
+        _ => {
+            let divisor = table_divisor(scale);
+            encode_table(values, divisor, &table.lookup.ranges, table.lookup.key, table.least, codes);
+            if let Some((noise, first)) = noise {
+                reround_table(values, divisor, &table.entries, range, noise, first, codes);
+            }
+        }
+    }
+    scale
 }
 
-impl ByTable {
-    pub(crate) fn new(book: CodeBook) -> Self {
-        Self { table: book.table(), most: (book.entries().len() - 1) as u8 }
-    }
+/// A block of zeros is divided by 1.
+pub(crate) fn table_divisor(scale: f32) -> f32 {
+    if scale == 0.0 { 1.0 } else { scale }
 }
 
-impl Codec for ByTable {
-    #[inline(always)]
-    fn decode(self, code: u8) -> f32 {
-        self.table.entries[usize::from(code)]
-    }
+/// A block of zeros is multiplied by 0.
+pub(crate) fn root_factor(scale: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { 255.0 / scale.sqrt() }
+}
 
-    #[inline(always)]
-    fn kept(self, value: f32, _root: f32) -> f32 {
-        value
-    }
-
-    /// A block of zeros is divided by 1.
-    #[inline(always)]
-    fn prepared(self, scale: f32) -> f32 {
-        if scale == 0.0 { 1.0 } else { scale }
-    }
-
-    #[inline(always)]
-    fn nearest(self, kept: f32, prepared: f32) -> u8 {
-        self.table.lookup.code(kept / prepared).max(self.range(kept).0)
-    }
-
-    #[inline(always)]
-    fn part(self, kept: f32, prepared: f32) -> f32 {
-        kept / prepared
-    }
-
-    #[inline(always)]
-    fn range(self, kept: f32) -> (u8, u8) {
-        (self.table.least & u8::from(kept > 0.0), self.most)
+simd! {
+    /// The bits of the largest absolute value. Bits are ordered as numbers are; NaN is above infinity, so that no scale hides it.
+    fn largest(values: &[f32]) -> u32 {
+        values.iter().fold(0, |largest, value| largest.max(value.to_bits() & 0x7FFF_FFFF))
     }
 }
 
-/// [`CodeBook::Root`] by arithmetic: about 255 times the root of value / scale.
-#[derive(Clone, Copy)]
-pub(crate) struct ByRoot;
-
-impl Codec for ByRoot {
-    #[inline(always)]
-    fn decode(self, code: u8) -> f32 {
-        square(f32::from(code))
+simd! {
+    fn decode_table(codes: &[u8], entries: &[f32; 256], scale: f32, values: &mut [f32]) {
+        for (value, code) in values.iter_mut().zip(codes) {
+            *value = entries[usize::from(*code)] * scale;
+        }
     }
+}
 
-    #[inline(always)]
-    fn kept(self, _value: f32, root: f32) -> f32 {
-        root
+simd! {
+    fn decode_root(codes: &[u8], scale: f32, values: &mut [f32]) {
+        for (value, code) in values.iter_mut().zip(codes) {
+            *value = square(f32::from(*code)) * scale;
+        }
     }
+}
 
-    /// A block of zeros is multiplied by 0.
-    #[inline(always)]
-    fn prepared(self, scale: f32) -> f32 {
-        if scale == 0.0 { 0.0 } else { 255.0 / scale.sqrt() }
+simd! {
+    /// The codes of the nearest entries to value / divisor; of values above 0 at least `least`.
+    fn encode_table(values: &[f32], divisor: f32, ranges: &[u32; SIZE], key: Key, least: u8, codes: &mut [u8]) {
+        for (code, value) in codes.iter_mut().zip(values) {
+            *code = key.code(ranges, value / divisor).max(least & u8::from(*value > 0.0));
+        }
     }
+}
 
-    #[inline(always)]
-    fn nearest(self, kept: f32, prepared: f32) -> u8 {
-        // The cast rounds down, takes what is above 255 as 255, and NaN as 0.
-        ((kept * prepared + 0.5) as u8).max(self.range(kept).0)
+simd! {
+    /// The codes nearest to the roots of values, at least 1 for values above 0.
+    fn encode_root(values: &[f32], factor: f32, codes: &mut [u8]) {
+        for (code, value) in codes.iter_mut().zip(values) {
+            // The cast rounds down, takes what is above 255 as 255, and NaN as 0.
+            *code = ((value.sqrt() * factor + 0.5) as u8).max(u8::from(*value > 0.0));
+        }
     }
+}
 
-    #[inline(always)]
-    fn part(self, kept: f32, prepared: f32) -> f32 {
-        square(kept * prepared)
+simd! {
+    /// Moves nearest codes to the other side of their values, at random.
+    fn reround_table(
+        values: &[f32],
+        divisor: f32,
+        entries: &[f32; 256],
+        range: (i32, i32),
+        noise: Noise,
+        first: u32,
+        codes: &mut [u8],
+    ) {
+        for (index, (code, value)) in codes.iter_mut().zip(values).enumerate() {
+            let number = noise.at(first.wrapping_add(index as u32));
+            *code = at_random(*code, *value, value / divisor, entries, range, number);
+        }
     }
+}
 
-    #[inline(always)]
-    fn range(self, kept: f32) -> (u8, u8) {
-        (u8::from(kept > 0.0), 255)
+simd! {
+    fn reround_root(
+        values: &[f32],
+        factor: f32,
+        entries: &[f32; 256],
+        range: (i32, i32),
+        noise: Noise,
+        first: u32,
+        codes: &mut [u8],
+    ) {
+        for (index, (code, value)) in codes.iter_mut().zip(values).enumerate() {
+            let number = noise.at(first.wrapping_add(index as u32));
+            *code = at_random(*code, *value, square(value.sqrt() * factor), entries, range, number);
+        }
     }
+}
+
+/// One of the two codes around a part of the scale, so that over all noise the mean of their entries is the part. A part beyond the codes
+/// that it may have keeps the nearest.
+#[inline(always)]
+fn at_random(nearest: u8, value: f32, part: f32, entries: &[f32; 256], (least, most): (i32, i32), noise: f32) -> u8 {
+    let (code, at) = (i32::from(nearest), entries[usize::from(nearest)]);
+    let least = if value > 0.0 { least } else { 0 };
+    let other = code.wrapping_add(if part >= at { 1 } else { -1 }).max(least).min(most) as u8;
+    let share = (part - at) / (entries[usize::from(other)] - at);
+    if noise < share { other } else { nearest }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Over all of an even set of noise, the mean of what codes stand for is the value.
-    fn has_the_mean(codec: impl Codec, value: f32, tolerance: f64) {
-        const COUNT: u32 = 1 << 12;
-        let (kept, prepared) = (codec.kept(value, value.sqrt()), codec.prepared(1.0));
-        let part = f64::from(codec.part(kept, prepared));
-        let of = |place| codec.decode(codec.at_random(kept, prepared, (place as f32 + 0.5) / COUNT as f32));
-        let mean = (0..COUNT).map(|place| f64::from(of(place))).sum::<f64>() / f64::from(COUNT);
-        assert!((mean - part).abs() <= tolerance, "{value}: {mean} and {part}");
+    /// Over many numbers of noise, the mean of what codes stand for is the value.
+    fn has_the_mean(book: CodeBook, value: f32) {
+        const COUNT: usize = 1 << 16;
+        let (mut codes, mut back) = ([0; COUNT], [0.0; COUNT]);
+        let mut values = [value; COUNT];
+        values[0] = 1.0;
+        let scale = encode(book, &values, &mut codes, Some((Noise::new(1, 2), 0)));
+        decode(book, &codes, scale, &mut back);
+        let mean = back[1..].iter().map(|back| f64::from(*back)).sum::<f64>() / (COUNT - 1) as f64;
+        let around = back[1..].iter().fold((1f32, -1f32), |(low, high), back| (low.min(*back), high.max(*back)));
+        // Five standard errors of a number that is one of two.
+        let bound = 2.5 * f64::from(around.1 - around.0) / (COUNT as f64).sqrt() + 1e-7;
+        assert!((mean - f64::from(value)).abs() <= bound, "{book:?}, {value}: {mean}, {around:?}");
     }
 
     #[test]
     fn stochastic_rounding_keeps_the_mean() {
-        for value in [1.0, 0.73, 0.1, 0.0123, 3e-4, 1.6e-5, 0.0] {
-            // The distance of two entries is at most 0.0225 here, and the set of noise leaves 2^-12 of it.
-            has_the_mean(ByTable::new(CodeBook::Dynamic), value, 1e-5);
-            has_the_mean(ByTable::new(CodeBook::Dynamic), -value, 1e-5);
-            has_the_mean(ByTable::new(CodeBook::DynamicUnsigned), value, 1e-5);
-            has_the_mean(ByRoot, value.max(2e-5), 1e-5);
+        for value in [1.0, 0.73, 0.1, 0.0123, 3e-4, 2e-5, 0.0] {
+            for book in [CodeBook::Dynamic, CodeBook::DynamicUnsigned, CodeBook::Root] {
+                has_the_mean(book, value);
+            }
+            has_the_mean(CodeBook::Dynamic, -value);
         }
-        // With 4 bits up to 0.2125. Below 1/16 the linear map has nothing.
+        // The linear map has nothing below 1/16.
         for value in [1.0, 0.9, 0.31, 0.0625, 0.07] {
-            has_the_mean(ByTable::new(CodeBook::Dynamic4), value, 1e-4);
-            has_the_mean(ByTable::new(CodeBook::Linear4), value, 1e-4);
+            has_the_mean(CodeBook::Dynamic4, value);
+            has_the_mean(CodeBook::Linear4, value);
         }
+        has_the_mean(CodeBook::Dynamic4, -0.5);
     }
 
     #[test]
     fn values_above_zero_have_no_code_of_zero() {
-        for noise in [0.0, 0.5, 0.9999] {
-            for value in [1e-45f32, 1e-30, 1e-9, 1e-7] {
-                let codec = ByTable::new(CodeBook::DynamicUnsigned);
-                assert!(codec.at_random(value, 1.0, noise) >= 1 && codec.nearest(value, 1.0) >= 1);
-                let (kept, prepared) = (ByRoot.kept(value, value.sqrt()), ByRoot.prepared(1.0));
-                assert!(ByRoot.at_random(kept, prepared, noise) >= 1 && ByRoot.nearest(kept, prepared) >= 1);
+        for book in [CodeBook::DynamicUnsigned, CodeBook::Root] {
+            for noise in [None, Some((Noise::new(1, 2), 0))] {
+                let mut codes = [9; 6];
+                encode(book, &[1.0, 1e-45, 1e-30, 1e-9, 1e-7, 0.0], &mut codes, noise);
+                assert!(codes[1..5].iter().all(|code| *code >= 1), "{book:?}: {codes:?}");
+                assert_eq!(codes[5], 0);
             }
         }
-        assert_eq!(ByTable::new(CodeBook::DynamicUnsigned).nearest(0.0, 1.0), 0);
-        assert_eq!(ByRoot.nearest(0.0, ByRoot.prepared(1.0)), 0);
     }
 }

@@ -1,7 +1,7 @@
 //! The code of a number without a search: a table over the leading bits of a float.
 
 /// Entries of the table, for numbers from 0 on and below.
-const SIZE: usize = 8192;
+pub(super) const SIZE: usize = 8192;
 
 /// The codes of numbers in [-1, 1], found by the sign, the exponent and the first bits of the mantissa.
 ///
@@ -9,13 +9,37 @@ const SIZE: usize = 8192;
 /// codes.
 pub(crate) struct Lookup {
     /// For each range: where the next code begins, as the further bits of the float (`<< 8`), and the code at the side of 0.
-    ranges: Box<[u32; SIZE]>,
+    pub(super) ranges: Box<[u32; SIZE]>,
+    pub(super) key: Key,
+}
+
+/// Which bits name a range.
+#[derive(Clone, Copy)]
+pub(super) struct Key {
     /// How many bits of a float do not belong to the name of its range.
     shift: u32,
-    /// The first range: that of 0.
+    /// These bits.
+    further: u32,
+    /// The name of the first range, that of 0, and of the last.
     first: u32,
+    last: u32,
     /// The number of ranges of each sign.
     count: u32,
+}
+
+impl Key {
+    /// The code of a number in [-1, 1]. That of any other number, and of NaN, is one of the book's codes too.
+    #[inline(always)]
+    pub(super) fn code(self, ranges: &[u32; SIZE], number: f32) -> u8 {
+        let bits = number.to_bits();
+        let (magnitude, negative) = (bits & 0x7FFF_FFFF, bits >> 31);
+        let range = magnitude.wrapping_shr(self.shift).clamp(self.first, self.last).wrapping_sub(self.first);
+        let entry = ranges[range.wrapping_add(negative.wrapping_mul(self.count)) as usize & (SIZE - 1)];
+        let beyond = u32::from(magnitude & self.further >= entry >> 8);
+        // Away from 0 codes rise for positive and fall for negative numbers.
+        let step = (beyond ^ negative.wrapping_neg()).wrapping_add(negative);
+        (entry & 0xFF).wrapping_add(step) as u8
+    }
 }
 
 impl Lookup {
@@ -61,20 +85,8 @@ impl Lookup {
                 ranges[index as usize] = next << 8 | from;
             }
         }
-        Some(Self { ranges, shift, first, count })
-    }
-
-    /// The code of a number in [-1, 1]. That of any other number, and of NaN, is one of the book's codes too.
-    #[inline(always)]
-    pub(crate) fn code(&self, number: f32) -> u8 {
-        let bits = number.to_bits();
-        let (magnitude, negative) = (bits & 0x7FFF_FFFF, bits >> 31);
-        let range = (magnitude >> self.shift).clamp(self.first, self.first + self.count - 1) - self.first;
-        let entry = self.ranges[(range + negative * self.count) as usize & (SIZE - 1)];
-        let beyond = u32::from(magnitude & ((1 << self.shift) - 1) >= entry >> 8);
-        // Away from 0 codes rise for positive and fall for negative numbers.
-        let step = (beyond ^ negative.wrapping_neg()).wrapping_add(negative);
-        (entry & 0xFF).wrapping_add(step) as u8
+        let key = Key { shift, further: (1 << shift) - 1, first, last: first + count - 1, count };
+        Some(Self { ranges, key })
     }
 }
 
@@ -95,7 +107,11 @@ mod tests {
             numbers.extend((0..20_000).map(|i| (i as f32 / 10_000.0 - 1.0) * 2f32.powi(-(i % 31))));
             for number in numbers {
                 if number.abs() <= 1.0 && (book.is_signed() || number >= 0.0) {
-                    assert_eq!(table.lookup.code(number), search(number), "{book:?} {number:e}");
+                    assert_eq!(
+                        table.lookup.key.code(&table.lookup.ranges, number),
+                        search(number),
+                        "{book:?} {number:e}"
+                    );
                 }
             }
         }
@@ -105,7 +121,7 @@ mod tests {
     fn numbers_out_of_range_have_a_code() {
         for book in CodeBook::ALL {
             for number in [2.0, -3.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-                let code = usize::from(book.table().lookup.code(number));
+                let code = usize::from(book.table().lookup.key.code(&book.table().lookup.ranges, number));
                 assert!(code < book.entries().len(), "{book:?} {number}: {code}");
             }
         }

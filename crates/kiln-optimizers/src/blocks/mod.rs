@@ -11,7 +11,7 @@ mod pack;
 mod quantize;
 
 pub use book::CodeBook;
-pub(crate) use codec::{ByRoot, ByTable, Codec};
+pub(crate) use codec::{decode, encode};
 pub(crate) use noise::Noise;
 pub(crate) use pack::{packed, unpacked};
 pub use quantize::{Blocks, check_finite, dequantize, quantize};

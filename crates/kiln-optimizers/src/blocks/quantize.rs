@@ -1,7 +1,7 @@
 //! Quantises slices to blocks of codes, and back.
 
-use super::CodeBook;
-use super::codec::{ByRoot, ByTable, Codec};
+use super::book::CodeBook;
+use super::codec::{decode, encode};
 use super::pack::{packed, unpacked};
 use crate::error::Error;
 
@@ -49,26 +49,13 @@ pub fn quantize(values: &[f32], book: CodeBook) -> Result<Blocks, Error> {
 pub(crate) fn encoded(values: &[f32], book: CodeBook) -> Blocks {
     let mut codes = vec![0; values.len()];
     let pieces = values.chunks(book.block()).zip(codes.chunks_mut(book.block()));
-    let scales = match book {
-        CodeBook::Root => pieces.map(|(values, codes)| encode(values, codes, ByRoot)).collect(),
-        _ => pieces.map(|(values, codes)| encode(values, codes, ByTable::new(book))).collect(),
-    };
+    let scales = pieces.map(|(values, codes)| encode(book, values, codes, None)).collect();
     if book.bits() == 4 {
         let mut bytes = vec![0; book.code_bytes(values.len())];
         packed(&codes, &mut bytes);
         codes = bytes;
     }
     Blocks { codes, scales, count: values.len() }
-}
-
-/// The scale of a block, whose codes are written.
-fn encode(values: &[f32], codes: &mut [u8], codec: impl Codec) -> f32 {
-    let scale = f32::from_bits(values.iter().fold(0, |scale, value| scale.max(value.abs().to_bits())));
-    let prepared = codec.prepared(scale);
-    for (code, value) in codes.iter_mut().zip(values) {
-        *code = codec.nearest(codec.kept(*value, value.sqrt()), prepared);
-    }
-    scale
 }
 
 /// The values that codes stand for: the entry of the book times the scale.
@@ -96,9 +83,10 @@ pub(crate) fn decoded(blocks: &Blocks, book: CodeBook) -> Vec<f32> {
         4 => unpacked(&blocks.codes, &mut codes),
         _ => codes.copy_from_slice(&blocks.codes),
     }
-    let entries = &book.table().entries;
-    let pieces = codes.chunks(book.block()).zip(&blocks.scales);
-    pieces.flat_map(|(codes, scale)| codes.iter().map(move |code| entries[usize::from(*code)] * scale)).collect()
+    let mut values = vec![0.0; blocks.count];
+    let pieces = codes.chunks(book.block()).zip(values.chunks_mut(book.block())).zip(&blocks.scales);
+    pieces.for_each(|((codes, values), scale)| decode(book, codes, *scale, values));
+    values
 }
 
 /// Whether all values are finite.

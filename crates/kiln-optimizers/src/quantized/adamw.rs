@@ -62,6 +62,7 @@ pub struct QuantizedAdamW<const BITS: u32> {
 
 /// State of [`QuantizedAdamW`] for one parameter.
 #[derive(Clone)]
+#[allow(clippy::large_enum_variant, reason = "one value for each parameter, and every large one is quantised")]
 pub enum QuantizedAdamWState<const D: usize> {
     /// The state of burn's AdamW, for small parameters.
     Full(AdamWState<D>),
@@ -205,7 +206,7 @@ impl<const BITS: u32> Optimizer for QuantizedAdamW<BITS> {
         match state {
             QuantizedAdamWState::Full(state) => QuantizedAdamWState::Full(FusedAdamW::to_device(state, device)),
             QuantizedAdamWState::Quantized { time, shape, moments } => {
-                let moments = moments.map(|moment| moment.to_device(device));
+                let moments = moments.map(|moment| moment.moved(device));
                 QuantizedAdamWState::Quantized { time, shape, moments }
             }
         }

@@ -1,6 +1,6 @@
 //! An update in burn's operations, for devices without a kernel of this crate: slice by slice, so that what exists for a moment is small.
 //!
-//! Temporary memory: about 40 bytes for each value of a slice. Parameter, codes and scales are written slice by slice where they are, if
+//! Temporary memory: at most about 64 bytes for each value of a slice, counted and not measured. Parameter, codes and scales are written slice by slice where they are, if
 //! nobody else holds them and the backend can.
 
 use std::ops::Range;
@@ -46,12 +46,12 @@ fn by_slices<R: Rule<N>, const D: usize, const N: usize>(
         let end = if begin < whole { (begin + slice).min(whole) } else { count };
         let row = block.min(end - begin);
         let rows = [(end - begin) / row, row];
-        let read = |tensor: &Tensor<1>| tensor.clone().slice([begin..end]).cast(FloatDType::F32).reshape(rows);
+        let read = |tensor: &Tensor<1>| tensor.clone().slice(begin..end).cast(FloatDType::F32).reshape(rows);
         let parts = moments.each_ref().map(|moment| Part::of(moment, begin..end));
         let mut decoded = books.iter().zip(&parts).map(|(book, part)| book.decode(part, rows));
         let values = std::array::from_fn(|_| decoded.next().unwrap_or_else(|| unreachable!("one book a moment")));
         let (next, values) = rule.compose(read(&parameter), read(&gradient), values);
-        parameter = parameter.slice_assign([begin..end], next.reshape([end - begin]).cast(float_dtype(dtype)));
+        parameter = parameter.slice_assign(begin..end, next.reshape([end - begin]).cast(float_dtype(dtype)));
         let mut values = values.into_iter().zip(&books).zip([noise, noise.map(Noise::other)]);
         moments = moments.map(|moment| match values.next() {
             Some(((values, book), noise)) => {
@@ -87,16 +87,16 @@ impl Part {
     fn of(moment: &QuantizedMoment, range: Range<usize>) -> Self {
         let (book, count) = (moment.book, range.len());
         let bytes = book.code_bytes(range.start)..book.code_bytes(range.end);
-        let codes = moment.codes.clone().slice([bytes.clone()]).cast(IntDType::I32);
+        let codes = moment.codes.clone().slice(bytes.clone()).cast(IntDType::I32);
         let codes = match book.bits() {
             4 => {
                 let (first, second) = (codes.clone().bitwise_right_shift_scalar(4), codes.bitwise_and_scalar(15));
                 let both: Tensor<2, Int> = Tensor::stack(vec![first, second], 1);
-                both.reshape([2 * bytes.len()]).slice([0..count])
+                both.reshape([2 * bytes.len()]).slice(0..count)
             }
             _ => codes,
         };
-        Self { codes, scales: moment.scales.clone().slice([scales_of(book, &range)]) }
+        Self { codes, scales: moment.scales.clone().slice(scales_of(book, &range)) }
     }
 
     /// Puts the part into a moment.
@@ -120,8 +120,8 @@ impl Part {
         };
         QuantizedMoment {
             book,
-            codes: moment.codes.slice_assign([bytes], codes.cast(IntDType::U8)),
-            scales: moment.scales.slice_assign([scales_of(book, &range)], self.scales),
+            codes: moment.codes.slice_assign(bytes, codes.cast(IntDType::U8)),
+            scales: moment.scales.slice_assign(scales_of(book, &range), self.scales),
         }
     }
 }

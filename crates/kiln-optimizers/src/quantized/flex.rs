@@ -1,6 +1,6 @@
 //! An update on the CPU: one pass over parameter, gradient and codes, in tasks of whole blocks.
 //!
-//! Scratch memory: at most 10 KB a thread. A tensor that nobody else holds is changed in place. Any other stays as it is, and its next
+//! Scratch memory: 5 KB a thread. A tensor that nobody else holds is changed in place. Any other stays as it is, and its next
 //! value is a new tensor. A tensor that is not contiguous is copied first.
 //!
 //! Work for each value of AdamW: 10 products, 4 sums, 2 divisions, a root or two, and three reads of small tables. It reads and writes 16
@@ -15,12 +15,15 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::rule::{Block, MOST, Moments, Rule};
-use crate::blocks::{CodeBook, Noise, packed, unpacked};
+use super::rule::Rule;
+use crate::blocks::{CodeBook, Noise, decode, encode, packed, unpacked};
 use crate::cpu::{Place, Values};
 
 /// Values of a task: its tensors stay in a core's second-level cache.
 const TASK: usize = 16 * 1024;
+
+/// The most values of a block.
+const MOST: usize = 256;
 
 /// Codes and scales of a moment.
 pub(super) type Codes = (CodeBook, FlexTensor, FlexTensor);
@@ -87,7 +90,7 @@ impl<P: Stored, G: Stored, const N: usize> Task<'_, P, G, N> {
         let size = self.moments.first().map_or(MOST, |(book, ..)| book.block());
         let mut moments = self.moments.map(|(book, codes, scales)| {
             let (codes, scales) = (codes.filled(), scales.filled());
-            Moment { book, codes, scales, kept: [0.0; MOST], wide: [0; MOST] }
+            Moment { book, codes, scales, values: [0.0; MOST], wide: [0; MOST] }
         });
         let (mut wide_parameter, mut wide_gradient) = ([0.0; MOST], [0.0; MOST]);
         let blocks = self.parameter.filled().chunks_mut(size).zip(self.gradient.chunks(size));
@@ -96,10 +99,14 @@ impl<P: Stored, G: Stored, const N: usize> Task<'_, P, G, N> {
             let first = self.first.wrapping_add((block * size) as u32);
             let gradient = G::widened(gradient, &mut wide_gradient);
             P::changed(parameter, &mut wide_parameter, |parameter| {
-                let moments = moments.each_mut().map(|moment| moment.block(block, count));
-                rule.apply(Block { parameter, gradient }, moments, noise.map(|noise| (noise, first)));
+                let values = moments.each_mut().map(|moment| moment.decode(block, count));
+                rule.apply(parameter, gradient, values);
             });
-            moments.iter_mut().for_each(|moment| moment.pack(block, count));
+            let mut noise = noise;
+            for moment in &mut moments {
+                moment.encode(block, count, noise.map(|noise| (noise, first)));
+                noise = noise.map(Noise::other);
+            }
         }
     }
 }
@@ -109,31 +116,39 @@ struct Moment<'a> {
     book: CodeBook,
     codes: &'a mut [u8],
     scales: &'a mut [f32],
-    kept: [f32; MOST],
+    /// The values of a block.
+    values: [f32; MOST],
     /// The codes of a block, one a byte, if the tensor has two.
     wide: [u8; MOST],
 }
 
 impl Moment<'_> {
-    /// The values of one block.
-    fn block(&mut self, block: usize, count: usize) -> Moments<'_> {
-        let bytes = self.bytes(block, count);
-        let codes = match self.book.bits() {
+    /// The values of a block.
+    fn decode(&mut self, block: usize, count: usize) -> &mut [f32] {
+        let (bytes, scale) = (&self.codes[self.bytes(block, count)], self.scales[block]);
+        let values = &mut self.values[..count];
+        match self.book.bits() {
             4 => {
-                unpacked(&self.codes[bytes], &mut self.wide[..count]);
-                &mut self.wide[..count]
+                unpacked(bytes, &mut self.wide[..count]);
+                decode(self.book, &self.wide[..count], scale, values);
             }
-            _ => &mut self.codes[bytes],
-        };
-        Moments { book: self.book, codes, scale: &mut self.scales[block], kept: &mut self.kept }
+            _ => decode(self.book, bytes, scale, values),
+        }
+        values
     }
 
-    /// Puts the codes of a block in their place.
-    fn pack(&mut self, block: usize, count: usize) {
-        if self.book.bits() == 4 {
-            let bytes = self.bytes(block, count);
-            packed(&self.wide[..count], &mut self.codes[bytes]);
-        }
+    /// Puts the values of a block back.
+    fn encode(&mut self, block: usize, count: usize, noise: Option<(Noise, u32)>) {
+        let (bytes, values) = (self.bytes(block, count), &self.values[..count]);
+        let bytes = &mut self.codes[bytes];
+        self.scales[block] = match self.book.bits() {
+            4 => {
+                let scale = encode(self.book, values, &mut self.wide[..count], noise);
+                packed(&self.wide[..count], bytes);
+                scale
+            }
+            _ => encode(self.book, values, bytes, noise),
+        };
     }
 
     fn bytes(&self, block: usize, count: usize) -> Range<usize> {

@@ -117,7 +117,8 @@ impl QuantizedMoment {
         decoded(&Blocks { codes, scales, count }, self.book)
     }
 
-    pub(super) fn to_device(self, device: &Device) -> Self {
+    /// The moment on a device; itself if it is there.
+    pub(super) fn moved(self, device: &Device) -> Self {
         match self.codes.device() == *device {
             true => self,
             false => Self { codes: self.codes.to_device(device), scales: self.scales.to_device(device), ..self },

@@ -45,6 +45,7 @@ struct Momentum {
 
 /// State of [`Sgd8bit`] for one parameter.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one value for each parameter, and every large one is quantised")]
 pub enum Sgd8bitState<const D: usize> {
     /// The state of burn's SGD, for small parameters and without momentum.
     Full(FusedSgdState<D>),
@@ -174,7 +175,7 @@ impl Optimizer for Sgd8bit {
         match state {
             Sgd8bitState::Full(state) => Sgd8bitState::Full(FusedSgd::to_device(state, device)),
             Sgd8bitState::Quantized { time, shape, velocity } => {
-                Sgd8bitState::Quantized { time, shape, velocity: velocity.to_device(device) }
+                Sgd8bitState::Quantized { time, shape, velocity: velocity.moved(device) }
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Records of optimizers: they resume, are recognised, and become those of other formats.
 
-use burn::nn::{Linear, LinearConfig};
+use burn::module::Param;
+use burn::nn::Linear;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, LionConfig, ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{DType, Device};
@@ -13,9 +14,10 @@ use crate::compare::{bits, tensor};
 const RATE: f64 = 1e-2;
 
 fn model() -> Linear {
+    let device = Device::flex().autodiff();
     Linear {
-        weight: burn::module::Param::from_tensor(tensor([80, 70], 1, 0.3, DType::F32, &Device::flex().autodiff())),
-        ..LinearConfig::new(80, 70).init(&Device::flex().autodiff())
+        weight: Param::from_tensor(tensor([80, 70], 1, 0.3, DType::F32, &device)),
+        bias: Some(Param::from_tensor(tensor([70], 2, 0.3, DType::F32, &device))),
     }
 }
 

@@ -1,0 +1,32 @@
+//! Steps whose optimizer keeps its state in 8 or 4 bits.
+
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamWConfig, Optimizer, SgdConfig};
+use kiln_memory::StepOptions;
+use kiln_optimizers::{AdamW4bit, AdamW8bit, FusedAdamW, FusedSgd, Sgd8bit};
+use kiln_precision::Precision;
+
+use crate::steps::{flex, mlp};
+
+/// The predicted peak of a step whose batch is so large that it is in the backward pass, where the state only lies there.
+fn peak(optimizer: &impl Optimizer) -> f64 {
+    let trace = mlp((512, 6), Precision::F32, optimizer, StepOptions::default());
+    trace.predict(20_000, &flex()).unwrap().peak_bytes as f64
+}
+
+#[test]
+fn state_of_codes_takes_a_byte_or_half_a_byte_for_each_moment() {
+    // Those with at least 4,096 elements; the others have the same moments in all optimizers.
+    let large = 6.0 * 512.0 * 512.0 + 512.0 * 10.0;
+    let config = AdamWConfig::new();
+    let full = peak(&FusedAdamW::from(config.clone()));
+    let saved = |got: f64| (full - got) / large;
+    let eight = saved(peak(&AdamW8bit::new(&config).unwrap()));
+    assert!((5.95..6.0).contains(&eight), "8 bits save {eight} bytes a parameter");
+    let four = saved(peak(&AdamW4bit::new(&config).unwrap()));
+    assert!((6.9..6.95).contains(&four), "4 bits save {four} bytes a parameter");
+
+    let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let saved = (peak(&FusedSgd::from(sgd.clone())) - peak(&Sgd8bit::new(&sgd).unwrap())) / large;
+    assert!((2.95..3.0).contains(&saved), "8 bits save {saved} bytes a parameter");
+}
