@@ -32,8 +32,10 @@ fn adamw() -> AdamW {
     AdamWConfig::new().build()
 }
 
+type Form = (&'static str, Box<dyn Fn() -> ModuleOptimizer>);
+
 /// The forms in which a run can go on after each step.
-fn forms() -> Vec<(&'static str, Box<dyn Fn() -> ModuleOptimizer>)> {
+fn forms() -> Vec<Form> {
     vec![
         ("burn's", Box::new(|| adamw().into())),
         ("whole", Box::new(|| Offloaded::new(adamw()).into())),

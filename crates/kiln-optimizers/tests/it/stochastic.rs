@@ -197,6 +197,7 @@ fn trained(dtype: DType, mut optimizer: ModuleOptimizer, rate: f64) -> [f64; 2] 
 }
 
 #[test]
+#[allow(clippy::print_stdout, reason = "the guide's figures")]
 fn small_updates_train_where_rounding_to_the_nearest_number_stalls() {
     let sgd = || SgdConfig::new().with_momentum(Some(MomentumConfig::new().with_dampening(0.0))).build();
     for (name, rate, in_f32, nearest, stochastic) in [

@@ -263,8 +263,6 @@ static RULES: &[Rule] = &[
     Rule { id: "kiln::momentum_update", over: &[(0, 0), (1, 1)], ..PLAIN },
     Rule { id: "kiln::adam_update", over: &[(0, 0), (1, 1), (2, 2)], ..PLAIN },
     Rule { id: "kiln::adamw_update", over: &[(0, 0), (1, 1), (2, 2)], ..PLAIN },
-    // values in f32
-    Rule { id: "kiln::stochastic_round", cube: |op| cube::wide(op, 0, 6), ..PLAIN },
     // parameter, codes and scales of each moment, gradient
     Rule {
         id: "kiln::momentum_8bit_update",
@@ -284,4 +282,6 @@ static RULES: &[Rule] = &[
         cube: |op| cube::blockwise(op, 64),
         ..PLAIN
     },
+    // values in f32
+    Rule { id: "kiln::stochastic_round", cube: |op| cube::wide(op, 0, 6), ..PLAIN },
 ];
