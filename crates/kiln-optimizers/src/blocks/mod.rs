@@ -11,8 +11,10 @@ mod pack;
 mod quantize;
 
 pub use book::CodeBook;
+#[cfg(feature = "flex")]
 pub(crate) use codec::{decode, encode};
 pub(crate) use noise::Noise;
+#[cfg(feature = "flex")]
 pub(crate) use pack::{packed, unpacked};
 pub use quantize::{Blocks, check_finite, dequantize, quantize};
 pub(crate) use quantize::{decoded, encoded};

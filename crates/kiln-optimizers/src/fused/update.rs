@@ -25,6 +25,7 @@ pub(super) fn is_fused<const D: usize>(parameter: &Tensor<D>, others: &[&Tensor<
 }
 
 /// The parameter, which comes first, and its state after a step.
+#[cfg_attr(not(feature = "flex"), allow(unused_variables, reason = "only kernels of the CPU device are called"))]
 pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
     rule: R,
     values: [Tensor<D>; N],

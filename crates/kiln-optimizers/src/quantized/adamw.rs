@@ -93,6 +93,7 @@ impl<const BITS: u32> QuantizedAdamW<BITS> {
     /// # Errors
     /// [`Error::InvalidSetting`] for betas outside of [0, 1), an epsilon that is not above 0, AMSGrad and cautious weight decay.
     pub fn new(config: &AdamWConfig) -> Result<Self, Error> {
+        const { assert!(BITS == 4 || BITS == 8, "moments have 4 or 8 bits") };
         let settings = Settings::of(config);
         for name in ["beta_1", "beta_2"] {
             settings.check(name, "a number in [0, 1)", |beta| (0.0..1.0).contains(&beta))?;

@@ -6,6 +6,7 @@ mod composed;
 mod flex;
 mod moment;
 mod options;
+#[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "only kernels of the CPU device are called"))]
 mod rule;
 mod sgd;
 mod update;

@@ -102,7 +102,7 @@ impl Sgd8bit {
 
     /// Which state the optimizer keeps for large parameters.
     pub fn format(&self) -> StateFormat {
-        StateFormat::sgd(BOOK, self.options.min_elements)
+        StateFormat::sgd(self.momentum.map(|_| BOOK), self.options.min_elements)
     }
 
     /// The step of a small parameter, or without momentum.

@@ -53,8 +53,8 @@ pub fn check_record(record: OptimizerRecord, format: &StateFormat) -> Result<Opt
 /// other code books.
 ///
 /// The error of a moment is at most half of the distance between the two entries of the code book around it, times the largest absolute
-/// value of its block: with 8 bits 0.011 of that value or less for the first moment, 0.002 for the root of the second; with 4 bits 0.12 for
-/// the first and 0.04 for the second.
+/// value of its block: with 8 bits 0.011 of that value or less for the first moment, 0.002 for the root of the second (0.004 for
+/// the smallest); with 4 bits 0.12 for the first and 0.07 for the second.
 ///
 /// # Errors
 /// [`Error::StateFormat`] for the state of another optimizer, [`Error::NotFinite`] and [`Error::Negative`] for moments that cannot be
@@ -86,6 +86,9 @@ fn changed(
     for id in ids {
         let name = leaves.name(id);
         let Some(parameter) = leaves.parameters.get_mut(&id) else { continue };
+        if format.moments.is_empty() && parameter.tensors.is_empty() {
+            continue;
+        }
         let Some(state) = State::read(parameter, format) else {
             return Err(Error::StateFormat {
                 parameter: name,

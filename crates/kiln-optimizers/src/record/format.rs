@@ -28,9 +28,10 @@ impl StateFormat {
         Self { moments, min_elements, counts_steps: true }
     }
 
-    /// The velocity of SGD with momentum.
-    pub(crate) fn sgd(book: CodeBook, min_elements: usize) -> Self {
-        Self { moments: vec![Moment { name: "velocity", book }], min_elements, counts_steps: false }
+    /// The velocity of SGD, if it has momentum.
+    pub(crate) fn sgd(book: Option<CodeBook>, min_elements: usize) -> Self {
+        let moments = book.into_iter().map(|book| Moment { name: "velocity", book }).collect();
+        Self { moments, min_elements, counts_steps: false }
     }
 
     /// Parameters with fewer elements have f32 moments.
@@ -41,6 +42,9 @@ impl StateFormat {
 
 impl fmt::Display for StateFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.moments.is_empty() {
+            return write!(f, "no state");
+        }
         for (place, Moment { name, book }) in self.moments.iter().enumerate() {
             let comma = if place == 0 { "" } else { ", " };
             write!(f, "{comma}{name} as {} bits in blocks of {} ({book:?})", book.bits(), book.block())?;

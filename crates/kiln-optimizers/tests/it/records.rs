@@ -106,6 +106,10 @@ fn records_of_other_formats_are_recognised() {
             assert_eq!(refused(read(record, &own)).0, "other or incomplete state");
         }
     }
+    let plain = || Sgd8bit::new(&SgdConfig::new()).unwrap();
+    assert!(check_record(record_of(plain()).0, &plain().format()).is_ok());
+    let found = refused(check_record(record_of(eight()).0, &plain().format()));
+    assert_eq!(found.0, "other or incomplete state");
     let text = own.to_string();
     assert_eq!(text, "moment_1 as 8 bits in blocks of 256 (Dynamic), moment_2 as 8 bits in blocks of 256 (Root)");
 }
