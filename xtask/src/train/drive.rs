@@ -187,7 +187,10 @@ where
     if arguments.optimizer.allow_8bit_optimizer {
         let optimizer = setup.settings.optimizer();
         let Some(small) = optimizer.in_8bit() else {
-            bail!(Usage(format!("--allow-8bit-optimizer: {} has no form in 8 bits, expected adamw or sgd", optimizer.name())));
+            bail!(Usage(format!(
+                "--allow-8bit-optimizer: {} has no form in 8 bits, expected adamw or sgd",
+                optimizer.name()
+            )));
         };
         let offload = setup.settings.run().optimizer_offload;
         builder = builder.allow_optimizer(small.name(), move |model| match offload {
