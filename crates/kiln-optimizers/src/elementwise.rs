@@ -3,7 +3,6 @@
 use burn::optim::{AdaGrad, Adam, AdamW, Adan, Lion, Optimizer, RmsProp, Sgd};
 
 use crate::fused::{FusedAdam, FusedAdamW, FusedSgd};
-use crate::quantized::{QuantizedAdamW, Sgd8bit};
 
 /// An optimizer that updates each element of a parameter from that element's gradient and state alone. A parameter in chunks then has the
 /// same bits as the whole.
@@ -24,7 +23,3 @@ impl Elementwise for Sgd {}
 impl Elementwise for FusedAdam {}
 impl Elementwise for FusedAdamW {}
 impl Elementwise for FusedSgd {}
-/// In chunks of whole blocks: of a multiple of 256 elements. Stochastic rounding of codes draws other numbers in each chunk.
-impl<const BITS: u32> Elementwise for QuantizedAdamW<BITS> where Self: Optimizer {}
-/// As [`QuantizedAdamW`].
-impl Elementwise for Sgd8bit {}

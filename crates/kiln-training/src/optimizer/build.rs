@@ -15,7 +15,7 @@ use super::groups::OptimizerGroups;
 use super::parameters::Kinds;
 
 /// Elements of a chunk of a parameter whose state comes from the host: 8 MiB of AdamW's state, which PCIe moves in less than a
-/// millisecond. A multiple of the blocks of quantised state.
+/// millisecond.
 const CHUNK: usize = 1 << 20;
 
 /// Where an optimizer keeps its state.
@@ -110,10 +110,10 @@ impl Home {
         }
     }
 
-    /// An optimizer with quantised state, or `full` where its settings are refused.
-    fn or_f32<O: Elementwise, E>(self, quantized: Result<O, E>, full: impl Elementwise) -> Arc<dyn DynOptimizer> {
+    /// An optimizer with quantised state, which moves as a whole, or `full` where its settings are refused.
+    fn or_f32<O: Optimizer, E>(self, quantized: Result<O, E>, full: impl Elementwise) -> Arc<dyn DynOptimizer> {
         match quantized {
-            Ok(optimizer) => self.by_chunks(optimizer),
+            Ok(optimizer) => self.whole(optimizer),
             Err(_) => self.by_chunks(full),
         }
     }
