@@ -133,7 +133,10 @@ fn table<T: Task>(
     for planner in [&planner].into_iter().chain(planner.alternatives()) {
         for precision in planner.precisions() {
             all.extend(planner.candidates(precision, limit)?);
-            all.extend(uniform(planner, precision, limit)?);
+            // Of other optimizers, what the planner would take is enough to compare.
+            if planner.optimizer().is_none() || arguments.all {
+                all.extend(uniform(planner, precision, limit)?);
+            }
         }
     }
     // State in fewer bits changes the numbers: it is for steps that do not fit otherwise.
