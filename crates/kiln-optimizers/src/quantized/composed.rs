@@ -7,8 +7,12 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, TensorData};
 
+#[cfg(all(test, feature = "flex"))]
+use super::flex;
 use super::moment::QuantizedMoment;
 use super::rule::Rule;
+#[cfg(test)]
+use super::rule::{AdamWRule, MomentumRule};
 use crate::blocks::{CodeBook, Noise};
 
 /// Values of a slice: a multiple of all blocks.
@@ -214,7 +218,6 @@ mod tests {
     use super::*;
     use crate::fused::Betas;
     use crate::primitive::{float, int};
-    use crate::quantized::rule::{AdamWRule, MomentumRule};
 
     /// Numbers that look random: of both signs, and of all sizes from 1 down to 2^-20.
     fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -247,7 +250,7 @@ mod tests {
                 right.1.map(|moment| (moment.book, int::<Flex, 1>(moment.codes), float::<Flex, 1>(moment.scales)));
             let gradient = float::<Flex, D>(gradient);
             let parameter = float::<Flex, D>(right.0);
-            let (parameter, codes) = crate::quantized::flex::update(rule, parameter, &gradient, codes, noise);
+            let (parameter, codes) = flex::update(rule, parameter, &gradient, codes, noise);
             right = (
                 Tensor::from_primitive::<Flex>(parameter),
                 codes.map(|(book, codes, scales)| QuantizedMoment {

@@ -2,10 +2,10 @@
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
+use super::bits::{LARGEST, SMALLEST};
 use super::noise::{FACTORS, Key};
-use super::round::{LARGEST, SMALLEST};
 
-/// Values in bf16, with the bits of [`rounded`](super::round::rounded). Scratch memory: about six tensors in f32, if the device does not
+/// Values in bf16, with the bits of [`rounded`](super::bits::rounded). Scratch memory: about six tensors in f32, if the device does not
 /// join operations.
 pub(super) fn round<const D: usize>(values: Tensor<D>, first: usize, key: Key) -> Tensor<D> {
     let nearest = values.clone().cast(DType::BF16).cast(DType::F32);
@@ -48,7 +48,7 @@ fn noise<const D: usize>(values: &Tensor<D>, first: usize, key: Key) -> Tensor<D
 mod tests {
     use burn::tensor::{Device, TensorData};
 
-    use super::super::round::rounded;
+    use super::super::bits::rounded;
     use super::*;
 
     #[test]

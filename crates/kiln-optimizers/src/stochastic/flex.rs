@@ -8,8 +8,8 @@ use burn::backend::flex::FlexTensor;
 use half::bf16;
 use rayon::prelude::*;
 
+use super::bits::rounded;
 use super::noise::Key;
-use super::round::rounded;
 use crate::cpu::tensor;
 use crate::simd::simd;
 
