@@ -8,7 +8,7 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, TensorData};
 
 #[cfg(all(test, feature = "flex"))]
-use super::flex;
+use super::flex::update as fused_update;
 use super::moment::QuantizedMoment;
 use super::rule::Rule;
 #[cfg(test)]
@@ -250,7 +250,7 @@ mod tests {
                 right.1.map(|moment| (moment.book, int::<Flex, 1>(moment.codes), float::<Flex, 1>(moment.scales)));
             let gradient = float::<Flex, D>(gradient);
             let parameter = float::<Flex, D>(right.0);
-            let (parameter, codes) = flex::update(rule, parameter, &gradient, codes, noise);
+            let (parameter, codes) = fused_update(rule, parameter, &gradient, codes, noise);
             right = (
                 Tensor::from_primitive::<Flex>(parameter),
                 codes.map(|(book, codes, scales)| QuantizedMoment {
