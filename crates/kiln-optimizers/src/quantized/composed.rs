@@ -211,8 +211,10 @@ impl Book {
     }
 }
 
-#[cfg(all(test, feature = "flex"))]
+#[cfg(test)]
 mod tests {
+    #![cfg(feature = "flex")]
+
     use burn::backend::Flex;
 
     use super::*;
