@@ -2,7 +2,7 @@
 
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, Optimizer, SgdConfig};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 use kiln_optimizers::{
     AdamW4bit, AdamW8bit, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,
 };
@@ -88,13 +88,15 @@ where
     let count = shape.iter().product();
     let mut parameter = tensor(shape, numbers(count, 7), dtype, device);
     let (mut state, mut seen) = (None, vec![]);
+    // Bytes are read from the card when they are asked for, which must be before the next step.
+    let read = |data: TensorData| TensorData::from_bytes(Bytes::from_bytes_vec(data.as_bytes().to_vec()), data.shape().clone(), data.dtype());
     for step in 0..STEPS {
         let gradient = tensor(shape, gradients.numbers(count, step), dtype, device);
         (parameter, state) = optimizer.step(3e-3, parameter, gradient, state);
-        seen.push((format!("parameter at step {step}"), parameter.to_data()));
+        seen.push((format!("parameter at step {step}"), read(parameter.to_data())));
         for (place, moment) in state.as_ref().unwrap().moments().into_iter().enumerate() {
-            seen.push((format!("codes {place} at step {step}"), moment.codes().to_data()));
-            seen.push((format!("scales {place} at step {step}"), moment.scales().to_data()));
+            seen.push((format!("codes {place} at step {step}"), read(moment.codes().to_data())));
+            seen.push((format!("scales {place} at step {step}"), read(moment.scales().to_data())));
         }
     }
     seen
@@ -116,8 +118,16 @@ fn assert_same<O: Optimizer, const D: usize>(
         let apart = left.iter().zip(right).filter(|(left, right)| left != right).count();
         let first = left.iter().zip(right).position(|(left, right)| left != right);
         let about = format!("{what} {shape:?} {dtype:?} {gradients:?}: {name}");
-        assert_eq!((left.len(), got.dtype), (right.len(), expected.dtype), "{about}");
-        assert_eq!(apart, 0, "{about}: {apart} of {} bytes differ, the first at {first:?}", left.len());
+        assert_eq!((left.len(), got.dtype()), (right.len(), expected.dtype()), "{about}");
+        let shown = |data: &TensorData| data.iter::<f32>().take(8).collect::<Vec<_>>();
+        let of = left.len();
+        assert_eq!(
+            apart,
+            0,
+            "{about}: {apart} of {of} bytes differ, the first at {first:?}: {:?}, expected {:?}",
+            shown(got),
+            shown(expected)
+        );
     }
 }
 
