@@ -62,7 +62,8 @@ impl BatchScaling {
         match schedule.scaled(self.factor(effective_batch)) {
             Some(schedule) => Ok(schedule),
             None => {
-                let expected = "a constant rate or a ScheduleConfig; scale the rates of burn's scheduler where it is made";
+                let expected =
+                    "a constant rate or a ScheduleConfig; scale the rates of burn's scheduler where it is made";
                 invalid("schedule with a base batch", "a scheduler of burn".into(), expected)
             }
         }

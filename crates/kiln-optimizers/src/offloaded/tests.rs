@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, DynOptimizer, DynState, LambConfig, LearningRate, LionConfig,
-    MuonConfig, Optimizer, RecordState, RmsPropConfig, SgdConfig, StateSink, StateSource,
+    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, DynOptimizer, DynState, LambConfig,
+    LearningRate, LionConfig, MuonConfig, Optimizer, RecordState, RmsPropConfig, SgdConfig, StateSink, StateSource,
 };
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use proptest::prelude::*;
@@ -327,8 +327,7 @@ fn an_optimizer_behind_a_pointer_has_the_same_bits_and_records() {
         for step in 0..4 {
             let gradient = values(shape, step + 2, DType::F32);
             let tensor;
-            (tensor, state) =
-                any.step_at(place, 2, 1e-2, got.into_bridge(), gradient.clone().into_bridge(), state);
+            (tensor, state) = any.step_at(place, 2, 1e-2, got.into_bridge(), gradient.clone().into_bridge(), state);
             got = Tensor::from_bridge(tensor);
             (expected, expected_state) = alone.step(1e-2, expected, gradient, expected_state);
             assert_eq!(bits(&got), bits(&expected), "{place:?} step {step}");

@@ -85,9 +85,9 @@ impl OptimizerGroups {
     fn with_each(&self, make: impl Fn(Arc<dyn DynOptimizer>) -> Shared) -> ModuleOptimizer {
         // burn wants a concrete optimizer to begin with; the first group covers all of its parameters.
         let start = ModuleOptimizer::from(SgdConfig::new().build());
-        self.groups.iter().fold(start, |all, (group, optimizer)| {
-            all.with_group(group.clone(), make(optimizer.clone()), None)
-        })
+        self.groups
+            .iter()
+            .fold(start, |all, (group, optimizer)| all.with_group(group.clone(), make(optimizer.clone()), None))
     }
 }
 

@@ -78,7 +78,18 @@ impl<T: Task> TrainerBuilder<'_, T> {
         };
         let (micro_batch, checkpoints) = (self.micro_batch, None);
         let (optimizer, alternatives, update_transfer) = (name.cloned(), vec![], 0.0);
-        let mut planner = Planner { optimizer, alternatives, update_transfer, steps, profile, sliced_profile, batch, micro_batch, checkpoints, transfer };
+        let mut planner = Planner {
+            optimizer,
+            alternatives,
+            update_transfer,
+            steps,
+            profile,
+            sliced_profile,
+            batch,
+            micro_batch,
+            checkpoints,
+            transfer,
+        };
         planner.checkpoints = self.given_plan(&planner)?;
         Ok(planner)
     }

@@ -141,7 +141,11 @@ impl<M: Module> ModelState<M> {
         let optimizer = if on_host { self.groups.init_on_host(&device) } else { self.groups.init_on(&device) };
         self.optimizer = optimizer.load_record(record);
         self.state_on_host = on_host;
-        tracing::info!("step {}: optimizer state is {}", self.state.next_step(), if on_host { "in host memory" } else { "on the device" });
+        tracing::info!(
+            "step {}: optimizer state is {}",
+            self.state.next_step(),
+            if on_host { "in host memory" } else { "on the device" }
+        );
     }
 
     pub(crate) fn at(&self, boundary: Boundary) -> Result<(), Error> {

@@ -89,7 +89,9 @@ where
     let mut parameter = tensor(shape, numbers(count, 7), dtype, device);
     let (mut state, mut seen) = (None, vec![]);
     // Bytes are read from the card when they are asked for, which must be before the next step.
-    let read = |data: TensorData| TensorData::from_bytes(Bytes::from_bytes_vec(data.as_bytes().to_vec()), data.shape().clone(), data.dtype());
+    let read = |data: TensorData| {
+        TensorData::from_bytes(Bytes::from_bytes_vec(data.as_bytes().to_vec()), data.shape().clone(), data.dtype())
+    };
     for step in 0..STEPS {
         let gradient = tensor(shape, gradients.numbers(count, step), dtype, device);
         (parameter, state) = optimizer.step(3e-3, parameter, gradient, state);
@@ -218,30 +220,37 @@ fn what_is_not_finite_is_in_the_scales_and_other_holders_keep_their_values() {
     });
 }
 
-/// One kernel a parameter, and nothing on the card for values in f32.
+/// One kernel a parameter, and no memory for values in f32: none but the tables if nobody else holds parameter and state, and the next
+/// parameter and state if somebody does.
 #[test]
 fn a_step_is_one_kernel_and_takes_no_memory_for_values() {
     with_card(&[], |card| {
-        const COUNT: usize = 1 << 20;
+        const COUNT: u64 = 1 << 20;
         let device = Device::cuda(0);
         let optimizer = AdamW8bit::new(&config()).unwrap();
-        let (mut parameter, mut state) = (Tensor::<1>::zeros([COUNT], (&device, DType::F32)), None);
-        card.without_kernels(|| {
-            for step in 0..3 {
-                let gradient = Tensor::<1>::ones([COUNT], (&device, DType::F32));
+        let (mut parameter, mut state) = (Tensor::<1>::zeros([COUNT as usize], (&device, DType::F32)), None);
+        // CubeCL asks the driver for each tensor.
+        let client = burn::cubecl::Device::cuda(0).unwrap().client();
+        let mut steps = || {
+            for (step, is_held) in [false, false, true, false].into_iter().enumerate() {
+                let gradient = Tensor::<1>::ones([COUNT as usize], (&device, DType::F32));
+                let held = is_held.then(|| (parameter.clone(), state.clone()));
                 device.sync().unwrap();
                 device.memory_cleanup();
                 card.watch();
-                let (launches, held) = (card.count("launches"), card.peak());
+                let (launches, before) = (card.count("launches"), card.live());
                 (parameter, state) = optimizer.step(1e-3, parameter, gradient, state.take());
                 device.sync().unwrap();
-                let (launches, more) = (card.count("launches") - launches, card.peak() - held);
-                println!("step {step}: {launches} launches, {more} bytes more at the peak");
+                let (launches, more) = (card.count("launches") - launches, card.peak() - before);
+                println!("step {step}, held: {is_held}: {launches} launches, {more} bytes more at the peak");
+                drop(held);
                 if step > 0 {
-                    assert_eq!(launches, 1);
-                    assert!(more < COUNT as u64, "{more} bytes");
+                    assert_eq!(launches, 1, "step {step}");
+                    let next = if is_held { COUNT * 6 + 8 * COUNT / 256 } else { 0 };
+                    assert!((next..next + 64 * 1024).contains(&more), "step {step}: {more} bytes");
                 }
             }
-        });
+        };
+        card.without_kernels(|| client.memory_dedicated_allocation((), |()| steps()));
     });
 }

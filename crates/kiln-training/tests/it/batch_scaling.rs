@@ -65,7 +65,8 @@ fn replicas_count() {
         let rates: Vec<Vec<f64>> = thread::scope(|scope| {
             let replica = |communicator: Local| {
                 let builder = builder(Ids::net(), |_| Net::new(&[8, 8], false, 0.0), &settings_of(None));
-                let builder = builder.with_batch_scaling(scaling(BatchRule::Sqrt)).with_replicas(Arc::new(communicator));
+                let builder =
+                    builder.with_batch_scaling(scaling(BatchRule::Sqrt)).with_replicas(Arc::new(communicator));
                 let builder = match batch_size {
                     Some(samples) => builder.with_batch_size(samples),
                     None => builder,

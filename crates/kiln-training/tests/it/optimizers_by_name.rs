@@ -88,8 +88,7 @@ fn a_failure_at_any_boundary_changes_nothing() {
             let mut trainer = trainer(name, on_host);
             trainer.set_recovery(Some(recovery(BATCH, BATCH, reclaim())));
             let faults = inject(&mut trainer, faults);
-            let failures: usize =
-                (0..2).map(|step| trainer.step(&batch(step, BATCH)).unwrap().failures).sum();
+            let failures: usize = (0..2).map(|step| trainer.step(&batch(step, BATCH)).unwrap().failures).sum();
             (Snapshot::of(&trainer), failures, faults.seen())
         };
         let (undisturbed, _, seen) = run(false, Injector::calls([]));

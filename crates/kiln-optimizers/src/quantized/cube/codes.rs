@@ -183,14 +183,7 @@ fn nearest_root(value: f32, scale: f32) -> (f32, u32) {
 
 /// One of the two codes around a part of the scale, as `blocks::codec` chooses it.
 #[cube]
-fn at_random(
-    table: &Shared<[f32]>,
-    part: f32,
-    nearest: u32,
-    least: u32,
-    noise: f32,
-    #[comptime] most: u32,
-) -> u32 {
+fn at_random(table: &Shared<[f32]>, part: f32, nearest: u32, least: u32, noise: f32, #[comptime] most: u32) -> u32 {
     let at = table[nearest as usize];
     // One beyond the codes at either end is taken as the last.
     let above = min(nearest + 1, most);

@@ -1,8 +1,8 @@
 //! An update on CubeCL devices (CUDA, ROCm, Metal, Vulkan ..): one kernel for each parameter.
 //!
 //! Each block of values is decoded, updated in f32 and encoded by one cube of units (a thread block), and only codes, scales and
-//! parameter are written. Memory besides them: the tables of the code books, 4 KB. A tensor that nobody else holds is changed in place;
-//! any other is copied first.
+//! parameter are written. Memory besides them: the tables of the code books, 4 KB. A tensor that nobody else holds is changed in place.
+//! Any other stays as it is, and its next value is a new tensor.
 
 mod codes;
 mod kernels;
@@ -11,7 +11,6 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Cube, DType, backend_extension};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use self::kernels::Launch;
@@ -90,12 +89,11 @@ impl BlockwiseUpdate for CubeBackend {
         books: [CodeBook; 2],
         noise: Option<Noise>,
     ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
-        let parameter = writable(parameter);
-        let [c1, s1, c2, s2] =
-            [first_codes, first_scales, second_codes, second_scales].map(into_contiguous).map(writable);
-        let moments = [(books[0], c1.clone(), s1.clone()), (books[1], c2.clone(), s2.clone())];
-        Launch { parameter: parameter.clone(), gradient, tables, noise }.adamw(rule, moments);
-        (parameter, c1, s1, c2, s2)
+        let first = kernels::Moment { book: books[0], codes: first_codes, scales: first_scales };
+        let second = kernels::Moment { book: books[1], codes: second_codes, scales: second_scales };
+        let launch = Launch { parameter, gradient, tables, noise };
+        let (parameter, [first, second]) = launch.adamw(rule, [first, second]);
+        (parameter, first.codes, first.scales, second.codes, second.scales)
     }
 
     fn blockwise_momentum(
@@ -108,18 +106,8 @@ impl BlockwiseUpdate for CubeBackend {
         book: CodeBook,
         noise: Option<Noise>,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let parameter = writable(parameter);
-        let [codes, scales] = [codes, scales].map(into_contiguous).map(writable);
-        let moment = (book, codes.clone(), scales.clone());
-        Launch { parameter: parameter.clone(), gradient, tables, noise }.momentum(rule, moment);
-        (parameter, codes, scales)
-    }
-}
-
-/// The tensor itself if nobody else holds it.
-fn writable(tensor: CubeTensor) -> CubeTensor {
-    match tensor.can_mut() && tensor.is_nonoverlapping() {
-        true => tensor,
-        false => tensor.copy(),
+        let moment = kernels::Moment { book, codes, scales };
+        let (parameter, moment) = Launch { parameter, gradient, tables, noise }.momentum(rule, moment);
+        (parameter, moment.codes, moment.scales)
     }
 }
