@@ -7,7 +7,7 @@ use kiln_optimizers::{
     AdamW4bit, AdamW8bit, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,
 };
 
-use crate::sim::with_card;
+use crate::sim::{Card, with_card, with_cards};
 
 const STEPS: u64 = 4;
 
@@ -159,9 +159,19 @@ fn momentum(nesterov: bool) -> SgdConfig {
     SgdConfig::new().with_momentum(Some(momentum))
 }
 
+/// From old to new, with NVIDIA's assembler.
+fn on_cards(test: impl Fn(&Card)) {
+    with_cards(&[("PTXAS", "find")], &["SM=75", "SM=90", "SM=100"], |card, name| {
+        test(card);
+        assert_eq!(card.count("modules_refused"), 0);
+        let largest = card.assembled().into_iter().max();
+        println!("{name}: registers of the largest kernel and bytes that it spills: {largest:?}");
+    });
+}
+
 #[test]
 fn adamw_of_8_bits() {
-    with_card(&[], |_| assert_all("AdamW8bit", &AdamW8bit::new(&config()).unwrap()));
+    on_cards(|_| assert_all("AdamW8bit", &AdamW8bit::new(&config()).unwrap()));
 }
 
 #[test]
@@ -174,12 +184,12 @@ fn adamw_of_8_bits_with_the_map_of_bitsandbytes() {
 
 #[test]
 fn adamw_of_4_bits() {
-    with_card(&[], |_| assert_all("AdamW4bit", &AdamW4bit::new(&config()).unwrap()));
+    on_cards(|_| assert_all("AdamW4bit", &AdamW4bit::new(&config()).unwrap()));
 }
 
 #[test]
 fn sgd_of_8_bits() {
-    with_card(&[], |_| {
+    on_cards(|_| {
         assert_all("Sgd8bit", &Sgd8bit::new(&momentum(false)).unwrap());
         let decay = burn::optim::decay::WeightDecayConfig::new(1e-2);
         let optimizer = Sgd8bit::new(&momentum(true).with_weight_decay(Some(decay))).unwrap();
