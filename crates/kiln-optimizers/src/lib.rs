@@ -12,8 +12,9 @@
 //! Each is a burn [`Optimizer`](burn::optim::Optimizer): [`ModuleOptimizer`](burn::optim::ModuleOptimizer) takes it as one of burn's own.
 //!
 //! # Devices
-//! burn's Flex device (feature `flex`, on by default) has kernels of this crate. On all other devices an update is composed of burn's
-//! operations. burn's capture device records it as one operation.
+//! burn's Flex device (feature `flex`, on by default) has kernels of this crate. CubeCL devices (feature `cuda`, or `cube` beside burn's
+//! feature of another runtime) have kernels for state in 8 or 4 bits. All else is composed of burn's operations. burn's capture device
+//! records an update as one operation.
 //!
 //! *Architecture invariant*: knows burn and nothing of the other crates. An optimizer sees one parameter at a time, and no model.
 //!

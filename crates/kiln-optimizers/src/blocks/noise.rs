@@ -19,6 +19,12 @@ impl Noise {
         Self { key: mixed(self.key ^ 0x9E37_79B9), ..self }
     }
 
+    /// What the numbers depend on, for a kernel that computes them.
+    #[cfg(feature = "cube")]
+    pub(crate) fn words(self) -> (u32, u32) {
+        (self.key, self.stream)
+    }
+
     /// A number in [0, 1) for the value at `index`, of 24 random bits. Indices that differ by 2^32 share it.
     #[inline(always)]
     pub(crate) fn at(self, index: u32) -> f32 {

@@ -2,6 +2,8 @@
 
 mod adamw;
 mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod moment;

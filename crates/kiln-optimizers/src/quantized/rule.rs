@@ -2,8 +2,14 @@
 //!
 //! Products and sums are rounded one by one, and in the same order as in the operations of `composed`, so that both have the same bits.
 
+#[cfg(feature = "cube")]
+use burn::backend::{Cube, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+#[cfg(feature = "cube")]
+use super::cube::{BlockwiseUpdate, Moment};
+#[cfg(feature = "cube")]
+use crate::blocks::Noise;
 use crate::fused::Betas;
 use crate::simd::simd;
 
@@ -22,6 +28,17 @@ pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
         gradient: Tensor<D>,
         moments: [Tensor<D>; N],
     ) -> (Tensor<D>, [Tensor<D>; N]);
+
+    /// The parameter and its moments after a step by a kernel of a CubeCL device. `tables`: those of the moments' code books.
+    #[cfg(feature = "cube")]
+    fn launch(
+        self,
+        parameter: FloatTensor<Cube>,
+        gradient: FloatTensor<Cube>,
+        moments: [Moment; N],
+        tables: FloatTensor<Cube>,
+        noise: Option<Noise>,
+    ) -> (FloatTensor<Cube>, [Moment; N]);
 }
 
 /// A step of AdamW.
@@ -56,6 +73,32 @@ impl Rule<2> for AdamWRule {
         let denominator = second.clone().sqrt().mul_scalar(self.root).add_scalar(self.epsilon);
         let delta = first.clone().mul_scalar(self.rate) / denominator;
         (parameter.mul_scalar(self.keep) - delta, [first, second])
+    }
+
+    #[cfg(feature = "cube")]
+    fn launch(
+        self,
+        parameter: FloatTensor<Cube>,
+        gradient: FloatTensor<Cube>,
+        [first, second]: [Moment; 2],
+        tables: FloatTensor<Cube>,
+        noise: Option<Noise>,
+    ) -> (FloatTensor<Cube>, [Moment; 2]) {
+        let books = [first.book, second.book];
+        let (parameter, c1, s1, c2, s2) = Cube::blockwise_adamw(
+            parameter,
+            gradient,
+            first.codes,
+            first.scales,
+            second.codes,
+            second.scales,
+            tables,
+            self,
+            books,
+            noise,
+        );
+        let first = Moment { book: books[0], codes: c1, scales: s1 };
+        (parameter, [first, Moment { book: books[1], codes: c2, scales: s2 }])
     }
 }
 
@@ -104,6 +147,20 @@ impl Rule<1> for MomentumRule {
             false => velocity.clone(),
         };
         (parameter - delta.mul_scalar(self.rate), [velocity])
+    }
+
+    #[cfg(feature = "cube")]
+    fn launch(
+        self,
+        parameter: FloatTensor<Cube>,
+        gradient: FloatTensor<Cube>,
+        [Moment { book, codes, scales }]: [Moment; 1],
+        tables: FloatTensor<Cube>,
+        noise: Option<Noise>,
+    ) -> (FloatTensor<Cube>, [Moment; 1]) {
+        let (parameter, codes, scales) =
+            Cube::blockwise_momentum(parameter, gradient, codes, scales, tables, self, book, noise);
+        (parameter, [Moment { book, codes, scales }])
     }
 }
 

@@ -1,5 +1,7 @@
 //! A parameter's update, by the device on which it is.
 
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
 use burn::backend::{Capture, DispatchDevice};
@@ -57,6 +59,23 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
                 scales: Tensor::from_primitive::<Flex>(scales),
             });
             (Tensor::from_primitive::<Flex>(parameter), moments)
+        }
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(device) if super::cube::has_kernel(device) => {
+            let tables = super::cube::tables(moments.each_ref().map(|moment| moment.book), &parameter.device());
+            let moments = moments.map(|moment| super::cube::Moment {
+                book: moment.book,
+                codes: int::<Cube, 1>(moment.codes),
+                scales: float::<Cube, 1>(moment.scales),
+            });
+            let (parameter, gradient) = (float::<Cube, D>(parameter), float::<Cube, D>(gradient));
+            let (parameter, moments) = rule.launch(parameter, gradient, moments, float::<Cube, 1>(tables), noise);
+            let moments = moments.map(|moment| QuantizedMoment {
+                book: moment.book,
+                codes: Tensor::from_primitive::<Cube>(moment.codes),
+                scales: Tensor::from_primitive::<Cube>(moment.scales),
+            });
+            (Tensor::from_primitive::<Cube>(parameter), moments)
         }
         DispatchDevice::Capture(_) => recorded::<R, D, N>(parameter, gradient, moments),
         _ => super::composed::update(rule, parameter, gradient, moments, noise),

@@ -8,6 +8,7 @@ mod follow;
 mod layers;
 mod lost;
 mod offload;
+mod optimizers;
 mod predicted;
 mod run;
 mod sim;

@@ -31,13 +31,6 @@ pub(super) fn attention_backward(attention: &Attention, half: bool) -> u64 {
     of_block(attention, scores, rows)
 }
 
-/// `bytes` for each value of a slice of a parameter whose moments are codes: moments, codes and what is made of them. A bound by
-/// counting the tensors of kiln-optimizers' `composed.rs`, not measured.
-pub(super) fn blockwise(operation: &Operation<'_>, bytes: u64) -> u64 {
-    const SLICE: u64 = 1 << 20;
-    bytes * operation.elements(0).min(SLICE)
-}
-
 /// A chunk's logits and four tensors of its rows, 16-bit weights in f32, and the part of their gradient that a chunk adds.
 pub(super) fn loss(operation: &Operation<'_>) -> u64 {
     const LOGITS: u64 = 128 << 20;

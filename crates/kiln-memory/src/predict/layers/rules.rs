@@ -263,25 +263,10 @@ static RULES: &[Rule] = &[
     Rule { id: "kiln::momentum_update", over: &[(0, 0), (1, 1)], ..PLAIN },
     Rule { id: "kiln::adam_update", over: &[(0, 0), (1, 1), (2, 2)], ..PLAIN },
     Rule { id: "kiln::adamw_update", over: &[(0, 0), (1, 1), (2, 2)], ..PLAIN },
-    // parameter, codes and scales of each moment, gradient
-    Rule {
-        id: "kiln::momentum_8bit_update",
-        over: &[(0, 0), (1, 1), (2, 2)],
-        cube: |op| cube::blockwise(op, 40),
-        ..PLAIN
-    },
-    Rule {
-        id: "kiln::adamw_8bit_update",
-        over: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)],
-        cube: |op| cube::blockwise(op, 64),
-        ..PLAIN
-    },
-    Rule {
-        id: "kiln::adamw_4bit_update",
-        over: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)],
-        cube: |op| cube::blockwise(op, 64),
-        ..PLAIN
-    },
+    // parameter, codes and scales of each moment, gradient; both devices have kernels without tensors in between
+    Rule { id: "kiln::momentum_8bit_update", over: &[(0, 0), (1, 1), (2, 2)], ..PLAIN },
+    Rule { id: "kiln::adamw_8bit_update", over: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..PLAIN },
+    Rule { id: "kiln::adamw_4bit_update", over: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..PLAIN },
     // values in f32
     Rule { id: "kiln::stochastic_round", cube: |op| cube::wide(op, 0, 6), ..PLAIN },
 ];

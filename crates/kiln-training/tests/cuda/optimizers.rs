@@ -1,0 +1,266 @@
+//! 8-bit and 4-bit optimizers on CUDA beside the CPU device: parameters, codes and scales have the same bits.
+
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamWConfig, Optimizer, SgdConfig};
+use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
+use kiln_optimizers::{
+    AdamW4bit, AdamW8bit, QuantizedAdamWState, QuantizedMoment, SecondMoment, Sgd8bit, Sgd8bitState,
+};
+
+use crate::sim::{Card, with_card, with_cards};
+
+const STEPS: u64 = 4;
+
+/// How gradients look.
+#[derive(Clone, Copy, Debug)]
+enum Gradients {
+    /// Of both signs, and of all sizes from 1 down to 2^-20.
+    Mixed,
+    /// All zero, but at the second step.
+    Zeros,
+    /// One is a million times as large as the others.
+    Outlier,
+}
+
+/// Numbers that look random and are always the same.
+fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 2f32.powi(-((state >> 8) as i32 % 20).abs())
+    };
+    (0..count).map(next).collect()
+}
+
+impl Gradients {
+    fn numbers(self, count: usize, step: u64) -> Vec<f32> {
+        let mut numbers = numbers(count, 100 + step);
+        match self {
+            Self::Mixed => {}
+            Self::Zeros if step == 1 => {}
+            Self::Zeros => numbers.fill(0.0),
+            Self::Outlier => numbers[count / 2] = 1e6,
+        }
+        numbers
+    }
+}
+
+fn tensor<const D: usize>(shape: [usize; D], numbers: Vec<f32>, dtype: DType, device: &Device) -> Tensor<D> {
+    Tensor::<D>::from_data(TensorData::new(numbers, shape), (device, DType::F32)).cast(dtype)
+}
+
+/// Moments of a state.
+trait Moments {
+    fn moments(&self) -> Vec<&QuantizedMoment>;
+}
+
+impl<const D: usize> Moments for QuantizedAdamWState<D> {
+    fn moments(&self) -> Vec<&QuantizedMoment> {
+        match self {
+            Self::Quantized { moments, .. } => moments.iter().collect(),
+            Self::Full(_) => panic!("the state is not quantised"),
+        }
+    }
+}
+
+impl<const D: usize> Moments for Sgd8bitState<D> {
+    fn moments(&self) -> Vec<&QuantizedMoment> {
+        match self {
+            Self::Quantized { velocity, .. } => vec![velocity],
+            Self::Full(_) => panic!("the state is not quantised"),
+        }
+    }
+}
+
+/// Parameter, codes and scales after each step, as bytes with their names.
+fn run<O: Optimizer, const D: usize>(
+    optimizer: &O,
+    shape: [usize; D],
+    dtype: DType,
+    gradients: Gradients,
+    device: &Device,
+) -> Vec<(String, TensorData)>
+where
+    O::State<D>: Moments,
+{
+    let count = shape.iter().product();
+    let mut parameter = tensor(shape, numbers(count, 7), dtype, device);
+    let (mut state, mut seen) = (None, vec![]);
+    // Bytes are read from the card when they are asked for, which must be before the next step.
+    let read = |data: TensorData| {
+        TensorData::from_bytes(Bytes::from_bytes_vec(data.as_bytes().to_vec()), data.shape().clone(), data.dtype())
+    };
+    for step in 0..STEPS {
+        let gradient = tensor(shape, gradients.numbers(count, step), dtype, device);
+        (parameter, state) = optimizer.step(3e-3, parameter, gradient, state);
+        seen.push((format!("parameter at step {step}"), read(parameter.to_data())));
+        for (place, moment) in state.as_ref().unwrap().moments().into_iter().enumerate() {
+            seen.push((format!("codes {place} at step {step}"), read(moment.codes().to_data())));
+            seen.push((format!("scales {place} at step {step}"), read(moment.scales().to_data())));
+        }
+    }
+    seen
+}
+
+fn assert_same<O: Optimizer, const D: usize>(
+    what: &str,
+    optimizer: &O,
+    shape: [usize; D],
+    dtype: DType,
+    gradients: Gradients,
+) where
+    O::State<D>: Moments,
+{
+    let got = run(optimizer, shape, dtype, gradients, &Device::cuda(0));
+    let expected = run(optimizer, shape, dtype, gradients, &Device::flex());
+    for ((name, got), (_, expected)) in got.iter().zip(&expected) {
+        let (left, right) = (got.as_bytes(), expected.as_bytes());
+        let apart = left.iter().zip(right).filter(|(left, right)| left != right).count();
+        let first = left.iter().zip(right).position(|(left, right)| left != right);
+        let about = format!("{what} {shape:?} {dtype:?} {gradients:?}: {name}");
+        assert_eq!((left.len(), got.dtype()), (right.len(), expected.dtype()), "{about}");
+        let shown = |data: &TensorData| data.iter::<f32>().take(8).collect::<Vec<_>>();
+        let of = left.len();
+        assert_eq!(
+            apart,
+            0,
+            "{about}: {apart} of {of} bytes differ, the first at {first:?}: {:?}, expected {:?}",
+            shown(got),
+            shown(expected)
+        );
+    }
+}
+
+/// All sizes and gradients, other dtypes, and a matrix whose rows do not lie one after another on the card.
+fn assert_all<O: Optimizer>(what: &str, optimizer: &O)
+where
+    O::State<1>: Moments,
+    O::State<2>: Moments,
+{
+    for gradients in [Gradients::Mixed, Gradients::Zeros, Gradients::Outlier] {
+        for size in [4096, 5000, 4096 * 3 + 17] {
+            assert_same(what, optimizer, [size], DType::F32, gradients);
+        }
+    }
+    assert_same(what, optimizer, [37, 131], DType::F32, Gradients::Mixed);
+    for dtype in [DType::F16, DType::BF16] {
+        assert_same(what, optimizer, [4097], dtype, Gradients::Mixed);
+    }
+}
+
+fn config() -> AdamWConfig {
+    AdamWConfig::new().with_weight_decay(0.1)
+}
+
+fn momentum(nesterov: bool) -> SgdConfig {
+    let momentum = MomentumConfig::new().with_momentum(0.9).with_dampening(0.1).with_nesterov(nesterov);
+    SgdConfig::new().with_momentum(Some(momentum))
+}
+
+/// From old to new, with NVIDIA's assembler.
+fn on_cards(test: impl Fn(&Card)) {
+    with_cards(&[("PTXAS", "find")], &["SM=75", "SM=90", "SM=100"], |card, name| {
+        test(card);
+        assert_eq!(card.count("modules_refused"), 0);
+        let largest = card.assembled().into_iter().max();
+        println!("{name}: registers of the largest kernel and bytes that it spills: {largest:?}");
+    });
+}
+
+#[test]
+fn adamw_of_8_bits() {
+    on_cards(|_| assert_all("AdamW8bit", &AdamW8bit::new(&config()).unwrap()));
+}
+
+#[test]
+fn adamw_of_8_bits_with_the_map_of_bitsandbytes() {
+    with_card(&[], |_| {
+        let optimizer = AdamW8bit::new(&config()).unwrap().with_second_moment(SecondMoment::Dynamic);
+        assert_same("AdamW8bit, Dynamic", &optimizer, [5000], DType::F32, Gradients::Mixed);
+    });
+}
+
+#[test]
+fn adamw_of_4_bits() {
+    on_cards(|_| assert_all("AdamW4bit", &AdamW4bit::new(&config()).unwrap()));
+}
+
+#[test]
+fn sgd_of_8_bits() {
+    on_cards(|_| {
+        assert_all("Sgd8bit", &Sgd8bit::new(&momentum(false)).unwrap());
+        let decay = burn::optim::decay::WeightDecayConfig::new(1e-2);
+        let optimizer = Sgd8bit::new(&momentum(true).with_weight_decay(Some(decay))).unwrap();
+        assert_same("Sgd8bit, Nesterov", &optimizer, [5000], DType::F32, Gradients::Mixed);
+    });
+}
+
+#[test]
+fn stochastic_rounding() {
+    with_card(&[], |_| {
+        let eight = AdamW8bit::new(&config()).unwrap().with_stochastic_rounding(5);
+        assert_same("AdamW8bit at random", &eight, [5000], DType::F32, Gradients::Mixed);
+        let four = AdamW4bit::new(&config()).unwrap().with_stochastic_rounding(5);
+        assert_same("AdamW4bit at random", &four, [4097], DType::F32, Gradients::Mixed);
+        let sgd = Sgd8bit::new(&momentum(false)).unwrap().with_stochastic_rounding(5);
+        assert_same("Sgd8bit at random", &sgd, [4097], DType::F32, Gradients::Outlier);
+    });
+}
+
+/// A gradient that is not finite must be seen in the scales, and a parameter that somebody else holds must keep its values.
+#[test]
+fn what_is_not_finite_is_in_the_scales_and_other_holders_keep_their_values() {
+    with_card(&[], |_| {
+        let device = Device::cuda(0);
+        let optimizer = AdamW8bit::new(&config()).unwrap();
+        let parameter = tensor([5000], numbers(5000, 7), DType::F32, &device);
+        let (held, before) = (parameter.clone(), parameter.to_data());
+        let mut gradient = numbers(5000, 8);
+        (gradient[300], gradient[4999]) = (f32::NAN, f32::INFINITY);
+        let gradient = tensor([5000], gradient, DType::F32, &device);
+        let (_, state) = optimizer.step(1e-3, parameter, gradient, None);
+        for moment in state.unwrap().moments() {
+            let scales: Vec<f32> = moment.scales().to_data().iter::<f32>().collect();
+            let blocks: Vec<usize> = (0..scales.len()).filter(|block| !scales[*block].is_finite()).collect();
+            assert_eq!(blocks, [1, 19], "{scales:?}");
+        }
+        assert_eq!(held.to_data(), before);
+    });
+}
+
+/// One kernel a parameter, and no memory for values in f32: none but the tables if nobody else holds parameter and state, and the next
+/// parameter and state if somebody does.
+#[test]
+fn a_step_is_one_kernel_and_takes_no_memory_for_values() {
+    with_card(&[], |card| {
+        const COUNT: u64 = 1 << 20;
+        let device = Device::cuda(0);
+        let optimizer = AdamW8bit::new(&config()).unwrap();
+        let (mut parameter, mut state) = (Tensor::<1>::zeros([COUNT as usize], (&device, DType::F32)), None);
+        // CubeCL asks the driver for each tensor.
+        let client = burn::cubecl::Device::cuda(0).unwrap().client();
+        let mut steps = || {
+            for (step, is_held) in [false, false, true, false].into_iter().enumerate() {
+                let gradient = Tensor::<1>::ones([COUNT as usize], (&device, DType::F32));
+                let held = is_held.then(|| (parameter.clone(), state.clone()));
+                device.sync().unwrap();
+                device.memory_cleanup();
+                card.watch();
+                let (launches, before) = (card.count("launches"), card.live());
+                (parameter, state) = optimizer.step(1e-3, parameter, gradient, state.take());
+                device.sync().unwrap();
+                let (launches, more) = (card.count("launches") - launches, card.peak() - before);
+                println!("step {step}, held: {is_held}: {launches} launches, {more} bytes more at the peak");
+                drop(held);
+                if step > 0 {
+                    assert_eq!(launches, 1, "step {step}");
+                    let next = if is_held { COUNT * 6 + 8 * COUNT / 256 } else { 0 };
+                    assert!((next..next + 64 * 1024).contains(&more), "step {step}: {more} bytes");
+                }
+            }
+        };
+        card.without_kernels(|| client.memory_dedicated_allocation((), |()| steps()));
+    });
+}
