@@ -12,7 +12,7 @@ use super::flex::update as fused_update;
 use super::moment::QuantizedMoment;
 use super::rule::Rule;
 #[cfg(test)]
-use super::rule::{AdamWRule, MomentumRule};
+use super::steps::{AdamWRule, MomentumRule};
 use crate::blocks::{CodeBook, Noise};
 
 /// Values of a slice: a multiple of all blocks.

@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 
 #[cfg(feature = "cube")]
 use super::cube::{BlockwiseUpdate, Moment};
+use super::steps::{AdamWRule, MomentumRule};
 #[cfg(feature = "cube")]
 use crate::blocks::Noise;
 use crate::fused::Betas;
@@ -39,19 +40,6 @@ pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
         tables: FloatTensor<Cube>,
         noise: Option<Noise>,
     ) -> (FloatTensor<Cube>, [Moment; N]);
-}
-
-/// A step of AdamW.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AdamWRule {
-    pub(super) betas: Betas,
-    pub(super) epsilon: f32,
-    /// What weight decay leaves of the parameter: 1 without decay.
-    pub(super) keep: f32,
-    /// The learning rate, with the correction of the first moment.
-    pub(super) rate: f32,
-    /// The factor of the second moment's root that corrects it.
-    pub(super) root: f32,
 }
 
 impl Rule<2> for AdamWRule {
@@ -109,19 +97,6 @@ simd! {
             *p = *p * rule.keep - *m * rule.rate / (v.sqrt() * rule.root + rule.epsilon);
         }
     }
-}
-
-/// A step of SGD with momentum.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MomentumRule {
-    /// The factor of the parameter that is added to the gradient.
-    pub(super) penalty: Option<f32>,
-    /// The factor of the velocity.
-    pub(super) factor: f32,
-    /// The factor of the gradient.
-    pub(super) share: f32,
-    pub(super) nesterov: bool,
-    pub(super) rate: f32,
 }
 
 impl Rule<1> for MomentumRule {

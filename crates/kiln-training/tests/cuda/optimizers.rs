@@ -241,7 +241,7 @@ fn a_step_is_one_kernel_and_takes_no_memory_for_values() {
         let (mut parameter, mut state) = (Tensor::<1>::zeros([COUNT as usize], (&device, DType::F32)), None);
         // CubeCL asks the driver for each tensor.
         let client = burn::cubecl::Device::cuda(0).unwrap().client();
-        let mut steps = || {
+        let steps = || {
             for (step, is_held) in [false, false, true, false].into_iter().enumerate() {
                 let gradient = Tensor::<1>::ones([COUNT as usize], (&device, DType::F32));
                 let held = is_held.then(|| (parameter.clone(), state.clone()));
