@@ -95,13 +95,13 @@ fn steps_of_a_gpt() {
     });
 }
 
-/// With so few samples that the update is a large part of the peak.
+/// With texts so short that the update is a large part of the peak.
 #[test]
 fn steps_of_a_gpt_with_moments_of_8_bits() {
     with_cards(&[], &LONG, |card, technique| {
-        let config = GptConfig { vocab: 4096, context: 32, layers: 6, heads: 6, width: 384, dropout: 0.0, lean: true };
+        let config = GptConfig { vocab: 4096, context: 16, layers: 6, heads: 6, width: 384, dropout: 0.0, lean: true };
         let optimizer = OptimizerConfig::named("adamw8bit").unwrap();
-        measured(card, &Text { samples: 2, config }, 2, optimizer, technique);
+        measured(card, &Text { samples: 16, config }, 16, optimizer, technique);
     });
 }
 
