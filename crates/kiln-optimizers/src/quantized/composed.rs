@@ -212,9 +212,8 @@ impl Book {
 }
 
 #[cfg(test)]
+#[cfg(feature = "flex")]
 mod tests {
-    #![cfg(feature = "flex")]
-
     use burn::backend::Flex;
 
     use super::*;
