@@ -10,7 +10,7 @@ use crate::cli::RunArgs;
 /// Lays the options about the optimizer over settings that are otherwise complete: what they mean depends on the recipe's optimizer.
 ///
 /// # Errors
-/// [`Usage`] for an unknown name and a base batch of 0.
+/// [`Usage`] for an unknown name, numbers of an optimizer that cannot be, and a base batch of 0.
 pub(crate) fn lay_optimizer_over(settings: &mut impl PipelineSettings, arguments: &RunArgs) -> Result<()> {
     let options = &arguments.optimizer;
     if let Some(name) = &options.optimizer {
@@ -23,6 +23,7 @@ pub(crate) fn lay_optimizer_over(settings: &mut impl PipelineSettings, arguments
             tracing::info!("learning rate {:.2e} for {name}; --learning-rate sets another", settings.schedule().peak);
         }
     }
+    settings.optimizer().check().map_err(|error| Usage(error.to_string()))?;
     if options.optimizer_offload {
         settings.run_mut().optimizer_offload = true;
     }
