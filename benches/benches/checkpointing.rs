@@ -11,15 +11,15 @@
 use std::cell::RefCell;
 use std::time::Instant;
 
-use benches::HEAP;
-use benches::heap::heap_use;
-use benches::units::MIB;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Distribution, Gradients, Tensor};
 use kiln_checkpointing::{Chain, ChainCost, Cost, Mode, Plan, PlanSegment, Tensors, measure_blocks, solve};
+use kiln_cli::HEAP;
+use kiln_cli::heap::heap_use;
+use kiln_cli::units::MIB;
 use kiln_models::{GptBlock, GptConfig, ResNetBlock, ResNetConfig};
 use kiln_training::OptimizerConfig;
 

@@ -13,8 +13,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use benches::HEAP;
-use benches::units::MIB;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::conv::Conv2dConfig;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -24,6 +22,8 @@ use burn::tensor::activation::{gelu, gelu_approximate, relu, silu, softmax};
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use kiln_cli::HEAP;
+use kiln_cli::units::MIB;
 use kiln_layers::{Activation, LinearCrossEntropy, Mask, activation_linear, norm_linear};
 use serde::Deserialize;
 

@@ -17,11 +17,11 @@ mod lean;
 
 use std::time::Instant;
 
-use benches::HEAP;
-use benches::units::MIB;
 use burn::optim::Optimizer;
 use cases::{Case, Images, Mlp, Setup, Text, adamw, measure, record, sgd, warm_up};
 use kiln_checkpointing::Plan;
+use kiln_cli::HEAP;
+use kiln_cli::units::MIB;
 use kiln_memory::{BackendProfile, StepTrace};
 use kiln_models::{GptConfig, ResNetConfig, Stem};
 use kiln_precision::Precision;

@@ -13,10 +13,10 @@
 use std::process::Command;
 use std::time::Instant;
 
-use benches::HEAP;
-use benches::pipelines::{Classify, NextToken};
-use benches::units::MIB;
 use burn::tensor::Device;
+use kiln_cli::HEAP;
+use kiln_cli::pipelines::{Classify, NextToken};
+use kiln_cli::units::MIB;
 use kiln_data::{ImageBatch, TextBatch};
 use kiln_models::{ClassifierConfig, GptConfig, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision};

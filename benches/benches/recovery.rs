@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use benches::fixture_data::{GptTask, ResnetTask, builder, gpt, ids};
-use benches::process::living_threads_seconds;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Distribution, Tensor};
+use kiln_cli::process::living_threads_seconds;
 use kiln_models::{ResNet, ResNetConfig};
 use kiln_recovery::Injector;
 use kiln_training::{Boundary, OptimizerConfig, Pass, Task, Trainer};

@@ -5,8 +5,10 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use crate::card::{Card, card_index};
-use crate::host::{self, Revision};
+use kiln_cli::card::{Card, card_index};
+use kiln_cli::host::{self, Revision};
+
+use crate::locked::locked;
 
 /// How large the problems of the GPU list are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,8 +63,8 @@ impl Provenance {
             sizes: None,
             revision: commit,
             dirty: changed,
-            burn: host::locked("burn"),
-            cubecl: host::locked("cubecl"),
+            burn: locked("burn"),
+            cubecl: locked("cubecl"),
             rustc: host::output_of(Command::new("rustc").arg("--version")).unwrap_or_else(host::unknown),
             build: build(),
             date: host::today(),

@@ -9,7 +9,7 @@
 
 #[path = "../../crates/kiln-memory/tests/it/large_step.rs"]
 mod common;
-#[path = "../../xtask/src/compress/page.rs"]
+#[path = "../../crates/kiln-cli/src/compress/page.rs"]
 mod compression;
 
 use std::env;

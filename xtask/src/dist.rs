@@ -9,7 +9,7 @@ use liblzma::write::XzEncoder;
 use tar::Builder;
 
 use crate::cli::Dist;
-use benches::host::Revision;
+use kiln_cli::host::Revision;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 

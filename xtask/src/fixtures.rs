@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use benches::fixtures::directory;
+use kiln_cli::fixtures::directory;
 use kiln_data::{ImageSet, open_images};
 
 use crate::cli::Fixtures;
-use crate::fetch::{FASHION_CLASSES, write_half};
+use kiln_cli::fetch::{FASHION_CLASSES, write_half};
 
 /// Per class: the first 400 images for training and the first 100 for testing.
 pub(crate) fn run(arguments: &Fixtures) -> Result<()> {

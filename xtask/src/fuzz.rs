@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::cli::Fuzz;
-use benches::usage::Usage;
+use kiln_cli::usage::Usage;
 
 /// Every target, and where its first inputs are.
 const TARGETS: [(&str, &[&str]); 9] = [

@@ -6,8 +6,8 @@ use anyhow::{Result, anyhow, bail};
 use kiln_precision::Precision;
 use kiln_training::Checkpointing;
 
-use crate::pipelines::{MemorySetting, Places, Replicas, RunSettings};
-use crate::usage::Usage;
+use kiln_cli::pipelines::{MemorySetting, Places, Replicas, RunSettings};
+use kiln_cli::usage::Usage;
 
 /// Cases that take turns with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,7 +225,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::pipelines::next_token_fixture_recipe;
+    use kiln_cli::pipelines::next_token_fixture_recipe;
 
     fn names(wanted: &[&str]) -> Vec<String> {
         let wanted: Vec<String> = wanted.iter().map(|name| name.to_string()).collect();

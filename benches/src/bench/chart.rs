@@ -8,7 +8,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::case::Group;
 use super::results::{Measured, Peer, Results};
 use super::statistics::Spread;
-use crate::units::MIB;
+use kiln_cli::units::MIB;
 
 const COLOR: RGBColor = RGBColor(180, 75, 30);
 const PALE: RGBColor = RGBColor(150, 150, 150);

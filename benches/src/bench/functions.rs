@@ -14,13 +14,13 @@ use kiln_recovery::Probe;
 
 use super::case::Function;
 use super::child::{Footprint, Turn, serve, timed};
-use crate::pipelines::{Chained, NextToken};
-use crate::process::{Resident, living_threads_seconds, processor_seconds};
-use crate::{HEAP, fixtures};
+use kiln_cli::pipelines::{Chained, NextToken};
+use kiln_cli::process::{Resident, living_threads_seconds, processor_seconds};
+use kiln_cli::{HEAP, fixtures};
 
 /// Calls the function on request.
 pub(crate) fn run(function: Function, device: &str) -> Result<ExitCode> {
-    let device = crate::device::open(device)?;
+    let device = kiln_cli::device::open(device)?;
     let mut resident = Resident::start();
     let (calls, mut call) = prepared(function, &device)?;
     call()?;

@@ -26,9 +26,9 @@ use compare::{Verdict, compare};
 use publish::COMMITTED;
 use results::Results;
 
-use crate::output::print_json;
 use crate::provenance::Provenance;
-use crate::usage::Usage;
+use kiln_cli::output::print_json;
+use kiln_cli::usage::Usage;
 
 pub use arguments::BenchArguments;
 

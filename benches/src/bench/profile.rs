@@ -17,9 +17,9 @@ use super::case::{Case, Group, Loop};
 use super::statistics::Spread;
 use super::steps::{batches, gpt, prepare, resnet};
 use super::table::markdown;
-use crate::heap::heap_use;
-use crate::pipelines::{Chained, PipelineSettings, Run};
-use crate::units::MIB;
+use kiln_cli::heap::heap_use;
+use kiln_cli::pipelines::{Chained, PipelineSettings, Run};
+use kiln_cli::units::MIB;
 
 /// Steps that are timed, after some that are not.
 const STEPS: usize = 10;

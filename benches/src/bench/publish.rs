@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use super::case::Group;
 use super::results::Results;
 use super::{chart, table};
-use crate::atomic::replace;
+use kiln_cli::atomic::replace;
 
 /// The results that are committed.
 pub(crate) const COMMITTED: &str = "benches/results/cpu.json";

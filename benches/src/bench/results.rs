@@ -6,8 +6,8 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::statistics::Spread;
-use crate::atomic::replace;
 use crate::provenance::Provenance;
+use kiln_cli::atomic::replace;
 
 /// The newest layout of the file.
 const FORMAT: u32 = 1;

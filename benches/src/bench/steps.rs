@@ -15,12 +15,12 @@ use kiln_training::{Checkpointing, Pass, ScheduleConfig, Task, Trainer, TrainerB
 
 use super::case::{Case, Loop};
 use super::child::{Footprint, Turn, serve, timed};
-use crate::HEAP;
-use crate::pipelines::{
+use kiln_cli::HEAP;
+use kiln_cli::pipelines::{
     Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, PipelineSettings, Run, RunSettings, Setup,
     SharedTask, classify_fixture_recipe, classify_run, divided, next_token_fixture_recipe, next_token_run, open_images,
 };
-use crate::process::{Resident, living_threads_seconds};
+use kiln_cli::process::{Resident, living_threads_seconds};
 
 /// Batches that steps use in turn. They are loaded before anything is measured.
 const BATCHES: usize = 4;

@@ -4,7 +4,7 @@ use super::case::{Group, REFERENCE};
 use super::compare::{Compared, Quantity};
 use super::results::{Measured, Peer, Results};
 use super::statistics::Spread;
-use crate::units::MIB;
+use kiln_cli::units::MIB;
 
 /// A table; columns whose heading is not the first are numbers.
 pub(crate) fn markdown(headings: &[&str], rows: &[Vec<String>]) -> String {

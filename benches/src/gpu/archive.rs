@@ -7,7 +7,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use tar::Builder;
 
-use crate::atomic::replace;
+use kiln_cli::atomic::replace;
 
 /// Writes all results of `folder`, under the folder's name, to the .tar.gz file `archive`.
 pub(crate) fn write(folder: &Path, archive: &Path) -> Result<()> {

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::card::card_index;
 use crate::provenance::Size;
+use kiln_cli::card::card_index;
 
 fn patience(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0.1..=100.0).contains(number));

@@ -13,8 +13,8 @@ use super::failures::{caught, one_line};
 use super::findings::Record;
 use super::list::{ITEMS, Item};
 use super::measure::settle;
-use crate::card::card_index;
 use crate::provenance::Size;
+use kiln_cli::card::card_index;
 
 /// The time that is kept for writing down the output of a command.
 pub(crate) const WRITING: Duration = Duration::from_secs(2);
@@ -46,7 +46,7 @@ impl Context {
     pub(crate) fn new(arguments: &GpuArguments, number: usize, record: Record) -> Result<Self> {
         Ok(Self {
             name: arguments.device.clone(),
-            device: crate::device::open(&arguments.device)?,
+            device: kiln_cli::device::open(&arguments.device)?,
             python: arguments.python.clone(),
             record,
             size: arguments.size(),

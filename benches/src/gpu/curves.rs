@@ -18,8 +18,8 @@ use serde_json::json;
 use super::commands::{last_json, wait_for};
 use super::context::{Context, WRITING};
 use super::measure::short;
-use crate::output::print_json;
-use crate::pipelines::{
+use kiln_cli::output::print_json;
+use kiln_cli::pipelines::{
     DEFAULT_CLASSIFIER, PipelineSettings, Run, RunSettings, classify_fixture_recipe, classify_run,
     next_token_fixture_recipe, next_token_run, open_images,
 };

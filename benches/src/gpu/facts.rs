@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::context::Context;
 use super::failures::caught;
 use super::measure::{mib, short};
-use crate::card::Card;
+use kiln_cli::card::Card;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     let card = context.card();

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::list::ITEMS;
-use crate::atomic::replace;
 use crate::provenance::Provenance;
+use kiln_cli::atomic::replace;
 
 /// How an item ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

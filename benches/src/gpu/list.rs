@@ -4,7 +4,7 @@ use std::io::Write;
 
 use anyhow::{Result, bail};
 
-use crate::usage::Usage;
+use kiln_cli::usage::Usage;
 
 /// One entry of the list.
 pub(crate) struct Item {

@@ -10,8 +10,8 @@ use kiln_memory::{CardMemory, Meter, Span};
 use serde_json::{Value, json};
 
 use super::failures::caught;
-use crate::HEAP;
-use crate::units::MIB;
+use kiln_cli::HEAP;
+use kiln_cli::units::MIB;
 
 /// Bytes as MiB, to a tenth.
 pub(crate) fn mib(bytes: u64) -> Value {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use kiln_recovery::{Failure, Kind};
 use serde::Serialize;
 
-use crate::atomic::replace;
+use kiln_cli::atomic::replace;
 
 #[derive(Serialize)]
 pub(crate) struct Message {

@@ -13,8 +13,8 @@ use kiln_training::{OptimizerConfig, Planner, ScheduleConfig, Task, Trainer, Tra
 
 use super::context::Context;
 use super::measure::parameters_of;
-use crate::HEAP;
-use crate::pipelines::{Classify, NextToken};
+use kiln_cli::HEAP;
+use kiln_cli::pipelines::{Classify, NextToken};
 
 /// A learning rate at which no step diverges.
 pub(crate) const RATE: f64 = 1e-4;

@@ -23,8 +23,8 @@ use super::failures::{caught, one_line};
 use super::measure::{Difference, Peak, apart, difference, mib, parameters_of, settle, short, used};
 use super::messages::{self, Message};
 use super::networks::{Images, Network};
-use crate::HEAP;
-use crate::pipelines::Classify;
+use kiln_cli::HEAP;
+use kiln_cli::pipelines::Classify;
 
 /// Seconds that the first batch size takes to be compiled and tuned, at most: with fewer left no other is begun.
 const TUNING: u64 = 25;

@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::comparison;
 use super::findings::{Findings, Outcome, Table};
 use super::runner::all;
-use crate::atomic::replace;
-use crate::card::card_index;
-use crate::fixtures;
+use kiln_cli::atomic::replace;
+use kiln_cli::card::card_index;
+use kiln_cli::fixtures;
 
 const HEAD: &str = "\
 # Results on GPUs

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::context::Context;
 use super::measure::{Peak, apart, difference, gradients_of, mib, quartiles, short, timed};
 use super::networks::{Images, Network, Text};
-use crate::pipelines::Chained;
+use kiln_cli::pipelines::Chained;
 
 /// The largest relative difference of the gradients, unless two plain passes differ by more than a third of it.
 const TOLERANCE: f64 = 1e-5;

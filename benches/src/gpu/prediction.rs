@@ -9,7 +9,7 @@ use serde_json::json;
 use super::context::Context;
 use super::measure::{Bytes, Peak, apart, mib, short};
 use super::networks::{Images, Network, Text, whole_batch};
-use crate::units::MIB;
+use kiln_cli::units::MIB;
 
 /// A prediction may be so much below the live bytes, and so much above the reserved. The heap knows its peak; a pool is only read
 /// between phases and holds whole pages.
@@ -21,7 +21,7 @@ const GRAPH: f64 = (1 << 20) as f64;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     // The profile is measured with tensors of its own, before anything else is on the device.
-    let profile = crate::profile::of(&context.device, &context.name)?;
+    let profile = kiln_cli::profile::of(&context.device, &context.name)?;
     context.record.note(format!("profile: {}", serde_json::to_string(&profile)?));
     let precisions = context.pick(vec![Precision::F32, Precision::BF16], vec![Precision::F32], vec![Precision::F32]);
     for precision in precisions {

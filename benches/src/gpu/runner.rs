@@ -16,8 +16,8 @@ use super::context::limit;
 use super::failures::{one_line, tail};
 use super::findings::{Findings, Outcome};
 use super::list::ITEMS;
-use crate::atomic::replace;
 use crate::provenance::Provenance;
+use kiln_cli::atomic::replace;
 
 /// The seconds that an item may take beyond its own time, to start and to write its findings.
 pub(crate) const GRACE: u64 = 3;
@@ -47,7 +47,7 @@ pub(crate) struct Line {
 
 pub(crate) fn run(arguments: &GpuArguments, chosen: &[usize]) -> Result<ExitCode> {
     // An unknown device, or none, is one plain error and not one for each item. Nothing is made on the device here.
-    drop(crate::device::open(&arguments.device)?);
+    drop(kiln_cli::device::open(&arguments.device)?);
     let provenance = Provenance::collect(&arguments.device).with_sizes(arguments.size());
     let folder = match &arguments.out {
         Some(folder) => folder.clone(),

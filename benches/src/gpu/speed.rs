@@ -20,7 +20,7 @@ const TEXT_CLIP: f64 = 1.0;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     let cases = Cases::new(context)?;
-    let profile = crate::profile::of(&context.device, &context.name)?;
+    let profile = kiln_cli::profile::of(&context.device, &context.name)?;
     // PyTorch's limit is also one of its allocator, so that neither side counts the driver's context.
     let limit = Limit { bytes: cases.limit, profile: BackendProfile { fixed_bytes: 0, ..profile } };
     let precisions = [Precision::BF16, Precision::F32];

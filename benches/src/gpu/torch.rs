@@ -10,7 +10,7 @@ use super::comparison::{Cases, LARGEST, STEPS};
 use super::context::{Context, Skip};
 use super::measure::mib;
 use super::networks::{Images, Text};
-use crate::fixtures;
+use kiln_cli::fixtures;
 
 /// A network as `benches/peers/train.py` is told of it.
 struct Peer {

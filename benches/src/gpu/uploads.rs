@@ -10,7 +10,7 @@ use serde_json::json;
 use super::context::Context;
 use super::measure::{quartiles, short, timed};
 use super::networks::Images;
-use crate::units::MIB;
+use kiln_cli::units::MIB;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     let images = Images::new(context, "resnet18")?;

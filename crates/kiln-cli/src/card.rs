@@ -1,0 +1,76 @@
+//! An NVIDIA card as NVIDIA's management library describes it. No CUDA context is needed.
+
+use serde::{Deserialize, Serialize};
+
+/// A card, with the figures that measurements depend on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Card {
+    /// As NVIDIA calls it.
+    pub name: String,
+    /// The version of the driver.
+    pub driver: String,
+    /// The newest CUDA that the driver runs.
+    pub cuda: String,
+    /// Compute capability.
+    pub compute: String,
+    /// Of the card.
+    pub total_bytes: u64,
+    /// At the time of the query.
+    pub free_bytes: u64,
+    /// Watts that the card may take.
+    pub power_limit_w: Option<f64>,
+    /// The fastest clock of its multiprocessors.
+    pub max_sm_mhz: Option<u32>,
+}
+
+impl Card {
+    /// Card number `index`. None without the feature `cuda`, a driver, or such a card, and when the driver is kiln-cuda-sim.
+    #[cfg(feature = "cuda")]
+    pub fn of(index: u32) -> Option<Self> {
+        use nvml_wrapper::enum_wrappers::device::Clock;
+        use nvml_wrapper::{Nvml, cuda_driver_version_major, cuda_driver_version_minor};
+
+        // NVML would describe a real card beside the simulated one.
+        if std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with("KILN_SIM_")) {
+            return None;
+        }
+        let nvml = Nvml::init().ok()?;
+        let card = nvml.device_by_index(index).ok()?;
+        let cuda = nvml.sys_cuda_driver_version().ok();
+        let compute = card.cuda_compute_capability().ok();
+        let memory = card.memory_info().ok()?;
+        Some(Self {
+            name: card.name().ok()?,
+            driver: nvml.sys_driver_version().unwrap_or_else(|_| "unknown".into()),
+            cuda: cuda.map_or("unknown".into(), |version| {
+                format!("{}.{}", cuda_driver_version_major(version), cuda_driver_version_minor(version))
+            }),
+            compute: compute.map_or("unknown".into(), |compute| format!("{}.{}", compute.major, compute.minor)),
+            total_bytes: memory.total,
+            free_bytes: memory.free,
+            power_limit_w: card.enforced_power_limit().ok().map(|milliwatts| f64::from(milliwatts) / 1e3),
+            max_sm_mhz: card.max_clock_info(Clock::SM).ok(),
+        })
+    }
+
+    /// None: the program was built without the feature `cuda`.
+    #[cfg(not(feature = "cuda"))]
+    pub fn of(_: u32) -> Option<Self> {
+        None
+    }
+}
+
+/// The number of the NVIDIA card that `--device` names; none for another device.
+pub fn card_index(device: &str) -> Option<u32> {
+    device.strip_prefix("cuda").map(|rest| rest.trim_start_matches(':').parse().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_name_contains_the_number_of_its_card() {
+        assert_eq!((card_index("cuda:3"), card_index("cuda"), card_index("flex")), (Some(3), Some(0), None));
+    }
+}

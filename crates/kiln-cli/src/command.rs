@@ -1,0 +1,49 @@
+//! Runs a command and turns its outcome into messages and an exit status.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::cli::Command;
+use crate::{compress, eval, fetch, load, memory, models, plan, train, usage};
+
+/// Runs `command`.
+///
+/// # Errors
+/// What went wrong; [`finish`] tells it to the user.
+pub fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Train(command) => train::run(command),
+        Command::Eval(command) => eval::run(command),
+        Command::Compress(command) => compress::run(command),
+        Command::Memory(command) => memory::run(command),
+        Command::Plan(command) => plan::run(command).map(|()| ExitCode::SUCCESS),
+        Command::Models(command) => models::run(&command).map(|()| ExitCode::SUCCESS),
+        Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
+        Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// The exit status of a command. Writes the error of one that failed as the last line of stderr.
+pub fn finish(outcome: Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        let text = format!("{error:#}{}", advice(&error)).replace('\n', " ");
+        // Nothing is left to do when stderr is closed.
+        let _ = writeln!(std::io::stderr(), "error: {text}");
+        usage::exit_code(&error)
+    })
+}
+
+/// The options that help against an error of a library, which does not know them.
+fn advice(error: &anyhow::Error) -> &'static str {
+    use kiln_data::Error::TooLarge;
+    let too_large = error.chain().any(|cause| {
+        matches!(cause.downcast_ref(), Some(TooLarge { .. }))
+            || matches!(cause.downcast_ref(), Some(kiln_training::Error::Data(TooLarge { .. })))
+    });
+    match too_large {
+        true => "; a larger --memory or --loader-memory allows it, and --bad-samples skip:N leaves it out",
+        false => "",
+    }
+}

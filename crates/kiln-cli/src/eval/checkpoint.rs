@@ -1,0 +1,34 @@
+//! The settings that a checkpoint belongs to.
+
+use crate::pipelines::{RunSettings, settings_beside};
+use crate::usage::Usage;
+use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
+
+use crate::cli::EvalArgs;
+use crate::train::overlay::read;
+
+/// The settings that a checkpoint belongs to, all of them: `--config`, or the file of the run directory around it.
+pub(super) fn settings<S: DeserializeOwned>(arguments: &EvalArgs) -> Result<S> {
+    let checkpoint = &arguments.checkpoint;
+    if !checkpoint.exists() {
+        bail!("cannot load '{}': no such file or directory", checkpoint.display());
+    }
+    let file = match &arguments.config {
+        Some(file) => file.clone(),
+        None => settings_beside(checkpoint).with_context(|| {
+            format!("no config.toml beside or above '{}', expected one, or --config", checkpoint.display())
+        })?,
+    };
+    read(&file)?.try_into().map_err(|e: toml::de::Error| {
+        Usage(format!("config '{}' is of another model or damaged: {}", file.display(), e.message())).into()
+    })
+}
+
+pub(super) fn apply(arguments: &EvalArgs, run: &mut RunSettings) {
+    run.data = arguments.data.clone().or(run.data.take());
+    run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
+    if let Some(samples) = arguments.batch_size {
+        (run.batch_size, run.micro_batch) = (samples as usize, None);
+    }
+}

@@ -1,0 +1,38 @@
+//! The command line of Kiln: trains reference models inside a memory budget, evaluates them, and shows where every byte goes.
+//!
+//! `kiln` is the program; `cargo xtask` has the same commands beside those of maintainers.
+//!
+//! - [`Command`] is what a user calls, and [`run`] runs it.
+//! - [`pipelines`]: settings, tasks and data of the classifier, the segmentation and the decoder.
+//! - The rest is what the pipelines and their measurements share: [`device`], [`fixtures`], [`profile`], [`host`], [`usage`].
+
+pub mod atomic;
+pub mod cache;
+pub mod card;
+mod cli;
+mod command;
+mod compress;
+pub mod device;
+mod eval;
+pub mod fetch;
+pub mod fixtures;
+pub mod heap;
+pub mod host;
+pub mod libdevice;
+mod load;
+mod log;
+mod memory;
+mod models;
+pub mod output;
+pub mod pipelines;
+mod plan;
+pub mod process;
+pub mod profile;
+mod train;
+pub mod units;
+pub mod usage;
+
+pub use cli::Command;
+pub use command::{finish, run};
+pub use heap::HEAP;
+pub use log::init as init_log;

@@ -1,0 +1,103 @@
+//! `cargo xtask load`: how fast a data set of images loads, and what that takes.
+
+use std::path::Path;
+use std::time::Instant;
+
+use crate::HEAP;
+use crate::process::{Resident, processor_seconds};
+use crate::usage::Usage;
+use anyhow::{Result, bail, ensure};
+use bytesize::ByteSize;
+use kiln_data::{
+    BadSamples, DecodeOptions, ImageBatch, ImageSet, LoaderConfig, Order, Quality, Transform, open_images,
+};
+use serde_json::json;
+
+use crate::cli::Load;
+
+pub(crate) fn run(arguments: &Load) -> Result<()> {
+    let size = arguments.image_size as usize;
+    let transform = match arguments.transform.as_str() {
+        "whole" => Transform::new(size),
+        "evaluation" => Transform::evaluation(size),
+        "training" => Transform::training(size, 0.25),
+        other => bail!(Usage(format!("--transform is '{other}', expected whole, evaluation or training"))),
+    };
+    let quality = match arguments.decode.as_str() {
+        "fast" => Quality::Fast,
+        "exact" => Quality::Exact,
+        other => bail!(Usage(format!("--decode is '{other}', expected fast or exact"))),
+    };
+    let Ok(ByteSize(budget @ 1..)) = arguments.loader_memory.parse() else {
+        let text = &arguments.loader_memory;
+        bail!(Usage(format!("--loader-memory is '{text}', expected bytes, as in 256MiB")));
+    };
+    ensure!(arguments.epochs > 0, Usage("--epochs is 0, expected at least 1".into()));
+    let bad_samples: BadSamples = arguments.bad_samples.parse()?;
+    let set = open(&arguments.data)?.with_decode_options(DecodeOptions::new().with_quality(quality));
+    let (workers, batch_size) = (arguments.workers as usize, (arguments.batch_size as usize).min(set.len()));
+    let order = Order::Shuffled { seed: 0 };
+    let config = LoaderConfig::new(batch_size)
+        .with_order(order)
+        .with_workers(workers)
+        .with_budget(budget)
+        .with_bad_samples(bad_samples);
+    let images = set.len();
+    let loader = ImageBatch::loader(set, transform, 0, config)?;
+
+    let resident = Resident::start();
+    HEAP.reset_peak();
+    let (heap, processor) = (HEAP.live_bytes(), processor_seconds());
+    let mut seconds = vec![];
+    for epoch in 0..u64::from(arguments.epochs) {
+        let begun = Instant::now();
+        for batch in loader.epoch(epoch, 0) {
+            match batch {
+                Ok(_) | Err(kiln_data::Error::NothingLeft { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        seconds.push(begun.elapsed().as_secs_f64());
+    }
+    let used = processor.zip(processor_seconds()).map(|(before, after)| after - before);
+    let heap = HEAP.peak_bytes().saturating_sub(heap) as u64;
+    let (stats, bad) = (loader.stats(), loader.bad_samples());
+
+    let timed = if seconds.len() > 1 { &mut seconds[1..] } else { &mut seconds[..] };
+    timed.sort_by(f64::total_cmp);
+    let median = images as f64 / timed[timed.len() / 2];
+    let per_processor = used.filter(|used| *used > 0.0).map(|used| stats.samples as f64 / used);
+    let resident = resident.above_start();
+    tracing::info!("{images} images, {median:.1} images/s; {stats}");
+    if let Some(rate) = per_processor {
+        tracing::info!("{rate:.1} images per second of processor time");
+    }
+    let above = resident.map_or(String::new(), |bytes| format!(", resident {} above the start", ByteSize(bytes)));
+    tracing::info!("peak: heap {}{above}", ByteSize(heap));
+    if arguments.json {
+        use std::io::Write;
+        let line = json!({
+            "images": images, "epochs": arguments.epochs, "workers": workers, "decode": arguments.decode,
+            "transform": arguments.transform, "image_size": size, "turbo": cfg!(feature = "turbo"),
+            "images_per_s": { "median": median }, "images_per_cpu_s": per_processor,
+            "peak_bytes": { "heap": heap, "budgeted": stats.peak_bytes, "rss_above_start": resident },
+            "seconds": {
+                "read": stats.read_seconds, "decode": stats.decode_seconds, "resize": stats.resize_seconds,
+                "assemble": stats.assemble_seconds, "room": stats.room_seconds, "waited": stats.waited_seconds,
+            },
+            "bad_samples": bad.len(),
+        });
+        writeln!(std::io::stdout(), "{line}")?;
+    }
+    Ok(())
+}
+
+/// All of a folder of classes; the training half of what has two.
+fn open(path: &Path) -> Result<ImageSet, kiln_data::Error> {
+    let halves = || open_images(path).map(|data| data.train);
+    let is_split = |train: std::fs::ReadDir| train.flatten().any(|entry| entry.path().is_dir());
+    match path.join("train").read_dir().is_ok_and(is_split) {
+        true => halves(),
+        false => ImageSet::folder(path).or_else(|_| halves()),
+    }
+}

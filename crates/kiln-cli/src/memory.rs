@@ -1,0 +1,113 @@
+//! `cargo xtask memory`: the memory of a real training step, explained.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::process::ExitCode;
+
+use crate::output::print_json;
+use crate::pipelines::{PipelineSettings, Run, SharedTask};
+use crate::usage::Usage;
+use anyhow::{Result, bail};
+use burn::tensor::Device;
+use bytesize::ByteSize;
+use kiln_training::{StageMemory, StagePlan};
+use serde_json::{Value, json};
+
+use crate::cli::{RunArgs, Train};
+use crate::plan::{devices, heading};
+use crate::train::interrupt::Interrupt;
+use crate::train::{into_cli_error, prepare, report, segment, start};
+
+/// The first step also makes the optimizer's state, the second is like all that follow, the third is measured.
+const STEPS: u64 = 3;
+/// Buffers that the table lists.
+const HOLDERS: usize = 12;
+
+pub(crate) fn run(command: Train) -> Result<ExitCode> {
+    match command {
+        Train::Classify(arguments) => {
+            let (run, device) = prepare::classify(&arguments, 0)?;
+            profile(run, &device, &arguments.run)
+        }
+        Train::Segment(arguments) => {
+            let (run, device) = segment::segment(&arguments)?;
+            profile(run, &device, &arguments.run)
+        }
+        Train::Gpt(arguments) => {
+            let (run, device) = prepare::gpt(&arguments, 0)?;
+            profile(run, &device, &arguments.run)
+        }
+    }
+}
+
+/// Predicted and measured memory of each stage in forward and backward passes.
+fn compared(plan: &StagePlan, measured: &[StageMemory]) -> String {
+    let mut text = format!(
+        "{:<5}  {:>11}  {:>11}  {:>6}  {:>11}  {:>11}  {:>6}\n",
+        "stage", "peak", "measured", "error", "activations", "measured", "error"
+    );
+    let error = |predicted: u64, measured: u64| 100.0 * (predicted as f64 / measured.max(1) as f64 - 1.0);
+    for (stage, (load, measured)) in plan.loads.iter().zip(measured).enumerate() {
+        let (passes, kept) = (load.estimate.passes_peak_bytes, load.activations_in_flight());
+        let _ = writeln!(
+            text,
+            "{stage:<5}  {:>11}  {:>11}  {:>+5.1}%  {:>11}  {:>11}  {:>+5.1}%",
+            ByteSize(passes).to_string(),
+            ByteSize(measured.peak_bytes).to_string(),
+            error(passes, measured.peak_bytes),
+            ByteSize(kept).to_string(),
+            ByteSize(measured.activation_bytes).to_string(),
+            error(kept, measured.activation_bytes),
+        );
+    }
+    text
+}
+
+fn profile<T: SharedTask, S: PipelineSettings>(
+    run: Run<T, S>,
+    device: &Device,
+    arguments: &RunArgs,
+) -> Result<ExitCode> {
+    if arguments.resume.is_some() {
+        bail!(Usage("--resume goes on with a run, expected a new one to be measured".into()));
+    }
+    if run.setup.settings.run().parallel.replicas.is_some() {
+        bail!(Usage("--replicas divides a batch, expected one replica to be measured".into()));
+    }
+    let (mut trainer, setup) = start(run, device, arguments, &Interrupt::default(), None)?;
+    let of_stages = trainer.measure_stages()?;
+    if !of_stages {
+        trainer.measure_step(STEPS - 1);
+    }
+    let batches = (0..).flat_map(|epoch| setup.data.train.epoch(epoch, 0));
+    for batch in batches.take(STEPS as usize) {
+        let _ = trainer.step(&batch?).map_err(into_cli_error)?;
+    }
+    let report = report(&trainer, &setup, trainer.measured())?;
+    let folder = arguments.out.clone().unwrap_or_default();
+    if !folder.as_os_str().is_empty() {
+        std::fs::create_dir_all(&folder)?;
+    }
+    let page = folder.join(format!("memory-{}.html", setup.name));
+    report.write_html(&page)?;
+    match arguments.json {
+        true => {
+            let mut json: Value = serde_json::from_str(&report.json())?;
+            json["page"] = json!(page);
+            if let Some(plan) = trainer.stage_plan() {
+                json["plan"] = json!(plan);
+                json["stages"] = json!(trainer.stage_memory());
+            }
+            print_json(&json)?;
+        }
+        false => {
+            let mut out = std::io::stdout().lock();
+            write!(out, "{}", report.text(HOLDERS))?;
+            if let (Some(plan), Some(measured)) = (trainer.stage_plan(), trainer.stage_memory()) {
+                write!(out, "\n{}{}\n{}", heading(plan), devices(plan), compared(plan, &measured))?;
+            }
+            tracing::info!("{}", page.display());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,44 @@
+//! The optimizer that the options ask for, put into the settings of a run.
+
+use crate::pipelines::{PipelineSettings, usual_rate};
+use crate::usage::Usage;
+use anyhow::Result;
+use kiln_training::{BatchRule, BatchScaling};
+
+use crate::cli::RunArgs;
+
+/// Lays the options about the optimizer over settings that are otherwise complete: what they mean depends on the recipe's optimizer.
+///
+/// # Errors
+/// [`Usage`] for an unknown name, numbers of an optimizer that cannot be, and a base batch of 0.
+pub(crate) fn lay_optimizer_over(settings: &mut impl PipelineSettings, arguments: &RunArgs) -> Result<()> {
+    let options = &arguments.optimizer;
+    if let Some(name) = &options.optimizer {
+        let before = settings.optimizer();
+        let after = before.switched(name).map_err(|error| Usage(error.to_string()))?;
+        *settings.optimizer_mut() = after;
+        let factor = usual_rate(&after) / usual_rate(&before);
+        if arguments.learning_rate.is_none() && factor != 1.0 {
+            settings.schedule_mut().peak *= factor;
+            tracing::info!("learning rate {:.2e} for {name}; --learning-rate sets another", settings.schedule().peak);
+        }
+    }
+    settings.optimizer().check().map_err(|error| Usage(error.to_string()))?;
+    if options.optimizer_offload {
+        settings.run_mut().optimizer_offload = true;
+    }
+    if let Some(base_batch) = options.base_batch {
+        let rule = match options.batch_rule.as_deref() {
+            Some("linear") => BatchRule::Linear,
+            Some("sqrt") => BatchRule::Sqrt,
+            Some(other) => return Err(Usage(format!("--batch-rule is '{other}', expected linear or sqrt")).into()),
+            None if settings.optimizer().follows_gradient() => BatchRule::Linear,
+            None => BatchRule::Sqrt,
+        };
+        if base_batch == 0 {
+            return Err(Usage("--base-batch is 0, expected at least 1".into()).into());
+        }
+        settings.run_mut().batch_scaling = Some(BatchScaling { rule, base_batch: base_batch as usize });
+    }
+    Ok(())
+}

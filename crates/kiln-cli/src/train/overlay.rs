@@ -1,0 +1,158 @@
+//! Settings put together: defaults of the recipe, overlaid by a TOML file, overlaid by the command line.
+
+use std::path::{Path, PathBuf};
+
+use crate::usage::Usage;
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+use crate::cli::RunArgs;
+
+impl RunArgs {
+    /// The options of the command line, in the shape of the settings file.
+    pub(crate) fn overlay(&self) -> Overlay {
+        let mut overlay = Overlay::default();
+        overlay.set("run", "data", self.data.as_deref().map(absolute));
+        overlay.set("run", "device", self.device.clone());
+        overlay.set("run", "seed", self.seed.map(i64::from));
+        overlay.set("run", "epochs", self.epochs.map(i64::from));
+        overlay.set("run", "max_steps", self.max_steps.map(i64::from));
+        overlay.set("run", "batch_size", self.batch_size.map(i64::from));
+        overlay.set("run", "micro_batch", self.micro_batch.map(i64::from));
+        overlay.set("run", "precision", self.precision.clone());
+        overlay.set("run", "checkpointing", self.checkpointing.clone());
+        overlay.set("run", "memory", self.memory.clone());
+        overlay.set("run", "clip_norm", self.clip_norm);
+        overlay.set("run", "workers", self.workers.map(i64::from));
+        overlay.set("run", "loader_memory", self.loader_memory.clone());
+        overlay.set("run", "bad_samples", self.bad_samples.clone());
+        overlay.set("run", "evaluate_every", self.evaluate_every.map(i64::from));
+        overlay.set("run", "save_every", self.save_every.map(i64::from));
+        overlay.set("run", "keep", self.keep.map(i64::from));
+        overlay.set("schedule", "peak", self.learning_rate);
+        let parallel = &self.parallel;
+        overlay.set_within("run", "parallel", "replicas", parallel.replicas.clone());
+        overlay.set_within("run", "parallel", "shard_optimizer", parallel.shard_optimizer.then_some(true));
+        overlay.set_within("run", "parallel", "stages", parallel.stages.clone());
+        overlay.set_within("run", "parallel", "schedule", parallel.schedule.clone());
+        overlay
+    }
+}
+
+/// Some settings, as tables of values.
+#[derive(Default)]
+pub(crate) struct Overlay(Table);
+
+impl Overlay {
+    pub(crate) fn set(&mut self, table: &str, key: &str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            let table = self.0.entry(table).or_insert_with(|| Value::Table(Table::new()));
+            if let Value::Table(table) = table {
+                table.insert(key.to_owned(), value.into());
+            }
+        }
+    }
+
+    /// Sets a value in a table of a table.
+    pub(crate) fn set_within(&mut self, table: &str, inner: &str, key: &str, value: Option<impl Into<Value>>) {
+        let Some(value) = value else { return };
+        let mut at = &mut self.0;
+        for name in [table, inner] {
+            let Value::Table(next) = at.entry(name).or_insert_with(|| Value::Table(Table::new())) else { return };
+            at = next;
+        }
+        at.insert(key.to_owned(), value.into());
+    }
+}
+
+/// A settings file as it stands, but for its paths, which become absolute as on the
+/// command line.
+pub(crate) fn read(path: &Path) -> Result<Table> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config '{}'", path.display()))?;
+    let mut table: Table = text
+        .parse()
+        .map_err(|e: toml::de::Error| Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())))?;
+    for keys in [
+        &["run", "data"][..],
+        &["text", "tokenizer", "bpe"],
+        &["compression", "weights"],
+        &["compression", "teacher", "checkpoint"],
+    ] {
+        let value = keys[1..].iter().fold(table.get_mut(keys[0]), |value, key| value?.get_mut(*key));
+        if let Some(Value::String(path)) = value {
+            *path = absolute(Path::new(path.as_str()));
+        }
+    }
+    Ok(table)
+}
+
+/// A path that means the same from another directory: a run is resumed and evaluated from anywhere.
+pub(crate) fn absolute(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+}
+
+/// The data set that a settings file names.
+pub(crate) fn data_of(file: Option<&(&Path, Table)>) -> Option<PathBuf> {
+    file?.1.get("run")?.get("data")?.as_str().map(PathBuf::from)
+}
+
+/// `defaults`, overlaid by `file`, overlaid by the command line. A run that goes on has no defaults: all its
+/// settings are in its file.
+pub(crate) fn resolve<S: Serialize + DeserializeOwned>(
+    defaults: Option<&S>,
+    file: Option<(&Path, Table)>,
+    arguments: Overlay,
+) -> Result<S> {
+    let mut all = defaults.map(Table::try_from).transpose()?.unwrap_or_default();
+    let origin = file.as_ref().map(|(path, _)| format!("config '{}'", path.display()));
+    merge(&mut all, file.map(|(_, table)| table).unwrap_or_default());
+    if let Some(origin) = origin {
+        let _: S = parse(all.clone(), &origin)?; // an error in the file is not the command line's fault
+    }
+    merge(&mut all, arguments.0);
+    parse(all, "command line")
+}
+
+fn parse<S: DeserializeOwned>(all: Table, origin: &str) -> Result<S> {
+    all.try_into().map_err(|e: toml::de::Error| {
+        let text = e.to_string();
+        let key = text.lines().find_map(|line| line.trim().strip_prefix("in `"));
+        let place = key.map_or(String::new(), |key| format!(" in [{}]", key.trim_end_matches('`')));
+        Usage(format!("{origin}{place}: {}", e.message())).into()
+    })
+}
+
+fn merge(base: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            // An optimizer is one of several with different keys: the new one takes the place of the old.
+            (Some(Value::Table(base)), Value::Table(over)) if key != "optimizer" => merge(base, over),
+            (_, value) => drop(base.insert(key, value)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_paths_in_a_file_become_absolute() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        std::fs::write(&path, "[run]\ndata = 'a/text'\nseed = 3\n[text]\ntokenizer = { bpe = 'a/tokenizer' }\n")
+            .unwrap();
+        let here = std::env::current_dir().unwrap();
+        let table = read(&path).unwrap();
+        let shown = |name: &str| here.join(name).display().to_string();
+        assert_eq!(table["run"]["data"].as_str(), Some(&*shown("a/text")));
+        assert_eq!(table["text"]["tokenizer"]["bpe"].as_str(), Some(&*shown("a/tokenizer")));
+        // What has no such path stays as it is.
+        for text in ["[text]\ntokenizer = 'bytes'\n", "run = 7\n", ""] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(read(&path).unwrap(), text.parse::<Table>().unwrap());
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Runs of several replicas: in threads of this process, or in the processes that mpirun started.
+
+use std::panic::resume_unwind;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::pipelines::{PipelineSettings, Replicas, Run, RunSettings, SharedTask};
+use crate::usage::Usage;
+use anyhow::{Result, bail};
+use burn::tensor::Device;
+use kiln_data::Replica;
+use kiln_models::SafetensorsModel;
+use kiln_parallel::{Communicator, Local, Nested};
+use kiln_training::{Checkpoints, Finish};
+
+use super::drive::{drive, into_cli_error, start};
+use super::interrupt::Interrupt;
+use crate::cli::RunArgs;
+
+/// The longest that a replica waits for another one of its process while both wait for other processes: longer than these.
+const INSIDE: Duration = Duration::from_secs(900);
+
+/// Says in the settings which replica this is. `thread` counts the replicas of this process.
+pub(crate) fn place(settings: &mut RunSettings, thread: usize) -> Result<()> {
+    settings.parallel.check()?;
+    let Some(Replicas { mpi, here }) = &settings.parallel.replicas else { return Ok(()) };
+    let (process, processes) = if *mpi { mpi::world()? } else { (0, 1) };
+    let (index, count) = (process * here.count() + thread, processes * here.count());
+    if !settings.batch_size.is_multiple_of(count) {
+        let batch = settings.batch_size;
+        bail!(Usage(format!("--batch-size is {batch}, expected a multiple of the {count} replicas, which divide it")));
+    }
+    settings.replica = Replica::new(index, count)?;
+    Ok(())
+}
+
+/// Trains the run on as many replicas as its settings say. `prepare` makes the run of another replica of this process.
+pub(crate) fn train<T, S>(
+    (run, device): (Run<T, S>, Device),
+    arguments: &RunArgs,
+    prepare: impl Fn(usize) -> Result<(Run<T, S>, Device)> + Sync,
+) -> Result<ExitCode>
+where
+    T: SharedTask<Model: SafetensorsModel>,
+    S: PipelineSettings,
+{
+    let Some(replicas) = run.setup.settings.run().parallel.replicas.clone() else {
+        return drive(run, &device, arguments, None);
+    };
+    let processes = if replicas.mpi { Some(mpi::communicator()?) } else { None };
+    if processes.as_ref().is_some_and(|processes| processes.replicas() == 1) {
+        tracing::warn!("--replicas mpi in one process: several are started by mpirun, as in mpirun -n 2");
+    }
+    let first_process = processes.as_ref().is_none_or(|processes| processes.rank() == 0);
+    let join = |inside: Arc<dyn Communicator>| -> Result<Arc<dyn Communicator>> {
+        Ok(match processes.clone() {
+            Some(processes) if inside.replicas() == 1 => processes,
+            Some(processes) => Arc::new(Nested::new(inside, processes)?),
+            None => inside,
+        })
+    };
+    let mut group = threads(&replicas)?.into_iter();
+    let Some(first) = group.next() else { return drive(run, &device, arguments, None) };
+    thread::scope(|scope| {
+        let (prepare, join) = (&prepare, &join);
+        let others = group.enumerate().map(|(index, inside)| {
+            let work = move || {
+                let communicator = tell(&inside.clone(), || join(inside))?;
+                tell(&communicator.clone(), || follow(prepare(index + 1)?, arguments, communicator))
+            };
+            scope.spawn(work)
+        });
+        let others: Vec<_> = others.collect();
+        let outcome = tell(&first.clone(), || join(first)).and_then(|communicator| {
+            tell(&communicator.clone(), || match first_process {
+                true => drive(run, &device, arguments, Some(communicator)),
+                false => follow((run, device), arguments, communicator),
+            })
+        });
+        for other in others {
+            // What it ended with is in the error of the first replica.
+            let _ = other.join().unwrap_or_else(|panic| resume_unwind(panic));
+        }
+        outcome
+    })
+}
+
+/// The replicas of a process. Those on CUDA devices of their own sum by NCCL.
+fn threads(Replicas { mpi, here }: &Replicas) -> Result<Vec<Arc<dyn Communicator>>> {
+    let limit = if *mpi { INSIDE } else { Local::TIME_LIMIT };
+    #[cfg(feature = "cuda")]
+    if let crate::pipelines::Places::Devices(names) = here {
+        let cards = names.iter().map(|name| name.strip_prefix("cuda:")?.parse().ok());
+        if let Some(cards) = cards.collect::<Option<Vec<usize>>>() {
+            let group = kiln_parallel::Nccl::group(&cards)?;
+            let shared =
+                |replica: kiln_parallel::Nccl| Arc::new(replica.with_time_limit(limit)) as Arc<dyn Communicator>;
+            return Ok(group.into_iter().map(shared).collect());
+        }
+    }
+    let shared = |replica: Local| Arc::new(replica.with_time_limit(limit)) as Arc<dyn Communicator>;
+    Ok(Local::group(here.count()).into_iter().map(shared).collect())
+}
+
+/// Runs a replica's part, and tells the others how it ended if it failed.
+fn tell<C: Communicator + ?Sized, R>(communicator: &Arc<C>, work: impl FnOnce() -> Result<R>) -> Result<R> {
+    work().inspect_err(|error| communicator.leave(&format!("{error:#}")))
+}
+
+/// Takes the steps of a run whose files another replica writes.
+fn follow<T, S>(
+    (run, device): (Run<T, S>, Device),
+    arguments: &RunArgs,
+    communicator: Arc<dyn Communicator>,
+) -> Result<ExitCode>
+where
+    T: SharedTask<Model: SafetensorsModel>,
+    S: PipelineSettings,
+{
+    let settings = run.setup.settings.run();
+    let keep = settings.keep;
+    // A signal reaches every process of mpirun; in threads the first replica listens, and all stop when one is asked to.
+    let listens = |replicas: &Replicas| replicas.mpi && settings.replica.index().is_multiple_of(replicas.here.count());
+    let interrupt = match settings.parallel.replicas.as_ref().is_some_and(listens) {
+        true => Interrupt::listen()?,
+        false => Interrupt::default(),
+    };
+    let (mut trainer, setup) = start(run, &device, arguments, &interrupt, Some(communicator))?;
+    let directory = arguments.resume.as_ref().map(|run| run.join(crate::pipelines::CHECKPOINTS));
+    trainer.set_checkpoints(Checkpoints::new(directory.clone().unwrap_or_default(), keep)?);
+    let _ = trainer.set_data(&setup.data.train)?;
+    if directory.is_some() {
+        trainer.resume()?;
+    } else if setup.settings.compression().is_some() {
+        // Where the optimizer's state is divided, the first replica needs this one's part for its first checkpoint.
+        trainer.save()?;
+    }
+    trainer.observe(move |_| match interrupt.requested() {
+        true => std::ops::ControlFlow::Break(()),
+        false => std::ops::ControlFlow::Continue(()),
+    });
+    Ok(match trainer.fit(&setup.data).map_err(into_cli_error)? {
+        Finish::Complete => ExitCode::SUCCESS,
+        Finish::Stopped => ExitCode::from(130),
+    })
+}
+
+/// Takes leave of the processes that mpirun started, if there are any. A process that does not is taken for one that has failed.
+pub(crate) fn finish() {
+    mpi::finish();
+}
+
+/// The processes that mpirun started.
+#[cfg(feature = "mpi")]
+mod mpi {
+    use std::sync::{Arc, Mutex, PoisonError};
+    use std::time::Duration;
+
+    use anyhow::Result;
+    use kiln_parallel::{Communicator, Mpi};
+
+    /// The longest that a process waits for another one.
+    const WAIT: Duration = Duration::from_secs(600);
+
+    static WORLD: Mutex<Option<Arc<Mpi>>> = Mutex::new(None);
+
+    pub(super) fn communicator() -> Result<Arc<dyn Communicator>> {
+        let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+        let mpi = match world.take() {
+            Some(mpi) => mpi,
+            None => Arc::new(Mpi::init(WAIT)?),
+        };
+        Ok(world.insert(mpi).clone())
+    }
+
+    /// The number of this process, and how many there are.
+    pub(super) fn world() -> Result<(usize, usize)> {
+        let communicator = communicator()?;
+        Ok((communicator.rank(), communicator.replicas()))
+    }
+
+    pub(super) fn finish() {
+        drop(WORLD.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+mod mpi {
+    use std::sync::Arc;
+
+    use crate::usage::Usage;
+    use anyhow::{Result, bail};
+    use kiln_parallel::Communicator;
+
+    pub(super) fn communicator() -> Result<Arc<dyn Communicator>> {
+        bail!(Usage("--replicas mpi needs a build with --features mpi, as docs/parallelism.md says".into()))
+    }
+
+    pub(super) fn world() -> Result<(usize, usize)> {
+        communicator().map(|_| (0, 1))
+    }
+
+    pub(super) fn finish() {}
+}

@@ -1,0 +1,69 @@
+//! The command line of maintainers, with the commands of users in it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Train burn models inside a memory budget, and maintain Kiln.
+#[derive(Parser)]
+#[command(name = "cargo xtask", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one, parsed once")]
+pub(crate) enum Command {
+    #[command(flatten)]
+    Kiln(kiln_cli::Command),
+    /// Make the small data sets in fixtures/ again from the full ones
+    Fixtures(Fixtures),
+    /// Everything that must hold before a commit, cheapest first
+    Check(Check),
+    /// Measure what Kiln costs: whole training steps against burn's own loop, their memory, and single functions
+    Bench(benches::bench::BenchArguments),
+    /// Feed random and damaged files to everything that reads files, each target for a while; needs cargo-fuzz and nightly
+    Fuzz(Fuzz),
+    /// Find out what this does on a GPU: a numbered list of checks and measurements, each in a process of its own
+    Gpu(benches::gpu::GpuArguments),
+    /// Pack the program and its fixtures into dist/*.tar.xz for a machine without Rust
+    Dist(Dist),
+}
+
+#[derive(Args)]
+pub(crate) struct Check {
+    /// Leave out the tests, where they have just run
+    #[arg(long)]
+    pub(crate) without_tests: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Fixtures {
+    /// The full Fashion-MNIST, as `fetch` leaves it
+    #[arg(long, value_name = "DIR", default_value = "data/fashion-mnist")]
+    pub(crate) data: PathBuf,
+    /// Where to write, for comparing with the committed files [default: fixtures/fashion-mnist]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct Dist {
+    /// Leave out the CUDA backend
+    #[arg(long)]
+    pub(crate) no_cuda: bool,
+    /// Have kernels compiled by NVIDIA's NVRTC, which must be on the machine with the GPU, and not by LLVM
+    #[arg(long, conflicts_with = "no_cuda")]
+    pub(crate) cuda_cpp: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Fuzz {
+    /// Which targets: jpeg, png, tiff, other, raster, idx, cifar, state, tokens [default: all of them, one after the other]
+    #[arg(value_name = "TARGET")]
+    pub(crate) targets: Vec<String>,
+    /// Seconds for each target
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    pub(crate) seconds: u32,
+}
