@@ -1,6 +1,6 @@
-//! Calling the program, and small data for it.
+//! Calling the program.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 /// The program, run in `folder`.
@@ -16,16 +16,4 @@ pub(crate) fn output(folder: &Path, arguments: &[&str]) -> Output {
 
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-pub(crate) fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(name)
-}
-
-/// The first `bytes` of the book.
-pub(crate) fn text(folder: &Path, bytes: usize) -> PathBuf {
-    let book = std::fs::read_to_string(fixture("moby-dick/moby-dick.txt")).unwrap();
-    let path = folder.join("text.txt");
-    std::fs::write(&path, &book[..book.floor_char_boundary(bytes)]).unwrap();
-    path
 }
