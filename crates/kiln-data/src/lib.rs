@@ -43,6 +43,7 @@ mod error;
 mod images;
 mod loader;
 mod order;
+mod panic_message;
 mod partial;
 mod text;
 mod tiles;

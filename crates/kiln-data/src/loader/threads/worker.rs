@@ -10,8 +10,8 @@ use crate::error::Error;
 use crate::loader::batch_plan::BatchPlan;
 use crate::loader::stats::Stage;
 use crate::order::Sampler;
+use crate::panic_message::message;
 
-use super::panic_message::message;
 use super::shared::Shared;
 
 /// A thread that makes a batch, for the code that reads the samples: it offers the byte budget, the policy for samples that

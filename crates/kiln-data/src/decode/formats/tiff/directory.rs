@@ -24,6 +24,8 @@ pub(super) struct Directory {
     /// The position of the low byte of the photometric interpretation, if that is a palette.
     pub(super) interpretation: Option<u64>,
     pub(super) colours: Option<Palette>,
+    /// Whether the first pixel is in the low bits of a byte (FillOrder 2).
+    pub(super) low_bits_first: bool,
 }
 
 impl Directory {
@@ -67,6 +69,10 @@ impl Directory {
                     colour_map = Some((number(value), count));
                     continue;
                 }
+                266 => {
+                    directory.low_bits_first = number(&value[..bytes]) == LOW_BITS_FIRST;
+                    continue;
+                }
                 347 => 1 << 16, // tables of a JPEG
                 256..=259 | 262 | 274 | 277 | 278 | 284 | 317 | 322 | 323 | 338 | 339 | 530 => 1024,
                 _ => continue, // is not read
@@ -90,7 +96,10 @@ impl Directory {
 /// RGBPalette, as a photometric interpretation.
 const PALETTE: u64 = 3;
 
-pub(super) fn take<const N: usize>(reader: &mut Reader) -> io::Result<[u8; N]> {
+/// The lower-order bits of a byte come first, as a fill order.
+const LOW_BITS_FIRST: u64 = 2;
+
+pub(super) fn take<const N: usize>(reader: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     reader.read_exact(&mut bytes)?;
     Ok(bytes)

@@ -12,9 +12,9 @@ use crate::decode::pixels::orientation::Orientation;
 use crate::decode::source::reader::Reader;
 use crate::decode::source::reason::Reason;
 
+use super::adapted::Adapted;
 use super::directory::{Damage, Directory};
 use super::layout::Layout;
-use super::palette::Indices;
 
 /// Reads the first directory. Source: TIFF 6.0; the BigTIFF design of libtiff.
 pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
@@ -29,7 +29,7 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
         }
     })?;
     reader.rewind().map_err(|e| e.to_string())?;
-    let mut decoder = Decoder::new(Indices::new(reader, directory.interpretation)).map_err(Reason::from)?;
+    let mut decoder = Decoder::new(Adapted::new(reader, directory.interpretation)).map_err(Reason::from)?;
     let (width, height) = decoder.dimensions().map_err(Reason::from)?;
     let layout = Layout::read(&mut decoder, directory)?;
     let orientation = decoder.find_tag_unsigned(Tag::Orientation).map_err(Reason::from)?;
