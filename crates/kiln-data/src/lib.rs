@@ -50,8 +50,8 @@ mod tiles;
 mod train_test;
 
 pub use decode::{
-    Area, DecodeOptions, DecodePath, DecodePlan, Format, Header, Image, ImageFile, Orientation, Oversized, Quality,
-    Raster, RasterWindow, SampleType, Samples, View,
+    Area, Damage, DecodeOptions, DecodePath, DecodePlan, DecodedImage, Format, Header, Image, ImageFile, Orientation,
+    Oversized, Quality, Raster, RasterWindow, SampleType, Samples, View,
 };
 pub use error::Error;
 pub use images::{

@@ -63,7 +63,7 @@ impl Codec {
         }
     }
 
-    /// Decodes `part` of an image of `size` to `kept` channels.
+    /// Decodes `part` of an image of `size` to `kept` channels. Returns also the damage that was read over.
     pub(super) fn decode(
         &self,
         reader: Reader,
@@ -71,12 +71,12 @@ impl Codec {
         path: DecodePath,
         part: &Rect,
         kept: usize,
-    ) -> Result<Image, Reason> {
+    ) -> Result<(Image, Option<&'static str>), Reason> {
         guarded(|| match self {
             Self::Jpeg(layout) => jpeg::decode(layout, reader, path, kept),
-            Self::Png(layout) => layout.decode(reader, size[1], part, path.factor(), kept),
-            Self::Tiff(layout) => tiff::decode(layout, reader, part, path.factor(), kept),
-            Self::Other(layout) => layout.decode(reader, size, kept),
+            Self::Png(layout) => Ok((layout.decode(reader, size[1], part, path.factor(), kept)?, None)),
+            Self::Tiff(layout) => Ok((tiff::decode(layout, reader, part, path.factor(), kept)?, None)),
+            Self::Other(layout) => Ok((layout.decode(reader, size, kept)?, None)),
         })
     }
 }

@@ -217,8 +217,9 @@ impl Layout {
 
 const CHUNKS: usize = 64 * 1024;
 
-/// Renames the EXIF chunk of a PNG, which its decoder would keep, to `ekIf`, an unknown chunk that the decoder skips. The
-/// checksum of an unknown chunk may be wrong.
+/// Renames chunks of a PNG to unknown ones, which its decoder skips, and whose checksum may be wrong: EXIF, which the
+/// decoder would keep, becomes `ekIf`, and the chunks of an animation `acTl`, `fcTl` and `fdAt`. Only the image is decoded
+/// that programs without animations show, and the decoder would refuse frames out of order.
 #[derive(Debug, Default)]
 struct Chunks {
     /// Bytes read of the signature or of the header of a chunk.
@@ -243,6 +244,10 @@ impl Patch for Chunks {
             // The second letter decides, and can still be changed.
             if self.signed && self.seen == 5 && self.header[4..6] == *b"eX" {
                 piece[at] = b'k';
+            }
+            // The last letter tells that all of the name is known.
+            if self.signed && self.seen == 7 && matches!(&self.header[4..], b"acTL" | b"fcTL" | b"fdAT") {
+                piece[at] = piece[at].to_ascii_lowercase();
             }
             self.seen = (self.seen + 1) % self.header.len();
             at += 1;

@@ -13,6 +13,8 @@ pub(super) struct Exif {
     chunk: Option<Orientation>,
     /// In the text "Raw profile type exif", as ImageMagick writes it.
     profile: Option<Orientation>,
+    /// In XMP.
+    xmp: Option<Orientation>,
 }
 
 /// Bytes of a chunk that are read: the orientation is at the beginning, a thumbnail at the end.
@@ -27,13 +29,19 @@ const MOST_CHUNKS: usize = 1 << 16;
 impl Exif {
     /// Whether a chunk of this name may hold the orientation.
     pub(super) fn may_hold(name: &[u8]) -> bool {
-        matches!(name, b"eXIf" | b"tEXt" | b"zTXt")
+        matches!(name, b"eXIf" | b"tEXt" | b"zTXt" | b"iTXt")
     }
 
     /// Reads a chunk that [may hold](Self::may_hold) the orientation. The first of each kind counts.
     pub(super) fn add(&mut self, name: &[u8], data: &[u8]) {
         if name == b"eXIf" {
-            self.chunk.get_or_insert_with(|| Orientation::in_exif(data));
+            self.chunk = self.chunk.or_else(|| Orientation::in_exif(data));
+            return;
+        }
+        if name == b"iTXt" {
+            if data.starts_with(b"XML:com.adobe.xmp\0") {
+                self.xmp = self.xmp.or_else(|| Orientation::in_xmp(data));
+            }
             return;
         }
         let Some(text) = data.strip_prefix(b"Raw profile type exif\0") else { return };
@@ -46,7 +54,7 @@ impl Exif {
             }
             _ => text,
         };
-        self.profile.get_or_insert_with(|| Orientation::in_exif(&from_hexadecimal(text)));
+        self.profile = self.profile.or_else(|| Orientation::in_exif(&from_hexadecimal(text)));
     }
 
     /// The same for the chunks of `file` from byte `at` on, which follow the first chunk of image data. Some programs
@@ -73,13 +81,13 @@ impl Exif {
         }
     }
 
-    /// Whether `eXIf` was found, which counts more than text.
+    /// Whether `eXIf` has it, which counts more than text.
     pub(super) fn is_certain(&self) -> bool {
         self.chunk.is_some()
     }
 
     pub(super) fn orientation(&self) -> Orientation {
-        self.chunk.or(self.profile).unwrap_or_default()
+        self.chunk.or(self.profile).or(self.xmp).unwrap_or_default()
     }
 }
 
@@ -131,6 +139,7 @@ mod tests {
                 vec![chunk(b"tEXt", b"Comment\0x"), chunk(b"zTXt", b"Raw profile type exif\0\0damage")],
                 Orientation::default(),
             ),
+            (vec![chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation=\"8\"/>")], eight),
             (vec![chunk(b"IEND", &[]), chunk(b"eXIf", SIX)], Orientation::default()),
         ] {
             let mut exif = Exif::default();

@@ -36,13 +36,24 @@ impl Orientation {
         Some(Self { transpose, flip_rows, flip_columns })
     }
 
-    /// The orientation in the first directory of an EXIF block, upright when there is none. The block begins with its TIFF
-    /// header or, as some programs write it in PNG and WebP too, with the name that it has in a JPEG.
-    pub(crate) fn in_exif(mut exif: &[u8]) -> Self {
+    /// The orientation in the first directory of an EXIF block, if it is there. The block begins with its TIFF header or, as
+    /// some programs write it in PNG and WebP too, with the name that it has in a JPEG.
+    pub(crate) fn in_exif(mut exif: &[u8]) -> Option<Self> {
         while let Some(rest) = exif.strip_prefix(b"Exif\0\0") {
             exif = rest;
         }
-        exif_value(exif).and_then(Self::from_exif).unwrap_or_default()
+        exif_value(exif).and_then(Self::from_exif)
+    }
+
+    /// The orientation in XMP, which is text: `tiff:Orientation="6"` or `<tiff:Orientation>6<`. For images without EXIF, as
+    /// in Pillow.
+    pub(crate) fn in_xmp(xmp: &[u8]) -> Option<Self> {
+        const NAME: &[u8] = b"tiff:Orientation";
+        let at = xmp.windows(NAME.len()).position(|name| name == NAME)?;
+        match xmp.get(at + NAME.len()..)? {
+            [b'=', b'"' | b'\'', digit, ..] | [b'>', digit, ..] => Self::from_exif(digit.wrapping_sub(b'0')),
+            _ => None,
+        }
     }
 
     /// `[height, width]` of the upright image from those of the file, and the other way round.
@@ -110,9 +121,9 @@ fn exif_value(tiff: &[u8]) -> Option<u8> {
         let entry = start + 2 + 12 * i;
         if number(entry, 2)? == ORIENTATION {
             let bytes = match number(entry + 2, 2)? {
-                1 => 1,
-                3 => 2,
-                4 => 4,
+                1 | 6 => 1,
+                3 | 8 => 2,
+                4 | 9 => 4,
                 _ => return None,
             };
             return u8::try_from(number(entry + 8, bytes)?).ok();
@@ -161,16 +172,29 @@ mod tests {
         for (little, kind) in [(true, 3), (true, 4), (false, 3), (false, 4)] {
             for value in 1..=8 {
                 let exif = entry(little, kind, u32::from(value));
-                let expected = Orientation::from_exif(value).unwrap();
+                let expected = Orientation::from_exif(value);
                 assert_eq!(Orientation::in_exif(&exif), expected);
                 assert_eq!(Orientation::in_exif(&[b"Exif\0\0", &exif[..]].concat()), expected);
                 for length in 0..exif.len() - 4 {
-                    assert_eq!(Orientation::in_exif(&exif[..length]), Orientation::default());
+                    assert_eq!(Orientation::in_exif(&exif[..length]), None);
                 }
             }
         }
-        assert_eq!(Orientation::in_exif(&entry(true, 2, 6)), Orientation::default());
-        assert_eq!(Orientation::in_exif(&entry(false, 4, 262)), Orientation::default());
+        assert_eq!(Orientation::in_exif(&entry(true, 2, 6)), None);
+        assert_eq!(Orientation::in_exif(&entry(false, 4, 262)), None);
+    }
+
+    #[test]
+    fn xmp_has_it_as_an_attribute_or_as_an_element() {
+        for (text, value) in [
+            ("<rdf:Description tiff:Orientation=\"6\"/>", Some(6)),
+            ("<rdf:Description><tiff:Orientation>3</tiff:Orientation>", Some(3)),
+            ("tiff:Orientation=\"", None),
+            ("tiff:Orientation=\"x\"", None),
+            ("exif:Orientation=\"6\"", None),
+        ] {
+            assert_eq!(Orientation::in_xmp(text.as_bytes()), value.and_then(Orientation::from_exif), "{text}");
+        }
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Chunks {
             true => layout.chunk[0] * layout.chunk[1] * layout.samples + (1 << 16),
             false => usize::MAX,
         };
-        let reader = Adapted::new(reader, layout.interpretation);
+        let reader = Adapted::new(reader, layout.hidden.clone());
         let mut decoder = Decoder::new(reader).map_err(Reason::from)?.with_limits(limits);
         let (width, height) = decoder.dimensions().map_err(Reason::from)?;
         let places = match (layout.jpeg || layout.zstd, decoder.get_chunk_type()) {

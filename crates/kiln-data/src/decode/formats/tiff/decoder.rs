@@ -26,7 +26,7 @@ pub(crate) fn decode(
             let eight = match layout.bits {
                 _ if let Some(palette) = &layout.palette => {
                     bytes.clear();
-                    bytes.extend(samples.iter().flat_map(|index| palette[usize::from(*index)]));
+                    bytes.extend(samples.iter().step_by(layout.samples).flat_map(|index| palette[usize::from(*index)]));
                     &bytes
                 }
                 8 => samples,
@@ -43,7 +43,7 @@ pub(crate) fn decode(
                     &bytes
                 }
             };
-            let eight = match layout.premultiplied {
+            let eight = match layout.premultiplied && layout.palette.is_none() {
                 true => {
                     straight.clear();
                     straight.extend_from_slice(eight);

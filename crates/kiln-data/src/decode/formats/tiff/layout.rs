@@ -12,6 +12,7 @@ use crate::decode::pixels::rect::Rect;
 use crate::decode::pixels::reduce;
 use crate::decode::source::reason::Reason;
 
+use super::adapted::Hidden;
 use super::directory::Directory;
 use super::palette::Palette;
 
@@ -39,8 +40,8 @@ pub(crate) struct Layout {
     /// Whether colours were multiplied by alpha.
     pub(super) premultiplied: bool,
     pub(super) palette: Option<Palette>,
-    /// The position of the photometric interpretation, if that is a palette.
-    pub(super) interpretation: Option<u64>,
+    /// The bytes of the file that the decoder must not see.
+    pub(super) hidden: Hidden,
 }
 
 impl Layout {
@@ -58,23 +59,26 @@ impl Layout {
         let planar = decoder.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(Reason::from)?;
         let extra = decoder.find_tag_unsigned_vec::<u16>(Tag::ExtraSamples).map_err(Reason::from)?;
         let jpeg = compression == Some(CompressionMethod::ModernJPEG.to_u16());
-        let Directory { interpretation, colours, low_bits_first } = directory;
-        let palette = match (interpretation, colours, bits) {
+        let Directory { hidden, colours, low_bits_first, .. } = directory;
+        let palette = match (hidden.palette, colours, bits) {
             (None, ..) => None,
-            (Some(_), Some(colours), 1..=8) if samples == 1 && colours.len() == 1 << bits => Some(colours),
+            // Samples behind the index are not colour.
+            (Some(_), Some(colours), 1..=8) if colours.len() == 1 << bits => Some(colours),
             (Some(_), colours, _) => {
                 let count = colours.map_or(0, |colours| colours.len());
                 return Err(format!(
-                    "a TIFF of {samples} samples of {bits} bits and a palette of {count} colours, expected one of 1 to \
-                     8 bits and as many colours as that has values"
+                    "a TIFF of {samples} samples of {bits} bits and a palette of {count} colours, expected indices of \
+                     1 to 8 bits and as many colours as these have values"
                 )
                 .into());
             }
         };
         let filled = [rows.min(height), columns.min(width)].map(|side| side as usize);
         Ok(Self {
-            pixels: pixels(colour, unit.sample_format)
-                .map(|gray| if palette.is_some() { ColourModel::Rgb } else { gray }),
+            pixels: match palette {
+                Some(_) => Ok(ColourModel::Rgb),
+                None => pixels(colour, unit.sample_format),
+            },
             // The header may give 2^32 - 1 rows for a strip.
             chunk: if tiled { [rows as usize, columns as usize] } else { filled },
             filled,
@@ -90,7 +94,7 @@ impl Layout {
             reversed: low_bits_first && !jpeg,
             premultiplied: extra.is_some_and(|extra| extra.first() == Some(&ASSOCIATED_ALPHA)),
             palette,
-            interpretation,
+            hidden,
         })
     }
 
