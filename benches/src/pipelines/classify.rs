@@ -8,7 +8,8 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_checkpointing::{TensorMap, Tensors};
 use kiln_data::{
-    Damage, DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Normalize, Order, Quality, Remainder, TrainTest, Transform,
+    Damage, DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Normalize, Order, Quality, Remainder, TrainTest,
+    Transform,
 };
 use kiln_models::{Classifier, ClassifierBlock, ClassifierConfig, Stem};
 use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct};

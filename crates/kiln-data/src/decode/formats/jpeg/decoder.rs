@@ -37,7 +37,12 @@ pub(crate) fn decode(
     };
     match (image, found.first()) {
         (Ok(image), damage) => Ok((image, damage)),
-        (Err(Reason::Damaged(reason)), Some(damage)) => Err(format!("the JPEG is cut short or damaged: {damage} ({reason})").into()),
+        (Err(Reason::Damaged(reason)), Some(damage)) => {
+            Err(format!("the JPEG is cut short or damaged: {damage} ({reason})").into())
+        }
+        (Err(Reason::Damaged(reason)), None) if reason.contains("uffman") => {
+            Err(format!("its coded pixels are damaged or end too early ({reason})").into())
+        }
         (Err(reason), _) => Err(reason),
     }
 }
