@@ -26,10 +26,8 @@ fn decode(bytes: &[u8], damage: Damage, quality: Quality) -> Result<DecodedImage
     file.decode_with_warning(&plan)
 }
 
-/// A segment of a JPEG.
+/// A segment of a JPEG, from 0xff to the byte after it.
 struct Segment {
-    marker: u8,
-    /// From 0xff to the byte after the segment.
     from: usize,
     to: usize,
 }
@@ -40,7 +38,7 @@ fn segments(jpeg: &[u8]) -> Vec<Segment> {
     loop {
         let [0xff, marker, high, low] = jpeg[at..at + 4] else { panic!("no marker at {at}") };
         let to = at + 2 + usize::from(u16::from_be_bytes([high, low]));
-        found.push(Segment { marker, from: at, to });
+        found.push(Segment { from: at, to });
         if marker == 0xda {
             return found;
         }
@@ -146,8 +144,14 @@ fn an_end_marker_may_be_missing_but_no_pixels() {
             }
         }
     }
+    // Several scans: the last one tells.
     let jpeg = fixture("progressive.jpg");
     assert!(decode(&jpeg[..jpeg.len() - 2], Damage::Repair, Quality::Exact).is_err());
+    for quality in [Quality::Exact, Quality::Fast] {
+        let ended = [&jpeg[..jpeg.len() - 400], &[0xff, 0xd9]].concat();
+        let error = decode(&ended, Damage::Repair, quality).unwrap_err();
+        assert!(matches!(&error, Error::Format { .. }), "{error}");
+    }
 }
 
 #[test]

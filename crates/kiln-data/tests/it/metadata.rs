@@ -77,6 +77,8 @@ fn exif_of_a_webp_counts_with_and_without_its_name() {
     let with = |name: &[u8], body: &[u8]| {
         let chunk = [name, &(body.len() as u32).to_le_bytes(), body, &[0][..body.len() % 2]].concat();
         let mut file = [&original[..at], &chunk, &original[at + 8 + length.next_multiple_of(2)..]].concat();
+        // The flags of the header say which of them there is (RFC 9649, section 2.7.1).
+        file[20] = file[20] & !0x0c | if name == b"EXIF" { 0x08 } else { 0x04 };
         let size = (file.len() - 8) as u32;
         file[4..8].copy_from_slice(&size.to_le_bytes());
         file

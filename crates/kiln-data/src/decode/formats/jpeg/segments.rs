@@ -166,8 +166,8 @@ pub(super) fn adapted(mut reader: Reader, layout: &Layout) -> Result<(Adapted, F
         found.add(damage);
     }
     // libjpeg-turbo checks the end by itself.
-    let scan = (layout.sequential() && !layout.turbo()).then_some(layout.first_scan);
-    let input = ScanEnd::new(reader.into_inner(), scan, found.clone());
+    let scan = (!layout.turbo()).then_some(layout.first_scan);
+    let input = ScanEnd::new(reader.into_inner(), scan, layout.sequential(), found.clone());
     Ok((Patched::new(input, Segments::new(layout.blank.clone(), found.clone())), found))
 }
 
