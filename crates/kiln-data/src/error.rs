@@ -56,6 +56,14 @@ pub enum Error {
         /// The kind.
         reason: String,
     },
+    /// A damaged image could be read, and the options refuse that ([`Damage::Refuse`](crate::Damage::Refuse)).
+    #[error("'{path}' is damaged: {damage}; its pixels could be read")]
+    Repairable {
+        /// The file.
+        path: PathBuf,
+        /// The damage.
+        damage: &'static str,
+    },
     /// Reading a sample takes more bytes than the loader's budget leaves for one.
     #[error("it takes {bytes} bytes to load, expected at most {limit}")]
     NoRoom {
@@ -171,7 +179,7 @@ impl Error {
     pub fn is_of_a_sample(&self) -> bool {
         let of_a_file = matches!(self, Self::Read { .. } | Self::Format { .. } | Self::TooLarge { .. });
         of_a_file
-            || matches!(self, Self::Unsupported { .. })
+            || matches!(self, Self::Unsupported { .. } | Self::Repairable { .. })
             || matches!(self, Self::NoRoom { .. } | Self::SamplePanic { .. })
     }
 
@@ -180,7 +188,7 @@ impl Error {
         match self {
             Self::Read { path, .. } | Self::Write { path, .. } | Self::NoDataSet { path, .. } => Some(path),
             Self::EmptyClass { path, .. } | Self::Format { path, .. } | Self::TooLarge { path, .. } => Some(path),
-            Self::Unsupported { path, .. } => Some(path),
+            Self::Unsupported { path, .. } | Self::Repairable { path, .. } => Some(path),
             _ => None,
         }
     }

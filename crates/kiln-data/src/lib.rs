@@ -11,7 +11,8 @@
 //! - **Order**: a [`Sampler`] chooses the samples of a batch, for any number of replicas: a pure function of (seed,
 //!   epoch, batch), so that a run resumes at any batch. [`LoaderState`] is the position of a run, in one line of text.
 //! - **Batches**: a [`Loader`] makes them on worker threads within a byte budget ([`Loader::peak_bytes`]). The batches and
-//!   their order do not depend on the number of workers. [`BadSamples`] is the policy for files that cannot be read;
+//!   their order do not depend on the number of workers. [`BadSamples`] is the policy for files that cannot be read,
+//!   [`Damage`] for damaged images that can be;
 //!   [`LoaderStats`] shows where the time goes. Batches stay on the host, images as bytes, until `to_device`.
 //! - **burn**: [`BurnLoader`] is the loader as burn's `DataLoader`, for burn's own `Learner`; the sources are burn `Dataset`s.
 //!
@@ -43,14 +44,15 @@ mod error;
 mod images;
 mod loader;
 mod order;
+mod panic_message;
 mod partial;
 mod text;
 mod tiles;
 mod train_test;
 
 pub use decode::{
-    Area, DecodeOptions, DecodePath, DecodePlan, Format, Header, Image, ImageFile, Orientation, Oversized, Quality,
-    Raster, RasterWindow, SampleType, Samples, View,
+    Area, Damage, DecodeOptions, DecodePath, DecodePlan, DecodedImage, Format, Header, Image, ImageFile, Orientation,
+    Oversized, Quality, Raster, RasterWindow, SampleType, Samples, View,
 };
 pub use error::Error;
 pub use images::{

@@ -8,7 +8,8 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_checkpointing::{TensorMap, Tensors};
 use kiln_data::{
-    DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Normalize, Order, Quality, Remainder, TrainTest, Transform,
+    Damage, DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Normalize, Order, Quality, Remainder, TrainTest,
+    Transform,
 };
 use kiln_models::{Classifier, ClassifierBlock, ClassifierConfig, Stem};
 use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct};
@@ -165,6 +166,7 @@ pub fn recipe_for(data: &ImageSet, model: &str) -> Result<ClassifySettings> {
         images: ImageSettings {
             size,
             decode: Quality::Fast,
+            damaged_images: Damage::Repair,
             min_area: if size < 64 { 0.6 } else { 0.25 },
             label_smoothing: 0.1,
             mixup: 0.0,
@@ -210,7 +212,8 @@ fn loaders(
 }
 
 fn decoded(set: ImageSet, settings: &ClassifySettings) -> ImageSet {
-    set.with_decode_options(DecodeOptions::new().with_quality(settings.images.decode))
+    let images = &settings.images;
+    set.with_decode_options(DecodeOptions::new().with_quality(images.decode).with_damage(images.damaged_images))
 }
 
 /// Batches of the part that is evaluated on.

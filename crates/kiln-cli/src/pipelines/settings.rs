@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use bytesize::ByteSize;
-use kiln_data::{BadSamples, LoaderConfig, Normalize, Quality, Replica, TokenizerKind};
+use kiln_data::{BadSamples, Damage, LoaderConfig, Normalize, Quality, Replica, TokenizerKind};
 use kiln_models::{ClassifierConfig, GptConfig, UnetConfig};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{BatchScaling, Checkpointing, Every, MemoryBudget, OptimizerConfig, ScheduleConfig};
@@ -258,6 +258,9 @@ pub struct ImageSettings {
     /// From how many of its pixels an image is made smaller.
     #[serde(default = "fast")]
     pub decode: Quality,
+    /// The policy for damaged images that can be read.
+    #[serde(default)]
+    pub damaged_images: Damage,
     /// Smallest part of an image that a training crop may show.
     pub min_area: f64,
     /// Probability mass spread over all classes.

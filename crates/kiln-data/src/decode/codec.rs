@@ -7,6 +7,7 @@ use super::header::{Format, Header, MAX_PIXELS};
 use super::path::DecodePath;
 use super::pixels::image::Image;
 use super::pixels::rect::Rect;
+use super::source::guard::guarded;
 use super::source::reader::Reader;
 use super::source::reason::Reason;
 
@@ -25,14 +26,14 @@ impl Codec {
         let mut start = [0; 16];
         let length = fill(reader, &mut start)?;
         reader.rewind().map_err(|e| e.to_string())?;
-        let (header, codec) = match format(&start[..length]) {
+        let (header, codec) = guarded(|| match format(&start[..length]) {
             Some(Format::Jpeg) => jpeg::header(reader).map(|(header, layout)| (header, Self::Jpeg(layout))),
             Some(Format::Png) => png::header(reader).map(|(header, layout)| (header, Self::Png(layout))),
             Some(Format::Tiff) => tiff::header(reader).map(|(header, layout)| (header, Self::Tiff(layout))),
             Some(other) => other::header(reader, other).map(|(header, layout)| (header, Self::Other(layout))),
             None if length == 0 => Err(Reason::from("the file is empty")),
             None => Err("expected JPEG, PNG, TIFF, GIF, WebP, BMP or PNM by its first bytes".into()),
-        }?;
+        })?;
         match header.height.checked_mul(header.width) {
             Some(pixels) if pixels <= MAX_PIXELS => Ok((header, codec)),
             _ => Err(Reason::Unsupported(format!(
@@ -62,7 +63,7 @@ impl Codec {
         }
     }
 
-    /// Decodes `part` of an image of `size` to `kept` channels.
+    /// Decodes `part` of an image of `size` to `kept` channels. Returns also the damage that was read over.
     pub(super) fn decode(
         &self,
         reader: Reader,
@@ -70,13 +71,13 @@ impl Codec {
         path: DecodePath,
         part: &Rect,
         kept: usize,
-    ) -> Result<Image, Reason> {
-        match self {
+    ) -> Result<(Image, Option<&'static str>), Reason> {
+        guarded(|| match self {
             Self::Jpeg(layout) => jpeg::decode(layout, reader, path, kept),
-            Self::Png(layout) => layout.decode(reader, size[1], part, path.factor(), kept),
-            Self::Tiff(layout) => tiff::decode(layout, reader, part, path.factor(), kept),
-            Self::Other(layout) => layout.decode(reader, size, kept),
-        }
+            Self::Png(layout) => Ok((layout.decode(reader, size[1], part, path.factor(), kept)?, None)),
+            Self::Tiff(layout) => Ok((tiff::decode(layout, reader, part, path.factor(), kept)?, None)),
+            Self::Other(layout) => Ok((layout.decode(reader, size, kept)?, None)),
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use crate::error::Error;
 use super::codec::Codec;
 use super::crop_bound::{self, RandomCrops};
 use super::header::Header;
-use super::options::{DecodeOptions, Oversized, Quality};
+use super::options::{Damage, DecodeOptions, Oversized, Quality};
 use super::pixels::image::Image;
 use super::pixels::orientation::Orientation;
 use super::pixels::resample;
@@ -153,10 +153,20 @@ impl ImageFile {
     /// keep their high byte.
     ///
     /// # Errors
-    /// [`Error::Format`] when the file is damaged or cut short, [`Error::Unsupported`] when it is of a kind that is not
-    /// read.
+    /// [`Error::Format`] when the file is damaged or cut short, [`Error::Repairable`] when it is damaged, could be read, and
+    /// the options refuse that, [`Error::Unsupported`] when it is of a kind that is not read.
     pub fn decode(self, plan: &DecodePlan) -> Result<Image, Error> {
         Ok(self.pixels(plan)?.finish(plan))
+    }
+
+    /// The same with the damage that was repaired, about which other programs warn.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn decode_with_warning(self, plan: &DecodePlan) -> Result<DecodedImage, Error> {
+        let decoded = self.pixels(plan)?;
+        let damage = decoded.damage;
+        Ok(DecodedImage { image: decoded.finish(plan), damage })
     }
 
     /// The first half of [`decode`](Self::decode): reads the file.
@@ -166,7 +176,10 @@ impl ImageFile {
         let size = header.stored_size();
         let (factor, part, kept) = (plan.path.factor(), &plan.part, plan.kept);
         let decoded = codec.decode(reader, size, plan.path, part, kept);
-        let decoded = decoded.map_err(|reason| reason.into_error(&path))?;
+        let (decoded, damage) = decoded.map_err(|reason| reason.into_error(&path))?;
+        if let (Some(damage), Damage::Refuse) = (damage, plan.damage) {
+            return Err(Error::Repairable { path, damage });
+        }
         // The file may have changed since its header was read.
         let expected = part.size().map(|side| side.div_ceil(factor));
         if [decoded.height, decoded.width] != expected {
@@ -174,8 +187,18 @@ impl ImageFile {
             let reason = format!("{}x{} pixels came out, expected {height}x{width}", decoded.height, decoded.width);
             return Err(Error::format(&path, reason));
         }
-        Ok(Decoded { image: decoded, orientation: header.orientation, size })
+        Ok(Decoded { image: decoded, orientation: header.orientation, size, damage })
     }
+}
+
+/// An image, and the damage that was repaired to read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DecodedImage {
+    /// The image.
+    pub image: Image,
+    /// The damage, as half a sentence about the file; none for an image in order.
+    pub damage: Option<&'static str>,
 }
 
 /// A part of an image as it is stored, perhaps at a fraction of its size.
@@ -184,12 +207,14 @@ pub(crate) struct Decoded {
     orientation: Orientation,
     /// Rows and columns of the stored image.
     size: [usize; 2],
+    /// The damage that was repaired.
+    pub(crate) damage: Option<&'static str>,
 }
 
 impl Decoded {
     /// The second half of [`ImageFile::decode`]: resizes, turns upright, and mirrors if planned.
     pub(crate) fn finish(self, plan: &DecodePlan) -> Image {
-        let Self { image, orientation, size } = self;
+        let Self { image, orientation, size, .. } = self;
         let area = orientation.stored_area(&plan.view.area, size);
         let target = orientation.size([plan.view.height, plan.view.width]);
         let resized = resample::crop_resize(image, &plan::within(&area, &plan.part, plan.path.factor()), target);

@@ -15,8 +15,8 @@ mod source;
 
 pub(crate) use crop_bound::RandomCrops;
 pub use header::{Format, Header};
-pub use image_file::ImageFile;
-pub use options::{DecodeOptions, Oversized, Quality};
+pub use image_file::{DecodedImage, ImageFile};
+pub use options::{Damage, DecodeOptions, Oversized, Quality};
 pub use path::DecodePath;
 pub use pixels::area::Area;
 pub use pixels::image::Image;

@@ -1,4 +1,4 @@
-//! How images are decoded: quality, limit, and the policy for images above the limit.
+//! How images are decoded: quality, limit, and the policies for images above the limit and for damaged ones.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +26,20 @@ pub enum Oversized {
     Refuse,
 }
 
+/// The policy for damaged images whose pixels can be decoded as they were stored nevertheless: bytes between the segments of a
+/// JPEG that belong to none, a segment of Adobe that is cut short, a missing end marker.
+///
+/// An image that is cut short, or whose coded pixels are damaged, is an error with both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Damage {
+    /// It is read, as by libjpeg and Pillow. A loader counts it ([`LoaderStats`](crate::LoaderStats)).
+    #[default]
+    Repair,
+    /// It is an error.
+    Refuse,
+}
+
 /// How images are decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -37,6 +51,8 @@ pub struct DecodeOptions {
     pub limit: u64,
     /// The policy for images that take more.
     pub oversized: Oversized,
+    /// The policy for damaged images that can be read.
+    pub damage: Damage,
 }
 
 impl Default for DecodeOptions {
@@ -46,9 +62,9 @@ impl Default for DecodeOptions {
 }
 
 impl DecodeOptions {
-    /// Exact, within 512 MiB, larger images reduced.
+    /// Exact, within 512 MiB, larger images reduced, damage repaired.
     pub const fn new() -> Self {
-        Self { quality: Quality::Exact, limit: 512 << 20, oversized: Oversized::Reduce }
+        Self { quality: Quality::Exact, limit: 512 << 20, oversized: Oversized::Reduce, damage: Damage::Repair }
     }
 
     /// Makes images smaller in this way.
@@ -67,5 +83,11 @@ impl DecodeOptions {
     #[must_use]
     pub const fn with_oversized(self, oversized: Oversized) -> Self {
         Self { oversized, ..self }
+    }
+
+    /// The policy for damaged images that can be read.
+    #[must_use]
+    pub const fn with_damage(self, damage: Damage) -> Self {
+        Self { damage, ..self }
     }
 }

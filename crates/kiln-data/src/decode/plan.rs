@@ -3,7 +3,7 @@
 use super::codec::Codec;
 use super::formats::jpeg;
 use super::header::Header;
-use super::options::{DecodeOptions, Oversized, Quality};
+use super::options::{Damage, DecodeOptions, Oversized, Quality};
 use super::path::DecodePath;
 use super::pixels::area::Area;
 use super::pixels::orientation::Orientation;
@@ -23,6 +23,8 @@ pub struct DecodePlan {
     pub(super) kept: usize,
     /// The part that is decoded, in pixels of the file.
     pub(super) part: Rect,
+    /// The policy for damage that is found while decoding.
+    pub(super) damage: Damage,
 }
 
 impl DecodePlan {
@@ -72,7 +74,7 @@ pub(super) fn plan(
         let finishing = (target[0] * target[1] * (kept + copy)) as u64;
         let bytes = decoding.max(resizing).max(finishing) + READER_BYTES;
         if bytes <= options.limit {
-            return Ok(DecodePlan { path, bytes, view: *view, channels, kept, part });
+            return Ok(DecodePlan { path, bytes, view: *view, channels, kept, part, damage: options.damage });
         }
         least = least.min(bytes);
     }

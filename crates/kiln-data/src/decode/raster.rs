@@ -13,6 +13,7 @@ use super::image_file::ImageFile;
 use super::pixels::image::Image;
 use super::pixels::rect::Rect;
 use super::samples::{SampleType, Samples, sample_type, to_f32};
+use super::source::guard::guarded;
 use super::source::reader::{READER_BYTES, Reader};
 use super::source::reason::Reason;
 
@@ -92,7 +93,7 @@ impl Raster {
                     return Err(Error::TooLarge { path, height, width, bytes, limit });
                 }
                 let chunks = file.into_reader().and_then(|reader| {
-                    Chunks::open(reader, layout.clone()).map_err(|reason| reason.into_error(&path))
+                    guarded(|| Chunks::open(reader, layout.clone())).map_err(|reason| reason.into_error(&path))
                 })?;
                 (bands, kind, Source::Chunks { chunks: Box::new(chunks), bytes })
             }
@@ -179,12 +180,14 @@ impl Raster {
             }
         };
         let read = match &mut self.source {
-            Source::Chunks { chunks, .. } => chunks.read(&part, |piece| {
-                if let Piece::Row { y, x, samples } = piece {
-                    put(y, x, samples);
-                }
+            Source::Chunks { chunks, .. } => guarded(|| {
+                chunks.read(&part, |piece| {
+                    if let Piece::Row { y, x, samples } = piece {
+                        put(y, x, samples);
+                    }
+                })
             }),
-            Source::Rows { reader, header, layout } => rows(reader, header, layout, &part, put),
+            Source::Rows { reader, header, layout } => guarded(|| rows(reader, header, layout, &part, put)),
             Source::Whole { file, image, .. } => {
                 if let Some(file) = file.take() {
                     let plan = file.whole_plan(bands, self.limit)?;

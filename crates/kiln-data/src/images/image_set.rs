@@ -172,6 +172,9 @@ impl ImageSet {
                 let decoding = file.plan(&view, self.channels, &options)?;
                 worker.within(plan, decoding.bytes(), || {
                     let decoded = worker.decoding(|| file.pixels(&decoding))?;
+                    if let Some(damage) = decoded.damage {
+                        worker.repaired(id, &paths[id], damage);
+                    }
                     Ok(worker.timed(Stage::Resize, || transform.erased(decoded.finish(&decoding), rng)))
                 })
             }

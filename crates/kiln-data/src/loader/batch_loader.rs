@@ -199,6 +199,12 @@ impl<O: Send + 'static> Loader<O> {
         self.shared.bad_samples()
     }
 
+    /// The damaged samples whose pixels could be decoded so far, each once: they were delivered, or are bad samples, by
+    /// [`Damage`](crate::Damage).
+    pub fn repairable_samples(&self) -> Vec<BadSampleReport> {
+        self.shared.repairable_samples()
+    }
+
     /// The same loader over a part of its samples.
     pub(crate) fn slice(&self, part: Range<usize>) -> Self {
         Self { sampler: self.sampler.part(part), ..self.clone() }

@@ -46,6 +46,9 @@ pub struct LoaderStats {
     pub batches: u64,
     /// Number of different samples that could not be read.
     pub bad_samples: u64,
+    /// Number of different samples that are damaged and could be read: delivered, or bad samples too, by
+    /// [`Damage`](crate::Damage).
+    pub repairable_samples: u64,
     /// Bytes of batches and images in flight now.
     pub bytes_in_flight: u64,
     /// The peak of these bytes.
@@ -84,6 +87,7 @@ impl LoaderStats {
             samples: self.samples - earlier.samples,
             batches: self.batches - earlier.batches,
             bad_samples: self.bad_samples - earlier.bad_samples,
+            repairable_samples: self.repairable_samples - earlier.repairable_samples,
             read_seconds: self.read_seconds - earlier.read_seconds,
             decode_seconds: self.decode_seconds - earlier.decode_seconds,
             resize_seconds: self.resize_seconds - earlier.resize_seconds,
@@ -148,9 +152,12 @@ impl fmt::Display for LoaderStats {
             part(self.room_seconds),
             ByteSize(self.peak_bytes).display().iec(),
         )?;
-        match self.bad_samples {
+        if self.bad_samples > 0 {
+            write!(f, "; {} bad samples", self.bad_samples)?;
+        }
+        match self.repairable_samples {
             0 => Ok(()),
-            bad => write!(f, "; {bad} bad samples"),
+            damaged => write!(f, "; {damaged} with damage that can be repaired"),
         }
     }
 }
@@ -191,13 +198,14 @@ impl Counters {
         self.used.fetch_add(time.as_nanos() as u64, Relaxed);
     }
 
-    pub(crate) fn snapshot(&self, bad_samples: usize, in_flight: InFlight) -> LoaderStats {
+    pub(crate) fn snapshot(&self, bad: usize, repairable: usize, in_flight: InFlight) -> LoaderStats {
         let seconds = |nanos: &AtomicU64| nanos.load(Relaxed) as f64 / 1e9;
         let stage = |stage: Stage| seconds(&self.stages[stage as usize]);
         LoaderStats {
             samples: self.samples.load(Relaxed),
             batches: self.batches.load(Relaxed),
-            bad_samples: bad_samples as u64,
+            bad_samples: bad as u64,
+            repairable_samples: repairable as u64,
             bytes_in_flight: in_flight.bytes,
             peak_bytes: in_flight.peak,
             peak_image_bytes: in_flight.image_peak,
@@ -219,18 +227,18 @@ mod tests {
     #[test]
     fn a_consumer_that_waits_makes_the_loader_the_bottleneck() {
         let counters = Counters::default();
-        let before = counters.snapshot(0, InFlight::default());
+        let before = counters.snapshot(0, 0, InFlight::default());
         assert_eq!((before.samples_per_second(), before.waiting()), (0.0, 0.0));
         counters.delivered(30);
         counters.waited(Duration::from_millis(500));
         counters.used(Duration::from_millis(1000));
         counters.timed(Stage::Decode, || std::thread::sleep(Duration::from_millis(2)));
-        let now = counters.snapshot(1, InFlight { bytes: 5, peak: 1 << 20, image_peak: 0 }).since(&before);
+        let now = counters.snapshot(1, 2, InFlight { bytes: 5, peak: 1 << 20, image_peak: 0 }).since(&before);
         assert_eq!((now.bottleneck(), now.longest_stage().to_string().as_str()), (Bottleneck::Loader, "decode"));
         assert_eq!((now.samples, now.batches, now.bytes_in_flight), (30, 1, 5));
         let text = now.to_string();
         assert!(text.starts_with("20 samples/s, 33 % waiting for data; workers: read 0 %, decode 100 %"), "{text}");
-        assert!(text.ends_with("peak 1.0 MiB; 1 bad samples"), "{text}");
+        assert!(text.ends_with("peak 1.0 MiB; 1 bad samples; 2 with damage that can be repaired"), "{text}");
         assert_eq!(now.since(&now).bottleneck(), Bottleneck::Consumer);
     }
 }

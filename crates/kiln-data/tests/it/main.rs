@@ -4,16 +4,19 @@
 
 mod budget;
 mod burn_loader;
+mod damage;
 mod decode;
 mod documents;
 mod folders;
 mod images;
 mod loader;
+mod metadata;
 mod peak_bytes;
 mod raster;
 mod sampler;
 mod sources;
 mod text;
+mod tiff_kinds;
 mod tiles;
 mod token_file;
 mod tokenizer;

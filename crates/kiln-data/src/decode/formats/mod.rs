@@ -4,5 +4,6 @@ mod gif;
 pub(super) mod jpeg;
 pub(super) mod other;
 pub(super) mod png;
+mod png_exif;
 pub(super) mod tiff;
 mod webp;

@@ -1,18 +1,19 @@
 //! PNG: its header, and its rows decoded one after the other.
 
-use std::io::Read;
+use std::io::{Read, Seek};
 
 use ::png::{ColorType, Decoder, Limits, Transformations};
 
 use crate::decode::header::{Format, Header};
 use crate::decode::pixels::colour::ColourModel;
 use crate::decode::pixels::image::Image;
-use crate::decode::pixels::orientation::Orientation;
 use crate::decode::pixels::rect::Rect;
 use crate::decode::pixels::reduce::{self, Boxes};
 use crate::decode::source::patched::{Patch, Patched, Refused};
 use crate::decode::source::reader::Reader;
 use crate::decode::source::reason::Reason;
+
+use super::png_exif::{self, Exif};
 
 /// How the rows of a PNG are stored.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +25,7 @@ pub(crate) struct Layout {
     bits: usize,
 }
 
-/// Reads the chunks up to the image data. Source: PNG (third edition), section 11.
+/// Reads the chunks up to the image data, and those behind it for the orientation. The reader's position is lost. Source: PNG (third edition), section 11.
 pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
     let mut start = [0; 8 + 8 + 13 + 4];
     reader.read_exact(&mut start).map_err(|_| CUT)?;
@@ -44,20 +45,26 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
         (6, 8 | 16) => 4,
         _ => return Err(format!("PNG colour type {colour} of {depth} bits a sample, which PNG does not have").into()),
     };
-    let (mut orientation, mut transparent, mut frames) = (Orientation::default(), false, Some(1));
+    let (mut exif, mut transparent, mut frames) = (Exif::default(), false, Some(1));
     loop {
         let mut chunk = [0; 8];
         reader.read_exact(&mut chunk).map_err(|_| CUT)?;
         let length = u32::from_be_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]);
         match &chunk[4..] {
-            b"IDAT" => break,
+            b"IDAT" => {
+                if !exif.is_certain() {
+                    let next = reader.stream_position().map_err(|e| e.to_string())? + u64::from(length) + 4;
+                    // Past the buffer: a chunk's name is read, and not the chunk.
+                    exif.add_rest(reader.get_mut(), next);
+                }
+                break;
+            }
             b"IEND" => return Err("the PNG has no image data".into()),
-            b"eXIf" => {
-                // The orientation is at the beginning, a thumbnail at the end.
-                let mut exif = vec![0; length.min(1 << 16) as usize];
-                reader.read_exact(&mut exif).map_err(|_| CUT)?;
-                orientation = Orientation::in_exif(&exif);
-                let rest = i64::from(length) - exif.len() as i64;
+            name if Exif::may_hold(name) => {
+                let mut data = vec![0; length.min(png_exif::MOST_BYTES) as usize];
+                reader.read_exact(&mut data).map_err(|_| CUT)?;
+                exif.add(name, &data);
+                let rest = i64::from(length) - data.len() as i64;
                 reader.seek_relative(rest + 4).map_err(|e| e.to_string())?;
             }
             name => {
@@ -76,6 +83,7 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
         _ => ColourModel::Rgb,
     };
     let [height, width] = [height, width].map(|side| side as usize);
+    let orientation = exif.orientation();
     let [seen_height, seen_width] = orientation.size([height, width]);
     let header = Header {
         format: Format::Png,
@@ -209,8 +217,9 @@ impl Layout {
 
 const CHUNKS: usize = 64 * 1024;
 
-/// Renames the EXIF chunk of a PNG, which its decoder would keep, to `ekIf`, an unknown chunk that the decoder skips. The
-/// checksum of an unknown chunk may be wrong.
+/// Renames chunks of a PNG to unknown ones, which its decoder skips, and whose checksum may be wrong: EXIF, which the
+/// decoder would keep, becomes `ekIf`, and the chunks of an animation `acTl`, `fcTl` and `fdAt`. Only the image is decoded
+/// that programs without animations show, and the decoder would refuse frames out of order.
 #[derive(Debug, Default)]
 struct Chunks {
     /// Bytes read of the signature or of the header of a chunk.
@@ -235,6 +244,10 @@ impl Patch for Chunks {
             // The second letter decides, and can still be changed.
             if self.signed && self.seen == 5 && self.header[4..6] == *b"eX" {
                 piece[at] = b'k';
+            }
+            // The last letter tells that all of the name is known.
+            if self.signed && self.seen == 7 && matches!(&self.header[4..], b"acTL" | b"fcTL" | b"fdAT") {
+                piece[at] = piece[at].to_ascii_lowercase();
             }
             self.seen = (self.seen + 1) % self.header.len();
             at += 1;

@@ -27,7 +27,7 @@ struct Alpha {
     bytes: u64,
 }
 
-/// Bytes of a WebP's EXIF that are read: the orientation is at the beginning, a thumbnail at the end.
+/// Bytes of a WebP's EXIF and XMP that are read: the orientation is at the beginning, a thumbnail at the end.
 const EXIF_BYTES: u64 = 1 << 16;
 
 /// Reads the chunks as image-webp does, but does not trust their lengths.
@@ -46,6 +46,7 @@ pub(super) fn read(reader: &mut Reader, [height, width]: [usize; 2], alpha: bool
                 }
                 found.exif = Some(chunk.body(reader, EXIF_BYTES)?);
             }
+            b"XMP " if found.xmp.is_none() && !chunk.cut => found.xmp = Some(chunk.body(reader, EXIF_BYTES)?),
             b"VP8 " | b"VP8L" if found.coded.is_none() => found.coded = Some(chunk.coded(reader, canvas)?),
             b"ALPH" if found.alpha.is_none() => found.alpha = Some(chunk.alpha(reader)?),
             // The first one is decoded.
@@ -54,7 +55,8 @@ pub(super) fn read(reader: &mut Reader, [height, width]: [usize; 2], alpha: bool
         }
         at = chunk.next;
     }
-    let orientation = found.exif.map(|exif| Orientation::in_exif(&exif)).unwrap_or_default();
+    let exif = found.exif.and_then(|exif| Orientation::in_exif(&exif));
+    let orientation = exif.or_else(|| found.xmp.and_then(|xmp| Orientation::in_xmp(&xmp))).unwrap_or_default();
     let inside = match (found.frame, found.coded) {
         // In image-webp the animation flag decides; without it, pixels beside the frames are required.
         (Some(inside), None) => {
@@ -87,6 +89,7 @@ const MAX_CANVAS: usize = 1 << 30;
 #[derive(Default)]
 struct Found {
     exif: Option<Vec<u8>>,
+    xmp: Option<Vec<u8>>,
     coded: Option<Coded>,
     alpha: Option<Alpha>,
     frame: Option<Frame>,

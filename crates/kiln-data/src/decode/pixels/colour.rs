@@ -30,6 +30,19 @@ impl ColourModel {
         if matches!(self, Self::Gray | Self::GrayAlpha) { 1 } else { asked }
     }
 
+    /// Divides the colours of pixels by their alpha, with which they were multiplied; without alpha, they stay. Pixels
+    /// that are not visible become black (Pillow, `Unpack.c`, `unpackRGBa`).
+    pub(crate) fn divide_by_alpha(self, pixels: &mut [u8]) {
+        if !matches!(self, Self::GrayAlpha | Self::Rgba | Self::CmykAlpha) {
+            return;
+        }
+        for pixel in pixels.chunks_exact_mut(self.samples()) {
+            let Some((alpha, colours)) = pixel.split_last_mut() else { continue };
+            let divided = |colour: u8| (255 * u32::from(colour)).checked_div(u32::from(*alpha)).unwrap_or(0).min(255);
+            colours.iter_mut().for_each(|colour| *colour = divided(*colour) as u8);
+        }
+    }
+
     /// Reads a row of pixels into `out`, which has room for `channels` (see [`kept`](Self::kept)) samples of each.
     pub(crate) fn convert(self, row: &[u8], channels: usize, out: &mut [u8]) {
         fn each<const S: usize, const D: usize>(row: &[u8], out: &mut [u8], f: impl Fn([u8; S]) -> [u8; D]) {
@@ -122,6 +135,18 @@ mod tests {
             pixels.convert_in_place(&mut image, channels);
             assert_eq!(image, expected, "{pixels:?} to {channels}");
         }
+    }
+
+    #[test]
+    fn colours_are_divided_by_their_alpha() {
+        let divided = |model: ColourModel, pixel: &[u8]| {
+            let mut pixel = pixel.to_vec();
+            model.divide_by_alpha(&mut pixel);
+            pixel
+        };
+        assert_eq!(divided(ColourModel::Rgba, &[100, 50, 0, 128, 7, 8, 9, 255]), [199, 99, 0, 128, 7, 8, 9, 255]);
+        assert_eq!(divided(ColourModel::GrayAlpha, &[200, 100, 3, 0]), [255, 100, 0, 0]);
+        assert_eq!(divided(ColourModel::Rgb, &[200, 100, 3]), [200, 100, 3]);
     }
 
     #[test]

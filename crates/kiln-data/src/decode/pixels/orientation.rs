@@ -36,10 +36,24 @@ impl Orientation {
         Some(Self { transpose, flip_rows, flip_columns })
     }
 
-    /// The orientation in an EXIF block that begins with its TIFF header, upright when there is none.
-    pub(crate) fn in_exif(exif: &[u8]) -> Self {
-        let found = image::metadata::Orientation::from_exif_chunk(exif);
-        found.and_then(|orientation| Self::from_exif(orientation.to_exif())).unwrap_or_default()
+    /// The orientation in the first directory of an EXIF block, if it is there. The block begins with its TIFF header or, as
+    /// some programs write it in PNG and WebP too, with the name that it has in a JPEG.
+    pub(crate) fn in_exif(mut exif: &[u8]) -> Option<Self> {
+        while let Some(rest) = exif.strip_prefix(b"Exif\0\0") {
+            exif = rest;
+        }
+        exif_value(exif).and_then(Self::from_exif)
+    }
+
+    /// The orientation in XMP, which is text: `tiff:Orientation="6"` or `<tiff:Orientation>6<`. For images without EXIF, as
+    /// in Pillow.
+    pub(crate) fn in_xmp(xmp: &[u8]) -> Option<Self> {
+        const NAME: &[u8] = b"tiff:Orientation";
+        let at = xmp.windows(NAME.len()).position(|name| name == NAME)?;
+        match xmp.get(at + NAME.len()..)? {
+            [b'=', b'"' | b'\'', digit, ..] | [b'>', digit, ..] => Self::from_exif(digit.wrapping_sub(b'0')),
+            _ => None,
+        }
     }
 
     /// `[height, width]` of the upright image from those of the file, and the other way round.
@@ -90,6 +104,36 @@ impl Orientation {
     }
 }
 
+/// The value of the tag Orientation in the first directory of a TIFF (TIFF 6.0, section 2).
+fn exif_value(tiff: &[u8]) -> Option<u8> {
+    let little = match tiff.get(..4)? {
+        b"II\x2a\0" => true,
+        b"MM\0\x2a" => false,
+        _ => return None,
+    };
+    let number = |at: usize, length: usize| {
+        let bytes = tiff.get(at..at.checked_add(length)?)?;
+        let add = |sum, byte: &u8| sum << 8 | usize::from(*byte);
+        Some(if little { bytes.iter().rev().fold(0, add) } else { bytes.iter().fold(0, add) })
+    };
+    let start = number(4, 4)?;
+    for i in 0..number(start, 2)? {
+        let entry = start + 2 + 12 * i;
+        if number(entry, 2)? == ORIENTATION {
+            let bytes = match number(entry + 2, 2)? {
+                1 | 6 => 1,
+                3 | 8 => 2,
+                4 | 9 => 4,
+                _ => return None,
+            };
+            return u8::try_from(number(entry + 8, bytes)?).ok();
+        }
+    }
+    None
+}
+
+const ORIENTATION: usize = 0x0112;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +157,44 @@ mod tests {
             assert_eq!(String::from_utf8_lossy(&mirrored.pixels), rows.concat(), "{value} mirrored");
         }
         assert_eq!([0, 9, 255].map(Orientation::from_exif), [None; 3]);
+    }
+
+    #[test]
+    fn exif_is_read_in_both_byte_orders_and_with_its_name() {
+        let entry = |little: bool, kind: u16, value: u32| {
+            let (mark, size) = if little { (b"II", 4) } else { (b"MM", if kind == 3 { 2 } else { 4 }) };
+            let short = |value: u16| if little { value.to_le_bytes() } else { value.to_be_bytes() };
+            let long = |value: u32| if little { value.to_le_bytes() } else { value.to_be_bytes() };
+            let mut value = if size == 2 { short(value as u16).to_vec() } else { long(value).to_vec() };
+            value.resize(4, 0);
+            [&mark[..], &short(42), &long(8), &short(1), &short(0x112), &short(kind), &long(1), &value].concat()
+        };
+        for (little, kind) in [(true, 3), (true, 4), (false, 3), (false, 4)] {
+            for value in 1..=8 {
+                let exif = entry(little, kind, u32::from(value));
+                let expected = Orientation::from_exif(value);
+                assert_eq!(Orientation::in_exif(&exif), expected);
+                assert_eq!(Orientation::in_exif(&[b"Exif\0\0", &exif[..]].concat()), expected);
+                for length in 0..exif.len() - 4 {
+                    assert_eq!(Orientation::in_exif(&exif[..length]), None);
+                }
+            }
+        }
+        assert_eq!(Orientation::in_exif(&entry(true, 2, 6)), None);
+        assert_eq!(Orientation::in_exif(&entry(false, 4, 262)), None);
+    }
+
+    #[test]
+    fn xmp_has_it_as_an_attribute_or_as_an_element() {
+        for (text, value) in [
+            ("<rdf:Description tiff:Orientation=\"6\"/>", Some(6)),
+            ("<rdf:Description><tiff:Orientation>3</tiff:Orientation>", Some(3)),
+            ("tiff:Orientation=\"", None),
+            ("tiff:Orientation=\"x\"", None),
+            ("exif:Orientation=\"6\"", None),
+        ] {
+            assert_eq!(Orientation::in_xmp(text.as_bytes()), value.and_then(Orientation::from_exif), "{text}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The bad samples of a loader: each is reported once, and left out or replaced.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use rand::RngExt;
@@ -11,14 +11,14 @@ use crate::order::sample_rng;
 
 use super::policy::{BadSample, BadSamples};
 
-/// A sample that could not be read. Each is reported once.
+/// A sample that could not be read, or only in spite of damage. Each is reported once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadSampleReport {
     /// The sample.
     pub id: usize,
     /// Its file, if it is a file.
     pub path: Option<PathBuf>,
-    /// Why it could not be read.
+    /// Why it could not be read, or its damage.
     pub reason: String,
 }
 
@@ -30,11 +30,12 @@ const TRIES: u64 = 16;
 pub(crate) struct BadSampleLog {
     rule: BadSamples,
     reports: Mutex<BTreeMap<usize, BadSampleReport>>,
+    repairable: Mutex<BTreeMap<usize, BadSampleReport>>,
 }
 
 impl BadSampleLog {
     pub(crate) fn new(rule: BadSamples) -> Self {
-        Self { rule, reports: Mutex::default() }
+        Self { rule, reports: Mutex::default(), repairable: Mutex::default() }
     }
 
     pub(crate) fn reports(&self) -> Vec<BadSampleReport> {
@@ -43,6 +44,25 @@ impl BadSampleLog {
 
     pub(crate) fn len(&self) -> usize {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    pub(crate) fn repairable(&self) -> Vec<BadSampleReport> {
+        self.repairable.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub(crate) fn repairable_len(&self) -> usize {
+        self.repairable.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Notes that sample `id` is damaged and can be read. Returns whether that is new.
+    pub(crate) fn add_repairable(&self, id: usize, path: &Path, damage: &str) -> bool {
+        let mut repairable = self.repairable.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = !repairable.contains_key(&id);
+        repairable.entry(id).or_insert_with(|| {
+            let reason = format!("'{}': {damage}", path.display());
+            BadSampleReport { id, path: Some(path.to_owned()), reason }
+        });
+        new
     }
 
     /// Loads sample `id`, or the sample that replaces it, from one of the `positions` of its epoch. `None` when the sample
@@ -96,7 +116,6 @@ const SUBSTITUTES: u64 = 0x5375_6273_7469_7475;
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::path::Path;
 
     /// The sequential order.
     fn same(position: usize) -> usize {

@@ -8,9 +8,10 @@ use crossbeam::channel::{Receiver, unbounded};
 
 use crate::error::Error;
 use crate::loader::budget::{Budget, Decoding};
+use crate::panic_message::message;
 
 use super::idle_threads::Running;
-use super::panic_message::message;
+
 use super::workers::{Made, Workers};
 
 /// Copies a batch to the device; called with every batch, in order.

@@ -3,7 +3,6 @@
 mod batches;
 mod device_prefetch;
 mod idle_threads;
-mod panic_message;
 mod shared;
 mod worker;
 mod workers;

@@ -35,7 +35,11 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self) -> LoaderStats {
-        self.counters.snapshot(self.bad.len(), self.budget.in_flight())
+        self.counters.snapshot(self.bad.len(), self.bad.repairable_len(), self.budget.in_flight())
+    }
+
+    pub(crate) fn repairable_samples(&self) -> Vec<BadSampleReport> {
+        self.bad.repairable()
     }
 
     pub(crate) fn bad_samples(&self) -> Vec<BadSampleReport> {

@@ -1,6 +1,7 @@
 //! What the code that reads samples may ask of its worker thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
@@ -10,8 +11,8 @@ use crate::error::Error;
 use crate::loader::batch_plan::BatchPlan;
 use crate::loader::stats::Stage;
 use crate::order::Sampler;
+use crate::panic_message::message;
 
-use super::panic_message::message;
 use super::shared::Shared;
 
 /// A thread that makes a batch, for the code that reads the samples: it offers the byte budget, the policy for samples that
@@ -43,7 +44,11 @@ impl Worker {
     ) -> Result<Option<T>, Error> {
         let guarded = |id| {
             let panicked = |panic| Err(Error::SamplePanic { id, message: message(panic) });
-            catch_unwind(AssertUnwindSafe(|| load(id))).unwrap_or_else(panicked)
+            let loaded = catch_unwind(AssertUnwindSafe(|| load(id))).unwrap_or_else(panicked);
+            if let Err(Error::Repairable { path, damage }) = &loaded {
+                self.shared.bad.add_repairable(id, path, damage);
+            }
+            loaded
         };
         let substitute = |position| self.sampler.at(plan.epoch, position);
         let sample = self.shared.bad.resolve((plan.epoch, id), self.sampler.samples(), substitute, guarded)?;
@@ -71,6 +76,13 @@ impl Worker {
     /// half.
     pub fn image_limit(&self) -> u64 {
         self.shared.budget.image_limit()
+    }
+
+    /// Notes that sample `id` was read in spite of damage. Warns once about each.
+    pub(crate) fn repaired(&self, id: usize, path: &Path, damage: &str) {
+        if self.shared.bad.add_repairable(id, path, damage) {
+            tracing::warn!("sample {id}: '{}' was read in spite of damage: {damage}", path.display());
+        }
     }
 
     /// Runs `work`, which decodes a file. The time of reading counts as [`Stage::Read`], the rest as [`Stage::Decode`].

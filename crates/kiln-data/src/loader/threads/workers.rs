@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::loader::batch_plan::BatchPlan;
 use crate::loader::budget::{Budget, Queued};
 use crate::order::Sampler;
+use crate::panic_message::message;
 
-use super::panic_message::message;
 use super::shared::Shared;
 use super::worker::Worker;
 

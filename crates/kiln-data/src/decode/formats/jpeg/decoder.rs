@@ -13,20 +13,42 @@ use crate::decode::source::reader::Reader;
 use crate::decode::source::reason::Reason;
 
 use super::layout::Layout;
-use super::segments::without_metadata;
+use super::segments::{Adapted, adapted};
 
-/// Decodes the pixels to 1 or 3 channels.
-pub(crate) fn decode(layout: &Layout, reader: Reader, path: DecodePath, channels: usize) -> Result<Image, Reason> {
-    match path {
-        #[cfg(feature = "turbo")]
-        _ if layout.turbo() => super::turbo::decode(reader, layout.pixels(), path.factor(), channels),
+/// Decodes the pixels to 1 or 3 channels. Returns also the damage that was read over.
+pub(crate) fn decode(
+    layout: &Layout,
+    mut reader: Reader,
+    path: DecodePath,
+    channels: usize,
+) -> Result<(Image, Option<&'static str>), Reason> {
+    #[cfg(feature = "turbo")]
+    if layout.turbo() {
+        return super::turbo::decode(layout, reader, path.factor(), channels);
+    }
+    if !layout.sequential() && !ends(&mut reader, layout.first_scan).map_err(|e| e.to_string())? {
+        return Err("the JPEG is cut short: it has no end marker".into());
+    }
+    let (reader, found) = adapted(reader, layout)?;
+    let image = match path {
         DecodePath::ScaledJpeg { denominator } => scaled(reader, denominator, channels),
         _ if layout.adobe_rgb => scaled(reader, 1, channels),
-        _ => whole(reader, layout.first_scan, layout.pixels(), channels),
+        _ => whole(reader, layout.pixels(), channels),
+    };
+    match (image, found.first()) {
+        (Ok(image), damage) => Ok((image, damage)),
+        (Err(Reason::Damaged(reason)), Some(damage)) => {
+            Err(format!("the JPEG is cut short or damaged: {damage} ({reason})").into())
+        }
+        (Err(Reason::Damaged(reason)), None) if reason.contains("uffman") => {
+            Err(format!("its coded pixels are damaged or end too early ({reason})").into())
+        }
+        (Err(reason), _) => Err(reason),
     }
 }
 
-/// Whether the file has the image's end marker. zune-jpeg does not detect that the last row of blocks is missing.
+/// Whether a file of several scans has the image's end marker. zune-jpeg does not detect that the last row of blocks is
+/// missing.
 fn ends(reader: &mut Reader, first_scan: u64) -> io::Result<bool> {
     const END: [u8; 2] = [0xff, 0xd9];
     let mut last = [0; 2];
@@ -52,11 +74,7 @@ fn ends(reader: &mut Reader, first_scan: u64) -> io::Result<bool> {
     }
 }
 
-fn whole(mut reader: Reader, first_scan: u64, pixels: ColourModel, channels: usize) -> Result<Image, Reason> {
-    if !ends(&mut reader, first_scan).map_err(|e| e.to_string())? {
-        return Err("the JPEG is cut short: it has no end marker".into());
-    }
-    let reader = without_metadata(reader)?;
+fn whole(reader: Adapted, pixels: ColourModel, channels: usize) -> Result<Image, Reason> {
     let colours = if pixels == ColourModel::Gray { ColorSpace::Luma } else { ColorSpace::RGB };
     let sides = usize::from(u16::MAX);
     // Strict: a truncated file is an error, not an image with a gray bottom.
@@ -70,8 +88,8 @@ fn whole(mut reader: Reader, first_scan: u64, pixels: ColourModel, channels: usi
     Ok(Image { pixels: image, height, width, channels })
 }
 
-fn scaled(reader: Reader, denominator: usize, channels: usize) -> Result<Image, Reason> {
-    let mut decoder = jpeg_decoder::Decoder::new(without_metadata(reader)?);
+fn scaled(reader: Adapted, denominator: usize, channels: usize) -> Result<Image, Reason> {
+    let mut decoder = jpeg_decoder::Decoder::new(reader);
     decoder.read_info().map_err(|e| e.to_string())?;
     let info = decoder.info().ok_or("the JPEG has no frame header")?;
     let sides = [info.width, info.height].map(|side| side.div_ceil(denominator as u16));

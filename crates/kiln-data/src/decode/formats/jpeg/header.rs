@@ -1,6 +1,7 @@
 //! The segments of a JPEG up to its first scan.
 
 use std::io::{Read, Seek};
+use std::ops::Range;
 
 use crate::decode::header::{Format, Header};
 use crate::decode::pixels::orientation::Orientation;
@@ -8,16 +9,22 @@ use crate::decode::source::reader::Reader;
 use crate::decode::source::reason::Reason;
 
 use super::layout::Layout;
+use super::segments::BETWEEN_SEGMENTS;
 
 /// Reads the markers up to the first scan. Source: ITU-T T.81, annex B.
 pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
     read_bytes::<2>(reader)?; // the start of the image, by which the format was told
-    let (mut orientation, mut adobe_transform) = (None, None);
+    let (mut orientation, mut xmp, mut adobe_transform) = (None, None, None);
     let mut frame: Option<Frame> = None;
+    let mut damaged = Damaged::default();
     loop {
-        let marker = next_marker(reader)?;
+        let Next { marker, skipped, junk } = next_marker(reader)?;
+        if junk {
+            let end = position(reader)? - 2;
+            damaged.add(end - skipped..end, BETWEEN_SEGMENTS);
+        }
         // `Segments` refuses the same.
-        if matches!(marker, 0x00..=0xbf | 0xd0..=0xd7) {
+        if matches!(marker, 0x02..=0xbf) {
             return Err(
                 format!("0xff{marker:02x} between the segments of the JPEG, expected a segment's marker").into()
             );
@@ -30,6 +37,11 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
         }
         let length = usize::from(u16::from_be_bytes(read_bytes(reader)?));
         let Some(length) = length.checked_sub(2) else {
+            if matches!(marker, 0xe0..=0xef | 0xfe) {
+                let end = position(reader)?;
+                damaged.add(end - 4..end, "it has a segment of metadata without a length");
+                continue;
+            }
             return Err(
                 format!("segment 0x{marker:02x} of the JPEG is {length} bytes long, expected at least 2").into()
             );
@@ -45,19 +57,54 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
             0xda => {
                 let frame = frame.ok_or("the JPEG has a scan before its frame header")?;
                 let scanned = usize::from(read_bytes::<1>(reader)?[0]);
-                let first_scan = reader.stream_position().map_err(|e| e.to_string())?;
-                return Ok(frame.header(scanned, orientation.unwrap_or_default(), adobe_transform, first_scan));
+                let first_scan = position(reader)?;
+                let orientation: Option<Orientation> = orientation.or(xmp);
+                return Ok(frame.header(
+                    scanned,
+                    orientation.unwrap_or_default(),
+                    adobe_transform,
+                    first_scan,
+                    damaged,
+                ));
             }
             0xe1 if orientation.is_none() => {
                 let segment = read_vec(reader, length)?;
-                orientation = segment.strip_prefix(b"Exif\0\0").map(Orientation::in_exif);
+                if segment.starts_with(b"Exif\0\0") {
+                    orientation = Orientation::in_exif(&segment);
+                } else if segment.starts_with(b"http://ns.adobe.com/xap/1.0/\0") {
+                    xmp = xmp.or_else(|| Orientation::in_xmp(&segment));
+                }
             }
             0xee => {
                 let segment = read_vec(reader, length)?;
-                adobe_transform = segment.strip_prefix(b"Adobe").and_then(|rest| rest.get(6)).copied();
+                let adobe = segment.strip_prefix(b"Adobe");
+                match adobe.map(|rest| rest.get(6).copied()) {
+                    None => (),
+                    Some(Some(transform @ 0..=2)) => adobe_transform = Some(transform),
+                    // libjpeg ignores it.
+                    Some(_) => {
+                        let end = position(reader)?;
+                        let damage = "its segment of Adobe is cut short or names an unknown transform of colours";
+                        damaged.add(end - length as u64 - 4..end, damage);
+                    }
+                }
             }
             _ => reader.seek_relative(length as i64).map_err(|e| e.to_string())?,
         }
+    }
+}
+
+/// Damage before the first scan that decoders skip when it is filled.
+#[derive(Default)]
+struct Damaged {
+    blank: Vec<Range<u64>>,
+    first: Option<&'static str>,
+}
+
+impl Damaged {
+    fn add(&mut self, bytes: Range<u64>, damage: &'static str) {
+        self.blank.push(bytes);
+        self.first.get_or_insert(damage);
     }
 }
 
@@ -102,6 +149,7 @@ impl Frame {
         orientation: Orientation,
         adobe_transform: Option<u8>,
         first_scan: u64,
+        damaged: Damaged,
     ) -> (Header, Layout) {
         let [height, width] = orientation.size([self.height, self.width]);
         let channels = self.sampling.len();
@@ -123,19 +171,43 @@ impl Frame {
             sampling: self.sampling,
             interleaved,
             first_scan,
+            blank: damaged.blank,
+            damage: damaged.first,
         };
         (header, layout)
     }
 }
 
-fn next_marker(reader: &mut Reader) -> Result<u8, String> {
-    // Pillow and libjpeg skip bytes between segments too.
-    while read_bytes::<1>(reader)? != [0xff] {}
-    let mut marker = 0xff;
-    while marker == 0xff {
-        [marker] = read_bytes(reader)?;
+/// The next marker, and the bytes before its 0xff: fill bytes, or also such that do not belong there.
+struct Next {
+    marker: u8,
+    skipped: u64,
+    junk: bool,
+}
+
+/// Skips bytes between segments, as libjpeg and Pillow do: also zeros after 0xff, and restarts, which have no segment.
+fn next_marker(reader: &mut Reader) -> Result<Next, String> {
+    let (mut bytes, mut junk) = (0, false);
+    loop {
+        bytes += 1;
+        if read_bytes(reader)? != [0xff] {
+            junk = true;
+            continue;
+        }
+        let mut marker = 0xff;
+        while marker == 0xff {
+            bytes += 1;
+            [marker] = read_bytes(reader)?;
+        }
+        match marker {
+            0x00 | 0x01 | 0xd0..=0xd7 => junk = true,
+            marker => return Ok(Next { marker, skipped: bytes - 2, junk }),
+        }
     }
-    Ok(marker)
+}
+
+fn position(reader: &mut Reader) -> Result<u64, String> {
+    reader.stream_position().map_err(|e| e.to_string())
 }
 
 fn read_bytes<const N: usize>(reader: &mut Reader) -> Result<[u8; N], String> {

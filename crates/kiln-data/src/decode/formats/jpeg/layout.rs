@@ -1,5 +1,7 @@
 //! How the samples of a JPEG are coded, and the bytes that decoding takes.
 
+use std::ops::Range;
+
 use crate::decode::path::DecodePath;
 use crate::decode::pixels::colour::ColourModel;
 
@@ -15,6 +17,10 @@ pub(crate) struct Layout {
     pub(super) adobe_rgb: bool,
     /// Where the first scan begins.
     pub(super) first_scan: u64,
+    /// Damaged bytes before the first scan that decoders skip when they are filled with 0xff.
+    pub(super) blank: Vec<Range<u64>>,
+    /// The first of this damage.
+    pub(super) damage: Option<&'static str>,
 }
 
 impl Layout {
@@ -35,7 +41,7 @@ impl Layout {
     }
 
     /// Whether a row of blocks is complete as soon as it is read.
-    fn sequential(&self) -> bool {
+    pub(super) fn sequential(&self) -> bool {
         !self.progressive && self.interleaved
     }
 
@@ -90,6 +96,7 @@ impl Layout {
     }
 }
 
-/// Huffman and quantization tables, and one comment, which is read whole before it is skipped.
-const SCALED_STATE: u64 = 128 * 1024;
-const WHOLE_STATE: u64 = 128 * 1024;
+/// Huffman and quantization tables, one comment, which is read whole before it is skipped, and a piece of the file behind
+/// the end of the scan.
+const SCALED_STATE: u64 = 160 * 1024;
+const WHOLE_STATE: u64 = 160 * 1024;

@@ -1,9 +1,14 @@
-//! Turns the metadata segments of a JPEG into comments, which decoders skip.
+//! Turns the metadata segments of a JPEG into comments, which decoders skip, and damage into bytes that fill.
 
 use std::io::Seek;
+use std::ops::Range;
 
 use crate::decode::source::patched::{Patch, Patched, Refused};
 use crate::decode::source::reader::{Input, Reader};
+
+use super::damage::FoundDamage;
+use super::layout::Layout;
+use super::scan_end::ScanEnd;
 
 /// Scans of a progressive JPEG; encoders write about ten. Each may cost a pass over all coefficients.
 pub(super) const MAX_SCANS: usize = 100;
@@ -11,20 +16,31 @@ pub(super) const MAX_SCANS: usize = 100;
 /// Reads the segments of a JPEG and renames those of metadata to comments, which no decoder keeps: colour profiles, EXIF
 /// (read with the header), XMP, thumbnails. Refuses a start-of-scan marker after [`MAX_SCANS`].
 ///
-/// The segments of JFIF and Adobe, which describe the colour model, stay. Source: ITU-T T.81, annex B.
+/// The segments of JFIF and Adobe, which describe the colour model, stay. Damage becomes bytes of 0xff, any number of which
+/// may come before a marker: what the header named, and bytes between segments after the first scan.
+///
+/// Source: ITU-T T.81, annex B.
 #[derive(Debug, Default)]
 pub(super) struct Segments {
     state: State,
     scans: usize,
+    /// Whether the segment is the header of a scan, which coded data follow.
+    scan_header: bool,
+    /// Bytes of the file that become 0xff, and the byte of the file that comes next.
+    blank: Vec<Range<u64>>,
+    at: u64,
+    found: FoundDamage,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 enum State {
-    /// In coded data or between segments, where a marker may begin.
+    /// Between segments, where a marker begins.
     #[default]
     Between,
-    /// After 0xff.
-    Marker,
+    /// In coded data.
+    Coded,
+    /// After 0xff; whether that was in coded data.
+    Marker { coded: bool },
     /// After a marker of a segment.
     Length,
     /// After the high byte of the length.
@@ -35,6 +51,8 @@ enum State {
     End,
 }
 
+/// A byte that may come before a marker any number of times.
+const FILL: u8 = 0xff;
 const COMMENT: u8 = 0xfe;
 const START_OF_IMAGE: u8 = 0xd8;
 const END_OF_IMAGE: u8 = 0xd9;
@@ -42,21 +60,31 @@ const START_OF_SCAN: u8 = 0xda;
 
 impl Patch for Segments {
     fn patch(&mut self, piece: &mut [u8]) -> Result<(), Refused> {
+        self.blank(piece);
         let mut at = 0;
         while at < piece.len() {
             let byte = piece[at];
             self.state = match self.state {
-                State::Between => match piece[at..].iter().position(|byte| *byte == 0xff) {
+                State::Between if byte == FILL => State::Marker { coded: false },
+                State::Between => {
+                    self.fill(&mut piece[at]);
+                    State::Between
+                }
+                State::Coded => match piece[at..].iter().position(|byte| *byte == 0xff) {
                     Some(marker) => {
                         at += marker;
-                        State::Marker
+                        State::Marker { coded: true }
                     }
                     None => break,
                 },
-                State::Marker => match byte {
-                    0xff => State::Marker,
-                    // A stuffed zero or a restart: coded data. Before the first scan, decoders differ in what they accept.
-                    0x00..=0xbf | 0xd0..=0xd7 if self.scans > 0 => State::Between,
+                State::Marker { coded } => match byte {
+                    0xff => State::Marker { coded },
+                    // A stuffed zero or a restart.
+                    0x00..=0xbf | 0xd0..=0xd7 if coded => State::Coded,
+                    0x00 | 0x01 | 0xd0..=0xd7 if self.scans > 0 => {
+                        self.fill(&mut piece[at]);
+                        State::Between
+                    }
                     START_OF_IMAGE => State::Between,
                     END_OF_IMAGE => State::End,
                     0x00..=0xbf | 0xd0..=0xd7 => {
@@ -68,6 +96,7 @@ impl Patch for Segments {
                         if self.scans > MAX_SCANS {
                             return Err(Refused { at, reason: "the JPEG has more than 100 scans" });
                         }
+                        self.scan_header = true;
                         State::Length
                     }
                     0xe1..=0xed | 0xef => {
@@ -78,13 +107,13 @@ impl Patch for Segments {
                 },
                 State::Length => State::LowLength(byte),
                 State::LowLength(high) => match usize::from(u16::from_be_bytes([high, byte])).saturating_sub(2) {
-                    0 => State::Between,
+                    0 => self.after_segment(),
                     body => State::Body(body),
                 },
                 State::Body(left) => {
                     let here = left.min(piece.len() - at);
                     at += here - 1;
-                    if here == left { State::Between } else { State::Body(left - here) }
+                    if here == left { self.after_segment() } else { State::Body(left - here) }
                 }
                 State::End => break,
             };
@@ -94,10 +123,52 @@ impl Patch for Segments {
     }
 }
 
-/// The file from its first byte on.
-pub(super) fn without_metadata(mut reader: Reader) -> Result<Patched<Input, Segments>, String> {
+impl Segments {
+    fn new(blank: Vec<Range<u64>>, found: FoundDamage) -> Self {
+        Self { blank, found, ..Self::default() }
+    }
+
+    /// Fills the parts of a piece that the header named.
+    fn blank(&mut self, piece: &mut [u8]) {
+        let (start, end) = (self.at, self.at + piece.len() as u64);
+        self.at = end;
+        for range in &self.blank {
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            if from < to {
+                piece[(from - start) as usize..(to - start) as usize].fill(FILL);
+            }
+        }
+    }
+
+    /// Fills a byte between segments. Those before the first scan were named by the header.
+    fn fill(&self, byte: &mut u8) {
+        if self.scans > 0 {
+            *byte = FILL;
+            self.found.add(BETWEEN_SEGMENTS);
+        }
+    }
+
+    fn after_segment(&mut self) -> State {
+        if std::mem::take(&mut self.scan_header) { State::Coded } else { State::Between }
+    }
+}
+
+pub(super) const BETWEEN_SEGMENTS: &str = "it has bytes between its segments that belong to none";
+
+/// A JPEG as its decoders see it.
+pub(super) type Adapted = Patched<ScanEnd<Input>, Segments>;
+
+/// The file from its first byte on, without metadata and damage, and the damage that is found while it is read.
+pub(super) fn adapted(mut reader: Reader, layout: &Layout) -> Result<(Adapted, FoundDamage), String> {
     reader.rewind().map_err(|e| e.to_string())?;
-    Ok(Patched::new(reader.into_inner(), Segments::default()))
+    let found = FoundDamage::default();
+    if let Some(damage) = layout.damage {
+        found.add(damage);
+    }
+    // libjpeg-turbo checks the end by itself.
+    let scan = (!layout.turbo()).then_some(layout.first_scan);
+    let input = ScanEnd::new(reader.into_inner(), scan, layout.sequential(), found.clone());
+    Ok((Patched::new(input, Segments::new(layout.blank.clone(), found.clone())), found))
 }
 
 #[cfg(test)]

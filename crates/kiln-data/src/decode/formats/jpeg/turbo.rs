@@ -9,23 +9,26 @@ use crate::decode::pixels::image::Image;
 use crate::decode::source::reader::Reader;
 use crate::decode::source::reason::Reason;
 
-use super::segments::{MAX_SCANS, without_metadata};
+use super::layout::Layout;
+use super::segments::{MAX_SCANS, adapted};
 
 /// Decodes a gray or RGB JPEG through libjpeg-turbo, which needs the whole file in memory.
 pub(super) fn decode(
+    layout: &Layout,
     reader: Reader,
-    pixels: ColourModel,
     denominator: usize,
     channels: usize,
-) -> Result<Image, Reason> {
+) -> Result<(Image, Option<&'static str>), Reason> {
+    let pixels = layout.pixels();
     let mut jpeg = vec![];
-    without_metadata(reader)?.read_to_end(&mut jpeg).map_err(|e| e.to_string())?;
+    let (mut reader, found) = adapted(reader, layout)?;
+    reader.read_to_end(&mut jpeg).map_err(|e| e.to_string())?;
     let image = decompress(&jpeg, pixels, denominator).map_err(|e| e.to_string())?;
     drop(jpeg);
     let Target { mut pixels, height, width, format, .. } = image;
     let colours = if format == PixelFormat::GRAY { ColourModel::Gray } else { ColourModel::Rgb };
     colours.convert_in_place(&mut pixels, channels);
-    Ok(Image { pixels, height, width, channels })
+    Ok((Image { pixels, height, width, channels }, found.first()))
 }
 
 fn decompress(jpeg: &[u8], pixels: ColourModel, denominator: usize) -> Result<Target<Vec<u8>>, turbojpeg::Error> {

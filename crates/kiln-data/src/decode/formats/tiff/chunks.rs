@@ -2,25 +2,24 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 
-use ::tiff::decoder::{ChunkType, Decoder, Limits, TiffCodingUnit};
-use ::tiff::tags::{PlanarConfiguration, Tag};
+use ::tiff::decoder::{ChunkType, Decoder, Limits};
+use ::tiff::tags::Tag;
 
 use crate::decode::formats::jpeg;
 use crate::decode::pixels::rect::Rect;
 use crate::decode::source::reader::Reader;
 use crate::decode::source::reason::Reason;
 
+use super::adapted::Adapted;
 use super::directory::take;
 use super::layout::{Layout, MOST_WINDOW};
-use super::palette::Indices;
 
 /// Reads the chunks that touch a part of a TIFF, from the top down.
 #[derive(Debug)]
 pub(crate) struct Chunks {
-    decoder: Decoder<Indices<Reader>>,
+    decoder: Decoder<Adapted<Reader>>,
     layout: Layout,
     size: [usize; 2],
-    planar: bool,
     /// The position and length of each chunk; for JPEG and Zstandard only.
     places: Option<[Vec<u64>; 2]>,
 }
@@ -42,10 +41,9 @@ impl Chunks {
             true => layout.chunk[0] * layout.chunk[1] * layout.samples + (1 << 16),
             false => usize::MAX,
         };
-        let reader = Indices::new(reader, layout.interpretation);
+        let reader = Adapted::new(reader, layout.hidden.clone());
         let mut decoder = Decoder::new(reader).map_err(Reason::from)?.with_limits(limits);
         let (width, height) = decoder.dimensions().map_err(Reason::from)?;
-        let planar = decoder.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(Reason::from)?;
         let places = match (layout.jpeg || layout.zstd, decoder.get_chunk_type()) {
             (false, _) => None,
             (true, ChunkType::Strip) => Some([Tag::StripOffsets, Tag::StripByteCounts]),
@@ -58,8 +56,10 @@ impl Chunks {
             }
             None => None,
         };
-        let planar = planar == Some(PlanarConfiguration::Planar.to_u16());
-        Ok(Self { decoder, layout, size: [height as usize, width as usize], planar, places })
+        if layout.reversed {
+            decoder.inner().reverse_bits();
+        }
+        Ok(Self { decoder, layout, size: [height as usize, width as usize], places })
     }
 
     pub(crate) fn read(&mut self, part: &Rect, mut take: impl FnMut(Piece)) -> Result<(), Reason> {
@@ -70,19 +70,13 @@ impl Chunks {
         let (mut buffer, mut row) = (vec![], vec![]);
         for down in part.top / rows..part.bottom.div_ceil(rows) {
             for right in part.left / columns..part.right.div_ceil(columns) {
-                let unit = TiffCodingUnit((down * across + right) as u32);
-                let layout = self.decoder.image_coding_unit_layout(unit).map_err(Reason::from)?;
-                self.check_coded(unit.0 as usize, layout.planes, layout.complete_len as u64)?;
-                buffer.resize(layout.complete_len, 0);
-                self.decoder.read_coding_unit_bytes(unit, &mut buffer).map_err(Reason::from)?;
-                let stride = layout.row_stride.map_or(0, std::num::NonZero::get);
-                let plane = layout.plane_stride.map_or(0, std::num::NonZero::get);
+                let [stride, plane] = self.planes(down * across + right, &mut buffer)?;
                 let [top, left] = [down * rows, right * columns];
                 let wanted = left.max(part.left)..(left + columns).min(part.right);
                 for y in top.max(part.top)..(top + rows).min(part.bottom) {
                     let stored = &buffer[(y - top) * stride..];
                     let columns = wanted.start - left..wanted.end - left;
-                    let samples = match (bits < 8, self.planar && samples > 1) {
+                    let samples = match (bits < 8, self.layout.planar) {
                         (false, false) => {
                             &stored[columns.start * samples * sample_bytes..columns.end * samples * sample_bytes]
                         }
@@ -119,47 +113,66 @@ impl Chunks {
         Ok(())
     }
 
+    /// Reads the chunk at an index, of each plane, into `buffer`. Returns the bytes from one row to the next, and from one
+    /// plane to the next.
+    ///
+    /// The planes are read one by one: the decoder mistakes the size of the last row of tiles in all but the first.
+    fn planes(&mut self, index: usize, buffer: &mut Vec<u8>) -> Result<[usize; 2], Reason> {
+        let planes = if self.layout.planar { self.layout.samples } else { 1 };
+        let (mut stride, mut plane_bytes) = (0, 0);
+        for plane in 0..planes {
+            let chunk = index + plane * self.layout.count;
+            let layout = self.decoder.image_chunk_buffer_layout(chunk as u32).map_err(Reason::from)?;
+            self.check_coded(chunk, layout.len as u64)?;
+            stride = layout.row_stride.map_or(0, std::num::NonZero::get);
+            if plane == 0 {
+                plane_bytes = layout.len;
+                buffer.clear();
+            }
+            // The next plane overwrites the rows of padding.
+            let start = plane * plane_bytes;
+            buffer.resize(start + layout.len.max(plane_bytes), 0);
+            self.decoder.read_chunk_bytes(chunk as u32, &mut buffer[start..]).map_err(Reason::from)?;
+        }
+        Ok([stride, plane_bytes])
+    }
+
     /// Checks a coded chunk, because the TIFF decoder trusts the size in a JPEG's header, accepts a truncated JPEG, and
     /// allows a Zstandard window of 128 MiB.
-    fn check_coded(&mut self, unit: usize, planes: usize, bytes: u64) -> Result<(), Reason> {
+    fn check_coded(&mut self, chunk: usize, bytes: u64) -> Result<(), Reason> {
         let Some([offsets, lengths]) = &self.places else { return Ok(()) };
-        let per_plane = offsets.len() / planes.max(1);
         let io = |e: io::Error| e.to_string();
-        for chunk in (0..planes).map(|plane| unit + plane * per_plane) {
-            let (Some(offset), Some(length)) = (offsets.get(chunk), lengths.get(chunk)) else {
-                return Err(format!("chunk {chunk} of the TIFF is missing").into());
-            };
-            let reader = self.decoder.inner().file();
-            let end = reader.seek(SeekFrom::End(0)).map_err(io)?;
-            if offset.checked_add(*length).is_none_or(|last| last > end) {
-                return Err(format!("chunk {chunk} of the TIFF lies beyond the end of the file").into());
+        let (Some(offset), Some(length)) = (offsets.get(chunk), lengths.get(chunk)) else {
+            return Err(format!("chunk {chunk} of the TIFF is missing").into());
+        };
+        let reader = self.decoder.inner();
+        let end = reader.seek(SeekFrom::End(0)).map_err(io)?;
+        if offset.checked_add(*length).is_none_or(|last| last > end) {
+            return Err(format!("chunk {chunk} of the TIFF lies beyond the end of the file").into());
+        }
+        reader.seek(SeekFrom::Start(*offset)).map_err(io)?;
+        if self.layout.zstd {
+            let window = zstd_window(reader).map_err(io)?;
+            if window > MOST_WINDOW.max(bytes) {
+                return Err(Reason::Unsupported(format!(
+                    "Zstandard with a window of {window} bytes in chunk {chunk} of the TIFF, expected at most 8 MiB"
+                )));
             }
-            reader.seek(SeekFrom::Start(*offset)).map_err(io)?;
-            if self.layout.zstd {
-                let window = zstd_window(reader).map_err(io)?;
-                if window > MOST_WINDOW.max(bytes) {
-                    return Err(Reason::Unsupported(format!(
-                        "Zstandard with a window of {window} bytes in chunk {chunk} of the TIFF, expected at most 8 MiB"
-                    )));
-                }
-                continue;
-            }
-            let (inner, _) = jpeg::header(reader)?;
-            let [rows, columns] = self.layout.chunk;
-            // Strips and tiles at the border may be padded to whole blocks.
-            if inner.height > rows.next_multiple_of(16) || inner.width > columns.next_multiple_of(16) {
-                let said = format!("{}x{}", inner.height, inner.width);
-                return Err(
-                    format!("a {said} JPEG in chunk {chunk} of the TIFF, expected at most {rows}x{columns}").into()
-                );
-            }
+            return Ok(());
+        }
+        let (inner, _) = jpeg::header(reader.file())?;
+        let [rows, columns] = self.layout.chunk;
+        // Strips and tiles at the border may be padded to whole blocks.
+        if inner.height > rows.next_multiple_of(16) || inner.width > columns.next_multiple_of(16) {
+            let said = format!("{}x{}", inner.height, inner.width);
+            return Err(format!("a {said} JPEG in chunk {chunk} of the TIFF, expected at most {rows}x{columns}").into());
         }
         Ok(())
     }
 }
 
 /// The window of a Zstandard frame; 0 for other data. Source: RFC 8878, section 3.1.1.
-fn zstd_window(reader: &mut Reader) -> io::Result<u64> {
+fn zstd_window(reader: &mut impl Read) -> io::Result<u64> {
     let [magic @ .., descriptor] = take::<5>(reader)?;
     if magic != [0x28, 0xb5, 0x2f, 0xfd] {
         return Ok(0);

@@ -20,13 +20,13 @@ pub(crate) fn decode(
     let pixels = layout.pixels.clone()?;
     let size = part.size();
     let mut boxes = Boxes::new(size, channels, factor);
-    let (mut bytes, mut converted) = (vec![], vec![]);
+    let (mut bytes, mut straight, mut converted) = (vec![], vec![], vec![]);
     Chunks::open(reader, layout.clone())?.read(part, |piece| match piece {
         Piece::Row { y, x, samples } => {
             let eight = match layout.bits {
                 _ if let Some(palette) = &layout.palette => {
                     bytes.clear();
-                    bytes.extend(samples.iter().flat_map(|index| palette[usize::from(*index)]));
+                    bytes.extend(samples.iter().step_by(layout.samples).flat_map(|index| palette[usize::from(*index)]));
                     &bytes
                 }
                 8 => samples,
@@ -42,6 +42,15 @@ pub(crate) fn decode(
                     bytes.extend(samples.iter().map(|sample| sample * scale));
                     &bytes
                 }
+            };
+            let eight = match layout.premultiplied && layout.palette.is_none() {
+                true => {
+                    straight.clear();
+                    straight.extend_from_slice(eight);
+                    pixels.divide_by_alpha(&mut straight);
+                    &straight
+                }
+                false => eight,
             };
             converted.resize(eight.len() / pixels.samples() * channels, 0);
             pixels.convert(eight, channels, &mut converted);

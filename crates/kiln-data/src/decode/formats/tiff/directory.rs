@@ -4,6 +4,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 use crate::decode::source::reader::Reader;
 
+use super::adapted::Hidden;
 use super::palette::{self, Palette};
 
 /// The reason why a directory is not passed to the decoder.
@@ -21,9 +22,13 @@ impl From<io::Error> for Damage {
 /// The facts that the decoder does not report.
 #[derive(Default)]
 pub(super) struct Directory {
-    /// The position of the low byte of the photometric interpretation, if that is a palette.
-    pub(super) interpretation: Option<u64>,
+    /// The bytes that the decoder must not see.
+    pub(super) hidden: Hidden,
+    /// Whether another directory follows.
+    pub(super) more: bool,
     pub(super) colours: Option<Palette>,
+    /// Whether the first pixel is in the low bits of a byte (FillOrder 2).
+    pub(super) low_bits_first: bool,
 }
 
 impl Directory {
@@ -59,12 +64,16 @@ impl Directory {
             let most = match tag {
                 262 if bytes < 8 && number(&value[..bytes]) == PALETTE => {
                     let low = if little { 0 } else { bytes - 1 };
-                    directory.interpretation = Some(start + i * length as u64 + (first + value_at + low) as u64);
+                    directory.hidden.palette = Some(start + i * length as u64 + (first + value_at + low) as u64);
                     1024
                 }
                 273 | 279 | 324 | 325 => ((1 << 20) / bytes as u64).min(1 << 18), // strips and tiles
                 320 if kind == 3 && count <= 3 << 8 => {
                     colour_map = Some((number(value), count));
+                    continue;
+                }
+                266 if bytes < 8 => {
+                    directory.low_bits_first = number(&value[..bytes]) == LOW_BITS_FIRST;
                     continue;
                 }
                 347 => 1 << 16, // tables of a JPEG
@@ -75,7 +84,11 @@ impl Directory {
                 return Err(Damage::Count { tag: tag as u16, count, most });
             }
         }
-        if let (Some(_), Some((start, count))) = (directory.interpretation, colour_map) {
+        let here = start + first as u64 + entries * length as u64;
+        let next = if big { number(&take::<8>(reader)?) } else { number(&take::<4>(reader)?) };
+        directory.hidden.next = here..here + if big { 8 } else { 4 };
+        directory.more = next != 0;
+        if let (Some(_), Some((start, count))) = (directory.hidden.palette, colour_map) {
             reader.seek(SeekFrom::Start(start))?;
             let mut map = vec![];
             for _ in 0..count {
@@ -90,7 +103,10 @@ impl Directory {
 /// RGBPalette, as a photometric interpretation.
 const PALETTE: u64 = 3;
 
-pub(super) fn take<const N: usize>(reader: &mut Reader) -> io::Result<[u8; N]> {
+/// The lower-order bits of a byte come first, as a fill order.
+const LOW_BITS_FIRST: u64 = 2;
+
+pub(super) fn take<const N: usize>(reader: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     reader.read_exact(&mut bytes)?;
     Ok(bytes)

@@ -12,9 +12,9 @@ use crate::decode::pixels::orientation::Orientation;
 use crate::decode::source::reader::Reader;
 use crate::decode::source::reason::Reason;
 
+use super::adapted::Adapted;
 use super::directory::{Damage, Directory};
 use super::layout::Layout;
-use super::palette::Indices;
 
 /// Reads the first directory. Source: TIFF 6.0; the BigTIFF design of libtiff.
 pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
@@ -29,8 +29,9 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
         }
     })?;
     reader.rewind().map_err(|e| e.to_string())?;
-    let mut decoder = Decoder::new(Indices::new(reader, directory.interpretation)).map_err(Reason::from)?;
+    let mut decoder = Decoder::new(Adapted::new(reader, directory.hidden.clone())).map_err(Reason::from)?;
     let (width, height) = decoder.dimensions().map_err(Reason::from)?;
+    let frames = if directory.more { None } else { Some(1) };
     let layout = Layout::read(&mut decoder, directory)?;
     let orientation = decoder.find_tag_unsigned(Tag::Orientation).map_err(Reason::from)?;
     let orientation = orientation.and_then(Orientation::from_exif).unwrap_or_default();
@@ -50,7 +51,7 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
         alpha: matches!(layout.pixels, Ok(ColourModel::GrayAlpha | ColourModel::Rgba | ColourModel::CmykAlpha)),
         orientation,
         progressive: false,
-        frames: if decoder.more_images() { None } else { Some(1) },
+        frames,
     };
     Ok((header, layout))
 }

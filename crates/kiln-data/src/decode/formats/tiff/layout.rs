@@ -4,7 +4,7 @@ use std::io::{Read, Seek};
 
 use ::tiff::ColorType;
 use ::tiff::decoder::{ChunkType, Decoder, TiffCodingUnit};
-use ::tiff::tags::{CompressionMethod, SampleFormat, Tag};
+use ::tiff::tags::{CompressionMethod, PlanarConfiguration, SampleFormat, Tag};
 
 use crate::decode::header::MAX_PIXELS;
 use crate::decode::pixels::colour::ColourModel;
@@ -12,6 +12,7 @@ use crate::decode::pixels::rect::Rect;
 use crate::decode::pixels::reduce;
 use crate::decode::source::reason::Reason;
 
+use super::adapted::Hidden;
 use super::directory::Directory;
 use super::palette::Palette;
 
@@ -31,9 +32,16 @@ pub(crate) struct Layout {
     pub(crate) kind: SampleFormat,
     pub(super) jpeg: bool,
     pub(super) zstd: bool,
+    /// Whether each sample is in a chunk of its own.
+    pub(super) planar: bool,
+    pub(super) tiled: bool,
+    /// Whether the bits of each byte are stored in reverse order.
+    pub(super) reversed: bool,
+    /// Whether colours were multiplied by alpha.
+    pub(super) premultiplied: bool,
     pub(super) palette: Option<Palette>,
-    /// The position of the photometric interpretation, if that is a palette.
-    pub(super) interpretation: Option<u64>,
+    /// The bytes of the file that the decoder must not see.
+    pub(super) hidden: Hidden,
 }
 
 impl Layout {
@@ -48,23 +56,29 @@ impl Layout {
         if tiled && (rows as usize).checked_mul(columns as usize).is_none_or(|pixels| pixels > MAX_PIXELS) {
             return Err(format!("tiles of {rows}x{columns} pixels, expected at most 2^40 in all").into());
         }
-        let Directory { interpretation, colours } = directory;
-        let palette = match (interpretation, colours, bits) {
+        let planar = decoder.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(Reason::from)?;
+        let extra = decoder.find_tag_unsigned_vec::<u16>(Tag::ExtraSamples).map_err(Reason::from)?;
+        let jpeg = compression == Some(CompressionMethod::ModernJPEG.to_u16());
+        let Directory { hidden, colours, low_bits_first, .. } = directory;
+        let palette = match (hidden.palette, colours, bits) {
             (None, ..) => None,
-            (Some(_), Some(colours), 1..=8) if samples == 1 && colours.len() == 1 << bits => Some(colours),
+            // Samples behind the index are not colour.
+            (Some(_), Some(colours), 1..=8) if colours.len() == 1 << bits => Some(colours),
             (Some(_), colours, _) => {
                 let count = colours.map_or(0, |colours| colours.len());
                 return Err(format!(
-                    "a TIFF of {samples} samples of {bits} bits and a palette of {count} colours, expected one of 1 to \
-                     8 bits and as many colours as that has values"
+                    "a TIFF of {samples} samples of {bits} bits and a palette of {count} colours, expected indices of \
+                     1 to 8 bits and as many colours as these have values"
                 )
                 .into());
             }
         };
         let filled = [rows.min(height), columns.min(width)].map(|side| side as usize);
         Ok(Self {
-            pixels: pixels(colour, unit.sample_format)
-                .map(|gray| if palette.is_some() { ColourModel::Rgb } else { gray }),
+            pixels: match palette {
+                Some(_) => Ok(ColourModel::Rgb),
+                None => pixels(colour, unit.sample_format),
+            },
             // The header may give 2^32 - 1 rows for a strip.
             chunk: if tiled { [rows as usize, columns as usize] } else { filled },
             filled,
@@ -72,10 +86,15 @@ impl Layout {
             samples,
             bits,
             kind: unit.sample_format,
-            jpeg: compression == Some(CompressionMethod::ModernJPEG.to_u16()),
+            jpeg,
             zstd: compression == Some(CompressionMethod::ZSTD.to_u16()),
+            planar: samples > 1 && planar == Some(PlanarConfiguration::Planar.to_u16()),
+            tiled,
+            // The order of bits in a JPEG is its own; libtiff reverses those of all others.
+            reversed: low_bits_first && !jpeg,
+            premultiplied: extra.is_some_and(|extra| extra.first() == Some(&ASSOCIATED_ALPHA)),
             palette,
-            interpretation,
+            hidden,
         })
     }
 
@@ -91,12 +110,14 @@ impl Layout {
 
     /// Bytes that reading the chunks one after the other takes, without the result.
     pub(crate) fn chunk_bytes(&self) -> u64 {
-        let pixels = (self.filled[0] * self.filled[1]) as u64;
+        // The decoder gives the last row of tiles in planes after the first with its padding.
+        let rows = if self.planar && self.tiled { self.chunk[0] } else { self.filled[0] };
+        let pixels = (rows * self.filled[1]) as u64;
         let coded = (self.chunk[0] * self.chunk[1]) as u64;
         let row = (self.chunk[1] * self.samples * self.sample_bytes()) as u64;
         // A JPEG chunk is read whole and decoded whole before it is copied.
         let inside = if self.jpeg { coded * self.samples as u64 * 3 + 64 * row } else { 0 };
-        let decoded = (pixels * (self.samples * self.bits) as u64).div_ceil(8) + self.filled[0] as u64;
+        let decoded = (pixels * (self.samples * self.bits) as u64).div_ceil(8) + rows as u64;
         // libzstd keeps the window of a frame.
         let inside = if self.zstd { inside + decoded.min(MOST_WINDOW) } else { inside };
         decoded + inside + 2 * row + (self.count * 80) as u64 + STATE
@@ -105,13 +126,16 @@ impl Layout {
     /// Bytes that decoding takes at its peak, the decoded pixels included.
     pub(crate) fn bytes(&self, part: &Rect, factor: usize, channels: usize) -> u64 {
         let samples = if self.palette.is_some() { 3 } else { self.samples };
-        let rows = 3 * (self.filled[1] * samples.max(channels)) as u64;
+        let rows = 4 * (self.filled[1] * samples.max(channels)) as u64;
         self.chunk_bytes() + rows + reduce::bytes(part.size(), channels, factor, self.filled[0])
     }
 }
 
 /// The window that every Zstandard decoder should support (RFC 8878, section 3.1.1.1.2).
 pub(super) const MOST_WINDOW: u64 = 8 << 20;
+
+/// Associated alpha, as an extra sample.
+const ASSOCIATED_ALPHA: u16 = 1;
 
 /// Decoding tables and nested readers.
 const STATE: u64 = 256 * 1024;

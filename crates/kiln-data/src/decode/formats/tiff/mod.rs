@@ -1,5 +1,6 @@
 //! TIFF and BigTIFF: their header, and the strips or tiles that hold their pixels.
 
+mod adapted;
 mod chunks;
 mod decoder;
 mod directory;
