@@ -15,10 +15,10 @@ import tempfile
 from html import escape
 from pathlib import Path
 
-COLUMNS = 96
+COLUMNS = 104
 COMMANDS = [
     "kiln plan gpt --model gpt2 --context 256 --batch 16 --memory 2GiB --device flex --precision f32",
-    "kiln train resnet --batch-size 4096 --memory 300MiB --max-steps 3",
+    "kiln train resnet --batch-size 4096 --memory 100MiB --max-steps 3",
     "ls runs/resnet-001",
 ]
 WIDTH, LINE, LEFT, TOP = 8.0, 18, 16, 44

@@ -122,6 +122,12 @@ fn broken(root: &Path, page: &Path, text: &str) -> Vec<String> {
             broken.push(format!("{}: there is no file for '{target}'", page.display()));
             continue;
         }
+        // mdBook makes `.html` of `.md`, also where it makes no page of the file.
+        let of_book = |path: &Path| path.starts_with("docs");
+        if of_book(page) && !of_book(&to) && to.extension().is_some_and(|extension| extension == "md") {
+            broken.push(format!("{}: '{target}' leads nowhere in the book; link to its folder", page.display()));
+            continue;
+        }
         let Some(heading) = heading else { continue };
         let is_page = to.extension().is_some_and(|extension| extension == "md");
         let there = || if to == page { text.to_owned() } else { fs::read_to_string(root.join(&to)).unwrap() };
