@@ -21,9 +21,9 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The text without fenced code blocks and without spans of code, which may look like links.
-fn prose(text: &str) -> String {
-    let mut prose = String::new();
+/// The text without fenced code blocks.
+fn unfenced(text: &str) -> String {
+    let mut kept = String::new();
     let mut fence: Option<&str> = None;
     for line in text.lines() {
         let start = line.trim_start();
@@ -32,15 +32,20 @@ fn prose(text: &str) -> String {
             Some(opened) if marks.len() >= opened.len() && start.trim_end() == marks => fence = None,
             Some(_) => {}
             None if marks.len() >= 3 => fence = Some(marks),
-            None => prose = prose + line + "\n",
+            None => kept = kept + line + "\n",
         }
     }
+    kept
+}
+
+/// The text without code, which may look like links.
+fn prose(text: &str) -> String {
     // A span of code may go over the end of a line, but not of a paragraph.
-    let without_code = |paragraph: &str| {
+    let without_spans = |paragraph: &str| {
         let parts = paragraph.split('`').enumerate();
         parts.map(|(index, part)| if index % 2 == 0 { part } else { "`" }).collect::<String>()
     };
-    prose.split("\n\n").map(without_code).collect::<Vec<_>>().join("\n\n")
+    unfenced(text).split("\n\n").map(without_spans).collect::<Vec<_>>().join("\n\n")
 }
 
 /// Targets of `[text](target)` and `![text](target)`, of `<a href="target">` and `<img src="target">`.
@@ -60,11 +65,9 @@ fn targets(text: &str) -> Vec<String> {
 /// The anchors of a page, as GitHub and mdBook make them of headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
-    let mut fenced = false;
-    for line in text.lines() {
-        fenced ^= line.trim_start().starts_with("```");
+    for line in unfenced(text).lines() {
         let title = line.trim_start_matches('#');
-        if fenced || title.len() == line.len() || !title.starts_with(' ') {
+        if title.len() == line.len() || !title.starts_with(' ') {
             continue;
         }
         let anchor = anchor(title.trim());
