@@ -28,7 +28,7 @@ impl Task for Clothes {
     }
 }
 
-pub fn train(batches: &Vec<Batch>, budget: u64) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn train(batches: &Vec<Batch>, budget: u64) -> Result<Outcome, Box<dyn Error>> {
     let peak = Rc::new(Cell::new(0));
     let highest = peak.clone();
     let mut trainer = Trainer::builder(Clothes, Net::new)

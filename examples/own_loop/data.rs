@@ -8,13 +8,13 @@ use burn::tensor::TensorData;
 use flate2::read::GzDecoder;
 
 /// Images `[B, 1, 28, 28]` and their classes `[B]`. `TensorData` is an array on the host, as NumPy's arrays are.
-pub type Batch = (TensorData, TensorData);
+pub(crate) type Batch = (TensorData, TensorData);
 
 const BATCH: usize = 250;
 const PIXELS: usize = 28 * 28;
 
 /// The 4,000 images that come with Kiln, in 16 batches.
-pub fn batches() -> Result<Vec<Batch>, Box<dyn Error>> {
+pub(crate) fn batches() -> Result<Vec<Batch>, Box<dyn Error>> {
     let read = |name: &str| -> Result<Vec<u8>, Box<dyn Error>> {
         let mut bytes = vec![];
         let file = File::open(format!("fixtures/fashion-mnist/{name}-ubyte.gz"))?;

@@ -9,6 +9,7 @@ mod net;
 mod plain;
 
 use std::error::Error;
+use std::process::ExitCode;
 
 use kiln_memory::CountingAllocator;
 
@@ -24,7 +25,17 @@ struct Outcome {
     peak_bytes: u64,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match compare() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn compare() -> Result<(), Box<dyn Error>> {
     let budget = std::env::args().nth(1).map_or(Ok(64), |mebibytes| mebibytes.parse::<u64>())? << 20;
     let batches = data::batches()?;
     let plain = plain::train(&batches)?;

@@ -10,7 +10,7 @@ use crate::data::Batch;
 use crate::net::{Net, cross_entropy};
 use crate::{HEAP, Outcome};
 
-pub fn train(batches: &[Batch]) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn train(batches: &[Batch]) -> Result<Outcome, Box<dyn Error>> {
     let device = Device::flex().autodiff();
     device.seed(1);
     let mut model = Net::new(&device);
