@@ -1,16 +1,18 @@
-//! Links of README.md and docs/ lead somewhere, and the book has every page.
+//! Links of the pages in the root and in docs/ lead somewhere, and the book has every page.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// The pages, relative to the root.
+/// The pages, relative to the root: README.md and its neighbours, and those of docs/.
 pub(crate) fn pages(root: &Path) -> Vec<PathBuf> {
-    let mut pages = vec![PathBuf::from("README.md")];
-    for entry in fs::read_dir(root.join("docs")).unwrap() {
-        let name = entry.unwrap().file_name();
-        if Path::new(&name).extension().is_some_and(|extension| extension == "md") {
-            pages.push(Path::new("docs").join(name));
+    let mut pages = vec![];
+    for folder in ["", "docs"] {
+        for entry in fs::read_dir(root.join(folder)).unwrap() {
+            let name = entry.unwrap().file_name();
+            if Path::new(&name).extension().is_some_and(|extension| extension == "md") {
+                pages.push(Path::new(folder).join(name));
+            }
         }
     }
     pages.sort();
