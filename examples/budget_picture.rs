@@ -1,60 +1,73 @@
-//! Draws `docs/budget.svg`: the memory of one step of GPT-2 (124M) on a card, plain and within 8 GiB. Nothing is trained.
+//! Draws `docs/budget.svg`: the memory of one step of GPT-2 (124M) on a card, on burn's layers, on Kiln's, and within 3 GiB.
+//! Nothing is trained.
 //!
 //! `cargo run --example budget_picture > docs/budget.svg`
 
 use std::error::Error;
 
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Int, Tensor, TensorData};
 use kiln_checkpointing::Plan;
 use kiln_memory::{BackendProfile, Prediction};
 use kiln_models::{Gpt, GptBlock, GptConfig};
 use kiln_precision::Precision;
-use kiln_training::{LossFn, OptimizerConfig, Pass, StepPlan, Trainer};
+use kiln_training::{LossFn, OptimizerConfig, Pass, Planner, StepPlan, Trainer};
 
 const VOCAB: usize = 50_257;
 const CONTEXT: usize = 1024;
 const BATCH: usize = 8;
-const LIMIT: u64 = 8 << 30;
+const LIMIT: u64 = 3 << 30;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let config = GptConfig::named("gpt2", VOCAB, CONTEXT)?;
+    let (stock, lean) = (planner(false)?, planner(true)?);
+    let plain = |planner: &Planner| planner.evaluate(Precision::F32, &Plan::none(planner.blocks()), BATCH, LIMIT);
+    let panels = [
+        ("burn's layers", plain(&stock)?, &stock),
+        ("Kiln's layers", plain(&lean)?, &lean),
+        ("within 3 GiB", lean.choose(LIMIT)?, &lean),
+    ];
+    let mut drawn = vec![];
+    for (name, plan, planner) in panels {
+        drawn.push((name, planner.predict(&plan)?, plan));
+    }
+    print(picture(&drawn));
+    Ok(())
+}
+
+/// Plans of a step, on Kiln's layers or on burn's own.
+fn planner(lean: bool) -> Result<Planner, Box<dyn Error>> {
+    let config = GptConfig::named("gpt2", VOCAB, CONTEXT)?.with_lean(lean);
     let task = LossFn::new(|pass: &Pass<'_, Gpt>, tokens: &TensorData| {
         let tokens: Tensor<2, Int> = pass.input(tokens);
-        let [samples, context] = tokens.dims();
         let x = pass.chain(&pass.model().blocks(), pass.model().embed(tokens.clone()), GptBlock::forward);
-        let logits = pass.model().head(x).reshape([samples * context, VOCAB]);
-        CrossEntropyLossConfig::new().init(pass.device()).forward(logits, tokens.reshape([samples * context]))
+        pass.model().loss(x, tokens)
     });
     let sample = TensorData::zeros::<i64, _>([3, CONTEXT]);
     let planner = Trainer::try_builder(task, |device| config.init(device))
         .with_optimizer(|model| OptimizerConfig::adamw().groups(model))
         .with_clip_norm(1.0)
         .planner(&BackendProfile::cuda(), &sample, BATCH)?;
-    let plain = planner.evaluate(Precision::F32, &Plan::none(planner.blocks()), BATCH, LIMIT)?;
-    let within = planner.choose(LIMIT)?;
-    let curves = [(&plain, planner.predict(&plain)?), (&within, planner.predict(&within)?)];
-    print(picture(&curves));
-    Ok(())
+    Ok(planner)
 }
 
-const WIDTH: f64 = 720.0;
+const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 64.0;
 const TOP: f64 = 44.0;
+const COLORS: [&str; 3] = ["#c8764a", "#7aa35a", "#4a8ac8"];
 
 /// Live bytes over the estimated time of the step, one panel beside the other, on one scale.
-fn picture(curves: &[(&StepPlan, Prediction); 2]) -> String {
-    let most = curves.iter().map(|(plan, _)| plan.peak_bytes).max().unwrap_or(1) as f64 * 1.05;
+fn picture(panels: &[(&str, Prediction, StepPlan)]) -> String {
+    let most = panels.iter().map(|(.., plan)| plan.peak_bytes).max().unwrap_or(1) as f64 * 1.05;
     let y = |bytes: f64| TOP + HEIGHT * (1.0 - bytes / most);
-    let panel = (WIDTH - LEFT) / 2.0 - 16.0;
+    let gap = 24.0;
+    let panel = (WIDTH - LEFT - gap * (panels.len() - 1) as f64) / panels.len() as f64;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {}\" font-family=\"system-ui,sans-serif\" \
          font-size=\"13\">\n<title>Memory of one step of GPT-2 124M</title>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
         TOP + HEIGHT + 40.0
     );
-    for (index, (plan, prediction)) in curves.iter().enumerate() {
-        let start = LEFT + index as f64 * (panel + 32.0);
+    for (index, (name, prediction, plan)) in panels.iter().enumerate() {
+        let start = LEFT + index as f64 * (panel + gap);
         let total: f64 = prediction.operations.iter().map(|operation| operation.seconds).sum();
         let (mut path, mut time) = (format!("M{start:.1},{:.1}", y(0.0)), 0.0);
         let (mut last, mut high) = (start, 0.0f64);
@@ -68,26 +81,28 @@ fn picture(curves: &[(&StepPlan, Prediction); 2]) -> String {
             }
         }
         path += &format!("L{:.1},{:.1}Z", start + panel, y(0.0));
-        let (color, name) = if index == 0 { ("#c8764a", "plain") } else { ("#4a8ac8", "within 8 GiB") };
         let peak = plan.peak_bytes as f64 / f64::from(1 << 30);
-        let cut = if plan.micro_batch < plan.batch {
-            format!(", micro-batches of {}", plan.micro_batch)
-        } else {
-            String::new()
+        svg += &format!("<path d=\"{path}\" fill=\"{}\"/>\n", COLORS[index % COLORS.len()]);
+        svg += &format!("<text x=\"{start:.1}\" y=\"20\" font-weight=\"600\">{name}</text>\n");
+        svg += &format!("<text x=\"{start:.1}\" y=\"37\">peak {peak:.1} GiB (predicted)</text>\n");
+        let how = match (plan.micro_batch < plan.batch, plan.checkpoints.recomputed()) {
+            (false, 0) => "nothing recomputed".to_owned(),
+            (false, blocks) => format!("{blocks} of {} blocks recomputed", plan.checkpoints.blocks()),
+            (true, 0) => format!("micro-batches of {}", plan.micro_batch),
+            (true, blocks) => format!("micro-batches of {}, {blocks} blocks recomputed", plan.micro_batch),
         };
-        svg += &format!("<path d=\"{path}\" fill=\"{color}\"/>\n");
-        svg += &format!("<text x=\"{start}\" y=\"20\" font-weight=\"600\">{name}{cut}</text>\n");
-        svg += &format!("<text x=\"{start}\" y=\"37\">peak {peak:.1} GiB (predicted)</text>\n");
+        let at = y(0.0) + 16.0;
+        svg += &format!("<text x=\"{start:.1}\" y=\"{at:.1}\" font-size=\"11\" fill=\"#555\">{how}</text>\n");
     }
     let limit = y(LIMIT as f64);
     svg += &format!(
         "<line x1=\"{LEFT}\" x2=\"{WIDTH}\" y1=\"{limit:.1}\" y2=\"{limit:.1}\" stroke=\"#222\" stroke-dasharray=\"5 4\"/>\n"
     );
-    svg += &format!("<text x=\"4\" y=\"{:.1}\">8 GiB</text>\n", limit + 4.0);
+    svg += &format!("<text x=\"4\" y=\"{:.1}\">3 GiB</text>\n", limit + 4.0);
     svg += &format!("<text x=\"4\" y=\"{:.1}\">0</text>\n", y(0.0));
     svg += &format!(
-        "<text x=\"{LEFT}\" y=\"{:.1}\">one micro-batch and the update: GPT-2 124M, batch of {BATCH} x {CONTEXT} tokens, f32, AdamW, on a card</text>\n</svg>",
-        TOP + HEIGHT + 26.0
+        "<text x=\"{LEFT}\" y=\"{:.1}\">one step of GPT-2 124M on a card: batch of {BATCH} x {CONTEXT} tokens, f32, AdamW</text>\n</svg>",
+        TOP + HEIGHT + 36.0
     );
     svg
 }

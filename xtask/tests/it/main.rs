@@ -5,6 +5,8 @@ mod bench;
 mod circles;
 mod edges;
 mod gpu;
+mod links;
 mod openings;
+mod quotes;
 mod source;
 mod support;
