@@ -18,7 +18,20 @@ const STEPS: [Step; 5] = [
     Step { name: "format", cargo: &["fmt", "--all", "--check"], environment: None },
     Step {
         name: "sources",
-        cargo: &["test", "--quiet", "--test", "xtask", "--", "edges::", "circles::", "openings::", "source::"],
+        cargo: &[
+            "test",
+            "--quiet",
+            "--test",
+            "xtask",
+            "--",
+            "edges::",
+            "circles::",
+            "openings::",
+            "packages::",
+            "source::",
+            "unused::",
+            "versions::",
+        ],
         environment: None,
     },
     Step {

@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Gpu(benches::gpu::GpuArguments),
     /// Pack the program and its fixtures into dist/*.tar.xz for a machine without Rust
     Dist(Dist),
+    /// Pack each crate as crates.io would get it, and compile the packages; publishes nothing
+    Package,
 }
 
 #[derive(Args)]

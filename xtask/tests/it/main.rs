@@ -6,5 +6,8 @@ mod circles;
 mod edges;
 mod gpu;
 mod openings;
+mod packages;
 mod source;
 mod support;
+mod unused;
+mod versions;
