@@ -31,9 +31,9 @@ impl Crate {
 
 pub(crate) fn run() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let metadata: Value = serde_json::from_slice(&cargo(&root, &["metadata", "--no-deps", "--format-version", "1"])?)?;
+    let metadata = metadata(&root)?;
     let target = metadata["target_directory"].as_str().context("cargo names no target directory")?;
-    let crates = published(&metadata);
+    let crates = public(&metadata);
     ensure!(!crates.is_empty(), "no crate is published");
 
     // Verifying would compile burn once for each crate: cargo gives each package a workspace of its own.
@@ -72,12 +72,21 @@ fn cargo(folder: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
+fn metadata(root: &Path) -> Result<Value> {
+    Ok(serde_json::from_slice(&cargo(root, &["metadata", "--no-deps", "--format-version", "1"])?)?)
+}
+
+/// The names of the crates that are published.
+pub(crate) fn published(root: &Path) -> Result<Vec<String>> {
+    Ok(public(&metadata(root)?).into_iter().map(|found| found.name).collect())
+}
+
 /// The crates whose manifest does not say `publish = false`.
-fn published(metadata: &Value) -> Vec<Crate> {
+fn public(metadata: &Value) -> Vec<Crate> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let packages = metadata["packages"].as_array().into_iter().flatten();
-    let public = packages.filter(|package| package["publish"].is_null());
-    public
+    packages
+        .filter(|package| package["publish"].is_null())
         .map(|package| Crate {
             name: text(&package["name"]),
             version: text(&package["version"]),
@@ -134,7 +143,7 @@ mod tests {
             { "name": "xtask", "version": "0.1.0", "publish": [], "repository": null },
             { "name": "kiln-b", "version": "0.2.0", "publish": null, "repository": null },
         ]});
-        published(&metadata)
+        public(&metadata)
     }
 
     #[test]
