@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Gpu(benches::gpu::GpuArguments),
     /// Pack the program and its fixtures into dist/*.tar.xz for a machine without Rust
     Dist(Dist),
+    /// Pack each crate as crates.io would get it, and compile the packages; publishes nothing
+    Package,
 }
 
 #[derive(Args)]
@@ -36,6 +38,13 @@ pub(crate) struct Check {
     /// Leave out the tests, where they have just run
     #[arg(long)]
     pub(crate) without_tests: bool,
+    /// Compare the public interfaces of the libraries with those at this revision, and nothing else; needs cargo-semver-checks
+    /// (scripts/publish-tools.sh)
+    #[arg(long, value_name = "REVISION", conflicts_with = "without_tests")]
+    pub(crate) semver: Option<String>,
+    /// With --semver: only this crate [default: all libraries]
+    #[arg(long = "crate", value_name = "NAME", requires = "semver")]
+    pub(crate) crates: Vec<String>,
 }
 
 #[derive(Args)]

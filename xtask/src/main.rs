@@ -5,6 +5,7 @@ mod cli;
 mod dist;
 mod fixtures;
 mod fuzz;
+mod package;
 
 use std::process::ExitCode;
 
@@ -22,5 +23,6 @@ fn main() -> ExitCode {
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Gpu(command) => benches::gpu::run(&command),
         Command::Dist(command) => dist::run(&command).map(|()| ExitCode::SUCCESS),
+        Command::Package => package::run().map(|()| ExitCode::SUCCESS),
     })
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::cli::Command;
-use crate::{compress, eval, fetch, load, memory, models, plan, train, usage};
+use crate::{completions, compress, eval, fetch, load, memory, models, plan, train, usage};
 
 /// Runs `command`.
 ///
@@ -22,6 +22,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Models(command) => models::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),
+        Command::Completions(command) => completions::run(&command).map(|()| ExitCode::SUCCESS),
     }
 }
 

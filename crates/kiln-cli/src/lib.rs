@@ -11,6 +11,7 @@ pub mod cache;
 pub mod card;
 mod cli;
 mod command;
+mod completions;
 mod compress;
 pub mod device;
 mod eval;

@@ -24,7 +24,7 @@
 //! use kiln_data::{ImageBatch, LoaderConfig, Normalize, Order, Remainder, Transform, open_images};
 //!
 //! # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/fashion-mnist");
-//! let data = open_images(root)?;
+//! let data = open_images(root)?; // a folder with a folder for each class, IDX files, or CIFAR-10
 //! let (set, transform, seed) = (data.train, Transform::training(28, 0.6), 7);
 //! let config = LoaderConfig::new(32).with_order(Order::Shuffled { seed }).with_remainder(Remainder::Drop);
 //! let loader = ImageBatch::loader(set, transform, seed, config)?;

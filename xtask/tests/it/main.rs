@@ -8,5 +8,8 @@ mod gpu;
 mod links;
 mod openings;
 mod quotes;
+mod packages;
 mod source;
 mod support;
+mod unused;
+mod versions;

@@ -47,6 +47,8 @@ pub enum Command {
     Fetch(Fetch),
     /// Go through a folder of images, or a packed data set, and say how fast it loads and where the time goes
     Load(Load),
+    /// Print what makes a shell complete the commands and options of `kiln`
+    Completions(Completions),
 }
 
 #[derive(Subcommand)]
@@ -151,6 +153,13 @@ pub struct Models {
     /// One JSON array on stdout
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub struct Completions {
+    /// Which shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
 }
 
 #[derive(Args)]

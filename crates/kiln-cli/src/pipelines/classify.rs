@@ -233,7 +233,10 @@ pub fn test_loader(set: ImageSet, settings: &ClassifySettings) -> Result<Loader<
 pub fn open(data: Option<&Path>) -> Result<TrainTest<ImageSet>> {
     Ok(match data {
         Some(path) => kiln_data::open_images(path)?,
-        None => kiln_data::open_images(fixtures::directory()?.join("fashion-mnist"))?,
+        None => {
+            let instead = "data/fashion-mnist after `kiln fetch fashion-mnist`";
+            kiln_data::open_images(fixtures::data_set("fashion-mnist", instead)?)?
+        }
     })
 }
 

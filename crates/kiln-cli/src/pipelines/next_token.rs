@@ -145,7 +145,7 @@ pub fn recipe() -> GptSettings {
 /// Those of [`kiln_data::open_text`].
 pub fn open(settings: &GptSettings, tokenizer: &Tokenizer) -> Result<TrainTest<TextTokens>> {
     let (length, held_out) = (settings.model.context, settings.text.held_out);
-    let fixture = || anyhow::Ok(fixtures::directory()?.join("moby-dick").join("moby-dick.txt"));
+    let fixture = || fixtures::data_set("moby-dick/moby-dick.txt", "data/sotu after `kiln fetch sotu`");
     let path = settings.run.data.clone().map_or_else(fixture, Ok)?;
     if let Some(cache) = cache::directory() {
         match kiln_data::open_text_cached(&path, tokenizer, length, held_out, cache.join("tokens")) {

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod classify;
+mod completions;
 mod compress;
 #[cfg(unix)]
 mod kill;

@@ -30,7 +30,7 @@ pub struct SegmentData {
 pub fn open(data: Option<&Path>, count: Option<usize>) -> Result<SegmentData> {
     let images = match data {
         Some(path) => open_masked_images(path)?,
-        None => open_masked_images(fixtures::directory()?.join("segmentation"))?,
+        None => open_masked_images(fixtures::data_set("segmentation", "a folder with images/ and masks/")?)?,
     };
     let classes = match (images.train.classes.clone(), count) {
         (Some(names), None) => names,

@@ -1,0 +1,86 @@
+//! Which releases of burn, of CubeCL and of Rust the crates ask for.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use super::edges::packages;
+
+/// Any patch release of burn 0.22 from the one that is tested: what is used is its public interface.
+const COMPATIBLE: &str = "~0.22.1";
+/// This release alone: something private of burn is relied on.
+const PINNED: &str = "=0.22.1";
+const PINNED_CUBECL: &str = "=0.11.3";
+
+/// Requirements of burn's and CubeCL's crates beyond burn itself, for each published crate that has any; docs/maintaining.md has
+/// the reasons.
+const REQUIRED: [(&str, &[(&str, &str)]); 8] = [
+    ("kiln-checkpointing", &[("burn-autodiff", PINNED)]),
+    ("kiln-cli", &[("cubecl", PINNED_CUBECL)]),
+    ("kiln-compression", &[("burn-pack", COMPATIBLE)]),
+    ("kiln-layers", &[("burn-router", PINNED)]),
+    (
+        "kiln-memory",
+        &[("burn-autodiff", PINNED), ("burn-cubecl", PINNED), ("burn-flex", PINNED), ("cubecl-runtime", PINNED_CUBECL)],
+    ),
+    ("kiln-optimizers", &[("burn-cubecl", PINNED), ("burn-pack", COMPATIBLE), ("burn-router", PINNED)]),
+    ("kiln-parallel", &[("burn-autodiff", PINNED)]),
+    ("kiln-training", &[("burn-pack", COMPATIBLE)]),
+];
+
+fn read(file: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file)).unwrap()
+}
+
+fn toml(file: &str) -> toml::Table {
+    read(file).parse().unwrap()
+}
+
+#[test]
+fn crates_ask_for_the_releases_of_burn_in_the_table() {
+    let mut expected = BTreeMap::from(REQUIRED);
+    for package in packages().iter().filter(|package| package["publish"].is_null()) {
+        let name = package["name"].as_str().unwrap();
+        let mut found: Vec<(&str, &str)> = vec![];
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let (to, requirement) = (dependency["name"].as_str().unwrap(), dependency["req"].as_str().unwrap());
+            if to == "burn" {
+                assert_eq!(requirement, COMPATIBLE, "{name}: burn");
+            } else if (to.starts_with("burn-") || to.starts_with("cubecl")) && dependency["kind"] != "dev" {
+                found.push((to, requirement));
+            }
+        }
+        found.sort();
+        assert_eq!(found, expected.remove(name).unwrap_or_default(), "{name}");
+    }
+    assert!(expected.is_empty(), "not published: {expected:?}");
+}
+
+/// What is measured and documented is one release of burn.
+#[test]
+fn the_tested_release_of_burn_is_the_one_that_is_pinned() {
+    let lock = toml("Cargo.lock");
+    for package in lock["package"].as_array().unwrap() {
+        let (name, version) = (package["name"].as_str().unwrap(), package["version"].as_str().unwrap());
+        let pin = match name {
+            "cubecl" | "cubecl-runtime" => PINNED_CUBECL,
+            _ if name == "burn" || name.starts_with("burn-") => PINNED,
+            _ => continue,
+        };
+        assert_eq!(format!("={version}"), pin, "{name}");
+    }
+}
+
+/// The minimum is tested because it is the only toolchain: cargo refuses to compile a dependency that needs a newer one.
+#[test]
+fn the_oldest_supported_rust_is_the_one_that_compiles_and_tests() {
+    let supported = toml("Cargo.toml")["workspace"]["package"]["rust-version"].as_str().unwrap().to_owned();
+    let toolchain = toml("rust-toolchain.toml")["toolchain"]["channel"].as_str().unwrap().to_owned();
+    assert_eq!(toolchain, format!("{supported}.0"), "rust-toolchain.toml and rust-version in Cargo.toml");
+    assert!(packages().iter().all(|package| package["rust_version"] == supported.as_str()));
+    let container = read(".devcontainer/devcontainer.json");
+    assert!(container.contains(&format!("rust:{toolchain}")), "the development container has another Rust");
+    for word in ["cargo +", "RUSTUP_TOOLCHAIN", "--ignore-rust-version"] {
+        assert!(!read(".ci/run").contains(word), ".ci/run chooses another Rust with '{word}'");
+    }
+}
