@@ -13,6 +13,7 @@ mod log;
 mod memory;
 mod models;
 mod plan;
+mod remedies;
 mod train;
 
 use std::process::ExitCode;
