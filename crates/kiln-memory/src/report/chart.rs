@@ -62,7 +62,7 @@ struct Scale {
 /// Bytes at the upper edge of the drawing: the highest ones, limits included, and room for the name of the peak.
 pub(super) fn top(timeline: &Timeline) -> f64 {
     let highest = timeline.lines.iter().map(|limit| limit.bytes).fold(timeline.most, u64::max);
-    (highest as f64 * 1.1).max(1.0)
+    (highest as f64 * 1.12).max(1.0)
 }
 
 impl Scale {
@@ -231,9 +231,9 @@ fn curve(svg: &mut String, timeline: &Timeline, scale: Scale) {
     }
 }
 
-/// The budget and what the device has: lines where they are near, and a note at the upper edge where they are above.
+/// The budget and what the device has, where they are near.
 fn limits(svg: &mut String, timeline: &Timeline, scale: Scale) {
-    let Frame { left, right, top, .. } = scale.frame;
+    let Frame { left, right, .. } = scale.frame;
     let (text, line) = (label("limit"), stroke("limit"));
     for limit in &timeline.lines {
         let y = scale.y(limit.bytes as f64);
@@ -242,11 +242,6 @@ fn limits(svg: &mut String, timeline: &Timeline, scale: Scale) {
             format_args!("<path d=\"M{left} {y:.1}H{right}\" {line} stroke-width=\"1.5\" stroke-dasharray=\"6 4\"/>"),
         );
         put(svg, format_args!("<text x=\"{}\" y=\"{:.1}\" {text}>{}</text>", left + 6.0, y - 5.0, limit.label()));
-    }
-    let above: Vec<_> = timeline.above.iter().map(|limit| limit.label()).collect();
-    if !above.is_empty() {
-        let text = label("quiet");
-        put(svg, format_args!("<text x=\"{}\" y=\"{}\" {text}>↑ {}</text>", left + 6.0, top + 12.0, above.join(", ")));
     }
 }
 

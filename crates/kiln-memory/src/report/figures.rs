@@ -102,14 +102,6 @@ pub(super) fn shape(buffer: &Buffer) -> String {
     if sides.is_empty() { "scalar".to_owned() } else { sides.join("x") }
 }
 
-/// The module of a buffer, or the operation that made it.
-pub(super) fn owner(buffer: &Buffer) -> String {
-    match &buffer.path {
-        Some(path) if !path.is_empty() => printable(path),
-        _ => format!("({})", printable(&buffer.operation)),
-    }
-}
-
 /// Text without the control characters that a terminal would obey and XML forbids.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()

@@ -16,7 +16,17 @@ pub(super) struct Module {
     /// `layer1`, or `h.*` for blocks with a number.
     pub name: String,
     pub bytes: u64,
-    pub buffers: usize,
+    /// Bytes by category, most first.
+    pub categories: Vec<(Category, u64)>,
+    pub layers: Vec<Layer>,
+}
+
+/// A layer, or the same layer of several blocks, with its parameters, their gradients and state, and its activations.
+#[derive(Debug, PartialEq)]
+pub(super) struct Layer {
+    /// The layer's path, with a star for numbers that differ; of buffers without a module the operation in parentheses.
+    pub name: String,
+    pub bytes: u64,
     /// Bytes by category, most first.
     pub categories: Vec<(Category, u64)>,
     pub parts: Vec<Part>,
@@ -31,7 +41,25 @@ pub(super) struct Part {
     pub bytes: u64,
     pub buffers: usize,
     pub kinds: Vec<Kind>,
+    /// The name before it was known whether there are others like it.
+    pattern: String,
     module: String,
+}
+
+impl Part {
+    /// The layer that it is in: of what belongs to a parameter, the path without the parameter's name.
+    fn layer(&self) -> &str {
+        let of_parameter = matches!(self.category, Category::Parameter | Category::Gradient | Category::OptimizerState);
+        match self.pattern.rsplit_once('.') {
+            Some((layer, _)) if of_parameter => layer,
+            _ => &self.pattern,
+        }
+    }
+
+    /// The name of the parameter that it belongs to, if it belongs to one.
+    pub(super) fn parameter(&self) -> Option<&str> {
+        self.pattern.strip_prefix(self.layer())?.strip_prefix('.')
+    }
 }
 
 /// Buffers that one kind of operation made, with the same shape.
@@ -57,28 +85,44 @@ impl Kind {
     }
 }
 
-/// Modules, largest first; their parts and kinds too.
+/// Modules, largest first; their layers and parts too.
 pub(super) fn modules(buffers: &[&Buffer]) -> Vec<Module> {
     let mut modules: Vec<Module> = vec![];
     for part in parts(buffers) {
         let at = modules.iter().position(|module| module.name == part.module).unwrap_or_else(|| {
-            modules.push(Module { name: part.module.clone(), bytes: 0, buffers: 0, categories: vec![], parts: vec![] });
+            let (name, categories, layers) = (part.module.clone(), vec![], vec![]);
+            modules.push(Module { name, bytes: 0, categories, layers });
             modules.len() - 1
         });
         let module = &mut modules[at];
         module.bytes += part.bytes;
-        module.buffers += part.buffers;
-        match module.categories.iter_mut().find(|(category, _)| *category == part.category) {
-            Some((_, bytes)) => *bytes += part.bytes,
-            None => module.categories.push((part.category, part.bytes)),
-        }
-        module.parts.push(part);
+        count(&mut module.categories, part.category, part.bytes);
+        let at = module.layers.iter().position(|layer| layer.name == part.layer()).unwrap_or_else(|| {
+            let (name, categories, parts) = (part.layer().to_owned(), vec![], vec![]);
+            module.layers.push(Layer { name, bytes: 0, categories, parts });
+            module.layers.len() - 1
+        });
+        let layer = &mut module.layers[at];
+        layer.bytes += part.bytes;
+        count(&mut layer.categories, part.category, part.bytes);
+        layer.parts.push(part);
     }
     for module in &mut modules {
         module.categories.sort_by_key(|(_, bytes)| Reverse(*bytes));
+        module.layers.sort_by_key(|layer| Reverse(layer.bytes));
+        for layer in &mut module.layers {
+            layer.categories.sort_by_key(|(_, bytes)| Reverse(*bytes));
+        }
     }
     modules.sort_by_key(|module| Reverse(module.bytes));
     modules
+}
+
+fn count(categories: &mut Vec<(Category, u64)>, category: Category, bytes: u64) {
+    match categories.iter_mut().find(|(known, _)| *known == category) {
+        Some((_, sum)) => *sum += bytes,
+        None => categories.push((category, bytes)),
+    }
 }
 
 /// Parts, largest first.
@@ -91,7 +135,7 @@ pub(super) fn parts(buffers: &[&Buffer]) -> Vec<Part> {
             Some(path) => (pattern(path), head(path)),
             None => (format!("({})", printable(&buffer.operation)), NO_MODULE.to_owned()),
         };
-        let same = |part: &Part| part.name == name && part.category == buffer.category && part.module == module;
+        let same = |part: &Part| part.pattern == name && part.category == buffer.category && part.module == module;
         let at = parts.iter().position(same).unwrap_or_else(|| {
             parts.push(Part {
                 name: name.clone(),
@@ -99,6 +143,7 @@ pub(super) fn parts(buffers: &[&Buffer]) -> Vec<Part> {
                 bytes: 0,
                 buffers: 0,
                 kinds: vec![],
+                pattern: name.clone(),
                 module: module.clone(),
             });
             paths.push(vec![]);
@@ -207,7 +252,12 @@ mod tests {
         let rows: Vec<_> = modules.iter().map(|module| (module.name.as_str(), module.bytes)).collect();
         assert_eq!(rows, [("wte", 30), ("h.*", 25), ("no module", 5)]);
         assert_eq!(modules[1].categories, [(Category::Activation, 21), (Category::Parameter, 4)]);
-        assert_eq!(modules.iter().map(|module| module.buffers).sum::<usize>(), step.len());
+        let layers: Vec<_> = modules[1].layers.iter().map(|layer| (layer.name.as_str(), layer.bytes)).collect();
+        assert_eq!(layers, [("h.*.ln", 25)], "a parameter is in its layer");
+        let parts = &modules[1].layers[0].parts;
+        assert_eq!(parts.iter().map(Part::parameter).collect::<Vec<_>>(), [None, Some("weight")]);
+        let all = modules.iter().flat_map(|module| &module.layers).flat_map(|layer| &layer.parts);
+        assert_eq!(all.map(|part| part.buffers).sum::<usize>(), step.len());
     }
 
     #[test]

@@ -154,6 +154,9 @@ fn legend(timeline: &Timeline) -> String {
     for limit in &timeline.lines {
         let _ = writeln!(items, "<li><span class=\"stroke limit\"></span>{}</li>", limit.label());
     }
+    for limit in &timeline.above {
+        let _ = writeln!(items, "<li class=\"quiet\">{}, above the chart</li>", limit.label());
+    }
     items
 }
 
@@ -180,6 +183,5 @@ fn geometry(timeline: Option<&Timeline>) -> serde_json::Value {
         // The samples are in the report.
         "levels": if timeline.sampled { &[] } else { &timeline.curve[..] },
         "lines": timeline.lines.iter().map(limit).collect::<Vec<_>>(),
-        "above": timeline.above.iter().map(limit).collect::<Vec<_>>(),
     })
 }

@@ -21,7 +21,9 @@ pub(super) fn facts(report: &MemoryReport) -> String {
 pub(super) fn tiles(report: &MemoryReport) -> String {
     let mut out = String::new();
     let mut put = |name: &str, id: &str, data: String, shown: &str, note: &str| {
-        let note = if note.is_empty() { String::new() } else { format!("<small>{}</small>", escape(note)) };
+        // Long names of operations are broken between their words.
+        let note = escape(note).replace("::", "::<wbr>").replace('_', "_<wbr>");
+        let note = if note.is_empty() { note } else { format!("<small>{note}</small>") };
         let _ = writeln!(out, "<div><dt>{name}</dt><dd><span id=\"{id}\"{data}>{shown}</span>{note}</dd></div>");
     };
     let bytes = |bytes: Option<u64>, otherwise: &str| match bytes {
@@ -45,7 +47,9 @@ pub(super) fn tiles(report: &MemoryReport) -> String {
     let peak = figures::highest(report);
     for limit in limits(report) {
         let note = peak.map_or(String::new(), |peak| figures::left(peak, limit.bytes));
-        put(limit.name, limit.slug, format!(" data-bytes=\"{}\"", limit.bytes), &size(limit.bytes), &note);
+        let over = if peak.is_some_and(|peak| peak > limit.bytes) { " class=\"over\"" } else { "" };
+        let data = format!(" data-bytes=\"{}\"{over}", limit.bytes);
+        put(limit.name, limit.slug, data, &size(limit.bytes), &note);
     }
     out
 }

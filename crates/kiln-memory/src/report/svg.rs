@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::chart::{Frame, draw, legend};
 use super::figures::{self, size};
+use super::limits::limits;
 use super::memory_report::MemoryReport;
 use super::paint::{COLORS, escape, fill};
 use super::timeline::Timeline;
@@ -54,6 +55,9 @@ fn description(report: &MemoryReport) -> String {
     }
     if let Some(measured) = &report.measured {
         let _ = write!(words, ". The measured peak is {}", size(measured.peak_bytes));
+    }
+    for limit in limits(report) {
+        let _ = write!(words, ". The {}", limit.label());
     }
     words + "."
 }

@@ -2,15 +2,18 @@
 
 use std::fmt::Write;
 
+use crate::category::Category;
 use crate::predict::Prediction;
 
 use super::figures::{self, STACK, percent, signed_percent, size};
-use super::grouping::{Kind, Module, Part, modules};
+use super::grouping::{Kind, Layer, Module, Part, modules};
 use super::memory_report::{MemoryReport, relative_error};
 use super::paint::{about, escape, slug, swatch};
 
-/// Modules that are listed one by one, and paths of one kind of buffers that are named.
+/// Modules that are listed one by one, and layers of each.
 const MODULES: usize = 40;
+const LAYERS: usize = 24;
+/// Paths of buffers of one kind that are named.
 const PATHS: usize = 24;
 
 /// Predicted and measured peak of each phase.
@@ -80,52 +83,56 @@ pub(super) fn largest(prediction: &Prediction) -> String {
 
 fn module(list: &mut String, module: &Module, most: u64, prediction: &Prediction, open: bool) {
     let open = if open { " open" } else { "" };
-    let width = |bytes: u64| 100.0 * bytes as f64 / most as f64;
-    let parts = module.categories.iter().map(|(category, bytes)| {
-        format!(
-            "<i style=\"width:{:.2}%;background:var(--{})\" title=\"{category} {}\"></i>",
-            width(*bytes),
-            slug(*category),
-            size(*bytes)
-        )
-    });
     let _ = writeln!(
         list,
-        "<details class=\"module\"{open}><summary><span class=\"name\">{}</span><span class=\"strip\" aria-hidden=\"true\">{}</span>\
-         <span class=\"number\" data-bytes=\"{}\">{}</span><span class=\"number share\">{} %</span></summary>",
-        escape(&module.name),
-        parts.collect::<String>(),
-        module.bytes,
-        size(module.bytes),
-        percent(module.bytes, prediction.peak_bytes),
+        "<details class=\"module\"{open}>{}",
+        summary(&module.name, &module.categories, module.bytes, most, prediction)
     );
-    for of in &module.parts {
-        part(list, of, prediction);
+    for of in module.layers.iter().take(LAYERS) {
+        layer(list, of, most, prediction);
+    }
+    let rest: u64 = module.layers.iter().skip(LAYERS).map(|layer| layer.bytes).sum();
+    if rest > 0 {
+        let count = module.layers.len() - LAYERS;
+        let _ = writeln!(list, "<p class=\"rest\">and {count} smaller layers with {}</p>", size(rest));
     }
     list.push_str("</details>\n");
 }
 
-fn part(list: &mut String, part: &Part, prediction: &Prediction) {
-    let _ = writeln!(
-        list,
-        "<details class=\"part\"><summary><span class=\"name\">{}</span><span class=\"kind\">{}{}, {}</span><span class=\"number\" \
-         data-part=\"{}\">{}</span><span class=\"number share\">{} %</span></summary><ul>",
-        escape(&part.name),
-        swatch(slug(part.category)),
-        part.category,
-        counted(part.buffers),
-        part.bytes,
-        size(part.bytes),
-        percent(part.bytes, prediction.peak_bytes),
-    );
-    for of in &part.kinds {
-        let _ = writeln!(list, "<li>{}</li>", kind(of));
+fn layer(list: &mut String, layer: &Layer, most: u64, prediction: &Prediction) {
+    let head = summary(&layer.name, &layer.categories, layer.bytes, most, prediction);
+    let _ = writeln!(list, "<details class=\"layer\">{head}<ul>");
+    for part in &layer.parts {
+        for of in &part.kinds {
+            let _ = writeln!(list, "<li>{}</li>", kind(part, of));
+        }
     }
     list.push_str("</ul></details>\n");
 }
 
-/// `4 x F32 8x64x512 from Matmul, 1.0 MiB: h.0.mlp, h.1.mlp and 2 more`.
-fn kind(kind: &Kind) -> String {
+/// A line that opens: name, bytes by category as a strip that is `most` bytes wide, size and share of the peak.
+fn summary(name: &str, categories: &[(Category, u64)], bytes: u64, most: u64, prediction: &Prediction) -> String {
+    let strip = categories.iter().map(|(category, bytes)| {
+        let width = 100.0 * *bytes as f64 / most as f64;
+        let (slug, size) = (slug(*category), size(*bytes));
+        format!("<i style=\"width:{width:.2}%;background:var(--{slug})\" title=\"{category} {size}\"></i>")
+    });
+    format!(
+        "<summary><span class=\"name\">{}</span><span class=\"strip\">{}</span><span class=\"number\" data-bytes=\"{bytes}\">{}</span>\
+         <span class=\"number share\">{} %</span></summary>",
+        escape(name),
+        strip.collect::<String>(),
+        size(bytes),
+        percent(bytes, prediction.peak_bytes),
+    )
+}
+
+/// `saved activations: 4 x F32 8x64x512 from Matmul, 1.0 MiB`, and where they are.
+fn kind(part: &Part, kind: &Kind) -> String {
+    let what = match part.parameter() {
+        Some(parameter) => format!("{} of {}", part.category, escape(parameter)),
+        None => part.category.to_string(),
+    };
     let tensors = match kind.shape.as_str() {
         "" => counted(kind.buffers),
         _ => kind.tensors(),
@@ -134,7 +141,8 @@ fn kind(kind: &Kind) -> String {
         "before the step" => "made before the step".to_owned(),
         operation => format!("from {}", escape(operation)),
     };
-    let mut text = format!("<b>{}</b> {from}, {}", escape(&tensors), size(kind.bytes));
+    let swatch = swatch(slug(part.category));
+    let mut text = format!("{swatch}{what}: <b>{}</b> {from}, {}", escape(&tensors), size(kind.bytes));
     if kind.paths.len() > 1 {
         let paths: Vec<_> = kind.paths.iter().take(PATHS).map(|path| escape(path)).collect();
         let _ = write!(text, "<small class=\"name\">{}", paths.join(", "));

@@ -21,7 +21,7 @@
   const hold = (on) => {
     state.held = on;
     find("hold").setAttribute("aria-pressed", on);
-    find("hold").textContent = on ? "held, click to release" : "hold";
+    find("hold").textContent = on ? "held" : "hold";
   };
   const showTip = (event, at) => {
     const lines = [element("b", operations.length ? operations[at].name : "measured"), element("span", `${amount(liveAt(at))} alive`)];
@@ -213,12 +213,12 @@
       stack();
       draw();
       show(state.at, true);
-      for (const row of document.querySelectorAll("#largest details.part")) {
-        const name = row.querySelector(".name").textContent.toLowerCase();
-        row.hidden = !name.includes(state.filter.toLowerCase());
-      }
+      const text = state.filter.toLowerCase();
       for (const module of document.querySelectorAll("#largest details.module")) {
-        module.hidden = !module.querySelector("details.part:not([hidden])");
+        const layers = [...module.querySelectorAll("details.layer")];
+        // A layer also has the paths of its tensors in it, without stars.
+        for (const layer of layers) layer.hidden = !layer.textContent.toLowerCase().includes(text);
+        module.hidden = !layers.some((layer) => !layer.hidden);
       }
     });
     find("axis-field").hidden = chart.axis === "operation";

@@ -52,7 +52,12 @@
   const owner = (buffer) => buffer.path || `(${buffer.operation})`;
   const nameOf = (slug) => (chart.categories[slots.indexOf(slug)] || { name: slug }).name;
   /** The path with a star for each number: layers of blocks that are alike have the same. */
-  const pattern = (buffer) => owner(buffer).split(".").map((part) => (/^\d+$/.test(part) ? "*" : part)).join(".");
+  const patterns = new Map();
+  const pattern = (buffer) => patterns.get(buffer);
+
+  for (const buffer of buffers) {
+    patterns.set(buffer, owner(buffer).split(".").map((part) => (/^\d+$/.test(part) ? "*" : part)).join("."));
+  }
 
   const element = (name, text, className) => {
     const made = document.createElement(name);

@@ -96,7 +96,7 @@
     const timed = state.axis === "time" && chart.clock;
     const [name, size] = timed ? clocks.find((clock) => span >= 2 * clock[1]) || clocks[3] : ["", 1];
     const what = state.axis === "operation" ? "operation" : chart.axis;
-    for (const [at, text] of ticks(view.from / size, view.to / size, (frame.right - frame.left) / 84)) {
+    for (const [at, text] of ticks(view.from / size, view.to / size, Math.max(4, (frame.right - frame.left) / 84))) {
       const across = x(at * size);
       parts.push(make("path", { d: `M${across} ${frame.bottom}v5`, class: "s-line" }));
       parts.push(make("text", { x: across, y: frame.bottom + 19, class: "f-quiet middle" }, text));
@@ -175,8 +175,6 @@
       marks.push(make("path", { d: `M${frame.left} ${y(line.bytes)}H${frame.right}`, class: "s-limit limit" }));
       marks.push(label(frame.left + 6, y(line.bytes) - 5, `${line.name} ${line.size}`, "f-limit"));
     }
-    const above = chart.above.map((line) => `${line.name} ${line.size}`).join(", ");
-    if (above) marks.push(label(frame.left + 6, frame.top + 12, `↑ ${above}`, "f-quiet"));
     const peak = report.prediction && report.prediction.peak_at;
     if (operations[peak] && x(middle(peak)) >= frame.left && x(middle(peak)) <= frame.right) {
       const [across, height] = [x(middle(peak)), y(report.prediction.peak_bytes)];
