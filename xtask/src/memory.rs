@@ -80,7 +80,7 @@ fn profile<T: SharedTask, S: PipelineSettings>(
         trainer.measure_step(STEPS - 1);
     }
     let batches = (0..).flat_map(|epoch| setup.data.train.epoch(epoch, 0));
-    let mut peak = None;
+    let mut peak: Option<u64> = None;
     for batch in batches.take(STEPS as usize) {
         peak = peak.max(trainer.step(&batch?).map_err(into_cli_error)?.peak_bytes);
     }

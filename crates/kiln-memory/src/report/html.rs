@@ -181,7 +181,7 @@ fn geometry(timeline: Option<&Timeline>) -> serde_json::Value {
         "starts": rounded.collect::<Vec<_>>(),
         "bands": timeline.bands.iter().map(|band| json!({"phase": band.phase, "from": band.start, "to": band.end})).collect::<Vec<_>>(),
         // The samples are in the report.
-        "levels": if timeline.sampled { &[] } else { &timeline.curve[..] },
+        "levels": levels,
         "lines": timeline.lines.iter().map(limit).collect::<Vec<_>>(),
     })
 }

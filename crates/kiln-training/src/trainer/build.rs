@@ -34,15 +34,24 @@ impl<T: Task> TrainerBuilder<'_, T> {
         self.check(batch)?;
         let mut planner = self.planner_with(None, &self.optimizer, profile, sample, batch)?;
         planner.alternatives = self.alternatives(&self.other_optimizers, &planner, profile, sample, batch)?;
-        // Those that are allowed already need no recording of their own.
-        let compared = self.compared_optimizers.iter();
-        let new =
-            |other: &&AllowedOptimizer<T::Model>| self.other_optimizers.iter().all(|known| known.name != other.name);
-        planner.compared_optimizers = self.alternatives(compared.filter(new), &planner, profile, sample, batch)?;
+        // Those that are allowed already need no recording of their own. What cannot be recorded is not compared: the run does not need it.
+        let skipped = |what: &str, error: &Error| tracing::debug!("{what} is not compared: {error}");
+        for other in &self.compared_optimizers {
+            if self.other_optimizers.iter().any(|known| known.name == other.name) {
+                continue;
+            }
+            match self.alternatives([other], &planner, profile, sample, batch) {
+                Ok(compared) => planner.compared_optimizers.extend(compared),
+                Err(error) => skipped(&other.name, &error),
+            }
+        }
         for precision in &self.compared_precisions {
-            if planner.precisions().all(|known| known != *precision) {
-                let step = self.recorded(*precision, &self.optimizer, sample)?;
-                planner.compared.push((*precision, step));
+            if planner.precisions().any(|known| known == *precision) {
+                continue;
+            }
+            match self.recorded(*precision, &self.optimizer, sample) {
+                Ok(step) => planner.compared.push((*precision, step)),
+                Err(error) => skipped(&precision.to_string(), &error),
             }
         }
         Ok(planner)

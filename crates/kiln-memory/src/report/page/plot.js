@@ -96,7 +96,7 @@
     const timed = state.axis === "time" && chart.clock;
     const [name, size] = timed ? clocks.find((clock) => span >= 2 * clock[1]) || clocks[3] : ["", 1];
     const what = state.axis === "operation" ? "operation" : chart.axis;
-    for (const [at, text] of ticks(view.from / size, view.to / size, Math.max(4, (frame.right - frame.left) / 84))) {
+    for (const [at, text] of ticks(view.from / size, view.to / size, Math.max(6, (frame.right - frame.left) / 84))) {
       const across = x(at * size);
       parts.push(make("path", { d: `M${across} ${frame.bottom}v5`, class: "s-line" }));
       parts.push(make("text", { x: across, y: frame.bottom + 19, class: "f-quiet middle" }, text));
