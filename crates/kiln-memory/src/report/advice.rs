@@ -23,7 +23,8 @@ pub(super) fn rows(report: &MemoryReport) -> Vec<Vec<String>> {
         }
         row
     };
-    let heads = ["change", "new peak", "saved", "time", "option"].map(str::to_owned).to_vec();
+    // Options need no heading, and may be on lines of their own.
+    let heads = ["change", "new peak", "saved", "time", ""].map(str::to_owned).to_vec();
     let mut rows = vec![with_fits(heads, "fits")];
     rows.extend(report.suggestions.iter().map(|suggestion| {
         let about = if suggestion.exact { "" } else { "~" };
@@ -129,7 +130,7 @@ mod tests {
     #[test]
     fn changes_are_rows() {
         let expected = [
-            ["change", "new peak", "saved", "time", "option"],
+            ["change", "new peak", "saved", "time", ""],
             ["micro-batches of 4", "60.0 MiB", "40.0 MiB", "+26 %", "--micro-batch\u{a0}4"],
             ["bf16", "~90.0 MiB", "10.0 MiB", "-", ""],
         ];

@@ -83,6 +83,14 @@ impl Kind {
             shape => format!("{} x {} {shape}", self.buffers, self.dtype),
         }
     }
+
+    /// `4 x 8x64x512`.
+    pub(super) fn shapes(&self) -> String {
+        match self.shape.as_str() {
+            "" => self.buffers.to_string(),
+            shape => format!("{} x {shape}", self.buffers),
+        }
+    }
 }
 
 /// Modules, largest first; their layers and parts too.

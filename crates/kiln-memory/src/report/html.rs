@@ -171,6 +171,7 @@ fn geometry(timeline: Option<&Timeline>) -> serde_json::Value {
         let digits = (1.0 - resolution.log10().floor()).clamp(0.0, 17.0) as usize;
         format!("{rounded:.digits$}").parse::<f64>().unwrap_or(rounded)
     });
+    let levels: &[(f64, u64)] = if timeline.sampled { &[] } else { &timeline.curve };
     let limit =
         |limit: &super::limits::Limit| json!({"name": limit.name, "bytes": limit.bytes, "size": size(limit.bytes)});
     json!({

@@ -48,7 +48,7 @@ pub(super) fn tiles(report: &MemoryReport) -> String {
     for limit in limits(report) {
         let note = peak.map_or(String::new(), |peak| figures::left(peak, limit.bytes));
         let over = if peak.is_some_and(|peak| peak > limit.bytes) { " class=\"over\"" } else { "" };
-        let data = format!(" data-bytes=\"{}\"{over}", limit.bytes);
+        let data = format!("{over} data-bytes=\"{}\"", limit.bytes);
         put(limit.name, limit.slug, data, &size(limit.bytes), &note);
     }
     out

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::advice;
 use super::columns::{WIDTH, columns, end};
 use super::figures::{self, percent, printable, signed_percent, size};
-use super::grouping::{Part, parts};
+use super::grouping::{Kind, Part, parts};
 use super::limits::limits;
 use super::memory_report::{MemoryReport, relative_error};
 
@@ -54,10 +54,10 @@ fn largest(parts: &[Part], groups: usize, share: &dyn Fn(u64) -> String) -> Vec<
         return vec![];
     }
     let row = |part: &Part| {
-        let tensors = part.kinds.first().map_or(String::new(), |kind| kind.tensors());
+        let tensors = part.kinds.first().map_or(String::new(), Kind::shapes);
         vec![part.name.clone(), size(part.bytes), share(part.bytes), part.category.to_string(), tensors]
     };
-    let mut rows = vec![["module", "size", "", "category", "most of it"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["module", "size", "", "category", "most of them"].map(str::to_owned).to_vec()];
     rows.extend(parts.iter().take(groups).map(row));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let others: usize = (1..5).map(|column| width(column) + 2).sum();
@@ -76,11 +76,11 @@ fn peaks(report: &MemoryReport) -> Vec<Vec<String>> {
         let of = if report.run_peak_bytes.is_some() { "this step" } else { "" };
         rows.push(vec!["measured peak".to_owned(), size(measured.peak_bytes), of.to_owned()]);
     }
-    if let Some(error) = report.error() {
-        rows.push(vec!["error".to_owned(), signed_percent(error), String::new()]);
-    }
     if let Some(bytes) = report.run_peak_bytes {
         rows.push(vec!["highest peak".to_owned(), size(bytes), "whole run".to_owned()]);
+    }
+    if let Some(error) = report.error() {
+        rows.push(vec!["error".to_owned(), signed_percent(error), String::new()]);
     }
     let peak = figures::highest(report);
     rows.extend(limits(report).into_iter().map(|limit| {

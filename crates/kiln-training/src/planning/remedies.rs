@@ -11,6 +11,8 @@ use crate::error::Error;
 
 /// Savings below this part of the peak are no help.
 const LEAST: u64 = 100;
+/// Two changes together must be lower by this part of the peak than one of them.
+const BETTER: u64 = 20;
 
 /// The part of a step's plan that a remedy changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +73,12 @@ impl Planner {
             recomputed.push(of(plan, from.micro_batch)?);
         }
         if let (Some(smallest), Some(size)) = (recomputed.iter().min_by_key(|plan| plan.peak_bytes), sizes.last()) {
-            found.push((StepChange::MicroBatchAndCheckpoints, of(&smallest.checkpoints, *size)?));
+            let both = of(&smallest.checkpoints, *size)?;
+            let alone = found.iter().map(|(_, plan)| plan.peak_bytes).chain([smallest.peak_bytes]).min();
+            // Both together may be no better than one of them.
+            if alone.is_none_or(|alone| both.peak_bytes < alone - alone / BETTER) {
+                found.push((StepChange::MicroBatchAndCheckpoints, both));
+            }
         }
         found.extend(recomputed.into_iter().map(|plan| (StepChange::Checkpoints, plan)));
         for (precision, other) in

@@ -1,12 +1,12 @@
 
   // The drawing: as wide as the page is, of the part of the step that is in view.
+  const svg = find("timeline");
   const make = (name, attributes, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    const made = document.createElementNS(svg.namespaceURI, name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     if (text !== undefined) made.textContent = text;
     return made;
   };
-  const svg = find("timeline");
   const frame = { width: 0, height: 0, left: 0, right: 0, top: 34, bottom: 0 };
   const full = () => (state.axis === "operation" ? [0, operations.length] : [chart.from, chart.to]);
   const view = { from: chart.from, to: chart.to };
@@ -107,7 +107,7 @@
   };
 
   const stepPath = (shown, edge) => {
-    let [path, before] = ["", NaN];
+    let [path, before] = ["", -1];
     shown.forEach((at, column) => {
       if (at < 0) return;
       const height = Math.round(edge(at) * 10) / 10;
