@@ -3,7 +3,7 @@
 /// Samples of a phase that are matched; of more, evenly spaced ones.
 const MOST: usize = 512;
 /// Samples without which a phase cannot be matched.
-const FEWEST: usize = 16;
+const FEWEST: usize = 8;
 /// Weight of the estimated time against the bytes: where the bytes stay the same, the estimate decides.
 const ESTIMATE: f64 = 0.1;
 

@@ -1,6 +1,7 @@
 //! Buffers grouped by module, category and operation: the same layer of all blocks is one group.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 
 use crate::category::Category;
 use crate::predict::Buffer;
@@ -43,22 +44,19 @@ pub(super) struct Part {
     pub kinds: Vec<Kind>,
     /// The name before it was known whether there are others like it.
     pattern: String,
+    /// The layer that it is in: of what belongs to a parameter, the path without the parameter's name.
+    layer: String,
     module: String,
 }
 
 impl Part {
-    /// The layer that it is in: of what belongs to a parameter, the path without the parameter's name.
-    fn layer(&self) -> &str {
-        let of_parameter = matches!(self.category, Category::Parameter | Category::Gradient | Category::OptimizerState);
-        match self.pattern.rsplit_once('.') {
-            Some((layer, _)) if of_parameter => layer,
-            _ => &self.pattern,
-        }
+    fn is_of_parameter(&self) -> bool {
+        matches!(self.category, Category::Parameter | Category::Gradient | Category::OptimizerState)
     }
 
     /// The name of the parameter that it belongs to, if it belongs to one.
     pub(super) fn parameter(&self) -> Option<&str> {
-        self.pattern.strip_prefix(self.layer())?.strip_prefix('.')
+        self.pattern.strip_prefix(&self.layer)?.strip_prefix('.')
     }
 }
 
@@ -105,8 +103,8 @@ pub(super) fn modules(buffers: &[&Buffer]) -> Vec<Module> {
         let module = &mut modules[at];
         module.bytes += part.bytes;
         count(&mut module.categories, part.category, part.bytes);
-        let at = module.layers.iter().position(|layer| layer.name == part.layer()).unwrap_or_else(|| {
-            let (name, categories, parts) = (part.layer().to_owned(), vec![], vec![]);
+        let at = module.layers.iter().position(|layer| layer.name == part.layer).unwrap_or_else(|| {
+            let (name, categories, parts) = (part.layer.clone(), vec![], vec![]);
             module.layers.push(Layer { name, bytes: 0, categories, parts });
             module.layers.len() - 1
         });
@@ -152,6 +150,7 @@ pub(super) fn parts(buffers: &[&Buffer]) -> Vec<Part> {
                 buffers: 0,
                 kinds: vec![],
                 pattern: name.clone(),
+                layer: name.clone(),
                 module: module.clone(),
             });
             paths.push(vec![]);
@@ -170,6 +169,14 @@ pub(super) fn parts(buffers: &[&Buffer]) -> Vec<Part> {
         // Without others like it, a layer has its own name.
         if let (1, Some(path)) = (paths.len(), paths.pop().filter(|path| !path.is_empty())) {
             part.name = path;
+        }
+    }
+    // What is made in the update of a parameter has the parameter's path too.
+    let parameters: HashSet<String> =
+        parts.iter().filter(|part| part.is_of_parameter()).map(|part| part.pattern.clone()).collect();
+    for part in parts.iter_mut().filter(|part| parameters.contains(&part.pattern)) {
+        if let Some((layer, _)) = part.pattern.rsplit_once('.') {
+            part.layer = layer.to_owned();
         }
     }
     parts.sort_by_key(|part| Reverse(part.bytes));
@@ -235,6 +242,7 @@ mod tests {
             buffer(5, "activation", Some("h.1.ln"), "Mean"),
             buffer(4, "parameter", Some("h.0.ln.weight"), "before the step"),
             buffer(30, "parameter", Some("wte.weight"), "before the step"),
+            buffer(1, "transient", Some("wte.weight"), "Mul"),
             buffer(2, "transient", None, "Add"),
             buffer(3, "workspace", Some(""), "Matmul"),
         ]
@@ -245,8 +253,14 @@ mod tests {
         let step = step();
         let parts = parts(&step.iter().collect::<Vec<_>>());
         let rows: Vec<_> = parts.iter().map(|part| (part.name.as_str(), part.bytes, part.buffers)).collect();
-        let expected =
-            [("wte.weight", 30, 1), ("h.*.ln", 21, 3), ("h.0.ln.weight", 4, 1), ("(Matmul)", 3, 1), ("(Add)", 2, 1)];
+        let expected = [
+            ("wte.weight", 30, 1),
+            ("h.*.ln", 21, 3),
+            ("h.0.ln.weight", 4, 1),
+            ("(Matmul)", 3, 1),
+            ("(Add)", 2, 1),
+            ("wte.weight", 1, 1),
+        ];
         assert_eq!(rows, expected);
         let kinds: Vec<_> = parts[1].kinds.iter().map(|kind| (kind.operation.as_str(), kind.tensors())).collect();
         assert_eq!(kinds, [("LayerNorm", "2 x F32 8".to_owned()), ("Mean", "1 x F32 5".to_owned())]);
@@ -258,10 +272,11 @@ mod tests {
         let step = step();
         let modules = modules(&step.iter().collect::<Vec<_>>());
         let rows: Vec<_> = modules.iter().map(|module| (module.name.as_str(), module.bytes)).collect();
-        assert_eq!(rows, [("wte", 30), ("h.*", 25), ("no module", 5)]);
+        assert_eq!(rows, [("wte", 31), ("h.*", 25), ("no module", 5)]);
         assert_eq!(modules[1].categories, [(Category::Activation, 21), (Category::Parameter, 4)]);
         let layers: Vec<_> = modules[1].layers.iter().map(|layer| (layer.name.as_str(), layer.bytes)).collect();
         assert_eq!(layers, [("h.*.ln", 25)], "a parameter is in its layer");
+        assert_eq!(modules[0].layers.len(), 1, "what is made in an update too");
         let parts = &modules[1].layers[0].parts;
         assert_eq!(parts.iter().map(Part::parameter).collect::<Vec<_>>(), [None, Some("weight")]);
         let all = modules.iter().flat_map(|module| &module.layers).flat_map(|layer| &layer.parts);
