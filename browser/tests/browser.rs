@@ -11,6 +11,7 @@
 mod common;
 #[path = "../../crates/kiln-cli/src/compress/page.rs"]
 mod compression;
+mod screens;
 
 use std::env;
 use std::io::{BufRead, BufReader, ErrorKind, Write, stderr};
@@ -25,7 +26,7 @@ use fantoccini::wd::{Capabilities, WebDriverCompatibleCommand};
 use fantoccini::{Client, ClientBuilder, Locator};
 use http::Method;
 use hyper_util::client::legacy::connect::HttpConnector;
-use kiln_memory::MemoryReport;
+use kiln_memory::{MemoryReport, Prediction};
 use serde_json::{Value, json};
 use url::{ParseError, Url};
 
@@ -164,6 +165,21 @@ async fn console(client: &Client) -> Vec<Value> {
     log.as_array().unwrap().clone()
 }
 
+/// Sets what the browser pretends to be: a command of Chromium's own protocol.
+async fn pretend(client: &Client, command: &'static str, parameters: Value) {
+    #[derive(Debug)]
+    struct Pretend(&'static str, Value);
+    impl WebDriverCompatibleCommand for Pretend {
+        fn endpoint(&self, base: &Url, session: Option<&str>) -> Result<Url, ParseError> {
+            base.join(&format!("session/{}/goog/cdp/execute", session.unwrap_or_default()))
+        }
+        fn method_and_body(&self, _: &Url) -> (Method, Option<String>) {
+            (Method::POST, Some(json!({"cmd": self.0, "params": self.1}).to_string()))
+        }
+    }
+    client.issue_cmd(Pretend(command, parameters)).await.unwrap();
+}
+
 async fn run(client: &Client, script: &str) -> Value {
     client.execute(script, vec![]).await.unwrap()
 }
@@ -205,10 +221,10 @@ async fn moment(client: &Client) -> Value {
             now: document.getElementById('plot').getAttribute('aria-valuenow'),
             cursor: document.querySelector('#cursor path').getAttribute('d'),
             categories: rows('#categories tr', (row) => [row.dataset.category, bytes(row.querySelector('td'))]),
-            buffers: rows('#alive tr[data-buffer]', (row) => ({
-                index: Number(row.dataset.buffer), bytes: bytes(row.lastChild),
-                cells: [...row.cells].map((cell) => cell.textContent),
-            })),
+            groups: rows('#alive tr.group', (row) => [
+                row.querySelector('.name').textContent, row.cells[2].textContent, bytes(row.lastChild),
+            ]),
+            rest: Number(document.getElementById('rest').dataset.bytes),
         }";
     run(client, script).await
 }
@@ -233,21 +249,41 @@ fn check(moment: &Value, report: &MemoryReport) {
         let category = serde_json::from_value(row[0].clone()).unwrap();
         assert_eq!(row[1], json!(expected.of(category)), "{category} at {at}");
     }
-    let alive = prediction.alive_at(at);
-    let rows = moment["buffers"].as_array().unwrap();
-    assert_eq!(rows.len(), alive.len().min(15));
-    assert!(!rows.is_empty());
-    for (row, expected) in rows.iter().zip(alive) {
-        let buffer = &prediction.buffers[row["index"].as_u64().unwrap() as usize];
-        assert_eq!(buffer, expected);
-        assert_eq!(row["bytes"], json!(buffer.bytes));
-        let shape: Vec<_> = buffer.shape.iter().map(usize::to_string).collect();
+    let groups = groups(prediction, at);
+    let shown = groups.iter().take(12).map(|group| json!([group.name, group.category.to_string(), group.bytes]));
+    assert_eq!(moment["groups"], json!(shown.collect::<Vec<_>>()), "at {at}");
+    assert!(!groups.is_empty());
+    assert_eq!(moment["rest"], json!(groups.iter().skip(12).map(|group| group.bytes).sum::<u64>()));
+}
+
+/// Buffers of one module and category, as the page lists them.
+struct Group {
+    pattern: String,
+    name: String,
+    category: kiln_memory::Category,
+    bytes: u64,
+}
+
+/// The groups that are alive at an operation, largest first; those of the same size in the order of their buffers.
+fn groups(prediction: &Prediction, at: usize) -> Vec<Group> {
+    let mut groups: Vec<Group> = vec![];
+    for buffer in prediction.buffers.iter().filter(|buffer| (buffer.born..=buffer.dies).contains(&at)) {
         let path = buffer.path.clone().filter(|path| !path.is_empty()).unwrap_or(format!("({})", buffer.operation));
-        assert_eq!(row["cells"][0], json!(path));
-        assert_eq!(row["cells"][1], json!(shape.join("x")));
-        assert_eq!(row["cells"][2], json!(buffer.dtype));
-        assert_eq!(row["cells"][3], json!(buffer.category.to_string()));
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        let pattern =
+            path.split('.').map(|part| if is_number(part) { "*" } else { part }).collect::<Vec<_>>().join(".");
+        match groups.iter_mut().find(|group| group.pattern == pattern && group.category == buffer.category) {
+            Some(group) => {
+                group.bytes += buffer.bytes;
+                if group.name != path {
+                    group.name = group.pattern.clone();
+                }
+            }
+            None => groups.push(Group { pattern, name: path, category: buffer.category, bytes: buffer.bytes }),
+        }
     }
+    groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
+    groups
 }
 
 #[tokio::test]
@@ -291,9 +327,12 @@ async fn pointing_at_a_large_step_shows_what_is_alive() {
 async fn arrow_keys_move_the_cursor() {
     let report = MemoryReport::new("Small").with_prediction(prediction(400));
     in_browser(&report, async |client, report| {
-        press(&client, &[char::from(Key::Tab)]).await;
-        let focused = run(&client, "return document.activeElement.id").await;
-        assert_eq!(focused, json!("plot"), "the timeline is the first stop of the tab key");
+        let mut stops = vec![];
+        while stops.last() != Some(&json!("plot")) {
+            press(&client, &[char::from(Key::Tab)]).await;
+            stops.push(run(&client, "return document.activeElement.id").await);
+            assert!(stops.len() < 20, "the tab key does not reach the timeline: {stops:?}");
+        }
         let keys = [Key::Home, Key::Right, Key::Right, Key::Right, Key::Left].map(char::from);
         for (index, key) in [0, 1, 2, 3, 2].into_iter().zip(keys) {
             press(&client, &[key]).await;
@@ -321,8 +360,7 @@ async fn numbers_in_the_tables_are_those_of_the_json() {
         };
         let phases = prediction.phases.iter().map(|phase| phase.peak_bytes).collect::<Vec<_>>();
         let ran = measured.phases.iter().map(|phase| phase.peak_bytes).collect::<Vec<_>>();
-        let holders = prediction.alive_at(prediction.peak_at);
-        let holders = holders.iter().take(25).map(|buffer| buffer.bytes).collect::<Vec<_>>();
+        let alive: u64 = prediction.alive_at(prediction.peak_at).iter().map(|buffer| buffer.bytes).sum();
         let mut shares: Vec<_> = prediction.breakdown.0.values().copied().filter(|bytes| *bytes > 0).collect();
         shares.sort_by(|a, b| b.cmp(a));
         for (query, expected) in [
@@ -331,9 +369,14 @@ async fn numbers_in_the_tables_are_those_of_the_json() {
             ("#phases .predicted", phases),
             ("#phases .measured", ran),
             ("#breakdown [data-bytes]", shares),
-            ("#largest [data-bytes]", holders),
         ] {
             assert_eq!(run(&client, &column(query)).await, json!(expected), "{query}");
+        }
+        for level in ["module", "layer"] {
+            let bytes: Vec<u64> =
+                common::read(run(&client, &column(&format!("#largest .{level} > summary [data-bytes]"))).await);
+            assert!(bytes.len() > 2, "{level}: {bytes:?}");
+            assert_eq!(bytes.iter().sum::<u64>(), alive, "each {level} counts its buffers once");
         }
         let error = run(&client, "return Number(document.getElementById('error').dataset.error)").await;
         assert!((error.as_f64().unwrap() - report.error().unwrap()).abs() < 1e-12);

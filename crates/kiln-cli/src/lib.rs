@@ -29,6 +29,7 @@ pub mod pipelines;
 mod plan;
 pub mod process;
 pub mod profile;
+mod remedies;
 mod train;
 pub mod units;
 pub mod usage;

@@ -80,10 +80,11 @@ fn profile<T: SharedTask, S: PipelineSettings>(
         trainer.measure_step(STEPS - 1);
     }
     let batches = (0..).flat_map(|epoch| setup.data.train.epoch(epoch, 0));
+    let mut peak: Option<u64> = None;
     for batch in batches.take(STEPS as usize) {
-        let _ = trainer.step(&batch?).map_err(into_cli_error)?;
+        peak = peak.max(trainer.step(&batch?).map_err(into_cli_error)?.peak_bytes);
     }
-    let report = report(&trainer, &setup, trainer.measured())?;
+    let report = report(&trainer, &setup, trainer.measured())?.with_run_peak(peak);
     let folder = arguments.out.clone().unwrap_or_default();
     if !folder.as_os_str().is_empty() {
         std::fs::create_dir_all(&folder)?;

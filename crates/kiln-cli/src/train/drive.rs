@@ -16,7 +16,7 @@ use kiln_memory::{Measured, MemoryReport};
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{Checkpoints, Finish, StageLoad, StagePlan, StepPlan, Task, Trainer};
+use kiln_training::{Checkpoints, Finish, MemoryBudget, StageLoad, StagePlan, StepPlan, Task, Trainer};
 use serde_json::{Map, Value, json};
 
 use super::directory::RunDirectory;
@@ -137,7 +137,7 @@ where
     }
     if let Some(measured) = trainer.measured() {
         let path = directory.file("memory.html");
-        report(&trainer, &setup, Some(measured))?.write_html(&path)?;
+        report(&trainer, &setup, Some(measured))?.with_run_peak(observer.peak_bytes).write_html(&path)?;
         let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
         let (predicted, peak) = (shown(predicted_peak(&trainer)), shown(observer.peak_bytes));
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", path.display());
@@ -200,6 +200,11 @@ where
     }
     if arguments.resume.is_some() {
         builder = builder.keeping_plan();
+    }
+    // For the report: what else the run could be taken with.
+    builder = builder.compare_precision(kiln_precision::Precision::BF16);
+    if let (Some(small), false) = (setup.settings.optimizer().in_8bit(), setup.settings.run().optimizer_offload) {
+        builder = builder.compare_optimizer(small.name(), move |model| small.groups(model));
     }
     let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes))?;
     if let Some(plan) = trainer.plan() {
@@ -283,7 +288,7 @@ pub(crate) fn report<T: Task, S: PipelineSettings>(
             ("batch", plan.batch.to_string()),
             ("micro-batch", plan.micro_batch.to_string()),
             ("precision", plan.precision.to_string()),
-            ("checkpointing", plan.checkpoints.to_string()),
+            ("checkpointing", plan.checkpoints.describe()),
         ]
     };
     for (fact, value) in trainer.plan().map(facts).into_iter().flatten() {
@@ -297,6 +302,10 @@ pub(crate) fn report<T: Task, S: PipelineSettings>(
     if let (Some(plan), None) = (trainer.plan(), trainer.stage_plan().filter(|plan| plan.layout.stages() > 1)) {
         report = report.with_prediction(trainer.predict(plan.batch)?);
     }
+    let free = MemoryBudget::FractionOfFree(1.0).bytes(&trainer.device().clone().inner()).ok();
+    let held = trainer.meter().map_or(0, |meter| meter.live_bytes());
+    let report = report.with_limit(trainer.limit_bytes()).with_available(free.map(|free| free + held));
+    let report = report.with_suggestions(crate::remedies::suggestions(trainer));
     Ok(match measured {
         Some(measured) => report.with_measured(measured),
         None => report,

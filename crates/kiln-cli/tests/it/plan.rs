@@ -88,3 +88,30 @@ fn a_run_in_stages_shows_its_schedule_and_what_each_device_holds() {
         assert!((predicted / measured - 1.0).abs() < 0.15, "stage {stage}: {predicted} {measured}");
     }
 }
+
+#[test]
+fn the_changes_that_memory_lists_have_the_peaks_that_it_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let book = text(at, 20_000);
+    let data = ["--data", book.to_str().unwrap(), "--model", "gpt-tiny", "--context", "32", "--batch-size", "8"];
+    let memory = |more: &[&str]| stdout(at, &[&["memory", "gpt", "--out", "memory"], &data[..], more].concat());
+    let shown = memory(&[]);
+    assert!(shown.contains("What makes it smaller") && shown.contains("--micro-batch 4"), "{shown}");
+    assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
+    let page = fs::read_to_string(at.join("memory/memory-gpt.html")).unwrap();
+    assert!(page.contains("What you can do about it") && page.contains("data-copy=\"--micro-batch 4\""));
+
+    let report: Value = serde_json::from_str(&memory(&["--json"])).unwrap();
+    let peak = |report: &Value| report["prediction"]["peak_bytes"].as_f64().unwrap();
+    let suggestions = report["suggestions"].as_array().unwrap();
+    assert!(suggestions.len() >= 4, "{suggestions:?}");
+    for suggestion in suggestions {
+        let option = suggestion["option"].as_str().unwrap();
+        let options: Vec<_> = option.split(' ').chain(["--json"]).collect();
+        let changed: Value = serde_json::from_str(&memory(&options)).unwrap();
+        let said = suggestion["peak_bytes"].as_f64().unwrap();
+        assert!((peak(&changed) / said - 1.0).abs() < 1e-3, "{option}: {said}, then {}", peak(&changed));
+        assert!(said < peak(&report), "{option}");
+    }
+}

@@ -103,7 +103,7 @@ impl StepTrace {
         let state = (category == Category::OptimizerState).then_some(block.last);
         let named = parameter.or(gradient).or(state).unwrap_or(block.first);
         let made_here = born < self.graph.operations.len() && self.graph.outputs_at(born).contains(&block.first);
-        let operation = if made_here { self.graph.kind_at(born).short() } else { "(before the step)" };
+        let operation = if made_here { self.graph.kind_at(born).short() } else { "before the step" };
         Buffer {
             bytes: profile.taken(block.bytes),
             shape: sizes.shape(block.first).to_vec(),

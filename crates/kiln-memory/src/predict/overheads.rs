@@ -21,13 +21,18 @@ pub(super) fn overheads(trace: &StepTrace, batch: usize, profile: &BackendProfil
     let host_bytes = profile.sample_bytes.saturating_mul(batch as u64);
     let whole = |bytes, category, name| Overhead { bytes, category, name, last: end - start - 1 };
     let all = [
-        whole(profile.fixed_bytes, Category::Workspace, "(the device)"),
-        whole(profile.loader_bytes, Category::DataLoader, "(the data loader)"),
-        Overhead { bytes: graph_bytes, category: Category::Workspace, name: "(the graph)", last: update - start - 1 },
+        whole(profile.fixed_bytes, Category::Workspace, "device runtime"),
+        whole(profile.loader_bytes, Category::DataLoader, "data loader"),
+        Overhead {
+            bytes: graph_bytes,
+            category: Category::Workspace,
+            name: "autodiff graph",
+            last: update - start - 1,
+        },
         Overhead {
             bytes: host_bytes,
             category: Category::Input,
-            name: "(samples on the host)",
+            name: "samples on the host",
             last: update - start - 1,
         },
     ];

@@ -1,6 +1,6 @@
 //! Types of an explanation: groups of buffers and suggested changes.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::category::{Breakdown, Category, Phase};
 use crate::predict::Buffer;
@@ -55,7 +55,17 @@ pub struct BufferGroup {
 }
 
 /// A change to a step, and the peak after it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+///
+/// ```
+/// use kiln_memory::Suggestion;
+///
+/// let half = Suggestion::new("micro-batches of 16", 900 << 20, 500 << 20)
+///     .with_limit(512 << 20)
+///     .with_relative_time(1.04)
+///     .with_option("--micro-batch 16");
+/// assert_eq!((half.saved_bytes, half.fits), (400 << 20, true));
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Suggestion {
     /// The change.
@@ -64,12 +74,65 @@ pub struct Suggestion {
     pub peak_bytes: u64,
     /// Bytes by which that is lower than before.
     pub saved_bytes: u64,
-    /// Whether the step then fits.
+    /// Whether the step then fits into the limit, if there is one.
     pub fits: bool,
     /// Whether the peak is that of [`StepTrace::predict`](crate::StepTrace::predict) for the changed step; otherwise it is approximated.
     pub exact: bool,
+    /// Estimated time of the changed step, as a multiple of the time before: 1.25 is a quarter longer.
+    #[serde(default)]
+    pub relative_time: Option<f64>,
+    /// The option that makes the change, as it is typed: `--micro-batch 16`.
+    #[serde(default)]
+    pub option: Option<String>,
     /// A condition or an assumption.
     pub note: Option<String>,
+}
+
+impl Suggestion {
+    /// A change that lowers the peak from `before_bytes` to `peak_bytes`, both predicted, without a limit to fit into.
+    pub fn new(name: impl Into<String>, before_bytes: u64, peak_bytes: u64) -> Self {
+        Self {
+            name: name.into(),
+            peak_bytes,
+            saved_bytes: before_bytes.saturating_sub(peak_bytes),
+            fits: false,
+            exact: true,
+            relative_time: None,
+            option: None,
+            note: None,
+        }
+    }
+
+    /// Holds the peak against a limit.
+    #[must_use]
+    pub fn with_limit(self, limit_bytes: u64) -> Self {
+        Self { fits: self.peak_bytes <= limit_bytes, ..self }
+    }
+
+    /// Sets the estimated time of the changed step, as a multiple of the time before. A number that is not finite or not above 0 is
+    /// left out.
+    #[must_use]
+    pub fn with_relative_time(self, times: f64) -> Self {
+        Self { relative_time: Some(times).filter(|times| times.is_finite() && *times > 0.0), ..self }
+    }
+
+    /// Sets the option that makes the change.
+    #[must_use]
+    pub fn with_option(self, option: impl Into<String>) -> Self {
+        Self { option: Some(option.into()), ..self }
+    }
+
+    /// Sets a condition or an assumption.
+    #[must_use]
+    pub fn with_note(self, note: impl Into<String>) -> Self {
+        Self { note: Some(note.into()), ..self }
+    }
+
+    /// Marks the peak as approximated.
+    #[must_use]
+    pub fn approximated(self) -> Self {
+        Self { exact: false, ..self }
+    }
 }
 
 impl BufferGroup {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::category::Category;
 
+use super::columns::columns;
 use super::explanation::{BufferGroup, Explanation, Suggestion};
 use super::figures::{percent, size};
 
@@ -78,7 +79,7 @@ impl Suggestion {
     }
 }
 
-/// Writes a table with a heading, as wide as its cells; columns of numbers are aligned to the right.
+/// Writes a table with a heading; columns of numbers are aligned to the right.
 fn table(
     f: &mut fmt::Formatter<'_>,
     heading: &str,
@@ -86,20 +87,7 @@ fn table(
     rows: impl Iterator<Item = Vec<String>>,
 ) -> fmt::Result {
     let rows: Vec<_> = rows.collect();
-    writeln!(f, "\n{heading}")?;
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    for row in &rows {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let width = width(column).unwrap_or(0);
-            line += &match numbers.contains(&column) {
-                true => format!("  {cell:>width$}"),
-                false => format!("  {cell:<width$}"),
-            };
-        }
-        writeln!(f, "{}", line.trim_end())?;
-    }
-    Ok(())
+    write!(f, "\n{heading}\n{}", columns(numbers, &rows))
 }
 
 #[cfg(test)]
@@ -116,15 +104,8 @@ mod tests {
     }
 
     fn suggestion(name: &str, peak: u64, fits: bool, note: Option<&str>) -> Suggestion {
-        let (peak_bytes, saved_bytes) = (peak * MIB, (100 - peak) * MIB);
-        Suggestion {
-            name: name.into(),
-            peak_bytes,
-            saved_bytes,
-            fits,
-            exact: note.is_none(),
-            note: note.map(str::to_owned),
-        }
+        let suggestion = Suggestion::new(name, 100 * MIB, peak * MIB);
+        Suggestion { fits, exact: note.is_none(), note: note.map(str::to_owned), ..suggestion }
     }
 
     fn explanation() -> Explanation {
@@ -171,6 +152,15 @@ One buffer would have to go, 20.0 MiB
   layers.0  20.0 MiB  saved activations  F32 8x64
 ";
         assert_eq!(explanation().to_string(), expected);
+    }
+
+    #[test]
+    fn long_notes_stay_within_the_terminal() {
+        let note = "estimate: half of each activation but batch-norm's, and a copy of the weights in 16 bits";
+        let suggestions = vec![suggestion("16-bit precision", 81, false, Some(note))];
+        let text = Explanation { suggestions, ..explanation() }.to_string();
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.contains("batch-norm's"), "{text}");
     }
 
     #[test]

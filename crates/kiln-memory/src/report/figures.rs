@@ -35,6 +35,21 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
     format!("{:.1}", 100.0 * part as f64 / whole.max(1) as f64)
 }
 
+/// The room between a peak and a limit, in words: `4.7 MiB (20 %) free`.
+pub(super) fn left(peak: u64, limit: u64) -> String {
+    match limit.checked_sub(peak) {
+        Some(free) => format!("{} ({:.0} %) free", size(free), 100.0 * free as f64 / limit.max(1) as f64),
+        None => format!("{} too little", size(peak - limit)),
+    }
+}
+
+/// The highest peak that is known: of the run, of the step, or as predicted.
+pub(super) fn highest(report: &MemoryReport) -> Option<u64> {
+    let measured = report.measured.as_ref().map(|measured| measured.peak_bytes);
+    let predicted = report.prediction.as_ref().map(|prediction| prediction.peak_bytes);
+    report.run_peak_bytes.into_iter().chain(measured).chain(predicted).max()
+}
+
 /// Peaks of one phase.
 pub(super) struct PhaseRow {
     pub phase: Phase,
@@ -87,15 +102,26 @@ pub(super) fn shape(buffer: &Buffer) -> String {
     if sides.is_empty() { "scalar".to_owned() } else { sides.join("x") }
 }
 
-/// The module of a buffer, or the operation that made it.
-pub(super) fn owner(buffer: &Buffer) -> String {
-    match &buffer.path {
-        Some(path) if !path.is_empty() => printable(path),
-        _ => format!("({})", printable(&buffer.operation)),
-    }
-}
-
 /// Text without the control characters that a terminal would obey and XML forbids.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_room_below_a_limit_is_said() {
+        assert_eq!(left(75 << 20, 100 << 20), "25.0 MiB (25 %) free");
+        assert_eq!(left(0, 0), "0 B (0 %) free");
+        assert_eq!(left(120 << 20, 100 << 20), "20.0 MiB too little");
+    }
+
+    #[test]
+    fn the_highest_peak_is_of_all_that_are_known() {
+        let report = MemoryReport::new("x");
+        assert_eq!(highest(&report), None);
+        assert_eq!(highest(&report.with_run_peak(7)), Some(7));
+    }
 }

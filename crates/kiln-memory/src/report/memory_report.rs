@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::measure::Measured;
 use crate::predict::Prediction;
 
+use super::explanation::Suggestion;
+
 /// The memory of a training step as predicted and as measured, for people (text, page, picture) and for programs (JSON).
 ///
 /// ```
@@ -12,7 +14,7 @@ use crate::predict::Prediction;
 ///
 /// let report = MemoryReport::new("ResNet-50").with_fact("batch", 32);
 /// assert!(report.text(10).starts_with("ResNet-50\n"));
-/// assert!(report.html().contains("<th scope=\"row\">batch</th><td>32</td>"));
+/// assert!(report.html().contains("<dt>batch</dt><dd>32</dd>"));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -25,6 +27,18 @@ pub struct MemoryReport {
     pub prediction: Option<Prediction>,
     /// The measurement.
     pub measured: Option<Measured>,
+    /// The most bytes at once over the whole run that the measured step is part of.
+    #[serde(default)]
+    pub run_peak_bytes: Option<u64>,
+    /// Bytes that the step may take: the budget.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
+    /// Bytes that the program could have in all on this device: what it has and what is free.
+    #[serde(default)]
+    pub available_bytes: Option<u64>,
+    /// Changes that lower the peak, as from [`StepTrace::explain`](crate::StepTrace::explain).
+    #[serde(default)]
+    pub suggestions: Vec<Suggestion>,
 }
 
 impl MemoryReport {
@@ -51,6 +65,34 @@ impl MemoryReport {
     #[must_use]
     pub fn with_measured(mut self, measured: Measured) -> Self {
         self.measured = Some(measured);
+        self
+    }
+
+    /// Sets the highest peak of the whole run that the measured step is part of.
+    #[must_use]
+    pub fn with_run_peak(mut self, bytes: impl Into<Option<u64>>) -> Self {
+        self.run_peak_bytes = bytes.into();
+        self
+    }
+
+    /// Sets the bytes that the step may take: the budget.
+    #[must_use]
+    pub fn with_limit(mut self, bytes: impl Into<Option<u64>>) -> Self {
+        self.limit_bytes = bytes.into();
+        self
+    }
+
+    /// Sets the bytes that the program could have in all on this device: what it has and what is free.
+    #[must_use]
+    pub fn with_available(mut self, bytes: impl Into<Option<u64>>) -> Self {
+        self.available_bytes = bytes.into();
+        self
+    }
+
+    /// Sets the changes that lower the peak.
+    #[must_use]
+    pub fn with_suggestions(mut self, suggestions: Vec<Suggestion>) -> Self {
+        self.suggestions = suggestions;
         self
     }
 

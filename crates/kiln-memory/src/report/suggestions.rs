@@ -18,44 +18,48 @@ impl StepTrace {
         prediction: &Prediction,
         profile: &BackendProfile,
     ) -> Result<Vec<Suggestion>, Error> {
-        let suggestion = |name: String, peak_bytes: u64, exact: bool, note: Option<String>| Suggestion {
-            name,
-            peak_bytes,
-            saved_bytes: prediction.peak_bytes.saturating_sub(peak_bytes),
-            fits: peak_bytes <= limit_bytes,
-            exact,
-            note,
+        let suggestion = |name: String, peak_bytes: u64| {
+            Suggestion::new(name, prediction.peak_bytes, peak_bytes).with_limit(limit_bytes)
         };
+        let before = seconds(prediction);
         let mut suggestions = vec![];
         if prediction.peak_bytes > limit_bytes && batch > 1 {
             let (size, peak_bytes) = self.micro_batch(batch, limit_bytes, profile)?;
             let note = "the sum of the gradients is counted, which stays over the micro-batches";
-            suggestions.push(suggestion(format!("micro-batches of {size}"), peak_bytes, true, Some(note.into())));
+            let after = self.in_micro_batches(batch, size, profile)?;
+            suggestions.push(
+                suggestion(format!("micro-batches of {size}"), peak_bytes)
+                    .with_relative_time(after / before)
+                    .with_note(note),
+            );
         }
         suggestions.extend(self.sixteen_bits(prediction).map(|peak_bytes| {
             let note = "estimate: half of each activation but batch-norm's, and a copy of the weights in 16 bits";
-            suggestion("16-bit precision".into(), peak_bytes, false, Some(note.into()))
+            suggestion("16-bit precision".into(), peak_bytes).approximated().with_note(note)
         }));
         for (name, mut plan) in self.plans() {
-            let mut peak = |offloaded: bool| {
+            let mut changed = |offloaded: bool| {
                 plan.iter_mut().for_each(|segment| segment.offloaded = offloaded);
                 // A chain whose backward pass cannot be cut up has no such suggestion.
                 let planned = self.with_plan(&plan).ok();
                 planned.map(|planned| planned.predict(batch, profile)).transpose()
             };
-            let (Some(kept), Some(offloaded)) = (peak(false)?, peak(true)?) else { continue };
-            suggestions.push(suggestion(name.clone(), kept.peak_bytes, true, None));
+            let (Some(kept), Some(offloaded)) = (changed(false)?, changed(true)?) else { continue };
+            let of = |name: String, after: &Prediction| {
+                suggestion(name, after.peak_bytes).with_relative_time(seconds(after) / before)
+            };
+            suggestions.push(of(name.clone(), &kept));
             if offloaded.peak_bytes < kept.peak_bytes {
-                suggestions.push(suggestion(name + ", inputs in host memory", offloaded.peak_bytes, true, None));
+                suggestions.push(of(name + ", inputs in host memory", &offloaded));
             }
         }
         for (name, rest) in self.optimizers(prediction) {
-            let peak_bytes = LiveCurve::of(prediction, |buffer| match buffer.category {
+            let changed = LiveCurve::of(prediction, |buffer| match buffer.category {
                 Category::OptimizerState => rest.of(buffer.bytes),
                 _ => buffer.bytes,
             });
             let note = "estimate: the update is taken to be as recorded but for its state";
-            suggestions.push(suggestion(name.into(), peak_bytes.peak_bytes(), false, Some(note.into())));
+            suggestions.push(suggestion(name.into(), changed.peak_bytes()).approximated().with_note(note));
         }
         suggestions.retain(|suggestion| suggestion.saved_bytes > 0);
         suggestions.sort_by_key(|suggestion| (!suggestion.fits, Reverse(suggestion.saved_bytes)));
@@ -67,6 +71,12 @@ impl StepTrace {
         let peak = |size| Ok::<_, Error>(self.accumulating(&self.predict(size, profile)?, profile).peak_bytes());
         let size = largest(batch - 1, |size| Ok(peak(size)? <= limit_bytes))?.unwrap_or(1);
         Ok((size, peak(size)?))
+    }
+
+    /// Estimated seconds of a step on `batch` samples in micro-batches of `size`.
+    fn in_micro_batches(&self, batch: usize, size: usize, profile: &BackendProfile) -> Result<f64, Error> {
+        let part = self.estimate(size, profile)?;
+        Ok((part.forward_seconds + part.backward_seconds) * batch as f64 / size as f64 + part.update_seconds)
     }
 
     /// The step as one of several whose gradients are added up.
@@ -152,6 +162,11 @@ impl StepTrace {
         }
         rest
     }
+}
+
+/// Estimated time of a step.
+fn seconds(prediction: &Prediction) -> f64 {
+    prediction.operations.iter().map(|operation| operation.seconds).sum()
 }
 
 /// The part of the optimizer state that remains.

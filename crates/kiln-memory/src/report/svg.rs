@@ -2,9 +2,11 @@
 
 use std::fmt::Write;
 
-use super::chart::{COLORS, HEIGHT, WIDTH, draw, escape, fill};
+use super::chart::{Frame, draw, legend};
 use super::figures::{self, size};
+use super::limits::limits;
 use super::memory_report::MemoryReport;
+use super::paint::{COLORS, escape, fill};
 use super::timeline::Timeline;
 
 impl MemoryReport {
@@ -20,16 +22,17 @@ fn svg(report: &MemoryReport) -> String {
     for (name, _, color) in COLORS {
         let _ = write!(dark, ".f-{name}{{fill:{color}}}.s-{name}{{stroke:{color}}}");
     }
-    let height = HEIGHT + top;
+    let frame = Frame::PICTURE;
+    let (width, height) = (frame.width, frame.height + top);
     let content = match Timeline::of(report) {
-        Some(timeline) => draw(report, &timeline),
+        Some(timeline) => draw(report, &timeline, frame) + &legend(&timeline, frame),
         None => format!("<text x=\"16\" y=\"40\" {}>{}</text>\n", fill("quiet"), nothing(report)),
     };
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 {} {WIDTH} {height}\" role=\"img\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 {} {width} {height}\" role=\"img\" \
          font-family=\"system-ui, sans-serif\" font-size=\"12\">\n<title>{title}</title>\n<desc>{}</desc>\n\
          <style>@media (prefers-color-scheme:dark){{{dark}}}</style>\n\
-         <rect y=\"{}\" width=\"{WIDTH}\" height=\"{height}\" {}/>\n\
+         <rect y=\"{}\" width=\"{width}\" height=\"{height}\" {}/>\n\
          <text x=\"16\" y=\"-8\" font-size=\"15\" font-weight=\"600\" {}>{title}</text>\n{content}</svg>\n",
         -top,
         escape(&description(report)),
@@ -52,6 +55,9 @@ fn description(report: &MemoryReport) -> String {
     }
     if let Some(measured) = &report.measured {
         let _ = write!(words, ". The measured peak is {}", size(measured.peak_bytes));
+    }
+    for limit in limits(report) {
+        let _ = write!(words, ". The {}", limit.label());
     }
     words + "."
 }

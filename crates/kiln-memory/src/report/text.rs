@@ -2,17 +2,22 @@
 
 use std::fmt::Write;
 
+use super::advice;
+use super::columns::{WIDTH, columns, end};
 use super::figures::{self, percent, printable, signed_percent, size};
+use super::grouping::{Kind, Part, parts};
+use super::limits::limits;
 use super::memory_report::{MemoryReport, relative_error};
 
 impl MemoryReport {
-    /// Tables for the terminal: peaks, phases, categories at the peak, and the `buffers` largest buffers in it.
-    pub fn text(&self, buffers: usize) -> String {
-        text(self, buffers)
+    /// Tables for the terminal, 80 columns wide: peaks, phases, categories at the peak, its `groups` largest groups of buffers by module,
+    /// and the changes that lower it.
+    pub fn text(&self, groups: usize) -> String {
+        text(self, groups)
     }
 }
 
-fn text(report: &MemoryReport, buffers: usize) -> String {
+fn text(report: &MemoryReport, groups: usize) -> String {
     let mut out = format!("{}\n\n", printable(&report.title));
     let facts = report.facts.iter().map(|(name, value)| vec![printable(name), printable(value)]);
     put(&mut out, "", &[], facts.collect());
@@ -29,23 +34,36 @@ fn text(report: &MemoryReport, buffers: usize) -> String {
         put(&mut out, "Peak of each phase", &[1, 2, 3], rows);
     }
 
-    let Some(prediction) = &report.prediction else { return out.trim_end().to_owned() + "\n" };
-    let share = |bytes: u64| percent(bytes, prediction.peak_bytes) + " %";
-    let rows = figures::largest(&prediction.breakdown);
-    let rows: Vec<_> = rows.iter().map(|row| vec![row.0.to_string(), size(row.1), share(row.1)]).collect();
-    if !rows.is_empty() {
+    if let Some(prediction) = &report.prediction {
+        let share = |bytes: u64| percent(bytes, prediction.peak_bytes) + " %";
+        let rows = figures::largest(&prediction.breakdown);
+        let rows: Vec<_> = rows.iter().map(|row| vec![row.0.to_string(), size(row.1), share(row.1)]).collect();
         put(&mut out, "At the predicted peak", &[1, 2], rows);
+        let alive = prediction.alive_at(prediction.peak_at);
+        let heading = format!("Largest of the {} buffers alive then, by module", alive.len());
+        put(&mut out, &heading, &[1, 2], largest(&parts(&alive), groups, &share));
     }
-    let alive = prediction.alive_at(prediction.peak_at);
-    let mut rows = vec![["module", "size", "", "category", "dtype", "shape"].map(str::to_owned).to_vec()];
-    rows.extend(alive.iter().take(buffers).map(|buffer| {
-        let (category, dtype) = (buffer.category.to_string(), printable(&buffer.dtype));
-        vec![figures::owner(buffer), size(buffer.bytes), share(buffer.bytes), category, dtype, figures::shape(buffer)]
-    }));
-    if rows.len() > 1 {
-        put(&mut out, &format!("Largest of the {} buffers alive then", alive.len()), &[1, 2], rows);
-    }
+    let rows = advice::rows(report);
+    put(&mut out, advice::TITLE, &[1, 2, 3], rows);
     out.trim_end().to_owned() + "\n"
+}
+
+/// Groups of buffers; long paths are cut so that a row stays in the terminal.
+fn largest(parts: &[Part], groups: usize, share: &dyn Fn(u64) -> String) -> Vec<Vec<String>> {
+    if parts.is_empty() || groups == 0 {
+        return vec![];
+    }
+    let row = |part: &Part| {
+        let tensors = part.kinds.first().map_or(String::new(), Kind::shapes);
+        vec![part.name.clone(), size(part.bytes), share(part.bytes), part.category.to_string(), tensors]
+    };
+    let mut rows = vec![["module", "size", "", "category", "most of them"].map(str::to_owned).to_vec()];
+    rows.extend(parts.iter().take(groups).map(row));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let others: usize = (1..5).map(|column| width(column) + 2).sum();
+    let room = WIDTH.saturating_sub(others + 2).max(20);
+    rows.iter_mut().for_each(|row| row[0] = end(&row[0], room));
+    rows
 }
 
 fn peaks(report: &MemoryReport) -> Vec<Vec<String>> {
@@ -55,18 +73,27 @@ fn peaks(report: &MemoryReport) -> Vec<Vec<String>> {
         rows.push(vec!["predicted peak".to_owned(), size(prediction.peak_bytes), place]);
     }
     if let Some(measured) = &report.measured {
-        rows.push(vec!["measured peak".to_owned(), size(measured.peak_bytes), String::new()]);
+        let of = if report.run_peak_bytes.is_some() { "this step" } else { "" };
+        rows.push(vec!["measured peak".to_owned(), size(measured.peak_bytes), of.to_owned()]);
+    }
+    if let Some(bytes) = report.run_peak_bytes {
+        rows.push(vec!["highest peak".to_owned(), size(bytes), "whole run".to_owned()]);
     }
     if let Some(error) = report.error() {
         rows.push(vec!["error".to_owned(), signed_percent(error), String::new()]);
     }
+    let peak = figures::highest(report);
+    rows.extend(limits(report).into_iter().map(|limit| {
+        let left = peak.map_or(String::new(), |peak| figures::left(peak, limit.bytes));
+        vec![limit.name.to_owned(), size(limit.bytes), left]
+    }));
     if rows.is_empty() {
         rows.push(vec!["Nothing was predicted and nothing was measured.".to_owned()]);
     }
     rows
 }
 
-/// Writes a table with a heading. Columns are as wide as their cells; columns of numbers are aligned to the right.
+/// Writes a table with a heading, if it has rows.
 fn put(out: &mut String, heading: &str, numbers: &[usize], rows: Vec<Vec<String>>) {
     if rows.is_empty() {
         return;
@@ -74,20 +101,6 @@ fn put(out: &mut String, heading: &str, numbers: &[usize], rows: Vec<Vec<String>
     if !heading.is_empty() {
         let _ = writeln!(out, "{heading}");
     }
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<_> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-    for row in &rows {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let width = widths[column];
-            let _ = if numbers.contains(&column) {
-                write!(line, "  {cell:>width$}")
-            } else {
-                write!(line, "  {cell:<width$}")
-            };
-        }
-        let _ = writeln!(out, "{}", line.trim_end());
-    }
+    *out += &columns(numbers, &rows);
     out.push('\n');
 }

@@ -5,7 +5,9 @@ use std::ops::Range;
 use crate::category::Phase;
 use crate::predict::Prediction;
 
+use super::align::align;
 use super::figures::{self, PhaseRow, STACK};
+use super::limits::{Limit, limits};
 use super::memory_report::MemoryReport;
 
 /// The quantity on the horizontal axis.
@@ -45,6 +47,11 @@ pub(super) struct Timeline {
     pub curve: Vec<(f64, u64)>,
     /// Whether `curve` is of samples, or only of the peak of each phase.
     pub sampled: bool,
+    /// Whether operations are where the measured bytes say that they ran, and not where the estimated time says.
+    pub aligned: bool,
+    /// Limits near enough to be lines in the drawing, and those that are above it.
+    pub lines: Vec<Limit>,
+    pub above: Vec<Limit>,
     /// The most bytes that occur.
     pub most: u64,
 }
@@ -54,9 +61,10 @@ impl Timeline {
     pub(super) fn of(report: &MemoryReport) -> Option<Self> {
         let rows = figures::phases(report);
         let (curve, sampled) = curve(report, &rows);
-        let (axis, starts, mut bands) = match &report.prediction {
-            Some(prediction) if !prediction.operations.is_empty() => place(prediction, &rows, &curve),
-            _ => (Axis::Measured, vec![], vec![]),
+        let samples = if sampled { &curve[..] } else { &[] };
+        let Placed { axis, starts, mut bands, aligned } = match &report.prediction {
+            Some(prediction) if !prediction.operations.is_empty() => place(prediction, &rows, samples),
+            _ => Placed { axis: Axis::Measured, starts: vec![], bands: vec![], aligned: false },
         };
         if starts.is_empty() && curve.is_empty() {
             return None;
@@ -72,7 +80,8 @@ impl Timeline {
         let peaks = [report.prediction.as_ref().map(|p| p.peak_bytes), report.measured.as_ref().map(|m| m.peak_bytes)];
         let totals = stack.iter().map(|bytes| total(bytes)).chain(curve.iter().map(|point| point.1));
         let most = totals.chain(peaks.into_iter().flatten()).max().unwrap_or(0);
-        Some(Self { axis, from, to, starts, stack, bands, curve, sampled, most })
+        let (lines, above) = limits(report).into_iter().partition(|limit| limit.is_near(most));
+        Some(Self { axis, from, to, starts, stack, bands, curve, sampled, aligned, lines, above, most })
     }
 }
 
@@ -81,9 +90,18 @@ pub(super) fn total(bytes: &[u64]) -> u64 {
     bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
+/// Operations and phases on an axis.
+struct Placed {
+    axis: Axis,
+    starts: Vec<f64>,
+    bands: Vec<Band>,
+    aligned: bool,
+}
+
 /// Where operations begin: over the measured phases when they are the same phases; over the measured step when they are
-/// not; else over the estimated time, else one after the other.
-fn place(prediction: &Prediction, rows: &[PhaseRow], curve: &[(f64, u64)]) -> (Axis, Vec<f64>, Vec<Band>) {
+/// not; else over the estimated time, else one after the other. Within a measured phase with enough samples, where the measured
+/// bytes are those of the operation.
+fn place(prediction: &Prediction, rows: &[PhaseRow], curve: &[(f64, u64)]) -> Placed {
     let known = |seconds: f64| if seconds.is_finite() { seconds.clamp(0.0, 1e9) } else { 0.0 };
     let mut weights: Vec<_> = prediction.operations.iter().map(|operation| known(operation.seconds)).collect();
     let mut axis = Axis::Estimated;
@@ -93,12 +111,23 @@ fn place(prediction: &Prediction, rows: &[PhaseRow], curve: &[(f64, u64)]) -> (A
     }
     let ranges = ranges(prediction);
     if let (Some(ranges), Some(bands)) = (&ranges, matched(rows)) {
-        let mut starts = vec![];
+        let live: Vec<u64> = prediction.operations.iter().map(|operation| operation.live_bytes).collect();
+        let (mut starts, mut aligned) = (vec![], false);
         for (range, band) in ranges.iter().zip(&bands) {
-            spread(&weights[range.clone()], band.start, band.end, &mut starts);
+            let within = curve.partition_point(|point| point.0 < band.start);
+            let end = curve.partition_point(|point| point.0 <= band.end);
+            let samples = &curve[within..end.max(within)];
+            let (live, weights) = (&live[range.clone()], &weights[range.clone()]);
+            match align(live, weights, samples, band.start, band.end) {
+                Some(found) => {
+                    starts.extend(found);
+                    aligned = true;
+                }
+                None => spread(weights, band.start, band.end, &mut starts),
+            }
         }
         starts.push(bands.last().map_or(0.0, |band| band.end));
-        return (Axis::Measured, starts, bands);
+        return Placed { axis: Axis::Measured, starts, bands, aligned };
     }
     let times = measured_bands(rows).into_iter().flat_map(|band| [band.start, band.end]);
     let times = times.chain(curve.iter().map(|point| point.0));
@@ -110,7 +139,7 @@ fn place(prediction: &Prediction, rows: &[PhaseRow], curve: &[(f64, u64)]) -> (A
     let bands = ranges.into_iter().flatten().zip(&prediction.phases);
     let bands = bands.map(|(range, p)| Band { phase: p.phase, start: starts[range.start], end: starts[range.end] });
     let bands = bands.collect();
-    (axis, starts, bands)
+    Placed { axis, starts, bands, aligned: false }
 }
 
 /// Operations of each phase, when they follow each other from the first operation to the last.

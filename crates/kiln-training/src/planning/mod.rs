@@ -5,11 +5,13 @@ mod checkpointing;
 mod divide;
 mod planner;
 mod recorded;
+mod remedies;
 mod stage_plan;
 
 pub use budget::MemoryBudget;
 pub use checkpointing::Checkpointing;
 pub use planner::{Planner, StepPlan};
+pub use remedies::{Remedy, StepChange};
 pub use stage_plan::{DeviceLayout, StageLoad, StagePlan};
 
 pub(crate) use planner::{Alternative, plan_for};

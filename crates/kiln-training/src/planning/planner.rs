@@ -75,6 +75,9 @@ pub struct Planner {
     pub(crate) optimizer: Option<String>,
     /// The same steps with other optimizers, in the order in which they are preferred.
     pub(crate) alternatives: Vec<Alternative>,
+    /// The steps in other precisions and with other optimizers that are compared and never chosen.
+    pub(crate) compared: Vec<(Precision, RecordedStep)>,
+    pub(crate) compared_optimizers: Vec<Alternative>,
     /// Seconds of a step that optimizer state takes to and from host memory.
     pub(crate) update_transfer: f64,
     pub(crate) steps: Vec<(Precision, RecordedStep)>,
@@ -120,7 +123,7 @@ impl Planner {
     }
 
     /// The planner of a plan's optimizer.
-    fn of_plan(&self, plan: &StepPlan) -> &Self {
+    pub(super) fn of_plan(&self, plan: &StepPlan) -> &Self {
         self.alternatives().find(|planner| planner.optimizer == plan.optimizer).unwrap_or(self)
     }
 
@@ -315,7 +318,8 @@ impl Planner {
         }
     }
 
-    fn of(
+    /// A way to take a recorded step, held against a limit.
+    pub(super) fn of(
         &self,
         step: &RecordedStep,
         precision: Precision,

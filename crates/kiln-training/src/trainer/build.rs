@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use kiln_checkpointing::Plan;
 use kiln_memory::{BackendProfile, Kernels, Meter, warm_threads};
-use kiln_precision::Scaling;
+use kiln_precision::{Precision, Scaling};
 use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery};
 
 use super::builder::{AllowedOptimizer, TrainerBuilder};
@@ -33,17 +33,68 @@ impl<T: Task> TrainerBuilder<'_, T> {
     pub fn planner(&self, profile: &BackendProfile, sample: &T::Batch, batch: usize) -> Result<Planner, Error> {
         self.check(batch)?;
         let mut planner = self.planner_with(None, &self.optimizer, profile, sample, batch)?;
-        for AllowedOptimizer { name, offloaded, make } in &self.other_optimizers {
+        planner.alternatives = self.alternatives(&self.other_optimizers, &planner, profile, sample, batch)?;
+        // Those that are allowed already need no recording of their own. What cannot be recorded is not compared: the run does not need it.
+        let skipped = |what: &str, error: &Error| tracing::debug!("{what} is not compared: {error}");
+        for other in &self.compared_optimizers {
+            if self.other_optimizers.iter().any(|known| known.name == other.name) {
+                continue;
+            }
+            match self.alternatives([other], &planner, profile, sample, batch) {
+                Ok(compared) => planner.compared_optimizers.extend(compared),
+                Err(error) => skipped(&other.name, &error),
+            }
+        }
+        for precision in &self.compared_precisions {
+            if planner.precisions().any(|known| known == *precision) {
+                continue;
+            }
+            match self.recorded(*precision, &self.optimizer, sample) {
+                Ok(step) => planner.compared.push((*precision, step)),
+                Err(error) => skipped(&precision.to_string(), &error),
+            }
+        }
+        Ok(planner)
+    }
+
+    /// The planners of other optimizers.
+    fn alternatives<'o>(
+        &self,
+        optimizers: impl IntoIterator<Item = &'o AllowedOptimizer<T::Model>>,
+        own: &Planner,
+        profile: &BackendProfile,
+        sample: &T::Batch,
+        batch: usize,
+    ) -> Result<Vec<Alternative>, Error>
+    where
+        T::Model: 'o,
+    {
+        let mut alternatives = vec![];
+        for AllowedOptimizer { name, offloaded, make } in optimizers {
             if *offloaded && profile.kernels == Kernels::Flex {
                 continue;
             }
             let mut alternative = self.planner_with(Some(name), make, profile, sample, batch)?;
             if *offloaded {
-                alternative.update_transfer = planner.state_bytes()? as f64 * TRANSFER;
+                alternative.update_transfer = own.state_bytes()? as f64 * TRANSFER;
             }
-            planner.alternatives.push(Alternative { same_numbers: *offloaded, planner: alternative });
+            alternatives.push(Alternative { same_numbers: *offloaded, planner: alternative });
         }
-        Ok(planner)
+        Ok(alternatives)
+    }
+
+    /// The step in one precision with one of the optimizers.
+    fn recorded(
+        &self,
+        precision: Precision,
+        optimizer: &MakeOptimizer<T::Model>,
+        sample: &T::Batch,
+    ) -> Result<RecordedStep, Error> {
+        let scaling = self.scaling.unwrap_or_else(|| Scaling::for_precision(precision));
+        let policy = self.policy.clone().computing_in(precision);
+        let kind = StepKind { scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
+        let build = |device: &Device| (self.attach)((self.init)(device)?, &policy).map(|(model, _)| model);
+        RecordedStep::of(&self.task, &kind, sample, &build, optimizer)
     }
 
     /// The planner of the step with one of the optimizers; `name`: of one that is not the run's own.
@@ -57,11 +108,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
     ) -> Result<Planner, Error> {
         let mut steps = vec![];
         for precision in std::iter::once(self.policy.compute()).chain(self.other_precisions.iter().copied()) {
-            let scaling = self.scaling.unwrap_or_else(|| Scaling::for_precision(precision));
-            let policy = self.policy.clone().computing_in(precision);
-            let kind = StepKind { scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
-            let build = |device: &Device| (self.attach)((self.init)(device)?, &policy).map(|(model, _)| model);
-            let step = RecordedStep::of(&self.task, &kind, sample, &build, optimizer)?;
+            let step = self.recorded(precision, optimizer, sample)?;
             steps.push((precision, step));
         }
         let mut profile = match profile.kernels {
@@ -78,9 +125,12 @@ impl<T: Task> TrainerBuilder<'_, T> {
         };
         let (micro_batch, checkpoints) = (self.micro_batch, None);
         let (optimizer, alternatives, update_transfer) = (name.cloned(), vec![], 0.0);
+        let (compared, compared_optimizers) = (vec![], vec![]);
         let mut planner = Planner {
             optimizer,
             alternatives,
+            compared,
+            compared_optimizers,
             update_transfer,
             steps,
             profile,
@@ -138,7 +188,10 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let plain = device.clone().inner();
         let on_heap = plain.memory_pool_usage().is_none();
         if self.memory.is_none() {
-            self.other_optimizers.clear(); // nothing has to fit
+            let others = std::mem::take(&mut self.other_optimizers); // nothing has to fit
+            if !(self.compared_optimizers.is_empty() && self.compared_precisions.is_empty()) {
+                self.compared_optimizers.extend(others);
+            }
         }
         let replicas = self.communicator.take().filter(|communicator| communicator.replicas() > 1);
         let count = replicas.as_ref().map_or(1, |communicator| communicator.replicas());

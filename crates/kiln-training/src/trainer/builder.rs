@@ -50,6 +50,8 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) edit: Option<Edit<T::Model>>,
     pub(super) other_precisions: Vec<Precision>,
     pub(super) other_optimizers: Vec<AllowedOptimizer<T::Model>>,
+    pub(super) compared_precisions: Vec<Precision>,
+    pub(super) compared_optimizers: Vec<AllowedOptimizer<T::Model>>,
     pub(super) scaling: Option<Scaling>,
     pub(super) memory: Option<MemoryBudget>,
     pub(super) batch_size: Option<usize>,
@@ -138,6 +140,8 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             edit: None,
             other_precisions: vec![],
             other_optimizers: vec![],
+            compared_precisions: vec![],
+            compared_optimizers: vec![],
             scaling: None,
             memory: None,
             batch_size: None,
@@ -283,6 +287,26 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     ) -> Self {
         let make: MakeOptimizer<T::Model> = Box::new(move |model| optimizer(model).into());
         self.other_optimizers.push(AllowedOptimizer { name, offloaded, make });
+        self
+    }
+
+    /// Also records the step in `precision`, so that [`Trainer::remedies`](crate::Trainer::remedies) can say what it would take. It is never
+    /// chosen for the run.
+    #[must_use]
+    pub fn compare_precision(mut self, precision: Precision) -> Self {
+        self.compared_precisions.push(precision);
+        self
+    }
+
+    /// The same for another optimizer. `name` is how plans call it.
+    #[must_use]
+    pub fn compare_optimizer<O: Into<OptimizerGroups>>(
+        mut self,
+        name: impl Into<String>,
+        optimizer: impl Fn(&T::Model) -> O + 'static,
+    ) -> Self {
+        let make: MakeOptimizer<T::Model> = Box::new(move |model| optimizer(model).into());
+        self.compared_optimizers.push(AllowedOptimizer { name: name.into(), offloaded: false, make });
         self
     }
 

@@ -21,7 +21,7 @@ use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::pass::Pass;
-use crate::planning::{DeviceLayout, Planner, StageLoad, StagePlan, StepPlan, plan_for};
+use crate::planning::{DeviceLayout, Planner, Remedy, StageLoad, StagePlan, StepPlan, plan_for};
 use crate::replicas::{set_aside, telling};
 use crate::stages::{Inputs, StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
@@ -366,6 +366,19 @@ impl<T: Task> Trainer<T> {
     pub fn predict(&self, samples: usize) -> Result<Prediction, Error> {
         let (Some(planner), Some(plan)) = (&self.planner, &self.plan) else { return Err(Error::NoPrediction) };
         planner.predict(&StepPlan { batch: samples, micro_batch: plan.micro_batch.min(samples), ..plan.clone() })
+    }
+
+    /// Changes that lower the predicted peak of a step, each alone. Precisions and optimizers are those that the builder allows or
+    /// [compares](crate::TrainerBuilder::compare_precision). None for a run that is divided among devices.
+    ///
+    /// # Errors
+    /// [`Error::Predict`], and [`Error::NoPrediction`] for a trainer that was built without one.
+    pub fn remedies(&self) -> Result<Vec<Remedy>, Error> {
+        let (Some(planner), Some(plan)) = (&self.planner, &self.plan) else { return Err(Error::NoPrediction) };
+        match self.stage_plan {
+            Some(_) => Ok(vec![]),
+            None => planner.remedies(plan, self.limit),
+        }
     }
 
     /// What the stages did when in the last step, in a run with stages.

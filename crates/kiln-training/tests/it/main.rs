@@ -19,6 +19,7 @@ mod optimizers_by_name;
 mod planning;
 mod recovery;
 mod released;
+mod remedies;
 mod replicas;
 mod replicas_end;
 mod replicas_memory;

@@ -1,0 +1,53 @@
+//! Lines of a drawing that memory must stay below: the budget, and what the device has.
+
+use super::figures::size;
+use super::memory_report::MemoryReport;
+
+/// How far above the highest bytes a limit may be to be part of the drawing.
+const NEAR: f64 = 2.0;
+
+/// Bytes that memory must stay below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limit {
+    pub name: &'static str,
+    /// The name of its class in the style sheet.
+    pub slug: &'static str,
+    pub bytes: u64,
+}
+
+impl Limit {
+    /// Its place: a line in the drawing, or a note that it is above.
+    pub(super) fn is_near(self, most: u64) -> bool {
+        self.bytes as f64 <= NEAR * most as f64
+    }
+
+    /// Its line in words: `budget 24.0 GiB`.
+    pub(super) fn label(self) -> String {
+        format!("{} {}", self.name, size(self.bytes))
+    }
+}
+
+/// The limits of a report, those that are equal only once.
+pub(super) fn limits(report: &MemoryReport) -> Vec<Limit> {
+    let budget = report.limit_bytes.map(|bytes| Limit { name: "budget", slug: "budget", bytes });
+    let available = report.available_bytes.map(|bytes| Limit { name: "available memory", slug: "available", bytes });
+    let mut limits: Vec<_> = budget.into_iter().chain(available).collect();
+    limits.dedup_by_key(|limit| limit.bytes);
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn far_limits_are_notes_and_near_ones_are_lines() {
+        let report = MemoryReport::new("x").with_limit(200).with_available(5000);
+        let limits = limits(&report);
+        assert_eq!(limits.iter().map(|limit| limit.is_near(100)).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(limits[0].label(), "budget 200 B");
+        let same = MemoryReport::new("x").with_limit(200).with_available(200);
+        assert_eq!(super::limits(&same).len(), 1);
+        assert!(super::limits(&MemoryReport::new("x")).is_empty());
+    }
+}
