@@ -84,7 +84,9 @@ pub use error::Error;
 pub use metrics::{Confusion, Metric, Metrics, bits_per_byte, perplexity, top_k_correct};
 pub use optimizer::{OptimizerConfig, OptimizerGroups};
 pub use pass::{Input, Pass};
-pub use planning::{Checkpointing, DeviceLayout, MemoryBudget, Planner, StageLoad, StagePlan, StepPlan};
+pub use planning::{
+    Checkpointing, DeviceLayout, MemoryBudget, PlannedOptimizer, Planner, StageLoad, StagePlan, StepPlan,
+};
 pub use schedule::{Schedule, ScheduleConfig};
 pub use source::{BatchSource, BurnBatches, Epoch, TrainingData};
 pub use stages::{StageMemory, StagesConfig};

@@ -192,11 +192,10 @@ where
                 optimizer.name()
             )));
         };
-        let offload = setup.settings.run().optimizer_offload;
-        builder = builder.allow_optimizer(small.name(), move |model| match offload {
-            true => small.offloaded_groups(model),
-            false => small.groups(model),
-        });
+        builder = match setup.settings.run().optimizer_offload {
+            true => builder.allow_optimizer_on_host(small.name(), move |model| small.offloaded_groups(model)),
+            false => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
+        };
     }
     if arguments.resume.is_some() {
         builder = builder.keeping_plan();

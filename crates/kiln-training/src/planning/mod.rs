@@ -3,14 +3,16 @@
 mod budget;
 mod checkpointing;
 mod divide;
+mod planned_optimizer;
 mod planner;
 mod recorded;
 mod stage_plan;
 
 pub use budget::MemoryBudget;
 pub use checkpointing::Checkpointing;
+pub use planned_optimizer::PlannedOptimizer;
 pub use planner::{Planner, StepPlan};
 pub use stage_plan::{DeviceLayout, StageLoad, StagePlan};
 
-pub(crate) use planner::{Alternative, plan_for};
+pub(crate) use planner::plan_for;
 pub(crate) use recorded::{RecordedStep, StepKind};

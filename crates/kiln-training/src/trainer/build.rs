@@ -12,7 +12,9 @@ use super::run::{MakeOptimizer, Trainer};
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{Alternative, Checkpointing, DeviceLayout, Planner, RecordedStep, StagePlan, StepKind, StepPlan};
+use crate::planning::{
+    Checkpointing, DeviceLayout, PlannedOptimizer, Planner, RecordedStep, StagePlan, StepKind, StepPlan,
+};
 use crate::replicas::{Replicas, telling};
 use crate::schedule::Schedule;
 use crate::stages::{Division, Readers, Staged};
@@ -32,24 +34,25 @@ impl<T: Task> TrainerBuilder<'_, T> {
     /// [`Error::InvalidSetting`], and [`Error::Checkpointing`] for a plan that does not fit the model.
     pub fn planner(&self, profile: &BackendProfile, sample: &T::Batch, batch: usize) -> Result<Planner, Error> {
         self.check(batch)?;
-        let mut planner = self.planner_with(None, &self.optimizer, profile, sample, batch)?;
-        for AllowedOptimizer { name, offloaded, make } in &self.other_optimizers {
-            if *offloaded && profile.kernels == Kernels::Flex {
+        let mut planner = self.planner_with(&PlannedOptimizer::Own, &self.optimizer, profile, sample, batch)?;
+        for AllowedOptimizer { which, make } in &self.other_optimizers {
+            let moved = *which == PlannedOptimizer::OwnOnHost;
+            if moved && profile.kernels == Kernels::Flex {
                 continue;
             }
-            let mut alternative = self.planner_with(Some(name), make, profile, sample, batch)?;
-            if *offloaded {
+            let mut alternative = self.planner_with(which, make, profile, sample, batch)?;
+            if moved {
                 alternative.update_transfer = planner.state_bytes()? as f64 * TRANSFER;
             }
-            planner.alternatives.push(Alternative { same_numbers: *offloaded, planner: alternative });
+            planner.alternatives.push(alternative);
         }
         Ok(planner)
     }
 
-    /// The planner of the step with one of the optimizers; `name`: of one that is not the run's own.
+    /// The planner of the step with one of the optimizers.
     fn planner_with(
         &self,
-        name: Option<&String>,
+        which: &PlannedOptimizer,
         optimizer: &MakeOptimizer<T::Model>,
         profile: &BackendProfile,
         sample: &T::Batch,
@@ -77,7 +80,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             Kernels::Cube => profile.clone(),
         };
         let (micro_batch, checkpoints) = (self.micro_batch, None);
-        let (optimizer, alternatives, update_transfer) = (name.cloned(), vec![], 0.0);
+        let (optimizer, alternatives, update_transfer) = (which.clone(), vec![], 0.0);
         let mut planner = Planner {
             optimizer,
             alternatives,
@@ -177,8 +180,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             (None, Some(planner)) => Some(self.choose(planner, share)?),
             (None, None) => None,
         };
-        if let Some(name) = plan.as_ref().and_then(|plan| plan.optimizer.as_ref())
-            && let Some(at) = self.other_optimizers.iter().position(|other| other.name == *name)
+        if let Some(plan) = &plan
+            && let Some(at) = self.other_optimizers.iter().position(|other| other.which == plan.optimizer)
         {
             self.optimizer = self.other_optimizers.swap_remove(at).make;
         }
