@@ -81,7 +81,7 @@ pub use batch::Batch;
 pub use batch_scaling::{BatchRule, BatchScaling};
 pub use checkpoints::{Checkpoints, load_model};
 pub use error::Error;
-pub use metrics::{Confusion, Metric, Metrics, bits_per_byte, perplexity, top_k_correct};
+pub use metrics::{Confusion, Metric, Metrics, bits_per_byte, perplexity, top_k_correct, top_k_hits};
 pub use optimizer::{OptimizerConfig, OptimizerGroups};
 pub use pass::{Input, Pass};
 pub use planning::{

@@ -7,10 +7,11 @@ use kiln_data::{Loader, TrainTest};
 use kiln_memory::BackendProfile;
 use kiln_parallel::Communicator;
 use kiln_training::{
-    Batch, BatchSource, Checkpointing, Error, OptimizerConfig, PlannedOptimizer, ScheduleConfig, StagesConfig, StepPlan, Task,
-    Trainer, TrainerBuilder,
+    Batch, BatchSource, Checkpointing, Error, OptimizerConfig, PlannedOptimizer, ScheduleConfig, StagesConfig,
+    StepPlan, Task, Trainer, TrainerBuilder,
 };
 
+use super::class_counts::ClassCounts;
 use super::compression::CompressionSettings;
 use super::load::InitError;
 use super::parallel::Places;
@@ -60,6 +61,8 @@ pub struct Setup<B, S> {
     pub command: &'static str,
     /// Names of the classes, where there are any.
     pub classes: Vec<String>,
+    /// Images of each class, of a classifier.
+    pub class_counts: Option<ClassCounts>,
     /// Why data was left out before the run began.
     pub left_out: Vec<String>,
     /// Batches to train and to evaluate on.
