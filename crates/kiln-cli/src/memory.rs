@@ -13,7 +13,7 @@ use bytesize::ByteSize;
 use kiln_training::{StageMemory, StagePlan};
 use serde_json::{Value, json};
 
-use crate::cli::{Memory, RunArgs};
+use crate::cli::{Memory, RunArgs, TrainClassify, TrainGpt, TrainSegment};
 use crate::plan::{devices, heading};
 use crate::train::interrupt::Interrupt;
 use crate::train::{into_cli_error, prepare, report, segment, start};
@@ -26,17 +26,17 @@ const HOLDERS: usize = 12;
 pub(crate) fn run(command: Memory) -> Result<ExitCode> {
     match command {
         Memory::Classify(arguments) => {
-            let arguments = arguments.into();
+            let arguments = TrainClassify::from(arguments);
             let (run, device) = prepare::classify(&arguments, 0)?;
             profile(run, &device, &arguments.run)
         }
         Memory::Segment(arguments) => {
-            let arguments = arguments.into();
+            let arguments = TrainSegment::from(arguments);
             let (run, device) = segment::segment(&arguments)?;
             profile(run, &device, &arguments.run)
         }
         Memory::Gpt(arguments) => {
-            let arguments = arguments.into();
+            let arguments = TrainGpt::from(arguments);
             let (run, device) = prepare::gpt(&arguments, 0)?;
             profile(run, &device, &arguments.run)
         }

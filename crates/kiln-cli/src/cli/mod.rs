@@ -22,15 +22,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-pub(crate) use classify::{ClassifyArgs, TrainClassify};
+pub(crate) use classify::TrainClassify;
 pub(crate) use compress::{Compress, CompressArgs, CompressDistill, CompressPrune, CompressQuantize, CompressShrink};
-pub(crate) use gpt::{GptArgs, TrainGpt};
+pub(crate) use gpt::TrainGpt;
 pub(crate) use learning::{LoraArgs, TeacherArgs};
 pub(crate) use load::Load;
 pub(crate) use memory::Memory;
 pub use overview::overview;
 pub(crate) use parallel::ParallelArgs;
-pub(crate) use plan::{Plan, PlanArgs, PlanClassify, PlanGpt, PlanSegment};
+pub(crate) use plan::{Plan, PlanArgs};
 pub(crate) use run::{EvalArgs, RunArgs, StepArgs};
 pub(crate) use segment::{EvalSegment, SegmentArgs, TrainSegment};
 pub(crate) use source::Source;
