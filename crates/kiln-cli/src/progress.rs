@@ -90,7 +90,7 @@ pub(crate) struct Status {
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) samples_per_second: f64,
     /// The share of the time in which a step waits for data, and for what the data takes long, where it does.
-    pub(crate) waiting: Option<(f64, &'static str)>,
+    pub(crate) waiting: Option<(f64, String)>,
 }
 
 impl Status {
@@ -107,7 +107,7 @@ impl Status {
         let rate = self.samples_per_second;
         let rate = if rate < 10.0 { format!("{rate:.1}") } else { format!("{rate:.0}") };
         let (rate, rate_short) = (format!("{rate} samples/s"), format!("{rate}/s"));
-        let waiting = self.waiting.map(|(share, stage)| format!("{:.0}% waits ({stage})", 100.0 * share));
+        let waiting = self.waiting.as_ref().map(|(share, stage)| format!("{:.0}% waits ({stage})", 100.0 * share));
         let all = [Some(loss.clone()), peak.clone(), Some(rate.clone()), waiting];
         let choices = [
             all.to_vec(),
@@ -165,10 +165,15 @@ mod tests {
         for steps in [1, 744, 1_000_000, u64::from(u32::MAX)] {
             for loss in [0.0, -123.456, 1e30, f64::NAN, f64::INFINITY] {
                 for rate in [0.0, 9.99, 123_456.0] {
-                    for waiting in [None, Some((0.42, "decoding"))] {
+                    for waiting in [None, Some((0.42, "decoding".to_owned()))] {
                         for limit in [None, Some(1), Some(300 << 20), Some(999 << 40)] {
-                            let status =
-                                Status { loss, samples_per_second: rate, waiting, limit_bytes: limit, ..status() };
+                            let status = Status {
+                                loss,
+                                samples_per_second: rate,
+                                waiting: waiting.clone(),
+                                limit_bytes: limit,
+                                ..status()
+                            };
                             let line = status.line(steps);
                             let position = 2 * steps.to_string().len() + 1;
                             assert!(line.starts_with("loss"), "{line}");

@@ -21,21 +21,14 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `bytes` as it is printed: in GiB, MiB or KiB, to be read back by [`bytes`](bytes()) with three digits.
+/// A number of bytes in the unit that fits.
 pub fn shown(bytes: u64) -> String {
     ByteSize(bytes).to_string()
 }
 
-/// `bytes` without loss, in the largest unit that has no fraction.
-pub fn exact(bytes: u64) -> String {
-    let units = [(1u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    let unit = units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit));
-    unit.map_or_else(|| format!("{bytes}B"), |(unit, name)| format!("{}{name}", bytes / unit))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{bytes, exact};
+    use super::bytes;
 
     #[test]
     fn a_size_needs_a_unit() {
@@ -45,13 +38,6 @@ mod tests {
         assert_eq!(bytes("1.5").unwrap_err(), "1.5 has no unit, expected e.g. 1.5MiB");
         for text in ["much", "-1", "", "0B", "9999999EiB", "MiB", "3 apples"] {
             assert!(bytes(text).unwrap_err().contains("MiB"), "{text}");
-        }
-    }
-
-    #[test]
-    fn an_exact_size_is_read_back() {
-        for (size, text) in [(3 << 29, "1536MiB"), (24 << 30, "24GiB"), (1000, "1000B"), (2048, "2KiB")] {
-            assert_eq!((exact(size), bytes(text)), (text.to_owned(), Ok(size)));
         }
     }
 }

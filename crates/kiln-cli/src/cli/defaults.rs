@@ -7,6 +7,7 @@ type Defaults = &'static [(&'static str, &'static str)];
 
 const CLASSIFY: Defaults = &[
     ("epochs", "12, with --data 5"),
+    ("max_steps", "none"),
     ("batch_size", "64"),
     ("learning_rate", "0.1, of a vit 0.001"),
     ("clip_norm", "5"),
@@ -16,6 +17,7 @@ const CLASSIFY: Defaults = &[
 ];
 const SEGMENT: Defaults = &[
     ("epochs", "18, with --data 20"),
+    ("max_steps", "none"),
     ("batch_size", "8"),
     ("learning_rate", "0.002"),
     ("clip_norm", "5"),

@@ -109,7 +109,7 @@ pub(crate) struct RunArgs {
     /// Linearly for sgd, with the square root for other optimizers; --batch-rule says otherwise.
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) base_batch: Option<u32>,
-    /// With --base-batch: how the learning rate follows the batch
+    /// With --base-batch: how the rate follows the batch [default: linear for sgd, else sqrt]
     #[arg(long, value_parser = super::values::BATCH_RULE, value_name = "RULE", requires = "base_batch", help_heading = "Training")]
     pub(crate) batch_rule: Option<String>,
     /// Measure the model every N steps besides the end of each epoch (0: only then)

@@ -154,7 +154,7 @@ fn plan<T: Task>(
     let replicas = layout.as_ref().map_or(1, |layout| layout.replicas);
     let planner = builder.planner(&profile, sample, batch / replicas)?;
     if let Some(layout) = layout {
-        return divided::print((&name, &what), arguments, &planner, &layout, limit);
+        return divided::print((name.as_str(), what.as_slice()), arguments, &planner, &layout, limit);
     }
     let all = ways::all(&planner, limit, arguments.all)?;
     let chosen = ways::chosen(&all);

@@ -123,7 +123,7 @@ impl Observer {
         self.bar.set_position(report.step);
         let stats = (self.data)();
         let waiting = match stats.bottleneck() {
-            Bottleneck::Loader => Some((stats.waiting(), stats.longest_stage())),
+            Bottleneck::Loader => Some((stats.waiting(), stats.longest_stage().to_string())),
             Bottleneck::Consumer => None,
         };
         let status = Status {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -33,14 +33,15 @@ fn drawn(raw: &str) -> Vec<String> {
 fn a_terminal_of_80_columns_has_a_bar_of_steps_and_one_of_evaluations() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let book = text(at, 60_000);
+    let book = text(at, 200_000);
     // Enough steps for the bars to be drawn, which happens some times a second.
     let run = format!(
         "stty cols 80; exec '{}' train gpt --data '{}' --max-steps 40 --context 32 --memory 200MiB --out run",
         env!("CARGO_BIN_EXE_kiln"),
         book.display()
     );
-    let shown = Command::new("script").args(["-qec", &run, "/dev/null"]).current_dir(at).output().unwrap();
+    let shown =
+        Command::new("script").args(["-qec", &run, "/dev/null"]).current_dir(at).stdin(Stdio::null()).output().unwrap();
     assert!(shown.status.success());
     let lines = drawn(&String::from_utf8_lossy(&shown.stdout));
     let bars: Vec<&String> = lines.iter().filter(|line| line.contains("ETA")).collect();
