@@ -47,12 +47,19 @@ pub enum Command {
     #[command(subcommand)]
     Eval(Eval),
     /// Make the model of a run smaller: few bits, fewer weights, or a smaller model
+    ///
+    /// Each command reads a run directory of `train classify` or `train gpt` and writes a new one, which `eval` and `train
+    /// --resume` take.
     #[command(subcommand)]
     Compress(Compress),
     /// Take a few training steps and show what their memory was used for
+    ///
+    /// A page memory-MODEL.html shows every buffer of the third step. No run directory is made.
     #[command(subcommand)]
     Memory(Memory),
     /// Say which ways to take a training step fit into some memory, without running it
+    ///
+    /// Nothing is computed: the figures are those of a recorded step, for a device that need not be there.
     #[command(subcommand)]
     Plan(Plan),
     /// Compare all image models: size, work, predicted memory and measured time
