@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "cargo xtask", version, max_term_width = 100)]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) verbosity: kiln_cli::Verbosity,
     #[command(subcommand)]
     pub(crate) command: Command,
 }

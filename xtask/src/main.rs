@@ -14,7 +14,7 @@ use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    kiln_cli::init_log();
+    kiln_cli::init_log(cli.verbosity);
     kiln_cli::finish(match cli.command {
         Command::Kiln(command) => kiln_cli::run(command),
         Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),

@@ -10,6 +10,7 @@ use kiln_data::write_idx_gz;
 use serde::Deserialize;
 
 use crate::cli::{Fetch, Source};
+use crate::log::RESULT;
 use crate::usage::Usage;
 
 impl Source {
@@ -40,7 +41,7 @@ pub(crate) fn run(arguments: &Fetch) -> Result<()> {
         Source::Gpt2Tokenizer => gpt2_tokenizer(scratch.path(), &ready)?,
     }
     fs::rename(&ready, &out).with_context(|| format!("cannot make '{}'", out.display()))?;
-    tracing::info!("{name} is in {}", out.display());
+    tracing::info!(target: RESULT, "{name} is in {}", out.display());
     Ok(())
 }
 

@@ -1,12 +1,14 @@
-//! `cargo xtask load`: how fast a data set of images loads, and what that takes.
+//! `kiln load`: how fast a data set of images loads, and what that takes.
 
 use std::path::Path;
 use std::time::Instant;
 
 use crate::HEAP;
+use crate::log::RESULT;
 use crate::process::{Resident, processor_seconds};
+use crate::size;
 use crate::usage::Usage;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use bytesize::ByteSize;
 use kiln_data::{
     BadSamples, DecodeOptions, ImageBatch, ImageSet, LoaderConfig, Order, Quality, Transform, open_images,
@@ -20,18 +22,13 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
     let transform = match arguments.transform.as_str() {
         "whole" => Transform::new(size),
         "evaluation" => Transform::evaluation(size),
-        "training" => Transform::training(size, 0.25),
-        other => bail!(Usage(format!("--transform is '{other}', expected whole, evaluation or training"))),
+        _ => Transform::training(size, 0.25), // there are three
     };
     let quality = match arguments.decode.as_str() {
-        "fast" => Quality::Fast,
         "exact" => Quality::Exact,
-        other => bail!(Usage(format!("--decode is '{other}', expected fast or exact"))),
+        _ => Quality::Fast, // there are two
     };
-    let Ok(ByteSize(budget @ 1..)) = arguments.loader_memory.parse() else {
-        let text = &arguments.loader_memory;
-        bail!(Usage(format!("--loader-memory is '{text}', expected bytes, as in 256MiB")));
-    };
+    let budget = size::bytes(&arguments.loader_memory).map_err(|error| Usage(format!("--loader-memory: {error}")))?;
     ensure!(arguments.epochs > 0, Usage("--epochs is 0, expected at least 1".into()));
     let bad_samples: BadSamples = arguments.bad_samples.parse()?;
     let set = open(&arguments.data)?.with_decode_options(DecodeOptions::new().with_quality(quality));
@@ -68,7 +65,7 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
     let median = images as f64 / timed[timed.len() / 2];
     let per_processor = used.filter(|used| *used > 0.0).map(|used| stats.samples as f64 / used);
     let resident = resident.above_start();
-    tracing::info!("{images} images, {median:.1} images/s; {stats}");
+    tracing::info!(target: RESULT, "{images} images, {median:.1} images/s; {stats}");
     if let Some(rate) = per_processor {
         tracing::info!("{rate:.1} images per second of processor time");
     }

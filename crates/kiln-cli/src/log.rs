@@ -1,16 +1,33 @@
 //! Messages of the program, on stderr.
 
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Of libraries only warnings: CubeCL's compiler writes each kernel after each of its passes, gigabytes for one training run.
-const DEFAULT: &str = "warn,xtask=info,benches=info,kiln=info";
+use crate::cli::Verbosity;
 
-/// Messages of `KILN_LOG`, as in `debug` or `warn,kiln_training=debug`, else of [`DEFAULT`].
-pub fn init() {
+/// Of libraries only warnings: CubeCL's compiler writes each kernel after each of its passes, gigabytes for one training run.
+const DEFAULT: &str = "warn,xtask=info,benches=info,kiln=info,result=info";
+const QUIET: &str = "warn,result=info";
+const VERBOSE: &str = "warn,xtask=debug,benches=debug,kiln=debug,result=info";
+
+/// The target of a command's final line, which `--quiet` leaves.
+pub(crate) const RESULT: &str = "result";
+
+/// Whether `--quiet` was given.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Whether a command shows no progress.
+pub(crate) fn is_quiet() -> bool {
+    IS_QUIET.load(Relaxed)
+}
+
+/// Messages of `KILN_LOG`, as in `debug` or `warn,kiln_training=debug`, else as `verbosity` says.
+pub fn init(verbosity: Verbosity) {
+    IS_QUIET.store(verbosity.quiet, Relaxed);
     let chosen = std::env::var("KILN_LOG").ok().and_then(|text| text.parse().ok());
     let messages = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
@@ -18,22 +35,28 @@ pub fn init() {
         .without_time()
         .log_internal_errors(false) // a closed stderr must not end a run
         .with_target(false);
-    tracing_subscriber::registry().with(chosen.unwrap_or_else(targets)).with(messages).init();
+    tracing_subscriber::registry().with(chosen.unwrap_or_else(|| targets(verbosity))).with(messages).init();
 }
 
-fn targets() -> Targets {
-    DEFAULT.parse().unwrap_or_default()
+fn targets(verbosity: Verbosity) -> Targets {
+    let text = match verbosity {
+        Verbosity { quiet: true, .. } => QUIET,
+        Verbosity { verbose: true, .. } => VERBOSE,
+        _ => DEFAULT,
+    };
+    text.parse().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use tracing::Level;
 
-    use super::targets;
+    use super::{RESULT, targets};
+    use crate::cli::Verbosity;
 
     #[test]
     fn only_warnings_of_libraries_are_printed() {
-        let targets = targets();
+        let targets = targets(Verbosity::default());
         for own in ["xtask::dist", "benches::gpu::runner", "kiln_cli::train", "kiln_training::trainer"] {
             assert!(targets.would_enable(own, &Level::INFO), "{own}");
             assert!(!targets.would_enable(own, &Level::DEBUG), "{own}");
@@ -42,5 +65,15 @@ mod tests {
             assert!(!targets.would_enable(library, &Level::INFO), "{library}");
             assert!(targets.would_enable(library, &Level::WARN), "{library}");
         }
+    }
+
+    #[test]
+    fn a_quiet_command_prints_warnings_and_its_final_line() {
+        let quiet = targets(Verbosity { quiet: true, verbose: false });
+        assert!(quiet.would_enable(RESULT, &Level::INFO) && quiet.would_enable("kiln_cli::train", &Level::WARN));
+        assert!(!quiet.would_enable("kiln_cli::train", &Level::INFO));
+        let verbose = targets(Verbosity { quiet: false, verbose: true });
+        assert!(verbose.would_enable("kiln_training", &Level::DEBUG) && verbose.would_enable(RESULT, &Level::INFO));
+        assert!(!verbose.would_enable("cubecl_runtime::tune", &Level::DEBUG));
     }
 }

@@ -8,12 +8,17 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "kiln", version, max_term_width = 100)]
 struct Cli {
+    #[command(flatten)]
+    verbosity: kiln_cli::Verbosity,
     #[command(subcommand)]
-    command: kiln_cli::Command,
+    command: Option<kiln_cli::Command>,
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    kiln_cli::init_log();
-    kiln_cli::finish(kiln_cli::run(cli.command))
+    kiln_cli::init_log(cli.verbosity);
+    match cli.command {
+        Some(command) => kiln_cli::finish(kiln_cli::run(command)),
+        None => kiln_cli::finish(kiln_cli::overview()),
+    }
 }

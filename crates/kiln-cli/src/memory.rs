@@ -1,4 +1,4 @@
-//! `cargo xtask memory`: the memory of a real training step, explained.
+//! `kiln memory`: the memory of a real training step, explained.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -13,7 +13,7 @@ use bytesize::ByteSize;
 use kiln_training::{StageMemory, StagePlan};
 use serde_json::{Value, json};
 
-use crate::cli::{RunArgs, Train};
+use crate::cli::{Memory, RunArgs, TrainClassify, TrainGpt, TrainSegment};
 use crate::plan::{devices, heading};
 use crate::train::interrupt::Interrupt;
 use crate::train::{into_cli_error, prepare, report, segment, start};
@@ -23,17 +23,20 @@ const STEPS: u64 = 3;
 /// Buffers that the table lists.
 const HOLDERS: usize = 12;
 
-pub(crate) fn run(command: Train) -> Result<ExitCode> {
+pub(crate) fn run(command: Memory) -> Result<ExitCode> {
     match command {
-        Train::Classify(arguments) => {
+        Memory::Classify(arguments) => {
+            let arguments = TrainClassify::from(arguments);
             let (run, device) = prepare::classify(&arguments, 0)?;
             profile(run, &device, &arguments.run)
         }
-        Train::Segment(arguments) => {
+        Memory::Segment(arguments) => {
+            let arguments = TrainSegment::from(arguments);
             let (run, device) = segment::segment(&arguments)?;
             profile(run, &device, &arguments.run)
         }
-        Train::Gpt(arguments) => {
+        Memory::Gpt(arguments) => {
+            let arguments = TrainGpt::from(arguments);
             let (run, device) = prepare::gpt(&arguments, 0)?;
             profile(run, &device, &arguments.run)
         }
@@ -68,11 +71,10 @@ fn profile<T: SharedTask, S: PipelineSettings>(
     device: &Device,
     arguments: &RunArgs,
 ) -> Result<ExitCode> {
-    if arguments.resume.is_some() {
-        bail!(Usage("--resume goes on with a run, expected a new one to be measured".into()));
-    }
     if run.setup.settings.run().parallel.replicas.is_some() {
-        bail!(Usage("--replicas divides a batch, expected one replica to be measured".into()));
+        bail!(Usage(
+            "parallel.replicas in the settings file divides a batch, expected one replica to be measured".into()
+        ));
     }
     let (mut trainer, setup) = start(run, device, arguments, &Interrupt::default(), None)?;
     let of_stages = trainer.measure_stages()?;
@@ -91,7 +93,7 @@ fn profile<T: SharedTask, S: PipelineSettings>(
     }
     let page = folder.join(format!("memory-{}.html", setup.name));
     report.write_html(&page)?;
-    match arguments.json {
+    match arguments.step.json {
         true => {
             let mut json: Value = serde_json::from_str(&report.json())?;
             json["page"] = json!(page);

@@ -22,7 +22,7 @@ fn suggestion(remedy: &Remedy, before: u64, limit: Option<u64>) -> Suggestion {
     let Remedy { change, plan, relative_time, .. } = remedy;
     let micro_batch = format!("--micro-batch {}", plan.micro_batch);
     let checkpointing = format!("--checkpointing {}", quoted(&plan.checkpoints.to_string()));
-    let optimizer = plan.optimizer.as_deref().unwrap_or_default();
+    let optimizer = plan.optimizer.to_string();
     let rounding = "gradients are added up: numbers differ by rounding, and more with batch-norm or dropout";
     let (name, option, note) = match change {
         StepChange::MicroBatch => (format!("micro-batches of {}", plan.micro_batch), micro_batch, rounding),

@@ -81,11 +81,12 @@ pub use batch::Batch;
 pub use batch_scaling::{BatchRule, BatchScaling};
 pub use checkpoints::{Checkpoints, load_model};
 pub use error::Error;
-pub use metrics::{Confusion, Metric, Metrics, bits_per_byte, perplexity, top_k_correct};
+pub use metrics::{Confusion, Metric, Metrics, bits_per_byte, perplexity, top_k_correct, top_k_hits};
 pub use optimizer::{OptimizerConfig, OptimizerGroups};
 pub use pass::{Input, Pass};
 pub use planning::{
-    Checkpointing, DeviceLayout, MemoryBudget, Planner, Remedy, StageLoad, StagePlan, StepChange, StepPlan,
+    Checkpointing, DeviceLayout, MemoryBudget, PlannedOptimizer, Planner, Remedy, StageLoad, StagePlan, StepChange,
+    StepPlan,
 };
 pub use schedule::{Schedule, ScheduleConfig};
 pub use source::{BatchSource, BurnBatches, Epoch, TrainingData};

@@ -1,19 +1,26 @@
-//! Options of `cargo xtask compress`.
+//! Options of `kiln compress`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::values::{a_size, device, size_or_auto};
+use super::{defaults, examples};
+
 /// Each command reads a run directory of `train classify` or `train gpt` and writes a new one, which `eval` and `train --resume` take.
 #[derive(Subcommand)]
 pub enum Compress {
-    /// Store the weights of a run's model in few bits; with --epochs or --max-steps train it for that first
+    /// Store the weights of a run's model in few bits
+    #[command(after_help = examples::QUANTIZE)]
     Quantize(CompressQuantize),
     /// Train a run's model on while more and more of its weights are left out
+    #[command(after_help = examples::PRUNE)]
     Prune(CompressPrune),
     /// Take whole channels out of a run's convolutional network, and train what is left
+    #[command(after_help = examples::SHRINK)]
     Shrink(CompressShrink),
     /// Train a smaller model on the outputs of a run's model
+    #[command(after_help = examples::DISTILL)]
     Distill(CompressDistill),
 }
 
@@ -24,62 +31,67 @@ pub(crate) struct CompressArgs {
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
     /// Directory for the result, which must be new or empty [default: runs/MODEL-NNN]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub(crate) out: Option<PathBuf>,
-    /// Data set; without it the one of the run
+    /// Data set [default: the one of the run]
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
-    /// flex (the CPU), or cuda:N [default: flex]
-    #[arg(long)]
+    /// Where to compute: cpu, or gpu:N (also called flex and cuda:N) [default: cpu]
+    #[arg(long, value_parser = device)]
     pub(crate) device: Option<String>,
-    /// Passes over the data to train [default: 6 to prune, 10 to shrink, those of the run for a student, none to quantize]
-    #[arg(long, value_name = "N")]
+    /// Passes over the data to train
+    #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) epochs: Option<u32>,
-    /// Steps to train at most
-    #[arg(long, value_name = "N")]
+    /// Steps to train at most [default: all of the epochs]
+    #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) max_steps: Option<u32>,
-    /// Highest learning rate [default: that of the run for a student, half of it where channels are removed, a tenth otherwise]
-    #[arg(long, value_name = "RATE")]
+    /// Highest learning rate
+    #[arg(long, visible_alias = "lr", value_name = "RATE", help_heading = "Training")]
     pub(crate) learning_rate: Option<f64>,
-    /// Bytes that a step may take, as in 300MiB, or auto
-    #[arg(long, value_name = "BYTES")]
+    /// Memory that a step may take, as in 300MiB, or auto [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = size_or_auto, help_heading = "Training")]
     pub(crate) memory: Option<String>,
     /// What all randomness is derived from [default: that of the run]
-    #[arg(long)]
+    #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) seed: Option<u32>,
     /// End stdout with one JSON object of results
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 }
 
+/// With --epochs or --max-steps the model is trained in few bits first.
 #[derive(Args)]
+#[command(mut_args(defaults::quantize))]
 pub struct CompressQuantize {
     #[command(flatten)]
     pub(crate) compress: CompressArgs,
     /// Bits of a weight, 2 to 8
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) bits: u8,
-    /// Weights that share a scale, at most; without it those of an output channel
+    /// Weights that share a scale, at most [default: those of an output channel]
     #[arg(long, value_name = "N")]
     pub(crate) block: Option<u32>,
     /// Store the inputs of layers in 8 bits as well
     #[arg(long)]
     pub(crate) inputs: bool,
-    /// How the ranges of inputs are found: min-max, percentile:P or mse
+    /// With --inputs: how their ranges are found, min-max, percentile:P or mse
     #[arg(long, value_name = "METHOD", default_value = "mse")]
     pub(crate) calibrate: String,
     /// Training batches that ranges of inputs are found on
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) calibration_batches: u32,
-    /// Bytes that all weights may take, as in 200KiB: each layer gets the bits, up to --bits, with which the error of all is least
-    #[arg(long, value_name = "BYTES")]
+    /// What all weights may take, as in 200KiB [default: as --bits says]
+    ///
+    /// Each layer gets the bits, up to --bits, with which the error of all is least.
+    #[arg(long, value_name = "SIZE", value_parser = a_size)]
     pub(crate) budget: Option<String>,
-    /// Leave these parameters as they are: their paths, or those of modules around them, as layer1
+    /// Leave these parameters as they are: paths of them or their modules, as layer1
     #[arg(long, value_name = "PATH")]
     pub(crate) skip: Vec<String>,
 }
 
 #[derive(Args)]
+#[command(mut_args(defaults::prune))]
 pub struct CompressPrune {
     #[command(flatten)]
     pub(crate) compress: CompressArgs,
@@ -92,12 +104,13 @@ pub struct CompressPrune {
     /// Leave N of M weights in a row, as in 2:4, in place of --sparsity
     #[arg(long, value_name = "N:M", conflicts_with_all = ["sparsity", "per_layer"])]
     pub(crate) pattern: Option<String>,
-    /// Leave these parameters whole: their paths, or those of modules around them, as layer1
+    /// Leave these parameters whole: paths of them or their modules, as layer1
     #[arg(long, value_name = "PATH")]
     pub(crate) skip: Vec<String>,
 }
 
 #[derive(Args)]
+#[command(mut_args(defaults::shrink))]
 pub struct CompressShrink {
     #[command(flatten)]
     pub(crate) compress: CompressArgs,
@@ -110,19 +123,22 @@ pub struct CompressShrink {
 }
 
 #[derive(Args)]
+#[command(mut_args(defaults::distill))]
 pub struct CompressDistill {
     #[command(flatten)]
     pub(crate) compress: CompressArgs,
     /// The student, as --model of `train` [default: that of the run]
     #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
-    /// Channels of the student's first stage, as --width of `train`; of a GPT the numbers per token [default: half of the run's]
+    /// Width of the student, as --width of `train` [default: half of the run's]
+    ///
+    /// Of a GPT it is the numbers per token.
     #[arg(long, value_name = "N")]
     pub(crate) width: Option<f64>,
     /// Divides the logits of both models before they are compared
     #[arg(long, value_name = "T", default_value_t = 1.5)]
     pub(crate) temperature: f64,
-    /// Share of the loss that compares with the teacher; the rest compares with the labels
+    /// Share of the loss that compares with the teacher; the rest with the labels
     #[arg(long, value_name = "SHARE", default_value_t = 0.7)]
     pub(crate) share: f64,
 }

@@ -1,57 +1,68 @@
-//! `cargo xtask plan`.
+//! `kiln plan`.
+
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+
+use super::examples;
+use super::values::{OPTIMIZER, PLANNED_DEVICE, PRECISION, SCHEDULE, a_size};
 
 /// Nothing is computed: the figures are those of a recorded step.
 #[derive(Args)]
 pub(crate) struct PlanArgs {
-    /// Samples per step
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    pub(crate) batch: u32,
-    /// Bytes that a step may take, as in 24GiB; just a number, no such device is needed
-    #[arg(long, value_name = "BYTES")]
+    /// Memory that a step may take, as in 24GiB; no such device is needed
+    #[arg(long, value_name = "SIZE", value_parser = a_size)]
     pub(crate) memory: String,
-    /// Whose rules and speed to go by: cuda (typical figures of a card) or flex (this machine's CPU)
-    #[arg(long, default_value = "cuda")]
+    /// Samples per step
+    #[arg(long, visible_alias = "bs", alias = "batch", value_name = "N", default_value_t = 32)]
+    pub(crate) batch_size: u32,
+    /// Whose rules and speed to go by: a usual card, or this machine's CPU (flex)
+    #[arg(long, value_parser = PLANNED_DEVICE, value_name = "NAME", default_value = "cuda")]
     pub(crate) device: String,
-    /// f32, f16, bf16 [default: all of them]
-    #[arg(long)]
+    /// Data set for the command of `train` that is printed [default: a placeholder]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Option<PathBuf>,
+    /// What layers compute in [default: all of them]
+    #[arg(long, value_parser = PRECISION, value_name = "NAME")]
     pub(crate) precision: Option<String>,
-    /// adamw (8 bytes a parameter), adamw8bit (2), adamw4bit (1), adafactor, lion, muon, sgd (4) or sgd8bit (1) [default: that of the
-    /// pipeline, in f32, in 8 bits and, on cuda, in host memory]
-    #[arg(long)]
+    /// The optimizer [default: that of the recipe]
+    ///
+    /// Without this option, ways with the recipe's optimizer in 8 bits and, on cuda, in host memory are compared as well.
+    #[arg(long, value_parser = OPTIMIZER, value_name = "NAME")]
     pub(crate) optimizer: Option<String>,
-    /// Use burn's own layers in place of kiln-layers', which keep less for the backward pass, to compare
-    #[arg(long)]
+    /// Use burn's own layers, which keep more memory, to compare
+    #[arg(long, help_heading = "Model")]
     pub(crate) stock_layers: bool,
-    /// Divide the blocks into stages on so many devices, each with so much memory, and show what each of them holds
-    #[arg(long, value_name = "N")]
+    /// Divide the blocks into stages on so many devices, each with so much memory [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Several devices")]
     pub(crate) stages: Option<u32>,
-    /// The order in which stages work on micro-batches: 1f1b, gpipe or sequential [default: 1f1b]
-    #[arg(long)]
+    /// The order in which stages work on micro-batches [default: 1f1b]
+    #[arg(long, value_parser = SCHEDULE, value_name = "NAME", help_heading = "Several devices")]
     pub(crate) schedule: Option<String>,
-    /// Copies of the model that compute a part of every batch each
-    #[arg(long, value_name = "N")]
+    /// Copies of the model that compute a part of every batch each [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Several devices")]
     pub(crate) replicas: Option<u32>,
     /// Divide the optimizer's state among the replicas (ZeRO stage 1)
-    #[arg(long)]
+    #[arg(long, help_heading = "Several devices")]
     pub(crate) shard_optimizer: bool,
-    /// Every size and plan, not only whole batches and the largest that fit
-    #[arg(long)]
+    /// Every size and plan, not only the five best
+    #[arg(long, help_heading = "Output")]
     pub(crate) all: bool,
     /// One JSON object on stdout
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 }
 
 #[derive(Subcommand)]
 pub enum Plan {
     /// An image classifier on RGB images; also called `resnet`
-    #[command(alias = "resnet")]
+    #[command(alias = "resnet", after_help = examples::PLAN_CLASSIFY)]
     Classify(PlanClassify),
     /// A U-Net on tiles of RGB images
+    #[command(after_help = examples::PLAN_SEGMENT)]
     Segment(PlanSegment),
     /// A GPT-2-style decoder
+    #[command(after_help = examples::PLAN_GPT)]
     Gpt(PlanGpt),
 }
 
@@ -59,14 +70,16 @@ pub enum Plan {
 pub struct PlanClassify {
     #[command(flatten)]
     pub(crate) plan: PlanArgs,
-    /// As for `train classify`: resnet50, mobilenet_v2, shufflenet_v2_x1_0, vit_small, ..
-    #[arg(long, value_name = "NAME", default_value = "resnet50")]
+    /// The network, as for `train classify`
+    ///
+    /// resnet50, mobilenet_v2, shufflenet_v2_x1_0, vit_small, ..
+    #[arg(long, value_name = "NAME", default_value = "resnet50", help_heading = "Model")]
     pub(crate) model: String,
     /// Pixels per side
-    #[arg(long, value_name = "N", default_value_t = 224)]
-    pub(crate) image: u32,
+    #[arg(long, alias = "image", value_name = "N", default_value_t = 224, help_heading = "Data")]
+    pub(crate) image_size: u32,
     /// Classes
-    #[arg(long, value_name = "N", default_value_t = 1000)]
+    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Data")]
     pub(crate) classes: u32,
 }
 
@@ -75,13 +88,13 @@ pub struct PlanSegment {
     #[command(flatten)]
     pub(crate) plan: PlanArgs,
     /// Whose blocks are the encoder: resnet18, 34, 50 or 101, or mobilenet_v2
-    #[arg(long, value_name = "NAME", default_value = "resnet18")]
+    #[arg(long, value_name = "NAME", default_value = "resnet18", help_heading = "Model")]
     pub(crate) encoder: String,
     /// Rows and columns of a tile, a multiple of 32
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value_t = 512, help_heading = "Data")]
     pub(crate) tile: u32,
     /// Classes
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Data")]
     pub(crate) classes: u32,
 }
 
@@ -90,12 +103,12 @@ pub struct PlanGpt {
     #[command(flatten)]
     pub(crate) plan: PlanArgs,
     /// gpt-tiny, gpt-mini, gpt2 or gpt2-medium
-    #[arg(long, value_name = "NAME", default_value = "gpt2")]
+    #[arg(long, value_name = "NAME", default_value = "gpt2", help_heading = "Model")]
     pub(crate) model: String,
     /// Tokens per sequence
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Data")]
     pub(crate) context: u32,
-    /// Tokens of the vocabulary
-    #[arg(long, value_name = "N", default_value_t = 50257)]
+    /// Tokens of the vocabulary; 256 are bytes
+    #[arg(long, value_name = "N", default_value_t = 50257, help_heading = "Data")]
     pub(crate) vocab: u32,
 }

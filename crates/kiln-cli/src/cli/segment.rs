@@ -1,41 +1,51 @@
-//! `cargo xtask train segment` and `cargo xtask eval segment`.
+//! `kiln train segment` and `kiln eval segment`.
 
 use std::path::PathBuf;
 
 use clap::Args;
 
+use super::defaults;
 use super::run::{EvalArgs, RunArgs};
 
-/// A data set is a directory with images/ and masks/, or with train/ and test/ of those. A mask is a TIFF or PNG of class ids with the
-/// name and size of its image; classes.txt has the name of a class on each line.
 #[derive(Args)]
+#[command(mut_args(defaults::segment))]
 pub struct TrainSegment {
     #[command(flatten)]
     pub(crate) run: RunArgs,
-    /// Whose blocks are the encoder: resnet18, 34, 50 or 101, or mobilenet_v2 [default: resnet18]
-    #[arg(long, value_name = "NAME")]
+    #[command(flatten)]
+    pub(crate) segment: SegmentArgs,
+}
+
+/// The model of a segmentation, its tiles and its loss.
+#[derive(Args)]
+pub(crate) struct SegmentArgs {
+    /// Whose blocks are the encoder [default: resnet18]
+    ///
+    /// resnet18, 34, 50 or 101, or mobilenet_v2.
+    #[arg(long, value_name = "NAME", help_heading = "Model")]
     pub(crate) encoder: Option<String>,
-    /// What the encoder's numbers of channels are multiplied by [default: 1, of the small data set 0.25]
-    #[arg(long, value_name = "X")]
+    /// Factor of the encoder's numbers of channels [default: 1, without --data 0.25]
+    #[arg(long, value_name = "X", help_heading = "Model")]
     pub(crate) width: Option<f64>,
     /// Number of classes, for a data set without classes.txt
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = "Data")]
     pub(crate) classes: Option<u32>,
     /// Rows and columns of a tile, a multiple of 32 [default: 128]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = "Data")]
     pub(crate) tile: Option<u32>,
     /// Rows and columns that neighbouring tiles of training share [default: half a tile]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = "Data")]
     pub(crate) overlap: Option<u32>,
     /// Class id of pixels that do not count, or none [default: 255]
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = "Data")]
     pub(crate) ignore: Option<String>,
-    /// Weights of the classes in the cross-entropy: balanced (all classes the same share), or a number for each, as in 1,2.5,1
-    /// [default: all 1]
-    #[arg(long, value_name = "WEIGHTS")]
+    /// Weights of the classes in the cross-entropy [default: all 1]
+    ///
+    /// balanced (all classes have the same share), or a number for each, as in 1,2.5,1.
+    #[arg(long, value_name = "WEIGHTS", help_heading = "Training")]
     pub(crate) class_weights: Option<String>,
-    /// What the Dice loss is multiplied by before it is added to the cross-entropy [default: 1]
-    #[arg(long, value_name = "X")]
+    /// Factor of the Dice loss, which is added to the cross-entropy [default: 1]
+    #[arg(long, value_name = "X", help_heading = "Training")]
     pub(crate) dice: Option<f64>,
 }
 
@@ -44,16 +54,20 @@ pub struct TrainSegment {
 pub struct EvalSegment {
     #[command(flatten)]
     pub(crate) eval: EvalArgs,
-    /// Write the class of each pixel to DIR/NAME.tif, where the image lies if it is a GeoTIFF
-    #[arg(long, value_name = "DIR")]
+    /// Write the class of each pixel to DIR/NAME.tif [default: only scores]
+    ///
+    /// The file of a GeoTIFF lies on the map where its image does.
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub(crate) predict: Option<PathBuf>,
-    /// With --predict: images of any size, without masks, in place of the data set's
-    #[arg(long, value_name = "FILE", num_args = 1.., requires = "predict")]
+    /// With --predict: images of any size, without masks [default: those of the data set]
+    #[arg(long, value_name = "FILE", num_args = 1.., requires = "predict", help_heading = "Data")]
     pub(crate) image: Vec<PathBuf>,
     /// Rows and columns of a tile, a multiple of 32 [default: as in training]
     #[arg(long, value_name = "N")]
     pub(crate) tile: Option<u32>,
-    /// Rows and columns that neighbouring tiles share, in which their predictions are blended [default: a quarter of a tile]
+    /// Rows and columns that neighbouring tiles share [default: a quarter of a tile]
+    ///
+    /// Their predictions are blended there.
     #[arg(long, value_name = "N")]
     pub(crate) overlap: Option<u32>,
 }

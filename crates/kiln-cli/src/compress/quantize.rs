@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use crate::atomic::replace;
 use crate::output::print_json;
 use crate::pipelines::{Findings, INPUT_RANGES, QUANTIZED, QuantizeSettings, Run, load_to_evaluate, simulate_inputs};
+use crate::size;
 use crate::usage::Usage;
 use anyhow::{Result, bail};
 use burn::module::Module;
@@ -59,12 +60,10 @@ fn weights(arguments: &CompressQuantize, model: &impl Module, trains: bool) -> R
         ..Quantization::bits(arguments.bits).granularity(granularity).half_scales()
     };
     if let Some(budget) = &arguments.budget {
-        let bytes: ByteSize = budget
-            .parse()
-            .map_err(|_| Usage(format!("--budget is '{budget}', expected bytes, as in 200KiB or 4MiB")))?;
+        let bytes = size::bytes(budget).map_err(|error| Usage(format!("--budget: {error}")))?;
         let bits: Vec<u8> = (2..=arguments.bits).filter(|bits| ![5, 7].contains(bits)).collect();
         let choices = bit_choices(model, &settings, &bits, &BTreeMap::new())?;
-        settings.bits_of = assign_bits(&choices, bytes.0)?.bits;
+        settings.bits_of = assign_bits(&choices, bytes)?.bits;
     }
     Ok(settings)
 }

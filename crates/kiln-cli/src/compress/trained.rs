@@ -14,7 +14,7 @@ use kiln_training::{Checkpointing, evaluate};
 use super::family::{Family, check_data, model_of, source, with_settings};
 use super::page::Page;
 use super::write::written;
-use crate::cli::{CompressArgs, CompressDistill, CompressPrune, CompressShrink, RunArgs};
+use crate::cli::{CompressArgs, CompressDistill, CompressPrune, CompressShrink, RunArgs, StepArgs};
 use crate::train::drive;
 
 /// Passes over the data where the arguments say nothing: of a pruned model, and of one that lost channels.
@@ -113,7 +113,8 @@ impl<S: Family> Before<S> {
             });
         }
         run.findings = Some(Box::new(findings));
-        let own = RunArgs { out: arguments.out.clone(), json: arguments.json, ..RunArgs::default() };
+        let step = StepArgs { json: arguments.json, ..StepArgs::default() };
+        let own = RunArgs { step, out: arguments.out.clone(), ..RunArgs::default() };
         drive(run, &device, &own, None)
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask eval`: metrics of a checkpoint on held-out data.
+//! `kiln eval`: metrics of a checkpoint on held-out data.
 
 mod checkpoint;
 mod segment;
@@ -23,6 +23,8 @@ use serde_json::{Map, Value, json};
 use checkpoint::{apply, settings};
 
 use crate::cli::{Eval, EvalArgs};
+use crate::log::RESULT;
+use crate::progress::{Progress, Watched};
 use crate::train::prepare::check_classes;
 
 pub(crate) fn run(command: Eval) -> Result<ExitCode> {
@@ -36,7 +38,8 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             if let Some(run) = settings_beside(&arguments.checkpoint).as_deref().and_then(Path::parent) {
                 check_classes(run, data.test.classes())?;
             }
-            let (task, test) = (classify(&settings)?, classify_test_loader(data.test, &settings)?);
+            let task = classify(&settings)?.weighing_classes(&data.test);
+            let test = classify_test_loader(data.test, &settings)?;
             report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings)
         }
         Eval::Segment(arguments) => segment::run(&arguments),
@@ -65,10 +68,16 @@ fn report<T: Task<Model: SafetensorsModel>>(
     let model = load_to_evaluate(model, settings.compression(), &run.policy(), &arguments.checkpoint)?;
     let started = Instant::now();
     // No more samples at once than in training, so that the figures are those of the run.
-    let figures = evaluate_in_parts(task, &model, test, device, run.micro_batch.unwrap_or(usize::MAX))?;
+    let figures = evaluate_in_parts(
+        task,
+        &model,
+        &Watched::new(test, &Progress::new()),
+        device,
+        run.micro_batch.unwrap_or(usize::MAX),
+    )?;
     let seconds = started.elapsed().as_secs_f64();
     for (name, value) in &figures {
-        tracing::info!("{name} {value:.4}");
+        tracing::info!(target: RESULT, "{name} {value:.4}");
     }
     if arguments.json {
         let mut results: Map<String, Value> =

@@ -1,4 +1,4 @@
-//! `cargo xtask eval segment`: scores of whole images, and their classes written as TIFF.
+//! `kiln eval segment`: scores of whole images, and their classes written as TIFF.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,6 +21,7 @@ use serde_json::{Map, Value, json};
 
 use super::checkpoint::{apply, settings};
 use crate::cli::EvalSegment;
+use crate::log::RESULT;
 use crate::train::prepare::check_classes;
 
 /// A model and what it is used with.
@@ -124,7 +125,7 @@ impl Predictor {
         ];
         let of_class = classes.iter().zip(confusion.iou());
         figures.extend(of_class.filter_map(|(class, score)| Some((format!("iou_{class}"), score?))));
-        figures.iter().for_each(|(name, value)| tracing::info!("{name} {value:.4}"));
+        figures.iter().for_each(|(name, value)| tracing::info!(target: RESULT, "{name} {value:.4}"));
         Ok(figures.into_iter().map(|(name, value)| (name, json!(value))).collect())
     }
 
@@ -153,7 +154,7 @@ impl Predictor {
             Ok(())
         })?;
         bar.finish_and_clear();
-        tracing::info!("{}", path.display());
+        tracing::info!(target: RESULT, "{}", path.display());
         Ok(path.to_owned())
     }
 }

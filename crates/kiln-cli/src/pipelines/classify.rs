@@ -12,9 +12,10 @@ use kiln_data::{
     Transform,
 };
 use kiln_models::{Classifier, ClassifierBlock, ClassifierConfig, Stem};
-use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct};
+use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct, top_k_hits};
 
 use super::chained::Chained;
+use super::class_counts::{ClassCounts, FEW, counts, recall_weights};
 use super::compression::TeacherSettings;
 use super::load::begun;
 use super::run::{Run, Setup};
@@ -23,12 +24,15 @@ use super::teacher::{Tutor, settings_of};
 use crate::usage::Usage;
 use crate::{device, fixtures};
 
-/// Cross-entropy for training; accuracy among the first and the first five classes, and loss, for evaluation.
+/// Cross-entropy for training; accuracy, among the first five classes of more than five, mean recall of classes that are few or unbalanced,
+/// and loss, for evaluation.
 pub struct Classify {
     normalize: Normalize,
     label_smoothing: f64,
     /// A network whose logits count beside the labels.
     teacher: Option<Tutor<Classifier>>,
+    /// What a correct answer for an image of each class adds to the balanced accuracy, where that is measured.
+    recall_weights: Option<Vec<f32>>,
 }
 
 /// What the loss compares logits with.
@@ -70,10 +74,18 @@ impl Task for Classify {
         let mean = CrossEntropyLossConfig::new().init(pass.device()).forward(logits_bc.clone(), labels_b.clone());
         let count = batch.len();
         let top = |k| Metric::mean(top_k_correct(logits_bc.clone(), labels_b.clone(), k).float(), count);
-        Metrics::new()
-            .with("test_accuracy", top(1))
-            .with("test_top5", top(5))
-            .with("test_loss", Metric::mean(mean * count as f64, count))
+        let mut metrics = Metrics::new().with("test_accuracy", top(1));
+        if let Some(weights) = &self.recall_weights {
+            let of = |label: &i64| usize::try_from(*label).ok().and_then(|label| weights.get(label).copied());
+            let weights_b: Vec<f32> = batch.labels.iter().map(|label| of(label).unwrap_or(0.0)).collect();
+            let weights_b = Tensor::<1>::from_floats(weights_b.as_slice(), pass.device());
+            let right_b = top_k_hits(logits_bc.clone(), labels_b.clone(), 1).float();
+            metrics = metrics.with("test_balanced_accuracy", Metric::mean((right_b * weights_b).sum(), count));
+        }
+        if logits_bc.dims()[1] > FEW {
+            metrics = metrics.with("test_top5", top(5));
+        }
+        metrics.with("test_loss", Metric::mean(mean * count as f64, count))
     }
 }
 
@@ -126,9 +138,15 @@ impl Classify {
         }
     }
 
+    /// The same task, which measures the mean recall of the classes of `test` where they are few or unbalanced.
+    #[must_use]
+    pub fn weighing_classes(self, test: &ImageSet) -> Self {
+        Self { recall_weights: recall_weights(&counts(test)), ..self }
+    }
+
     /// Three channels and no label smoothing, so that a loop written by hand has the same loss.
     pub fn plain() -> Self {
-        Self { normalize: Normalize::for_channels(3), label_smoothing: 0.0, teacher: None }
+        Self { normalize: Normalize::for_channels(3), label_smoothing: 0.0, teacher: None, recall_weights: None }
     }
 }
 
@@ -267,12 +285,17 @@ pub fn classify(settings: &ClassifySettings) -> Result<Classify> {
     if !(0.0..=1.0).contains(&label_smoothing) {
         return Err(Usage(format!("label smoothing is {label_smoothing}, expected a number in [0, 1]")).into());
     }
-    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels()), label_smoothing, teacher: None })
+    Ok(Classify {
+        normalize: Normalize::for_channels(settings.model.channels()),
+        label_smoothing,
+        teacher: None,
+        recall_weights: None,
+    })
 }
 
 /// The task for predictions on RGB images, without data.
 pub fn classify_for_planning() -> Classify {
-    Classify { normalize: Normalize::for_channels(3), label_smoothing: 0.1, teacher: None }
+    Classify { normalize: Normalize::for_channels(3), label_smoothing: 0.1, teacher: None, recall_weights: None }
 }
 
 /// The teacher of a run.
@@ -304,14 +327,16 @@ pub fn run(
     let (model, compression) = (settings.model.clone(), settings.compression.clone());
     let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
     let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;
+    let class_counts = ClassCounts::of(&data);
     let run = Run {
-        task: Classify { teacher, ..classify(&settings)? },
+        task: Classify { teacher, ..classify(&settings)?.weighing_classes(&data.test) },
         init: Box::new(move |device| begun(model.init(device)?, compression.as_ref(), device)),
         findings: None,
         setup: Setup {
             name: family(&settings.model),
             command: if matches!(settings.model, ClassifierConfig::ResNet(_)) { "resnet" } else { "classify" },
             classes: data.train.classes().to_vec(),
+            class_counts: Some(class_counts),
             left_out: vec![],
             data: loaders(data, &settings, &device)?,
             settings,

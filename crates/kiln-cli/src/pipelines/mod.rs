@@ -1,6 +1,7 @@
 //! The reference pipelines: their settings, tasks and data.
 
 mod chained;
+mod class_counts;
 mod classify;
 mod compression;
 mod load;
@@ -14,6 +15,7 @@ mod settings;
 mod teacher;
 
 pub use chained::Chained;
+pub use class_counts::ClassCounts;
 pub use classify::{
     Classify, DEFAULT as DEFAULT_CLASSIFIER, check_against, fixture_recipe as classify_fixture_recipe,
     recipe_for as classify_recipe,

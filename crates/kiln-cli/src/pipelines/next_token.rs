@@ -228,6 +228,7 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, De
             name: "gpt",
             command: "gpt",
             classes: vec![],
+            class_counts: None,
             left_out: vec![],
             data: loaders(data, &settings.run)?,
             settings,

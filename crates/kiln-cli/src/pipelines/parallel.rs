@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use kiln_parallel::Schedule;
 use serde::{Deserialize, Serialize};
 
+use crate::device_name::canonical;
 use crate::usage::Usage;
 
 /// The most replicas in the threads of one process, and the most stages.
@@ -107,7 +108,7 @@ impl TryFrom<String> for Places {
             let count = text.parse().ok().filter(|count| (1..=MOST).contains(count));
             return count.map(Self::Count).ok_or_else(refused);
         }
-        let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+        let names: Vec<String> = text.split(',').map(canonical).collect();
         let named = |name: &String| name.starts_with(|first: char| first.is_ascii_alphabetic());
         if names.iter().all(named) && names.len() <= MOST { Ok(Self::Devices(names)) } else { Err(refused()) }
     }

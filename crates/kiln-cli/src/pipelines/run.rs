@@ -7,10 +7,11 @@ use kiln_data::{Loader, TrainTest};
 use kiln_memory::BackendProfile;
 use kiln_parallel::Communicator;
 use kiln_training::{
-    Batch, BatchSource, Checkpointing, Error, OptimizerConfig, ScheduleConfig, StagesConfig, StepPlan, Task, Trainer,
-    TrainerBuilder,
+    Batch, BatchSource, Checkpointing, Error, OptimizerConfig, PlannedOptimizer, ScheduleConfig, StagesConfig,
+    StepPlan, Task, Trainer, TrainerBuilder,
 };
 
+use super::class_counts::ClassCounts;
 use super::compression::CompressionSettings;
 use super::load::InitError;
 use super::parallel::Places;
@@ -60,6 +61,8 @@ pub struct Setup<B, S> {
     pub command: &'static str,
     /// Names of the classes, where there are any.
     pub classes: Vec<String>,
+    /// Images of each class, of a classifier.
+    pub class_counts: Option<ClassCounts>,
     /// Why data was left out before the run began.
     pub left_out: Vec<String>,
     /// Batches to train and to evaluate on.
@@ -67,9 +70,6 @@ pub struct Setup<B, S> {
     /// The settings.
     pub settings: S,
 }
-
-/// How a plan calls an optimizer whose state is in host memory.
-const IN_HOST_MEMORY: &str = " in host memory";
 
 /// A task that several threads can work on, as stages do.
 pub trait SharedTask: Task<Model: Sync, Batch: Sync> + Sync {}
@@ -211,10 +211,7 @@ impl<T: Task, S: PipelineSettings> Run<T, S> {
         };
         let builder = match offload {
             true => builder,
-            false => {
-                let name = format!("{}{IN_HOST_MEMORY}", optimizer.name());
-                builder.allow_offloaded_optimizer(name, move |model| optimizer.offloaded_groups(model))
-            }
+            false => builder.allow_offloaded_optimizer(move |model| optimizer.offloaded_groups(model)),
         };
         (builder, setup)
     }
@@ -256,14 +253,11 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
         if run.parallel.stages.is_some() {
             run.micro_batch = Some(plan.micro_batch); // two for each stage, where none was given
         }
-        match plan.optimizer.as_deref().map(|name| (name, name.strip_suffix(IN_HOST_MEMORY))) {
-            None => {}
-            Some((_, Some(_))) => run.optimizer_offload = true,
-            Some((name, None)) => {
-                if let Ok(other) = self.settings.optimizer().switched(name) {
-                    *self.settings.optimizer_mut() = other;
-                }
-            }
+        run.optimizer_offload |= plan.optimizer.is_on_host();
+        if let PlannedOptimizer::Other { name, .. } = &plan.optimizer
+            && let Ok(other) = self.settings.optimizer().switched(name)
+        {
+            *self.settings.optimizer_mut() = other;
         }
         let run = self.settings.run_mut();
         if let Some(limit) = limit {

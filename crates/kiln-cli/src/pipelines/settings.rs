@@ -2,15 +2,16 @@
 
 use std::path::PathBuf;
 
-use bytesize::ByteSize;
 use kiln_data::{BadSamples, Damage, LoaderConfig, Normalize, Quality, Replica, TokenizerKind};
 use kiln_models::{ClassifierConfig, GptConfig, UnetConfig};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{BatchScaling, Checkpointing, Every, MemoryBudget, OptimizerConfig, ScheduleConfig};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::compression::CompressionSettings;
 use super::parallel::{ParallelSettings, Places, Replicas};
+use crate::device_name::canonical;
+use crate::size::bytes;
 
 /// Settings of every run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -20,6 +21,7 @@ pub struct RunSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
     /// The device by name: flex or cuda:N.
+    #[serde(deserialize_with = "device_name")]
     pub device: String,
     /// The seed of all randomness.
     pub seed: u64,
@@ -71,6 +73,10 @@ pub struct RunSettings {
     /// The replica that this is.
     #[serde(skip)]
     pub replica: Replica,
+}
+
+fn device_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    String::deserialize(deserializer).map(|name| canonical(&name))
 }
 
 fn fast() -> Quality {
@@ -156,9 +162,28 @@ impl RunSettings {
     }
 }
 
+/// A size in a settings file: a text with its unit. A number has none, and is refused.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum WrittenSize {
+    Text(String),
+    Integer(i64),
+    Float(f64),
+}
+
+impl From<WrittenSize> for String {
+    fn from(size: WrittenSize) -> Self {
+        match size {
+            WrittenSize::Text(text) => text,
+            WrittenSize::Integer(number) => number.to_string(),
+            WrittenSize::Float(number) => number.to_string(),
+        }
+    }
+}
+
 /// A memory budget as it is written: `auto` or bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "WrittenSize", into = "String")]
 pub enum MemorySetting {
     /// So many bytes.
     Bytes(u64),
@@ -176,15 +201,21 @@ impl MemorySetting {
     }
 }
 
+impl TryFrom<WrittenSize> for MemorySetting {
+    type Error = String;
+
+    fn try_from(size: WrittenSize) -> Result<Self, String> {
+        String::from(size).try_into()
+    }
+}
+
 impl TryFrom<String> for MemorySetting {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
         match text.as_str() {
             "auto" => Ok(Self::Auto),
-            _ => bytes(&text)
-                .map(Self::Bytes)
-                .ok_or_else(|| format!("memory is '{text}', expected auto or bytes, as in 300MiB or 24GiB")),
+            _ => bytes(&text).map(Self::Bytes).map_err(|error| format!("memory: {error}, or auto")),
         }
     }
 }
@@ -200,7 +231,7 @@ impl From<MemorySetting> for String {
 
 /// The host memory of the loader, as in 256MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "WrittenSize", into = "String")]
 pub struct LoaderMemory(pub u64);
 
 impl Default for LoaderMemory {
@@ -209,12 +240,11 @@ impl Default for LoaderMemory {
     }
 }
 
-impl TryFrom<String> for LoaderMemory {
+impl TryFrom<WrittenSize> for LoaderMemory {
     type Error = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
-        let refused = || format!("loader memory is '{text}', expected bytes, as in 256MiB or 2GiB");
-        bytes(&text).map(Self).ok_or_else(refused)
+    fn try_from(size: WrittenSize) -> Result<Self, String> {
+        bytes(&String::from(size)).map(Self).map_err(|error| format!("loader memory: {error}"))
     }
 }
 
@@ -222,11 +252,6 @@ impl From<LoaderMemory> for String {
     fn from(memory: LoaderMemory) -> Self {
         format!("{}B", memory.0)
     }
-}
-
-/// `4096`, `500MB`, `1.5GiB`; at least one byte.
-fn bytes(text: &str) -> Option<u64> {
-    text.parse::<ByteSize>().ok().map(|size| size.0).filter(|bytes| (1..1 << 60).contains(bytes))
 }
 
 /// Settings of `train classify`.
@@ -403,9 +428,13 @@ mod tests {
             assert_eq!(String::from(MemorySetting::try_from(text.to_owned()).unwrap()), text);
         }
         assert_eq!(MemorySetting::try_from("1.5GiB".to_owned()), Ok(MemorySetting::Bytes(3 << 29)));
-        assert_eq!(MemorySetting::try_from("1024".to_owned()), Ok(MemorySetting::Bytes(1024)));
-        for text in ["much", "0", "-1", "", "0B"] {
+        for text in ["much", "0", "-1", "", "0B", "1024"] {
             assert!(MemorySetting::try_from(text.to_owned()).unwrap_err().contains(text));
         }
+        let of = |text: &str| toml::from_str::<RunSettings>(text).unwrap_err().to_string();
+        let run = "device = 'gpu'\nseed = 1\nepochs = 1\nbatch_size = 1\nworkers = 1\nevaluate_every = 0\nsave_every = 0\nkeep = 1\n";
+        assert_eq!(toml::from_str::<RunSettings>(run).unwrap().device, "cuda:0");
+        assert!(of(&format!("{run}memory = 300\n")).contains("300 has no unit, expected e.g. 300MiB"));
+        assert!(of(&format!("{run}loader_memory = '300'\n")).contains("300 has no unit"));
     }
 }

@@ -10,6 +10,7 @@ use bytesize::ByteSize;
 use kiln_training::{DeviceLayout, Planner, StageLoad, StagePlan};
 use serde_json::json;
 
+use super::command;
 use crate::cli::PlanArgs;
 
 /// The division that the options ask for, if they ask for one.
@@ -31,9 +32,11 @@ pub(super) fn layout(arguments: &PlanArgs) -> Result<Option<DeviceLayout>> {
     if *shard_optimizer && replicas == 1 {
         bail!(Usage("--shard-optimizer divides the optimizer's state, expected 2 or more --replicas".into()));
     }
-    let batch = arguments.batch as usize;
+    let batch = arguments.batch_size as usize;
     if !batch.is_multiple_of(replicas) {
-        bail!(Usage(format!("--batch is {batch}, expected a multiple of the {replicas} replicas, which divide it")));
+        bail!(Usage(format!(
+            "--batch-size is {batch}, expected a multiple of the {replicas} replicas, which divide it"
+        )));
     }
     let schedule = match schedule {
         Some(schedule) => schedule.parse().map_err(|e: kiln_parallel::Error| Usage(e.to_string()))?,
@@ -46,7 +49,7 @@ pub(super) fn layout(arguments: &PlanArgs) -> Result<Option<DeviceLayout>> {
 
 /// Prints the fastest way that fits into `limit` bytes on each device.
 pub(super) fn print(
-    name: &str,
+    (name, what): (&str, &[String]),
     arguments: &PlanArgs,
     planner: &Planner,
     layout: &DeviceLayout,
@@ -55,14 +58,18 @@ pub(super) fn print(
     let shared = arguments.device == "flex";
     let share = if shared { limit / layout.replicas as u64 } else { limit };
     let plan = planner.stage_plan(layout, share)?;
+    let train = command::of_stages(what, arguments, &plan);
     if arguments.json {
-        let plan = serde_json::to_value(&plan)?;
-        return print_json(&json!({ "model": name, "batch": arguments.batch, "limit_bytes": limit, "plan": plan }));
+        let value = serde_json::to_value(&plan)?;
+        return print_json(
+            &json!({ "model": name, "batch": arguments.batch_size, "limit_bytes": limit, "plan": value, "command": train }),
+        );
     }
     let each = if shared { "for all" } else { "on each device" };
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{name}\nbatches of {}, {} {each} ({})\n", arguments.batch, ByteSize(limit), arguments.device)?;
+    writeln!(out, "{name}\nbatches of {}, {} {each} ({})\n", arguments.batch_size, ByteSize(limit), arguments.device)?;
     write!(out, "{}\n{}", heading(&plan), devices(&plan))?;
+    writeln!(out, "\n{}", command::shown(&train))?;
     Ok(())
 }
 

@@ -1,7 +1,10 @@
-//! `cargo xtask plan`: predicted memory and time of a training step, for devices that need not be here.
+//! `kiln plan`: predicted memory and time of a training step, for devices that need not be here.
 
+mod command;
 mod divided;
 mod run;
+mod table;
+mod ways;
 
 pub(crate) use divided::{devices, heading};
 pub(crate) use run::run;

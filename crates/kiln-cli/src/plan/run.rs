@@ -1,38 +1,43 @@
-//! All ways to take a step on one device, as a table; the models that are planned for.
+//! The models that are planned for, and what is printed of their steps.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 
 use crate::output::print_json;
 use crate::pipelines::{NextToken, classify_for_planning, segment_for_planning};
+use crate::size;
 use crate::usage::Usage;
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use bytesize::ByteSize;
-use kiln_checkpointing::Plan as Checkpoints;
 use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
 use kiln_memory::BackendProfile;
 use kiln_models::{ClassifierConfig, GptConfig, UnetConfig, UnetEncoder};
 use kiln_precision::{Policy, Precision};
-use kiln_training::{Error, OptimizerConfig, Planner, StepPlan, Task, Trainer, TrainerBuilder};
+use kiln_training::{OptimizerConfig, StepPlan, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
-use super::divided;
+use super::table::{Facts, LEGEND, table};
+use super::{command, divided, ways};
 use crate::cli::{Plan, PlanArgs};
 
 /// Samples that a step is recorded with.
 const SAMPLES: usize = 3;
+/// Images of fewer pixels a side are small.
+const SMALL: usize = 64;
+/// The vocabulary of texts without a tokenizer.
+const BYTES: usize = 256;
 
 pub(crate) fn run(command: Plan) -> Result<()> {
     match command {
         Plan::Classify(arguments) => {
-            let (size, classes) = (arguments.image as usize, arguments.classes as usize);
+            let (size, classes) = (arguments.image_size as usize, arguments.classes as usize);
             let config = match ClassifierConfig::named(&arguments.model, classes)? {
                 ClassifierConfig::Vit(config) => ClassifierConfig::Vit(config.with_image(size)),
                 config => config,
             };
             let config = config.with_lean(!arguments.plan.stock_layers);
             config.check_input([size; 2])?;
+            // `train` gives networks for small images another stem.
+            let stem = size < SMALL && !matches!(config, ClassifierConfig::Vit(_));
             let sample = ImageBatch {
                 pixels: vec![0; SAMPLES * 3 * size * size].into(),
                 shape: [SAMPLES, 3, size, size],
@@ -46,7 +51,12 @@ pub(crate) fn run(command: Plan) -> Result<()> {
                 ClassifierConfig::Vit(_) => OptimizerConfig::adamw(),
                 _ => OptimizerConfig::sgd(),
             };
-            table(&name, &arguments.plan, builder, &sample, optimizer)
+            let mut what = what("classify", &arguments.plan);
+            what.extend(["--model".into(), arguments.model, "--image-size".into(), size.to_string()]);
+            if stem {
+                what.extend(["--stem".into(), "imagenet".into()]);
+            }
+            plan(Subject { name, what, optimizer }, &arguments.plan, builder, &sample)
         }
         Plan::Segment(arguments) => {
             let (size, classes) = (arguments.tile as usize, arguments.classes as usize);
@@ -64,7 +74,9 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             };
             let name = format!("U-Net on {}, tiles of {size} x {size}, {classes} classes", arguments.encoder);
             let builder = Trainer::try_builder(segment_for_planning(classes), |device| config.init(device));
-            table(&name, &arguments.plan, builder, &sample, OptimizerConfig::adamw())
+            let mut what = what("segment", &arguments.plan);
+            what.extend(["--encoder".into(), arguments.encoder, "--tile".into(), size.to_string()]);
+            plan(Subject { name, what, optimizer: OptimizerConfig::adamw() }, &arguments.plan, builder, &sample)
         }
         Plan::Gpt(arguments) => {
             let (context, vocab) = (arguments.context as usize, arguments.vocab as usize);
@@ -76,27 +88,43 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
             let name = format!("{}, {context} tokens, vocabulary of {vocab}", arguments.model);
             let builder = Trainer::try_builder(NextToken::unmeasured(), |device| config.init(device));
-            table(&name, &arguments.plan, builder, &sample, OptimizerConfig::adamw())
+            let mut what = what("gpt", &arguments.plan);
+            what.extend(["--model".into(), arguments.model, "--context".into(), context.to_string()]);
+            if vocab != BYTES {
+                what.extend(["--tokenizer".into(), "DIR".into()]);
+            }
+            plan(Subject { name, what, optimizer: OptimizerConfig::adamw() }, &arguments.plan, builder, &sample)
         }
     }
 }
 
-fn table<T: Task>(
-    name: &str,
+/// What a plan is made for.
+struct Subject {
+    name: String,
+    /// The words of `train` that say what is trained.
+    what: Vec<String>,
+    /// The recipe's.
+    optimizer: OptimizerConfig,
+}
+
+/// The command of `train`, and the data.
+fn what(pipeline: &str, arguments: &PlanArgs) -> Vec<String> {
+    let data = arguments.data.as_ref().map_or("PATH".into(), |data| data.display().to_string());
+    ["train".into(), pipeline.into(), "--data".into(), data].into()
+}
+
+fn plan<T: Task>(
+    subject: Subject,
     arguments: &PlanArgs,
     builder: TrainerBuilder<'_, T>,
     sample: &T::Batch,
-    optimizer: OptimizerConfig,
 ) -> Result<()> {
-    let batch = arguments.batch as usize;
-    let limit = match arguments.memory.parse::<ByteSize>() {
-        Ok(ByteSize(bytes)) if bytes > 0 => bytes,
-        _ => bail!(Usage(format!("memory is '{}', expected bytes, as in 300MiB or 24GiB", arguments.memory))),
-    };
+    let Subject { name, what, optimizer } = subject;
+    let batch = arguments.batch_size as usize;
+    let limit = size::bytes(&arguments.memory).map_err(|error| Usage(format!("--memory: {error}")))?;
     let profile = match arguments.device.as_str() {
-        "cuda" => BackendProfile::cuda(),
         "flex" => crate::profile::of(&Device::flex(), "flex")?,
-        other => bail!(Usage(format!("device is '{other}', expected cuda or flex"))),
+        _ => BackendProfile::cuda(), // there are two
     };
     let optimizer = match arguments.optimizer.as_deref() {
         None => optimizer,
@@ -114,8 +142,7 @@ fn table<T: Task>(
     let builder = match arguments.optimizer {
         Some(_) => builder,
         None => {
-            let host = format!("{}, host", optimizer.name());
-            let builder = builder.allow_offloaded_optimizer(host, move |model| optimizer.offloaded_groups(model));
+            let builder = builder.allow_offloaded_optimizer(move |model| optimizer.offloaded_groups(model));
             match optimizer.in_8bit() {
                 Some(small) => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
                 None => builder,
@@ -127,111 +154,46 @@ fn table<T: Task>(
     let replicas = layout.as_ref().map_or(1, |layout| layout.replicas);
     let planner = builder.planner(&profile, sample, batch / replicas)?;
     if let Some(layout) = layout {
-        return divided::print(name, arguments, &planner, &layout, limit);
+        return divided::print((name.as_str(), what.as_slice()), arguments, &planner, &layout, limit);
     }
-    let mut all: Vec<StepPlan> = vec![];
-    for planner in [&planner].into_iter().chain(planner.alternatives()) {
-        for precision in planner.precisions() {
-            all.extend(planner.candidates(precision, limit)?);
-            // Of other optimizers, what the planner would take is enough to compare.
-            if planner.optimizer().is_none() || arguments.all {
-                all.extend(uniform(planner, precision, limit)?);
-            }
-        }
-    }
-    // State in fewer bits changes the numbers: it is for steps that do not fit otherwise.
-    let in_f32 = |plan: &&StepPlan| plan.optimizer.as_deref().is_none_or(|name| name.ends_with("host"));
-    let exact: Vec<StepPlan> = all.iter().filter(in_f32).cloned().collect();
-    let best = StepPlan::fastest(&exact).or_else(|| StepPlan::fastest(&all)).cloned();
+    let all = ways::all(&planner, limit, arguments.all)?;
+    let chosen = ways::chosen(&all);
+    let train = chosen.as_ref().map(|plan| command::of_plan(&what, arguments, plan));
     let quickest = all.iter().map(|plan| plan.seconds).fold(f64::INFINITY, f64::min);
-    let shown = if arguments.all { all } else { brief(all, batch) };
     if arguments.json {
-        let rows: Vec<_> = shown.iter().map(|plan| row(plan, quickest)).collect();
-        let best = best.as_ref().map(|plan| row(plan, quickest));
-        let device = &profile.name;
+        let row = |plan: &StepPlan| row(plan, &optimizer, quickest);
+        let recommended = chosen.as_ref().map(row);
+        let shown = if arguments.all { all } else { ways::brief(all, batch) };
         return print_json(&json!({
-            "model": name, "batch": batch, "limit_bytes": limit, "device": device, "rows": rows, "recommended": best,
+            "model": name, "batch": batch, "limit_bytes": limit, "device": profile.name,
+            "rows": shown.iter().map(row).collect::<Vec<_>>(), "recommended": recommended, "command": train,
         }));
     }
+    let shown = match &chosen {
+        _ if arguments.all => all,
+        Some(chosen) => ways::best(&all, chosen),
+        None => ways::nearest(&all),
+    };
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{name}: batches of {batch} within {} on {}\n", ByteSize(limit), profile.name)?;
-    writeln!(out, "  precision  optimizer    micro-batch         peak   time  fits  checkpointing")?;
-    for plan in &shown {
-        let marked = best.as_ref() == Some(plan);
-        writeln!(
+    let facts = Facts { optimizer: optimizer.name(), quickest, limit };
+    writeln!(out, "{name}\nbatches of {batch} within {} on {}\n", size::shown(limit), profile.name)?;
+    writeln!(out, "{}\n{LEGEND}", table(&shown, chosen.as_ref(), &facts))?;
+    match train {
+        Some(train) => writeln!(out, "{}", command::shown(&train))?,
+        None => writeln!(
             out,
-            "{} {:<9}  {:<11}  {:>11}  {:>11}  {:>5.2}  {:<4}  {}",
-            if marked { '>' } else { ' ' },
-            plan.precision.to_string(),
-            plan.optimizer.as_deref().unwrap_or(optimizer.name()),
-            plan.micro_batch,
-            ByteSize(plan.peak_bytes).to_string(),
-            plan.seconds / quickest,
-            if plan.fits { "yes" } else { "no" },
-            plan.checkpoints,
-        )?;
-    }
-    match best {
-        Some(plan) => writeln!(
-            out,
-            "\n> --precision {} --micro-batch {} --checkpointing '{}'{}",
-            plan.precision,
-            plan.micro_batch,
-            plan.checkpoints,
-            match plan.optimizer.as_deref() {
-                None => String::new(),
-                Some(name) if name.ends_with("host") => " --optimizer-offload".to_owned(),
-                Some(name) => format!(" --optimizer {name}"),
-            },
+            "Nothing fits: lacks is what the way needs beyond the limit. A smaller model,\n\
+             image or context would help most."
         )?,
-        None => writeln!(out, "\nnothing fits; a smaller model, image or context would help most")?,
     }
     Ok(())
 }
 
-/// Whole batches, halves, quarters and so on, with nothing, with all blocks and with segments in between recomputed, and offloaded.
-fn uniform(planner: &Planner, precision: Precision, limit: u64) -> Result<Vec<StepPlan>, Error> {
-    let blocks = planner.blocks();
-    let mut plans = vec![Checkpoints::none(blocks)];
-    let mut length = blocks.div_ceil(2);
-    while length > 0 {
-        plans.extend(Checkpoints::every(blocks, length).ok().filter(|plan| plan.recomputed() > 0));
-        length = if length > 4 { length.div_ceil(2) } else { length - 1 };
-    }
-    plans.push(Checkpoints::offload(blocks, 1)?);
-    plans.dedup();
-    let sizes = (0..).map(|half| planner.batch() >> half).take_while(|size| *size > 0);
-    let mut found = vec![];
-    for size in sizes {
-        for plan in &plans {
-            found.push(planner.evaluate(precision, plan, size, limit)?);
-        }
-    }
-    Ok(found)
-}
-
-fn row(plan: &StepPlan, quickest: f64) -> serde_json::Value {
+fn row(plan: &StepPlan, own: &OptimizerConfig, quickest: f64) -> serde_json::Value {
     json!({
-        "precision": plan.precision, "optimizer": plan.optimizer, "checkpointing": plan.checkpoints.to_string(), "micro_batch": plan.micro_batch,
+        "precision": plan.precision, "optimizer": plan.optimizer.name(own.name()), "optimizer_on_host": plan.optimizer.is_on_host(),
+        "checkpointing": plan.checkpoints.to_string(), "micro_batch": plan.micro_batch,
         "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "relative_time": plan.seconds / quickest,
         "fits": plan.fits,
     })
-}
-
-/// Of each precision and plan the whole batch and the largest micro-batch that fits.
-fn brief(plans: Vec<StepPlan>, batch: usize) -> Vec<StepPlan> {
-    let mut largest: BTreeMap<String, usize> = BTreeMap::new();
-    let key = |plan: &StepPlan| format!("{} {:?} {}", plan.precision, plan.optimizer, plan.checkpoints);
-    for plan in plans.iter().filter(|plan| plan.fits) {
-        let size = largest.entry(key(plan)).or_default();
-        *size = plan.micro_batch.max(*size);
-    }
-    let mut shown: Vec<StepPlan> = vec![];
-    for plan in plans {
-        if (plan.micro_batch == batch || largest.get(&key(&plan)) == Some(&plan.micro_batch)) && !shown.contains(&plan)
-        {
-            shown.push(plan);
-        }
-    }
-    shown
 }

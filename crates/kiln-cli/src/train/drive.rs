@@ -6,17 +6,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::output::print_json;
-use crate::pipelines::{Findings, PipelineSettings, Run, Setup, SharedTask, divided, is_untrained};
+use crate::pipelines::{ClassCounts, Findings, PipelineSettings, Run, Setup, SharedTask, divided, is_untrained};
 use crate::usage::Usage;
 use anyhow::{Result, anyhow, bail};
 use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
+use kiln_data::Loader;
 use kiln_memory::{Measured, MemoryReport};
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{Checkpoints, Finish, MemoryBudget, StageLoad, StagePlan, StepPlan, Task, Trainer};
+use kiln_training::{
+    Batch, BatchSource, Checkpoints, Finish, MemoryBudget, StageLoad, StagePlan, StepPlan, Task, Trainer, TrainingData,
+};
 use serde_json::{Map, Value, json};
 
 use super::directory::RunDirectory;
@@ -25,6 +28,8 @@ use super::observe::Observer;
 use super::report::write_report;
 use super::schedule::{figures, section};
 use crate::cli::RunArgs;
+use crate::log::{RESULT, is_quiet};
+use crate::progress::{Progress, Watched};
 
 /// Trains the run's model and writes the run directory.
 /// With several replicas this is the first one, which writes.
@@ -75,13 +80,22 @@ where
         setup.settings.run().device,
         directory.path().display()
     );
+    for line in setup.class_counts.iter().flat_map(ClassCounts::lines) {
+        tracing::info!("{line}");
+    }
+    for line in setup.class_counts.iter().flat_map(ClassCounts::warnings) {
+        tracing::warn!("{line}");
+    }
     let train = setup.data.train.clone();
-    let observer = Observer::new(directory.metrics_after(at)?, total, at, interrupt.clone(), move || train.stats())?;
+    let (progress, metrics) = (Progress::new(), directory.metrics_after(at)?);
+    let limit = trainer.limit_bytes();
+    let observer = Observer::new(metrics, &progress, (at, total), limit, interrupt.clone(), move || train.stats())?;
     let observer = Rc::new(RefCell::new(observer));
     let seen = observer.clone();
     trainer.observe(move |event| seen.borrow_mut().see(event));
     trainer.measure_step(1); // the first step also allocates the optimizer's state
-    let outcome = trainer.fit(&setup.data);
+    let data = WatchedData { train: &setup.data.train, test: Watched::new(&setup.data.test, &progress) };
+    let outcome = trainer.fit(&data);
     let mut observer = observer.borrow_mut();
     observer.finish();
     if let Some(failure) = observer.failure.take() {
@@ -100,13 +114,13 @@ where
         }
     };
     if finish == Finish::Stopped {
-        tracing::info!("stopped after step {step}; to go on: {go_on}");
+        tracing::info!(target: RESULT, "stopped after step {step}; to go on: {go_on}");
     }
     let metrics = match (finish, &observer.last) {
         (Finish::Stopped, _) => vec![], // the model has changed since it was evaluated
         (Finish::Complete, Some(last)) => last.metrics.clone(),
         // The run was complete before it was resumed.
-        (Finish::Complete, None) => trainer.evaluate(&setup.data.test)?.metrics,
+        (Finish::Complete, None) => trainer.evaluate(&data.test)?.metrics,
     };
     match setup.settings.compression().is_some_and(|compression| compression.attaches()) {
         true => {
@@ -142,10 +156,32 @@ where
         let (predicted, peak) = (shown(predicted_peak(&trainer)), shown(observer.peak_bytes));
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", path.display());
     }
-    if arguments.json {
+    if is_quiet() && finish == Finish::Complete {
+        let figures: Vec<String> = metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+        tracing::info!(target: RESULT, "{}: step {step}  {}", directory.path().display(), figures.join("  "));
+    }
+    if arguments.step.json {
         print_json(&results)?;
     }
     Ok(if finish == Finish::Complete { ExitCode::SUCCESS } else { ExitCode::from(130) })
+}
+
+/// Data of a run, whose evaluations have a bar.
+struct WatchedData<'a, B: Batch> {
+    train: &'a Loader<B>,
+    test: Watched<'a, Loader<B>>,
+}
+
+impl<B: Batch> TrainingData for WatchedData<'_, B> {
+    type Batch = B;
+
+    fn train(&self) -> &dyn BatchSource<Batch = B> {
+        self.train
+    }
+
+    fn test(&self) -> Option<&dyn BatchSource<Batch = B>> {
+        Some(&self.test)
+    }
 }
 
 /// A trainer that is ready for its first step, and the rest of its run.
@@ -181,10 +217,10 @@ where
     if let Some(seconds) = arguments.patience {
         builder = builder.with_patience(Patience::new(std::time::Duration::from_secs(seconds)));
     }
-    if arguments.allow_bf16 && setup.settings.run().precision != kiln_precision::Precision::BF16 {
+    if arguments.step.allow_bf16 && setup.settings.run().precision != kiln_precision::Precision::BF16 {
         builder = builder.allow_precision(kiln_precision::Precision::BF16);
     }
-    if arguments.optimizer.allow_8bit_optimizer {
+    if arguments.step.optimizer.allow_8bit_optimizer {
         let optimizer = setup.settings.optimizer();
         let Some(small) = optimizer.in_8bit() else {
             bail!(Usage(format!(
@@ -192,11 +228,10 @@ where
                 optimizer.name()
             )));
         };
-        let offload = setup.settings.run().optimizer_offload;
-        builder = builder.allow_optimizer(small.name(), move |model| match offload {
-            true => small.offloaded_groups(model),
-            false => small.groups(model),
-        });
+        builder = match setup.settings.run().optimizer_offload {
+            true => builder.allow_optimizer_on_host(small.name(), move |model| small.offloaded_groups(model)),
+            false => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
+        };
     }
     if arguments.resume.is_some() {
         builder = builder.keeping_plan();
@@ -240,6 +275,10 @@ fn results<T: Task, S: PipelineSettings>(
     let mut results = Map::new();
     results.insert("finished".into(), json!(finish == Finish::Complete));
     results.extend(metrics.iter().map(|(name, value)| ((*name).to_owned(), json!(value))));
+    if let Some((class, accuracy)) = setup.class_counts.as_ref().and_then(ClassCounts::majority) {
+        results.insert("majority_class".into(), json!(class));
+        results.insert("majority_accuracy".into(), json!(accuracy));
+    }
     results.insert("seconds".into(), json!(observer.seconds()));
     results.insert("steps".into(), json!(state.step));
     results.insert("skipped_steps".into(), json!(state.skipped));

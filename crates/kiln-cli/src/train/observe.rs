@@ -2,18 +2,18 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use bytesize::ByteSize;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use kiln_data::{Bottleneck, LoaderStats};
 use kiln_training::{Evaluation, Event, StepReport};
 use serde_json::json;
 
 use super::interrupt::Interrupt;
+use crate::progress::{Progress, Status};
 
 /// Steps that the final loss is the mean of: single batches differ too much from each other.
 const RECENT: usize = 50;
@@ -21,7 +21,11 @@ const RECENT: usize = 50;
 /// Appends metrics, moves the progress bar, measures memory, and listens for Ctrl-C.
 pub(crate) struct Observer {
     metrics: File,
+    progress: Progress,
     bar: ProgressBar,
+    total_steps: u64,
+    /// Bytes that a step may take.
+    limit_bytes: Option<u64>,
     interrupt: Interrupt,
     started: Instant,
     /// Statistics of the loader.
@@ -45,19 +49,18 @@ impl Observer {
     /// Shows beside the loss what `data` says of the loader.
     pub(crate) fn new(
         metrics: File,
-        total_steps: u64,
-        at_step: u64,
+        progress: &Progress,
+        (at_step, total_steps): (u64, u64),
+        limit_bytes: Option<u64>,
         interrupt: Interrupt,
         data: impl Fn() -> LoaderStats + 'static,
     ) -> Result<Self> {
-        let bar = if std::io::stderr().is_terminal() { ProgressBar::new(total_steps) } else { ProgressBar::hidden() };
-        let style = "{bar:30} step {pos}/{len}  {per_sec}  ETA {eta}  {msg}";
-        bar.set_style(ProgressStyle::with_template(style)?);
-        bar.set_position(at_step);
-        bar.reset_eta();
         Ok(Self {
             metrics,
-            bar,
+            bar: progress.steps(total_steps, at_step)?,
+            progress: progress.clone(),
+            total_steps,
+            limit_bytes,
             interrupt,
             started: Instant::now(),
             data: Box::new(data),
@@ -102,7 +105,7 @@ impl Observer {
             self.failures += report.failures;
             self.lost_seconds += report.lost_seconds;
             let (step, failures, parts) = (report.step, report.failures, report.micro_batches);
-            self.bar.suspend(|| {
+            self.progress.suspend(|| {
                 tracing::info!("step {step}  memory ran out {failures} times; done in {parts} micro-batches");
             });
         }
@@ -114,18 +117,23 @@ impl Observer {
             }
         } else {
             let scale = report.loss_scale;
-            self.bar.suspend(|| tracing::info!("step {}  skipped: overflow at a loss scale of {scale}", report.step));
+            self.progress
+                .suspend(|| tracing::info!("step {}  skipped: overflow at a loss scale of {scale}", report.step));
         }
         self.bar.set_position(report.step);
         let stats = (self.data)();
-        let on = match stats.bottleneck() {
-            Bottleneck::Loader => format!(" ({})", stats.longest_stage()),
-            Bottleneck::Consumer => String::new(),
+        let waiting = match stats.bottleneck() {
+            Bottleneck::Loader => Some((stats.waiting(), stats.longest_stage().to_string())),
+            Bottleneck::Consumer => None,
         };
-        let (speed, waiting) = (stats.samples_per_second(), 100.0 * stats.waiting());
-        let in_flight = ByteSize(stats.bytes_in_flight);
-        let data = format!("  {speed:.0} samples/s  {waiting:.0} % waiting for data{on}  {in_flight} in flight");
-        self.bar.set_message(format!("loss {:.4}{data}", report.loss));
+        let status = Status {
+            loss: report.loss,
+            peak_bytes: self.peak_bytes,
+            limit_bytes: self.limit_bytes,
+            samples_per_second: stats.samples_per_second(),
+            waiting,
+        };
+        self.bar.set_message(status.line(self.total_steps));
         self.record(json!({
             "kind": "step", "step": report.step, "epoch": report.epoch, "loss": report.loss,
             "gradient_norm": report.gradient_norm, "learning_rate": report.learning_rate,
@@ -140,7 +148,7 @@ impl Observer {
         let metrics: Vec<String> =
             evaluation.metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
         let seconds = self.started.elapsed().as_secs_f64();
-        self.bar.suspend(|| {
+        self.progress.suspend(|| {
             tracing::info!(
                 "step {}  epochs {}  loss {mean}  {}  {seconds:.1} s",
                 evaluation.step,

@@ -12,7 +12,7 @@ use crate::cli::RunArgs;
 /// # Errors
 /// [`Usage`] for an unknown name, numbers of an optimizer that cannot be, and a base batch of 0.
 pub(crate) fn lay_optimizer_over(settings: &mut impl PipelineSettings, arguments: &RunArgs) -> Result<()> {
-    let options = &arguments.optimizer;
+    let options = &arguments.step.optimizer;
     if let Some(name) = &options.optimizer {
         let before = settings.optimizer();
         let after = before.switched(name).map_err(|error| Usage(error.to_string()))?;
@@ -23,15 +23,17 @@ pub(crate) fn lay_optimizer_over(settings: &mut impl PipelineSettings, arguments
             tracing::info!("learning rate {:.2e} for {name}; --learning-rate sets another", settings.schedule().peak);
         }
     }
+    if let Some(decay) = options.weight_decay {
+        *settings.optimizer_mut() = settings.optimizer().with_weight_decay(decay);
+    }
     settings.optimizer().check().map_err(|error| Usage(error.to_string()))?;
     if options.optimizer_offload {
         settings.run_mut().optimizer_offload = true;
     }
-    if let Some(base_batch) = options.base_batch {
-        let rule = match options.batch_rule.as_deref() {
+    if let Some(base_batch) = arguments.base_batch {
+        let rule = match arguments.batch_rule.as_deref() {
             Some("linear") => BatchRule::Linear,
-            Some("sqrt") => BatchRule::Sqrt,
-            Some(other) => return Err(Usage(format!("--batch-rule is '{other}', expected linear or sqrt")).into()),
+            Some(_) => BatchRule::Sqrt, // there are two
             None if settings.optimizer().follows_gradient() => BatchRule::Linear,
             None => BatchRule::Sqrt,
         };

@@ -8,36 +8,42 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use crate::cli::RunArgs;
+use crate::cli::{ParallelArgs, RunArgs};
 
 impl RunArgs {
     /// The options of the command line, in the shape of the settings file.
     pub(crate) fn overlay(&self) -> Overlay {
-        let mut overlay = Overlay::default();
-        overlay.set("run", "data", self.data.as_deref().map(absolute));
-        overlay.set("run", "device", self.device.clone());
-        overlay.set("run", "seed", self.seed.map(i64::from));
+        let (step, mut overlay) = (&self.step, Overlay::default());
+        overlay.set("run", "data", step.data.as_deref().map(absolute));
+        overlay.set("run", "device", step.device.clone());
+        overlay.set("run", "seed", step.seed.map(i64::from));
         overlay.set("run", "epochs", self.epochs.map(i64::from));
         overlay.set("run", "max_steps", self.max_steps.map(i64::from));
-        overlay.set("run", "batch_size", self.batch_size.map(i64::from));
-        overlay.set("run", "micro_batch", self.micro_batch.map(i64::from));
-        overlay.set("run", "precision", self.precision.clone());
-        overlay.set("run", "checkpointing", self.checkpointing.clone());
-        overlay.set("run", "memory", self.memory.clone());
-        overlay.set("run", "clip_norm", self.clip_norm);
-        overlay.set("run", "workers", self.workers.map(i64::from));
-        overlay.set("run", "loader_memory", self.loader_memory.clone());
-        overlay.set("run", "bad_samples", self.bad_samples.clone());
+        overlay.set("run", "batch_size", step.batch_size.map(i64::from));
+        overlay.set("run", "micro_batch", step.micro_batch.map(i64::from));
+        overlay.set("run", "precision", step.precision.clone());
+        overlay.set("run", "checkpointing", step.checkpointing.clone());
+        overlay.set("run", "memory", step.memory.clone());
+        overlay.set("run", "clip_norm", step.clip_norm);
+        overlay.set("run", "workers", step.workers.map(i64::from));
+        overlay.set("run", "loader_memory", step.loader_memory.clone());
+        overlay.set("run", "bad_samples", step.bad_samples.clone());
         overlay.set("run", "evaluate_every", self.evaluate_every.map(i64::from));
         overlay.set("run", "save_every", self.save_every.map(i64::from));
         overlay.set("run", "keep", self.keep.map(i64::from));
         overlay.set("schedule", "peak", self.learning_rate);
-        let parallel = &self.parallel;
-        overlay.set_within("run", "parallel", "replicas", parallel.replicas.clone());
-        overlay.set_within("run", "parallel", "shard_optimizer", parallel.shard_optimizer.then_some(true));
-        overlay.set_within("run", "parallel", "stages", parallel.stages.clone());
-        overlay.set_within("run", "parallel", "schedule", parallel.schedule.clone());
         overlay
+    }
+}
+
+impl ParallelArgs {
+    /// Lays the options over the settings of a run.
+    pub(crate) fn lay_over(&self, overlay: &mut Overlay) {
+        let Self { stages, replicas, shard_optimizer } = self;
+        overlay.set_within("run", "parallel", "replicas", replicas.clone());
+        overlay.set_within("run", "parallel", "shard_optimizer", shard_optimizer.then_some(true));
+        overlay.set_within("run", "parallel", "stages", stages.stages.clone());
+        overlay.set_within("run", "parallel", "schedule", stages.schedule.clone());
     }
 }
 

@@ -22,25 +22,27 @@ use crate::cli::{TrainClassify, TrainGpt};
 
 /// The run that the arguments describe, and its device, for one of the replicas of this process.
 pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<Classify, ClassifySettings>, Device)> {
+    let own = &arguments.classify;
     let model_options = [
-        ("--model", arguments.model.is_some()),
-        ("--width", arguments.width.is_some()),
-        ("--stem", arguments.stem.is_some()),
-        ("--image-size", arguments.image_size.is_some()),
-        ("--decode", arguments.decode.is_some()),
-        ("--label-smoothing", arguments.label_smoothing.is_some()),
-        ("--mixup", arguments.mixup.is_some()),
-        ("--cutmix", arguments.cutmix.is_some()),
-        ("--erase", arguments.erase.is_some()),
-        ("--drop-path", arguments.drop_path.is_some()),
+        ("--model", own.model.is_some()),
+        ("--width", own.width.is_some()),
+        ("--stem", own.stem.is_some()),
+        ("--image-size", own.image_size.is_some()),
+        ("--decode", own.decode.is_some()),
+        ("--label-smoothing", own.label_smoothing.is_some()),
+        ("--mixup", own.mixup.is_some()),
+        ("--cutmix", own.cutmix.is_some()),
+        ("--erase", own.erase.is_some()),
+        ("--drop-path", own.drop_path.is_some()),
     ];
-    refuse_changes(&arguments.run, &[&model_options[..], &arguments.teacher.given()].concat())?;
+    refuse_changes(&arguments.run, &[&model_options[..], &own.teacher.given()].concat())?;
     let file = settings_file(&arguments.run)?;
     let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
     let mut overlay = arguments.run.overlay();
-    arguments.teacher.lay_over(&mut overlay);
+    arguments.parallel.lay_over(&mut overlay);
+    own.teacher.lay_over(&mut overlay);
     let named = file.as_ref().and_then(|(_, table)| table.get("model")?.get("name")?.as_str().map(str::to_owned));
-    let model = arguments.model.clone().or(named).unwrap_or_else(|| DEFAULT_CLASSIFIER.to_owned());
+    let model = own.model.clone().or(named).unwrap_or_else(|| DEFAULT_CLASSIFIER.to_owned());
     let model = match model.as_str() {
         // Names of sizes that have none.
         "vit" => "vit_tiny",
@@ -48,29 +50,29 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
         name => name,
     };
     let family = ClassifierConfig::named(model, 1)?; // lists the names that exist
-    overlay.set("model", "name", arguments.model.clone());
-    overlay.set("model", "lean", arguments.run.stock_layers.then_some(false));
-    overlay.set("model", "width", arguments.width.map(|width| width_of(&family, width)).transpose()?);
-    overlay.set("model", "stem", arguments.stem.clone());
+    overlay.set("model", "name", own.model.clone());
+    overlay.set("model", "lean", arguments.run.step.stock_layers.then_some(false));
+    overlay.set("model", "width", own.width.map(|width| width_of(&family, width)).transpose()?);
+    overlay.set("model", "stem", own.stem.clone());
     if let ClassifierConfig::Vit(_) = family {
-        overlay.set("model", "image", arguments.image_size.map(i64::from));
-        overlay.set("model", "drop_path", arguments.drop_path);
-    } else if arguments.drop_path.is_some() {
+        overlay.set("model", "image", own.image_size.map(i64::from));
+        overlay.set("model", "drop_path", own.drop_path);
+    } else if own.drop_path.is_some() {
         bail!(Usage(format!("--drop-path is not an option of {}, expected a vit", family.name())));
     }
-    overlay.set("images", "size", arguments.image_size.map(i64::from));
-    overlay.set("images", "decode", arguments.decode.clone());
-    overlay.set("images", "label_smoothing", arguments.label_smoothing);
-    overlay.set("images", "mixup", arguments.mixup);
-    overlay.set("images", "cutmix", arguments.cutmix);
-    overlay.set("images", "erase", arguments.erase);
+    overlay.set("images", "size", own.image_size.map(i64::from));
+    overlay.set("images", "decode", own.decode.clone());
+    overlay.set("images", "label_smoothing", own.label_smoothing);
+    overlay.set("images", "mixup", own.mixup);
+    overlay.set("images", "cutmix", own.cutmix);
+    overlay.set("images", "erase", own.erase);
 
     let (mut settings, data): (ClassifySettings, _) = if arguments.run.resume.is_some() {
         let settings: ClassifySettings = going_on(resolve(None, file, overlay)?);
         let data = open_images(settings.run.data.as_deref())?;
         (settings, data)
     } else {
-        let path = arguments.run.data.clone().or_else(|| data_of(file.as_ref()));
+        let path = arguments.run.step.data.clone().or_else(|| data_of(file.as_ref()));
         let data = open_images(path.as_deref())?;
         let recipe = if path.is_some() { classify_recipe } else { classify_fixture_recipe }(&data.train, model)?;
         (resolve(Some(&recipe), file, overlay)?, data)
@@ -113,18 +115,19 @@ pub(crate) fn check_classes(run: &Path, classes: &[String]) -> Result<()> {
 
 /// The same for a decoder.
 pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken, GptSettings>, Device)> {
+    let own = &arguments.gpt;
     let model_options = [
-        ("--model", arguments.model.is_some()),
-        ("--context", arguments.context.is_some()),
-        ("--tokenizer", arguments.tokenizer.is_some()),
-        ("--dropout", arguments.dropout.is_some()),
+        ("--model", own.model.is_some()),
+        ("--context", own.context.is_some()),
+        ("--tokenizer", own.tokenizer.is_some()),
+        ("--dropout", own.dropout.is_some()),
     ];
-    let given = [&model_options[..], &arguments.lora.given(), &arguments.teacher.given()].concat();
+    let given = [&model_options[..], &own.lora.given(), &own.teacher.given()].concat();
     refuse_changes(&arguments.run, &given)?;
     let file = settings_file(&arguments.run)?;
     let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
 
-    let named = arguments.run.data.is_some() || data_of(file.as_ref()).is_some();
+    let named = arguments.run.step.data.is_some() || data_of(file.as_ref()).is_some();
     let mut recipe = if named { next_token_recipe() } else { next_token_fixture_recipe() };
     let in_file =
         |key: &str| file.as_ref().is_some_and(|(_, table)| table.get("run").is_some_and(|run| run.get(key).is_some()));
@@ -134,18 +137,19 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     let defaults = arguments.run.resume.is_none().then_some(&recipe);
 
     let mut overlay = arguments.run.overlay();
-    arguments.lora.lay_over(&mut overlay);
-    arguments.teacher.lay_over(&mut overlay);
-    if let Some(name) = &arguments.model {
+    arguments.parallel.lay_over(&mut overlay);
+    own.lora.lay_over(&mut overlay);
+    own.teacher.lay_over(&mut overlay);
+    if let Some(name) = &own.model {
         let named = GptConfig::named(name, 1, 1)?;
         overlay.set("model", "layers", Some(named.layers as i64));
         overlay.set("model", "heads", Some(named.heads as i64));
         overlay.set("model", "width", Some(named.width as i64));
     }
-    overlay.set("model", "context", arguments.context.map(i64::from));
-    overlay.set("model", "dropout", arguments.dropout);
-    overlay.set("model", "lean", arguments.run.stock_layers.then_some(false));
-    if let Some(directory) = &arguments.tokenizer {
+    overlay.set("model", "context", own.context.map(i64::from));
+    overlay.set("model", "dropout", own.dropout);
+    overlay.set("model", "lean", arguments.run.step.stock_layers.then_some(false));
+    if let Some(directory) = &own.tokenizer {
         overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)])));
         overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));
     }

@@ -68,7 +68,7 @@ fn settings_that_no_run_can_have() {
     refused(at, &resnet(["--checkpointing", "all"]), 2, &["'all'", "every:K", "auto:24GiB"]);
     refused(at, &resnet(["--checkpointing", "every:0"]), 2, &["'every:0'"]);
     refused(at, &resnet(["--checkpointing", "auto:1KiB"]), 1, &["1.0 KiB", "the least is", "its largest part is"]);
-    refused(at, &resnet(["--precision", "f8"]), 2, &["`f8`", "`f32`, `f16`, `bf16`"]);
+    refused(at, &resnet(["--precision", "f8"]), 2, &["'f8'", "--precision", "f32, f16 or bf16"]);
     refused(at, &resnet(["--workers", "0"]), 2, &["workers is 0"]);
     refused(at, &resnet(["--model", "resnet19"]), 2, &["resnet19", "resnet18, resnet34, resnet50, resnet101"]);
     refused(at, &resnet(["--stem", "square"]), 2, &["square", "imagenet", "cifar"]);
@@ -96,6 +96,31 @@ fn settings_that_no_run_can_have() {
 }
 
 #[test]
+fn a_size_without_a_unit_is_refused_wherever_one_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let unit = ["300 has no unit", "expected e.g.", "300MiB"];
+    for arguments in [
+        &["train", "classify", "--memory", "300"][..],
+        &["train", "gpt", "--loader-memory", "300"],
+        &["train", "segment", "--memory", "300"],
+        &["train", "gpt", "--checkpointing", "auto:300"],
+        &["memory", "gpt", "--memory", "300"],
+        &["plan", "gpt", "--memory", "300"],
+        &["load", "photos", "--loader-memory", "300"],
+        &["compress", "quantize", "run", "--budget", "300"],
+        &["compress", "prune", "run", "--memory", "300"],
+    ] {
+        refused(at, arguments, 2, &unit);
+    }
+    for setting in ["memory = 300", "memory = '300'", "loader_memory = 300", "checkpointing = 'auto:300'"] {
+        fs::write(at.join("size.toml"), format!("[run]\n{setting}\n")).unwrap();
+        refused(at, &["train", "gpt", "--config", "size.toml"], 2, &[unit.as_slice(), &["size.toml"]].concat());
+    }
+    refused(at, &["train", "gpt", "--memory", "much"], 2, &["'much'", "300MiB", "auto"]);
+}
+
+#[test]
 fn configurations() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
@@ -113,7 +138,11 @@ fn configurations() {
     refused(at, &with("classes.toml"), 2, &["classes is 3", "expected 10"]);
     // The command line's mistake is not the file's.
     fs::write(at.join("fine.toml"), "[run]\nepochs = 1\n").unwrap();
-    refused(at, &["train", "resnet", "--config", "fine.toml", "--stem", "square"], 2, &["command line", "square"]);
+    let refused_option = |option: &'static str, value: &'static str, parts: &[&str]| {
+        refused(at, &["train", "resnet", "--config", "fine.toml", option, value], 2, parts);
+    };
+    refused_option("--bad-samples", "ignore", &["command line", "ignore"]);
+    refused_option("--stem", "square", &["--stem", "square"]);
     fs::remove_file(at.join("fine.toml")).unwrap();
     assert_eq!(fs::read_dir(at).unwrap().count(), 5, "something was written");
 }

@@ -5,11 +5,14 @@ mod bad_input;
 mod classify;
 mod completions;
 mod compress;
+mod help;
 #[cfg(unix)]
 mod kill;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod parallel;
 mod plan;
+#[cfg(target_os = "linux")]
+mod progress;
 mod segment;
 mod support;

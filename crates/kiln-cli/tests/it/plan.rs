@@ -1,7 +1,8 @@
-//! Plans of steps that are divided among devices, and the memory and the schedule of runs in stages.
+//! Plans of steps, the commands that take them, and the memory and the schedule of runs in stages.
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use super::support::{output, stderr, text};
 use serde_json::Value;
@@ -41,6 +42,96 @@ fn each_device_of_a_division_has_a_row() {
         (&gpipe["plan"]["loads"][1]["in_flight"], &flushed["plan"]["loads"][1]["in_flight"]),
         (&4.into(), &1.into())
     );
+}
+
+/// The command below the table, as a shell reads it.
+fn pasted(shown: &str, data: &Path) -> String {
+    let from = shown.find(&format!("  {} train", env!("CARGO_BIN_EXE_kiln"))).unwrap_or_else(|| panic!("{shown}"));
+    let command = &shown[from..];
+    assert!(command.lines().rev().skip(1).all(|line| line.ends_with('\\')), "{command}");
+    command.trim_end().replace(" PATH ", &format!(" '{}' ", data.display()))
+}
+
+fn run_settings(folder: &Path, command: &str, out: &str) -> toml::Table {
+    let command = format!("{command} --max-steps 1 --out {out}");
+    let run = Command::new("sh").args(["-c", &command]).current_dir(folder).output().unwrap();
+    assert!(run.status.success(), "{command}: {}", stderr(&run));
+    let text = fs::read_to_string(folder.join(out).join("config.toml")).unwrap();
+    text.parse::<toml::Table>().unwrap()["run"].as_table().unwrap().clone()
+}
+
+/// The plan that the JSON of the same call recommends.
+fn recommended(folder: &Path, arguments: &[&str]) -> Value {
+    let json: Value = serde_json::from_str(&stdout(folder, &[arguments, &["--json"]].concat())).unwrap();
+    assert!(json["rows"].as_array().unwrap().len() > 5, "{json}");
+    json["recommended"].clone()
+}
+
+#[track_caller]
+fn same_plan(settings: &toml::Table, plan: &Value) {
+    assert_eq!(settings["micro_batch"].as_integer(), plan["micro_batch"].as_i64());
+    assert_eq!(settings["precision"].as_str(), plan["precision"].as_str());
+    assert_eq!(settings["checkpointing"].as_str(), plan["checkpointing"].as_str());
+}
+
+#[test]
+fn the_printed_command_takes_the_steps_that_were_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let book = text(at, 20_000);
+    // A limit that whole batches do not fit into.
+    for (out, device, limit) in [("cpu", "cpu", "12MiB"), ("card", "gpu", "700MiB")] {
+        let plan = ["plan", "gpt", "--model", "gpt-tiny", "--context", "64", "--vocab", "256", "--batch-size", "64"];
+        let plan = [&plan[..], &["--memory", limit, "--device", device]].concat();
+        let shown = stdout(at, &plan);
+        // A step on a card is taken on the CPU: what is chosen is the same.
+        let command = pasted(&shown, &book).replace("--device cuda:0", "--device cpu");
+        same_plan(&run_settings(at, &command, out), &recommended(at, &plan));
+    }
+    let photos = at.join("photos");
+    for (class, shade) in [("cat", 20), ("dog", 200)] {
+        fs::create_dir_all(photos.join(class)).unwrap();
+        let picture = image::RgbImage::from_pixel(32, 32, image::Rgb([shade; 3]));
+        (0..12).for_each(|index| picture.save(photos.join(class).join(format!("{index}.png"))).unwrap());
+    }
+    let plan = ["plan", "classify", "--model", "resnet18", "--image-size", "32", "--classes", "2", "--batch-size", "8"];
+    let plan =
+        [&plan[..], &["--memory", "1GiB", "--device", "cpu", "--precision", "f32", "--optimizer", "sgd8bit"]].concat();
+    let command = pasted(&stdout(at, &plan), &photos);
+    assert!(command.contains("--optimizer sgd8bit") && command.contains("--stem imagenet"), "{command}");
+    same_plan(&run_settings(at, &command, "photos-run"), &recommended(at, &plan));
+}
+
+#[test]
+fn the_five_best_ways_are_shown_and_the_nearest_when_none_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let wide = ["plan", "gpt", "--model", "gpt-mini", "--batch-size", "512"];
+    for (limit, fits) in [("24GiB", true), ("2GiB", true), ("1MiB", false)] {
+        let table = stdout(folder.path(), &[&wide[..], &["--memory", limit]].concat());
+        let end = table.find(" train ").unwrap_or(table.len());
+        assert!(table[..end].lines().all(|line| line.chars().count() <= 80), "{table}");
+        let rows: Vec<&str> = table.lines().skip(4).take_while(|line| !line.is_empty()).collect();
+        assert_eq!(rows.len(), 5, "{table}");
+        assert_eq!(rows[0].starts_with('>'), fits, "{table}");
+        assert!(table.contains("relative to the fastest"), "{table}");
+        match fits {
+            true => assert!(table.contains("train gpt") && !table.contains("lacks"), "{table}"),
+            false => assert!(table.contains("Nothing fits") && table.contains("lacks"), "{table}"),
+        }
+    }
+    let every = stdout(folder.path(), &[&wide[..], &["--memory", "2GiB", "--all"]].concat());
+    assert!(every.lines().count() > 30 && every.lines().any(|line| line.starts_with('>')), "{every}");
+}
+
+#[test]
+fn the_names_of_train_and_the_old_ones_are_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = |options: &[&str]| {
+        stdout(folder.path(), &[&["plan", "resnet", "--memory", "8GiB", "--precision", "f32"], options].concat())
+    };
+    let new = plan(&["--model", "resnet18", "--batch-size", "8", "--image-size", "64"]);
+    assert_eq!(plan(&["--model", "resnet18", "--batch", "8", "--image", "64"]), new);
+    assert_eq!(plan(&["--model", "resnet18", "--bs", "8", "--image-size", "64", "--device", "gpu"]), new);
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod confusion;
 mod scores;
 
 pub use confusion::Confusion;
-pub use scores::{bits_per_byte, perplexity, top_k_correct};
+pub use scores::{bits_per_byte, perplexity, top_k_correct, top_k_hits};
 
 use burn::tensor::{ExecutionError, Tensor};
 

@@ -5,11 +5,16 @@ use burn::tensor::{Int, Tensor};
 /// How many of `logits_bc` `[B, C]` have their target `[B]` among the `k` largest, as a tensor of one element
 /// on the device. A tie counts against the prediction, and so does NaN.
 pub fn top_k_correct(logits_bc: Tensor<2>, targets_b: Tensor<1, Int>, k: usize) -> Tensor<1, Int> {
+    top_k_hits(logits_bc, targets_b, k).sum()
+}
+
+/// The same for each sample by itself: `[B]`, 1 where the target is among the `k` largest and 0 where it is not.
+pub fn top_k_hits(logits_bc: Tensor<2>, targets_b: Tensor<1, Int>, k: usize) -> Tensor<1, Int> {
     let target_b1 = logits_bc.clone().gather(1, targets_b.unsqueeze_dim(1));
     // The rank of the target, counted from 1: how many logits are at least as large as its own.
     let rank_b1 = logits_bc.greater_equal(target_b1).int().sum_dim(1);
     let correct = rank_b1.clone().greater_equal_scalar(1).bool_and(rank_b1.lower_equal_scalar(k as i64));
-    correct.int().sum()
+    correct.int().squeeze_dim(1)
 }
 
 /// e to the mean cross-entropy, which is given in nats per token.

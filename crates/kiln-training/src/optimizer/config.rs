@@ -179,6 +179,22 @@ impl OptimizerConfig {
         }
     }
 
+    /// The same optimizer with another weight decay.
+    #[must_use]
+    pub fn with_weight_decay(mut self, decay: f64) -> Self {
+        match &mut self {
+            Self::Sgd { weight_decay, .. }
+            | Self::Sgd8bit { weight_decay, .. }
+            | Self::AdamW { weight_decay, .. }
+            | Self::AdamW8bit { weight_decay, .. }
+            | Self::AdamW4bit { weight_decay, .. }
+            | Self::Adafactor { weight_decay }
+            | Self::Lion { weight_decay, .. }
+            | Self::Muon { weight_decay, .. } => *weight_decay = decay,
+        }
+        self
+    }
+
     /// Whether steps have the size of the gradient, as those of SGD, and not that of the learning rate, as those of Adam and its kin.
     pub fn follows_gradient(&self) -> bool {
         matches!(self, Self::Sgd { .. } | Self::Sgd8bit { .. })
@@ -232,6 +248,8 @@ mod tests {
             assert!(text.starts_with(&format!("{{\"{name}\"")), "{text}");
             assert_eq!(serde_json::from_str::<OptimizerConfig>(&text).unwrap(), config);
         }
+        let spared = OptimizerConfig::adamw().with_weight_decay(0.0);
+        assert_eq!(spared, OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.0 });
         let refused = OptimizerConfig::named("adam").unwrap_err().to_string();
         assert!(OptimizerConfig::NAMES.iter().all(|name| refused.contains(name)), "{refused}");
     }

@@ -39,6 +39,9 @@ impl FromStr for Checkpointing {
             Some(("every", length)) => {
                 Self::Every(length.parse().ok().filter(|length| *length > 0).ok_or_else(unknown)?)
             }
+            Some(("auto", number)) if number.parse::<f64>().is_ok_and(|number| number > 0.0) => {
+                return Err(format!("checkpointing is '{text}': {number} has no unit, expected e.g. auto:{number}MiB"));
+            }
             Some(("auto", bytes)) => {
                 let bytes = bytes.parse::<ByteSize>().map_err(|_| unknown())?.0;
                 Self::Within(Some(bytes).filter(|bytes| *bytes > 0).ok_or_else(unknown)?)
@@ -95,6 +98,8 @@ mod tests {
         }
         assert_eq!("auto:1.5GiB".parse(), Ok(Checkpointing::Within(3 << 29)));
         assert_eq!("auto:500MB".parse(), Ok(Checkpointing::Within(500_000_000)));
+        let refused = "auto:300".parse::<Checkpointing>().unwrap_err();
+        assert_eq!(refused, "checkpointing is 'auto:300': 300 has no unit, expected e.g. auto:300MiB");
         for text in ["", "every", "every:0", "every:x", "auto:", "auto:-1", "auto:many", "all", "sqrt:2", "1..2 plain"]
         {
             let refused = text.parse::<Checkpointing>().unwrap_err();

@@ -3,6 +3,7 @@
 mod budget;
 mod checkpointing;
 mod divide;
+mod planned_optimizer;
 mod planner;
 mod recorded;
 mod remedies;
@@ -10,9 +11,10 @@ mod stage_plan;
 
 pub use budget::MemoryBudget;
 pub use checkpointing::Checkpointing;
+pub use planned_optimizer::PlannedOptimizer;
 pub use planner::{Planner, StepPlan};
 pub use remedies::{Remedy, StepChange};
 pub use stage_plan::{DeviceLayout, StageLoad, StagePlan};
 
-pub(crate) use planner::{Alternative, plan_for};
+pub(crate) use planner::plan_for;
 pub(crate) use recorded::{RecordedStep, StepKind};

@@ -9,6 +9,7 @@ use kiln_memory::{BackendProfile, Category, Prediction, fits_within, largest_wit
 use kiln_precision::Precision;
 use kiln_recovery::Setting;
 
+use super::planned_optimizer::PlannedOptimizer;
 use super::recorded::RecordedStep;
 use crate::error::Error;
 
@@ -25,8 +26,8 @@ pub struct StepPlan {
     pub micro_batch: usize,
     /// The precision that layers compute in.
     pub precision: Precision,
-    /// The name of the optimizer that takes the place of the run's own, if one does.
-    pub optimizer: Option<String>,
+    /// The optimizer.
+    pub optimizer: PlannedOptimizer,
     /// How the blocks are run.
     pub checkpoints: Plan,
     /// The most bytes at once, predicted.
@@ -49,7 +50,7 @@ impl fmt::Display for StepPlan {
             0 => write!(f, ", {precision}, nothing recomputed")?,
             _ => write!(f, ", {precision}, {}", checkpoints.describe())?,
         }
-        if let Some(optimizer) = optimizer {
+        if *optimizer != PlannedOptimizer::Own {
             write!(f, ", {optimizer}")?;
         }
         write!(f, ": predicted peak {}", ByteSize(*peak_bytes))
@@ -71,13 +72,12 @@ impl StepPlan {
 ///
 /// Made by [`TrainerBuilder::planner`](crate::TrainerBuilder::planner); the device itself need not be there.
 pub struct Planner {
-    /// The name of the optimizer, if it is not the run's own.
-    pub(crate) optimizer: Option<String>,
+    pub(crate) optimizer: PlannedOptimizer,
     /// The same steps with other optimizers, in the order in which they are preferred.
-    pub(crate) alternatives: Vec<Alternative>,
+    pub(crate) alternatives: Vec<Planner>,
     /// The steps in other precisions and with other optimizers that are compared and never chosen.
     pub(crate) compared: Vec<(Precision, RecordedStep)>,
-    pub(crate) compared_optimizers: Vec<Alternative>,
+    pub(crate) compared_optimizers: Vec<Planner>,
     /// Seconds of a step that optimizer state takes to and from host memory.
     pub(crate) update_transfer: f64,
     pub(crate) steps: Vec<(Precision, RecordedStep)>,
@@ -94,22 +94,15 @@ pub struct Planner {
     pub(crate) transfer: Option<f64>,
 }
 
-/// The steps with another optimizer.
-pub(crate) struct Alternative {
-    /// Whether the parameters have the same bits as with the run's own optimizer.
-    pub(crate) same_numbers: bool,
-    pub(crate) planner: Planner,
-}
-
 impl Planner {
-    /// The name of the optimizer, if it is not the run's own.
-    pub fn optimizer(&self) -> Option<&str> {
-        self.optimizer.as_deref()
+    /// The optimizer that the recorded steps end with.
+    pub fn optimizer(&self) -> &PlannedOptimizer {
+        &self.optimizer
     }
 
     /// The planners of the optimizers that may take the place of the run's own.
     pub fn alternatives(&self) -> impl Iterator<Item = &Self> {
-        self.alternatives.iter().map(|alternative| &alternative.planner)
+        self.alternatives.iter()
     }
 
     /// Bytes of the optimizer's state.
@@ -156,9 +149,9 @@ impl Planner {
         let mut smallest: Option<StepPlan> = None;
         for precision in self.precisions() {
             let (same, others): (Vec<_>, Vec<_>) =
-                self.alternatives.iter().partition(|alternative| alternative.same_numbers);
-            let same = [self].into_iter().chain(same.iter().map(|alternative| &alternative.planner)).collect();
-            for planners in [same].into_iter().chain(others.iter().map(|alternative| vec![&alternative.planner])) {
+                self.alternatives.iter().partition(|planner| planner.optimizer.has_same_numbers());
+            let same = [self].into_iter().chain(same).collect();
+            for planners in [same].into_iter().chain(others.into_iter().map(|planner| vec![planner])) {
                 let plans = planners.iter().map(|planner| planner.candidates(precision, limit_bytes));
                 let plans = plans.collect::<Result<Vec<_>, _>>()?.concat();
                 if let Some(plan) = StepPlan::fastest(&plans) {
@@ -356,7 +349,7 @@ mod tests {
 
     fn plan(seconds: f64, peak_bytes: u64, fits: bool) -> StepPlan {
         let checkpoints = Plan::none(1);
-        let (precision, optimizer) = (Precision::F32, None);
+        let (precision, optimizer) = (Precision::F32, PlannedOptimizer::Own);
         StepPlan { batch: 4, micro_batch: 1, precision, optimizer, checkpoints, peak_bytes, seconds, fits }
     }
 

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use kiln_checkpointing::Plan;
 use kiln_precision::Precision;
 
+use super::planned_optimizer::PlannedOptimizer;
 use super::planner::{Planner, StepPlan};
 use super::recorded::RecordedStep;
 use crate::error::Error;
@@ -89,12 +90,12 @@ impl Planner {
                 planner.of(other, *precision, from.checkpoints.clone(), from.micro_batch, limit)?,
             ));
         }
-        for alternative in self.alternatives.iter().chain(&self.compared_optimizers) {
-            let other = &alternative.planner;
+        for other in self.alternatives.iter().chain(&self.compared_optimizers) {
             let Some(step) = other.step_in(from.precision).filter(|_| other.optimizer != from.optimizer) else {
                 continue;
             };
-            let change = if alternative.same_numbers { StepChange::OffloadedOptimizer } else { StepChange::Optimizer };
+            let change =
+                if other.optimizer.has_same_numbers() { StepChange::OffloadedOptimizer } else { StepChange::Optimizer };
             found.push((change, other.of(step, from.precision, from.checkpoints.clone(), from.micro_batch, limit)?));
         }
         Ok(ordered(from, found))
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     fn plan(peak_bytes: u64, seconds: f64, fits: bool) -> StepPlan {
-        let (checkpoints, optimizer) = (Plan::none(1), None);
+        let (checkpoints, optimizer) = (Plan::none(1), PlannedOptimizer::Own);
         StepPlan {
             batch: 8,
             micro_batch: 8,

@@ -10,6 +10,7 @@ use kiln_parallel::{Schedule, StageCost, Stages};
 use kiln_precision::Precision;
 use serde::{Deserialize, Serialize};
 
+use super::planned_optimizer::PlannedOptimizer;
 use super::planner::StepPlan;
 
 /// How a step is to be divided among devices.
@@ -146,7 +147,7 @@ impl StagePlan {
             batch: self.batch,
             micro_batch: self.micro_batch,
             precision: self.precision,
-            optimizer: None,
+            optimizer: PlannedOptimizer::Own,
             checkpoints: self.checkpoints.clone(),
             peak_bytes: self.peak_bytes,
             seconds: self.seconds,

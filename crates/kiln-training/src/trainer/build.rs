@@ -5,6 +5,7 @@ use kiln_checkpointing::Plan;
 use kiln_memory::{BackendProfile, Kernels, Meter, warm_threads};
 use kiln_precision::{Precision, Scaling};
 use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery};
+use std::fmt::Display;
 
 use super::builder::{AllowedOptimizer, TrainerBuilder};
 use super::events::RunLength;
@@ -12,7 +13,9 @@ use super::run::{MakeOptimizer, Trainer};
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{Alternative, Checkpointing, DeviceLayout, Planner, RecordedStep, StagePlan, StepKind, StepPlan};
+use crate::planning::{
+    Checkpointing, DeviceLayout, PlannedOptimizer, Planner, RecordedStep, StagePlan, StepKind, StepPlan,
+};
 use crate::replicas::{Replicas, telling};
 use crate::schedule::Schedule;
 use crate::stages::{Division, Readers, Staged};
@@ -32,17 +35,17 @@ impl<T: Task> TrainerBuilder<'_, T> {
     /// [`Error::InvalidSetting`], and [`Error::Checkpointing`] for a plan that does not fit the model.
     pub fn planner(&self, profile: &BackendProfile, sample: &T::Batch, batch: usize) -> Result<Planner, Error> {
         self.check(batch)?;
-        let mut planner = self.planner_with(None, &self.optimizer, profile, sample, batch)?;
+        let mut planner = self.planner_with(&PlannedOptimizer::Own, &self.optimizer, profile, sample, batch)?;
         planner.alternatives = self.alternatives(&self.other_optimizers, &planner, profile, sample, batch)?;
         // Those that are allowed already need no recording of their own. What cannot be recorded is not compared: the run does not need it.
-        let skipped = |what: &str, error: &Error| tracing::debug!("{what} is not compared: {error}");
+        let skipped = |what: &dyn Display, error: &Error| tracing::debug!("{what} is not compared: {error}");
         for other in &self.compared_optimizers {
-            if self.other_optimizers.iter().any(|known| known.name == other.name) {
+            if self.other_optimizers.iter().any(|known| known.which == other.which) {
                 continue;
             }
             match self.alternatives([other], &planner, profile, sample, batch) {
                 Ok(compared) => planner.compared_optimizers.extend(compared),
-                Err(error) => skipped(&other.name, &error),
+                Err(error) => skipped(&other.which, &error),
             }
         }
         for precision in &self.compared_precisions {
@@ -51,7 +54,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             }
             match self.recorded(*precision, &self.optimizer, sample) {
                 Ok(step) => planner.compared.push((*precision, step)),
-                Err(error) => skipped(&precision.to_string(), &error),
+                Err(error) => skipped(precision, &error),
             }
         }
         Ok(planner)
@@ -65,20 +68,21 @@ impl<T: Task> TrainerBuilder<'_, T> {
         profile: &BackendProfile,
         sample: &T::Batch,
         batch: usize,
-    ) -> Result<Vec<Alternative>, Error>
+    ) -> Result<Vec<Planner>, Error>
     where
         T::Model: 'o,
     {
         let mut alternatives = vec![];
-        for AllowedOptimizer { name, offloaded, make } in optimizers {
-            if *offloaded && profile.kernels == Kernels::Flex {
+        for AllowedOptimizer { which, make } in optimizers {
+            let moved = *which == PlannedOptimizer::OwnOnHost;
+            if moved && profile.kernels == Kernels::Flex {
                 continue;
             }
-            let mut alternative = self.planner_with(Some(name), make, profile, sample, batch)?;
-            if *offloaded {
+            let mut alternative = self.planner_with(which, make, profile, sample, batch)?;
+            if moved {
                 alternative.update_transfer = own.state_bytes()? as f64 * TRANSFER;
             }
-            alternatives.push(Alternative { same_numbers: *offloaded, planner: alternative });
+            alternatives.push(alternative);
         }
         Ok(alternatives)
     }
@@ -97,10 +101,10 @@ impl<T: Task> TrainerBuilder<'_, T> {
         RecordedStep::of(&self.task, &kind, sample, &build, optimizer)
     }
 
-    /// The planner of the step with one of the optimizers; `name`: of one that is not the run's own.
+    /// The planner of the step with one of the optimizers.
     fn planner_with(
         &self,
-        name: Option<&String>,
+        which: &PlannedOptimizer,
         optimizer: &MakeOptimizer<T::Model>,
         profile: &BackendProfile,
         sample: &T::Batch,
@@ -124,7 +128,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             Kernels::Cube => profile.clone(),
         };
         let (micro_batch, checkpoints) = (self.micro_batch, None);
-        let (optimizer, alternatives, update_transfer) = (name.cloned(), vec![], 0.0);
+        let (optimizer, alternatives, update_transfer) = (which.clone(), vec![], 0.0);
         let (compared, compared_optimizers) = (vec![], vec![]);
         let mut planner = Planner {
             optimizer,
@@ -230,8 +234,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
             (None, Some(planner)) => Some(self.choose(planner, share)?),
             (None, None) => None,
         };
-        if let Some(name) = plan.as_ref().and_then(|plan| plan.optimizer.as_ref())
-            && let Some(at) = self.other_optimizers.iter().position(|other| other.name == *name)
+        if let Some(plan) = &plan
+            && let Some(at) = self.other_optimizers.iter().position(|other| other.which == plan.optimizer)
         {
             self.optimizer = self.other_optimizers.swap_remove(at).make;
         }

@@ -21,7 +21,7 @@ use crate::batch_scaling::BatchScaling;
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
-use crate::planning::{Checkpointing, MemoryBudget};
+use crate::planning::{Checkpointing, MemoryBudget, PlannedOptimizer};
 use crate::schedule::Schedule;
 use crate::stages::{Compute, StagesConfig, compute};
 use crate::task::Task;
@@ -76,9 +76,7 @@ pub struct TrainerBuilder<'a, T: Task> {
 
 /// An optimizer that may take the place of the run's own.
 pub(super) struct AllowedOptimizer<M> {
-    pub(super) name: String,
-    /// Its state is in host memory, and its numbers are those of the run's own.
-    pub(super) offloaded: bool,
+    pub(super) which: PlannedOptimizer,
     pub(super) make: MakeOptimizer<M>,
 }
 
@@ -258,35 +256,44 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         self
     }
 
-    /// Allows another optimizer where a step does not fit into the memory with the run's own. `name` is how plans call it.
+    /// Allows another optimizer where a step does not fit into the memory with the run's own. Plans have it as
+    /// [`PlannedOptimizer::Other`] of that `name`.
     #[must_use]
     pub fn allow_optimizer<O: Into<OptimizerGroups>>(
         self,
         name: impl Into<String>,
         optimizer: impl Fn(&T::Model) -> O + 'static,
     ) -> Self {
-        self.allow(name.into(), false, optimizer)
+        self.allow(PlannedOptimizer::Other { name: name.into(), on_host: false }, optimizer)
     }
 
-    /// The same for an optimizer with the numbers of the run's own, whose state is in host memory: on a card the faster one of both that fits
-    /// is taken. The CPU device has no other memory than the host's.
+    /// The same for another optimizer whose state is in host memory.
     #[must_use]
-    pub fn allow_offloaded_optimizer<O: Into<OptimizerGroups>>(
+    pub fn allow_optimizer_on_host<O: Into<OptimizerGroups>>(
         self,
         name: impl Into<String>,
         optimizer: impl Fn(&T::Model) -> O + 'static,
     ) -> Self {
-        self.allow(name.into(), true, optimizer)
+        self.allow(PlannedOptimizer::Other { name: name.into(), on_host: true }, optimizer)
+    }
+
+    /// Allows the run's own optimizer with its state in host memory, where the numbers are the same: on a card the faster one of both that
+    /// fits is taken. The CPU device has no other memory than the host's.
+    #[must_use]
+    pub fn allow_offloaded_optimizer<O: Into<OptimizerGroups>>(
+        self,
+        optimizer: impl Fn(&T::Model) -> O + 'static,
+    ) -> Self {
+        self.allow(PlannedOptimizer::OwnOnHost, optimizer)
     }
 
     fn allow<O: Into<OptimizerGroups>>(
         mut self,
-        name: String,
-        offloaded: bool,
+        which: PlannedOptimizer,
         optimizer: impl Fn(&T::Model) -> O + 'static,
     ) -> Self {
         let make: MakeOptimizer<T::Model> = Box::new(move |model| optimizer(model).into());
-        self.other_optimizers.push(AllowedOptimizer { name, offloaded, make });
+        self.other_optimizers.push(AllowedOptimizer { which, make });
         self
     }
 
@@ -306,7 +313,8 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         optimizer: impl Fn(&T::Model) -> O + 'static,
     ) -> Self {
         let make: MakeOptimizer<T::Model> = Box::new(move |model| optimizer(model).into());
-        self.compared_optimizers.push(AllowedOptimizer { name: name.into(), offloaded: false, make });
+        let which = PlannedOptimizer::Other { name: name.into(), on_host: false };
+        self.compared_optimizers.push(AllowedOptimizer { which, make });
         self
     }
 

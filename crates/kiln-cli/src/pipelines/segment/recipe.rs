@@ -64,6 +64,7 @@ pub fn run(
             name: "unet",
             command: "segment",
             classes: data.classes.clone(),
+            class_counts: None,
             left_out: tiles.left_out.clone(),
             data: loaders(&tiles, &settings)?,
             settings,

@@ -1,0 +1,96 @@
+//! Examples at the end of the help of each command.
+
+pub(super) const TRAIN_CLASSIFY: &str = "\
+Examples:
+  kiln train classify                                  # 4,000 images of clothes
+  kiln train classify --data photos/ --model resnet50  # photos/CLASS/*.jpg
+  kiln train classify --data photos/ --memory 4GiB     # picks what fits
+  kiln train classify --resume runs/resnet-001";
+
+pub(super) const TRAIN_SEGMENT: &str = "\
+Examples:
+  kiln train segment                            # land cover from the air
+  kiln train segment --data scenes/ --tile 256  # scenes/images/, scenes/masks/
+  kiln train segment --data scenes/ --class-weights balanced --memory 8GiB";
+
+pub(super) const TRAIN_GPT: &str = "\
+Examples:
+  kiln train gpt                                # a thousand steps on Moby-Dick
+  kiln train gpt --data book.txt --context 256
+  kiln train gpt --data book.txt --batch-size 64 --memory 300MiB
+  kiln train gpt --data book.txt --weights runs/gpt-001 --lora 8";
+
+pub(super) const EVAL_CLASSIFY: &str = "\
+Examples:
+  kiln eval classify --checkpoint runs/resnet-001
+  kiln eval classify --checkpoint runs/resnet-001 --data photos/ --json";
+
+pub(super) const EVAL_SEGMENT: &str = "\
+Examples:
+  kiln eval segment --checkpoint runs/unet-001
+  kiln eval segment --checkpoint runs/unet-001 --image a.tif --predict classes/";
+
+pub(super) const EVAL_GPT: &str = "\
+Examples:
+  kiln eval gpt --checkpoint runs/gpt-001
+  kiln eval gpt --checkpoint runs/gpt-001 --data book.txt";
+
+pub(super) const QUANTIZE: &str = "\
+Examples:
+  kiln compress quantize runs/resnet-001 --inputs
+  kiln compress quantize runs/resnet-001 --bits 4 --block 64 --epochs 3";
+
+pub(super) const PRUNE: &str = "\
+Examples:
+  kiln compress prune runs/resnet-001 --sparsity 0.9
+  kiln compress prune runs/gpt-001 --pattern 2:4";
+
+pub(super) const SHRINK: &str = "\
+Example:
+  kiln compress shrink runs/resnet-001 --multiply-adds 0.5";
+
+pub(super) const DISTILL: &str = "\
+Examples:
+  kiln compress distill runs/resnet-001 --width 8
+  kiln compress distill runs/resnet-001 --model mobilenet_v2 --width 0.5";
+
+pub(super) const MEMORY_CLASSIFY: &str = "\
+Examples:
+  kiln memory classify --batch-size 256
+  kiln memory classify --data photos/ --model resnet50 --checkpointing sqrt";
+
+pub(super) const MEMORY_SEGMENT: &str = "\
+Example:
+  kiln memory segment --tile 256 --batch-size 4";
+
+pub(super) const MEMORY_GPT: &str = "\
+Examples:
+  kiln memory gpt --precision bf16
+  kiln memory gpt --model gpt2 --batch-size 4 --stages 2";
+
+pub(super) const PLAN_CLASSIFY: &str = "\
+Examples:
+  kiln plan classify --memory 16GiB --batch-size 256
+  kiln plan classify --memory 8GiB --model vit_small --image-size 384 --all";
+
+pub(super) const PLAN_SEGMENT: &str = "\
+Example:
+  kiln plan segment --memory 24GiB --tile 1024 --classes 5 --batch-size 8";
+
+pub(super) const PLAN_GPT: &str = "\
+Examples:
+  kiln plan gpt --memory 24GiB --model gpt2-medium
+  kiln plan gpt --memory 24GiB --model gpt2-medium --stages 2";
+
+pub(super) const MODELS: &str = "\
+Examples:
+  kiln models
+  kiln models --only resnet --json";
+
+pub(super) const FETCH: &str = "\
+Example:
+  kiln fetch fashion-mnist && kiln train classify --data data/fashion-mnist";
+
+pub(super) const LOAD: &str = "\
+Example:
+  kiln load photos/ --image-size 224 --workers 4";

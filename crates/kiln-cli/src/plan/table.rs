@@ -1,0 +1,125 @@
+//! Ways to take a step as a table of at most 80 columns.
+
+use std::fmt::Write;
+
+use kiln_checkpointing::Plan as Checkpoints;
+use kiln_memory::largest_within;
+use kiln_training::StepPlan;
+
+/// The widest checkpoint plan that is written out.
+const WIDEST: usize = 19;
+
+/// What a table is about.
+pub(super) struct Facts<'a> {
+    /// The name of the recipe's optimizer.
+    pub(super) optimizer: &'a str,
+    /// Seconds of the fastest way of all.
+    pub(super) quickest: f64,
+    /// Bytes that a step may take.
+    pub(super) limit: u64,
+}
+
+/// Rows of `plans`. Where one does not fit, a column says what it lacks.
+pub(super) fn table(plans: &[StepPlan], chosen: Option<&StepPlan>, facts: &Facts<'_>) -> String {
+    let unit = Unit::of(plans.iter().map(|plan| plan.peak_bytes).max().unwrap_or(0));
+    let lacking = plans.iter().any(|plan| !plan.fits);
+    let lacks = if lacking { format!("{:>7}  ", "lacks") } else { String::new() };
+    let mut text = format!(
+        "  {:<9}  {:>11}  {:>9}  {lacks}{:>5}  {:<12}  checkpointing\n",
+        "precision",
+        "micro-batch",
+        format!("peak, {}", unit.name),
+        "time",
+        "optimizer",
+    );
+    for plan in plans {
+        let lacks = match (lacking, plan.fits) {
+            (false, _) => String::new(),
+            (true, true) => format!("{:>7}  ", "-"),
+            (true, false) => {
+                let lacks = plan.peak_bytes.saturating_sub(largest_within(facts.limit));
+                format!("{:>7}  ", unit.show(lacks))
+            }
+        };
+        let _ = writeln!(
+            text,
+            "{} {:<9}  {:>11}  {:>9}  {lacks}{:>5.2}  {:<12}  {}",
+            if chosen == Some(plan) { '>' } else { ' ' },
+            plan.precision.to_string(),
+            plan.micro_batch,
+            unit.show(plan.peak_bytes),
+            plan.seconds / facts.quickest,
+            optimizer(plan, facts.optimizer),
+            checkpointing(&plan.checkpoints, if lacking { 10 } else { WIDEST }),
+        );
+    }
+    text
+}
+
+/// What the columns mean.
+pub(super) const LEGEND: &str = "\
+>     the way that is chosen
+peak  predicted bytes of a step; the limit has room for 2 % more
+time  estimated, relative to the fastest way of all, which may not fit
+";
+
+fn optimizer(plan: &StepPlan, own: &str) -> String {
+    let host = if plan.optimizer.is_on_host() { ", host" } else { "" };
+    format!("{}{host}", plan.optimizer.name(own))
+}
+
+/// The plan if it is short, else how many blocks it recomputes.
+fn checkpointing(plan: &Checkpoints, widest: usize) -> String {
+    match plan.recomputed() {
+        0 => "none".into(),
+        recomputed => {
+            let text = plan.to_string();
+            if text.chars().count() <= widest { text } else { format!("{recomputed} of {}", plan.blocks()) }
+        }
+    }
+}
+
+/// The unit of a column.
+struct Unit {
+    name: &'static str,
+    bytes: f64,
+}
+
+impl Unit {
+    /// The unit in which `largest` is easily read.
+    fn of(largest: u64) -> Self {
+        match largest {
+            0..0x4000_0000 => Self { name: "MiB", bytes: f64::from(1 << 20) },
+            _ => Self { name: "GiB", bytes: f64::from(1 << 30) },
+        }
+    }
+
+    fn show(&self, bytes: u64) -> String {
+        match bytes as f64 / self.bytes {
+            large if large >= 100.0 => format!("{large:.0}"),
+            small if small >= 10.0 => format!("{small:.1}"),
+            small => format!("{small:.2}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Unit, checkpointing};
+    use kiln_checkpointing::Plan;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        let shown = |bytes: u64| (Unit::of(bytes).name, Unit::of(bytes).show(bytes));
+        assert_eq!(shown(3 << 29), ("GiB", "1.50".into()));
+        assert_eq!(shown(24 << 30), ("GiB", "24.0".into()));
+        assert_eq!(shown(300 << 20), ("MiB", "300".into()));
+    }
+
+    #[test]
+    fn a_long_plan_is_a_count() {
+        assert_eq!(checkpointing(&Plan::none(16), 19), "none");
+        assert!(checkpointing(&Plan::every(16, 4).unwrap(), 19).len() <= 19);
+        assert!(checkpointing(&Plan::every(16, 3).unwrap(), 5).contains(" of 16"));
+    }
+}

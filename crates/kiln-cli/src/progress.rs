@@ -1,0 +1,187 @@
+//! Progress on a terminal: a bar of the steps, and one of each evaluation.
+
+use std::io::IsTerminal;
+
+use anyhow::Result;
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use kiln_training::{Batch, BatchSource, Epoch};
+
+use crate::log::is_quiet;
+
+/// Columns of a line.
+const COLUMNS: usize = 80;
+/// Columns of the bar itself.
+const BAR: usize = 8;
+/// Columns of the time that is left, as in `  ETA 12m`.
+const LEFT: usize = 10;
+
+/// Bars on stderr. A redirected stderr and a quiet command have none.
+#[derive(Clone)]
+pub(crate) struct Progress(MultiProgress);
+
+impl Progress {
+    pub(crate) fn new() -> Self {
+        let shown = std::io::stderr().is_terminal() && !is_quiet();
+        let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        Self(MultiProgress::with_draw_target(target))
+    }
+
+    /// The bar of a run of `total` steps that has taken `at`.
+    pub(crate) fn steps(&self, total: u64, at: u64) -> Result<ProgressBar> {
+        let bar = self.0.add(ProgressBar::new(total));
+        let style = ProgressStyle::with_template(&format!("{{pos}}/{{len}} {{bar:{BAR}}} {{msg}}  ETA {{eta}}"))?;
+        bar.set_style(style);
+        bar.set_position(at);
+        bar.reset_eta();
+        Ok(bar)
+    }
+
+    /// The bar of one evaluation on `batches` batches, which goes when it is dropped.
+    fn evaluation(&self, batches: usize) -> ProgressBar {
+        let bar = ProgressBar::new(batches as u64).with_finish(ProgressFinish::AndClear);
+        let bar = self.0.add(bar);
+        if let Ok(style) = ProgressStyle::with_template("evaluating {bar:30} {pos}/{len} batches  ETA {eta}") {
+            bar.set_style(style);
+        }
+        bar
+    }
+
+    /// Calls `say` while no bar is on the terminal.
+    pub(crate) fn suspend(&self, say: impl FnOnce()) {
+        self.0.suspend(say);
+    }
+}
+
+/// Batches to evaluate on, with a bar.
+pub(crate) struct Watched<'a, S> {
+    source: &'a S,
+    progress: Progress,
+}
+
+impl<'a, S> Watched<'a, S> {
+    pub(crate) fn new(source: &'a S, progress: &Progress) -> Self {
+        Self { source, progress: progress.clone() }
+    }
+}
+
+impl<B: Batch, S: BatchSource<Batch = B>> BatchSource for Watched<'_, S> {
+    type Batch = B;
+
+    fn batches(&self) -> usize {
+        self.source.batches()
+    }
+
+    fn samples(&self) -> usize {
+        self.source.samples()
+    }
+
+    fn epoch(&self, epoch: u64, first: usize) -> Epoch<'_, B> {
+        let bar = self.progress.evaluation(self.batches());
+        Box::new(self.source.epoch(epoch, first).inspect(move |_| bar.inc(1)))
+    }
+}
+
+/// What a run says of its last step.
+pub(crate) struct Status {
+    pub(crate) loss: f64,
+    /// The most bytes of a step so far.
+    pub(crate) peak_bytes: Option<u64>,
+    /// Bytes that a step may take.
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) samples_per_second: f64,
+    /// The share of the time in which a step waits for data, and for what the data takes long, where it does.
+    pub(crate) waiting: Option<(f64, String)>,
+}
+
+impl Status {
+    /// As much of it as a line has room for, beside the bar of a run of `steps` steps.
+    pub(crate) fn line(&self, steps: u64) -> String {
+        let position = 2 * steps.to_string().len() + 1;
+        // A line that fills the terminal may wrap.
+        self.within((COLUMNS - 1).saturating_sub(position + BAR + LEFT + 2))
+    }
+
+    fn within(&self, room: usize) -> String {
+        let loss = format!("loss {}", short(self.loss));
+        let peak = self.peak();
+        let rate = self.samples_per_second;
+        let rate = if rate < 10.0 { format!("{rate:.1}") } else { format!("{rate:.0}") };
+        let (rate, rate_short) = (format!("{rate} samples/s"), format!("{rate}/s"));
+        let waiting = self.waiting.as_ref().map(|(share, stage)| format!("{:.0}% waits ({stage})", 100.0 * share));
+        let all = [Some(loss.clone()), peak.clone(), Some(rate.clone()), waiting];
+        let choices = [
+            all.to_vec(),
+            all[..3].to_vec(),
+            vec![Some(loss.clone()), peak.clone(), Some(rate_short)],
+            vec![Some(loss.clone()), peak],
+        ];
+        let lines = choices.into_iter().map(|parts| parts.into_iter().flatten().collect::<Vec<_>>().join("  "));
+        lines.into_iter().find(|line| line.chars().count() <= room).unwrap_or(loss)
+    }
+
+    /// `peak 41.2/300 MiB`.
+    fn peak(&self) -> Option<String> {
+        let peak = self.peak_bytes?;
+        let (unit, bytes) = match self.limit_bytes.unwrap_or(peak) {
+            0..0x4000_0000 => ("MiB", f64::from(1 << 20)),
+            _ => ("GiB", f64::from(1 << 30)),
+        };
+        let number = |of: u64| match of as f64 / bytes {
+            value if value >= 100.0 || value.fract() == 0.0 => format!("{value:.0}"),
+            value if value >= 10.0 || unit == "MiB" => format!("{value:.1}"),
+            value => format!("{value:.2}"),
+        };
+        let limit = self.limit_bytes.map_or(String::new(), |limit| format!("/{}", number(limit)));
+        Some(format!("peak {}{limit} {unit}", number(peak)))
+    }
+}
+
+/// Four decimals, or the power of ten of a number that has too many digits for them.
+fn short(loss: f64) -> String {
+    if loss.abs() < 1000.0 || !loss.is_finite() { format!("{loss:.4}") } else { format!("{loss:.2e}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> Status {
+        let (peak_bytes, limit_bytes) = (Some(43_201_331), Some(300 << 20));
+        Status { loss: 1.82151, peak_bytes, limit_bytes, samples_per_second: 812.3, waiting: None }
+    }
+
+    #[test]
+    fn the_peak_stands_against_the_budget() {
+        assert_eq!(status().line(744), "loss 1.8215  peak 41.2/300 MiB  812 samples/s");
+        let unlimited = Status { limit_bytes: None, ..status() };
+        assert_eq!(unlimited.line(744), "loss 1.8215  peak 41.2 MiB  812 samples/s");
+        let card = Status { peak_bytes: Some(13 << 30), limit_bytes: Some(16 << 30), ..status() };
+        assert_eq!(card.line(744), "loss 1.8215  peak 13/16 GiB  812 samples/s");
+        assert_eq!(Status { peak_bytes: None, ..status() }.line(744), "loss 1.8215  812 samples/s");
+    }
+
+    #[test]
+    fn a_line_of_any_run_fits() {
+        for steps in [1, 744, 1_000_000, u64::from(u32::MAX)] {
+            for loss in [0.0, -123.456, 1e30, f64::NAN, f64::INFINITY] {
+                for rate in [0.0, 9.99, 123_456.0] {
+                    for waiting in [None, Some((0.42, "decoding".to_owned()))] {
+                        for limit in [None, Some(1), Some(300 << 20), Some(999 << 40)] {
+                            let status = Status {
+                                loss,
+                                samples_per_second: rate,
+                                waiting: waiting.clone(),
+                                limit_bytes: limit,
+                                ..status()
+                            };
+                            let line = status.line(steps);
+                            let position = 2 * steps.to_string().len() + 1;
+                            assert!(line.starts_with("loss"), "{line}");
+                            assert!(position + BAR + 2 + line.len() + LEFT < COLUMNS, "{line}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
