@@ -1,5 +1,6 @@
 //! The command line.
 
+mod begin;
 mod compress;
 mod learning;
 mod load;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+pub(crate) use begin::BeginArgs;
 pub(crate) use compress::{Compress, CompressArgs, CompressDistill, CompressPrune, CompressQuantize, CompressShrink};
 pub(crate) use learning::{LoraArgs, TeacherArgs};
 pub(crate) use load::Load;

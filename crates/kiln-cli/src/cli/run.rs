@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::begin::BeginArgs;
 use super::optimizer::OptimizerArgs;
 use super::parallel::ParallelArgs;
 
@@ -17,7 +18,8 @@ pub(crate) struct RunArgs {
     /// [default: here]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Go on with the run in this directory, under the settings it was started with
+    /// Go on with the run in this directory, under its own settings. Its length, its learning rate, when it evaluates, saves and ends, and how
+    /// it uses memory may be changed by their options, which its history.jsonl then notes
     #[arg(long, value_name = "DIR")]
     pub(crate) resume: Option<PathBuf>,
     /// Settings as a TOML file; options on the command line win over it
@@ -48,7 +50,7 @@ pub(crate) struct RunArgs {
     pub(crate) allow_bf16: bool,
     /// Seconds that a batch waits in all for memory that another program holds, before the run ends [default: 300]
     #[arg(long, value_name = "SECONDS")]
-    pub(crate) patience: Option<u64>,
+    pub(crate) wait_for_memory: Option<u64>,
     /// Have memory run out on purpose at each boundary of a step with this probability, to see runs recover
     #[arg(long, value_name = "P")]
     pub(crate) inject_oom: Option<f64>,
@@ -82,12 +84,17 @@ pub(crate) struct RunArgs {
     /// Measure the model every N steps besides the end of each epoch (0: only then)
     #[arg(long, value_name = "N")]
     pub(crate) evaluate_every: Option<u32>,
+    /// End the run after N evaluations in a row without a better test_accuracy, test_miou or bits_per_byte (0: never) [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) patience: Option<u32>,
     /// Save a checkpoint every N steps besides the end of each epoch (0: only then)
     #[arg(long, value_name = "N")]
     pub(crate) save_every: Option<u32>,
-    /// Keep the newest N checkpoints
+    /// Keep the newest N checkpoints, and the best one in any case
     #[arg(long, value_name = "N")]
     pub(crate) keep: Option<u32>,
+    #[command(flatten)]
+    pub(crate) begin: BeginArgs,
     #[command(flatten)]
     pub(crate) optimizer: OptimizerArgs,
     #[command(flatten)]
@@ -103,6 +110,9 @@ pub struct EvalArgs {
     /// A run directory, one of its checkpoints, or a .safetensors file
     #[arg(long, value_name = "PATH")]
     pub(crate) checkpoint: PathBuf,
+    /// Of a run directory take the best checkpoint, not the newest
+    #[arg(long)]
+    pub(crate) best: bool,
     /// Data set; without it the one the model was trained on
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,

@@ -10,10 +10,10 @@ use burn::tensor::Device;
 use kiln_data::{BadSamples, TileSet};
 use kiln_models::UnetEncoder;
 
-use super::arguments::{refuse_changes, settings_file};
+use super::arguments::{borrowed, refuse_changes, settings_table};
 use super::optimizer::lay_optimizer_over;
-use super::overlay::{Overlay, data_of, read, resolve};
-use super::prepare::check_classes;
+use super::overlay::{Overlay, data_of, resolve};
+use super::prepare::{check_classes, has_weights};
 use crate::cli::TrainSegment;
 
 /// Rows and columns of a tile.
@@ -37,8 +37,8 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
     if arguments.run.parallel.given() {
         bail!(Usage("--replicas and --stages divide classify and gpt runs, expected neither for segment".into()));
     }
-    let file = settings_file(&arguments.run)?;
-    let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
+    let file = settings_table(&arguments.run)?;
+    let file = borrowed(file.as_ref());
     let mut overlay = arguments.run.overlay();
     if let Some(name) = &arguments.encoder {
         overlay.set("model", "encoder", Some(UnetEncoder::named(name)?.name()));
@@ -49,7 +49,8 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
 
     let count = arguments.classes.map(|classes| classes as usize);
     if let Some(run) = &arguments.run.resume {
-        let settings: SegmentSettings = resolve(None, file, overlay)?;
+        let mut settings: SegmentSettings = resolve(None, file, overlay)?;
+        settings.run.begun = has_weights(&arguments.run)?;
         let data = open_segments(settings.run.data.as_deref(), Some(settings.model.classes))?;
         check_classes(run, &data.classes)?;
         let [overlap, of_test] = settings.tiles.overlap;
@@ -88,7 +89,8 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
     overlay.set("tiles", "ignore", Some(written));
     overlay.set("model", "classes", arguments.classes.map(i64::from));
     weights(arguments, &tiles.train, bad, &mut overlay)?;
-    let mut settings = resolve(Some(&recipe), file, overlay)?;
+    let mut settings: SegmentSettings = resolve(Some(&recipe), file, overlay)?;
+    settings.run.begun = has_weights(&arguments.run)?;
     lay_optimizer_over(&mut settings, &arguments.run)?;
     segment_run(settings, &data, tiles)
 }

@@ -13,6 +13,7 @@ use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::planning::{Alternative, Checkpointing, DeviceLayout, Planner, RecordedStep, StagePlan, StepKind, StepPlan};
+use crate::progress::Progress;
 use crate::replicas::{Replicas, telling};
 use crate::schedule::Schedule;
 use crate::stages::{Division, Readers, Staged};
@@ -263,6 +264,10 @@ impl<T: Task> TrainerBuilder<'_, T> {
             batches: None,
             every: self.every,
             checkpoints: self.checkpoints,
+            best: self.best,
+            progress: Progress::default(),
+            takes_other_length: self.takes_other_length,
+            forgets_sizes: self.forgets_sizes,
             observer: self.observer,
             edit: self.edit,
             edited: None,
