@@ -15,7 +15,6 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-pub(crate) use begin::BeginArgs;
 pub(crate) use compress::{Compress, CompressArgs, CompressDistill, CompressPrune, CompressQuantize, CompressShrink};
 pub(crate) use learning::{LoraArgs, TeacherArgs};
 pub(crate) use load::Load;

@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 mod bad_input;
+mod begin;
 mod classify;
 mod compress;
+mod goes_on;
 #[cfg(unix)]
 mod kill;
 #[cfg(feature = "mpi")]
