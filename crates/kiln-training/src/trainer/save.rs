@@ -280,21 +280,19 @@ impl<T: Task> Trainer<T> {
                 self.compare(saved).map_err(fail)?;
             }
             let file = path.join(OPTIMIZER);
-            let record = match &self.run.replicas {
-                Some(replicas) => {
-                    let all = in_memory(&file).map_err(fail)?;
-                    let own = match replicas.owned(&model) {
-                        Some(owned) => part(all, &owned).map_err(fail)?,
-                        None => all,
-                    };
-                    OptimizerRecord::from_bytes(own)
-                }
+            let owned = self.run.replicas.as_ref().and_then(|replicas| replicas.owned(&model));
+            let wanted = match purpose {
+                Purpose::Resume => owned,
                 // Parameters that learned there and are frozen here have a state that nothing would need.
-                None if purpose == Purpose::Start => {
+                Purpose::Start => owned.or_else(|| Some(trained(&model))),
+            };
+            let record = match (wanted, &self.run.replicas) {
+                (Some(wanted), _) => {
                     let all = in_memory(&file).map_err(fail)?;
-                    OptimizerRecord::from_bytes(part(all, &trained(&model)).map_err(fail)?)
+                    OptimizerRecord::from_bytes(part(all, &wanted).map_err(fail)?)
                 }
-                None => OptimizerRecord::load(file),
+                (None, Some(_)) => OptimizerRecord::from_bytes(in_memory(&file).map_err(fail)?),
+                (None, None) => OptimizerRecord::load(file),
             };
             let record = record.map_err(|e| fail(e.to_string()))?;
             let optimizer = groups.init_on(&plain).load_record(record);
