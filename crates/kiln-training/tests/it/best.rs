@@ -122,7 +122,7 @@ fn a_run_that_gets_no_better_ends_and_goes_on_with_more_patience() {
     for interrupted in [u64::MAX, 1, 3] {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
-        let patient = |patience| config().with_patience(patience);
+        let patient = |patience: u64| config().with_patience(patience);
         let mut last = Finish::Stopped;
         for _ in 0..TOTAL {
             let mut part = trainer(&VALUES, patient(4), TOTAL);
