@@ -17,7 +17,10 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
 fn is_mistake(cause: &(dyn std::error::Error + 'static)) -> bool {
     cause.is::<Usage>()
         || matches!(cause.downcast_ref(), Some(kiln_data::Error::InvalidSetting { .. }))
-        || matches!(cause.downcast_ref(), Some(kiln_training::Error::InvalidSetting { .. }))
+        || matches!(
+            cause.downcast_ref(),
+            Some(kiln_training::Error::InvalidSetting { .. } | kiln_training::Error::UnknownPath { .. })
+        )
         || matches!(
             cause.downcast_ref(),
             Some(kiln_training::Error::Parallel(kiln_parallel::Error::InvalidSetting { .. }))

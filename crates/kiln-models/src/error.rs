@@ -42,6 +42,20 @@ pub enum Error {
         /// The reason, in one line.
         reason: String,
     },
+    /// A tensor of a checkpoint has another shape than the model's; the model is unchanged.
+    #[error(
+        "cannot load '{path}': '{name}' is {found:?} in the file and {expected:?} in the model, expected the same shape"
+    )]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The path of the parameter in the model.
+        name: String,
+        /// The shape in the model.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        found: Vec<usize>,
+    },
     /// A checkpoint could not be written; no partial file is left behind.
     #[error("cannot save '{path}': {reason}")]
     Save {

@@ -7,6 +7,7 @@ use burn::store::{BurnToPyTorchAdapter, KeyRemapper, ModuleSnapshot, PyTorchToBu
 
 use crate::Error;
 use crate::gpt::Gpt;
+use crate::matching::{Matched, matching, one_line};
 use crate::mobilenet_v2::MobileNetV2;
 use crate::mobilenet_v3::MobileNetV3;
 use crate::resnet::ResNet;
@@ -24,6 +25,9 @@ pub trait SafetensorsModel: Module + Sized {
     fn reading(&self, store: SafetensorsStore) -> SafetensorsStore;
     #[doc(hidden)]
     fn writing(&self, store: SafetensorsStore) -> SafetensorsStore;
+    /// The path of the layer whose outputs are the classes, in a model that has such a layer of its own.
+    #[doc(hidden)]
+    fn head_path(&self) -> Option<&'static str>;
 
     /// The model with all parameters and buffers read from `path`. Tensors of the file that the model does not have (torch's
     /// `num_batches_tracked`, a stored causal mask) are ignored.
@@ -51,6 +55,17 @@ pub trait SafetensorsModel: Module + Sized {
         Ok(self)
     }
 
+    /// The model with the parameters and buffers of `path` whose names it has, in f32, to train it on other data. A layer of classes whose
+    /// number of classes differs stays as it is; any other difference in shape is an error.
+    ///
+    /// # Errors
+    /// [`Error::Load`] when the file cannot be read or has no tensor of this model, [`Error::Shape`] for a tensor of another shape.
+    fn load_matching(self, path: impl AsRef<Path>) -> Result<(Self, Matched), Error> {
+        let path = path.as_ref();
+        let (store, head) = (self.reading(SafetensorsStore::from_file(path)), self.head_path());
+        matching(self, path, store, head)
+    }
+
     /// Writes all parameters and buffers to `path`. An older file is replaced when the new one is complete.
     ///
     /// # Errors
@@ -63,11 +78,6 @@ pub trait SafetensorsModel: Module + Sized {
             .save_into(&mut self.writing(store))
             .map_err(|e| Error::Save { path: path.to_owned(), reason: one_line(&e) })
     }
-}
-
-fn one_line(error: &impl std::fmt::Display) -> String {
-    let text = error.to_string();
-    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown error").to_owned()
 }
 
 fn remap(patterns: &[(&str, &str)]) -> KeyRemapper {
@@ -85,7 +95,7 @@ fn renamed(names: &[(String, String)], from: fn(&(String, String)) -> [&str; 2])
 
 /// For a model that lists the names of its layers.
 macro_rules! by_names {
-    ($($model:ty),+) => {$(
+    ($($model:ty: $head:literal),+) => {$(
         impl SafetensorsModel for $model {
             fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {
                 let remapper = renamed(&self.names(), |(ours, theirs)| [theirs, ours]);
@@ -96,11 +106,15 @@ macro_rules! by_names {
                 let remapper = renamed(&self.names(), |(ours, theirs)| [ours, theirs]);
                 store.with_to_adapter(BurnToPyTorchAdapter).remap(remapper)
             }
+
+            fn head_path(&self) -> Option<&'static str> {
+                Some($head)
+            }
         }
     )+};
 }
 
-by_names!(MobileNetV2, MobileNetV3, ShuffleNetV2, Unet, Vit);
+by_names!(MobileNetV2: "classifier", MobileNetV3: "classifier", ShuffleNetV2: "fc", Unet: "head", Vit: "head");
 
 impl SafetensorsModel for ResNet {
     fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {
@@ -113,6 +127,10 @@ impl SafetensorsModel for ResNet {
         store
             .with_to_adapter(BurnToPyTorchAdapter)
             .remap(remap(&[(r"\.downsample\.conv\.", ".downsample.0."), (r"\.downsample\.norm\.", ".downsample.1.")]))
+    }
+
+    fn head_path(&self) -> Option<&'static str> {
+        Some("fc")
     }
 }
 
@@ -129,5 +147,10 @@ impl SafetensorsModel for Gpt {
 
     fn writing(&self, store: SafetensorsStore) -> SafetensorsStore {
         store.remap(remap(&[(r"\.gamma$", ".weight"), (r"\.beta$", ".bias"), (r"^", "transformer.")]))
+    }
+
+    /// The output layer is the embedding of the tokens.
+    fn head_path(&self) -> Option<&'static str> {
+        None
     }
 }

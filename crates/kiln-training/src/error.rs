@@ -121,6 +121,14 @@ pub enum Error {
     /// The model could not be made. The source is the error of the function that makes it.
     #[error("the model cannot be made")]
     Model(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// No parameter of the model is at or below a path.
+    #[error("no parameter's path begins with '{path}', expected one of {known}, or a longer path below these")]
+    UnknownPath {
+        /// The path that was given.
+        path: String,
+        /// The first names of the paths of all parameters, separated by commas.
+        known: String,
+    },
     /// The model could not be edited before a step; the run is as it was. The source is the error of the edit.
     #[error("step {step}: the model cannot be edited")]
     Edit {

@@ -8,7 +8,8 @@
 //! - [`Trainer::fit`]: epochs, evaluation, checkpoints and events, over kiln-data's loaders, burn's, or batches in memory
 //!   ([`BatchSource`]).
 //! - [`Checkpoints`]: atomic, verified, the newest few. A run that was killed and resumed gives the same numbers as one that was
-//!   not, because everything random is a function of [`RunState`].
+//!   not, because everything random is a function of [`RunState`]. [`BestConfig`] keeps the best one as well, and ends a run that gets no
+//!   better.
 //! - [`OptimizerGroups`], [`Schedule`]: any optimizer and scheduler of burn; [`OptimizerConfig`] and [`ScheduleConfig`] as settings.
 //!   [`BatchScaling`]: the learning rate that fits the effective batch.
 //!
@@ -67,6 +68,7 @@ mod optimizer;
 mod parts;
 mod pass;
 mod planning;
+mod progress;
 mod replicas;
 mod schedule;
 mod source;
@@ -88,6 +90,7 @@ pub use planning::{
     Checkpointing, DeviceLayout, MemoryBudget, PlannedOptimizer, Planner, Remedy, StageLoad, StagePlan, StepChange,
     StepPlan,
 };
+pub use progress::{Best, BestConfig, Goal, Progress};
 pub use schedule::{Schedule, ScheduleConfig};
 pub use source::{BatchSource, BurnBatches, Epoch, TrainingData};
 pub use stages::{StageMemory, StagesConfig};

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod begin;
 mod classify;
 mod compress;
 mod defaults;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::begin::BeginArgs;
 use super::optimizer::OptimizerArgs;
 use super::values::{PRECISION, a_size, device, size_or_auto};
 
@@ -82,14 +83,19 @@ pub(crate) struct RunArgs {
     /// Directory of the run, which must be new or empty [default: runs/MODEL-NNN]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub(crate) out: Option<PathBuf>,
-    /// Go on with the run in this directory, under the settings it was started with
+    #[command(flatten)]
+    pub(crate) begin: BeginArgs,
+    /// Go on with the run in this directory, under its own settings
+    ///
+    /// Its length, its learning rate, when it evaluates, saves and ends, and how it uses memory may be changed by their
+    /// options. Its history.jsonl notes each change.
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub(crate) resume: Option<PathBuf>,
     /// Seconds that a batch waits for memory that another program holds [default: 300]
     ///
     /// They count for all its attempts together; after them the run ends.
     #[arg(long, value_name = "SECONDS", help_heading = "Memory")]
-    pub(crate) patience: Option<u64>,
+    pub(crate) wait_for_memory: Option<u64>,
     /// Have memory run out with this probability, to see runs recover [default: 0]
     ///
     /// It runs out at each boundary of a step.
@@ -115,10 +121,15 @@ pub(crate) struct RunArgs {
     /// Measure the model every N steps besides the end of each epoch (0: only then)
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) evaluate_every: Option<u32>,
+    /// End the run after N evaluations in a row without a better result (0: never) [default: 0]
+    ///
+    /// The result is test_accuracy, test_miou or bits_per_byte.
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub(crate) patience: Option<u32>,
     /// Save a checkpoint every N steps besides the end of each epoch [default: 500]
     #[arg(long, value_name = "N", help_heading = "Checkpoints")]
     pub(crate) save_every: Option<u32>,
-    /// Keep the newest N checkpoints [default: 3]
+    /// Keep the newest N checkpoints, and the best one in any case [default: 3]
     #[arg(long, value_name = "N", help_heading = "Checkpoints")]
     pub(crate) keep: Option<u32>,
 }
@@ -129,6 +140,9 @@ pub struct EvalArgs {
     /// A run directory, one of its checkpoints, or a .safetensors file
     #[arg(long, value_name = "PATH")]
     pub(crate) checkpoint: PathBuf,
+    /// Of a run directory take the best checkpoint, not the newest
+    #[arg(long)]
+    pub(crate) best: bool,
     /// Data set [default: the one the model was trained on]
     #[arg(long, value_name = "PATH", help_heading = "Data")]
     pub(crate) data: Option<PathBuf>,

@@ -10,19 +10,15 @@ use crate::usage::Usage;
 use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::{Device, Int, Tensor};
 use kiln_models::{Classifier, ClassifierConfig, Gpt, GptConfig, SafetensorsModel};
-use serde::de::DeserializeOwned;
 
 use crate::cli::CompressArgs;
 use crate::train::overlay::{absolute, read};
 use crate::train::prepare::check_classes;
 
 /// The settings of a pipeline whose runs can be made smaller.
-pub(super) trait Family: PipelineSettings + DeserializeOwned + Clone + 'static {
+pub(super) trait Family: PipelineSettings + Clone + 'static {
     type Model: SafetensorsModel + Sync + 'static;
     type Task: SharedTask<Model = Self::Model> + 'static;
-
-    /// The metric that says how good a model is.
-    const METRIC: &'static str;
 
     /// The run of the settings, and its device.
     fn into_run(self) -> Result<(Run<Self::Task, Self>, Device)>;
@@ -51,8 +47,6 @@ pub(super) trait Family: PipelineSettings + DeserializeOwned + Clone + 'static {
 impl Family for ClassifySettings {
     type Model = Classifier;
     type Task = crate::pipelines::Classify;
-
-    const METRIC: &'static str = "test_accuracy";
 
     fn into_run(self) -> Result<(Run<Self::Task, Self>, Device)> {
         let data = open_images(self.run.data.as_deref())?;
@@ -104,8 +98,6 @@ impl Family for ClassifySettings {
 impl Family for GptSettings {
     type Model = Gpt;
     type Task = crate::pipelines::NextToken;
-
-    const METRIC: &'static str = "bits_per_byte";
 
     fn into_run(self) -> Result<(Run<Self::Task, Self>, Device)> {
         next_token_run(self)
@@ -185,6 +177,9 @@ pub(super) fn source(arguments: &CompressArgs) -> Result<Source> {
         run.data = arguments.data.as_deref().map(absolute).map(Into::into).or(run.data.take());
         run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
         run.memory = None;
+        // What the run began with, and how it was trained, is not what the smaller model does.
+        (run.init, run.from, run.patience) = (None, None, None);
+        run.freeze.clear();
         if let Some(seed) = arguments.seed {
             run.seed = u64::from(seed);
         }

@@ -1,6 +1,6 @@
 //! The settings that a checkpoint belongs to.
 
-use crate::pipelines::{RunSettings, settings_beside};
+use crate::pipelines::{RunSettings, best_of, settings_beside};
 use crate::usage::Usage;
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
@@ -23,6 +23,18 @@ pub(super) fn settings<S: DeserializeOwned>(arguments: &EvalArgs) -> Result<S> {
     read(&file)?.try_into().map_err(|e: toml::de::Error| {
         Usage(format!("config '{}' is of another model or damaged: {}", file.display(), e.message())).into()
     })
+}
+
+/// The checkpoint that is evaluated: with `--best` the best one of the run, else the one that was named.
+pub(super) fn chosen(arguments: &mut EvalArgs) -> Result<()> {
+    if arguments.best {
+        if !arguments.checkpoint.is_dir() {
+            let path = arguments.checkpoint.display();
+            bail!(Usage(format!("--best takes the best checkpoint of a run, and '{path}' is no run directory")));
+        }
+        arguments.checkpoint = best_of(&arguments.checkpoint)?;
+    }
+    Ok(())
 }
 
 pub(super) fn apply(arguments: &EvalArgs, run: &mut RunSettings) {

@@ -20,7 +20,7 @@ use kiln_models::SafetensorsModel;
 use kiln_training::{Task, evaluate_in_parts};
 use serde_json::{Map, Value, json};
 
-use checkpoint::{apply, settings};
+use checkpoint::{apply, chosen, settings};
 
 use crate::cli::{Eval, EvalArgs};
 use crate::log::RESULT;
@@ -29,7 +29,8 @@ use crate::train::prepare::check_classes;
 
 pub(crate) fn run(command: Eval) -> Result<ExitCode> {
     match command {
-        Eval::Classify(arguments) => {
+        Eval::Classify(mut arguments) => {
+            chosen(&mut arguments)?;
             let mut settings: ClassifySettings = settings(&arguments)?;
             apply(&arguments, &mut settings.run);
             let device = device::open(&settings.run.device)?;
@@ -42,8 +43,12 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             let test = classify_test_loader(data.test, &settings)?;
             report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings)
         }
-        Eval::Segment(arguments) => segment::run(&arguments),
-        Eval::Gpt(arguments) => {
+        Eval::Segment(mut arguments) => {
+            chosen(&mut arguments.eval)?;
+            segment::run(&arguments)
+        }
+        Eval::Gpt(mut arguments) => {
+            chosen(&mut arguments)?;
             let mut settings: GptSettings = settings(&arguments)?;
             apply(&arguments, &mut settings.run);
             let device = device::open(&settings.run.device)?;

@@ -14,10 +14,10 @@ use kiln_data::{
 use kiln_models::{Classifier, ClassifierBlock, ClassifierConfig, Stem};
 use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct, top_k_hits};
 
+use super::beginning::Beginning;
 use super::chained::Chained;
 use super::class_counts::{ClassCounts, FEW, counts, recall_weights};
 use super::compression::TeacherSettings;
-use super::load::begun;
 use super::run::{Run, Setup};
 use super::settings::{ClassifySettings, ImageSettings, RunSettings};
 use super::teacher::{Tutor, settings_of};
@@ -324,13 +324,14 @@ pub fn run(
     check_against(&data.train, &settings)?;
     settings.run.clamp(data.train.len());
     let device = device::open(settings.run.own_device())?;
-    let (model, compression) = (settings.model.clone(), settings.compression.clone());
+    let (model, beginning) = (settings.model.clone(), Beginning::of(&settings));
     let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
     let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;
+    let taken = beginning.taken();
     let class_counts = ClassCounts::of(&data);
     let run = Run {
         task: Classify { teacher, ..classify(&settings)?.weighing_classes(&data.test) },
-        init: Box::new(move |device| begun(model.init(device)?, compression.as_ref(), device)),
+        init: Box::new(move |device| beginning.begin(model.init(device)?, device)),
         findings: None,
         setup: Setup {
             name: family(&settings.model),
@@ -340,6 +341,7 @@ pub fn run(
             left_out: vec![],
             data: loaders(data, &settings, &device)?,
             settings,
+            taken,
         },
     };
     Ok((run, device))

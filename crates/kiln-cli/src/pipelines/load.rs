@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use burn::module::Module;
-use burn::tensor::Device;
 use kiln_compression::{FakeQuantizer, Nest, Quantization, QuantizedModel, Range, reshape_like, set_input_ranges};
 use kiln_models::SafetensorsModel;
 use kiln_precision::{Policy, uncast};
@@ -46,7 +45,10 @@ pub fn load_any<M: SafetensorsModel>(model: M, path: &Path) -> Result<M> {
 }
 
 /// `model` in the shapes that its compression says.
-fn shaped<M: Module>(model: M, compression: Option<&CompressionSettings>) -> Result<M, kiln_compression::Error> {
+pub(super) fn shaped<M: Module>(
+    model: M,
+    compression: Option<&CompressionSettings>,
+) -> Result<M, kiln_compression::Error> {
     match compression.and_then(|compression| compression.shapes.as_ref()) {
         Some(shapes) => reshape_like(model, shapes),
         None => Ok(model),
@@ -143,8 +145,11 @@ fn inputs_of<M: Module>(
     Ok(Some(inputs))
 }
 
-/// The checkpoint that a path names; none for a file.
-fn checkpoint_of(path: &Path) -> Result<Option<PathBuf>> {
+/// The checkpoint that a path names: itself, or the newest whole one of a run directory. None for a file.
+///
+/// # Errors
+/// A directory without a whole checkpoint.
+pub fn checkpoint_of(path: &Path) -> Result<Option<PathBuf>> {
     if path.join("manifest.json").exists() {
         return Ok(Some(path.to_owned()));
     }
@@ -157,19 +162,12 @@ fn checkpoint_of(path: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The model that a run begins with: in the shapes that its compression says, and with the weights that it names. The device that steps
-/// are recorded on gets no weights.
-pub(super) fn begun<M: SafetensorsModel>(
-    model: M,
-    compression: Option<&CompressionSettings>,
-    device: &Device,
-) -> Result<M, InitError> {
-    let Some(compression) = compression else { return Ok(model) };
-    let model = shaped(model, Some(compression))?;
-    match &compression.weights {
-        Some(path) if device.clone().inner() != Device::capture() => {
-            load_any(model, path).map_err(|error| InitError::Weights(format!("{error:#}")))
-        }
-        _ => Ok(model),
-    }
+/// The best checkpoint of a run directory.
+///
+/// # Errors
+/// A directory without one.
+pub fn best_of(run: &Path) -> Result<PathBuf> {
+    Checkpoints::new(run.join(CHECKPOINTS), 1)?.best().with_context(|| {
+        format!("'{}' has no best checkpoint, expected the directory of a run whose model was evaluated", run.display())
+    })
 }

@@ -1,5 +1,6 @@
 //! The reference pipelines: their settings, tasks and data.
 
+mod beginning;
 mod chained;
 mod class_counts;
 mod classify;
@@ -14,6 +15,7 @@ mod segment;
 mod settings;
 mod teacher;
 
+pub use beginning::MODEL;
 pub use chained::Chained;
 pub use class_counts::ClassCounts;
 pub use classify::{
@@ -27,14 +29,14 @@ pub use compression::{
     Attached, CompressionSettings, LoraSettings, PruneSettings, QuantizeSettings, TeacherSettings, simulate_inputs,
 };
 pub use load::{
-    CHECKPOINTS, INPUT_RANGES, InitError, QUANTIZED, is_untrained, load_any, load_merged, load_to_evaluate,
-    settings_beside,
+    CHECKPOINTS, INPUT_RANGES, InitError, QUANTIZED, best_of, checkpoint_of, is_untrained, load_any, load_merged,
+    load_to_evaluate, settings_beside,
 };
 pub use next_token::{NextToken, fixture_recipe as next_token_fixture_recipe, recipe as next_token_recipe};
 pub use next_token::{next_token, open as open_text, run as next_token_run, test_loader as next_token_test_loader};
 pub use optimizer::usual_rate;
 pub use parallel::{ParallelSettings, Places, Replicas};
-pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup, SharedTask, WriteInto, divided};
+pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup, SharedTask, Taken, WriteInto, divided};
 pub use segment::{
     ScoredRow, Scores, Segment, SegmentData, Tiles as SegmentTiles, check_images as check_segment_images,
     class_weights as balanced_class_weights, largest as largest_class, open as open_segments, part as segment_part,

@@ -9,9 +9,9 @@ use kiln_data::{Loader, Order, Remainder, TextBatch, TextTokens, Tokenizer, Toke
 use kiln_models::{Gpt, GptBlock, GptConfig};
 use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, perplexity};
 
+use super::beginning::Beginning;
 use super::chained::Chained;
 use super::compression::TeacherSettings;
-use super::load::begun;
 use super::run::{Run, Setup};
 use super::settings::{GptSettings, RunSettings, TextSettings};
 use super::teacher::{Tutor, settings_of};
@@ -217,12 +217,13 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, De
     let data = open(&settings, &tokenizer)?;
     settings.run.clamp(data.train.len());
     let device = device::open(settings.run.own_device())?;
-    let (model, compression) = (settings.model.clone(), settings.compression.clone());
+    let (model, beginning) = (settings.model.clone(), Beginning::of(&settings));
     let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
     let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;
+    let taken = beginning.taken();
     let run = Run {
         task: NextToken { teacher, ..task },
-        init: Box::new(move |device| begun(model.init(device)?, compression.as_ref(), device)),
+        init: Box::new(move |device| beginning.begin(model.init(device)?, device)),
         findings: None,
         setup: Setup {
             name: "gpt",
@@ -232,6 +233,7 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, De
             left_out: vec![],
             data: loaders(data, &settings.run)?,
             settings,
+            taken,
         },
     };
     Ok((run, device))

@@ -1,14 +1,17 @@
 //! One run of a pipeline: its task, data and settings, and the trainer that they make.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use burn::tensor::Device;
 use kiln_data::{Loader, TrainTest};
 use kiln_memory::BackendProfile;
+use kiln_models::Matched;
 use kiln_parallel::Communicator;
 use kiln_training::{
-    Batch, BatchSource, Checkpointing, Error, OptimizerConfig, PlannedOptimizer, ScheduleConfig, StagesConfig,
-    StepPlan, Task, Trainer, TrainerBuilder,
+    Batch, BatchSource, BestConfig, Checkpointing, Error, Goal, OptimizerConfig, PlannedOptimizer, ScheduleConfig,
+    StagesConfig, StepPlan, Task, Trainer, TrainerBuilder,
 };
 
 use super::class_counts::ClassCounts;
@@ -26,6 +29,9 @@ pub type Finder<M> = Box<dyn Fn(&M, &Device, usize) -> anyhow::Result<Findings>>
 
 /// Writes files into a directory.
 pub type WriteInto = Box<dyn FnOnce(&std::path::Path) -> anyhow::Result<()>>;
+
+/// The tensors of a file that a model has taken, once it is made.
+pub type Taken = Rc<RefCell<Option<Matched>>>;
 
 /// What a report says beside the metrics.
 #[derive(Default)]
@@ -69,6 +75,8 @@ pub struct Setup<B, S> {
     pub data: TrainTest<Loader<B>>,
     /// The settings.
     pub settings: S,
+    /// The tensors that the model began with, once it is made.
+    pub taken: Taken,
 }
 
 /// A task that several threads can work on, as stages do.
@@ -77,7 +85,12 @@ pub trait SharedTask: Task<Model: Sync, Batch: Sync> + Sync {}
 impl<T: Task<Model: Sync, Batch: Sync> + Sync> SharedTask for T {}
 
 /// Settings of one of the pipelines.
-pub trait PipelineSettings: serde::Serialize {
+pub trait PipelineSettings: serde::Serialize + serde::de::DeserializeOwned {
+    /// The metric that runs are judged by.
+    const METRIC: &'static str;
+    /// Which of its values are better.
+    const GOAL: Goal;
+
     /// Settings of every run.
     fn run(&self) -> &RunSettings;
 
@@ -104,8 +117,11 @@ pub trait PipelineSettings: serde::Serialize {
 }
 
 macro_rules! settings {
-    ($($settings:ty: $compression:expr, $compression_mut:expr);*) => {$(
+    ($($settings:ty: $metric:literal, $goal:ident, $compression:expr, $compression_mut:expr);*) => {$(
         impl PipelineSettings for $settings {
+            const METRIC: &'static str = $metric;
+            const GOAL: Goal = Goal::$goal;
+
             fn compression(&self) -> Option<&CompressionSettings> {
                 let compression: fn(&Self) -> Option<&CompressionSettings> = $compression;
                 compression(self)
@@ -144,9 +160,11 @@ macro_rules! settings {
 }
 
 settings!(
-    ClassifySettings: |settings| settings.compression.as_ref(), |settings| settings.compression.as_mut();
-    GptSettings: |settings| settings.compression.as_ref(), |settings| settings.compression.as_mut();
-    SegmentSettings: |_| None, |_| None
+    ClassifySettings: "test_accuracy", Highest,
+        |settings| settings.compression.as_ref(), |settings| settings.compression.as_mut();
+    GptSettings: "bits_per_byte", Lowest,
+        |settings| settings.compression.as_ref(), |settings| settings.compression.as_mut();
+    SegmentSettings: "test_miou", Highest, |_| None, |_| None
 );
 
 /// Divides what `builder` builds among stages, as the settings say, and makes it one of the replicas that `communicator` joins.
@@ -178,6 +196,15 @@ pub fn divided<'a, T: SharedTask>(
     })
 }
 
+/// How a run is judged. While weights are left out one after another, the best model would be one that has most of them.
+fn judged<S: PipelineSettings>(settings: &S) -> Option<BestConfig> {
+    if settings.compression().is_some_and(|compression| compression.prune.is_some()) {
+        return None;
+    }
+    let patience = settings.run().patience.filter(|patience| *patience > 0);
+    Some(BestConfig::new(S::METRIC, S::GOAL).with_patience(patience))
+}
+
 impl<T: Task, S: PipelineSettings> Run<T, S> {
     /// The builder of the run's trainer with the run's settings, and the rest of the run.
     pub fn into_builder(self) -> (TrainerBuilder<'static, T>, Setup<T::Batch, S>) {
@@ -199,6 +226,8 @@ impl<T: Task, S: PipelineSettings> Run<T, S> {
             .with_checkpointing(run.checkpointing.clone())
             .with_batch_size(run.batch_size)
             .with_every(run.every())
+            .with_frozen(run.freeze.clone())
+            .with_best(judged(&setup.settings))
             .with_allocator(&HEAP);
         let compression = setup.settings.compression().filter(|compression| compression.attaches()).cloned();
         let builder = match compression {

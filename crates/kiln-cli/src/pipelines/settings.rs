@@ -67,6 +67,21 @@ pub struct RunSettings {
     /// The batch that the learning rate is meant for; none: that of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_scaling: Option<BatchScaling>,
+    /// Evaluations in a row without a better value of the main metric after which the run ends; none or 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u64>,
+    /// A safetensors file, or a run directory, whose weights the model began with as far as they fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init: Option<PathBuf>,
+    /// The run, or its checkpoint, whose weights and optimizer state the run began with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<PathBuf>,
+    /// Paths of parameters and modules that are not trained.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub freeze: Vec<String>,
+    /// Whether a checkpoint has the weights that the run began with, so that no other file is read for them.
+    #[serde(skip)]
+    pub begun: bool,
     /// How the run is divided among devices.
     #[serde(default, skip_serializing_if = "ParallelSettings::is_none")]
     pub parallel: ParallelSettings,
@@ -113,6 +128,11 @@ impl RunSettings {
             keep: 3,
             optimizer_offload: false,
             batch_scaling: None,
+            patience: None,
+            init: None,
+            from: None,
+            freeze: vec![],
+            begun: false,
             parallel: ParallelSettings::default(),
             replica: Replica::ALONE,
         }

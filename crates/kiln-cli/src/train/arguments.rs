@@ -1,15 +1,27 @@
 //! Options that belong together, and those that a resumed run refuses.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use crate::pipelines::settings_beside;
 use crate::usage::Usage;
 use anyhow::{Result, bail};
+use toml::Table;
 
 use super::directory::CONFIG;
+use super::overlay::read;
 use crate::cli::RunArgs;
 
-/// The file that a run's settings come from besides the command line: its own when it is resumed.
-pub(super) fn settings_file(arguments: &RunArgs) -> Result<Option<PathBuf>> {
+/// The file that a run's settings come from besides the command line: its own when it is resumed, that of the run that it starts from.
+fn settings_file(arguments: &RunArgs) -> Result<Option<PathBuf>> {
+    if let Some(from) = &arguments.begin.from {
+        return match settings_beside(from) {
+            Some(file) => Ok(Some(file)),
+            None => bail!(
+                "cannot start from '{}': it belongs to no run directory, expected one with a {CONFIG}, or one of its checkpoints",
+                from.display()
+            ),
+        };
+    }
     let Some(resume) = &arguments.resume else { return Ok(arguments.step.config.clone()) };
     if arguments.step.config.is_some() || arguments.out.is_some() {
         bail!(Usage("--resume goes on under the run's own settings, expected neither --config nor --out".into()));
@@ -21,32 +33,47 @@ pub(super) fn settings_file(arguments: &RunArgs) -> Result<Option<PathBuf>> {
     Ok(Some(file))
 }
 
-/// Refuses changes of settings that a run's numbers depend on. The device may change; another device rounds differently.
-pub(super) fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Result<()> {
-    if arguments.resume.is_none() {
-        return Ok(());
+/// The settings in that file. A run that starts from another one takes over its settings, but neither the weights that it began with nor
+/// the plan that its memory budget led to.
+pub(super) fn settings_table(arguments: &RunArgs) -> Result<Option<(PathBuf, Table)>> {
+    let Some(file) = settings_file(arguments)? else { return Ok(None) };
+    let mut table = read(&file)?;
+    if arguments.begin.from.is_some()
+        && let Some(toml::Value::Table(run)) = table.get_mut("run")
+    {
+        run.remove("init");
+        if run.contains_key("memory") {
+            run.remove("micro_batch");
+            run.remove("checkpointing");
+        }
     }
-    let step = &arguments.step;
+    Ok(Some((file, table)))
+}
+
+/// The file and the settings, as [`resolve`](super::overlay::resolve) takes them.
+pub(super) fn borrowed(file: Option<&(PathBuf, Table)>) -> Option<(&Path, Table)> {
+    file.map(|(path, table)| (path.as_path(), table.clone()))
+}
+
+/// Refuses changes of settings that a run cannot go on with: its model, its data and their order, its precision. The device may change;
+/// another device rounds differently.
+pub(super) fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Result<()> {
+    let Some(run) = &arguments.resume else { return Ok(()) };
     let given = [
-        ("--data", step.data.is_some()),
-        ("--batch-size", step.batch_size.is_some()),
-        ("--micro-batch", step.micro_batch.is_some()),
-        ("--precision", step.precision.is_some()),
-        ("--checkpointing", step.checkpointing.is_some()),
-        ("--memory", step.memory.is_some()),
-        ("--epochs", arguments.epochs.is_some()),
-        ("--max-steps", arguments.max_steps.is_some()),
-        ("--seed", step.seed.is_some()),
-        ("--learning-rate", arguments.learning_rate.is_some()),
-        ("--base-batch", arguments.base_batch.is_some()),
-        ("--batch-rule", arguments.batch_rule.is_some()),
-        ("--clip-norm", step.clip_norm.is_some()),
-        ("--evaluate-every", arguments.evaluate_every.is_some()),
-        ("--stock-layers", step.stock_layers),
+        ("--data", arguments.step.data.is_some()),
+        ("--batch-size", arguments.step.batch_size.is_some()),
+        ("--precision", arguments.step.precision.is_some()),
+        ("--allow-bf16", arguments.step.allow_bf16),
+        ("--seed", arguments.step.seed.is_some()),
+        ("--stock-layers", arguments.step.stock_layers),
+        ("--init", arguments.begin.init.is_some()),
+        ("--freeze", !arguments.begin.freeze.is_empty()),
     ];
-    match given.iter().chain(&step.optimizer.given()).chain(others).find(|(_, given)| *given) {
+    match given.iter().chain(&arguments.step.optimizer.given()).chain(others).find(|(_, given)| *given) {
         Some((option, _)) => bail!(Usage(format!(
-            "{option} cannot change in a run that goes on, expected only --device, --workers, --save-every, --keep, --inject-oom and --json beside --resume"
+            "{option} cannot change in a run that goes on, expected a new run: --from {run} begins one with the weights and the optimizer's \
+             state of this one, --init {run} with the weights that fit",
+            run = run.display()
         ))),
         None => Ok(()),
     }

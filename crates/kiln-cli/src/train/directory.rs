@@ -7,6 +7,7 @@ use crate::atomic::replace;
 use crate::pipelines::CHECKPOINTS;
 use crate::usage::Usage;
 use anyhow::{Context, Result, bail};
+use kiln_training::Checkpoints;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -76,6 +77,11 @@ impl RunDirectory {
 
     pub(crate) fn checkpoints(&self) -> PathBuf {
         self.path.join(CHECKPOINTS)
+    }
+
+    /// The best checkpoint, if there is one.
+    pub(crate) fn best(&self) -> Result<Option<PathBuf>> {
+        Ok(Checkpoints::new(self.checkpoints(), 1)?.best())
     }
 
     /// The lines of metrics so far, as they stand and parsed; a half-written last line is left out.

@@ -22,7 +22,10 @@ use kiln_training::{
 };
 use serde_json::{Map, Value, json};
 
+use super::begin::{saves_first, start_from, tell};
 use super::directory::RunDirectory;
+use super::goes_on::{adjust, check_length, ended, note_changes, plans_again};
+use super::history::write_beginning;
 use super::interrupt::Interrupt;
 use super::observe::Observer;
 use super::report::write_report;
@@ -47,6 +50,9 @@ where
     let interrupt = Interrupt::listen()?;
     let finder = run.findings.take();
     let (mut trainer, setup) = start(run, device, arguments, &interrupt, communicator)?;
+    if arguments.resume.is_none() {
+        start_from(&mut trainer, setup.settings.run())?;
+    }
     let directory = match &arguments.resume {
         Some(path) if is_untrained(path)? => {
             bail!("'{}' holds a model that was quantised as it was: there is nothing to go on with", path.display())
@@ -55,6 +61,7 @@ where
         None => {
             let directory = RunDirectory::create(arguments.out.as_deref(), setup.name, &setup.settings)?;
             directory.write_classes(&setup.classes)?;
+            write_beginning(&directory, setup.settings.run())?;
             directory
         }
     };
@@ -64,14 +71,27 @@ where
     if arguments.resume.is_some() {
         match trainer.resume()? {
             Some(path) => tracing::info!("going on from {}", path.display()),
-            None => tracing::info!("no checkpoint in {} yet; starting over", directory.path().display()),
+            None => {
+                tracing::info!("no checkpoint in {} yet; starting over", directory.path().display());
+                start_from(&mut trainer, setup.settings.run())?;
+            }
         }
     }
-    if arguments.resume.is_none() && setup.settings.compression().is_some() {
-        // A run that is killed before its next checkpoint goes on from the weights that it began with.
+    if let Some(taken) = setup.taken.take() {
+        tell(&directory, setup.settings.run(), &taken)?;
+    }
+    if arguments.resume.is_none() && saves_first(&setup.settings) {
         trainer.save()?;
     }
+    let go_on = format!("{} train {} --resume {}", crate::cli::program(), setup.command, directory.path().display());
     let at = trainer.state().step;
+    if arguments.resume.is_some() {
+        check_length(arguments, at, total)?;
+        note_changes(&mut trainer, &setup.settings, &directory, arguments)?;
+        if let Some(text) = ended(&trainer, S::METRIC, setup.settings.run().patience, &go_on) {
+            tracing::info!("{text}");
+        }
+    }
     tracing::info!(
         "{}: {} parameters, {} samples, {total} steps on {}; writing to {}",
         setup.name,
@@ -103,24 +123,34 @@ where
     }
     tracing::info!("data: {}", setup.data.train.stats());
     let step = trainer.state().step;
-    let go_on = format!("{} train {} --resume {}", crate::cli::program(), setup.command, directory.path().display());
     let finish = match outcome {
         Ok(finish) => finish,
         // The wait for memory was ended by the user; the run is saved.
         Err(kiln_training::Error::Exhausted { .. }) if interrupt.requested() => Finish::Stopped,
         Err(error) if step == at => return Err(into_cli_error(error)),
         Err(error) => {
-            return Err(into_cli_error(error).context(format!("ended after step {step}; to go on: {go_on}")));
+            let lower = match error {
+                kiln_training::Error::NotFinite { .. } => {
+                    format!(" --learning-rate {}", setup.settings.schedule().peak / 2.0)
+                }
+                _ => String::new(),
+            };
+            return Err(into_cli_error(error).context(format!("ended after step {step}; to go on: {go_on}{lower}")));
         }
     };
     if finish == Finish::Stopped {
         tracing::info!(target: RESULT, "stopped after step {step}; to go on: {go_on}");
     }
+    if let (Finish::EndedEarly, true, Some(text)) =
+        (finish, step > at, ended(&trainer, S::METRIC, setup.settings.run().patience, &go_on))
+    {
+        tracing::info!("{text}");
+    }
     let metrics = match (finish, &observer.last) {
         (Finish::Stopped, _) => vec![], // the model has changed since it was evaluated
-        (Finish::Complete, Some(last)) => last.metrics.clone(),
-        // The run was complete before it was resumed.
-        (Finish::Complete, None) => trainer.evaluate(&data.test)?.metrics,
+        (Finish::Complete | Finish::EndedEarly, Some(last)) => last.metrics.clone(),
+        // The run had ended before it was resumed.
+        (Finish::Complete | Finish::EndedEarly, None) => trainer.evaluate(&data.test)?.metrics,
     };
     match setup.settings.compression().is_some_and(|compression| compression.attaches()) {
         true => {
@@ -131,12 +161,15 @@ where
         false => trainer.model().save_safetensors(directory.file("model.safetensors"))?,
     }
     let findings = match &finder {
-        Some(find) if finish == Finish::Complete => {
+        Some(find) if finish != Finish::Stopped => {
             let run = setup.settings.run();
             find(trainer.model(), device, run.micro_batch.unwrap_or(run.batch_size))?
         }
         _ => Findings::default(),
     };
+    if let (Some(best), Some(path)) = (trainer.progress().best, directory.best()?) {
+        tracing::info!("best: {} {:.4} at step {}: {}", S::METRIC, best.value, best.step, path.display());
+    }
     let mut results = results(&trainer, &setup, &observer, &directory, finish, &metrics);
     for write in findings.files {
         write(directory.path())?;
@@ -163,7 +196,7 @@ where
     if arguments.step.json {
         print_json(&results)?;
     }
-    Ok(if finish == Finish::Complete { ExitCode::SUCCESS } else { ExitCode::from(130) })
+    Ok(if finish == Finish::Stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
 /// Data of a run, whose evaluations have a bar.
@@ -189,7 +222,7 @@ pub(crate) type Started<T, S> = (Trainer<T>, Setup<<T as Task>::Batch, S>);
 
 /// Builds the trainer: predicts, plans and allocates. The settings then say how steps are taken.
 pub(crate) fn start<T, S>(
-    run: Run<T, S>,
+    mut run: Run<T, S>,
     device: &Device,
     arguments: &RunArgs,
     interrupt: &Interrupt,
@@ -203,6 +236,11 @@ where
         bail!(Usage("the run has 0 steps, expected at least 1 epoch and 1 step".into()));
     }
     let seed = run.setup.settings.run().seed;
+    if arguments.resume.is_some() || arguments.begin.from.is_some() {
+        let batches = BatchSource::batches(&run.setup.data.train);
+        adjust(run.setup.settings.run_mut(), arguments, batches);
+    }
+    warn_of_patience(&run.setup);
     let (builder, mut setup) = run.into_builder();
     let profile = setup.profile(device)?;
     let (sample, loader_bytes) = setup.sample()?;
@@ -214,7 +252,7 @@ where
         builder = builder.with_guard(move |boundary| faults.check(boundary.name()));
     }
     builder = divided(builder, setup.settings.run(), device, communicator)?;
-    if let Some(seconds) = arguments.patience {
+    if let Some(seconds) = arguments.wait_for_memory {
         builder = builder.with_patience(Patience::new(std::time::Duration::from_secs(seconds)));
     }
     if arguments.step.allow_bf16 && setup.settings.run().precision != kiln_precision::Precision::BF16 {
@@ -234,7 +272,9 @@ where
         };
     }
     if arguments.resume.is_some() {
-        builder = builder.keeping_plan();
+        // The settings of a run say how long it is.
+        builder = builder.allowing_other_length();
+        builder = if plans_again(arguments) { builder.forgetting_sizes() } else { builder.keeping_plan() };
     }
     // For the report: what else the run could be taken with.
     builder = builder.compare_precision(kiln_precision::Precision::BF16);
@@ -261,6 +301,20 @@ fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
     anyhow!("{error}; {advice}")
 }
 
+/// Says so where a run has too few evaluations for its patience.
+fn warn_of_patience<B: Batch, S: PipelineSettings>(setup: &Setup<B, S>) {
+    let run = setup.settings.run();
+    let Some(patience) = run.patience.filter(|patience| *patience > 0 && run.replica.index() == 0) else { return };
+    let total = setup.total_steps();
+    let within = total.checked_div(run.evaluate_every).unwrap_or(0);
+    let evaluations = within + total.div_ceil((BatchSource::batches(&setup.data.train) as u64).max(1));
+    if evaluations <= patience {
+        tracing::warn!(
+            "--patience {patience} ends no run of {evaluations} evaluations; --evaluate-every N has more of them"
+        );
+    }
+}
+
 fn results<T: Task, S: PipelineSettings>(
     trainer: &Trainer<T>,
     setup: &Setup<T::Batch, S>,
@@ -273,7 +327,12 @@ fn results<T: Task, S: PipelineSettings>(
     let batch = setup.settings.run().batch_size;
     let micro_batch = trainer.recovery().map_or(batch, |recovery| recovery.setting(batch, 0).micro_batch);
     let mut results = Map::new();
-    results.insert("finished".into(), json!(finish == Finish::Complete));
+    results.insert("finished".into(), json!(finish != Finish::Stopped));
+    results.insert("ended_early".into(), json!(finish == Finish::EndedEarly));
+    if let Some(best) = trainer.progress().best {
+        results.insert("best_step".into(), json!(best.step));
+        results.insert(format!("best_{}", S::METRIC), json!(best.value));
+    }
     results.extend(metrics.iter().map(|(name, value)| ((*name).to_owned(), json!(value))));
     if let Some((class, accuracy)) = setup.class_counts.as_ref().and_then(ClassCounts::majority) {
         results.insert("majority_class".into(), json!(class));

@@ -1,8 +1,11 @@
 //! `cargo xtask train`: the reference pipelines.
 
 pub(crate) mod arguments;
+mod begin;
 pub(crate) mod directory;
 mod drive;
+mod goes_on;
+mod history;
 pub(crate) mod interrupt;
 mod learning;
 mod observe;

@@ -28,6 +28,11 @@ impl RunArgs {
         overlay.set("run", "workers", step.workers.map(i64::from));
         overlay.set("run", "loader_memory", step.loader_memory.clone());
         overlay.set("run", "bad_samples", step.bad_samples.clone());
+        overlay.set("run", "patience", self.patience.map(i64::from));
+        overlay.set("run", "init", self.begin.init.as_deref().map(absolute));
+        overlay.set("run", "from", self.begin.from.as_deref().map(absolute));
+        let freeze = &self.begin.freeze;
+        overlay.set("run", "freeze", (!freeze.is_empty()).then(|| freeze.clone()));
         overlay.set("run", "evaluate_every", self.evaluate_every.map(i64::from));
         overlay.set("run", "save_every", self.save_every.map(i64::from));
         overlay.set("run", "keep", self.keep.map(i64::from));
@@ -82,6 +87,8 @@ pub(crate) fn read(path: &Path) -> Result<Table> {
         .map_err(|e: toml::de::Error| Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())))?;
     for keys in [
         &["run", "data"][..],
+        &["run", "init"],
+        &["run", "from"],
         &["text", "tokenizer", "bpe"],
         &["compression", "weights"],
         &["compression", "teacher", "checkpoint"],

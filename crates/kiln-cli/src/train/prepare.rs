@@ -3,22 +3,22 @@
 use std::path::Path;
 
 use crate::pipelines::{
-    Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, PipelineSettings, Run,
-    classify_fixture_recipe, classify_recipe, classify_run, next_token_fixture_recipe, next_token_recipe,
-    next_token_run, open_images,
+    CHECKPOINTS, Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, Run, classify_fixture_recipe,
+    classify_recipe, classify_run, next_token_fixture_recipe, next_token_recipe, next_token_run, open_images,
 };
 use crate::usage::Usage;
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 use kiln_data::Tokenizer;
 use kiln_models::{ClassifierConfig, GptConfig};
+use kiln_training::Checkpoints;
 
-use super::arguments::{refuse_changes, settings_file};
+use super::arguments::{borrowed, refuse_changes, settings_table};
 use super::directory::CLASSES;
 use super::optimizer::lay_optimizer_over;
-use super::overlay::{absolute, data_of, read, resolve};
+use super::overlay::{absolute, data_of, resolve};
 use super::replicas::place;
-use crate::cli::{TrainClassify, TrainGpt};
+use crate::cli::{RunArgs, TrainClassify, TrainGpt};
 
 /// The run that the arguments describe, and its device, for one of the replicas of this process.
 pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<Classify, ClassifySettings>, Device)> {
@@ -36,8 +36,8 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
         ("--drop-path", own.drop_path.is_some()),
     ];
     refuse_changes(&arguments.run, &[&model_options[..], &own.teacher.given()].concat())?;
-    let file = settings_file(&arguments.run)?;
-    let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
+    let file = settings_table(&arguments.run)?;
+    let file = borrowed(file.as_ref());
     let mut overlay = arguments.run.overlay();
     arguments.parallel.lay_over(&mut overlay);
     own.teacher.lay_over(&mut overlay);
@@ -68,7 +68,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     overlay.set("images", "erase", own.erase);
 
     let (mut settings, data): (ClassifySettings, _) = if arguments.run.resume.is_some() {
-        let settings: ClassifySettings = going_on(resolve(None, file, overlay)?);
+        let settings: ClassifySettings = resolve(None, file, overlay)?;
         let data = open_images(settings.run.data.as_deref())?;
         (settings, data)
     } else {
@@ -82,15 +82,16 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     }
     lay_optimizer_over(&mut settings, &arguments.run)?;
     place(&mut settings.run, thread)?;
+    settings.run.begun = has_weights(&arguments.run)?;
     classify_run(settings, data)
 }
 
-/// The settings of a run that goes on: its checkpoint has the weights, not what the run began with.
-fn going_on<S: PipelineSettings>(mut settings: S) -> S {
-    if let Some(compression) = settings.compression_mut() {
-        compression.weights = None;
+/// Whether the weights that a run begins with come with a checkpoint: its own, or that of the run that it starts from.
+pub(crate) fn has_weights(arguments: &RunArgs) -> Result<bool> {
+    match &arguments.resume {
+        Some(run) => Ok(!Checkpoints::new(run.join(CHECKPOINTS), 1)?.list()?.is_empty()),
+        None => Ok(arguments.begin.from.is_some()),
     }
-    settings
 }
 
 /// `--width` as the settings of a network have it.
@@ -124,8 +125,8 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     ];
     let given = [&model_options[..], &own.lora.given(), &own.teacher.given()].concat();
     refuse_changes(&arguments.run, &given)?;
-    let file = settings_file(&arguments.run)?;
-    let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
+    let file = settings_table(&arguments.run)?;
+    let file = borrowed(file.as_ref());
 
     let named = arguments.run.step.data.is_some() || data_of(file.as_ref()).is_some();
     let mut recipe = if named { next_token_recipe() } else { next_token_fixture_recipe() };
@@ -153,10 +154,10 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
         overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)])));
         overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));
     }
-    let settings: GptSettings = resolve(defaults, file, overlay)?;
-    let mut settings = if arguments.run.resume.is_some() { going_on(settings) } else { settings };
+    let mut settings: GptSettings = resolve(defaults, file, overlay)?;
     lay_optimizer_over(&mut settings, &arguments.run)?;
     place(&mut settings.run, thread)?;
+    settings.run.begun = has_weights(&arguments.run)?;
     if settings.model.context == 0 {
         bail!(Usage("--context is 0, expected at least 1 token".into()));
     }

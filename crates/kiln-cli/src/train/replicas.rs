@@ -15,7 +15,9 @@ use kiln_models::SafetensorsModel;
 use kiln_parallel::{Communicator, Local, Nested};
 use kiln_training::{Checkpoints, Finish};
 
+use super::begin::{saves_first, start_from};
 use super::drive::{drive, into_cli_error, start};
+use super::goes_on::plans_again;
 use super::interrupt::Interrupt;
 use crate::cli::RunArgs;
 
@@ -129,11 +131,19 @@ where
     };
     let (mut trainer, setup) = start(run, &device, arguments, &interrupt, Some(communicator))?;
     let directory = arguments.resume.as_ref().map(|run| run.join(crate::pipelines::CHECKPOINTS));
+    if directory.is_none() {
+        start_from(&mut trainer, setup.settings.run())?;
+    }
     trainer.set_checkpoints(Checkpoints::new(directory.clone().unwrap_or_default(), keep)?);
     let _ = trainer.set_data(&setup.data.train)?;
     if directory.is_some() {
-        trainer.resume()?;
-    } else if setup.settings.compression().is_some() {
+        if trainer.resume()?.is_none() {
+            start_from(&mut trainer, setup.settings.run())?;
+        }
+        if plans_again(arguments) {
+            trainer.save()?;
+        }
+    } else if saves_first(&setup.settings) {
         // Where the optimizer's state is divided, the first replica needs this one's part for its first checkpoint.
         trainer.save()?;
     }
@@ -142,7 +152,7 @@ where
         false => std::ops::ControlFlow::Continue(()),
     });
     Ok(match trainer.fit(&setup.data).map_err(into_cli_error)? {
-        Finish::Complete => ExitCode::SUCCESS,
+        Finish::Complete | Finish::EndedEarly => ExitCode::SUCCESS,
         Finish::Stopped => ExitCode::from(130),
     })
 }

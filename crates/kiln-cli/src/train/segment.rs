@@ -10,10 +10,10 @@ use burn::tensor::Device;
 use kiln_data::{BadSamples, TileSet};
 use kiln_models::UnetEncoder;
 
-use super::arguments::{refuse_changes, settings_file};
+use super::arguments::{borrowed, refuse_changes, settings_table};
 use super::optimizer::lay_optimizer_over;
-use super::overlay::{Overlay, data_of, read, resolve};
-use super::prepare::check_classes;
+use super::overlay::{Overlay, data_of, resolve};
+use super::prepare::{check_classes, has_weights};
 use crate::cli::{SegmentArgs, TrainSegment};
 
 /// Rows and columns of a tile.
@@ -35,8 +35,8 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
         ("--dice", own.dice.is_some()),
     ];
     refuse_changes(&arguments.run, &model_options)?;
-    let file = settings_file(&arguments.run)?;
-    let file = file.as_deref().map(|path| anyhow::Ok((path, read(path)?))).transpose()?;
+    let file = settings_table(&arguments.run)?;
+    let file = borrowed(file.as_ref());
     let mut overlay = arguments.run.overlay();
     if let Some(name) = &own.encoder {
         overlay.set("model", "encoder", Some(UnetEncoder::named(name)?.name()));
@@ -47,7 +47,8 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
 
     let count = own.classes.map(|classes| classes as usize);
     if let Some(run) = &arguments.run.resume {
-        let settings: SegmentSettings = resolve(None, file, overlay)?;
+        let mut settings: SegmentSettings = resolve(None, file, overlay)?;
+        settings.run.begun = has_weights(&arguments.run)?;
         let data = open_segments(settings.run.data.as_deref(), Some(settings.model.classes))?;
         check_classes(run, &data.classes)?;
         let [overlap, of_test] = settings.tiles.overlap;
@@ -87,7 +88,8 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
     overlay.set("tiles", "ignore", Some(written));
     overlay.set("model", "classes", own.classes.map(i64::from));
     weights(own, &tiles.train, bad, &mut overlay)?;
-    let mut settings = resolve(Some(&recipe), file, overlay)?;
+    let mut settings: SegmentSettings = resolve(Some(&recipe), file, overlay)?;
+    settings.run.begun = has_weights(&arguments.run)?;
     lay_optimizer_over(&mut settings, &arguments.run)?;
     segment_run(settings, &data, tiles)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::support::{fixture, output, stderr};
 
 /// The same photograph as two classes, to train and to evaluate on.
-fn photos(folder: &Path) {
+pub(crate) fn photos(folder: &Path) {
     for part in ["train", "val"] {
         for (class, photo) in [("flower", "422.jpg"), ("rock", "baseline-444.jpg")] {
             let class = folder.join("photos").join(part).join(class);

@@ -21,7 +21,8 @@ fn train<'a>(data: &'a str, out: &'a str) -> Vec<&'a str> {
 /// batch, and recomputed blocks with dropout.
 fn train_hard<'a>(data: &'a str, out: &'a str) -> Vec<&'a str> {
     let hard = ["--precision", "f16", "--micro-batch", "3", "--checkpointing", "every:2"];
-    train(data, out).into_iter().chain(hard).collect()
+    let judged = ["--evaluate-every", "7", "--patience", "9"];
+    train(data, out).into_iter().chain(hard).chain(judged).collect()
 }
 
 fn metrics(run: &Path) -> Vec<String> {
@@ -79,6 +80,15 @@ fn killed_and_resumed_again_and_again_the_curve_is_the_same() {
         json["bits_per_byte"].as_f64().unwrap()
     };
     assert_eq!(figure(&again), figure(&last));
+
+    // The best checkpoint is that of the run without kills.
+    let best = |run: &str| {
+        let evaluated = output(folder.path(), &["eval", "gpt", "--checkpoint", run, "--best", "--json"]);
+        assert!(evaluated.status.success(), "{}", stderr(&evaluated));
+        figure(&evaluated)
+    };
+    assert_eq!(best("killed"), best("whole"));
+    assert!(best("whole") <= figure(&last));
 
     // Measured from its checkpoint, in the precision of the run, it is the same model.
     let evaluated = output(folder.path(), &["eval", "gpt", "--checkpoint", "killed", "--json"]);

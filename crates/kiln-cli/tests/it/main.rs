@@ -2,9 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 mod bad_input;
+mod begin;
 mod classify;
 mod completions;
 mod compress;
+mod goes_on;
 mod help;
 #[cfg(unix)]
 mod kill;

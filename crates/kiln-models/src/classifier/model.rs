@@ -145,4 +145,8 @@ impl SafetensorsModel for Classifier {
     fn writing(&self, store: SafetensorsStore) -> SafetensorsStore {
         each!(self, model => model.writing(store))
     }
+
+    fn head_path(&self) -> Option<&'static str> {
+        each!(self, model => model.head_path())
+    }
 }

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn::store::ModuleRecord;
 
-use super::manifest::{MODEL, seal, sync, verify};
+use super::manifest::{FILES, MANIFEST, MODEL, seal, sync, verify};
 use crate::error::Error;
 
+/// The name of the best checkpoint.
+const BEST: &str = "best";
 /// Ends the name of a checkpoint while another one of the same step takes its place.
 const ASIDE: &str = ".old";
 
@@ -69,7 +71,7 @@ impl Checkpoints {
         if !path.exists() {
             return fs::rename(part, path).and_then(|()| sync(&self.directory));
         }
-        let aside = self.directory.join(format!("{}{ASIDE}", name(path)));
+        let aside = aside(path);
         if aside.exists() {
             fs::remove_dir_all(&aside)?;
         }
@@ -133,6 +135,50 @@ impl Checkpoints {
         Ok(self.list()?.into_iter().find(|path| verify(path).is_ok()))
     }
 
+    /// The checkpoint of the best evaluation, if it is whole, in a run that is [judged](crate::TrainerBuilder::with_best).
+    pub fn best(&self) -> Option<PathBuf> {
+        let path = self.directory.join(BEST);
+        // A process that was killed while it replaced the best one has left the one before.
+        [path.clone(), aside(&path)].into_iter().find(|path| verify(path).is_ok())
+    }
+
+    /// The best checkpoint, which may be damaged.
+    pub(crate) fn best_path(&self) -> Option<PathBuf> {
+        let path = self.directory.join(BEST);
+        [path.clone(), aside(&path)].into_iter().find(|path| path.is_dir())
+    }
+
+    /// Whether there is a checkpoint of `step` that is whole.
+    pub(crate) fn is_whole(&self, step: u64) -> bool {
+        verify(&self.path_of(step)).is_ok()
+    }
+
+    /// Makes the checkpoint of `step` the best one. It stays where it is as well; both have the same files on disk where the file system
+    /// allows it.
+    ///
+    /// # Errors
+    /// [`Error::Save`]; the best one before stays.
+    pub(crate) fn keep_best(&self, step: u64) -> Result<PathBuf, Error> {
+        let (from, path) = (self.path_of(step), self.directory.join(BEST));
+        let part = self.directory.join(format!(".{BEST}.partial"));
+        let shared = || {
+            for file in FILES.into_iter().chain([MANIFEST]) {
+                let (from, to) = (from.join(file), part.join(file));
+                if fs::hard_link(&from, &to).is_err() {
+                    fs::copy(&from, &to)?;
+                    sync(&to)?;
+                }
+            }
+            sync(&part)?;
+            self.replace(&part, &path)
+        };
+        empty(&part).and_then(|()| shared().map_err(|e| e.to_string())).map_err(|reason| {
+            let _ = fs::remove_dir_all(&part);
+            Error::Save { path: path.clone(), reason }
+        })?;
+        Ok(path)
+    }
+
     fn prune(&self, saved: &Path) -> std::io::Result<()> {
         let (later, found): (Vec<_>, Vec<_>) =
             self.list().unwrap_or_default().into_iter().partition(|path| step(path) > step(saved));
@@ -148,6 +194,11 @@ fn is_partial(path: &Path) -> bool {
     let name = name(path);
     let plain = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial"));
     plain.is_some_and(|plain| step(Path::new(plain)).is_some()) && path.is_dir()
+}
+
+/// Where a checkpoint is while another one takes its place.
+fn aside(path: &Path) -> PathBuf {
+    path.with_file_name(format!("{}{ASIDE}", name(path)))
 }
 
 /// Whether `path` was set aside for another checkpoint of the same step, which is in its place.

@@ -11,6 +11,8 @@ pub(crate) const MODEL: &str = "model.bpk";
 pub(crate) const OPTIMIZER: &str = "optimizer.bpk";
 pub(crate) const STATE: &str = "state.json";
 pub(crate) const MANIFEST: &str = "manifest.json";
+/// The files of a checkpoint beside its manifest.
+pub(super) const FILES: [&str; 3] = [MODEL, OPTIMIZER, STATE];
 const VERSION: u32 = 1;
 /// Bytes of a manifest, at the most: it names three files.
 const LIMIT: u64 = 1 << 20;
@@ -31,7 +33,7 @@ struct Fingerprint {
 pub(super) fn seal(path: &Path) -> Result<(), String> {
     let io = |e: std::io::Error| e.to_string();
     let mut files = BTreeMap::new();
-    for file in [MODEL, OPTIMIZER, STATE] {
+    for file in FILES {
         sync(&path.join(file)).map_err(io)?;
         files.insert(file.to_owned(), fingerprint(&path.join(file)).map_err(io)?);
     }
@@ -74,7 +76,7 @@ pub(crate) fn verify(path: &Path) -> Result<(), String> {
     if manifest.version != VERSION {
         return Err(format!("its version is {}, expected {VERSION}", manifest.version));
     }
-    for file in [MODEL, OPTIMIZER, STATE] {
+    for file in FILES {
         let expected = manifest.files.get(file).ok_or_else(|| format!("{MANIFEST} lacks {file}"))?;
         let found = fingerprint(&path.join(file)).map_err(|e| format!("{file}: {e}"))?;
         if found != *expected {

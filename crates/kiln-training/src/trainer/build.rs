@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::planning::{
     Checkpointing, DeviceLayout, PlannedOptimizer, Planner, RecordedStep, StagePlan, StepKind, StepPlan,
 };
+use crate::progress::Progress;
 use crate::replicas::{Replicas, telling};
 use crate::schedule::Schedule;
 use crate::stages::{Division, Readers, Staged};
@@ -320,6 +321,10 @@ impl<T: Task> TrainerBuilder<'_, T> {
             batches: None,
             every: self.every,
             checkpoints: self.checkpoints,
+            best: self.best,
+            progress: Progress::default(),
+            takes_other_length: self.takes_other_length,
+            forgets_sizes: self.forgets_sizes,
             observer: self.observer,
             edit: self.edit,
             edited: None,

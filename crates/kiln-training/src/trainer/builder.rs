@@ -16,12 +16,14 @@ use kiln_recovery::Patience;
 
 use super::attach::{Attach, Edit, autocast, below_the_cast};
 use super::events::{Event, Every, RunLength};
+use super::freeze::frozen;
 use super::run::{MakeOptimizer, Observer, Trainer};
 use crate::batch_scaling::BatchScaling;
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::planning::{Checkpointing, MemoryBudget, PlannedOptimizer};
+use crate::progress::BestConfig;
 use crate::schedule::Schedule;
 use crate::stages::{Compute, StagesConfig, compute};
 use crate::task::Task;
@@ -68,6 +70,9 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) guard: Option<Guard>,
     pub(super) every: Every,
     pub(super) checkpoints: Option<Checkpoints>,
+    pub(super) best: Option<BestConfig>,
+    pub(super) takes_other_length: bool,
+    pub(super) forgets_sizes: bool,
     pub(super) observer: Option<Observer>,
     pub(super) communicator: Option<Arc<dyn Communicator>>,
     pub(super) shards_optimizer: bool,
@@ -156,6 +161,9 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             guard: None,
             every: Every::epoch(),
             checkpoints: None,
+            best: None,
+            takes_other_length: false,
+            forgets_sizes: false,
             observer: None,
             communicator: None,
             shards_optimizer: false,
@@ -211,6 +219,23 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     #[must_use]
     pub fn with_clip_norm(self, max_norm: impl Into<Option<f64>>) -> Self {
         Self { max_norm: max_norm.into(), ..self }
+    }
+
+    /// Leaves the parameters at or below `paths` as they are: they take no gradients, no updates and no optimizer state. A path names whole
+    /// modules, as `layer1` or `blocks.0`, or a parameter. The prediction of a step's memory knows them.
+    ///
+    /// Batch-norm below such a path still normalises each batch with the batch's own statistics, and its running statistics still follow
+    /// the batches, as in PyTorch where parameters have no gradient and the module is in training mode.
+    ///
+    /// [`build`](Self::build) ends with [`Error::UnknownPath`] for a path that no parameter has.
+    #[must_use]
+    pub fn with_frozen<P: Into<String>>(self, paths: impl IntoIterator<Item = P>) -> Self {
+        let paths: Vec<String> = paths.into_iter().map(Into::into).collect();
+        if paths.is_empty() {
+            return self;
+        }
+        let init = self.init;
+        Self { init: Box::new(move |device| frozen(init(device)?, &paths)), ..self }
     }
 
     /// Computes under `policy`.
@@ -337,6 +362,20 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self { keeps_plan: true, ..self }
     }
 
+    /// Resumes a run with another number of steps than it was saved with. Rates that depend on the number of steps are from then on those of
+    /// a run that had the new number from its start.
+    #[must_use]
+    pub fn allowing_other_length(self) -> Self {
+        Self { takes_other_length: true, ..self }
+    }
+
+    /// Resumes a run without what it has learned about micro-batches that fit: for another micro-batch or memory budget than it was saved
+    /// with.
+    #[must_use]
+    pub fn forgetting_sizes(self) -> Self {
+        Self { forgets_sizes: true, ..self }
+    }
+
     /// Has at most `samples` samples on the device at once.
     #[must_use]
     pub fn with_micro_batch(self, samples: impl Into<Option<usize>>) -> Self {
@@ -412,6 +451,14 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     #[must_use]
     pub fn with_checkpoints(self, checkpoints: Checkpoints) -> Self {
         Self { checkpoints: Some(checkpoints), ..self }
+    }
+
+    /// Judges the run by one of its metrics: keeps the checkpoint with the best value beside the newest ones
+    /// ([`Checkpoints::best`]), and ends the run early when the value gets no better, if `config` says so. An evaluation that is better
+    /// saves a checkpoint.
+    #[must_use]
+    pub fn with_best(self, config: impl Into<Option<BestConfig>>) -> Self {
+        Self { best: config.into(), ..self }
     }
 
     /// Tells `observer` of every event of [`Trainer::fit`]; the run stops when it returns `Break`.

@@ -38,6 +38,9 @@ pub enum Finish {
     Complete,
     /// The observer asked to stop; the run is saved if it has checkpoints.
     Stopped,
+    /// The metric that the run is judged by got no better for as long as [`BestConfig::with_patience`](crate::BestConfig::with_patience)
+    /// says; the run is saved if it has checkpoints.
+    EndedEarly,
 }
 
 /// When a run evaluates and saves, besides the end of every epoch and of the run.

@@ -19,6 +19,10 @@ impl<T: Task> Trainer<T> {
     /// When one ends with an error, so do the others, with [`Error::Replica`] or [`Error::Parallel`]. The first one then saves the run, unless
     /// the optimizer's state is divided among the replicas.
     ///
+    /// A run that is [judged](crate::TrainerBuilder::with_best) also saves a checkpoint after each evaluation that is the best so far, and ends
+    /// with [`Finish::EndedEarly`] when its patience is over. One that has ended so and is resumed takes no further step, unless its patience is
+    /// longer now.
+    ///
     /// A run that was interrupted anywhere and continues from a checkpoint has the same events. So does a run that ended with
     /// [`Error::Unfinished`] when this is called again: it continues with the update.
     ///
@@ -52,6 +56,7 @@ impl<T: Task> Trainer<T> {
             ("loss scale", self.scaler().scale.to_string()),
             ("times of evaluations and checkpoints", format!("{every:?}")),
             ("use of checkpoints", self.checkpoints.is_some().to_string()),
+            ("metric that the run is judged by", format!("{:?}", self.best)),
         ];
         same(&*replicas.communicator, &facts)?;
         Ok(total)
@@ -96,6 +101,9 @@ struct Fit<'a, T: Task, D> {
 
 impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
     fn steps(&mut self) -> Result<Finish, Error> {
+        if self.trainer.state().step < self.total && self.anywhere(self.trainer.is_over())? {
+            return Ok(Finish::EndedEarly);
+        }
         let waiting = self.trainer.run.ready().is_err();
         let at = self.trainer.state();
         if waiting || at.due || at.batch >= self.data.train().batches() {
@@ -146,29 +154,42 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
     }
 
     /// Does the duties after a step, whose report the caller may have: evaluates the model, ends the epoch, saves the run. Returns
-    /// whether the run stops here, and whether the epoch or the run ended.
+    /// how the run ends here, if it does before its last step, and whether the epoch or the run ended.
     fn after(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
         let mut stop = report.is_some_and(|report| self.tell(&Event::Step(report)));
         let (at, every) = (self.trainer.state(), self.trainer.every);
         let epoch_ends = at.batch >= self.data.train().batches();
         let ends = epoch_ends || at.step == self.total;
-        if let (Some(test), true) = (self.data.test(), ends || every.evaluates_at(at.step)) {
+        let evaluates = ends || every.evaluates_at(at.step);
+        let mut improved = false;
+        if let (Some(test), true) = (self.data.test(), evaluates) {
             let evaluation = self.trainer.evaluate(test)?;
+            improved = self.trainer.judge(&evaluation)?;
             let epochs = at.epoch + u64::from(epoch_ends);
             stop |= self.tell(&Event::Evaluated(Evaluation { epochs, ..evaluation }));
         }
         let mut stop = self.anywhere(stop)?;
+        let judged = evaluates && self.trainer.best.is_some();
+        let improved = judged && self.anywhere(improved)?;
+        let over = judged && self.anywhere(self.trainer.is_over())?;
         let state = &mut self.trainer.run.state;
         if epoch_ends {
             *state = state.next_epoch();
         }
         state.due = false;
-        if ends || stop || every.saves_at(at.step) {
+        if ends || stop || improved || over || every.saves_at(at.step) {
             let asked = self.save(Trainer::save_on_all)?;
             stop |= self.anywhere(asked)?;
         }
-        let stopped = (stop && at.step < self.total).then_some(Finish::Stopped);
-        Ok((stopped, ends))
+        if improved {
+            self.trainer.keep_best()?;
+        }
+        let ended = match at.step < self.total {
+            true if over => Some(Finish::EndedEarly),
+            true if stop => Some(Finish::Stopped),
+            _ => None,
+        };
+        Ok((ended, ends))
     }
 
     /// Whether any replica asks to stop.

@@ -1,6 +1,7 @@
 //! The trainer: built from a task, it takes steps, runs epochs, evaluates, saves and resumes.
 
 mod attach;
+mod best;
 mod build;
 mod builder;
 mod edit;
@@ -8,6 +9,7 @@ mod evaluate;
 mod events;
 mod exhausted;
 mod fit;
+mod freeze;
 mod run;
 mod save;
 mod watch;

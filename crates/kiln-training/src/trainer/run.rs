@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::pass::Pass;
 use crate::planning::{DeviceLayout, Planner, Remedy, StageLoad, StagePlan, StepPlan, plan_for};
+use crate::progress::{BestConfig, Progress};
 use crate::replicas::{set_aside, telling};
 use crate::stages::{Inputs, StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
@@ -61,6 +62,13 @@ pub struct Trainer<T: Task> {
     pub(super) batches: Option<usize>,
     pub(super) every: Every,
     pub(super) checkpoints: Option<Checkpoints>,
+    /// The metric that the run is judged by, if it is.
+    pub(super) best: Option<BestConfig>,
+    pub(super) progress: Progress,
+    /// Whether a checkpoint of a run with another number of steps is resumed.
+    pub(super) takes_other_length: bool,
+    /// Whether sizes that a checkpoint knows to fit are forgotten.
+    pub(super) forgets_sizes: bool,
     pub(super) observer: Option<Observer>,
     pub(super) edit: Option<Edit<T::Model>>,
     /// The step that the model was last edited before.
@@ -283,6 +291,19 @@ impl<T: Task> Trainer<T> {
     /// The position of the run.
     pub fn state(&self) -> RunState {
         self.run.state
+    }
+
+    /// The best evaluation so far, in a run that is [judged](crate::TrainerBuilder::with_best).
+    pub fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// The learning rate of the next update.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] when the schedule needs the number of steps and the run has none yet.
+    pub fn learning_rate(&mut self) -> Result<f64, Error> {
+        Ok(self.run.learning_rate()?.base())
     }
 
     /// The loss scale.

@@ -1,13 +1,14 @@
 //! Saving a run and resuming it.
 
+use std::collections::HashSet;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
-use burn::tensor::{Bytes, Device};
+use burn::tensor::{Bytes, Device, Tensor};
 use kiln_precision::{ScalerState, Scaling};
 use kiln_recovery::{AttemptOutcome, Failure, Recovery, RecoveryState, attempt};
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,7 @@ use super::run::Trainer;
 use crate::checkpoints::{Checkpoints, MANIFEST, MODEL, OPTIMIZER, STATE, load_model, load_model_by};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
+use crate::progress::Progress;
 use crate::replicas::{gathered, part, same, telling, whole};
 use crate::state::RunState;
 use crate::task::Task;
@@ -52,6 +54,17 @@ struct SavedState {
     /// The step that the model was last edited before: a run that ended with an error may have been saved after its edit.
     #[serde(default)]
     edited: Option<u64>,
+    #[serde(default)]
+    progress: Progress,
+}
+
+/// What a checkpoint is read for.
+#[derive(Clone, Copy, PartialEq)]
+enum Purpose {
+    /// The run goes on.
+    Resume,
+    /// Another run starts from its model and its optimizer's state.
+    Start,
 }
 
 impl<T: Task> Trainer<T> {
@@ -113,7 +126,11 @@ impl<T: Task> Trainer<T> {
     /// checkpoint.
     pub fn resume(&mut self) -> Result<Option<PathBuf>, Error> {
         let replicas = self.run.replicas.clone();
-        let Some(replicas) = replicas else { return self.resume_here() };
+        let Some(replicas) = replicas else {
+            let resumed = self.resume_here()?;
+            self.check_best()?;
+            return Ok(resumed);
+        };
         telling(Some(&*replicas.communicator), || {
             let resumed = replicas.all(self.resume_here())?;
             let name =
@@ -127,8 +144,34 @@ impl<T: Task> Trainer<T> {
                 ),
             ];
             same(&*replicas.communicator, &facts)?;
+            replicas.all(self.check_best())?;
             Ok(resumed)
         })
+    }
+
+    /// Starts a new run from the model and the optimizer's state in the checkpoint `path`. The position, the loss scale, the progress and
+    /// what is known about sizes stay those of a new run. All replicas of a run call it. Parameters that this run does not train have no state.
+    ///
+    /// # Errors
+    /// [`Error::Load`] for a checkpoint that is damaged, of another model, of another optimizer, or with something else attached to its
+    /// parameters; [`Error::Memory`] and [`Error::Lost`] when the device has no room for it; [`Error::Replica`] when another replica failed.
+    pub fn start_from(&mut self, path: &Path) -> Result<(), Error> {
+        let replicas = self.run.replicas.clone();
+        telling(replicas.as_ref().map(|replicas| &*replicas.communicator), || {
+            let started = self.start_here(path);
+            match &replicas {
+                Some(replicas) => replicas.all(started),
+                None => started,
+            }
+        })
+    }
+
+    fn start_here(&mut self, path: &Path) -> Result<(), Error> {
+        let saved = self.saved(path)?;
+        let (model, groups, optimizer) = self.loaded(path, &saved, Purpose::Start)?;
+        let (state, scaler) = (self.run.state, self.run.scaler.clone());
+        self.run.restore(model, (groups, optimizer), state, scaler);
+        Ok(())
     }
 
     fn resume_here(&mut self) -> Result<Option<PathBuf>, Error> {
@@ -167,12 +210,14 @@ impl<T: Task> Trainer<T> {
             optimizer: run.groups.description().map(Into::into),
             attached: Some(run.attached.clone()),
             edited: self.edited,
+            progress: self.progress,
         };
         let text = serde_json::to_vec_pretty(&saved).map_err(|e| e.to_string())?;
         fs::write(path.join(STATE), text).map_err(|e| e.to_string())
     }
 
-    fn load(&mut self, path: &Path) -> Result<(), Error> {
+    /// The state in the checkpoint `path`, of a run with the same attached to its parameters.
+    fn saved(&self, path: &Path) -> Result<SavedState, Error> {
         let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
         let state = fs::read(path.join(STATE)).map_err(|e| fail(format!("{STATE}: {e}")))?;
         let saved: SavedState = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
@@ -180,25 +225,39 @@ impl<T: Task> Trainer<T> {
         if let Some(reason) = attached {
             return Err(fail(reason));
         }
+        Ok(saved)
+    }
+
+    fn load(&mut self, path: &Path) -> Result<(), Error> {
+        let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+        let saved = self.saved(path)?;
         // The run stays as it is until all of the checkpoint is on the device.
-        let (model, groups, optimizer) = self.loaded(path, &saved)?;
+        let (model, groups, optimizer) = self.loaded(path, &saved, Purpose::Resume)?;
         let mut scaler = self.run.scaler.clone();
         if let Some(saved) = saved.scaler {
             scaler.restore(saved.state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
-        if let (Some(recovery), Some(state)) = (self.recovery_mut(), saved.recovery) {
+        let sizes = saved.recovery.filter(|_| !self.forgets_sizes);
+        if let (Some(recovery), Some(state)) = (self.recovery_mut(), sizes) {
             recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
         self.run.restore(model, (groups, optimizer), saved.state, scaler);
         self.edited = saved.edited;
+        self.progress = saved.progress;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
         self.batches = saved.batches.or(self.batches);
-        self.run.settings.total_steps = self.run.settings.total_steps.or(saved.total_steps);
+        let known = saved.total_steps.filter(|_| !self.takes_other_length);
+        self.run.settings.total_steps = self.run.settings.total_steps.or(known);
         Ok(())
     }
 
     /// Model and optimizer of a checkpoint, on the run's device.
-    fn loaded(&self, path: &Path, saved: &SavedState) -> Result<(T::Model, OptimizerGroups, ModuleOptimizer), Error> {
+    fn loaded(
+        &self,
+        path: &Path,
+        saved: &SavedState,
+        purpose: Purpose,
+    ) -> Result<(T::Model, OptimizerGroups, ModuleOptimizer), Error> {
         let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
         let device = self.device().clone();
         let plain = device.clone().inner();
@@ -216,18 +275,24 @@ impl<T: Task> Trainer<T> {
                 None => model,
             };
             let groups = (self.optimizer)(&model);
-            self.compare(saved, groups.description()).map_err(fail)?;
+            self.compare_optimizer(saved, groups.description()).map_err(fail)?;
+            if purpose == Purpose::Resume {
+                self.compare(saved).map_err(fail)?;
+            }
             let file = path.join(OPTIMIZER);
-            let record = match &self.run.replicas {
-                Some(replicas) => {
+            let owned = self.run.replicas.as_ref().and_then(|replicas| replicas.owned(&model));
+            let wanted = match purpose {
+                Purpose::Resume => owned,
+                // Parameters that learned there and are frozen here have a state that nothing would need.
+                Purpose::Start => owned.or_else(|| Some(trained(&model))),
+            };
+            let record = match (wanted, &self.run.replicas) {
+                (Some(wanted), _) => {
                     let all = in_memory(&file).map_err(fail)?;
-                    let own = match replicas.owned(&model) {
-                        Some(owned) => part(all, &owned).map_err(fail)?,
-                        None => all,
-                    };
-                    OptimizerRecord::from_bytes(own)
+                    OptimizerRecord::from_bytes(part(all, &wanted).map_err(fail)?)
                 }
-                None => OptimizerRecord::load(file),
+                (None, Some(_)) => OptimizerRecord::from_bytes(in_memory(&file).map_err(fail)?),
+                (None, None) => OptimizerRecord::load(file),
             };
             let record = record.map_err(|e| fail(e.to_string()))?;
             let optimizer = groups.init_on(&plain).load_record(record);
@@ -248,8 +313,18 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    /// Refuses a checkpoint of a run with other data, another optimizer or another loss scaling.
-    fn compare(&self, saved: &SavedState, optimizer: Option<&str>) -> Result<(), String> {
+    /// Refuses a checkpoint of a run with another optimizer.
+    fn compare_optimizer(&self, saved: &SavedState, optimizer: Option<&str>) -> Result<(), String> {
+        match (saved.optimizer.as_ref().and_then(|saved| saved.as_str()), optimizer) {
+            (Some(was), Some(is)) if was != is => {
+                Err(format!("its optimizer is {was}, and this run has {is}: the settings have changed"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a checkpoint of a run with other data or another loss scaling.
+    fn compare(&self, saved: &SavedState) -> Result<(), String> {
         let numbers = [
             ("samples", saved.samples.map(|samples| samples as u64), self.samples.map(|samples| samples as u64)),
             (
@@ -257,7 +332,7 @@ impl<T: Task> Trainer<T> {
                 saved.batches.map(|batches| batches as u64),
                 self.batches.map(|batches| batches as u64),
             ),
-            ("steps", saved.total_steps, self.total_steps()),
+            ("steps", saved.total_steps.filter(|_| !self.takes_other_length), self.total_steps()),
         ];
         for (unit, was, is) in numbers {
             if let (Some(was), Some(is)) = (was.filter(|was| *was > 0), is)
@@ -268,11 +343,6 @@ impl<T: Task> Trainer<T> {
                 ));
             }
         }
-        if let (Some(was), Some(is)) = (saved.optimizer.as_ref().and_then(|saved| saved.as_str()), optimizer)
-            && was != is
-        {
-            return Err(format!("its optimizer is {was}, and this run has {is}: the settings have changed"));
-        }
         let scaling = self.run.scaler.scaling();
         if let Some(saved) = saved.scaler.as_ref().filter(|saved| saved.scaling != scaling) {
             let was = saved.scaling;
@@ -282,6 +352,21 @@ impl<T: Task> Trainer<T> {
         }
         Ok(())
     }
+}
+
+/// The parameters of `model` that learn.
+fn trained(model: &impl Module) -> HashSet<ParamId> {
+    struct Trained(HashSet<ParamId>);
+    impl ModuleVisitor for Trained {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if param.is_require_grad() {
+                self.0.insert(param.id);
+            }
+        }
+    }
+    let mut trained = Trained(HashSet::new());
+    model.visit(&mut trained);
+    trained.0
 }
 
 /// The bytes of a file. burn would read each tensor when it is first used, and by then the first replica may have replaced the file by a new

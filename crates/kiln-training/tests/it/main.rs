@@ -3,6 +3,7 @@
 
 mod bad_samples;
 mod batch_scaling;
+mod best;
 mod builder;
 mod burn_parts;
 
@@ -10,6 +11,8 @@ mod checkpointed;
 mod compression;
 mod drop_path;
 mod ends;
+mod freeze;
+mod goes_on;
 mod group;
 mod layouts;
 mod micro_batches;

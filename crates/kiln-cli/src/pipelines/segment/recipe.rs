@@ -11,6 +11,7 @@ use super::picture::Pictures;
 use super::score::Scores;
 use super::task::{Segment, segment};
 use crate::device;
+use crate::pipelines::beginning::Beginning;
 use crate::pipelines::run::{Finder, Findings, Run, Setup};
 use crate::pipelines::settings::{IgnoredClass, LossSettings, RunSettings, SegmentSettings, TileSettings};
 use crate::usage::Usage;
@@ -55,10 +56,11 @@ pub fn run(
     check(&settings, data, &tiles)?;
     settings.run.clamp(tiles.train.len());
     let device = device::open(&settings.run.device)?;
-    let model = settings.model.clone();
+    let (model, beginning) = (settings.model.clone(), Beginning::of(&settings));
+    let taken = beginning.taken();
     let run = Run {
         task: segment(&settings, Some(tiles.test.clone()))?,
-        init: Box::new(move |device| Ok(model.init(device)?)),
+        init: Box::new(move |device| beginning.begin(model.init(device)?, device)),
         findings: Some(findings(&settings, tiles.test.clone(), data.classes.clone())),
         setup: Setup {
             name: "unet",
@@ -68,6 +70,7 @@ pub fn run(
             left_out: tiles.left_out.clone(),
             data: loaders(&tiles, &settings)?,
             settings,
+            taken,
         },
     };
     Ok((run, device))

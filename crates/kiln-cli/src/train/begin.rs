@@ -1,0 +1,89 @@
+//! What a new run begins with besides its settings: weights of a file, or the state of another run.
+
+use std::collections::BTreeMap;
+
+use crate::atomic::replace;
+use crate::pipelines::{PipelineSettings, RunSettings, SharedTask, checkpoint_of};
+use anyhow::{Result, anyhow};
+use kiln_models::Matched;
+use kiln_training::Trainer;
+use serde_json::json;
+
+use super::directory::RunDirectory;
+
+/// The list of the tensors that `--init` has taken.
+const TAKEN: &str = "init.json";
+/// Layers that a message names.
+const SHOWN: usize = 4;
+
+/// Whether a checkpoint has to hold the weights that the run begins with, so that a run that is killed before its next one goes on from them.
+pub(super) fn saves_first(settings: &impl PipelineSettings) -> bool {
+    let run = settings.run();
+    settings.compression().is_some() || run.init.is_some() || run.from.is_some()
+}
+
+/// Gives a new run the weights and the optimizer's state of the run that `--from` names, if it names one. All replicas call it.
+pub(super) fn start_from<T: SharedTask>(trainer: &mut Trainer<T>, run: &RunSettings) -> Result<()> {
+    let Some(path) = &run.from else { return Ok(()) };
+    let missing =
+        || anyhow!("cannot start from '{}': expected a run directory or one of its checkpoints", path.display());
+    let checkpoint = checkpoint_of(path)?.ok_or_else(missing)?;
+    trainer.start_from(&checkpoint).map_err(|error| {
+        let advice = format!("--init {} takes the weights that fit, without the optimizer's state", path.display());
+        anyhow!("{error}; {advice}")
+    })?;
+    if run.replica.index() == 0 {
+        tracing::info!("weights and optimizer state from {}", checkpoint.display());
+    }
+    Ok(())
+}
+
+/// Says which tensors a file gave to the model, and writes the whole list into the directory.
+pub(super) fn tell(directory: &RunDirectory, run: &RunSettings, matched: &Matched) -> Result<()> {
+    let Matched { taken, new, unused, .. } = matched;
+    let file = run.init.as_deref().map(|file| file.display().to_string()).unwrap_or_default();
+    tracing::info!("{file}: {} of {} tensors taken", taken.len(), taken.len() + new.len());
+    if !new.is_empty() {
+        tracing::info!("new: {}", layers(new));
+    }
+    let unused: Vec<String> = unused.iter().filter(|name| !is_bookkeeping(name)).cloned().collect();
+    if !unused.is_empty() {
+        tracing::info!("not used: {}", layers(&unused));
+    }
+    let list = json!({ "file": run.init, "taken": taken, "new": new, "unused": matched.unused });
+    replace(&directory.file(TAKEN), (serde_json::to_string_pretty(&list)? + "\n").as_bytes())
+}
+
+/// Whether a tensor of a file is no weight: torch's counters of batches, and causal masks that are stored.
+fn is_bookkeeping(name: &str) -> bool {
+    [".num_batches_tracked", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
+}
+
+/// The first layers of these tensors, with the number of the others.
+fn layers(names: &[String]) -> String {
+    let mut tensors: BTreeMap<&str, usize> = BTreeMap::new();
+    for name in names {
+        *tensors.entry(name.rsplit_once('.').map_or(name.as_str(), |(layer, _)| layer)).or_default() += 1;
+    }
+    let shown: Vec<&str> = tensors.keys().take(SHOWN).copied().collect();
+    match tensors.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more layers ({TAKEN} lists them)", shown.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_layers_is_short() {
+        let names = |count: usize| -> Vec<String> {
+            (0..count).flat_map(|i| ["weight", "bias"].map(|end| format!("h.{i}.{end}"))).collect()
+        };
+        assert_eq!(layers(&names(2)), "h.0, h.1");
+        assert_eq!(layers(&names(9)), "h.0, h.1, h.2, h.3 and 5 more layers (init.json lists them)");
+        assert_eq!(layers(&["cls_token".into()]), "cls_token");
+        assert!(is_bookkeeping("bn1.num_batches_tracked") && !is_bookkeeping("h.0.attn.c_attn.bias"));
+    }
+}

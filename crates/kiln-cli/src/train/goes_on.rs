@@ -1,0 +1,179 @@
+//! A run that goes on with other settings than it has had so far.
+
+use crate::atomic::replace;
+use crate::pipelines::{PipelineSettings, RunSettings, SharedTask};
+use crate::usage::Usage;
+use anyhow::{Result, bail};
+use kiln_training::Trainer;
+use toml::Table;
+
+use super::directory::{CONFIG, RunDirectory};
+use super::history::{Change, differences, write_changes};
+use super::overlay::read;
+use crate::cli::RunArgs;
+
+/// Whether the options ask for a new plan of steps.
+pub(super) fn plans_again(arguments: &RunArgs) -> bool {
+    arguments.memory.is_some() || arguments.micro_batch.is_some() || arguments.checkpointing.is_some()
+}
+
+/// Makes the settings of a run that goes on what the options mean. `batches`: those of an epoch.
+///
+/// `--max-steps` alone makes the run that long, whatever its number of epochs, and `--epochs` alone is not cut short by the steps that it
+/// had. A new plan keeps nothing of the one before.
+pub(super) fn adjust(run: &mut RunSettings, arguments: &RunArgs, batches: usize) {
+    match (arguments.max_steps, arguments.epochs) {
+        (Some(steps), None) => run.epochs = run.epochs.max(u64::from(steps).div_ceil((batches as u64).max(1))),
+        (None, Some(_)) => run.max_steps = None,
+        _ => {}
+    }
+    if run.memory.is_some() && plans_again(arguments) {
+        if arguments.micro_batch.is_none() {
+            run.micro_batch = None;
+        }
+        if arguments.checkpointing.is_none() {
+            run.checkpointing = kiln_training::Checkpointing::None;
+        }
+    }
+}
+
+/// The settings of `now` that a run keeps when it goes on, in those that it `had`. The device and the division among devices belong to the
+/// call alone.
+fn kept<S: PipelineSettings>(mut had: S, now: &S, planned: bool) -> S {
+    had.schedule_mut().peak = now.schedule().peak;
+    let (run, now) = (had.run_mut(), now.run().clone());
+    (run.epochs, run.max_steps, run.patience) = (now.epochs, now.max_steps, now.patience);
+    (run.evaluate_every, run.save_every, run.keep) = (now.evaluate_every, now.save_every, now.keep);
+    (run.workers, run.loader_memory, run.bad_samples) = (now.workers, now.loader_memory, now.bad_samples);
+    run.clip_norm = now.clip_norm;
+    if planned {
+        (run.memory, run.micro_batch, run.checkpointing) = (now.memory, now.micro_batch, now.checkpointing);
+        run.optimizer_offload = now.optimizer_offload;
+    }
+    had
+}
+
+/// Writes what has changed in a run that has taken `step` steps into its history and its settings file, and returns it.
+fn record<S: PipelineSettings>(
+    directory: &RunDirectory,
+    now: &S,
+    arguments: &RunArgs,
+    step: u64,
+) -> Result<Vec<Change>> {
+    let file = directory.file(CONFIG);
+    let had: S = read(&file)?.try_into()?;
+    let before = Table::try_from(&had)?;
+    let after = kept(had, now, plans_again(arguments));
+    let changes = differences(&before, &Table::try_from(&after)?);
+    if !changes.is_empty() {
+        write_changes(directory, step, &changes)?;
+        replace(&file, toml::to_string_pretty(&after)?.as_bytes())?;
+    }
+    Ok(changes)
+}
+
+/// Refuses a length that the run has gone beyond.
+pub(super) fn check_length(arguments: &RunArgs, step: u64, total: u64) -> Result<()> {
+    let given = [("--max-steps", arguments.max_steps), ("--epochs", arguments.epochs)];
+    match given.iter().find_map(|(option, value)| Some((option, (*value)?))) {
+        Some((option, value)) if total < step => {
+            bail!(Usage(format!("{option} is {value}, and the run has taken {step} steps, expected at least as many")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes down with what other settings a run goes on.
+pub(super) fn note_changes<T: SharedTask, S: PipelineSettings>(
+    trainer: &mut Trainer<T>,
+    settings: &S,
+    directory: &RunDirectory,
+    arguments: &RunArgs,
+) -> Result<()> {
+    let state = trainer.state();
+    let changes = record(directory, settings, arguments, state.step)?;
+    for change in &changes {
+        tracing::info!("{change}");
+    }
+    let of_rate = |change: &Change| ["schedule.peak", "run.max_steps", "run.epochs"].contains(&change.setting.as_str());
+    if changes.iter().any(of_rate) && trainer.total_steps().is_some_and(|total| state.step < total) {
+        tracing::info!("learning rate of step {}: {:.2e}", state.next_step(), trainer.learning_rate()?);
+    }
+    if plans_again(arguments) {
+        trainer.save()?; // with the sizes of the new plan
+    }
+    Ok(())
+}
+
+/// How a run has ended, and how it is trained further; none while it has not.
+pub(super) fn ended<T: SharedTask>(
+    trainer: &Trainer<T>,
+    metric: &str,
+    patience: Option<u64>,
+    go_on: &str,
+) -> Option<String> {
+    let (step, progress) = (trainer.state().step, trainer.progress());
+    if trainer.total_steps().is_some_and(|total| step >= total) {
+        let more = step.saturating_mul(2);
+        return Some(format!("already finished at step {step}; to train further: {go_on} --max-steps {more}"));
+    }
+    let patience = patience.filter(|patience| *patience > 0)?;
+    progress.is_over(Some(patience)).then(|| {
+        let (count, more) = (progress.without_improvement, progress.without_improvement.saturating_mul(2));
+        format!(
+            "ended early at step {step}, after {count} evaluations without a better {metric}; to train further: {go_on} --patience {more}"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipelines::{MemorySetting, next_token_recipe};
+    use kiln_training::Checkpointing;
+
+    #[test]
+    fn a_length_is_not_cut_short_by_the_one_before() {
+        let run = || RunSettings { epochs: 12, max_steps: Some(100), ..RunSettings::new(12, 64) };
+        let adjusted = |arguments: RunArgs| {
+            let mut run = run();
+            run.max_steps = arguments.max_steps.map(u64::from).or(run.max_steps);
+            run.epochs = arguments.epochs.map_or(run.epochs, u64::from);
+            adjust(&mut run, &arguments, 62);
+            (run.epochs, run.max_steps)
+        };
+        assert_eq!(adjusted(RunArgs { max_steps: Some(1000), ..RunArgs::default() }), (17, Some(1000)));
+        assert_eq!(adjusted(RunArgs { max_steps: Some(10), ..RunArgs::default() }), (12, Some(10)));
+        assert_eq!(adjusted(RunArgs { epochs: Some(3), ..RunArgs::default() }), (3, None));
+        let both = RunArgs { epochs: Some(3), max_steps: Some(1000), ..RunArgs::default() };
+        assert_eq!(adjusted(both), (3, Some(1000)));
+        assert_eq!(adjusted(RunArgs::default()), (12, Some(100)));
+    }
+
+    #[test]
+    fn a_new_plan_keeps_nothing_of_the_one_before() {
+        let mut run = RunSettings::new(1, 64);
+        (run.memory, run.micro_batch) = (Some(MemorySetting::Bytes(1 << 30)), Some(4));
+        run.checkpointing = Checkpointing::Sqrt;
+        let arguments = RunArgs { memory: Some("1GiB".into()), ..RunArgs::default() };
+        adjust(&mut run, &RunArgs::default(), 1);
+        assert_eq!((run.micro_batch, &run.checkpointing), (Some(4), &Checkpointing::Sqrt));
+        adjust(&mut run, &arguments, 1);
+        assert_eq!((run.micro_batch, &run.checkpointing), (None, &Checkpointing::None));
+    }
+
+    #[test]
+    fn changes_are_recorded_once_and_the_device_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut settings = next_token_recipe();
+        let directory = RunDirectory::create(Some(&folder.path().join("run")), "gpt", &settings).unwrap();
+        (settings.run.keep, settings.run.device) = (7, "cuda:3".into());
+        settings.schedule.peak = 1e-4;
+        let arguments = RunArgs::default();
+        let names = |changes: Vec<Change>| changes.into_iter().map(|change| change.setting).collect::<Vec<_>>();
+        assert_eq!(names(record(&directory, &settings, &arguments, 5).unwrap()), ["run.keep", "schedule.peak"]);
+        assert!(record(&directory, &settings, &arguments, 5).unwrap().is_empty());
+        let text = std::fs::read_to_string(directory.file(CONFIG)).unwrap();
+        assert!(text.contains("keep = 7") && text.contains("device = \"flex\""), "{text}");
+    }
+}

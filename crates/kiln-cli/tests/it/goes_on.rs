@@ -1,0 +1,190 @@
+//! Runs that go on differently, that start from another run, and that end when they get no better.
+
+use std::fs;
+use std::path::Path;
+
+use super::support::{output, stderr, text};
+use serde_json::Value;
+
+const MODEL: [&str; 6] = ["--context", "16", "--batch-size", "4", "--seed", "3"];
+
+/// Runs `train gpt` and returns what it said, which must have succeeded.
+fn train(at: &Path, arguments: &[&str]) -> String {
+    let done = output(at, &[&["train", "gpt"], arguments].concat());
+    assert!(done.status.success(), "{arguments:?}: {}", stderr(&done));
+    stderr(&done)
+}
+
+/// Runs a command that must be refused as a mistake in the call.
+fn refused(at: &Path, arguments: &[&str], parts: &[&str]) {
+    let done = output(at, &[&["train", "gpt"], arguments].concat());
+    let text = stderr(&done);
+    assert_eq!(done.status.code(), Some(2), "{arguments:?}: {text}");
+    let error = text.lines().find(|line| line.starts_with("error: ")).unwrap();
+    assert!(parts.iter().all(|part| error.contains(part)), "{arguments:?}: {error}");
+}
+
+/// The lines of a file of JSON lines.
+fn lines(path: &Path) -> Vec<Value> {
+    fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The steps of a run and their learning rates.
+fn steps(run: &Path) -> Vec<(u64, f64)> {
+    let steps = lines(&run.join("metrics.jsonl")).into_iter().filter(|line| line["kind"] == "step");
+    steps.map(|line| (line["step"].as_u64().unwrap(), line["learning_rate"].as_f64().unwrap())).collect()
+}
+
+fn weights(run: &Path) -> Vec<u8> {
+    fs::read(run.join("model.safetensors")).unwrap()
+}
+
+/// Text to train on, and a settings file with a constant learning rate.
+fn prepare(at: &Path) -> String {
+    fs::write(at.join("constant.toml"), "[schedule]\nwarmup = 0.0\nfloor = 1.0\npeak = 0.002\n").unwrap();
+    text(at, 8000).display().to_string()
+}
+
+#[test]
+fn a_finished_run_goes_on_and_its_history_says_how() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let data = prepare(at);
+    let begin = |out: &str, steps: &str| {
+        let run = ["--config", "constant.toml", "--data", &data, "--out", out, "--max-steps", steps];
+        train(at, &[&run[..], &MODEL].concat());
+        at.join(out)
+    };
+    let whole = begin("whole", "12");
+    let run = begin("run", "8");
+
+    // Nothing is left to do, and it says how there would be.
+    let before = (steps(&run), weights(&run));
+    let said = train(at, &["--resume", "run"]);
+    assert!(said.contains("already finished at step 8; to train further:"), "{said}");
+    assert!(said.contains("train gpt --resume run --max-steps 16"), "{said}");
+    assert!(before == (steps(&run), weights(&run)));
+
+    // At a constant rate it becomes the longer run, bit for bit.
+    let said = train(at, &["--resume", "run", "--max-steps", "12", "--workers", "2", "--keep", "5"]);
+    assert!(said.contains("run.max_steps: 8 becomes 12"), "{said}");
+    assert_eq!(steps(&run), steps(&whole));
+    assert!(weights(&run) == weights(&whole), "other weights");
+
+    // The rate of the call holds from the next step on, and is that of the run from then on.
+    train(at, &["--resume", "run", "--max-steps", "20", "--learning-rate", "0.0005", "--clip-norm", "0.5"]);
+    let rates = steps(&run);
+    assert_eq!(rates.len(), 20);
+    assert!(rates[..12].iter().all(|(_, rate)| *rate == 0.002) && rates[12..].iter().all(|(_, rate)| *rate == 0.0005));
+    let history = lines(&run.join("history.jsonl"));
+    let changes: Vec<(u64, String, Value, Value)> = history[1..]
+        .iter()
+        .map(|line| {
+            let name = line["setting"].as_str().unwrap().to_owned();
+            (line["step"].as_u64().unwrap(), name, line["from"].clone(), line["to"].clone())
+        })
+        .collect();
+    let change = |step: u64, name: &str, from: Value, to: Value| (step, name.to_owned(), from, to);
+    assert_eq!(
+        changes,
+        [
+            change(8, "run.keep", 3.into(), 5.into()),
+            change(8, "run.max_steps", 8.into(), 12.into()),
+            change(8, "run.workers", 1.into(), 2.into()),
+            change(12, "run.clip_norm", 1.0.into(), 0.5.into()),
+            change(12, "run.max_steps", 12.into(), 20.into()),
+            change(12, "schedule.peak", 0.002.into(), 0.0005.into()),
+        ]
+    );
+    assert!(history.iter().all(|line| line["version"].is_string() && line["time"].as_str().unwrap().ends_with('Z')));
+    assert_eq!((&history[0]["kind"], history.len()), (&Value::from("began"), 7));
+
+    // Whole epochs, which the steps of before do not cut short; a plan of its own for a budget.
+    let said = train(at, &["--resume", "run", "--epochs", "1", "--memory", "1GiB", "--save-every", "50"]);
+    assert!(said.contains("run.max_steps: 20 becomes none") && said.contains("run.memory: none becomes"), "{said}");
+    assert!(steps(&run).len() > 20);
+    let config = fs::read_to_string(run.join("config.toml")).unwrap();
+    assert!(config.contains("memory = \"1073741824B\"") && !config.contains("max_steps"), "{config}");
+    let said = train(at, &["--resume", "run"]);
+    assert!(said.contains("already finished"), "{said}");
+
+    refused(at, &["--resume", "run", "--max-steps", "4"], &["--max-steps is 4", "has taken"]);
+    for option in ["--batch-size", "--seed", "--freeze", "--init", "--context", "--optimizer"] {
+        refused(
+            at,
+            &["--resume", "run", option, "8"],
+            &[&format!("{option} cannot change"), "--from run", "--init run"],
+        );
+    }
+    assert_eq!(lines(&run.join("history.jsonl")).len(), 11, "a refused call was recorded");
+}
+
+#[test]
+fn a_new_run_starts_from_the_state_of_another_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let data = prepare(at);
+    let begin = ["--config", "constant.toml", "--data", &data, "--out", "run", "--max-steps", "30"];
+    train(at, &[&begin[..], &MODEL].concat());
+    let loss = |run: &str, step: usize| lines(&at.join(run).join("metrics.jsonl"))[step]["loss"].as_f64().unwrap();
+    let next = ["--from", "run", "--out", "next", "--batch-size", "8", "--max-steps", "4"];
+    let said = train(at, &next);
+    assert!(said.contains("weights and optimizer state from") && said.contains("step-00000030"), "{said}");
+    assert!(loss("next", 0) < loss("run", 0) - 0.5, "{} after {}", loss("next", 0), loss("run", 0));
+    assert_eq!(steps(&at.join("next")).iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    let began = &lines(&at.join("next/history.jsonl"))[0];
+    assert!(began["from"].as_str().unwrap().ends_with("/run"), "{began}");
+    let config = fs::read_to_string(at.join("next/config.toml")).unwrap();
+    assert!(config.contains("from = ") && config.contains("batch_size = 8"), "{config}");
+
+    // It is a run like any other: without its first run it goes on, and others start from it.
+    fs::rename(at.join("run"), at.join("moved")).unwrap();
+    train(at, &["--resume", "next", "--max-steps", "6"]);
+    train(at, &["--from", "next/checkpoints/best", "--out", "third", "--max-steps", "2", "--freeze", "wte,h.0"]);
+    assert!(fs::read_to_string(at.join("third/config.toml")).unwrap().contains("\"h.0\""));
+
+    let other = output(at, &["train", "gpt", "--from", "moved", "--out", "sgd", "--optimizer", "sgd"]);
+    let text = stderr(&other);
+    assert!(!other.status.success() && text.contains("its optimizer is AdamW") && text.contains("--init "), "{text}");
+    assert!(!at.join("sgd").exists());
+    refused(at, &["--from", "moved", "--config", "constant.toml"], &["--config", "--from"]);
+    let none = output(at, &["train", "gpt", "--from", "absent"]);
+    assert!(stderr(&none).contains("cannot start from 'absent'"), "{}", stderr(&none));
+}
+
+#[test]
+fn a_run_ends_when_it_gets_no_better_and_keeps_its_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let data = prepare(at);
+    // Steps so small that no number changes: all evaluations are equal, and the first is the best.
+    let still = ["--learning-rate", "1e-30", "--freeze", "wte,wpe", "--freeze", "h", "--evaluate-every", "1"];
+    let begin = ["--config", "constant.toml", "--data", &data, "--out", "run", "--max-steps", "30"];
+    let arguments = [&["train", "gpt"], &begin[..], &MODEL, &still, &["--patience", "3", "--json"]].concat();
+    let done = output(at, &arguments);
+    assert!(done.status.success(), "{}", stderr(&done));
+    assert!(stderr(&done).contains("ended early at step 4, after 3 evaluations"), "{}", stderr(&done));
+    let results: Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!((&results["ended_early"], &results["best_step"]), (&true.into(), &1.into()), "{results}");
+
+    let said = train(at, &["--resume", "run"]);
+    assert!(said.contains("ended early at step 4") && said.contains("--resume run --patience 6"), "{said}");
+    assert_eq!(steps(&at.join("run")).len(), 4);
+    let said = train(at, &["--resume", "run", "--patience", "5"]);
+    assert!(said.contains("ended early at step 6") && said.contains("run.patience: 3 becomes 5"), "{said}");
+    train(at, &["--resume", "run", "--patience", "0", "--max-steps", "8"]);
+    assert_eq!(steps(&at.join("run")).len(), 8);
+
+    let figure = |options: &[&str]| {
+        let done = output(at, &[&["eval", "gpt", "--json", "--checkpoint"], options].concat());
+        assert!(done.status.success(), "{}", stderr(&done));
+        serde_json::from_slice::<Value>(&done.stdout).unwrap()["bits_per_byte"].as_f64().unwrap()
+    };
+    assert_eq!(figure(&["run", "--best"]), results["best_bits_per_byte"].as_f64().unwrap());
+    assert_eq!(figure(&["run/checkpoints/best"]), figure(&["run", "--best"]));
+    let file = output(at, &["eval", "gpt", "--checkpoint", "run/model.safetensors", "--best"]);
+    assert_eq!(file.status.code(), Some(2), "{}", stderr(&file));
+    fs::remove_dir_all(at.join("run/checkpoints/best")).unwrap();
+    let none = output(at, &["eval", "gpt", "--checkpoint", "run", "--best"]);
+    assert!(stderr(&none).contains("has no best checkpoint"), "{}", stderr(&none));
+}

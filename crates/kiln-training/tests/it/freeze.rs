@@ -1,0 +1,168 @@
+//! Parameters that are frozen stay as they are, take no memory for gradients and states, and are frozen again after a resume.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor};
+use burn_pack::Reader;
+use kiln_checkpointing::Plan;
+use kiln_models::{Gpt, GptConfig, ResNet, ResNetBlock, ResNetConfig, Stem};
+use kiln_training::{
+    Checkpointing, Checkpoints, Error, LossFn, OptimizerConfig, Pass, StepPlan, Task, Trainer, TrainerBuilder,
+};
+
+use crate::HEAP;
+use crate::support::{CLASSES, Settings, batch, classes, entropy, inputs, planned, settings, turn};
+
+/// The values by path, and which of them learn.
+type Values = BTreeMap<String, (Vec<u32>, bool, u64)>;
+
+fn values(model: &impl Module) -> Values {
+    #[derive(Default)]
+    struct Read(Vec<String>, Values);
+    impl ModuleVisitor for Read {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.0.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let bits = param.val().into_data().iter::<f32>().map(f32::to_bits).collect();
+            self.1.insert(self.0.join("."), (bits, param.is_require_grad(), param.id.val()));
+        }
+    }
+    let _ = model.valid();
+    let mut read = Read::default();
+    model.visit(&mut read);
+    read.1
+}
+
+/// The ids of the parameters that an optimizer's record has state of.
+fn with_state(trainer: &Trainer<impl Task>) -> BTreeSet<u64> {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = trainer.save_to(&Checkpoints::new(folder.path(), 1).unwrap()).unwrap();
+    let tensors = Reader::from_file(saved.join("optimizer.bpk")).unwrap().into_tensors().unwrap();
+    tensors.into_iter().map(|tensor| tensor.into_parts().unwrap().3.unwrap()).collect()
+}
+
+fn loss(pass: &Pass<'_, ResNet>, ids: &Vec<usize>) -> Tensor<1> {
+    let x = inputs(ids, [ids.len(), 3, 16, 16], pass.device());
+    let x = pass.chain(&pass.model().blocks(), x, ResNetBlock::forward);
+    entropy(pass.model().head(x), classes(ids, pass.device()))
+}
+
+const FROZEN: [&str; 4] = ["conv1", "bn1", "layer1", "layer2"];
+
+fn builder(
+    lean: bool,
+    frozen: &[&str],
+    width: usize,
+) -> TrainerBuilder<'static, impl Task<Model = ResNet, Batch = Vec<usize>> + use<>> {
+    let config = ResNetConfig::resnet18(CLASSES).with_width(width).with_stem(Stem::Cifar).with_lean(lean);
+    let settings = Settings { schedule: 0.01.into(), ..settings(OptimizerConfig::adamw()) };
+    let init = move |device: &Device| config.init(device).unwrap();
+    planned(LossFn::new(loss), init, &settings).with_frozen(frozen.iter().copied()).with_allocator(&HEAP)
+}
+
+#[test]
+fn frozen_parameters_stay_and_running_statistics_move() {
+    let _turn = turn();
+    let ids = batch(0, 8);
+    for (lean, plan) in [(true, None), (false, None), (true, Some(Plan::every(9, 2).unwrap()))] {
+        let begin = || {
+            let builder = builder(lean, &FROZEN, 8);
+            let builder = match &plan {
+                Some(plan) => builder.with_checkpointing(Checkpointing::Plan(plan.clone())),
+                None => builder,
+            };
+            builder.build(&Device::flex(), &ids).unwrap()
+        };
+        let mut trainer = begin();
+        let before = values(trainer.model());
+        for _ in 0..3 {
+            let _ = trainer.step(&ids).unwrap();
+        }
+        let after = values(trainer.model());
+        let frozen = |path: &str| FROZEN.iter().any(|frozen| path.starts_with(&format!("{frozen}.")));
+        let (mut still, mut moved) = (0, 0);
+        for (path, (bits, learns, _)) in &after {
+            // As in PyTorch, whose running statistics follow the batches in training mode.
+            let moves = path.contains("running_") || !frozen(path);
+            assert_eq!(before[path].0 != *bits, moves, "{path}, lean {lean}");
+            assert_eq!(*learns, moves && !path.contains("running_"), "{path}");
+            if moves { moved += 1 } else { still += 1 }
+        }
+        assert!(still > 20 && moved > 20, "{still} and {moved}");
+        let learned: BTreeSet<u64> = after.values().filter(|(_, learns, _)| *learns).map(|(.., id)| *id).collect();
+        assert_eq!(with_state(&trainer), learned);
+
+        // Another process goes on with the same bits.
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
+        trainer.save_to(&checkpoints).unwrap();
+        let mut resumed = begin();
+        resumed.set_checkpoints(checkpoints);
+        assert!(resumed.resume().unwrap().is_some());
+        for trainer in [&mut trainer, &mut resumed] {
+            let _ = trainer.step(&ids).unwrap();
+        }
+        assert_eq!(values(resumed.model()), values(trainer.model()));
+    }
+}
+
+#[test]
+fn the_prediction_knows_what_is_frozen() {
+    let _turn = turn();
+    let ids = batch(0, 16);
+    let peaks = |frozen: &[&str]| {
+        let mut trainer = builder(true, frozen, 24).build(&Device::flex(), &ids).unwrap();
+        let predicted = trainer.plan().map(|plan: &StepPlan| plan.peak_bytes).unwrap();
+        let measured = (0..3).filter_map(|_| trainer.step(&ids).unwrap().peak_bytes).last().unwrap();
+        (predicted as f64, measured as f64)
+    };
+    let ((all, all_measured), (part, part_measured)) = (peaks(&[]), peaks(&FROZEN));
+    for (predicted, measured) in [(all, all_measured), (part, part_measured)] {
+        let error = predicted / measured - 1.0;
+        assert!(error.abs() < 0.1, "predicted {predicted}, measured {measured}");
+    }
+    assert!(part < 0.9 * all, "{part} with frozen layers, {all} without");
+}
+
+#[test]
+fn paths_that_no_parameter_has_are_refused() {
+    let _turn = turn();
+    let refused =
+        |frozen: &[&str]| builder(true, frozen, 8).build(&Device::flex(), &batch(0, 8)).map(|_| ()).unwrap_err();
+    let error = refused(&["layer1", "backbone"]);
+    assert!(matches!(&error, Error::UnknownPath { path, .. } if path == "backbone"), "{error}");
+    assert!(error.to_string().contains("conv1, bn1, layer1, layer2, layer3, layer4, fc"), "{error}");
+    let all = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc"];
+    assert!(matches!(refused(&all), Error::InvalidSetting { .. }));
+}
+
+/// The embedding is the output layer as well: its gradient of the one does not depend on the other.
+#[test]
+fn a_decoder_with_a_frozen_embedding_trains() {
+    let _turn = turn();
+    let task = LossFn::new(|pass: &Pass<'_, Gpt>, ids: &Vec<usize>| {
+        let text: Vec<i64> = ids.iter().flat_map(|id| (0..9).map(move |i| ((id * 3 + i) % 20) as i64)).collect();
+        let data = burn::tensor::TensorData::new(text, [ids.len(), 9]);
+        let text = Tensor::<2, burn::tensor::Int>::from_data(data, pass.device());
+        let model = pass.model();
+        let x = model.embed(text.clone().slice([0..ids.len(), 0..8]));
+        let x = pass.chain(&model.blocks(), x, kiln_models::GptBlock::forward);
+        model.loss(x, text.slice([0..ids.len(), 1..9]))
+    });
+    let config = GptConfig::tiny(20, 8).with_layers(2).with_width(32);
+    let builder =
+        planned(task, move |device: &Device| config.init(device).unwrap(), &settings(OptimizerConfig::adamw()));
+    let mut trainer = builder.with_frozen(["wte", "wpe", "h.0"]).build(&Device::flex(), &batch(0, 4)).unwrap();
+    let before = values(trainer.model());
+    let losses: Vec<f64> = (0..8).map(|_| trainer.step(&batch(0, 4)).unwrap().loss).collect();
+    assert!(losses[7] < losses[0], "{losses:?}");
+    for (path, (bits, ..)) in values(trainer.model()) {
+        let learns = path.starts_with("h.1.") || path.starts_with("ln_f.");
+        assert_eq!(before[&path].0 != bits, learns, "{path}");
+    }
+}
