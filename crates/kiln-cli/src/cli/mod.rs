@@ -1,26 +1,34 @@
 //! The command line.
 
 mod compress;
+mod export;
 mod learning;
 mod load;
 mod optimizer;
 mod parallel;
 mod plan;
+mod predict;
 mod run;
+mod sample;
 mod segment;
 mod source;
+mod trained;
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
 pub(crate) use compress::{Compress, CompressArgs, CompressDistill, CompressPrune, CompressQuantize, CompressShrink};
+pub(crate) use export::Export;
 pub(crate) use learning::{LoraArgs, TeacherArgs};
 pub(crate) use load::Load;
 pub(crate) use plan::{Plan, PlanArgs};
+pub(crate) use predict::Predict;
 pub(crate) use run::{EvalArgs, RunArgs};
+pub(crate) use sample::Sample;
 pub(crate) use segment::{EvalSegment, TrainSegment};
 pub(crate) use source::Source;
+pub(crate) use trained::TrainedArgs;
 
 /// What a user of Kiln calls.
 #[derive(Subcommand)]
@@ -32,6 +40,12 @@ pub enum Command {
     /// Measure a checkpoint on the held-out part of a data set
     #[command(subcommand)]
     Eval(Eval),
+    /// Generate text with the decoder of a run, written as it comes
+    Sample(Sample),
+    /// Tell what images show: classes with probabilities, or, with the U-Net of a run, pictures and shares of the classes of pixels
+    Predict(Predict),
+    /// Write the model of a run as a folder that PyTorch loads: weights, labels, preprocessing, and how to use them
+    Export(Export),
     /// Make the model of a run smaller: in few bits, with weights or channels left out, or by teaching a smaller one
     #[command(subcommand)]
     Compress(Compress),

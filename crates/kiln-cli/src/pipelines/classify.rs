@@ -210,7 +210,7 @@ fn loaders(
 }
 
 fn decoded(set: ImageSet, settings: &ClassifySettings) -> ImageSet {
-    set.with_decode_options(DecodeOptions::new().with_quality(settings.images.decode))
+    set.with_decode_options(decode_options(settings))
 }
 
 /// Batches of the part that is evaluated on.
@@ -261,7 +261,17 @@ pub fn classify(settings: &ClassifySettings) -> Result<Classify> {
     if !(0.0..=1.0).contains(&label_smoothing) {
         return Err(Usage(format!("label smoothing is {label_smoothing}, expected a number in [0, 1]")).into());
     }
-    Ok(Classify { normalize: Normalize::for_channels(settings.model.channels()), label_smoothing, teacher: None })
+    Ok(Classify { normalize: normalization(settings), label_smoothing, teacher: None })
+}
+
+/// The mean and deviation that images are normalised by.
+pub fn normalization(settings: &ClassifySettings) -> Normalize {
+    Normalize::for_channels(settings.model.channels())
+}
+
+/// How images are decoded.
+pub fn decode_options(settings: &ClassifySettings) -> DecodeOptions {
+    DecodeOptions::new().with_quality(settings.images.decode)
 }
 
 /// The task for predictions on RGB images, without data.

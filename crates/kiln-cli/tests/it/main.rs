@@ -4,11 +4,14 @@
 mod bad_input;
 mod classify;
 mod compress;
+mod export;
 #[cfg(unix)]
 mod kill;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod parallel;
 mod plan;
+mod predict;
+mod sample;
 mod segment;
 mod support;

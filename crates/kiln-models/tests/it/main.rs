@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 mod errors;
+mod generate;
 mod pruned;
 mod reference;
