@@ -4,8 +4,7 @@ use anyhow::{Context, Result, anyhow};
 use kiln_models::{Classifier, ClassifierConfig, SafetensorsModel, Stem};
 use serde_json::{Value, json};
 
-use super::WEIGHTS;
-use super::folder::Folder;
+use super::folder::{Folder, WEIGHTS};
 use super::images::{Preprocessing, labels, rounded};
 use super::python::{classifier, with_shapes_of_the_file};
 use super::readme::{MODULE, Readme};
@@ -33,10 +32,11 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &Classify
     let loading = classifier(config).ok_or_else(|| anyhow!("no PyTorch implementation of {}", config.name()))?;
     let loading = if shapes.is_some() { with_shapes_of_the_file(loading) } else { loading };
     let (channels, size) = (config.channels(), preprocessing.size);
-    let mut notes = vec![format!(
+    let mut notes = vec![
         "`labels.json` has the classes, `preprocessor_config.json` the preprocessing above as transformers' `CLIPImageProcessor` reads \
          it. Kiln itself cuts out the middle and resizes that, which differs from the lines above by the rounding of sides."
-    )];
+            .to_owned(),
+    ];
     if simulates_inputs(compression, &path) {
         notes.push(inputs_note());
     }

@@ -5,9 +5,8 @@ use kiln_data::TokenizerKind;
 use kiln_models::{Gpt, SafetensorsModel};
 use serde_json::{Value, json};
 
-use super::WEIGHTS;
 use super::classify::{inputs_note, write};
-use super::folder::Folder;
+use super::folder::{Folder, WEIGHTS};
 use super::python::Loading;
 use super::readme::Readme;
 use crate::cli::TrainedArgs;

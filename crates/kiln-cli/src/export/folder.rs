@@ -9,6 +9,9 @@ use tempfile::TempDir;
 
 use crate::usage::Usage;
 
+/// The weights in the folder.
+pub(super) const WEIGHTS: &str = "model.safetensors";
+
 /// A directory in the making, beside its place.
 pub(super) struct Folder {
     making: TempDir,

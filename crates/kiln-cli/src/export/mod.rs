@@ -18,9 +18,6 @@ use crate::usage::Usage;
 
 use folder::Folder;
 
-/// The weights in the folder.
-pub(super) const WEIGHTS: &str = "model.safetensors";
-
 pub(crate) fn run(arguments: &Export) -> Result<()> {
     let trained = &arguments.trained;
     match arguments.format.as_str() {

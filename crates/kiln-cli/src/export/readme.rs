@@ -1,6 +1,6 @@
 //! README.md of an exported folder: how PyTorch loads the model, and how it writes ONNX.
 
-use super::WEIGHTS;
+use super::folder::WEIGHTS;
 use super::python::Loading;
 
 /// The file of Python that makes a model which no library has by name.

@@ -4,9 +4,8 @@ use anyhow::Result;
 use kiln_models::SafetensorsModel;
 use serde_json::json;
 
-use super::WEIGHTS;
 use super::classify::write;
-use super::folder::Folder;
+use super::folder::{Folder, WEIGHTS};
 use super::images::{labels, rounded};
 use super::python::{is_full_width, unet};
 use super::readme::Readme;

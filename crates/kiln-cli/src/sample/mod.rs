@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     let seed = arguments.seed.unwrap_or_else(|| u64::from(rand::rng().random::<u32>()));
     let reader = if arguments.no_cache { GptReader::uncached(&model) } else { GptReader::new(&model) };
     let generator = Generator::new(reader, &ids, sampling, tokenizer.token_bytes(), seed)?;
-    let mut output = Output::new(arguments.json, &prompt);
+    let output = Output::new(arguments.json, &prompt);
     let (mut tokens, mut seconds) = (0, generator.prompt_seconds());
     let mut end = End::Done;
     for sample in 0..arguments.samples {
