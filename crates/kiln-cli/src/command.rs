@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::cli::Command;
-use crate::{completions, compress, eval, fetch, load, memory, models, plan, train, usage};
+use crate::{completions, compress, eval, export, fetch, load, memory, models, plan, predict, sample, train, usage};
 
 /// Runs `command`.
 ///
@@ -16,6 +16,9 @@ pub fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Train(command) => train::run(command),
         Command::Eval(command) => eval::run(command),
+        Command::Sample(command) => sample::run(&command),
+        Command::Predict(command) => predict::run(&command),
+        Command::Export(command) => export::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Compress(command) => compress::run(command),
         Command::Memory(command) => memory::run(command),
         Command::Plan(command) => plan::run(command).map(|()| ExitCode::SUCCESS),

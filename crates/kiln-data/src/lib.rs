@@ -56,7 +56,8 @@ pub use decode::{
 };
 pub use error::Error;
 pub use images::{
-    Crop, ImageBatch, ImageSet, LabeledImage, Mix, MixedLabels, Normalize, Pixels, Transform, open_images, write_idx_gz,
+    Crop, ImageBatch, ImageSet, LabeledImage, Mix, MixedLabels, Normalize, Pixels, Transform, images_below,
+    open_images, write_idx_gz,
 };
 pub use loader::{
     BadSample, BadSampleReport, BadSamples, BatchPlan, Batches, Bottleneck, BurnLoader, Loader, LoaderConfig,

@@ -19,12 +19,18 @@ pub enum Error {
     /// An input has a size that the model cannot compute with.
     #[error("the {size} of the input is {value}, expected {expected}")]
     InvalidInput {
-        /// "image height", "image width" or "number of tokens".
+        /// "image height", "image width", "number of tokens", "number of texts" or "token id".
         size: &'static str,
         /// The size that was given.
         value: usize,
         /// The sizes that are accepted.
         expected: String,
+    },
+    /// No token can be chosen from these logits.
+    #[error("cannot choose from the logits of the next token: {reason}")]
+    InvalidLogits {
+        /// The reason, in one line.
+        reason: String,
     },
     /// No model has this name.
     #[error("unknown model '{name}', expected one of {expected}")]

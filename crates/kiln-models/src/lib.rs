@@ -5,7 +5,7 @@
 //! - [`Vit`], the vision transformer, in DeiT's sizes.
 //! - [`Classifier`], any of these by name.
 //! - [`Unet`], semantic segmentation with the blocks of a ResNet or a MobileNetV2 as its encoder.
-//! - [`Gpt`], the decoder.
+//! - [`Gpt`], the decoder, and [`GptReader`], which reads a text token by token to generate more of it with a [`Sampling`].
 //!
 //! Each model is an ordinary burn module. Besides `forward` it exposes its **blocks as a chain**, so that a caller can run
 //! them one by one: classifiers as `blocks` and `head`, [`Unet`] as `blocks`, [`Gpt`] as `embed`, `blocks` and `head`. It reads and writes
@@ -60,7 +60,7 @@ mod vit;
 
 pub use classifier::{Classifier, ClassifierBlock, ClassifierConfig};
 pub use error::Error;
-pub use gpt::{Gpt, GptBlock, GptConfig};
+pub use gpt::{Gpt, GptBlock, GptCache, GptConfig, GptReader, Sampling};
 pub use layer::{InputHook, InputMap, on_layer_input};
 pub use matching::Matched;
 pub use mobilenet_v2::{ConvRelu6, InvertedResidual, MobileNetV2, MobileNetV2Block, MobileNetV2Config};

@@ -5,6 +5,7 @@ mod classify;
 mod compress;
 mod defaults;
 mod examples;
+mod export;
 mod gpt;
 mod learning;
 mod load;
@@ -13,9 +14,12 @@ mod optimizer;
 mod overview;
 mod parallel;
 mod plan;
+mod predict;
 mod run;
+mod sample;
 mod segment;
 mod source;
+mod trained;
 mod values;
 mod verbosity;
 
@@ -25,6 +29,7 @@ use clap::{Args, Subcommand};
 
 pub(crate) use classify::TrainClassify;
 pub(crate) use compress::{Compress, CompressArgs, CompressDistill, CompressPrune, CompressQuantize, CompressShrink};
+pub(crate) use export::Export;
 pub(crate) use gpt::TrainGpt;
 pub(crate) use learning::{LoraArgs, TeacherArgs};
 pub(crate) use load::Load;
@@ -32,9 +37,12 @@ pub(crate) use memory::Memory;
 pub use overview::overview;
 pub(crate) use parallel::ParallelArgs;
 pub(crate) use plan::{Plan, PlanArgs};
+pub(crate) use predict::Predict;
 pub(crate) use run::{EvalArgs, RunArgs, StepArgs};
+pub(crate) use sample::Sample;
 pub(crate) use segment::{EvalSegment, SegmentArgs, TrainSegment};
 pub(crate) use source::Source;
+pub(crate) use trained::TrainedArgs;
 pub use verbosity::Verbosity;
 
 /// What a user of Kiln calls.
@@ -47,6 +55,12 @@ pub enum Command {
     /// Measure a checkpoint on the held-out part of a data set
     #[command(subcommand)]
     Eval(Eval),
+    /// Write text with the decoder of a run
+    Sample(Sample),
+    /// Tell what images show: classes with probabilities, or classes of pixels
+    Predict(Predict),
+    /// Write the model of a run as a folder that PyTorch loads
+    Export(Export),
     /// Make the model of a run smaller: few bits, fewer weights, or a smaller model
     ///
     /// Each command reads a run directory of `train classify` or `train gpt` and writes a new one, which `eval` and `train

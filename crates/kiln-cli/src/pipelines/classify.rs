@@ -230,8 +230,7 @@ fn loaders(
 }
 
 fn decoded(set: ImageSet, settings: &ClassifySettings) -> ImageSet {
-    let images = &settings.images;
-    set.with_decode_options(DecodeOptions::new().with_quality(images.decode).with_damage(images.damaged_images))
+    set.with_decode_options(decode_options(settings))
 }
 
 /// Batches of the part that is evaluated on.
@@ -285,12 +284,18 @@ pub fn classify(settings: &ClassifySettings) -> Result<Classify> {
     if !(0.0..=1.0).contains(&label_smoothing) {
         return Err(Usage(format!("label smoothing is {label_smoothing}, expected a number in [0, 1]")).into());
     }
-    Ok(Classify {
-        normalize: Normalize::for_channels(settings.model.channels()),
-        label_smoothing,
-        teacher: None,
-        recall_weights: None,
-    })
+    Ok(Classify { normalize: normalization(settings), label_smoothing, teacher: None, recall_weights: None })
+}
+
+/// The mean and deviation that images are normalised by.
+pub fn normalization(settings: &ClassifySettings) -> Normalize {
+    Normalize::for_channels(settings.model.channels())
+}
+
+/// How images are decoded.
+pub fn decode_options(settings: &ClassifySettings) -> DecodeOptions {
+    let images = &settings.images;
+    DecodeOptions::new().with_quality(images.decode).with_damage(images.damaged_images)
 }
 
 /// The task for predictions on RGB images, without data.

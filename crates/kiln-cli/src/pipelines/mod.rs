@@ -23,7 +23,8 @@ pub use classify::{
     recipe_for as classify_recipe,
 };
 pub use classify::{
-    classify, classify_for_planning, open as open_images, run as classify_run, test_loader as classify_test_loader,
+    classify, classify_for_planning, decode_options, normalization, open as open_images, run as classify_run,
+    test_loader as classify_test_loader,
 };
 pub use compression::{
     Attached, CompressionSettings, LoraSettings, PruneSettings, QuantizeSettings, TeacherSettings, simulate_inputs,
@@ -38,10 +39,10 @@ pub use optimizer::usual_rate;
 pub use parallel::{ParallelSettings, Places, Replicas};
 pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup, SharedTask, Taken, WriteInto, divided};
 pub use segment::{
-    ScoredRow, Scores, Segment, SegmentData, Tiles as SegmentTiles, check_images as check_segment_images,
-    class_weights as balanced_class_weights, largest as largest_class, open as open_segments, part as segment_part,
-    recipe as segment_recipe, run as segment_run, segment, segment_for_planning, test_loader as segment_test_loader,
-    tiles as segment_tiles,
+    ScoredRow, Scores, Segment, SegmentData, Tiles as SegmentTiles, check_images as check_segment_images, class_colour,
+    class_weights as balanced_class_weights, every_nth_pixel, largest as largest_class, open as open_segments,
+    part as segment_part, recipe as segment_recipe, run as segment_run, segment, segment_for_planning,
+    test_loader as segment_test_loader, tiles as segment_tiles,
 };
 pub use settings::{
     ClassifySettings, GptSettings, IgnoredClass, ImageSettings, LoaderMemory, LossSettings, MemorySetting, RunSettings,

@@ -14,7 +14,7 @@ use crate::cli::RunArgs;
 
 /// Whether the options ask for a new plan of steps.
 pub(super) fn plans_again(arguments: &RunArgs) -> bool {
-    arguments.memory.is_some() || arguments.micro_batch.is_some() || arguments.checkpointing.is_some()
+    arguments.step.memory.is_some() || arguments.step.micro_batch.is_some() || arguments.step.checkpointing.is_some()
 }
 
 /// Makes the settings of a run that goes on what the options mean. `batches`: those of an epoch.
@@ -28,10 +28,10 @@ pub(super) fn adjust(run: &mut RunSettings, arguments: &RunArgs, batches: usize)
         _ => {}
     }
     if run.memory.is_some() && plans_again(arguments) {
-        if arguments.micro_batch.is_none() {
+        if arguments.step.micro_batch.is_none() {
             run.micro_batch = None;
         }
-        if arguments.checkpointing.is_none() {
+        if arguments.step.checkpointing.is_none() {
             run.checkpointing = kiln_training::Checkpointing::None;
         }
     }

@@ -6,6 +6,7 @@ mod begin;
 mod classify;
 mod completions;
 mod compress;
+mod export;
 mod goes_on;
 mod help;
 #[cfg(unix)]
@@ -14,7 +15,9 @@ mod kill;
 mod mpi;
 mod parallel;
 mod plan;
+mod predict;
 #[cfg(target_os = "linux")]
 mod progress;
+mod sample;
 mod segment;
 mod support;

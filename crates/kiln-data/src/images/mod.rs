@@ -12,7 +12,7 @@ mod transform;
 pub use image_batch::ImageBatch;
 pub use image_set::{ImageSet, LabeledImage};
 pub(crate) use layouts::is_image;
-pub use layouts::{open_images, write_idx_gz};
+pub use layouts::{images_below, open_images, write_idx_gz};
 pub use mix::{Mix, MixedLabels};
 pub use normalize::Normalize;
 pub use pixels::Pixels;

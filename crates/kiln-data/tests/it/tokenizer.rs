@@ -53,6 +53,16 @@ fn the_vocabulary_has_the_size_of_its_file() {
 }
 
 #[test]
+fn ids_have_the_bytes_of_the_vocabulary() {
+    let tokenizer = Tokenizer::bpe(fixture()).unwrap();
+    let (bytes, lengths) = (tokenizer.token_bytes(), tokenizer.byte_lengths());
+    assert!(bytes.iter().map(Vec::len).eq(lengths.iter().map(|length| *length as usize)));
+    // Each byte has an id of its own, also the half of a character.
+    assert!((0..=255).all(|byte| bytes.contains(&vec![byte])));
+    assert!(bytes.contains(&b" the".to_vec()));
+}
+
+#[test]
 fn bytes_are_ids_of_their_own() {
     let tokenizer = Tokenizer::open(&TokenizerKind::default()).unwrap();
     assert_eq!(tokenizer.vocab(), 256);
@@ -114,6 +124,16 @@ fn both() -> [Tokenizer; 2] {
 }
 
 proptest! {
+    #[test]
+    fn the_bytes_of_ids_are_the_text(text in text()) {
+        for tokenizer in both() {
+            let bytes = tokenizer.token_bytes();
+            let ids = tokenizer.encode(&text).unwrap();
+            let read: Vec<u8> = ids.into_iter().flat_map(|id| bytes[id as usize].clone()).collect();
+            prop_assert_eq!(read, text.as_bytes());
+        }
+    }
+
     #[test]
     fn a_text_may_be_cut_at_every_place_that_is_said_to_be_safe(text in text()) {
         for tokenizer in both() {

@@ -3,12 +3,13 @@
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::activation::{gelu_approximate, softmax};
+use burn::tensor::activation::gelu_approximate;
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Bool, DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{Activation, Mask, activation_linear, linear, norm_linear, norm_self_attention};
 
+use super::cache::{KeysValues, Place, attend_to_past};
 use super::config::GptConfig;
 use crate::layer;
 use crate::lean::{output, usable};
@@ -80,6 +81,15 @@ impl GptBlock {
         };
         x_btc + self.drop.forward(fed)
     }
+
+    /// The same for tokens that come after those in `past`, to which it adds their keys and values. On burn's own layers: none of it is
+    /// kept for a backward pass.
+    pub(super) fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Place) -> Tensor<3> {
+        let attended = self.attn.extend(layer_norm(&self.ln_1, x_btc.clone()), past, at);
+        let x_btc = x_btc + self.drop.forward(attended);
+        let fed = self.mlp.stock(layer_norm(&self.ln_2, x_btc.clone()));
+        x_btc + self.drop.forward(fed)
+    }
 }
 
 impl Attention {
@@ -90,29 +100,41 @@ impl Attention {
     }
 
     fn stock(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        let [query, key, value] = self.projected(x_btc);
+        self.joined(causal_attention(query, key, value))
+    }
+
+    fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Place) -> Tensor<3> {
+        let [query, key, value] = self.projected(x_btc);
+        let (key, value) = past.add(key, value, at);
+        self.joined(attend_to_past(query, key, value))
+    }
+
+    /// Queries, keys and values `[B, H, T, D]`.
+    fn projected(&self, x_btc: Tensor<3>) -> [Tensor<4>; 3] {
         let [b, t, c] = x_btc.dims();
         let qkv = layer::linear(&self.c_attn, x_btc);
-        let part = |i: usize| -> Tensor<4> {
+        [0, 1, 2].map(|i| {
             let part_btc = qkv.clone().slice([0..b, 0..t, i * c..(i + 1) * c]);
             part_btc.reshape([b, t, self.heads, c / self.heads]).swap_dims(1, 2)
-        };
-        let y_bhtd = causal_attention(part(0), part(1), part(2));
-        layer::linear(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, c]))
+        })
+    }
+
+    /// The heads' results `[B, H, T, D]` to `[B, T, C]`.
+    fn joined(&self, y_bhtd: Tensor<4>) -> Tensor<3> {
+        let [b, h, t, d] = y_bhtd.dims();
+        layer::linear(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, h * d]))
     }
 }
 
 /// Causal attention of `[B, H, T, D]` queries, keys and values. In 16 bits the softmax is computed in f32, as under torch's
 /// autocast; burn's own attention would compute exponentials and sums in the dtype of its input.
 fn causal_attention(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tensor<4> {
-    let (dtype, [_, _, t, d]) = (query.dtype(), query.dims());
-    if dtype == DType::F32 {
+    if query.dtype() == DType::F32 {
         let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
         return attention(query, key, value, None, None, causal);
     }
-    // Division first: the product alone could exceed the range of f16.
-    let scores = (query / (d as f64).sqrt()).matmul(key.transpose()).cast(DType::F32);
-    let future = Tensor::<2, Bool>::tril_mask([t, t], 0, &scores.device()).unsqueeze();
-    softmax(scores.mask_fill(future, f32::NEG_INFINITY), 3).cast(dtype).matmul(value)
+    attend_to_past(query, key, value)
 }
 
 // GPT-2 uses the tanh approximation of GELU ("gelu_new").

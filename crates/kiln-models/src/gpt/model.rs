@@ -8,6 +8,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_layers::LinearCrossEntropy;
 
 use super::block::GptBlock;
+use super::cache::{GptCache, KeysValues, Place};
 use super::config::GptConfig;
 use crate::Error;
 use crate::lean::{output, usable};
@@ -59,6 +60,16 @@ impl Gpt {
         self.wpe.weight.dims()[0]
     }
 
+    /// Number of distinct tokens.
+    pub fn vocab(&self) -> usize {
+        self.wte.weight.dims()[0]
+    }
+
+    /// The device of the embedding, which token ids are read on.
+    pub(super) fn device(&self) -> Device {
+        self.wte.weight.val().device()
+    }
+
     /// Token ids `[B, T]`, each below `vocab`, to the input of the first block: `[B, T, C]` in the dtype that it computes in.
     ///
     /// # Panics
@@ -66,7 +77,13 @@ impl Gpt {
     pub fn embed(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
         assert!(t <= self.context(), "{t} tokens given, expected at most {}", self.context());
-        let positions_tc = self.wpe.weight.val().narrow(0, 0, t);
+        self.embed_after(0, ids_bt)
+    }
+
+    /// The same after `past` tokens.
+    fn embed_after(&self, past: usize, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        let [_, t] = ids_bt.dims();
+        let positions_tc = self.wpe.weight.val().narrow(0, past, t);
         let x_btc = self.drop.forward(self.wte.forward(ids_bt) + positions_tc.unsqueeze());
         match self.h.first() {
             Some(block) => x_btc.cast(block.dtype()),
@@ -129,6 +146,29 @@ impl Gpt {
     /// When T is longer than [`context`](Self::context).
     pub fn forward(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         self.head(self.features(ids_bt))
+    }
+
+    /// Token ids `[B, T]` that come after the tokens in `cache`, to the output of the last block, `[B, T, C]`: that of
+    /// [`features`](Self::features) for all tokens together, up to rounding. The keys and values of the new tokens are added to the cache.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for no tokens, for more than the context has room for, and for another number of texts than in the cache.
+    pub fn extend(&self, ids_bt: Tensor<2, Int>, cache: &mut GptCache) -> Result<Tensor<3>, Error> {
+        let ([b, t], past, context) = (ids_bt.dims(), cache.tokens(), self.context());
+        let invalid = |size, value, expected| Err(Error::InvalidInput { size, value, expected });
+        if t == 0 || past + t > context {
+            let expected = format!("1 to {} after {past} of {context}", context.saturating_sub(past));
+            return invalid("number of tokens", t, expected);
+        }
+        if let Some(texts) = cache.texts().filter(|texts| *texts != b) {
+            return invalid("number of texts", b, format!("{texts} as in the cache"));
+        }
+        let at = Place { past, context };
+        cache.blocks.resize_with(self.h.len(), KeysValues::default);
+        let x_btc = self.embed_after(past, ids_bt);
+        let x_btc = self.h.iter().zip(&mut cache.blocks).fold(x_btc, |x, (block, own)| block.extend(x, own, at));
+        cache.advance(b, t);
+        Ok(x_btc)
     }
 
     /// Token ids `[B, T]` to the output of the last block, `[B, T, C]`.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 mod errors;
+mod generate;
 mod matching;
 mod pruned;
 mod reference;

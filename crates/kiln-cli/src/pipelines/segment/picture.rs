@@ -1,5 +1,7 @@
 //! Pictures of images, their true and their predicted classes, side by side.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 use image::{ImageFormat, Rgb, RgbImage};
 use kiln_data::{Normalize, Raster, Samples, TileSet};
@@ -64,8 +66,8 @@ impl<'a> Pictures<'a> {
         let at = |part: usize, x: usize| (part * (width + GAP) + x) as u32;
         for x in 0..width {
             let pixel = x * picture.step;
-            picture.pixels.put_pixel(at(1, x), y, colour(row.truth[pixel]));
-            picture.pixels.put_pixel(at(2, x), y, colour(row.predicted[pixel].into()));
+            picture.pixels.put_pixel(at(1, x), y, class_colour(row.truth[pixel]));
+            picture.pixels.put_pixel(at(2, x), y, class_colour(row.predicted[pixel].into()));
         }
     }
 
@@ -74,18 +76,8 @@ impl<'a> Pictures<'a> {
         let mut files = vec![];
         for (image, mut picture) in self.pictures.into_iter().enumerate().filter(|(_, picture)| picture.is_complete) {
             let path = self.set.path(image);
-            let mut raster = Raster::open(path, LIMIT)?;
-            let (bands, width) = (raster.bands(), raster.width());
-            for y in (0..raster.height()).step_by(picture.step) {
-                let samples = raster.window(y, 0, 1, width)?.samples;
-                for (column, x) in (0..width).step_by(picture.step).enumerate() {
-                    let channel = |channel: usize| {
-                        let band = if bands >= 3 { channel } else { 0 };
-                        shown(&samples, x * bands + band, normalize, band)
-                    };
-                    picture.pixels.put_pixel(column as u32, (y / picture.step) as u32, Rgb([0, 1, 2].map(channel)));
-                }
-            }
+            let of_image = every_nth_pixel(path, picture.step, normalize)?;
+            image::imageops::replace(&mut picture.pixels, &of_image, 0, 0);
             let mut png = std::io::Cursor::new(vec![]);
             picture.pixels.write_to(&mut png, ImageFormat::Png).context("cannot write a picture")?;
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -93,6 +85,27 @@ impl<'a> Pictures<'a> {
         }
         Ok(files)
     }
+}
+
+/// Every `step`th row and column of an image in colours that can be looked at: its first three bands, or its first one in gray.
+///
+/// # Errors
+/// Those of reading the image.
+pub fn every_nth_pixel(path: &Path, step: usize, normalize: &Normalize) -> Result<RgbImage, kiln_data::Error> {
+    let mut raster = Raster::open(path, LIMIT)?;
+    let (bands, height, width) = (raster.bands(), raster.height(), raster.width());
+    let mut pixels = RgbImage::new(width.div_ceil(step) as u32, height.div_ceil(step) as u32);
+    for y in (0..height).step_by(step) {
+        let samples = raster.window(y, 0, 1, width)?.samples;
+        for (column, x) in (0..width).step_by(step).enumerate() {
+            let channel = |channel: usize| {
+                let band = if bands >= 3 { channel } else { 0 };
+                shown(&samples, x * bands + band, normalize, band)
+            };
+            pixels.put_pixel(column as u32, (y / step) as u32, Rgb([0, 1, 2].map(channel)));
+        }
+    }
+    Ok(pixels)
 }
 
 /// A sample as a byte. Samples that are no bytes are shown between two deviations below and above their mean.
@@ -105,7 +118,7 @@ fn shown(samples: &Samples, at: usize, Normalize { mean, std }: &Normalize, band
 }
 
 /// The colour of a class; white for pixels without one.
-fn colour(class: i64) -> Rgb<u8> {
+pub fn class_colour(class: i64) -> Rgb<u8> {
     let Ok(class) = u8::try_from(class) else { return Rgb([255; 3]) };
     if class == u8::MAX {
         return Rgb([255; 3]);

@@ -46,10 +46,13 @@ impl ImageSet {
     }
 }
 
-/// The images in a directory and those below it, and the number of other files. In torchvision's order: directories by path,
-/// the files of each by name.
-fn images_below(class: &Path) -> Result<(Vec<PathBuf>, usize), Error> {
-    let (mut directories, mut open) = (vec![], vec![(class.to_owned(), vec![])]);
+/// The images in a directory and those below it, and the number of other files, which are told apart by their extensions. In
+/// torchvision's order: directories by path, the files of each by name. Links to a directory above them are skipped.
+///
+/// # Errors
+/// [`Error::Read`] for a directory that cannot be listed.
+pub fn images_below(root: impl AsRef<Path>) -> Result<(Vec<PathBuf>, usize), Error> {
+    let (mut directories, mut open) = (vec![], vec![(root.as_ref().to_owned(), vec![])]);
     while let Some((directory, mut above)) = open.pop() {
         // A link may lead to a directory above it.
         let place = directory.canonicalize().map_err(|e| Error::read(&directory, e))?;

@@ -1,0 +1,19 @@
+//! The run that a command uses the model of.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// What the model was trained with is read from the run directory, or from --config.
+#[derive(Args)]
+pub(crate) struct TrainedArgs {
+    /// A run directory, one of its checkpoints, or a .safetensors file
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// A run's config.toml, for a .safetensors file outside of a run directory
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// flex (the CPU), or cuda:N [default: flex]
+    #[arg(long)]
+    pub(crate) device: Option<String>,
+}

@@ -1,0 +1,103 @@
+//! A decoder for Hugging Face transformers.
+
+use anyhow::{Context, Result};
+use kiln_data::TokenizerKind;
+use kiln_models::{Gpt, SafetensorsModel};
+use serde_json::{Value, json};
+
+use super::classify::{inputs_note, write};
+use super::folder::{Folder, WEIGHTS};
+use super::python::Loading;
+use super::readme::Readme;
+use crate::cli::TrainedArgs;
+use crate::device;
+use crate::pipelines::{GptSettings, load_merged};
+use crate::trained::{simulates_inputs, weights};
+
+pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSettings) -> Result<()> {
+    let (path, compression) = (weights(&trained.run)?, settings.compression.as_ref());
+    let device = device::open(&settings.run.device)?;
+    let model: Gpt = load_merged(settings.model.init(&device)?, compression, &path)
+        .with_context(|| format!("cannot read the model of '{}'", trained.run.display()))?;
+    model.save_safetensors(folder.file(WEIGHTS))?;
+    folder.json("config.json", &config(settings))?;
+
+    let prompt = "Call me";
+    let (input, text) = match &settings.text.tokenizer {
+        TokenizerKind::Bytes => {
+            let ids = format!("ids = torch.tensor([list(\"{prompt}\".encode())])  # a token is a byte");
+            (vec!["import torch".to_owned(), ids], "bytes(ids[0].tolist()).decode(errors=\"replace\")")
+        }
+        TokenizerKind::Bpe(directory) => {
+            for file in ["vocab.json", "merges.txt"] {
+                folder.copy(&directory.join(file))?;
+            }
+            folder.json("tokenizer_config.json", &tokenizer_config(settings))?;
+            let lines = vec![
+                "from transformers import GPT2Tokenizer".to_owned(),
+                "tokenizer = GPT2Tokenizer.from_pretrained(\".\")".to_owned(),
+                format!("ids = tokenizer(\"{prompt}\", return_tensors=\"pt\").input_ids"),
+            ];
+            (lines, "tokenizer.decode(ids[0])")
+        }
+    };
+    let context = settings.model.context;
+    let mut notes = vec![format!("It reads at most {context} tokens at once.")];
+    if simulates_inputs(compression, &path) {
+        notes.push(inputs_note());
+    }
+    let new = (context / 2).max(1);
+    let readme = Readme {
+        title: "GPT-2-style decoder".into(),
+        loading: Loading::FromConfig {
+            imports: vec!["from transformers import GPT2LMHeadModel"],
+            expression: "GPT2LMHeadModel.from_pretrained(\".\")",
+        },
+        packages: "transformers",
+        input,
+        call: format!("ids = model.generate(ids, max_new_tokens={new}, do_sample=True, top_k=None)\ntext = {text}"),
+        notes,
+        onnx: vec![
+            "import torch".into(),
+            "model.config.use_cache = False".into(),
+            format!("ids = torch.zeros(1, {context}, dtype=torch.int64)"),
+            "torch.onnx.export(model, (ids,), \"model.onnx\", input_names=[\"ids\"], output_names=[\"logits\"])".into(),
+        ],
+    };
+    write(folder, &readme)
+}
+
+/// transformers' `GPT2Config`.
+fn config(settings: &GptSettings) -> Value {
+    let model = &settings.model;
+    json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": model.vocab,
+        "n_positions": model.context,
+        "n_embd": model.width,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "resid_pdrop": model.dropout,
+        "embd_pdrop": model.dropout,
+        "attn_pdrop": 0.0,
+        "tie_word_embeddings": true,
+        "bos_token_id": null,
+        "eos_token_id": null,
+        "torch_dtype": "float32",
+    })
+}
+
+/// Without it, transformers would add GPT-2's end of a text to a vocabulary that lacks it.
+fn tokenizer_config(settings: &GptSettings) -> Value {
+    json!({
+        "tokenizer_class": "GPT2Tokenizer",
+        "add_prefix_space": false,
+        "model_max_length": settings.model.context,
+        "unk_token": null,
+        "bos_token": null,
+        "eos_token": null,
+    })
+}

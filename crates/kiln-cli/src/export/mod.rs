@@ -1,0 +1,53 @@
+//! `export`: the model of a run as a folder that PyTorch loads.
+
+mod classify;
+mod decoder;
+mod folder;
+mod images;
+mod python;
+mod readme;
+mod segment;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use crate::cli::{Export, TrainedArgs, program};
+use crate::trained::Trained;
+use crate::usage::Usage;
+
+use folder::Folder;
+
+pub(crate) fn run(arguments: &Export) -> Result<()> {
+    let trained = &arguments.trained;
+    match arguments.format.as_str() {
+        "safetensors" => {}
+        "onnx" => bail!(Usage(format!(
+            "--format is onnx, which no library writes from a burn model; export safetensors with `{} export {}`, and its README.md has \
+             the lines of PyTorch that load the model and write ONNX",
+            program(),
+            trained.run.display()
+        ))),
+        other => bail!(Usage(format!("--format is '{other}', expected safetensors"))),
+    }
+    let settings = Trained::open(trained)?;
+    let folder = Folder::begin(&out(arguments)?)?;
+    match settings {
+        Trained::Classify(settings) => classify::export(&folder, trained, &settings)?,
+        Trained::Segment(settings) => segment::export(&folder, trained, &settings)?,
+        Trained::Gpt(settings) => decoder::export(&folder, trained, &settings)?,
+    }
+    let path = folder.finish()?;
+    tracing::info!("{}: README.md there says how PyTorch loads it", path.display());
+    Ok(())
+}
+
+/// The directory that the arguments name.
+fn out(arguments: &Export) -> Result<PathBuf> {
+    let TrainedArgs { run, .. } = &arguments.trained;
+    match &arguments.out {
+        Some(out) => Ok(out.clone()),
+        None if run.is_dir() => Ok(run.join("export")),
+        None => bail!(Usage(format!("'{}' is a file, expected --out with a directory for the export", run.display()))),
+    }
+}

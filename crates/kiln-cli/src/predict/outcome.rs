@@ -1,0 +1,139 @@
+//! What is told of each image, and how many could not be read.
+
+use std::io::{ErrorKind, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use serde_json::{Map, Value, json};
+
+use crate::train::interrupt::Interrupt;
+
+/// Classes with their shares, the largest first: probabilities of an image, or parts of its pixels.
+pub(super) type Shares = Vec<(usize, f64)>;
+
+/// Tells of images on stdout, one line each, and counts.
+pub(super) struct Told {
+    is_json: bool,
+    classes: Vec<String>,
+    interrupt: Interrupt,
+    started: Instant,
+    predicted: usize,
+    failed: usize,
+    is_closed: bool,
+}
+
+impl Told {
+    pub(super) fn new(is_json: bool, classes: Vec<String>, interrupt: Interrupt) -> Self {
+        Self { is_json, classes, interrupt, started: Instant::now(), predicted: 0, failed: 0, is_closed: false }
+    }
+
+    pub(super) fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    /// The classes of an image, and further values of its line of JSON under their names.
+    pub(super) fn image(
+        &mut self,
+        path: &Path,
+        what: &'static str,
+        shares: &Shares,
+        more: &[(&str, Value)],
+    ) -> Result<ControlFlow<()>> {
+        self.predicted += 1;
+        let name = |class: usize| &self.classes[class];
+        let line = if self.is_json {
+            let classes: Vec<Value> = shares
+                .iter()
+                .map(|(class, share)| json!({ "class": name(*class), "index": class, what: share }))
+                .collect();
+            let mut line = Map::from_iter([("file".to_owned(), json!(path)), ("classes".to_owned(), json!(classes))]);
+            line.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+            Value::Object(line).to_string()
+        } else {
+            let classes = shares.iter().map(|(class, share)| format!("{} {share:.4}", name(*class)));
+            format!("{}: {}", path.display(), classes.collect::<Vec<_>>().join(", "))
+        };
+        self.line(&line)
+    }
+
+    /// An image that could not be read.
+    pub(super) fn failure(&mut self, path: &Path, error: &str) -> Result<ControlFlow<()>> {
+        self.failed += 1;
+        tracing::warn!("{error}");
+        match self.is_json {
+            true => self.line(&json!({ "file": path, "error": error }).to_string()),
+            false => Ok(self.go_on()),
+        }
+    }
+
+    fn line(&mut self, line: &str) -> Result<ControlFlow<()>> {
+        match writeln!(std::io::stdout().lock(), "{line}") {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => self.is_closed = true,
+            written => written?,
+        }
+        Ok(self.go_on())
+    }
+
+    /// Whether there is someone who wants to know the rest.
+    fn go_on(&self) -> ControlFlow<()> {
+        match self.is_closed || self.interrupt.requested() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Ends the list, of `all` images.
+    ///
+    /// # Errors
+    /// When images could not be read.
+    pub(super) fn finish(self, all: usize) -> Result<ExitCode> {
+        let (predicted, seconds) = (self.predicted, self.started.elapsed().as_secs_f64());
+        let speed = predicted as f64 / seconds;
+        tracing::info!("{predicted} of {all} images in {seconds:.1} s, {speed:.1} images/s");
+        if self.interrupt.requested() {
+            return Ok(ExitCode::from(130));
+        }
+        match self.failed {
+            0 => Ok(ExitCode::SUCCESS),
+            failed => bail!("{failed} of {all} images could not be read; the warnings name them"),
+        }
+    }
+}
+
+/// The `top` largest of `values`, with their indices; the first of equal ones.
+pub(super) fn largest(values: impl IntoIterator<Item = f64>, top: usize) -> Shares {
+    let mut all: Shares = values.into_iter().enumerate().collect();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    all.truncate(top);
+    all
+}
+
+/// The probabilities of classes from their logits.
+pub(super) fn probabilities(logits: &[f32]) -> Vec<f64> {
+    let most = logits.iter().fold(f64::NEG_INFINITY, |most, logit| most.max(f64::from(*logit)));
+    let weights: Vec<f64> = logits.iter().map(|logit| (f64::from(*logit) - most).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.into_iter().map(|weight| weight / sum).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{largest, probabilities};
+
+    #[test]
+    fn the_largest_come_first_and_the_first_of_equal_ones() {
+        assert_eq!(largest([0.1, 0.4, 0.4, 0.1], 3), [(1, 0.4), (2, 0.4), (0, 0.1)]);
+        assert_eq!(largest([0.5], 5), [(0, 0.5)]);
+    }
+
+    #[test]
+    fn probabilities_add_up_whatever_the_logits() {
+        let found = probabilities(&[1000.0, 1000.0 + 2f32.ln(), -1000.0]);
+        for (found, expected) in found.iter().zip([1.0 / 3.0, 2.0 / 3.0, 0.0]) {
+            assert!((found - expected).abs() < 1e-4, "{found}, expected {expected}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `sample`: text that the decoder of a run generates.
+
+mod generate;
+mod output;
+mod prompt;
+mod utf8;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use burn::module::Module;
+use kiln_models::{Gpt, GptReader, Sampling};
+use rand::RngExt;
+
+use crate::cli::{Sample, program};
+use crate::device;
+use crate::pipelines::{load_to_evaluate, next_token};
+use crate::train::interrupt::Interrupt;
+use crate::trained::{Trained, simulates_inputs, weights};
+use crate::usage::Usage;
+
+use generate::{End, Generated, Generator};
+use output::Output;
+
+pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
+    let sampling = sampling(arguments)?;
+    let run = &arguments.trained.run;
+    let settings = match Trained::open(&arguments.trained)? {
+        Trained::Gpt(settings) => settings,
+        other => bail!(Usage(format!(
+            "'{run}' is {}, expected a run of `train gpt`; `{} predict {run} IMAGE..` tells what images show",
+            other.kind(),
+            program(),
+            run = run.display(),
+        ))),
+    };
+    let (tokenizer, _) = next_token(&settings)?;
+    let prompt = prompt::read(arguments)?;
+    let ids = tokenizer.encode(&prompt)?;
+    let device = device::open(&settings.run.device)?;
+    kiln_precision::check_device(&device, settings.run.precision)?;
+    let (compression, path) = (settings.compression.as_ref(), weights(run)?);
+    let model: Gpt = load_to_evaluate(settings.model.init(&device)?, compression, &settings.run.policy(), &path)?;
+    // Adapters, masks and casts once, and not for each token.
+    let model = if simulates_inputs(compression, &path) { model } else { model.materialize() };
+    let interrupt = Interrupt::listen()?;
+
+    let seed = arguments.seed.unwrap_or_else(|| u64::from(rand::rng().random::<u32>()));
+    let reader = if arguments.no_cache { GptReader::uncached(&model) } else { GptReader::new(&model) };
+    let generator = Generator::new(reader, &ids, sampling, tokenizer.token_bytes(), seed)?;
+    let output = Output::new(arguments.json, &prompt);
+    let (mut tokens, mut seconds) = (0, generator.prompt_seconds());
+    let mut end = End::Done;
+    for sample in 0..arguments.samples {
+        output.begin(sample)?;
+        let stop = || interrupt.requested();
+        let generated: Generated = generator.generate(sample, arguments.tokens, stop, |text| output.text(text))?;
+        (tokens, seconds) = (tokens + generated.tokens, seconds + generated.seconds);
+        end = generated.end;
+        output.end(sample, &generated, seed)?;
+        if end != End::Done {
+            break;
+        }
+    }
+    if end != End::Closed {
+        let speed = tokens as f64 / seconds;
+        tracing::info!("{tokens} tokens in {seconds:.1} s, {speed:.0} tokens/s; --seed {seed}");
+    }
+    Ok(if end == End::Interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// How tokens are chosen, and the refusal of numbers that cannot be.
+fn sampling(arguments: &Sample) -> Result<Sampling> {
+    for (option, value) in [("--tokens", arguments.tokens), ("--samples", arguments.samples)] {
+        if value == 0 {
+            bail!(Usage(format!("{option} is 0, expected at least 1")));
+        }
+    }
+    let sampling = Sampling::new(arguments.temperature);
+    let sampling = arguments.top_k.map_or(sampling, |k| sampling.with_top_k(k));
+    let sampling = arguments.top_p.map_or(sampling, |p| sampling.with_top_p(p));
+    sampling.check()?;
+    Ok(sampling)
+}

@@ -1,0 +1,59 @@
+//! Text out of bytes that come a few at a time.
+
+/// Turns bytes into text, and holds back the first bytes of a character until the rest of it comes.
+#[derive(Default)]
+pub(super) struct Utf8Stream {
+    held: Vec<u8>,
+}
+
+impl Utf8Stream {
+    /// The characters that `bytes` complete. Bytes that cannot be part of a character become U+FFFD.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> String {
+        self.held.extend(bytes);
+        let mut text = String::new();
+        loop {
+            let (valid, wrong) = match std::str::from_utf8(&self.held) {
+                Ok(_) => (self.held.len(), None),
+                Err(error) => (error.valid_up_to(), error.error_len()),
+            };
+            text.push_str(&String::from_utf8_lossy(&self.held[..valid]));
+            self.held.drain(..valid + wrong.unwrap_or(0));
+            match wrong {
+                Some(_) => text.push(char::REPLACEMENT_CHARACTER),
+                None => return text,
+            }
+        }
+    }
+
+    /// What is left at the end: a character that was not completed, as U+FFFD.
+    pub(super) fn finish(&mut self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut self.held)).into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::Utf8Stream;
+
+    #[test]
+    fn a_character_waits_for_its_last_byte() {
+        let mut stream = Utf8Stream::default();
+        let whale = "🐋".as_bytes();
+        assert_eq!([stream.push(b"a"), stream.push(&whale[..3]), stream.push(&whale[3..])], ["a", "", "🐋"]);
+        assert_eq!([stream.push(&whale[..2]), stream.push(b"b"), stream.finish()], ["", "\u{fffd}b", ""]);
+        assert_eq!([stream.push(&whale[..2]), stream.finish()], ["", "\u{fffd}"]);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_make_the_text_of_the_whole(text in ".{0,20}", noise in prop::collection::vec(any::<u8>(), 0..8), part in 1usize..5) {
+            let bytes = [text.as_bytes(), &noise, text.as_bytes()].concat();
+            let mut stream = Utf8Stream::default();
+            let mut read: String = bytes.chunks(part).map(|part| stream.push(part)).collect();
+            read += &stream.finish();
+            prop_assert_eq!(read, String::from_utf8_lossy(&bytes));
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The model that a command uses: the pipeline that it was trained by, its settings, weights and classes.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use kiln_training::Checkpoints;
+use serde::de::DeserializeOwned;
+use toml::Table;
+
+use crate::cli::TrainedArgs;
+use crate::pipelines::{
+    CHECKPOINTS, ClassifySettings, CompressionSettings, GptSettings, INPUT_RANGES, QUANTIZED, RunSettings,
+    SegmentSettings, settings_beside,
+};
+use crate::train::directory::CLASSES;
+use crate::train::overlay::read;
+use crate::usage::Usage;
+
+/// The settings of a run of one of the pipelines.
+pub(crate) enum Trained {
+    Classify(Box<ClassifySettings>),
+    Segment(Box<SegmentSettings>),
+    Gpt(Box<GptSettings>),
+}
+
+impl Trained {
+    /// Reads the settings of the run that the arguments name, with the device that they name.
+    pub(crate) fn open(arguments: &TrainedArgs) -> Result<Self> {
+        let run = &arguments.run;
+        if !run.exists() {
+            bail!("cannot load '{}': no such file or directory", run.display());
+        }
+        let file = match &arguments.config {
+            Some(file) => file.clone(),
+            None => settings_beside(run).with_context(|| {
+                format!("no config.toml beside or above '{}', expected one, or --config", run.display())
+            })?,
+        };
+        let table = read(&file)?;
+        let mut trained = match pipeline(&table) {
+            Some(Pipeline::Classify) => Self::Classify(parsed(table, &file)?),
+            Some(Pipeline::Segment) => Self::Segment(parsed(table, &file)?),
+            Some(Pipeline::Gpt) => Self::Gpt(parsed(table, &file)?),
+            None => bail!(Usage(format!(
+                "config '{}' is not of a run, expected a table [images], [tiles] or [text]",
+                file.display()
+            ))),
+        };
+        trained.run_mut().device = arguments.device.clone().unwrap_or_else(|| "flex".into());
+        Ok(trained)
+    }
+
+    fn run_mut(&mut self) -> &mut RunSettings {
+        match self {
+            Self::Classify(settings) => &mut settings.run,
+            Self::Segment(settings) => &mut settings.run,
+            Self::Gpt(settings) => &mut settings.run,
+        }
+    }
+
+    /// What kind of model it is, for messages.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Classify(_) => "an image classifier",
+            Self::Segment(_) => "a segmentation",
+            Self::Gpt(_) => "a decoder of text",
+        }
+    }
+}
+
+/// The pipelines, of which each has a table of its own in its settings.
+enum Pipeline {
+    Classify,
+    Segment,
+    Gpt,
+}
+
+fn pipeline(table: &Table) -> Option<Pipeline> {
+    let tables = [("images", Pipeline::Classify), ("tiles", Pipeline::Segment), ("text", Pipeline::Gpt)];
+    tables.into_iter().find(|(name, _)| table.contains_key(*name)).map(|(_, pipeline)| pipeline)
+}
+
+fn parsed<S: DeserializeOwned>(table: Table, file: &Path) -> Result<Box<S>> {
+    table.try_into().map(Box::new).map_err(|error: toml::de::Error| {
+        Usage(format!("config '{}' is damaged: {}", file.display(), error.message())).into()
+    })
+}
+
+/// The weights of a run: the run itself if it has a checkpoint or quantised weights, else its `model.safetensors`, which a run that was
+/// copied without its checkpoints still has.
+pub(crate) fn weights(run: &Path) -> Result<PathBuf> {
+    let file = run.join("model.safetensors");
+    let is_alone = file.is_file() && !run.join("manifest.json").exists() && !run.join(QUANTIZED).exists();
+    match is_alone && Checkpoints::new(run.join(CHECKPOINTS), 1)?.newest()?.is_none() {
+        true => Ok(file),
+        false => Ok(run.to_owned()),
+    }
+}
+
+/// Whether the inputs of layers have the values of integers as well. The weights of such a model cannot be merged without a change of
+/// its results.
+pub(crate) fn simulates_inputs(compression: Option<&CompressionSettings>, run: &Path) -> bool {
+    let in_training = compression.and_then(|own| own.quantize.as_ref()).is_some_and(|own| own.input_momentum.is_some());
+    in_training || run.join(INPUT_RANGES).is_file()
+}
+
+/// The names of the `count` classes of a run, from the directory around its weights; none if the run does not say them.
+pub(crate) fn classes(run: &Path, count: usize) -> Result<Option<Vec<String>>> {
+    let Some(file) = settings_beside(run).map(|config| config.with_file_name(CLASSES)).filter(|file| file.is_file())
+    else {
+        return Ok(None);
+    };
+    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read '{}'", file.display()))?;
+    let names: Vec<String> = text.lines().map(str::to_owned).collect();
+    if names.len() != count {
+        bail!("'{}' has {} classes, expected {count} as the model", file.display(), names.len());
+    }
+    Ok(Some(names))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Pipeline, pipeline};
+
+    #[test]
+    fn the_tables_of_a_config_tell_its_pipeline() {
+        let of = |text: &str| pipeline(&text.parse().unwrap());
+        assert!(matches!(of("[run]\n[images]\n[model]"), Some(Pipeline::Classify)));
+        assert!(matches!(of("[run]\n[tiles]\n[loss]"), Some(Pipeline::Segment)));
+        assert!(matches!(of("[run]\n[text]"), Some(Pipeline::Gpt)));
+        assert!(of("[run]\n[model]").is_none());
+    }
+}

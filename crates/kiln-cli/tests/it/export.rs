@@ -1,0 +1,136 @@
+//! `export`: the files of each kind of run, and calls that are refused. `fixtures/reference/check_export.py` runs what the README.md files say.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::support::{fixture, output, stderr, text};
+
+fn done(folder: &Path, arguments: &[&str]) {
+    let output = output(folder, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+fn parsed(path: &Path) -> Value {
+    serde_json::from_str(&read(path)).unwrap()
+}
+
+/// Names and shapes of a safetensors file.
+fn tensors(path: &Path) -> serde_json::Map<String, Value> {
+    let bytes = fs::read(path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    serde_json::from_slice(&bytes[8..8 + length]).unwrap()
+}
+
+#[test]
+fn a_classifier_has_weights_labels_preprocessing_and_lines_of_python() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    done(at, &["train", "classify", "--out", "run", "--max-steps", "1", "--width", "4"]);
+    done(at, &["export", "run"]);
+    let out = at.join("run/export");
+    let exported = tensors(&out.join("model.safetensors"));
+    assert_eq!(exported["conv1.weight"]["shape"], json!([4, 1, 7, 7]));
+    assert_eq!(fs::read(out.join("model.safetensors")).unwrap(), fs::read(at.join("run/model.safetensors")).unwrap());
+    assert_eq!(parsed(&out.join("labels.json"))["id2label"]["9"], "Ankle boot");
+    let preprocessing = parsed(&out.join("preprocessor_config.json"));
+    assert_eq!((&preprocessing["crop_size"]["height"], &preprocessing["image_mean"]), (&json!(28), &json!([0.286])));
+    // No library has this width by name.
+    assert!(read(&out.join("README.md")).contains("from model import build"));
+    assert!(read(&out.join("model.py")).contains("_make_layer(block, 32, 2, stride=2)"));
+    assert!(!out.join("config.json").exists());
+    // What is there stays.
+    let refused = output(at, &["export", "run"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("run/export' exists"), "{}", stderr(&refused));
+    done(at, &["export", "run/model.safetensors", "--out", "again"]);
+    assert_eq!(read(&at.join("again/README.md")), read(&out.join("README.md")));
+
+    for (format, expected) in [("onnx", ["no library writes", "README.md"]), ("gguf", ["'gguf'", "safetensors"])] {
+        let refused = output(at, &["export", "run", "--format", format, "--out", "no"]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(expected.iter().all(|part| stderr(&refused).contains(part)), "{}", stderr(&refused));
+    }
+    let refused = output(at, &["export", "run/model.safetensors"]);
+    assert!(stderr(&refused).contains("expected --out"), "{}", stderr(&refused));
+    assert!(!at.join("no").exists());
+}
+
+#[test]
+fn a_vision_transformer_has_timms_config_and_a_network_with_fewer_channels_its_shapes() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    done(at, &["train", "classify", "--model", "vit_tiny", "--out", "vit", "--max-steps", "1", "--batch-size", "4"]);
+    done(at, &["export", "vit", "--out", "timm"]);
+    let config = parsed(&at.join("timm/config.json"));
+    assert_eq!(config["architecture"], "vit_tiny_patch16_224");
+    assert_eq!((&config["model_args"]["img_size"], &config["model_args"]["in_chans"]), (&json!(28), &json!(1)));
+    assert_eq!(config["label_names"][0], "T-shirt/top");
+    assert!(read(&at.join("timm/README.md")).contains("timm.create_model(\"local-dir:.\", pretrained=True)"));
+
+    done(at, &["train", "classify", "--out", "run", "--max-steps", "1", "--width", "8"]);
+    done(at, &["compress", "shrink", "run", "--multiply-adds", "0.5", "--max-steps", "1", "--out", "small"]);
+    done(at, &["export", "small"]);
+    let (whole, small) =
+        (tensors(&at.join("run/model.safetensors")), tensors(&at.join("small/export/model.safetensors")));
+    assert!(whole.iter().any(|(name, tensor)| small[name]["shape"] != tensor["shape"]), "channels are gone");
+    assert!(read(&at.join("small/export/model.py")).contains("Channels were removed"));
+}
+
+#[test]
+fn a_decoder_has_transformers_config_and_merged_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let (data, bpe) = (text(at, 40_000), fixture("bpe"));
+    let [data, bpe] = [&data, &bpe].map(|path| path.to_str().unwrap());
+    let run = ["train", "gpt", "--data", data, "--context", "16", "--max-steps", "2", "--tokenizer", bpe, "--out"];
+    done(at, &[&run[..], &["run"]].concat());
+    done(at, &[&run[..], &["adapted", "--weights", "run", "--lora", "4"]].concat());
+    done(at, &["export", "adapted"]);
+    let out = at.join("adapted/export");
+    let config = parsed(&out.join("config.json"));
+    assert_eq!(
+        (&config["model_type"], &config["n_positions"], &config["vocab_size"]),
+        (&json!("gpt2"), &json!(16), &json!(1024))
+    );
+    let exported = tensors(&out.join("model.safetensors"));
+    assert!(exported.keys().all(|name| name == "__metadata__" || name.starts_with("transformer.")), "{exported:?}");
+    assert!(!exported.keys().any(|name| name.contains("lora")), "{exported:?}");
+    for file in ["vocab.json", "merges.txt"] {
+        assert_eq!(read(&out.join(file)), read(&fixture("bpe").join(file)));
+    }
+    let greedy = |run: &str| {
+        let arguments = ["sample", run, "--prompt", "the sea", "--temperature", "0", "--tokens", "8"];
+        output(at, &[&arguments[..], &["--config", "adapted/config.toml"]].concat()).stdout
+    };
+    assert_eq!(greedy("adapted/export/model.safetensors"), greedy("adapted"), "the merged weights are the model");
+}
+
+#[test]
+fn a_segmentation_has_the_numbers_of_its_bands() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    fs::write(at.join("small.toml"), "[model]\ndecoder = [8, 8, 8, 8, 4]\n").unwrap();
+    let run = ["train", "segment", "--out", "run", "--max-steps", "1", "--batch-size", "1", "--tile", "64"];
+    done(
+        at,
+        &[&run[..], &["--overlap", "0", "--encoder", "resnet18", "--width", "0.0625", "--config", "small.toml"]]
+            .concat(),
+    );
+    done(at, &["export", "run"]);
+    let preprocessing = parsed(&at.join("run/export/preprocessor_config.json"));
+    let settings: toml::Table = read(&at.join("run/config.toml")).parse().unwrap();
+    let mean = settings["tiles"]["normalize"]["mean"].as_array().unwrap();
+    let exported = preprocessing["image_mean"].as_array().unwrap();
+    assert_eq!(exported.len(), mean.len());
+    for (own, mean) in exported.iter().zip(mean) {
+        assert!((own.as_f64().unwrap() - mean.as_float().unwrap()).abs() < 1e-6);
+    }
+    assert!(read(&at.join("run/export/model.py")).contains("UnetDecoder([3] + [4, 4, 8, 16, 32], [8, 8, 8, 8, 4])"));
+    assert_eq!(parsed(&at.join("run/export/labels.json"))["id2label"].as_object().unwrap().len(), 5);
+}

@@ -1,0 +1,137 @@
+//! Reads a text of any length with a decoder, some tokens at a time.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use super::cache::GptCache;
+use super::model::Gpt;
+use crate::Error;
+
+/// Reads a text of any length, and gives the logits of the token that comes next.
+///
+/// With a cache ([`new`](Self::new)) a token costs one column of the model. The positions are learned, so that the tokens that are kept
+/// cannot move: when the context is full, the older half of it is dropped and the newer half is computed again, at positions from 0 on.
+/// The model then sees between half of its context and all of it. Without a cache ([`uncached`](Self::uncached)) the newest tokens are
+/// computed again for each token, and the model always sees its whole context, as in nanoGPT's `sample.py`.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use kiln_models::{GptConfig, GptReader, Sampling};
+///
+/// let model = GptConfig::tiny(256, 16).init(&Device::flex())?;
+/// let (mut reader, greedy) = (GptReader::new(&model), Sampling::new(0.0));
+/// let mut text = b"Call me".to_vec();
+/// let mut logits = reader.read(&text.iter().map(|byte| u32::from(*byte)).collect::<Vec<_>>())?;
+/// while text.len() < 30 {
+///     let numbers: Vec<f32> = logits.into_data().iter().collect();
+///     let next = greedy.choose(&numbers, 0.0)?;
+///     text.push(next as u8);
+///     logits = reader.read(&[next as u32])?;
+/// }
+/// # Ok::<(), kiln_models::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct GptReader<'a> {
+    model: &'a Gpt,
+    device: Device,
+    /// The newest tokens, at most the context.
+    window: Vec<u32>,
+    cache: Option<GptCache>,
+}
+
+impl<'a> GptReader<'a> {
+    /// A reader that keeps keys and values.
+    pub fn new(model: &'a Gpt) -> Self {
+        Self { model, device: model.device(), window: vec![], cache: Some(GptCache::new()) }
+    }
+
+    /// A reader that computes all tokens in sight again for each token.
+    pub fn uncached(model: &'a Gpt) -> Self {
+        Self { cache: None, ..Self::new(model) }
+    }
+
+    /// The tokens that the model sees: the newest ones that were read.
+    pub fn window(&self) -> &[u32] {
+        &self.window
+    }
+
+    /// Reads the tokens `ids`, each below `vocab`, and returns the logits `[V]` of the token after them. Of more tokens than the
+    /// context only the newest count.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for no tokens and for an id that is not below `vocab`.
+    pub fn read(&mut self, ids: &[u32]) -> Result<Tensor<1>, Error> {
+        let vocab = self.model.vocab();
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+            let expected = format!("below {vocab}");
+            return Err(Error::InvalidInput { size: "token id", value: *id as usize, expected });
+        }
+        if ids.is_empty() {
+            let expected = "at least 1".into();
+            return Err(Error::InvalidInput { size: "number of tokens", value: 0, expected });
+        }
+        let step = next_step(self.window.len(), ids.len(), self.model.context(), self.cache.is_some());
+        self.window.extend(ids);
+        let x_btc = match (step, &mut self.cache) {
+            (Step::Extend, Some(cache)) => self.model.extend(tensor(ids, &self.device), cache)?,
+            (Step::Extend, None) => self.model.features(tensor(&self.window, &self.device)),
+            (Step::Again { keep }, cache) => {
+                self.window.drain(..self.window.len() - keep);
+                let ids_bt = tensor(&self.window, &self.device);
+                match cache {
+                    Some(cache) => {
+                        *cache = GptCache::new();
+                        self.model.extend(ids_bt, cache)?
+                    }
+                    None => self.model.features(ids_bt),
+                }
+            }
+        };
+        let [_, t, _] = x_btc.dims();
+        Ok(self.model.head(x_btc.narrow(1, t - 1, 1)).flatten(0, 2))
+    }
+}
+
+/// How the next tokens are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// After the tokens in sight, which all stay.
+    Extend,
+    /// Together with the newest tokens in sight, so that `keep` are in sight then; all others are dropped.
+    Again { keep: usize },
+}
+
+/// How `new` tokens are read after the `seen` tokens in sight.
+fn next_step(seen: usize, new: usize, context: usize, cached: bool) -> Step {
+    match (seen + new <= context, cached && seen > 0) {
+        (true, _) => Step::Extend,
+        // Dropping one token at a time would compute all others again each time.
+        (false, true) => Step::Again { keep: (context / 2).max(1) },
+        (false, false) => Step::Again { keep: context },
+    }
+}
+
+fn tensor(ids: &[u32], device: &Device) -> Tensor<2, Int> {
+    let ids: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
+    let shape = [1, ids.len()];
+    Tensor::from_data(TensorData::new(ids, shape), device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Step, next_step};
+
+    #[test]
+    fn half_of_a_full_context_stays_beside_a_cache() {
+        for (seen, new, cached, expected) in [
+            (0, 8, true, Step::Extend),
+            (7, 1, true, Step::Extend),
+            (8, 1, true, Step::Again { keep: 4 }),
+            (8, 20, true, Step::Again { keep: 4 }),
+            (0, 20, true, Step::Again { keep: 8 }),
+            (8, 1, false, Step::Again { keep: 8 }),
+        ] {
+            assert_eq!(next_step(seen, new, 8, cached), expected, "{seen} and {new}");
+        }
+        assert_eq!(next_step(1, 1, 1, true), Step::Again { keep: 1 });
+    }
+}

@@ -1,0 +1,177 @@
+//! A decoder that keeps keys and values computes what it computes without; tokens are drawn from their probabilities.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_models::{Gpt, GptCache, GptConfig, GptReader, Sampling};
+use proptest::prelude::*;
+
+const CONTEXT: usize = 12;
+const VOCAB: usize = 31;
+
+fn model(lean: bool) -> Gpt {
+    let device = Device::flex();
+    device.seed(3);
+    let config = GptConfig::tiny(VOCAB, CONTEXT).with_layers(2).with_heads(4).with_width(32).with_lean(lean);
+    config.init(&device).unwrap()
+}
+
+fn ids(ids: &[u32]) -> Tensor<2, Int> {
+    let ids: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
+    Tensor::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &Device::flex())
+}
+
+fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+#[track_caller]
+fn assert_close(got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len());
+    let scale = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    let off = got.iter().zip(expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(off <= 1e-5 * scale, "off by {off:e}, largest value {scale:e}");
+}
+
+/// The logits of the token after `text`, from one pass over all of it.
+fn whole(model: &Gpt, text: &[u32]) -> Vec<f32> {
+    let logits = host(model.forward(ids(text)));
+    logits[logits.len() - VOCAB..].to_vec()
+}
+
+#[test]
+fn a_cache_gives_the_logits_of_the_whole_text_at_each_position() {
+    let text: Vec<u32> = (0..CONTEXT as u32).map(|i| i * 7 % VOCAB as u32).collect();
+    for lean in [true, false] {
+        let model = model(lean);
+        let expected = host(model.forward(ids(&text)));
+        // In parts of every length: the first is the prompt, and tokens one by one are among them.
+        for part in 1..=CONTEXT {
+            let mut cache = GptCache::new();
+            let mut logits = vec![];
+            for tokens in text.chunks(part) {
+                logits.extend(host(model.head(model.extend(ids(tokens), &mut cache).unwrap())));
+            }
+            assert_eq!(cache.tokens(), CONTEXT);
+            assert_close(&logits, &expected);
+        }
+    }
+}
+
+#[test]
+fn texts_side_by_side_and_clones_of_a_cache_do_not_mix() {
+    let model = model(true);
+    let (first, second) = ([1, 2, 3, 4, 5], [9, 8, 7, 6, 5]);
+    let mut cache = GptCache::new();
+    let both = Tensor::cat(vec![ids(&first[..3]), ids(&second[..3])], 0);
+    model.extend(both, &mut cache).unwrap();
+    let rest = Tensor::cat(vec![ids(&first[3..]), ids(&second[3..])], 0);
+    let logits = host(model.head(model.extend(rest, &mut cache.clone()).unwrap()));
+    assert_close(&logits[VOCAB..2 * VOCAB], &whole(&model, &first));
+    assert_close(&logits[3 * VOCAB..], &whole(&model, &second));
+    // What the clone has read is not in the cache.
+    let other = Tensor::cat(vec![ids(&[20]), ids(&[21])], 0);
+    let logits = host(model.head(model.extend(other, &mut cache).unwrap()));
+    assert_close(&logits[..VOCAB], &whole(&model, &[1, 2, 3, 20]));
+    assert_close(&logits[VOCAB..], &whole(&model, &[9, 8, 7, 21]));
+}
+
+#[test]
+fn a_text_longer_than_the_context_is_read_through_its_newest_tokens() {
+    let model = model(true);
+    let text: Vec<u32> = (0..40).map(|i| i * 11 % VOCAB as u32).collect();
+    for first in [1, 5, CONTEXT, CONTEXT + 1, 30] {
+        let (mut cached, mut uncached) = (GptReader::new(&model), GptReader::uncached(&model));
+        for end in first..=text.len() {
+            let new = if end == first { &text[..first] } else { &text[end - 1..end] };
+            let logits = [host(cached.read(new).unwrap()), host(uncached.read(new).unwrap())];
+            let seen = cached.window().len();
+            assert!((end.min(CONTEXT / 2)..=CONTEXT).contains(&seen), "{seen} of {end}");
+            assert_eq!(cached.window(), &text[end - seen..end]);
+            assert_close(&logits[0], &whole(&model, cached.window()));
+            assert_eq!(uncached.window(), &text[end.saturating_sub(CONTEXT)..end]);
+            assert_close(&logits[1], &whole(&model, uncached.window()));
+            if end <= CONTEXT {
+                assert_close(&logits[0], &logits[1]);
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_that_cannot_be_read_are_refused_and_change_nothing() {
+    let model = model(true);
+    let mut cache = GptCache::new();
+    let error = |result: Result<Tensor<3>, kiln_models::Error>| result.unwrap_err().to_string();
+    model.extend(ids(&[1; 10]), &mut cache).unwrap();
+    let text = error(model.extend(ids(&[1; 3]), &mut cache));
+    assert!(text.contains("is 3, expected 1 to 2 after 10 of 12"), "{text}");
+    let two = Tensor::cat(vec![ids(&[1]), ids(&[1])], 0);
+    let text = error(model.extend(two, &mut cache));
+    assert!(text.contains("number of texts") && text.contains("1 as in the cache"), "{text}");
+    assert_eq!(cache.tokens(), 10);
+    let mut reader = GptReader::new(&model);
+    for (ids, expected) in [(&[][..], "at least 1"), (&[3, VOCAB as u32], "is 31, expected below 31")] {
+        let text = reader.read(ids).unwrap_err().to_string();
+        assert!(text.contains(expected), "{text}");
+    }
+    assert!(reader.window().is_empty());
+}
+
+fn logits() -> impl Strategy<Value = Vec<f32>> {
+    // Few values, so that many are equal; some have a probability of 0.
+    let logit = prop_oneof![(-4i8..5).prop_map(f32::from), -9.0f32..9.0, Just(f32::NEG_INFINITY)];
+    prop::collection::vec(logit, 1..40).prop_filter("one is a number", |all| all.iter().any(|one| one.is_finite()))
+}
+
+proptest! {
+    #[test]
+    fn candidates_are_the_likeliest_and_their_probabilities_add_up(
+        logits in logits(), temperature in 0.05f64..3.0, k in 1usize..45, p in 0.01f64..=1.0, uniform in 0.0f64..1.0,
+    ) {
+        let plain = Sampling::new(temperature);
+        let all = plain.candidates(&logits).unwrap();
+        let probability = |token: usize| all.iter().find(|(own, _)| *own == token).map_or(0.0, |(_, own)| *own);
+        for sampling in [plain, plain.with_top_k(k), plain.with_top_p(p), plain.with_top_k(k).with_top_p(p)] {
+            let kept = sampling.candidates(&logits).unwrap();
+            prop_assert!((kept.iter().map(|(_, own)| own).sum::<f64>() - 1.0).abs() < 1e-9);
+            // No token that was left out is likelier than one that stays, nor as likely and before it.
+            let is_kept = |token: usize| kept.iter().any(|(own, _)| *own == token);
+            for (token, _) in &kept {
+                for other in (0..logits.len()).filter(|other| !is_kept(*other)) {
+                    prop_assert!((logits[other], token) < (logits[*token], &other), "{other} before {token}");
+                }
+            }
+            let chosen = sampling.choose(&logits, uniform).unwrap();
+            prop_assert!(is_kept(chosen) && probability(chosen) > 0.0);
+        }
+        prop_assert!(plain.with_top_k(k).candidates(&logits).unwrap().len() <= k);
+        // The fewest that add up: without the last one they do not.
+        let nucleus = plain.with_top_p(p).candidates(&logits).unwrap();
+        let sum: f64 = nucleus.iter().map(|(token, _)| probability(*token)).sum();
+        let (last, _) = nucleus[nucleus.len() - 1];
+        prop_assert!(sum >= p - 1e-9 && sum - probability(last) < p + 1e-9);
+    }
+
+    #[test]
+    fn nan_is_refused_wherever_it_stands(logits in logits(), at: prop::sample::Index, temperature in 0.0f64..2.0) {
+        let mut logits = logits;
+        let at = at.index(logits.len());
+        logits[at] = f32::NAN;
+        let error = Sampling::new(temperature).with_top_k(1).choose(&logits, 0.5).unwrap_err().to_string();
+        let expected = format!("token {at} is NaN");
+        prop_assert!(error.contains(&expected), "{}", error);
+    }
+}
+
+#[test]
+fn tokens_are_drawn_as_often_as_their_probabilities_say() {
+    let logits = [0.5, -1.0, 2.0, 0.0];
+    let sampling = Sampling::new(0.8).with_top_k(3);
+    let draws = 3000;
+    let mut counts = [0; 4];
+    (0..draws).for_each(|i| counts[sampling.choose(&logits, f64::from(i) / f64::from(draws)).unwrap()] += 1);
+    for (token, probability) in sampling.candidates(&logits).unwrap() {
+        let share = f64::from(counts[token]) / f64::from(draws);
+        assert!((share - probability).abs() < 2e-3, "token {token}: {share}, expected {probability}");
+    }
+    assert_eq!(counts[1], 0);
+}
