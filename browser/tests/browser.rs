@@ -7,6 +7,11 @@
     reason = "a test ends at what goes wrong, and says what it measures"
 )]
 
+#[path = "../../crates/kiln-cli/src/page/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the program uses the rest")]
+mod page;
+mod run_pages;
+
 #[path = "../../crates/kiln-memory/tests/it/large_step.rs"]
 mod common;
 #[path = "../../crates/kiln-cli/src/compress/page.rs"]

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::cli::Command;
-use crate::{completions, compress, eval, export, fetch, load, memory, models, plan, predict, sample, train, usage};
+use crate::{
+    completions, compress, eval, export, fetch, load, memory, models, plan, predict, runs, sample, train, usage,
+};
 
 /// Runs `command`.
 ///
@@ -22,6 +24,8 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Compress(command) => compress::run(command),
         Command::Memory(command) => memory::run(command),
         Command::Plan(command) => plan::run(command).map(|()| ExitCode::SUCCESS),
+        Command::Runs(command) => runs::list(&command).map(|()| ExitCode::SUCCESS),
+        Command::Compare(command) => runs::compare(&command).map(|()| ExitCode::SUCCESS),
         Command::Models(command) => models::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),

@@ -16,6 +16,7 @@ mod parallel;
 mod plan;
 mod predict;
 mod run;
+mod runs;
 mod sample;
 mod segment;
 mod source;
@@ -39,6 +40,7 @@ pub(crate) use parallel::ParallelArgs;
 pub(crate) use plan::{Plan, PlanArgs};
 pub(crate) use predict::Predict;
 pub(crate) use run::{EvalArgs, RunArgs, StepArgs};
+pub(crate) use runs::{Compare, Runs, RunsOrder};
 pub(crate) use sample::Sample;
 pub(crate) use segment::{EvalSegment, SegmentArgs, TrainSegment};
 pub(crate) use source::Source;
@@ -77,6 +79,10 @@ pub enum Command {
     /// Nothing is computed: the figures are those of a recorded step, for a device that need not be there.
     #[command(subcommand)]
     Plan(Plan),
+    /// List runs: how far they came, their metric, memory and time
+    Runs(Runs),
+    /// Put runs beside each other: a page of their curves, and where settings differ
+    Compare(Compare),
     /// Compare all image models: size, work, predicted memory and measured time
     Models(Models),
     /// Get a full data set through the package manager that carries it

@@ -18,6 +18,7 @@ use super::beginning::Beginning;
 use super::chained::Chained;
 use super::class_counts::{ClassCounts, FEW, counts, recall_weights};
 use super::compression::TeacherSettings;
+use super::predictions;
 use super::run::{Run, Setup};
 use super::settings::{ClassifySettings, ImageSettings, RunSettings};
 use super::teacher::{Tutor, settings_of};
@@ -334,16 +335,18 @@ pub fn run(
     let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;
     let taken = beginning.taken();
     let class_counts = ClassCounts::of(&data);
+    let findings = predictions::finder(decoded(data.test.clone(), &settings), settings.images.size);
     let run = Run {
         task: Classify { teacher, ..classify(&settings)?.weighing_classes(&data.test) },
         init: Box::new(move |device| beginning.begin(model.init(device)?, device)),
-        findings: None,
+        findings: Some(findings),
         setup: Setup {
             name: family(&settings.model),
             command: if matches!(settings.model, ClassifierConfig::ResNet(_)) { "resnet" } else { "classify" },
             classes: data.train.classes().to_vec(),
             class_counts: Some(class_counts),
             left_out: vec![],
+            defaults: None,
             data: loaders(data, &settings, &device)?,
             settings,
             taken,

@@ -67,6 +67,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     overlay.set("images", "cutmix", own.cutmix);
     overlay.set("images", "erase", own.erase);
 
+    let mut defaults = None;
     let (mut settings, data): (ClassifySettings, _) = if arguments.run.resume.is_some() {
         let settings: ClassifySettings = resolve(None, file, overlay)?;
         let data = open_images(settings.run.data.as_deref())?;
@@ -75,7 +76,9 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
         let path = arguments.run.step.data.clone().or_else(|| data_of(file.as_ref()));
         let data = open_images(path.as_deref())?;
         let recipe = if path.is_some() { classify_recipe } else { classify_fixture_recipe }(&data.train, model)?;
-        (resolve(Some(&recipe), file, overlay)?, data)
+        let settings = resolve(Some(&recipe), file, overlay)?;
+        defaults = Some(recipe);
+        (settings, data)
     };
     if let Some(run) = &arguments.run.resume {
         check_classes(run, data.train.classes())?;
@@ -83,7 +86,8 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     lay_optimizer_over(&mut settings, &arguments.run)?;
     place(&mut settings.run, thread)?;
     settings.run.begun = has_weights(&arguments.run)?;
-    classify_run(settings, data)
+    let (run, device) = classify_run(settings, data)?;
+    Ok((run.with_defaults(defaults.as_ref()), device))
 }
 
 /// Whether the weights that a run begins with come with a checkpoint: its own, or that of the run that it starts from.
@@ -161,7 +165,8 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     if settings.model.context == 0 {
         bail!(Usage("--context is 0, expected at least 1 token".into()));
     }
-    next_token_run(settings)
+    let (run, device) = next_token_run(settings)?;
+    Ok((run.with_defaults(defaults), device))
 }
 
 fn bpe(directory: &Path) -> (String, toml::Value) {

@@ -91,7 +91,8 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
     let mut settings: SegmentSettings = resolve(Some(&recipe), file, overlay)?;
     settings.run.begun = has_weights(&arguments.run)?;
     lay_optimizer_over(&mut settings, &arguments.run)?;
-    segment_run(settings, &data, tiles)
+    let (run, device) = segment_run(settings, &data, tiles)?;
+    Ok((run.with_defaults(Some(&recipe)), device))
 }
 
 /// Writes down the weights of classes that `--class-weights` asks for.

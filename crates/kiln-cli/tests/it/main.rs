@@ -18,6 +18,9 @@ mod plan;
 mod predict;
 #[cfg(target_os = "linux")]
 mod progress;
+#[cfg(unix)]
+mod report;
+mod runs;
 mod sample;
 mod segment;
 mod support;
