@@ -5,7 +5,6 @@ use std::cmp::Reverse;
 use kiln_checkpointing::Plan;
 use kiln_precision::Precision;
 
-use super::planned_optimizer::PlannedOptimizer;
 use super::planner::{Planner, StepPlan};
 use super::recorded::RecordedStep;
 use crate::error::Error;
@@ -152,6 +151,7 @@ fn ordered(from: &StepPlan, found: Vec<(StepChange, StepPlan)>) -> Vec<Remedy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::planning::PlannedOptimizer;
 
     fn plan(peak_bytes: u64, seconds: f64, fits: bool) -> StepPlan {
         let (checkpoints, optimizer) = (Plan::none(1), PlannedOptimizer::Own);
