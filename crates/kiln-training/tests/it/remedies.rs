@@ -6,7 +6,8 @@ use burn::tensor::activation::tanh;
 use kiln_memory::BackendProfile;
 use kiln_precision::Precision;
 use kiln_training::{
-    Error, MemoryBudget, OptimizerConfig, Pass, Planner, Remedy, StepChange, Task, Trainer, TrainerBuilder,
+    Error, MemoryBudget, OptimizerConfig, Pass, PlannedOptimizer, Planner, Remedy, StepChange, Task, Trainer,
+    TrainerBuilder,
 };
 
 use crate::support::{batch, classes, device, entropy, inputs};
@@ -61,7 +62,7 @@ fn remedies_have_the_peaks_of_the_changed_steps() {
         assert_eq!(remedy.saved_bytes, plan.peak_bytes - remedy.plan.peak_bytes);
         assert!(remedy.saved_bytes > 0 && remedy.relative_time > 0.0, "{remedy:?}");
         // Those of the run's own precision and optimizer are steps that a plain planner predicts too.
-        if remedy.plan.precision == Precision::F32 && remedy.plan.optimizer.is_none() {
+        if remedy.plan.precision == Precision::F32 && remedy.plan.optimizer == PlannedOptimizer::Own {
             assert_eq!(planner.predict(&remedy.plan).unwrap().peak_bytes, remedy.plan.peak_bytes, "{remedy:?}");
         }
         if remedy.change == StepChange::Checkpoints {
