@@ -129,6 +129,7 @@ pub(super) fn ended<T: SharedTask>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::StepArgs;
     use crate::pipelines::{MemorySetting, next_token_recipe};
     use kiln_training::Checkpointing;
 
@@ -155,7 +156,8 @@ mod tests {
         let mut run = RunSettings::new(1, 64);
         (run.memory, run.micro_batch) = (Some(MemorySetting::Bytes(1 << 30)), Some(4));
         run.checkpointing = Checkpointing::Sqrt;
-        let arguments = RunArgs { memory: Some("1GiB".into()), ..RunArgs::default() };
+        let arguments =
+            RunArgs { step: StepArgs { memory: Some("1GiB".into()), ..StepArgs::default() }, ..RunArgs::default() };
         adjust(&mut run, &RunArgs::default(), 1);
         assert_eq!((run.micro_batch, &run.checkpointing), (Some(4), &Checkpointing::Sqrt));
         adjust(&mut run, &arguments, 1);
