@@ -2,11 +2,14 @@
 
 use std::fmt::Write;
 
-use super::columns::NO_BREAK;
+use super::columns::{NO_BREAK, wrapped};
 use super::explanation::Suggestion;
 use super::figures::{percent, printable, size};
 use super::memory_report::MemoryReport;
 use super::paint::escape;
+
+/// Characters of a change's name on one line of the terminal.
+const NAME: usize = 40;
 
 /// The heading in the terminal.
 pub(super) const TITLE: &str = "What makes it smaller (each change alone)";
@@ -26,18 +29,22 @@ pub(super) fn rows(report: &MemoryReport) -> Vec<Vec<String>> {
     // Options need no heading, and may be on lines of their own.
     let heads = ["change", "new peak", "saved", "time", ""].map(str::to_owned).to_vec();
     let mut rows = vec![with_fits(heads, "fits")];
-    rows.extend(report.suggestions.iter().map(|suggestion| {
+    for suggestion in &report.suggestions {
         let about = if suggestion.exact { "" } else { "~" };
         let option = suggestion.option.as_deref().map_or(String::new(), printable);
+        let mut lines = wrapped(&printable(&suggestion.name), NAME);
+        let last = lines.pop().unwrap_or_default();
+        // The figures are beside the last line of a long name.
+        rows.extend(lines.into_iter().map(|line| vec![line]));
         let cells = vec![
-            printable(&suggestion.name),
+            last,
             about.to_owned() + &size(suggestion.peak_bytes),
             size(suggestion.saved_bytes),
             time(suggestion),
             option.replace(' ', &NO_BREAK.to_string()),
         ];
-        with_fits(cells, if suggestion.fits { "yes" } else { "no" })
-    }));
+        rows.push(with_fits(cells, if suggestion.fits { "yes" } else { "no" }));
+    }
     rows
 }
 

@@ -54,7 +54,7 @@ fn padded(cell: &str, width: usize, number: bool) -> String {
 }
 
 /// Lines of at most `width` characters, except for words that are longer.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
+pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = vec![];
     for word in text.split(' ') {
         match lines.last_mut() {

@@ -122,16 +122,17 @@ fn full() -> MemoryReport {
 fn the_text_stays_within_a_terminal_and_says_what_helps() {
     let text = full().text(10);
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-    let expected = "
-What makes it smaller (each change alone)
-  change                                           new peak     saved   time  fits
-  micro-batches of 4, and every block recomputed   60.0 MiB  40.0 MiB  +25 %  yes
-      --checkpointing every:1 --micro-batch 4
-";
-    assert!(text.contains(expected), "{text}");
-    let last =
-        "  compute in bf16                                 ~95.0 MiB   5.0 MiB      -  no\n      --precision bf16\n";
-    assert!(text.ends_with(last), "{text}");
+    let (_, helps) = text.split_once("\nWhat makes it smaller (each change alone)\n").unwrap();
+    let lines: Vec<_> = helps.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let expected = [
+        "change new peak saved time fits",
+        "micro-batches of 4, and every block",
+        "recomputed 60.0 MiB 40.0 MiB +25 % yes",
+        "--checkpointing every:1 --micro-batch 4",
+        "compute in bf16 ~95.0 MiB 5.0 MiB - no",
+        "--precision bf16",
+    ];
+    assert_eq!(lines, expected);
     for words in ["highest peak      130.0 MiB  whole run", "40.0 MiB too little"] {
         assert!(text.contains(words), "{words}: {text}");
     }
