@@ -1,4 +1,4 @@
-//! What is told of each image, and how many could not be read.
+//! What is told of each image, and how many could not be predicted.
 
 use std::io::{ErrorKind, Write};
 use std::ops::ControlFlow;
@@ -59,7 +59,7 @@ impl Told {
         self.line(&line)
     }
 
-    /// An image that could not be read.
+    /// An image that could not be predicted, because it cannot be read or does not fit the model.
     pub(super) fn failure(&mut self, path: &Path, error: &str) -> Result<ControlFlow<()>> {
         self.failed += 1;
         tracing::warn!("{error}");
@@ -88,7 +88,7 @@ impl Told {
     /// Ends the list, of `all` images.
     ///
     /// # Errors
-    /// When images could not be read.
+    /// When images could not be predicted.
     pub(super) fn finish(self, all: usize) -> Result<ExitCode> {
         let (predicted, seconds) = (self.predicted, self.started.elapsed().as_secs_f64());
         let speed = predicted as f64 / seconds;
@@ -98,7 +98,7 @@ impl Told {
         }
         match self.failed {
             0 => Ok(ExitCode::SUCCESS),
-            failed => bail!("{failed} of {all} images could not be read; the warnings name them"),
+            failed => bail!("{failed} of {all} images could not be predicted; the warnings name them"),
         }
     }
 }

@@ -66,7 +66,7 @@ fn a_classifier_tells_classes_as_its_evaluation_does() {
     let mixed = output(at, &["predict", "run", "mixed", "absent.jpg", "--json"]);
     assert_eq!(mixed.status.code(), Some(1));
     let (text, found) = (stderr(&mixed), lines(&mixed));
-    assert!(text.contains("error: 2 of 3 images could not be read") && text.contains("1 files without"), "{text}");
+    assert!(text.contains("error: 2 of 3 images could not be predicted") && text.contains("1 files without"), "{text}");
     assert!(found[0]["error"].as_str().unwrap().contains("mixed/a.png"), "{found:?}");
     assert_eq!((found[1]["file"].as_str(), found[2]["file"].as_str()), (Some("mixed/b.png"), Some("absent.jpg")));
 
