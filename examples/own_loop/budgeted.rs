@@ -10,8 +10,8 @@ use burn::tensor::{Device, Tensor};
 use kiln_training::{Event, MemoryBudget, Pass, Task, Trainer};
 
 use crate::data::Batch;
+use crate::measured::{HEAP, Outcome};
 use crate::net::{Net, cross_entropy, residual};
-use crate::{HEAP, Outcome};
 
 /// Tells the kinds of clothes apart.
 struct Clothes;

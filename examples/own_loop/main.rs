@@ -5,25 +5,14 @@
 
 mod budgeted;
 mod data;
+mod measured;
 mod net;
 mod plain;
 
 use std::error::Error;
 use std::process::ExitCode;
 
-use kiln_memory::CountingAllocator;
-
-/// Counts the bytes of the heap, where the tensors of the CPU device are.
-#[global_allocator]
-static HEAP: CountingAllocator = CountingAllocator::new();
-
-/// What a training run reached.
-struct Outcome {
-    /// The mean loss over the data after training.
-    loss: f64,
-    /// The most bytes that the training took at once.
-    peak_bytes: u64,
-}
+use measured::Outcome;
 
 fn main() -> ExitCode {
     match compare() {

@@ -7,8 +7,8 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor};
 
 use crate::data::Batch;
+use crate::measured::{HEAP, Outcome};
 use crate::net::{Net, cross_entropy};
-use crate::{HEAP, Outcome};
 
 pub(crate) fn train(batches: &[Batch]) -> Result<Outcome, Box<dyn Error>> {
     let device = Device::flex().autodiff();
