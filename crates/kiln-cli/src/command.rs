@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::cli::Command;
-use crate::{compress, eval, fetch, load, memory, models, plan, train, usage};
+use crate::{compress, eval, fetch, load, memory, models, plan, runs, train, usage};
 
 /// Runs `command`.
 ///
@@ -19,6 +19,8 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Compress(command) => compress::run(command),
         Command::Memory(command) => memory::run(command),
         Command::Plan(command) => plan::run(command).map(|()| ExitCode::SUCCESS),
+        Command::Runs(command) => runs::list(&command).map(|()| ExitCode::SUCCESS),
+        Command::Compare(command) => runs::compare(&command).map(|()| ExitCode::SUCCESS),
         Command::Models(command) => models::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),

@@ -7,6 +7,7 @@ mod optimizer;
 mod parallel;
 mod plan;
 mod run;
+mod runs;
 mod segment;
 mod source;
 
@@ -19,6 +20,7 @@ pub(crate) use learning::{LoraArgs, TeacherArgs};
 pub(crate) use load::Load;
 pub(crate) use plan::{Plan, PlanArgs};
 pub(crate) use run::{EvalArgs, RunArgs};
+pub(crate) use runs::{Compare, Runs, RunsOrder};
 pub(crate) use segment::{EvalSegment, TrainSegment};
 pub(crate) use source::Source;
 
@@ -41,6 +43,10 @@ pub enum Command {
     /// List what a training step would take in every precision, checkpoint plan and micro-batch, without running it
     #[command(subcommand)]
     Plan(Plan),
+    /// List runs: how far they came, their metric, memory and time
+    Runs(Runs),
+    /// Put runs beside each other: a page with their curves, and the settings in which they differ
+    Compare(Compare),
     /// Compare all image models: parameters, multiply-adds, predicted memory and measured time
     Models(Models),
     /// Get a full data set through the package manager that carries it

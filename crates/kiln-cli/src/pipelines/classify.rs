@@ -16,6 +16,7 @@ use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task
 use super::chained::Chained;
 use super::compression::TeacherSettings;
 use super::load::begun;
+use super::predictions;
 use super::run::{Run, Setup};
 use super::settings::{ClassifySettings, ImageSettings, RunSettings};
 use super::teacher::{Tutor, settings_of};
@@ -298,15 +299,17 @@ pub fn run(
     let (model, compression) = (settings.model.clone(), settings.compression.clone());
     let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
     let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;
+    let findings = predictions::finder(decoded(data.test.clone(), &settings), settings.images.size);
     let run = Run {
         task: Classify { teacher, ..classify(&settings)? },
         init: Box::new(move |device| begun(model.init(device)?, compression.as_ref(), device)),
-        findings: None,
+        findings: Some(findings),
         setup: Setup {
             name: family(&settings.model),
             command: if matches!(settings.model, ClassifierConfig::ResNet(_)) { "resnet" } else { "classify" },
             classes: data.train.classes().to_vec(),
             left_out: vec![],
+            defaults: None,
             data: loaders(data, &settings, &device)?,
             settings,
         },

@@ -8,10 +8,12 @@ mod model;
 mod next_token;
 mod optimizer;
 mod parallel;
+mod predictions;
 mod run;
 mod segment;
 mod settings;
 mod teacher;
+mod written;
 
 pub use chained::Chained;
 pub use classify::{

@@ -15,6 +15,7 @@ use super::load::begun;
 use super::run::{Run, Setup};
 use super::settings::{GptSettings, RunSettings, TextSettings};
 use super::teacher::{Tutor, settings_of};
+use super::written;
 use crate::usage::Usage;
 use crate::{cache, device, fixtures};
 
@@ -220,15 +221,17 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, De
     let (model, compression) = (settings.model.clone(), settings.compression.clone());
     let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
     let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;
+    let findings = written::finder(data.test.clone(), tokenizer, settings.run.seed);
     let run = Run {
         task: NextToken { teacher, ..task },
         init: Box::new(move |device| begun(model.init(device)?, compression.as_ref(), device)),
-        findings: None,
+        findings: Some(findings),
         setup: Setup {
             name: "gpt",
             command: "gpt",
             classes: vec![],
             left_out: vec![],
+            defaults: None,
             data: loaders(data, &settings.run)?,
             settings,
         },

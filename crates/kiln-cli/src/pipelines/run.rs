@@ -16,6 +16,7 @@ use super::load::InitError;
 use super::parallel::Places;
 use super::settings::{ClassifySettings, GptSettings, MemorySetting, RunSettings, SegmentSettings};
 use crate::HEAP;
+use crate::page::{Prediction, Text};
 
 /// Makes the plain model on a device.
 pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, InitError>>;
@@ -31,6 +32,10 @@ pub type WriteInto = Box<dyn FnOnce(&std::path::Path) -> anyhow::Result<()>>;
 pub struct Findings {
     /// Figures by name.
     pub figures: Vec<(String, f64)>,
+    /// Classes of held-out images.
+    pub(crate) predictions: Vec<Prediction>,
+    /// Text that the model wrote.
+    pub(crate) text: Option<Text>,
     /// Pictures as PNG files, each with its title.
     pub pictures: Vec<(String, Vec<u8>)>,
     /// Write files into the directory of the run.
@@ -64,6 +69,8 @@ pub struct Setup<B, S> {
     pub left_out: Vec<String>,
     /// Batches to train and to evaluate on.
     pub data: TrainTest<Loader<B>>,
+    /// The settings of a run of which only the command and the data set are given, where they are known.
+    pub defaults: Option<serde_json::Value>,
     /// The settings.
     pub settings: S,
 }
@@ -179,6 +186,13 @@ pub fn divided<'a, T: SharedTask>(
 }
 
 impl<T: Task, S: PipelineSettings> Run<T, S> {
+    /// Notes the settings that the run would have without options and files.
+    #[must_use]
+    pub fn with_defaults(mut self, defaults: Option<&S>) -> Self {
+        self.setup.defaults = defaults.and_then(|defaults| serde_json::to_value(defaults).ok());
+        self
+    }
+
     /// The builder of the run's trainer with the run's settings, and the rest of the run.
     pub fn into_builder(self) -> (TrainerBuilder<'static, T>, Setup<T::Batch, S>) {
         let Self { task, init, setup, .. } = self;

@@ -1,20 +1,23 @@
 //! The directory of a run.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::atomic::replace;
 use crate::pipelines::CHECKPOINTS;
 use crate::usage::Usage;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use serde_json::Value;
 
 pub(crate) const CONFIG: &str = "config.toml";
 pub(crate) const CLASSES: &str = "classes.txt";
-const METRICS: &str = "metrics.jsonl";
+/// The file that a process holds a lock of while it works on a run.
+pub(crate) const LOCK: &str = "lock";
+/// How often a lock is tried before it counts as held: who lists runs holds it for a moment.
+const TRIES: u32 = 5;
 
-/// Where a run writes: its settings, a line of metrics per event, checkpoints, the model, and the report.
+/// Where a run writes: its settings, metrics, checkpoints, the model, and the report.
 pub(crate) struct RunDirectory {
     path: PathBuf,
 }
@@ -44,9 +47,17 @@ impl RunDirectory {
 
     /// Keeps other processes from this run for as long as the returned file is open, also after a crash of this one.
     pub(crate) fn lock(&self) -> Result<File> {
-        let path = self.file("lock");
+        let path = self.file(LOCK);
         let file = File::create(&path).with_context(|| format!("cannot write '{}'", path.display()))?;
-        match file.try_lock() {
+        let mut locked = file.try_lock();
+        for _ in 1..TRIES {
+            if !matches!(locked, Err(TryLockError::WouldBlock)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            locked = file.try_lock();
+        }
+        match locked {
             Ok(()) => Ok(file),
             Err(TryLockError::WouldBlock) => bail!("another process is working on the run '{}'", self.path.display()),
             Err(TryLockError::Error(e)) => Err(e).with_context(|| format!("cannot lock '{}'", path.display())),
@@ -76,31 +87,6 @@ impl RunDirectory {
 
     pub(crate) fn checkpoints(&self) -> PathBuf {
         self.path.join(CHECKPOINTS)
-    }
-
-    /// The lines of metrics so far, as they stand and parsed; a half-written last line is left out.
-    fn lines(&self) -> Result<Vec<(String, Value)>> {
-        let path = self.file(METRICS);
-        if !path.exists() {
-            return Ok(vec![]);
-        }
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", path.display()))?;
-        let parsed = |line: &str| Some((line.to_owned(), serde_json::from_str(line).ok()?));
-        Ok(text.lines().filter_map(parsed).collect())
-    }
-
-    /// All metrics so far.
-    pub(crate) fn metrics(&self) -> Result<Vec<Value>> {
-        Ok(self.lines()?.into_iter().map(|(_, value)| value).collect())
-    }
-
-    /// The metrics file, opened to append, without what was written after `step`.
-    pub(crate) fn metrics_after(&self, step: u64) -> Result<File> {
-        let kept = self.lines()?.into_iter().filter(|(_, value)| value["step"].as_u64().is_some_and(|s| s <= step));
-        let text: String = kept.map(|(line, _)| line + "\n").collect();
-        let path = self.file(METRICS);
-        replace(&path, text.as_bytes())?;
-        OpenOptions::new().append(true).open(&path).with_context(|| format!("cannot write '{}'", path.display()))
     }
 }
 

@@ -9,6 +9,7 @@ use crate::output::print_json;
 use crate::pipelines::{Findings, PipelineSettings, Run, Setup, SharedTask, divided, is_untrained};
 use crate::usage::Usage;
 use anyhow::{Result, anyhow, bail};
+use base64::Engine;
 use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
@@ -17,14 +18,16 @@ use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_recovery::{Injector, Patience};
 use kiln_training::{Checkpoints, Finish, StageLoad, StagePlan, StepPlan, Task, Trainer};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::directory::RunDirectory;
 use super::interrupt::Interrupt;
 use super::observe::Observer;
-use super::report::write_report;
-use super::schedule::{figures, section};
+use super::schedule::{STYLE, figures, section};
 use crate::cli::RunArgs;
+use crate::metrics::MetricsWriter;
+use crate::page::{Picture, Prediction, Samples, Text};
+use crate::runs::{About, Outcome, RunRecord};
 
 /// Trains the run's model and writes the run directory.
 /// With several replicas this is the first one, which writes.
@@ -76,7 +79,19 @@ where
         directory.path().display()
     );
     let train = setup.data.train.clone();
-    let observer = Observer::new(directory.metrics_after(at)?, total, at, interrupt.clone(), move || train.stats())?;
+    let about = About {
+        command: setup.command,
+        settings: serde_json::to_value(&setup.settings)?,
+        defaults: setup.defaults.clone(),
+        device: &setup.settings.run().device,
+        parameters: trainer.model().num_params(),
+        samples: setup.data.train.samples(),
+        total_steps: total,
+        predicted_peak_bytes: predicted_peak(&trainer),
+    };
+    let record = RunRecord::begin(directory.path(), about, at)?;
+    let metrics = MetricsWriter::after(directory.path(), at)?;
+    let observer = Observer::new(metrics, record, total, at, interrupt.clone(), move || train.stats())?;
     let observer = Rc::new(RefCell::new(observer));
     let seen = observer.clone();
     trainer.observe(move |event| seen.borrow_mut().see(event));
@@ -85,6 +100,7 @@ where
     let mut observer = observer.borrow_mut();
     observer.finish();
     if let Some(failure) = observer.failure.take() {
+        observer.fail(&failure);
         return Err(failure);
     }
     tracing::info!("data: {}", setup.data.train.stats());
@@ -94,9 +110,13 @@ where
         Ok(finish) => finish,
         // The wait for memory was ended by the user; the run is saved.
         Err(kiln_training::Error::Exhausted { .. }) if interrupt.requested() => Finish::Stopped,
-        Err(error) if step == at => return Err(into_cli_error(error)),
         Err(error) => {
-            return Err(into_cli_error(error).context(format!("ended after step {step}; to go on: {go_on}")));
+            let error = match step == at {
+                true => into_cli_error(error),
+                false => into_cli_error(error).context(format!("ended after step {step}; to go on: {go_on}")),
+            };
+            observer.fail(&error);
+            return Err(error);
         }
     };
     if finish == Finish::Stopped {
@@ -130,10 +150,20 @@ where
     for (name, value) in findings.figures {
         results[name] = json!(value);
     }
+    let schedule = trainer.timeline().map_or(String::new(), |timeline| section(&timeline, trainer.stage_plan()));
+    let outcome = match finish {
+        Finish::Complete => Outcome::Finished,
+        _ => Outcome::Stopped(go_on),
+    };
+    let of_results = results.as_object().cloned().unwrap_or_default();
+    let report_path = observer.end(
+        outcome,
+        of_results,
+        &samples(findings.pictures, findings.predictions, findings.text),
+        [&schedule, STYLE],
+    )?;
     if step > at {
-        let schedule = trainer.timeline().map_or(String::new(), |timeline| section(&timeline, trainer.stage_plan()));
-        write_report(&directory, setup.name, &results, &schedule, &findings.pictures)?;
-        tracing::info!("report: {}", directory.file("report.html").display());
+        tracing::info!("report: {}", report_path.display());
     }
     if let Some(measured) = trainer.measured() {
         let path = directory.file("memory.html");
@@ -229,31 +259,20 @@ fn results<T: Task, S: PipelineSettings>(
     finish: Finish,
     metrics: &[(&'static str, f64)],
 ) -> Value {
-    let (state, loaded) = (trainer.state(), setup.data.train.stats());
+    let state = trainer.state();
     let batch = setup.settings.run().batch_size;
     let micro_batch = trainer.recovery().map_or(batch, |recovery| recovery.setting(batch, 0).micro_batch);
-    let mut results = Map::new();
+    let mut results = observer.results();
     results.insert("finished".into(), json!(finish == Finish::Complete));
     results.extend(metrics.iter().map(|(name, value)| ((*name).to_owned(), json!(value))));
-    results.insert("seconds".into(), json!(observer.seconds()));
     results.insert("steps".into(), json!(state.step));
     results.insert("skipped_steps".into(), json!(state.skipped));
-    results.insert("final_loss".into(), json!(observer.final_loss()));
     results.insert("predicted_peak_bytes".into(), json!(predicted_peak(trainer)));
-    results.insert("peak_bytes".into(), json!(observer.peak_bytes));
     results.insert("micro_batch".into(), json!(micro_batch));
-    results.insert("failed_attempts".into(), json!(observer.failures));
-    results.insert("lost_seconds".into(), json!(observer.lost_seconds));
-    results.insert("samples_per_second".into(), json!(loaded.samples_per_second()));
-    results.insert("waiting_for_data".into(), json!(loaded.waiting()));
     let bad = setup.data.train.bad_samples();
     let left_out = setup.left_out.iter().map(String::as_str).chain(bad.iter().map(|bad| bad.reason.as_str()));
-    results.insert("bad_samples".into(), json!(loaded.bad_samples + setup.left_out.len() as u64));
+    results.insert("bad_samples".into(), json!(setup.data.train.stats().bad_samples + setup.left_out.len() as u64));
     results.insert("left_out".into(), left_out.collect());
-    results.insert("loader_peak_bytes".into(), json!(loaded.peak_bytes));
-    for (stage, seconds) in loaded.stages() {
-        results.insert(format!("loader_{stage}_seconds"), json!(seconds));
-    }
     for (name, value) in trainer.timeline().iter().flat_map(|timeline| figures(timeline, trainer.stage_plan())) {
         results.insert(name.into(), value);
     }
@@ -262,6 +281,13 @@ fn results<T: Task, S: PipelineSettings>(
     }
     results.insert("run".into(), json!(directory.path()));
     Value::Object(results)
+}
+
+/// What the report shows of the model's work.
+fn samples(pictures: Vec<(String, Vec<u8>)>, predictions: Vec<Prediction>, text: Option<Text>) -> Samples {
+    let encode = |png: &[u8]| base64::engine::general_purpose::STANDARD.encode(png);
+    let pictures = pictures.into_iter().map(|(title, png)| Picture { title, png: encode(&png) }).collect();
+    Samples { predictions, text, pictures }
 }
 
 /// The predicted peak of this process: on the CPU, whose heap they share, that of all replicas in it.

@@ -10,7 +10,6 @@ mod optimizer;
 pub(crate) mod overlay;
 pub(crate) mod prepare;
 mod replicas;
-mod report;
 mod schedule;
 pub(crate) mod segment;
 

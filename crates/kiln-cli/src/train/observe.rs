@@ -1,26 +1,29 @@
 //! Progress and metrics of a run that is under way.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bytesize::ByteSize;
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_data::{Bottleneck, LoaderStats};
 use kiln_training::{Evaluation, Event, StepReport};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::interrupt::Interrupt;
+use crate::metrics::MetricsWriter;
+use crate::page::Samples;
+use crate::runs::{Outcome, RunRecord};
 
 /// Steps that the final loss is the mean of: single batches differ too much from each other.
 const RECENT: usize = 50;
 
 /// Appends metrics, moves the progress bar, measures memory, and listens for Ctrl-C.
 pub(crate) struct Observer {
-    metrics: File,
+    metrics: MetricsWriter,
+    record: RunRecord,
     bar: ProgressBar,
     interrupt: Interrupt,
     started: Instant,
@@ -44,7 +47,8 @@ pub(crate) struct Observer {
 impl Observer {
     /// Shows beside the loss what `data` says of the loader.
     pub(crate) fn new(
-        metrics: File,
+        metrics: MetricsWriter,
+        record: RunRecord,
         total_steps: u64,
         at_step: u64,
         interrupt: Interrupt,
@@ -57,6 +61,7 @@ impl Observer {
         bar.reset_eta();
         Ok(Self {
             metrics,
+            record,
             bar,
             interrupt,
             started: Instant::now(),
@@ -77,10 +82,10 @@ impl Observer {
             Event::Step(report) => self.step(report),
             Event::Evaluated(evaluation) => self.evaluated(evaluation),
             // The metrics up to a checkpoint must be as durable as the checkpoint.
-            Event::Saving => self.metrics.sync_data().context("cannot write metrics"),
+            Event::Saving => self.metrics.sync(),
             Event::Saved(path) => {
                 tracing::debug!("saved {}", path.display());
-                Ok(())
+                self.record.refresh(self.results())
             }
             _ => Ok(()),
         };
@@ -126,7 +131,7 @@ impl Observer {
         let in_flight = ByteSize(stats.bytes_in_flight);
         let data = format!("  {speed:.0} samples/s  {waiting:.0} % waiting for data{on}  {in_flight} in flight");
         self.bar.set_message(format!("loss {:.4}{data}", report.loss));
-        self.record(json!({
+        self.metrics.line(&json!({
             "kind": "step", "step": report.step, "epoch": report.epoch, "loss": report.loss,
             "gradient_norm": report.gradient_norm, "learning_rate": report.learning_rate,
             "loss_scale": report.loss_scale, "skipped": report.skipped, "micro_batches": report.micro_batches, "failures": report.failures,
@@ -153,11 +158,44 @@ impl Observer {
         for (name, value) in &evaluation.metrics {
             line[*name] = json!(value);
         }
-        self.record(line)
+        self.metrics.line(&line)?;
+        self.record.refresh(self.results())
     }
 
-    fn record(&mut self, line: serde_json::Value) -> Result<()> {
-        writeln!(self.metrics, "{line}").context("cannot write metrics")
+    /// Figures of this process so far.
+    pub(crate) fn results(&self) -> Map<String, Value> {
+        let loaded = (self.data)();
+        let figures = [
+            ("seconds", json!(self.seconds())),
+            ("final_loss", json!(self.final_loss())),
+            ("peak_bytes", json!(self.peak_bytes)),
+            ("failed_attempts", json!(self.failures)),
+            ("lost_seconds", json!(self.lost_seconds)),
+            ("samples_per_second", json!(loaded.samples_per_second())),
+            ("waiting_for_data", json!(loaded.waiting())),
+            ("loader_peak_bytes", json!(loaded.peak_bytes)),
+        ];
+        let stages = loaded.stages().map(|(stage, seconds)| (format!("loader_{stage}_seconds"), json!(seconds)));
+        figures.into_iter().map(|(name, value)| (name.to_owned(), value)).chain(stages).collect()
+    }
+
+    /// Notes how the work of this process ended, and writes the report.
+    pub(crate) fn end(
+        &mut self,
+        outcome: Outcome,
+        results: Map<String, Value>,
+        samples: &Samples,
+        more: [&str; 2],
+    ) -> Result<std::path::PathBuf> {
+        self.record.end(outcome, results, samples, more, self.steps > 0)
+    }
+
+    /// The same for a run that failed, of which the user is told more important things than that this failed too.
+    pub(crate) fn fail(&mut self, error: &anyhow::Error) {
+        let outcome = Outcome::Failed(format!("{error:#}"));
+        if let Err(error) = self.end(outcome, self.results(), &Samples::default(), ["", ""]) {
+            tracing::debug!("{error:#}");
+        }
     }
 
     /// Mean training loss over the last steps of this process.

@@ -65,6 +65,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     overlay.set("images", "cutmix", arguments.cutmix);
     overlay.set("images", "erase", arguments.erase);
 
+    let mut defaults = None;
     let (mut settings, data): (ClassifySettings, _) = if arguments.run.resume.is_some() {
         let settings: ClassifySettings = going_on(resolve(None, file, overlay)?);
         let data = open_images(settings.run.data.as_deref())?;
@@ -73,14 +74,17 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
         let path = arguments.run.data.clone().or_else(|| data_of(file.as_ref()));
         let data = open_images(path.as_deref())?;
         let recipe = if path.is_some() { classify_recipe } else { classify_fixture_recipe }(&data.train, model)?;
-        (resolve(Some(&recipe), file, overlay)?, data)
+        let settings = resolve(Some(&recipe), file, overlay)?;
+        defaults = Some(recipe);
+        (settings, data)
     };
     if let Some(run) = &arguments.run.resume {
         check_classes(run, data.train.classes())?;
     }
     lay_optimizer_over(&mut settings, &arguments.run)?;
     place(&mut settings.run, thread)?;
-    classify_run(settings, data)
+    let (run, device) = classify_run(settings, data)?;
+    Ok((run.with_defaults(defaults.as_ref()), device))
 }
 
 /// The settings of a run that goes on: its checkpoint has the weights, not what the run began with.
@@ -156,7 +160,8 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     if settings.model.context == 0 {
         bail!(Usage("--context is 0, expected at least 1 token".into()));
     }
-    next_token_run(settings)
+    let (run, device) = next_token_run(settings)?;
+    Ok((run.with_defaults(defaults), device))
 }
 
 fn bpe(directory: &Path) -> (String, toml::Value) {

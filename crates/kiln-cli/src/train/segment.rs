@@ -90,7 +90,8 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
     weights(arguments, &tiles.train, bad, &mut overlay)?;
     let mut settings = resolve(Some(&recipe), file, overlay)?;
     lay_optimizer_over(&mut settings, &arguments.run)?;
-    segment_run(settings, &data, tiles)
+    let (run, device) = segment_run(settings, &data, tiles)?;
+    Ok((run.with_defaults(Some(&recipe)), device))
 }
 
 /// Writes down the weights of classes that `--class-weights` asks for.

@@ -10,5 +10,8 @@ mod kill;
 mod mpi;
 mod parallel;
 mod plan;
+#[cfg(unix)]
+mod report;
+mod runs;
 mod segment;
 mod support;

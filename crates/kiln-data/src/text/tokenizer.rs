@@ -115,6 +115,19 @@ impl Tokenizer {
         }
     }
 
+    /// The bytes of text that each id stands for, by id; none for an id that the vocabulary lacks. The bytes of the ids of a text, one
+    /// after the other, are the text; those of one id alone need not be whole characters.
+    pub fn token_bytes(&self) -> Vec<Vec<u8>> {
+        match self {
+            Self::Bytes => (0..=u8::MAX).map(|byte| vec![byte]).collect(),
+            Self::Bpe(bpe) => {
+                let bytes = byte_characters();
+                let of = |token: String| -> Vec<u8> { token.chars().flat_map(|c| one_byte(&bytes, c)).collect() };
+                (0..self.vocab() as u32).map(|id| bpe.tokenizer.id_to_token(id).map_or(vec![], &of)).collect()
+            }
+        }
+    }
+
     /// The last place within `text` where it can be cut without a change of the result: whatever text is before and after,
     /// the ids of the two parts are together those of the whole.
     ///
@@ -151,5 +164,27 @@ impl Tokenizer {
             Self::Bytes => 0,
             Self::Bpe(bpe) => bpe.fingerprint,
         }
+    }
+}
+
+/// The character that stands for each byte in a byte-level vocabulary: itself if it can be seen, else one from U+0100 on, in the order of
+/// the bytes (`bytes_to_unicode` of GPT-2).
+fn byte_characters() -> Vec<char> {
+    let mut next = 0x100u32;
+    let character = |byte: u8| match byte {
+        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
+        _ => {
+            next += 1;
+            char::from_u32(next - 1).unwrap_or_default()
+        }
+    };
+    (0..=u8::MAX).map(character).collect()
+}
+
+/// The byte that `character` stands for; the character's own bytes if it stands for none, as in tokens that were added by hand.
+fn one_byte(characters: &[char], character: char) -> Vec<u8> {
+    match characters.iter().position(|own| *own == character) {
+        Some(byte) => vec![byte as u8],
+        None => character.to_string().into_bytes(),
     }
 }

@@ -65,6 +65,7 @@ pub fn run(
             command: "segment",
             classes: data.classes.clone(),
             left_out: tiles.left_out.clone(),
+            defaults: None,
             data: loaders(&tiles, &settings)?,
             settings,
         },
@@ -115,9 +116,9 @@ fn findings(settings: &SegmentSettings, test: TileSet, classes: Vec<String>) -> 
         })?;
         let figure = |(class, score): (&String, Option<f64>)| Some((format!("iou_{class}"), score?));
         Ok(Findings {
-            files: vec![],
             figures: classes.iter().zip(confusion.iou()).filter_map(figure).collect(),
             pictures: pictures.finish(&settings.tiles.normalize)?,
+            ..Findings::default()
         })
     })
 }

@@ -1,0 +1,70 @@
+//! `metrics.csv`: the lines of `metrics.jsonl` as a table. A step has no value in the columns of evaluations, and the other way round.
+
+use serde_json::Value;
+
+/// Columns that come first, in this order.
+const FIRST: [&str; 3] = ["kind", "step", "epoch"];
+
+/// The columns of a table, which grow when a line has a new figure.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Columns(Vec<String>);
+
+impl Columns {
+    /// Adds the names that `line` has and the table has not. Returns whether there were any: the table must then be written anew.
+    pub(super) fn add(&mut self, line: &Value) -> bool {
+        let before = self.0.len();
+        let names = || line.as_object().into_iter().flatten().map(|(name, _)| name.as_str());
+        let first = FIRST.into_iter().filter(|name| names().any(|other| other == *name));
+        for name in first.chain(names()) {
+            if !self.0.iter().any(|known| known == name) {
+                self.0.push(name.to_owned());
+            }
+        }
+        self.0.len() > before
+    }
+
+    /// The first line of the table.
+    pub(super) fn head(&self) -> String {
+        let names: Vec<String> = self.0.iter().map(|name| quoted(name)).collect();
+        names.join(",") + "\n"
+    }
+
+    /// The row of a line.
+    pub(super) fn row(&self, line: &Value) -> String {
+        let cell = |name: &String| match &line[name] {
+            Value::Null => String::new(),
+            Value::String(text) => quoted(text),
+            other => quoted(&other.to_string()),
+        };
+        let cells: Vec<String> = self.0.iter().map(cell).collect();
+        cells.join(",") + "\n"
+    }
+}
+
+/// A cell as RFC 4180 has it.
+fn quoted(text: &str) -> String {
+    match text.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_new_figure_is_a_new_column() {
+        let mut columns = Columns::default();
+        let step = json!({"kind": "step", "step": 1, "epoch": 0, "loss": 2.5, "skipped": false});
+        let evaluation = json!({"kind": "evaluation", "step": 1, "epochs": 1, "test_loss": null, "note": "a,\"b\""});
+        assert!(columns.add(&step) && !columns.add(&step));
+        assert_eq!(columns.head(), "kind,step,epoch,loss,skipped\n");
+        assert!(columns.add(&evaluation));
+        assert_eq!(columns.head(), "kind,step,epoch,loss,skipped,epochs,note,test_loss\n");
+        assert_eq!(columns.row(&step), "step,1,0,2.5,false,,,\n");
+        assert_eq!(columns.row(&evaluation), "evaluation,1,,,,1,\"a,\"\"b\"\"\",\n");
+    }
+}

@@ -1,0 +1,116 @@
+//! `events.out.tfevents.*`: the metrics for TensorBoard. Each process that works on a run writes a file of its own.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::lines::step;
+use super::tfrecord::Event;
+
+/// How the names of such files begin, which TensorBoard finds them by.
+const PREFIX: &str = "events.out.tfevents.";
+
+/// Figures of a step that are shown.
+const OF_STEP: [&str; 3] = ["loss", "learning_rate", "gradient_norm"];
+
+/// A file of events that grows.
+pub(super) struct EventFile(File);
+
+impl EventFile {
+    /// A new file in `directory` for a run that goes on after `step`: points of later steps in older files do not count any more.
+    pub(super) fn create(directory: &Path, step: u64) -> Result<Self> {
+        let now = now();
+        let number = later_than(now as u64, names(directory));
+        let path = directory.join(format!("{PREFIX}{number:010}.kiln.{}", std::process::id()));
+        let file = OpenOptions::new().create_new(true).append(true).open(&path);
+        let mut file = Self(file.with_context(|| format!("cannot write '{}'", path.display()))?);
+        file.write(&[Event::at(now, 0).with_version(), Event::at(now, step + 1).with_session_start()])?;
+        Ok(file)
+    }
+
+    /// Appends what a line of metrics says.
+    pub(super) fn line(&mut self, line: &Value) -> Result<()> {
+        let scalars = scalars(line);
+        match step(line) {
+            Some(step) if !scalars.is_empty() => {
+                let named = scalars.iter().map(|(name, value)| (name.as_str(), *value));
+                self.write(&[Event::at(now(), step).with_scalars(named)])
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until everything is on disk.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.0.sync_data().context("cannot write TensorBoard events")
+    }
+
+    fn write(&mut self, events: &[Event]) -> Result<()> {
+        // In one call: a reader seldom sees half a record.
+        let records: Vec<u8> = events.iter().flat_map(Event::record).collect();
+        self.0.write_all(&records).context("cannot write TensorBoard events")
+    }
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Names of the files of events that are there.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(PREFIX)).collect()
+}
+
+/// The number of a new file: the time in seconds, or one more than the newest file has. TensorBoard reads files in the order of their names.
+fn later_than(now: u64, names: Vec<String>) -> u64 {
+    let number = |name: &String| name.strip_prefix(PREFIX)?.split('.').next()?.parse::<u64>().ok();
+    let newest = names.iter().filter_map(number).max();
+    newest.map_or(now, |newest| now.max(newest + 1))
+}
+
+/// The values of a line by the names that TensorBoard groups: `train/loss`, `test/accuracy`.
+fn scalars(line: &Value) -> Vec<(String, f64)> {
+    let value = |name: &str| line[name].as_f64();
+    match line["kind"].as_str() {
+        Some("step") if line["skipped"] != true => {
+            OF_STEP.iter().filter_map(|name| Some((format!("train/{name}"), value(name)?))).collect()
+        }
+        Some("evaluation") => {
+            let names = line.as_object().into_iter().flatten().map(|(name, _)| name.as_str());
+            let figures = names.filter(|name| !["step", "epochs"].contains(name));
+            let titled = |name: &str| format!("test/{}", name.strip_prefix("test_").unwrap_or(name));
+            figures.filter_map(|name| Some((titled(name), value(name)?))).collect()
+        }
+        _ => vec![],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_are_grouped_into_training_and_test() {
+        let line = json!({"kind": "step", "step": 3, "loss": 2.0, "learning_rate": 0.1, "gradient_norm": null, "skipped": false});
+        assert_eq!(scalars(&line), [("train/loss".to_owned(), 2.0), ("train/learning_rate".to_owned(), 0.1)]);
+        let line = json!({"kind": "evaluation", "step": 3, "epochs": 1, "test_accuracy": 0.5, "bits_per_byte": 2.0});
+        assert_eq!(scalars(&line), [("test/bits_per_byte".to_owned(), 2.0), ("test/accuracy".to_owned(), 0.5)]);
+        assert_eq!(scalars(&json!({"kind": "step", "step": 3, "loss": 2.0, "skipped": true})), []);
+    }
+
+    #[test]
+    fn a_newer_file_has_a_later_name() {
+        let names = |numbers: &[&str]| numbers.iter().map(|number| format!("{PREFIX}{number}.kiln.7")).collect();
+        assert_eq!(later_than(100, names(&[])), 100);
+        assert_eq!(later_than(100, names(&["0000000100", "0000000050"])), 101);
+        assert_eq!(later_than(100, names(&["0000000200", "else"])), 201);
+    }
+}

@@ -1,0 +1,10 @@
+//! The metrics of a run on disk: `metrics.jsonl`, and the same for spreadsheets and for TensorBoard.
+
+mod csv;
+mod events;
+mod lines;
+mod tfrecord;
+mod writer;
+
+pub(crate) use lines::read;
+pub(crate) use writer::MetricsWriter;

@@ -1,0 +1,119 @@
+//! Writes the metrics of a run that is under way, in all of their forms.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::csv::Columns;
+use super::events::EventFile;
+use super::lines::{METRICS, step, texts};
+use crate::atomic::replace;
+
+const CSV: &str = "metrics.csv";
+
+/// Appends each line to `metrics.jsonl`, `metrics.csv` and a file of TensorBoard's events.
+pub(crate) struct MetricsWriter {
+    directory: PathBuf,
+    json: File,
+    csv: File,
+    columns: Columns,
+    events: EventFile,
+}
+
+impl MetricsWriter {
+    /// For a run in `directory` that goes on after `at`. Nothing is left of what was written for later steps.
+    pub(crate) fn after(directory: &Path, at: u64) -> Result<Self> {
+        let kept = texts(directory)?.into_iter().filter(|(_, line)| step(line).is_some_and(|step| step <= at));
+        let (texts, lines): (Vec<String>, Vec<Value>) = kept.unzip();
+        let text: String = texts.iter().flat_map(|text| [text.as_str(), "\n"]).collect();
+        replace(&directory.join(METRICS), text.as_bytes())?;
+        let mut columns = Columns::default();
+        for line in &lines {
+            columns.add(line);
+        }
+        let csv = table(directory, &columns, &lines)?;
+        let json = append(&directory.join(METRICS))?;
+        let events = EventFile::create(directory, at)?;
+        Ok(Self { directory: directory.to_owned(), json, csv, columns, events })
+    }
+
+    /// Appends a line.
+    pub(crate) fn line(&mut self, line: &Value) -> Result<()> {
+        writeln!(self.json, "{line}").context("cannot write metrics")?;
+        if self.columns.add(line) {
+            // The line is in `metrics.jsonl` by now.
+            let lines: Vec<Value> = texts(&self.directory)?.into_iter().map(|(_, line)| line).collect();
+            self.csv = table(&self.directory, &self.columns, &lines)?;
+        } else {
+            self.csv.write_all(self.columns.row(line).as_bytes()).context("cannot write metrics.csv")?;
+        }
+        self.events.line(line)
+    }
+
+    /// Waits until everything is on disk.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.json.sync_data().context("cannot write metrics")?;
+        self.csv.sync_data().context("cannot write metrics.csv")?;
+        self.events.sync()
+    }
+}
+
+/// Writes the table anew, and opens it to append.
+fn table(directory: &Path, columns: &Columns, lines: &[Value]) -> Result<File> {
+    let mut text = columns.head();
+    if lines.is_empty() {
+        text.clear();
+    }
+    for line in lines {
+        text += &columns.row(line);
+    }
+    let path = directory.join(CSV);
+    replace(&path, text.as_bytes())?;
+    append(&path)
+}
+
+fn append(path: &Path) -> Result<File> {
+    OpenOptions::new().append(true).open(path).with_context(|| format!("cannot write '{}'", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn train(folder: &Path, at: u64, to: u64) {
+        let mut writer = MetricsWriter::after(folder, at).unwrap();
+        for step in at + 1..=to {
+            writer.line(&json!({"kind": "step", "step": step, "loss": 1.0 / step as f64})).unwrap();
+            if step % 2 == 0 {
+                writer.line(&json!({"kind": "evaluation", "step": step, "test_loss": 0.5})).unwrap();
+            }
+        }
+        writer.sync().unwrap();
+    }
+
+    #[test]
+    fn the_table_of_a_run_that_went_back_is_that_of_one_that_did_not() {
+        let [whole, again] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        train(whole.path(), 0, 6);
+        train(again.path(), 0, 5);
+        // Killed in the middle of a line.
+        let mut torn = append(&again.path().join(METRICS)).unwrap();
+        torn.write_all(b"{\"kind\": \"st").unwrap();
+        train(again.path(), 3, 6);
+        for file in [METRICS, CSV] {
+            let text = |folder: &Path| std::fs::read_to_string(folder.join(file)).unwrap();
+            assert_eq!(text(again.path()), text(whole.path()), "{file}");
+        }
+        let csv = std::fs::read_to_string(whole.path().join(CSV)).unwrap();
+        assert_eq!(csv.lines().next(), Some("kind,step,loss,test_loss"));
+        assert_eq!(csv.lines().count(), 1 + 9);
+        let files = std::fs::read_dir(again.path()).unwrap().flatten();
+        let events = files.filter(|entry| entry.file_name().to_string_lossy().starts_with("events.out")).count();
+        assert_eq!(events, 2);
+    }
+}

@@ -1,0 +1,89 @@
+//! What happened to a run between its steps: where it was resumed, and which settings changed then.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::status::Session;
+use crate::page::{Mark, grouped};
+
+/// Changes of a run's settings, a JSON object in each line, with the step that they came after.
+const HISTORY: &str = "history.jsonl";
+
+/// The moments that charts mark.
+pub(super) fn marks(directory: &Path, sessions: &[Session]) -> Vec<Mark> {
+    let text = fs::read_to_string(directory.join(HISTORY)).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+    of(sessions, lines)
+}
+
+fn of(sessions: &[Session], changes: impl Iterator<Item = Value>) -> Vec<Mark> {
+    let resumed = sessions.iter().skip(1).map(|session| {
+        let (step, date) = (session.from_step, session.started.replace('T', " ").replace('Z', " UTC"));
+        Mark { step, name: "resumed".into(), text: format!("Resumed after step {}, {date}.", grouped(step)) }
+    });
+    let mut marks: Vec<Mark> = resumed.collect();
+    for line in changes {
+        let Some(step) = line["step"].as_u64() else { continue };
+        let text = format!("After step {}: {}.", grouped(step), said(&line));
+        match marks.iter_mut().find(|mark| mark.step == step) {
+            Some(mark) => {
+                mark.name = "changed".into();
+                mark.text = format!("{} {text}", mark.text);
+            }
+            None if step == 0 => {} // how the run began
+            None => marks.push(Mark { step, name: "changed".into(), text }),
+        }
+    }
+    marks.sort_by_key(|mark| mark.step);
+    // A run that was resumed twice after the same step has one mark there.
+    marks.dedup_by(|later, first| {
+        let is_same = later.step == first.step;
+        if is_same && later.name == "changed" {
+            first.name = later.name.clone();
+        }
+        if is_same {
+            first.text = format!("{} {}", first.text, later.text);
+        }
+        is_same
+    });
+    marks
+}
+
+/// A line of the history without its step and its time.
+fn said(line: &Value) -> String {
+    let words = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let skipped = ["step", "when", "time", "date", "version", "kiln"];
+    let fields = line.as_object().into_iter().flatten().filter(|(name, _)| !skipped.contains(&name.as_str()));
+    let told: Vec<String> =
+        fields.map(|(name, value)| format!("{} {}", name.replace('_', " "), words(value))).collect();
+    told.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_mark_stands_where_a_run_was_resumed_or_changed() {
+        let session = |from_step| Session { from_step, started: "2026-11-21T08:30:00Z".into(), seconds: 1.0 };
+        let changes = [
+            json!({"step": 300, "setting": "schedule.peak", "from": 0.1, "to": 0.05, "version": "0.1.0"}),
+            json!({"no": "step"}),
+            json!({"step": 0, "init": "a.safetensors"}),
+        ];
+        let marks = of(&[session(0), session(120), session(300), session(300)], changes.into_iter());
+        let places: Vec<_> = marks.iter().map(|mark| (mark.step, mark.name.as_str())).collect();
+        assert_eq!(places, [(120, "resumed"), (300, "changed")]);
+        assert_eq!(marks[0].text, "Resumed after step 120, 2026-11-21 08:30:00 UTC.");
+        assert!(
+            marks[1].text.contains("setting schedule.peak") && !marks[1].text.contains("0.1.0"),
+            "{}",
+            marks[1].text
+        );
+        assert!(of(&[session(0)], std::iter::empty()).is_empty());
+    }
+}

@@ -1,0 +1,16 @@
+//! Runs as they are on disk: how far they came, their report, and the commands `runs` and `compare`.
+
+mod compare;
+mod history;
+mod list;
+mod record;
+mod report;
+mod settings;
+mod status;
+mod summary;
+mod table;
+mod versions;
+
+pub(crate) use compare::run as compare;
+pub(crate) use list::run as list;
+pub(crate) use record::{About, Outcome, RunRecord};

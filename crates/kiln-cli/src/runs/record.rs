@@ -1,0 +1,197 @@
+//! What a process notes of its work on a run: `status.json` and `report.html`.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde_json::{Map, Value};
+
+use super::report::{REPORT, write_report};
+use super::settings::recipe;
+use super::status::{Noted, Session, Status, now};
+use super::versions::facts;
+use crate::page::Samples;
+
+/// The share of its time that a run spends on the report, at most: it grows with the run.
+const SHARE: f64 = 0.02;
+
+/// What a run is.
+pub(crate) struct About<'a> {
+    /// The command of `train`.
+    pub(crate) command: &'a str,
+    pub(crate) settings: Value,
+    /// The settings of a run of which only the command and the data set are given; a run that goes on has them noted.
+    pub(crate) defaults: Option<Value>,
+    pub(crate) device: &'a str,
+    pub(crate) parameters: usize,
+    pub(crate) samples: usize,
+    pub(crate) total_steps: u64,
+    pub(crate) predicted_peak_bytes: Option<u64>,
+}
+
+/// The end of a process's work on a run.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Outcome {
+    Finished,
+    /// With the command that goes on.
+    Stopped(String),
+    /// With the error.
+    Failed(String),
+}
+
+/// The notes of a process on its run.
+pub(crate) struct RunRecord {
+    directory: PathBuf,
+    status: Status,
+    started: Instant,
+    /// When the report was written last, and how long that took.
+    reported: Option<(Instant, Duration)>,
+}
+
+impl RunRecord {
+    /// Notes that this process goes on with the run in `directory` after `step`.
+    pub(crate) fn begin(directory: &Path, about: About<'_>, step: u64) -> Result<Self> {
+        let mut status = Status::read(directory).unwrap_or_default();
+        status.state = Noted::Running;
+        status.detail.clear();
+        about.command.clone_into(&mut status.command);
+        status.recipe = recipe(&about.settings, about.parameters, about.samples, about.total_steps);
+        status.total_steps = about.total_steps;
+        status.sessions.push(Session { from_step: step, started: now(), seconds: 0.0 });
+        if let Some(defaults) = about.defaults {
+            status.defaults = defaults;
+        }
+        status.facts = facts(about.device);
+        let predicted = about.predicted_peak_bytes.map(|bytes| ("predicted_peak_bytes".to_owned(), bytes.into()));
+        note(&mut status.results, predicted.into_iter().collect());
+        status.write(directory)?;
+        Ok(Self { directory: directory.to_owned(), status, started: Instant::now(), reported: None })
+    }
+
+    /// Notes `results` so far, and writes the report unless that takes too long.
+    pub(crate) fn refresh(&mut self, results: Map<String, Value>) -> Result<()> {
+        self.note(results);
+        self.status.write(&self.directory)?;
+        let now = Instant::now();
+        if self.reported.is_none_or(|(at, took)| is_due(now.duration_since(at), took)) {
+            write_report(&self.directory, &Samples::default(), ["", ""], true)?;
+            self.reported = Some((now, now.elapsed()));
+        }
+        Ok(())
+    }
+
+    /// Notes the end. Returns the path of the report. `has_steps` says whether this process took any; else the report stays as it was.
+    pub(crate) fn end(
+        &mut self,
+        outcome: Outcome,
+        results: Map<String, Value>,
+        samples: &Samples,
+        more: [&str; 2],
+        has_steps: bool,
+    ) -> Result<PathBuf> {
+        self.note(results);
+        (self.status.state, self.status.detail) = match outcome {
+            Outcome::Finished => (Noted::Finished, String::new()),
+            Outcome::Stopped(command) => (Noted::Stopped, format!("To go on: {command}")),
+            Outcome::Failed(error) => (Noted::Failed, error),
+        };
+        if !has_steps {
+            self.status.sessions.pop();
+        }
+        self.status.write(&self.directory)?;
+        let report = self.directory.join(REPORT);
+        if has_steps || !report.exists() {
+            write_report(&self.directory, samples, more, false)?;
+        }
+        Ok(report)
+    }
+
+    /// Figures that this process does not have stay as they were.
+    fn note(&mut self, results: Map<String, Value>) {
+        note(&mut self.status.results, results);
+        if let Some(session) = self.status.sessions.last_mut() {
+            session.seconds = self.started.elapsed().as_secs_f64();
+        }
+    }
+}
+
+fn note(noted: &mut Value, results: Map<String, Value>) {
+    if !noted.is_object() {
+        *noted = Value::Object(Map::new());
+    }
+    for (name, value) in results.into_iter().filter(|(_, value)| !value.is_null()) {
+        noted[name] = value;
+    }
+}
+
+/// Whether a report that took `took` to write, `since` ago, may be written again.
+fn is_due(since: Duration, took: Duration) -> bool {
+    took.as_secs_f64() <= SHARE * since.as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn begin(folder: &Path, step: u64) -> RunRecord {
+        std::fs::write(folder.join("config.toml"), "[run]\nseed = 1\n[model]\nlayers = 4\nwidth = 128\n").unwrap();
+        let settings = json!({"run": {"seed": 1}, "model": {"layers": 4, "width": 128}});
+        let defaults = (step == 0).then(|| json!({"run": {"seed": 2}, "model": {"layers": 4, "width": 128}}));
+        let about = About {
+            command: "gpt",
+            settings,
+            defaults,
+            device: "flex",
+            parameters: 5,
+            samples: 7,
+            total_steps: 9,
+            predicted_peak_bytes: None,
+        };
+        RunRecord::begin(folder, about, step).unwrap()
+    }
+
+    fn object(value: Value) -> Map<String, Value> {
+        value.as_object().cloned().unwrap()
+    }
+
+    #[test]
+    fn a_run_is_noted_from_its_begin_to_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let page = || std::fs::read_to_string(folder.join(REPORT)).unwrap();
+        let mut record = begin(folder, 0);
+        record.refresh(object(json!({"peak_bytes": 1 << 20, "samples_per_second": null}))).unwrap();
+        assert!(page().contains("class=\"state running\"") && page().contains("1.0 MiB"), "{}", page());
+        let outcome = Outcome::Stopped("kiln train gpt --resume <run>".into());
+        record.end(outcome, Map::new(), &Samples::default(), ["", ""], true).unwrap();
+        assert!(page().contains("state stopped") && page().contains("To go on: kiln train gpt --resume &lt;run&gt;"));
+
+        // Another process goes on: it keeps the defaults, and the figures that it has not.
+        let mut record = begin(folder, 4);
+        record
+            .end(Outcome::Finished, object(json!({"peak_bytes": null})), &Samples::default(), ["", ""], true)
+            .unwrap();
+        let status = Status::read(folder).unwrap();
+        assert_eq!(
+            (status.state, status.sessions.len(), &status.results["peak_bytes"]),
+            (Noted::Finished, 2, &json!(1 << 20))
+        );
+        assert!(
+            page().contains("Resumed after step 4")
+                && page().contains("<th scope=\"row\">run.seed</th><td>1</td><td>2</td>")
+        );
+
+        // One that has nothing left to do is no session.
+        let mut record = begin(folder, 9);
+        record.end(Outcome::Finished, Map::new(), &Samples::default(), ["", ""], false).unwrap();
+        assert_eq!(Status::read(folder).unwrap().sessions.len(), 2);
+    }
+
+    #[test]
+    fn the_report_takes_a_fiftieth_of_the_time_at_most() {
+        let seconds = Duration::from_secs_f64;
+        assert!(is_due(seconds(10.0), seconds(0.1)) && !is_due(seconds(10.0), seconds(0.3)));
+    }
+}

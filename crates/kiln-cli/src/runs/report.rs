@@ -1,0 +1,59 @@
+//! Writes `report.html` of a run from the files of its directory.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::history::marks;
+use super::settings::changed;
+use super::status::Status;
+use super::summary::RunSummary;
+use crate::atomic::replace;
+use crate::page::{RunPage, Samples, State};
+use crate::pipelines::MemorySetting;
+use crate::train::directory::CONFIG;
+
+pub(super) const REPORT: &str = "report.html";
+
+/// Writes the page. `more` is a section that is HTML already, and its styles. `is_working` says whether the caller's process goes on with
+/// the run.
+pub(super) fn write_report(directory: &Path, samples: &Samples, more: [&str; 2], is_working: bool) -> Result<()> {
+    let summary = RunSummary::read(directory)?;
+    let status = summary.status.clone().unwrap_or_default();
+    let settings = fs::read_to_string(directory.join(CONFIG)).unwrap_or_default();
+    let memory =
+        summary.settings["run"]["memory"].as_str().and_then(|text| MemorySetting::try_from(text.to_owned()).ok());
+    let budget = match memory {
+        Some(MemorySetting::Bytes(bytes)) => Some(bytes),
+        Some(MemorySetting::Auto) | None => None,
+    };
+    let state = if is_working { State::Running } else { status.state(false) };
+    let html = RunPage {
+        name: &summary.name,
+        state,
+        detail: &detail(&status, state),
+        recipe: &status.recipe,
+        metrics: &summary.metrics,
+        total_steps: summary.total_steps(),
+        seconds: summary.seconds(),
+        results: &status.results,
+        budget,
+        marks: &marks(directory, &status.sessions),
+        samples,
+        more,
+        changed: &changed(&summary.settings, &status.defaults),
+        settings: &settings,
+        facts: &status.facts,
+    }
+    .html();
+    replace(&directory.join(REPORT), html.as_bytes())
+}
+
+/// The sentence below the title.
+fn detail(status: &Status, state: State) -> String {
+    match state {
+        State::Running => "This page is written anew at each evaluation: load it again to see more.".to_owned(),
+        _ => status.detail.clone(),
+    }
+}

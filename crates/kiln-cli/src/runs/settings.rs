@@ -1,0 +1,146 @@
+//! Settings of runs, compared with defaults and with each other, and told in one line.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::page::{bytes, grouped};
+
+/// Text that stands for a setting that is not there.
+const UNSET: &str = "-";
+
+/// Each setting by its path, as in `run.batch_size`, with its value as text.
+pub(super) fn flat(settings: &Value) -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    add(&mut all, String::new(), settings);
+    all
+}
+
+fn add(all: &mut BTreeMap<String, String>, path: String, value: &Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                add(all, path, value);
+            }
+        }
+        Value::Null => {}
+        other => drop(all.insert(path, text(other))),
+    }
+}
+
+/// A value as people write it: sizes in the unit that fits, numbers without a digit too many.
+fn text(value: &Value) -> String {
+    let Some(text) = value.as_str() else { return value.to_string() };
+    match text.strip_suffix('B').and_then(|digits| digits.parse::<u64>().ok()) {
+        Some(size) => bytes(size),
+        None => text.to_owned(),
+    }
+}
+
+/// Settings that are not the defaults: name, value, default.
+pub(super) fn changed(settings: &Value, defaults: &Value) -> Vec<[String; 3]> {
+    if !defaults.is_object() {
+        return vec![];
+    }
+    let differ = differences(&[flat(settings), flat(defaults)]);
+    let row = |(name, values): (String, Vec<String>)| {
+        let [value, default]: [String; 2] = values.try_into().ok()?;
+        Some([name, value, default])
+    };
+    differ.into_iter().filter_map(row).collect()
+}
+
+/// Settings in which runs differ, each with its value in every run.
+pub(super) fn differences(runs: &[BTreeMap<String, String>]) -> Vec<(String, Vec<String>)> {
+    let mut names: Vec<&String> = runs.iter().flat_map(BTreeMap::keys).collect();
+    names.sort();
+    names.dedup();
+    let values = |name: &String| -> Vec<String> {
+        runs.iter().map(|run| run.get(name).map_or(UNSET, String::as_str).to_owned()).collect()
+    };
+    let all = names.into_iter().map(|name| (name.clone(), values(name)));
+    all.filter(|(_, values)| values.windows(2).any(|pair| pair[0] != pair[1])).collect()
+}
+
+/// The model of a run in one or two words.
+pub(super) fn model(settings: &Value) -> String {
+    let model = &settings["model"];
+    match (model["name"].as_str(), model["encoder"].as_str(), model["layers"].as_u64(), model["width"].as_u64()) {
+        (Some(name), ..) => name.to_owned(),
+        (None, Some(encoder), ..) => format!("unet-{encoder}"),
+        (None, None, Some(layers), Some(width)) => format!("gpt-{layers}x{width}"),
+        _ => UNSET.to_owned(),
+    }
+}
+
+/// Model, data and optimizer in one line.
+pub(super) fn recipe(settings: &Value, parameters: usize, samples: usize, steps: u64) -> String {
+    let run = &settings["run"];
+    let data = match run["data"].as_str() {
+        Some(path) => path.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or(path).to_owned(),
+        None => "the data set of the project".to_owned(),
+    };
+    let optimizer = settings["optimizer"].as_object().and_then(|optimizer| optimizer.keys().next().cloned());
+    let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let micro = run["micro_batch"].as_u64().filter(|micro| Some(*micro) != run["batch_size"].as_u64());
+    let micro = micro.map_or(String::new(), |micro| format!(" ({micro} at once)"));
+    format!(
+        "{}, {} parameters; {} samples of {data}; {} steps of {}{micro}; {}, rate {}; {} on {}",
+        model(settings),
+        grouped(parameters as u64),
+        grouped(samples as u64),
+        grouped(steps),
+        word(&run["batch_size"]),
+        optimizer.unwrap_or_else(|| UNSET.to_owned()),
+        word(&settings["schedule"]["peak"]),
+        word(&run["precision"]),
+        word(&run["device"]),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn gpt() -> Value {
+        json!({
+            "run": {"device": "flex", "batch_size": 8, "precision": "f32", "memory": "314572800B", "data": "/home/a/book.txt"},
+            "model": {"layers": 4, "width": 128}, "optimizer": {"adamw": {"beta1": 0.9}}, "schedule": {"peak": 0.003},
+        })
+    }
+
+    #[test]
+    fn settings_that_are_not_the_defaults_are_named() {
+        let mut defaults = gpt();
+        defaults["run"]["batch_size"] = json!(16);
+        defaults["run"]["memory"] = Value::Null;
+        let changed = changed(&gpt(), &defaults);
+        assert_eq!(
+            changed,
+            [["run.batch_size", "8", "16"], ["run.memory", "300.0 MiB", "-"]].map(|row| row.map(String::from))
+        );
+        assert!(super::changed(&gpt(), &Value::Null).is_empty());
+    }
+
+    #[test]
+    fn runs_with_the_same_settings_do_not_differ() {
+        assert_eq!(differences(&[flat(&gpt()), flat(&gpt())]), []);
+        let other = json!({"run": {"seed": 2}});
+        let all = differences(&[flat(&other), flat(&json!({"run": {"seed": 3}})), flat(&json!({}))]);
+        assert_eq!(all, [("run.seed".to_owned(), ["2", "3", "-"].map(String::from).to_vec())]);
+    }
+
+    #[test]
+    fn a_run_is_told_in_one_line() {
+        assert_eq!(
+            recipe(&gpt(), 834_304, 17_885, 1000),
+            "gpt-4x128, 834,304 parameters; 17,885 samples of book.txt; 1,000 steps of 8; adamw, rate 0.003; f32 on flex"
+        );
+        assert_eq!(model(&json!({"model": {"name": "vit_tiny"}})), "vit_tiny");
+        assert_eq!(model(&json!({"model": {"encoder": "resnet18", "width": 0.25}})), "unet-resnet18");
+        assert_eq!(model(&json!({})), "-");
+    }
+}
