@@ -23,6 +23,17 @@ impl Columns {
         self.0.len() > before
     }
 
+    /// Those of a table that is there; `None` for text that is none.
+    pub(super) fn of_head(head: &str) -> Option<Self> {
+        let names: Vec<String> = head.split(',').map(str::to_owned).collect();
+        (names.len() > 1 && names[1] == "step").then_some(Self(names))
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// The first line of the table.
     pub(super) fn head(&self) -> String {
         let names: Vec<String> = self.0.iter().map(|name| quoted(name)).collect();
@@ -41,6 +52,16 @@ impl Columns {
     }
 }
 
+/// The rows up to step `at` of a table as it stands, without a half-written last one, and its columns. Their text stays: a number that is
+/// read and written again may differ in its last digit.
+pub(super) fn rows_until(text: &str, at: u64) -> Option<(Columns, Vec<&str>)> {
+    let (head, rest) = text.split_once('\n')?;
+    let step = |row: &str| row.split(',').nth(1)?.parse::<u64>().ok();
+    let whole = rest.split_inclusive('\n').filter_map(|row| row.strip_suffix('\n'));
+    let rows = whole.filter(|row| step(row).is_some_and(|step| step <= at)).collect();
+    Some((Columns::of_head(head)?, rows))
+}
+
 /// A cell as RFC 4180 has it.
 fn quoted(text: &str) -> String {
     match text.contains([',', '"', '\n', '\r']) {
@@ -54,6 +75,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn rows_of_a_table_are_kept_as_they_stand() {
+        let text = "kind,step,loss\nstep,1,0.0012000000000000001\nstep,2,1\nstep,3,1\nstep,2";
+        let (columns, rows) = rows_until(text, 2).unwrap();
+        assert_eq!((columns.count(), rows), (3, vec!["step,1,0.0012000000000000001", "step,2,1"]));
+        assert_eq!(rows_until("", 2), None);
+        assert_eq!(rows_until("something else\n", 2), None);
+    }
 
     #[test]
     fn a_new_figure_is_a_new_column() {

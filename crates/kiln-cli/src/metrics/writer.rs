@@ -1,13 +1,13 @@
 //! Writes the metrics of a run that is under way, in all of their forms.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::csv::Columns;
+use super::csv::{Columns, rows_until};
 use super::events::EventFile;
 use super::lines::{METRICS, step, texts};
 use crate::atomic::replace;
@@ -30,11 +30,15 @@ impl MetricsWriter {
         let (texts, lines): (Vec<String>, Vec<Value>) = kept.unzip();
         let text: String = texts.iter().flat_map(|text| [text.as_str(), "\n"]).collect();
         replace(&directory.join(METRICS), text.as_bytes())?;
-        let mut columns = Columns::default();
-        for line in &lines {
-            columns.add(line);
-        }
-        let csv = table(directory, &columns, &lines)?;
+        let table = fs::read_to_string(directory.join(CSV)).unwrap_or_default();
+        let (columns, rows) = match rows_until(&table, at) {
+            Some((columns, rows)) if rows.len() == lines.len() => {
+                (columns, rows.into_iter().flat_map(|row| [row, "\n"]).collect())
+            }
+            // There was no table, or it is damaged.
+            _ => anew(&lines),
+        };
+        let csv = write(directory, &columns, &rows)?;
         let json = append(&directory.join(METRICS))?;
         let events = EventFile::create(directory, at)?;
         Ok(Self { directory: directory.to_owned(), json, csv, columns, events })
@@ -43,10 +47,15 @@ impl MetricsWriter {
     /// Appends a line.
     pub(crate) fn line(&mut self, line: &Value) -> Result<()> {
         writeln!(self.json, "{line}").context("cannot write metrics")?;
+        let before = self.columns.count();
         if self.columns.add(line) {
-            // The line is in `metrics.jsonl` by now.
-            let lines: Vec<Value> = texts(&self.directory)?.into_iter().map(|(_, line)| line).collect();
-            self.csv = table(&self.directory, &self.columns, &lines)?;
+            // The rows so far have no value in the new columns.
+            let path = self.directory.join(CSV);
+            let text = fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", path.display()))?;
+            let empty = ",".repeat(if before == 0 { 0 } else { self.columns.count() - before });
+            let rows = text.lines().skip(1).map(|row| format!("{row}{empty}\n"));
+            let rows: String = rows.chain([self.columns.row(line)]).collect();
+            self.csv = write(&self.directory, &self.columns, &rows)?;
         } else {
             self.csv.write_all(self.columns.row(line).as_bytes()).context("cannot write metrics.csv")?;
         }
@@ -61,15 +70,20 @@ impl MetricsWriter {
     }
 }
 
-/// Writes the table anew, and opens it to append.
-fn table(directory: &Path, columns: &Columns, lines: &[Value]) -> Result<File> {
-    let mut text = columns.head();
-    if lines.is_empty() {
-        text.clear();
-    }
+/// The columns and the rows of a table of `lines`.
+fn anew(lines: &[Value]) -> (Columns, String) {
+    let mut columns = Columns::default();
     for line in lines {
-        text += &columns.row(line);
+        columns.add(line);
     }
+    let rows = lines.iter().map(|line| columns.row(line)).collect();
+    (columns, rows)
+}
+
+/// Replaces the table, and opens it to append.
+fn write(directory: &Path, columns: &Columns, rows: &str) -> Result<File> {
+    let head = if columns.count() == 0 { String::new() } else { columns.head() };
+    let text = head + rows;
     let path = directory.join(CSV);
     replace(&path, text.as_bytes())?;
     append(&path)
@@ -88,7 +102,7 @@ mod tests {
     fn train(folder: &Path, at: u64, to: u64) {
         let mut writer = MetricsWriter::after(folder, at).unwrap();
         for step in at + 1..=to {
-            writer.line(&json!({"kind": "step", "step": step, "loss": 1.0 / step as f64})).unwrap();
+            writer.line(&json!({"kind": "step", "step": step, "loss": 0.1 * step as f64})).unwrap();
             if step % 2 == 0 {
                 writer.line(&json!({"kind": "evaluation", "step": step, "test_loss": 0.5})).unwrap();
             }

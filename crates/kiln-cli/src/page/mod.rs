@@ -18,4 +18,4 @@ pub(crate) use run_page::RunPage;
 pub(crate) use samples::{Picture, Prediction, Samples, Text};
 pub(crate) use series::{Best, Goal, Measure, best, main_measure, series};
 pub(crate) use state::State;
-pub(crate) use units::{bytes, duration, figure, grouped};
+pub(crate) use units::{bytes, grouped};

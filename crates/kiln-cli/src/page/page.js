@@ -6,8 +6,10 @@ const charts = JSON.parse(document.getElementById('charts').textContent).map((da
   const shown = [...figure.querySelectorAll('.legend b')];
   const dots = data.lines.map((line) => {
     const dot = document.createElement('i');
+    dot.className = 'dot';
+    dot.hidden = true;
     dot.style.background = `var(--c${line.color})`;
-    return cursor.appendChild(dot);
+    return plot.appendChild(dot);
   });
   const title = figure.querySelector('h3');
   return { data, figure, plot, cursor, shown, dots, title, name: title.textContent, last: shown.map((b) => b.textContent) };
@@ -44,10 +46,10 @@ function show(step) {
       const at = step === null ? -1 : nearest(line.steps, step);
       const outside = at >= 0 && step > line.steps[line.steps.length - 1] + (to - from) / 100;
       if (shown[index]) shown[index].textContent = at < 0 ? chart.last[index] : outside ? '-' : line.text[at];
-      if (dots[index] && at >= 0) {
-        dots[index].hidden = outside;
+      dots[index].hidden = at < 0 || outside;
+      if (!dots[index].hidden) {
         dots[index].style.bottom = `${100 * place(chart, line.values[at])}%`;
-        dots[index].style.left = '0';
+        dots[index].style.left = `${100 * (line.steps[at] - from) / (to - from)}%`;
       }
     });
   }
