@@ -7,6 +7,11 @@
     reason = "a test ends at what goes wrong, and says what it measures"
 )]
 
+#[path = "../../crates/kiln-cli/src/page/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the program uses the rest")]
+mod page;
+mod run_pages;
+
 #[path = "../../crates/kiln-memory/tests/it/large_step.rs"]
 mod common;
 #[path = "../../crates/kiln-cli/src/compress/page.rs"]
@@ -162,6 +167,21 @@ async fn console(client: &Client) -> Vec<Value> {
     }
     let log = client.issue_cmd(Log).await.unwrap();
     log.as_array().unwrap().clone()
+}
+
+/// Sets what the browser pretends to be: a command of Chromium's own protocol.
+async fn pretend(client: &Client, command: &'static str, parameters: Value) {
+    #[derive(Debug)]
+    struct Pretend(&'static str, Value);
+    impl WebDriverCompatibleCommand for Pretend {
+        fn endpoint(&self, base: &Url, session: Option<&str>) -> Result<Url, ParseError> {
+            base.join(&format!("session/{}/goog/cdp/execute", session.unwrap_or_default()))
+        }
+        fn method_and_body(&self, _: &Url) -> (Method, Option<String>) {
+            (Method::POST, Some(json!({"cmd": self.0, "params": self.1}).to_string()))
+        }
+    }
+    client.issue_cmd(Pretend(command, parameters)).await.unwrap();
 }
 
 async fn run(client: &Client, script: &str) -> Value {

@@ -261,6 +261,8 @@ impl RunPage<'_> {
             return String::new();
         }
         let all: f64 = stages.iter().map(|stage| stage.1).sum();
+        let mut stages: Vec<_> = stages.into_iter().filter(|stage| stage.1 >= 0.005).collect();
+        stages.sort_by(|a, b| b.1.total_cmp(&a.1));
         let row = |(stage, seconds): &(&str, f64)| {
             let share = if all > 0.0 { percent(seconds / all) } else { "-".into() };
             vec![
@@ -270,7 +272,10 @@ impl RunPage<'_> {
             ]
         };
         let rows: Vec<_> = stages.iter().map(row).collect();
-        let mut html = table("loader", &["stage of the workers", "time", "share"], &rows);
+        let mut html = match rows.is_empty() {
+            true => "<p class=\"note\">The workers took no time that can be measured.</p>".to_owned(),
+            false => table("loader", &["stage of the workers", "time", "share"], &rows),
+        };
         if let Some(peak) = self.results["loader_peak_bytes"].as_u64() {
             let _ = write!(html, "<p class=\"note\">Batches and images in flight took at most {}.</p>", bytes(peak));
         }

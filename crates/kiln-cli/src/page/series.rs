@@ -74,12 +74,14 @@ pub(crate) fn best(points: &[(f64, f64)], goal: Goal) -> Option<Best> {
     Some(Best { step, value, last })
 }
 
-/// An exponential moving average over a fiftieth of the curve, without the pull of its first value.
+/// An exponential moving average over a fiftieth of the curve, without the pull of its first value. Spikes count no more than the
+/// [`ceiling`], so that one does not hide the curve after it.
 pub(super) fn smooth(points: &[(f64, f64)]) -> Points {
     let keep = 1.0 - 1.0 / (points.len() as f64 / 50.0).max(1.0);
+    let top = ceiling(points).unwrap_or(f64::INFINITY);
     let (mut sum, mut weight) = (0.0, 0.0);
     let mut next = |&(x, y): &(f64, f64)| {
-        sum = keep * sum + (1.0 - keep) * y;
+        sum = keep * sum + (1.0 - keep) * y.min(top);
         weight = keep * weight + (1.0 - keep);
         (x, sum / weight)
     };
@@ -161,6 +163,6 @@ mod tests {
         assert_eq!(ceiling(&points), Some(1.5));
         assert_eq!(ceiling(&points[..40]), None);
         let smooth = smooth(&points);
-        assert!((smooth[100].1 - 1.0).abs() < 1e-9 && smooth[4321].1 > 1.1);
+        assert!((smooth[100].1 - 1.0).abs() < 1e-9 && smooth[4321].1 > smooth[4320].1 && smooth[4321].1 < 1.01);
     }
 }

@@ -10,18 +10,20 @@ use image::imageops::{FilterType, resize};
 use image::{ImageFormat, RgbImage};
 use kiln_data::{ImageBatch, ImageSet, Normalize, Transform};
 use kiln_models::Classifier;
-use rand::SeedableRng;
 use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
 use super::run::{Finder, Findings};
 use crate::page::Prediction;
 
 /// Images that are shown at most.
 const SHOWN: usize = 12;
+/// Images that the next one is chosen out of.
+const DRAWN: usize = 40;
 /// Pixels of a side of a picture, at most.
 const SIDE: u32 = 112;
 
-/// Predicts the classes of images that lie evenly in `set`, brought to `size` pixels per side as in an evaluation.
+/// Predicts the classes of some images of `set`, the same for each model, brought to `size` pixels per side as in an evaluation.
 pub(super) fn finder(set: ImageSet, size: usize) -> Finder<Classifier> {
     Box::new(move |model, device, most| {
         let predictions = predictions(&set, size, model, device, most)?;
@@ -42,7 +44,7 @@ fn predictions(
     let name = |class: usize| set.classes().get(class).cloned().unwrap_or_else(|| class.to_string());
     let mut found = vec![];
     // As many at once as a step has, whose memory is known to be enough.
-    for ids in evenly(set.len()).chunks(most.max(1)) {
+    for ids in chosen(set.len(), |id| set.label(id)).chunks(most.max(1)) {
         let (mut pixels, mut labels, mut kept) = (vec![], vec![], vec![]);
         for id in ids {
             // The evaluation has told of images that cannot be read. The transform of an evaluation draws no random numbers.
@@ -78,11 +80,17 @@ fn predictions(
     Ok(found)
 }
 
-/// Samples that lie evenly among `samples`.
-fn evenly(samples: usize) -> Vec<usize> {
-    let shown = samples.min(SHOWN);
-    // From the middle of each part, so that a set in the order of its classes shows as many of them as there can be.
-    (0..shown).map(|index| (2 * index + 1) * samples / (2 * shown)).collect()
+/// Samples out of `samples`, of as many classes as there can be. The choice does not depend on the run.
+fn chosen(samples: usize, class: impl Fn(usize) -> usize) -> Vec<usize> {
+    let mut random = StdRng::seed_from_u64(0);
+    let mut chosen: Vec<usize> = vec![];
+    while chosen.len() < samples.min(SHOWN) {
+        let drawn = (0..DRAWN).map(|_| random.random_range(0..samples)).filter(|id| !chosen.contains(id));
+        let shown = |id: &usize| chosen.iter().filter(|other| class(**other) == class(*id)).count();
+        let least = drawn.min_by_key(shown).or_else(|| (0..samples).find(|id| !chosen.contains(id)));
+        chosen.extend(least);
+    }
+    chosen
 }
 
 /// An image `[C, H, W]` of one or three channels as a PNG file in base64.
@@ -104,11 +112,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_are_taken_from_all_parts_of_a_set() {
-        assert_eq!(evenly(24), [1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23]);
-        assert_eq!(evenly(2), [0, 1]);
-        assert!(evenly(0).is_empty());
-        assert_eq!(evenly(1000).last(), Some(&958));
+    fn images_of_all_classes_are_shown() {
+        let chosen_of = |samples: usize, classes: usize| chosen(samples, |id| id % classes);
+        let mut shown: Vec<usize> = chosen_of(1000, 10).iter().map(|id| id % 10).collect();
+        assert_eq!(shown.len(), 12);
+        shown.sort_unstable();
+        shown.dedup();
+        assert_eq!(shown.len(), 10);
+        assert_eq!(chosen_of(1000, 10), chosen_of(1000, 10));
+        let mut few = chosen_of(3, 10);
+        few.sort_unstable();
+        assert_eq!(few, [0, 1, 2]);
+        assert!(chosen_of(0, 10).is_empty());
     }
 
     #[test]
