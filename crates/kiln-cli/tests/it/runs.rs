@@ -8,7 +8,7 @@ use serde_json::Value;
 
 fn train(folder: &Path, data: &str, out: &str, options: &[&str]) {
     let run = ["train", "gpt", "--data", data, "--out", out, "--max-steps", "6", "--evaluate-every", "3"];
-    let run = [&run, ["--context", "16", "--batch-size", "2"].as_slice(), options].concat();
+    let run = [&run, ["--context", "16", "--batch-size", "4"].as_slice(), options].concat();
     let trained = output(folder, &run);
     assert!(trained.status.success(), "{}", stderr(&trained));
 }
