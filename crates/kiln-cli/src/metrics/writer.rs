@@ -120,13 +120,13 @@ mod tests {
         torn.write_all(b"{\"kind\": \"st").unwrap();
         train(again.path(), 3, 6);
         for file in [METRICS, CSV] {
-            let text = |folder: &Path| std::fs::read_to_string(folder.join(file)).unwrap();
+            let text = |folder: &Path| fs::read_to_string(folder.join(file)).unwrap();
             assert_eq!(text(again.path()), text(whole.path()), "{file}");
         }
-        let csv = std::fs::read_to_string(whole.path().join(CSV)).unwrap();
+        let csv = fs::read_to_string(whole.path().join(CSV)).unwrap();
         assert_eq!(csv.lines().next(), Some("kind,step,loss,test_loss"));
         assert_eq!(csv.lines().count(), 1 + 9);
-        let files = std::fs::read_dir(again.path()).unwrap().flatten();
+        let files = fs::read_dir(again.path()).unwrap().flatten();
         let events = files.filter(|entry| entry.file_name().to_string_lossy().starts_with("events.out")).count();
         assert_eq!(events, 2);
     }

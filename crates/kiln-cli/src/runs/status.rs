@@ -110,9 +110,9 @@ mod tests {
         assert_eq!(Status::read(folder.path()), Some(status.clone()));
         assert_eq!(status.seconds(), 3.0);
         // Fields that an older or a newer program has not.
-        std::fs::write(folder.path().join(STATUS), "{\"state\": \"failed\", \"more\": 1}").unwrap();
+        fs::write(folder.path().join(STATUS), "{\"state\": \"failed\", \"more\": 1}").unwrap();
         assert_eq!(Status::read(folder.path()).map(|status| status.state), Some(Noted::Failed));
-        std::fs::write(folder.path().join(STATUS), "{").unwrap();
+        fs::write(folder.path().join(STATUS), "{").unwrap();
         assert_eq!(Status::read(folder.path()), None);
     }
 
