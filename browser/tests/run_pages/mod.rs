@@ -166,7 +166,7 @@ async fn the_tiles_say_the_best_the_time_the_memory_and_the_wait() {
     let html = report(State::Finished);
     let look = async |client: Client| {
         let seen = look(&client).await;
-        assert_eq!(seen["tiles"], json!(["0.8974", "1 h 7 min", "280.0 MiB", "25.0 %"]), "{seen}");
+        assert_eq!(seen["tiles"], json!(["0.8974", "1 h 6 min", "280.0 MiB", "25.0 %"]), "{seen}");
     };
     in_browser_with(&[], |path| std::fs::write(path, &html).unwrap(), look).await;
 }

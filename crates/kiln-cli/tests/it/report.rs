@@ -126,6 +126,8 @@ fn a_run_that_fails_has_a_report_that_says_why() {
         "2",
         "--epochs",
         "2",
+        "--width",
+        "8",
         "--workers",
         "1",
     ];
