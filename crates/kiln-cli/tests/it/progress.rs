@@ -115,7 +115,8 @@ fn ten_balanced_classes_keep_their_figures() {
     let text = stderr(&run);
     assert!(text.contains("10 classes of 400 images each") && !text.contains("WARN"), "{text}");
     let results: Value = serde_json::from_slice(&run.stdout).unwrap();
-    let mut figures: Vec<&String> = results.as_object().unwrap().keys().filter(|key| key.starts_with("test_")).collect();
+    let mut figures: Vec<&String> =
+        results.as_object().unwrap().keys().filter(|key| key.starts_with("test_")).collect();
     figures.sort();
     assert_eq!(figures, ["test_accuracy", "test_loss", "test_top5"]);
 }
