@@ -18,6 +18,7 @@ Examples:
   kiln train gpt                                # a thousand steps on Moby-Dick
   kiln train gpt --data book.txt --context 256
   kiln train gpt --data book.txt --batch-size 64 --memory 300MiB
+  kiln train gpt --data book.txt --init gpt2.safetensors --freeze wte
   kiln train gpt --data book.txt --weights runs/gpt-001 --lora 8";
 
 pub(super) const EVAL_CLASSIFY: &str = "\
@@ -94,3 +95,30 @@ Example:
 pub(super) const LOAD: &str = "\
 Example:
   kiln load photos/ --image-size 224 --workers 4";
+
+pub(super) const SAMPLE: &str = "\
+Examples:
+  kiln sample runs/gpt-001
+  kiln sample runs/gpt-001 --prompt Call --tokens 300 --temperature 0.7 --seed 1";
+
+pub(super) const PREDICT: &str = "\
+Examples:
+  kiln predict runs/resnet-001 photos/ --top 3
+  kiln predict runs/unet-001 scene.tif --out pictures/";
+
+pub(super) const EXPORT: &str = "\
+Example:
+  kiln export runs/resnet-001 --out for-pytorch/";
+
+pub(super) const RUNS: &str = "\
+Examples:
+  kiln runs
+  kiln runs --sort best --json";
+
+pub(super) const COMPARE: &str = "\
+Example:
+  kiln compare runs/gpt-001 runs/gpt-002 --out compare.html";
+
+pub(super) const COMPLETIONS: &str = "\
+Example:
+  kiln completions bash > ~/.local/share/bash-completion/completions/kiln";

@@ -7,6 +7,7 @@ use clap::Args;
 use super::trained::TrainedArgs;
 
 #[derive(Args)]
+#[command(after_help = super::examples::EXPORT)]
 pub struct Export {
     #[command(flatten)]
     pub(crate) trained: TrainedArgs,

@@ -150,6 +150,7 @@ pub struct Models {
 }
 
 #[derive(Args)]
+#[command(after_help = examples::COMPLETIONS)]
 pub struct Completions {
     /// Which shell
     #[arg(value_enum)]

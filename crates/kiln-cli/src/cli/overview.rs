@@ -10,11 +10,11 @@ Train models inside a memory budget.
 
 Usage: kiln COMMAND [OPTIONS]
 
-  kiln train classify --data photos/                an image classifier
-  kiln train gpt --data book.txt --memory 300MiB    a language model in 300 MiB
-  kiln plan classify --memory 16GiB                 what fits into a card
-  kiln memory gpt                                   where every byte of a step goes
-  kiln eval classify --checkpoint runs/resnet-001   how good a trained model is
+  kiln train classify --data photos/               an image classifier
+  kiln train gpt --data book.txt --memory 300MiB   a language model in 300 MiB
+  kiln plan classify --memory 16GiB                what fits into a card
+  kiln memory gpt                                  what the memory is used for
+  kiln sample runs/gpt-001                         text of a trained model
 
 Without --data, train takes a small data set of the project. kiln --help lists
 all commands, and kiln COMMAND --help the options of one.

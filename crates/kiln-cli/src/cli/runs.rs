@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 #[derive(Args)]
+#[command(after_help = super::examples::RUNS)]
 pub struct Runs {
     /// A folder of runs, or one run [default: runs]
     #[arg(value_name = "DIR")]
@@ -29,6 +30,7 @@ pub(crate) enum RunsOrder {
 }
 
 #[derive(Args)]
+#[command(after_help = super::examples::COMPARE)]
 pub struct Compare {
     /// Directories of runs
     #[arg(value_name = "RUN", required = true)]

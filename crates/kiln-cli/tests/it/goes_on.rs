@@ -109,10 +109,11 @@ fn a_finished_run_goes_on_and_its_history_says_how() {
     assert!(said.contains("already finished"), "{said}");
 
     refused(at, &["--resume", "run", "--max-steps", "4"], &["--max-steps is 4", "has taken"]);
-    for option in ["--batch-size", "--seed", "--freeze", "--init", "--context", "--optimizer"] {
+    let options = ["--batch-size", "--seed", "--freeze", "--init", "--context"].map(|option| (option, "8"));
+    for (option, value) in options.into_iter().chain([("--optimizer", "adamw8bit")]) {
         refused(
             at,
-            &["--resume", "run", option, "8"],
+            &["--resume", "run", option, value],
             &[&format!("{option} cannot change"), "--from run", "--init run"],
         );
     }

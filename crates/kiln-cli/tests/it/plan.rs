@@ -185,13 +185,13 @@ fn the_changes_that_memory_lists_have_the_peaks_that_it_says() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let book = text(at, 20_000);
-    let data = ["--data", book.to_str().unwrap(), "--model", "gpt-tiny", "--context", "32", "--batch-size", "8"];
+    let data = ["--data", book.to_str().unwrap(), "--model", "gpt-tiny", "--context", "64", "--batch-size", "32"];
     let memory = |more: &[&str]| stdout(at, &[&["memory", "gpt", "--out", "memory"], &data[..], more].concat());
     let shown = memory(&[]);
-    assert!(shown.contains("What makes it smaller") && shown.contains("--micro-batch 4"), "{shown}");
+    assert!(shown.contains("What makes it smaller") && shown.contains("--micro-batch 16"), "{shown}");
     assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
     let page = fs::read_to_string(at.join("memory/memory-gpt.html")).unwrap();
-    assert!(page.contains("What you can do about it") && page.contains("data-copy=\"--micro-batch 4\""));
+    assert!(page.contains("What you can do about it") && page.contains("data-copy=\"--micro-batch 16\""));
 
     let report: Value = serde_json::from_str(&memory(&["--json"])).unwrap();
     let peak = |report: &Value| report["prediction"]["peak_bytes"].as_f64().unwrap();

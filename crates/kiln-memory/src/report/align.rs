@@ -21,12 +21,13 @@ pub(super) fn align(live: &[u64], weights: &[f64], samples: &[(f64, u64)], from:
     let samples = thin(samples);
     let middles = middles(weights);
     let places: Vec<f64> = samples.iter().map(|(at, _)| (at - from) / (to - from)).collect();
-    let offset = offset(live, &middles, &samples, &places);
-    let cost = |sample: usize, operation: usize| {
-        let bytes = (samples[sample].1 as f64 + offset - live[operation] as f64).abs() / (high - low);
-        bytes + ESTIMATE * (places[sample] - middles[operation]).abs()
-    };
-    let owners = cheapest(samples.len(), live.len(), cost);
+    let matched = offsets(live, &middles, &samples, &places).map(|offset| {
+        cheapest(samples.len(), live.len(), |sample, operation| {
+            let bytes = (samples[sample].1 as f64 + offset - live[operation] as f64).abs() / (high - low);
+            bytes + ESTIMATE * (places[sample] - middles[operation]).abs()
+        })
+    });
+    let (_, owners) = matched.into_iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
     Some(starts(weights, &samples, &owners, from, to))
 }
 
@@ -47,8 +48,9 @@ fn middles(weights: &[f64]) -> Vec<f64> {
     weights.iter().enumerate().map(middle).collect()
 }
 
-/// The bytes by which the prediction is above the measurement where both are at the same place of the estimate: the median.
-fn offset(live: &[u64], middles: &[f64], samples: &[(f64, u64)], places: &[f64]) -> f64 {
+/// Bytes by which the prediction may be above the measurement all along: at the highest bytes, at the lowest ones, and in the median of the
+/// places of the estimate, which is wrong where the estimated times are.
+fn offsets(live: &[u64], middles: &[f64], samples: &[(f64, u64)], places: &[f64]) -> [f64; 3] {
     let mut differences: Vec<f64> = samples
         .iter()
         .zip(places)
@@ -58,11 +60,19 @@ fn offset(live: &[u64], middles: &[f64], samples: &[(f64, u64)], places: &[f64])
         })
         .collect();
     differences.sort_by(f64::total_cmp);
-    differences[differences.len() / 2]
+    let measured = || samples.iter().map(|sample| sample.1);
+    let between = |live: Option<&u64>, measured: Option<u64>| {
+        live.copied().unwrap_or_default() as f64 - measured.unwrap_or_default() as f64
+    };
+    [
+        differences[differences.len() / 2],
+        between(live.iter().max(), measured().max()),
+        between(live.iter().min(), measured().min()),
+    ]
 }
 
-/// The operation of each sample: never before that of the sample before, and cheapest in all.
-fn cheapest(samples: usize, operations: usize, cost: impl Fn(usize, usize) -> f64) -> Vec<usize> {
+/// The operation of each sample: never before that of the sample before, and cheapest in all. The sum of the costs comes first.
+fn cheapest(samples: usize, operations: usize, cost: impl Fn(usize, usize) -> f64) -> (f64, Vec<usize>) {
     let mut sums = vec![0.0; operations];
     // For each sample and operation, the operation of the sample before.
     let mut before: Vec<u32> = Vec::with_capacity(samples * operations);
@@ -77,12 +87,13 @@ fn cheapest(samples: usize, operations: usize, cost: impl Fn(usize, usize) -> f6
         }
     }
     let mut operation = (0..operations).min_by(|a, b| sums[*a].total_cmp(&sums[*b])).unwrap_or(0);
+    let sum = sums.get(operation).copied().unwrap_or_default();
     let mut owners = vec![0; samples];
     for sample in (0..samples).rev() {
         owners[sample] = operation;
         operation = before[sample * operations + operation] as usize;
     }
-    owners
+    (sum, owners)
 }
 
 /// Operations begin between the samples that they belong to, spread by their estimated times.
