@@ -82,7 +82,7 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
                 "read": stats.read_seconds, "decode": stats.decode_seconds, "resize": stats.resize_seconds,
                 "assemble": stats.assemble_seconds, "room": stats.room_seconds, "waited": stats.waited_seconds,
             },
-            "bad_samples": bad.len(),
+            "bad_samples": bad.len(), "repairable_samples": stats.repairable_samples,
         });
         writeln!(std::io::stdout(), "{line}")?;
     }

@@ -71,7 +71,7 @@ impl ModuleMapper for Full {
             return param;
         }
         let learns = param.is_require_grad();
-        param.map(|tensor| tensor.detach().cast(DType::F32)).set_require_grad(learns)
+        param.map(|tensor| tensor.detach().set_require_grad(false).cast(DType::F32)).set_require_grad(learns)
     }
 }
 

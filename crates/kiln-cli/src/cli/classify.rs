@@ -6,7 +6,7 @@ use super::defaults;
 use super::learning::TeacherArgs;
 use super::parallel::ParallelArgs;
 use super::run::RunArgs;
-use super::values::{DECODE, STEM};
+use super::values::{DAMAGED, DECODE, STEM};
 
 #[derive(Args)]
 #[command(mut_args(defaults::classify))]
@@ -45,6 +45,11 @@ pub(crate) struct ClassifyArgs {
     /// fast reads fewer pixels where that is quicker, at least twice as many per side as are needed.
     #[arg(long, value_parser = DECODE, value_name = "QUALITY", help_heading = "Data")]
     pub(crate) decode: Option<String>,
+    /// Read over damage of JPEGs that libjpeg reads over (repair), or refuse [default: repair]
+    ///
+    /// Images with such damage are counted either way.
+    #[arg(long, value_parser = DAMAGED, value_name = "WHAT", help_heading = "Data")]
+    pub(crate) damaged_images: Option<String>,
     /// Probability mass that is spread over all classes [default: 0.1]
     #[arg(long, value_name = "P", help_heading = "Regularization")]
     pub(crate) label_smoothing: Option<f64>,

@@ -31,6 +31,8 @@ pub(super) const SCHEDULE: Word = Word(&[("1f1b", &[]), ("gpipe", &[]), ("sequen
 pub(super) const BATCH_RULE: Word = Word(&[("linear", &[]), ("sqrt", &[])]);
 /// `--decode`.
 pub(super) const DECODE: Word = Word(&[("fast", &[]), ("exact", &[])]);
+/// `--damaged-images`.
+pub(super) const DAMAGED: Word = Word(&[("repair", &[]), ("refuse", &[])]);
 /// `--transform`.
 pub(super) const TRANSFORM: Word = Word(&[("whole", &[]), ("evaluation", &["eval"]), ("training", &["train"])]);
 /// `--stem`.

@@ -150,10 +150,18 @@ where
                 }
                 _ => String::new(),
             };
-            let error = match step == at {
-                true => into_cli_error(error),
-                false => into_cli_error(error).context(format!("ended after step {step}; to go on: {go_on}{lower}")),
+            // Of a file that is too large, the options are told where all commands end.
+            let of_a_sample = |cause: &kiln_data::Error| {
+                cause.is_of_a_sample() && !matches!(cause, kiln_data::Error::TooLarge { .. })
             };
+            let sample = matches!(&error, kiln_training::Error::Data(cause) if of_a_sample(cause));
+            let mut error = into_cli_error(error);
+            if sample {
+                error = anyhow!("{error:#}; --bad-samples skip:N leaves it out");
+            }
+            if step > at {
+                error = error.context(format!("ended after step {step}; to go on: {go_on}{lower}"));
+            }
             observer.fail(&error);
             return Err(error);
         }
@@ -374,6 +382,7 @@ fn results<T: Task, S: PipelineSettings>(
     results.insert("micro_batch".into(), json!(micro_batch));
     let bad = setup.data.train.bad_samples();
     let left_out = setup.left_out.iter().map(String::as_str).chain(bad.iter().map(|bad| bad.reason.as_str()));
+    results.insert("repairable_samples".into(), json!(setup.data.train.stats().repairable_samples));
     results.insert("bad_samples".into(), json!(setup.data.train.stats().bad_samples + setup.left_out.len() as u64));
     results.insert("left_out".into(), left_out.collect());
     for (name, value) in trainer.timeline().iter().flat_map(|timeline| figures(timeline, trainer.stage_plan())) {

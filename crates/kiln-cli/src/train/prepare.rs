@@ -29,6 +29,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
         ("--stem", own.stem.is_some()),
         ("--image-size", own.image_size.is_some()),
         ("--decode", own.decode.is_some()),
+        ("--damaged-images", own.damaged_images.is_some()),
         ("--label-smoothing", own.label_smoothing.is_some()),
         ("--mixup", own.mixup.is_some()),
         ("--cutmix", own.cutmix.is_some()),
@@ -62,6 +63,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     }
     overlay.set("images", "size", own.image_size.map(i64::from));
     overlay.set("images", "decode", own.decode.clone());
+    overlay.set("images", "damaged_images", own.damaged_images.clone());
     overlay.set("images", "label_smoothing", own.label_smoothing);
     overlay.set("images", "mixup", own.mixup);
     overlay.set("images", "cutmix", own.cutmix);

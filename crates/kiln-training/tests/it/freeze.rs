@@ -107,7 +107,12 @@ fn frozen_parameters_stay_and_running_statistics_move() {
         for trainer in [&mut trainer, &mut resumed] {
             let _ = trainer.step(&ids).unwrap();
         }
-        assert_eq!(values(resumed.model()), values(trainer.model()));
+        let (expected, values) = (values(trainer.model()), values(resumed.model()));
+        assert_eq!(values.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+        for (path, (bits, learns, _)) in &values {
+            assert!(*bits == expected[path].0, "{path} has other bits, lean {lean}");
+            assert_eq!(*learns, expected[path].1, "{path}");
+        }
     }
 }
 
@@ -121,12 +126,14 @@ fn the_prediction_knows_what_is_frozen() {
         let measured = (0..3).filter_map(|_| trainer.step(&ids).unwrap().peak_bytes).last().unwrap();
         (predicted as f64, measured as f64)
     };
-    let ((all, all_measured), (part, part_measured)) = (peaks(&[]), peaks(&FROZEN));
+    let body = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"];
+    let ((all, all_measured), (part, part_measured)) = (peaks(&[]), peaks(&body));
     for (predicted, measured) in [(all, all_measured), (part, part_measured)] {
         let error = predicted / measured - 1.0;
         assert!(error.abs() < 0.1, "predicted {predicted}, measured {measured}");
     }
-    assert!(part < 0.9 * all, "{part} with frozen layers, {all} without");
+    // Neither gradients nor states, which are most of it.
+    assert!(part < 0.6 * all, "{part} with frozen layers, {all} without");
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn a_finished_run_goes_on_at_the_rates_of_the_longer_run() {
     let mut refused = trainer(&net, given(0.01, 30), false);
     refused.set_checkpoints(parts.clone());
     let error = refused.resume().unwrap_err().to_string();
-    assert!(error.contains("21 steps") && error.contains("30"), "{error}");
+    assert!(error.contains("and this one has 30"), "{error}");
     let mut other = trainer(&net, given(0.01, 30), true);
     other.set_checkpoints(parts);
     other.resume().unwrap();

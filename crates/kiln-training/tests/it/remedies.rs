@@ -1,8 +1,8 @@
 //! Changes that lower the peak of a step: their peaks are those of the changed steps, and what is compared is never chosen.
 
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::Tensor;
 use burn::tensor::activation::tanh;
+use burn::tensor::{DType, Tensor};
 use kiln_memory::BackendProfile;
 use kiln_precision::Precision;
 use kiln_training::{
@@ -23,9 +23,9 @@ impl Task for Chain {
     type Batch = Vec<usize>;
 
     fn loss(&self, pass: &Pass<'_, Vec<Linear>>, ids: &Vec<usize>) -> Tensor<1> {
-        let x = inputs(ids, [ids.len(), WIDTH], pass.device());
+        let x = inputs(ids, [ids.len(), WIDTH], pass.device()).cast(pass.model()[0].weight.val().dtype());
         let x = pass.chain(pass.model(), x, |layer: &Linear, x: Tensor<2>| tanh(layer.forward(x)));
-        entropy(x, classes(ids, pass.device()))
+        entropy(x.cast(DType::F32), classes(ids, pass.device()))
     }
 }
 
