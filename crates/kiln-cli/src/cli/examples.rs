@@ -121,4 +121,4 @@ Example:
 
 pub(super) const COMPLETIONS: &str = "\
 Example:
-  kiln completions bash > ~/.local/share/bash-completion/completions/kiln";
+  kiln completions bash  # into a file that the shell reads when it starts";

@@ -14,7 +14,7 @@ pub struct Export {
     /// Directory for the model, which must be new or empty [default: RUN/export]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// safetensors
+    /// The format of the weights; onnx says how PyTorch writes it
     #[arg(long, default_value = "safetensors")]
     pub(crate) format: String,
 }
