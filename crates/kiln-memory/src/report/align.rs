@@ -78,12 +78,12 @@ fn cheapest(samples: usize, operations: usize, cost: impl Fn(usize, usize) -> f6
     let mut before: Vec<u32> = Vec::with_capacity(samples * operations);
     for sample in 0..samples {
         let (mut best, mut least) = (0, f64::INFINITY);
-        for operation in 0..operations {
-            if sums[operation] < least {
-                (best, least) = (operation, sums[operation]);
+        for (operation, sum) in sums.iter_mut().enumerate() {
+            if *sum < least {
+                (best, least) = (operation, *sum);
             }
             before.push(best as u32);
-            sums[operation] = least + cost(sample, operation);
+            *sum = least + cost(sample, operation);
         }
     }
     let mut operation = (0..operations).min_by(|a, b| sums[*a].total_cmp(&sums[*b])).unwrap_or(0);
