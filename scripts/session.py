@@ -17,8 +17,9 @@ from pathlib import Path
 
 COLUMNS = 104
 COMMANDS = [
-    "kiln plan gpt --model gpt2 --context 256 --batch 16 --memory 2GiB --device flex --precision f32",
+    "kiln plan gpt --model gpt2 --context 256 --batch-size 16 --memory 2GiB --device flex --precision f32",
     "kiln train resnet --batch-size 4096 --memory 100MiB --max-steps 3",
+    "kiln runs",
     "ls runs/resnet-001",
 ]
 WIDTH, LINE, LEFT, TOP = 8.0, 18, 16, 44
@@ -26,10 +27,12 @@ WIDTH, LINE, LEFT, TOP = 8.0, 18, 16, 44
 
 def run(command: str, folder: str) -> list[str]:
     words = shlex.split(command)
-    if words[0] == "kiln":
-        words[0] = os.path.abspath(os.environ["KILN"]) if "KILN" in os.environ else "kiln"
+    # The program prints commands with the name that it was called by: `kiln`, wherever it is.
+    program = os.path.abspath(os.environ["KILN"]) if words[0] == "kiln" and "KILN" in os.environ else None
     environment = os.environ | {"COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
-    done = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        words, executable=program, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode:
         sys.exit(f"{command}: exit status {done.returncode}\n{done.stdout}")
     if words[0] == "ls":
