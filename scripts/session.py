@@ -4,7 +4,7 @@
     scripts/session.py docs/pictures/session.svg            # with `kiln` from the PATH
     KILN=target/debug/kiln scripts/session.py OUT.svg       # with another program
 
-It needs nothing but Python. The output is drawn as it is; lines longer than COLUMNS continue on the next line.
+It needs nothing but Python. The output is drawn as it is; longer lines than COLUMNS continue indented.
 """
 
 import os
@@ -17,10 +17,9 @@ from pathlib import Path
 
 COLUMNS = 104
 COMMANDS = [
-    "kiln plan gpt --model gpt2 --context 256 --batch-size 16 --memory 2GiB --device flex --precision f32",
+    "kiln plan gpt --model gpt2 --batch-size 32 --memory 4GiB",
     "kiln train resnet --batch-size 4096 --memory 100MiB --max-steps 3",
     "kiln runs",
-    "ls runs/resnet-001",
 ]
 WIDTH, LINE, LEFT, TOP = 8.0, 18, 16, 44
 
@@ -35,13 +34,18 @@ def run(command: str, folder: str) -> list[str]:
     )
     if done.returncode:
         sys.exit(f"{command}: exit status {done.returncode}\n{done.stdout}")
-    if words[0] == "ls":
-        return ["  ".join(done.stdout.split())]
     return done.stdout.rstrip().splitlines()
 
 
 def wrapped(line: str) -> list[str]:
-    return [line[at : at + COLUMNS] for at in range(0, max(len(line), 1), COLUMNS)]
+    lines = []
+    while len(line) > COLUMNS:
+        # Break before a word; a word that is longer than a line is cut.
+        at = line.rfind(" ", 1, COLUMNS + 1)
+        at = at if at > 0 else COLUMNS
+        lines.append(line[:at])
+        line = "     " + line[at:].lstrip()
+    return lines + [line]
 
 
 def spans(line: str) -> str:
