@@ -4,7 +4,7 @@
     scripts/session.py docs/pictures/session.svg            # with `kiln` from the PATH
     KILN=target/debug/kiln scripts/session.py OUT.svg       # with another program
 
-It needs nothing but Python. The output is drawn as it is; lines longer than COLUMNS continue on the next line.
+It needs nothing but Python. The output is drawn as it is; longer lines than COLUMNS continue indented.
 """
 
 import os
@@ -17,28 +17,35 @@ from pathlib import Path
 
 COLUMNS = 104
 COMMANDS = [
-    "kiln plan gpt --model gpt2 --context 256 --batch 16 --memory 2GiB --device flex --precision f32",
+    "kiln plan gpt --model gpt2 --batch-size 32 --memory 4GiB",
     "kiln train resnet --batch-size 4096 --memory 100MiB --max-steps 3",
-    "ls runs/resnet-001",
+    "kiln runs",
 ]
 WIDTH, LINE, LEFT, TOP = 8.0, 18, 16, 44
 
 
 def run(command: str, folder: str) -> list[str]:
     words = shlex.split(command)
-    if words[0] == "kiln":
-        words[0] = os.path.abspath(os.environ["KILN"]) if "KILN" in os.environ else "kiln"
+    # The program prints commands with the name that it was called by: `kiln`, wherever it is.
+    program = os.path.abspath(os.environ["KILN"]) if words[0] == "kiln" and "KILN" in os.environ else None
     environment = os.environ | {"COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
-    done = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        words, executable=program, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode:
         sys.exit(f"{command}: exit status {done.returncode}\n{done.stdout}")
-    if words[0] == "ls":
-        return ["  ".join(done.stdout.split())]
     return done.stdout.rstrip().splitlines()
 
 
 def wrapped(line: str) -> list[str]:
-    return [line[at : at + COLUMNS] for at in range(0, max(len(line), 1), COLUMNS)]
+    lines = []
+    while len(line) > COLUMNS:
+        # Break before a word; a word that is longer than a line is cut.
+        at = line.rfind(" ", 1, COLUMNS + 1)
+        at = at if at > 0 else COLUMNS
+        lines.append(line[:at])
+        line = "     " + line[at:].lstrip()
+    return lines + [line]
 
 
 def spans(line: str) -> str:
