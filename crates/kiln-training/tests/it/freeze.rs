@@ -46,6 +46,7 @@ fn with_state(trainer: &Trainer<impl Task>) -> BTreeSet<u64> {
     tensors.into_iter().map(|tensor| tensor.into_parts().unwrap().3.unwrap()).collect()
 }
 
+#[allow(clippy::ptr_arg, reason = "a batch is a vector")]
 fn loss(pass: &Pass<'_, ResNet>, ids: &Vec<usize>) -> Tensor<1> {
     let x = inputs(ids, [ids.len(), 3, 16, 16], pass.device());
     let x = pass.chain(&pass.model().blocks(), x, ResNetBlock::forward);
