@@ -216,7 +216,7 @@ async fn press(client: &Client, keys: &[char]) {
 /// What the page says of the moment under the cursor.
 async fn moment(client: &Client) -> Value {
     let script = "
-        const bytes = (element) => Number(element.dataset.bytes);
+        const bytes = (element) => element === null ? null : Number(element.dataset.bytes); // some are not on each page
         const rows = (query, of) => [...document.querySelectorAll(query)].map(of);
         const text = (id) => document.getElementById(id).textContent;
         return {
