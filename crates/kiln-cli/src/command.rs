@@ -36,11 +36,20 @@ pub fn run(command: Command) -> Result<ExitCode> {
 /// The exit status of a command. Writes the error of one that failed as the last line of stderr.
 pub fn finish(outcome: Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
+        if error.chain().any(is_closed_pipe) {
+            return ExitCode::SUCCESS; // whoever read the output has read enough
+        }
         let text = format!("{error:#}{}", advice(&error)).replace('\n', " ");
         // Nothing is left to do when stderr is closed.
         let _ = writeln!(std::io::stderr(), "error: {text}");
         usage::exit_code(&error)
     })
+}
+
+/// Whether stdout was closed, as `head` does.
+fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    kind == Some(std::io::ErrorKind::BrokenPipe)
 }
 
 /// The options that help against an error of a library, which does not know them.

@@ -108,7 +108,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", help_heading = "Training")]
     pub(crate) max_steps: Option<u32>,
     /// Highest learning rate
-    #[arg(long, visible_alias = "lr", value_name = "RATE", help_heading = "Training")]
+    #[arg(long, visible_alias = "lr", value_name = "RATE", allow_negative_numbers = true, help_heading = "Training")]
     pub(crate) learning_rate: Option<f64>,
     /// The learning rate is that of batches of N samples: scale it to --batch-size
     ///

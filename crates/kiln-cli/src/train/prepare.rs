@@ -131,6 +131,11 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     ];
     let given = [&model_options[..], &own.lora.given(), &own.teacher.given()].concat();
     refuse_changes(&arguments.run, &given)?;
+    if own.lora.weights.is_some() && arguments.run.begin.init.is_some() {
+        bail!(Usage(
+            "--weights takes all weights of the same model, --init those that fit: expected one of the two".into()
+        ));
+    }
     let file = settings_table(&arguments.run)?;
     let file = borrowed(file.as_ref());
 
