@@ -99,7 +99,10 @@ fn public(metadata: &Value) -> Vec<Crate> {
 fn unpack(archive: &Path, folder: &Path, found: &Crate) -> Result<()> {
     let bytes = fs::metadata(archive).with_context(|| format!("no package '{}'", archive.display()))?.len();
     ensure!(bytes <= MOST_BYTES, "the package of {} has {bytes} bytes, expected at most {MOST_BYTES}", found.name);
-    tar::Archive::new(GzDecoder::new(File::open(archive)?)).unpack(folder)?;
+    let mut files = tar::Archive::new(GzDecoder::new(File::open(archive)?));
+    // All files of a package have the same date, by which cargo would take what was compiled of another packing as that of this one.
+    files.set_preserve_mtime(false);
+    files.unpack(folder)?;
     let unpacked = folder.join(found.folder());
     let lacking: Vec<&str> = FILES.into_iter().filter(|file| !unpacked.join(file).is_file()).collect();
     ensure!(lacking.is_empty(), "the package of {} lacks {}", found.name, lacking.join(", "));
