@@ -229,7 +229,7 @@ async fn moment(client: &Client) -> Value {
             groups: rows('#alive tr.group', (row) => [
                 row.querySelector('.name').textContent, row.cells[2].textContent, bytes(row.lastChild),
             ]),
-            rest: Number(document.getElementById('rest').dataset.bytes),
+            rest: bytes(document.getElementById('rest')),
         }";
     run(client, script).await
 }
