@@ -6,7 +6,6 @@ mod batch_scaling;
 mod best;
 mod builder;
 mod burn_parts;
-
 mod checkpointed;
 mod compression;
 mod drop_path;
@@ -39,3 +38,23 @@ use kiln_memory::CountingAllocator;
 /// For the tests that measure the heap. All tests take turns, so that none disturbs them.
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator::new();
+
+/// A test that draws random numbers beside another one changes its numbers once in many runs: a failure nobody can repeat.
+#[test]
+fn every_test_takes_its_turn() {
+    let _turn = support::turn();
+    let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let source = std::fs::read_to_string(&path).unwrap();
+            let tests = source.lines().filter(|line| line.trim() == "#[test]").count();
+            let turns = source.matches("turn()").count();
+            assert!(tests <= turns, "{}: {tests} tests, of which {turns} take their turn", path.display());
+        }
+    }
+}

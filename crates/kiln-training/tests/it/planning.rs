@@ -74,6 +74,7 @@ fn plain(planner: &Planner, layout: &DeviceLayout, micro_batch: usize) -> StageP
 
 #[test]
 fn the_division_is_the_fastest_of_all() {
+    let _turn = turn();
     let planner = planner(&[1, 4, 1, 1, 3, 2]);
     for schedule in [Schedule::OneForwardOneBackward, Schedule::GPipe] {
         let layout = DeviceLayout::new(2).with_schedule(schedule);
@@ -94,6 +95,7 @@ fn the_division_is_the_fastest_of_all() {
 
 #[test]
 fn a_budget_holds_on_each_device() {
+    let _turn = turn();
     let planner = planner(&[2, 2, 2, 2]);
     let layout = DeviceLayout::new(2);
     let free = planner.stage_plan(&layout, u64::MAX).unwrap();
@@ -115,6 +117,7 @@ fn a_budget_holds_on_each_device() {
 
 #[test]
 fn replicas_share_the_optimizer_state() {
+    let _turn = turn();
     let planner = planner(&[2, 2, 2, 2]);
     let whole = plain(&planner, &DeviceLayout::new(1).with_replicas(4, false), BATCH);
     let shared = plain(&planner, &DeviceLayout::new(1).with_replicas(4, true), BATCH);
@@ -131,6 +134,7 @@ fn replicas_share_the_optimizer_state() {
 
 #[test]
 fn settings_that_cannot_be_are_errors() {
+    let _turn = turn();
     let planner = planner(&[1, 1]);
     assert!(matches!(planner.stage_plan(&DeviceLayout::new(3), u64::MAX), Err(Error::Parallel(_))));
     let cuts = DeviceLayout::new(2).with_cuts([]);
