@@ -60,6 +60,9 @@ fn gpt() -> Text {
 
 type Run = Rc<RefCell<Watched<Text>>>;
 
+/// Steps that fit before what is on the host comes back.
+const CALM: u32 = 3;
+
 /// A trainer whose only answer to a lack of memory is to move state to the host.
 fn trainer(offloaded: bool) -> Run {
     let (case, optimizer) = (gpt(), OptimizerConfig::sgd());
@@ -69,7 +72,7 @@ fn trainer(offloaded: bool) -> Run {
         false => optimizer.groups(model),
     });
     let mut trainer = Watched::build_on(builder, &Device::cuda(0).autodiff(), &gpt().batch(0));
-    let sizes = MicroBatchSearch::new(MicroBatchSearchConfig::new(4)).unwrap();
+    let sizes = MicroBatchSearch::new(MicroBatchSearchConfig::new(4).with_success_interval(CALM)).unwrap();
     let recovery = Recovery::new(Device::cuda(0), sizes, Ladder::new().with(Offload));
     trainer.set_recovery(Some(recovery.with_patience(Patience::new(Duration::ZERO))));
     Rc::new(RefCell::new(trainer))
@@ -116,5 +119,26 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         let far = Snapshot::of(&pressed.borrow()).distance(&expected);
         println!("moved to the host: {far:.1e} apart");
         assert!(far < 1e-6, "{far:e}");
+
+        // It comes back when memory is no longer short, with its values.
+        for number in 3..3 + u64::from(CALM) {
+            let _ = step(&pressed, number)();
+        }
+        assert_eq!(in_use(), all);
+        let returned = Snapshot::of(&pressed.borrow());
+        drop(pressed);
+        let run = |offloaded: bool| {
+            let trainer = trainer(offloaded);
+            for number in 0..3 + u64::from(CALM) {
+                let _ = step(&trainer, number)();
+            }
+            Snapshot::of(&trainer.borrow())
+        };
+        // An update from the host rounds differently, and the differences grow with the steps.
+        let (plain, offloaded) = (run(false), run(true));
+        let (far, usual) = (returned.distance(&plain), offloaded.distance(&plain));
+        println!("back on the card: {far:.1e} apart, always offloaded: {usual:.1e}");
+        assert!(usual < 1e-5, "{usual:e}");
+        assert!(far < 2.0 * usual, "{far:e}, {usual:e}");
     });
 }
