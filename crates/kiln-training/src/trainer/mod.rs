@@ -10,6 +10,7 @@ mod events;
 mod exhausted;
 mod fit;
 mod freeze;
+mod memory;
 mod run;
 mod save;
 mod watch;

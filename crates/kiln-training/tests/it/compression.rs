@@ -182,23 +182,7 @@ fn trainer<M: Module + 'static>(
 
 /// The stored values by path, those of what is attached included.
 fn stored(model: &impl Module) -> BTreeMap<String, Vec<u32>> {
-    #[derive(Default)]
-    struct Stored(Vec<String>, BTreeMap<String, Vec<u32>>);
-    impl ModuleVisitor for Stored {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.0.push(name.to_owned());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let bits = param.val().into_data().iter::<f32>().map(f32::to_bits).collect();
-            self.1.insert(self.0.join("."), bits);
-        }
-    }
-    let mut stored = Stored::default();
-    model.valid().visit(&mut stored);
-    stored.1
+    support::stored(&model.valid()).into_iter().map(|(path, stored)| (path, stored.bits)).collect()
 }
 
 /// The paths of the parameters that an optimizer has state of.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_pack::Reader;
 use kiln_checkpointing::Plan;
@@ -12,30 +12,12 @@ use kiln_training::{
 };
 
 use crate::HEAP;
-use crate::support::{CLASSES, Settings, batch, classes, entropy, inputs, planned, settings, turn};
+use crate::support::{CLASSES, Settings, Stored, batch, classes, entropy, inputs, planned, settings, stored, turn};
 
-/// The values by path, and which of them learn.
-type Values = BTreeMap<String, (Vec<u32>, bool, u64)>;
-
-fn values(model: &impl Module) -> Values {
-    #[derive(Default)]
-    struct Read(Vec<String>, Values);
-    impl ModuleVisitor for Read {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.0.push(name.to_owned());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let bits = param.val().into_data().iter::<f32>().map(f32::to_bits).collect();
-            self.1.insert(self.0.join("."), (bits, param.is_require_grad(), param.id.val()));
-        }
-    }
+/// The stored tensors by path, all drawn.
+fn values(model: &impl Module) -> BTreeMap<String, Stored> {
     let _ = model.valid();
-    let mut read = Read::default();
-    model.visit(&mut read);
-    read.1
+    stored(model)
 }
 
 /// The ids of the parameters that an optimizer's record has state of.
@@ -87,15 +69,15 @@ fn frozen_parameters_stay_and_running_statistics_move() {
         let after = values(trainer.model());
         let frozen = |path: &str| FROZEN.iter().any(|frozen| path.starts_with(&format!("{frozen}.")));
         let (mut still, mut moved) = (0, 0);
-        for (path, (bits, learns, _)) in &after {
+        for (path, Stored { bits, learns, .. }) in &after {
             // As in PyTorch, whose running statistics follow the batches in training mode.
             let moves = path.contains("running_") || !frozen(path);
-            assert_eq!(before[path].0 != *bits, moves, "{path}, lean {lean}");
+            assert_eq!(before[path].bits != *bits, moves, "{path}, lean {lean}");
             assert_eq!(*learns, moves && !path.contains("running_"), "{path}");
             if moves { moved += 1 } else { still += 1 }
         }
         assert!(still > 20 && moved > 20, "{still} and {moved}");
-        let learned: BTreeSet<u64> = after.values().filter(|(_, learns, _)| *learns).map(|(.., id)| *id).collect();
+        let learned: BTreeSet<u64> = after.values().filter(|stored| stored.learns).map(|stored| stored.id).collect();
         assert_eq!(with_state(&trainer), learned);
 
         // Another process goes on with the same bits.
@@ -110,9 +92,9 @@ fn frozen_parameters_stay_and_running_statistics_move() {
         }
         let (expected, values) = (values(trainer.model()), values(resumed.model()));
         assert_eq!(values.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
-        for (path, (bits, learns, _)) in &values {
-            assert!(*bits == expected[path].0, "{path} has other bits, lean {lean}");
-            assert_eq!(*learns, expected[path].1, "{path}");
+        for (path, Stored { bits, learns, .. }) in &values {
+            assert!(*bits == expected[path].bits, "{path} has other bits, lean {lean}");
+            assert_eq!(*learns, expected[path].learns, "{path}");
         }
     }
 }
@@ -169,8 +151,8 @@ fn a_decoder_with_a_frozen_embedding_trains() {
     let before = values(trainer.model());
     let losses: Vec<f64> = (0..8).map(|_| trainer.step(&batch(0, 4)).unwrap().loss).collect();
     assert!(losses[7] < losses[0], "{losses:?}");
-    for (path, (bits, ..)) in values(trainer.model()) {
+    for (path, after) in values(trainer.model()) {
         let learns = path.starts_with("h.1.") || path.starts_with("ln_f.");
-        assert_eq!(before[&path].0 != bits, learns, "{path}");
+        assert_eq!(before[&path].bits != after.bits, learns, "{path}");
     }
 }

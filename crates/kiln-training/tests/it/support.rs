@@ -328,6 +328,36 @@ pub(crate) fn numbers(report: &StepReport) -> String {
     format!("{step} {epoch} {bits:?} {skipped} {micro_batches}")
 }
 
+/// A float tensor of a model, as it is stored.
+pub(crate) struct Stored {
+    pub(crate) bits: Vec<u32>,
+    /// Whether it takes gradients.
+    pub(crate) learns: bool,
+    pub(crate) id: u64,
+}
+
+/// The float tensors of `model` by path, those of what is attached to its parameters included.
+pub(crate) fn stored(model: &impl Module) -> BTreeMap<String, Stored> {
+    #[derive(Default)]
+    struct Read(Vec<String>, BTreeMap<String, Stored>);
+    impl ModuleVisitor for Read {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.0.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let bits = param.val().into_data().iter::<f32>().map(f32::to_bits).collect();
+            let stored = Stored { bits, learns: param.is_require_grad(), id: param.id.val() };
+            self.1.insert(self.0.join("."), stored);
+        }
+    }
+    let mut read = Read::default();
+    model.visit(&mut read);
+    read.1
+}
+
 /// The position of each parameter of `model`, by its id.
 fn ids(model: &impl Module) -> BTreeMap<String, usize> {
     struct Ids(BTreeMap<String, usize>);

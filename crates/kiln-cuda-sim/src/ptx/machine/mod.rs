@@ -5,6 +5,7 @@ mod access;
 mod atomic;
 mod compare;
 mod convert;
+mod directed;
 mod exchange;
 mod float;
 mod format;

@@ -11,7 +11,9 @@ mod fragment;
 mod multiply;
 mod rows;
 mod together;
+mod wmma;
 
 pub(crate) use fragment::{Fragment, load as load_fragment, store as store_fragment};
-pub(crate) use multiply::{Mma, Shape, mma, wmma};
+pub(crate) use multiply::{Mma, Shape, mma};
 pub(crate) use rows::{load as load_rows, store as store_rows};
+pub(crate) use wmma::wmma;
