@@ -17,6 +17,7 @@ mod common;
 #[path = "../../crates/kiln-cli/src/compress/page.rs"]
 mod compression;
 mod screens;
+mod support;
 
 use std::env;
 use std::io::{BufRead, BufReader, ErrorKind, Write, stderr};

@@ -8,6 +8,7 @@ use fantoccini::{Client, Locator};
 use serde_json::{Value, json};
 
 use super::page::{ComparedRun, ComparisonPage, Mark, Prediction, RunPage, Samples, State, Text};
+use super::support::{SCREENS, on_screen, shown};
 use super::{in_browser_with, press, pretend, run};
 
 /// A picture of one pixel.
@@ -82,18 +83,6 @@ fn comparison() -> String {
     ComparisonPage { runs: &runs, settings: &settings }.html()
 }
 
-/// Loads the page again, on a screen of so many pixels.
-async fn on_screen(client: &Client, [width, height]: [u32; 2], dark: bool) {
-    let mobile = width < 600;
-    let metrics =
-        json!({"width": width, "height": height, "deviceScaleFactor": if mobile { 2 } else { 1 }, "mobile": mobile});
-    pretend(client, "Emulation.setDeviceMetricsOverride", metrics).await;
-    let scheme = if dark { "dark" } else { "light" };
-    let media = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
-    pretend(client, "Emulation.setEmulatedMedia", media).await;
-    client.refresh().await.unwrap();
-}
-
 /// What a page looks like.
 async fn look(client: &Client) -> Value {
     run(
@@ -120,9 +109,6 @@ async fn look(client: &Client) -> Value {
     )
     .await
 }
-
-const SCREENS: [([u32; 2], bool); 4] =
-    [([1400, 900], false), ([1400, 900], true), ([390, 844], false), ([390, 844], true)];
 
 #[tokio::test]
 async fn charts_of_runs_are_readable_on_a_desk_and_on_a_phone_in_light_and_in_dark() {
@@ -213,15 +199,6 @@ async fn pointing_at_a_chart_shows_the_values_of_all_charts_at_that_step() {
         assert_eq!(read(&client, "chart-loss").await, before);
     };
     in_browser_with(&[], |path| std::fs::write(path, &html).unwrap(), look).await;
-}
-
-/// How many of the elements are shown.
-async fn shown(client: &Client, query: &str) -> usize {
-    let mut shown = 0;
-    for element in client.find_all(Locator::Css(query)).await.unwrap() {
-        shown += usize::from(element.is_displayed().await.unwrap());
-    }
-    shown
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use kiln_memory::{MemoryReport, Suggestion};
 use serde_json::{Value, json};
 
 use super::common::{measured, prediction};
+use super::support::{SCREENS, on_screen, shown};
 use super::{check, in_browser, moment, point, press, pretend, run};
 
 /// A report with all that it may hold.
@@ -26,22 +27,10 @@ fn full(operations: usize) -> MemoryReport {
     report.with_limit(peak / 100 * 110).with_available(64 << 30).with_suggestions(changes)
 }
 
-/// Loads the page again, on a screen of so many pixels.
-async fn on_screen(client: &Client, [width, height]: [u32; 2], dark: bool) {
-    let mobile = width < 600;
-    let metrics =
-        json!({"width": width, "height": height, "deviceScaleFactor": if mobile { 2 } else { 1 }, "mobile": mobile});
-    pretend(client, "Emulation.setDeviceMetricsOverride", metrics).await;
-    let scheme = if dark { "dark" } else { "light" };
-    let media = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
-    pretend(client, "Emulation.setEmulatedMedia", media).await;
-    client.refresh().await.unwrap();
-}
-
 #[tokio::test]
 async fn all_of_the_page_is_on_a_desk_and_on_a_phone_in_light_and_in_dark() {
     in_browser(&full(1200), async |client, report| {
-        for (screen, dark) in [([1400, 900], false), ([1400, 900], true), ([390, 844], false), ([390, 844], true)] {
+        for (screen, dark) in SCREENS {
             on_screen(&client, screen, dark).await;
             check(&moment(&client).await, &report);
             let seen = run(
@@ -92,18 +81,11 @@ async fn without_scripts_the_main_figures_are_there() {
         pretend(&client, "Emulation.setScriptExecutionDisabled", json!({"value": true})).await;
         for screen in [[1400, 900], [390, 844]] {
             on_screen(&client, screen, false).await;
-            let shown = async |query: &str| {
-                let mut shown = 0;
-                for element in client.find_all(Locator::Css(query)).await.unwrap() {
-                    shown += usize::from(element.is_displayed().await.unwrap());
-                }
-                shown
-            };
-            assert_eq!(shown("svg.drawn").await, 1, "one of the two drawings at {screen:?}");
-            assert_eq!(shown("#help tbody tr").await, 3);
-            assert!(shown("#largest .module").await > 0);
+            assert_eq!(shown(&client, "svg.drawn").await, 1, "one of the two drawings at {screen:?}");
+            assert_eq!(shown(&client, "#help tbody tr").await, 3);
+            assert!(shown(&client, "#largest .module").await > 0);
             for query in ["#moment", "#toolbar", "#timeline", "button"] {
-                assert_eq!(shown(query).await, 0, "{query} does nothing without scripts");
+                assert_eq!(shown(&client, query).await, 0, "{query} does nothing without scripts");
             }
         }
         pretend(&client, "Emulation.setScriptExecutionDisabled", json!({"value": false})).await;
