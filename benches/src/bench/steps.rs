@@ -35,7 +35,7 @@ const PATIENCE: usize = 40;
 /// The ResNet of a case, and its device. `rank` is the number of the replica.
 pub(crate) fn resnet(case: &Case, device: &str, rank: usize) -> Result<(Run<Classify, ClassifySettings>, Device)> {
     let data = open_images(None)?;
-    let mut settings = classify_fixture_recipe(&data.train, DEFAULT_CLASSIFIER)?;
+    let mut settings = classify_fixture_recipe(&data.train, DEFAULT_CLASSIFIER, None)?;
     case.apply(&mut settings.run, device)?;
     place(&mut settings.run, rank)?;
     settings.model = settings.model.with_lean(case.lean());

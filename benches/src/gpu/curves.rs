@@ -187,7 +187,7 @@ pub(crate) fn child(device: &str, request: &str) -> Result<ExitCode> {
     match request.pipeline.as_str() {
         "resnet" => {
             let data = open_images(None)?;
-            let mut settings = classify_fixture_recipe(&data.train, DEFAULT_CLASSIFIER)?;
+            let mut settings = classify_fixture_recipe(&data.train, DEFAULT_CLASSIFIER, None)?;
             adjust(&mut settings.run);
             let (run, device) = classify_run(settings, data)?;
             train(run, &device, &request)

@@ -25,6 +25,38 @@ pub(crate) fn is_quiet() -> bool {
     IS_QUIET.load(Relaxed)
 }
 
+/// Columns of a terminal.
+const COLUMNS: usize = 80;
+/// Columns before a message, for its level.
+const LEVEL: usize = 6;
+
+/// `parts` as a message, on several lines where a terminal of 80 columns has no room for them. A file gets one line.
+pub(crate) fn fitted(parts: impl IntoIterator<Item = impl AsRef<str>>, separator: &str) -> String {
+    let room = if std::io::stderr().is_terminal() { COLUMNS - LEVEL } else { usize::MAX };
+    within(room, parts, separator)
+}
+
+/// `parts` in lines of at most `room` columns, of which the second and all further ones are indented as far as the first.
+fn within(room: usize, parts: impl IntoIterator<Item = impl AsRef<str>>, separator: &str) -> String {
+    let (mut text, mut column) = (String::new(), 0);
+    for part in parts {
+        let (part, gap) = (part.as_ref(), separator.chars().count());
+        let width = part.chars().count();
+        if column > 0 && column + gap + width > room {
+            text.push_str(separator.trim_end());
+            text.push('\n');
+            text.push_str(&" ".repeat(LEVEL));
+            column = 0;
+        } else if column > 0 {
+            text.push_str(separator);
+            column += gap;
+        }
+        text.push_str(part);
+        column += width;
+    }
+    text
+}
+
 /// Messages of `KILN_LOG`, as in `debug` or `warn,kiln_training=debug`, else as `verbosity` says.
 pub fn init(verbosity: Verbosity) {
     IS_QUIET.store(verbosity.quiet, Relaxed);
@@ -51,8 +83,17 @@ fn targets(verbosity: Verbosity) -> Targets {
 mod tests {
     use tracing::Level;
 
-    use super::{RESULT, targets};
+    use super::{RESULT, targets, within};
     use crate::cli::Verbosity;
+
+    #[test]
+    fn a_long_message_has_several_lines() {
+        let parts = ["step 62", "loss 1.2345", "accuracy 0.8"];
+        assert_eq!(within(100, parts, "  "), "step 62  loss 1.2345  accuracy 0.8");
+        assert_eq!(within(20, parts, "  "), "step 62  loss 1.2345\n      accuracy 0.8");
+        assert_eq!(within(19, parts, "; "), "step 62;\n      loss 1.2345;\n      accuracy 0.8");
+        assert_eq!(within(3, ["abcdef"], "  "), "abcdef");
+    }
 
     #[test]
     fn only_warnings_of_libraries_are_printed() {

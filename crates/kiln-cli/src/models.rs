@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &Models) -> Result<()> {
         return print_json(&rows.iter().map(row).collect::<Vec<_>>());
     }
     let mut out = std::io::stdout().lock();
-    writeln!(out, "| Model | Parameters, M | Multiply-adds, G | Peak of {BATCH} images | Time per image, ms |")?;
+    writeln!(out, "| Model | Parameters, M | Multiply-adds, G | Peak, {BATCH} images | Image, ms |")?;
     writeln!(out, "|---|---:|---:|---:|---:|")?;
     for Row { name, parameters, multiply_adds, peak_bytes, seconds } in rows {
         let (millions, work, peak) = (parameters as f64 / 1e6, multiply_adds / 1e9, ByteSize(peak_bytes).to_string());

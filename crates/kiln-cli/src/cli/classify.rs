@@ -6,7 +6,7 @@ use super::defaults;
 use super::learning::TeacherArgs;
 use super::parallel::ParallelArgs;
 use super::run::RunArgs;
-use super::values::{DAMAGED, DECODE, STEM};
+use super::values::{CHANNELS, DAMAGED, DECODE, STEM};
 
 #[derive(Args)]
 #[command(mut_args(defaults::classify))]
@@ -37,9 +37,14 @@ pub(crate) struct ClassifyArgs {
     /// A network with the stem cifar halves its input less often. Vision transformers have no stem.
     #[arg(long, value_parser = STEM, value_name = "NAME", help_heading = "Model")]
     pub(crate) stem: Option<String>,
-    /// Pixels per side that images are brought to [default: their own, or 224]
+    /// Pixels per side that images are brought to [default: their own where they are small, or 224]
     #[arg(long, value_name = "N", help_heading = "Data")]
     pub(crate) image_size: Option<u32>,
+    /// Train on gray images (1) or on RGB (3) [default: 3; 1 of IDX files]
+    ///
+    /// Files of either kind are decoded to what is said.
+    #[arg(long, value_name = "N", value_parser = CHANNELS, help_heading = "Data")]
+    pub(crate) channels: Option<String>,
     /// Make images smaller from all of their pixels (exact) or quicker (fast) [default: fast]
     ///
     /// fast reads fewer pixels where that is quicker, at least twice as many per side as are needed.

@@ -35,6 +35,8 @@ pub(super) const DECODE: Word = Word(&[("fast", &[]), ("exact", &[])]);
 pub(super) const DAMAGED: Word = Word(&[("repair", &[]), ("refuse", &[])]);
 /// `--transform`.
 pub(super) const TRANSFORM: Word = Word(&[("whole", &[]), ("evaluation", &["eval"]), ("training", &["train"])]);
+/// `--channels`.
+pub(super) const CHANNELS: Word = Word(&[("1", &["gray", "grey"]), ("3", &["rgb"])]);
 /// `--stem`.
 pub(super) const STEM: Word = Word(&[("imagenet", &[]), ("cifar", &[])]);
 /// `--device` of `plan`.

@@ -103,7 +103,7 @@ fn calibrated<S: Family>(
     let figures = outcome.evaluate(&settings, probe, &before.device, directory.path())?;
     let after = metric_of::<S>(&figures)?;
     let report = outcome.integers.report(&outcome.model)?;
-    tracing::info!("{report}");
+    tracing::info!("quantised weights:\n{report}"); // the columns stand below each other
     written(outcome.page(&report, before.metric, after, &Shown::of(arguments)))(directory.path())?;
     let (name, was) = (S::METRIC, before.metric);
     tracing::info!(

@@ -10,8 +10,8 @@ use std::time::Instant;
 use crate::device;
 use crate::output::print_json;
 use crate::pipelines::{
-    ClassifySettings, GptSettings, PipelineSettings, check_against, classify, classify_test_loader, load_to_evaluate,
-    next_token, next_token_test_loader, open_images, open_text, settings_beside,
+    ClassifySettings, GptSettings, PipelineSettings, check_against, classify, classify_test_loader, decoded_images,
+    load_to_evaluate, next_token, next_token_test_loader, open_images, open_text, settings_beside,
 };
 use anyhow::Result;
 use burn::tensor::Device;
@@ -34,13 +34,13 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             let mut settings: ClassifySettings = settings(&arguments)?;
             apply(&arguments, &mut settings.run);
             let device = device::open(&settings.run.device)?;
-            let data = open_images(settings.run.data.as_deref())?;
-            check_against(&data.test, &settings)?;
+            let test = decoded_images(open_images(settings.run.data.as_deref())?.test, &settings);
+            check_against(&test, &settings)?;
             if let Some(run) = settings_beside(&arguments.checkpoint).as_deref().and_then(Path::parent) {
-                check_classes(run, data.test.classes())?;
+                check_classes(run, test.classes())?;
             }
-            let task = classify(&settings)?.weighing_classes(&data.test);
-            let test = classify_test_loader(data.test, &settings)?;
+            let task = classify(&settings)?.weighing_classes(&test);
+            let test = classify_test_loader(test, &settings)?;
             report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings)
         }
         Eval::Segment(mut arguments) => {

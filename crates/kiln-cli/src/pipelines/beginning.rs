@@ -85,7 +85,7 @@ fn advice(name: &str, expected: &[usize], found: &[usize]) -> String {
             "--image-size with the size that the file was trained at makes them the same".into()
         }
         (_, [_, channels, ..]) if first.contains(&name) && expected.get(1).is_some_and(|own| own != channels) => {
-            format!("the file is for images of {channels} channels")
+            format!("the file is for images of {channels} channels: --channels {channels} decodes them to as many")
         }
         _ if first.contains(&name) => "--stem and --width of the file's model make them the same".into(),
         _ => "--model and --width of the file's model make them the same".into(),

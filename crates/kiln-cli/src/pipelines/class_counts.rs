@@ -63,7 +63,7 @@ impl ClassCounts {
             }
         }
         if let Some((name, accuracy)) = self.majority() {
-            lines.push(format!("baseline: always \"{name}\": {accuracy:.2}"));
+            lines.push(format!("baseline: always \"{name}\", the most frequent class: {accuracy:.2}"));
         }
         lines
     }
@@ -135,7 +135,10 @@ mod tests {
         let two = classes(&[620, 380], &[62, 38]);
         assert_eq!(
             two.lines(),
-            ["images to train on: cat 620, dog 380; held out: cat 62, dog 38", "baseline: always \"cat\": 0.62"]
+            [
+                "images to train on: cat 620, dog 380; held out: cat 62, dog 38",
+                "baseline: always \"cat\", the most frequent class: 0.62"
+            ]
         );
         assert!(two.warnings().is_empty());
         // Of equal classes the first.

@@ -159,8 +159,8 @@ pub const DEFAULT: &str = "resnet18";
 ///
 /// # Errors
 /// Those of [`recipe_for`].
-pub fn fixture_recipe(data: &ImageSet, model: &str) -> Result<ClassifySettings> {
-    let mut recipe = recipe_for(data, model)?;
+pub fn fixture_recipe(data: &ImageSet, model: &str, size: Option<usize>) -> Result<ClassifySettings> {
+    let mut recipe = recipe_for(data, model, size)?;
     if let ClassifierConfig::ResNet(config) = recipe.model {
         recipe.model = ClassifierConfig::ResNet(config.with_width(16).with_stem(Stem::ImageNet));
     }
@@ -168,13 +168,13 @@ pub fn fixture_recipe(data: &ImageSet, model: &str) -> Result<ClassifySettings> 
     Ok(recipe)
 }
 
-/// The recipe for a data set of the user's: the network called `model` at the images' size. Convolutional networks are trained with SGD,
-/// vision transformers with AdamW.
+/// The recipe for a data set of the user's: the network called `model` on images of `size` pixels a side; none is [`training_size`].
+/// Convolutional networks are trained with SGD, vision transformers with AdamW.
 ///
 /// # Errors
 /// [`Usage`] for an unknown name.
-pub fn recipe_for(data: &ImageSet, model: &str) -> Result<ClassifySettings> {
-    let size = data.size().map_or(224, |[height, width]| height.min(width));
+pub fn recipe_for(data: &ImageSet, model: &str, size: Option<usize>) -> Result<ClassifySettings> {
+    let size = size.unwrap_or_else(|| training_size(data));
     let model = ClassifierConfig::named(model, data.classes().len()).map_err(|error| Usage(error.to_string()))?;
     let (optimizer, peak) = match model {
         ClassifierConfig::Vit(_) => (OptimizerConfig::adamw(), 1e-3),
@@ -199,6 +199,44 @@ pub fn recipe_for(data: &ImageSet, model: &str) -> Result<ClassifySettings> {
     })
 }
 
+/// Files whose headers say how large the images of a data set are.
+const LOOKED_AT: usize = 64;
+/// The size that most networks were made for.
+const USUAL: usize = 224;
+/// Images of fewer pixels a side are trained at their own size: made larger, they would show nothing more.
+const SMALL: usize = 64;
+
+/// Pixels per side that the images of a data set are brought to where nobody says another size: their own if they
+/// are in memory or small, else 224.
+fn training_size(data: &ImageSet) -> usize {
+    match data.size() {
+        Some([height, width]) => height.min(width),
+        None => size_for(data.some_headers(LOOKED_AT).iter().map(|header| header.height.min(header.width)).collect()),
+    }
+}
+
+/// The size for files whose shorter sides are `sides`: the median of small ones as a multiple of 4, for the patches of vision transformers.
+fn size_for(mut sides: Vec<usize>) -> usize {
+    sides.sort_unstable();
+    match sides.get(sides.len() / 2) {
+        Some(median) if *median < SMALL => (median / 4 * 4).max(8),
+        _ => USUAL,
+    }
+}
+
+/// What a run on image files says of their size and colours, where the user may expect others.
+pub(super) fn about_files(data: &ImageSet, settings: &ClassifySettings) -> Vec<String> {
+    let headers = data.some_headers(LOOKED_AT);
+    let (mut lines, size) = (vec![], settings.images.size);
+    if !headers.is_empty() && size < SMALL {
+        lines.push(format!("images: trained at {size} x {size} pixels (--image-size)"));
+    }
+    if !headers.is_empty() && data.channels() == 3 && headers.iter().all(|header| header.channels == 1) {
+        lines.push("the images are gray and are trained as RGB; --channels 1 trains them as gray".into());
+    }
+    lines
+}
+
 /// Bytes of batches that wait on the device, one batch in any case.
 const UPLOAD_BYTES: u64 = 64 << 20;
 
@@ -211,7 +249,7 @@ fn loaders(
     let (run, images) = (&settings.run, &settings.images);
     let transform = Transform::training(images.size, images.min_area).with_random_erasing(images.erase);
     let mix = Mix::none().with_mixup(images.mixup).with_cutmix(images.cutmix);
-    let (set, seed) = (decoded(data.train, settings), run.seed);
+    let (set, seed) = (data.train, run.seed);
     let config = run
         .loader(set.len())
         .with_order(Order::Shuffled { seed })
@@ -230,18 +268,21 @@ fn loaders(
     Ok(TrainTest { train, test: test_loader(data.test, settings)? })
 }
 
-fn decoded(set: ImageSet, settings: &ClassifySettings) -> ImageSet {
-    set.with_decode_options(decode_options(settings))
+/// The images as the model of the settings takes them: decoded as they say, files with the model's number of channels.
+pub fn decoded(set: ImageSet, settings: &ClassifySettings) -> ImageSet {
+    let set = set.with_decode_options(decode_options(settings));
+    // A number that the images cannot have is refused with the other contradictions.
+    set.clone().with_channels(settings.model.channels()).unwrap_or(set)
 }
 
-/// Batches of the part that is evaluated on.
+/// Batches of the part that is evaluated on, [`decoded`] as the settings say.
 ///
 /// # Errors
 /// Those of the loader.
 pub fn test_loader(set: ImageSet, settings: &ClassifySettings) -> Result<Loader<ImageBatch>> {
     let transform = Transform::evaluation(settings.images.size);
     let config = settings.run.loader(set.len());
-    Ok(ImageBatch::loader(decoded(set, settings), transform, 0, config)?)
+    Ok(ImageBatch::loader(set, transform, 0, config)?)
 }
 
 /// Opens the data set that the settings name, the fixture when they name none.
@@ -327,24 +368,26 @@ pub fn run(
     mut settings: ClassifySettings,
     data: TrainTest<ImageSet>,
 ) -> Result<(Run<Classify, ClassifySettings>, Device)> {
+    let data = TrainTest { train: decoded(data.train, &settings), test: decoded(data.test, &settings) };
     check_against(&data.train, &settings)?;
-    settings.run.clamp(data.train.len());
+    settings.run.fit_batch(data.train.len())?;
     let device = device::open(settings.run.own_device())?;
     let (model, beginning) = (settings.model.clone(), Beginning::of(&settings));
     let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
     let teacher = teacher.map(|teacher| tutor(teacher, &settings, &device)).transpose()?;
     let taken = beginning.taken();
     let class_counts = ClassCounts::of(&data);
-    let findings = predictions::finder(decoded(data.test.clone(), &settings), settings.images.size);
+    let findings = predictions::finder(data.test.clone(), settings.images.size);
     let run = Run {
         task: Classify { teacher, ..classify(&settings)?.weighing_classes(&data.test) },
         init: Box::new(move |device| beginning.begin(model.init(device)?, device)),
         findings: Some(findings),
         setup: Setup {
             name: family(&settings.model),
-            command: if matches!(settings.model, ClassifierConfig::ResNet(_)) { "resnet" } else { "classify" },
+            command: "classify",
             classes: data.train.classes().to_vec(),
             class_counts: Some(class_counts),
+            notes: about_files(&data.train, &settings),
             left_out: vec![],
             defaults: None,
             data: loaders(data, &settings, &device)?,
@@ -369,7 +412,16 @@ mod tests {
     use burn::tensor::activation::log_softmax;
     use burn::tensor::{Device, Distribution, Tensor};
 
-    use super::{Classify, Labels};
+    use super::{Classify, Labels, size_for};
+
+    #[test]
+    fn small_files_are_trained_at_their_own_size() {
+        assert_eq!(size_for(vec![28; 5]), 28);
+        assert_eq!(size_for(vec![400, 30, 33]), 32);
+        assert_eq!(size_for(vec![3]), 8);
+        assert_eq!(size_for(vec![64, 500, 375]), 224);
+        assert_eq!(size_for(vec![]), 224);
+    }
 
     /// timm's `SoftTargetCrossEntropy` of its `mixup_target`.
     #[test]

@@ -5,6 +5,7 @@ mod chained;
 mod class_counts;
 mod classify;
 mod compression;
+mod kind;
 mod load;
 mod model;
 mod next_token;
@@ -25,12 +26,13 @@ pub use classify::{
     recipe_for as classify_recipe,
 };
 pub use classify::{
-    classify, classify_for_planning, decode_options, normalization, open as open_images, run as classify_run,
-    test_loader as classify_test_loader,
+    classify, classify_for_planning, decode_options, decoded as decoded_images, normalization, open as open_images,
+    run as classify_run, test_loader as classify_test_loader,
 };
 pub use compression::{
     Attached, CompressionSettings, LoraSettings, PruneSettings, QuantizeSettings, TeacherSettings, simulate_inputs,
 };
+pub use kind::Kind;
 pub use load::{
     CHECKPOINTS, INPUT_RANGES, InitError, QUANTIZED, best_of, checkpoint_of, is_untrained, load_any, load_merged,
     load_to_evaluate, settings_beside,

@@ -216,7 +216,7 @@ fn tutor(settings: &TeacherSettings, of: &GptSettings, device: &Device) -> Resul
 pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, Device)> {
     let (tokenizer, task) = next_token(&settings)?;
     let data = open(&settings, &tokenizer)?;
-    settings.run.clamp(data.train.len());
+    settings.run.fit_batch(data.train.len())?;
     let device = device::open(settings.run.own_device())?;
     let (model, beginning) = (settings.model.clone(), Beginning::of(&settings));
     let teacher = settings.compression.as_ref().and_then(|compression| compression.teacher.as_ref());
@@ -232,6 +232,7 @@ pub fn run(mut settings: GptSettings) -> Result<(Run<NextToken, GptSettings>, De
             command: "gpt",
             classes: vec![],
             class_counts: None,
+            notes: vec![],
             left_out: vec![],
             defaults: None,
             data: loaders(data, &settings.run)?,

@@ -74,6 +74,8 @@ pub struct Setup<B, S> {
     pub classes: Vec<String>,
     /// Images of each class, of a classifier.
     pub class_counts: Option<ClassCounts>,
+    /// What the run says of its data when it begins.
+    pub notes: Vec<String>,
     /// Why data was left out before the run began.
     pub left_out: Vec<String>,
     /// Batches to train and to evaluate on.

@@ -12,6 +12,7 @@ use super::compression::CompressionSettings;
 use super::parallel::{ParallelSettings, Places, Replicas};
 use crate::device_name::canonical;
 use crate::size::bytes;
+use crate::usage::Usage;
 
 /// Settings of every run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -138,12 +139,26 @@ impl RunSettings {
         }
     }
 
-    /// Limits the batch to the data set in a run that adapts to its memory.
-    pub fn clamp(&mut self, samples: usize) {
-        if self.memory.is_some() && self.batch_size > samples && samples > 0 {
-            tracing::warn!("there are {samples} samples: batches of {samples}, not of {}", self.batch_size);
-            self.batch_size = samples;
+    /// Limits the batch to a data set of `samples` samples, and to what the replicas divide among them.
+    ///
+    /// # Errors
+    /// [`Usage`] for a micro-batch that is larger than the batch.
+    pub fn fit_batch(&mut self, samples: usize) -> Result<(), Usage> {
+        if let Some(micro_batch) = self.micro_batch.filter(|micro_batch| *micro_batch > self.batch_size) {
+            let batch = self.batch_size;
+            return Err(Usage(format!(
+                "--micro-batch is {micro_batch}, expected at most the {batch} samples of a batch"
+            )));
         }
+        let most = samples - samples % self.replica.count();
+        if self.batch_size > most && most > 0 {
+            if self.replica.index() == 0 {
+                tracing::warn!("there are {samples} samples: batches of {most}, not of {}", self.batch_size);
+            }
+            self.batch_size = most;
+            self.micro_batch = self.micro_batch.map(|micro_batch| micro_batch.min(most));
+        }
+        Ok(())
     }
 
     /// A loader of `samples` samples in their order; a batch is never larger than all of them. On the CPU device, whose memory is the
@@ -441,6 +456,23 @@ pub struct LossSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_batch_is_never_larger_than_the_data() {
+        let run = |samples, replicas| {
+            let mut run = RunSettings::new(1, 64);
+            run.replica = Replica::new(0, replicas).unwrap();
+            run.micro_batch = Some(32);
+            run.fit_batch(samples).unwrap();
+            (run.batch_size, run.micro_batch)
+        };
+        assert_eq!(run(64, 1), (64, Some(32)));
+        assert_eq!(run(41, 1), (41, Some(32)));
+        assert_eq!(run(41, 2), (40, Some(32)));
+        assert_eq!(run(9, 1), (9, Some(9)));
+        let mut run = RunSettings { micro_batch: Some(65), ..RunSettings::new(1, 64) };
+        assert!(run.fit_batch(1000).unwrap_err().0.contains("--micro-batch is 65"));
+    }
 
     #[test]
     fn a_budget_is_read_as_it_is_printed() {

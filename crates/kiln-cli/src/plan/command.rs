@@ -1,6 +1,7 @@
 //! The command of `train` that takes the steps of a plan.
 
 use kiln_checkpointing::Plan as Checkpoints;
+use kiln_precision::Precision;
 use kiln_training::{PlannedOptimizer, StagePlan, StepPlan};
 
 use crate::cli::{PlanArgs, program};
@@ -59,12 +60,35 @@ pub(super) fn of_stages(what: &[String], arguments: &PlanArgs, plan: &StagePlan)
     words
 }
 
+/// How the command differs from `train` with a memory limit alone.
+pub(super) fn notes(arguments: &PlanArgs, plan: &StepPlan) -> Vec<String> {
+    let memory = arguments.memory.replace(' ', "");
+    let bits = (plan.precision != Precision::F32 && arguments.precision.is_none()).then_some("--allow-bf16");
+    let small =
+        (!plan.optimizer.has_same_numbers() && arguments.optimizer.is_none()).then_some("--allow-8bit-optimizer");
+    let allowed: Vec<&str> = bits.into_iter().chain(small).collect();
+    let mut notes = vec![];
+    if !allowed.is_empty() {
+        let allowed = allowed.join(" and ");
+        notes.push(format!(
+            "`train --memory {memory}` alone keeps the numbers of the recipe.\nWith {allowed} it chooses such ways."
+        ));
+    }
+    if arguments.device != "cuda" {
+        notes.push(format!(
+            "The command has no --memory: on the CPU the loader takes a part of it, which\n\
+             depends on the data. `train --memory {memory}` plans with the data."
+        ));
+    }
+    notes
+}
+
 fn begin(what: &[String], arguments: &PlanArgs) -> Vec<String> {
     let mut words: Vec<String> = program().split(' ').map(str::to_owned).collect();
     words.extend(what.iter().cloned());
     words.extend(["--batch-size".into(), arguments.batch_size.to_string()]);
     if arguments.device == "cuda" {
-        // On the CPU the loader takes a part of the limit. The plan, which does not know the data, has left it out.
+        // On the CPU the loader takes a part of the limit, which the plan does not know; see `notes`.
         words.extend(["--memory".into(), arguments.memory.replace(' ', "")]);
     }
     if arguments.stock_layers {

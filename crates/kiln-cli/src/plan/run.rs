@@ -15,7 +15,7 @@ use kiln_precision::{Policy, Precision};
 use kiln_training::{OptimizerConfig, StepPlan, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
-use super::table::{Facts, LEGEND, table};
+use super::table::{Facts, legend, table};
 use super::{command, divided, ways};
 use crate::cli::{Plan, PlanArgs};
 
@@ -177,9 +177,14 @@ fn plan<T: Task>(
     let mut out = std::io::stdout().lock();
     let facts = Facts { optimizer: optimizer.name(), quickest, limit };
     writeln!(out, "{name}\nbatches of {batch} within {} on {}\n", size::shown(limit), profile.name)?;
-    writeln!(out, "{}\n{LEGEND}", table(&shown, chosen.as_ref(), &facts))?;
+    writeln!(out, "{}\n{}", table(&shown, chosen.as_ref(), &facts), legend(&shown))?;
     match train {
-        Some(train) => writeln!(out, "{}", command::shown(&train))?,
+        Some(train) => {
+            writeln!(out, "{}", command::shown(&train))?;
+            for note in chosen.iter().flat_map(|plan| command::notes(arguments, plan)) {
+                writeln!(out, "\n{note}")?;
+            }
+        }
         None => writeln!(
             out,
             "Nothing fits: lacks is what the way needs beyond the limit. A smaller model,\n\

@@ -6,8 +6,8 @@ use kiln_checkpointing::Plan as Checkpoints;
 use kiln_memory::largest_within;
 use kiln_training::StepPlan;
 
-/// The widest checkpoint plan that is written out.
-const WIDEST: usize = 19;
+/// The widest checkpoint plan that is written out, without and with a column of what ways lack.
+const WIDEST: [usize; 2] = [19, 10];
 
 /// What a table is about.
 pub(super) struct Facts<'a> {
@@ -50,18 +50,35 @@ pub(super) fn table(plans: &[StepPlan], chosen: Option<&StepPlan>, facts: &Facts
             unit.show(plan.peak_bytes),
             plan.seconds / facts.quickest,
             optimizer(plan, facts.optimizer),
-            checkpointing(&plan.checkpoints, if lacking { 10 } else { WIDEST }),
+            checkpointing(&plan.checkpoints, widest(plans)),
         );
     }
     text
 }
 
-/// What the columns mean.
-pub(super) const LEGEND: &str = "\
->     the way that is chosen
-peak  predicted bytes of a step; the limit has room for 2 % more
-time  estimated, relative to the fastest way of all, which may not fit
-";
+/// What the columns mean, and the words in them.
+pub(super) fn legend(plans: &[StepPlan]) -> String {
+    let shown: Vec<String> = plans.iter().map(|plan| checkpointing(&plan.checkpoints, widest(plans))).collect();
+    let lines = [
+        (true, ">         the way that is chosen"),
+        (true, "peak      predicted bytes of a step; the limit has room for 2 % more"),
+        (true, "time      estimated, relative to the fastest way of all, which may not fit"),
+        (plans.iter().any(|plan| plan.optimizer.is_on_host()), "host      the optimizer's state is in host memory"),
+        (
+            shown.iter().any(|text| text.contains("every:")),
+            "every:N   each segment of N blocks keeps its input and is recomputed",
+        ),
+        (shown.iter().any(|text| text.contains(" of ")), "N of M    N of the M blocks are recomputed"),
+        (shown.iter().any(|text| text.contains("..")), "A..B      the blocks from A to B - 1"),
+        (shown.iter().any(|text| text.contains("offload")), "offload   what segments keep is in host memory"),
+    ];
+    lines.into_iter().filter(|(is_shown, _)| *is_shown).map(|(_, line)| format!("{line}\n")).collect()
+}
+
+/// The widest checkpoint plan beside the other columns.
+fn widest(plans: &[StepPlan]) -> usize {
+    WIDEST[usize::from(plans.iter().any(|plan| !plan.fits))]
+}
 
 fn optimizer(plan: &StepPlan, own: &str) -> String {
     let host = if plan.optimizer.is_on_host() { ", host" } else { "" };
@@ -114,6 +131,11 @@ mod tests {
         assert_eq!(shown(3 << 29), ("GiB", "1.50".into()));
         assert_eq!(shown(24 << 30), ("GiB", "24.0".into()));
         assert_eq!(shown(300 << 20), ("MiB", "300".into()));
+    }
+
+    #[test]
+    fn lines_of_the_legend_fit() {
+        assert!(super::legend(&[]).lines().all(|line| line.chars().count() <= 80));
     }
 
     #[test]

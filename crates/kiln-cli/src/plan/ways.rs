@@ -9,16 +9,27 @@ use kiln_training::{Error, Planner, StepPlan};
 /// Ways that are shown where nothing else is asked for.
 const SHOWN: usize = 5;
 
-/// All ways, those of `planner` in every size and plan, those of other optimizers as the planner would take them or, with `every`, alike.
+/// All ways, those of `planner` in every size and plan, those of other optimizers as the planner would take them. With `every`, and where
+/// nothing fits, those of other optimizers in every size and plan too.
 pub(super) fn all(planner: &Planner, limit: u64, every: bool) -> Result<Vec<StepPlan>, Error> {
     let mut all: Vec<StepPlan> = vec![];
-    for (alternative, planner) in [planner].into_iter().chain(planner.alternatives()).enumerate() {
+    let planners: Vec<&Planner> = [planner].into_iter().chain(planner.alternatives()).collect();
+    for planner in &planners {
         for precision in planner.precisions() {
             all.extend(planner.candidates(precision, limit)?);
-            if alternative == 0 || every {
+        }
+    }
+    let mut in_every_size = |planners: &[&Planner]| -> Result<bool, Error> {
+        for planner in planners {
+            for precision in planner.precisions() {
                 all.extend(uniform(planner, precision, limit)?);
             }
         }
+        Ok(all.iter().any(|plan| plan.fits))
+    };
+    let (own, others) = planners.split_at(1);
+    if !in_every_size(own)? || every {
+        in_every_size(others)?;
     }
     Ok(all)
 }
@@ -68,10 +79,10 @@ pub(super) fn brief(plans: Vec<StepPlan>, batch: usize) -> Vec<StepPlan> {
     shown
 }
 
-/// The way that is chosen and the fastest others that fit: of each precision and optimizer one that recomputes and one that does not.
+/// The way that is chosen and the fastest others that fit: of each number of bits and each optimizer one that recomputes and one that does
+/// not. The two 16-bit precisions take the same memory and time; the way that is chosen says which one is recommended.
 pub(super) fn best(all: &[StepPlan], chosen: &StepPlan) -> Vec<StepPlan> {
-    let kind =
-        |plan: &StepPlan| format!("{} {:?} {}", plan.precision, plan.optimizer, plan.checkpoints.recomputed() > 0);
+    let kind = |plan: &StepPlan| format!("{} {:?} {}", bits(plan), plan.optimizer, plan.checkpoints.recomputed() > 0);
     let mut fitting: Vec<&StepPlan> = all.iter().filter(|plan| plan.fits).collect();
     fitting.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(b.micro_batch.cmp(&a.micro_batch)));
     let mut seen = BTreeSet::from([kind(chosen)]);
@@ -79,9 +90,14 @@ pub(super) fn best(all: &[StepPlan], chosen: &StepPlan) -> Vec<StepPlan> {
     [chosen].into_iter().chain(others).take(SHOWN).cloned().collect()
 }
 
-/// The ways that need least, where none fits: of each precision and optimizer one.
+/// Bits of a number in the plan's precision.
+fn bits(plan: &StepPlan) -> u32 {
+    if plan.precision == Precision::F32 { 32 } else { 16 }
+}
+
+/// The ways that need least, where none fits: of each number of bits and each optimizer one.
 pub(super) fn nearest(all: &[StepPlan]) -> Vec<StepPlan> {
-    let kind = |plan: &StepPlan| format!("{} {:?}", plan.precision, plan.optimizer);
+    let kind = |plan: &StepPlan| format!("{} {:?}", bits(plan), plan.optimizer);
     let mut sorted: Vec<&StepPlan> = all.iter().collect();
     sorted.sort_by(|a, b| a.peak_bytes.cmp(&b.peak_bytes).then(a.seconds.total_cmp(&b.seconds)));
     let mut seen = BTreeSet::new();

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::pipelines::settings_beside;
+use crate::pipelines::{Kind, settings_beside};
 use crate::usage::Usage;
 use anyhow::{Result, bail};
 use toml::Table;
@@ -33,11 +33,12 @@ fn settings_file(arguments: &RunArgs) -> Result<Option<PathBuf>> {
     Ok(Some(file))
 }
 
-/// The settings in that file. A run that starts from another one takes over its settings, but neither the weights that it began with nor
+/// The settings in that file, of a run of `kind`. A run that starts from another one takes over its settings, but neither the weights that it began with nor
 /// the plan that its memory budget led to.
-pub(super) fn settings_table(arguments: &RunArgs) -> Result<Option<(PathBuf, Table)>> {
+pub(super) fn settings_table(arguments: &RunArgs, kind: Kind) -> Result<Option<(PathBuf, Table)>> {
     let Some(file) = settings_file(arguments)? else { return Ok(None) };
     let mut table = read(&file)?;
+    kind.expect(&table, &file)?;
     if arguments.begin.from.is_some()
         && let Some(toml::Value::Table(run)) = table.get_mut("run")
     {

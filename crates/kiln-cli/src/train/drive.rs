@@ -13,7 +13,7 @@ use base64::Engine;
 use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
-use kiln_data::Loader;
+use kiln_data::{Loader, LoaderStats};
 use kiln_memory::{Measured, MemoryReport};
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
@@ -31,7 +31,7 @@ use super::interrupt::Interrupt;
 use super::observe::Observer;
 use super::schedule::{STYLE, figures, section};
 use crate::cli::RunArgs;
-use crate::log::{RESULT, is_quiet};
+use crate::log::{RESULT, fitted, is_quiet};
 use crate::metrics::MetricsWriter;
 use crate::page::{Picture, Prediction, Samples, Text};
 use crate::progress::{Progress, Watched};
@@ -71,13 +71,12 @@ where
     let _lock = directory.lock()?;
     trainer.set_checkpoints(checkpoints.within(directory.checkpoints()));
     let total = trainer.set_data(&setup.data.train)?;
+    let mut resumed_from = None;
     if arguments.resume.is_some() {
-        match trainer.resume()? {
-            Some(path) => tracing::info!("going on from {}", path.display()),
-            None => {
-                tracing::info!("no checkpoint in {} yet; starting over", directory.path().display());
-                start_from(&mut trainer, setup.settings.run())?;
-            }
+        resumed_from = trainer.resume()?;
+        if resumed_from.is_none() {
+            tracing::info!("no checkpoint in {} yet; starting over", directory.path().display());
+            start_from(&mut trainer, setup.settings.run())?;
         }
     }
     if let Some(taken) = setup.taken.take() {
@@ -88,28 +87,20 @@ where
     }
     let go_on = format!("{} train {} --resume {}", crate::cli::program(), setup.command, directory.path().display());
     let at = trainer.state().step;
+    let mut over = None;
     if arguments.resume.is_some() {
         check_length(arguments, at, total)?;
-        note_changes(&mut trainer, &setup.settings, &directory, arguments)?;
-        if let Some(text) = ended(&trainer, S::METRIC, setup.settings.run().patience, &go_on) {
-            tracing::info!("{text}");
+        if let Some(path) = resumed_from {
+            tracing::info!("going on from {}", path.display());
         }
+        note_changes(&mut trainer, &setup.settings, &directory, arguments)?;
+        over = ended(&trainer, S::METRIC, setup.settings.run().patience, &go_on);
     }
-    tracing::info!(
-        "{}: {} parameters, {} samples, {total} steps on {}; writing to {}",
-        setup.name,
-        trainer.model().num_params(),
-        setup.data.train.samples(),
-        setup.settings.run().device,
-        directory.path().display()
-    );
-    for line in setup.class_counts.iter().flat_map(ClassCounts::lines) {
-        tracing::info!("{line}");
+    match &over {
+        Some(text) => tracing::info!("{text}"),
+        None => announce(&setup, trainer.model().num_params(), total, &directory),
     }
-    for line in setup.class_counts.iter().flat_map(ClassCounts::warnings) {
-        tracing::warn!("{line}");
-    }
-    let train = setup.data.train.clone();
+    let (train, before) = (setup.data.train.clone(), setup.data.train.stats());
     let about = About {
         command: setup.command,
         settings: serde_json::to_value(&setup.settings)?,
@@ -123,8 +114,9 @@ where
     let record = RunRecord::begin(directory.path(), about, at)?;
     let metrics = MetricsWriter::after(directory.path(), at)?;
     let (progress, limit) = (Progress::new(), trainer.limit_bytes());
-    let observer =
-        Observer::new((metrics, record), &progress, (at, total), limit, interrupt.clone(), move || train.stats())?;
+    let observer = Observer::new((metrics, record), &progress, (at, total), limit, interrupt.clone(), move || {
+        since(&before, &train.stats())
+    })?;
     let observer = Rc::new(RefCell::new(observer));
     let seen = observer.clone();
     trainer.observe(move |event| seen.borrow_mut().see(event));
@@ -137,8 +129,10 @@ where
         observer.fail(&failure);
         return Err(failure);
     }
-    tracing::info!("data: {}", setup.data.train.stats());
     let step = trainer.state().step;
+    if step > at {
+        tracing::info!("data: {}", fitted(since(&before, &setup.data.train.stats()).to_string().split("; "), "; "));
+    }
     let finish = match outcome {
         Ok(finish) => finish,
         // The wait for memory was ended by the user; the run is saved.
@@ -228,13 +222,38 @@ where
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", path.display());
     }
     if is_quiet() && finish == Finish::Complete {
-        let figures: Vec<String> = metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
-        tracing::info!(target: RESULT, "{}: step {step}  {}", directory.path().display(), figures.join("  "));
+        let begin = format!("{}: step {step}", directory.path().display());
+        let figures = metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
+        tracing::info!(target: RESULT, "{}", fitted([begin].into_iter().chain(figures), "  "));
     }
     if arguments.step.json {
         print_json(&results)?;
     }
     Ok(if finish == Finish::Stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// Says what is trained on what, and where the run is written.
+fn announce<B: Batch, S: PipelineSettings>(
+    setup: &Setup<B, S>,
+    parameters: usize,
+    total: u64,
+    directory: &RunDirectory,
+) {
+    let (samples, device) = (setup.data.train.samples(), &setup.settings.run().device);
+    tracing::info!("{}: {parameters} parameters, {samples} samples, {total} steps on {device}", setup.name);
+    tracing::info!("writing to {}", directory.path().display());
+    for line in setup.notes.iter().cloned().chain(setup.class_counts.iter().flat_map(ClassCounts::lines)) {
+        tracing::info!("{line}");
+    }
+    for line in setup.class_counts.iter().flat_map(ClassCounts::warnings) {
+        tracing::warn!("{line}");
+    }
+}
+
+/// What a loader has done for steps. The batch that steps were recorded with came `before`; its bad samples count.
+fn since(before: &LoaderStats, now: &LoaderStats) -> LoaderStats {
+    let (bad_samples, repairable_samples) = (now.bad_samples, now.repairable_samples);
+    LoaderStats { bad_samples, repairable_samples, ..now.since(before) }
 }
 
 /// Data of a run, whose evaluations have a bar.
@@ -333,7 +352,7 @@ fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
         true => "--loader-memory makes the loader's part smaller",
         false => {
             "a smaller model, image or context makes it smaller, --allow-bf16 where activations are the largest part, and \
-             --optimizer adamw8bit or sgd8bit where optimizer state is"
+             --allow-8bit-optimizer where optimizer state is"
         }
     };
     anyhow!("{error}; {advice}")

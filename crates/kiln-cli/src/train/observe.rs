@@ -11,6 +11,7 @@ use kiln_training::{Evaluation, Event, StepReport};
 use serde_json::{Map, Value, json};
 
 use super::interrupt::Interrupt;
+use crate::log::fitted;
 use crate::metrics::MetricsWriter;
 use crate::page::Samples;
 use crate::progress::{Progress, Status};
@@ -152,12 +153,11 @@ impl Observer {
             evaluation.metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
         let seconds = self.started.elapsed().as_secs_f64();
         self.progress.suspend(|| {
-            tracing::info!(
-                "step {}  epochs {}  loss {mean}  {}  {seconds:.1} s",
-                evaluation.step,
-                evaluation.epochs,
-                metrics.join("  ")
-            );
+            let begin =
+                [("step", evaluation.step.to_string()), ("epochs", evaluation.epochs.to_string()), ("loss", mean)];
+            let begin = begin.into_iter().map(|(name, value)| format!("{name} {value}"));
+            let parts = begin.chain(metrics).chain([format!("{seconds:.1} s")]);
+            tracing::info!("{}", fitted(parts, "  "));
         });
         self.last = Some(evaluation.clone());
         let mut line = json!({ "kind": "evaluation", "step": evaluation.step, "epochs": evaluation.epochs });

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use crate::pipelines::{
-    CHECKPOINTS, Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, Run, classify_fixture_recipe,
-    classify_recipe, classify_run, next_token_fixture_recipe, next_token_recipe, next_token_run, open_images,
+    CHECKPOINTS, Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, Kind, NextToken, Run,
+    classify_fixture_recipe, classify_recipe, classify_run, next_token_fixture_recipe, next_token_recipe,
+    next_token_run, open_images,
 };
 use crate::usage::Usage;
 use anyhow::{Result, bail};
@@ -28,6 +29,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
         ("--width", own.width.is_some()),
         ("--stem", own.stem.is_some()),
         ("--image-size", own.image_size.is_some()),
+        ("--channels", own.channels.is_some()),
         ("--decode", own.decode.is_some()),
         ("--damaged-images", own.damaged_images.is_some()),
         ("--label-smoothing", own.label_smoothing.is_some()),
@@ -37,7 +39,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
         ("--drop-path", own.drop_path.is_some()),
     ];
     refuse_changes(&arguments.run, &[&model_options[..], &own.teacher.given()].concat())?;
-    let file = settings_table(&arguments.run)?;
+    let file = settings_table(&arguments.run, Kind::Classify)?;
     let file = borrowed(file.as_ref());
     let mut overlay = arguments.run.overlay();
     arguments.parallel.lay_over(&mut overlay);
@@ -53,6 +55,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     let family = ClassifierConfig::named(model, 1)?; // lists the names that exist
     overlay.set("model", "name", own.model.clone());
     overlay.set("model", "lean", arguments.run.step.stock_layers.then_some(false));
+    overlay.set("model", "channels", own.channels.as_ref().map(|channels| if channels == "1" { 1 } else { 3 }));
     overlay.set("model", "width", own.width.map(|width| width_of(&family, width)).transpose()?);
     overlay.set("model", "stem", own.stem.clone());
     if let ClassifierConfig::Vit(_) = family {
@@ -77,7 +80,9 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     } else {
         let path = arguments.run.step.data.clone().or_else(|| data_of(file.as_ref()));
         let data = open_images(path.as_deref())?;
-        let recipe = if path.is_some() { classify_recipe } else { classify_fixture_recipe }(&data.train, model)?;
+        let in_file = file.as_ref().and_then(|(_, table)| table.get("images")?.get("size")?.as_integer());
+        let size = own.image_size.map(|size| size as usize).or(in_file.and_then(|size| usize::try_from(size).ok()));
+        let recipe = if path.is_some() { classify_recipe } else { classify_fixture_recipe }(&data.train, model, size)?;
         let settings = resolve(Some(&recipe), file, overlay)?;
         defaults = Some(recipe);
         (settings, data)
@@ -136,7 +141,7 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
             "--weights takes all weights of the same model, --init those that fit: expected one of the two".into()
         ));
     }
-    let file = settings_table(&arguments.run)?;
+    let file = settings_table(&arguments.run, Kind::Gpt)?;
     let file = borrowed(file.as_ref());
 
     let named = arguments.run.step.data.is_some() || data_of(file.as_ref()).is_some();

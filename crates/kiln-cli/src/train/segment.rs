@@ -1,8 +1,8 @@
 //! From the command line to a run of `train segment`.
 
 use crate::pipelines::{
-    IgnoredClass, Run, Segment, SegmentSettings, balanced_class_weights, open_segments, segment_recipe, segment_run,
-    segment_tiles,
+    IgnoredClass, Kind, Run, Segment, SegmentSettings, balanced_class_weights, open_segments, segment_recipe,
+    segment_run, segment_tiles,
 };
 use crate::usage::Usage;
 use anyhow::Result;
@@ -35,7 +35,7 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
         ("--dice", own.dice.is_some()),
     ];
     refuse_changes(&arguments.run, &model_options)?;
-    let file = settings_table(&arguments.run)?;
+    let file = settings_table(&arguments.run, Kind::Segment)?;
     let file = borrowed(file.as_ref());
     let mut overlay = arguments.run.overlay();
     if let Some(name) = &own.encoder {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::data::dataset::{Dataset, DatasetError};
 use rand::Rng;
 
-use crate::decode::{DecodeOptions, Image, ImageFile, Quality, View};
+use crate::decode::{DecodeOptions, Header, Image, ImageFile, Quality, View};
 use crate::error::Error;
 use crate::loader::{BatchPlan, Stage, Worker};
 
@@ -73,6 +73,33 @@ impl ImageSet {
             *decode = options;
         }
         self
+    }
+
+    /// Decodes the files to 1 (gray) or 3 (RGB) samples per pixel; the default is 3. Images in memory keep what they have.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for other numbers, and for images in memory that have another number.
+    pub fn with_channels(mut self, channels: usize) -> Result<Self, Error> {
+        let expected = match self.store {
+            Store::Files { .. } if [1, 3].contains(&channels) => {
+                self.channels = channels;
+                return Ok(self);
+            }
+            Store::Memory { .. } if channels == self.channels => return Ok(self),
+            Store::Files { .. } => "1 (gray) or 3 (RGB)",
+            Store::Memory { .. } if self.channels == 1 => "1: the data set is of gray images",
+            Store::Memory { .. } => "3: the data set is of RGB images",
+        };
+        Err(Error::InvalidSetting { field: "channels", value: channels.to_string(), expected })
+    }
+
+    /// The headers of at most `count` image files, evenly spread over the set. Files that cannot be read have none; nor do
+    /// images in memory.
+    pub fn some_headers(&self, count: usize) -> Vec<Header> {
+        let Store::Files { paths, .. } = &self.store else { return vec![] };
+        let every = paths.len().div_ceil(count.max(1)).max(1);
+        let headers = paths.iter().step_by(every).map(|path| Some(ImageFile::open(path).ok()?.header().clone()));
+        headers.flatten().collect()
     }
 
     /// An upper bound of the bytes that decoding any one of the images for `transform` takes, whatever the random
@@ -187,7 +214,8 @@ impl ImageSet {
         match &self.store {
             Store::Files { paths, decode } => {
                 let paths = ids.iter().map(|id| paths[*id].clone()).collect();
-                Self::files(paths, labels, self.classes.to_vec()).with_decode_options(*decode)
+                let set = Self::files(paths, labels, self.classes.to_vec()).with_decode_options(*decode);
+                Self { channels: self.channels, ..set }
             }
             Store::Memory { pixels, height, width } => {
                 let size = height * width * self.channels;

@@ -142,7 +142,7 @@ impl fmt::Display for LoaderStats {
         write!(
             f,
             "{:.0} samples/s, {:.0} % waiting for data; workers: read {:.0} %, decode {:.0} %, resize {:.0} %, \
-             assemble {:.0} %, wait for room {:.0} %; peak {}",
+             assemble {:.0} %, room {:.0} %; peak {}",
             self.samples_per_second(),
             100.0 * self.waiting(),
             part(self.read_seconds),

@@ -54,7 +54,7 @@ pub fn run(
     tiles: Tiles,
 ) -> Result<(Run<Segment, SegmentSettings>, Device)> {
     check(&settings, data, &tiles)?;
-    settings.run.clamp(tiles.train.len());
+    settings.run.fit_batch(tiles.train.len())?;
     let device = device::open(&settings.run.device)?;
     let (model, beginning) = (settings.model.clone(), Beginning::of(&settings));
     let taken = beginning.taken();
@@ -67,6 +67,7 @@ pub fn run(
             command: "segment",
             classes: data.classes.clone(),
             class_counts: None,
+            notes: vec![],
             left_out: tiles.left_out.clone(),
             defaults: None,
             data: loaders(&tiles, &settings)?,

@@ -12,6 +12,9 @@ use super::idx::find;
 
 /// One in this many samples is held out of a data set that has no test part.
 const HELD_OUT: usize = 10;
+/// The layouts, for messages.
+const EXPECTED: &str = "expected a directory per class (or train/ and val/ of those), IDX files (train-images-idx3-ubyte...), \
+                        or CIFAR-10 files (data_batch_1.bin...)";
 
 /// Opens the image data set in `root`, whichever of these layouts it has:
 ///
@@ -25,6 +28,9 @@ const HELD_OUT: usize = 10;
 /// [`Error::Read`], [`Error::NoDataSet`], [`Error::EmptyClass`], [`Error::Format`].
 pub fn open_images(root: impl AsRef<Path>) -> Result<TrainTest<ImageSet>, Error> {
     let root = root.as_ref();
+    if root.is_file() {
+        return Err(Error::NoDataSet { path: root.to_owned(), reason: format!("it is a file, {EXPECTED}") });
+    }
     let entries = list(root)?;
     if find(root, "train-images-idx3-ubyte").is_some() {
         return open_idx(root);
@@ -40,9 +46,7 @@ pub fn open_images(root: impl AsRef<Path>) -> Result<TrainTest<ImageSet>, Error>
         return open_split(root);
     }
     if !entries.iter().any(|path| path.is_dir()) {
-        let reason = "expected a directory per class (or train/ and val/ of those), \
-                      IDX files (train-images-idx3-ubyte...), or CIFAR-10 files (data_batch_1.bin...)";
-        return Err(Error::NoDataSet { path: root.to_owned(), reason: reason.into() });
+        return Err(Error::NoDataSet { path: root.to_owned(), reason: EXPECTED.into() });
     }
     hold_out(root, &ImageSet::folder(root)?)
 }
