@@ -9,8 +9,8 @@ use toml::Table;
 
 use crate::cli::TrainedArgs;
 use crate::pipelines::{
-    CHECKPOINTS, ClassifySettings, CompressionSettings, GptSettings, INPUT_RANGES, QUANTIZED, RunSettings,
-    SegmentSettings, settings_beside,
+    CHECKPOINTS, ClassifySettings, CompressionSettings, GptSettings, INPUT_RANGES, Kind, QUANTIZED, RunSettings,
+    SegmentSettings, best_of, settings_beside,
 };
 use crate::train::directory::CLASSES;
 use crate::train::overlay::read;
@@ -37,10 +37,10 @@ impl Trained {
             })?,
         };
         let table = read(&file)?;
-        let mut trained = match pipeline(&table) {
-            Some(Pipeline::Classify) => Self::Classify(parsed(table, &file)?),
-            Some(Pipeline::Segment) => Self::Segment(parsed(table, &file)?),
-            Some(Pipeline::Gpt) => Self::Gpt(parsed(table, &file)?),
+        let mut trained = match Kind::of(&table) {
+            Some(Kind::Classify) => Self::Classify(parsed(table, &file)?),
+            Some(Kind::Segment) => Self::Segment(parsed(table, &file)?),
+            Some(Kind::Gpt) => Self::Gpt(parsed(table, &file)?),
             None => bail!(Usage(format!(
                 "config '{}' is not of a run, expected a table [images], [tiles] or [text]",
                 file.display()
@@ -61,23 +61,11 @@ impl Trained {
     /// What kind of model it is, for messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
-            Self::Classify(_) => "an image classifier",
-            Self::Segment(_) => "a segmentation",
-            Self::Gpt(_) => "a decoder of text",
+            Self::Classify(_) => Kind::Classify.model(),
+            Self::Segment(_) => Kind::Segment.model(),
+            Self::Gpt(_) => Kind::Gpt.model(),
         }
     }
-}
-
-/// The pipelines, of which each has a table of its own in its settings.
-enum Pipeline {
-    Classify,
-    Segment,
-    Gpt,
-}
-
-fn pipeline(table: &Table) -> Option<Pipeline> {
-    let tables = [("images", Pipeline::Classify), ("tiles", Pipeline::Segment), ("text", Pipeline::Gpt)];
-    tables.into_iter().find(|(name, _)| table.contains_key(*name)).map(|(_, pipeline)| pipeline)
 }
 
 fn parsed<S: DeserializeOwned>(table: Table, file: &Path) -> Result<Box<S>> {
@@ -86,9 +74,22 @@ fn parsed<S: DeserializeOwned>(table: Table, file: &Path) -> Result<Box<S>> {
     })
 }
 
-/// The weights of a run: the run itself if it has a checkpoint or quantised weights, else its `model.safetensors`, which a run that was
-/// copied without its checkpoints still has.
-pub(crate) fn weights(run: &Path) -> Result<PathBuf> {
+/// The best checkpoint of a run, as `--best` asks for it.
+pub(crate) fn best(run: &Path) -> Result<PathBuf> {
+    if !run.is_dir() {
+        let path = run.display();
+        bail!(Usage(format!("--best takes the best checkpoint of a run, and '{path}' is no run directory")));
+    }
+    best_of(run)
+}
+
+/// The weights that the arguments name: the best checkpoint of a run, or the run itself if it has a checkpoint or quantised weights, else
+/// its `model.safetensors`, which a run that was copied without its checkpoints still has.
+pub(crate) fn weights(arguments: &TrainedArgs) -> Result<PathBuf> {
+    let run = &arguments.run;
+    if arguments.best {
+        return best(run);
+    }
     let file = run.join("model.safetensors");
     let is_alone = file.is_file() && !run.join("manifest.json").exists() && !run.join(QUANTIZED).exists();
     match is_alone && Checkpoints::new(run.join(CHECKPOINTS), 1)?.newest()?.is_none() {
@@ -116,18 +117,4 @@ pub(crate) fn classes(run: &Path, count: usize) -> Result<Option<Vec<String>>> {
         bail!("'{}' has {} classes, expected {count} as the model", file.display(), names.len());
     }
     Ok(Some(names))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Pipeline, pipeline};
-
-    #[test]
-    fn the_tables_of_a_config_tell_its_pipeline() {
-        let of = |text: &str| pipeline(&text.parse().unwrap());
-        assert!(matches!(of("[run]\n[images]\n[model]"), Some(Pipeline::Classify)));
-        assert!(matches!(of("[run]\n[tiles]\n[loss]"), Some(Pipeline::Segment)));
-        assert!(matches!(of("[run]\n[text]"), Some(Pipeline::Gpt)));
-        assert!(of("[run]\n[model]").is_none());
-    }
 }

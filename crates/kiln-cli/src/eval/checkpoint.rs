@@ -1,15 +1,16 @@
 //! The settings that a checkpoint belongs to.
 
-use crate::pipelines::{RunSettings, best_of, settings_beside};
+use crate::pipelines::{Kind, RunSettings, settings_beside};
 use crate::usage::Usage;
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 
 use crate::cli::EvalArgs;
 use crate::train::overlay::read;
+use crate::trained::best;
 
-/// The settings that a checkpoint belongs to, all of them: `--config`, or the file of the run directory around it.
-pub(super) fn settings<S: DeserializeOwned>(arguments: &EvalArgs) -> Result<S> {
+/// The settings of `kind` that a checkpoint belongs to, all of them: `--config`, or the file of the run directory around it.
+pub(super) fn settings<S: DeserializeOwned>(arguments: &EvalArgs, kind: Kind) -> Result<S> {
     let checkpoint = &arguments.checkpoint;
     if !checkpoint.exists() {
         bail!("cannot load '{}': no such file or directory", checkpoint.display());
@@ -20,19 +21,17 @@ pub(super) fn settings<S: DeserializeOwned>(arguments: &EvalArgs) -> Result<S> {
             format!("no config.toml beside or above '{}', expected one, or --config", checkpoint.display())
         })?,
     };
-    read(&file)?.try_into().map_err(|e: toml::de::Error| {
-        Usage(format!("config '{}' is of another model or damaged: {}", file.display(), e.message())).into()
-    })
+    let table = read(&file)?;
+    kind.expect(&table, &file)?;
+    table
+        .try_into()
+        .map_err(|e: toml::de::Error| Usage(format!("config '{}' is damaged: {}", file.display(), e.message())).into())
 }
 
 /// The checkpoint that is evaluated: with `--best` the best one of the run, else the one that was named.
 pub(super) fn chosen(arguments: &mut EvalArgs) -> Result<()> {
     if arguments.best {
-        if !arguments.checkpoint.is_dir() {
-            let path = arguments.checkpoint.display();
-            bail!(Usage(format!("--best takes the best checkpoint of a run, and '{path}' is no run directory")));
-        }
-        arguments.checkpoint = best_of(&arguments.checkpoint)?;
+        arguments.checkpoint = best(&arguments.checkpoint)?;
     }
     Ok(())
 }

@@ -10,8 +10,8 @@ use std::time::Instant;
 use crate::device;
 use crate::output::print_json;
 use crate::pipelines::{
-    ClassifySettings, GptSettings, PipelineSettings, check_against, classify, classify_test_loader, decoded_images,
-    load_to_evaluate, next_token, next_token_test_loader, open_images, open_text, settings_beside,
+    ClassifySettings, GptSettings, Kind, PipelineSettings, check_against, classify, classify_test_loader,
+    decoded_images, load_to_evaluate, next_token, next_token_test_loader, open_images, open_text, settings_beside,
 };
 use anyhow::Result;
 use burn::tensor::Device;
@@ -31,7 +31,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
     match command {
         Eval::Classify(mut arguments) => {
             chosen(&mut arguments)?;
-            let mut settings: ClassifySettings = settings(&arguments)?;
+            let mut settings: ClassifySettings = settings(&arguments, Kind::Classify)?;
             apply(&arguments, &mut settings.run);
             let device = device::open(&settings.run.device)?;
             let test = decoded_images(open_images(settings.run.data.as_deref())?.test, &settings);
@@ -49,7 +49,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
         }
         Eval::Gpt(mut arguments) => {
             chosen(&mut arguments)?;
-            let mut settings: GptSettings = settings(&arguments)?;
+            let mut settings: GptSettings = settings(&arguments, Kind::Gpt)?;
             apply(&arguments, &mut settings.run);
             let device = device::open(&settings.run.device)?;
             let (tokenizer, task) = next_token(&settings)?;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::device;
 use crate::output::print_json;
 use crate::pipelines::{
-    Scores, Segment, SegmentSettings, TileSettings, check_segment_images, largest_class, load_any, open_segments,
+    Kind, Scores, Segment, SegmentSettings, TileSettings, check_segment_images, largest_class, load_any, open_segments,
     segment, segment_part, segment_test_loader, settings_beside,
 };
 use crate::usage::Usage;
@@ -34,7 +34,7 @@ struct Predictor {
 
 pub(super) fn run(arguments: &EvalSegment) -> Result<ExitCode> {
     let eval = &arguments.eval;
-    let mut settings: SegmentSettings = settings(eval)?;
+    let mut settings: SegmentSettings = settings(eval, Kind::Segment)?;
     apply(eval, &mut settings.run);
     let tiles = &mut settings.tiles;
     if let Some(size) = arguments.tile {

@@ -14,7 +14,7 @@ use crate::pipelines::{ClassifySettings, load_merged, normalization};
 use crate::trained::{classes, simulates_inputs, weights};
 
 pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &ClassifySettings) -> Result<()> {
-    let (config, path) = (&settings.model, weights(&trained.run)?);
+    let (config, path) = (&settings.model, weights(trained)?);
     let compression = settings.compression.as_ref();
     let names = classes(&trained.run, config.classes())?;
     let device = device::open(&settings.run.device)?;

@@ -15,7 +15,7 @@ use crate::pipelines::{GptSettings, load_merged};
 use crate::trained::{simulates_inputs, weights};
 
 pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSettings) -> Result<()> {
-    let (path, compression) = (weights(&trained.run)?, settings.compression.as_ref());
+    let (path, compression) = (weights(trained)?, settings.compression.as_ref());
     let device = device::open(&settings.run.device)?;
     let model: Gpt = load_merged(settings.model.init(&device)?, compression, &path)
         .with_context(|| format!("cannot read the model of '{}'", trained.run.display()))?;

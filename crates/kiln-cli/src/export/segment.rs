@@ -18,7 +18,7 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &SegmentS
     let (config, tiles) = (&settings.model, &settings.tiles);
     let names = classes(&trained.run, config.classes)?;
     let device = device::open(&settings.run.device)?;
-    let model = load_any(config.init(&device)?, &weights(&trained.run)?)?;
+    let model = load_any(config.init(&device)?, &weights(trained)?)?;
     model.save_safetensors(folder.file(WEIGHTS))?;
 
     let (mean, std) = (rounded(&tiles.normalize.mean), rounded(&tiles.normalize.std));

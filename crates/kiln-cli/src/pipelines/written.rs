@@ -1,21 +1,18 @@
 //! Text that a decoder writes after the begin of the held-out text, for the report of its run.
-// B batch, T time, V vocabulary
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use burn::data::dataset::Dataset;
 use burn::module::Module;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use kiln_data::{TextTokens, Tokenizer};
-use kiln_models::Gpt;
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use kiln_data::{TextTokens, Tokenizer, sample_rng};
+use kiln_models::{Gpt, GptReader, Sampling};
+use rand::RngExt;
 
 use super::run::{Finder, Findings};
 use crate::page::Text;
 
-/// Tokens that are written at most, and the time that this may take: each token is a forward pass of the whole text before it.
+/// Tokens that are written at most, and the time that this may take.
 const TOKENS: usize = 120;
 const TIME: Duration = Duration::from_secs(10);
 /// Tokens of the held-out text that the model goes on from.
@@ -25,12 +22,19 @@ const TEMPERATURE: f64 = 0.8;
 /// The tokens that may be drawn: so many of the likeliest.
 const TOP: usize = 40;
 
-/// Lets a model go on from the first window of `text`. The same `seed` draws the same tokens.
+/// Lets a model go on from the first window of `text`. The same `seed` draws the same tokens. A model whose outputs are no numbers writes
+/// nothing; its run is complete without.
 pub(super) fn finder(text: TextTokens, tokenizer: Tokenizer, seed: u64) -> Finder<Gpt> {
-    Box::new(move |model, device, _| {
+    Box::new(move |model, _, _| {
         let prompt: Vec<u32> = Dataset::get(&text, 0).context("cannot read the held-out text")?;
         let prompt = &prompt[..prompt.len().min(PROMPT)];
-        let written = write(model, device, prompt, seed)?;
+        let written = match write(model, prompt, seed) {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::warn!("the report has no text of the model: {error:#}");
+                return Ok(Findings::default());
+            }
+        };
         let count = written.len();
         let text = Text {
             prompt: decoded(&tokenizer, prompt),
@@ -46,37 +50,20 @@ pub(super) fn finder(text: TextTokens, tokenizer: Tokenizer, seed: u64) -> Finde
 }
 
 /// Tokens after `prompt`.
-fn write(model: &Gpt, device: &Device, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
-    let (model, device) = (model.valid(), device.clone().inner());
-    let (mut random, begun) = (StdRng::seed_from_u64(seed), Instant::now());
-    let mut ids = prompt.to_vec();
-    while ids.len() < prompt.len() + TOKENS && begun.elapsed() < TIME {
-        let window = &ids[ids.len().saturating_sub(model.context())..];
-        let data: Vec<i64> = window.iter().map(|id| i64::from(*id)).collect();
-        let ids_bt = Tensor::<2, Int>::from_data(TensorData::new(data, [1, window.len()]), &device);
-        let logits_btv = model.forward(ids_bt).narrow(1, window.len() - 1, 1).cast(DType::F32);
-        let logits: Vec<f32> = logits_btv.into_data().iter::<f32>().collect();
-        ids.push(draw(&logits, random.random_range(0.0..1.0)));
+fn write(model: &Gpt, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
+    let model = model.valid();
+    let sampling = Sampling::new(TEMPERATURE).with_top_k(TOP);
+    let (mut reader, begun) = (GptReader::new(&model), Instant::now());
+    let mut logits = reader.read(prompt)?;
+    let mut written = vec![];
+    while written.len() < TOKENS && begun.elapsed() < TIME {
+        let uniform = sample_rng(seed, 0, written.len() as u64).random::<f64>();
+        let numbers = logits.try_into_data().context("cannot read the logits from the device")?;
+        let token = sampling.choose(&numbers.iter::<f32>().collect::<Vec<_>>(), uniform)? as u32;
+        written.push(token);
+        logits = reader.read(&[token])?;
     }
-    Ok(ids.split_off(prompt.len()))
-}
-
-/// The token that `chance`, from 0 to 1, draws out of the likeliest ones.
-fn draw(logits: &[f32], chance: f64) -> u32 {
-    let mut order: Vec<usize> = (0..logits.len()).filter(|id| !logits[*id].is_nan()).collect();
-    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
-    order.truncate(TOP);
-    let Some(first) = order.first() else { return 0 };
-    let most = f64::from(logits[*first]);
-    let weights: Vec<f64> = order.iter().map(|id| ((f64::from(logits[*id]) - most) / TEMPERATURE).exp()).collect();
-    let mut left = chance * weights.iter().sum::<f64>();
-    for (id, weight) in order.iter().zip(&weights) {
-        left -= weight;
-        if left < 0.0 {
-            return *id as u32;
-        }
-    }
-    *first as u32
+    Ok(written)
 }
 
 /// The text of tokens. Bytes that are no characters are shown as such.
@@ -88,29 +75,31 @@ fn decoded(tokenizer: &Tokenizer, ids: &[u32]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use burn::module::{ModuleMapper, Param};
+    use burn::tensor::{Device, Tensor};
     use kiln_models::GptConfig;
 
     use super::*;
 
     #[test]
-    fn likelier_tokens_are_drawn_more_often() {
-        let logits = [0.0, 2.0, f32::NAN, 1.0];
-        let drawn: Vec<u32> = (0..100).map(|chance| draw(&logits, f64::from(chance) / 100.0)).collect();
-        let count = |id: u32| drawn.iter().filter(|drawn| **drawn == id).count();
-        assert!(count(1) > count(3) && count(3) > count(0) && count(0) > 0 && count(2) == 0, "{drawn:?}");
-        assert_eq!(draw(&[], 0.5), 0);
-        // Of a hundred equal ones, the first forty.
-        assert!((0..100).all(|chance| draw(&[1.0; 100], f64::from(chance) / 100.0) < 40));
-    }
-
-    #[test]
     fn the_same_seed_writes_the_same_text_beyond_the_context() {
         let device = Device::flex().autodiff();
         let model = GptConfig::tiny(256, 16).with_layers(1).init(&device).unwrap();
-        let text = write(&model, &device, b"Call me".map(u32::from).as_slice(), 3).unwrap();
-        assert!(
-            !text.is_empty() && text == write(&model, &device, b"Call me".map(u32::from).as_slice(), 3).unwrap()[..]
-        );
+        let prompt: Vec<u32> = b"Call me".map(u32::from).to_vec();
+        let text = write(&model, &prompt, 3).unwrap();
+        assert!(text.len() > 16 && text == write(&model, &prompt, 3).unwrap());
         assert_eq!(decoded(&Tokenizer::Bytes, &[72, 105]), "Hi");
+    }
+
+    #[test]
+    fn a_model_whose_outputs_are_no_numbers_writes_nothing() {
+        struct Broken;
+        impl ModuleMapper for Broken {
+            fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+                param.map(|tensor| tensor * f32::NAN)
+            }
+        }
+        let model = GptConfig::tiny(256, 16).with_layers(1).init(&Device::flex()).unwrap();
+        assert!(write(&model.map(&mut Broken), &[1, 2, 3], 1).is_err());
     }
 }

@@ -131,7 +131,8 @@ fn plan<T: Task>(
         Some(name) => OptimizerConfig::named(name).map_err(|error| Usage(error.to_string()))?,
     };
     let precisions = match &arguments.precision {
-        None => Precision::ALL.to_vec(),
+        // A step in f16 takes the memory and the time of one in bf16, and needs a loss scale.
+        None => vec![Precision::F32, Precision::BF16],
         Some(text) => vec![text.parse().map_err(|e: kiln_precision::Error| Usage(e.to_string()))?],
     };
     let builder = builder
@@ -177,7 +178,7 @@ fn plan<T: Task>(
     let mut out = std::io::stdout().lock();
     let facts = Facts { optimizer: optimizer.name(), quickest, limit };
     writeln!(out, "{name}\nbatches of {batch} within {} on {}\n", size::shown(limit), profile.name)?;
-    writeln!(out, "{}\n{}", table(&shown, chosen.as_ref(), &facts), legend(&shown))?;
+    writeln!(out, "{}\n{}", table(&shown, chosen.as_ref(), &facts), legend(&shown, chosen.is_some()))?;
     match train {
         Some(train) => {
             writeln!(out, "{}", command::shown(&train))?;

@@ -57,10 +57,10 @@ pub(super) fn table(plans: &[StepPlan], chosen: Option<&StepPlan>, facts: &Facts
 }
 
 /// What the columns mean, and the words in them.
-pub(super) fn legend(plans: &[StepPlan]) -> String {
+pub(super) fn legend(plans: &[StepPlan], is_one_chosen: bool) -> String {
     let shown: Vec<String> = plans.iter().map(|plan| checkpointing(&plan.checkpoints, widest(plans))).collect();
     let lines = [
-        (true, ">         the way that is chosen"),
+        (is_one_chosen, ">         the way that is chosen"),
         (true, "peak      predicted bytes of a step; the limit has room for 2 % more"),
         (true, "time      estimated, relative to the fastest way of all, which may not fit"),
         (plans.iter().any(|plan| plan.optimizer.is_on_host()), "host      the optimizer's state is in host memory"),
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn lines_of_the_legend_fit() {
-        assert!(super::legend(&[]).lines().all(|line| line.chars().count() <= 80));
+        assert!(super::legend(&[], true).lines().all(|line| line.chars().count() <= 80));
     }
 
     #[test]

@@ -79,10 +79,10 @@ pub(super) fn brief(plans: Vec<StepPlan>, batch: usize) -> Vec<StepPlan> {
     shown
 }
 
-/// The way that is chosen and the fastest others that fit: of each number of bits and each optimizer one that recomputes and one that does
-/// not. The two 16-bit precisions take the same memory and time; the way that is chosen says which one is recommended.
+/// The way that is chosen and the fastest others that fit: of each precision and optimizer one that recomputes and one that does not.
 pub(super) fn best(all: &[StepPlan], chosen: &StepPlan) -> Vec<StepPlan> {
-    let kind = |plan: &StepPlan| format!("{} {:?} {}", bits(plan), plan.optimizer, plan.checkpoints.recomputed() > 0);
+    let kind =
+        |plan: &StepPlan| format!("{} {:?} {}", plan.precision, plan.optimizer, plan.checkpoints.recomputed() > 0);
     let mut fitting: Vec<&StepPlan> = all.iter().filter(|plan| plan.fits).collect();
     fitting.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(b.micro_batch.cmp(&a.micro_batch)));
     let mut seen = BTreeSet::from([kind(chosen)]);
@@ -90,14 +90,9 @@ pub(super) fn best(all: &[StepPlan], chosen: &StepPlan) -> Vec<StepPlan> {
     [chosen].into_iter().chain(others).take(SHOWN).cloned().collect()
 }
 
-/// Bits of a number in the plan's precision.
-fn bits(plan: &StepPlan) -> u32 {
-    if plan.precision == Precision::F32 { 32 } else { 16 }
-}
-
-/// The ways that need least, where none fits: of each number of bits and each optimizer one.
+/// The ways that need least, where none fits: of each precision and optimizer one.
 pub(super) fn nearest(all: &[StepPlan]) -> Vec<StepPlan> {
-    let kind = |plan: &StepPlan| format!("{} {:?}", bits(plan), plan.optimizer);
+    let kind = |plan: &StepPlan| format!("{} {:?}", plan.precision, plan.optimizer);
     let mut sorted: Vec<&StepPlan> = all.iter().collect();
     sorted.sort_by(|a, b| a.peak_bytes.cmp(&b.peak_bytes).then(a.seconds.total_cmp(&b.seconds)));
     let mut seen = BTreeSet::new();

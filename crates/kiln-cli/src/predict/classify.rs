@@ -41,7 +41,7 @@ pub(super) fn run(arguments: &Predict, mut settings: ClassifySettings) -> Result
     let device = device::open(&settings.run.device)?;
     kiln_precision::check_device(&device, settings.run.precision)?;
     let (compression, policy) = (settings.compression.as_ref(), settings.run.policy());
-    let model = load_to_evaluate(settings.model.init(&device)?, compression, &policy, &weights(run)?)?;
+    let model = load_to_evaluate(settings.model.init(&device)?, compression, &policy, &weights(&arguments.trained)?)?;
 
     let normalize = normalization(&settings);
     let mut told = Told::new(arguments.json, names, Interrupt::listen()?);

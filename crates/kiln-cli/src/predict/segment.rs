@@ -37,7 +37,7 @@ pub(super) fn run(arguments: &Predict, mut settings: SegmentSettings) -> Result<
     let inputs = images(&arguments.images)?;
     let out = arguments.out.as_deref().map(|folder| pictures(&inputs, folder)).transpose()?;
     let device = device::open(&settings.run.device)?;
-    let model = load_any(settings.model.init(&device)?, &weights(run)?)?;
+    let model = load_any(settings.model.init(&device)?, &weights(&arguments.trained)?)?;
     kiln_precision::check_device(&device, settings.run.precision)?;
     let model = settings.run.policy().autocast(model)?;
     let predictor = Predictor { task: segment(&settings, None)?, model, device, settings };

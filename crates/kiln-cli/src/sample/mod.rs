@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     let ids = tokenizer.encode(&prompt)?;
     let device = device::open(&settings.run.device)?;
     kiln_precision::check_device(&device, settings.run.precision)?;
-    let (compression, path) = (settings.compression.as_ref(), weights(run)?);
+    let (compression, path) = (settings.compression.as_ref(), weights(&arguments.trained)?);
     let model: Gpt = load_to_evaluate(settings.model.init(&device)?, compression, &settings.run.policy(), &path)?;
     // Adapters, masks and casts once, and not for each token.
     let model = if simulates_inputs(compression, &path) { model } else { model.materialize() };

@@ -90,14 +90,14 @@ where
     let mut over = None;
     if arguments.resume.is_some() {
         check_length(arguments, at, total)?;
-        if let Some(path) = resumed_from {
+        over = ended(&trainer, S::METRIC, setup.settings.run().patience, &go_on);
+        if let (Some(path), None) = (resumed_from, &over) {
             tracing::info!("going on from {}", path.display());
         }
         note_changes(&mut trainer, &setup.settings, &directory, arguments)?;
-        over = ended(&trainer, S::METRIC, setup.settings.run().patience, &go_on);
     }
     match &over {
-        Some(text) => tracing::info!("{text}"),
+        Some(text) => tracing::info!("{}", fitted(text.split("; "), "; ")),
         None => announce(&setup, trainer.model().num_params(), total, &directory),
     }
     let (train, before) = (setup.data.train.clone(), setup.data.train.stats());
@@ -161,12 +161,13 @@ where
         }
     };
     if finish == Finish::Stopped {
-        tracing::info!(target: RESULT, "stopped after step {step}; to go on: {go_on}");
+        let parts = [format!("stopped after step {step}"), format!("to go on: {go_on}")];
+        tracing::info!(target: RESULT, "{}", fitted(parts, "; "));
     }
     if let (Finish::EndedEarly, true, Some(text)) =
         (finish, step > at, ended(&trainer, S::METRIC, setup.settings.run().patience, &go_on))
     {
-        tracing::info!("{text}");
+        tracing::info!("{}", fitted(text.split("; "), "; "));
     }
     let metrics = match (finish, &observer.last) {
         (Finish::Stopped, _) => vec![], // the model has changed since it was evaluated

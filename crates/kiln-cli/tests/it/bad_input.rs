@@ -36,6 +36,7 @@ fn data_that_is_not_there_or_not_data() {
     fs::write(at.join("short.txt"), "too short").unwrap();
 
     let resnet = |data: &'static str| ["train", "resnet", "--out", "run", "--data", data];
+    refused(at, &resnet("short.txt"), 1, &["short.txt", "it is a file, expected a directory per class"]);
     refused(at, &resnet("absent"), 1, &["absent", "No such file"]);
     refused(at, &resnet("empty"), 1, &["empty", "expected a directory per class"]);
     refused(at, &resnet("classes"), 1, &["'dog'", "no image", ".png"]);
@@ -63,7 +64,7 @@ fn settings_that_no_run_can_have() {
     let at = folder.path();
     let resnet = |rest: [&'static str; 2]| [["train", "resnet"], rest].concat();
     refused(at, &resnet(["--batch-size", "0"]), 2, &["batch size is 0", "at least 1"]);
-    refused(at, &resnet(["--batch-size", "5000"]), 2, &["batch size is 5000", "4000 samples"]);
+    refused(at, &resnet(["--micro-batch", "65"]), 2, &["--micro-batch is 65", "at most the 64 samples"]);
     refused(at, &resnet(["--micro-batch", "0"]), 2, &["micro-batch is 0", "at least 1"]);
     refused(at, &resnet(["--checkpointing", "all"]), 2, &["'all'", "every:K", "auto:24GiB"]);
     refused(at, &resnet(["--checkpointing", "every:0"]), 2, &["'every:0'"]);

@@ -60,6 +60,7 @@ fn a_network_begins_with_a_file_of_torchvision_and_trains_in_part() {
         (&["--init", "photos"], 1, &["no model.safetensors in it"]),
         (&["--init", "absent.safetensors"], 1, &["absent.safetensors", "no such file"]),
         (&["--init", "reference.safetensors", "--stem", "cifar"], 1, &["'conv1.weight'", "--stem"]),
+        (&["--init", "reference.safetensors", "--stem", "imagenet", "--channels", "gray"], 1, &["--channels 3"]),
         (&["--init", "reference.safetensors", "--from", "run"], 2, &["--init", "--from"]),
     ] {
         let refused = output(at, &[&run[..], options, &["--out", "refused"]].concat());

@@ -42,6 +42,76 @@ fn every_family_is_trained_resumed_and_evaluated() {
 }
 
 #[test]
+fn small_files_are_trained_at_their_size_and_gray_ones_as_gray_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for (part, count) in [("train", 12), ("val", 4)] {
+        for (class, base) in [("dark", 10), ("light", 200)] {
+            let directory = at.join("shades").join(part).join(class);
+            fs::create_dir_all(&directory).unwrap();
+            for number in 0..count {
+                let pixel = |x: u32, y: u32| image::Luma([base + ((x + y + number) % 30) as u8]);
+                image::GrayImage::from_fn(26, 30, pixel).save(directory.join(format!("{number}.png"))).unwrap();
+            }
+        }
+    }
+    let train = ["train", "classify", "--data", "shades", "--batch-size", "64", "--width", "4", "--max-steps", "2"];
+    let trained = |out: &str, options: &[&str]| {
+        let trained = output(at, &[&train[..], &["--out", out], options].concat());
+        assert!(trained.status.success(), "{}", stderr(&trained));
+        let settings: toml::Table = fs::read_to_string(at.join(out).join("config.toml")).unwrap().parse().unwrap();
+        (stderr(&trained), settings)
+    };
+    let (said, settings) = trained("rgb", &[]);
+    assert!(said.contains("trained at 24 x 24 pixels") && said.contains("--channels 1 trains them as gray"), "{said}");
+    assert!(said.contains("there are 24 samples: batches of 24, not of 64"), "{said}");
+    let of = |settings: &toml::Table| {
+        (
+            settings["images"]["size"].as_integer(),
+            settings["model"]["channels"].as_integer(),
+            settings["model"]["stem"].clone(),
+        )
+    };
+    assert_eq!(of(&settings), (Some(24), Some(3), "cifar".into()));
+    let (said, settings) = trained("gray", &["--channels", "gray", "--image-size", "96"]);
+    assert!(!said.contains("--channels") && !said.contains("trained at"), "{said}");
+    assert_eq!(of(&settings), (Some(96), Some(1), "imagenet".into()));
+    // What a run knows of its channels is kept by what comes after it.
+    for arguments in [
+        &["train", "classify", "--resume", "gray", "--max-steps", "3"][..],
+        &["eval", "classify", "--checkpoint", "gray"],
+        &["predict", "gray", "shades/val"],
+        &["compress", "quantize", "gray", "--out", "integers"],
+    ] {
+        let done = output(at, arguments);
+        assert!(done.status.success(), "{arguments:?}: {}", stderr(&done));
+    }
+    let begun = output(at, &[&train[..], &["--init", "gray", "--out", "no"]].concat());
+    assert!(stderr(&begun).contains("--channels 1"), "{}", stderr(&begun));
+    let refused = output(at, &["train", "classify", "--channels", "3"]); // IDX files of gray images
+    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("channels is 3"), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_run_of_another_pipeline_is_refused_with_the_command_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let trained = output(at, &["train", "classify", "--max-steps", "1", "--width", "4", "--out", "run"]);
+    assert!(trained.status.success(), "{}", stderr(&trained));
+    for arguments in [
+        &["train", "gpt", "--resume", "run"][..],
+        &["train", "segment", "--from", "run"],
+        &["eval", "gpt", "--checkpoint", "run"],
+        &["eval", "segment", "--checkpoint", "run"],
+    ] {
+        let refused = output(at, arguments);
+        let said = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains("is of an image classifier") && said.contains("train classify"), "{said}");
+    }
+}
+
+#[test]
 fn mixed_erased_and_dropped_runs_have_the_same_numbers_however_they_are_taken() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

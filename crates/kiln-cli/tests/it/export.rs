@@ -51,6 +51,15 @@ fn a_classifier_has_weights_labels_preprocessing_and_lines_of_python() {
     done(at, &["export", "run/model.safetensors", "--out", "again"]);
     assert_eq!(read(&at.join("again/README.md")), read(&out.join("README.md")));
 
+    // The best checkpoint is not the newest: it is that of another run.
+    done(at, &["train", "classify", "--out", "other", "--max-steps", "1", "--width", "4", "--seed", "2"]);
+    fs::remove_dir_all(at.join("run/checkpoints/best")).unwrap();
+    fs::rename(at.join("other/checkpoints/best"), at.join("run/checkpoints/best")).unwrap();
+    done(at, &["export", "run", "--best", "--out", "best"]);
+    let model = |run: &str| fs::read(at.join(run).join("model.safetensors")).unwrap();
+    assert!(model("best") == model("other") && model("best") != model("run"));
+    assert_eq!(parsed(&at.join("best/labels.json")), parsed(&out.join("labels.json")));
+
     for (format, expected) in [("onnx", ["no library writes", "README.md"]), ("gguf", ["'gguf'", "safetensors"])] {
         let refused = output(at, &["export", "run", "--format", format, "--out", "no"]);
         assert_eq!(refused.status.code(), Some(2));

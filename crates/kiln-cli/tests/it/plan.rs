@@ -47,7 +47,8 @@ fn each_device_of_a_division_has_a_row() {
 /// The command below the table, as a shell reads it.
 fn pasted(shown: &str, data: &Path) -> String {
     let from = shown.find(&format!("  {} train", env!("CARGO_BIN_EXE_kiln"))).unwrap_or_else(|| panic!("{shown}"));
-    let command = &shown[from..];
+    // Notes stand below it.
+    let command = shown[from..].split("\n\n").next().unwrap();
     assert!(command.lines().rev().skip(1).all(|line| line.ends_with('\\')), "{command}");
     command.trim_end().replace(" PATH ", &format!(" '{}' ", data.display()))
 }

@@ -53,6 +53,12 @@ fn a_classifier_tells_classes_as_its_evaluation_does() {
     }
     assert!((correct as f64 / 16.0 - accuracy).abs() < 1e-9, "{correct} of 16, but an accuracy of {accuracy}");
 
+    // The best checkpoint, which is the newest or one that was as good.
+    let best = output(at, &["predict", "run", "photos/val/red/1.png", "--json", "--best"]);
+    assert_eq!(lines(&best)[0]["classes"][0]["class"], "red", "{}", stderr(&best));
+    let file = output(at, &["predict", "run/model.safetensors", "photos/val/red/1.png", "--best"]);
+    assert!(file.status.code() == Some(2) && stderr(&file).contains("is no run directory"), "{}", stderr(&file));
+
     // Text: a line for each image, with as many classes as are asked for.
     let told = output(at, &["predict", "run", "photos/val/red/1.png", "--top", "1"]);
     let text = String::from_utf8(told.stdout).unwrap();

@@ -95,7 +95,7 @@ fn two_classes_are_counted_and_held_against_the_majority() {
     let text = stderr(&run);
     assert!(run.status.success(), "{text}");
     assert!(text.contains("images to train on: cat 30, dog 10; held out: cat 6, dog 2"), "{text}");
-    assert!(text.contains("baseline: always \"cat\": 0.75"), "{text}");
+    assert!(text.contains("baseline: always \"cat\", the most frequent class: 0.75"), "{text}");
     assert!(text.contains("WARN classes with fewer than 20 images to train on: dog 10"), "{text}");
     let results: Value = serde_json::from_slice(&run.stdout).unwrap();
     assert!(results.get("test_top5").is_none(), "{results}");

@@ -51,6 +51,8 @@ fn a_seed_makes_the_same_text_with_and_without_a_cache_and_within_the_context() 
     };
     let expected = greedy("run", "1");
     assert_eq!(greedy("run/model.safetensors", "2"), expected);
+    let of_best = ["run", "--best", "--temperature", "0", "--tokens", "40", "--prompt", "Call"];
+    assert_eq!(texts(sampled(at, &of_best)), greedy("run/checkpoints/best", "2"));
     fs::rename(at.join("run/checkpoints"), at.join("aside")).unwrap();
     assert_eq!(greedy("run", "3"), expected, "a run that was copied without its checkpoints");
 }
