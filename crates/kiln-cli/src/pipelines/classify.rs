@@ -7,20 +7,18 @@ use anyhow::{Result, bail};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_checkpointing::{TensorMap, Tensors};
-use kiln_data::{
-    Damage, DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Normalize, Order, Quality, Remainder, TrainTest,
-    Transform,
-};
-use kiln_models::{Classifier, ClassifierBlock, ClassifierConfig, Stem};
-use kiln_training::{Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task, top_k_correct, top_k_hits};
+use kiln_data::{DecodeOptions, ImageBatch, ImageSet, Loader, Mix, Normalize, Order, Remainder, TrainTest, Transform};
+use kiln_models::{Classifier, ClassifierBlock, ClassifierConfig};
+use kiln_training::{Metric, Metrics, Pass, Task, top_k_correct, top_k_hits};
 
 use super::beginning::Beginning;
 use super::chained::Chained;
 use super::class_counts::{ClassCounts, FEW, counts, recall_weights};
+use super::classify_recipe::about_files;
 use super::compression::TeacherSettings;
 use super::predictions;
 use super::run::{Run, Setup};
-use super::settings::{ClassifySettings, ImageSettings, RunSettings};
+use super::settings::ClassifySettings;
 use super::teacher::{Tutor, settings_of};
 use crate::usage::Usage;
 use crate::{device, fixtures};
@@ -149,92 +147,6 @@ impl Classify {
     pub fn plain() -> Self {
         Self { normalize: Normalize::for_channels(3), label_smoothing: 0.0, teacher: None, recall_weights: None }
     }
-}
-
-/// The network that is trained when none is named.
-pub const DEFAULT: &str = "resnet18";
-
-/// The recipe for the data set in fixtures/. A ResNet has a quarter of the standard width and the stem that shrinks its input, so that 2
-/// CPU cores train ResNet-18 in about a minute.
-///
-/// # Errors
-/// Those of [`recipe_for`].
-pub fn fixture_recipe(data: &ImageSet, model: &str, size: Option<usize>) -> Result<ClassifySettings> {
-    let mut recipe = recipe_for(data, model, size)?;
-    if let ClassifierConfig::ResNet(config) = recipe.model {
-        recipe.model = ClassifierConfig::ResNet(config.with_width(16).with_stem(Stem::ImageNet));
-    }
-    recipe.run.epochs = 12;
-    Ok(recipe)
-}
-
-/// The recipe for a data set of the user's: the network called `model` on images of `size` pixels a side; none is [`training_size`].
-/// Convolutional networks are trained with SGD, vision transformers with AdamW.
-///
-/// # Errors
-/// [`Usage`] for an unknown name.
-pub fn recipe_for(data: &ImageSet, model: &str, size: Option<usize>) -> Result<ClassifySettings> {
-    let size = size.unwrap_or_else(|| training_size(data));
-    let model = ClassifierConfig::named(model, data.classes().len()).map_err(|error| Usage(error.to_string()))?;
-    let (optimizer, peak) = match model {
-        ClassifierConfig::Vit(_) => (OptimizerConfig::adamw(), 1e-3),
-        _ => (OptimizerConfig::sgd(), 0.1),
-    };
-    Ok(ClassifySettings {
-        run: RunSettings::new(5, 64),
-        images: ImageSettings {
-            size,
-            decode: Quality::Fast,
-            damaged_images: Damage::Repair,
-            min_area: if size < 64 { 0.6 } else { 0.25 },
-            label_smoothing: 0.1,
-            mixup: 0.0,
-            cutmix: 0.0,
-            erase: 0.0,
-        },
-        model: model.for_images(size, data.channels()),
-        optimizer,
-        schedule: ScheduleConfig { peak, warmup: 0.1, floor: 0.0 },
-        compression: None,
-    })
-}
-
-/// Files whose headers say how large the images of a data set are.
-const LOOKED_AT: usize = 64;
-/// The size that most networks were made for.
-const USUAL: usize = 224;
-/// Images of fewer pixels a side are trained at their own size: made larger, they would show nothing more.
-const SMALL: usize = 64;
-
-/// Pixels per side that the images of a data set are brought to where nobody says another size: their own if they
-/// are in memory or small, else 224.
-fn training_size(data: &ImageSet) -> usize {
-    match data.size() {
-        Some([height, width]) => height.min(width),
-        None => size_for(data.some_headers(LOOKED_AT).iter().map(|header| header.height.min(header.width)).collect()),
-    }
-}
-
-/// The size for files whose shorter sides are `sides`: the median of small ones as a multiple of 4, for the patches of vision transformers.
-fn size_for(mut sides: Vec<usize>) -> usize {
-    sides.sort_unstable();
-    match sides.get(sides.len() / 2) {
-        Some(median) if *median < SMALL => (median / 4 * 4).max(8),
-        _ => USUAL,
-    }
-}
-
-/// What a run on image files says of their size and colours, where the user may expect others.
-pub(super) fn about_files(data: &ImageSet, settings: &ClassifySettings) -> Vec<String> {
-    let headers = data.some_headers(LOOKED_AT);
-    let (mut lines, size) = (vec![], settings.images.size);
-    if !headers.is_empty() && size < SMALL {
-        lines.push(format!("images: trained at {size} x {size} pixels (--image-size)"));
-    }
-    if !headers.is_empty() && data.channels() == 3 && headers.iter().all(|header| header.channels == 1) {
-        lines.push("the images are gray and are trained as RGB; --channels 1 trains them as gray".into());
-    }
-    lines
 }
 
 /// Bytes of batches that wait on the device, one batch in any case.
@@ -412,16 +324,7 @@ mod tests {
     use burn::tensor::activation::log_softmax;
     use burn::tensor::{Device, Distribution, Tensor};
 
-    use super::{Classify, Labels, size_for};
-
-    #[test]
-    fn small_files_are_trained_at_their_own_size() {
-        assert_eq!(size_for(vec![28; 5]), 28);
-        assert_eq!(size_for(vec![400, 30, 33]), 32);
-        assert_eq!(size_for(vec![3]), 8);
-        assert_eq!(size_for(vec![64, 500, 375]), 224);
-        assert_eq!(size_for(vec![]), 224);
-    }
+    use super::{Classify, Labels};
 
     /// timm's `SoftTargetCrossEntropy` of its `mixup_target`.
     #[test]

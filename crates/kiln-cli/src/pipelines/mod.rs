@@ -4,6 +4,7 @@ mod beginning;
 mod chained;
 mod class_counts;
 mod classify;
+mod classify_recipe;
 mod compression;
 mod kind;
 mod load;
@@ -15,19 +16,20 @@ mod predictions;
 mod run;
 mod segment;
 mod settings;
+mod sizes;
 mod teacher;
 mod written;
 
 pub use beginning::MODEL;
 pub use chained::Chained;
 pub use class_counts::ClassCounts;
-pub use classify::{
-    Classify, DEFAULT as DEFAULT_CLASSIFIER, check_against, fixture_recipe as classify_fixture_recipe,
-    recipe_for as classify_recipe,
-};
+pub use classify::{Classify, check_against};
 pub use classify::{
     classify, classify_for_planning, decode_options, decoded as decoded_images, normalization, open as open_images,
     run as classify_run, test_loader as classify_test_loader,
+};
+pub use classify_recipe::{
+    DEFAULT as DEFAULT_CLASSIFIER, fixture_recipe as classify_fixture_recipe, recipe_for as classify_recipe,
 };
 pub use compression::{
     Attached, CompressionSettings, LoraSettings, PruneSettings, QuantizeSettings, TeacherSettings, simulate_inputs,
@@ -49,6 +51,7 @@ pub use segment::{
     test_loader as segment_test_loader, tiles as segment_tiles,
 };
 pub use settings::{
-    ClassifySettings, GptSettings, IgnoredClass, ImageSettings, LoaderMemory, LossSettings, MemorySetting, RunSettings,
-    SegmentSettings, TextSettings, TileSettings,
+    ClassifySettings, GptSettings, IgnoredClass, ImageSettings, LossSettings, RunSettings, SegmentSettings,
+    TextSettings, TileSettings,
 };
+pub use sizes::{LoaderMemory, MemorySetting};

@@ -18,7 +18,8 @@ use super::class_counts::ClassCounts;
 use super::compression::CompressionSettings;
 use super::load::InitError;
 use super::parallel::Places;
-use super::settings::{ClassifySettings, GptSettings, MemorySetting, RunSettings, SegmentSettings};
+use super::settings::{ClassifySettings, GptSettings, RunSettings, SegmentSettings};
+use super::sizes::MemorySetting;
 use crate::HEAP;
 use crate::page::{Prediction, Text};
 

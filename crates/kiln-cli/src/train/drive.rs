@@ -9,19 +9,15 @@ use crate::output::print_json;
 use crate::pipelines::{ClassCounts, Findings, PipelineSettings, Run, Setup, SharedTask, divided, is_untrained};
 use crate::usage::Usage;
 use anyhow::{Result, anyhow, bail};
-use base64::Engine;
 use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_data::{Loader, LoaderStats};
-use kiln_memory::{Measured, MemoryReport};
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_recovery::{Injector, Patience};
-use kiln_training::{
-    Batch, BatchSource, Checkpoints, Finish, MemoryBudget, StageLoad, StagePlan, StepPlan, Task, Trainer, TrainingData,
-};
-use serde_json::{Value, json};
+use kiln_training::{Batch, BatchSource, Checkpoints, Finish, Task, Trainer, TrainingData};
+use serde_json::json;
 
 use super::begin::{saves_first, start_from, tell};
 use super::directory::RunDirectory;
@@ -29,11 +25,11 @@ use super::goes_on::{adjust, check_length, ended, note_changes, plans_again};
 use super::history::write_beginning;
 use super::interrupt::Interrupt;
 use super::observe::Observer;
-use super::schedule::{STYLE, figures, section};
+use super::results::{predicted_peak, report, results, samples};
+use super::schedule::{STYLE, section};
 use crate::cli::RunArgs;
 use crate::log::{RESULT, fitted, is_quiet};
 use crate::metrics::MetricsWriter;
-use crate::page::{Picture, Prediction, Samples, Text};
 use crate::progress::{Progress, Watched};
 use crate::runs::{About, Outcome, RunRecord};
 
@@ -130,8 +126,10 @@ where
         return Err(failure);
     }
     let step = trainer.state().step;
-    if step > at {
-        tracing::info!("data: {}", fitted(since(&before, &setup.data.train.stats()).to_string().split("; "), "; "));
+    let loaded = since(&before, &setup.data.train.stats());
+    // Of epochs of one batch each, nobody knows how long the batch was in use.
+    if loaded.used_seconds > 0.0 {
+        tracing::info!("data: {}", fitted(loaded.to_string().split("; "), "; "));
     }
     let finish = match outcome {
         Ok(finish) => finish,
@@ -244,7 +242,7 @@ fn announce<B: Batch, S: PipelineSettings>(
     tracing::info!("{}: {parameters} parameters, {samples} samples, {total} steps on {device}", setup.name);
     tracing::info!("writing to {}", directory.path().display());
     for line in setup.notes.iter().cloned().chain(setup.class_counts.iter().flat_map(ClassCounts::lines)) {
-        tracing::info!("{line}");
+        tracing::info!("{}", fitted(line.split("; "), "; "));
     }
     for line in setup.class_counts.iter().flat_map(ClassCounts::warnings) {
         tracing::warn!("{line}");
@@ -371,119 +369,6 @@ fn warn_of_patience<B: Batch, S: PipelineSettings>(setup: &Setup<B, S>) {
             "--patience {patience} ends no run of {evaluations} evaluations; --evaluate-every N has more of them"
         );
     }
-}
-
-fn results<T: Task, S: PipelineSettings>(
-    trainer: &Trainer<T>,
-    setup: &Setup<T::Batch, S>,
-    observer: &Observer,
-    directory: &RunDirectory,
-    finish: Finish,
-    metrics: &[(&'static str, f64)],
-) -> Value {
-    let state = trainer.state();
-    let batch = setup.settings.run().batch_size;
-    let micro_batch = trainer.recovery().map_or(batch, |recovery| recovery.setting(batch, 0).micro_batch);
-    let mut results = observer.results();
-    results.insert("finished".into(), json!(finish != Finish::Stopped));
-    results.insert("ended_early".into(), json!(finish == Finish::EndedEarly));
-    if let Some(best) = trainer.progress().best {
-        results.insert("best_step".into(), json!(best.step));
-        results.insert(format!("best_{}", S::METRIC), json!(best.value));
-    }
-    results.extend(metrics.iter().map(|(name, value)| ((*name).to_owned(), json!(value))));
-    if let Some((class, accuracy)) = setup.class_counts.as_ref().and_then(ClassCounts::majority) {
-        results.insert("majority_class".into(), json!(class));
-        results.insert("majority_accuracy".into(), json!(accuracy));
-    }
-    results.insert("steps".into(), json!(state.step));
-    results.insert("skipped_steps".into(), json!(state.skipped));
-    results.insert("predicted_peak_bytes".into(), json!(predicted_peak(trainer)));
-    results.insert("micro_batch".into(), json!(micro_batch));
-    let bad = setup.data.train.bad_samples();
-    let left_out = setup.left_out.iter().map(String::as_str).chain(bad.iter().map(|bad| bad.reason.as_str()));
-    results.insert("repairable_samples".into(), json!(setup.data.train.stats().repairable_samples));
-    results.insert("bad_samples".into(), json!(setup.data.train.stats().bad_samples + setup.left_out.len() as u64));
-    results.insert("left_out".into(), left_out.collect());
-    for (name, value) in trainer.timeline().iter().flat_map(|timeline| figures(timeline, trainer.stage_plan())) {
-        results.insert(name.into(), value);
-    }
-    if let Some(plan) = trainer.stage_plan() {
-        results.insert("devices".into(), json!(plan.loads));
-    }
-    results.insert("run".into(), json!(directory.path()));
-    Value::Object(results)
-}
-
-/// What the report shows of the model's work.
-fn samples(pictures: Vec<(String, Vec<u8>)>, predictions: Vec<Prediction>, text: Option<Text>) -> Samples {
-    let encode = |png: &[u8]| base64::engine::general_purpose::STANDARD.encode(png);
-    let pictures = pictures.into_iter().map(|(title, png)| Picture { title, png: encode(&png) }).collect();
-    Samples { predictions, text, pictures }
-}
-
-/// The predicted peak of this process: on the CPU, whose heap they share, that of all replicas in it.
-fn predicted_peak<T: Task>(trainer: &Trainer<T>) -> Option<u64> {
-    let sharing = trainer.replicas_on_heap() as u64;
-    trainer.plan().map(|plan| plan.peak_bytes.saturating_mul(sharing))
-}
-
-/// The predicted memory of a step beside the measured.
-pub(crate) fn report<T: Task, S: PipelineSettings>(
-    trainer: &Trainer<T>,
-    setup: &Setup<T::Batch, S>,
-    measured: Option<Measured>,
-) -> Result<MemoryReport> {
-    let mut report = MemoryReport::new(format!("{}: memory of a training step", setup.name));
-    let run = setup.settings.run();
-    let facts = |plan: &StepPlan| {
-        [
-            ("batch", plan.batch.to_string()),
-            ("micro-batch", plan.micro_batch.to_string()),
-            ("precision", plan.precision.to_string()),
-            ("checkpointing", plan.checkpoints.describe()),
-        ]
-    };
-    for (fact, value) in trainer.plan().map(facts).into_iter().flatten() {
-        report = report.with_fact(fact, value);
-    }
-    report = report.with_fact("device", &run.device);
-    for (name, value) in trainer.stage_plan().into_iter().flat_map(held) {
-        report = report.with_fact(name, value);
-    }
-    // The operations of stages that work at the same time have no common order.
-    if let (Some(plan), None) = (trainer.plan(), trainer.stage_plan().filter(|plan| plan.layout.stages() > 1)) {
-        report = report.with_prediction(trainer.predict(plan.batch)?);
-    }
-    let free = MemoryBudget::FractionOfFree(1.0).bytes(&trainer.device().clone().inner()).ok();
-    let held = trainer.meter().map_or(0, |meter| meter.live_bytes());
-    let report = report.with_limit(trainer.limit_bytes()).with_available(free.map(|free| free + held));
-    let report = report.with_suggestions(crate::remedies::suggestions(trainer));
-    Ok(match measured {
-        Some(measured) => report.with_measured(measured),
-        None => report,
-    })
-}
-
-/// What each device is predicted to hold: a line for each stage.
-fn held(plan: &StagePlan) -> Vec<(String, String)> {
-    let what = if plan.layout.stages() > 1 { "stage" } else { "each replica" };
-    let line = |(stage, load): (usize, &StageLoad)| {
-        let name =
-            if plan.layout.stages() > 1 { format!("{what} {stage}, predicted") } else { format!("{what}, predicted") };
-        let held = &load.estimate;
-        let value = format!(
-            "peak {}: parameters {}, gradients {}, optimizer state {}, activations {} x {}",
-            ByteSize(load.peak_bytes),
-            ByteSize(held.parameter_bytes),
-            ByteSize(held.gradient_bytes),
-            ByteSize(held.optimizer_bytes),
-            load.in_flight,
-            ByteSize(held.activation_bytes),
-        );
-        (name, value)
-    };
-    plan.loads.iter().enumerate().map(line).collect()
 }
 
 /// The report of a batch that does not fit has many lines, which come before the error.

@@ -13,10 +13,12 @@ mod optimizer;
 pub(crate) mod overlay;
 pub(crate) mod prepare;
 mod replicas;
+mod results;
 mod schedule;
 pub(crate) mod segment;
 
-pub(crate) use drive::{drive, into_cli_error, report, start};
+pub(crate) use drive::{drive, into_cli_error, start};
+pub(crate) use results::report;
 
 use std::process::ExitCode;
 
