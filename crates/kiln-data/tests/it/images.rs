@@ -55,6 +55,33 @@ fn a_batch_holds_one_plane_per_channel() {
 }
 
 #[test]
+fn files_are_gray_or_rgb_as_asked_and_their_headers_are_told() {
+    let root = tempdir().unwrap();
+    std::fs::create_dir(root.path().join("a")).unwrap();
+    for number in 0..7u8 {
+        let image = image::GrayImage::from_pixel(3 + u32::from(number), 2, image::Luma([number]));
+        image.save(root.path().join("a").join(format!("{number}.png"))).unwrap();
+    }
+    std::fs::write(root.path().join("a/7.png"), "no image").unwrap();
+    let set = ImageSet::folder(root.path()).unwrap();
+    assert_eq!((set.channels(), set.load(5).unwrap().image.pixels), (3, vec![5; 8 * 2 * 3]));
+    let gray = set.clone().with_channels(1).unwrap();
+    assert_eq!((gray.channels(), gray.load(5).unwrap().image.pixels), (1, vec![5; 8 * 2]));
+
+    // Every file but the one that is none; of fewer, every second one.
+    let widths = |count| set.some_headers(count).iter().map(|header| header.width).collect::<Vec<_>>();
+    assert_eq!(widths(100), (3..10).collect::<Vec<_>>());
+    assert_eq!(widths(4), [3, 5, 7, 9]);
+    assert!(set.some_headers(1).iter().all(|header| header.channels == 1));
+
+    let refused = |set: ImageSet, channels| set.with_channels(channels).unwrap_err().to_string();
+    assert!(refused(set.clone(), 2).contains("channels is 2, expected 1 (gray) or 3 (RGB)"));
+    assert!(refused(noise(2), 3).contains("channels is 3, expected 1: the data set is of gray images"));
+    assert_eq!(noise(2).with_channels(1).unwrap().channels(), 1);
+    assert!(noise(2).some_headers(9).is_empty());
+}
+
+#[test]
 fn the_device_gets_every_byte_normalised() {
     for channels in [1, 3] {
         let normalize = Normalize::for_channels(channels);
