@@ -38,6 +38,9 @@ pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
 /// position move together. When memory runs out the step is tried again with smaller micro-batches, recomputed blocks or after a
 /// pause, on the same batch. Smaller micro-batches give the same result up to rounding, except for batch-norm, which
 /// normalises each micro-batch by itself, and dropout, which draws masks for each.
+///
+/// A step seeds the device's random numbers, which burn keeps once for a process. Replicas take turns; two trainers of a process that
+/// work at the same time, in threads, draw from each other's numbers, so that dropout does not repeat bit for bit.
 pub struct Trainer<T: Task> {
     pub(super) task: T,
     pub(super) run: ModelState<T::Model>,
