@@ -155,7 +155,7 @@ fn what_is_no_data_set_is_refused_in_one_line() {
     // The files of a root, a directory without an image, what is opened, what the message says.
     let cases: [(&[&str], &str, &str, &str); 8] = [
         (&[], "", "absent", "cannot read '{}': "),
-        (&["a.png"], "", "a.png", "cannot read '{}': "),
+        (&["a.png"], "", "a.png", "no data set in '{}': it is a file, expected a directory per class"),
         (&[], "", "", "no data set in '{}': expected a directory per class"),
         (&["loose.png"], "", "", "no data set in '{}': expected a directory per class"),
         (&["cat/a.png"], "dog", "", "class 'dog' in '{}' has no image, expected at least one file named as an image"),
