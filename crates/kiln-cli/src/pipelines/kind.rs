@@ -58,12 +58,11 @@ impl Kind {
     pub fn expect(self, settings: &Table, file: &Path) -> Result<(), Usage> {
         match Self::of(settings) {
             Some(found) if found != self => Err(Usage(format!(
-                "config '{}' is of {}, expected {}; the commands for it end in {}, as in `train {}`",
+                "config '{}' is of {}, expected {}; `train {command}` and `eval {command}` take it",
                 file.display(),
                 found.model(),
                 self.model(),
-                found.command(),
-                found.command()
+                command = found.command(),
             ))),
             _ => Ok(()),
         }
