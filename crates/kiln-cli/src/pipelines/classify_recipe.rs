@@ -25,7 +25,8 @@ pub fn fixture_recipe(data: &ImageSet, model: &str, size: Option<usize>) -> Resu
     Ok(recipe)
 }
 
-/// The recipe for a data set of the user's: the network called `model` on images of `size` pixels a side; none is [`training_size`].
+/// The recipe for a data set of the user's: the network called `model` on images of `size` pixels a side. Without a size, 224, or the
+/// size of the images if they are smaller than 64 pixels.
 /// Convolutional networks are trained with SGD, vision transformers with AdamW.
 ///
 /// # Errors
