@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::cli::Command;
 use crate::{
-    completions, compress, eval, export, fetch, load, memory, models, plan, predict, runs, sample, train, usage,
+    advice, completions, compress, eval, export, fetch, load, memory, models, plan, predict, runs, sample, train, usage,
 };
 
 /// Runs `command`.
@@ -15,7 +15,8 @@ use crate::{
 /// # Errors
 /// What went wrong; [`finish`] tells it to the user.
 pub fn run(command: Command) -> Result<ExitCode> {
-    match command {
+    let is_advised = advice::has_options_of_loading(&command);
+    let outcome = match command {
         Command::Train(command) => train::run(command),
         Command::Eval(command) => eval::run(command),
         Command::Sample(command) => sample::run(&command),
@@ -30,6 +31,10 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Completions(command) => completions::run(&command).map(|()| ExitCode::SUCCESS),
+    };
+    match is_advised {
+        true => outcome.map_err(advice::advised),
+        false => outcome,
     }
 }
 
@@ -39,7 +44,7 @@ pub fn finish(outcome: Result<ExitCode>) -> ExitCode {
         if error.chain().any(is_closed_pipe) {
             return ExitCode::SUCCESS; // whoever read the output has read enough
         }
-        let text = format!("{error:#}{}", advice(&error)).replace('\n', " ");
+        let text = format!("{error:#}").replace('\n', " ");
         // Nothing is left to do when stderr is closed.
         let _ = writeln!(std::io::stderr(), "error: {text}");
         usage::exit_code(&error)
@@ -50,17 +55,4 @@ pub fn finish(outcome: Result<ExitCode>) -> ExitCode {
 fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
     let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     kind == Some(std::io::ErrorKind::BrokenPipe)
-}
-
-/// The options that help against an error of a library, which does not know them.
-fn advice(error: &anyhow::Error) -> &'static str {
-    use kiln_data::Error::TooLarge;
-    let too_large = error.chain().any(|cause| {
-        matches!(cause.downcast_ref(), Some(TooLarge { .. }))
-            || matches!(cause.downcast_ref(), Some(kiln_training::Error::Data(TooLarge { .. })))
-    });
-    match too_large {
-        true => "; a larger --memory or --loader-memory allows it, and --bad-samples skip:N leaves it out",
-        false => "",
-    }
 }

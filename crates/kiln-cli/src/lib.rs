@@ -6,6 +6,7 @@
 //! - [`pipelines`]: settings, tasks and data of the classifier, the segmentation and the decoder.
 //! - The rest is what the pipelines and their measurements share: [`device`], [`fixtures`], [`profile`], [`host`], [`usage`].
 
+mod advice;
 pub mod atomic;
 pub mod cache;
 pub mod card;
@@ -38,6 +39,7 @@ mod progress;
 mod remedies;
 mod runs;
 mod sample;
+mod shell;
 pub mod size;
 mod train;
 mod trained;

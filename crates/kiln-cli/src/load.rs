@@ -11,7 +11,7 @@ use crate::usage::Usage;
 use anyhow::{Result, ensure};
 use bytesize::ByteSize;
 use kiln_data::{
-    BadSamples, DecodeOptions, ImageBatch, ImageSet, LoaderConfig, Order, Quality, Transform, open_images,
+    BadSamples, Damage, DecodeOptions, ImageBatch, ImageSet, LoaderConfig, Order, Quality, Transform, open_images,
 };
 use serde_json::json;
 
@@ -28,10 +28,15 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
         "exact" => Quality::Exact,
         _ => Quality::Fast, // there are two
     };
+    let damage = match arguments.damaged_images.as_str() {
+        "refuse" => Damage::Refuse,
+        _ => Damage::Repair, // there are two
+    };
     let budget = size::bytes(&arguments.loader_memory).map_err(|error| Usage(format!("--loader-memory: {error}")))?;
     ensure!(arguments.epochs > 0, Usage("--epochs is 0, expected at least 1".into()));
     let bad_samples: BadSamples = arguments.bad_samples.parse()?;
-    let set = open(&arguments.data)?.with_decode_options(DecodeOptions::new().with_quality(quality));
+    let set =
+        open(&arguments.data)?.with_decode_options(DecodeOptions::new().with_quality(quality).with_damage(damage));
     let (workers, batch_size) = (arguments.workers as usize, (arguments.batch_size as usize).min(set.len()));
     let order = Order::Shuffled { seed: 0 };
     let config = LoaderConfig::new(batch_size)

@@ -57,6 +57,15 @@ fn within(room: usize, parts: impl IntoIterator<Item = impl AsRef<str>>, separat
     text
 }
 
+/// Panics that become errors, as those of image decoders, are not printed besides.
+fn print_other_panics() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| match kiln_data::panics_are_errors() {
+        true => tracing::debug!("{panic}"),
+        false => print(panic),
+    }));
+}
+
 /// Messages of `KILN_LOG`, as in `debug` or `warn,kiln_training=debug`, else as `verbosity` says.
 pub fn init(verbosity: Verbosity) {
     IS_QUIET.store(verbosity.quiet, Relaxed);
@@ -68,6 +77,7 @@ pub fn init(verbosity: Verbosity) {
         .log_internal_errors(false) // a closed stderr must not end a run
         .with_target(false);
     tracing_subscriber::registry().with(chosen.unwrap_or_else(|| targets(verbosity))).with(messages).init();
+    print_other_panics();
 }
 
 fn targets(verbosity: Verbosity) -> Targets {

@@ -2,7 +2,9 @@
 
 use kiln_checkpointing::{Mode, Plan};
 use kiln_memory::Suggestion;
-use kiln_training::{Remedy, StepChange, Task, Trainer};
+use kiln_training::{PlannedOptimizer, Remedy, StepChange, Task, Trainer};
+
+use crate::shell::quoted;
 
 /// What the reader of a report can change about the run; nothing where its steps were not predicted.
 pub(crate) fn suggestions<T: Task>(trainer: &Trainer<T>) -> Vec<Suggestion> {
@@ -38,7 +40,14 @@ fn suggestion(remedy: &Remedy, before: u64, limit: Option<u64>) -> Suggestion {
         StepChange::OffloadedOptimizer => {
             ("optimizer state in host memory".into(), "--optimizer-offload".into(), "the same numbers")
         }
-        _ => (format!("optimizer {optimizer}"), format!("--optimizer {optimizer}"), "other numbers: compare the loss"),
+        _ => {
+            // Where the state is, is a setting of its own, which the run keeps.
+            let option = match &plan.optimizer {
+                PlannedOptimizer::Other { name, .. } => format!("--optimizer {name}"),
+                _ => String::new(),
+            };
+            (format!("optimizer {optimizer}"), option, "other numbers: compare the loss")
+        }
     };
     let suggestion = Suggestion::new(name, before, plan.peak_bytes).with_relative_time(*relative_time);
     let suggestion = suggestion.with_option(option).with_note(note);
@@ -65,11 +74,6 @@ fn recomputing(plan: &Plan) -> String {
     }
 }
 
-/// A value as it is typed in a shell.
-fn quoted(value: &str) -> String {
-    if value.contains(' ') { format!("'{value}'") } else { value.to_owned() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,11 +84,5 @@ mod tests {
         assert_eq!(recomputing(&Plan::every(9, 3).unwrap()), "recompute segments of 3 blocks");
         assert_eq!(recomputing(&Plan::offload(4, 1).unwrap()), "recompute every block, inputs in host memory");
         assert_eq!(recomputing(&Plan::none(4)), "recompute nothing");
-    }
-
-    #[test]
-    fn values_with_spaces_are_quoted() {
-        assert_eq!(quoted("every:1"), "every:1");
-        assert_eq!(quoted("0..2 recompute, 2..4 plain"), "'0..2 recompute, 2..4 plain'");
     }
 }

@@ -46,7 +46,9 @@ impl Trained {
                 file.display()
             ))),
         };
-        trained.run_mut().device = arguments.device.clone().unwrap_or_else(|| "flex".into());
+        let run = trained.run_mut();
+        run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
+        run.memory = None; // it is that of steps
         Ok(trained)
     }
 

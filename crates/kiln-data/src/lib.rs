@@ -38,18 +38,19 @@
 //! # Ok::<(), kiln_data::Error>(())
 //! ```
 
+mod caught;
 mod decode;
 mod directory;
 mod error;
 mod images;
 mod loader;
 mod order;
-mod panic_message;
 mod partial;
 mod text;
 mod tiles;
 mod train_test;
 
+pub use caught::panics_are_errors;
 pub use decode::{
     Area, Damage, DecodeOptions, DecodePath, DecodePlan, DecodedImage, Format, Header, Image, ImageFile, Orientation,
     Oversized, Quality, Raster, RasterWindow, SampleType, Samples, View,

@@ -75,10 +75,10 @@ pub struct CompressQuantize {
     #[arg(long)]
     pub(crate) inputs: bool,
     /// With --inputs: how their ranges are found, min-max, percentile:P or mse
-    #[arg(long, value_name = "METHOD", default_value = "mse")]
+    #[arg(long, value_name = "METHOD", default_value = "mse", requires = "inputs")]
     pub(crate) calibrate: String,
-    /// Training batches that ranges of inputs are found on
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    /// With --inputs: training batches that their ranges are found on
+    #[arg(long, value_name = "N", default_value_t = 16, requires = "inputs")]
     pub(crate) calibration_batches: u32,
     /// What all weights may take, as in 200KiB [default: as --bits says]
     ///

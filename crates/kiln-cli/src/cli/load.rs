@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::values::{DECODE, TRANSFORM, a_size};
+use super::values::{DAMAGED, DECODE, TRANSFORM, a_size};
 
 #[derive(Args)]
 #[command(after_help = super::examples::LOAD)]
@@ -18,6 +18,9 @@ pub struct Load {
     /// Make images smaller from all of their pixels (exact) or quicker (fast)
     #[arg(long, value_parser = DECODE, value_name = "QUALITY", default_value = "fast")]
     pub(crate) decode: String,
+    /// Read images whose damage does not touch their pixels, or refuse them
+    #[arg(long, value_parser = DAMAGED, value_name = "POLICY", default_value = "repair")]
+    pub(crate) damaged_images: String,
     /// What is taken of an image
     ///
     /// The whole, its middle (evaluation), or a random part that is mirrored half the time (training).

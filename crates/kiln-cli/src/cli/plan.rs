@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, value_parser};
 
 use super::examples;
 use super::values::{OPTIMIZER, PLANNED_DEVICE, PRECISION, SCHEDULE, a_size};
@@ -29,20 +29,20 @@ pub(crate) struct PlanArgs {
     pub(crate) precision: Option<String>,
     /// The optimizer [default: that of the recipe]
     ///
-    /// Without this option, ways with the recipe's optimizer in 8 bits and, on cuda, in host memory are compared as well.
+    /// Ways with its state in host memory are compared as well on cuda, and without this option those with the recipe's optimizer in 8 bits.
     #[arg(long, value_parser = OPTIMIZER, value_name = "NAME")]
     pub(crate) optimizer: Option<String>,
     /// Use burn's own layers, which keep more memory, to compare
     #[arg(long, help_heading = "Model")]
     pub(crate) stock_layers: bool,
     /// Divide the blocks into stages on so many devices, each with so much memory [default: 1]
-    #[arg(long, value_name = "N", help_heading = "Several devices")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=64), help_heading = "Several devices")]
     pub(crate) stages: Option<u32>,
     /// The order in which stages work on micro-batches [default: 1f1b]
     #[arg(long, value_parser = SCHEDULE, value_name = "NAME", help_heading = "Several devices")]
     pub(crate) schedule: Option<String>,
     /// Copies of the model that compute a part of every batch each [default: 1]
-    #[arg(long, value_name = "N", help_heading = "Several devices")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=4096), help_heading = "Several devices")]
     pub(crate) replicas: Option<u32>,
     /// Divide the optimizer's state among the replicas (ZeRO stage 1)
     #[arg(long, help_heading = "Several devices")]
@@ -78,10 +78,10 @@ pub struct PlanClassify {
     #[arg(long, value_name = "NAME", default_value = "resnet50", help_heading = "Model")]
     pub(crate) model: String,
     /// Pixels per side
-    #[arg(long, alias = "image", value_name = "N", default_value_t = 224, help_heading = "Data")]
+    #[arg(long, alias = "image", value_name = "N", value_parser = value_parser!(u32).range(1..=16384), default_value_t = 224, help_heading = "Data")]
     pub(crate) image_size: u32,
     /// Classes
-    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Data")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000000), default_value_t = 1000, help_heading = "Data")]
     pub(crate) classes: u32,
 }
 
@@ -93,10 +93,10 @@ pub struct PlanSegment {
     #[arg(long, value_name = "NAME", default_value = "resnet18", help_heading = "Model")]
     pub(crate) encoder: String,
     /// Rows and columns of a tile, a multiple of 32
-    #[arg(long, value_name = "N", default_value_t = 512, help_heading = "Data")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=16384), default_value_t = 512, help_heading = "Data")]
     pub(crate) tile: u32,
     /// Classes
-    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Data")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000000), default_value_t = 10, help_heading = "Data")]
     pub(crate) classes: u32,
 }
 
@@ -108,9 +108,9 @@ pub struct PlanGpt {
     #[arg(long, value_name = "NAME", default_value = "gpt2", help_heading = "Model")]
     pub(crate) model: String,
     /// Tokens per sequence
-    #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Data")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000000), default_value_t = 1024, help_heading = "Data")]
     pub(crate) context: u32,
     /// Tokens of the vocabulary; 256 are bytes
-    #[arg(long, value_name = "N", default_value_t = 50257, help_heading = "Data")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=10000000), default_value_t = 50257, help_heading = "Data")]
     pub(crate) vocab: u32,
 }

@@ -21,7 +21,7 @@ pub struct Predict {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Images, or tiles of a segmentation, on the device at once
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, visible_alias = "bs", alias = "batch", value_name = "N", default_value_t = 32)]
     pub(crate) batch_size: usize,
     /// One line of JSON for each image
     #[arg(long)]

@@ -1,5 +1,7 @@
 //! `compression.html`: what a model lost and what it kept, in one file that needs no network.
 
+use crate::page::escape;
+
 /// What a page says.
 pub(crate) struct Page {
     pub(crate) title: String,
@@ -57,10 +59,6 @@ impl Page {
             "<h2>Layers</h2><div class=\"wide\"><table id=\"layers\"><thead>{head}</thead><tbody>{body}</tbody></table></div>"
         )
     }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]

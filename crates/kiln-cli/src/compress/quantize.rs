@@ -36,12 +36,24 @@ const RATE: f64 = 0.1;
 const MOMENTUM: f64 = 0.01;
 
 pub(super) fn run(arguments: &CompressQuantize) -> Result<ExitCode> {
+    let of_training = [
+        ("--learning-rate", arguments.compress.learning_rate.is_some()),
+        ("--memory", arguments.compress.memory.is_some()),
+    ];
+    if let (false, Some((option, _))) = (trains(arguments), of_training.iter().find(|(_, given)| *given)) {
+        bail!(Usage(format!("{option} is for training, expected --epochs or --max-steps beside it")));
+    }
     with_settings!(source(&arguments.compress)?, settings => quantize_run(*settings, arguments))
+}
+
+/// Whether the model is trained for its bits.
+fn trains(arguments: &CompressQuantize) -> bool {
+    arguments.compress.epochs.is_some() || arguments.compress.max_steps.is_some()
 }
 
 fn quantize_run<S: Family>(settings: S, arguments: &CompressQuantize) -> Result<ExitCode> {
     let method = method(&arguments.calibrate)?;
-    let trains = arguments.compress.epochs.is_some() || arguments.compress.max_steps.is_some();
+    let trains = trains(arguments);
     let (before, probe) = before(settings, &arguments.compress)?;
     let weights = weights(arguments, &before.model, trains)?;
     match trains {

@@ -39,6 +39,7 @@ pub(super) fn chosen(arguments: &mut EvalArgs) -> Result<()> {
 pub(super) fn apply(arguments: &EvalArgs, run: &mut RunSettings) {
     run.data = arguments.data.clone().or(run.data.take());
     run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
+    run.memory = None; // it is that of steps
     if let Some(samples) = arguments.batch_size {
         (run.batch_size, run.micro_batch) = (samples as usize, None);
     }

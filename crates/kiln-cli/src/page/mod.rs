@@ -14,6 +14,7 @@ mod units;
 
 pub(crate) use chart::Mark;
 pub(crate) use comparison::{ComparedRun, ComparisonPage};
+pub(crate) use document::escape;
 pub(crate) use run_page::RunPage;
 pub(crate) use samples::{Picture, Prediction, Samples, Text};
 pub(crate) use series::{Best, Goal, Measure, best, main_measure, series};

@@ -45,10 +45,10 @@ pub use optimizer::usual_rate;
 pub use parallel::{ParallelSettings, Places, Replicas};
 pub use run::{Finder, Findings, Init, PipelineSettings, Run, Setup, SharedTask, Taken, WriteInto, divided};
 pub use segment::{
-    ScoredRow, Scores, Segment, SegmentData, Tiles as SegmentTiles, check_images as check_segment_images, class_colour,
-    class_weights as balanced_class_weights, every_nth_pixel, largest as largest_class, open as open_segments,
-    part as segment_part, recipe as segment_recipe, run as segment_run, segment, segment_for_planning,
-    test_loader as segment_test_loader, tiles as segment_tiles,
+    Predictor as SegmentPredictor, ScoredRow, Scores, Segment, SegmentData, Tiles as SegmentTiles,
+    check_images as check_segment_images, class_colour, class_weights as balanced_class_weights, every_nth_pixel,
+    largest as largest_class, open as open_segments, part as segment_part, recipe as segment_recipe,
+    run as segment_run, segment, segment_for_planning, test_loader as segment_test_loader, tiles as segment_tiles,
 };
 pub use settings::{
     ClassifySettings, GptSettings, IgnoredClass, ImageSettings, LossSettings, RunSettings, SegmentSettings,

@@ -5,6 +5,7 @@ use kiln_precision::Precision;
 use kiln_training::{PlannedOptimizer, StagePlan, StepPlan};
 
 use crate::cli::{PlanArgs, program};
+use crate::shell::quoted;
 
 /// The widest line of a command.
 const WIDTH: usize = 76;
@@ -131,16 +132,6 @@ pub(super) fn shown(words: &[String]) -> String {
         column += width;
     }
     text
-}
-
-/// A word as a shell reads it.
-fn quoted(word: &str) -> String {
-    let plain = |char: char| char.is_ascii_alphanumeric() || "-_./:,=+@%".contains(char);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
-    }
 }
 
 #[cfg(test)]

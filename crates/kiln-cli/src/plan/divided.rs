@@ -26,9 +26,6 @@ pub(super) fn layout(arguments: &PlanArgs) -> Result<Option<DeviceLayout>> {
         return Ok(None);
     }
     let (stages, replicas) = (stages.unwrap_or(1) as usize, replicas.unwrap_or(1) as usize);
-    if stages == 0 || replicas == 0 {
-        bail!(Usage(format!("--stages is {stages} and --replicas {replicas}, expected at least 1 of each")));
-    }
     if *shard_optimizer && replicas == 1 {
         bail!(Usage("--shard-optimizer divides the optimizer's state, expected 2 or more --replicas".into()));
     }

@@ -6,7 +6,7 @@ use crate::output::print_json;
 use crate::pipelines::{NextToken, classify_for_planning, segment_for_planning};
 use crate::size;
 use crate::usage::Usage;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
 use kiln_memory::BackendProfile;
@@ -80,9 +80,6 @@ pub(crate) fn run(command: Plan) -> Result<()> {
         }
         Plan::Gpt(arguments) => {
             let (context, vocab) = (arguments.context as usize, arguments.vocab as usize);
-            if context == 0 || vocab == 0 {
-                bail!(Usage(format!("--context is {context} and --vocab {vocab}, expected at least 1 of each")));
-            }
             let config = GptConfig::named(&arguments.model, vocab, context)?.with_lean(!arguments.plan.stock_layers);
             let tokens = vec![0; SAMPLES * (context + 1)];
             let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
@@ -140,15 +137,10 @@ fn plan<T: Task>(
         .with_clip_norm(1.0)
         .with_precision(Policy::new(precisions[0]).keep_norms());
     let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.allow_precision(*precision));
-    let builder = match arguments.optimizer {
-        Some(_) => builder,
-        None => {
-            let builder = builder.allow_offloaded_optimizer(move |model| optimizer.offloaded_groups(model));
-            match optimizer.in_8bit() {
-                Some(small) => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
-                None => builder,
-            }
-        }
+    let builder = builder.allow_offloaded_optimizer(move |model| optimizer.offloaded_groups(model));
+    let builder = match (&arguments.optimizer, optimizer.in_8bit()) {
+        (None, Some(small)) => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
+        _ => builder,
     };
     let layout = divided::layout(arguments)?;
     // A replica has its part of the batch.

@@ -5,47 +5,31 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
-use burn::tensor::Device;
-use kiln_data::{BadSamples, TileBatch, TileConfig, TileSet};
-use kiln_models::Unet;
-use kiln_training::{Error, Predicted};
+use kiln_training::Error;
 use serde_json::json;
 
 use super::files::{images, pictures};
 use super::outcome::{Shares, Told, largest};
 use super::overlay::Overlay;
 use crate::cli::Predict;
-use crate::device;
-use crate::pipelines::{Segment, SegmentSettings, check_segment_images, largest_class, load_any, segment};
+use crate::pipelines::{SegmentPredictor, SegmentSettings};
 use crate::train::interrupt::Interrupt;
 use crate::trained::{classes, weights};
 use crate::usage::Usage;
 
-/// A model and what it is used with.
-struct Predictor {
-    task: Segment,
-    model: Unet,
-    device: Device,
-    settings: SegmentSettings,
-}
-
 pub(super) fn run(arguments: &Predict, mut settings: SegmentSettings) -> Result<ExitCode> {
     let run = &arguments.trained.run;
-    settings.run.batch_size = arguments.batch_size;
+    (settings.run.batch_size, settings.run.micro_batch) = (arguments.batch_size, None);
     let count = settings.model.classes;
     let names = classes(run, count)?.unwrap_or_else(|| (0..count).map(|class| format!("class {class}")).collect());
     let inputs = images(&arguments.images)?;
     let out = arguments.out.as_deref().map(|folder| pictures(&inputs, folder)).transpose()?;
-    let device = device::open(&settings.run.device)?;
-    let model = load_any(settings.model.init(&device)?, &weights(&arguments.trained)?)?;
-    kiln_precision::check_device(&device, settings.run.precision)?;
-    let model = settings.run.policy().autocast(model)?;
-    let predictor = Predictor { task: segment(&settings, None)?, model, device, settings };
+    let predictor = SegmentPredictor::open(settings, &weights(&arguments.trained)?)?;
 
     let mut told = Told::new(arguments.json, names, Interrupt::listen()?);
     for (number, input) in inputs.iter().enumerate() {
         let picture = out.as_ref().map(|pictures| pictures[number].as_path());
-        let next = match predictor.image(&input.path, picture, told.classes()) {
+        let next = match shares(&predictor, &input.path, picture, told.classes()) {
             Ok(shares) => {
                 let more: Vec<_> = picture.map(|path| ("picture", json!(path))).into_iter().collect();
                 let shown: Shares = shares.into_iter().take(arguments.top).collect();
@@ -70,36 +54,25 @@ fn is_of_the_image(error: &anyhow::Error) -> bool {
     })
 }
 
-impl Predictor {
-    /// The share of each class that an image has, the largest first. Draws them to `picture`.
-    fn image(&self, path: &Path, picture: Option<&Path>, names: &[String]) -> Result<Shares> {
-        let (tiles, classes) = (&self.settings.tiles, self.settings.model.classes);
-        let set = TileSet::new([path], TileConfig::new(tiles.size).with_overlap(tiles.overlap[1]))?;
-        check_segment_images(&self.settings, &set)?;
-        let mut overlay = picture.map(|_| Overlay::new(set.grid(0).size()));
-        let (mut counts, mut ids) = (vec![0u64; classes], vec![]);
-        // Each pixel has a class, so that no tile may be left out.
-        let loading = self.settings.run.loader(set.len()).with_bad_samples(BadSamples::FAIL);
-        let loader = TileBatch::loader(set.clone(), None, loading)?;
-        let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
-        self.task.predict(&self.model, &set, batches, &self.device, self.settings.run.batch_size, |event| {
-            if let Predicted::Row { y, values, .. } = event {
-                largest_class(values, classes, &mut ids);
-                ids.iter().for_each(|id| counts[usize::from(*id)] += 1);
-                if let Some(overlay) = &mut overlay {
-                    overlay.add(y, &ids);
-                }
-            }
-            Ok(())
-        })?;
-        let pixels: u64 = counts.iter().sum();
-        let shares = largest(counts.iter().map(|count| *count as f64 / pixels as f64), classes);
-        let shares: Shares = shares.into_iter().filter(|(_, share)| *share > 0.0).collect();
-        if let (Some(overlay), Some(picture)) = (overlay, picture) {
-            let folder = picture.parent().ok_or_else(|| anyhow!("'{}' is in no directory", picture.display()))?;
-            std::fs::create_dir_all(folder).with_context(|| format!("cannot make '{}'", folder.display()))?;
-            overlay.write(path, &tiles.normalize, &shares, names, picture)?;
+/// The share of each class that an image has, the largest first. Draws them to `picture`.
+fn shares(predictor: &SegmentPredictor, path: &Path, picture: Option<&Path>, names: &[String]) -> Result<Shares> {
+    let (set, classes) = (predictor.tiles(path)?, predictor.settings.model.classes);
+    let mut overlay = picture.map(|_| Overlay::new(set.grid(0).size()));
+    let mut counts = vec![0u64; classes];
+    predictor.rows(&set, |y, ids| {
+        ids.iter().for_each(|id| counts[usize::from(*id)] += 1);
+        if let Some(overlay) = &mut overlay {
+            overlay.add(y, ids);
         }
-        Ok(shares)
+        Ok(())
+    })?;
+    let pixels: u64 = counts.iter().sum();
+    let shares = largest(counts.iter().map(|count| *count as f64 / pixels as f64), classes);
+    let shares: Shares = shares.into_iter().filter(|(_, share)| *share > 0.0).collect();
+    if let (Some(overlay), Some(picture)) = (overlay, picture) {
+        let folder = picture.parent().ok_or_else(|| anyhow!("'{}' is in no directory", picture.display()))?;
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make '{}'", folder.display()))?;
+        overlay.write(path, &predictor.settings.tiles.normalize, &shares, names, picture)?;
     }
+    Ok(shares)
 }

@@ -7,9 +7,7 @@ use serde_json::Value;
 
 use super::status::Session;
 use crate::page::{Mark, grouped};
-
-/// Changes of a run's settings, a JSON object in each line, with the step that they came after.
-const HISTORY: &str = "history.jsonl";
+use crate::train::directory::HISTORY;
 
 /// The moments that charts mark.
 pub(super) fn marks(directory: &Path, sessions: &[Session]) -> Vec<Mark> {
@@ -24,7 +22,7 @@ fn of(sessions: &[Session], changes: impl Iterator<Item = Value>) -> Vec<Mark> {
         Mark { step, name: "resumed".into(), text: format!("Resumed after step {}, {date}.", grouped(step)) }
     });
     let mut marks: Vec<Mark> = resumed.collect();
-    for line in changes {
+    for line in changes.filter(|line| line["kind"] != "began") {
         let Some(step) = line["step"].as_u64() else { continue };
         let text = format!("After step {}: {}.", grouped(step), said(&line));
         match marks.iter_mut().find(|mark| mark.step == step) {
@@ -32,7 +30,6 @@ fn of(sessions: &[Session], changes: impl Iterator<Item = Value>) -> Vec<Mark> {
                 mark.name = "changed".into();
                 mark.text = format!("{} {text}", mark.text);
             }
-            None if step == 0 => {} // how the run began
             None => marks.push(Mark { step, name: "changed".into(), text }),
         }
     }
@@ -51,14 +48,14 @@ fn of(sessions: &[Session], changes: impl Iterator<Item = Value>) -> Vec<Mark> {
     marks
 }
 
-/// A line of the history without its step and its time.
+/// A change of a setting in words.
 fn said(line: &Value) -> String {
-    let words = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let skipped = ["step", "when", "time", "date", "version", "kiln"];
-    let fields = line.as_object().into_iter().flatten().filter(|(name, _)| !skipped.contains(&name.as_str()));
-    let told: Vec<String> =
-        fields.map(|(name, value)| format!("{} {}", name.replace('_', " "), words(value))).collect();
-    told.join(", ")
+    let words = |value: &Value| match value {
+        Value::Null => "none".to_owned(),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    };
+    format!("{}: {} becomes {}", words(&line["setting"]), words(&line["from"]), words(&line["to"]))
 }
 
 #[cfg(test)]
@@ -71,19 +68,19 @@ mod tests {
     fn a_mark_stands_where_a_run_was_resumed_or_changed() {
         let session = |from_step| Session { from_step, started: "2026-11-21T08:30:00Z".into(), seconds: 1.0 };
         let changes = [
-            json!({"step": 300, "setting": "schedule.peak", "from": 0.1, "to": 0.05, "version": "0.1.0"}),
+            json!({"kind": "changed", "step": 300, "setting": "schedule.peak", "from": 0.1, "to": 0.05, "version": "0.1.0"}),
             json!({"no": "step"}),
-            json!({"step": 0, "init": "a.safetensors"}),
+            json!({"kind": "began", "step": 0, "init": "a.safetensors"}),
         ];
         let marks = of(&[session(0), session(120), session(300), session(300)], changes.into_iter());
         let places: Vec<_> = marks.iter().map(|mark| (mark.step, mark.name.as_str())).collect();
         assert_eq!(places, [(120, "resumed"), (300, "changed")]);
         assert_eq!(marks[0].text, "Resumed after step 120, 2026-11-21 08:30:00 UTC.");
-        assert!(
-            marks[1].text.contains("setting schedule.peak") && !marks[1].text.contains("0.1.0"),
-            "{}",
-            marks[1].text
-        );
+        assert!(marks[1].text.ends_with("After step 300: schedule.peak: 0.1 becomes 0.05."), "{}", marks[1].text);
+        // Of a run that was resumed before its first step nothing has changed.
+        let began = json!({"kind": "began", "step": 0, "init": "a.safetensors"});
+        let marks = of(&[session(0), session(0)], [began].into_iter());
+        assert_eq!((marks.len(), marks[0].name.as_str()), (1, "resumed"));
         assert!(of(&[session(0)], std::iter::empty()).is_empty());
     }
 }

@@ -93,9 +93,6 @@ fn by_best(a: &RunSummary, b: &RunSummary) -> Ordering {
 /// The line of a run; `today` is the time now.
 pub(super) fn row(run: &RunSummary, today: &str) -> Vec<String> {
     let dash = || "-".to_owned();
-    let value = |value: f64| {
-        if value.abs() < 1000.0 { format!("{value:.4}").chars().take(6).collect() } else { format!("{value:.0}") }
-    };
     vec![
         run.name.clone(),
         run.model.clone(),
@@ -108,6 +105,17 @@ pub(super) fn row(run: &RunSummary, today: &str) -> Vec<String> {
         run.seconds().map_or_else(dash, time),
         run.started.as_deref().map_or_else(dash, |started| date(started, today)),
     ]
+}
+
+/// A value of a metric in about six characters.
+fn value(value: f64) -> String {
+    let decimals = match value.abs() {
+        small if small < 9.99995 => 4,
+        small if small < 99.9995 => 3,
+        small if small < 999.995 => 2,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
 }
 
 /// The name of a measure in a narrow column.
@@ -178,6 +186,11 @@ mod tests {
         {
             assert_eq!(size(bytes), text);
             assert!(size(bytes).len() <= 7);
+        }
+        for (figure, text) in
+            [(0.84604, "0.8460"), (12.3459, "12.346"), (999.996, "1000"), (9.99996, "10.000"), (2585.56, "2586")]
+        {
+            assert_eq!(value(figure), text);
         }
         for (seconds, text) in [(0.4, "0s"), (149.3, "2m29s"), (4000.0, "1h06m"), (400_000.0, "4d15h")] {
             assert_eq!(time(seconds), text);

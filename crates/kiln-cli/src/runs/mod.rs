@@ -14,3 +14,4 @@ mod versions;
 pub(crate) use compare::run as compare;
 pub(crate) use list::run as list;
 pub(crate) use record::{About, Outcome, RunRecord};
+pub(crate) use status::now;

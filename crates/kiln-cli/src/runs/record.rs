@@ -80,7 +80,8 @@ impl RunRecord {
         Ok(())
     }
 
-    /// Notes the end. Returns the path of the report. `has_steps` says whether this process took any; else the report stays as it was.
+    /// Notes the end. Returns the path of the report. `has_steps` says whether this process took any; else the report and the figures that
+    /// are there stay as they were.
     pub(crate) fn end(
         &mut self,
         outcome: Outcome,
@@ -89,7 +90,9 @@ impl RunRecord {
         more: [&str; 2],
         has_steps: bool,
     ) -> Result<PathBuf> {
-        self.note(results);
+        let is_new = |name: &str| self.status.results.get(name).is_none();
+        let new = results.into_iter().filter(|(name, _)| has_steps || is_new(name)).collect();
+        self.note(new);
         (self.status.state, self.status.detail) = match outcome {
             Outcome::Finished => (Noted::Finished, String::new()),
             Outcome::Stopped(command) => (Noted::Stopped, format!("To go on: {command}")),
@@ -185,8 +188,10 @@ mod tests {
 
         // One that has nothing left to do is no session.
         let mut record = begin(folder, 9);
-        record.end(Outcome::Finished, Map::new(), &Samples::default(), ["", ""], false).unwrap();
-        assert_eq!(Status::read(folder).unwrap().sessions.len(), 2);
+        let idle = object(json!({"peak_bytes": 7, "samples_per_second": 0.0}));
+        record.end(Outcome::Finished, idle, &Samples::default(), ["", ""], false).unwrap();
+        let status = Status::read(folder).unwrap();
+        assert_eq!((status.sessions.len(), &status.results["peak_bytes"]), (2, &json!(1 << 20)));
     }
 
     #[test]

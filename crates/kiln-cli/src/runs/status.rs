@@ -86,7 +86,7 @@ impl Status {
 }
 
 /// Now, in UTC.
-pub(super) fn now() -> String {
+pub(crate) fn now() -> String {
     written(OffsetDateTime::now_utc())
 }
 

@@ -33,22 +33,40 @@ fn settings_file(arguments: &RunArgs) -> Result<Option<PathBuf>> {
     Ok(Some(file))
 }
 
-/// The settings in that file, of a run of `kind`. A run that starts from another one takes over its settings, but neither the weights that it began with nor
-/// the plan that its memory budget led to.
+/// The settings in that file, of a run of `kind`. A run that starts from another one takes over its settings, but neither the
+/// weights that it began with nor the plan that its memory budget led to.
 pub(super) fn settings_table(arguments: &RunArgs, kind: Kind) -> Result<Option<(PathBuf, Table)>> {
     let Some(file) = settings_file(arguments)? else { return Ok(None) };
     let mut table = read(&file)?;
     kind.expect(&table, &file)?;
-    if arguments.begin.from.is_some()
-        && let Some(toml::Value::Table(run)) = table.get_mut("run")
+    give_way(&mut table, arguments);
+    Ok(Some((file, table)))
+}
+
+/// Leaves out the settings of a file that an option replaces though it has another name.
+fn give_way(table: &mut Table, arguments: &RunArgs) {
+    let (begin, resumes) = (&arguments.begin, arguments.resume.is_some());
+    if (begin.init.is_some() || begin.from.is_some())
+        && let Some(toml::Value::Table(compression)) = table.get_mut("compression")
     {
+        compression.remove("weights");
+    }
+    let Some(toml::Value::Table(run)) = table.get_mut("run") else { return };
+    if begin.init.is_some() {
+        run.remove("from");
+    }
+    // Whole epochs were asked for. What a run that goes on makes of its length is decided later.
+    if arguments.epochs.is_some() && arguments.max_steps.is_none() && !resumes {
+        run.remove("max_steps");
+    }
+    if begin.from.is_some() {
         run.remove("init");
         if run.contains_key("memory") {
             run.remove("micro_batch");
             run.remove("checkpointing");
+            run.remove("optimizer_offload");
         }
     }
-    Ok(Some((file, table)))
 }
 
 /// The file and the settings, as [`resolve`](super::overlay::resolve) takes them.
@@ -67,6 +85,7 @@ pub(super) fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Re
         ("--allow-bf16", arguments.step.allow_bf16),
         ("--seed", arguments.step.seed.is_some()),
         ("--stock-layers", arguments.step.stock_layers),
+        ("--base-batch", arguments.base_batch.is_some()),
         ("--init", arguments.begin.init.is_some()),
         ("--freeze", !arguments.begin.freeze.is_empty()),
     ];

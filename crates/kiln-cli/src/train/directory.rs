@@ -13,6 +13,8 @@ use serde::Serialize;
 
 pub(crate) const CONFIG: &str = "config.toml";
 pub(crate) const CLASSES: &str = "classes.txt";
+/// How the run began, and changes of its settings, a JSON object in each line.
+pub(crate) const HISTORY: &str = "history.jsonl";
 /// The file that a process holds a lock of while it works on a run.
 pub(crate) const LOCK: &str = "lock";
 /// How often a lock is tried before it counts as held: who lists runs holds it for a moment.

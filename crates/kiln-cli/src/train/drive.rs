@@ -27,11 +27,13 @@ use super::interrupt::Interrupt;
 use super::observe::Observer;
 use super::results::{predicted_peak, report, results, samples};
 use super::schedule::{STYLE, section};
+use crate::advice::advised;
 use crate::cli::RunArgs;
 use crate::log::{RESULT, fitted, is_quiet};
 use crate::metrics::MetricsWriter;
 use crate::progress::{Progress, Watched};
 use crate::runs::{About, Outcome, RunRecord};
+use crate::shell::quoted;
 
 /// Trains the run's model and writes the run directory.
 /// With several replicas this is the first one, which writes.
@@ -81,7 +83,8 @@ where
     if arguments.resume.is_none() && saves_first(&setup.settings) {
         trainer.save()?;
     }
-    let go_on = format!("{} train {} --resume {}", crate::cli::program(), setup.command, directory.path().display());
+    let path = quoted(&directory.path().display().to_string());
+    let go_on = format!("{} train {} --resume {path}", crate::cli::program(), setup.command);
     let at = trainer.state().step;
     let mut over = None;
     if arguments.resume.is_some() {
@@ -142,15 +145,7 @@ where
                 }
                 _ => String::new(),
             };
-            // Of a file that is too large, the options are told where all commands end.
-            let of_a_sample = |cause: &kiln_data::Error| {
-                cause.is_of_a_sample() && !matches!(cause, kiln_data::Error::TooLarge { .. })
-            };
-            let sample = matches!(&error, kiln_training::Error::Data(cause) if of_a_sample(cause));
-            let mut error = into_cli_error(error);
-            if sample {
-                error = anyhow!("{error:#}; --bad-samples skip:N leaves it out");
-            }
+            let mut error = advised(into_cli_error(error));
             if step > at {
                 error = error.context(format!("ended after step {step}; to go on: {go_on}{lower}"));
             }
@@ -220,7 +215,7 @@ where
         let (predicted, peak) = (shown(predicted_peak(&trainer)), shown(observer.peak_bytes));
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", path.display());
     }
-    if is_quiet() && finish == Finish::Complete {
+    if is_quiet() && finish != Finish::Stopped {
         let begin = format!("{}: step {step}", directory.path().display());
         let figures = metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
         tracing::info!(target: RESULT, "{}", fitted([begin].into_iter().chain(figures), "  "));

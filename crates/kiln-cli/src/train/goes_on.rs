@@ -28,6 +28,7 @@ pub(super) fn adjust(run: &mut RunSettings, arguments: &RunArgs, batches: usize)
         _ => {}
     }
     if run.memory.is_some() && plans_again(arguments) {
+        run.optimizer_offload = false;
         if arguments.step.micro_batch.is_none() {
             run.micro_batch = None;
         }
@@ -155,13 +156,13 @@ mod tests {
     fn a_new_plan_keeps_nothing_of_the_one_before() {
         let mut run = RunSettings::new(1, 64);
         (run.memory, run.micro_batch) = (Some(MemorySetting::Bytes(1 << 30)), Some(4));
-        run.checkpointing = Checkpointing::Sqrt;
+        (run.checkpointing, run.optimizer_offload) = (Checkpointing::Sqrt, true);
         let arguments =
             RunArgs { step: StepArgs { memory: Some("1GiB".into()), ..StepArgs::default() }, ..RunArgs::default() };
         adjust(&mut run, &RunArgs::default(), 1);
         assert_eq!((run.micro_batch, &run.checkpointing), (Some(4), &Checkpointing::Sqrt));
         adjust(&mut run, &arguments, 1);
-        assert_eq!((run.micro_batch, &run.checkpointing), (None, &Checkpointing::None));
+        assert_eq!((run.micro_batch, &run.checkpointing, run.optimizer_offload), (None, &Checkpointing::None, false));
     }
 
     #[test]

@@ -4,13 +4,11 @@ use crate::atomic::replace;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
-use time::OffsetDateTime;
 use toml::Table;
 
-use super::directory::RunDirectory;
+use super::directory::{HISTORY, RunDirectory};
 use crate::pipelines::RunSettings;
-
-const HISTORY: &str = "history.jsonl";
+use crate::runs::now;
 
 /// A setting of a run that goes on with another value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -75,18 +73,12 @@ fn append(directory: &RunDirectory, lines: impl IntoIterator<Item = Value>) -> R
         true => std::fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", path.display()))?,
         false => String::new(),
     };
-    let seconds = OffsetDateTime::now_utc().replace_nanosecond(0).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     for mut line in lines {
-        line["time"] = json!(timestamp(seconds));
+        line["time"] = json!(now());
         line["version"] = json!(env!("CARGO_PKG_VERSION"));
         text += &format!("{line}\n");
     }
     replace(&path, text.as_bytes())
-}
-
-/// A moment in UTC, as in 2026-11-21T09:05:00Z.
-fn timestamp(at: OffsetDateTime) -> String {
-    format!("{}T{:02}:{:02}:{:02}Z", at.date(), at.hour(), at.minute(), at.second())
 }
 
 #[cfg(test)]
@@ -121,6 +113,5 @@ mod tests {
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((&lines[0]["kind"], &lines[1]["kind"]), (&json!("began"), &json!("changed")));
         assert_eq!((&lines[1]["step"], &lines[1]["from"], &lines[1]["to"]), (&json!(7), &json!(3), &json!(5)));
-        assert_eq!(timestamp(OffsetDateTime::from_unix_timestamp(951_782_403).unwrap()), "2000-02-29T00:00:03Z");
     }
 }

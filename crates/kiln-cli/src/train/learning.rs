@@ -50,7 +50,7 @@ impl LoraArgs {
         };
         let table = Table::from_iter([
             ("rank".to_owned(), Value::from(i64::from(rank))),
-            ("alpha".to_owned(), Value::from(self.lora_alpha.unwrap_or(f64::from(2 * rank)))),
+            ("alpha".to_owned(), Value::from(self.lora_alpha.unwrap_or(2.0 * f64::from(rank)))),
             ("targets".to_owned(), Value::from(targets)),
             ("dora".to_owned(), Value::from(self.dora)),
         ]);

@@ -136,12 +136,21 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     ];
     let given = [&model_options[..], &own.lora.given(), &own.teacher.given()].concat();
     refuse_changes(&arguments.run, &given)?;
-    if own.lora.weights.is_some() && arguments.run.begin.init.is_some() {
+    if own.lora.weights.is_some() && (arguments.run.begin.init.is_some() || arguments.run.begin.from.is_some()) {
         bail!(Usage(
-            "--weights takes all weights of the same model, --init those that fit: expected one of the two".into()
+            "--weights takes all weights of the same model, --init those that fit, --from those of a run with its optimizer's state: \
+             expected one of the three"
+                .into()
         ));
     }
-    let file = settings_table(&arguments.run, Kind::Gpt)?;
+    let mut file = settings_table(&arguments.run, Kind::Gpt)?;
+    if own.lora.weights.is_some()
+        && let Some(toml::Value::Table(run)) = file.as_mut().and_then(|(_, table)| table.get_mut("run"))
+    {
+        // The option replaces whatever the run of the file began with.
+        run.remove("init");
+        run.remove("from");
+    }
     let file = borrowed(file.as_ref());
 
     let named = arguments.run.step.data.is_some() || data_of(file.as_ref()).is_some();

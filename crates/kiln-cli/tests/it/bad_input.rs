@@ -43,7 +43,9 @@ fn data_that_is_not_there_or_not_data() {
     assert!(!at.join("run").exists(), "a run directory was made for nothing");
     let size = ["--image-size", "8", "--batch-size", "1", "--width", "4", "--workers", "1"];
     let broken: Vec<&str> = resnet("broken").into_iter().chain(size).collect();
-    refused(at, &broken, 1, &["broken/cat/2.png"]);
+    refused(at, &broken, 1, &["broken/cat/2.png", "--bad-samples skip:N"]);
+    let first = [&["memory", "classify", "--data", "broken"], &size[..]].concat();
+    refused(at, &first, 1, &["broken/cat/2.png", "--bad-samples skip:N"]);
     // An image of 1,700 x 2,500 pixels beside a budget of which the loader takes at most a quarter.
     let images = fixture("images");
     let large = ["train", "resnet", "--out", "run", "--data", images.to_str().unwrap(), "--memory", "100MiB"];
@@ -93,6 +95,13 @@ fn settings_that_no_run_can_have() {
     refused(at, &gpt(["--model", "gpt9"]), 2, &["gpt9", "gpt-tiny, gpt-mini, gpt2, gpt2-medium"]);
     refused(at, &gpt(["--context", "0"]), 2, &["context is 0"]);
     refused(at, &gpt(["--dropout", "1"]), 2, &["dropout is 1", "[0, 1)"]);
+    let plan = |rest: [&'static str; 2]| [["plan", "gpt", "--memory", "1GiB"].as_slice(), rest.as_slice()].concat();
+    refused(at, &plan(["--context", "0"]), 2, &["'0'", "--context"]);
+    refused(at, &plan(["--context", "4294967295"]), 2, &["--context", "1000000"]);
+    refused(at, &plan(["--stages", "4294967295"]), 2, &["--stages", "64"]);
+    let untrained = ["compress", "quantize", "run", "--lr", "0.1"];
+    refused(at, &untrained, 2, &["--learning-rate", "--epochs or --max-steps"]);
+    refused(at, &["compress", "quantize", "run", "--calibrate", "mse"], 2, &["required"]);
     assert_eq!(fs::read_dir(at).unwrap().count(), 0, "something was written");
 }
 

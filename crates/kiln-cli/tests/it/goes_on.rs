@@ -59,11 +59,16 @@ fn a_finished_run_goes_on_and_its_history_says_how() {
     let run = begin("run", "8");
 
     // Nothing is left to do, and it says how there would be.
-    let before = (steps(&run), weights(&run));
+    let figures = || {
+        let status: Value = serde_json::from_slice(&fs::read(run.join("status.json")).unwrap()).unwrap();
+        status["results"].clone()
+    };
+    let before = (steps(&run), weights(&run), figures());
+    assert!(before.2["samples_per_second"].as_f64().unwrap() > 0.0, "{}", before.2);
     let said = train(at, &["--resume", "run"]);
     assert!(said.contains("already finished at step 8; to train further:"), "{said}");
     assert!(said.contains("train gpt --resume run --max-steps 16"), "{said}");
-    assert!(before == (steps(&run), weights(&run)));
+    assert!(before == (steps(&run), weights(&run), figures()));
 
     // At a constant rate it becomes the longer run, bit for bit.
     let said = train(at, &["--resume", "run", "--max-steps", "12", "--workers", "2", "--keep", "5"]);
@@ -110,7 +115,7 @@ fn a_finished_run_goes_on_and_its_history_says_how() {
 
     refused(at, &["--resume", "run", "--max-steps", "4"], &["--max-steps is 4", "has taken"]);
     let options = ["--batch-size", "--seed", "--freeze", "--init", "--context"].map(|option| (option, "8"));
-    for (option, value) in options.into_iter().chain([("--optimizer", "adamw8bit")]) {
+    for (option, value) in options.into_iter().chain([("--optimizer", "adamw8bit"), ("--base-batch", "2")]) {
         refused(
             at,
             &["--resume", "run", option, value],
@@ -118,6 +123,30 @@ fn a_finished_run_goes_on_and_its_history_says_how() {
         );
     }
     assert_eq!(lines(&run.join("history.jsonl")).len(), 11, "a refused call was recorded");
+}
+
+#[test]
+fn options_win_over_what_a_file_says_of_the_length_and_the_beginning() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let data = prepare(at);
+    train(at, &[&["--data", &data, "--out", "a run", "--max-steps", "3", "--base-batch", "1"][..], &MODEL].concat());
+    let highest = steps(&at.join("a run")).iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+    assert_eq!(highest, 2.0 * 3e-3, "four times the batch, the root of it in the rate");
+    let said = train(at, &["--resume", "a run"]);
+    assert!(said.contains("train gpt --resume 'a run' --max-steps 6"), "{said}");
+
+    // A run's own settings as a template: whole epochs are not cut short by its number of steps.
+    let said = train(at, &["--config", "a run/config.toml", "--epochs", "1", "--max-steps", "5", "--out", "five"]);
+    assert!(said.contains("step 5"), "{said}");
+    train(at, &["--config", "a run/config.toml", "--epochs", "1", "--batch-size", "40", "--out", "whole"]);
+    assert_eq!(steps(&at.join("whole")).len(), 11);
+    // A run that started from another one, as a template for one that begins with weights.
+    train(at, &["--from", "a run", "--out", "next", "--max-steps", "2"]);
+    train(at, &["--config", "next/config.toml", "--init", "a run", "--out", "begun"]);
+    let config = fs::read_to_string(at.join("begun/config.toml")).unwrap();
+    assert!(config.contains("init = ") && !config.contains("from = "), "{config}");
+    refused(at, &["--from", "a run", "--weights", "five"], &["--weights", "--from"]);
 }
 
 #[test]
@@ -173,6 +202,8 @@ fn a_run_ends_when_it_gets_no_better_and_keeps_its_best() {
     assert_eq!(steps(&at.join("run")).len(), 4);
     let said = train(at, &["--resume", "run", "--patience", "5"]);
     assert!(said.contains("ended early at step 6") && said.contains("run.patience: 3 becomes 5"), "{said}");
+    let said = train(at, &["--resume", "run", "--patience", "6", "--quiet"]);
+    assert!(said.lines().count() == 1 && said.contains("run: step 7"), "{said}");
     train(at, &["--resume", "run", "--patience", "0", "--max-steps", "8"]);
     assert_eq!(steps(&at.join("run")).len(), 8);
 

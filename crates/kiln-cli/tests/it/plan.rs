@@ -125,6 +125,22 @@ fn the_five_best_ways_are_shown_and_the_nearest_when_none_fits() {
 }
 
 #[test]
+fn optimizers_in_few_bits_and_on_the_host_are_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let ways = |options: &[&str]| {
+        let plan = ["plan", "gpt", "--model", "gpt2", "--memory", "8GiB", "--batch-size", "8", "--all", "--json"];
+        let json: Value = serde_json::from_str(&stdout(folder.path(), &[&plan[..], options].concat())).unwrap();
+        let way = |row: &Value| (row["optimizer"].as_str().unwrap().to_owned(), row["optimizer_on_host"] == true);
+        json["rows"].as_array().unwrap().iter().map(way).collect::<std::collections::BTreeSet<_>>()
+    };
+    let of = |names: &[(&str, bool)]| names.iter().map(|(name, host)| ((*name).to_owned(), *host)).collect();
+    assert_eq!(ways(&[]), of(&[("adamw", false), ("adamw", true), ("adamw8bit", false)]));
+    // The one that is named is the only one, wherever its state is.
+    assert_eq!(ways(&["--optimizer", "adamw4bit"]), of(&[("adamw4bit", false), ("adamw4bit", true)]));
+    assert_eq!(ways(&["--device", "cpu"]), of(&[("adamw", false), ("adamw8bit", false)]));
+}
+
+#[test]
 fn the_names_of_train_and_the_old_ones_are_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let plan = |options: &[&str]| {

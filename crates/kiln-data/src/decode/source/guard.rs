@@ -1,20 +1,17 @@
 //! Turns a panic of another crate's decoder into a reason.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use crate::panic_message::message;
+use crate::caught::caught;
 
 use super::reason::Reason;
 
 /// Runs `work`, which calls the decoders of other crates. These should return an error for every file, but have panicked
 /// on damaged ones; a file must not end the program of a caller that has no loader around it.
 ///
-/// Nothing that `work` changes is used after a panic. The process's panic hook still prints the panic: a library must not
-/// replace the hook, which belongs to the program. Files that are known to make a decoder panic are therefore read in
+/// The process's panic hook still prints the panic, unless the program asks
+/// [`panics_are_errors`](crate::panics_are_errors). Files that are known to make a decoder panic are therefore read in
 /// another way or refused before.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T, Reason>) -> Result<T, Reason> {
-    let panicked = |panic| Err(Reason::Damaged(format!("its decoder panicked: {}", message(panic))));
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
+    caught(work, |message| Reason::Damaged(format!("its decoder panicked: {message}")))
 }
 
 #[cfg(test)]

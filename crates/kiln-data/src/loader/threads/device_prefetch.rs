@@ -1,14 +1,13 @@
 //! The thread that copies batches to the device ahead of the consumer.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use crossbeam::channel::{Receiver, unbounded};
 
+use crate::caught::caught;
 use crate::error::Error;
 use crate::loader::budget::{Budget, Decoding};
-use crate::panic_message::message;
 
 use super::idle_threads::Running;
 
@@ -39,10 +38,7 @@ impl<O: Send + 'static> DevicePrefetch<O> {
             while let Some(made) = workers.take() {
                 // One batch is always admitted, however large.
                 let Some(room) = room.decode(made.bytes, 0, &cancel) else { return };
-                let copy = |batch| {
-                    let panicked = |panic| Err(Error::DevicePrefetchPanic { message: message(panic) });
-                    catch_unwind(AssertUnwindSafe(|| copy(batch))).unwrap_or_else(panicked)
-                };
+                let copy = |batch| caught(|| copy(batch), |message| Error::DevicePrefetchPanic { message });
                 let made = Made { batch: made.batch.and_then(copy), ..made };
                 if sender.send((made, room)).is_err() {
                     return;

@@ -1,17 +1,16 @@
 //! What the code that reads samples may ask of its worker thread.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
+use crate::caught::caught;
 use crate::decode::take_reading;
 use crate::error::Error;
 use crate::loader::batch_plan::BatchPlan;
 use crate::loader::stats::Stage;
 use crate::order::Sampler;
-use crate::panic_message::message;
 
 use super::shared::Shared;
 
@@ -43,8 +42,7 @@ impl Worker {
         load: impl Fn(usize) -> Result<T, Error>,
     ) -> Result<Option<T>, Error> {
         let guarded = |id| {
-            let panicked = |panic| Err(Error::SamplePanic { id, message: message(panic) });
-            let loaded = catch_unwind(AssertUnwindSafe(|| load(id))).unwrap_or_else(panicked);
+            let loaded = caught(|| load(id), |message| Error::SamplePanic { id, message });
             if let Err(Error::Repairable { path, damage }) = &loaded {
                 self.shared.bad.add_repairable(id, path, damage);
             }

@@ -1,7 +1,6 @@
 //! The threads that make the batches of one epoch.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicUsize,
@@ -11,11 +10,11 @@ use std::thread::JoinHandle;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
+use crate::caught::caught;
 use crate::error::Error;
 use crate::loader::batch_plan::BatchPlan;
 use crate::loader::budget::{Budget, Queued};
 use crate::order::Sampler;
-use crate::panic_message::message;
 
 use super::shared::Shared;
 use super::worker::Worker;
@@ -153,8 +152,7 @@ impl<O: Send + 'static> Workers<O> {
 }
 
 fn guarded<O>(make: &Make<O>, plan: &BatchPlan, worker: &Worker) -> Result<O, Error> {
-    catch_unwind(AssertUnwindSafe(|| make(plan, worker)))
-        .unwrap_or_else(|panic| Err(Error::Panic { epoch: plan.epoch, batch: plan.index, message: message(panic) }))
+    caught(|| make(plan, worker), |message| Error::Panic { epoch: plan.epoch, batch: plan.index, message })
 }
 
 impl<O> Drop for Workers<O> {
