@@ -3,7 +3,7 @@
 use burn::optim::{LearningRate, Optimizer, RecordState, SgdConfig, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
-use super::moment::{QuantizedMoment, check_shape, flatten_header, unflatten_header};
+use super::moment::{Header, QuantizedMoment, check_shape, flatten_header, unflatten_header};
 use super::options::{Options, setters};
 use super::steps::MomentumRule;
 use super::update::{in_f32, is_quantized, update};
@@ -197,8 +197,7 @@ impl<const D: usize> RecordState for Sgd8bitState<D> {
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         match unflatten_header(prefix, source) {
-            Some((time, shape)) => {
-                let count = shape.iter().product();
+            Some(Header { time, shape, count }) => {
                 let velocity = QuantizedMoment::unflatten(prefix, VELOCITY, count, source, device)?;
                 Some(Self::Quantized { time, shape, velocity })
             }
