@@ -1,6 +1,6 @@
 //! SGD with an 8-bit velocity.
 
-use burn::optim::{LearningRate, Optimizer, RecordState, SgdConfig, StateSink, StateSource};
+use burn::optim::{LearningRate, Optimizer, RecordState, SgdConfig, StateSink, StateSource, join_path};
 use burn::tensor::{Device, Tensor};
 
 use super::moment::{Header, QuantizedMoment, check_shape, flatten_header, unflatten_header};
@@ -201,6 +201,8 @@ impl<const D: usize> RecordState for Sgd8bitState<D> {
                 let velocity = QuantizedMoment::unflatten(prefix, VELOCITY, count, source, device)?;
                 Some(Self::Quantized { time, shape, velocity })
             }
+            // Codes whose header cannot be read; without momentum there is nothing to read at all.
+            None if source.has_under(&join_path(prefix, VELOCITY)) => None,
             None => FusedSgdState::state_unflatten(prefix, source, device).map(Self::Full),
         }
     }

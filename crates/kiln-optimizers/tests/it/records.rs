@@ -175,6 +175,12 @@ fn changed(record: OptimizerRecord, change: impl Fn(&str, Scalar) -> Scalar) -> 
     OptimizerRecord::from_bytes(writer.into_bytes().unwrap()).unwrap()
 }
 
+/// The number of parameters that have a state.
+fn states(record: OptimizerRecord) -> usize {
+    let reader = Reader::from_bytes(record.into_bytes().unwrap()).unwrap();
+    reader.scalars().keys().filter(|name| name.ends_with(".__rank")).count()
+}
+
 #[test]
 fn codes_of_another_block_size_or_impossible_shape_are_refused_with_advice_and_not_read() {
     let (adamw, sgd8bit) = (eight(), Sgd8bit::new(&sgd()).unwrap());
@@ -197,8 +203,8 @@ fn codes_of_another_block_size_or_impossible_shape_are_refused_with_advice_and_n
                 assert!(advice.contains("the optimizer that wrote the record"), "{advice}");
             }
             // The state of the large parameter is left out, that of the small one is read.
-            let tensors = fresh.clone().load_record(record()).to_record().len();
-            assert!(tensors > 0 && tensors < record().len(), "{tensors}");
+            assert_eq!(states(record()), 2);
+            assert_eq!(states(fresh.clone().load_record(record()).to_record()), 1);
         }
     }
 }
