@@ -211,8 +211,12 @@ impl OptimizerConfig {
             false => Err(Error::InvalidSetting { field, value: value.to_string(), expected }),
         };
         let fraction = |field, value: f64| {
-            let holds = value >= 0.0 && (value as f32) < 1.0;
-            of(field, value, holds, "a number in [0, 1) that f32 tells from 1")
+            let expected = match (0.0..1.0).contains(&value) {
+                true if (value as f32) < 1.0 => return Ok(()),
+                true => "a number in [0, 1) that f32 tells from 1",
+                false => "a number in [0, 1)",
+            };
+            of(field, value, false, expected)
         };
         let positive = |field, value: f64, above: bool| {
             let number = value as f32;
