@@ -1,11 +1,10 @@
 //! Optimizers for any burn program whose state takes the least memory.
 //!
-//! - [`AdamW8bit`], [`AdamW4bit`], [`Sgd8bit`]: moments as 8-bit or 4-bit codes with a scale for each block, 2.03, 1.07 and 1.02 bytes a
+//! - [`AdamW8bit`], [`AdamW4bit`], [`Sgd8bit`]: moments as 8-bit or 4-bit codes with a scale for each block, 2.03, 1.06 and 1.02 bytes a
 //!   parameter. [`check_record`], [`to_quantized`] and [`to_f32`] recognise and translate their records; [`quantize`] and [`dequantize`]
 //!   are the codes alone.
 //! - [`FusedAdamW`], [`FusedAdam`], [`FusedSgd`]: burn's optimizers in one pass and in place, with the same bits, settings and
 //!   records.
-//! - [`AdamW8bit`], [`AdamW4bit`], [`Sgd8bit`]: the same with state in blocks of codes, 2.03, 1.06 and 1.02 bytes a parameter.
 //! - [`Offloaded`]: any optimizer, with its state in host memory.
 //! - [`StochasticBf16`]: any optimizer, on parameters in bf16 without a master copy.
 //!

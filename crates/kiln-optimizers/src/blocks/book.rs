@@ -55,7 +55,7 @@ impl CodeBook {
 
     /// The bytes that codes and scales of `count` values take.
     pub fn bytes(self, count: usize) -> usize {
-        self.code_bytes(count) + 4 * count.div_ceil(self.block())
+        self.code_bytes(count).saturating_add(4 * count.div_ceil(self.block()))
     }
 
     /// The number of the book in records.
@@ -70,7 +70,7 @@ impl CodeBook {
 
     /// The bytes of the codes of `count` values.
     pub(crate) fn code_bytes(self, count: usize) -> usize {
-        (count * self.bits() as usize).div_ceil(8)
+        count.div_ceil(8 / self.bits() as usize)
     }
 
     pub(crate) fn table(self) -> &'static Table {
@@ -238,5 +238,7 @@ mod tests {
         assert_eq!(CodeBook::Linear4.bytes(128), 68);
         assert_eq!(CodeBook::Dynamic4.bytes(129), 73);
         assert_eq!(CodeBook::Dynamic4.bytes(0), 0);
+        assert_eq!(CodeBook::Root.bytes(usize::MAX), usize::MAX);
+        assert_eq!(CodeBook::Linear4.code_bytes(usize::MAX), usize::MAX / 2 + 1);
     }
 }

@@ -17,4 +17,4 @@ pub(crate) use noise::Noise;
 #[cfg(feature = "flex")]
 pub(crate) use pack::{packed, unpacked};
 pub use quantize::{Blocks, check_finite, dequantize, quantize};
-pub(crate) use quantize::{decoded, encoded};
+pub(crate) use quantize::{decoded, elements, encoded};

@@ -89,6 +89,11 @@ pub(crate) fn decoded(blocks: &Blocks, book: CodeBook) -> Vec<f32> {
     values
 }
 
+/// The number of elements of a shape, if there can be as many.
+pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1, |count: usize, size| count.checked_mul(*size))
+}
+
 /// Whether all values are finite.
 ///
 /// # Errors

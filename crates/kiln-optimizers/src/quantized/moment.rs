@@ -3,7 +3,7 @@
 use burn::optim::{StateSink, StateSource, join_path};
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 
-use crate::blocks::{Blocks, CodeBook, decoded, encoded};
+use crate::blocks::{Blocks, CodeBook, decoded, elements, encoded};
 
 /// A moment of one parameter as blocks of codes.
 #[derive(Clone, Debug)]
@@ -41,15 +41,22 @@ pub(super) fn flatten_header(time: usize, shape: &[usize], prefix: &str, out: &m
     }
 }
 
-/// Reads what [`flatten_header`] recorded.
-pub(super) fn unflatten_header<const D: usize>(prefix: &str, source: &mut StateSource) -> Option<(usize, [usize; D])> {
+/// What [`flatten_header`] recorded, and the number of elements.
+pub(super) struct Header<const D: usize> {
+    pub(super) time: usize,
+    pub(super) shape: [usize; D],
+    pub(super) count: usize,
+}
+
+/// Reads what [`flatten_header`] recorded; none if it is missing, or no parameter can have the shape.
+pub(super) fn unflatten_header<const D: usize>(prefix: &str, source: &mut StateSource) -> Option<Header<D>> {
     let time = usize::try_from(source.take_scalar(prefix, TIME)?).ok()?;
     let path = join_path(prefix, SHAPE);
     let mut shape = [0; D];
     for (place, size) in shape.iter_mut().enumerate() {
         *size = usize::try_from(source.take_scalar(&path, &place.to_string())?).ok()?;
     }
-    Some((time, shape))
+    Some(Header { time, shape, count: elements(&shape)? })
 }
 
 impl QuantizedMoment {

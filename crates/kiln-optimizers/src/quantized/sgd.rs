@@ -1,9 +1,9 @@
 //! SGD with an 8-bit velocity.
 
-use burn::optim::{LearningRate, Optimizer, RecordState, SgdConfig, StateSink, StateSource};
+use burn::optim::{LearningRate, Optimizer, RecordState, SgdConfig, StateSink, StateSource, join_path};
 use burn::tensor::{Device, Tensor};
 
-use super::moment::{QuantizedMoment, check_shape, flatten_header, unflatten_header};
+use super::moment::{Header, QuantizedMoment, check_shape, flatten_header, unflatten_header};
 use super::options::{Options, setters};
 use super::steps::MomentumRule;
 use super::update::{in_f32, is_quantized, update};
@@ -197,11 +197,12 @@ impl<const D: usize> RecordState for Sgd8bitState<D> {
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         match unflatten_header(prefix, source) {
-            Some((time, shape)) => {
-                let count = shape.iter().product();
+            Some(Header { time, shape, count }) => {
                 let velocity = QuantizedMoment::unflatten(prefix, VELOCITY, count, source, device)?;
                 Some(Self::Quantized { time, shape, velocity })
             }
+            // Codes whose header cannot be read; without momentum there is nothing to read at all.
+            None if source.has_under(&join_path(prefix, VELOCITY)) => None,
             None => FusedSgdState::state_unflatten(prefix, source, device).map(Self::Full),
         }
     }

@@ -24,7 +24,7 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`Error::StateFormat`] names the first parameter with other code books, with f32 moments although it is large, or with the state of
+/// [`Error::StateFormat`] names the first parameter with other code books, with moments of f32, f16 or bf16 although it is large, or with the state of
 /// another optimizer, and says what to do. [`Error::Record`] if the record cannot be read.
 pub fn check_record(record: OptimizerRecord, format: &StateFormat) -> Result<OptimizerRecord, Error> {
     changed(record, format, |state, name| {
@@ -34,8 +34,12 @@ pub fn check_record(record: OptimizerRecord, format: &StateFormat) -> Result<Opt
         };
         for (kept, moment) in state.moments.iter().zip(&format.moments) {
             match kept {
-                Kept::F32(_) if state.count() >= format.min_elements => {
+                Kept::F32(_) if state.is_large(format) => {
                     return found(format!("{} in f32", moment.name), "`to_quantized` translates the record");
+                }
+                Kept::Other(values) if state.is_large(format) => {
+                    let found_ = format!("{} in {:?}", moment.name, values.dtype).to_lowercase();
+                    return found(found_, "`to_quantized` translates the record");
                 }
                 Kept::Codes(book, _) if *book != moment.book => {
                     let found_ =
@@ -60,13 +64,13 @@ pub fn check_record(record: OptimizerRecord, format: &StateFormat) -> Result<Opt
 /// [`Error::StateFormat`] for the state of another optimizer, [`Error::NotFinite`] and [`Error::Negative`] for moments that cannot be
 /// quantised, and [`Error::Record`] if the record cannot be read.
 pub fn to_quantized(record: OptimizerRecord, format: &StateFormat) -> Result<OptimizerRecord, Error> {
-    changed(record, format, |state, _| match state.count() >= format.min_elements {
+    changed(record, format, |state, _| match state.is_large(format) {
         true => state.quantized(format),
         false => Ok(state),
     })
 }
 
-/// The record with all moments in f32, as burn's `AdamW` or `Sgd` with momentum reads it. The values are exactly those that the codes
+/// The record with all moments in f32 (those of 64 bits stay as they are), as burn's `AdamW` or `Sgd` with momentum reads it. The values are exactly those that the codes
 /// stand for: nothing is lost. `format` is that of the optimizer which wrote the record; its code books do not matter.
 ///
 /// # Errors

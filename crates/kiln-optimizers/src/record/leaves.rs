@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Bytes, DType};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
+use half::{bf16, f16};
 
 use crate::error::Error;
 
@@ -40,6 +41,16 @@ impl Values {
     /// The values, if they are f32.
     pub(super) fn to_f32(&self) -> Option<Vec<f32>> {
         (self.dtype == DType::F32).then(|| bytemuck::pod_collect_to_vec(&self.bytes))
+    }
+
+    /// The values in f32, if they are of 16 bits.
+    pub(super) fn widened(&self) -> Option<Vec<f32>> {
+        let value: fn(u16) -> f32 = match self.dtype {
+            DType::F16 => |bits| f16::from_bits(bits).to_f32(),
+            DType::BF16 => |bits| bf16::from_bits(bits).to_f32(),
+            _ => return None,
+        };
+        Some(bytemuck::pod_collect_to_vec(&self.bytes).into_iter().map(value).collect())
     }
 }
 

@@ -4,7 +4,7 @@ use burn_pack::Scalar;
 
 use super::format::{Moment, StateFormat};
 use super::leaves::{Parameter, Values};
-use crate::blocks::{Blocks, CodeBook, dequantize, quantize};
+use crate::blocks::{Blocks, CodeBook, dequantize, elements, quantize};
 use crate::error::Error;
 
 /// Where burn's record keeps f32 moments.
@@ -19,6 +19,7 @@ pub(super) struct State {
     /// The number of steps. f32 moments of SGD do not know it.
     pub(super) time: u64,
     pub(super) shape: Vec<usize>,
+    pub(super) count: usize,
     pub(super) moments: Vec<Kept>,
     rank: Option<Scalar>,
 }
@@ -26,7 +27,7 @@ pub(super) struct State {
 /// A moment.
 pub(super) enum Kept {
     F32(Vec<f32>),
-    /// Numbers of another dtype than f32, which are left as they are.
+    /// Numbers of another dtype than f32.
     Other(Values),
     Codes(CodeBook, Blocks),
 }
@@ -45,26 +46,32 @@ impl State {
             let time = number(parameter, TIME)?;
             let sizes = (0..).map_while(|place| number(parameter, &format!("shape.{place}")));
             let shape: Vec<usize> = sizes.map(|size| size as usize).collect();
-            let count = shape.iter().product();
+            let count = elements(&shape)?;
             let moments = names.iter().map(|name| codes(parameter, name, count)).collect::<Option<_>>()?;
-            return Some(Self { time, shape, moments, rank });
+            return Some(Self { time, shape, count, moments, rank });
         }
         let time = match format.counts_steps {
             true => number(parameter, &format!("{MOMENTUM}.{TIME}"))?,
             false => 0,
         };
-        let mut shape = None;
+        let mut shape: Option<Vec<usize>> = None;
         let mut moments = vec![];
         for name in names {
             let values = parameter.tensors.remove(&format!("{MOMENTUM}.{name}"))?;
-            shape = Some(values.shape.clone());
+            if shape.get_or_insert_with(|| values.shape.clone()) != &values.shape {
+                return None;
+            }
             moments.push(values.to_f32().map_or(Kept::Other(values), Kept::F32));
         }
-        Some(Self { time, shape: shape?, moments, rank })
+        let shape = shape?;
+        Some(Self { time, count: elements(&shape)?, shape, moments, rank })
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.shape.iter().product()
+    /// Whether the optimizer of a format keeps the moments as codes. Those of 64 bits belong to a parameter of 64 bits, whose state is never
+    /// quantised.
+    pub(super) fn is_large(&self, format: &StateFormat) -> bool {
+        let wide = |kept: &Kept| matches!(kept, Kept::Other(values) if values.widened().is_none());
+        self.count > 0 && self.count >= format.min_elements && !self.moments.iter().any(wide)
     }
 
     /// The state with all moments that can be as codes.
@@ -74,15 +81,20 @@ impl State {
             Kept::Codes(old, blocks) if old != *book => {
                 Ok(Kept::Codes(*book, quantize(&dequantize(&blocks, old)?, *book)?))
             }
+            Kept::Other(values) => match values.widened() {
+                Some(values) => Ok(Kept::Codes(*book, quantize(&values, *book)?)),
+                None => Ok(Kept::Other(values)),
+            },
             kept => Ok(kept),
         });
         Ok(Self { moments: moments.collect::<Result<_, _>>()?, ..self })
     }
 
-    /// The state with all moments in f32.
+    /// The state with all moments in f32, but those of 64 bits.
     pub(super) fn in_f32(self) -> Result<Self, Error> {
         let moments = self.moments.into_iter().map(|kept| match kept {
             Kept::Codes(book, blocks) => Ok(Kept::F32(dequantize(&blocks, book)?)),
+            Kept::Other(values) => Ok(values.widened().map_or(Kept::Other(values), Kept::F32)),
             kept => Ok(kept),
         });
         Ok(Self { moments: moments.collect::<Result<_, _>>()?, ..self })

@@ -185,6 +185,13 @@ fn values_that_cannot_be_quantised_are_errors() {
 fn codes_and_scales_of_another_number_of_values_are_an_error() {
     let mut blocks = quantize(&[1.0; 300], CodeBook::Dynamic).unwrap();
     assert!(dequantize(&blocks, CodeBook::Linear4).is_err());
+    // As many codes as there cannot be.
+    for (count, book) in
+        [(usize::MAX, CodeBook::Dynamic), (usize::MAX, CodeBook::Linear4), (usize::MAX / 4 + 1, CodeBook::Dynamic4)]
+    {
+        let error = dequantize(&Blocks { count, ..blocks.clone() }, book).unwrap_err();
+        assert!(matches!(error, Error::BlockLength { .. }), "{error}");
+    }
     blocks.scales.pop();
     let error = dequantize(&blocks, CodeBook::Dynamic).unwrap_err();
     assert_eq!(error.to_string(), "300 bytes of codes and 1 scales for 300 values, expected 300 and 2");

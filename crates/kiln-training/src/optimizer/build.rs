@@ -44,7 +44,7 @@ impl OptimizerConfig {
         let spared = ParamGroup::from_ids(kinds.one_dimensional);
         let groups = match self {
             Self::Muon { momentum, weight_decay } => {
-                let other = Self::adamw();
+                let other = Self::adamw().with_weight_decay(*weight_decay);
                 vec![
                     (ParamGroup::all(), home.whole(muon(*momentum, *weight_decay))),
                     (ParamGroup::from_ids(kinds.no_matrices), other.part(home, true)),

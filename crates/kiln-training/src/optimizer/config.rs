@@ -50,7 +50,7 @@ pub enum OptimizerConfig {
         /// Fraction of the weights taken off per unit of learning rate, at least 0.
         weight_decay: f64,
     },
-    /// The same with moments in 4 bits: 1.07 bytes a parameter (Li et al. 2023).
+    /// The same with moments in 4 bits: 1.06 bytes a parameter (Li et al. 2023).
     AdamW4bit {
         /// Decay of the first moment, in [0, 1).
         beta1: f64,
@@ -75,8 +75,9 @@ pub enum OptimizerConfig {
         /// Fraction of the weights taken off per unit of learning rate, at least 0.
         weight_decay: f64,
     },
-    /// burn's Muon for matrices of hidden layers (Jordan et al. 2024), with steps of AdamW's size (Liu et al. 2025), and AdamW with
-    /// [its usual settings](Self::adamw) for all other parameters: embeddings, convolutions, biases and norms.
+    /// burn's Muon for matrices (Jordan et al. 2024), with steps of AdamW's size (Liu et al. 2025), and AdamW with
+    /// [its usual betas](Self::adamw) and the same weight decay for all other parameters: embeddings, convolutions, biases and norms. A
+    /// model does not say which of its matrices is the output layer: one that is not an embedding is updated by Muon as well.
     Muon {
         /// Factor of the running gradient, in [0, 1).
         momentum: f64,
@@ -200,20 +201,32 @@ impl OptimizerConfig {
         matches!(self, Self::Sgd { .. } | Self::Sgd8bit { .. })
     }
 
-    /// Checks the numbers.
+    /// Checks the numbers, as the optimizers use them: rounded to f32.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`].
     pub fn check(&self) -> Result<(), Error> {
-        let fraction = |field, value: f64| match (0.0..1.0).contains(&value) {
+        let of = |field, value: f64, holds: bool, expected| match holds {
             true => Ok(()),
-            false => Err(Error::InvalidSetting { field, value: value.to_string(), expected: "a number in [0, 1)" }),
+            false => Err(Error::InvalidSetting { field, value: value.to_string(), expected }),
         };
-        let positive =
-            |field, value: f64, above: bool| match value.is_finite() && value >= 0.0 && (value > 0.0 || !above) {
-                true => Ok(()),
-                false => Err(Error::InvalidSetting { field, value: value.to_string(), expected: "a positive number" }),
+        let fraction = |field, value: f64| {
+            let expected = match (0.0..1.0).contains(&value) {
+                true if (value as f32) < 1.0 => return Ok(()),
+                true => "a number in [0, 1) that f32 tells from 1",
+                false => "a number in [0, 1)",
             };
+            of(field, value, false, expected)
+        };
+        let positive = |field, value: f64, above: bool| {
+            let number = value as f32;
+            let expected = if above {
+                "a number above 0 that f32 tells from 0"
+            } else {
+                "a number of at least 0 that f32 can hold"
+            };
+            of(field, value, number.is_finite() && value >= 0.0 && (number > 0.0 || !above), expected)
+        };
         match *self {
             Self::Sgd { momentum, weight_decay, .. }
             | Self::Sgd8bit { momentum, weight_decay, .. }
@@ -264,8 +277,20 @@ mod tests {
             OptimizerConfig::Lion { beta1: -0.1, beta2: 0.9, weight_decay: 0.0 },
             OptimizerConfig::Adafactor { weight_decay: f64::NAN },
             OptimizerConfig::Sgd8bit { momentum: 0.9, weight_decay: -1.0, nesterov: false },
+            // In f32: 1, 0 and infinity.
+            adamw(0.999_999_99, 1e-8),
+            adamw(0.9, 1e-46),
+            OptimizerConfig::adamw().with_weight_decay(1e39),
+            OptimizerConfig::Sgd { momentum: 0.999_999_98, weight_decay: 0.0, nesterov: true },
+            OptimizerConfig::Lion { beta1: 0.999_999_99, beta2: 0.9, weight_decay: 0.0 },
         ] {
             assert!(matches!(bad.check(), Err(Error::InvalidSetting { .. })), "{bad:?}");
         }
+        // The last numbers that f32 tells from 1, 0 and infinity.
+        let last = adamw(f64::from(1f32.next_down()), 1e-45);
+        last.with_weight_decay(f64::from(f32::MAX)).check().unwrap();
+        OptimizerConfig::adamw().with_weight_decay(0.0).check().unwrap();
+        let refused = adamw(0.999_999_99, 1e-8).check().unwrap_err().to_string();
+        assert_eq!(refused, "beta2 is 0.99999999, expected a number in [0, 1) that f32 tells from 1");
     }
 }

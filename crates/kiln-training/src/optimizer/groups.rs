@@ -8,6 +8,8 @@ use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
 use kiln_optimizers::OffloadedAny;
 
+use super::load::Unread;
+
 /// One of burn's optimizers for all parameters, and others for groups of them.
 ///
 /// Every optimizer of burn becomes one by itself: `AdamWConfig::new().build()`. Kiln takes the optimizers and not burn's
@@ -66,19 +68,25 @@ impl OptimizerGroups {
 
     /// burn's optimizer of a whole module, without state.
     pub fn init(&self) -> ModuleOptimizer {
-        self.with_each(|optimizer| Shared { optimizer, device: None })
+        self.with_each(|optimizer| Shared { optimizer, device: None, unread: Unread::default() })
     }
 
     /// As [`init`](Self::init). State that is loaded later goes to `device`, where burn takes the default device.
     pub(crate) fn init_on(&self, device: &Device) -> ModuleOptimizer {
-        self.with_each(|optimizer| Shared { optimizer, device: Some(device.clone()) })
+        self.empty_on(device, &Unread::default())
+    }
+
+    /// The same, which notes what it cannot read in `unread`.
+    pub(super) fn empty_on(&self, device: &Device, unread: &Unread) -> ModuleOptimizer {
+        self.with_each(|optimizer| Shared { optimizer, device: Some(device.clone()), unread: unread.clone() })
     }
 
     /// The same with all state in host memory, whatever the optimizers.
-    pub(crate) fn init_on_host(&self, device: &Device) -> ModuleOptimizer {
+    pub(super) fn empty_on_host(&self, device: &Device, unread: &Unread) -> ModuleOptimizer {
         self.with_each(|optimizer| Shared {
             optimizer: Arc::new(OffloadedAny::new(optimizer)),
             device: Some(device.clone()),
+            unread: unread.clone(),
         })
     }
 
@@ -96,6 +104,8 @@ struct Shared {
     optimizer: Arc<dyn DynOptimizer>,
     /// Where loaded state goes.
     device: Option<Device>,
+    /// Where parameters are noted whose state cannot be read.
+    unread: Unread,
 }
 
 impl DynOptimizer for Shared {
@@ -125,6 +135,10 @@ impl DynOptimizer for Shared {
         source: &mut StateSource,
         device: &Device,
     ) -> Option<DynState> {
-        self.optimizer.state_unflatten(rank, prefix, source, self.device.as_ref().unwrap_or(device))
+        let state = self.optimizer.state_unflatten(rank, prefix, source, self.device.as_ref().unwrap_or(device));
+        if state.is_none() {
+            self.unread.note(prefix);
+        }
+        state
     }
 }

@@ -3,6 +3,7 @@
 mod build;
 mod config;
 mod groups;
+mod load;
 mod parameters;
 
 pub use config::OptimizerConfig;

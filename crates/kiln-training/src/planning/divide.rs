@@ -32,7 +32,9 @@ struct Way<'a> {
 
 impl Planner {
     /// The fastest way to take a step on the devices of `layout`, each of which has `limit_bytes`: stages, micro-batch and checkpoint plan,
-    /// in the first precision that has one. Without a limit (`u64::MAX`) it is the way with the settings that were given.
+    /// in the first precision that has one: with the run's own optimizer, whose state stays on the devices, else with the first
+    /// [allowed](crate::TrainerBuilder::allow_optimizer) one that has a plan. Without a limit (`u64::MAX`) it is the way with the settings
+    /// that were given.
     ///
     /// Stages have times as equal as can be ([`Stages::split`]) among those whose bytes fit: the time of a stage is the sum of its blocks',
     /// its bytes are predicted from the operations that it runs. If no micro-batch was given, a batch is cut into two for each stage, or
@@ -44,12 +46,15 @@ impl Planner {
     /// [`Error::NothingFits`] with the plan that takes least, [`Error::Parallel`] for fewer blocks than stages, and [`Error::Predict`].
     pub fn stage_plan(&self, layout: &DeviceLayout, limit_bytes: u64) -> Result<StagePlan, Error> {
         let mut smallest: Option<StagePlan> = None;
-        for (precision, step) in &self.steps {
-            let plans = self.divided(step, *precision, layout, limit_bytes)?;
-            if let Some(plan) = StagePlan::fastest(&plans) {
-                return Ok(plan.clone());
+        for precision in self.precisions() {
+            let others = self.alternatives().filter(|planner| !planner.optimizer.has_same_numbers());
+            for planner in [self].into_iter().chain(others) {
+                let plans = planner.divided(precision, layout, limit_bytes)?;
+                if let Some(plan) = StagePlan::fastest(&plans) {
+                    return Ok(plan.clone());
+                }
+                smallest = plans.into_iter().chain(smallest).min_by_key(|plan| plan.peak_bytes);
             }
-            smallest = plans.into_iter().chain(smallest).min_by_key(|plan| plan.peak_bytes);
         }
         let Some(smallest) = smallest else { return Err(Error::NoPrecision) };
         let largest = smallest.loads.iter().map(StageLoad::largest).max_by_key(|(_, bytes)| *bytes);
@@ -88,16 +93,10 @@ impl Planner {
     }
 
     /// The ways in one precision.
-    fn divided(
-        &self,
-        step: &RecordedStep,
-        precision: Precision,
-        layout: &DeviceLayout,
-        limit: u64,
-    ) -> Result<Vec<StagePlan>, Error> {
+    fn divided(&self, precision: Precision, layout: &DeviceLayout, limit: u64) -> Result<Vec<StagePlan>, Error> {
         let evaluate = |checkpoints: &Plan, size| self.evaluate_stages(precision, checkpoints, size, layout, limit);
         let first = self.micro_batch_for(layout.stages());
-        let plain = self.checkpoints.clone().unwrap_or_else(|| Plan::none(step.blocks()));
+        let plain = self.checkpoints.clone().unwrap_or_else(|| Plan::none(self.blocks()));
         if limit == u64::MAX {
             return Ok(vec![evaluate(&plain, first)?]);
         }
@@ -106,7 +105,7 @@ impl Planner {
         }
         let mut plans = vec![plain];
         if self.checkpoints.is_none() {
-            plans.extend(Plan::every(step.blocks(), 1).ok());
+            plans.extend(Plan::every(self.blocks(), 1).ok());
         }
         let sizes = std::iter::successors(Some(first), |size| (*size > 1).then_some(size / 2));
         let sizes: Vec<usize> = sizes.take(if self.micro_batch.is_some() { 1 } else { usize::MAX }).collect();
@@ -266,9 +265,11 @@ impl Way<'_> {
             batch: self.planner.batch,
             micro_batch: self.micro_batch,
             precision: self.precision,
+            optimizer: self.planner.optimizer.clone(),
             checkpoints: self.checkpoints.clone(),
             peak_bytes,
-            seconds: timeline.seconds() + update,
+            // Each device copies its own part of the state: at most as long as one that copies all of it.
+            seconds: timeline.seconds() + update + self.planner.update_transfer,
             bubble: timeline.bubble(),
             fits: fits_within(peak_bytes, self.limit),
         })

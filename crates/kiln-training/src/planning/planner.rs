@@ -105,14 +105,14 @@ impl Planner {
         self.alternatives.iter()
     }
 
-    /// Bytes of the optimizer's state.
+    /// Bytes of the optimizer's state, wherever it is between updates: on the CPU device, state in host memory counts.
     ///
     /// # Errors
     /// [`Error::Predict`].
     pub(crate) fn state_bytes(&self) -> Result<u64, Error> {
-        let Some((precision, _)) = self.steps.first() else { return Err(Error::NoPrecision) };
-        let plan = self.evaluate(*precision, &Plan::none(self.blocks()), 1, u64::MAX)?;
-        Ok(self.predict(&plan)?.breakdown_at(0).of(Category::OptimizerState))
+        let Some((_, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
+        let prediction = step.predict(&Plan::none(self.blocks()), 1, self.batch, &BackendProfile::flex())?;
+        Ok(prediction.breakdown_at(0).of(Category::OptimizerState))
     }
 
     /// The planner of a plan's optimizer.

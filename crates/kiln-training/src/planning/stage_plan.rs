@@ -123,6 +123,9 @@ pub struct StagePlan {
     pub micro_batch: usize,
     /// The precision that layers compute in.
     pub precision: Precision,
+    /// The optimizer.
+    #[serde(default)]
+    pub optimizer: PlannedOptimizer,
     /// How the blocks are run.
     pub checkpoints: Plan,
     /// The most bytes at once on the device that needs the most: the sum of the peaks of its stages.
@@ -147,7 +150,7 @@ impl StagePlan {
             batch: self.batch,
             micro_batch: self.micro_batch,
             precision: self.precision,
-            optimizer: PlannedOptimizer::Own,
+            optimizer: self.optimizer.clone(),
             checkpoints: self.checkpoints.clone(),
             peak_bytes: self.peak_bytes,
             seconds: self.seconds,
@@ -182,6 +185,9 @@ impl fmt::Display for StagePlan {
         write!(f, "{} micro-batches of {}, {}", self.micro_batches(), self.micro_batch, self.precision)?;
         if self.checkpoints.recomputed() > 0 {
             write!(f, ", {}", self.checkpoints.describe())?;
+        }
+        if self.optimizer != PlannedOptimizer::Own {
+            write!(f, ", {}", self.optimizer)?;
         }
         let (peak, bubble) = (ByteSize(self.peak_bytes), 100.0 * self.bubble);
         write!(f, ": predicted peak of a device {peak}, bubble {bubble:.1} %")

@@ -37,14 +37,14 @@ impl<T: Task> TrainerBuilder<'_, T> {
     pub fn planner(&self, profile: &BackendProfile, sample: &T::Batch, batch: usize) -> Result<Planner, Error> {
         self.check(batch)?;
         let mut planner = self.planner_with(&PlannedOptimizer::Own, &self.optimizer, profile, sample, batch)?;
-        planner.alternatives = self.alternatives(&self.other_optimizers, &planner, profile, sample, batch)?;
+        planner.alternatives = self.alternatives(&self.other_optimizers, profile, sample, batch)?;
         // Those that are allowed already need no recording of their own. What cannot be recorded is not compared: the run does not need it.
         let skipped = |what: &dyn Display, error: &Error| tracing::debug!("{what} is not compared: {error}");
         for other in &self.compared_optimizers {
             if self.other_optimizers.iter().any(|known| known.which == other.which) {
                 continue;
             }
-            match self.alternatives([other], &planner, profile, sample, batch) {
+            match self.alternatives([other], profile, sample, batch) {
                 Ok(compared) => planner.compared_optimizers.extend(compared),
                 Err(error) => skipped(&other.which, &error),
             }
@@ -65,7 +65,6 @@ impl<T: Task> TrainerBuilder<'_, T> {
     fn alternatives<'o>(
         &self,
         optimizers: impl IntoIterator<Item = &'o AllowedOptimizer<T::Model>>,
-        own: &Planner,
         profile: &BackendProfile,
         sample: &T::Batch,
         batch: usize,
@@ -75,13 +74,12 @@ impl<T: Task> TrainerBuilder<'_, T> {
     {
         let mut alternatives = vec![];
         for AllowedOptimizer { which, make } in optimizers {
-            let moved = *which == PlannedOptimizer::OwnOnHost;
-            if moved && profile.kernels == Kernels::Flex {
+            if *which == PlannedOptimizer::OwnOnHost && profile.kernels == Kernels::Flex {
                 continue;
             }
             let mut alternative = self.planner_with(which, make, profile, sample, batch)?;
-            if moved {
-                alternative.update_transfer = own.state_bytes()? as f64 * TRANSFER;
+            if which.is_on_host() && profile.kernels == Kernels::Cube {
+                alternative.update_transfer = alternative.state_bytes()? as f64 * TRANSFER;
             }
             alternatives.push(alternative);
         }

@@ -29,7 +29,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
     }
 
     /// Allows another optimizer where a step does not fit into the memory with the run's own. Plans have it as
-    /// [`PlannedOptimizer::Other`] of that `name`.
+    /// [`PlannedOptimizer::Other`] of that `name`. So do plans of stages and of replicas, which must all come to the same one.
     #[must_use]
     pub fn allow_optimizer<O: Into<OptimizerGroups>>(
         self,
@@ -50,7 +50,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
     }
 
     /// Allows the run's own optimizer with its state in host memory, where the numbers are the same: on a card the faster one of both that
-    /// fits is taken. The CPU device has no other memory than the host's.
+    /// fits is taken. The CPU device has no other memory than the host's. A run in stages or replicas keeps the state on its devices.
     #[must_use]
     pub fn allow_offloaded_optimizer<O: Into<OptimizerGroups>>(
         self,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
-use burn::tensor::{Bytes, Device, Tensor};
+use burn::tensor::{Bytes, Tensor};
 use kiln_precision::{ScalerState, Scaling};
 use kiln_recovery::{AttemptOutcome, Failure, Recovery, RecoveryState, attempt};
 use serde::{Deserialize, Serialize};
@@ -295,12 +295,7 @@ impl<T: Task> Trainer<T> {
                 (None, None) => OptimizerRecord::load(file),
             };
             let record = record.map_err(|e| fail(e.to_string()))?;
-            let optimizer = groups.init_on(&plain).load_record(record);
-            // A device without room for the state does not say so by itself, and burn gives no other way to its tensors than
-            // to write them. The CPU device is its own host.
-            if plain != Device::flex() {
-                optimizer.into_bytes().map_err(|e| fail(e.to_string()))?;
-            }
+            let optimizer = groups.load(record, &model, &plain, false).map_err(fail)?;
             Ok((model, groups, optimizer))
         };
         // Nor one without room for the parameters.
@@ -316,9 +311,10 @@ impl<T: Task> Trainer<T> {
     /// Refuses a checkpoint of a run with another optimizer.
     fn compare_optimizer(&self, saved: &SavedState, optimizer: Option<&str>) -> Result<(), String> {
         match (saved.optimizer.as_ref().and_then(|saved| saved.as_str()), optimizer) {
-            (Some(was), Some(is)) if was != is => {
-                Err(format!("its optimizer is {was}, and this run has {is}: the settings have changed"))
-            }
+            (Some(was), Some(is)) if was != is => Err(format!(
+                "its optimizer is {was}, and this run has {is}: the settings have changed; resume with those of the checkpoint, or \
+                     begin a new run from its model"
+            )),
             _ => Ok(()),
         }
     }

@@ -131,21 +131,19 @@ impl<M: Module> ModelState<M> {
     /// Keeps the optimizer's state in host memory between updates, or on the devices of its parameters again. The numbers stay the same.
     ///
     /// # Panics
-    /// When a device cannot give its values. Nothing is changed then.
+    /// When a device cannot give its values, or has no room for them. The state then stays where it is.
     pub(crate) fn keep_state_on_host(&mut self, on_host: bool) {
         if self.state_on_host == on_host {
             return;
         }
         let device = self.settings.device.clone().inner();
-        let record = self.optimizer.to_record();
-        let optimizer = if on_host { self.groups.init_on_host(&device) } else { self.groups.init_on(&device) };
-        self.optimizer = optimizer.load_record(record);
+        let step = self.state.next_step();
+        match self.groups.load(self.optimizer.to_record(), &self.model, &device, on_host) {
+            Ok(optimizer) => self.optimizer = optimizer,
+            Err(reason) => return tracing::warn!("step {step}: optimizer state stays where it is: {reason}"),
+        }
         self.state_on_host = on_host;
-        tracing::info!(
-            "step {}: optimizer state is {}",
-            self.state.next_step(),
-            if on_host { "in host memory" } else { "on the device" }
-        );
+        tracing::info!("step {step}: optimizer state is {}", if on_host { "in host memory" } else { "on the device" });
     }
 
     pub(crate) fn at(&self, boundary: Boundary) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! One optimizer step against the formulas of torch, parameter group by parameter group.
 
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use kiln_training::{LossFn, OptimizerConfig, Pass};
 
@@ -59,6 +59,31 @@ fn adamw_steps_by_the_rate_and_decays_weights_apart_from_the_gradient() {
     let _turn = turn();
     let adamw = OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.5 };
     assert_near(train(adamw, None, 1), (3.0 * (1.0 - RATE * 0.5) - RATE, 5.0 - RATE));
+}
+
+#[test]
+fn the_weight_decay_of_muon_is_that_of_embeddings_too() {
+    let _turn = turn();
+    let moved = |weight_decay| {
+        let init = |device: &Device| EmbeddingConfig::new(4, 1).init(device);
+        let task = LossFn::new(|pass: &Pass<'_, Embedding>, _: &Vec<usize>| pass.model().weight.val().sum() * 0.0);
+        let optimizer = OptimizerConfig::Muon { momentum: 0.9, weight_decay };
+        let settings = Settings { max_norm: None, schedule: RATE.into(), ..settings(optimizer) };
+        let sample = vec![0, 1];
+        let mut trainer = Watched::build(builder(task, init, &settings), &sample);
+        let weights = |trainer: &Watched<_>| -> Vec<f64> {
+            let model: &Embedding = trainer.model();
+            model.weight.val().into_data().iter::<f64>().collect()
+        };
+        let before = weights(&trainer);
+        let _ = trainer.step(&sample).unwrap();
+        let factors = weights(&trainer).into_iter().zip(before).map(|(now, before)| now / before);
+        factors.fold(0.0, |sum, factor| sum + factor / 4.0)
+    };
+    for decay in [0.0, 0.5] {
+        let factor = moved(decay);
+        assert!((factor - (1.0 - RATE * decay)).abs() < 1e-6, "{decay}: {factor}");
+    }
 }
 
 #[test]

@@ -11,8 +11,8 @@ use kiln_memory::BackendProfile;
 use kiln_parallel::{Local, Schedule};
 use kiln_precision::Precision;
 use kiln_training::{
-    DeviceLayout, Error, MemoryBudget, OptimizerConfig, Pass, Planner, StagePlan, StagesConfig, Task, Trainer,
-    TrainerBuilder,
+    DeviceLayout, Error, MemoryBudget, OptimizerConfig, Pass, PlannedOptimizer, Planner, StagePlan, StagesConfig, Task,
+    Trainer, TrainerBuilder,
 };
 
 use crate::HEAP;
@@ -130,6 +130,144 @@ fn replicas_share_the_optimizer_state() {
     assert!(alone.peak_bytes <= whole.peak_bytes);
     let fits = planner.stage_plan(&shared.layout, (shared.peak_bytes + whole.peak_bytes) / 2).unwrap();
     assert!(fits.fits);
+}
+
+/// Stacks with AdamW, which may keep its moments in 8 bits where nothing fits otherwise.
+fn with_8_bits(sizes: &'static [usize]) -> TrainerBuilder<'static, Stacked> {
+    let small = OptimizerConfig::adamw().in_8bit().unwrap();
+    builder(sizes).allow_optimizer(small.name(), move |model: &Stack| small.groups(model))
+}
+
+/// The least that a step takes with its own optimizer, and in 8 bits.
+fn least(sizes: &'static [usize], layout: &DeviceLayout) -> [u64; 2] {
+    let planner = with_8_bits(sizes).planner(&BackendProfile::flex(), &batch(0, 8), BATCH).unwrap();
+    let of = |planner: &Planner| match planner.stage_plan(layout, 1).unwrap_err() {
+        Error::NothingFits { least, .. } => least.0,
+        error => panic!("{error}"),
+    };
+    [of(&self::planner(sizes)), of(planner.alternatives().next().unwrap())]
+}
+
+#[test]
+fn stages_and_replicas_take_an_allowed_optimizer_only_where_nothing_fits_otherwise() {
+    let _turn = turn();
+    let sizes = &[2, 2, 2, 2];
+    let planner = with_8_bits(sizes).planner(&BackendProfile::flex(), &batch(0, 8), BATCH).unwrap();
+    let adamw8bit = PlannedOptimizer::Other { name: "adamw8bit".into(), on_host: false };
+    let layouts = [
+        DeviceLayout::new(2),
+        DeviceLayout::new(1).with_replicas(2, false),
+        DeviceLayout::new(1).with_replicas(2, true),
+        DeviceLayout::new(2).with_replicas(2, true),
+    ];
+    for layout in layouts {
+        let [own, small] = least(sizes, &layout);
+        assert!(small < own, "{small} of {own}");
+        for (limit, expected) in [(u64::MAX, &PlannedOptimizer::Own), (2 * own, &PlannedOptimizer::Own)] {
+            assert_eq!(planner.stage_plan(&layout, limit).unwrap().optimizer, *expected);
+        }
+        let between = small + small * 3 / 100;
+        let plan = planner.stage_plan(&layout, between).unwrap();
+        assert_eq!((&plan.optimizer, &plan.step().optimizer), (&adamw8bit, &adamw8bit));
+        assert!(plan.fits && plan.peak_bytes <= between && plan.to_string().contains("adamw8bit"), "{plan}");
+        // Not without leave.
+        let error = self::planner(sizes).stage_plan(&layout, between).unwrap_err();
+        assert!(matches!(error, Error::NothingFits { .. }), "{error}");
+        let error = planner.stage_plan(&layout, small / 2).unwrap_err();
+        assert!(matches!(error, Error::NothingFits { least: (bytes, _), .. } if bytes < own), "{error}");
+    }
+}
+
+#[test]
+fn a_run_in_stages_trains_with_the_optimizer_that_was_allowed() {
+    let _turn = turn();
+    let sizes = &[2, 2, 2, 2];
+    let shared = DeviceLayout::new(2).on_one_device();
+    let [own, small] = least(sizes, &shared);
+    let trainer = with_8_bits(sizes)
+        .with_stages(StagesConfig::on(&device(), 2))
+        .with_memory(MemoryBudget::Bytes((small + own) / 2))
+        .build(&device(), &batch(0, 8))
+        .unwrap();
+    assert_eq!(trainer.plan().unwrap().optimizer.name("adamw"), "adamw8bit");
+    let folder = tempfile::tempdir().unwrap();
+    let path = trainer.save_to(&kiln_training::Checkpoints::new(folder.path(), 1).unwrap()).unwrap();
+    let state = std::fs::read_to_string(path.join("state.json")).unwrap();
+    assert!(state.contains("AdamW8bit"), "{state}");
+}
+
+#[test]
+fn a_plan_takes_an_allowed_optimizer_or_state_on_the_host_only_as_it_is_promised() {
+    let _turn = turn();
+    let adamw = OptimizerConfig::adamw();
+    let small = adamw.in_8bit().unwrap();
+    let sizes = &[2, 2];
+    let made = |profile: &BackendProfile, others: u8| {
+        let mut builder = builder(sizes);
+        if others & 1 > 0 {
+            builder = builder.allow_optimizer(small.name(), move |model: &Stack| small.groups(model));
+        }
+        if others & 2 > 0 {
+            builder = builder.allow_offloaded_optimizer(move |model: &Stack| adamw.offloaded_groups(model));
+        }
+        if others & 4 > 0 {
+            builder = builder.allow_optimizer_on_host(small.name(), move |model: &Stack| small.offloaded_groups(model));
+        }
+        builder.planner(profile, &batch(0, 8), 64).unwrap()
+    };
+    let (cpu, mut card) = (BackendProfile::flex(), BackendProfile::cuda());
+    (card.fixed_bytes, card.launch) = (0, 0.0);
+    let other = |on_host| PlannedOptimizer::Other { name: "adamw8bit".into(), on_host };
+    // The least bytes with one of the planner's optimizers, recomputed or not.
+    let least = |planner: &Planner| {
+        let plans = planner.candidates(Precision::F32, 1).unwrap();
+        plans.into_iter().map(|plan| plan.peak_bytes).min().unwrap()
+    };
+    // The optimizer of each plan, and its least bytes.
+    let ways = |planner: &Planner| -> Vec<(PlannedOptimizer, u64)> {
+        let all = [planner].into_iter().chain(planner.alternatives());
+        all.map(|planner| (planner.optimizer().clone(), least(planner))).collect()
+    };
+
+    // On the CPU device, state on the host is no other place.
+    let all = ways(&made(&cpu, 7));
+    assert_eq!(
+        all.iter().map(|(of, _)| of.clone()).collect::<Vec<_>>(),
+        [PlannedOptimizer::Own, other(false), other(true)]
+    );
+    for profile in [&cpu, &card] {
+        // Another optimizer is taken where nothing fits otherwise, and not before.
+        let planner = made(profile, 1);
+        let [own, small] = [ways(&planner)[0].1, ways(&planner)[1].1];
+        assert!(small < own);
+        for limit in [u64::MAX, 2 * own, own + own / 20] {
+            assert_eq!(planner.choose(limit).unwrap().optimizer, PlannedOptimizer::Own);
+        }
+        assert_eq!(planner.choose((small + own) / 2).unwrap().optimizer, other(false));
+        assert!(matches!(planner.choose(small / 2).unwrap_err(), Error::NothingFits { .. }));
+        assert!(made(profile, 0).choose(own - 1).is_err(), "not without leave");
+    }
+    // On a card, state on the host has the same numbers: it is taken before another optimizer, if it is faster or nothing else fits.
+    let planner = made(&card, 7);
+    let all = ways(&planner);
+    let [own, on_host] = [PlannedOptimizer::Own, PlannedOptimizer::OwnOnHost]
+        .map(|which| all.iter().find(|(of, _)| *of == which).unwrap().1);
+    assert!(on_host < own, "{all:?}");
+    assert_eq!(planner.choose((on_host + own) / 2).unwrap().optimizer, PlannedOptimizer::OwnOnHost);
+    let seconds = |planner: &Planner| {
+        let none = Plan::none(planner.blocks());
+        planner.evaluate(Precision::F32, &none, 64, u64::MAX).unwrap().seconds
+    };
+    let roomy = planner.choose(u64::MAX).unwrap();
+    assert!(roomy.optimizer.has_same_numbers() && roomy.seconds <= 1.02 * seconds(&planner), "{roomy}");
+
+    // The seconds have the copies of the state, there and back: of 8 bytes a parameter, or of about 2.
+    let of = |which: &PlannedOptimizer| planner.alternatives().find(|planner| planner.optimizer() == which).unwrap();
+    let copied = |bytes: usize| (2 * bytes * 5 * WIDTH * WIDTH) as f64 / 16e9;
+    let of_own = seconds(of(&PlannedOptimizer::OwnOnHost)) - seconds(&planner);
+    let of_8_bits = seconds(of(&other(true))) - seconds(of(&other(false)));
+    let near = |seconds: f64, copied: f64| seconds >= copied && seconds < 1.5 * copied;
+    assert!(near(of_own, copied(8)) && near(of_8_bits, copied(2)), "{of_own:e} {of_8_bits:e}");
 }
 
 #[test]

@@ -54,8 +54,9 @@ fn at_updates(injector: Injector) -> Injector {
 fn a_failure_at_any_chunk_repeats_halves_of_it() {
     let _turn = turn();
     let net = net();
-    for optimizer in [OptimizerConfig::adamw(), OptimizerConfig::sgd()] {
-        let settings = settings(optimizer);
+    // Also with state in 8 and 4 bits: the matrices are large enough for it.
+    for name in ["adamw", "sgd", "adamw8bit", "adamw4bit", "sgd8bit"] {
+        let settings = settings(OptimizerConfig::named(name).unwrap());
         // A chunk that fails becomes two calls.
         for call in 1..=2 * CHUNKS {
             for kind in [Kind::OutOfMemory, Kind::TooBig] {
@@ -63,7 +64,7 @@ fn a_failure_at_any_chunk_repeats_halves_of_it() {
                 let faults = inject(&mut trainer, at_updates(Injector::calls([call]).with_kind(kind)));
                 let failures: usize = (0..2).map(|_| take(&mut trainer).unwrap().failures).sum();
                 assert_eq!((failures, faults.seen(), faults.injected()), (1, 2 * CHUNKS + 2, 1), "call {call}");
-                Snapshot::of(&trainer).assert_same(&expected, &format!("a failure at call {call}"));
+                Snapshot::of(&trainer).assert_same(&expected, &format!("{name}, a failure at call {call}"));
             }
         }
     }
