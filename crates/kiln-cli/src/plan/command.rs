@@ -16,15 +16,7 @@ pub(super) fn of_plan(what: &[String], arguments: &PlanArgs, plan: &StepPlan) ->
     words.extend(["--micro-batch".into(), plan.micro_batch.to_string()]);
     words.extend(["--precision".into(), plan.precision.to_string()]);
     checkpointing(&mut words, &plan.checkpoints);
-    match (&plan.optimizer, &arguments.optimizer) {
-        (PlannedOptimizer::Other { name, .. }, _) | (_, Some(name)) => {
-            words.extend(["--optimizer".into(), name.clone()])
-        }
-        _ => {}
-    }
-    if plan.optimizer.is_on_host() {
-        words.push("--optimizer-offload".into());
-    }
+    optimizer(&mut words, &plan.optimizer, arguments);
     if arguments.device == "cuda" {
         words.extend(["--device".into(), "cuda:0".into()]);
     }
@@ -37,9 +29,7 @@ pub(super) fn of_stages(what: &[String], arguments: &PlanArgs, plan: &StagePlan)
     words.extend(["--micro-batch".into(), plan.micro_batch.to_string()]);
     words.extend(["--precision".into(), plan.precision.to_string()]);
     checkpointing(&mut words, &plan.checkpoints);
-    if let Some(name) = &arguments.optimizer {
-        words.extend(["--optimizer".into(), name.clone()]);
-    }
+    optimizer(&mut words, &plan.optimizer, arguments);
     let (stages, replicas, on_card) = (plan.layout.stages(), plan.layout.replicas, arguments.device == "cuda");
     let places = |count: usize, named: bool| match named {
         true => (0..count).map(|index| format!("cuda:{index}")).collect::<Vec<_>>().join(","),
@@ -97,6 +87,18 @@ fn begin(what: &[String], arguments: &PlanArgs) -> Vec<String> {
         words.push("--stock-layers".into());
     }
     words
+}
+
+fn optimizer(words: &mut Vec<String>, planned: &PlannedOptimizer, arguments: &PlanArgs) {
+    match (planned, &arguments.optimizer) {
+        (PlannedOptimizer::Other { name, .. }, _) | (_, Some(name)) => {
+            words.extend(["--optimizer".into(), name.clone()])
+        }
+        _ => {}
+    }
+    if planned.is_on_host() {
+        words.push("--optimizer-offload".into());
+    }
 }
 
 fn checkpointing(words: &mut Vec<String>, plan: &Checkpoints) {

@@ -7,7 +7,7 @@ use crate::output::print_json;
 use crate::usage::Usage;
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
-use kiln_training::{DeviceLayout, Planner, StageLoad, StagePlan};
+use kiln_training::{DeviceLayout, PlannedOptimizer, Planner, StageLoad, StagePlan};
 use serde_json::json;
 
 use super::command;
@@ -84,6 +84,9 @@ pub(crate) fn heading(plan: &StagePlan) -> String {
         let _ = writeln!(text, "step          {seconds:.3} s");
     }
     let _ = writeln!(text, "micro-batches {} of {}, {}", plan.micro_batches(), plan.micro_batch, plan.precision);
+    if plan.optimizer != PlannedOptimizer::Own {
+        let _ = writeln!(text, "optimizer     {}", plan.optimizer);
+    }
     if plan.checkpoints.recomputed() > 0 {
         let _ = writeln!(text, "recomputed    {}", plan.checkpoints);
     }
