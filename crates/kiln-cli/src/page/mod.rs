@@ -7,6 +7,7 @@ mod chart;
 mod comparison;
 mod document;
 mod run_page;
+mod run_tiles;
 mod samples;
 mod series;
 mod state;

@@ -2,20 +2,16 @@
 
 use burn::tensor::Device;
 use kiln_checkpointing::Plan;
-use kiln_memory::{BackendProfile, Kernels, Meter, warm_threads};
-use kiln_precision::{Precision, Scaling};
+use kiln_memory::{BackendProfile, Meter, warm_threads};
 use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery};
-use std::fmt::Display;
 
-use super::builder::{AllowedOptimizer, TrainerBuilder};
+use super::builder::TrainerBuilder;
 use super::events::RunLength;
-use super::run::{MakeOptimizer, Trainer};
+use super::run::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{
-    Checkpointing, DeviceLayout, PlannedOptimizer, Planner, RecordedStep, StagePlan, StepKind, StepPlan,
-};
+use crate::planning::{Checkpointing, DeviceLayout, Planner, StagePlan, StepPlan};
 use crate::progress::Progress;
 use crate::replicas::{Replicas, telling};
 use crate::schedule::Schedule;
@@ -23,154 +19,7 @@ use crate::stages::{Division, Readers, Staged};
 use crate::task::Task;
 use crate::transaction::{ModelState, StepSettings};
 
-/// Seconds to move a byte to the host and back over PCIe 4.0, at half of its 32 GB/s.
-const TRANSFER: f64 = 2.0 / 16e9;
-
 impl<T: Task> TrainerBuilder<'_, T> {
-    /// Records the step of batches like `sample`, for a device that need not be there.
-    ///
-    /// `batch`: samples of a whole batch.
-    ///
-    /// # Errors
-    /// [`Error::Sample`] for fewer than 3 samples, [`Error::Predict`] for a step that cannot be recorded,
-    /// [`Error::InvalidSetting`], and [`Error::Checkpointing`] for a plan that does not fit the model.
-    pub fn planner(&self, profile: &BackendProfile, sample: &T::Batch, batch: usize) -> Result<Planner, Error> {
-        self.check(batch)?;
-        let mut planner = self.planner_with(&PlannedOptimizer::Own, &self.optimizer, profile, sample, batch)?;
-        planner.alternatives = self.alternatives(&self.other_optimizers, profile, sample, batch)?;
-        // Those that are allowed already need no recording of their own. What cannot be recorded is not compared: the run does not need it.
-        let skipped = |what: &dyn Display, error: &Error| tracing::debug!("{what} is not compared: {error}");
-        for other in &self.compared_optimizers {
-            if self.other_optimizers.iter().any(|known| known.which == other.which) {
-                continue;
-            }
-            match self.alternatives([other], profile, sample, batch) {
-                Ok(compared) => planner.compared_optimizers.extend(compared),
-                Err(error) => skipped(&other.which, &error),
-            }
-        }
-        for precision in &self.compared_precisions {
-            if planner.precisions().any(|known| known == *precision) {
-                continue;
-            }
-            match self.recorded(*precision, &self.optimizer, sample) {
-                Ok(step) => planner.compared.push((*precision, step)),
-                Err(error) => skipped(precision, &error),
-            }
-        }
-        Ok(planner)
-    }
-
-    /// The planners of other optimizers.
-    fn alternatives<'o>(
-        &self,
-        optimizers: impl IntoIterator<Item = &'o AllowedOptimizer<T::Model>>,
-        profile: &BackendProfile,
-        sample: &T::Batch,
-        batch: usize,
-    ) -> Result<Vec<Planner>, Error>
-    where
-        T::Model: 'o,
-    {
-        let mut alternatives = vec![];
-        for AllowedOptimizer { which, make } in optimizers {
-            if *which == PlannedOptimizer::OwnOnHost && profile.kernels == Kernels::Flex {
-                continue;
-            }
-            let mut alternative = self.planner_with(which, make, profile, sample, batch)?;
-            if which.is_on_host() && profile.kernels == Kernels::Cube {
-                alternative.update_transfer = alternative.state_bytes()? as f64 * TRANSFER;
-            }
-            alternatives.push(alternative);
-        }
-        Ok(alternatives)
-    }
-
-    /// The step in one precision with one of the optimizers.
-    fn recorded(
-        &self,
-        precision: Precision,
-        optimizer: &MakeOptimizer<T::Model>,
-        sample: &T::Batch,
-    ) -> Result<RecordedStep, Error> {
-        let scaling = self.scaling.unwrap_or_else(|| Scaling::for_precision(precision));
-        let policy = self.policy.clone().computing_in(precision);
-        let kind = StepKind { scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
-        let build = |device: &Device| (self.attach)((self.init)(device)?, &policy).map(|(model, _)| model);
-        RecordedStep::of(&self.task, &kind, sample, &build, optimizer)
-    }
-
-    /// The planner of the step with one of the optimizers.
-    fn planner_with(
-        &self,
-        which: &PlannedOptimizer,
-        optimizer: &MakeOptimizer<T::Model>,
-        profile: &BackendProfile,
-        sample: &T::Batch,
-        batch: usize,
-    ) -> Result<Planner, Error> {
-        let mut steps = vec![];
-        for precision in std::iter::once(self.policy.compute()).chain(self.other_precisions.iter().copied()) {
-            let step = self.recorded(precision, optimizer, sample)?;
-            steps.push((precision, step));
-        }
-        let mut profile = match profile.kernels {
-            Kernels::Flex => profile.clone().with_loader_bytes(self.loader_bytes),
-            Kernels::Cube => profile.clone(),
-        };
-        profile.fixed_bytes += self.task.resident_bytes();
-        let transfer = (profile.kernels == Kernels::Cube).then_some(TRANSFER);
-        let sliced_profile = match profile.kernels {
-            Kernels::Flex => {
-                profile.clone().with_sample_bytes(sample.host_bytes().div_ceil(sample.len().max(1) as u64))
-            }
-            Kernels::Cube => profile.clone(),
-        };
-        let (micro_batch, checkpoints) = (self.micro_batch, None);
-        let (optimizer, alternatives, update_transfer) = (which.clone(), vec![], 0.0);
-        let (compared, compared_optimizers) = (vec![], vec![]);
-        let mut planner = Planner {
-            optimizer,
-            alternatives,
-            compared,
-            compared_optimizers,
-            update_transfer,
-            steps,
-            profile,
-            sliced_profile,
-            batch,
-            micro_batch,
-            checkpoints,
-            transfer,
-        };
-        planner.checkpoints = self.given_plan(&planner)?;
-        Ok(planner)
-    }
-
-    /// The checkpoint plan that the settings name, if they name one.
-    fn given_plan(&self, planner: &Planner) -> Result<Option<Plan>, Error> {
-        let blocks = planner.blocks();
-        Ok(match &self.checkpointing {
-            Checkpointing::None | Checkpointing::Within(_) => None,
-            Checkpointing::Every(length) => Some(Plan::every(blocks, *length)?),
-            Checkpointing::Offload => Some(Plan::offload(blocks, 1)?),
-            Checkpointing::Sqrt => Some(planner.sqrt()?),
-            Checkpointing::Plan(plan) if plan.blocks() == blocks => Some(plan.clone()),
-            Checkpointing::Plan(plan) => {
-                return Err(kiln_checkpointing::Error::PlanLength { plan: plan.blocks(), chain: blocks }.into());
-            }
-        })
-    }
-
-    fn check(&self, batch: usize) -> Result<(), Error> {
-        let zero = |field, value: usize| match value {
-            0 => Err(Error::InvalidSetting { field, value: "0".into(), expected: "at least 1" }),
-            _ => Ok(()),
-        };
-        zero("batch size", batch)?;
-        zero("micro-batch", self.micro_batch.unwrap_or(1))
-    }
-
     /// Builds the trainer for batches like `sample`: predicts the step, plans it into the memory
     /// budget, makes the model, and gets ready for the first step.
     ///

@@ -5,11 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::tensor::Device;
 use kiln_accumulation::{Split, Weight};
 use kiln_checkpointing::Plan;
-use kiln_memory::{Measured, Meter, Prediction, thread_scratch_bytes};
-use kiln_precision::ScalerState;
+use kiln_memory::Meter;
 use kiln_recovery::{AttemptOutcome, Failure, Pauses, Recovery, Setting, Stopped, attempt};
 
 use super::attach::Edit;
@@ -21,13 +19,12 @@ use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::pass::Pass;
-use crate::planning::{DeviceLayout, Planner, Remedy, StageLoad, StagePlan, StepPlan, plan_for};
+use crate::planning::{Planner, StagePlan, StepPlan, plan_for};
 use crate::progress::{BestConfig, Progress};
 use crate::replicas::{set_aside, telling};
-use crate::stages::{Inputs, StageMemory, StageMeter, StageSizes, Staged};
-use crate::state::RunState;
+use crate::stages::{Inputs, Staged};
 use crate::task::Task;
-use crate::transaction::{Attempted, CHUNKS, ModelState, Share, StepReport, chunk_bytes};
+use crate::transaction::{Attempted, ModelState, Share, StepReport};
 
 pub(super) type MakeOptimizer<M> = Box<dyn Fn(&M) -> OptimizerGroups>;
 pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
@@ -279,180 +276,6 @@ impl<T: Task> Trainer<T> {
                 Setting { micro_batch, plan: 0, offload: false }
             }
         }
-    }
-
-    /// The task.
-    pub fn task(&self) -> &T {
-        &self.task
-    }
-
-    /// The model after the last step. It computes in the policy's precision; its records are f32.
-    pub fn model(&self) -> &T::Model {
-        &self.run.model
-    }
-
-    /// The position of the run.
-    pub fn state(&self) -> RunState {
-        self.run.state
-    }
-
-    /// The best evaluation so far, in a run that is [judged](crate::TrainerBuilder::with_best).
-    pub fn progress(&self) -> Progress {
-        self.progress
-    }
-
-    /// The learning rate of the next update.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] when the schedule needs the number of steps and the run has none yet.
-    pub fn learning_rate(&mut self) -> Result<f64, Error> {
-        Ok(self.run.learning_rate()?.base())
-    }
-
-    /// The loss scale.
-    pub fn scaler(&self) -> ScalerState {
-        self.run.scaler.state()
-    }
-
-    /// Steps of the whole run, once they are known: by [`with_steps`](crate::TrainerBuilder::with_steps), or from the first data.
-    pub fn total_steps(&self) -> Option<u64> {
-        self.run.settings.total_steps
-    }
-
-    /// The autodiff device that steps run on.
-    pub fn device(&self) -> &Device {
-        &self.run.settings.device
-    }
-
-    /// How steps are planned to be taken, if they could be predicted.
-    pub fn plan(&self) -> Option<&StepPlan> {
-        self.plan.as_ref()
-    }
-
-    /// What each device is planned to hold and to do, in a run with stages or replicas whose steps could be predicted.
-    pub fn stage_plan(&self) -> Option<&StagePlan> {
-        self.stage_plan.as_ref()
-    }
-
-    /// The number of replicas that share the heap with this one, itself included: those of this process, on the CPU device. Else 1.
-    pub fn replicas_on_heap(&self) -> usize {
-        let on_heap = self.device().clone().inner().memory_pool_usage().is_none();
-        let replicas = self.run.replicas.as_ref().filter(|_| on_heap);
-        replicas.map_or(1, |replicas| replicas.communicator.in_this_process().max(1))
-    }
-
-    /// The bytes that a step may take, if there is a budget; on the CPU device that of all replicas of this process.
-    pub fn limit_bytes(&self) -> Option<u64> {
-        self.limit
-    }
-
-    /// How steps recover, and which sizes are known to fit.
-    pub fn recovery(&self) -> Option<&Recovery> {
-        self.recovery.as_ref()
-    }
-
-    /// The same, to set limits and measured peaks.
-    pub fn recovery_mut(&mut self) -> Option<&mut Recovery> {
-        self.recovery.as_mut()
-    }
-
-    /// Replaces how steps recover: other sizes, another ladder, pauses of the program's own. Without a recovery a step ends with
-    /// [`Error::Memory`] when memory runs out.
-    pub fn set_recovery(&mut self, recovery: Option<Recovery>) {
-        self.recovery = recovery;
-    }
-
-    /// The meter of the device's memory, if there is one.
-    pub fn meter(&self) -> Option<&Meter> {
-        self.meter.as_ref()
-    }
-
-    /// Measures one step over time, the one after `steps` others; [`measured`](Self::measured) returns the result.
-    pub fn measure_step(&self, steps: u64) {
-        self.watch.measure(steps);
-    }
-
-    /// Memory over time of the step that [`measure_step`](Self::measure_step) named, once it is done, if there is a meter.
-    pub fn measured(&self) -> Option<Measured> {
-        self.watch.measured()
-    }
-
-    /// Bytes of the parameters that are updated together: old and new values of so many exist at the same time.
-    pub fn update_bytes(&self) -> u64 {
-        chunk_bytes(&self.run.model, CHUNKS)
-    }
-
-    /// Every buffer of a step on a batch of `samples`, predicted without running it, under the planned checkpoints and
-    /// micro-batch.
-    ///
-    /// # Errors
-    /// [`Error::Predict`], and [`Error::NoPrediction`] for a trainer that was built without one.
-    pub fn predict(&self, samples: usize) -> Result<Prediction, Error> {
-        let (Some(planner), Some(plan)) = (&self.planner, &self.plan) else { return Err(Error::NoPrediction) };
-        planner.predict(&StepPlan { batch: samples, micro_batch: plan.micro_batch.min(samples), ..plan.clone() })
-    }
-
-    /// Changes that lower the predicted peak of a step, each alone. Precisions and optimizers are those that the builder allows or
-    /// [compares](crate::TrainerBuilder::compare_precision). None for a run that is divided among devices.
-    ///
-    /// # Errors
-    /// [`Error::Predict`], and [`Error::NoPrediction`] for a trainer that was built without one.
-    pub fn remedies(&self) -> Result<Vec<Remedy>, Error> {
-        let (Some(planner), Some(plan)) = (&self.planner, &self.plan) else { return Err(Error::NoPrediction) };
-        match self.stage_plan {
-            Some(_) => Ok(vec![]),
-            None => planner.remedies(plan, self.limit),
-        }
-    }
-
-    /// What the stages did when in the last step, in a run with stages.
-    pub fn timeline(&self) -> Option<kiln_parallel::Timeline> {
-        self.staged.as_ref()?.timeline()
-    }
-
-    /// Measures the memory of each stage in all steps from now on; [`stage_memory`](Self::stage_memory) returns what the last one has
-    /// taken. The stages then work in turns, as they share one heap. Returns whether it can be measured: in a run with stages and an
-    /// allocator that counts ([`with_allocator`](crate::TrainerBuilder::with_allocator)), on the CPU device.
-    ///
-    /// # Errors
-    /// [`Error::Predict`].
-    pub fn measure_stages(&mut self) -> Result<bool, Error> {
-        let meter = self.meter.clone().filter(Meter::is_exact);
-        let (Some(staged), Some(plan), Some(meter)) = (&mut self.staged, &self.stage_plan, meter) else {
-            return Ok(false);
-        };
-        let Some(planner) = &self.planner else { return Ok(false) };
-        let size = |load: &StageLoad| load.estimate.parameter_bytes;
-        let one = DeviceLayout::new(1);
-        let whole = planner.evaluate_stages(plan.precision, &plan.checkpoints, plan.micro_batch, &one, u64::MAX)?;
-        let all = |plan: &StagePlan| plan.loads.iter().map(size).sum::<u64>();
-        let copies = all(plan).saturating_sub(all(&whole));
-        let last = plan.loads.len() - 1;
-        let scratch = thread_scratch_bytes(&self.run.settings.device.clone().inner(), &meter);
-        let sizes = |(stage, load): (usize, &StageLoad)| StageSizes {
-            resident: size(load) + load.estimate.optimizer_bytes,
-            input: load.estimate.input_bytes,
-            // What several stages read is an embedding that is also the output layer.
-            shared: if stage == last && stage > 0 { copies } else { 0 },
-            scratch: if stage == 0 && last > 0 { scratch } else { 0 },
-        };
-        staged.meter = Some(StageMeter::new(meter, plan.loads.iter().enumerate().map(sizes).collect()));
-        Ok(true)
-    }
-
-    /// The memory of each stage in the last step, after [`measure_stages`](Self::measure_stages).
-    pub fn stage_memory(&self) -> Option<Vec<StageMemory>> {
-        self.staged.as_ref()?.meter.as_ref()?.memory()
-    }
-
-    /// Has `observer` told of every event of [`fit`](Self::fit) from now on.
-    pub fn observe(&mut self, observer: impl FnMut(&Event) -> ControlFlow<()> + 'static) {
-        self.observer = Some(Box::new(observer));
-    }
-
-    /// The task and the model, without what training needs.
-    pub fn into_parts(self) -> (T, T::Model) {
-        (self.task, self.run.model)
     }
 }
 
