@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
 use kiln_optimizers::OffloadedAny;
 
-use super::load::Unread;
+use super::unread::Unread;
 
 /// One of burn's optimizers for all parameters, and others for groups of them.
 ///

@@ -1,33 +1,18 @@
 //! Loads saved state into the optimizers of a model, and makes sure that all of it has arrived.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Device, Tensor};
 
 use super::groups::OptimizerGroups;
-
-/// The parameters whose state no optimizer could read, by the names that records give them: burn leaves them without state and says nothing.
-#[derive(Clone, Default)]
-pub(super) struct Unread(Arc<Mutex<Vec<String>>>);
-
-impl Unread {
-    pub(super) fn note(&self, parameter: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(parameter.to_owned());
-    }
-
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
+use super::unread::Unread;
 
 impl OptimizerGroups {
     /// The optimizer of `model` with the state of `record`, on `device` or in host memory. A device with memory of its own has written all of
     /// it.
     ///
     /// # Errors
-    /// The parameters whose state cannot be read, and what to do.
+    /// The parameters whose state cannot be read, and what to do; a device that cannot give back what it was given.
     ///
     /// # Panics
     /// As burn does, when the device has no room for the state.
@@ -53,10 +38,11 @@ impl OptimizerGroups {
                  wrote it, or begin a new run from its model"
             ));
         }
-        // A device without room for the state does not say so by itself, and burn gives no other way to its tensors than to read them back.
-        // The CPU device is its own host, and state in host memory was read back when it got there.
+        // A device without room for the state does not say so by itself, and burn gives no other way to its tensors than to write them: a
+        // record alone is not read before its first use. The CPU device is its own host, and state in host memory was read back when it got
+        // there.
         if !on_host && *device != Device::flex() {
-            let _ = optimizer.to_record();
+            optimizer.into_bytes().map_err(|error| error.to_string())?;
         }
         Ok(optimizer)
     }
