@@ -1,32 +1,40 @@
 //! The options that help against an error of a library, which does not know them.
 
 use anyhow::{Error, anyhow};
+use kiln_data::Error as DataError;
 
-use crate::cli::Command;
-
-/// The error of a command that loads data for steps, with the options that help. An error that has them already stays as it is.
+/// An error of a command that takes steps, with the options that help. An error that has them already stays as it is.
 pub(crate) fn advised(error: Error) -> Error {
-    match advice(&error) {
+    let advice = error.chain().find_map(|cause| match cause.downcast_ref() {
+        // A batch: what is read before, as names of classes, is not left out.
+        Some(kiln_training::Error::Data(cause)) => of_batch(cause, "--memory or --loader-memory"),
+        _ => match cause.downcast_ref() {
+            Some(cause @ DataError::TooLarge { .. }) => of_batch(cause, "--memory or --loader-memory"),
+            _ => None,
+        },
+    });
+    with(error, advice)
+}
+
+/// An error of a batch that is loaded without steps.
+pub(crate) fn advised_on_loading(error: DataError) -> Error {
+    let advice = of_batch(&error, "--loader-memory");
+    with(error.into(), advice)
+}
+
+fn with(error: Error, advice: Option<String>) -> Error {
+    match advice {
         Some(text) => anyhow!("{error:#}; {text}"),
         None => error,
     }
 }
 
-/// Whether a command has the options that are advised.
-pub(crate) fn has_options_of_loading(command: &Command) -> bool {
-    matches!(command, Command::Train(_) | Command::Memory(_) | Command::Load(_))
-}
-
-fn advice(error: &Error) -> Option<&'static str> {
-    let of_data = error.chain().find_map(|cause| match cause.downcast_ref() {
-        Some(kiln_training::Error::Data(cause)) => Some(cause),
-        _ => cause.downcast_ref::<kiln_data::Error>(),
-    })?;
-    match of_data {
-        kiln_data::Error::TooLarge { .. } => {
-            Some("a larger --memory or --loader-memory allows it, and --bad-samples skip:N leaves it out")
+fn of_batch(error: &DataError, budgets: &str) -> Option<String> {
+    match error {
+        DataError::TooLarge { .. } => {
+            Some(format!("a larger {budgets} allows it, and --bad-samples skip:N leaves it out"))
         }
-        cause if cause.is_of_a_sample() => Some("--bad-samples skip:N leaves it out"),
+        cause if cause.is_of_a_sample() => Some("--bad-samples skip:N leaves it out".into()),
         _ => None,
     }
 }
@@ -37,11 +45,14 @@ mod tests {
 
     #[test]
     fn a_sample_that_cannot_be_read_is_advised_on_once() {
-        let bad = || kiln_data::Error::SamplePanic { id: 3, message: "gone".into() };
-        for error in [Error::from(bad()), Error::from(kiln_training::Error::Data(bad())).context("step 7")] {
-            let text = format!("{:#}", advised(advised(error)));
+        let bad = || DataError::SamplePanic { id: 3, message: "gone".into() };
+        let in_step = Error::from(kiln_training::Error::Data(bad())).context("step 7");
+        for error in [advised(advised(in_step)), advised(advised_on_loading(bad()))] {
+            let text = format!("{error:#}");
             assert_eq!(text.matches("; --bad-samples skip:N leaves it out").count(), 1, "{text}");
         }
+        // What is no batch.
         assert_eq!(format!("{:#}", advised(anyhow!("no data"))), "no data");
+        assert_eq!(format!("{:#}", advised(bad().into())), format!("{}", bad()));
     }
 }

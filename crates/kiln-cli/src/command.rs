@@ -15,7 +15,7 @@ use crate::{
 /// # Errors
 /// What went wrong; [`finish`] tells it to the user.
 pub fn run(command: Command) -> Result<ExitCode> {
-    let is_advised = advice::has_options_of_loading(&command);
+    let takes_steps = matches!(command, Command::Train(_) | Command::Memory(_));
     let outcome = match command {
         Command::Train(command) => train::run(command),
         Command::Eval(command) => eval::run(command),
@@ -32,7 +32,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Completions(command) => completions::run(&command).map(|()| ExitCode::SUCCESS),
     };
-    match is_advised {
+    match takes_steps {
         true => outcome.map_err(advice::advised),
         false => outcome,
     }

@@ -15,6 +15,7 @@ use kiln_data::{
 };
 use serde_json::json;
 
+use crate::advice::advised_on_loading;
 use crate::cli::Load;
 
 pub(crate) fn run(arguments: &Load) -> Result<()> {
@@ -56,7 +57,7 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
         for batch in loader.epoch(epoch, 0) {
             match batch {
                 Ok(_) | Err(kiln_data::Error::NothingLeft { .. }) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(advised_on_loading(error)),
             }
         }
         seconds.push(begun.elapsed().as_secs_f64());

@@ -84,7 +84,8 @@ fn profile<T: SharedTask, S: PipelineSettings>(
     let batches = (0..).flat_map(|epoch| setup.data.train.epoch(epoch, 0));
     let mut peak: Option<u64> = None;
     for batch in batches.take(STEPS as usize) {
-        peak = peak.max(trainer.step(&batch?).map_err(into_cli_error)?.peak_bytes);
+        let batch = batch.map_err(kiln_training::Error::Data)?;
+        peak = peak.max(trainer.step(&batch).map_err(into_cli_error)?.peak_bytes);
     }
     let report = report(&trainer, &setup, trainer.measured())?.with_run_peak(peak);
     let folder = arguments.out.clone().unwrap_or_default();

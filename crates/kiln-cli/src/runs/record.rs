@@ -80,8 +80,8 @@ impl RunRecord {
         Ok(())
     }
 
-    /// Notes the end. Returns the path of the report. `has_steps` says whether this process took any; else the report and the figures that
-    /// are there stay as they were.
+    /// Notes the end. Returns the path of the report. `has_steps` says whether this process took any; else the report and the figures of
+    /// steps stay as they were.
     pub(crate) fn end(
         &mut self,
         outcome: Outcome,
@@ -90,9 +90,7 @@ impl RunRecord {
         more: [&str; 2],
         has_steps: bool,
     ) -> Result<PathBuf> {
-        let is_new = |name: &str| self.status.results.get(name).is_none();
-        let new = results.into_iter().filter(|(name, _)| has_steps || is_new(name)).collect();
-        self.note(new);
+        self.note(results.into_iter().filter(|(name, _)| has_steps || !is_of_steps(name)).collect());
         (self.status.state, self.status.detail) = match outcome {
             Outcome::Finished => (Noted::Finished, String::new()),
             Outcome::Stopped(command) => (Noted::Stopped, format!("To go on: {command}")),
@@ -116,6 +114,13 @@ impl RunRecord {
             session.seconds = self.started.elapsed().as_secs_f64();
         }
     }
+}
+
+/// Whether a figure is of the steps of one process, as its speed.
+fn is_of_steps(name: &str) -> bool {
+    let figures = ["seconds", "final_loss", "peak_bytes", "failed_attempts", "lost_seconds", "samples_per_second"];
+    let of_data = ["waiting_for_data", "bad_samples", "repairable_samples", "left_out"];
+    figures.contains(&name) || of_data.contains(&name) || name.starts_with("loader_")
 }
 
 fn note(noted: &mut Value, results: Map<String, Value>) {
@@ -188,10 +193,11 @@ mod tests {
 
         // One that has nothing left to do is no session.
         let mut record = begin(folder, 9);
-        let idle = object(json!({"peak_bytes": 7, "samples_per_second": 0.0}));
+        let idle = object(json!({"peak_bytes": 7, "loader_read_seconds": 0.0, "test_loss": 0.5}));
         record.end(Outcome::Finished, idle, &Samples::default(), ["", ""], false).unwrap();
         let status = Status::read(folder).unwrap();
         assert_eq!((status.sessions.len(), &status.results["peak_bytes"]), (2, &json!(1 << 20)));
+        assert_eq!((&status.results["test_loss"], &status.results["loader_read_seconds"]), (&json!(0.5), &Value::Null));
     }
 
     #[test]

@@ -28,7 +28,9 @@ pub(super) fn adjust(run: &mut RunSettings, arguments: &RunArgs, batches: usize)
         _ => {}
     }
     if run.memory.is_some() && plans_again(arguments) {
-        run.optimizer_offload = false;
+        if run.parallel.stages.is_none() {
+            run.optimizer_offload = arguments.step.optimizer.optimizer_offload;
+        }
         if arguments.step.micro_batch.is_none() {
             run.micro_batch = None;
         }

@@ -55,6 +55,8 @@ fn data_that_is_not_there_or_not_data() {
     refused(at, &gpt("absent.txt"), 1, &["absent.txt", "No such file"]);
     refused(at, &gpt("texts"), 1, &["texts", "expected files ending in .txt"]);
     refused(at, &gpt("latin1.txt"), 1, &["latin1.txt", "UTF-8"]);
+    assert!(!stderr(&output(at, &gpt("latin1.txt"))).contains("--bad-samples"), "a text is not left out");
+    refused(at, &["load", "broken"], 1, &["broken/cat/2.png", "--bad-samples skip:N"]);
     refused(at, &gpt("short.txt"), 2, &["tokens", "expected more than twice the length"]);
     refused(at, &["train", "gpt", "--tokenizer", "texts"], 1, &["texts/vocab.json"]);
     assert!(!at.join("run-gpt").exists());

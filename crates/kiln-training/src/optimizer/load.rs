@@ -12,7 +12,7 @@ impl OptimizerGroups {
     /// it.
     ///
     /// # Errors
-    /// The parameters whose state cannot be read, and what to do; a device that cannot give back what it was given.
+    /// The parameters whose state cannot be read, and what to do.
     ///
     /// # Panics
     /// As burn does, when the device has no room for the state.
@@ -38,11 +38,10 @@ impl OptimizerGroups {
                  wrote it, or begin a new run from its model"
             ));
         }
-        // A device without room for the state does not say so by itself, and burn gives no other way to its tensors than to write them: a
-        // record alone is not read before its first use. The CPU device is its own host, and state in host memory was read back when it got
-        // there.
+        // A device without room for the state says so when it is asked for its tensors, and burn gives no other way to them than a record.
+        // The CPU device is its own host, and state in host memory was read when it got there.
         if !on_host && *device != Device::flex() {
-            optimizer.into_bytes().map_err(|error| error.to_string())?;
+            let _ = optimizer.to_record();
         }
         Ok(optimizer)
     }

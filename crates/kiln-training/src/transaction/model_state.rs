@@ -69,6 +69,8 @@ pub(crate) struct ModelState<M> {
     pub(crate) groups: OptimizerGroups,
     /// Whether the state of `optimizer` was moved to the host because memory ran out.
     state_on_host: bool,
+    /// Whether the optimizer reads the state that it records, so that it can be moved.
+    state_moves: bool,
     pub(crate) scaler: LossScaler,
     pub(crate) state: RunState,
     pub(crate) settings: StepSettings,
@@ -123,9 +125,22 @@ impl<M: Module> ModelState<M> {
         // An edit may take the state through a record, from which it comes back to this device.
         let optimizer = groups.init_on(&settings.device.clone().inner());
         let (scaler, state) = (LossScaler::new(settings.scaling())?, RunState::new(seed));
-        let state_on_host = false;
+        let (state_on_host, state_moves) = (false, true);
         let (guard, update) = (None, None);
-        Ok(Self { model, optimizer, groups, state_on_host, scaler, state, settings, attached, guard, replicas, update })
+        Ok(Self {
+            model,
+            optimizer,
+            groups,
+            state_on_host,
+            state_moves,
+            scaler,
+            state,
+            settings,
+            attached,
+            guard,
+            replicas,
+            update,
+        })
     }
 
     /// Keeps the optimizer's state in host memory between updates, or on the devices of its parameters again. The numbers stay the same.
@@ -133,14 +148,18 @@ impl<M: Module> ModelState<M> {
     /// # Panics
     /// When a device cannot give its values, or has no room for them. The state then stays where it is.
     pub(crate) fn keep_state_on_host(&mut self, on_host: bool) {
-        if self.state_on_host == on_host {
+        if self.state_on_host == on_host || !self.state_moves {
             return;
         }
         let device = self.settings.device.clone().inner();
         let step = self.state.next_step();
         match self.groups.load(self.optimizer.to_record(), &self.model, &device, on_host) {
             Ok(optimizer) => self.optimizer = optimizer,
-            Err(reason) => return tracing::warn!("step {step}: optimizer state stays where it is: {reason}"),
+            // An optimizer that does not read what it recorded itself.
+            Err(reason) => {
+                self.state_moves = false;
+                return tracing::warn!("step {step}: optimizer state stays where it is: {reason}");
+            }
         }
         self.state_on_host = on_host;
         tracing::info!("step {step}: optimizer state is {}", if on_host { "in host memory" } else { "on the device" });
