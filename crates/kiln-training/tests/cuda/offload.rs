@@ -12,7 +12,7 @@ use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Offload, P
 use kiln_training::{OptimizerConfig, StepReport};
 
 use crate::run::{in_use, with_own_pages};
-use crate::sim::with_card;
+use crate::sim::{Card, with_card};
 use crate::support::{Snapshot, Watched, builder, settings};
 use crate::tasks::{Case, Text};
 
@@ -140,5 +140,51 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         println!("back on the card: {far:.1e} apart, always offloaded: {usual:.1e}");
         assert!(usual < 1e-5, "{usual:e}");
         assert!(far < 2.0 * usual, "{far:e}, {usual:e}");
+    });
+}
+
+/// A run whose state is on the host after its second step.
+fn pressed(card: &Card) -> Run {
+    let trainer = trainer(false);
+    let _ = step(&trainer, 0)();
+    card.arm("alloc:1x2:OUT_OF_MEMORY");
+    let report = with_own_pages(&Device::cuda(0), step(&trainer, 1));
+    card.disarm();
+    assert_eq!(report.failures, 1);
+    trainer
+}
+
+#[test]
+fn optimizer_state_that_finds_no_room_on_the_card_stays_on_the_host() {
+    with_card(&[], |card| {
+        let calm = pressed(card);
+        let on_host = in_use();
+        // The step in which the state comes back, where nothing fails.
+        let back = (2..10)
+            .find(|number| {
+                let _ = step(&calm, *number)();
+                in_use() > on_host * 3 / 2
+            })
+            .expect("the state comes back");
+        let expected = Snapshot::of(&calm.borrow());
+        drop(calm);
+
+        let short = pressed(card);
+        for number in 2..back {
+            let _ = step(&short, number)();
+        }
+        assert_eq!(in_use(), on_host);
+        card.arm("alloc:1x2:OUT_OF_MEMORY");
+        let report = with_own_pages(&Device::cuda(0), step(&short, back));
+        card.disarm();
+        assert!(report.failures >= 1, "nothing failed");
+        assert_eq!(in_use(), on_host, "the state is on the host");
+        let far = Snapshot::of(&short.borrow()).distance(&expected);
+        println!("{} failures in step {back}: {far:.1e} apart", report.failures);
+        assert!(far < 1e-5, "{far:e}");
+        // The steps that follow have all of it.
+        for number in back + 1..back + 4 {
+            let _ = step(&short, number)();
+        }
     });
 }
