@@ -73,8 +73,9 @@ fn append(directory: &RunDirectory, lines: impl IntoIterator<Item = Value>) -> R
         true => std::fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", path.display()))?,
         false => String::new(),
     };
+    let time = now(); // of all lines
     for mut line in lines {
-        line["time"] = json!(now());
+        line["time"] = json!(time);
         line["version"] = json!(env!("CARGO_PKG_VERSION"));
         text += &format!("{line}\n");
     }

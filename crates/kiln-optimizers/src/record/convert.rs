@@ -24,8 +24,8 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`Error::StateFormat`] names the first parameter with other code books, with moments of f32, f16 or bf16 although it is large, or with the state of
-/// another optimizer, and says what to do. [`Error::Record`] if the record cannot be read.
+/// [`Error::StateFormat`] names the first parameter with other code books, with moments of f32, f16 or bf16 although it is large, or
+/// with the state of another optimizer, and says what to do. [`Error::Record`] if the record cannot be read.
 pub fn check_record(record: OptimizerRecord, format: &StateFormat) -> Result<OptimizerRecord, Error> {
     changed(record, format, |state, name| {
         let found = |found: String, advice| {
@@ -70,8 +70,9 @@ pub fn to_quantized(record: OptimizerRecord, format: &StateFormat) -> Result<Opt
     })
 }
 
-/// The record with all moments in f32 (those of 64 bits stay as they are), as burn's `AdamW` or `Sgd` with momentum reads it. The values are exactly those that the codes
-/// stand for: nothing is lost. `format` is that of the optimizer which wrote the record; its code books do not matter.
+/// The record with all moments in f32 (those of 64 bits stay as they are), as burn's `AdamW` or `Sgd` with momentum reads it. The values
+/// are exactly those that the codes stand for: nothing is lost. `format` is that of the optimizer which wrote the record; its code books
+/// do not matter.
 ///
 /// # Errors
 /// [`Error::StateFormat`] for the state of another optimizer, and [`Error::Record`] if the record cannot be read.
