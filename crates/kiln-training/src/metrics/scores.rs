@@ -3,17 +3,19 @@
 use burn::tensor::{Int, Tensor};
 
 /// How many of `logits_bc` `[B, C]` have their target `[B]` among the `k` largest, as a tensor of one element
-/// on the device. A tie counts against the prediction, and so does NaN.
+/// on the device. A tie counts against the prediction, and so does NaN: as the target's logit, or as one that it is compared with.
 pub fn top_k_correct(logits_bc: Tensor<2>, targets_b: Tensor<1, Int>, k: usize) -> Tensor<1, Int> {
     top_k_hits(logits_bc, targets_b, k).sum()
 }
 
-/// The same for each sample by itself: `[B]`, 1 where the target is among the `k` largest and 0 where it is not.
+/// Whether each sample has its target among the `k` largest, by the rules of [`top_k_correct`]: `[B]`, 1 where it has and 0 where it
+/// does not.
 pub fn top_k_hits(logits_bc: Tensor<2>, targets_b: Tensor<1, Int>, k: usize) -> Tensor<1, Int> {
+    let others = logits_bc.dims()[1].saturating_sub(k);
     let target_b1 = logits_bc.clone().gather(1, targets_b.unsqueeze_dim(1));
-    // The rank of the target, counted from 1: how many logits are at least as large as its own.
-    let rank_b1 = logits_bc.greater_equal(target_b1).int().sum_dim(1);
-    let correct = rank_b1.clone().greater_equal_scalar(1).bool_and(rank_b1.lower_equal_scalar(k as i64));
+    // Only a number can be smaller than another one: NaN beside the target is not.
+    let smaller_b1 = logits_bc.lower(target_b1.clone()).int().sum_dim(1);
+    let correct = smaller_b1.greater_equal_scalar(others as i64).bool_and(target_b1.is_nan().bool_not());
     correct.int().squeeze_dim(1)
 }
 
@@ -49,7 +51,15 @@ mod tests {
 
     #[test]
     fn ties_and_nan_are_not_correct() {
-        assert_eq!(correct([[1.0; 4], [f32::NAN; 4], [1.0, f32::NAN, 0.0, 0.0]], [0, 0, 1], 1), 0);
+        const NAN: f32 = f32::NAN;
+        assert_eq!(correct([[1.0; 4], [NAN; 4], [1.0, NAN, 0.0, 0.0]], [0, 0, 1], 1), 0);
+        // NaN beside the target, before it and after it.
+        let beside = [[1.0, NAN, 0.0, 0.0], [NAN, 1.0, 0.0, 0.0], [NAN, NAN, NAN, 1.0]];
+        assert_eq!(correct(beside, [0, 1, 3], 1), 0);
+        assert_eq!(correct(beside, [0, 1, 3], 2), 2, "it may be the largest, and the target the second");
+        assert_eq!(correct([[NAN; 4]; 3], [0, 1, 2], 4), 0, "NaN is not among any number");
+        let infinite = [[f32::INFINITY, 1.0, 0.0, NAN], [f32::INFINITY, 1.0, 0.0, 0.0], [f32::NEG_INFINITY; 4]];
+        assert_eq!(correct(infinite, [0, 0, 0], 1), 1);
     }
 
     #[test]
