@@ -3,6 +3,7 @@
 use burn::tensor::Device;
 use kiln_memory::CardMemory;
 
+use super::host_memory;
 use crate::error::Error;
 
 /// The memory that a step may take: parameters, gradients, optimizer state, activations, and on the CPU the loader's share.
@@ -11,7 +12,8 @@ use crate::error::Error;
 pub enum MemoryBudget {
     /// So many bytes.
     Bytes(u64),
-    /// This fraction, above 0 and at most 1, of the memory that is free when the run is built.
+    /// This fraction, above 0 and at most 1, of the memory that is free when the run is built: on the CPU of what is left within the
+    /// limits of the process's control groups, such as that of a container.
     FractionOfFree(f64),
 }
 
@@ -32,7 +34,7 @@ impl MemoryBudget {
         };
         let free = match device.memory_pool_usage() {
             Some(_) => CardMemory::of_nvidia(card_index(device)).map(|memory| memory.free),
-            None => available_on_host(),
+            None => host_memory::available(),
         };
         let free = free.ok_or_else(|| Error::UnknownMemory { device: format!("{device:?}") })?;
         Ok((free as f64 * fraction) as u64)
@@ -50,13 +52,6 @@ fn card_index(device: &Device) -> u32 {
     digits.parse().unwrap_or(0)
 }
 
-/// The bytes that the operating system would hand out without swapping (Linux).
-fn available_on_host() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,8 +60,12 @@ mod tests {
     fn a_budget_is_bytes_or_a_fraction_of_free_memory() {
         let device = Device::flex();
         assert_eq!(MemoryBudget::Bytes(7).bytes(&device).unwrap(), 7);
-        let half = MemoryBudget::FractionOfFree(0.5).bytes(&device).unwrap();
-        assert!(half > 1 << 20);
+        // Other processes take and free memory in between.
+        let of_free = |fraction| MemoryBudget::FractionOfFree(fraction).bytes(&device).unwrap() as f64;
+        for fraction in [0.5, 0.125] {
+            let share = of_free(fraction) / of_free(1.0);
+            assert!((0.75 * fraction..1.25 * fraction).contains(&share), "{fraction}: {share}");
+        }
         for bad in [MemoryBudget::Bytes(0), MemoryBudget::FractionOfFree(0.0), MemoryBudget::FractionOfFree(1.5)] {
             let message = bad.bytes(&device).unwrap_err().to_string();
             assert!(message.starts_with("memory budget is "), "{message}");

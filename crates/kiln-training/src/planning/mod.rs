@@ -3,6 +3,7 @@
 mod budget;
 mod checkpointing;
 mod divide;
+mod host_memory;
 mod planned_optimizer;
 mod planner;
 mod recorded;
