@@ -116,7 +116,7 @@ impl Planner {
     }
 
     /// The planner of a plan's optimizer.
-    pub(super) fn of_plan(&self, plan: &StepPlan) -> &Self {
+    pub(crate) fn of_plan(&self, plan: &StepPlan) -> &Self {
         self.alternatives().find(|planner| planner.optimizer == plan.optimizer).unwrap_or(self)
     }
 

@@ -18,6 +18,7 @@ pub(super) fn explain(
     report: &mut ExhaustionReport,
 ) {
     let Some(setting) = report.tries.last().map(|tried| tried.setting) else { return };
+    let planner = planner.of_plan(plan);
     let Some((_, step)) = planner.steps.iter().find(|(precision, _)| *precision == plan.precision) else { return };
     let micro_batch = setting.micro_batch.min(plan.batch);
     let limit = limit.or(report.device.total).unwrap_or(0);

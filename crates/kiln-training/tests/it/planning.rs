@@ -6,17 +6,19 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::tanh;
 use burn::tensor::{Device, Tensor};
+use bytesize::ByteSize;
 use kiln_checkpointing::Plan;
 use kiln_memory::BackendProfile;
 use kiln_parallel::{Local, Schedule};
 use kiln_precision::Precision;
+use kiln_recovery::{Failure, Kind};
 use kiln_training::{
-    DeviceLayout, Error, MemoryBudget, OptimizerConfig, Pass, PlannedOptimizer, Planner, StagePlan, StagesConfig, Task,
-    Trainer, TrainerBuilder,
+    Boundary, DeviceLayout, Error, MemoryBudget, OptimizerConfig, Pass, PlannedOptimizer, Planner, StagePlan,
+    StagesConfig, Task, Trainer, TrainerBuilder,
 };
 
 use crate::HEAP;
-use crate::support::{batch, classes, device, entropy, inputs, turn};
+use crate::support::{Watched, batch, classes, device, entropy, inputs, reclaim, recovery, turn};
 
 const WIDTH: usize = 96;
 const BATCH: usize = 4096;
@@ -194,6 +196,37 @@ fn a_run_in_stages_trains_with_the_optimizer_that_was_allowed() {
     let path = trainer.save_to(&kiln_training::Checkpoints::new(folder.path(), 1).unwrap()).unwrap();
     let state = std::fs::read_to_string(path.join("state.json")).unwrap();
     assert!(state.contains("AdamW8bit"), "{state}");
+}
+
+/// The report of a batch that does not fit names the memory of the optimizer that the run was planned with.
+#[test]
+fn a_batch_that_does_not_fit_is_explained_with_the_optimizer_of_the_plan() {
+    let _turn = turn();
+    let sizes = &[2, 2];
+    let least = |planner: &Planner| {
+        let plans = planner.candidates(Precision::F32, 1).unwrap();
+        plans.into_iter().map(|plan| plan.peak_bytes).min().unwrap()
+    };
+    let planner = with_8_bits(sizes).planner(&BackendProfile::flex(), &batch(0, 8), BATCH).unwrap();
+    let [own, small] = [least(&planner), least(planner.alternatives().next().unwrap())];
+    let planned = |limit: u64| {
+        let mut trainer = Watched::build(with_8_bits(sizes).with_memory(MemoryBudget::Bytes(limit)), &batch(0, 8));
+        let micro_batch = trainer.plan().unwrap().micro_batch;
+        trainer.set_recovery(Some(recovery(BATCH, micro_batch, reclaim().with_attempts(2))));
+        trainer.watch(|boundary| match boundary {
+            Boundary::Forward => Err(Failure::new(Kind::OutOfMemory, "none left")),
+            _ => Ok(()),
+        });
+        let error = trainer.step(&batch(0, BATCH)).unwrap_err();
+        let Error::Exhausted { report, .. } = error else { panic!("{error}") };
+        let peak = ByteSize(trainer.predict(BATCH).unwrap().peak_bytes);
+        let last = report.help.last().unwrap();
+        assert!(last.ends_with(&format!("predicted to take {peak}")), "{last}, and not {peak}");
+        trainer.plan().unwrap().optimizer.clone()
+    };
+    assert_eq!(planned(8 * own), PlannedOptimizer::Own);
+    let other = PlannedOptimizer::Other { name: "adamw8bit".into(), on_host: false };
+    assert_eq!(planned((small + own) / 2), other);
 }
 
 #[test]
