@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::steps::{adamw, flex, gpt, models, sgd, tiny};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use kiln_memory::{BackendProfile, Error, Recomputed, Recorder, StepOptions, StepTrace, record_step};
 use kiln_models::{ResNet, ResNetConfig};
 use kiln_precision::Precision;
@@ -78,6 +78,21 @@ fn values_that_are_read_back_are_named_by_the_layer_they_came_from() {
         net.layers[0].forward(input(recorder)).mean()
     });
     assert_eq!(said(early), ("the first operation".into(), "(before the first layer)".into(), reason.into()));
+}
+
+#[test]
+fn an_input_on_another_device_is_named_with_the_way_to_make_it() {
+    let reason =
+        "an input is on another device than the step: make it with `Pass::input`, or copy it to the recorder's device";
+    for device in [Device::flex(), Device::flex().autodiff()] {
+        let elsewhere = device.clone();
+        let other = step(move |net, _| net.layers[0].forward(Tensor::ones([16, 8], &elsewhere)).mean());
+        assert_eq!(said(other).2, reason, "{device:?}");
+        let other = with(move |x, _| x.clone() + Tensor::ones(x.shape(), &device));
+        assert_eq!(said(other).2, reason);
+        let indices = with(|x, _| x.select(0, Tensor::<1, Int>::from_data([0, 1], &Device::flex())));
+        assert_eq!(said(indices).2, reason);
+    }
 }
 
 #[test]
