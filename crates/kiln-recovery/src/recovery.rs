@@ -147,7 +147,9 @@ impl Recovery {
     /// # Errors
     /// Those of [`MicroBatchSearch::resume`].
     pub fn restore(&mut self, state: RecoveryState) -> Result<(), crate::Error> {
-        let RecoveryState { sizes, plan, offload, relaxation, shortages } = state;
+        let RecoveryState { sizes, plan, offload, relaxation, mut shortages } = state;
+        let config = self.controller.search.config();
+        shortages.values_mut().for_each(|shortage| shortage.keep_within(config.min(), config.batch()));
         let controller = &mut self.controller;
         controller.search = MicroBatchSearch::resume(controller.search.config().clone(), sizes)?;
         controller.level = SavingLevel { plan, offload };
@@ -186,6 +188,28 @@ impl Recovery {
         bucket: u64,
         batch: B,
         mut work: impl FnMut(&B, Setting) -> Result<T, E>,
+        evidence: impl FnMut(&T, &mut Probe),
+    ) -> Result<Recovered<T>, Stopped<B, E>>
+    where
+        E: Error + From<ExecutionError> + 'static,
+    {
+        self.run_shared(samples, bucket, batch, |batch, setting| work(batch, *setting), evidence)
+    }
+
+    /// Trains a batch that others train a part of at the same time, as replicas do. `work` may write another setting in the place of the
+    /// one that it gets, before it begins: the one that all can run with. What is learned is then about that one.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
+    ///
+    /// # Panics
+    /// When `work` or `evidence` panics for another reason than memory.
+    pub fn run_shared<B, T, E>(
+        &mut self,
+        samples: usize,
+        bucket: u64,
+        batch: B,
+        mut work: impl FnMut(&B, &mut Setting) -> Result<T, E>,
         mut evidence: impl FnMut(&T, &mut Probe),
     ) -> Result<Recovered<T>, Stopped<B, E>>
     where
@@ -194,8 +218,10 @@ impl Recovery {
         let mut progress = self.controller.start(samples, bucket);
         let mut tries: Vec<Try> = vec![];
         loop {
-            let setting = progress.setting();
-            let failure = match attempt(&self.device, || work(&batch, setting), &mut evidence) {
+            let mut setting = progress.setting();
+            let outcome = attempt(&self.device, || work(&batch, &mut setting), &mut evidence);
+            progress.ran_with(setting);
+            let failure = match outcome {
                 AttemptOutcome::Done(value) => {
                     self.controller.succeeded(&progress, (self.peak.0)());
                     return Ok(Recovered { value, setting, tries, waited: progress.waited() });

@@ -20,6 +20,8 @@ pub(crate) struct Batch {
     pub(super) rounds: u32,
     /// Whether the next attempt tries the setting from before a shortage.
     pub(super) returning: bool,
+    /// Whether the last attempt ran with another setting than it should have, because others who share the batch have less room.
+    pub(super) lowered: bool,
     /// Whether the batch began with a reduced setting.
     pub(super) reduced: bool,
     /// Pauses before another attempt with the same setting.
@@ -41,6 +43,7 @@ impl Batch {
             bottom: None,
             rounds: 0,
             returning: false,
+            lowered: false,
             reduced: false,
             repeats: 0,
             pauses: Pauses::new(),
@@ -52,6 +55,12 @@ impl Batch {
     /// The setting of the next attempt.
     pub(crate) fn setting(&self) -> Setting {
         self.setting
+    }
+
+    /// The last attempt ran with `setting`.
+    pub(crate) fn ran_with(&mut self, setting: Setting) {
+        self.lowered = setting != self.setting;
+        self.setting = setting;
     }
 
     /// The sum of all pauses.

@@ -227,6 +227,16 @@ impl Controller {
         let Batch { samples, bucket, setting, .. } = *batch;
         let capacity = self.by_capacity(samples, bucket);
         let level = setting.level();
+        if batch.lowered {
+            // It says nothing of what this device has room for beyond that.
+            if level == self.level {
+                self.search.succeeded(bucket, setting.micro_batch, peak);
+            }
+            if batch.reduced {
+                self.batch_done(bucket);
+            }
+            return;
+        }
         let stronger = level.plan > self.level.plan || level.offload && !self.level.offload;
         if stronger || level == self.level && setting.micro_batch < capacity.micro_batch {
             return self.reduced_fitted(batch, capacity, peak);

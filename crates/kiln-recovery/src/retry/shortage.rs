@@ -43,6 +43,12 @@ impl Shortage {
         }
     }
 
+    /// The same within the sizes of a run, which may not be those of the run that saved it.
+    pub(crate) fn keep_within(&mut self, min: usize, batch: usize) {
+        self.size = self.size.clamp(min, batch);
+        self.fails = self.fails.max(self.size.saturating_add(1));
+    }
+
     /// A batch had to reduce the setting further.
     pub(super) fn deepen(&mut self, setting: Setting, fails: usize) {
         (self.size, self.level, self.fails) = (setting.micro_batch, setting.level(), fails);
@@ -50,7 +56,7 @@ impl Shortage {
 
     /// The earlier setting failed again. Returns whether the reduced setting now counts as the capacity.
     pub(super) fn return_failed(&mut self, success_interval: u32) -> bool {
-        self.failed_returns += 1;
+        self.failed_returns = self.failed_returns.saturating_add(1);
         self.batches_left = (1 << (self.failed_returns - 1).min(31)).min(success_interval);
         self.failed_returns >= FAILED_RETURNS
     }

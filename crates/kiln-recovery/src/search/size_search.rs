@@ -85,7 +85,7 @@ impl SizeSearch {
         }
         self.streak = 0;
         let again = self.fails == Some(size);
-        self.backoff = if again { (self.backoff + 1).min(config.max_backoff()) } else { 0 };
+        self.backoff = if again { self.backoff.saturating_add(1).min(config.max_backoff()) } else { 0 };
         self.fails = Some(size);
         self.steps_since_failure = 0;
         // A short batch may have been below the smallest size.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use burn::tensor::{Device, ExecutionError, Tensor};
 use kiln_recovery::{
     Failure, Injector, Kind, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Probe, Recovery, Remedy, Rung,
-    Setting, Situation, Stopped,
+    SavingLevel, Setting, Shortage, Situation, Stopped,
 };
 use proptest::prelude::*;
 
@@ -329,5 +329,47 @@ proptest! {
         }
         let expected: usize = samples.iter().enumerate().map(|(index, samples)| (index + 1) * samples).sum();
         prop_assert_eq!(total, expected as f32);
+    }
+}
+
+#[test]
+fn what_is_learned_is_about_the_setting_that_ran() {
+    let config = MicroBatchSearchConfig::new(16).with_success_interval(1).with_start(8);
+    let mut recovery = recovery(config, Ladder::standard()).measuring(|| Some(500));
+    let mut shared = |most: usize, fits: usize| {
+        let work = |(): &(), setting: &mut Setting| {
+            setting.micro_batch = setting.micro_batch.min(most);
+            self::fits(*setting, fits)
+        };
+        let done = recovery.run_shared(16, 0, (), work, no_evidence).unwrap();
+        let known = recovery.state().sizes.buckets[&0].clone();
+        let tried: Vec<usize> = done.tries.iter().map(|tried| tried.setting.micro_batch).collect();
+        (done.setting.micro_batch, tried, known)
+    };
+    // Somebody else has room for 4.
+    let (ran, tried, known) = shared(4, 16);
+    assert_eq!((ran, tried.len(), known.size, known.fits, known.samples), (4, 0, 8, Some(4), vec![(4, 500)]));
+    // 4 is too much as well, and 8 with it.
+    let (ran, tried, known) = shared(4, 3);
+    assert_eq!((ran, known.fits), (2, Some(2)), "{tried:?}");
+    assert!(tried.iter().all(|size| *size == 4) && known.fails.is_none_or(|fails| fails == 4), "{tried:?} {known:?}");
+}
+
+#[test]
+fn a_shortage_that_was_edited_is_brought_into_range() {
+    let config = MicroBatchSearchConfig::new(16).with_min(2);
+    let mut recovery = recovery(config, Ladder::standard());
+    let mut state = recovery.state();
+    let level = SavingLevel { plan: 0, offload: false };
+    for (bucket, size) in [(0, 0), (1, 99)] {
+        let shortage = Shortage { size, level, fails: 0, failed_returns: u32::MAX, batches_left: 1 };
+        state.shortages.insert(bucket, shortage);
+    }
+    recovery.restore(state).unwrap();
+    for (bucket, size) in [(0, 2), (1, 16)] {
+        assert_eq!(recovery.setting(16, bucket).micro_batch, size);
+        let _ = recovery.run(16, bucket, (), |(), setting| fits(setting, 16), no_evidence).unwrap();
+        // The earlier setting is tried again, and fails once more.
+        let _ = recovery.run(16, bucket, (), |(), setting| fits(setting, 2), no_evidence).unwrap();
     }
 }

@@ -8,7 +8,8 @@ use kiln_parallel::Communicator;
 
 use crate::error::Error;
 
-/// Runs `work` of a replica. When it ends with an error or a panic, the other replicas are told, who would wait for this one.
+/// Runs `work` of a replica. When it ends with an error or a panic, the other replicas are told, who would wait for this one. They do
+/// wait for a replica whose update is unfinished, because its caller can go on with it.
 ///
 /// # Errors
 /// Those of `work`.
@@ -22,7 +23,7 @@ pub(crate) fn telling<T>(
     let Some(communicator) = communicator else { return work() };
     let outcome = catch_unwind(AssertUnwindSafe(work));
     match &outcome {
-        Ok(Ok(_)) => {}
+        Ok(Ok(_) | Err(Error::Unfinished { .. })) => {}
         Ok(Err(error)) => communicator.leave(&chain(error)),
         Err(payload) => communicator.leave(&panicked(payload.as_ref())),
     }

@@ -65,6 +65,8 @@ pub struct Trainer<T: Task> {
     /// The metric that the run is judged by, if it is.
     pub(super) best: Option<BestConfig>,
     pub(super) progress: Progress,
+    /// Steps of the newest checkpoint that this trainer has read or written.
+    pub(super) saved: u64,
     /// Whether a checkpoint of a run with another number of steps is resumed.
     pub(super) takes_other_length: bool,
     /// Whether sizes that a checkpoint knows to fit are forgotten.
@@ -133,12 +135,11 @@ impl<T: Task> Trainer<T> {
         let mut ended = None;
         let (samples, shape) = largest;
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let work = |(): &(), setting: Setting| {
+            let work = |(): &(), setting: &mut Setting| {
                 last = Instant::now();
-                self.run.keep_state_on_host(setting.offload);
-                self.attempt(batch, setting).map_err(|error| set_aside(error, &mut ended))
+                self.agree_and_attempt(batch, setting).map_err(|error| set_aside(error, &mut ended))
             };
-            recovery.run(samples, shape, (), work, Attempted::prove)
+            recovery.run_shared(samples, shape, (), work, Attempted::prove)
         }));
         self.recovery = Some(recovery);
         let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
@@ -158,10 +159,10 @@ impl<T: Task> Trainer<T> {
     }
 
     fn step_once(&mut self, batch: Option<&T::Batch>, largest: (usize, u64)) -> Result<StepReport, Error> {
-        let setting = self.setting(largest);
+        let mut setting = self.setting(largest);
         let device = self.run.settings.device.clone();
         let mut ended = None;
-        let work = || self.attempt(batch, setting).map_err(|error| set_aside(error, &mut ended));
+        let work = || self.agree_and_attempt(batch, &mut setting).map_err(|error| set_aside(error, &mut ended));
         let outcome = attempt(&device, work, Attempted::prove);
         match outcome {
             AttemptOutcome::Done(attempted) => self.commit(attempted, 0, 0.0, Duration::ZERO),
@@ -170,9 +171,26 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    fn attempt(&self, batch: Option<&T::Batch>, setting: Setting) -> Result<Attempted, Error> {
+    /// Attempts a step with `setting`, or with what the replicas agree on in its place.
+    fn agree_and_attempt(&mut self, batch: Option<&T::Batch>, setting: &mut Setting) -> Result<Attempted, Error> {
         self.watch.begin_attempt();
-        let (share, setting) = self.share(batch, setting)?;
+        let share = self.share(batch, setting)?;
+        let offload = setting.offload;
+        match self.run.replicas.clone() {
+            // A replica on which there is no room for the state fails the attempt of all.
+            Some(replicas) => replicas.all(replicas.caught(|| Ok(self.run.keep_state_on_host(offload))))?,
+            None => self.run.keep_state_on_host(offload),
+        }
+        let attempted = self.attempt(batch, share, *setting)?;
+        if let Some(replicas) = &self.run.replicas {
+            // What one replica lacks, all try again.
+            let peak = replicas.prove(|probe| attempted.prove(probe), self.watch.peak_bytes())?;
+            self.watch.note_highest_peak(peak);
+        }
+        Ok(attempted)
+    }
+
+    fn attempt(&self, batch: Option<&T::Batch>, share: Share, setting: Setting) -> Result<Attempted, Error> {
         let ranges = match batch {
             Some(batch) => Split::new(batch.len(), setting.micro_batch)?.ranges().collect(),
             None => vec![],
@@ -187,50 +205,45 @@ impl<T: Task> Trainer<T> {
         // A part without a token that carries a loss has no mean loss, and nothing to add.
         let parts = parts.filter(|(weight, _)| weight.count() > 0);
         let plan = plan_for(&self.plans, setting);
-        if let Some(staged) = &self.staged {
-            let parts: Vec<_> = parts.collect();
-            let run = &self.run;
-            let inputs = Inputs {
-                task: &self.task,
-                staged,
-                plan: &plan,
-                draws_random: self.draws_random,
-                state: run.state,
-                share,
-                loss_scale: run.scaler.state().scale,
-                guard: run.guard.as_ref(),
-            };
-            let mut evidence = vec![];
-            let mut attempted = run.attempt_with(share, |model, statistics| {
-                let (computed, named) = (staged.compute)(&inputs, model, statistics, &parts)?;
-                evidence = named;
-                Ok(computed)
-            })?;
-            attempted.evidence = evidence;
-            return Ok(attempted);
-        }
         let mut evidence = vec![];
-        let mut attempted = self.run.attempt(share, parts, |model, device, part: &Part<'_, T::Batch>| {
-            let pass = Pass::planned(model, device, &plan, self.draws_random);
-            let loss = self.task.loss(&pass, part.batch());
-            evidence.extend(pass.into_evidence()?);
-            Ok(loss)
-        })?;
+        let mut attempted = match &self.staged {
+            None => self.run.attempt(share, parts, |model, device, part: &Part<'_, T::Batch>| {
+                let pass = Pass::planned(model, device, &plan, self.draws_random);
+                let loss = self.task.loss(&pass, part.batch());
+                evidence.extend(pass.into_evidence()?);
+                Ok(loss)
+            })?,
+            Some(staged) => {
+                let parts: Vec<_> = parts.collect();
+                let run = &self.run;
+                let inputs = Inputs {
+                    task: &self.task,
+                    staged,
+                    plan: &plan,
+                    draws_random: self.draws_random,
+                    state: run.state,
+                    share,
+                    loss_scale: run.scaler.state().scale,
+                    guard: run.guard.as_ref(),
+                };
+                run.attempt_with(share, |model, statistics| {
+                    let (computed, named) = (staged.compute)(&inputs, model, statistics, &parts)?;
+                    evidence = named;
+                    Ok(computed)
+                })?
+            }
+        };
         attempted.evidence = evidence;
-        if let Some(replicas) = &self.run.replicas {
-            // What one replica lacks, all try again.
-            let peak = replicas.prove(|probe| attempted.prove(probe), self.watch.peak_bytes())?;
-            self.watch.note_highest_peak(peak);
-        }
         Ok(attempted)
     }
 
-    /// What is computed here of a batch, and how: what the replicas agree on, if there are several.
-    fn share(&self, batch: Option<&T::Batch>, setting: Setting) -> Result<(Share, Setting), Error> {
+    /// What is computed here of a batch. With several replicas it is what they agree on, and so is `setting` then.
+    fn share(&self, batch: Option<&T::Batch>, setting: &mut Setting) -> Result<Share, Error> {
         let own = batch.map_or(Weight::Samples(0), Batch::weight);
-        let Some(replicas) = &self.run.replicas else { return Ok((Share::whole(own), setting)) };
+        let Some(replicas) = &self.run.replicas else { return Ok(Share::whole(own)) };
         let samples = batch.map_or(0, Batch::len);
-        let agreed = replicas.ready(self.run.state, own.count(), samples, setting)?;
+        let agreed = replicas.ready(self.run.state, own.count(), samples, *setting)?;
+        *setting = agreed.setting;
         if agreed.weight == 0 {
             return Err(Error::NothingToLearn { step: self.run.state.next_step() });
         }
@@ -238,7 +251,7 @@ impl<T: Task> Trainer<T> {
             Weight::Samples(_) => Weight::Samples(agreed.weight),
             Weight::Tokens(_) => Weight::Tokens(agreed.weight),
         };
-        Ok((Share { total, own, first_micro_batch: agreed.first_micro_batch }, agreed.setting))
+        Ok(Share { total, own, first_micro_batch: agreed.first_micro_batch })
     }
 
     fn commit(

@@ -1,15 +1,15 @@
 //! Memory that runs out on one replica: all try again with the same, and the numbers are those of a run that began with it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use burn::tensor::Device;
 use kiln_parallel::Communicator;
 use kiln_recovery::{Failure, Injector, Kind, Ladder, Shrink};
-use kiln_training::{Boundary, Error, OptimizerConfig, StepReport, Trainer};
+use kiln_training::{Boundary, Error, Finish, OptimizerConfig, StepReport, Trainer};
 
 use crate::group::{Case, Ended, MICRO, all_numbers, assert_all_same, model_of, on_replicas, part};
-use crate::support::{Ids, Net, Snapshot, Watched, inject, reclaim, recovery, turn};
+use crate::support::{Ids, Net, Settings, Snapshot, Watched, inject, reclaim, recovery, turn};
 
 const REPLICAS: usize = 2;
 const STEPS: usize = 2;
@@ -236,41 +236,130 @@ fn a_replica_that_does_not_try_again_ends_all_at_once() {
     assert!(matches!(&errors[0], Error::Parallel(kiln_parallel::Error::Left { rank: 1, .. })), "{}", errors[0]);
 }
 
-/// An update that stays without memory cannot be finished without the others: no replica goes on.
+/// The others wait for a replica whose update is unfinished, until it is given up.
 #[test]
-fn an_update_that_stays_unfinished_ends_the_run_on_all() {
+fn an_update_that_stays_unfinished_ends_the_run_on_all_when_its_replica_is_dropped() {
     let _turn = turn();
-    for boundary in [Boundary::Update, Boundary::HandOut] {
-        for shards in [false, true] {
-            if boundary == Boundary::HandOut && !shards {
-                continue;
-            }
-            let case = Case::net(OptimizerConfig::adamw());
-            let errors = on_replicas(2, |communicator: Arc<dyn Communicator>| {
-                let rank = communicator.rank();
-                let mut trainer = Watched::build(case.builder(Some(communicator), shards), &vec![0; SIZE]);
-                trainer.set_recovery(Some(recovery(SIZE, MICRO, Ladder::standard())));
-                trainer.watch(move |at| match at == boundary && rank == 1 {
+    for (boundary, shards) in UNFINISHED {
+        let case = Case::net(OptimizerConfig::adamw());
+        let errors = on_replicas(2, |communicator: Arc<dyn Communicator>| {
+            let rank = communicator.rank();
+            let mut trainer = Watched::build(case.builder(Some(communicator), shards), &vec![0; SIZE]);
+            trainer.set_recovery(Some(recovery(SIZE, MICRO, Ladder::standard())));
+            trainer.watch(move |at| match at == boundary && rank == 1 {
+                true => Err(Failure::new(Kind::OutOfMemory, "none left")),
+                false => Ok(()),
+            });
+            let first = trainer.step(&vec![rank, rank + 2]);
+            // Where each replica updates all, the others have finished the step, and learn of it in the next one.
+            let own = first.as_ref().is_ok_and(|_| rank == 0 && !shards);
+            let error = if own { trainer.step(&vec![rank, rank + 2]).unwrap_err() } else { first.unwrap_err() };
+            assert!(trainer.step(&vec![rank, rank + 2]).is_err());
+            error
+        });
+        let errors: Vec<_> = errors.into_iter().map(|error| error.unwrap()).collect();
+        assert!(matches!(errors[1], Error::Unfinished { step: 1, .. }), "{boundary:?}: {}", errors[1]);
+        match boundary {
+            Boundary::HandOut => assert!(matches!(errors[0], Error::Unfinished { .. }), "{}", errors[0]),
+            _ => assert!(
+                matches!(errors[0], Error::Parallel(kiln_parallel::Error::Left { rank: 1, .. })),
+                "{}",
+                errors[0]
+            ),
+        }
+    }
+}
+
+/// Where an update can stay unfinished, and whether the optimizer's state is divided.
+const UNFINISHED: [(Boundary, bool); 3] =
+    [(Boundary::Update, false), (Boundary::Update, true), (Boundary::HandOut, true)];
+
+/// By `fit`, and by `step` and `complete_update`.
+#[test]
+fn an_update_that_is_unfinished_on_one_replica_goes_on_when_there_is_room_for_it() {
+    let _turn = turn();
+    let case = Case::net(OptimizerConfig::adamw()).with(|settings| Settings { steps: 4, ..settings });
+    let run = |short: Option<(Boundary, bool)>, by_hand: bool| {
+        let shards = short.is_some_and(|(_, shards)| shards);
+        let ended = on_replicas(REPLICAS, |communicator: Arc<dyn Communicator>| {
+            let rank = communicator.rank();
+            let mut trainer = Watched::build(case.builder(Some(communicator), shards), &vec![0; SIZE]);
+            trainer.set_recovery(Some(recovery(SIZE, MICRO, Ladder::standard())));
+            let (probes, lacks) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(true)));
+            let lacking = lacks.clone();
+            trainer.watch(move |at| {
+                // In the third step.
+                let step = probes.fetch_add(usize::from(at == Boundary::Probe), Relaxed);
+                match rank == 1 && step >= 3 && Some(at) == short.map(|short| short.0) && lacking.load(Relaxed) {
                     true => Err(Failure::new(Kind::OutOfMemory, "none left")),
                     false => Ok(()),
-                });
-                let first = trainer.step(&vec![rank, rank + 2]);
-                // Where each replica updates all, the others have finished the step, and learn of it in the next one.
-                let own = first.as_ref().is_ok_and(|_| rank == 0 && !shards);
-                let error = if own { trainer.step(&vec![rank, rank + 2]).unwrap_err() } else { first.unwrap_err() };
-                assert!(trainer.step(&vec![rank, rank + 2]).is_err(), "the group has ended");
-                error
+                }
             });
-            let errors: Vec<_> = errors.into_iter().map(|error| error.unwrap()).collect();
-            assert!(matches!(errors[1], Error::Unfinished { step: 1, .. }), "{boundary:?}: {}", errors[1]);
-            match boundary {
-                Boundary::HandOut => assert!(matches!(errors[0], Error::Unfinished { .. }), "{}", errors[0]),
-                _ => assert!(
-                    matches!(errors[0], Error::Parallel(kiln_parallel::Error::Left { rank: 1, .. })),
-                    "{}",
-                    errors[0]
-                ),
+            let batches: Vec<Vec<usize>> =
+                (0..2).map(|at| part(&(SIZE * at..SIZE * (at + 1)).collect(), rank, REPLICAS)).collect();
+            let mut unfinished = 0;
+            match by_hand {
+                false => loop {
+                    match trainer.fit(&batches) {
+                        Ok(finish) => break assert_eq!(finish, Finish::Complete),
+                        Err(Error::Unfinished { step: 3, .. }) => unfinished += 1,
+                        Err(error) => panic!("replica {rank}: {error}"),
+                    }
+                    lacks.store(false, Relaxed);
+                },
+                true => {
+                    for batch in batches.iter().cycle().take(4) {
+                        let mut report = trainer.step(batch);
+                        while let Err(Error::Unfinished { step: 3, .. }) = report {
+                            unfinished += 1;
+                            lacks.store(false, Relaxed);
+                            report = trainer.complete_update();
+                        }
+                        let _ = report.unwrap_or_else(|error| panic!("replica {rank}: {error}"));
+                    }
+                }
+            }
+            (unfinished, model_of(trainer.model()), trainer.state().step)
+        });
+        ended.into_iter().map(|ended| ended.unwrap()).collect::<Vec<_>>()
+    };
+    let expected = run(None, false);
+    for (boundary, shards) in UNFINISHED {
+        for by_hand in [false, true] {
+            let context = format!("{boundary:?}, sharded: {shards}, by hand: {by_hand}");
+            let ended = run(Some((boundary, shards)), by_hand);
+            let counts: Vec<_> = ended.iter().map(|ended| ended.0).collect();
+            assert_eq!(counts, [usize::from(boundary == Boundary::HandOut), 1], "{context}");
+            for (_, model, step) in &ended {
+                assert!(*model == expected[0].1, "{context}: the parameters differ");
+                assert_eq!(*step, 4, "{context}");
             }
         }
+    }
+}
+
+/// One replica could take the whole part at once, and the other one cannot.
+#[test]
+fn what_is_learned_is_about_the_setting_that_the_replicas_agreed_on() {
+    let _turn = turn();
+    let case = Case::net(OptimizerConfig::adamw());
+    let states = on_replicas(REPLICAS, |communicator| {
+        let rank = communicator.rank();
+        let starts = [2 * MICRO, MICRO];
+        let mut trainer = Watched::build(case.builder(Some(communicator), false), &vec![0; SIZE]);
+        let recovery = recovery(SIZE, starts[rank], Ladder::standard()).measuring(move || Some(1000 + rank as u64));
+        trainer.set_recovery(Some(recovery));
+        for at in 0..3 {
+            let batch: Vec<usize> = (SIZE * at..SIZE * (at + 1)).collect();
+            let report = trainer.step(&part(&batch, rank, REPLICAS)).unwrap();
+            assert_eq!(report.micro_batches, 2 * REPLICAS);
+        }
+        trainer.recovery().unwrap().state()
+    });
+    for (rank, state) in states.into_iter().enumerate() {
+        let state = state.unwrap();
+        let known = state.sizes.buckets.values().next().unwrap();
+        assert_eq!((known.fits, &known.samples), (Some(MICRO), &vec![(MICRO, 1000 + rank as u64)]), "replica {rank}");
+        assert!(state.shortages.is_empty(), "replica {rank}: {:?}", state.shortages);
     }
 }

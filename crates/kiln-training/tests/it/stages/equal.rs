@@ -1,10 +1,12 @@
 //! A run in stages has the bits of a run without, whatever the model, the cuts and the schedule.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
+use burn::tensor::Tensor;
 use kiln_checkpointing::{Mode, Plan, PlanSegment};
-use kiln_parallel::{Local, Schedule};
+use kiln_parallel::{Communicator, Local, Schedule};
 use kiln_precision::{Policy, Precision, ScalerConfig, Scaling};
 use kiln_training::{Checkpoints, Error, OptimizerConfig, StagesConfig};
 use proptest::prelude::*;
@@ -262,6 +264,71 @@ fn replicas_may_have_stages() {
             snapshot.assert_same(&expected, "two replicas");
         }
     }
+}
+
+/// Counts the messages that a replica exchanges with the others.
+#[derive(Debug)]
+struct Counted(Local, Arc<AtomicUsize>);
+
+impl Communicator for Counted {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn replicas(&self) -> usize {
+        self.0.replicas()
+    }
+
+    fn in_this_process(&self) -> usize {
+        self.0.in_this_process()
+    }
+
+    fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, kiln_parallel::Error> {
+        self.1.fetch_add(1, Relaxed);
+        self.0.exchange(message)
+    }
+
+    fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, kiln_parallel::Error> {
+        self.0.all_reduce(values)
+    }
+
+    fn reduce_scatter(&self, parts: Vec<Tensor<1>>) -> Result<Tensor<1>, kiln_parallel::Error> {
+        self.0.reduce_scatter(parts)
+    }
+
+    fn all_gather(&self, values: Tensor<1>, lengths: &[usize]) -> Result<Vec<Tensor<1>>, kiln_parallel::Error> {
+        self.0.all_gather(values, lengths)
+    }
+
+    fn leave(&self, reason: &str) {
+        self.0.leave(reason);
+    }
+}
+
+/// What was written, and the peak, are agreed on with stages as without: a replica that lacks something has all try again.
+#[test]
+fn replicas_in_stages_agree_as_often_as_whole_ones() {
+    let _turn = turn();
+    let case = Case::new(4, 6, 2);
+    let messages = |config: Option<StagesConfig>| -> Vec<usize> {
+        thread::scope(|scope| {
+            let each = |(rank, replica): (usize, Local)| {
+                let (case, config) = (case.clone(), config.clone());
+                scope.spawn(move || {
+                    let count = Arc::new(AtomicUsize::new(0));
+                    let builder = case.builder(config).with_replicas(Arc::new(Counted(replica, count.clone())));
+                    let mut trainer = builder.build(&crate::support::device(), &case.batch(0)).unwrap();
+                    let before = count.load(Relaxed);
+                    let batch = Samples { ignored: case.ignored, ..Samples::of(rank as u64, case.size) };
+                    let _ = trainer.step(&batch).unwrap();
+                    count.load(Relaxed) - before
+                })
+            };
+            let replicas: Vec<_> = Local::group(2).into_iter().enumerate().map(each).collect();
+            replicas.into_iter().map(|replica| replica.join().unwrap()).collect()
+        })
+    };
+    assert_eq!(messages(Some(stages(2, Schedule::GPipe))), messages(None));
 }
 
 /// Any division of any model in any order of work.
