@@ -77,6 +77,7 @@ fn profile<T: SharedTask, S: PipelineSettings>(
         ));
     }
     let (mut trainer, setup) = start(run, device, arguments, &Interrupt::default(), None)?;
+    let _ = trainer.set_data(&setup.data.train)?; // learning rates depend on the number of steps
     let of_stages = trainer.measure_stages()?;
     if !of_stages {
         trainer.measure_step(STEPS - 1);

@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The largest number of a position: no run comes so far, and sums with it do not overflow.
+const MOST: u64 = 1 << 53;
+
 /// The position of a run. Together with the model, the optimizer and the settings it determines everything that follows: the order
 /// of the samples, their augmentation, dropout masks and learning rates are functions of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,12 +24,16 @@ pub struct RunState {
     /// Whether the duties after the last step are still to be done: to end the epoch, to evaluate the model, to save.
     #[serde(default)]
     pub due: bool,
+    /// Batches of which no sample could be read, in a run whose length is a number of epochs: they count toward its length and its
+    /// learning rates like steps.
+    #[serde(default)]
+    pub unread: u64,
 }
 
 impl RunState {
     /// The start of a run.
     pub fn new(seed: u64) -> Self {
-        Self { seed, step: 0, skipped: 0, epoch: 0, batch: 0, due: false }
+        Self { seed, step: 0, skipped: 0, epoch: 0, batch: 0, due: false, unread: 0 }
     }
 
     /// The number of the next step, counted from 1, as reports and errors have it.
@@ -34,9 +41,33 @@ impl RunState {
         self.step + 1
     }
 
-    /// Updates of the parameters. The learning rate is a function of this number.
+    /// Updates of the parameters.
     pub fn updates(&self) -> u64 {
-        self.step - self.skipped
+        self.step.saturating_sub(self.skipped)
+    }
+
+    /// How far the run has come toward its length: steps, and batches that count although they could not be read.
+    pub fn position(&self) -> u64 {
+        self.step.saturating_add(self.unread)
+    }
+
+    /// The number that the learning rate of the next update is a function of: updates, and batches that count although they could not
+    /// be read.
+    pub(crate) fn schedule_step(&self) -> u64 {
+        self.updates().saturating_add(self.unread)
+    }
+
+    /// Refuses numbers that no run can have.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Self { step, skipped, epoch, batch, unread, .. } = *self;
+        if skipped > step {
+            return Err(format!("{skipped} steps are skipped, expected at most {step}, the steps"));
+        }
+        let numbers = [("step", step), ("epoch", epoch), ("batch", batch as u64), ("unread", unread)];
+        match numbers.into_iter().find(|(_, number)| *number > MOST) {
+            Some((name, number)) => Err(format!("{name} is {number}, expected at most {MOST}")),
+            None => Ok(()),
+        }
     }
 
     /// The device's seed for the random numbers of the next step's micro-batch `index`
@@ -58,9 +89,9 @@ impl RunState {
         Self { epoch: self.epoch + 1, batch: 0, ..self }
     }
 
-    /// The position after a batch of which no sample could be read.
-    pub(crate) fn after_no_step(self) -> Self {
-        Self { batch: self.batch + 1, ..self }
+    /// The position after a batch of which no sample could be read. It `counts` in a run of so many epochs.
+    pub(crate) fn after_unread(self, counts: bool) -> Self {
+        Self { batch: self.batch + 1, unread: self.unread + u64::from(counts), ..self }
     }
 }
 
@@ -78,8 +109,18 @@ mod tests {
     }
 
     #[test]
+    fn a_state_that_was_edited_is_refused_and_does_not_panic() {
+        let state = RunState { step: 3, skipped: 5, ..RunState::new(1) };
+        assert_eq!((state.updates(), state.schedule_step()), (0, 0));
+        assert_eq!(state.check().unwrap_err(), "5 steps are skipped, expected at most 3, the steps");
+        assert_eq!(RunState { skipped: 3, ..state }.check(), Ok(()));
+        let far = RunState { epoch: u64::MAX, ..RunState::new(1) };
+        assert_eq!(far.check().unwrap_err(), "epoch is 18446744073709551615, expected at most 9007199254740992");
+    }
+
+    #[test]
     fn a_state_survives_json() {
-        let state = RunState { seed: u64::MAX, step: 3, skipped: 1, epoch: 1, batch: 2, due: true };
+        let state = RunState { seed: u64::MAX, step: 3, skipped: 1, epoch: 1, batch: 2, due: true, unread: 4 };
         assert_eq!(serde_json::from_str::<RunState>(&serde_json::to_string(&state).unwrap()).unwrap(), state);
     }
 }

@@ -271,6 +271,13 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
         run.max_steps.unwrap_or(u64::MAX).min(epochs)
     }
 
+    /// The epochs of the whole run, unless a number of steps ends it before they are over.
+    pub fn epochs(&self) -> Option<u64> {
+        let run = self.settings.run();
+        let steps = run.epochs.saturating_mul(self.data.train.batches() as u64);
+        (self.total_steps() == steps).then_some(run.epochs)
+    }
+
     /// Some samples of the first batch, which steps are recorded with, and a bound of the bytes that the loader takes beside
     /// a step.
     ///

@@ -298,6 +298,10 @@ where
     let interrupt = interrupt.clone();
     let mut builder =
         builder.with_profile(profile).with_loader_bytes(loader_bytes).with_pause(move |pause| interrupt.wait(pause));
+    // A batch that cannot be read makes no run of so many epochs longer.
+    if let Some(epochs) = setup.epochs() {
+        builder = builder.with_epochs(epochs);
+    }
     if let Some(chance) = arguments.inject_oom {
         let faults = Injector::chance(chance, seed).map_err(|e| Usage(format!("--inject-oom: {e}")))?;
         builder = builder.with_guard(move |boundary| faults.check(boundary.name()));

@@ -99,7 +99,7 @@ pub(super) fn note_changes<T: SharedTask, S: PipelineSettings>(
         tracing::info!("{change}");
     }
     let of_rate = |change: &Change| ["schedule.peak", "run.max_steps", "run.epochs"].contains(&change.setting.as_str());
-    if changes.iter().any(of_rate) && trainer.total_steps().is_some_and(|total| state.step < total) {
+    if changes.iter().any(of_rate) && trainer.total_steps().is_some_and(|total| state.position() < total) {
         tracing::info!("learning rate of step {}: {:.2e}", state.next_step(), trainer.learning_rate()?);
     }
     if plans_again(arguments) {
@@ -115,8 +115,9 @@ pub(super) fn ended<T: SharedTask>(
     patience: Option<u64>,
     go_on: &str,
 ) -> Option<String> {
-    let (step, progress) = (trainer.state().step, trainer.progress());
-    if trainer.total_steps().is_some_and(|total| step >= total) {
+    let (state, progress) = (trainer.state(), trainer.progress());
+    let step = state.step;
+    if trainer.total_steps().is_some_and(|total| state.position() >= total) {
         let more = step.saturating_mul(2);
         return Some(format!("already finished at step {step}; to train further: {go_on} --max-steps {more}"));
     }

@@ -1,18 +1,21 @@
 //! The directory of a run's checkpoints: saved atomically, the newest few of them.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::store::ModuleRecord;
 
-use super::manifest::{FILES, MANIFEST, MODEL, seal, sync, verify};
+use super::manifest::{FILES, Fault, MANIFEST, MODEL, seal, sync, verify};
 use crate::error::Error;
 
 /// The name of the best checkpoint.
 const BEST: &str = "best";
 /// Ends the name of a checkpoint while another one of the same step takes its place.
 const ASIDE: &str = ".old";
+/// Ends the name of a checkpoint of a step that the run has gone back behind.
+const LATER: &str = ".later";
 
 /// The checkpoints of a run: one directory each, named after its step, the newest `keep` of them.
 ///
@@ -41,8 +44,9 @@ impl Checkpoints {
         Self { directory: directory.into(), ..self }
     }
 
-    /// Saves the checkpoint of `step`, whose files `write` puts into the directory that it gets. Removes checkpoints of later steps (a
-    /// future that this run has left, or damaged ones that it passed over) and then those beyond the newest `keep`.
+    /// Saves the checkpoint of `step`, whose files `write` puts into the directory that it gets. Then removes those beyond the newest
+    /// `keep`. The run has gone back behind checkpoints of later steps: damaged ones are removed, and others are set aside, because they
+    /// may be whole and only could not be read for a moment. They are removed when the run comes past their steps again.
     ///
     /// # Errors
     /// [`Error::Save`]; the checkpoints that were there stay.
@@ -54,7 +58,7 @@ impl Checkpoints {
             let _ = fs::remove_dir_all(&part);
             Error::Save { path: path.clone(), reason }
         })?;
-        if let Err(error) = self.prune(&path) {
+        if let Err(error) = self.prune(step) {
             tracing::warn!("checkpoint '{}' is saved; older ones could not be removed: {error}", path.display());
         }
         Ok(path)
@@ -67,7 +71,7 @@ impl Checkpoints {
 
     /// Renames `part` to `path`. A checkpoint that is there already, of the same step, is set aside until the new one is in
     /// its place, and is found under that name as well.
-    fn replace(&self, part: &Path, path: &Path) -> std::io::Result<()> {
+    fn replace(&self, part: &Path, path: &Path) -> io::Result<()> {
         if !path.exists() {
             return fs::rename(part, path).and_then(|()| sync(&self.directory));
         }
@@ -127,19 +131,20 @@ impl Checkpoints {
         last.map_or(Ok(None), Err)
     }
 
-    /// The newest checkpoint that is whole.
+    /// The newest checkpoint that is not damaged. One that cannot be read for another reason counts: it may be whole, and loading it
+    /// ends with the reason.
     ///
     /// # Errors
     /// [`Error::Load`] when the directory cannot be listed.
     pub fn newest(&self) -> Result<Option<PathBuf>, Error> {
-        Ok(self.list()?.into_iter().find(|path| verify(path).is_ok()))
+        Ok(self.list()?.into_iter().find(|path| may_be_whole(path)))
     }
 
-    /// The checkpoint of the best evaluation, if it is whole, in a run that is [judged](crate::TrainerBuilder::with_best).
+    /// The checkpoint of the best evaluation, unless it is damaged, in a run that is [judged](crate::TrainerBuilder::with_best).
     pub fn best(&self) -> Option<PathBuf> {
         let path = self.directory.join(BEST);
         // A process that was killed while it replaced the best one has left the one before.
-        [path.clone(), aside(&path)].into_iter().find(|path| verify(path).is_ok())
+        [path.clone(), aside(&path)].into_iter().find(|path| may_be_whole(path))
     }
 
     /// The best checkpoint, which may be damaged.
@@ -148,9 +153,9 @@ impl Checkpoints {
         [path.clone(), aside(&path)].into_iter().find(|path| path.is_dir())
     }
 
-    /// Whether there is a checkpoint of `step` that is whole.
-    pub(crate) fn is_whole(&self, step: u64) -> bool {
-        verify(&self.path_of(step)).is_ok()
+    /// Whether there is a checkpoint of `step` that is not damaged.
+    pub(crate) fn has(&self, step: u64) -> bool {
+        may_be_whole(&self.path_of(step))
     }
 
     /// Makes the checkpoint of `step` the best one. It stays where it is as well; both have the same files on disk where the file system
@@ -179,14 +184,43 @@ impl Checkpoints {
         Ok(path)
     }
 
-    fn prune(&self, saved: &Path) -> std::io::Result<()> {
+    /// Removes and sets aside what [`save`](Self::save) says, after the checkpoint of `saved` was written.
+    fn prune(&self, saved: u64) -> io::Result<()> {
         let (later, found): (Vec<_>, Vec<_>) =
-            self.list().unwrap_or_default().into_iter().partition(|path| step(path) > step(saved));
-        // What a save that was interrupted has left. Other files and directories are the user's.
-        let left = |path: &PathBuf| is_partial(path) || (step(path).is_some() && replaced(path));
+            self.list().unwrap_or_default().into_iter().partition(|path| step(path) > Some(saved));
+        for path in later {
+            if may_be_whole(&path) { set_aside(&path)? } else { fs::remove_dir_all(path)? }
+        }
+        // What a save that was interrupted has left, and what the run has come past. Other files and directories are the user's.
+        let left = |path: &PathBuf| {
+            is_partial(path)
+                || step(path).is_some() && replaced(path)
+                || step_set_aside(path).is_some_and(|step| step <= saved)
+        };
         let left = self.entries().unwrap_or_default().into_iter().filter(left);
-        later.into_iter().chain(found.into_iter().skip(self.keep)).chain(left).try_for_each(fs::remove_dir_all)
+        found.into_iter().skip(self.keep).chain(left).try_for_each(fs::remove_dir_all)
     }
+}
+
+/// Whether the checkpoint `path` is there and its files do not prove that it is damaged.
+fn may_be_whole(path: &Path) -> bool {
+    !matches!(verify(path), Err(Fault::Damaged(_)))
+}
+
+/// Takes a checkpoint out of the list, in which it would be the newest.
+fn set_aside(path: &Path) -> io::Result<()> {
+    let aside = path.with_file_name(format!("{}{LATER}", name(path)));
+    if aside.exists() {
+        fs::remove_dir_all(&aside)?;
+    }
+    fs::rename(path, &aside)?;
+    tracing::warn!("checkpoint '{}' is of a later step than the run; it is kept as '{}'", path.display(), name(&aside));
+    Ok(())
+}
+
+/// The step of a checkpoint that was set aside because the run went back behind it.
+fn step_set_aside(path: &Path) -> Option<u64> {
+    step(Path::new(name(path).strip_suffix(LATER)?)).filter(|_| path.is_dir())
 }
 
 /// Whether `path` is a checkpoint that was begun: its name in full is `.step-` and digits, and `.partial`.
@@ -227,7 +261,7 @@ fn empty(part: &Path) -> Result<(), String> {
         fs::create_dir_all(part)?;
         part.parent().and_then(Path::parent).map_or(Ok(()), sync)
     };
-    make().map_err(|e: std::io::Error| e.to_string())
+    make().map_err(|e: io::Error| e.to_string())
 }
 
 /// The model record of the checkpoint directory `path`, verified.
@@ -245,7 +279,7 @@ pub(crate) fn load_model_by<M: Module>(
     load: impl FnOnce(&Path) -> Result<ModuleRecord, String>,
 ) -> Result<M, Error> {
     let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
-    verify(path).map_err(fail)?;
+    verify(path).map_err(|fault| fail(fault.to_string()))?;
     let record = load(&path.join(MODEL)).map_err(fail)?;
     model.try_load_record(record).map_err(|e| fail(format!("not a checkpoint of this model: {e}")))
 }

@@ -1,6 +1,7 @@
 //! The best checkpoint of a run, and whether the run ends early.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use super::events::Evaluation;
@@ -48,15 +49,16 @@ impl<T: Task> Trainer<T> {
     /// best one has left an older best one; a run that went back has left one of steps that it has not taken yet.
     ///
     /// # Errors
-    /// [`Error::Save`].
+    /// [`Error::Save`], and [`Error::Load`] when it cannot be found out which step the best one is of.
     pub(super) fn check_best(&mut self) -> Result<(), Error> {
         let (Some(_), Some(checkpoints), Some(best)) = (&self.best, &self.checkpoints, self.progress.best) else {
             return Ok(());
         };
-        if checkpoints.best_path().is_some_and(|path| step_of(&path) == Some(best.step)) {
+        let path = checkpoints.best_path();
+        if path.map_or(Ok(None), |path| step_of(&path))? == Some(best.step) {
             return Ok(());
         }
-        if !checkpoints.is_whole(best.step) {
+        if !checkpoints.has(best.step) {
             tracing::warn!(
                 "the best checkpoint, of step {}, is lost; the next evaluation counts as the best",
                 best.step
@@ -71,8 +73,17 @@ impl<T: Task> Trainer<T> {
     }
 }
 
-/// The step of the checkpoint `path`, as its state says.
-fn step_of(path: &Path) -> Option<u64> {
-    let state: serde_json::Value = serde_json::from_slice(&fs::read(path.join(STATE)).ok()?).ok()?;
-    state["state"]["step"].as_u64()
+/// The step of the checkpoint `path`, as its state says; none of one that is damaged.
+///
+/// # Errors
+/// [`Error::Load`] when the state is there and cannot be read.
+fn step_of(path: &Path) -> Result<Option<u64>, Error> {
+    match fs::read(path.join(STATE)) {
+        Ok(text) => {
+            let state: Option<serde_json::Value> = serde_json::from_slice(&text).ok();
+            Ok(state.and_then(|state| state["state"]["step"].as_u64()))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::Load { path: path.to_owned(), reason: format!("{STATE}: {error}") }),
+    }
 }

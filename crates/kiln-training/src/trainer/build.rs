@@ -170,6 +170,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             checkpoints: self.checkpoints,
             best: self.best,
             progress: Progress::default(),
+            saved: 0,
             takes_other_length: self.takes_other_length,
             forgets_sizes: self.forgets_sizes,
             observer: self.observer,

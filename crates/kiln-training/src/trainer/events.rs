@@ -81,9 +81,9 @@ impl Every {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RunLength {
-    /// So many steps.
+    /// So many steps. A batch of which no sample could be read is none.
     Steps(u64),
-    /// So many passes over the data.
+    /// So many passes over the data. A batch of which no sample could be read counts.
     Epochs(u64),
 }
 

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use super::events::{Evaluation, Event, Finish};
+use super::events::{Evaluation, Event, Finish, RunLength};
 use super::run::Trainer;
 use crate::error::Error;
 use crate::replicas::{Replicas, same, telling};
 use crate::source::{BatchSource, TrainingData};
+use crate::state::RunState;
 use crate::task::Task;
 use crate::transaction::StepReport;
 
@@ -24,7 +25,8 @@ impl<T: Task> Trainer<T> {
     /// longer now.
     ///
     /// A run that was interrupted anywhere and continues from a checkpoint has the same events. So does a run that ended with
-    /// [`Error::Unfinished`] when this is called again: it continues with the update.
+    /// [`Error::Unfinished`] when this is called again: it continues with the update, and the other replicas wait for it. After an error of
+    /// the evaluation or of a checkpoint, a second call begins with the evaluation and the checkpoint of the last step.
     ///
     /// # Errors
     /// Those of [`step`](Self::step), [`evaluate`](Self::evaluate), [`save`](Self::save) and the data; [`Error::OtherData`] when the run
@@ -35,8 +37,7 @@ impl<T: Task> Trainer<T> {
         let replicas = self.run.replicas.clone();
         let communicator = replicas.as_ref().map(|replicas| &*replicas.communicator);
         let total = telling(communicator, || self.begin(data))?;
-        let saved = self.state().step;
-        let mut fit = Fit { trainer: self, data, total, saved };
+        let mut fit = Fit { trainer: self, data, total };
         // The group ends before the rescue: a replica that is left waiting would not learn why.
         telling(communicator, || fit.steps()).inspect_err(|error| fit.rescue(error))
     }
@@ -44,7 +45,9 @@ impl<T: Task> Trainer<T> {
     /// Notes the size of the data as [`set_data`](Self::set_data), on all replicas or on none, and returns the number of steps.
     fn begin<D: TrainingData<Batch = T::Batch>>(&mut self, data: &D) -> Result<u64, Error> {
         let total = self.set_data(data.train());
-        let Some(replicas) = &self.run.replicas else { return total };
+        // The others have begun, and are where this replica's update ends.
+        let waiting = self.run.ready().is_err();
+        let Some(replicas) = self.run.replicas.as_ref().filter(|_| !waiting) else { return total };
         let total = replicas.all(total)?;
         let at = self.state();
         let every = self.every;
@@ -95,17 +98,15 @@ struct Fit<'a, T: Task, D> {
     trainer: &'a mut Trainer<T>,
     data: &'a D,
     total: u64,
-    /// Steps of the newest checkpoint.
-    saved: u64,
 }
 
 impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
     fn steps(&mut self) -> Result<Finish, Error> {
-        if self.trainer.state().step < self.total && self.anywhere(self.trainer.is_over())? {
-            return Ok(Finish::EndedEarly);
-        }
         let waiting = self.trainer.run.ready().is_err();
         let at = self.trainer.state();
+        if !waiting && at.position() < self.total && self.anywhere(self.trainer.is_over())? {
+            return Ok(Finish::EndedEarly);
+        }
         if waiting || at.due || at.batch >= self.data.train().batches() {
             let report = if waiting { Some(self.trainer.complete_update()?) } else { None };
             if let (Some(stopped), _) = self.after(report)? {
@@ -113,7 +114,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
             }
         }
         let train = self.data.train();
-        while self.trainer.state().step < self.total {
+        while self.trainer.state().position() < self.total {
             let began = self.trainer.state();
             let mut ended = false;
             for batch in train.epoch(began.epoch, began.batch) {
@@ -122,8 +123,9 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
                     Err(Error::Data(last @ kiln_data::Error::NothingLeft { .. })) => {
                         let report = self.trainer.step_on(None)?;
                         if report.is_none() {
+                            let counts = matches!(self.trainer.length, RunLength::Epochs(_));
                             let state = &mut self.trainer.run.state;
-                            *state = state.after_no_step();
+                            *state = state.after_unread(counts);
                             let at = *state;
                             if at.batch < train.batches() {
                                 continue;
@@ -154,12 +156,20 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
     }
 
     /// Does the duties after a step, whose report the caller may have: evaluates the model, ends the epoch, saves the run. Returns
-    /// how the run ends here, if it does before its last step, and whether the epoch or the run ended.
+    /// how the run ends here, if it does before its last step, and whether the epoch or the run ended. Duties that fail are still to be done.
     fn after(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
+        let (state, progress) = (self.trainer.state(), self.trainer.progress);
+        self.duties(report).inspect_err(|_| {
+            // What a checkpoint would hold of a step whose duties are done is true only once it is on disk.
+            (self.trainer.run.state, self.trainer.progress) = (RunState { due: true, ..state }, progress);
+        })
+    }
+
+    fn duties(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
         let mut stop = report.is_some_and(|report| self.tell(&Event::Step(report)));
         let (at, every) = (self.trainer.state(), self.trainer.every);
         let epoch_ends = at.batch >= self.data.train().batches();
-        let ends = epoch_ends || at.step == self.total;
+        let ends = epoch_ends || at.position() >= self.total;
         let evaluates = ends || every.evaluates_at(at.step);
         let mut improved = false;
         if let (Some(test), true) = (self.data.test(), evaluates) {
@@ -184,7 +194,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         if improved {
             self.trainer.keep_best()?;
         }
-        let ended = match at.step < self.total {
+        let ended = match at.position() < self.total {
             true if over => Some(Finish::EndedEarly),
             true if stop => Some(Finish::Stopped),
             _ => None,
@@ -209,7 +219,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         }
         let stop = self.tell(&Event::Saving);
         let path = save(self.trainer)?;
-        self.saved = self.trainer.state().step;
+        self.trainer.saved = self.trainer.state().step;
         Ok(self.tell(&Event::Saved(path)) || stop)
     }
 
@@ -222,7 +232,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         // The first replica saves for all. A state that is divided among them needs all of them to be saved.
         let saves = |replicas: &Replicas| replicas.is_first() && !replicas.shards_optimizer;
         let saved_here = self.trainer.run.replicas.as_ref().is_none_or(saves);
-        if !saved_here || lost || self.trainer.run.ready().is_err() || self.trainer.state().step == self.saved {
+        if !saved_here || lost || self.trainer.run.ready().is_err() || self.trainer.state().step == self.trainer.saved {
             return;
         }
         if let Err(error) = self.save(Trainer::save) {

@@ -221,6 +221,7 @@ impl<T: Task> Trainer<T> {
         let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
         let state = fs::read(path.join(STATE)).map_err(|e| fail(format!("{STATE}: {e}")))?;
         let saved: SavedState = serde_json::from_slice(&state).map_err(|e| fail(format!("{STATE}: {e}")))?;
+        saved.state.check().map_err(|reason| fail(format!("{STATE}: {reason}")))?;
         let attached = saved.attached.as_ref().and_then(|was| other_attachment(was, &self.run.attached));
         if let Some(reason) = attached {
             return Err(fail(reason));
@@ -242,6 +243,7 @@ impl<T: Task> Trainer<T> {
             recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
         self.run.restore(model, (groups, optimizer), saved.state, scaler);
+        self.saved = saved.state.step;
         self.edited = saved.edited;
         self.progress = saved.progress;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);

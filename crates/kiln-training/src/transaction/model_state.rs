@@ -197,7 +197,7 @@ impl<M: Module> ModelState<M> {
                 return Err(Error::InvalidSetting { field: "number of steps", value, expected });
             }
         };
-        Ok(self.settings.schedule.rate(self.state.updates(), total))
+        Ok(self.settings.schedule.rate(self.state.schedule_step(), total))
     }
 
     /// Replaces everything by a saved run.

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
 use kiln_data::{BadSamples, BatchPlan, Error, Loader, LoaderConfig, Order, TrainTest, Worker};
-use kiln_training::{Checkpoints, Event, Finish, OptimizerConfig};
+use kiln_training::{Checkpoints, Event, Finish, OptimizerConfig, ScheduleConfig};
 
-use crate::support::{Ids, Net, Settings, settings, trainer, turn};
+use crate::support::{Ids, Net, Settings, Watched, batch, builder, settings, turn};
 
 const SAMPLES: usize = 24;
 
@@ -35,61 +35,113 @@ fn loader(order: Order, bad: fn(usize) -> bool) -> Loader<Vec<usize>> {
     Loader::budgeted(SAMPLES, config, |_| 0, make).unwrap()
 }
 
-/// Trains for six epochs' worth of steps, stopping after `stop` of them if any; what was trained in which epoch.
-fn run(bad: fn(usize) -> bool, checkpoints: &Checkpoints, stop: Option<u64>) -> (Vec<(u64, Vec<usize>)>, Finish) {
+const STEPS: u64 = 60;
+const EPOCHS: u64 = 4;
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Length {
+    Steps,
+    Epochs,
+}
+
+/// A step of a run: its epoch, its learning rate and the samples that it was trained on.
+type Step = (u64, f64, Vec<usize>);
+
+/// Trains, stopping after `stop` of the steps if any. Returns what was trained and the epochs of the evaluations.
+fn run(
+    bad: fn(usize) -> bool,
+    length: Length,
+    checkpoints: &Checkpoints,
+    stop: Option<u64>,
+) -> (Vec<Step>, Vec<u64>, Finish) {
     let trained = Arc::new(Mutex::new(vec![]));
     let seen = trained.clone();
     let task = Ids(Box::new(move |model: &Net, ids: &[usize], device: &Device| {
         seen.lock().unwrap().push(ids.to_vec());
         model.loss(ids, device)
     }));
-    let net = Net::new(&[8, 16], false, 0.0);
-    let settings = Settings { steps: 60, ..settings(OptimizerConfig::sgd()) };
-    let mut trainer = trainer(&net, task, &settings);
+    let settings = Settings { steps: STEPS, ..settings(OptimizerConfig::sgd()) };
+    let builder = builder(task, |_| Net::new(&[8, 16], false, 0.0), &settings);
+    let builder = if length == Length::Epochs { builder.with_epochs(EPOCHS) } else { builder };
+    let mut trainer = Watched::build(builder, &batch(0, 8));
     trainer.set_checkpoints(checkpoints.clone());
-    trainer.resume().unwrap();
     let data = TrainTest { train: loader(Order::Shuffled { seed: 3 }, bad), test: loader(Order::Sequential, bad) };
-    let epochs = Rc::new(RefCell::new(vec![]));
-    let noted = epochs.clone();
-    trainer.observe(move |event| match event {
-        Event::Step(report) => {
-            noted.borrow_mut().push(report.epoch);
-            if stop == Some(report.step) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    trainer.set_data(&data.train).unwrap();
+    trainer.resume().unwrap();
+    let (steps, evaluated) = (Rc::new(RefCell::new(vec![])), Rc::new(RefCell::new(vec![])));
+    let noted = (steps.clone(), evaluated.clone());
+    trainer.observe(move |event| {
+        match event {
+            Event::Step(report) => {
+                noted.0.borrow_mut().push((report.epoch, report.learning_rate));
+                if stop == Some(report.step) {
+                    return ControlFlow::Break(());
+                }
+            }
+            Event::Evaluated(evaluation) => noted.1.borrow_mut().push(evaluation.epochs),
+            _ => {}
         }
-        _ => ControlFlow::Continue(()),
+        ControlFlow::Continue(())
     });
     let finish = trainer.fit(&data);
     let trained = std::mem::take(&mut *trained.lock().unwrap());
-    (epochs.take().into_iter().zip(trained).collect(), finish.unwrap())
+    let steps = steps.take().into_iter().zip(trained).map(|((epoch, rate), ids)| (epoch, rate, ids)).collect();
+    (steps, evaluated.take(), finish.unwrap())
+}
+
+fn bad(id: usize) -> bool {
+    id % 2 == 0 || id > 15
+}
+
+/// Which batches of an epoch have a sample that can be read, by their place.
+fn readable(epoch: u64) -> Vec<bool> {
+    let plans = loader(Order::Shuffled { seed: 3 }, bad);
+    (0..plans.batches()).map(|batch| !plans.sampler().ids(epoch, batch).iter().all(|id| bad(*id))).collect()
 }
 
 #[test]
 fn a_run_passes_over_batches_of_which_nothing_can_be_read_and_goes_on_from_between_them() {
     let _turn = turn();
-    let bad: fn(usize) -> bool = |id| id % 2 == 0 || id > 15;
     let directory = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(directory.path().join("whole"), 2).unwrap();
-    let (whole, finish) = run(bad, &checkpoints, None);
-    assert_eq!((whole.len(), finish), (60, Finish::Complete));
-    let good: BTreeSet<usize> = (0..SAMPLES).filter(|id| !bad(*id)).collect();
-    let last = whole.last().unwrap().0;
-    for epoch in 0..last {
-        let mut ids: Vec<usize> =
-            whole.iter().filter(|(of, _)| *of == epoch).flat_map(|(_, ids)| ids.clone()).collect();
-        ids.sort_unstable();
-        assert_eq!(ids, good.iter().copied().collect::<Vec<_>>(), "epoch {epoch}");
-    }
-    // The data really has such batches, and an epoch ends in one.
-    let plans = loader(Order::Shuffled { seed: 3 }, bad);
-    let empty = |epoch, batch| plans.sampler().ids(epoch, batch).iter().all(|id| bad(*id));
-    assert!((0..last).any(|epoch| empty(epoch, plans.batches() - 1)));
-    assert!((0..last).any(|epoch| (0..plans.batches() - 1).any(|batch| empty(epoch, batch))));
-
-    for stop in [1, 7, 8, 9, 30] {
-        let checkpoints = Checkpoints::new(directory.path().join(stop.to_string()), 2).unwrap();
-        let (mut parts, finish) = run(bad, &checkpoints, Some(stop));
-        assert_eq!(finish, Finish::Stopped);
-        parts.extend(run(bad, &checkpoints, None).0);
-        assert_eq!(parts, whole, "stopped after {stop}");
+    for length in [Length::Steps, Length::Epochs] {
+        let folder = directory.path().join(format!("{length:?}"));
+        let checkpoints = Checkpoints::new(folder.join("whole"), 2).unwrap();
+        let (whole, evaluated, finish) = run(bad, length, &checkpoints, None);
+        assert_eq!(finish, Finish::Complete);
+        let good: BTreeSet<usize> = (0..SAMPLES).filter(|id| !bad(*id)).collect();
+        let complete = match length {
+            Length::Epochs => EPOCHS,
+            Length::Steps => whole.last().unwrap().0,
+        };
+        for epoch in 0..complete {
+            let mut ids: Vec<usize> =
+                whole.iter().filter(|(of, ..)| *of == epoch).flat_map(|(.., ids)| ids.clone()).collect();
+            ids.sort_unstable();
+            assert_eq!(ids, good.iter().copied().collect::<Vec<_>>(), "epoch {epoch}");
+        }
+        // The data really has such batches, and an epoch ends in one.
+        assert!((0..complete).any(|epoch| !readable(epoch).last().unwrap()));
+        assert!((0..complete).any(|epoch| readable(epoch).iter().rev().skip(1).any(|readable| !readable)));
+        match length {
+            Length::Steps => assert_eq!(whole.len() as u64, STEPS),
+            Length::Epochs => {
+                assert_eq!(evaluated, (1..=EPOCHS).collect::<Vec<_>>());
+                assert_eq!(whole.iter().map(|(epoch, ..)| *epoch).max(), Some(EPOCHS - 1), "so many passes");
+                // A rate is that of the batch's place in the run.
+                let places = (0..EPOCHS).flat_map(readable).enumerate().filter(|(_, readable)| *readable);
+                let schedule = ScheduleConfig { peak: 0.02, warmup: 0.0, floor: 0.1 };
+                let total = EPOCHS * (SAMPLES as u64 / 2);
+                let rates: Vec<f64> = places.map(|(place, _)| schedule.rate(place as u64, total)).collect();
+                assert_eq!(whole.iter().map(|(_, rate, _)| *rate).collect::<Vec<_>>(), rates);
+            }
+        }
+        for stop in [1, 7, 8, 9, 20] {
+            let checkpoints = Checkpoints::new(folder.join(stop.to_string()), 2).unwrap();
+            let (mut parts, _, finish) = run(bad, length, &checkpoints, Some(stop));
+            assert_eq!(finish, Finish::Stopped);
+            parts.extend(run(bad, length, &checkpoints, None).0);
+            assert_eq!(parts, whole, "{length:?}, stopped after {stop}");
+        }
     }
 }

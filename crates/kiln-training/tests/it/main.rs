@@ -13,6 +13,7 @@ mod ends;
 mod freeze;
 mod goes_on;
 mod group;
+mod kept;
 mod layouts;
 mod micro_batches;
 mod models;
