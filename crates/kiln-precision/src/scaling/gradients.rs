@@ -6,6 +6,8 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
+use super::squares;
+
 /// One visit to the gradients of a model's parameters. Nothing is read back from the device.
 pub(super) struct Survey<'a> {
     gradients: &'a GradientsParams,
@@ -56,7 +58,7 @@ impl ModuleVisitor for Survey<'_> {
         if self.f16.is_none() && gradient.dtype() == DType::F16 {
             self.f16 = Some(self.path.join("."));
         }
-        self.squares.push(gradient.cast(DType::F32).square().sum());
+        self.squares.push(squares::sum_of_squares(gradient));
     }
 }
 
