@@ -64,7 +64,8 @@ impl ModuleVisitor for Survey<'_> {
 
 /// The sum of squares of all gradients of `model`, in f32, as a tensor of one element on the device; `None` when no parameter
 /// has a gradient. Nothing is read back. The square root of the sum is the global norm. The sum is finite only if every gradient
-/// is finite (and their norm is below 1.8e19, the root of the largest number in f32).
+/// is finite (and their norm is below 1.8e19, the root of the largest number in f32). On burn's CPU device (feature `flex`, on by
+/// default) it has the same bits in every run, whatever the number of threads.
 pub fn sum_of_squares(model: &impl Module, gradients: &GradientsParams) -> Option<Tensor<1>> {
     Survey::of(model, gradients).sum_of_squares()
 }
