@@ -6,6 +6,10 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use crate::check::same_size;
 use crate::error::Error;
 
+/// From this many elements on, burn's CPU device adds partial sums in the order in which threads finish them (burn-flex 0.22), so that
+/// the last bits differ from run to run. Its sums over one dimension have a fixed order.
+const LARGE: usize = 4 << 20;
+
 /// The loss of a semantic segmentation: cross-entropy (with weights of classes) plus the soft Dice loss (Milletari et al. 2016, V-Net).
 ///
 /// Both are computed for each image by itself, and the loss is the mean over images, so that it is the mean of the losses of
@@ -81,7 +85,8 @@ impl SegmentationLoss {
         let logits = logits.cast(DType::F32);
         let (value, gradient) = self.value_and_gradient(logits.clone().detach(), classes, weights);
         // The derivative of the sum of logits times constants are the constants.
-        let linear = (logits * gradient).sum();
+        let linear = logits * gradient;
+        let linear = if linear.shape().num_elements() < LARGE { linear.sum() } else { pixels(linear).sum() };
         Ok(value + linear.clone() - linear.detach())
     }
 

@@ -4,6 +4,7 @@
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 
+use super::sums::sum;
 use super::teacher::{Tail, Teacher, TopK};
 
 /// The lowest logarithm of a probability: its exponential is 0 in f32, and 0 times it is 0.
@@ -64,11 +65,11 @@ impl Target {
     /// The sum over rows of KL(teacher || student).
     pub(super) fn divergence(self, log_q_nc: Tensor<2>) -> Tensor<1> {
         let (indices, log_p_nk, rest) = match self {
-            Self::All(log_p_nc) => return (log_p_nc.clone().exp() * (log_p_nc - log_q_nc)).sum(),
+            Self::All(log_p_nc) => return sum(log_p_nc.clone().exp() * (log_p_nc - log_q_nc)),
             Self::Stored { indices, log_p_nk, rest } => (indices, log_p_nk, rest),
         };
         let log_q_nk = log_q_nc.clone().gather(1, indices);
-        let stored = (log_p_nk.clone().exp() * (log_p_nk - log_q_nk.clone())).sum();
+        let stored = sum(log_p_nk.clone().exp() * (log_p_nk - log_q_nk.clone()));
         let Some((log_mass_n1, others)) = rest else { return stored };
         let log_each_n1 = log_mass_n1.clone() - others.ln();
         let mean_log_q_n1 = (log_q_nc.sum_dim(1) - log_q_nk.sum_dim(1)) / others;

@@ -5,6 +5,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
 
+use super::sums::mean;
 use crate::Error;
 
 /// The mean squared difference between features of the student and of the teacher: FitNets, Romero et al. 2015, arXiv 1412.6550,
@@ -71,7 +72,7 @@ impl FeatureMatching {
             Some(projection) => projection.forward(student),
             None => student,
         };
-        Ok((student.cast(DType::F32) - teacher.detach().cast(DType::F32)).square().mean())
+        Ok(mean((student.cast(DType::F32) - teacher.detach().cast(DType::F32)).square()))
     }
 }
 
@@ -98,7 +99,7 @@ pub fn attention_transfer(student_bchw: Tensor<4>, teacher_bchw: Tensor<4>) -> R
         return Err(differ("the teacher's features", &theirs, format!("[{b}, channels, {h}, {w}]")));
     }
     let student = attention(student_bchw);
-    Ok((student - attention(teacher_bchw.detach())).square().mean())
+    Ok(mean((student - attention(teacher_bchw.detach())).square()))
 }
 
 fn attention(x_bchw: Tensor<4>) -> Tensor<2> {

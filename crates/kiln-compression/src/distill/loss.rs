@@ -5,6 +5,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::divergence::{Target, student};
 use super::rows::{chunks, rows_at_once};
+use super::sums::sum;
 use super::teacher::Teacher;
 use crate::Error;
 
@@ -138,6 +139,6 @@ impl DistillationLoss {
 
 /// `loss`, of which `x` has the gradient `gradient`: the sum of their product has this gradient, and minus itself the value 0.
 fn with_gradient(loss: Tensor<1>, x: Tensor<2>, gradient: Tensor<2>) -> Tensor<1> {
-    let carrier = (x.cast(DType::F32) * gradient).sum();
+    let carrier = sum(x.cast(DType::F32) * gradient);
     loss + carrier.clone() - carrier.detach()
 }

@@ -5,6 +5,7 @@ mod divergence;
 mod features;
 mod loss;
 mod rows;
+mod sums;
 mod teacher;
 
 pub use cache::{CacheLayout, TeacherCache, TeacherCacheWriter};

@@ -311,3 +311,24 @@ fn an_image_without_features_has_a_finite_attention_gradient() {
     let gradient = maps.grad(&loss.clone().backward()).unwrap().into_data();
     assert!(loss.into_scalar::<f32>().is_finite() && gradient.iter::<f32>().all(f32::is_finite));
 }
+
+/// burn's CPU device adds the partial sums of 4 Mi elements and more in the order in which threads finish them.
+#[test]
+fn large_losses_have_the_same_bits() {
+    let device = Device::flex();
+    let wave = |factor: f32, scale: f32| {
+        let values: Vec<f32> = (0..6_000_000).map(|i| (i as f32 * factor).sin() * scale).collect();
+        Tensor::<2>::from_data(TensorData::new(values, [6_000, 1_000]), &device)
+    };
+    let (student, teacher) = (wave(0.37, 9.0), wave(0.73, 7.0));
+    let run = || {
+        let divergence = DistillationLoss::new(1.0).unwrap().forward(student.clone(), teacher.clone()).unwrap();
+        let features = FeatureMatching::plain().tokens(student.clone().unsqueeze::<3>(), teacher.clone().unsqueeze());
+        [divergence, features.unwrap()].map(|loss| loss.into_scalar::<f32>().to_bits())
+    };
+    let expected = run();
+    for threads in 1..=4 {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        assert_eq!(pool.install(run), expected, "{threads} threads");
+    }
+}

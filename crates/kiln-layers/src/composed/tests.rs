@@ -38,3 +38,35 @@ pub(crate) fn assert_close(composed: &FlexTensor, kernel: &FlexTensor, what: &st
         );
     }
 }
+
+/// Asserts that weights were kept at a rate, and that neighbours at each of the distances agree as often as independent weights do. `kept`:
+/// 1 or 0 for each weight, in rows of `columns`.
+pub(crate) fn assert_independent(kept: &[f32], columns: usize, rate: f64, distances: &[usize]) {
+    assert!(kept.iter().all(|kept| [0.0, 1.0].contains(kept)));
+    // Five standard deviations.
+    let near = |share: f64, expected: f64, count: usize, what: &str| {
+        let bound = 5.0 * (expected * (1.0 - expected) / count as f64).sqrt();
+        assert!((share - expected).abs() < bound, "{what}: {share}, expected {expected}");
+    };
+    let mean =
+        |weights: &mut dyn Iterator<Item = f32>, count: usize| weights.map(f64::from).sum::<f64>() / count as f64;
+    let rows = kept.len() / columns;
+    near(mean(&mut kept.iter().copied(), kept.len()), rate, kept.len(), "all");
+    for (row, weights) in kept.chunks_exact(columns).enumerate() {
+        near(mean(&mut weights.iter().copied(), columns), rate, columns, &format!("row {row}"));
+    }
+    for column in 0..columns {
+        let weights = &mut kept[column..].iter().step_by(columns).copied();
+        near(mean(weights, rows), rate, rows, &format!("column {column}"));
+    }
+    for distance in distances {
+        let pairs = kept.iter().zip(&kept[*distance..]);
+        let (same, count) = (pairs.clone().filter(|(left, right)| left == right).count(), pairs.len());
+        near(
+            same as f64 / count as f64,
+            rate * rate + (1.0 - rate) * (1.0 - rate),
+            count,
+            &format!("distance {distance}"),
+        );
+    }
+}

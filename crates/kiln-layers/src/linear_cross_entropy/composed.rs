@@ -287,23 +287,35 @@ mod tests {
                     (Some(-100), 0.1, Reduction::Sum),
                     (Some(2), 0.1, Reduction::Mean),
                     (None, 0.1, Reduction::None),
+                    (Some(2), 0.0, Reduction::None),
                 ] {
                     let options = LossOptions { ignore_index, label_smoothing, reduction };
                     let what = format!("{dtype:?} {rows} {options:?}");
                     let kernel = Flex::loss(inputs.clone(), options);
                     assert_close(&loss::<Flex>(inputs.clone(), options), &kernel, &what);
-                    if reduction == Reduction::None {
-                        continue;
-                    }
-                    let (value, composed) = loss_and_gradients::<Flex>(inputs.clone(), options, [true, true, extras]);
-                    let (kernel, kernels) = Flex::loss_and_gradients(inputs.clone(), options, [true, true, extras]);
+                    // Without a reduction, the backward pass takes the gradients of the rows for their weights.
+                    let (inputs, options) = match reduction {
+                        Reduction::None => {
+                            let row_weights = numbers([rows], 7, 1.0, DType::F32);
+                            (
+                                Inputs::<Flex> { row_weights, ..inputs.clone() },
+                                LossOptions { reduction: Reduction::Sum, ..options },
+                            )
+                        }
+                        _ => (inputs.clone(), options),
+                    };
+                    let wanted = [true, true, extras];
+                    let (value, composed) = loss_and_gradients::<Flex>(inputs.clone(), options, wanted);
+                    let (kernel, kernels) = Flex::loss_and_gradients(inputs.clone(), options, wanted);
                     assert_close(&value, &kernel, &what);
                     let pairs = [
                         (composed.hidden, kernels.hidden),
                         (composed.weight, kernels.weight),
                         (composed.bias, kernels.bias),
                     ];
-                    for (composed, kernel) in pairs.into_iter().filter_map(|(composed, kernel)| composed.zip(kernel)) {
+                    for ((composed, kernel), wanted) in pairs.into_iter().zip(wanted) {
+                        assert_eq!([composed.is_some(), kernel.is_some()], [wanted; 2], "{what}");
+                        let Some((composed, kernel)) = composed.zip(kernel) else { continue };
                         assert_close(&composed, &kernel, &what);
                         let factor = numbers([1], 6, 3.0, DType::F32);
                         let expected = Flex::scaled(kernel.clone(), factor.clone(), dtype);

@@ -3,7 +3,9 @@
 use burn::module::Param;
 use burn::nn::{GroupNormConfig, LayerNormConfig, LinearConfig, RmsNormConfig};
 use burn::tensor::{DType, Device, Int, Tensor};
-use kiln_layers::{Activation, LinearCrossEntropy, Mask, activation_linear, dropout, gelu, group_norm};
+use kiln_layers::{
+    Activation, LinearCrossEntropy, Mask, SegmentationLoss, activation_linear, dropout, gelu, group_norm,
+};
 use kiln_layers::{layer_norm, linear, norm_linear, self_attention, softmax, swiglu};
 
 use crate::compare::{tensor, values};
@@ -64,5 +66,20 @@ fn same_bits_for_one_to_four_threads() {
                 assert_eq!(on(threads), expected, "{threads} threads");
             }
         }
+    }
+}
+
+/// burn's CPU device adds the partial sums of 4 Mi elements and more in the order in which threads finish them.
+#[test]
+fn the_loss_of_large_images_has_the_same_bits() {
+    let device = Device::flex();
+    let logits = tensor([1, 5, 1000, 1000], 1, 30.0, DType::F32, &device);
+    let classes = Tensor::<1, Int>::arange(0..1_000_000, &device).remainder_scalar(5).reshape([1, 1000, 1000]);
+    let weights = Tensor::<3>::ones([1, 1000, 1000], &device);
+    let run = || values(&SegmentationLoss::new().forward(logits.clone(), classes.clone(), weights.clone()).unwrap());
+    let expected = run();
+    for threads in 1..=4 {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        assert_eq!(pool.install(run), expected, "{threads} threads");
     }
 }

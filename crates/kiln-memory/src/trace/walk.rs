@@ -147,7 +147,8 @@ impl ModuleVisitor for Sums {
     }
 }
 
-/// The sum of squares of every gradient.
+/// The sum of squares of every gradient. On the CPU device, kiln-precision squares a large gradient in parts and takes less. The peak does
+/// not depend on it: the update of the same parameter makes a tensor of this size as well.
 pub(super) struct Norm<'a>(pub(super) &'a GradientsParams);
 
 impl ModuleVisitor for Norm<'_> {

@@ -7,6 +7,7 @@
 mod conformance;
 mod killed;
 mod launch;
+mod raw;
 mod replica;
 
 use conformance::ENDS;
@@ -39,11 +40,15 @@ fn main() {
         check("all that works", replicas, &|| {
             Launch::new(replicas, replica::ALL_THAT_WORKS).run()?.all_passed(replicas)
         });
-        let name = replica::ALL_WITH_THREADS;
-        check(name, replicas, &|| Launch::new(replicas, name).run()?.all_passed(replicas));
+        for name in [replica::ALL_IN_PIECES, replica::ALL_WITH_THREADS] {
+            check(name, replicas, &|| Launch::new(replicas, name).run()?.all_passed(replicas));
+        }
         for case in ENDS {
             check(case.name, replicas, &|| Launch::new(replicas, case.name).run()?.all_passed(replicas));
         }
+    }
+    for name in [raw::PIECES, raw::UNREADABLE] {
+        check(name, 2, &|| Launch::new(2, name).run()?.all_passed(2));
     }
     for replicas in [2, 4] {
         check(killed::KILLED, replicas, &|| killed::others_end(replicas));

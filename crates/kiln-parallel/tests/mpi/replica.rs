@@ -7,11 +7,13 @@ use std::time::Duration;
 use kiln_parallel::{Communicator, Error, Local, Mpi, Nested};
 
 use crate::conformance::{ENDS, Replica, WORKS};
-use crate::killed;
 use crate::launch::{PASSED, barrier, say};
+use crate::{killed, raw};
 
 /// The name of all cases that leave the group as it is.
 pub(crate) const ALL_THAT_WORKS: &str = "all that works";
+/// The same in pieces of few elements.
+pub(crate) const ALL_IN_PIECES: &str = "all that works in pieces";
 /// The same with two threads in each process.
 pub(crate) const ALL_WITH_THREADS: &str = "all that works with threads in each process";
 
@@ -36,8 +38,9 @@ fn run(case: &str, address: &str) {
         let (address, replicas) = (own.clone(), communicator.replicas());
         Replica { communicator, inner: 1, barrier: Box::new(move || barrier(&address, replicas)) }
     };
-    if case == ALL_THAT_WORKS {
-        let communicator = Arc::new(Mpi::init(Duration::from_secs(60)).unwrap());
+    if case == ALL_THAT_WORKS || case == ALL_IN_PIECES {
+        let elements = if case == ALL_IN_PIECES { 999 } else { i32::MAX as usize };
+        let communicator = Arc::new(Mpi::init_with_pieces(Duration::from_secs(60), elements).unwrap());
         let again = Mpi::init(Duration::from_secs(60)).unwrap_err();
         assert!(matches!(again, Error::Transfer { operation: "init", .. }), "{again}");
         for case in WORKS {
@@ -59,6 +62,8 @@ fn run(case: &str, address: &str) {
         });
     } else if let Some(case) = ENDS.iter().find(|other| other.name == case) {
         (case.run)(replica(Box::new(Mpi::init(case.time_limit).unwrap())));
+    } else if [raw::PIECES, raw::UNREADABLE].contains(&case) {
+        raw::run(case);
     } else {
         killed::run(case, address);
     }

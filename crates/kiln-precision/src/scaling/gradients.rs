@@ -6,6 +6,8 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
+use super::squares;
+
 /// One visit to the gradients of a model's parameters. Nothing is read back from the device.
 pub(super) struct Survey<'a> {
     gradients: &'a GradientsParams,
@@ -56,13 +58,14 @@ impl ModuleVisitor for Survey<'_> {
         if self.f16.is_none() && gradient.dtype() == DType::F16 {
             self.f16 = Some(self.path.join("."));
         }
-        self.squares.push(gradient.cast(DType::F32).square().sum());
+        self.squares.push(squares::sum_of_squares(gradient));
     }
 }
 
 /// The sum of squares of all gradients of `model`, in f32, as a tensor of one element on the device; `None` when no parameter
 /// has a gradient. Nothing is read back. The square root of the sum is the global norm. The sum is finite only if every gradient
-/// is finite (and their norm is below 1.8e19, the root of the largest number in f32).
+/// is finite (and their norm is below 1.8e19, the root of the largest number in f32). On burn's CPU device (feature `flex`, on by
+/// default) it has the same bits in every run, whatever the number of threads.
 pub fn sum_of_squares(model: &impl Module, gradients: &GradientsParams) -> Option<Tensor<1>> {
     Survey::of(model, gradients).sum_of_squares()
 }

@@ -4,6 +4,7 @@ mod gradients;
 mod loss_scaler;
 mod rules;
 mod scaled;
+mod squares;
 
 pub use gradients::{clip_factor, scale, sum_of_squares};
 pub use loss_scaler::{Decision, LossScaler, ScalerOutcome};

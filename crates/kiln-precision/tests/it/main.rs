@@ -3,5 +3,6 @@
 
 mod autocast;
 mod conformance;
+mod large_gradients;
 mod scaling;
 mod support;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{BoolStore, Bytes, DType, Shape};
 
 use super::hidden::{Block, dropped};
@@ -11,7 +11,7 @@ use super::{Call, grouped_backward, grouped_forward, packed_backward, packed_for
 use crate::attention::graph::AttentionKernels;
 use crate::attention::terms::Settings;
 use crate::attention::terms::{Masked, Seed, Terms};
-use crate::composed::tests::{DTYPES, assert_close, numbers};
+use crate::composed::tests::{DTYPES, assert_close, assert_independent, numbers};
 use crate::cpu::stored::{from_f32, to_f32};
 
 fn terms(heads: usize, causal: bool) -> Terms<Flex> {
@@ -67,17 +67,107 @@ fn grouped_as_the_kernels() {
                 let kernels = Flex::grouped_attention(inputs.clone(), &terms);
                 let composed = grouped_forward::<Flex>(&inputs, &terms);
                 assert_close(&composed[0], &kernels[0], &what);
-                let wanted = [true, false, true];
-                let kernels =
-                    Flex::grouped_attention_backward(inputs.clone(), kernels, gradient.clone(), &terms, wanted);
-                let composed = grouped_backward::<Flex>(&inputs, &composed, &gradient, &terms, wanted);
-                for (composed, kernel) in composed.iter().zip(&kernels) {
-                    assert_eq!(composed.is_some(), kernel.is_some());
-                    if let (Some(composed), Some(kernel)) = (composed, kernel) {
-                        assert_close(composed, kernel, &what);
+                for wanted in [[true; 3], [true, false, true], [false, true, false]] {
+                    let (inputs, gradient) = (inputs.clone(), gradient.clone());
+                    let composed = grouped_backward::<Flex>(&inputs, &composed, &gradient, &terms, wanted);
+                    let kernels = Flex::grouped_attention_backward(inputs, kernels.clone(), gradient, &terms, wanted);
+                    for ((composed, kernel), wanted) in composed.iter().zip(&kernels).zip(wanted) {
+                        assert_eq!([composed.is_some(), kernel.is_some()], [wanted; 2]);
+                        if let (Some(composed), Some(kernel)) = (composed, kernel) {
+                            assert_close(composed, kernel, &what);
+                        }
                     }
                 }
             }
+        }
+    }
+}
+
+/// Terms with dropout.
+fn dropping(heads: usize, causal: bool, rate: f64) -> Terms<Flex> {
+    let seed = FlexTensor::new(Bytes::from_elems(vec![77i64 << 31]), Layout::contiguous(Shape::new([1])), DType::I64);
+    let mut terms = terms(heads, causal);
+    terms.settings.dropout = rate;
+    terms.seed = Seed::Number(seed);
+    terms
+}
+
+/// Which weights are kept, 1 or 0, `[samples, heads, time, keys]`: read off by equal scores and values that are rows of the identity.
+fn kept([samples, kv_heads, time, keys]: [usize; 4], terms: &Terms<Flex>) -> Vec<f32> {
+    let (heads, rate) = (terms.settings.heads, terms.settings.dropout as f32);
+    let filled = |shape: [usize; 4], value: &dyn Fn(usize) -> f32| {
+        from_f32((0..shape.iter().product()).map(value).collect(), Shape::new(shape), DType::F32)
+    };
+    let identity = |index: usize| if index / keys % keys == index % keys { 1.0 } else { 0.0 };
+    let queries = filled([samples, heads, time, keys], &|_| 0.0);
+    let inputs = [
+        queries,
+        filled([samples, kv_heads, keys, keys], &|_| 0.0),
+        filled([samples, kv_heads, keys, keys], &identity),
+    ];
+    let [output, _] = grouped_forward::<Flex>(&inputs, terms);
+    to_f32(&output.to_contiguous()).iter().map(|weight| (weight * keys as f32 * (1.0 - rate)).round()).collect()
+}
+
+#[test]
+fn dropout_is_independent_for_samples_heads_queries_and_keys() {
+    for rate in [0.25, 0.6] {
+        let (time, keys) = (64, 48);
+        let kept = kept([2, 2, time, keys], &dropping(4, false, rate));
+        assert_independent(&kept, keys, 1.0 - rate, &[1, keys, time * keys, 4 * time * keys]);
+    }
+}
+
+/// Output and gradients of grouped attention with dropout are those of the formula with its mask.
+#[test]
+fn grouped_dropout_has_the_outputs_and_gradients_of_its_mask() {
+    let (samples, heads, kv_heads, depth, rate) = (3, 4, 2, 5, 0.3);
+    for (time, keys, causal) in [(13, 7, false), (40, 30, false), (30, 40, true)] {
+        let (what, terms) = (format!("{time} {keys} {causal}"), dropping(heads, causal, rate));
+        // Causal terms hide some weights: whether they are kept does not matter.
+        let kept = kept([samples, kv_heads, time, keys], &dropping(heads, false, rate));
+        let inputs = [
+            ([samples, heads, time, depth], 1),
+            ([samples, kv_heads, keys, depth], 2),
+            ([samples, kv_heads, keys, depth], 3),
+        ]
+        .map(|(shape, seed)| numbers(shape, seed, 2.0, DType::F32));
+        let gradient = numbers([samples, heads, time, depth], 4, 1.0, DType::F32);
+        let [q, k, v] = inputs.each_ref().map(to_f32);
+        let of_output = to_f32(&gradient);
+        let [mut output, mut of_q, mut of_k, mut of_v] =
+            [vec![0.0; q.len()], vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]];
+        for head in 0..samples * heads {
+            let of_keys = head * kv_heads / heads * keys;
+            for query in head * time..(head + 1) * time {
+                let row = |values: &[f32], row: usize| values[row * depth..][..depth].to_vec();
+                let dot =
+                    |left: &[f32], right: &[f32]| left.iter().zip(right).map(|(left, right)| left * right).sum::<f32>();
+                let add = |sum: &mut [f32], row: usize, factor: f32, values: &[f32]| {
+                    sum[row * depth..].iter_mut().zip(values).for_each(|(sum, value)| *sum += factor * value);
+                };
+                let seen = if causal { (query % time + 1 + keys).saturating_sub(time).min(keys) } else { keys };
+                let powers: Vec<f32> =
+                    (0..seen).map(|key| (0.3 * dot(&row(&q, query), &row(&k, of_keys + key))).exp()).collect();
+                let sum: f32 = powers.iter().sum();
+                let mask = |key: usize| kept[query * keys + key] / (1.0 - rate) as f32;
+                let weights: Vec<f32> = powers.iter().map(|power| power / sum).collect();
+                let of_weights = |key: usize| mask(key) * dot(&row(&of_output, query), &row(&v, of_keys + key));
+                let mean: f32 = (0..seen).map(|key| weights[key] * of_weights(key)).sum();
+                for key in 0..seen {
+                    let change = 0.3 * weights[key] * (of_weights(key) - mean);
+                    add(&mut output, query, weights[key] * mask(key), &row(&v, of_keys + key));
+                    add(&mut of_v, of_keys + key, weights[key] * mask(key), &row(&of_output, query));
+                    add(&mut of_q, query, change, &row(&k, of_keys + key));
+                    add(&mut of_k, of_keys + key, change, &row(&q, query));
+                }
+            }
+        }
+        let composed = grouped_forward::<Flex>(&inputs, &terms);
+        let gradients = grouped_backward::<Flex>(&inputs, &composed, &gradient, &terms, [true; 3]);
+        assert_close(&composed[0], &from_f32(output, inputs[0].shape(), DType::F32), &what);
+        for ((gradient, expected), input) in gradients.iter().zip([of_q, of_k, of_v]).zip(&inputs) {
+            assert_close(gradient.as_ref().unwrap(), &from_f32(expected, input.shape(), DType::F32), &what);
         }
     }
 }
@@ -86,10 +176,7 @@ fn grouped_as_the_kernels() {
 #[test]
 fn dropout_drops_its_rate_and_the_same_in_both_passes() {
     let (samples, heads, time) = (2, 2, 64);
-    let seed = FlexTensor::new(Bytes::from_elems(vec![77i64 << 31]), Layout::contiguous(Shape::new([1])), DType::I64);
-    let mut terms = terms(heads, false);
-    terms.settings.dropout = 0.25;
-    terms.seed = Seed::Number(seed);
+    let terms = dropping(heads, false, 0.25);
     let ones = from_f32(vec![1.0; samples * time * heads], Shape::new([samples, time, heads]), DType::F32);
     // Queries are 0, keys and values 1.
     let row = |column: usize| if column < heads { 0.0 } else { 1.0 };

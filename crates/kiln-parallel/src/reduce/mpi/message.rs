@@ -1,6 +1,7 @@
 //! What processes tell each other before and after their values: small messages that MPI delivers without waiting for the receiver.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroUsize;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,8 @@ pub(super) struct Header {
     pub(super) call: String,
     /// Bytes of the message that follows.
     pub(super) bytes: usize,
+    /// The most elements of a piece in which message and values follow.
+    pub(super) piece: NonZeroUsize,
 }
 
 /// What a process sends to every other when the group ends for it.
@@ -38,8 +41,8 @@ pub(super) enum Reason {
 }
 
 impl Header {
-    pub(super) fn new(call: &str, bytes: usize) -> Self {
-        Self { call: shortened(call), bytes }
+    pub(super) fn new(call: &str, bytes: usize, piece: NonZeroUsize) -> Self {
+        Self { call: shortened(call), bytes, piece }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A replica in a process of its own.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,6 +53,21 @@ impl Mpi {
     /// # Errors
     /// [`Error::Transfer`] when MPI was initialised before, or does not allow that a thread calls it.
     pub fn init(time_limit: Duration) -> Result<Self, Error> {
+        Self::init_with_pieces(time_limit, i32::MAX as usize)
+    }
+
+    /// The same, and values and messages are sent in pieces of at most `elements` values or bytes, from 1 to 2,147,483,647, more than which
+    /// MPI cannot count. Processes may differ in it.
+    ///
+    /// # Errors
+    /// Those of [`init`](Self::init), and [`Error::InvalidSetting`] for another number of elements.
+    pub fn init_with_pieces(time_limit: Duration, elements: usize) -> Result<Self, Error> {
+        let piece = NonZeroUsize::new(elements).filter(|piece| i32::try_from(piece.get()).is_ok());
+        let piece = piece.ok_or_else(|| Error::InvalidSetting {
+            field: "number of elements of a piece",
+            value: elements.to_string(),
+            expected: "from 1 to 2147483647",
+        })?;
         let (started, rank_and_size) = channel();
         let (jobs, incoming) = channel();
         let (running, ended) = channel();
@@ -75,6 +91,7 @@ impl Mpi {
                 rank,
                 replicas,
                 time_limit,
+                piece,
                 wishes: shared,
                 running: Some(running),
                 jobs: incoming,

@@ -1,5 +1,6 @@
 //! The thread that owns MPI, and the rounds in which it meets those of the other processes.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -80,6 +81,8 @@ pub(super) struct Rounds {
     pub(super) rank: usize,
     pub(super) replicas: usize,
     pub(super) time_limit: Duration,
+    /// The most elements that are sent at once.
+    pub(super) piece: NonZeroUsize,
     pub(super) wishes: Arc<Wishes>,
     /// Dropped when the thread has finalised MPI, or when it never will.
     pub(super) running: Option<Sender<()>>,
@@ -156,7 +159,7 @@ impl Rounds {
     /// One round: all replicas learn what all call, then messages and values go to whom they are for.
     fn meet(&mut self, round: &Round, reply: &Sender<Result<Parcels, Error>>) -> Result<Parcels, Error> {
         let deadline = Instant::now().checked_add(self.time_limit);
-        let own = Header::new(&round.call.to_string(), round.message.len());
+        let own = Header::new(&round.call.to_string(), round.message.len(), self.piece);
         let headers = self.headers(round, &own, deadline, reply)?;
         if let Some(other) = headers.iter().position(|header| header.call != own.call) {
             let (first, rank) = (self.rank.min(other), self.rank.max(other));
@@ -187,12 +190,17 @@ impl Rounds {
                 pending.add(rank, request);
             }
             let mut backoff = Backoff::new(COMPUTING);
+            let mut unreadable = None;
             loop {
                 let mut moved = pending.test();
                 for rank in self.others().filter(|rank| headers[*rank].is_none()).collect::<Vec<_>>() {
-                    let header = self.receive(rank as i32, HEADER);
-                    moved |= header.is_some();
-                    headers[rank] = header;
+                    match self.receive(rank, HEADER) {
+                        Some(Ok(header)) => (headers[rank], moved) = (Some(header), true),
+                        Some(Err(reason)) => {
+                            unreadable = Some(Error::Transfer { operation: round.call.operation, reason });
+                        }
+                        None => {}
+                    }
                 }
                 if let Some(headers) = headers.iter().cloned().collect::<Option<Vec<_>>>()
                     && pending.is_empty()
@@ -201,7 +209,7 @@ impl Rounds {
                     return self.others_end(round).map_or(Ok(headers), Err);
                 }
                 let missing = (0..self.replicas).filter(|rank| headers[*rank].is_none()).chain(pending.ranks());
-                if let Some(error) = self.interrupted(round, deadline, missing) {
+                if let Some(error) = unreadable.take().or_else(|| self.interrupted(round, deadline, missing)) {
                     if pending.is_empty() {
                         return Err(error);
                     }
@@ -227,6 +235,7 @@ impl Rounds {
             let (mut bytes, mut floats) = (Pending::new(), Pending::new());
             let mut rest = &mut values[..];
             for (rank, (message, length)) in messages.iter_mut().zip(&round.incoming).enumerate() {
+                let piece = headers[rank].piece.get();
                 let from;
                 (from, rest) = std::mem::take(&mut rest).split_at_mut(*length);
                 let process = self.world.process_at_rank(rank as i32);
@@ -235,21 +244,22 @@ impl Rounds {
                     from.copy_from_slice(&round.values[round.parts[rank].clone()]);
                     continue;
                 }
-                if !message.is_empty() {
-                    bytes.add(rank, process.immediate_receive_into_with_tag(scope, &mut message[..], MESSAGE));
+                // Pieces of one tag arrive in the order in which they were sent.
+                for piece in message.chunks_mut(piece) {
+                    bytes.add(rank, process.immediate_receive_into_with_tag(scope, piece, MESSAGE));
                 }
-                if !from.is_empty() {
-                    floats.add(rank, process.immediate_receive_into_with_tag(scope, from, VALUES));
+                for piece in from.chunks_mut(piece) {
+                    floats.add(rank, process.immediate_receive_into_with_tag(scope, piece, VALUES));
                 }
             }
             for rank in self.others() {
                 let (process, part) =
                     (self.world.process_at_rank(rank as i32), &round.values[round.parts[rank].clone()]);
-                if !round.message.is_empty() {
-                    bytes.add(rank, process.immediate_send_with_tag(scope, &round.message[..], MESSAGE));
+                for piece in round.message.chunks(self.piece.get()) {
+                    bytes.add(rank, process.immediate_send_with_tag(scope, piece, MESSAGE));
                 }
-                if !part.is_empty() {
-                    floats.add(rank, process.immediate_send_with_tag(scope, part, VALUES));
+                for piece in part.chunks(self.piece.get()) {
+                    floats.add(rank, process.immediate_send_with_tag(scope, piece, VALUES));
                 }
             }
             let mut backoff = Backoff::new(MOVING);
@@ -289,8 +299,11 @@ impl Rounds {
 
     /// The end of a replica that will not complete this round.
     fn others_end(&mut self, round: &Round) -> Option<Error> {
+        // What cannot be read is an end as well.
+        let current = self.round;
+        let unreadable = |reason| End { round: current, reason: Reason::Broken(reason) };
         for rank in self.others() {
-            if let Some(end) = self.receive::<End>(rank as i32, END) {
+            if let Some(end) = self.receive::<End>(rank, END).map(|end| end.unwrap_or_else(unreadable)) {
                 self.waited |= matches!(end.reason, Reason::Waited { .. });
                 self.ends.push((rank, end));
             }
@@ -299,11 +312,16 @@ impl Rounds {
         ended.map(|(rank, end)| end.reason.error(*rank, self.rank, round.call.operation))
     }
 
-    /// A small message of another process, if one is here.
-    fn receive<T: DeserializeOwned>(&self, rank: i32, tag: i32) -> Option<T> {
-        let message = self.world.process_at_rank(rank).immediate_matched_probe_with_tag(tag)?;
+    /// A small message of another process, if one is here, or why it cannot be read.
+    fn receive<T: DeserializeOwned>(&self, rank: usize, tag: i32) -> Option<Result<T, String>> {
+        let message = self.world.process_at_rank(rank as i32).immediate_matched_probe_with_tag(tag)?;
         let (bytes, _) = message.matched_receive_vec::<u8>();
-        serde_json::from_slice(&bytes).ok()
+        let refused = |e| {
+            format!(
+                "a message of replica {rank} cannot be read ({e}), expected the same version of kiln in each process"
+            )
+        };
+        Some(serde_json::from_slice(&bytes).map_err(refused))
     }
 
     /// Ends the group while MPI still holds buffers, which must live as long as MPI may write to them: this thread keeps them for the

@@ -1,0 +1,43 @@
+//! The sum of squares of one gradient, in an order that does not depend on threads.
+
+use burn::tensor::{DType, Tensor};
+
+/// The sum of squares in f32.
+pub(super) fn sum_of_squares<const D: usize>(gradient: Tensor<D>) -> Tensor<1> {
+    #[cfg(feature = "flex")]
+    if flex::sums_in_any_order(&gradient) {
+        return flex::in_halves(gradient);
+    }
+    gradient.cast(DType::F32).square().sum()
+}
+
+/// On burn's CPU device.
+#[cfg(feature = "flex")]
+mod flex {
+    use burn::backend::DispatchDevice;
+    use burn::tensor::{DType, Tensor};
+
+    /// From this many elements on, the device adds partial sums in the order in which threads finish them, so that the last bits differ
+    /// from run to run (burn-flex 0.22, `sum_f32_contiguous`).
+    const LARGE: usize = 4 << 20;
+    /// The most elements of a part: it and its squares stay in a core's cache.
+    const PART: usize = 128 << 10;
+
+    pub(super) fn sums_in_any_order<const D: usize>(gradient: &Tensor<D>) -> bool {
+        matches!(gradient.device().as_dispatch(), DispatchDevice::Flex(_)) && gradient.shape().num_elements() >= LARGE
+    }
+
+    /// The sum of the sums of both halves. Where a tensor is cut depends on its shape alone.
+    pub(super) fn in_halves<const D: usize>(gradient: Tensor<D>) -> Tensor<1> {
+        let dims = gradient.dims();
+        // Halves along the first axis lie side by side in memory.
+        match dims.iter().position(|length| *length > 1) {
+            Some(axis) if dims.iter().product::<usize>() > PART => {
+                let half = dims[axis] / 2;
+                let first = in_halves(gradient.clone().narrow(axis, 0, half));
+                first + in_halves(gradient.narrow(axis, half, dims[axis] - half))
+            }
+            _ => gradient.cast(DType::F32).square().sum(),
+        }
+    }
+}
