@@ -18,6 +18,7 @@ mod micro_batches;
 mod models;
 mod optimizer;
 mod optimizers_by_name;
+mod picture;
 mod planning;
 mod recovery;
 mod released;
