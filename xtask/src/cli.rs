@@ -53,9 +53,9 @@ pub(crate) struct Check {
 
 #[derive(Args)]
 pub(crate) struct Figures {
-    /// Only these pages [default: all]
+    /// Only these pages, or PAGE:LINE for the mark in that line [default: all]
     #[arg(value_name = "PAGE")]
-    pub(crate) pages: Vec<PathBuf>,
+    pub(crate) pages: Vec<String>,
     /// Note that the figures are those of the present code, after their commands have run
     #[arg(long)]
     pub(crate) accept: bool,

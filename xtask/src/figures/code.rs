@@ -26,7 +26,7 @@ pub(crate) fn hash(root: &Path, paths: &[String]) -> Result<String> {
 
 /// The files of a path, without files of tests.
 fn sources(path: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
-    if !path.is_dir() {
+    if !path.metadata()?.is_dir() {
         found.push(path.to_owned());
         return Ok(());
     }

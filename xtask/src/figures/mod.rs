@@ -8,12 +8,18 @@ mod output;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use kiln_cli::atomic::replace;
 use kiln_cli::usage::Usage;
 
 use crate::cli::Figures;
 use mark::{Mark, Proof};
+
+/// A page that is checked, and the line of its only mark that is, if one is named.
+struct Chosen {
+    page: PathBuf,
+    line: Option<usize>,
+}
 
 pub(crate) fn run(arguments: &Figures) -> Result<()> {
     let root = match &arguments.root {
@@ -22,35 +28,30 @@ pub(crate) fn run(arguments: &Figures) -> Result<()> {
     };
     let mut wrong = vec![];
     let (mut marks, mut accepted) = (0, 0);
-    for page in pages(&root, &arguments.pages)? {
+    for Chosen { page, line: only } in chosen(&root, &arguments.pages)? {
         let path = root.join(&page);
         let mut text = fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", path.display()))?;
         let (found, unmarked) = mark::read(&text).with_context(|| page.display().to_string())?;
-        marks += found.len();
-        let place = |line: usize| format!("{}:{line}", page.display());
-        for table in unmarked {
-            wrong.push(format!("{}: no mark says where the figures of '{}' come from", place(table.line), table.head));
+        let chosen = |line: usize| only.is_none_or(|only| only == line);
+        for table in unmarked.iter().filter(|table| chosen(table.line)) {
+            let what = format!("no mark says where the figures of '{}' come from", table.head);
+            wrong.push(format!("{}:{}: {what}", page.display(), table.line));
         }
-        // From the last to the first, so that lines keep their numbers.
-        for mark in found.iter().rev() {
-            let problem = match (&mark.proof, arguments.accept) {
-                (Proof::Code { of, hash }, true) => {
-                    let now = code::hash(&root, of).with_context(|| place(mark.line))?;
-                    if now != *hash {
-                        text = accept(&text, mark.line, hash, &now);
-                        accepted += 1;
-                    }
-                    None
-                }
-                _ => problem(&root, mark, &page, &text).with_context(|| place(mark.line))?,
-            };
-            wrong.extend(problem.map(|problem| format!("{}: {problem}", place(mark.line))));
+        for mark in found.iter().filter(|mark| chosen(mark.line)) {
+            marks += 1;
+            if let (Proof::Code { of, hash }, true) = (&mark.proof, arguments.accept) {
+                let now = code::hash(&root, of).with_context(|| format!("{}:{}", page.display(), mark.line))?;
+                accepted += usize::from(now != *hash);
+                text = accept(&text, mark.line, hash, &now);
+                continue;
+            }
+            let problem = problem(&root, mark, &page, &text).unwrap_or_else(|error| Some(format!("{error:#}")));
+            wrong.extend(problem.map(|problem| format!("{}:{}: {problem}", page.display(), mark.line)));
         }
         if arguments.accept {
             replace(&path, text.as_bytes())?;
         }
     }
-    wrong.sort();
     for line in &wrong {
         tracing::warn!("{line}");
     }
@@ -60,8 +61,8 @@ pub(crate) fn run(arguments: &Figures) -> Result<()> {
     Ok(())
 }
 
-/// README.md and the pages of docs/, or those of them that are named.
-fn pages(root: &Path, named: &[PathBuf]) -> Result<Vec<PathBuf>> {
+/// README.md and the pages of docs/, or what `named` names of them: a page, or `PAGE:LINE`.
+fn chosen(root: &Path, named: &[String]) -> Result<Vec<Chosen>> {
     let mut pages = vec![PathBuf::from("README.md")];
     for entry in fs::read_dir(root.join("docs")).with_context(|| format!("no docs in '{}'", root.display()))? {
         let name = entry?.file_name();
@@ -70,11 +71,20 @@ fn pages(root: &Path, named: &[PathBuf]) -> Result<Vec<PathBuf>> {
         }
     }
     pages.sort();
-    if let Some(unknown) = named.iter().find(|page| !pages.contains(page)) {
-        bail!(Usage(format!("'{}' is no page, expected README.md or docs/NAME.md", unknown.display())));
+    if named.is_empty() {
+        return Ok(pages.into_iter().map(|page| Chosen { page, line: None }).collect());
     }
-    pages.retain(|page| named.is_empty() || named.contains(page));
-    Ok(pages)
+    let choose = |name: &String| {
+        let (page, line) = match name.split_once(':') {
+            Some((page, line)) => (page, line.parse().ok()),
+            None => (name.as_str(), None),
+        };
+        let found = pages.iter().find(|known| *known == Path::new(page) && name.contains(':') == line.is_some());
+        let unknown =
+            || Usage(format!("'{name}' is no page, expected README.md, docs/NAME.md or one of these with a line"));
+        Ok(Chosen { page: found.ok_or_else(unknown)?.clone(), line })
+    };
+    named.iter().map(choose).collect()
 }
 
 /// What is wrong with the figures below a mark, if anything.

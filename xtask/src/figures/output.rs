@@ -46,13 +46,15 @@ fn calls(block: &[String]) -> Vec<(String, Vec<&str>)> {
     calls
 }
 
-/// What a command prints, stderr last.
+/// What a command prints, stderr last. It runs as the program that it names, because messages name that too.
 fn printed(command: &str) -> Result<String> {
     let Some(rest) = command.strip_prefix("cargo xtask ").or_else(|| command.strip_prefix("kiln ")) else {
         bail!("'{command}' cannot be run again, expected `cargo xtask ..` or `kiln ..`")
     };
     let folder = tempfile::tempdir().context("cannot make a folder")?;
     let mut program = Command::new(std::env::current_exe()?);
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::arg0(&mut program, if command.starts_with("kiln ") { "kiln" } else { "xtask" });
     program.args(rest.split_whitespace()).current_dir(folder.path()).env_remove("KILN_LOG");
     let output = program.output().with_context(|| format!("cannot run `{command}`"))?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr))

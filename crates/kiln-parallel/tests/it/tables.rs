@@ -14,8 +14,12 @@ fn the_guides_have_the_tables_that_the_example_prints() {
     let mut printed = vec![];
     example::print(&mut printed).unwrap();
     let printed = lines(&String::from_utf8(printed).unwrap());
-    let rows: Vec<&String> = printed.iter().filter(|line| line.starts_with("| ") || line.starts_with("stage ")).collect();
+    let rows: Vec<&String> =
+        printed.iter().filter(|line| line.starts_with("| ") || line.starts_with("stage ")).collect();
     let missing: Vec<_> = rows.iter().filter(|row| !known.contains(row)).collect();
     assert!(rows.len() > 100, "{printed:?}");
-    assert!(missing.is_empty(), "docs/parallelism.md and docs/clusters.md lack rows of `cargo run --example cluster`: {missing:#?}");
+    assert!(
+        missing.is_empty(),
+        "docs/parallelism.md and docs/clusters.md lack rows of `cargo run --example cluster`: {missing:#?}"
+    );
 }
