@@ -17,7 +17,7 @@ pub(crate) fn missing(table: &[String], name: &str, results: &str) -> Option<Str
         let wanted: Vec<String> =
             row.into_iter().filter(|cell| is_number(cell)).map(stated).flat_map(numbers).collect();
         let lacks = |line: &Vec<f64>| wanted.iter().find(|text| !line.iter().any(|found| shows(text, *found, units)));
-        let closest = lines.iter().map(|line| lacks(line)).min_by_key(|lack| lack.is_some()).flatten();
+        let closest = lines.iter().map(lacks).min_by_key(|lack| lack.is_some()).flatten();
         if let Some(lack) = closest {
             return Some(if json { lack.clone() } else { wanted.join(", ") });
         }

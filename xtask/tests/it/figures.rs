@@ -36,7 +36,10 @@ fn a_table_is_out_of_date_when_its_code_changes_and_not_when_a_comment_does() {
     let old = said(&[]);
     assert!(old.contains("docs/page.md:3: `cargo bench` has not run since the code changed in code.rs"), "{old}");
 
-    assert!(run(&["--accept"]).status.success());
+    // Only what is named is accepted.
+    assert!(run(&["--accept", "README.md"]).status.success() && run(&["--accept", "docs/page.md:9"]).status.success());
+    assert_eq!(said(&[]), old);
+    assert!(run(&["--accept", "docs/page.md:3"]).status.success());
     assert!(run(&[]).status.success(), "{}", stderr(&run(&[])));
     fs::write(folder.path().join("code.rs"), "/// One.\nfn f() -> u32 {\n    1\n}\n").unwrap();
     assert!(run(&[]).status.success(), "{}", stderr(&run(&[])));
