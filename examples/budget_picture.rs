@@ -17,7 +17,8 @@ const CONTEXT: usize = 1024;
 const BATCH: usize = 8;
 const LIMIT: u64 = 3 << 30;
 
-fn main() -> Result<(), Box<dyn Error>> {
+/// The picture; nothing in it depends on the machine.
+pub(crate) fn draw() -> Result<String, Box<dyn Error>> {
     let (stock, lean) = (planner(false)?, planner(true)?);
     let plain = |planner: &Planner| planner.evaluate(Precision::F32, &Plan::none(planner.blocks()), BATCH, LIMIT);
     let panels = [
@@ -29,7 +30,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, plan, planner) in panels {
         drawn.push((name, planner.predict(&plan)?, plan));
     }
-    print(picture(&drawn));
+    Ok(picture(&drawn))
+}
+
+#[allow(dead_code, clippy::print_stdout, reason = "the picture goes to stdout, and a test draws it too")]
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("{}", draw()?);
     Ok(())
 }
 
@@ -105,9 +111,4 @@ fn picture(panels: &[(&str, Prediction, StepPlan)]) -> String {
         TOP + HEIGHT + 36.0
     );
     svg
-}
-
-#[allow(clippy::print_stdout, reason = "the picture goes to stdout")]
-fn print(svg: String) {
-    println!("{svg}");
 }

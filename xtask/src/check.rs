@@ -28,6 +28,7 @@ const STEPS: [Step; 5] = [
             "xtask",
             "--",
             "edges::",
+            "figures::",
             "circles::",
             "openings::",
             "packages::",

@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Measure what Kiln costs: whole training steps against burn's own loop, their memory, and single functions
     Bench(benches::bench::BenchArguments),
+    /// Find tables of README.md and docs/ that are older than the code that they describe
+    Figures(Figures),
     /// Feed random and damaged files to everything that reads files, each target for a while; needs cargo-fuzz and nightly
     Fuzz(Fuzz),
     /// Find out what this does on a GPU: a numbered list of checks and measurements, each in a process of its own
@@ -47,6 +49,19 @@ pub(crate) struct Check {
     /// With --semver: only this crate [default: all libraries]
     #[arg(long = "crate", value_name = "NAME", requires = "semver")]
     pub(crate) crates: Vec<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Figures {
+    /// Only these pages, or PAGE:LINE for the mark in that line [default: all]
+    #[arg(value_name = "PAGE")]
+    pub(crate) pages: Vec<String>,
+    /// Note that the figures are those of the present code, after their commands have run
+    #[arg(long)]
+    pub(crate) accept: bool,
+    /// Another project's folder
+    #[arg(long, hide = true)]
+    pub(crate) root: Option<PathBuf>,
 }
 
 #[derive(Args)]

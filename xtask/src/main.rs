@@ -3,9 +3,11 @@
 mod check;
 mod cli;
 mod dist;
+mod figures;
 mod fixtures;
 mod fuzz;
 mod package;
+mod tokens;
 
 use std::process::ExitCode;
 
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
         Command::Fixtures(command) => fixtures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Check(arguments) => check::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Bench(command) => benches::bench::run(&command),
+        Command::Figures(command) => figures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Gpu(command) => benches::gpu::run(&command),
         Command::Dist(command) => dist::run(&command).map(|()| ExitCode::SUCCESS),

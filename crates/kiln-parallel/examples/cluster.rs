@@ -13,8 +13,13 @@ type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 const EAGER: Schedule = Schedule::OneForwardOneBackward;
 const GIGA: f64 = 1e9;
 
+#[allow(dead_code, reason = "a test prints the tables too")]
 fn main() -> Result {
-    let out = &mut stdout().lock();
+    print(&mut stdout().lock())
+}
+
+/// All tables; nothing in them depends on the machine.
+pub(crate) fn print(out: &mut impl Write) -> Result {
     charts(out)?;
     schedules(out)?;
     transfers(out)?;

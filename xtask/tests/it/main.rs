@@ -4,6 +4,7 @@
 mod bench;
 mod circles;
 mod edges;
+mod figures;
 mod gpu;
 mod links;
 mod openings;
@@ -11,5 +12,7 @@ mod packages;
 mod quotes;
 mod source;
 mod support;
+#[path = "../../src/tokens.rs"]
+mod tokens;
 mod unused;
 mod versions;

@@ -1,4 +1,4 @@
-//! The calculator for clusters, against published figures.
+//! The calculator for clusters, against published figures: those in `docs/clusters.md`.
 
 use kiln_parallel::Schedule;
 use kiln_parallel::cluster::{Card, Cluster, Inside, Layout, Link, Model, best_layouts, estimate};

@@ -11,3 +11,4 @@ mod model;
 mod pipeline;
 mod simulation;
 mod split;
+mod tables;

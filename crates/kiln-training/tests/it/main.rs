@@ -19,6 +19,7 @@ mod micro_batches;
 mod models;
 mod optimizer;
 mod optimizers_by_name;
+mod picture;
 mod planning;
 mod recovery;
 mod released;
