@@ -177,10 +177,17 @@ fn a_name_is_one_line_and_controls_no_terminal() {
 #[cfg(target_os = "linux")]
 fn a_system_without_threads_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
-    photos(folder.path());
-    let mut command = kiln(folder.path(), &["load", "photos"]);
-    // No system has room for a stack of this size.
-    let failed = command.env("RUST_MIN_STACK", "1152921504606846976").output().unwrap();
-    assert_eq!(failed.status.code(), Some(1), "{}", stderr(&failed));
-    assert!(stderr(&failed).contains("error: cannot start a thread that loads data: "), "{}", stderr(&failed));
+    let at = folder.path();
+    photos(at);
+    text(at, 4000);
+    let replicas = [&["train", "gpt", "--data", "text.txt", "--replicas", "2"][..], &SMALL].concat();
+    for (arguments, message) in [
+        (&["load", "photos"][..], "error: cannot start a thread that loads data: "),
+        (&replicas, "error: cannot start a thread for a replica: "),
+    ] {
+        // No system has room for a stack of this size.
+        let failed = kiln(at, arguments).env("RUST_MIN_STACK", "1152921504606846976").output().unwrap();
+        assert_eq!(failed.status.code(), Some(1), "{}", stderr(&failed));
+        assert!(stderr(&failed).contains(message), "{}", stderr(&failed));
+    }
 }

@@ -20,8 +20,11 @@ pub(crate) fn crop_resize(image: Image, area: &Area, [height, width]: [usize; 2]
     let [left, columns] = clamp(area.left, area.width, image.width);
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
     let options = options.crop(left, top, columns, rows);
+    // Of an empty area the library resizes nothing, without an error.
+    let is_part = top >= 0.0 && left >= 0.0 && rows > 0.0 && columns > 0.0;
     // The two kinds of pixels by name: `Resizer::resize` would compile the kernels of all ten.
     let resized = match image.channels {
+        _ if !is_part => Err("no part of the image".to_owned()),
         1 => resize::<U8>(&image, &mut pixels, [height, width], &options),
         _ => resize::<U8x3>(&image, &mut pixels, [height, width], &options),
     };
@@ -84,8 +87,8 @@ mod tests {
         assert!(crop_resize(image(72), &whole, [2, 3]).unwrap().pixels.iter().all(|sample| *sample == 200));
         for (pixels, area) in [
             (71, whole), // fewer pixels than its size
-            (72, Area { height: f64::NAN, ..whole }),
-            (72, Area { top: 5.0, ..whole }),
+            (72, Area { top: f64::NAN, ..whole }),
+            (72, Area { height: 0.0, ..whole }),
         ] {
             let error = crop_resize(image(pixels), &area, [2, 3]).unwrap_err();
             assert!(error.contains(" of 4x6 to 2x3: "), "{error}");
