@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use kiln_data::printable;
 use tempfile::NamedTempFile;
 
 /// Replaces the file `path` by `bytes`. A crash leaves the old file or the new one.
@@ -21,7 +22,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
         readable(&file)?;
         File::open(folder)?.sync_all()
     };
-    write().with_context(|| format!("cannot write '{}'", path.display()))
+    write().with_context(|| format!("cannot write '{}'", printable(&path)))
 }
 
 /// Temporary files are private to their user; results are not.

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use kiln_data::printable;
 
 use crate::cli::Command;
 use crate::{
@@ -44,7 +45,7 @@ pub fn finish(outcome: Result<ExitCode>) -> ExitCode {
         if error.chain().any(is_closed_pipe) {
             return ExitCode::SUCCESS; // whoever read the output has read enough
         }
-        let text = format!("{error:#}").replace('\n', " ");
+        let text = printable(&format!("{error:#}").replace('\n', " "));
         // Nothing is left to do when stderr is closed.
         let _ = writeln!(std::io::stderr(), "error: {text}");
         usage::exit_code(&error)

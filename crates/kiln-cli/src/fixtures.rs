@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::usage::Usage;
+use kiln_data::printable;
 
 /// The fixtures: next to the program in a bundle, in the workspace otherwise.
 ///
@@ -13,7 +14,7 @@ use crate::usage::Usage;
 pub fn directory() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let found = root().map(|root| root.join("fixtures"));
-    found.with_context(|| format!("no directory 'fixtures' beside '{}'; give --data", program.display()))
+    found.with_context(|| format!("no directory 'fixtures' beside '{}'; give --data", printable(&program)))
 }
 
 /// A small data set of the project, for a run whose settings name none. `instead` says which `--data` an installed program may be given.

@@ -39,12 +39,14 @@ mod progress;
 mod remedies;
 mod runs;
 mod sample;
+mod sha256;
 mod shell;
 pub mod size;
 mod train;
 mod trained;
 pub mod units;
 pub mod usage;
+mod words;
 
 pub use cli::{Command, Verbosity, overview};
 pub use command::{finish, run};

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use kiln_data::printable;
 
 /// Where CubeCL looks when `CUDA_PATH` is not set.
 const TOOLKITS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/usr"];
@@ -53,7 +54,7 @@ pub fn ensure() -> Result<()> {
         }
         Toolkit::Missing => {
             let place =
-                given.map_or_else(String::new, |given| format!(" in CUDA_PATH, which is '{}'", given.display()));
+                given.map_or_else(String::new, |given| format!(" in CUDA_PATH, which is '{}'", printable(&given)));
             bail!(
                 "libdevice.10.bc was not found{place}: kernels with exp, log or tanh need it. Install CUDA's toolkit, or \
                  `pip install --no-deps --target cuda nvidia-nvvm` and set CUDA_PATH=$PWD/cuda/nvidia/cu13"

@@ -17,6 +17,8 @@ use serde_json::json;
 
 use crate::advice::advised_on_loading;
 use crate::cli::Load;
+use crate::output::print_json;
+use crate::words::counted;
 
 pub(crate) fn run(arguments: &Load) -> Result<()> {
     let size = arguments.image_size as usize;
@@ -71,15 +73,14 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
     let median = images as f64 / timed[timed.len() / 2];
     let per_processor = used.filter(|used| *used > 0.0).map(|used| stats.samples as f64 / used);
     let resident = resident.above_start();
-    tracing::info!(target: RESULT, "{images} images, {median:.1} images/s; {stats}");
+    tracing::info!(target: RESULT, "{}, {median:.1} images/s; {stats}", counted(images, "image"));
     if let Some(rate) = per_processor {
         tracing::info!("{rate:.1} images per second of processor time");
     }
     let above = resident.map_or(String::new(), |bytes| format!(", resident {} above the start", ByteSize(bytes)));
     tracing::info!("peak: heap {}{above}", ByteSize(heap));
     if arguments.json {
-        use std::io::Write;
-        let line = json!({
+        print_json(&json!({
             "images": images, "epochs": arguments.epochs, "workers": workers, "decode": arguments.decode,
             "transform": arguments.transform, "image_size": size, "turbo": cfg!(feature = "turbo"),
             "images_per_s": { "median": median }, "images_per_cpu_s": per_processor,
@@ -89,8 +90,7 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
                 "assemble": stats.assemble_seconds, "room": stats.room_seconds, "waited": stats.waited_seconds,
             },
             "bad_samples": bad.len(), "repairable_samples": stats.repairable_samples,
-        });
-        writeln!(std::io::stdout(), "{line}")?;
+        }))?;
     }
     Ok(())
 }

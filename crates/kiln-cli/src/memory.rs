@@ -4,12 +4,13 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::output::print_json;
+use crate::output::{path_json, print_json};
 use crate::pipelines::{PipelineSettings, Run, SharedTask};
 use crate::usage::Usage;
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 use bytesize::ByteSize;
+use kiln_data::printable;
 use kiln_training::{StageMemory, StagePlan};
 use serde_json::{Value, json};
 
@@ -98,7 +99,7 @@ fn profile<T: SharedTask, S: PipelineSettings>(
     match arguments.step.json {
         true => {
             let mut json: Value = serde_json::from_str(&report.json())?;
-            json["page"] = json!(page);
+            json["page"] = path_json(&page);
             if let Some(plan) = trainer.stage_plan() {
                 json["plan"] = json!(plan);
                 json["stages"] = json!(trainer.stage_memory());
@@ -111,7 +112,7 @@ fn profile<T: SharedTask, S: PipelineSettings>(
             if let (Some(plan), Some(measured)) = (trainer.stage_plan(), trainer.stage_memory()) {
                 write!(out, "\n{}{}\n{}", heading(plan), devices(plan), compared(plan, &measured))?;
             }
-            tracing::info!("{}", page.display());
+            tracing::info!("{}", printable(&page));
         }
     }
     Ok(ExitCode::SUCCESS)

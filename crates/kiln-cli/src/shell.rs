@@ -1,8 +1,16 @@
 //! Words as a shell reads them.
 
-/// `word` in quotes where a shell would read it otherwise.
+/// `word` in quotes where a shell would read it otherwise. Control characters are escaped, as bash and zsh read them.
 pub(crate) fn quoted(word: &str) -> String {
     let plain = |char: char| char.is_ascii_alphanumeric() || "-_./:,=+@%".contains(char);
+    if word.chars().any(char::is_control) {
+        let escaped = word.chars().map(|char| match char {
+            '\'' | '\\' => format!("\\{char}"),
+            char if char.is_control() => format!("\\u{:04x}", u32::from(char)),
+            char => char.to_string(),
+        });
+        return format!("$'{}'", escaped.collect::<String>());
+    }
     match !word.is_empty() && word.chars().all(plain) {
         true => word.to_owned(),
         false => format!("'{}'", word.replace('\'', "'\\''")),
@@ -20,6 +28,7 @@ mod tests {
             ("0..2 recompute, 2..4 plain", "'0..2 recompute, 2..4 plain'"),
             ("runs/it's", "'runs/it'\\''s'"),
             ("", "''"),
+            ("it's\n\u{1b}\\", "$'it\\'s\\u000a\\u001b\\\\'"),
         ] {
             assert_eq!(quoted(word), shown);
         }

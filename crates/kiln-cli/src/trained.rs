@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use kiln_data::printable;
 use kiln_training::Checkpoints;
 use serde::de::DeserializeOwned;
 use toml::Table;
@@ -15,6 +16,7 @@ use crate::pipelines::{
 use crate::train::directory::CLASSES;
 use crate::train::overlay::read;
 use crate::usage::Usage;
+use crate::words::counted;
 
 /// The settings of a run of one of the pipelines.
 pub(crate) enum Trained {
@@ -28,12 +30,12 @@ impl Trained {
     pub(crate) fn open(arguments: &TrainedArgs) -> Result<Self> {
         let run = &arguments.run;
         if !run.exists() {
-            bail!("cannot load '{}': no such file or directory", run.display());
+            bail!("cannot load '{}': no such file or directory", printable(&run));
         }
         let file = match &arguments.config {
             Some(file) => file.clone(),
             None => settings_beside(run).with_context(|| {
-                format!("no config.toml beside or above '{}', expected one, or --config", run.display())
+                format!("no config.toml beside or above '{}', expected one, or --config", printable(&run))
             })?,
         };
         let table = read(&file)?;
@@ -43,7 +45,7 @@ impl Trained {
             Some(Kind::Gpt) => Self::Gpt(parsed(table, &file)?),
             None => bail!(Usage(format!(
                 "config '{}' is not of a run, expected a table [images], [tiles] or [text]",
-                file.display()
+                printable(&file)
             ))),
         };
         let run = trained.run_mut();
@@ -72,14 +74,14 @@ impl Trained {
 
 fn parsed<S: DeserializeOwned>(table: Table, file: &Path) -> Result<Box<S>> {
     table.try_into().map(Box::new).map_err(|error: toml::de::Error| {
-        Usage(format!("config '{}' is damaged: {}", file.display(), error.message())).into()
+        Usage(format!("config '{}' is damaged: {}", printable(&file), error.message())).into()
     })
 }
 
 /// The best checkpoint of a run, as `--best` asks for it.
 pub(crate) fn best(run: &Path) -> Result<PathBuf> {
     if !run.is_dir() {
-        let path = run.display();
+        let path = printable(&run);
         bail!(Usage(format!("--best takes the best checkpoint of a run, and '{path}' is no run directory")));
     }
     best_of(run)
@@ -113,10 +115,10 @@ pub(crate) fn classes(run: &Path, count: usize) -> Result<Option<Vec<String>>> {
     else {
         return Ok(None);
     };
-    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read '{}'", file.display()))?;
+    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read '{}'", printable(&file)))?;
     let names: Vec<String> = text.lines().map(str::to_owned).collect();
     if names.len() != count {
-        bail!("'{}' has {} classes, expected {count} as the model", file.display(), names.len());
+        bail!("'{}' has {}, expected {count} as the model", printable(&file), counted(names.len(), "class"));
     }
     Ok(Some(names))
 }

@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::printable::printable;
+
 thread_local! {
     /// How many calls of [`caught`] this thread is in.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
@@ -39,7 +41,7 @@ pub fn panics_are_errors() -> bool {
 fn message(panic: Box<dyn std::any::Any + Send>) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-    text.replace('\n', " ")
+    printable(&text.replace('\n', " "))
 }
 
 #[cfg(test)]

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-/// The errors between the disk and a batch.
+use crate::printable::printable;
+
+/// The errors between the disk and a batch. Names of files and classes in their messages are [`printable`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file or directory could not be read.
-    #[error("cannot read '{path}': {reason}")]
+    #[error("cannot read '{}': {reason}", printable(path))]
     Read {
         /// The file or directory.
         path: PathBuf,
@@ -15,7 +17,7 @@ pub enum Error {
         reason: std::io::Error,
     },
     /// A file could not be written.
-    #[error("cannot write '{path}': {reason}")]
+    #[error("cannot write '{}': {reason}", printable(path))]
     Write {
         /// The file.
         path: PathBuf,
@@ -23,7 +25,7 @@ pub enum Error {
         reason: std::io::Error,
     },
     /// A directory holds no data set of a known layout.
-    #[error("no data set in '{path}': {reason}")]
+    #[error("no data set in '{}': {reason}", printable(path))]
     NoDataSet {
         /// The directory.
         path: PathBuf,
@@ -32,7 +34,9 @@ pub enum Error {
     },
     /// A class directory without an image.
     #[error(
-        "class '{class}' in '{path}' has no image, expected at least one file named as an image (.jpg, .png, .tif ...)"
+        "class '{}' in '{}' has no image, expected at least one file named as an image (.jpg, .png, .tif ...)",
+        printable(class),
+        printable(path)
     )]
     EmptyClass {
         /// The class's name.
@@ -40,8 +44,20 @@ pub enum Error {
         /// The directory of classes.
         path: PathBuf,
     },
+    /// The name of a class has characters that a terminal obeys, as an end of a line: it would be several lines in a list of classes.
+    #[error(
+        "class '{}' in '{}' has control characters in its name, expected letters, digits, spaces and signs",
+        printable(class),
+        printable(path)
+    )]
+    ClassName {
+        /// The class's name.
+        class: String,
+        /// The directory of classes, or the file with their names.
+        path: PathBuf,
+    },
     /// A file is damaged, or has another format.
-    #[error("'{path}' is damaged or of another format: {reason}")]
+    #[error("'{}' is damaged or of another format: {reason}", printable(path))]
     Format {
         /// The file.
         path: PathBuf,
@@ -49,7 +65,7 @@ pub enum Error {
         reason: String,
     },
     /// A file is valid, but of a kind that is not read.
-    #[error("'{path}' is of a kind that is not supported: {reason}")]
+    #[error("'{}' is of a kind that is not supported: {reason}", printable(path))]
     Unsupported {
         /// The file.
         path: PathBuf,
@@ -57,12 +73,20 @@ pub enum Error {
         reason: String,
     },
     /// A damaged image could be read, and the options refuse that ([`Damage::Refuse`](crate::Damage::Refuse)).
-    #[error("'{path}' is damaged: {damage}; its pixels could be read")]
+    #[error("'{}' is damaged: {damage}; its pixels could be read", printable(path))]
     Repairable {
         /// The file.
         path: PathBuf,
         /// The damage.
         damage: &'static str,
+    },
+    /// The pixels of a file could not be resized.
+    #[error("'{}' could not be resized: {reason}", printable(path))]
+    Resize {
+        /// The file.
+        path: PathBuf,
+        /// The sizes, and why.
+        reason: String,
     },
     /// Reading a sample takes more bytes than the loader's budget leaves for one.
     #[error("it takes {bytes} bytes to load, expected at most {limit}")]
@@ -104,11 +128,17 @@ pub enum Error {
         /// The panic's message.
         message: String,
     },
+    /// The system has no thread for the loader.
+    #[error("cannot start a thread that loads data: {reason}")]
+    Thread {
+        /// The operating system's answer.
+        reason: std::io::Error,
+    },
     /// The iterator of the epoch was dropped before the batch was made. Only code that makes batches sees this error.
     #[error("the iterator of the epoch was dropped")]
     Cancelled,
     /// Decoding an image takes more bytes than the limit.
-    #[error("'{path}', {height}x{width} pixels, takes {bytes} bytes to decode, expected at most {limit}")]
+    #[error("'{}', {height}x{width} pixels, takes {bytes} bytes to decode, expected at most {limit}", printable(path))]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -179,7 +209,7 @@ impl Error {
     pub fn is_of_a_sample(&self) -> bool {
         let of_a_file = matches!(self, Self::Read { .. } | Self::Format { .. } | Self::TooLarge { .. });
         of_a_file
-            || matches!(self, Self::Unsupported { .. } | Self::Repairable { .. })
+            || matches!(self, Self::Unsupported { .. } | Self::Repairable { .. } | Self::Resize { .. })
             || matches!(self, Self::NoRoom { .. } | Self::SamplePanic { .. })
     }
 
@@ -188,7 +218,8 @@ impl Error {
         match self {
             Self::Read { path, .. } | Self::Write { path, .. } | Self::NoDataSet { path, .. } => Some(path),
             Self::EmptyClass { path, .. } | Self::Format { path, .. } | Self::TooLarge { path, .. } => Some(path),
-            Self::Unsupported { path, .. } | Self::Repairable { path, .. } => Some(path),
+            Self::Unsupported { path, .. } | Self::Repairable { path, .. } | Self::Resize { path, .. } => Some(path),
+            Self::ClassName { path, .. } => Some(path),
             _ => None,
         }
     }

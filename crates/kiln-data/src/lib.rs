@@ -39,6 +39,7 @@
 //! ```
 
 mod caught;
+mod class_names;
 mod decode;
 mod directory;
 mod error;
@@ -46,6 +47,7 @@ mod images;
 mod loader;
 mod order;
 mod partial;
+mod printable;
 mod text;
 mod tiles;
 mod train_test;
@@ -65,6 +67,7 @@ pub use loader::{
     LoaderStats, Stage, Worker,
 };
 pub use order::{EpochOrder, LoaderState, Order, Remainder, Replica, Sampler, Weights, sample_rng};
+pub use printable::printable;
 pub use text::{
     Bpe, DocumentBatch, DocumentTensors, Documents, TextBatch, TextTokens, TokenFile, TokenFileWriter, Tokenizer,
     TokenizerKind, open_text, open_text_cached, tokenize_files,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::values::{a_size, device, size_or_auto};
+use super::values::{a_size, device, size_or_auto, utf8_path};
 use super::{defaults, examples};
 
 /// Each command reads a run directory of `train classify` or `train gpt` and writes a new one, which `eval` and `train --resume` take.
@@ -31,7 +31,7 @@ pub(crate) struct CompressArgs {
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
     /// Directory for the result, which must be new or empty [default: runs/MODEL-NNN]
-    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    #[arg(long, value_name = "DIR", value_parser = utf8_path(), help_heading = "Output")]
     pub(crate) out: Option<PathBuf>,
     /// Data set [default: the one of the run]
     #[arg(long, value_name = "PATH")]

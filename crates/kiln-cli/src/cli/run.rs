@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::begin::BeginArgs;
 use super::optimizer::OptimizerArgs;
-use super::values::{PRECISION, a_size, device, size_or_auto};
+use super::values::{PRECISION, a_size, device, size_or_auto, utf8_path};
 
 /// Options of a training step, which `train` and `memory` take. What is not given comes from --config, then from the recipe.
 #[derive(Args, Default)]
@@ -81,7 +81,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) step: StepArgs,
     /// Directory of the run, which must be new or empty [default: runs/MODEL-NNN]
-    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    #[arg(long, value_name = "DIR", value_parser = utf8_path(), help_heading = "Output")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) begin: BeginArgs,

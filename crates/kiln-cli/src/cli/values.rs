@@ -1,8 +1,9 @@
 //! Values of options: the accepted ones, and other words that people type for them.
 
 use std::ffi::OsStr;
+use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, TypedValueParser};
+use clap::builder::{PathBufValueParser, PossibleValue, TypedValueParser};
 use clap::{Arg, Command, Error};
 
 use crate::{device_name, size};
@@ -73,6 +74,12 @@ impl TypedValueParser for Word {
         };
         Some(Box::new(self.0.iter().map(value)))
     }
+}
+
+/// A path of a run, whose settings and results have it: they are UTF-8.
+pub(super) fn utf8_path() -> impl TypedValueParser<Value = PathBuf> {
+    let refuse = "it is not UTF-8, expected a path that files of settings and results can hold";
+    PathBufValueParser::new().try_map(move |path| if path.to_str().is_some() { Ok(path) } else { Err(refuse) })
 }
 
 /// A device by any of its names.

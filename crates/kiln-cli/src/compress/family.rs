@@ -9,6 +9,7 @@ use crate::pipelines::{
 use crate::usage::Usage;
 use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::{Device, Int, Tensor};
+use kiln_data::printable;
 use kiln_models::{Classifier, ClassifierConfig, Gpt, GptConfig, SafetensorsModel};
 
 use crate::cli::CompressArgs;
@@ -157,10 +158,10 @@ pub(super) use with_settings;
 pub(super) fn source(arguments: &CompressArgs) -> Result<Source> {
     let file = arguments.run.join("config.toml");
     if !file.is_file() {
-        bail!("'{}' is no run directory, expected a config.toml in it", arguments.run.display());
+        bail!("'{}' is no run directory, expected a config.toml in it", printable(&arguments.run));
     }
     let table = read(&file)?;
-    let name = file.display();
+    let name = printable(&file);
     let parsed = |error: toml::de::Error| anyhow!(Usage(format!("config '{name}' is damaged: {}", error.message())));
     let mut source = if table.contains_key("images") {
         Source::Classify(Box::new(table.try_into().map_err(parsed)?))
@@ -169,12 +170,12 @@ pub(super) fn source(arguments: &CompressArgs) -> Result<Source> {
     } else {
         bail!(Usage(format!(
             "'{}' is a run of another pipeline, expected one of classify or gpt",
-            arguments.run.display()
+            printable(&arguments.run)
         )));
     };
     with_settings!(&mut source, settings => {
         let run = settings.run_mut();
-        run.data = arguments.data.as_deref().map(absolute).map(Into::into).or(run.data.take());
+        run.data = arguments.data.as_deref().map(absolute).transpose()?.map(Into::into).or(run.data.take());
         run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
         run.memory = None;
         // What the run began with, and how it was trained, is not what the smaller model does.
@@ -196,7 +197,7 @@ pub(super) fn model_of<S: Family>(
 ) -> Result<S::Model> {
     let plain = settings.plain(lean, &device.clone().inner())?;
     load_merged(plain, settings.compression(), &arguments.run)
-        .with_context(|| format!("cannot read the model of '{}'", arguments.run.display()))
+        .with_context(|| format!("cannot read the model of '{}'", printable(&arguments.run)))
 }
 
 /// Refuses data with other classes than those of the run.

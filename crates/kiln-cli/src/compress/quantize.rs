@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::atomic::replace;
-use crate::output::print_json;
+use crate::output::{path_json, print_json};
 use crate::pipelines::{Findings, INPUT_RANGES, QUANTIZED, QuantizeSettings, Run, load_to_evaluate, simulate_inputs};
 use crate::size;
 use crate::usage::Usage;
@@ -17,6 +17,7 @@ use kiln_compression::{
     ErrorReport, FakeQuantizer, Granularity, Quantization, QuantizedModel, Range, RangeMethod, WeightRange,
     assign_bits, bit_choices, calibrate, input_ranges, quantize, unsimulated,
 };
+use kiln_data::printable;
 use kiln_precision::uncast;
 use kiln_training::{BatchSource, Pass, Task, evaluate};
 use serde_json::{Map, Value, json};
@@ -122,7 +123,7 @@ fn calibrated<S: Family>(
         "{name} {was:.4} becomes {after:.4}, {} become {}: {}",
         ByteSize(outcome.bytes[0]),
         ByteSize(outcome.bytes[1]),
-        directory.path().display()
+        printable(directory.path())
     );
     if arguments.compress.json {
         let mut results: Map<String, Value> =
@@ -130,7 +131,7 @@ fn calibrated<S: Family>(
         results.insert(format!("{name}_before"), json!(was));
         results.insert("bytes_before".into(), json!(outcome.bytes[0]));
         results.insert("bytes".into(), json!(outcome.bytes[1]));
-        results.insert("run".into(), json!(directory.path()));
+        results.insert("run".into(), path_json(directory.path()));
         print_json(&Value::Object(results))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -9,6 +9,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_compression::{ChannelPruning, Channels, Gradual, Scope, Shapes, reshape_like, shrink as shrunk, sparsity};
+use kiln_data::printable;
 use kiln_training::{Checkpointing, evaluate};
 
 use super::family::{Family, check_data, model_of, source, with_settings};
@@ -16,6 +17,7 @@ use super::page::Page;
 use super::write::written;
 use crate::cli::{CompressArgs, CompressDistill, CompressPrune, CompressShrink, RunArgs, StepArgs};
 use crate::train::drive;
+use crate::train::overlay::absolute;
 
 /// Passes over the data where the arguments say nothing: of a pruned model, and of one that lost channels.
 const EPOCHS: u64 = 6;
@@ -50,7 +52,7 @@ pub(super) fn before<S: Family>(settings: S, arguments: &CompressArgs) -> Result
     let model = model_of(&settings, arguments, true, &device)?;
     let metrics = evaluate(&run.task, &model, &run.setup.data.test, &device)?;
     let metric = metric_of::<S>(&metrics)?;
-    tracing::info!("{} of '{}': {metric:.4}", S::METRIC, arguments.run.display());
+    tracing::info!("{} of '{}': {metric:.4}", S::METRIC, printable(&arguments.run));
     let batches = S::batches(&run);
     // What was attached in the run is merged into its model.
     let source = settings.clone();
@@ -267,7 +269,7 @@ fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<Ex
     // A plan is for the blocks of its own model.
     before.settings.run_mut().checkpointing = Checkpointing::None;
     before.settings.make_student(arguments.model.as_deref(), arguments.width)?;
-    let checkpoint = std::path::absolute(&compress.run)?;
+    let checkpoint = absolute(&compress.run)?.into();
     let teacher = TeacherSettings { checkpoint, temperature: arguments.temperature, share: arguments.share };
     *before.settings.own_compression() =
         CompressionSettings { teacher: Some(teacher), ..CompressionSettings::default() };

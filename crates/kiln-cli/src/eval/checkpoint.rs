@@ -3,6 +3,7 @@
 use crate::pipelines::{Kind, RunSettings, settings_beside};
 use crate::usage::Usage;
 use anyhow::{Context, Result, bail};
+use kiln_data::printable;
 use serde::de::DeserializeOwned;
 
 use crate::cli::EvalArgs;
@@ -13,19 +14,19 @@ use crate::trained::best;
 pub(super) fn settings<S: DeserializeOwned>(arguments: &EvalArgs, kind: Kind) -> Result<S> {
     let checkpoint = &arguments.checkpoint;
     if !checkpoint.exists() {
-        bail!("cannot load '{}': no such file or directory", checkpoint.display());
+        bail!("cannot load '{}': no such file or directory", printable(&checkpoint));
     }
     let file = match &arguments.config {
         Some(file) => file.clone(),
         None => settings_beside(checkpoint).with_context(|| {
-            format!("no config.toml beside or above '{}', expected one, or --config", checkpoint.display())
+            format!("no config.toml beside or above '{}', expected one, or --config", printable(&checkpoint))
         })?,
     };
     let table = read(&file)?;
     kind.expect(&table, &file)?;
-    table
-        .try_into()
-        .map_err(|e: toml::de::Error| Usage(format!("config '{}' is damaged: {}", file.display(), e.message())).into())
+    table.try_into().map_err(|e: toml::de::Error| {
+        Usage(format!("config '{}' is damaged: {}", printable(&file), e.message())).into()
+    })
 }
 
 /// The checkpoint that is evaluated: with `--best` the best one of the run, else the one that was named.

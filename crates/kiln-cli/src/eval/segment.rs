@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::output::print_json;
+use crate::output::{path_json, print_json};
 use crate::pipelines::{
     Kind, Scores, SegmentPredictor, SegmentSettings, TileSettings, check_segment_images, open_segments, segment_part,
     segment_test_loader, settings_beside,
@@ -12,7 +12,7 @@ use crate::pipelines::{
 use crate::usage::Usage;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln_data::{TileSet, write_classes};
+use kiln_data::{TileSet, printable, write_classes};
 use kiln_training::Error;
 use serde_json::{Map, Value, json};
 
@@ -54,12 +54,12 @@ pub(super) fn run(arguments: &EvalSegment) -> Result<ExitCode> {
         results = score(&predictor, &test, &data.classes)?;
     }
     if let Some(folder) = &arguments.predict {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make '{}'", folder.display()))?;
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make '{}'", printable(&folder)))?;
         inputs.extend(images.iter().cloned());
         let paths = outputs(&images, &inputs, folder)?;
         let written = images.iter().zip(&paths).map(|(image, path)| write(&predictor, image, path));
         let written = written.collect::<Result<Vec<_>>>()?;
-        results.insert("predictions".into(), json!(written));
+        results.insert("predictions".into(), written.iter().map(|path| path_json(path)).collect());
     }
     results.insert("seconds".into(), json!(started.elapsed().as_secs_f64()));
     if eval.json {
@@ -74,7 +74,7 @@ fn outputs(images: &[PathBuf], inputs: &[PathBuf], folder: &Path) -> Result<Vec<
     let mut paths: Vec<PathBuf> = vec![];
     for image in images {
         let path = folder.join(image.file_stem().unwrap_or_default()).with_added_extension("tif");
-        let shown = path.display();
+        let shown = printable(&path);
         if path.canonicalize().is_ok_and(|path| inputs.contains(&path)) {
             return Err(
                 Usage(format!("'{shown}' is an image or a mask that is read, expected another --predict")).into()
@@ -104,7 +104,7 @@ fn score(predictor: &SegmentPredictor, test: &TileSet, classes: &[String]) -> Re
     ];
     let of_class = classes.iter().zip(confusion.iou());
     figures.extend(of_class.filter_map(|(class, score)| Some((format!("iou_{class}"), score?))));
-    figures.iter().for_each(|(name, value)| tracing::info!(target: RESULT, "{name} {value:.4}"));
+    figures.iter().for_each(|(name, value)| tracing::info!(target: RESULT, "{} {value:.4}", printable(name)));
     Ok(figures.into_iter().map(|(name, value)| (name, json!(value))).collect())
 }
 
@@ -122,6 +122,6 @@ fn write(predictor: &SegmentPredictor, image: &Path, path: &Path) -> Result<Path
         })
     })?;
     bar.finish_and_clear();
-    tracing::info!(target: RESULT, "{}", path.display());
+    tracing::info!(target: RESULT, "{}", printable(&path));
     Ok(path.to_owned())
 }

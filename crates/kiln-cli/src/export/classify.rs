@@ -1,6 +1,7 @@
 //! An image classifier for torchvision or timm.
 
 use anyhow::{Context, Result, anyhow};
+use kiln_data::printable;
 use kiln_models::{Classifier, ClassifierConfig, SafetensorsModel, Stem};
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &Classify
     let names = classes(&trained.run, config.classes())?;
     let device = device::open(&settings.run.device)?;
     let model: Classifier = load_merged(config.init(&device)?, compression, &path)
-        .with_context(|| format!("cannot read the model of '{}'", trained.run.display()))?;
+        .with_context(|| format!("cannot read the model of '{}'", printable(&trained.run)))?;
     model.save_safetensors(folder.file(WEIGHTS))?;
 
     let preprocessing = Preprocessing::new(settings.images.size, normalization(settings));

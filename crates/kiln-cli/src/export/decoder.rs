@@ -1,7 +1,7 @@
 //! A decoder for Hugging Face transformers.
 
 use anyhow::{Context, Result};
-use kiln_data::TokenizerKind;
+use kiln_data::{TokenizerKind, printable};
 use kiln_models::{Gpt, SafetensorsModel};
 use serde_json::{Value, json};
 
@@ -13,12 +13,13 @@ use crate::cli::TrainedArgs;
 use crate::device;
 use crate::pipelines::{GptSettings, load_merged};
 use crate::trained::{simulates_inputs, weights};
+use crate::words::counted;
 
 pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSettings) -> Result<()> {
     let (path, compression) = (weights(trained)?, settings.compression.as_ref());
     let device = device::open(&settings.run.device)?;
     let model: Gpt = load_merged(settings.model.init(&device)?, compression, &path)
-        .with_context(|| format!("cannot read the model of '{}'", trained.run.display()))?;
+        .with_context(|| format!("cannot read the model of '{}'", printable(&trained.run)))?;
     model.save_safetensors(folder.file(WEIGHTS))?;
     folder.json("config.json", &config(settings))?;
 
@@ -42,7 +43,7 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
         }
     };
     let context = settings.model.context;
-    let mut notes = vec![format!("It reads at most {context} tokens at once.")];
+    let mut notes = vec![format!("It reads at most {} at once.", counted(context, "token"))];
     if simulates_inputs(compression, &path) {
         notes.push(inputs_note());
     }

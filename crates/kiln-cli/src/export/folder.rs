@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use kiln_data::printable;
 use serde::Serialize;
 use tempfile::TempDir;
 
@@ -26,13 +27,13 @@ impl Folder {
     pub(super) fn begin(path: &Path) -> Result<Self> {
         let occupied = path.exists() && fs::read_dir(path).map_or(true, |mut entries| entries.next().is_some());
         if occupied {
-            let text = format!("'{}' exists and is not an empty directory, expected a new one", path.display());
+            let text = format!("'{}' exists and is not an empty directory, expected a new one", printable(&path));
             bail!(Usage(text));
         }
         let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let begun = fs::create_dir_all(above)
             .and_then(|()| tempfile::Builder::new().prefix(".export-").suffix(".partial").tempdir_in(above));
-        let making = begun.with_context(|| format!("cannot make a directory in '{}'", above.display()))?;
+        let making = begun.with_context(|| format!("cannot make a directory in '{}'", printable(&above)))?;
         Ok(Self { making, path: path.to_owned() })
     }
 
@@ -42,7 +43,8 @@ impl Folder {
     }
 
     pub(super) fn text(&self, name: &str, text: &str) -> Result<()> {
-        fs::write(self.file(name), text).with_context(|| format!("cannot write '{name}' of '{}'", self.path.display()))
+        fs::write(self.file(name), text)
+            .with_context(|| format!("cannot write '{name}' of '{}'", printable(&self.path)))
     }
 
     pub(super) fn json(&self, name: &str, value: &impl Serialize) -> Result<()> {
@@ -51,9 +53,9 @@ impl Folder {
 
     /// Copies a file under its own name.
     pub(super) fn copy(&self, file: &Path) -> Result<()> {
-        let name = file.file_name().ok_or_else(|| anyhow!("'{}' is no file", file.display()))?;
+        let name = file.file_name().ok_or_else(|| anyhow!("'{}' is no file", printable(&file)))?;
         let copied = fs::copy(file, self.making.path().join(name));
-        copied.with_context(|| format!("cannot copy '{}'", file.display())).map(drop)
+        copied.with_context(|| format!("cannot copy '{}'", printable(&file))).map(drop)
     }
 
     /// Puts the directory in its place.
@@ -69,7 +71,7 @@ impl Folder {
             }
             fs::rename(making.path(), &path)
         };
-        place().with_context(|| format!("cannot write '{}'", path.display()))?;
+        place().with_context(|| format!("cannot write '{}'", printable(&path)))?;
         // It has another name now.
         let _ = making.keep();
         Ok(path)

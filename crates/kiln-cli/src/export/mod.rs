@@ -17,6 +17,7 @@ use crate::trained::Trained;
 use crate::usage::Usage;
 
 use folder::Folder;
+use kiln_data::printable;
 
 pub(crate) fn run(arguments: &Export) -> Result<()> {
     let trained = &arguments.trained;
@@ -26,7 +27,7 @@ pub(crate) fn run(arguments: &Export) -> Result<()> {
             "--format is onnx, which no library writes from a burn model; export safetensors with `{} export {}`, and its README.md has \
              the lines of PyTorch that load the model and write ONNX",
             program(),
-            trained.run.display()
+            printable(&trained.run)
         ))),
         other => bail!(Usage(format!("--format is '{other}', expected safetensors"))),
     }
@@ -38,7 +39,7 @@ pub(crate) fn run(arguments: &Export) -> Result<()> {
         Trained::Gpt(settings) => decoder::export(&folder, trained, &settings)?,
     }
     let path = folder.finish()?;
-    tracing::info!("{}: README.md there says how PyTorch loads it", path.display());
+    tracing::info!("{}: README.md there says how PyTorch loads it", printable(&path));
     Ok(())
 }
 
@@ -48,6 +49,8 @@ fn out(arguments: &Export) -> Result<PathBuf> {
     match &arguments.out {
         Some(out) => Ok(out.clone()),
         None if run.is_dir() => Ok(run.join("export")),
-        None => bail!(Usage(format!("'{}' is a file, expected --out with a directory for the export", run.display()))),
+        None => {
+            bail!(Usage(format!("'{}' is a file, expected --out with a directory for the export", printable(&run))))
+        }
     }
 }

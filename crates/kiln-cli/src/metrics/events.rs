@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use kiln_data::printable;
 use serde_json::Value;
 
 use super::lines::step;
@@ -27,7 +28,7 @@ impl EventFile {
         let number = later_than(now as u64, names(directory));
         let path = directory.join(format!("{PREFIX}{number:010}.kiln.{}", std::process::id()));
         let file = OpenOptions::new().create_new(true).append(true).open(&path);
-        let mut file = Self(file.with_context(|| format!("cannot write '{}'", path.display()))?);
+        let mut file = Self(file.with_context(|| format!("cannot write '{}'", printable(&path)))?);
         file.write(&[Event::at(now, 0).with_version(), Event::at(now, step + 1).with_session_start()])?;
         Ok(file)
     }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use kiln_data::printable;
 use serde_json::Value;
 
 /// The name of the file in the directory of a run.
@@ -20,7 +21,7 @@ pub(super) fn texts(directory: &Path) -> Result<Vec<(String, Value)>> {
     if !path.exists() {
         return Ok(vec![]);
     }
-    let bytes = fs::read(&path).with_context(|| format!("cannot read '{}'", path.display()))?;
+    let bytes = fs::read(&path).with_context(|| format!("cannot read '{}'", printable(&path)))?;
     let text = String::from_utf8_lossy(&bytes);
     let parsed = |line: &str| Some((line.to_owned(), serde_json::from_str(line).ok()?));
     Ok(text.lines().filter_map(parsed).collect())

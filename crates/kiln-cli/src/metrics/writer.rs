@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use kiln_data::printable;
 use serde_json::Value;
 
 use super::csv::{Columns, rows_until};
@@ -51,7 +52,7 @@ impl MetricsWriter {
         if self.columns.add(line) {
             // The rows so far have no value in the new columns.
             let path = self.directory.join(CSV);
-            let text = fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", path.display()))?;
+            let text = fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", printable(&path)))?;
             let empty = ",".repeat(if before == 0 { 0 } else { self.columns.count() - before });
             let rows = text.lines().skip(1).map(|row| format!("{row}{empty}\n"));
             let rows: String = rows.chain([self.columns.row(line)]).collect();
@@ -90,7 +91,7 @@ fn write(directory: &Path, columns: &Columns, rows: &str) -> Result<File> {
 }
 
 fn append(path: &Path) -> Result<File> {
-    OpenOptions::new().append(true).open(path).with_context(|| format!("cannot write '{}'", path.display()))
+    OpenOptions::new().append(true).open(path).with_context(|| format!("cannot write '{}'", printable(&path)))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::chart::{Chart, Line};
 use super::document::{charts, document, escape, section, table};
 use super::series::{best, main_measure, series, smooth};
 use super::units::{bytes, duration, figure, grouped};
+use crate::words::counted;
 
 /// A run of a comparison.
 pub(crate) struct ComparedRun {
@@ -40,8 +41,8 @@ impl ComparisonPage<'_> {
             false => table("differences", &head, &settings),
         };
         let body = format!(
-            "<header><h1>{} runs</h1><p id=\"names\">{}</p></header><main>{}{}{}</main>",
-            self.runs.len(),
+            "<header><h1>{}</h1><p id=\"names\">{}</p></header><main>{}{}{}</main>",
+            counted(self.runs.len(), "run"),
             self.key(),
             section("figures", "Figures", &table("runs", &COLUMNS, &self.rows())),
             section("curves", "Curves", &curves),

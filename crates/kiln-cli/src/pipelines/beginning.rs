@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
+use kiln_data::printable;
 use kiln_models::{Error, SafetensorsModel};
 
 use super::compression::CompressionSettings;
@@ -64,7 +65,7 @@ fn weights_file(path: &Path) -> Result<PathBuf, InitError> {
         false => Err(InitError::Weights(format!(
             "cannot load '{}': there is no {MODEL} in it, expected a .safetensors file or the directory of a run that has ended; --from \
              takes the checkpoint of a run",
-            path.display()
+            printable(&path)
         ))),
     }
 }

@@ -1,5 +1,6 @@
 //! How many images each class has, and what follows from that.
 
+use crate::words::counted;
 use kiln_data::{ImageSet, TrainTest};
 
 /// Data sets of at most so many classes are described class by class, and evaluated without an accuracy among the first five.
@@ -46,6 +47,7 @@ impl ClassCounts {
     /// What a run says of its classes when it begins: their images, and the accuracy that a model has to beat.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![];
+        let classes = || counted(self.names.len(), "class");
         let named = |(name, count): (&String, &usize)| format!("{name} {count}");
         let each = |counts: &[usize]| self.names.iter().zip(counts).map(named).collect::<Vec<_>>().join(", ");
         match self.extremes() {
@@ -54,12 +56,12 @@ impl ClassCounts {
                 lines.push(format!("images to train on: {}; held out: {}", each(&self.train), each(&self.test)));
             }
             Some([smallest, largest]) if self.train[smallest] == self.train[largest] => {
-                lines.push(format!("{} classes of {} images each to train on", self.names.len(), self.train[smallest]));
+                lines.push(format!("{} of {} each to train on", classes(), counted(self.train[smallest], "image")));
             }
             Some([smallest, largest]) => {
                 let of = |class: usize| format!("{} ({})", self.train[class], self.names[class]);
                 let (from, to) = (of(smallest), of(largest));
-                lines.push(format!("{} classes of {from} to {to} images to train on", self.names.len()));
+                lines.push(format!("{} of {from} to {to} images to train on", classes()));
             }
         }
         if let Some((name, accuracy)) = self.majority() {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use kiln_data::printable;
 use toml::Table;
 
 use crate::usage::Usage;
@@ -59,7 +60,7 @@ impl Kind {
         match Self::of(settings) {
             Some(found) if found != self => Err(Usage(format!(
                 "config '{}' is of {}, expected {}; `train {command}` and `eval {command}` take it",
-                file.display(),
+                printable(&file),
                 found.model(),
                 self.model(),
                 command = found.command(),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use burn::module::Module;
 use kiln_compression::{FakeQuantizer, Nest, Quantization, QuantizedModel, Range, reshape_like, set_input_ranges};
+use kiln_data::printable;
 use kiln_models::SafetensorsModel;
 use kiln_precision::{Policy, uncast};
 use kiln_training::{Checkpoints, load_model};
@@ -119,7 +120,7 @@ fn integers<M: SafetensorsModel>(weights: &Path, plain: M, policy: &Policy, rang
     let ranges: BTreeMap<String, Range> = match ranges.is_file() {
         true => {
             let text = std::fs::read_to_string(ranges)?;
-            serde_json::from_str(&text).with_context(|| format!("cannot read '{}'", ranges.display()))?
+            serde_json::from_str(&text).with_context(|| format!("cannot read '{}'", printable(&ranges)))?
         }
         false => BTreeMap::new(),
     };
@@ -158,7 +159,7 @@ pub fn checkpoint_of(path: &Path) -> Result<Option<PathBuf>> {
     }
     match Checkpoints::new(path.join(CHECKPOINTS), 1)?.newest()? {
         Some(newest) => Ok(Some(newest)),
-        None => bail!("cannot load '{}': there is no whole checkpoint in it", path.display()),
+        None => bail!("cannot load '{}': there is no whole checkpoint in it", printable(&path)),
     }
 }
 
@@ -168,6 +169,9 @@ pub fn checkpoint_of(path: &Path) -> Result<Option<PathBuf>> {
 /// A directory without one.
 pub fn best_of(run: &Path) -> Result<PathBuf> {
     Checkpoints::new(run.join(CHECKPOINTS), 1)?.best().with_context(|| {
-        format!("'{}' has no best checkpoint, expected the directory of a run whose model was evaluated", run.display())
+        format!(
+            "'{}' has no best checkpoint, expected the directory of a run whose model was evaluated",
+            printable(&run)
+        )
     })
 }

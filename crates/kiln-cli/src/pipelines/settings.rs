@@ -13,6 +13,7 @@ use super::parallel::{ParallelSettings, Places, Replicas};
 use super::sizes::{LoaderMemory, MemorySetting};
 use crate::device_name::canonical;
 use crate::usage::Usage;
+use crate::words::counted;
 
 /// Settings of every run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -147,13 +148,18 @@ impl RunSettings {
         if let Some(micro_batch) = self.micro_batch.filter(|micro_batch| *micro_batch > self.batch_size) {
             let batch = self.batch_size;
             return Err(Usage(format!(
-                "--micro-batch is {micro_batch}, expected at most the {batch} samples of a batch"
+                "--micro-batch is {micro_batch}, expected at most the {} of a batch",
+                counted(batch, "sample")
             )));
         }
         let most = samples - samples % self.replica.count();
         if self.batch_size > most && most > 0 {
             if self.replica.index() == 0 {
-                tracing::warn!("there are {samples} samples: batches of {most}, not of {}", self.batch_size);
+                tracing::warn!(
+                    "the data set has {}: batches of {most}, not of {}",
+                    counted(samples, "sample"),
+                    self.batch_size
+                );
             }
             self.batch_size = most;
             self.micro_batch = self.micro_batch.map(|micro_batch| micro_batch.min(most));

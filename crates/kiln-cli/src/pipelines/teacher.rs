@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use kiln_compression::DistillationLoss;
+use kiln_data::printable;
 use kiln_models::SafetensorsModel;
 use serde::de::DeserializeOwned;
 
@@ -66,11 +67,11 @@ pub(super) fn settings_of<S: DeserializeOwned>(checkpoint: &Path) -> Result<S> {
     let file = settings_beside(checkpoint).with_context(|| {
         format!(
             "no config.toml in or above '{}', expected a run directory or one of its checkpoints",
-            checkpoint.display()
+            printable(&checkpoint)
         )
     })?;
-    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read '{}'", file.display()))?;
+    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read '{}'", printable(&file)))?;
     toml::from_str(&text).map_err(|error| {
-        Usage(format!("config '{}' is of another model or damaged: {}", file.display(), error.message())).into()
+        Usage(format!("config '{}' is of another model or damaged: {}", printable(&file), error.message())).into()
     })
 }

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::command;
 use crate::cli::PlanArgs;
+use crate::words::counted;
 
 /// The division that the options ask for, if they ask for one.
 pub(super) fn layout(arguments: &PlanArgs) -> Result<Option<DeviceLayout>> {
@@ -76,7 +77,7 @@ pub(crate) fn heading(plan: &StagePlan) -> String {
     let mut text = String::new();
     if layout.replicas > 1 {
         let state = if layout.shards_optimizer { "optimizer state divided" } else { "each with all optimizer state" };
-        let _ = writeln!(text, "replicas      {}, {state}, {} samples each", layout.replicas, plan.batch);
+        let _ = writeln!(text, "replicas      {}, {state}, {} each", layout.replicas, counted(plan.batch, "sample"));
     }
     if layout.stages() > 1 {
         let (bubble, seconds) = (100.0 * plan.bubble, plan.seconds);

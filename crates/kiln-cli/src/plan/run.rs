@@ -18,6 +18,7 @@ use serde_json::json;
 use super::table::{Facts, legend, table};
 use super::{command, divided, ways};
 use crate::cli::{Plan, PlanArgs};
+use crate::words::counted;
 
 /// Samples that a step is recorded with.
 const SAMPLES: usize = 3;
@@ -45,7 +46,7 @@ pub(crate) fn run(command: Plan) -> Result<()> {
                 ids: vec![0; SAMPLES],
                 mixed: None,
             };
-            let name = format!("{}, {size} x {size}, {classes} classes", arguments.model);
+            let name = format!("{}, {size} x {size}, {}", arguments.model, counted(classes, "class"));
             let builder = Trainer::try_builder(classify_for_planning(), |device| config.init(device));
             let optimizer = match config {
                 ClassifierConfig::Vit(_) => OptimizerConfig::adamw(),
@@ -72,7 +73,8 @@ pub(crate) fn run(command: Plan) -> Result<()> {
                 valid: vec![whole; SAMPLES],
                 ids: vec![0; SAMPLES],
             };
-            let name = format!("U-Net on {}, tiles of {size} x {size}, {classes} classes", arguments.encoder);
+            let name =
+                format!("U-Net on {}, tiles of {size} x {size}, {}", arguments.encoder, counted(classes, "class"));
             let builder = Trainer::try_builder(segment_for_planning(classes), |device| config.init(device));
             let mut what = what("segment", &arguments.plan);
             what.extend(["--encoder".into(), arguments.encoder, "--tile".into(), size.to_string()]);
@@ -83,7 +85,7 @@ pub(crate) fn run(command: Plan) -> Result<()> {
             let config = GptConfig::named(&arguments.model, vocab, context)?.with_lean(!arguments.plan.stock_layers);
             let tokens = vec![0; SAMPLES * (context + 1)];
             let sample = TextBatch { tokens, shape: [SAMPLES, context + 1], ids: vec![0; SAMPLES] };
-            let name = format!("{}, {context} tokens, vocabulary of {vocab}", arguments.model);
+            let name = format!("{}, {}, vocabulary of {vocab}", arguments.model, counted(context, "token"));
             let builder = Trainer::try_builder(NextToken::unmeasured(), |device| config.init(device));
             let mut what = what("gpt", &arguments.plan);
             what.extend(["--model".into(), arguments.model, "--context".into(), context.to_string()]);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use kiln_data::images_below;
+use kiln_data::{images_below, printable};
 
 use crate::usage::Usage;
 
@@ -26,14 +26,14 @@ pub(super) fn images(given: &[PathBuf]) -> Result<Vec<Input>> {
             continue;
         }
         let (images, others) = images_below(path)?;
-        let shown = path.display();
+        let shown = printable(&path);
         if images.is_empty() {
             bail!(Usage(format!(
                 "there is no image in '{shown}', expected files named as images (.jpg, .png, .tif ...)"
             )));
         }
         if others > 0 {
-            tracing::warn!("'{shown}': {others} files without the extension of an image format are skipped");
+            tracing::warn!("'{shown}': files without the extension of an image format are skipped: {others}");
         }
         inputs.extend(images.into_iter().map(|image| {
             let name = image.strip_prefix(path).map_or_else(|_| image.clone(), Path::to_owned);
@@ -51,15 +51,15 @@ pub(super) fn pictures(inputs: &[Input], folder: &Path) -> Result<Vec<PathBuf>> 
     let mut all = vec![];
     for Input { path, name } in inputs {
         let picture = folder.join(name).with_extension("png");
-        let shown = picture.display();
+        let shown = printable(&picture);
         if picture.canonicalize().is_ok_and(|picture| read.contains(&picture)) {
             bail!(Usage(format!("'{shown}' is an image that is read, expected another --out")));
         }
         if let Some(other) = paths.insert(picture.clone(), path) {
             bail!(Usage(format!(
                 "'{}' and '{}' would both be written to '{shown}', expected images of different names",
-                other.display(),
-                path.display()
+                printable(&other),
+                printable(&path)
             )));
         }
         all.push(picture);

@@ -14,6 +14,7 @@ use anyhow::{Result, bail};
 use crate::cli::{Predict, program};
 use crate::trained::Trained;
 use crate::usage::Usage;
+use kiln_data::printable;
 
 pub(crate) fn run(arguments: &Predict) -> Result<ExitCode> {
     for (option, value) in [("--top", arguments.top), ("--batch-size", arguments.batch_size)] {
@@ -21,7 +22,7 @@ pub(crate) fn run(arguments: &Predict) -> Result<ExitCode> {
             bail!(Usage(format!("{option} is 0, expected at least 1")));
         }
     }
-    let run = arguments.trained.run.display();
+    let run = printable(&arguments.trained.run);
     match Trained::open(&arguments.trained)? {
         Trained::Classify(settings) => classify::run(arguments, *settings),
         Trained::Segment(settings) => segment::run(arguments, *settings),

@@ -7,8 +7,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use kiln_data::printable;
 use serde_json::{Map, Value, json};
 
+use crate::output::{json_line, path_json};
 use crate::train::interrupt::Interrupt;
 
 /// Classes with their shares, the largest first: probabilities of an image, or parts of its pixels.
@@ -49,12 +51,13 @@ impl Told {
                 .iter()
                 .map(|(class, share)| json!({ "class": name(*class), "index": class, what: share }))
                 .collect();
-            let mut line = Map::from_iter([("file".to_owned(), json!(path)), ("classes".to_owned(), json!(classes))]);
+            let mut line =
+                Map::from_iter([("file".to_owned(), path_json(path)), ("classes".to_owned(), json!(classes))]);
             line.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
-            Value::Object(line).to_string()
+            json_line(&line)?
         } else {
-            let classes = shares.iter().map(|(class, share)| format!("{} {share:.4}", name(*class)));
-            format!("{}: {}", path.display(), classes.collect::<Vec<_>>().join(", "))
+            let classes = shares.iter().map(|(class, share)| format!("{} {share:.4}", printable(name(*class))));
+            format!("{}: {}", printable(&path), classes.collect::<Vec<_>>().join(", "))
         };
         self.line(&line)
     }
@@ -64,7 +67,7 @@ impl Told {
         self.failed += 1;
         tracing::warn!("{error}");
         match self.is_json {
-            true => self.line(&json!({ "file": path, "error": error }).to_string()),
+            true => self.line(&json_line(&json!({ "file": path_json(path), "error": error }))?),
             false => Ok(self.go_on()),
         }
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use image::{ImageFormat, Rgb, RgbImage};
-use kiln_data::Normalize;
+use kiln_data::{Normalize, printable};
 
 use super::legend::legend;
 use super::outcome::Shares;
@@ -63,7 +63,7 @@ impl Overlay {
         let legend = legend(&shares.iter().map(entry).collect::<Vec<_>>(), scale);
         let picture = beside(&pixels, &legend);
         let mut png = std::io::Cursor::new(vec![]);
-        picture.write_to(&mut png, ImageFormat::Png).with_context(|| format!("cannot write '{}'", path.display()))?;
+        picture.write_to(&mut png, ImageFormat::Png).with_context(|| format!("cannot write '{}'", printable(&path)))?;
         replace(path, &png.into_inner())
     }
 }

@@ -5,13 +5,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
+use kiln_data::printable;
 use kiln_training::Error;
-use serde_json::json;
 
 use super::files::{images, pictures};
 use super::outcome::{Shares, Told, largest};
 use super::overlay::Overlay;
 use crate::cli::Predict;
+use crate::output::path_json;
 use crate::pipelines::{SegmentPredictor, SegmentSettings};
 use crate::train::interrupt::Interrupt;
 use crate::trained::{classes, weights};
@@ -31,7 +32,7 @@ pub(super) fn run(arguments: &Predict, mut settings: SegmentSettings) -> Result<
         let picture = out.as_ref().map(|pictures| pictures[number].as_path());
         let next = match shares(&predictor, &input.path, picture, told.classes()) {
             Ok(shares) => {
-                let more: Vec<_> = picture.map(|path| ("picture", json!(path))).into_iter().collect();
+                let more: Vec<_> = picture.map(|path| ("picture", path_json(path))).into_iter().collect();
                 let shown: Shares = shares.into_iter().take(arguments.top).collect();
                 told.image(&input.path, "share", &shown, &more)?
             }
@@ -70,8 +71,8 @@ fn shares(predictor: &SegmentPredictor, path: &Path, picture: Option<&Path>, nam
     let shares = largest(counts.iter().map(|count| *count as f64 / pixels as f64), classes);
     let shares: Shares = shares.into_iter().filter(|(_, share)| *share > 0.0).collect();
     if let (Some(overlay), Some(picture)) = (overlay, picture) {
-        let folder = picture.parent().ok_or_else(|| anyhow!("'{}' is in no directory", picture.display()))?;
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make '{}'", folder.display()))?;
+        let folder = picture.parent().ok_or_else(|| anyhow!("'{}' is in no directory", printable(&picture)))?;
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make '{}'", printable(&folder)))?;
         overlay.write(path, &predictor.settings.tiles.normalize, &shares, names, picture)?;
     }
     Ok(shares)

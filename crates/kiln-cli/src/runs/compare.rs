@@ -15,6 +15,7 @@ use crate::atomic::replace;
 use crate::cli::Compare;
 use crate::page::{ComparedRun, ComparisonPage};
 use crate::usage::Usage;
+use kiln_data::printable;
 
 pub(crate) fn run(arguments: &Compare) -> Result<()> {
     let mut runs = vec![];
@@ -38,7 +39,7 @@ pub(crate) fn run(arguments: &Compare) -> Result<()> {
     let page = ComparisonPage { runs: &compared, settings: &settings };
     let out = arguments.out.as_deref().unwrap_or(Path::new("compare.html"));
     replace(out, page.html().as_bytes())?;
-    tracing::info!("comparison: {}", out.display());
+    tracing::info!("comparison: {}", printable(&out));
     Ok(())
 }
 

@@ -6,13 +6,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use kiln_data::printable;
 use serde_json::{Value, json};
 
 use super::status::now;
 use super::summary::RunSummary;
 use super::table::{lines, width};
 use crate::cli::{Runs, RunsOrder, program};
-use crate::output::print_json;
+use crate::output::{path_json, print_json};
 use crate::page::{Goal, Measure};
 use crate::train::directory::CONFIG;
 use crate::usage::Usage;
@@ -38,7 +39,7 @@ pub(crate) fn run(arguments: &Runs) -> Result<()> {
     if arguments.json {
         print_json(&runs.iter().map(json).collect::<Vec<_>>())?;
     } else if runs.is_empty() {
-        tracing::info!("no runs in '{}'; one is made by: {} train resnet", folder.display(), program());
+        tracing::info!("no runs in '{}'; one is made by: {} train resnet", printable(&folder), program());
     } else {
         let today = now();
         let rows = [HEAD.map(str::to_owned).to_vec()].into_iter().chain(runs.iter().map(|run| row(run, &today)));
@@ -60,11 +61,11 @@ fn folders(folder: &Path, is_given: bool) -> Result<Vec<PathBuf>> {
     }
     if !folder.exists() {
         if is_given {
-            return Err(Usage(format!("'{}' does not exist, expected a folder of runs", folder.display())).into());
+            return Err(Usage(format!("'{}' does not exist, expected a folder of runs", printable(&folder))).into());
         }
         return Ok(vec![]);
     }
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot read '{}'", folder.display()))?;
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read '{}'", printable(&folder)))?;
     let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
     found.sort();
     Ok(found)
@@ -167,7 +168,7 @@ fn date(started: &str, today: &str) -> String {
 /// Everything about a run.
 fn json(run: &RunSummary) -> Value {
     json!({
-        "name": run.name, "path": run.path, "model": run.model, "status": run.state.word(), "step": run.step,
+        "name": run.name, "path": path_json(&run.path), "model": run.model, "status": run.state.word(), "step": run.step,
         "total_steps": run.total_steps(), "metric": run.measure.map(|measure| measure.name),
         "best": run.best.map(|best| best.value), "best_step": run.best.map(|best| best.step as u64),
         "last": run.best.map(|best| best.last), "peak_bytes": run.peak_bytes(), "seconds": run.seconds(),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::page::{bytes, grouped};
+use crate::words::numbered;
 
 /// Text that stands for a setting that is not there.
 const UNSET: &str = "-";
@@ -85,12 +86,13 @@ pub(super) fn recipe(settings: &Value, parameters: usize, samples: usize, steps:
     let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let micro = run["micro_batch"].as_u64().filter(|micro| Some(*micro) != run["batch_size"].as_u64());
     let micro = micro.map_or(String::new(), |micro| format!(" ({micro} at once)"));
+    let figure = |count: u64, noun: &str| format!("{} {}", grouped(count), numbered(count, noun));
     format!(
-        "{}, {} parameters; {} samples of {data}; {} steps of {}{micro}; {}, rate {}; {} on {}",
+        "{}, {}; {} of {data}; {} of {}{micro}; {}, rate {}; {} on {}",
         model(settings),
-        grouped(parameters as u64),
-        grouped(samples as u64),
-        grouped(steps),
+        figure(parameters as u64, "parameter"),
+        figure(samples as u64, "sample"),
+        figure(steps, "step"),
         word(&run["batch_size"]),
         optimizer.unwrap_or_else(|| UNSET.to_owned()),
         word(&settings["schedule"]["peak"]),

@@ -4,6 +4,7 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use kiln_data::printable;
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -38,14 +39,14 @@ impl RunSummary {
     pub(super) fn read(path: &Path) -> Result<Self> {
         let config = path.join(CONFIG);
         if !config.is_file() {
-            bail!("'{}' is no run: it has no {CONFIG}", path.display());
+            bail!("'{}' is no run: it has no {CONFIG}", printable(&path));
         }
-        let text = fs::read_to_string(&config).with_context(|| format!("cannot read '{}'", config.display()))?;
+        let text = fs::read_to_string(&config).with_context(|| format!("cannot read '{}'", printable(&config)))?;
         let table: toml::Table = text
             .parse()
-            .map_err(|e: toml::de::Error| anyhow::anyhow!("'{}' is damaged: {}", config.display(), e.message()))?;
+            .map_err(|e: toml::de::Error| anyhow::anyhow!("'{}' is damaged: {}", printable(&config), e.message()))?;
         if !table.contains_key("run") || !table.contains_key("model") {
-            bail!("'{}' is no run: its {CONFIG} has no [run] and [model]", path.display());
+            bail!("'{}' is no run: its {CONFIG} has no [run] and [model]", printable(&path));
         }
         let settings = serde_json::to_value(table).context("cannot read settings")?;
         let metrics = metrics::read(path)?;

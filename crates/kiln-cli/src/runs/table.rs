@@ -2,6 +2,8 @@
 
 use std::io::IsTerminal;
 
+use kiln_data::printable;
+
 /// Columns that a terminal has when it does not say so.
 const USUAL: usize = 80;
 /// A cell is not made shorter than this.
@@ -20,6 +22,8 @@ pub(super) fn width() -> usize {
 /// Lines of a table. Columns of figures are aligned to the right. Cells of the columns `flexible` are made shorter until the lines have at
 /// most `width` characters.
 pub(super) fn lines(rows: &[Vec<String>], right: &[usize], flexible: &[usize], width: usize) -> Vec<String> {
+    // Names and settings of runs come from outside.
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let length = |row: &Vec<String>, column: usize| row.get(column).map_or(0, |cell| cell.chars().count());
     let mut widths: Vec<usize> =

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use burn::module::Module;
+use kiln_data::printable;
 use kiln_models::{Gpt, GptReader, Sampling};
 use rand::RngExt;
 
@@ -18,6 +19,7 @@ use crate::pipelines::{load_to_evaluate, next_token};
 use crate::train::interrupt::Interrupt;
 use crate::trained::{Trained, simulates_inputs, weights};
 use crate::usage::Usage;
+use crate::words::counted;
 
 use generate::{End, Generated, Generator};
 use output::Output;
@@ -31,7 +33,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
             "'{run}' is {}, expected a run of `train gpt`; `{} predict {run} IMAGE..` tells what images show",
             other.kind(),
             program(),
-            run = run.display(),
+            run = printable(&run),
         ))),
     };
     let (tokenizer, _) = next_token(&settings)?;
@@ -64,7 +66,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     }
     if end != End::Closed {
         let speed = tokens as f64 / seconds;
-        tracing::info!("{tokens} tokens in {seconds:.1} s, {speed:.0} tokens/s; --seed {seed}");
+        tracing::info!("{} in {seconds:.1} s, {speed:.0} tokens/s; --seed {seed}", counted(tokens, "token"));
     }
     Ok(if end == End::Interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cli::Sample;
 use crate::usage::Usage;
+use kiln_data::printable;
 
 /// Begins a text where there is no prompt, as in nanoGPT.
 const NONE: &str = "\n";
@@ -19,7 +20,7 @@ pub(super) fn read(arguments: &Sample) -> Result<String> {
         (Some(text), _) => (text.to_owned(), "--prompt".to_owned()),
         (None, Some(file)) if file == Path::new("-") => (stdin()?, "stdin".to_owned()),
         (None, Some(file)) => {
-            let shown = format!("'{}'", file.display());
+            let shown = format!("'{}'", printable(&file));
             let bytes = std::fs::read(file).with_context(|| format!("cannot read {shown}"))?;
             (decoded(bytes, &shown)?, shown)
         }

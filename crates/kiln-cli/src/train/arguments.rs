@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::pipelines::{Kind, settings_beside};
 use crate::usage::Usage;
 use anyhow::{Result, bail};
+use kiln_data::printable;
 use toml::Table;
 
 use super::directory::CONFIG;
@@ -18,7 +19,7 @@ fn settings_file(arguments: &RunArgs) -> Result<Option<PathBuf>> {
             Some(file) => Ok(Some(file)),
             None => bail!(
                 "cannot start from '{}': it belongs to no run directory, expected one with a {CONFIG}, or one of its checkpoints",
-                from.display()
+                printable(&from)
             ),
         };
     }
@@ -28,7 +29,7 @@ fn settings_file(arguments: &RunArgs) -> Result<Option<PathBuf>> {
     }
     let file = resume.join(CONFIG);
     if !file.is_file() {
-        bail!("cannot resume '{}': it is no run directory, expected a {} in it", resume.display(), CONFIG);
+        bail!("cannot resume '{}': it is no run directory, expected a {} in it", printable(&resume), CONFIG);
     }
     Ok(Some(file))
 }
@@ -93,7 +94,7 @@ pub(super) fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Re
         Some((option, _)) => bail!(Usage(format!(
             "{option} cannot change in a run that goes on, expected a new run: --from {run} begins one with the weights and the optimizer's \
              state of this one, --init {run} with the weights that fit",
-            run = run.display()
+            run = printable(&run)
         ))),
         None => Ok(()),
     }

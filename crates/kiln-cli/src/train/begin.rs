@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use crate::atomic::replace;
 use crate::pipelines::{PipelineSettings, RunSettings, SharedTask, checkpoint_of};
 use anyhow::{Result, anyhow};
+use kiln_data::printable;
 use kiln_models::Matched;
 use kiln_training::Trainer;
 use serde_json::json;
 
 use super::directory::RunDirectory;
+use crate::output::path_json;
+use crate::words::counted;
 
 /// The list of the tensors that `--init` has taken.
 const TAKEN: &str = "init.json";
@@ -26,14 +29,14 @@ pub(super) fn saves_first(settings: &impl PipelineSettings) -> bool {
 pub(super) fn start_from<T: SharedTask>(trainer: &mut Trainer<T>, run: &RunSettings) -> Result<()> {
     let Some(path) = &run.from else { return Ok(()) };
     let missing =
-        || anyhow!("cannot start from '{}': expected a run directory or one of its checkpoints", path.display());
+        || anyhow!("cannot start from '{}': expected a run directory or one of its checkpoints", printable(&path));
     let checkpoint = checkpoint_of(path)?.ok_or_else(missing)?;
     trainer.start_from(&checkpoint).map_err(|error| {
-        let advice = format!("--init {} takes the weights that fit, without the optimizer's state", path.display());
+        let advice = format!("--init {} takes the weights that fit, without the optimizer's state", printable(&path));
         anyhow!("{error}; {advice}")
     })?;
     if run.replica.index() == 0 {
-        tracing::info!("weights and optimizer state from {}", checkpoint.display());
+        tracing::info!("weights and optimizer state from {}", printable(&checkpoint));
     }
     Ok(())
 }
@@ -41,7 +44,7 @@ pub(super) fn start_from<T: SharedTask>(trainer: &mut Trainer<T>, run: &RunSetti
 /// Says which tensors a file gave to the model, and writes the whole list into the directory.
 pub(super) fn tell(directory: &RunDirectory, run: &RunSettings, matched: &Matched) -> Result<()> {
     let Matched { taken, new, unused, .. } = matched;
-    let file = run.init.as_deref().map(|file| file.display().to_string()).unwrap_or_default();
+    let file = run.init.as_deref().map(printable).unwrap_or_default();
     tracing::info!("{file}: {} of {} tensors taken", taken.len(), taken.len() + new.len());
     if !new.is_empty() {
         tracing::info!("new: {}", layers(new));
@@ -50,7 +53,8 @@ pub(super) fn tell(directory: &RunDirectory, run: &RunSettings, matched: &Matche
     if !unused.is_empty() {
         tracing::info!("not used: {}", layers(&unused));
     }
-    let list = json!({ "file": run.init, "taken": taken, "new": new, "unused": matched.unused });
+    let list =
+        json!({ "file": run.init.as_deref().map(path_json), "taken": taken, "new": new, "unused": matched.unused });
     replace(&directory.file(TAKEN), (serde_json::to_string_pretty(&list)? + "\n").as_bytes())
 }
 
@@ -65,10 +69,10 @@ fn layers(names: &[String]) -> String {
     for name in names {
         *tensors.entry(name.rsplit_once('.').map_or(name.as_str(), |(layer, _)| layer)).or_default() += 1;
     }
-    let shown: Vec<&str> = tensors.keys().take(SHOWN).copied().collect();
+    let shown: Vec<String> = tensors.keys().take(SHOWN).map(|name| printable(name)).collect();
     match tensors.len() - shown.len() {
         0 => shown.join(", "),
-        more => format!("{} and {more} more layers ({TAKEN} lists them)", shown.join(", ")),
+        more => format!("{} and {} ({TAKEN} lists them)", shown.join(", "), counted(more, "more layer")),
     }
 }
 

@@ -8,6 +8,7 @@ use crate::atomic::replace;
 use crate::pipelines::CHECKPOINTS;
 use crate::usage::Usage;
 use anyhow::{Context, Result, bail};
+use kiln_data::printable;
 use kiln_training::Checkpoints;
 use serde::Serialize;
 
@@ -34,10 +35,10 @@ impl RunDirectory {
                 if occupied {
                     bail!(Usage(format!(
                         "'{}' exists and is not an empty directory, expected a new one (or --resume)",
-                        path.display()
+                        printable(&path)
                     )));
                 }
-                fs::create_dir_all(path).with_context(|| format!("cannot make '{}'", path.display()))?;
+                fs::create_dir_all(path).with_context(|| format!("cannot make '{}'", printable(&path)))?;
                 path.to_owned()
             }
             None => next_free(Path::new("runs"), name)?,
@@ -51,7 +52,7 @@ impl RunDirectory {
     /// Keeps other processes from this run for as long as the returned file is open, also after a crash of this one.
     pub(crate) fn lock(&self) -> Result<File> {
         let path = self.file(LOCK);
-        let file = File::create(&path).with_context(|| format!("cannot write '{}'", path.display()))?;
+        let file = File::create(&path).with_context(|| format!("cannot write '{}'", printable(&path)))?;
         let mut locked = file.try_lock();
         for _ in 1..TRIES {
             if !matches!(locked, Err(TryLockError::WouldBlock)) {
@@ -62,8 +63,8 @@ impl RunDirectory {
         }
         match locked {
             Ok(()) => Ok(file),
-            Err(TryLockError::WouldBlock) => bail!("another process is working on the run '{}'", self.path.display()),
-            Err(TryLockError::Error(e)) => Err(e).with_context(|| format!("cannot lock '{}'", path.display())),
+            Err(TryLockError::WouldBlock) => bail!("another process is working on the run '{}'", printable(&self.path)),
+            Err(TryLockError::Error(e)) => Err(e).with_context(|| format!("cannot lock '{}'", printable(&path))),
         }
     }
 
@@ -99,13 +100,13 @@ impl RunDirectory {
 }
 
 fn next_free(runs: &Path, name: &str) -> Result<PathBuf> {
-    fs::create_dir_all(runs).with_context(|| format!("cannot make '{}'", runs.display()))?;
+    fs::create_dir_all(runs).with_context(|| format!("cannot make '{}'", printable(&runs)))?;
     for number in 1.. {
         let path = runs.join(format!("{name}-{number:03}"));
         match fs::create_dir(&path) {
             Ok(()) => return Ok(path),
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(e).with_context(|| format!("cannot make '{}'", path.display())),
+            Err(e) => return Err(e).with_context(|| format!("cannot make '{}'", printable(&path))),
         }
     }
     unreachable!("the numbers do not end")

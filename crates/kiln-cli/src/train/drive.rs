@@ -12,7 +12,7 @@ use anyhow::{Result, anyhow, bail};
 use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
-use kiln_data::{Loader, LoaderStats};
+use kiln_data::{Loader, LoaderStats, printable};
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
 use kiln_recovery::{Injector, Patience};
@@ -34,6 +34,7 @@ use crate::metrics::MetricsWriter;
 use crate::progress::{Progress, Watched};
 use crate::runs::{About, Outcome, RunRecord};
 use crate::shell::quoted;
+use crate::words::counted;
 
 /// Trains the run's model and writes the run directory.
 /// With several replicas this is the first one, which writes.
@@ -56,7 +57,7 @@ where
     }
     let directory = match &arguments.resume {
         Some(path) if is_untrained(path)? => {
-            bail!("'{}' holds a model that was quantised as it was: there is nothing to go on with", path.display())
+            bail!("'{}' holds a model that was quantised as it was: there is nothing to go on with", printable(&path))
         }
         Some(path) => RunDirectory::existing(path),
         None => {
@@ -73,7 +74,7 @@ where
     if arguments.resume.is_some() {
         resumed_from = trainer.resume()?;
         if resumed_from.is_none() {
-            tracing::info!("no checkpoint in {} yet; starting over", directory.path().display());
+            tracing::info!("no checkpoint in {} yet; starting over", printable(directory.path()));
             start_from(&mut trainer, setup.settings.run())?;
         }
     }
@@ -91,7 +92,7 @@ where
         check_length(arguments, at, total)?;
         over = ended(&trainer, S::METRIC, setup.settings.run().patience, &go_on);
         if let (Some(path), None) = (resumed_from, &over) {
-            tracing::info!("going on from {}", path.display());
+            tracing::info!("going on from {}", printable(&path));
         }
         note_changes(&mut trainer, &setup.settings, &directory, arguments)?;
     }
@@ -113,9 +114,11 @@ where
     let record = RunRecord::begin(directory.path(), about, at)?;
     let metrics = MetricsWriter::after(directory.path(), at)?;
     let (progress, limit) = (Progress::new(), trainer.limit_bytes());
-    let observer = Observer::new((metrics, record), &progress, (at, total), limit, interrupt.clone(), move || {
-        since(&before, &train.stats())
-    })?;
+    let batches = BatchSource::batches(&setup.data.train) as u64;
+    let observer =
+        Observer::new((metrics, record), &progress, (at, total, batches), limit, interrupt.clone(), move || {
+            since(&before, &train.stats())
+        })?;
     let observer = Rc::new(RefCell::new(observer));
     let seen = observer.clone();
     trainer.observe(move |event| seen.borrow_mut().see(event));
@@ -184,7 +187,7 @@ where
         _ => Findings::default(),
     };
     if let (Some(best), Some(path)) = (trainer.progress().best, directory.best()?) {
-        tracing::info!("best: {} {:.4} at step {}: {}", S::METRIC, best.value, best.step, path.display());
+        tracing::info!("best: {} {:.4} at step {}: {}", S::METRIC, best.value, best.step, printable(&path));
     }
     let mut results = results(&trainer, &setup, &observer, &directory, finish, &metrics);
     for write in findings.files {
@@ -206,17 +209,17 @@ where
         [&schedule, STYLE],
     )?;
     if step > at {
-        tracing::info!("report: {}", report_path.display());
+        tracing::info!("report: {}", printable(&report_path));
     }
     if let Some(measured) = trainer.measured() {
         let path = directory.file("memory.html");
         report(&trainer, &setup, Some(measured))?.with_run_peak(observer.peak_bytes).write_html(&path)?;
         let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
         let (predicted, peak) = (shown(predicted_peak(&trainer)), shown(observer.peak_bytes));
-        tracing::info!("peak: predicted {predicted}, measured {peak}: {}", path.display());
+        tracing::info!("peak: predicted {predicted}, measured {peak}: {}", printable(&path));
     }
     if is_quiet() && finish != Finish::Stopped {
-        let begin = format!("{}: step {step}", directory.path().display());
+        let begin = format!("{}: step {step}", printable(directory.path()));
         let figures = metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
         tracing::info!(target: RESULT, "{}", fitted([begin].into_iter().chain(figures), "  "));
     }
@@ -234,8 +237,14 @@ fn announce<B: Batch, S: PipelineSettings>(
     directory: &RunDirectory,
 ) {
     let (samples, device) = (setup.data.train.samples(), &setup.settings.run().device);
-    tracing::info!("{}: {parameters} parameters, {samples} samples, {total} steps on {device}", setup.name);
-    tracing::info!("writing to {}", directory.path().display());
+    tracing::info!(
+        "{}: {}, {}, {} on {device}",
+        setup.name,
+        counted(parameters, "parameter"),
+        counted(samples, "sample"),
+        counted(total, "step")
+    );
+    tracing::info!("writing to {}", printable(directory.path()));
     for line in setup.notes.iter().cloned().chain(setup.class_counts.iter().flat_map(ClassCounts::lines)) {
         tracing::info!("{}", fitted(line.split("; "), "; "));
     }
@@ -365,7 +374,8 @@ fn warn_of_patience<B: Batch, S: PipelineSettings>(setup: &Setup<B, S>) {
     let evaluations = within + total.div_ceil((BatchSource::batches(&setup.data.train) as u64).max(1));
     if evaluations <= patience {
         tracing::warn!(
-            "--patience {patience} ends no run of {evaluations} evaluations; --evaluate-every N has more of them"
+            "--patience {patience} ends no run of {}; --evaluate-every N has more of them",
+            counted(evaluations, "evaluation")
         );
     }
 }
@@ -374,5 +384,5 @@ fn warn_of_patience<B: Batch, S: PipelineSettings>(setup: &Setup<B, S>) {
 pub(crate) fn into_cli_error(error: kiln_training::Error) -> anyhow::Error {
     let kiln_training::Error::Exhausted { step, report } = error else { return error.into() };
     tracing::warn!("step {step}: {report}");
-    anyhow!("step {step}: the batch does not fit into memory after {} attempts", report.tries.len())
+    anyhow!("step {step}: the batch does not fit into memory after {}", counted(report.tries.len(), "attempt"))
 }

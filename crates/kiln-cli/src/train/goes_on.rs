@@ -11,6 +11,7 @@ use super::directory::{CONFIG, RunDirectory};
 use super::history::{Change, differences, write_changes};
 use super::overlay::read;
 use crate::cli::RunArgs;
+use crate::words::counted;
 
 /// Whether the options ask for a new plan of steps.
 pub(super) fn plans_again(arguments: &RunArgs) -> bool {
@@ -80,7 +81,10 @@ pub(super) fn check_length(arguments: &RunArgs, step: u64, total: u64) -> Result
     let given = [("--max-steps", arguments.max_steps), ("--epochs", arguments.epochs)];
     match given.iter().find_map(|(option, value)| Some((option, (*value)?))) {
         Some((option, value)) if total < step => {
-            bail!(Usage(format!("{option} is {value}, and the run has taken {step} steps, expected at least as many")))
+            bail!(Usage(format!(
+                "{option} is {value}, and the run has taken {}, expected at least as many",
+                counted(step, "step")
+            )))
         }
         _ => Ok(()),
     }
@@ -125,7 +129,8 @@ pub(super) fn ended<T: SharedTask>(
     progress.is_over(Some(patience)).then(|| {
         let (count, more) = (progress.without_improvement, progress.without_improvement.saturating_mul(2));
         format!(
-            "ended early at step {step}, after {count} evaluations without a better {metric}; to train further: {go_on} --patience {more}"
+            "ended early at step {step}, after {} without a better {metric}; to train further: {go_on} --patience {more}",
+            counted(count, "evaluation")
         )
     })
 }

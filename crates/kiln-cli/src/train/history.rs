@@ -2,11 +2,13 @@
 
 use crate::atomic::replace;
 use anyhow::{Context, Result};
+use kiln_data::printable;
 use serde::Serialize;
 use serde_json::{Value, json};
 use toml::Table;
 
 use super::directory::{HISTORY, RunDirectory};
+use crate::output::path_json;
 use crate::pipelines::RunSettings;
 use crate::runs::now;
 
@@ -54,7 +56,7 @@ pub(super) fn write_beginning(directory: &RunDirectory, run: &RunSettings) -> Re
     let mut line = json!({ "kind": "began", "step": 0 });
     for (key, path) in [("init", &run.init), ("from", &run.from)] {
         if let Some(path) = path {
-            line[key] = json!(path);
+            line[key] = path_json(path);
         }
     }
     append(directory, [line])
@@ -70,7 +72,7 @@ pub(super) fn write_changes(directory: &RunDirectory, step: u64, changes: &[Chan
 fn append(directory: &RunDirectory, lines: impl IntoIterator<Item = Value>) -> Result<()> {
     let path = directory.file(HISTORY);
     let mut text = match path.exists() {
-        true => std::fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", path.display()))?,
+        true => std::fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", printable(&path)))?,
         false => String::new(),
     };
     let time = now(); // of all lines

@@ -1,5 +1,6 @@
 //! Options of teachers and adapters, in the shape of the settings file.
 
+use anyhow::Result;
 use toml::{Table, Value};
 
 use super::overlay::{Overlay, absolute};
@@ -18,14 +19,17 @@ impl TeacherArgs {
         ]
     }
 
-    pub(super) fn lay_over(&self, overlay: &mut Overlay) {
-        let Some(teacher) = &self.teacher else { return };
+    /// # Errors
+    /// Those of [`absolute`].
+    pub(super) fn lay_over(&self, overlay: &mut Overlay) -> Result<()> {
+        let Some(teacher) = &self.teacher else { return Ok(()) };
         let table = Table::from_iter([
-            ("checkpoint".to_owned(), Value::from(absolute(teacher))),
+            ("checkpoint".to_owned(), Value::from(absolute(teacher)?)),
             ("temperature".to_owned(), Value::from(self.temperature.unwrap_or(1.5))),
             ("share".to_owned(), Value::from(self.teacher_share.unwrap_or(0.7))),
         ]);
         overlay.set("compression", "teacher", Some(table));
+        Ok(())
     }
 }
 
@@ -41,9 +45,11 @@ impl LoraArgs {
         ]
     }
 
-    pub(super) fn lay_over(&self, overlay: &mut Overlay) {
-        overlay.set("compression", "weights", self.weights.as_deref().map(absolute));
-        let Some(rank) = self.lora else { return };
+    /// # Errors
+    /// Those of [`absolute`].
+    pub(super) fn lay_over(&self, overlay: &mut Overlay) -> Result<()> {
+        overlay.set("compression", "weights", self.weights.as_deref().map(absolute).transpose()?);
+        let Some(rank) = self.lora else { return Ok(()) };
         let targets = match self.lora_targets.is_empty() {
             true => TARGETS.map(str::to_owned).to_vec(),
             false => self.lora_targets.clone(),
@@ -55,5 +61,6 @@ impl LoraArgs {
             ("dora".to_owned(), Value::from(self.dora)),
         ]);
         overlay.set("compression", "lora", Some(table));
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use indicatif::ProgressBar;
-use kiln_data::{Bottleneck, LoaderStats};
+use kiln_data::{Bottleneck, LoaderStats, printable};
 use kiln_training::{Evaluation, Event, StepReport};
 use serde_json::{Map, Value, json};
 
@@ -16,6 +16,7 @@ use crate::metrics::MetricsWriter;
 use crate::page::Samples;
 use crate::progress::{Progress, Status};
 use crate::runs::{Outcome, RunRecord};
+use crate::words::counted;
 
 /// Steps that the final loss is the mean of: single batches differ too much from each other.
 const RECENT: usize = 50;
@@ -27,6 +28,8 @@ pub(crate) struct Observer {
     progress: Progress,
     bar: ProgressBar,
     total_steps: u64,
+    /// Batches of an epoch.
+    batches: u64,
     /// Bytes that a step may take.
     limit_bytes: Option<u64>,
     interrupt: Interrupt,
@@ -53,7 +56,7 @@ impl Observer {
     pub(crate) fn new(
         (metrics, record): (MetricsWriter, RunRecord),
         progress: &Progress,
-        (at_step, total_steps): (u64, u64),
+        (at_step, total_steps, batches): (u64, u64, u64),
         limit_bytes: Option<u64>,
         interrupt: Interrupt,
         data: impl Fn() -> LoaderStats + 'static,
@@ -64,6 +67,7 @@ impl Observer {
             bar: progress.steps(total_steps, at_step)?,
             progress: progress.clone(),
             total_steps,
+            batches,
             limit_bytes,
             interrupt,
             started: Instant::now(),
@@ -86,7 +90,7 @@ impl Observer {
             // The metrics up to a checkpoint must be as durable as the checkpoint.
             Event::Saving => self.metrics.sync(),
             Event::Saved(path) => {
-                tracing::debug!("saved {}", path.display());
+                tracing::debug!("saved {}", printable(&path));
                 self.record.refresh(self.results())
             }
             _ => Ok(()),
@@ -110,7 +114,7 @@ impl Observer {
             self.lost_seconds += report.lost_seconds;
             let (step, failures, parts) = (report.step, report.failures, report.micro_batches);
             self.progress.suspend(|| {
-                tracing::info!("step {step}  memory ran out {failures} times; done in {parts} micro-batches");
+                tracing::info!("step {step}  {}", ran_out(failures, parts));
             });
         }
         if !report.skipped {
@@ -153,8 +157,11 @@ impl Observer {
             evaluation.metrics.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
         let seconds = self.started.elapsed().as_secs_f64();
         self.progress.suspend(|| {
-            let begin =
-                [("step", evaluation.step.to_string()), ("epochs", evaluation.epochs.to_string()), ("loss", mean)];
+            let begin = [
+                ("step", evaluation.step.to_string()),
+                ("epochs", passes(evaluation.step, evaluation.epochs, self.batches)),
+                ("loss", mean),
+            ];
             let begin = begin.into_iter().map(|(name, value)| format!("{name} {value}"));
             let parts = begin.chain(metrics).chain([format!("{seconds:.1} s")]);
             tracing::info!("{}", fitted(parts, "  "));
@@ -216,5 +223,48 @@ impl Observer {
 
     pub(crate) fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
+    }
+}
+
+/// What is told of a step that was repeated in smaller pieces.
+fn ran_out(failures: usize, parts: usize) -> String {
+    format!("memory ran out {}; done in {}", counted(failures, "time"), counted(parts, "micro-batch"))
+}
+
+/// The passes over the data after `step` steps, `epochs` of them whole and of `batches` batches each: `2`, or `0.37` within one.
+fn passes(step: u64, epochs: u64, batches: u64) -> String {
+    // Batches that could not be read have no steps.
+    match step.saturating_sub(epochs.saturating_mul(batches)).min(batches) {
+        0 => epochs.to_string(),
+        within => {
+            let hundredths = (100 * within / batches).clamp(1, 99);
+            format!("{epochs}.{hundredths:02}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_that_is_under_way_is_a_fraction() {
+        for (step, epochs, shown) in [
+            (0, 0, "0"),
+            (1, 0, "0.01"),
+            (74, 0, "0.37"),
+            (199, 0, "0.99"),
+            (200, 1, "1"),
+            (390, 2, "2"),
+            (450, 2, "2.25"),
+        ] {
+            assert_eq!(passes(step, epochs, 200), shown, "step {step}");
+        }
+    }
+
+    #[test]
+    fn one_failure_is_no_plural() {
+        assert_eq!(ran_out(1, 1), "memory ran out 1 time; done in 1 micro-batch");
+        assert_eq!(ran_out(2, 4), "memory ran out 2 times; done in 4 micro-batches");
     }
 }

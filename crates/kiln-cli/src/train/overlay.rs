@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::usage::Usage;
 use anyhow::{Context, Result};
+use kiln_data::printable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
@@ -12,9 +13,12 @@ use crate::cli::{ParallelArgs, RunArgs};
 
 impl RunArgs {
     /// The options of the command line, in the shape of the settings file.
-    pub(crate) fn overlay(&self) -> Overlay {
+    ///
+    /// # Errors
+    /// [`Usage`] for a path that is not UTF-8.
+    pub(crate) fn overlay(&self) -> Result<Overlay> {
         let (step, mut overlay) = (&self.step, Overlay::default());
-        overlay.set("run", "data", step.data.as_deref().map(absolute));
+        overlay.set("run", "data", step.data.as_deref().map(absolute).transpose()?);
         overlay.set("run", "device", step.device.clone());
         overlay.set("run", "seed", step.seed.map(i64::from));
         overlay.set("run", "epochs", self.epochs.map(i64::from));
@@ -29,15 +33,15 @@ impl RunArgs {
         overlay.set("run", "loader_memory", step.loader_memory.clone());
         overlay.set("run", "bad_samples", step.bad_samples.clone());
         overlay.set("run", "patience", self.patience.map(i64::from));
-        overlay.set("run", "init", self.begin.init.as_deref().map(absolute));
-        overlay.set("run", "from", self.begin.from.as_deref().map(absolute));
+        overlay.set("run", "init", self.begin.init.as_deref().map(absolute).transpose()?);
+        overlay.set("run", "from", self.begin.from.as_deref().map(absolute).transpose()?);
         let freeze = &self.begin.freeze;
         overlay.set("run", "freeze", (!freeze.is_empty()).then(|| freeze.clone()));
         overlay.set("run", "evaluate_every", self.evaluate_every.map(i64::from));
         overlay.set("run", "save_every", self.save_every.map(i64::from));
         overlay.set("run", "keep", self.keep.map(i64::from));
         overlay.set("schedule", "peak", self.learning_rate);
-        overlay
+        Ok(overlay)
     }
 }
 
@@ -81,10 +85,10 @@ impl Overlay {
 /// A settings file as it stands, but for its paths, which become absolute as on the
 /// command line.
 pub(crate) fn read(path: &Path) -> Result<Table> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config '{}'", path.display()))?;
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config '{}'", printable(&path)))?;
     let mut table: Table = text
         .parse()
-        .map_err(|e: toml::de::Error| Usage(format!("config '{}' is not TOML: {}", path.display(), e.message())))?;
+        .map_err(|e: toml::de::Error| Usage(format!("config '{}' is not TOML: {}", printable(&path), e.message())))?;
     for keys in [
         &["run", "data"][..],
         &["run", "init"],
@@ -95,15 +99,20 @@ pub(crate) fn read(path: &Path) -> Result<Table> {
     ] {
         let value = keys[1..].iter().fold(table.get_mut(keys[0]), |value, key| value?.get_mut(*key));
         if let Some(Value::String(path)) = value {
-            *path = absolute(Path::new(path.as_str()));
+            *path = absolute(Path::new(path.as_str()))?;
         }
     }
     Ok(table)
 }
 
 /// A path that means the same from another directory: a run is resumed and evaluated from anywhere.
-pub(crate) fn absolute(path: &Path) -> String {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+///
+/// # Errors
+/// [`Usage`] for a path that is not UTF-8, which settings files are.
+pub(crate) fn absolute(path: &Path) -> Result<String> {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let refuse = |path| format!("'{}' is not UTF-8, expected a path that a settings file can hold", printable(&path));
+    Ok(path.into_os_string().into_string().map_err(|path| Usage(refuse(path)))?)
 }
 
 /// The data set that a settings file names.
@@ -119,7 +128,7 @@ pub(crate) fn resolve<S: Serialize + DeserializeOwned>(
     arguments: Overlay,
 ) -> Result<S> {
     let mut all = defaults.map(Table::try_from).transpose()?.unwrap_or_default();
-    let origin = file.as_ref().map(|(path, _)| format!("config '{}'", path.display()));
+    let origin = file.as_ref().map(|(path, _)| format!("config '{}'", printable(&path)));
     merge(&mut all, file.map(|(_, table)| table).unwrap_or_default());
     if let Some(origin) = origin {
         let _: S = parse(all.clone(), &origin)?; // an error in the file is not the command line's fault

@@ -10,7 +10,7 @@ use crate::pipelines::{
 use crate::usage::Usage;
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use kiln_data::Tokenizer;
+use kiln_data::{Tokenizer, printable};
 use kiln_models::{ClassifierConfig, GptConfig};
 use kiln_training::Checkpoints;
 
@@ -41,9 +41,9 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     refuse_changes(&arguments.run, &[&model_options[..], &own.teacher.given()].concat())?;
     let file = settings_table(&arguments.run, Kind::Classify)?;
     let file = borrowed(file.as_ref());
-    let mut overlay = arguments.run.overlay();
+    let mut overlay = arguments.run.overlay()?;
     arguments.parallel.lay_over(&mut overlay);
-    own.teacher.lay_over(&mut overlay);
+    own.teacher.lay_over(&mut overlay)?;
     let named = file.as_ref().and_then(|(_, table)| table.get("model")?.get("name")?.as_str().map(str::to_owned));
     let model = own.model.clone().or(named).unwrap_or_else(|| DEFAULT_CLASSIFIER.to_owned());
     let model = match model.as_str() {
@@ -120,7 +120,7 @@ pub(crate) fn check_classes(run: &Path, classes: &[String]) -> Result<()> {
     let Ok(text) = std::fs::read_to_string(run.join(CLASSES)) else { return Ok(()) };
     let known: Vec<&str> = text.lines().collect();
     if known != classes {
-        bail!("the classes of the data set are {classes:?}, expected {known:?} as in '{}'", run.display());
+        bail!("the classes of the data set are {classes:?}, expected {known:?} as in '{}'", printable(&run));
     }
     Ok(())
 }
@@ -162,10 +162,10 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     }
     let defaults = arguments.run.resume.is_none().then_some(&recipe);
 
-    let mut overlay = arguments.run.overlay();
+    let mut overlay = arguments.run.overlay()?;
     arguments.parallel.lay_over(&mut overlay);
-    own.lora.lay_over(&mut overlay);
-    own.teacher.lay_over(&mut overlay);
+    own.lora.lay_over(&mut overlay)?;
+    own.teacher.lay_over(&mut overlay)?;
     if let Some(name) = &own.model {
         let named = GptConfig::named(name, 1, 1)?;
         overlay.set("model", "layers", Some(named.layers as i64));
@@ -176,7 +176,7 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     overlay.set("model", "dropout", own.dropout);
     overlay.set("model", "lean", arguments.run.step.stock_layers.then_some(false));
     if let Some(directory) = &own.tokenizer {
-        overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)])));
+        overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)?])));
         overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));
     }
     let mut settings: GptSettings = resolve(defaults, file, overlay)?;
@@ -190,6 +190,6 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     Ok((run.with_defaults(defaults), device))
 }
 
-fn bpe(directory: &Path) -> (String, toml::Value) {
-    ("bpe".to_owned(), absolute(directory).into())
+fn bpe(directory: &Path) -> Result<(String, toml::Value)> {
+    Ok(("bpe".to_owned(), absolute(directory)?.into()))
 }

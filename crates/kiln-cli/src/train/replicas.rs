@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::pipelines::{PipelineSettings, Replicas, Run, RunSettings, SharedTask};
 use crate::usage::Usage;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use kiln_data::Replica;
 use kiln_models::SafetensorsModel;
@@ -68,13 +68,15 @@ where
     thread::scope(|scope| {
         let (prepare, join) = (&prepare, &join);
         let others = group.enumerate().map(|(index, inside)| {
+            let failed = inside.clone();
             let work = move || {
                 let communicator = tell(&inside.clone(), || join(inside))?;
                 tell(&communicator.clone(), || follow(prepare(index + 1)?, arguments, communicator))
             };
-            scope.spawn(work)
+            let started = thread::Builder::new().spawn_scoped(scope, work);
+            tell(&failed, || started.context("cannot start a thread for a replica"))
         });
-        let others: Vec<_> = others.collect();
+        let others = others.collect::<Result<Vec<_>>>()?;
         let outcome = tell(&first.clone(), || join(first)).and_then(|communicator| {
             tell(&communicator.clone(), || match first_process {
                 true => drive(run, &device, arguments, Some(communicator)),

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::directory::RunDirectory;
 use super::observe::Observer;
 use super::schedule::figures;
+use crate::output::path_json;
 use crate::page::{Picture, Prediction, Samples, Text};
 use crate::pipelines::{ClassCounts, PipelineSettings, Setup};
 
@@ -52,7 +53,7 @@ pub(super) fn results<T: Task, S: PipelineSettings>(
     if let Some(plan) = trainer.stage_plan() {
         results.insert("devices".into(), json!(plan.loads));
     }
-    results.insert("run".into(), json!(directory.path()));
+    results.insert("run".into(), path_json(directory.path()));
     Value::Object(results)
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
     refuse_changes(&arguments.run, &model_options)?;
     let file = settings_table(&arguments.run, Kind::Segment)?;
     let file = borrowed(file.as_ref());
-    let mut overlay = arguments.run.overlay();
+    let mut overlay = arguments.run.overlay()?;
     if let Some(name) = &own.encoder {
         overlay.set("model", "encoder", Some(UnetEncoder::named(name)?.name()));
     }

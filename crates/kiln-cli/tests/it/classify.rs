@@ -64,7 +64,7 @@ fn small_files_are_trained_at_their_size_and_gray_ones_as_gray_on_request() {
     };
     let (said, settings) = trained("rgb", &[]);
     assert!(said.contains("trained at 24 x 24 pixels") && said.contains("--channels 1 trains them as gray"), "{said}");
-    assert!(said.contains("there are 24 samples: batches of 24, not of 64"), "{said}");
+    assert!(said.contains("the data set has 24 samples: batches of 24, not of 64"), "{said}");
     let of = |settings: &toml::Table| {
         (
             settings["images"]["size"].as_integer(),

@@ -7,12 +7,16 @@ mod classify;
 mod completions;
 mod compress;
 mod export;
+#[cfg(unix)]
+mod fetch;
 mod goes_on;
 mod help;
 #[cfg(unix)]
 mod kill;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(unix)]
+mod names;
 mod parallel;
 mod plan;
 mod predict;

@@ -66,7 +66,7 @@ fn a_redirected_run_has_plain_lines() {
     let run = ["train", "gpt", "--data", book.to_str().unwrap(), "--context", "16", "--max-steps", "2", "--out", "run"];
     let text = stderr(&output(at, &run));
     assert!(!text.contains('\r') && !text.contains('\u{1b}') && !text.contains("ETA"), "{text}");
-    assert!(text.contains("step 2  epochs 0  loss ") && text.contains("bits_per_byte"), "{text}");
+    assert!(text.contains("step 2  epochs 0.03  loss ") && text.contains("bits_per_byte"), "{text}");
 }
 
 /// `count` images of one class, brighter than `least`.

@@ -154,9 +154,9 @@ impl ImageFile {
     ///
     /// # Errors
     /// [`Error::Format`] when the file is damaged or cut short, [`Error::Repairable`] when it is damaged, could be read, and
-    /// the options refuse that, [`Error::Unsupported`] when it is of a kind that is not read.
+    /// the options refuse that, [`Error::Unsupported`] when it is of a kind that is not read, [`Error::Resize`].
     pub fn decode(self, plan: &DecodePlan) -> Result<Image, Error> {
-        Ok(self.pixels(plan)?.finish(plan))
+        self.pixels(plan)?.finish(plan)
     }
 
     /// The same with the damage that was repaired, about which other programs warn.
@@ -166,7 +166,7 @@ impl ImageFile {
     pub fn decode_with_warning(self, plan: &DecodePlan) -> Result<DecodedImage, Error> {
         let decoded = self.pixels(plan)?;
         let damage = decoded.damage;
-        Ok(DecodedImage { image: decoded.finish(plan), damage })
+        Ok(DecodedImage { image: decoded.finish(plan)?, damage })
     }
 
     /// The first half of [`decode`](Self::decode): reads the file.
@@ -187,7 +187,7 @@ impl ImageFile {
             let reason = format!("{}x{} pixels came out, expected {height}x{width}", decoded.height, decoded.width);
             return Err(Error::format(&path, reason));
         }
-        Ok(Decoded { image: decoded, orientation: header.orientation, size, damage })
+        Ok(Decoded { path, image: decoded, orientation: header.orientation, size, damage })
     }
 }
 
@@ -203,6 +203,7 @@ pub struct DecodedImage {
 
 /// A part of an image as it is stored, perhaps at a fraction of its size.
 pub(crate) struct Decoded {
+    path: PathBuf,
     image: Image,
     orientation: Orientation,
     /// Rows and columns of the stored image.
@@ -213,14 +214,18 @@ pub(crate) struct Decoded {
 
 impl Decoded {
     /// The second half of [`ImageFile::decode`]: resizes, turns upright, and mirrors if planned.
-    pub(crate) fn finish(self, plan: &DecodePlan) -> Image {
-        let Self { image, orientation, size, .. } = self;
+    ///
+    /// # Errors
+    /// [`Error::Resize`].
+    pub(crate) fn finish(self, plan: &DecodePlan) -> Result<Image, Error> {
+        let Self { path, image, orientation, size, .. } = self;
         let area = orientation.stored_area(&plan.view.area, size);
         let target = orientation.size([plan.view.height, plan.view.width]);
         let resized = resample::crop_resize(image, &plan::within(&area, &plan.part, plan.path.factor()), target);
+        let resized = resized.map_err(|reason| Error::Resize { path, reason })?;
         let turn = if plan.view.flip { orientation.then_mirror() } else { orientation };
         let upright = turn.apply(resized);
-        if upright.channels == plan.channels { upright } else { gray_as_rgb(upright) }
+        Ok(if upright.channels == plan.channels { upright } else { gray_as_rgb(upright) })
     }
 }
 

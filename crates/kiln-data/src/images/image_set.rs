@@ -120,8 +120,13 @@ impl ImageSet {
         let largest = std::thread::scope(|scope| {
             let parts = paths.chunks(paths.len().div_ceil(threads).max(1));
             let largest = |part: &[PathBuf]| part.iter().filter_map(of_file).max();
-            let scans: Vec<_> = parts.map(|part| scope.spawn(move || largest(part))).collect();
-            scans.into_iter().filter_map(|scan| scan.join().ok().flatten()).max()
+            let start = |part| std::thread::Builder::new().spawn_scoped(scope, move || largest(part));
+            let scans: Vec<_> = parts.map(|part| (part, start(part))).collect();
+            let read = |(part, scan): (_, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| match scan {
+                Ok(scan) => scan.join().ok().flatten(),
+                Err(_) => largest(part), // the system has no thread left: this one reads
+            };
+            scans.into_iter().filter_map(read).max()
         });
         Ok(largest.unwrap_or(0))
     }
@@ -202,7 +207,7 @@ impl ImageSet {
                     if let Some(damage) = decoded.damage {
                         worker.repaired(id, &paths[id], damage);
                     }
-                    Ok(worker.timed(Stage::Resize, || transform.erased(decoded.finish(&decoding), rng)))
+                    worker.timed(Stage::Resize, || Ok(transform.erased(decoded.finish(&decoding)?, rng)))
                 })
             }
         }

@@ -164,7 +164,7 @@ impl<O: Send + 'static> Loader<O> {
     }
 
     /// The batches of `epoch`, beginning with number `first` (0 for all of them). To resume in the middle of an epoch costs
-    /// nothing. Dropping the iterator ends its threads.
+    /// nothing. Dropping the iterator ends its threads. When the system has no thread left, the only item is [`Error::Thread`].
     pub fn epoch(&self, epoch: u64, first: usize) -> Batches<O> {
         let sampler = self.sampler.clone();
         let plan = move |index| BatchPlan { epoch, index, ids: sampler.ids(epoch, index) };
@@ -173,11 +173,11 @@ impl<O: Send + 'static> Loader<O> {
         let sampler = Arc::new(self.sampler.clone());
         let shared = self.shared.clone();
         let workers = Workers::start(plans, threads, self.bytes.clone(), self.make.clone(), sampler, shared);
-        let source = match &self.copy {
-            Some((copy, depth)) => Source::DevicePrefetch(DevicePrefetch::start(workers, copy.clone(), *depth)),
-            None => Source::Workers(workers),
-        };
-        Batches::new(source, self.shared.clone())
+        let source = workers.and_then(|workers| match &self.copy {
+            Some((copy, depth)) => DevicePrefetch::start(workers, copy.clone(), *depth).map(Source::DevicePrefetch),
+            None => Ok(Source::Workers(workers)),
+        });
+        Batches::new(source.unwrap_or_else(|error| Source::Failed(Some(error))), self.shared.clone())
     }
 
     /// The rest of the epoch in which `state` was taken by [`Sampler::state`].

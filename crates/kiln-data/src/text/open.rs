@@ -17,7 +17,8 @@ use super::tokenizer::Tokenizer;
 /// the text, a fraction `held_out` in (0, 1), is for testing. The tokens are kept in memory.
 ///
 /// # Errors
-/// [`Error::Read`], [`Error::NoDataSet`] for a directory without text, [`Error::Format`] for a file
+/// [`Error::Read`], [`Error::NoDataSet`] for a directory without text and a file of records (.csv, .json, .jsonl, .ndjson, .parquet,
+/// .tsv), [`Error::Format`] for a file
 /// that is not UTF-8, [`Error::Tokenizer`], [`Error::InvalidSetting`] for a fraction or a length that leaves
 /// too little text in either part.
 pub fn open_text(

@@ -16,6 +16,8 @@ use super::tokenizer::Tokenizer;
 
 /// The longest text without a place to cut it, in bytes.
 const LONGEST: usize = 1 << 26;
+/// The extensions of files of records, of which a text would be a part.
+const RECORDS: [&str; 6] = ["csv", "json", "jsonl", "ndjson", "parquet", "tsv"];
 
 /// Writes the ids of the text in `files`, one file after the other, into a token file at `out`. The ids are those of the
 /// whole text encoded at once, but only a few hundred KiB of it are in memory at a time.
@@ -48,9 +50,16 @@ struct TextFile {
 }
 
 impl TextFiles {
-    /// `path`, or the `.txt` files in it when it is a directory, in the order of their names.
+    /// `path`, or the `.txt` files in it when it is a directory, in the order of their names. A file of records is refused: its
+    /// quotes, braces and keys would be taken for text.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         if !path.is_dir() {
+            let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+            if RECORDS.contains(&extension.as_str()) {
+                let reason =
+                    "it has records, expected plain text: a file, or a directory of files ending in .txt".into();
+                return Err(Error::NoDataSet { path: path.to_owned(), reason });
+            }
             return Self::new(vec![path.to_owned()]);
         }
         let mut files = list(path)?;

@@ -8,6 +8,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::error::Error;
+use crate::printable::printable;
 
 /// The choice of a [`Tokenizer`] in a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,12 +58,15 @@ impl Tokenizer {
         let file = |name: &str| -> Result<String, Error> {
             let path = directory.join(name);
             match path.is_file() {
-                true => Ok(path.to_string_lossy().into_owned()),
-                false => Err(Error::Tokenizer { reason: format!("no file '{}'", path.display()) }),
+                true => path.clone().into_os_string().into_string().map_err(|_| {
+                    // The library takes paths as text.
+                    Error::Tokenizer { reason: format!("the path '{}' is not UTF-8", printable(&path)) }
+                }),
+                false => Err(Error::Tokenizer { reason: format!("no file '{}'", printable(&path)) }),
             }
         };
         let (vocab, merges) = (file("vocab.json")?, file("merges.txt")?);
-        let fail = |reason: String| Error::Tokenizer { reason: format!("'{}': {reason}", directory.display()) };
+        let fail = |reason: String| Error::Tokenizer { reason: format!("'{}': {reason}", printable(directory)) };
         let mut fingerprint = Xxh3Default::new();
         for file in [&vocab, &merges] {
             let bytes = std::fs::read(file).map_err(|e| fail(e.to_string()))?;
@@ -70,7 +74,7 @@ impl Tokenizer {
             fingerprint.update(&bytes);
         }
         let model = BPE::from_file(&vocab, &merges).build();
-        let model = model.map_err(|e| fail(e.to_string().replace('\n', " ")))?;
+        let model = model.map_err(|e| fail(printable(&e.to_string().replace('\n', " "))))?;
         let mut tokenizer = tokenizers::Tokenizer::new(model);
         let lacks = |byte: &char| tokenizer.token_to_id(&byte.to_string()).is_none();
         let missing = ByteLevel::alphabet().iter().filter(|byte| lacks(byte)).count();
@@ -90,16 +94,25 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of `text`; none for an empty text.
+    /// The ids of `text`, each below [`vocab`](Self::vocab); none for an empty text.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] when the BPE cannot represent a character.
+    /// [`Error::Tokenizer`] when the BPE cannot represent a character, or numbers its tokens with gaps, so that an id is not below the
+    /// number of tokens: the embedding of a model has a row for each token.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         match self {
             Self::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Self::Bpe(bpe) => {
                 let encoding = bpe.tokenizer.encode_fast(text, false);
-                Ok(encoding.map_err(|e| Error::Tokenizer { reason: e.to_string() })?.get_ids().to_vec())
+                let encoding = encoding.map_err(|e| Error::Tokenizer { reason: printable(&e.to_string()) })?;
+                let (ids, vocab) = (encoding.get_ids(), self.vocab());
+                match ids.iter().find(|id| **id as usize >= vocab) {
+                    Some(id) => {
+                        let reason = format!("id {id} in a vocabulary of {vocab}, expected ids from 0 without gaps");
+                        Err(Error::Tokenizer { reason })
+                    }
+                    None => Ok(ids.to_vec()),
+                }
             }
         }
     }

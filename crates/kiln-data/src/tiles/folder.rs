@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::class_names::check_names;
 use crate::directory::list;
 use crate::error::Error;
 use crate::images::is_image;
@@ -30,7 +31,8 @@ pub struct MaskedImages {
 /// line. Nothing is opened but that file: [`TileSet`](crate::TileSet) finds what is wrong with images and masks, also a mask that is missing.
 ///
 /// # Errors
-/// [`Error::Read`] for a directory that cannot be listed, [`Error::NoDataSet`] for another layout, no image, or one that is to be divided.
+/// [`Error::Read`] for a directory that cannot be listed, [`Error::NoDataSet`] for another layout, no image, or one that is to be divided,
+/// [`Error::ClassName`] for a class whose name has control characters.
 pub fn open_masked_images(root: impl AsRef<Path>) -> Result<TrainTest<MaskedImages>, Error> {
     let root = root.as_ref();
     let classes = classes(root)?;
@@ -83,6 +85,7 @@ fn classes(root: &Path) -> Result<Option<Vec<String>>, Error> {
     }
     let text = std::fs::read_to_string(&path).map_err(|e| Error::read(&path, e))?;
     let names: Vec<String> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    check_names(&names, &path)?;
     match names.is_empty() {
         true => Err(Error::format(&path, "no class, expected the name of one on each line")),
         false => Ok(Some(names)),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::decode::{Format, ImageFile, Orientation, Raster, SampleType, Samples};
 use crate::error::Error;
+use crate::printable::printable;
 
 use super::class_ids::Classes;
 use super::grid::TileArea;
@@ -121,13 +122,13 @@ fn open_mask(path: &Path, image: &Path, facts: &Facts, limit: u64) -> Result<Ras
     let file = ImageFile::open(path).map_err(|error| match error {
         Error::Read { reason, .. } if reason.kind() == ErrorKind::NotFound => Error::read(
             path,
-            io::Error::new(ErrorKind::NotFound, format!("the mask of '{}' is missing", image.display())),
+            io::Error::new(ErrorKind::NotFound, format!("the mask of '{}' is missing", printable(image))),
         ),
         other => other,
     })?;
     let (format, bits, orientation) = (file.header().format, file.header().bits, file.header().orientation);
     let raster = Raster::new(file, limit)?;
-    let ([height, width], image) = ([raster.height(), raster.width()], image.display());
+    let ([height, width], image) = ([raster.height(), raster.width()], printable(image));
     if [height, width] != facts.size {
         return refuse(format!("{height}x{width} pixels, expected {}x{} as '{image}'", facts.size[0], facts.size[1]));
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::decode::Samples;
 use crate::error::Error;
 use crate::loader::{BadSample, BadSamples, BatchPlan, Worker};
+use crate::printable::printable;
 
 use super::class_ids::{ClassIds, Classes};
 use super::config::TileConfig;
@@ -265,7 +266,7 @@ fn alike(first: Option<&Source>, other: &Source) -> Result<(), Error> {
         true => "8-bit samples",
         false => "samples that are not of 8 bits",
     };
-    let path = first.image.display();
+    let path = printable(&first.image);
     let reason = format!("{} bands of {:?}, expected {} of {expected} as '{path}'", b.bands, b.sample_type, a.bands);
     Err(Error::format(&other.image, reason))
 }

@@ -8,6 +8,7 @@ mod damage;
 mod decode;
 mod documents;
 mod folders;
+mod hostile;
 mod images;
 mod loader;
 mod metadata;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use burn::tensor::Device;
-use kiln_data::{BadSamples, TileSet};
+use kiln_data::{BadSamples, TileSet, printable};
 use kiln_models::UnetConfig;
 use kiln_training::{Error, OptimizerConfig, ScheduleConfig};
 
@@ -15,6 +15,7 @@ use crate::pipelines::beginning::Beginning;
 use crate::pipelines::run::{Finder, Findings, Run, Setup};
 use crate::pipelines::settings::{IgnoredClass, LossSettings, RunSettings, SegmentSettings, TileSettings};
 use crate::usage::Usage;
+use crate::words::counted;
 
 /// The recipe for `data`, of which `train` are tiles to measure means and deviations on. For the data set in fixtures/ the network is
 /// smaller, so that 2 CPU cores train it in less than four minutes.
@@ -95,9 +96,11 @@ fn check(settings: &SegmentSettings, data: &SegmentData, tiles: &Tiles) -> Resul
 /// # Errors
 /// [`Usage`] with the first image.
 pub fn check_images(settings: &SegmentSettings, set: &TileSet) -> Result<()> {
-    let (path, bands, channels) = (set.path(0).display(), set.bands(), settings.model.channels);
+    let (path, bands, channels) = (printable(set.path(0)), set.bands(), settings.model.channels);
     if bands != channels {
-        return Err(Usage(format!("'{path}' has {bands} bands, expected {channels} as model.channels")).into());
+        return Err(
+            Usage(format!("'{path}' has {}, expected {channels} as model.channels", counted(bands, "band"))).into()
+        );
     }
     let samples = |eight| if eight { "samples of 8 bits" } else { "samples that are not of 8 bits" };
     let [has, expected] = [set.is_eight_bit(), settings.tiles.eight_bit].map(samples);

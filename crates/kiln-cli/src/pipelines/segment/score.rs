@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::Tensor;
-use kiln_data::{ClassIds, TileBatch, TileSet};
+use kiln_data::{ClassIds, TileBatch, TileSet, printable};
 use kiln_training::{Confusion, Error, Predicted, TilePredictor};
 
 /// How good predictions are.
@@ -69,7 +69,7 @@ pub(super) fn score(
             }
             Predicted::LeftOut { image } => {
                 of_image = none();
-                tracing::warn!("left out: '{}', of which a tile cannot be read", set.path(image).display());
+                tracing::warn!("left out: '{}', of which a tile cannot be read", printable(set.path(image)));
             }
             _ => {}
         }

@@ -8,22 +8,32 @@ use super::area::Area;
 use super::image::Image;
 
 /// The area of `image`, whose channels are 1 or 3, at `[height, width]`, none of which is zero.
-pub(crate) fn crop_resize(image: Image, area: &Area, [height, width]: [usize; 2]) -> Image {
+///
+/// # Errors
+/// Why an area or an image cannot be resized; its pixels would stay black.
+pub(crate) fn crop_resize(image: Image, area: &Area, [height, width]: [usize; 2]) -> Result<Image, String> {
     if stays(area, [image.height, image.width], [height, width]) {
-        return image;
+        return Ok(image);
     }
     let mut pixels = vec![0; height * width * image.channels];
     let [top, rows] = clamp(area.top, area.height, image.height);
     let [left, columns] = clamp(area.left, area.width, image.width);
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
     let options = options.crop(left, top, columns, rows);
+    // Of an empty area the library resizes nothing, without an error.
+    let is_part = top >= 0.0 && left >= 0.0 && rows > 0.0 && columns > 0.0;
     // The two kinds of pixels by name: `Resizer::resize` would compile the kernels of all ten.
     let resized = match image.channels {
+        _ if !is_part => Err("no part of the image".to_owned()),
         1 => resize::<U8>(&image, &mut pixels, [height, width], &options),
         _ => resize::<U8x3>(&image, &mut pixels, [height, width], &options),
     };
-    debug_assert_eq!(resized, Ok(()), "{area:?} of {}x{}", image.height, image.width);
-    Image { pixels, height, width, channels: image.channels }
+    let failed = |reason: String| {
+        let (Area { top, left, height: rows, width: columns }, of) = (area, [image.height, image.width]);
+        format!("{rows}x{columns} pixels at ({top}, {left}) of {}x{} to {height}x{width}: {reason}", of[0], of[1])
+    };
+    resized.map_err(failed)?;
+    Ok(Image { pixels, height, width, channels: image.channels })
 }
 
 fn resize<P: PixelTrait>(
@@ -64,4 +74,24 @@ pub(crate) fn most_bytes(area: &Area, source: [usize; 2], [height, width]: [usiz
     let weights = |length: f64, size: usize| size as u64 * ((2 * support(length, size) + 1) * 10 + 64);
     let result = (height * width * channels) as u64;
     between + weights(area.height, height) + weights(area.width, width) + result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_resized_is_an_error_and_no_black_image() {
+        let image = |pixels: usize| Image { pixels: vec![200; pixels], height: 4, width: 6, channels: 3 };
+        let whole = Area::whole(4, 6);
+        assert!(crop_resize(image(72), &whole, [2, 3]).unwrap().pixels.iter().all(|sample| *sample == 200));
+        for (pixels, area) in [
+            (71, whole), // fewer pixels than its size
+            (72, Area { top: f64::NAN, ..whole }),
+            (72, Area { height: 0.0, ..whole }),
+        ] {
+            let error = crop_resize(image(pixels), &area, [2, 3]).unwrap_err();
+            assert!(error.contains(" of 4x6 to 2x3: "), "{error}");
+        }
+    }
 }

@@ -53,6 +53,8 @@ impl View {
         }
         self.check(image.height, image.width)?;
         let resized = resample::crop_resize(image, &self.area, [self.height, self.width]);
+        let expected = "a part of the image that can be resized";
+        let resized = resized.map_err(|value| Error::InvalidSetting { field: "area", value, expected })?;
         Ok(if self.flip { Orientation::default().then_mirror().apply(resized) } else { resized })
     }
 

@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::class_names::check_names;
 use crate::directory::list;
 use crate::error::Error;
 use crate::images::image_set::ImageSet;
+use crate::printable::printable;
 
 /// The extensions of image files. The format itself is told by the first bytes of a file.
 const EXTENSIONS: [&str; 14] =
@@ -19,7 +21,7 @@ impl ImageSet {
     ///
     /// # Errors
     /// [`Error::Read`] for a directory that cannot be listed, [`Error::NoDataSet`] when there is no
-    /// class, [`Error::EmptyClass`] for a class without an image.
+    /// class, [`Error::EmptyClass`] for a class without an image, [`Error::ClassName`] for one whose name has control characters.
     pub fn folder(root: impl AsRef<Path>) -> Result<Self, Error> {
         let root = root.as_ref();
         let directories: Vec<PathBuf> = list(root)?.into_iter().filter(|path| path.is_dir()).collect();
@@ -30,6 +32,7 @@ impl ImageSet {
         let (mut paths, mut labels, mut classes, mut others) = (vec![], vec![], vec![], 0);
         for directory in directories {
             let class = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            check_names([&class], root)?;
             let (images, passed) = images_below(&directory)?;
             others += passed;
             if images.is_empty() {
@@ -40,7 +43,10 @@ impl ImageSet {
             classes.push(class);
         }
         if others > 0 {
-            tracing::warn!("'{}': {others} files without the extension of an image format are skipped", root.display());
+            tracing::warn!(
+                "'{}': files without the extension of an image format are skipped: {others}",
+                printable(root)
+            );
         }
         Ok(Self::files(paths, labels, classes))
     }

@@ -14,11 +14,17 @@ use crate::images::image_set::ImageSet;
 const IMAGES: u32 = 0x0803; // unsigned bytes, three dimensions
 const LABELS: u32 = 0x0801; // unsigned bytes, one dimension
 
+/// The most bytes that a byte of deflate stands for (zlib's technical details, "maximum compression factor").
+const RATIO: u64 = 1032;
+/// The most bytes that a `.gz` may unpack to, 1 GiB: EMNIST, the largest of the family, has 0.6 GiB. A file that is not packed may be
+/// larger, since its bytes are there.
+const UNPACKED: u64 = 1 << 30;
+
 impl ImageSet {
-    /// Gray images and labels in the IDX format of the MNIST family, gzipped or not.
+    /// Gray images and labels in the IDX format of the MNIST family, gzipped or not. What is gzipped has at most 1 GiB.
     ///
     /// # Errors
-    /// [`Error::Read`] when a file is missing, [`Error::Format`] when one is damaged or is no IDX file
+    /// [`Error::Read`] when a file is missing, [`Error::Unsupported`] for a larger `.gz`, [`Error::Format`] when one is damaged or is no IDX file
     /// of bytes, when the two differ in length, and when a label has no name in `classes`.
     ///
     /// Source: <http://yann.lecun.com/exdb/mnist/>, "file formats".
@@ -51,7 +57,9 @@ pub(crate) fn find(directory: &Path, stem: &str) -> Option<PathBuf> {
 }
 
 fn read<const D: usize>(path: &Path, magic: u32) -> Result<([usize; D], Vec<u8>), Error> {
-    let file = BufReader::new(File::open(path).map_err(|e| Error::read(path, e))?);
+    let file = File::open(path).map_err(|e| Error::read(path, e))?;
+    let stored = file.metadata().map_err(|e| Error::read(path, e))?.len();
+    let file = BufReader::new(file);
     let zipped = path.extension().is_some_and(|extension| extension == "gz");
     let mut reader: Box<dyn Read> = if zipped { Box::new(GzDecoder::new(file)) } else { Box::new(file) };
     let short = |e: std::io::Error| Error::format(path, e.to_string());
@@ -70,7 +78,15 @@ fn read<const D: usize>(path: &Path, magic: u32) -> Result<([usize; D], Vec<u8>)
     }
     let size = shape.iter().try_fold(1usize, |size, dimension| size.checked_mul(*dimension));
     let size = size.ok_or_else(|| Error::format(path, format!("{shape:?} is too large")))?;
-    // The file's bytes are read, not the count in the header: a damaged header takes no memory.
+    // Nothing is unpacked for a header that the file cannot keep.
+    if size as u64 > if zipped { stored.saturating_mul(RATIO) } else { stored } {
+        return Err(Error::format(path, format!("fewer bytes than its header's {shape:?}")));
+    }
+    if zipped && size as u64 > UNPACKED {
+        let reason =
+            format!("{size} bytes by its header's {shape:?}, expected at most {UNPACKED} in a .gz: unpack the file");
+        return Err(Error::Unsupported { path: path.to_owned(), reason });
+    }
     let mut bytes = vec![];
     reader.take((size as u64).saturating_add(1)).read_to_end(&mut bytes).map_err(short)?;
     if bytes.len() != size {

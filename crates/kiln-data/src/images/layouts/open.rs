@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::class_names::check_names;
 use crate::directory::list;
 use crate::error::Error;
 use crate::images::image_set::ImageSet;
@@ -25,7 +26,7 @@ const EXPECTED: &str = "expected a directory per class (or train/ and val/ of th
 /// - a directory per class: one image in ten is held out, the same ones every time
 ///
 /// # Errors
-/// [`Error::Read`], [`Error::NoDataSet`], [`Error::EmptyClass`], [`Error::Format`].
+/// [`Error::Read`], [`Error::NoDataSet`], [`Error::EmptyClass`], [`Error::ClassName`], [`Error::Format`].
 pub fn open_images(root: impl AsRef<Path>) -> Result<TrainTest<ImageSet>, Error> {
     let root = root.as_ref();
     if root.is_file() {
@@ -64,6 +65,7 @@ fn open_idx(root: &Path) -> Result<TrainTest<ImageSet>, Error> {
         }
         false => (0..10).map(|digit| digit.to_string()).collect(),
     };
+    check_names(&classes, &names)?;
     let file = |stem: &str| find(root, stem).unwrap_or_else(|| root.join(stem));
     let half = |name: &str| {
         let (images, labels) = (format!("{name}-images-idx3-ubyte"), format!("{name}-labels-idx1-ubyte"));

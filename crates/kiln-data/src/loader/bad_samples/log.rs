@@ -8,6 +8,7 @@ use rand::RngExt;
 
 use crate::error::Error;
 use crate::order::sample_rng;
+use crate::printable::printable;
 
 use super::policy::{BadSample, BadSamples};
 
@@ -59,7 +60,7 @@ impl BadSampleLog {
         let mut repairable = self.repairable.lock().unwrap_or_else(PoisonError::into_inner);
         let new = !repairable.contains_key(&id);
         repairable.entry(id).or_insert_with(|| {
-            let reason = format!("'{}': {damage}", path.display());
+            let reason = format!("'{}': {damage}", printable(path));
             BadSampleReport { id, path: Some(path.to_owned()), reason }
         });
         new

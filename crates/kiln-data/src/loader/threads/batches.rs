@@ -14,6 +14,8 @@ use super::workers::{Made, Workers};
 pub(crate) enum Source<O> {
     Workers(Workers<O>),
     DevicePrefetch(DevicePrefetch<O>),
+    /// The threads could not be started: the error comes in place of the first batch.
+    Failed(Option<Error>),
 }
 
 /// The batches of one epoch, in order; made by [`Loader::epoch`](crate::Loader::epoch). Dropping it ends its threads.
@@ -41,6 +43,7 @@ impl<O: Send + 'static> Iterator for Batches<O> {
         }
         self.delivered = None;
         let made = match &mut self.source {
+            Source::Failed(error) => return error.take().map(Err),
             Source::Workers(workers) => workers.take(),
             Source::DevicePrefetch(prefetch) => prefetch.take(),
         };

@@ -30,7 +30,11 @@ pub(crate) struct DevicePrefetch<O> {
 }
 
 impl<O: Send + 'static> DevicePrefetch<O> {
-    pub(crate) fn start(mut workers: Workers<O>, copy: CopyBatch<O>, depth: u64) -> Self {
+    /// Starts the thread, or one that waits.
+    ///
+    /// # Errors
+    /// [`Error::Thread`] when the system has none left.
+    pub(crate) fn start(mut workers: Workers<O>, copy: CopyBatch<O>, depth: u64) -> Result<Self, Error> {
         let (depth, (cancelled, budget)) = (Budget::new(depth, 0, u64::MAX), workers.cancelled());
         let (sender, copied) = unbounded(); // the budget bounds it
         let (room, cancel) = (depth.clone(), cancelled.clone());
@@ -44,8 +48,8 @@ impl<O: Send + 'static> DevicePrefetch<O> {
                     return;
                 }
             }
-        });
-        Self { copied: Some(copied), depth, cancelled, budget, thread }
+        })?;
+        Ok(Self { copied: Some(copied), depth, cancelled, budget, thread })
     }
 
     pub(crate) fn take(&mut self) -> Option<Made<O>> {

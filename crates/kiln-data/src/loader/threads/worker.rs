@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::loader::batch_plan::BatchPlan;
 use crate::loader::stats::Stage;
 use crate::order::Sampler;
+use crate::printable::printable;
 
 use super::shared::Shared;
 
@@ -79,7 +80,7 @@ impl Worker {
     /// Notes that sample `id` was read in spite of damage. Warns once about each.
     pub(crate) fn repaired(&self, id: usize, path: &Path, damage: &str) {
         if self.shared.bad.add_repairable(id, path, damage) {
-            tracing::warn!("sample {id}: '{}' was read in spite of damage: {damage}", path.display());
+            tracing::warn!("sample {id}: '{}' was read in spite of damage: {damage}", printable(path));
         }
     }
 

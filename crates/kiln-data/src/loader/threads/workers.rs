@@ -16,6 +16,7 @@ use crate::loader::batch_plan::BatchPlan;
 use crate::loader::budget::{Budget, Queued};
 use crate::order::Sampler;
 
+use super::idle_threads::start_thread;
 use super::shared::Shared;
 use super::worker::Worker;
 
@@ -68,6 +69,10 @@ pub(crate) struct Workers<O> {
 }
 
 impl<O: Send + 'static> Workers<O> {
+    /// Starts the threads and their first jobs.
+    ///
+    /// # Errors
+    /// [`Error::Thread`] when the system has no thread for one of them.
     pub(crate) fn start(
         plans: impl ExactSizeIterator<Item = BatchPlan> + Send + 'static,
         (workers, prefetch): (usize, usize),
@@ -75,27 +80,29 @@ impl<O: Send + 'static> Workers<O> {
         make: Make<O>,
         sampler: Arc<Sampler>,
         shared: Arc<Shared>,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let (jobs, queue) = bounded::<Job<O>>(prefetch);
         let cancelled = Arc::new(AtomicBool::new(false));
         let thread = |_| {
             let (queue, make) = (queue.clone(), make.clone());
             let (shared, sampler, cancelled) = (shared.clone(), sampler.clone(), cancelled.clone());
             let worker = Worker { shared, sampler, cancelled, left_out: AtomicUsize::new(0) };
-            std::thread::spawn(move || {
+            let work = move || {
                 for Job { plan, reply } in queue {
                     // The receiver is gone when the iterator was dropped in the middle of an epoch.
                     let _ = reply.send((guarded(&make, &plan, &worker), worker.left_out.swap(0, Relaxed)));
                 }
-            })
+            };
+            start_thread(work)
         };
-        let threads = (0..workers.min(plans.len())).map(thread).collect();
+        // When one cannot be started, `jobs` is dropped, which ends those that were.
+        let threads = (0..workers.min(plans.len())).map(thread).collect::<Result<_, _>>()?;
         let plans: Box<dyn Iterator<Item = BatchPlan> + Send> = Box::new(plans);
         let (plans, pending, own) = (plans.peekable(), VecDeque::new(), Arc::default());
         let mut this =
             Self { plans, bytes, jobs: Some(jobs), queue, pending, prefetch, shared, own, cancelled, threads };
         this.refill();
-        this
+        Ok(this)
     }
 
     /// Starts jobs while the budget has room.

@@ -10,6 +10,7 @@ use memmap2::Mmap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::Error;
+use crate::printable::printable;
 
 use super::header::{HEADER, Header};
 
@@ -146,7 +147,7 @@ impl TokenFile {
 
 impl fmt::Debug for TokenFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TokenFile of {} ids in '{}'", self.len(), self.path.display())
+        write!(f, "TokenFile of {} ids in '{}'", self.len(), printable(&*self.path))
     }
 }
 
