@@ -2,6 +2,7 @@
 
 mod adapter;
 mod adapters;
+mod bases;
 mod low_rank;
 mod peft;
 
