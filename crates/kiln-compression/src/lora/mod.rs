@@ -5,6 +5,7 @@ mod adapters;
 mod bases;
 mod low_rank;
 mod peft;
+mod peft_config;
 
 pub use adapter::Adapter;
 pub use adapters::{Adapters, Factors};
