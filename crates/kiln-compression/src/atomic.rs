@@ -7,10 +7,20 @@ use tempfile::NamedTempFile;
 
 /// Replaces the file at `path` as a whole: at no time is there a part of it, also when the machine stops.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    put(stage(path, bytes)?, path)
+}
+
+/// The bytes on the disk beside `path`, under a name that goes away unless [`put`] replaces the file.
+pub(crate) fn stage(path: &Path, bytes: &[u8]) -> std::io::Result<NamedTempFile> {
     let mut file = beside(path)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
-    file.persist(path)?;
+    Ok(file)
+}
+
+/// Replaces the file at `path` with what was staged for it.
+pub(crate) fn put(staged: NamedTempFile, path: &Path) -> std::io::Result<()> {
+    staged.persist(path)?;
     keep_name(path)
 }
 

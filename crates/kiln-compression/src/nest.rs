@@ -85,6 +85,9 @@ fn part<R: Reparameterizer, const D: usize>(
     }
 }
 
+/// The name of a [`Nested`] in the paths of its parts.
+pub(crate) const NESTED: &str = "nested";
+
 /// What [`Nest`] attaches.
 #[derive(Clone, Debug)]
 pub struct Nested<A, B> {
@@ -97,21 +100,31 @@ pub struct Nested<A, B> {
 // burn's derive asks for a display of the parts, which reparameterizations need not have.
 impl<A: Reparameterization, B: Reparameterization> Module for Nested<A, B> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        visitor.enter_module(A::NAME, "Reparameterization");
-        self.first.visit(visitor);
-        visitor.exit_module(A::NAME, "Reparameterization");
-        visitor.enter_module(B::NAME, "Reparameterization");
-        self.then.visit(visitor);
-        visitor.exit_module(B::NAME, "Reparameterization");
+        if let Some(first) = &self.first {
+            visitor.enter_module(A::NAME, "Reparameterization");
+            first.visit(visitor);
+            visitor.exit_module(A::NAME, "Reparameterization");
+        }
+        if let Some(then) = &self.then {
+            visitor.enter_module(B::NAME, "Reparameterization");
+            then.visit(visitor);
+            visitor.exit_module(B::NAME, "Reparameterization");
+        }
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        mapper.enter_module(A::NAME, "Reparameterization");
-        let first = Module::map(self.first, mapper);
-        mapper.exit_module(A::NAME, "Reparameterization");
-        mapper.enter_module(B::NAME, "Reparameterization");
-        let then = Module::map(self.then, mapper);
-        mapper.exit_module(B::NAME, "Reparameterization");
+        let first = self.first.map(|first| {
+            mapper.enter_module(A::NAME, "Reparameterization");
+            let first = first.map(mapper);
+            mapper.exit_module(A::NAME, "Reparameterization");
+            first
+        });
+        let then = self.then.map(|then| {
+            mapper.enter_module(B::NAME, "Reparameterization");
+            let then = then.map(mapper);
+            mapper.exit_module(B::NAME, "Reparameterization");
+            then
+        });
         Self { first, then }
     }
 
@@ -141,7 +154,7 @@ impl<A: Reparameterization, B: Reparameterization> Module for Nested<A, B> {
 }
 
 impl<A: Reparameterization, B: Reparameterization> Reparameterization for Nested<A, B> {
-    const NAME: &'static str = "nested";
+    const NAME: &'static str = NESTED;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let value = match &self.first {

@@ -7,6 +7,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::adapter::{Adapter, dense};
+use super::bases::Bases;
 use super::low_rank::LowRank;
 use crate::Error;
 use crate::place::Place;
@@ -104,8 +105,9 @@ impl Adapters {
     /// `plain` with these adapters attached and everything else frozen, to be trained further.
     ///
     /// # Errors
-    /// [`Error::UnknownParameter`] for an adapter of a parameter that `plain` does not have, [`Error::Adapter`] for one of another shape, or
-    /// when some of these adapters have a magnitude and others do not.
+    /// [`Error::UnknownParameter`] for an adapter of a parameter that `plain` does not have, [`Error::Adapter`] for one of another shape,
+    /// for a model that has adapters attached, and when some of these adapters have a magnitude and others do not,
+    /// [`Error::Reparameterized`] for a weight that something else is attached to.
     pub fn attach_to<M: Module>(&self, plain: M) -> Result<M, Error> {
         self.check_bases(&plain)?;
         let Some((_, first)) = self.iter().next() else { return Ok(plain) };
@@ -137,12 +139,15 @@ impl Adapters {
         self.put(model)
     }
 
-    /// `plain` with these adapters added to its weights: W + s A B, or DoRA's rescaled sum. Weights that are quantised are dense
+    /// `plain` with these adapters added to its weights: W + s A B, or DoRA's rescaled sum. Weights that burn has quantised are dense
     /// afterwards.
+    ///
+    /// A weight under a mask, in packed codes, or under the simulation of codes or a cast must be merged with them first
+    /// ([`Module::materialize`]): adapters that were trained on such a weight were trained on the value that its layer reads.
     ///
     /// # Errors
     /// [`Error::UnknownParameter`] for an adapter of a parameter that `plain` does not have, [`Error::Adapter`] for one of another shape and
-    /// for a model that has adapters attached.
+    /// for a model that has adapters attached, [`Error::Reparameterized`] for a weight that something else is attached to.
     pub fn merge_into<M: Module>(&self, plain: M) -> Result<M, Error> {
         self.check_bases(&plain)?;
         Ok(plain.map(&mut Merging { adapters: self, place: Place::default(), sign: 1.0 }))
@@ -163,8 +168,7 @@ impl Adapters {
     }
 
     fn check_bases<M: Module>(&self, model: &M) -> Result<(), Error> {
-        let mut bases = Bases::default();
-        model.visit(&mut bases);
+        let bases = Bases::of(model);
         if let Some(path) = bases.adapted {
             return Err(mismatch(&path, "the model has adapters attached, expected a plain model"));
         }
@@ -178,7 +182,7 @@ impl Adapters {
                 Some(shape) if *shape != [inputs, outputs] => {
                     return Err(mismatch(path, format!("made for [{inputs}, {outputs}], the weight is {shape:?}")));
                 }
-                Some(_) => {}
+                Some(_) => bases.expect_plain(path)?,
             }
         }
         Ok(())
@@ -250,31 +254,6 @@ impl ModuleVisitor for Reading {
             "b" => parts.b = Some(data),
             "magnitude" => parts.magnitude = Some(data),
             _ => parts.scale = data.iter::<f32>().next(),
-        }
-    }
-}
-
-#[derive(Default)]
-struct Bases {
-    place: Place,
-    shapes: BTreeMap<String, Vec<usize>>,
-    adapted: Option<String>,
-}
-
-impl ModuleVisitor for Bases {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.place.leave();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if part(&self.place).is_some() {
-            self.adapted = Some(self.place.parameter());
-        } else if !self.place.is_inner() {
-            self.shapes.insert(self.place.parameter(), param.lazy_shape().to_vec());
         }
     }
 }

@@ -7,6 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param, Reparameterizer};
 use burn::tensor::{DType, Distribution, FloatDType, Tensor, TensorData};
 
 use super::adapter::{Adapter, dense, norms};
+use super::bases::Bases;
 use crate::Error;
 use crate::place::Place;
 
@@ -89,7 +90,7 @@ impl LowRank {
     /// # Errors
     /// [`Error::UnknownParameter`] for a target that names no weight of rank 2, [`Error::Read`] when a device cannot give its values.
     pub fn with_magnitudes_of<M: Module>(mut self, model: &M) -> Result<Self, Error> {
-        self.check(model)?;
+        self.bases(model)?;
         let mut read = Norms { place: Place::default(), targets: &self.targets, found: Ok(BTreeMap::new()) };
         // A visitor sees stored weights.
         model.clone().materialize().visit(&mut read);
@@ -107,23 +108,37 @@ impl LowRank {
     /// `plain` with adapters.
     ///
     /// # Errors
-    /// [`Error::UnknownParameter`] for a target that names no weight of rank 2.
+    /// [`Error::UnknownParameter`] for a target that names no weight of rank 2, [`Error::Reparameterized`] for a weight that something
+    /// is attached to: a parameter of burn keeps what it has, and the adapter would be lost.
     pub fn attach<M: Module>(&self, plain: M) -> Result<M, Error> {
         self.check(&plain)?;
         Ok(plain.apply_reparameterization(self.clone()))
     }
 
-    /// Checks that each target names a weight of `model`.
+    /// Checks that each target names a weight of `model`, and that nothing is attached to these weights.
     ///
     /// # Errors
-    /// [`Error::UnknownParameter`] for a target that names no weight of rank 2.
+    /// Those of [`attach`](Self::attach).
     pub fn check<M: Module>(&self, model: &M) -> Result<(), Error> {
-        let mut weights = Weights::default();
-        model.visit(&mut weights);
-        match self.targets.iter().find(|target| !weights.paths.iter().any(|path| names(target, path))) {
-            Some(target) => Err(Error::UnknownParameter { path: target.clone(), known: weights.paths.join(", ") }),
-            None => Ok(()),
+        let bases = self.bases(model)?;
+        let mut chosen = bases.matrices().filter(|path| self.is_target(path));
+        chosen.try_for_each(|path| bases.expect_plain(path))
+    }
+
+    /// The parameters of `model`, of which each target names a weight.
+    fn bases(&self, model: &impl Module) -> Result<Bases, Error> {
+        let bases = Bases::of(model);
+        match self.targets.iter().find(|target| !bases.matrices().any(|path| names(target, path))) {
+            Some(target) => {
+                let known = bases.matrices().collect::<Vec<_>>().join(", ");
+                Err(Error::UnknownParameter { path: target.clone(), known })
+            }
+            None => Ok(bases),
         }
+    }
+
+    fn is_target(&self, path: &str) -> bool {
+        self.targets.iter().any(|target| names(target, path))
     }
 }
 
@@ -137,7 +152,7 @@ impl Reparameterizer for LowRank {
     ) -> (Param<Tensor<D>>, Option<Adapter>) {
         let shape = param.lazy_shape();
         let param = param.set_require_grad(false);
-        if D != 2 || !self.targets.iter().any(|target| names(target, path)) {
+        if D != 2 || !self.is_target(path) {
             return (param, None);
         }
         let [inputs, outputs] = [shape[0], shape[1]];
@@ -172,29 +187,6 @@ fn names(target: &str, path: &str) -> bool {
     let layer = path.rsplit_once('.').map_or("", |(layer, _)| layer);
     let ends = layer.strip_suffix(target).is_some_and(|front| front.is_empty() || front.ends_with('.'));
     path == target || ends
-}
-
-/// Paths of the parameters of rank 2.
-#[derive(Default)]
-struct Weights {
-    place: Place,
-    paths: Vec<String>,
-}
-
-impl ModuleVisitor for Weights {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.place.leave();
-    }
-
-    fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
-        if D == 2 && !self.place.is_inner() {
-            self.paths.push(self.place.parameter());
-        }
-    }
 }
 
 /// The norms of the outputs' weights, as layers read them.

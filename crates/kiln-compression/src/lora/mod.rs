@@ -2,8 +2,10 @@
 
 mod adapter;
 mod adapters;
+mod bases;
 mod low_rank;
 mod peft;
+mod peft_config;
 
 pub use adapter::Adapter;
 pub use adapters::{Adapters, Factors};

@@ -2,14 +2,14 @@
 // I inputs, O outputs, R rank
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
 use burn::tensor::{DType, TensorData};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
-use serde::{Deserialize, Serialize};
 
 use super::adapters::{Adapters, Factors};
+use super::peft_config::{Config, none};
 use crate::Error;
 use crate::atomic;
 
@@ -21,72 +21,20 @@ const B: &str = ".lora_B.weight";
 const MAGNITUDE: &str = ".lora_magnitude_vector";
 /// The entry of the weights' metadata with the [`checksum`]. Files of peft have none.
 const CHECKSUM: &str = "crc32";
-
-/// peft's `LoraConfig`, as far as it has meaning here.
-#[derive(Serialize, Deserialize)]
-struct Config {
-    peft_type: String,
-    r: usize,
-    lora_alpha: f64,
-    #[serde(default)]
-    use_rslora: bool,
-    #[serde(default)]
-    use_dora: bool,
-    #[serde(default)]
-    fan_in_fan_out: bool,
-    #[serde(default = "none")]
-    bias: String,
-    #[serde(default, deserialize_with = "any_targets")]
-    target_modules: BTreeSet<String>,
-    #[serde(default)]
-    inference_mode: bool,
-    #[serde(default)]
-    base_model_name_or_path: Option<String>,
-    #[serde(default)]
-    task_type: Option<String>,
-    #[serde(default, skip_serializing)]
-    rank_pattern: Option<HashMap<String, serde_json::Value>>,
-    #[serde(default, skip_serializing)]
-    alpha_pattern: Option<HashMap<String, serde_json::Value>>,
-}
-
-fn none() -> String {
-    "none".into()
-}
-
-/// The targets are not read: the names of the weights say more. peft writes a list, a regular expression or nothing.
-fn any_targets<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeSet<String>, D::Error> {
-    serde::de::IgnoredAny::deserialize(from).map(|_| BTreeSet::new())
-}
-
-impl Config {
-    fn scale(&self) -> f64 {
-        let rank = self.r as f64;
-        self.lora_alpha / if self.use_rslora { rank.sqrt() } else { rank }
-    }
-
-    fn check(&self) -> Result<(), String> {
-        let pattern = |pattern: &Option<HashMap<_, _>>| pattern.as_ref().is_some_and(|p| !p.is_empty());
-        if self.peft_type != "LORA" {
-            return Err(format!("peft_type is '{}', expected 'LORA'", self.peft_type));
-        }
-        if self.r == 0 || !self.lora_alpha.is_finite() {
-            return Err(format!("r is {} and lora_alpha {}", self.r, self.lora_alpha));
-        }
-        if self.bias != "none" {
-            return Err(format!("bias is '{}', expected 'none'", self.bias));
-        }
-        if pattern(&self.rank_pattern) || pattern(&self.alpha_pattern) {
-            return Err("rank_pattern and alpha_pattern are set, expected one rank and one alpha".into());
-        }
-        Ok(())
-    }
-}
+/// The entry with the configuration that belongs to the weights, as in its file.
+const OWN_CONFIG: &str = "adapter_config";
+/// The entry with the CRC-32 of the file of the configuration that was there when the weights were written. Where it is still there, the
+/// save ended between its two files.
+const REPLACED_CONFIG: &str = "replaced_adapter_config_crc32";
 
 impl Adapters {
     /// Writes `adapter_model.safetensors` and `adapter_config.json` to `directory`, as peft does, so that peft's
-    /// `PeftModel.from_pretrained` loads them. Each file is replaced as a whole. The weights carry a CRC-32 of themselves and the configuration, so
-    /// that [`load`](Self::load) refuses damaged files and two files that do not belong together.
+    /// `PeftModel.from_pretrained` loads them. The weights carry a CRC-32 of themselves and the configuration, so that [`load`](Self::load)
+    /// refuses damaged files and two files that do not belong together.
+    ///
+    /// A save that fails or is interrupted leaves either the adapters of before or these: the weights, which are replaced first and as a
+    /// whole, also carry their configuration. peft reads the other file only. Between the two files it has the old configuration, which
+    /// is the same unless rank, alpha or targets have changed; the next save writes it again.
     ///
     /// `layer` turns the path of a parameter into the name of peft's layer: `h.0.attn.c_attn.weight` into
     /// `transformer.h.0.attn.c_attn`. The written configuration says `fan_in_fan_out`, which peft ignores for `nn.Linear` (with a
@@ -96,7 +44,16 @@ impl Adapters {
     /// [`Error::Adapter`] unless all adapters have one rank, one scale and one kind; [`Error::Save`] when a file cannot be written or two
     /// layers get the same name.
     pub fn save(&self, directory: impl AsRef<Path>, layer: impl Fn(&str) -> String) -> Result<(), Error> {
-        let directory = directory.as_ref();
+        self.save_in_steps(directory.as_ref(), layer, || Ok(()))
+    }
+
+    /// Saves, and calls `step` before each step that may fail.
+    fn save_in_steps(
+        &self,
+        directory: &Path,
+        layer: impl Fn(&str) -> String,
+        mut step: impl FnMut() -> io::Result<()>,
+    ) -> Result<(), Error> {
         let Some((first_path, first)) = self.iter().next() else {
             return Err(Error::Adapter { path: String::new(), reason: "there are none to save".into() });
         };
@@ -144,18 +101,31 @@ impl Adapters {
                 (name, TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values)))
             })
             .collect();
-        let weights = directory.join(WEIGHTS);
+        let (weights, config_path) = (directory.join(WEIGHTS), directory.join(CONFIG));
         let mut checked = Vec::with_capacity(views.len());
         for (name, view) in views {
             checked.push((name, view.map_err(|e| save(&weights, e.to_string()))?));
         }
-        let crc = checksum(alpha, checked.iter().map(|(name, view)| (name.as_str(), view.data())));
-        let metadata = HashMap::from([("format".into(), "pt".into()), (CHECKSUM.into(), format!("{crc:08x}"))]);
+        let text = serde_json::to_string_pretty(&config).map_err(|e| save(&config_path, e.to_string()))?;
+        let mut metadata = HashMap::from([("format".into(), "pt".into()), (OWN_CONFIG.into(), text.clone())]);
+        match fs::read(&config_path) {
+            Ok(replaced) => drop(metadata.insert(REPLACED_CONFIG.into(), hex(crc32fast::hash(&replaced)))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(save(&config_path, e.to_string())),
+        }
+        let tensors = checked.iter().map(|(name, view)| (name.as_str(), view.data()));
+        metadata.insert(CHECKSUM.into(), hex(checksum(alpha, &metadata, tensors)));
         let bytes = serialize(checked, Some(metadata)).map_err(|e| save(&weights, e.to_string()))?;
-        let text = serde_json::to_string_pretty(&config).map_err(|e| save(directory, e.to_string()))?;
+
         fs::create_dir_all(directory).map_err(|e| save(directory, e.to_string()))?;
-        for (path, bytes) in [(weights, &bytes[..]), (directory.join(CONFIG), text.as_bytes())] {
-            atomic::write(&path, bytes).map_err(|e| save(&path, e.to_string()))?;
+        // The weights come first: they carry the configuration.
+        let mut staged = Vec::new();
+        for (path, bytes) in [(weights, &bytes[..]), (config_path, text.as_bytes())] {
+            let file = step().and_then(|()| atomic::stage(&path, bytes)).map_err(|e| save(&path, e.to_string()))?;
+            staged.push((path, file));
+        }
+        for (path, file) in staged {
+            step().and_then(|()| atomic::put(file, &path)).map_err(|e| save(&path, e.to_string()))?;
         }
         Ok(())
     }
@@ -173,23 +143,37 @@ impl Adapters {
         let (config_path, weights_path) = (directory.join(CONFIG), directory.join(WEIGHTS));
         let load = |path: &Path, reason: String| Error::Load { path: path.to_owned(), reason };
         let text = fs::read(&config_path).map_err(|e| load(&config_path, e.to_string()))?;
-        let config: Config = serde_json::from_slice(&text).map_err(|e| load(&config_path, e.to_string()))?;
-        config.check().map_err(|reason| load(&config_path, reason))?;
         let bytes = fs::read(&weights_path).map_err(|e| load(&weights_path, e.to_string()))?;
-        factors(&bytes, &config, parameter).map_err(|reason| load(&weights_path, reason))
+        let metadata = metadata(&bytes).map_err(|reason| load(&weights_path, reason))?;
+        let is_replaced = metadata.get(REPLACED_CONFIG) == Some(&hex(crc32fast::hash(&text)));
+        let text = match metadata.get(OWN_CONFIG).filter(|_| is_replaced) {
+            Some(own) => own.as_bytes(),
+            None => &text,
+        };
+        let config: Config = serde_json::from_slice(text).map_err(|e| load(&config_path, e.to_string()))?;
+        config.check().map_err(|reason| load(&config_path, reason))?;
+        factors(&bytes, &metadata, &config, parameter).map_err(|reason| load(&weights_path, reason))
     }
 }
 
+/// The metadata in the bytes of a safetensors file.
+fn metadata(bytes: &[u8]) -> Result<HashMap<String, String>, String> {
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| e.to_string())?;
+    Ok(header.metadata().clone().unwrap_or_default())
+}
+
 /// The adapters in the bytes of a safetensors file.
-fn factors(bytes: &[u8], config: &Config, parameter: impl Fn(&str) -> String) -> Result<Adapters, String> {
-    let text = |e: safetensors::SafeTensorError| e.to_string();
-    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(text)?;
-    let stored = metadata.metadata().as_ref().and_then(|entries| entries.get(CHECKSUM));
-    let file = SafeTensors::deserialize(bytes).map_err(text)?;
+fn factors(
+    bytes: &[u8],
+    metadata: &HashMap<String, String>,
+    config: &Config,
+    parameter: impl Fn(&str) -> String,
+) -> Result<Adapters, String> {
+    let file = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;
     let mut tensors = file.tensors();
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
-    let crc = checksum(config.lora_alpha, tensors.iter().map(|(name, view)| (name.as_str(), view.data())));
-    if stored.is_some_and(|stored| *stored != format!("{crc:08x}")) {
+    let crc = checksum(config.lora_alpha, metadata, tensors.iter().map(|(name, view)| (name.as_str(), view.data())));
+    if metadata.get(CHECKSUM).is_some_and(|stored| *stored != hex(crc)) {
         return Err(format!("the checksum is wrong: it is damaged, or it does not belong to {CONFIG}"));
     }
     let mut layers: BTreeMap<String, [Option<TensorView<'_>>; 3]> = BTreeMap::new();
@@ -237,15 +221,26 @@ fn factors(bytes: &[u8], config: &Config, parameter: impl Fn(&str) -> String) ->
     }
 }
 
-/// The CRC-32 of alpha, and of names and values in the order of the names.
-fn checksum<'a>(alpha: f64, tensors: impl Iterator<Item = (&'a str, &'a [u8])>) -> u32 {
+/// The CRC-32 of alpha, of what the metadata say of configurations, and of names and values in the order of the names.
+fn checksum<'a>(
+    alpha: f64,
+    metadata: &HashMap<String, String>,
+    tensors: impl Iterator<Item = (&'a str, &'a [u8])>,
+) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&alpha.to_le_bytes());
+    for entry in [OWN_CONFIG, REPLACED_CONFIG] {
+        crc.update(metadata.get(entry).map_or("", String::as_str).as_bytes());
+    }
     for (name, values) in tensors {
         crc.update(name.as_bytes());
         crc.update(values);
     }
     crc.finalize()
+}
+
+fn hex(crc: u32) -> String {
+    format!("{crc:08x}")
 }
 
 fn matrix(layer: &str, tensor: &TensorView<'_>) -> Result<[usize; 2], String> {
@@ -274,4 +269,85 @@ fn transposed(data: &TensorData) -> Vec<f32> {
 
 fn transpose(values: &[f32], columns: usize) -> Vec<f32> {
     (0..columns).flat_map(|column| values.iter().skip(column).step_by(columns)).copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Adapters of one layer that differ in all that a configuration says.
+    fn adapters(rank: usize, scale: f32) -> Adapters {
+        let matrix = |shape: [usize; 2]| TensorData::new(vec![scale; shape[0] * shape[1]], shape);
+        let magnitude = (rank == 2).then(|| TensorData::new(vec![scale; 5], [5]));
+        let factors = Factors { a: matrix([3, rank]), b: matrix([rank, 5]), magnitude, scale };
+        Adapters { by_path: BTreeMap::from([("up.weight".to_owned(), factors)]) }
+    }
+
+    fn load(directory: &Path) -> Result<Adapters, Error> {
+        Adapters::load(directory, |layer| format!("{layer}.weight"))
+    }
+
+    /// Saves, and ends before the step of this number. The folder is left as by an error, or copied to `killed` as it is when the
+    /// process ends there.
+    fn save_until(adapters: &Adapters, directory: &Path, end: usize, killed: Option<&Path>) -> Result<(), Error> {
+        let mut steps = 0;
+        let layer = |path: &str| path.trim_end_matches(".weight").to_owned();
+        adapters.save_in_steps(directory, layer, || {
+            steps += 1;
+            if steps <= end {
+                return Ok(());
+            }
+            if let Some(killed) = killed {
+                for file in fs::read_dir(directory)? {
+                    let file = file?;
+                    fs::copy(file.path(), killed.join(file.file_name()))?;
+                }
+            }
+            Err(io::Error::other("injected"))
+        })
+    }
+
+    #[test]
+    fn a_save_that_fails_anywhere_leaves_one_of_the_two_adapters() {
+        let (old, new, last) = (adapters(1, 0.5), adapters(2, 3.0), adapters(4, 8.0));
+        let mut ends = 0;
+        for end in 0.. {
+            let [folder, killed] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+            save_until(&old, folder.path(), usize::MAX, None).unwrap();
+            let result = save_until(&new, folder.path(), end, Some(killed.path()));
+            if result.is_ok() {
+                break;
+            }
+            ends += 1;
+            assert!(matches!(result, Err(Error::Save { .. })), "{result:?}");
+            let expected = if end < 3 { &old } else { &new };
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "no other file stays");
+            for folder in [folder.path(), killed.path()] {
+                assert_eq!(load(folder).as_ref(), Ok(expected), "ended before step {end}");
+                // A save after it may end anywhere as well.
+                for second in 0..4 {
+                    let again = tempfile::tempdir().unwrap();
+                    for name in [CONFIG, WEIGHTS] {
+                        fs::copy(folder.join(name), again.path().join(name)).unwrap();
+                    }
+                    save_until(&last, again.path(), second, None).unwrap_err();
+                    assert_eq!(load(again.path()).as_ref(), Ok(if second < 3 { expected } else { &last }));
+                    save_until(&old, again.path(), usize::MAX, None).unwrap();
+                    assert_eq!(load(again.path()).as_ref(), Ok(&old));
+                }
+            }
+        }
+        assert_eq!(ends, 4, "two files are staged and two replaced");
+    }
+
+    #[test]
+    fn a_configuration_that_cannot_be_replaced_ends_a_save_before_the_weights_are() {
+        let folder = tempfile::tempdir().unwrap();
+        save_until(&adapters(1, 0.5), folder.path(), usize::MAX, None).unwrap();
+        let weights = fs::read(folder.path().join(WEIGHTS)).unwrap();
+        fs::remove_file(folder.path().join(CONFIG)).unwrap();
+        fs::create_dir(folder.path().join(CONFIG)).unwrap();
+        assert!(matches!(save_until(&adapters(2, 3.0), folder.path(), usize::MAX, None), Err(Error::Save { .. })));
+        assert_eq!(fs::read(folder.path().join(WEIGHTS)).unwrap(), weights);
+    }
 }

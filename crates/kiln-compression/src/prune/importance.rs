@@ -8,6 +8,7 @@ use super::amount::{best, under_target, uniform};
 use super::channels::Channels;
 use super::kept::Kept;
 use super::shapes::Shapes;
+use super::shrink::check_parts;
 use crate::Error;
 use crate::place::Place;
 
@@ -71,7 +72,7 @@ impl Channels {
     /// of norms, on the input side and on the output side (Torch-Pruning's group magnitude).
     ///
     /// # Errors
-    /// Those of [`shrink`](crate::shrink) for a model of other shapes.
+    /// Those of [`shrink`](crate::shrink).
     pub fn importance(&self, model: &impl Module) -> Result<Vec<Vec<f32>>, Error> {
         struct Squares<'a> {
             place: Place,
@@ -104,7 +105,9 @@ impl Channels {
                 }
             }
         }
-        self.all().check(&Shapes::of(model).0)?;
+        let all = self.all();
+        all.check(&Shapes::of(model).0)?;
+        check_parts(model, &all)?;
         let sums = self.groups.iter().map(|group| vec![0.0; group.size]).collect();
         let mut squares = Squares { place: Place::default(), channels: self, sums };
         model.visit(&mut squares);

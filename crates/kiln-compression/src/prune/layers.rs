@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Tensor, TensorData};
 
+use crate::nest::NESTED;
 use crate::place::Place;
 
 /// The field of [`Mask`](super::Mask) that holds the mask, and the type around it, as visitors see them.
 pub(super) const MASK: (&str, &str) = ("kept", "Mask");
+
+/// The name of a [`Mask`](super::Mask) as a reparameterization.
+pub(super) const MASK_NAME: &str = "mask";
 
 /// A parameter that has a mask.
 #[derive(Debug, Clone)]
@@ -20,6 +24,10 @@ pub(super) struct MaskedLayer {
     pub(super) input_axis: Option<usize>,
     /// The stored value, row-major; empty unless it was asked for.
     pub(super) base: Vec<f32>,
+    /// Whether the stored values are codes, which were asked for and are no weights.
+    pub(super) is_packed: bool,
+    /// Whether the mask changes the stored value, and not the result of another reparameterization.
+    pub(super) is_first: bool,
     pub(super) kept: Vec<bool>,
 }
 
@@ -62,12 +70,18 @@ pub(super) fn masked_layers(model: &impl Module, values: bool) -> Vec<MaskedLaye
         values: bool,
         last: Option<MaskedLayer>,
         found: Vec<MaskedLayer>,
-        /// The stored value of the parameter that was seen last; read only if a mask follows.
-        read: Box<dyn FnOnce() -> Vec<f32>>,
+        /// The stored value of the parameter that was seen last, none if it is codes; read only if a mask follows.
+        read: Box<dyn FnOnce() -> Option<Vec<f32>>>,
     }
     impl ModuleVisitor for Read {
         fn enter_module(&mut self, name: &str, container: &str) {
             self.place.enter(name, container);
+            if container == "Reparameterization"
+                && ![MASK_NAME, NESTED].contains(&name)
+                && let Some(layer) = &mut self.last
+            {
+                layer.is_first = false;
+            }
         }
         fn exit_module(&mut self, _: &str, _: &str) {
             self.place.leave();
@@ -82,10 +96,15 @@ pub(super) fn masked_layers(model: &impl Module, values: bool) -> Vec<MaskedLaye
                 shape: param.lazy_shape().to_vec(),
                 input_axis: input_axis(self.place.kind(), self.place.field()).filter(|_| D >= 2),
                 base: vec![],
+                is_packed: false,
+                is_first: true,
                 kept: vec![],
             });
             let param = param.clone();
-            self.read = Box::new(move || param.base().into_data().iter::<f32>().collect());
+            self.read = Box::new(move || match param.base().dtype() {
+                DType::QFloat(_) => None,
+                _ => Some(param.base().into_data().iter::<f32>().collect()),
+            });
         }
         fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
             if self.place.is_inner()
@@ -94,13 +113,15 @@ pub(super) fn masked_layers(model: &impl Module, values: bool) -> Vec<MaskedLaye
             {
                 layer.kept = param.val().into_data().iter::<bool>().collect();
                 if self.values {
-                    layer.base = std::mem::replace(&mut self.read, Box::new(Vec::new))();
+                    let base = std::mem::replace(&mut self.read, Box::new(|| None))();
+                    layer.is_packed = base.is_none();
+                    layer.base = base.unwrap_or_default();
                 }
                 self.found.push(layer);
             }
         }
     }
-    let mut read = Read { place: Place::default(), values, last: None, found: vec![], read: Box::new(Vec::new) };
+    let mut read = Read { place: Place::default(), values, last: None, found: vec![], read: Box::new(|| None) };
     model.visit(&mut read);
     read.found
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{Bool, Tensor};
 
-use super::layers::weights_of;
+use super::layers::{MASK_NAME, weights_of};
 use crate::Error;
 
 /// A parameter of which some elements are pruned: its value has exact zeros there, and so has its gradient.
@@ -18,7 +18,7 @@ pub struct Mask {
 }
 
 impl Reparameterization for Mask {
-    const NAME: &'static str = "mask";
+    const NAME: &'static str = MASK_NAME;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let pruned = self.kept.val().bool_not().reshape(base.shape());

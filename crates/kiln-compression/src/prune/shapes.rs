@@ -1,14 +1,15 @@
 //! The shapes of a model that was shrunk, for a model that is built anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::layers::leaf;
 use crate::Error;
 use crate::place::Place;
+use crate::quantize::FakeQuant;
 
 /// The shapes of a model's parameters and running statistics by path. Saved beside a record of a shrunk model, they make a model that is
 /// built anew fit it ([`reshape_like`]).
@@ -58,7 +59,7 @@ fn first<const D: usize>(tensor: Tensor<D>, shape: &[usize]) -> Tensor<D> {
 ///
 /// # Errors
 /// [`Error::UnknownParameter`] for a path that the model does not have, [`Error::InvalidSetting`] for a shape that is larger than that of
-/// the model or has another number of dimensions.
+/// the model or has another number of dimensions, [`Error::Reparameterized`] for a parameter to be cut that something is attached to.
 pub fn reshape_like<M: Module>(model: M, shapes: &Shapes) -> Result<M, Error> {
     struct Reshape<'a>(Place, &'a Shapes);
     impl ModuleMapper for Reshape<'_> {
@@ -77,12 +78,13 @@ pub fn reshape_like<M: Module>(model: M, shapes: &Shapes) -> Result<M, Error> {
             }
         }
     }
-    let known = Shapes::of(&model);
+    let known: BTreeMap<String, Site> = sites(&model).into_iter().map(|site| (site.path.clone(), site)).collect();
     for (path, shape) in &shapes.0 {
-        let Some(own) = known.0.get(path) else {
-            let known = known.0.into_keys().collect::<Vec<_>>().join(", ");
+        let Some(site) = known.get(path) else {
+            let known = known.into_keys().collect::<Vec<_>>().join(", ");
             return Err(Error::UnknownParameter { path: path.clone(), known });
         };
+        let own = &site.shape;
         if own.len() != shape.len() || own.iter().zip(shape).any(|(own, size)| size > own || *size == 0) {
             let value = format!("{shape:?} for '{path}' of {own:?}");
             return Err(Error::InvalidSetting {
@@ -90,6 +92,9 @@ pub fn reshape_like<M: Module>(model: M, shapes: &Shapes) -> Result<M, Error> {
                 value,
                 expected: "as many dimensions, none larger, none empty",
             });
+        }
+        if own != shape && !site.parts.is_empty() {
+            return Err(Error::Reparameterized { path: path.clone() });
         }
     }
     Ok(model.map(&mut Reshape(Place::default(), shapes)))
@@ -101,8 +106,17 @@ pub(super) struct Site {
     pub(super) path: String,
     pub(super) id: ParamId,
     pub(super) shape: Vec<usize>,
-    /// Whether a reparameterization of it has float parameters.
-    pub(super) has_inner: bool,
+    /// The names of what is attached to it.
+    parts: BTreeSet<String>,
+    /// Whether something that is attached to it has float parameters.
+    has_inner: bool,
+}
+
+impl Site {
+    /// Whether channels can be removed: nothing is attached that has their number itself. A mask is cut along.
+    pub(super) fn can_shrink(&self) -> bool {
+        !self.has_inner && !self.parts.contains(FakeQuant::NAME)
+    }
 }
 
 /// The float parameters and running statistics of a model, without those of reparameterizations.
@@ -112,6 +126,11 @@ pub(super) fn sites(model: &impl Module) -> Vec<Site> {
     impl ModuleVisitor for Sites {
         fn enter_module(&mut self, name: &str, container: &str) {
             self.0.enter(name, container);
+            if container == "Reparameterization"
+                && let Some(site) = self.1.last_mut()
+            {
+                site.parts.insert(name.to_owned());
+            }
         }
         fn exit_module(&mut self, _: &str, _: &str) {
             self.0.leave();
@@ -123,6 +142,7 @@ pub(super) fn sites(model: &impl Module) -> Vec<Site> {
                     path: self.0.parameter(),
                     id: param.id,
                     shape: param.lazy_shape().to_vec(),
+                    parts: BTreeSet::new(),
                     has_inner: false,
                 }),
             }

@@ -95,18 +95,26 @@ pub fn mask_channels<M: Module>(model: M, kept: &Kept) -> Result<M, Error> {
 ///
 /// # Errors
 /// [`Error::UnknownParameter`] and [`Error::InvalidSetting`] for a choice that does not fit the model, [`Error::Reparameterized`] for a
-/// parameter that has other parameters besides its mask (an adapter): merge them first.
+/// parameter under an adapter, codes or the simulation of codes: merge them first ([`Module::materialize`]).
 pub fn shrink<M: Module>(model: M, kept: &Kept) -> Result<M, Error> {
     kept.check(&Shapes::of(&model).0)?;
+    check_parts(&model, kept)?;
     let cuts = kept.cuts();
-    if let Some(site) = sites(&model).into_iter().find(|site| site.has_inner && cuts.contains_key(site.path.as_str())) {
-        return Err(Error::Reparameterized { path: site.path });
-    }
     let is_tracked = model.devices().iter().any(|device| device.is_autodiff());
     // New running statistics: those of a clone stay.
     let own = if is_tracked { model.valid().train() } else { model.valid() };
     drop(model);
     Ok(own.map(&mut Shrink { place: Place::default(), cuts, shape: vec![] }))
+}
+
+/// Refuses a choice of channels of a parameter that has them in what is attached to it, besides its mask.
+pub(super) fn check_parts(model: &impl Module, kept: &Kept) -> Result<(), Error> {
+    let cuts = kept.cuts();
+    let mut sites = sites(model).into_iter().filter(|site| cuts.contains_key(site.path.as_str()));
+    match sites.find(|site| !site.can_shrink()) {
+        Some(site) => Err(Error::Reparameterized { path: site.path }),
+        None => Ok(()),
+    }
 }
 
 struct Shrink<'a> {

@@ -136,7 +136,8 @@ impl Pruning {
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidSetting`] for a sparsity out of range, [`Error::NoMasks`] for a model without masks.
+/// [`Error::InvalidSetting`] for a sparsity out of range, [`Error::NoMasks`] for a model without masks, [`Error::Reparameterized`] for
+/// weights that are stored as codes, whose magnitudes are not those of the weights: materialize the model and mask it then.
 pub fn prune<M: Module>(model: M, how: &Pruning) -> Result<M, Error> {
     how.check()?;
     let mut layers = masked_layers(&model, true);
@@ -144,6 +145,9 @@ pub fn prune<M: Module>(model: M, how: &Pruning) -> Result<M, Error> {
     layers.retain(|layer| layer.input_axis.is_some());
     if layers.is_empty() {
         return Err(Error::NoMasks);
+    }
+    if let Some(packed) = layers.iter().find(|layer| layer.is_packed && !matches!(how, Pruning::Random { .. })) {
+        return Err(Error::Reparameterized { path: packed.path.clone() });
     }
     let kept = how.choose(&layers);
     let kept = layers.into_iter().map(|layer| layer.path).zip(kept).collect();
@@ -185,9 +189,11 @@ pub fn set_masks<M: Module>(model: M, masks: BTreeMap<String, Vec<bool>>) -> Res
     Ok(model.map(&mut Replace { place: Place::default(), kept: masks }))
 }
 
-/// Sets the stored values to zero where a model is pruned. What the model computes does not change.
+/// Sets the stored values to zero where a model is pruned. What the model computes does not change: where a mask comes after another part of
+/// a [`Nest`](crate::Nest), which may compute other elements from the pruned ones, the stored values stay.
 pub fn zero_pruned<M: Module>(model: M) -> M {
-    let kept = masks_of(&model);
+    let layers = masked_layers(&model, false).into_iter().filter(|layer| layer.is_first);
+    let kept = layers.map(|layer| (layer.path, layer.kept)).collect();
     model.map(&mut Zero { place: Place::default(), kept })
 }
 

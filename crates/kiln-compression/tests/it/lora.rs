@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use burn::module::{Module, ModuleVisitor, Param, Quantizer, Reparameterization, Reparameterizer};
-use burn::nn::{Linear, LinearConfig};
-use burn::tensor::quantization::{Calibration, QuantValue};
+use burn::module::{Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
+use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 use kiln_compression::{Adapters, Error, LowRank, Nest};
 use kiln_models::{Gpt, GptConfig, SafetensorsModel};
@@ -13,12 +12,12 @@ use safetensors::SafeTensors;
 
 const TARGETS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
 
-fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/compression/lora").join(name)
 }
 
 /// The tensors of a safetensors file, those of floating point as f32.
-fn tensors(path: impl AsRef<Path>) -> BTreeMap<String, TensorData> {
+pub(crate) fn tensors(path: impl AsRef<Path>) -> BTreeMap<String, TensorData> {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let read = |tensor: safetensors::tensor::TensorView<'_>| {
@@ -32,24 +31,24 @@ fn tensors(path: impl AsRef<Path>) -> BTreeMap<String, TensorData> {
     file.tensors().into_iter().map(|(name, tensor)| (name, read(tensor))).collect()
 }
 
-fn base(lean: bool, device: &Device) -> Gpt {
+pub(crate) fn base(lean: bool, device: &Device) -> Gpt {
     let config = GptConfig::tiny(32, 16).with_layers(2).with_heads(2).with_width(16).with_lean(lean);
     config.init(device).unwrap().load_safetensors(fixture("base.safetensors")).unwrap()
 }
 
-fn adapters(kind: &str) -> Adapters {
+pub(crate) fn adapters(kind: &str) -> Adapters {
     load(&fixture(kind)).unwrap()
 }
 
-fn load(directory: &Path) -> Result<Adapters, Error> {
+pub(crate) fn load(directory: &Path) -> Result<Adapters, Error> {
     Adapters::load(directory, |layer| format!("{}.weight", layer.trim_start_matches("transformer.")))
 }
 
-fn save(adapters: &Adapters, directory: &Path) -> Result<(), Error> {
+pub(crate) fn save(adapters: &Adapters, directory: &Path) -> Result<(), Error> {
     adapters.save(directory, |path| format!("transformer.{}", path.trim_end_matches(".weight")))
 }
 
-fn difference(a: &TensorData, b: &TensorData) -> f32 {
+pub(crate) fn difference(a: &TensorData, b: &TensorData) -> f32 {
     assert_eq!(a.shape(), b.shape());
     a.iter::<f32>().zip(b.iter::<f32>()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
@@ -85,8 +84,7 @@ fn gradients_are_those_of_peft_and_of_adapters_only() {
     for (kind, lean) in [("lora", false), ("lora", true), ("dora", false), ("dora", true)] {
         let model = adapters(kind).attach_to(base(lean, &device)).unwrap();
         let gradients = model.forward(ids.clone()).square().mean().backward();
-        let mut found = Found { gradients: &gradients, path: Vec::new(), found: BTreeMap::new() };
-        model.visit(&mut found);
+        let found = Found::of(&model, &gradients);
         let parts = if kind == "dora" { vec!["a", "b", "magnitude"] } else { vec!["a", "b"] };
         assert_eq!(found.found.len(), 8 * parts.len());
         assert!(found.found.keys().all(|path| parts.iter().any(|part| path.ends_with(&format!("low_rank.{part}")))));
@@ -110,10 +108,19 @@ fn gradients_are_those_of_peft_and_of_adapters_only() {
     }
 }
 
-struct Found<'a> {
+/// The gradients of a model's parameters by path.
+pub(crate) struct Found<'a> {
     gradients: &'a Gradients,
     path: Vec<String>,
-    found: BTreeMap<String, TensorData>,
+    pub(crate) found: BTreeMap<String, TensorData>,
+}
+
+impl<'a> Found<'a> {
+    pub(crate) fn of(model: &impl Module, gradients: &'a Gradients) -> Self {
+        let mut found = Self { gradients, path: Vec::new(), found: BTreeMap::new() };
+        model.visit(&mut found);
+        found
+    }
 }
 
 impl ModuleVisitor for Found<'_> {
@@ -151,103 +158,6 @@ fn parameter<M: Module>(model: &M, path: &str) -> TensorData {
     let mut values = Values(Vec::new(), path, None);
     model.visit(&mut values);
     values.2.unwrap()
-}
-
-#[test]
-fn saved_files_have_the_tensors_of_peft() {
-    for kind in ["lora", "dora"] {
-        let directory = tempfile::tempdir().unwrap();
-        let attached = adapters(kind).attach_to(base(true, &Device::flex())).unwrap();
-        let taken = Adapters::of(&attached).unwrap();
-        assert_eq!(taken, adapters(kind));
-        save(&taken, directory.path()).unwrap();
-        let names = ["adapter_config.json", "adapter_model.safetensors"];
-        let mut files: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|f| f.unwrap().file_name()).collect();
-        files.sort();
-        assert_eq!(files, names);
-        assert_eq!(tensors(directory.path().join(names[1])), tensors(fixture(kind).join(names[1])));
-        let config = |directory: &Path| -> serde_json::Value {
-            serde_json::from_slice(&std::fs::read(directory.join(names[0])).unwrap()).unwrap()
-        };
-        let (ours, theirs) = (config(directory.path()), config(&fixture(kind)));
-        for key in ["peft_type", "r", "use_dora", "use_rslora", "fan_in_fan_out", "bias", "inference_mode"] {
-            assert_eq!(ours[key], theirs[key], "{key}");
-        }
-        assert_eq!(ours["lora_alpha"].as_f64(), theirs["lora_alpha"].as_f64());
-        assert_eq!(load(directory.path()), Ok(taken));
-    }
-}
-
-#[test]
-fn damaged_files_are_errors() {
-    let directory = tempfile::tempdir().unwrap();
-    save(&adapters("dora"), directory.path()).unwrap();
-    let weights = directory.path().join("adapter_model.safetensors");
-    let config = directory.path().join("adapter_config.json");
-    let (whole, text) = (std::fs::read(&weights).unwrap(), std::fs::read_to_string(&config).unwrap());
-    let refused = || assert!(matches!(load(directory.path()), Err(Error::Load { .. })), "{:?}", load(directory.path()));
-    for length in (0..whole.len()).step_by(97) {
-        std::fs::write(&weights, &whole[..length]).unwrap();
-        refused();
-    }
-    for at in (0..whole.len()).filter(|at| *at < 200 || at % 13 == 0) {
-        let mut bytes = whole.clone();
-        bytes[at] ^= 0x11;
-        std::fs::write(&weights, &bytes).unwrap();
-        // What loads has the right values: the name of the checksum or the format was hit.
-        match load(directory.path()) {
-            Ok(loaded) => assert!(loaded == adapters("dora") && at < 60, "{at}"),
-            Err(error) => assert!(matches!(error, Error::Load { .. })),
-        }
-    }
-    std::fs::write(&weights, &whole).unwrap();
-    for (from, to) in [
-        ("\"r\": 4", "\"r\": 8"),
-        ("\"r\": 4", "\"r\": 0"),
-        ("\"lora_alpha\": 6.0", "\"lora_alpha\": 7.0"),
-        ("\"use_dora\": true", "\"use_dora\": false"),
-        ("\"LORA\"", "\"IA3\""),
-        ("\"bias\": \"none\"", "\"bias\": \"all\""),
-        ("\"bias\"", "\"rank_pattern\": {\"c_fc\": 2}, \"bias\""),
-        ("}", ""),
-    ] {
-        assert!(text.contains(from), "{from}");
-        std::fs::write(&config, text.replace(from, to)).unwrap();
-        refused();
-    }
-    std::fs::remove_file(&config).unwrap();
-    refused();
-}
-
-#[test]
-fn files_of_other_adapters_are_errors() {
-    let directory = tempfile::tempdir().unwrap();
-    let weights = directory.path().join("adapter_model.safetensors");
-    save(&adapters("lora"), directory.path()).unwrap();
-    let name = |part: &str| format!("base_model.model.transformer.h.0.attn.c_attn.{part}");
-    let write = |entries: &[(&str, [usize; 2])]| {
-        let bytes = vec![0u8; 4096];
-        let views = entries.iter().map(|(part, shape)| {
-            let size = 4 * shape[0] * shape[1];
-            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.to_vec(), &bytes[..size]);
-            (name(part), view.unwrap())
-        });
-        std::fs::write(&weights, safetensors::serialize(views, None).unwrap()).unwrap();
-    };
-    write(&[("lora_A.weight", [4, 16]), ("lora_B.weight", [48, 4])]);
-    assert_eq!(load(directory.path()).unwrap().iter().count(), 1);
-    for entries in [
-        &[("lora_A.weight", [4, 16])][..],
-        &[("lora_B.weight", [48, 4])],
-        &[("lora_A.weight", [4, 16]), ("lora_B.weight", [48, 3])],
-        &[("lora_A.weight", [3, 16]), ("lora_B.weight", [48, 4])],
-        &[("lora_A.weight", [4, 16]), ("lora_B.weight", [48, 4]), ("bias", [1, 48])],
-        &[("lora_embedding_A", [4, 16]), ("lora_embedding_B", [48, 4])],
-        &[],
-    ] {
-        write(entries);
-        assert!(matches!(load(directory.path()), Err(Error::Load { .. })), "{entries:?}");
-    }
 }
 
 #[test]
@@ -340,47 +250,9 @@ fn gpt2_trains_less_than_a_hundredth_of_its_parameters() {
     assert_eq!(model.num_params(), all + trained + adapters.iter().count());
 }
 
-#[test]
-fn a_quantised_base_is_dequantised() {
-    let device = Device::flex().autodiff();
-    let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
-    let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
-    let plain = LinearConfig::new(8, 8).with_bias(false).init(&device).quantize_weights(&mut quantizer);
-    assert!(matches!(plain.weight.val().dtype(), DType::QFloat(_)));
-    let dense = plain.weight.val().dequantize().into_data();
-    for dora in [false, true] {
-        let low_rank = LowRank::new(2, 4.0, ["weight"]).unwrap().with_dora(dora);
-        let model: Linear = low_rank.attach(plain.clone()).unwrap();
-        let weight = model.weight.val();
-        assert_eq!(weight.dtype(), DType::F32);
-        assert!(difference(&weight.clone().into_data(), &dense) < 1e-6);
-        let gradients = weight.square().sum().backward();
-        let mut found = Found { gradients: &gradients, path: Vec::new(), found: BTreeMap::new() };
-        model.visit(&mut found);
-        assert_eq!(found.found.len(), 2 + usize::from(dora));
-        let merged = Adapters::of(&model).unwrap().merge_into(plain.clone()).unwrap();
-        assert!(difference(&merged.weight.val().into_data(), &dense) < 1e-6);
-    }
-}
-
-#[test]
-fn a_weight_of_16_bits_keeps_its_dtype() {
-    let device = Device::flex().autodiff();
-    let mut plain = LinearConfig::new(8, 8).with_bias(false).init(&device);
-    plain.weight = plain.weight.map(|weight| weight.cast(DType::BF16).detach().require_grad());
-    let model = LowRank::new(2, 4.0, ["weight"]).unwrap().attach(plain.clone()).unwrap();
-    assert_eq!(model.weight.val().dtype(), DType::BF16);
-    assert_eq!(model.weight.val().into_data(), plain.weight.val().into_data());
-    let gradients = model.weight.val().cast(DType::F32).sum().backward();
-    let mut found = Found { gradients: &gradients, path: Vec::new(), found: BTreeMap::new() };
-    model.visit(&mut found);
-    assert_eq!(found.found.len(), 2);
-    assert!(found.found.values().all(|gradient| gradient.dtype() == DType::F32));
-    assert_eq!(model.materialize().weight.val().dtype(), DType::BF16);
-}
-
+/// A reparameterization without parameters.
 #[derive(Module, Debug)]
-struct Twice {
+pub(crate) struct Twice {
     factor: f64,
 }
 
@@ -391,7 +263,7 @@ impl Reparameterization for Twice {
     }
 }
 
-struct Double;
+pub(crate) struct Double;
 
 impl Reparameterizer for Double {
     type Reparam = Twice;

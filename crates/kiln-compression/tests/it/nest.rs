@@ -37,7 +37,7 @@ fn bits(tensor: Tensor<2>) -> Vec<u32> {
 
 /// Gives the factor B, which starts at zero, random values.
 #[derive(Default)]
-struct Trained(Vec<String>);
+pub(crate) struct Trained(Vec<String>);
 
 impl ModuleMapper for Trained {
     fn enter_module(&mut self, name: &str, _: &str) {

@@ -18,7 +18,8 @@ const INTERVAL: Duration = Duration::from_micros(200);
 /// Measures one training step: the peak of each phase, and live bytes over time.
 ///
 /// On the heap the peaks of phases are exact, and a thread reads the live bytes some thousand times a second, which does not slow
-/// the step down. A pool is read when a phase begins and ends.
+/// the step down. The thread ends with the meter, also when the step fails and the meter is dropped. A pool is read when a phase begins
+/// and ends, and so is the heap where the system starts no thread.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -52,34 +53,53 @@ pub struct StepMeter {
     sampler: Option<Sampler>,
 }
 
+/// A thread that reads the live bytes, until it is stopped or dropped.
 #[derive(Debug)]
 struct Sampler {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<(Instant, u64)>>,
+    thread: Option<JoinHandle<Vec<(Instant, u64)>>>,
+}
+
+impl Sampler {
+    /// None where the system starts no thread.
+    fn start(meter: Meter) -> Option<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let sample = move || {
+            let (mut samples, mut interval) = (Vec::with_capacity(POINTS), INTERVAL);
+            while !stopped.load(Relaxed) {
+                samples.extend(meter.sampled_bytes().map(|bytes| (Instant::now(), bytes)));
+                if samples.len() == POINTS {
+                    samples = thin(&samples);
+                    samples.reserve_exact(POINTS);
+                    interval *= 2;
+                }
+                std::thread::park_timeout(interval);
+            }
+            samples
+        };
+        let thread = std::thread::Builder::new().name("kiln-step-meter".into()).spawn(sample).ok()?;
+        Some(Self { stop, thread: Some(thread) })
+    }
+
+    /// Ends the thread, and returns what it has read.
+    fn stop(&mut self) -> Vec<(Instant, u64)> {
+        let Some(thread) = self.thread.take() else { return vec![] };
+        self.stop.store(true, Relaxed);
+        thread.thread().unpark();
+        thread.join().unwrap_or_default()
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.stop();
+    }
 }
 
 impl StepMeter {
     /// Begins to measure.
     pub fn start(meter: &Meter) -> Self {
-        let sampler = meter.is_exact().then(|| {
-            let meter = meter.clone();
-            let stop = Arc::new(AtomicBool::new(false));
-            let stopped = stop.clone();
-            let thread = std::thread::spawn(move || {
-                let (mut samples, mut interval) = (Vec::with_capacity(POINTS), INTERVAL);
-                while !stopped.load(Relaxed) {
-                    samples.extend(meter.sampled_bytes().map(|bytes| (Instant::now(), bytes)));
-                    if samples.len() == POINTS {
-                        samples = thin(&samples);
-                        samples.reserve_exact(POINTS);
-                        interval *= 2;
-                    }
-                    std::thread::sleep(interval);
-                }
-                samples
-            });
-            Sampler { stop, thread }
-        });
         Self {
             meter: meter.clone(),
             span: None,
@@ -87,7 +107,7 @@ impl StepMeter {
             phases: vec![],
             before: 0,
             samples: vec![],
-            sampler,
+            sampler: meter.is_exact().then(|| Sampler::start(meter.clone())).flatten(),
         }
     }
 
@@ -121,9 +141,8 @@ impl StepMeter {
         self.close();
         let end = self.phases.last().map_or(0.0, |phase| phase.end);
         let mut samples = std::mem::take(&mut self.samples);
-        if let Some(Sampler { stop, thread }) = self.sampler.take() {
-            stop.store(true, Relaxed);
-            let seen = thread.join().unwrap_or_default().into_iter().filter_map(|(at, bytes)| {
+        if let Some(mut sampler) = self.sampler.take() {
+            let seen = sampler.stop().into_iter().filter_map(|(at, bytes)| {
                 let seconds = at.checked_duration_since(self.started)?.as_secs_f64();
                 (seconds <= end).then_some(Sample { seconds, bytes })
             });

@@ -38,12 +38,16 @@ pub fn warm_thread(device: &Device) {
     drop(Tensor::<2>::ones([64, 64], device).matmul(Tensor::ones([64, 256], device)));
 }
 
-/// Bytes of scratch memory that a new thread takes in [`warm_thread`], as `meter` counts them. Nothing else should allocate meanwhile.
+/// Bytes of scratch memory that a new thread takes in [`warm_thread`], as `meter` counts them; 0 where the system starts no thread. Nothing
+/// else should allocate meanwhile.
 pub fn thread_scratch_bytes(device: &Device, meter: &Meter) -> u64 {
     let measure = || {
         let before = meter.live_bytes();
         warm_thread(device);
         meter.live_bytes().saturating_sub(before)
     };
-    std::thread::scope(|scope| scope.spawn(measure).join()).unwrap_or(0)
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, measure);
+        thread.map_or(0, |thread| thread.join().unwrap_or(0))
+    })
 }

@@ -99,3 +99,55 @@ fn a_step_within_a_span_is_measured_phase_by_phase() {
     assert_near(span.peak_bytes(), 8 * MIB);
     assert!(measured.samples.len() >= 6);
 }
+
+#[test]
+fn a_step_that_fails_leaves_nothing_behind() {
+    let _alone = alone();
+    let meter = meter();
+    let fails = || -> Result<(), &str> {
+        let mut step = StepMeter::start(&meter);
+        step.enter(Phase::Forward);
+        Err("the step fails, and is not finished")
+    };
+    // A thread of the first one may take what the system keeps for the next.
+    fails().unwrap_err();
+    let before = HEAP.live_bytes();
+    for _ in 0..50 {
+        fails().unwrap_err();
+    }
+    // The samples of a thread that goes on take 96 KiB.
+    assert_near(HEAP.live_bytes() as u64, before as u64);
+    // The spans are closed as well.
+    allocate(2);
+    assert_near(meter.span().peak_bytes(), 0);
+}
+
+/// Whether the process is the one that [`a_step_is_measured_where_no_thread_can_be_started`] starts.
+const WITHOUT_THREADS: &str = "KILN_TEST_WITHOUT_THREADS";
+
+#[test]
+fn a_step_is_measured_where_no_thread_can_be_started() {
+    if std::env::var_os(WITHOUT_THREADS).is_none() {
+        // No thread gets a stack of this size.
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "spans::a_step_is_measured_where_no_thread_can_be_started", "--nocapture"])
+            .env(WITHOUT_THREADS, "1")
+            .env("RUST_MIN_STACK", (1_u64 << 60).to_string())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    assert!(std::thread::Builder::new().spawn(|| {}).is_err(), "a thread can be started");
+    let meter = Meter::of_heap(&HEAP);
+    let mut step = StepMeter::start(&meter);
+    step.enter(Phase::Forward);
+    allocate(8);
+    step.enter(Phase::Backward);
+    let measured = step.finish();
+    assert_near(measured.peak_bytes, 8 * MIB);
+    assert_eq!(measured.phases.len(), 2);
+    assert_eq!(measured.samples.len(), 4, "those of the beginnings and ends of phases");
+    assert_eq!(kiln_memory::thread_scratch_bytes(&Device::flex(), &meter), 0);
+}

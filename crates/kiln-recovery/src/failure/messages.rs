@@ -1,11 +1,12 @@
 //! All matching of message text.
 
 // The messages that each pattern was made for, with their sources, and messages that must not match, are in
-// `fixtures/messages.toml`. A test finds a message for each pattern.
+// `fixtures/messages.toml`. The texts of the crates below, by what their names say, are in `fixtures/sources.toml`. A test finds a text
+// for each pattern that is read differently without it.
 
 use super::kind::Kind;
 
-/// The prefixes that the `Display` of [`Failure`](crate::Failure) prints. Each is also one of the patterns below.
+/// The prefixes that the `Display` of [`Failure`](crate::Failure) prints. Each has one of the patterns below.
 pub(crate) const OUT_OF_MEMORY: &str = "out of memory";
 pub(crate) const TOO_BIG: &str = "too big for the device in one piece";
 pub(crate) const DEVICE_LOST: &str = "the device is lost";
@@ -13,10 +14,9 @@ pub(crate) const UNWRITTEN: &str = "not written, as after a failed allocation";
 
 /// Errors after which every operation on the device fails. All patterns are in lower case.
 const LOST: &[&str] = &[
-    DEVICE_LOST,
     "device is poisoned",
     "device was poisoned",
-    // wgpu and Vulkan
+    // wgpu and Vulkan, and DEVICE_LOST
     "device is lost",
     "device lost",
     "error_device_lost",
@@ -72,8 +72,10 @@ const MEMORY: &[&str] = &[
     "out_of_host_memory",
     "device memory allocation has failed",
     "host memory allocation has failed",
-    // cuBLAS, cuDNN, cuFFT, cuSOLVER, rocBLAS
+    // CUDA's and HIP's runtimes, cuBLAS, cuDNN, cuFFT, cuRAND, cuSOLVER, rocBLAS
+    "errormemoryallocation",
     "status_alloc_failed",
+    "status_allocation_failed",
     "cufft_alloc_failed",
     "device_allocation_failed",
     "host_allocation_failed",
@@ -106,7 +108,6 @@ const CONSEQUENCE: &[&str] = &[
     UNWRITTEN,
     "memory location was never initialized",
     "bytes were never written",
-    "it needed memory",
     "torn down before it could say",
     "the work was skipped: an input carried a failure",
     "was never written",
@@ -127,9 +128,14 @@ fn is_out_of_room(text: &str) -> bool {
 
 /// The kind that a message names, and whether the message is only a consequence.
 pub(crate) fn read(text: &str) -> Option<(Kind, bool)> {
+    read_by(text, |_| true)
+}
+
+/// The same by the patterns that `uses` accepts.
+fn read_by(text: &str, uses: impl Fn(&str) -> bool) -> Option<(Kind, bool)> {
     let out_of_room = is_out_of_room(text);
     let text = text.to_lowercase();
-    let names = |patterns: &[&str]| patterns.iter().any(|pattern| text.contains(pattern));
+    let names = |patterns: &[&str]| patterns.iter().any(|pattern| uses(pattern) && text.contains(pattern));
     if names(LOST) {
         Some((Kind::DeviceLost, false))
     } else if names(BIG) {
@@ -156,9 +162,14 @@ const ASKED: &[&str] = &[
 
 /// The bytes of the failed allocation, written as `4096`, `4096 bytes` or `20.00 MiB`.
 pub(crate) fn bytes(text: &str) -> Option<u64> {
+    bytes_by(text, |_| true)
+}
+
+/// The same by the texts that `uses` accepts.
+fn bytes_by(text: &str, uses: impl Fn(&str) -> bool) -> Option<u64> {
     let text = text.to_lowercase();
     let behind = |asked: &&str| text.match_indices(*asked).map(|(at, found)| at + found.len()).collect::<Vec<_>>();
-    ASKED.iter().flat_map(behind).find_map(|at| amount(&text[at..]))
+    ASKED.iter().filter(|asked| uses(asked)).flat_map(behind).find_map(|at| amount(&text[at..]))
 }
 
 /// The number of bytes that `text`, in lower case, starts with.
@@ -206,15 +217,41 @@ pub(crate) fn clean(text: &str) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_pattern_is_there_for_a_message_of_the_table() {
-        let table: toml::Table = include_str!("../../fixtures/messages.toml").parse().unwrap();
-        let texts: Vec<String> =
-            table["message"].as_array().unwrap().iter().map(|m| m["text"].as_str().unwrap().to_lowercase()).collect();
-        for pattern in [LOST, BIG, MEMORY, OTHER_CAUSE, CONSEQUENCE, ASKED].concat() {
-            assert!(texts.iter().any(|text| text.contains(pattern)), "no message has '{pattern}'");
-            assert_eq!(pattern, pattern.to_lowercase());
+    /// The texts of both tables.
+    fn texts() -> Vec<String> {
+        fn strings(value: &toml::Value, found: &mut Vec<String>) {
+            match value {
+                toml::Value::String(text) => found.push(text.clone()),
+                toml::Value::Array(values) => values.iter().for_each(|value| strings(value, found)),
+                toml::Value::Table(table) => table.values().for_each(|value| strings(value, found)),
+                _ => {}
+            }
         }
+        let mut texts = Vec::new();
+        let messages: toml::Table = include_str!("../../fixtures/messages.toml").parse().unwrap();
+        messages["message"].as_array().unwrap().iter().for_each(|message| strings(&message["text"], &mut texts));
+        let sources: toml::Table = include_str!("../../fixtures/sources.toml").parse().unwrap();
+        strings(&toml::Value::Table(sources), &mut texts);
+        texts
+    }
+
+    #[test]
+    fn without_any_of_the_patterns_a_text_is_read_differently() {
+        let texts = texts();
+        let mut unneeded = Vec::new();
+        for pattern in [LOST, BIG, MEMORY, OTHER_CAUSE, CONSEQUENCE].concat() {
+            assert_eq!(pattern, pattern.to_lowercase());
+            if !texts.iter().any(|text| read(text) != read_by(text, |other| other != pattern)) {
+                unneeded.push(pattern);
+            }
+        }
+        for pattern in ASKED {
+            assert_eq!(*pattern, pattern.to_lowercase());
+            if !texts.iter().any(|text| bytes(text) != bytes_by(text, |other| other != *pattern)) {
+                unneeded.push(pattern);
+            }
+        }
+        assert!(unneeded.is_empty(), "{unneeded:?}");
     }
 
     #[test]

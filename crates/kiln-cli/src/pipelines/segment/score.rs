@@ -54,11 +54,10 @@ pub(super) fn score(
                     let truth =
                         usize::try_from(*truth).ok().filter(|truth| *truth < classes && Some(*truth) != ignored);
                     let Some(truth) = truth else { continue };
-                    confusion.add(truth, usize::from(*predicted));
-                    let logits = (0..classes).map(|class| f64::from(values[class * width + x]));
-                    let most = f64::from(values[usize::from(*predicted) * width + x]);
-                    let sum: f64 = logits.map(|logit| (logit - most).exp()).sum();
-                    *entropy += sum.ln() + most - f64::from(values[truth * width + x]);
+                    let logits_c = (0..classes).map(|class| f64::from(values[class * width + x]));
+                    let (predicted, of_pixel) = scored(logits_c, usize::from(*predicted), truth);
+                    confusion.add(truth, predicted);
+                    *entropy += of_pixel;
                 }
                 row(ScoredRow { image, y, predicted: &predicted, truth })?;
             }
@@ -82,6 +81,20 @@ pub(super) fn score(
         return Err(Error::InvalidSetting { field: "number of held-out pixels with a class", value, expected });
     }
     Ok(Scores { confusion, cross_entropy: entropy / pixels as f64 })
+}
+
+/// What a pixel counts as, and its cross-entropy in nats. Where a logit is NaN nothing is predicted: it counts as another class than the true
+/// one, so that a model that diverges is not right about its first class.
+fn scored(logits_c: impl ExactSizeIterator<Item = f64> + Clone, predicted: usize, truth: usize) -> (usize, f64) {
+    let classes = logits_c.len();
+    let mut two = logits_c.clone();
+    let (most, of_truth) = (two.clone().nth(predicted), two.nth(truth));
+    let (most, of_truth) = (most.unwrap_or(f64::NAN), of_truth.unwrap_or(f64::NAN));
+    let entropy = logits_c.map(|logit| (logit - most).exp()).sum::<f64>().ln() + most - of_truth;
+    match entropy.is_nan() && predicted == truth {
+        true => ((truth + 1) % classes.max(1), entropy),
+        false => (predicted, entropy),
+    }
 }
 
 /// The class with the largest value for each pixel of a row `[classes, width]`; the first of equal ones.
