@@ -172,7 +172,7 @@ fn message_of(panic: Box<dyn Any + Send>) -> String {
     if text.contains("has no concrete value") {
         return "a tensor is read back (into_data, into_scalar), and has no values while a step is recorded".into();
     }
-    if text.contains("on the wrong backend") {
+    if text.contains("on the wrong backend") || text.contains("tensors are not on the same device") {
         return "an input is on another device than the step: make it with `Pass::input`, or copy it to the recorder's device"
             .into();
     }

@@ -86,9 +86,9 @@ fn an_input_on_another_device_is_named_with_the_way_to_make_it() {
         "an input is on another device than the step: make it with `Pass::input`, or copy it to the recorder's device";
     for device in [Device::flex(), Device::flex().autodiff()] {
         let elsewhere = device.clone();
-        let other = step(move |net, _| net.layers[0].forward(Tensor::ones([16, 8], &elsewhere)).mean());
+        let other = step(move |net, _| net.layers[0].forward(Tensor::<2>::ones([16, 8], &elsewhere)).mean());
         assert_eq!(said(other).2, reason, "{device:?}");
-        let other = with(move |x, _| x.clone() + Tensor::ones(x.shape(), &device));
+        let other = with(move |x, _| x.clone() + Tensor::<2>::ones(x.shape(), &device));
         assert_eq!(said(other).2, reason);
         let indices = with(|x, _| x.select(0, Tensor::<1, Int>::from_data([0, 1], &Device::flex())));
         assert_eq!(said(indices).2, reason);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use burn::tensor::{Device, ExecutionError, Tensor};
 use kiln_recovery::{
     Failure, Injector, Kind, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Probe, Recovery, Remedy, Rung,
-    SavingLevel, Setting, Shortage, Situation, Stopped,
+    SavingLevel, Setting, Shortage, Shrink, Situation, Stopped,
 };
 use proptest::prelude::*;
 
@@ -335,24 +335,27 @@ proptest! {
 #[test]
 fn what_is_learned_is_about_the_setting_that_ran() {
     let config = MicroBatchSearchConfig::new(16).with_success_interval(1).with_start(8);
-    let mut recovery = recovery(config, Ladder::standard()).measuring(|| Some(500));
-    let mut shared = |most: usize, fits: usize| {
+    // Somebody else has room for 4.
+    let shared = |recovery: &mut Recovery, capacity: usize| {
         let work = |(): &(), setting: &mut Setting| {
-            setting.micro_batch = setting.micro_batch.min(most);
-            self::fits(*setting, fits)
+            setting.micro_batch = setting.micro_batch.min(4);
+            fits(*setting, capacity)
         };
         let done = recovery.run_shared(16, 0, (), work, no_evidence).unwrap();
-        let known = recovery.state().sizes.buckets[&0].clone();
         let tried: Vec<usize> = done.tries.iter().map(|tried| tried.setting.micro_batch).collect();
-        (done.setting.micro_batch, tried, known)
+        (done.setting.micro_batch, tried, recovery.state().sizes.buckets[&0].clone())
     };
-    // Somebody else has room for 4.
-    let (ran, tried, known) = shared(4, 16);
-    assert_eq!((ran, tried.len(), known.size, known.fits, known.samples), (4, 0, 8, Some(4), vec![(4, 500)]));
-    // 4 is too much as well, and 8 with it.
-    let (ran, tried, known) = shared(4, 3);
-    assert_eq!((ran, known.fits), (2, Some(2)), "{tried:?}");
-    assert!(tried.iter().all(|size| *size == 4) && known.fails.is_none_or(|fails| fails == 4), "{tried:?} {known:?}");
+    let mut roomy = recovery(config.clone(), Ladder::standard()).measuring(|| Some(500));
+    for _ in 0..3 {
+        let (ran, tried, known) = shared(&mut roomy, 16);
+        assert_eq!((ran, tried.len(), known.size), (4, 0, 8), "8 is still the size of this device");
+        assert_eq!((known.fits, known.fails, known.samples), (Some(4), None, vec![(4, 500)]));
+        assert!(roomy.state().shortages.is_empty());
+    }
+    let mut short = impatient(config, Ladder::new().with(Shrink)).measuring(|| Some(500));
+    let (ran, tried, known) = shared(&mut short, 3);
+    assert_eq!((ran, tried), (2, vec![4]), "8 was never tried");
+    assert_eq!((known.fits, known.fails, known.samples), (Some(2), Some(4), vec![(2, 500)]));
 }
 
 #[test]
