@@ -18,6 +18,9 @@ mod common;
 mod compression;
 mod screens;
 mod support;
+#[path = "../../crates/kiln-cli/src/words.rs"]
+#[allow(dead_code, reason = "the program uses the rest")]
+mod words;
 
 use std::env;
 use std::io::{BufRead, BufReader, ErrorKind, Write, stderr};

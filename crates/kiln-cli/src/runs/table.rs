@@ -23,7 +23,7 @@ pub(super) fn width() -> usize {
 /// most `width` characters.
 pub(super) fn lines(rows: &[Vec<String>], right: &[usize], flexible: &[usize], width: usize) -> Vec<String> {
     // Names and settings of runs come from outside.
-    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(printable).collect()).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let length = |row: &Vec<String>, column: usize| row.get(column).map_or(0, |cell| cell.chars().count());
     let mut widths: Vec<usize> =

@@ -69,7 +69,7 @@ fn layers(names: &[String]) -> String {
     for name in names {
         *tensors.entry(name.rsplit_once('.').map_or(name.as_str(), |(layer, _)| layer)).or_default() += 1;
     }
-    let shown: Vec<String> = tensors.keys().take(SHOWN).map(|name| printable(name)).collect();
+    let shown: Vec<String> = tensors.keys().take(SHOWN).map(printable).collect();
     match tensors.len() - shown.len() {
         0 => shown.join(", "),
         more => format!("{} and {} ({TAKEN} lists them)", shown.join(", "), counted(more, "more layer")),

@@ -178,7 +178,10 @@ impl<T: Task> Trainer<T> {
         let offload = setting.offload;
         match self.run.replicas.clone() {
             // A replica on which there is no room for the state fails the attempt of all.
-            Some(replicas) => replicas.all(replicas.caught(|| Ok(self.run.keep_state_on_host(offload))))?,
+            Some(replicas) => replicas.all(replicas.caught(|| {
+                self.run.keep_state_on_host(offload);
+                Ok(())
+            }))?,
             None => self.run.keep_state_on_host(offload),
         }
         let attempted = self.attempt(batch, share, *setting)?;

@@ -91,7 +91,7 @@ fn run(
 }
 
 fn bad(id: usize) -> bool {
-    id % 2 == 0 || id > 15
+    id.is_multiple_of(2) || id > 15
 }
 
 /// Which batches of an epoch have a sample that can be read, by their place.

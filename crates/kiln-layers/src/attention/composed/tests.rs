@@ -154,10 +154,10 @@ fn grouped_dropout_has_the_outputs_and_gradients_of_its_mask() {
                 let weights: Vec<f32> = powers.iter().map(|power| power / sum).collect();
                 let of_weights = |key: usize| mask(key) * dot(&row(&of_output, query), &row(&v, of_keys + key));
                 let mean: f32 = (0..seen).map(|key| weights[key] * of_weights(key)).sum();
-                for key in 0..seen {
-                    let change = 0.3 * weights[key] * (of_weights(key) - mean);
-                    add(&mut output, query, weights[key] * mask(key), &row(&v, of_keys + key));
-                    add(&mut of_v, of_keys + key, weights[key] * mask(key), &row(&of_output, query));
+                for (key, weight) in weights.iter().enumerate() {
+                    let change = 0.3 * weight * (of_weights(key) - mean);
+                    add(&mut output, query, weight * mask(key), &row(&v, of_keys + key));
+                    add(&mut of_v, of_keys + key, weight * mask(key), &row(&of_output, query));
                     add(&mut of_q, query, change, &row(&k, of_keys + key));
                     add(&mut of_k, of_keys + key, change, &row(&q, query));
                 }
