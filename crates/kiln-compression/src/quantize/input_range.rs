@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::range::{Calibrator, Range, RangeMethod};
 use crate::Error;
-use crate::place::Place;
+use crate::parameters::Place;
 
 /// The range that the inputs of one layer have, as a moving average over batches, and their fake quantisation to unsigned 8-bit integers
 /// with a zero point.
