@@ -19,6 +19,7 @@ const LARGE: usize = 4 << 20;
 
 /// The outputs of a teacher for N rows. No gradient reaches them.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one exists at a time, for one batch or one chunk of rows")]
 pub enum Teacher {
     /// Logits `[N, C]`.
     Logits(Tensor<2>),

@@ -123,7 +123,7 @@ fn a_mask_above_an_adapter_or_a_simulation_keeps_the_values_that_it_lets_through
     let four_bits = FakeQuantizer::of(&net, &Quantization::bits(4)).unwrap();
     let model = net.clone().apply_reparameterization(Nest::new(four_bits, Masks::of(&net)));
     // The largest magnitude of each channel, which sets its scale, is pruned.
-    let masks = masks_of(&model).into_iter().map(|(path, _)| {
+    let masks = masks_of(&model).into_keys().map(|path| {
         let weight = if path == "first.weight" { net.first.weight.val() } else { net.second.weight.val() };
         let values: Vec<f32> = weight.abs().into_data().iter().collect();
         let length = values.len() / if path == "first.weight" { 8 } else { 5 };
