@@ -47,9 +47,9 @@ pub use prune::{
 };
 pub use quantize::{
     Affine, Assignment, BitChoice, Blocks, Calibrator, Dequantize, ErrorReport, FakeQuant, FakeQuantizer, Granularity,
-    InputMap, InputRange, LayerChoices, ModelBytes, Packing, Quantization, QuantizedModel, QuantizedWeight, Range,
-    RangeMethod, WeightError, WeightRange, assign_bits, bit_choices, calibrate, check_scheme, input_map, input_ranges,
-    quantize, set_input_ranges, simulate_input, unsimulated,
+    InputMap, LayerChoices, ModelBytes, Packing, Quantization, QuantizedModel, QuantizedWeight, Range, RangeMethod,
+    WeightError, WeightRange, assign_bits, bit_choices, calibrate, check_scheme, input_map, input_ranges, quantize,
+    set_input_ranges, simulate_input, unsimulated,
 };
 
 #[cfg(doctest)]

@@ -60,9 +60,17 @@ impl FakeQuantizer {
         Ok(Self { weights, momentum: None })
     }
 
-    /// Simulates the inputs of these layers in 8 bits as well, if the layers ask for it: see [`input_map`](super::input_map) and
-    /// [`simulate_input`](super::simulate_input). Each training batch moves a range by `momentum` towards its own, 0 to 1; torch's default
-    /// is 0.01, and with 0 ranges stay where [`set_input_ranges`](super::set_input_ranges) put them.
+    /// Simulates the inputs of these layers as unsigned 8-bit integers with a zero point as well, if the layers ask for it: see
+    /// [`input_map`](super::input_map) and [`simulate_input`](super::simulate_input).
+    ///
+    /// While a model trains, each batch moves a layer's range by a fraction `momentum`, 0 to 1, towards the batch's own smallest and largest
+    /// value; the first batch sets it (torch's `MovingAverageMinMaxObserver`, whose default is 0.01). In a model without autodiff, in one
+    /// that is frozen, and with a momentum of 0, ranges stay where [`set_input_ranges`](super::set_input_ranges) put them. A range that was
+    /// never set leaves inputs as they are. A batch with a number that is not finite moves nothing.
+    ///
+    /// Clones of a module share ranges, as they share batch-norm's statistics; `valid` makes ranges of its own. Batches that several threads
+    /// run at once are averaged. As with batch-norm's statistics, a segment that is recomputed must run on ranges of its own, as those of
+    /// `valid`, and a record has the last batch only after `valid` or [`input_ranges`](super::input_ranges) was called.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a momentum out of range.

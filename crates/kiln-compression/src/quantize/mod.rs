@@ -22,7 +22,7 @@ pub use choices::bit_choices;
 pub use codes::WeightRange;
 pub use error_report::{ErrorReport, WeightError};
 pub use fake_quant::{FakeQuant, FakeQuantizer, unsimulated};
-pub use input_range::{InputMap, InputRange, calibrate, input_map, input_ranges, set_input_ranges, simulate_input};
+pub use input_range::{InputMap, calibrate, input_map, input_ranges, set_input_ranges, simulate_input};
 pub use model::{ModelBytes, QuantizedModel, quantize};
 pub use packed::{Dequantize, Packing, check_scheme};
 pub use range::{Affine, Calibrator, Range, RangeMethod};
