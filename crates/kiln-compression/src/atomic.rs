@@ -25,7 +25,7 @@ pub(crate) fn put(staged: NamedTempFile, path: &Path) -> std::io::Result<()> {
 }
 
 /// An empty file in the directory of `path`, which goes away unless it is renamed.
-pub(crate) fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
+fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(path.file_name().unwrap_or_default()).suffix(".temporary");
     #[cfg(unix)]
@@ -38,7 +38,7 @@ pub(crate) fn beside(path: &Path) -> std::io::Result<NamedTempFile> {
 }
 
 /// Returns when the name of a file is on the disk: its directory is.
-pub(crate) fn keep_name(path: &Path) -> std::io::Result<()> {
+fn keep_name(path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     std::fs::File::open(directory(path))?.sync_all()?;
     Ok(())

@@ -72,16 +72,6 @@ pub enum Error {
         /// What fits.
         expected: String,
     },
-    /// A file of stored outputs belongs to another teacher, another data set, or other settings.
-    #[error("'{path}' holds outputs of {found}, expected {expected}")]
-    OtherCache {
-        /// The file.
-        path: std::path::PathBuf,
-        /// What the file says.
-        found: String,
-        /// What was asked for.
-        expected: String,
-    },
     /// Adapters that do not fit a model, or each other.
     #[error("the adapter of '{path}': {reason}")]
     Adapter {

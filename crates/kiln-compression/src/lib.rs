@@ -3,7 +3,7 @@
 //! - [`quantize`]: weights in 2 to 8 bits with a scale for each channel or block; [`assign_bits`] mixes bits under a byte budget,
 //!   [`calibrate`] finds the ranges of inputs. [`FakeQuantizer`] trains a model for its integers.
 //! - [`Masks`], [`prune`], [`Gradual`]: weights that are left out. [`Channels`], [`shrink`]: channels that are removed.
-//! - [`DistillationLoss`], [`FeatureMatching`], [`TeacherCache`]: a small model learns from a large one.
+//! - [`DistillationLoss`]: a small model learns from a large one.
 //! - [`LowRank`], [`Adapters`]: LoRA and DoRA with peft's files.
 //! - [`Nest`]: several of them on one parameter.
 //!
@@ -11,11 +11,11 @@
 //! use burn::module::Module;
 //! use burn::nn::LinearConfig;
 //! use burn::tensor::Device;
-//! use kiln_compression::{Masks, Pruning, Quantization, bake, prune, quantize};
+//! use kiln_compression::{Masks, Pruning, Quantization, prune, quantize};
 //!
 //! let model = LinearConfig::new(64, 64).init(&Device::flex());
 //! let masks = Masks::of(&model);
-//! let pruned = bake(prune(model.apply_reparameterization(masks), &Pruning::magnitude(0.5))?);
+//! let pruned = prune(model.apply_reparameterization(masks), &Pruning::magnitude(0.5))?.materialize();
 //! let integers = quantize(&pruned, &Quantization::bits(8))?;
 //! let bytes = integers.bytes(&pruned)?;
 //! assert!(bytes.after < bytes.before / 3);
@@ -32,27 +32,24 @@ mod distill;
 mod error;
 mod lora;
 mod nest;
-mod place;
+mod parameters;
 mod prune;
 mod quantize;
 
-pub use distill::{
-    CacheLayout, DistillationLoss, FeatureMatching, Tail, Teacher, TeacherCache, TeacherCacheWriter, TopK,
-    attention_transfer, rows_at_once,
-};
+pub use distill::{DistillationLoss, Teacher};
 pub use error::Error;
 pub use lora::{Adapter, Adapters, Factors, LowRank};
 pub use nest::{Nest, Nested};
 pub use prune::{
     ChannelGroup, ChannelPruning, Channels, Gradual, Kept, KeptGroup, LayerSparsity, Mask, Masks, Member, Multiplied,
-    Pruning, Scope, Shapes, Sparsity, bake, mask_channels, mask_moments, masks_of, prune, reshape_like, set_masks,
-    shrink, shrink_moments, sparsity, unprune, zero_pruned,
+    Pruning, Scope, Shapes, Sparsity, mask_channels, mask_moments, masks_of, prune, reshape_like, set_masks, shrink,
+    shrink_moments, sparsity, unprune, zero_pruned,
 };
 pub use quantize::{
     Affine, Assignment, BitChoice, Blocks, Calibrator, Dequantize, ErrorReport, FakeQuant, FakeQuantizer, Granularity,
-    InputMap, InputRange, LayerChoices, ModelBytes, Packing, Quantization, QuantizedModel, QuantizedWeight, Range,
-    RangeMethod, WeightError, WeightRange, assign_bits, bit_choices, calibrate, check_scheme, fold_batch_norm,
-    input_map, input_ranges, quantize, set_input_ranges, simulate_input, unsimulated,
+    InputMap, LayerChoices, ModelBytes, Packing, Quantization, QuantizedModel, QuantizedWeight, Range, RangeMethod,
+    WeightError, WeightRange, assign_bits, bit_choices, calibrate, check_scheme, input_map, input_ranges, quantize,
+    set_input_ranges, simulate_input, unsimulated,
 };
 
 #[cfg(doctest)]

@@ -53,7 +53,7 @@ impl<A, B> Nest<A, B> {
         Self { first: Some(first), then: Some(then) }
     }
 
-    /// The same where either may be none, for settings that leave something out.
+    /// `first` on the stored value, `then` on its result; either may be none, for settings that leave something out.
     pub fn optional(first: Option<A>, then: Option<B>) -> Self {
         Self { first, then }
     }

@@ -3,14 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterization};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
-use super::adapter::{Adapter, dense};
-use super::bases::Bases;
-use super::low_rank::LowRank;
+use super::low_rank::{Adapter, LowRank, dense};
 use crate::Error;
-use crate::place::Place;
+use crate::parameters::{Place, Site, sites};
 
 /// The values of one [`Adapter`], in f32 on the host.
 #[derive(Clone, Debug, PartialEq)]
@@ -168,22 +166,21 @@ impl Adapters {
     }
 
     fn check_bases<M: Module>(&self, model: &M) -> Result<(), Error> {
-        let bases = Bases::of(model);
-        if let Some(path) = bases.adapted {
-            return Err(mismatch(&path, "the model has adapters attached, expected a plain model"));
+        let sites: BTreeMap<String, Site> = sites(model).into_iter().map(|site| (site.path.clone(), site)).collect();
+        if let Some(site) = sites.values().find(|site| site.parts.contains(Adapter::NAME)) {
+            return Err(mismatch(&site.path, "the model has adapters attached, expected a plain model"));
         }
         for (path, factors) in self.iter() {
             let [inputs, _, outputs] = factors.sizes();
-            match bases.shapes.get(path) {
-                None => {
-                    let known = bases.shapes.keys().cloned().collect::<Vec<_>>().join(", ");
-                    return Err(Error::UnknownParameter { path: path.to_owned(), known });
-                }
-                Some(shape) if *shape != [inputs, outputs] => {
-                    return Err(mismatch(path, format!("made for [{inputs}, {outputs}], the weight is {shape:?}")));
-                }
-                Some(_) => bases.expect_plain(path)?,
+            let Some(site) = sites.get(path) else {
+                let known = sites.into_keys().collect::<Vec<_>>().join(", ");
+                return Err(Error::UnknownParameter { path: path.to_owned(), known });
+            };
+            if site.shape != [inputs, outputs] {
+                let reason = format!("made for [{inputs}, {outputs}], the weight is {:?}", site.shape);
+                return Err(mismatch(path, reason));
             }
+            site.expect_plain()?;
         }
         Ok(())
     }
@@ -317,7 +314,6 @@ impl ModuleMapper for Merging<'_> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        use burn::module::Reparameterization;
         let Some(factors) = self.adapters.by_path.get(&self.place.parameter()) else { return param };
         if self.place.is_inner() {
             return param;

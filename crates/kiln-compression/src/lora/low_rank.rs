@@ -1,15 +1,13 @@
-//! Attaches adapters to a model.
+//! Adapters of a model's weights, and where they are attached.
 // I inputs, O outputs, R rank
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleVisitor, Param, Reparameterizer};
+use burn::module::{Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Distribution, FloatDType, Tensor, TensorData};
 
-use super::adapter::{Adapter, dense, norms};
-use super::bases::Bases;
 use crate::Error;
-use crate::place::Place;
+use crate::parameters::{Place, Site, sites};
 
 /// Attaches an [`Adapter`] to the weights of chosen layers and freezes everything else.
 ///
@@ -74,7 +72,7 @@ impl LowRank {
         Ok(Self { rank, scale: alpha / rank as f64, targets, dora: false, magnitudes: BTreeMap::new() })
     }
 
-    /// The same with a trained magnitude of each output: DoRA. The magnitudes start as the norms of the stored weights. Under a
+    /// Whether each output has a trained magnitude as well (DoRA). The magnitudes start as the norms of the stored weights. Under a
     /// [`Nest`](crate::Nest) whose first part changes these weights, as [`Packing`](crate::Packing) does, they do not fit; there use
     /// [`with_magnitudes_of`](Self::with_magnitudes_of).
     pub fn with_dora(mut self, dora: bool) -> Self {
@@ -90,19 +88,13 @@ impl LowRank {
     /// # Errors
     /// [`Error::UnknownParameter`] for a target that names no weight of rank 2, [`Error::Read`] when a device cannot give its values.
     pub fn with_magnitudes_of<M: Module>(mut self, model: &M) -> Result<Self, Error> {
-        self.bases(model)?;
+        self.chosen(model)?;
         let mut read = Norms { place: Place::default(), targets: &self.targets, found: Ok(BTreeMap::new()) };
         // A visitor sees stored weights.
         model.clone().materialize().visit(&mut read);
         self.magnitudes = read.found?;
         self.dora = true;
         Ok(self)
-    }
-
-    /// The same with the product multiplied by `alpha / √rank`: rsLoRA (Kalajdzievski 2023, arXiv 2312.03732).
-    pub fn with_rank_stabilization(mut self) -> Self {
-        self.scale *= (self.rank as f64).sqrt();
-        self
     }
 
     /// `plain` with adapters.
@@ -120,20 +112,19 @@ impl LowRank {
     /// # Errors
     /// Those of [`attach`](Self::attach).
     pub fn check<M: Module>(&self, model: &M) -> Result<(), Error> {
-        let bases = self.bases(model)?;
-        let mut chosen = bases.matrices().filter(|path| self.is_target(path));
-        chosen.try_for_each(|path| bases.expect_plain(path))
+        self.chosen(model)?.iter().try_for_each(Site::expect_plain)
     }
 
-    /// The parameters of `model`, of which each target names a weight.
-    fn bases(&self, model: &impl Module) -> Result<Bases, Error> {
-        let bases = Bases::of(model);
-        match self.targets.iter().find(|target| !bases.matrices().any(|path| names(target, path))) {
+    /// The weights of `model` that the targets name, at least one each.
+    fn chosen(&self, model: &impl Module) -> Result<Vec<Site>, Error> {
+        let mut matrices: Vec<Site> = sites(model).into_iter().filter(|site| site.shape.len() == 2).collect();
+        matrices.sort_by(|a, b| a.path.cmp(&b.path));
+        match self.targets.iter().find(|target| !matrices.iter().any(|site| names(target, &site.path))) {
             Some(target) => {
-                let known = bases.matrices().collect::<Vec<_>>().join(", ");
+                let known = matrices.into_iter().map(|site| site.path).collect::<Vec<_>>().join(", ");
                 Err(Error::UnknownParameter { path: target.clone(), known })
             }
-            None => Ok(bases),
+            None => Ok(matrices.into_iter().filter(|site| self.is_target(&site.path)).collect()),
         }
     }
 
@@ -180,6 +171,63 @@ impl Reparameterizer for LowRank {
         };
         (param, Some(adapter))
     }
+}
+
+/// A low-rank change of a frozen weight: `V + s A B` (LoRA, Hu et al. 2022, arXiv 2106.09685), and with a magnitude
+/// `m (V + s A B) / ||V + s A B||` for each output (DoRA, Liu et al. 2024, arXiv 2402.09353). [`LowRank`] attaches it.
+///
+/// burn ships LoRA as `Lora`. This crate has its own because burn's has another initialisation of A than peft, no DoRA, and a scale that
+/// visitors do not see, so that adapters could not be taken out of a model.
+///
+/// A base that is quantised is dequantised. The sum is computed in the dtype of the factors and returned in the dtype of the base, if
+/// that is one of floating point.
+#[derive(Module, Debug)]
+pub struct Adapter {
+    /// A, `[I, R]`.
+    pub a: Param<Tensor<2>>,
+    /// B, `[R, O]`.
+    pub b: Param<Tensor<2>>,
+    /// The norm of each output's weights, `[O]`; without it the adapter is a LoRA.
+    pub magnitude: Option<Param<Tensor<1>>>,
+    /// The factor s of the product, `[1]`. It is not trained. It is a parameter so that a record of the model contains it.
+    pub scale: Param<Tensor<1>>,
+}
+
+impl Reparameterization for Adapter {
+    const NAME: &'static str = "low_rank";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let (shape, dtype) = (base.shape(), base.dtype());
+        let a_ir = self.a.val();
+        let [inputs, outputs] = [a_ir.dims()[0], self.b.dims()[1]];
+        let base_io = dense(base).cast(a_ir.dtype()).reshape([inputs, outputs]);
+        let changed = base_io + a_ir.matmul(self.b.val()) * self.scale.val().unsqueeze();
+        let changed = match &self.magnitude {
+            // The norm is a constant of the backward pass: section 4.3 of the paper.
+            Some(magnitude) => {
+                let norm = norms(changed.clone().detach());
+                changed * (magnitude.val() / norm).unsqueeze()
+            }
+            None => changed,
+        };
+        let changed = changed.reshape(shape);
+        if dtype.is_float() { changed.cast(dtype) } else { changed }
+    }
+}
+
+/// The values of a weight that may be quantised.
+pub(super) fn dense<const D: usize>(weight: Tensor<D>) -> Tensor<D> {
+    match weight.dtype() {
+        DType::QFloat(_) => weight.dequantize(),
+        _ => weight,
+    }
+}
+
+/// The norm of each output's weights: `[I, O]` to `[O]`. An output whose weights are all 0 has the least positive norm, so that a
+/// division by it gives 0.
+fn norms(weight_io: Tensor<2>) -> Tensor<1> {
+    let outputs = weight_io.dims()[1];
+    weight_io.square().sum_dim(0).sqrt().reshape([outputs]).clamp_min(f32::MIN_POSITIVE)
 }
 
 /// Whether `target` names the parameter at `path`.
@@ -241,6 +289,5 @@ mod tests {
         assert!(LowRank::new(0, 1.0, ["a"]).is_err());
         assert!(LowRank::new(1, f64::NAN, ["a"]).is_err());
         assert!(LowRank::new(1, 1.0, Vec::<String>::new()).is_err());
-        assert_eq!(LowRank::new(4, 8.0, ["a"]).map(|low_rank| low_rank.with_rank_stabilization().scale), Ok(4.0));
     }
 }

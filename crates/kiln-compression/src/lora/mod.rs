@@ -1,12 +1,9 @@
 //! Low-rank adapters: LoRA (Hu et al. 2022) and DoRA (Liu et al. 2024), in peft's form and files.
 
-mod adapter;
 mod adapters;
-mod bases;
 mod low_rank;
 mod peft;
 mod peft_config;
 
-pub use adapter::Adapter;
 pub use adapters::{Adapters, Factors};
-pub use low_rank::LowRank;
+pub use low_rank::{Adapter, LowRank};

@@ -14,7 +14,7 @@ use super::axes::Axes;
 use super::kept::{ChannelGroup, Kept, Member};
 use super::rules;
 use crate::Error;
-use crate::place::Place;
+use crate::parameters::Place;
 
 /// A layer that multiplies and adds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,19 +4,18 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use super::amount::{best, under_target, uniform};
 use super::channels::Channels;
 use super::kept::Kept;
 use super::shapes::Shapes;
 use super::shrink::check_parts;
 use crate::Error;
-use crate::place::Place;
+use crate::parameters::Place;
 
 /// How many channels are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ChannelPruning {
-    /// The same part of each group.
+    /// An equal part of each group.
     Uniform {
         /// The part that is removed, from 0 to below 1.
         ratio: f64,
@@ -40,12 +39,12 @@ fn one() -> usize {
 }
 
 impl ChannelPruning {
-    /// The same part of each group, to single channels.
+    /// Removes `ratio` of each group, from 0 to below 1; sizes are rounded to single channels.
     pub fn uniform(ratio: f64) -> Self {
         Self::Uniform { ratio, round_to: 1 }
     }
 
-    /// A part of the multiply-adds is left.
+    /// Leaves a part of the multiply-adds, above 0 to 1.
     pub fn multiply_adds(left: f64) -> Self {
         Self::MultiplyAdds { left, round_to: 1 }
     }
@@ -121,21 +120,8 @@ impl Channels {
     /// [`importance`](Self::importance).
     pub fn choose(&self, model: &impl Module, how: &ChannelPruning) -> Result<Kept, Error> {
         how.check()?;
-        self.choose_by(&self.importance(model)?, how)
-    }
-
-    /// The same with an importance of one's own: for each group a number for each channel.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for numbers out of range, other numbers of groups or channels, and multiply-adds that cannot be reached.
-    pub fn choose_by(&self, importance: &[Vec<f32>], how: &ChannelPruning) -> Result<Kept, Error> {
-        how.check()?;
+        let importance = self.importance(model)?;
         let sizes: Vec<usize> = self.groups.iter().map(|group| group.size).collect();
-        if !importance.iter().map(Vec::len).eq(sizes.iter().copied()) {
-            let value = format!("{:?}", importance.iter().map(Vec::len).collect::<Vec<_>>());
-            let expected = "a number for each channel of each group";
-            return Err(Error::InvalidSetting { what: "the importance", value, expected });
-        }
         let counts = match *how {
             ChannelPruning::Uniform { ratio, round_to } => {
                 sizes.iter().map(|size| uniform(*size, ratio, round_to)).collect()
@@ -146,7 +132,7 @@ impl Channels {
                     self.multiply_adds(&Kept::new(groups))
                 };
                 let target = (first(&sizes) as f64 * left) as u64;
-                under_target(importance, round_to, target, first).ok_or(Error::InvalidSetting {
+                under_target(&importance, round_to, target, first).ok_or(Error::InvalidSetting {
                     what: "left",
                     value: left.to_string(),
                     expected: "multiply-adds that the prunable channels can be reduced to",
@@ -155,5 +141,110 @@ impl Channels {
         };
         let kept = importance.iter().zip(counts).map(|(group, count)| best(group, count));
         Ok(Kept::new(self.groups.iter().cloned().zip(kept)))
+    }
+}
+
+/// The channels that a group keeps when `ratio` of them is removed: as Torch-Pruning, rounded down, then up to a multiple of `round_to`.
+/// At least one multiple, and at most all.
+fn uniform(size: usize, ratio: f64, round_to: usize) -> usize {
+    let kept = (size as f64 * (1.0 - ratio)) as usize;
+    kept.max(1).next_multiple_of(round_to).min(size)
+}
+
+/// The best `count` channels, ascending. Of equal ones the first are kept.
+fn best(importance: &[f32], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..importance.len()).collect();
+    order.sort_by(|a, b| importance[*b].total_cmp(&importance[*a]));
+    order.truncate(count);
+    order.sort_unstable();
+    order
+}
+
+/// How many channels each group keeps so that `cost` falls to `target`: `round_to` channels at a time are removed from the group where they
+/// matter least, by their share of the group's mean importance. None if everything that can go is not enough.
+fn under_target(
+    importance: &[Vec<f32>],
+    round_to: usize,
+    target: u64,
+    cost: impl Fn(&[usize]) -> u64,
+) -> Option<Vec<usize>> {
+    let ascending: Vec<Vec<f32>> = importance
+        .iter()
+        .map(|group| {
+            let mean = group.iter().sum::<f32>() / group.len().max(1) as f32;
+            let mut shares: Vec<f32> = group.iter().map(|own| if mean > 0.0 { own / mean } else { 0.0 }).collect();
+            shares.sort_by(f32::total_cmp);
+            shares
+        })
+        .collect();
+    let mut kept: Vec<usize> = importance.iter().map(Vec::len).collect();
+    while cost(&kept) > target {
+        // The first removal from a group makes its size a multiple.
+        let step = |group: usize| match kept[group] % round_to {
+            0 => round_to,
+            rest => rest,
+        };
+        let score = |group: usize| {
+            let gone = ascending[group].len() - kept[group];
+            let next = &ascending[group][gone..gone + step(group)];
+            next.iter().sum::<f32>() / next.len() as f32
+        };
+        let candidates = (0..kept.len()).filter(|group| kept[*group] > step(*group));
+        let group = candidates.min_by(|a, b| score(*a).total_cmp(&score(*b)))?;
+        kept[group] -= step(group);
+    }
+    Some(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_uniform_ratio_is_rounded_up_to_a_multiple() {
+        assert_eq!(
+            [(64, 0.5, 1), (64, 0.3, 1), (64, 0.3, 8), (10, 0.99, 4), (3, 0.9, 8)].map(|(s, r, m)| uniform(s, r, m)),
+            [32, 44, 48, 4, 3]
+        );
+    }
+
+    #[test]
+    fn the_best_are_kept_in_order() {
+        assert_eq!(best(&[0.1, 3.0, 2.0, 3.0], 3), [1, 2, 3]);
+        assert_eq!(best(&[1.0, 1.0, 1.0], 2), [0, 1]);
+    }
+
+    #[test]
+    fn groups_lose_what_matters_least_for_them() {
+        // The second group is large throughout: only its shape counts.
+        let importance = [vec![1.0, 1.0, 1.0, 1.0], vec![100.0, 300.0, 300.0, 100.0]];
+        let kept = under_target(&importance, 1, 6, |kept| kept.iter().sum::<usize>() as u64);
+        assert_eq!(kept, Some(vec![4, 2]));
+        assert_eq!(under_target(&importance, 1, 1, |kept| kept.iter().sum::<usize>() as u64), None);
+    }
+
+    proptest! {
+        #[test]
+        fn targets_are_met_in_multiples(
+            groups in prop::collection::vec(prop::collection::vec(0.0f32..1.0, 1..30), 1..6), part in 0.0..1.0f64, round_to in 1usize..6,
+        ) {
+            let cost = |kept: &[usize]| kept.windows(2).map(|pair| pair[0] * pair[1]).sum::<usize>() as u64 + kept[0] as u64;
+            let sizes: Vec<usize> = groups.iter().map(Vec::len).collect();
+            let target = (cost(&sizes) as f64 * part) as u64;
+            match under_target(&groups, round_to, target, cost) {
+                Some(kept) => {
+                    prop_assert!(cost(&kept) <= target);
+                    for (kept, size) in kept.iter().zip(&sizes) {
+                        prop_assert!(kept == size || (*kept >= round_to && kept.is_multiple_of(round_to)));
+                    }
+                }
+                None => {
+                    let least: Vec<usize> = sizes.iter().map(|size| round_to.min(*size)).collect();
+                    prop_assert!(cost(&least) > target);
+                }
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Tensor, TensorData};
 
 use crate::nest::NESTED;
-use crate::place::Place;
+use crate::parameters::Place;
 
 /// The field of [`Mask`](super::Mask) that holds the mask, and the type around it, as visitors see them.
 pub(super) const MASK: (&str, &str) = ("kept", "Mask");

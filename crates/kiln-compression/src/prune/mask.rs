@@ -34,14 +34,14 @@ impl Reparameterization for Mask {
 /// use burn::module::Module;
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::Device;
-/// use kiln_compression::{Masks, Pruning, bake, prune, sparsity};
+/// use kiln_compression::{Masks, Pruning, prune, sparsity};
 ///
 /// let model = LinearConfig::new(8, 8).init(&Device::flex());
 /// let masks = Masks::of(&model);
 /// let model = model.apply_reparameterization(masks);
 /// let model = prune(model, &Pruning::magnitude(0.75))?;
 /// assert_eq!(sparsity(&model).total(), 0.75);
-/// let plain = bake(model); // without masks, with zeros
+/// let plain = model.materialize(); // without masks, with zeros
 /// # Ok::<(), kiln_compression::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

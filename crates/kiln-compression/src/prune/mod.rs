@@ -1,6 +1,5 @@
 //! Weights and channels that are left out.
 
-mod amount;
 mod axes;
 mod channels;
 mod choose;
@@ -24,5 +23,5 @@ pub use schedule::Gradual;
 pub use shapes::{Shapes, reshape_like};
 pub use shrink::{mask_channels, shrink, shrink_moments};
 pub use weights::{
-    LayerSparsity, Pruning, Scope, Sparsity, bake, masks_of, prune, set_masks, sparsity, unprune, zero_pruned,
+    LayerSparsity, Pruning, Scope, Sparsity, masks_of, prune, set_masks, sparsity, unprune, zero_pruned,
 };

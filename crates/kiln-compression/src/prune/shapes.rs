@@ -1,15 +1,14 @@
 //! The shapes of a model that was shrunk, for a model that is built anew.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterization};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::layers::leaf;
 use crate::Error;
-use crate::place::Place;
-use crate::quantize::FakeQuant;
+use crate::parameters::{Place, Site, sites};
 
 /// The shapes of a model's parameters and running statistics by path. Saved beside a record of a shrunk model, they make a model that is
 /// built anew fit it ([`reshape_like`]).
@@ -93,62 +92,9 @@ pub fn reshape_like<M: Module>(model: M, shapes: &Shapes) -> Result<M, Error> {
                 expected: "as many dimensions, none larger, none empty",
             });
         }
-        if own != shape && !site.parts.is_empty() {
-            return Err(Error::Reparameterized { path: path.clone() });
+        if own != shape {
+            site.expect_plain()?;
         }
     }
     Ok(model.map(&mut Reshape(Place::default(), shapes)))
-}
-
-/// A float parameter or running statistic.
-#[derive(Debug, Clone)]
-pub(super) struct Site {
-    pub(super) path: String,
-    pub(super) id: ParamId,
-    pub(super) shape: Vec<usize>,
-    /// The names of what is attached to it.
-    parts: BTreeSet<String>,
-    /// Whether something that is attached to it has float parameters.
-    has_inner: bool,
-}
-
-impl Site {
-    /// Whether channels can be removed: nothing is attached that has their number itself. A mask is cut along.
-    pub(super) fn can_shrink(&self) -> bool {
-        !self.has_inner && !self.parts.contains(FakeQuant::NAME)
-    }
-}
-
-/// The float parameters and running statistics of a model, without those of reparameterizations.
-pub(super) fn sites(model: &impl Module) -> Vec<Site> {
-    #[derive(Default)]
-    struct Sites(Place, Vec<Site>);
-    impl ModuleVisitor for Sites {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.0.enter(name, container);
-            if container == "Reparameterization"
-                && let Some(site) = self.1.last_mut()
-            {
-                site.parts.insert(name.to_owned());
-            }
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.leave();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            match self.1.last_mut().filter(|_| self.0.is_inner()) {
-                Some(site) => site.has_inner = true,
-                None => self.1.push(Site {
-                    path: self.0.parameter(),
-                    id: param.id,
-                    shape: param.lazy_shape().to_vec(),
-                    parts: BTreeSet::new(),
-                    has_inner: false,
-                }),
-            }
-        }
-    }
-    let mut sites = Sites::default();
-    model.visit(&mut sites);
-    sites.1
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, Param, Reparameterization};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Bool, Bytes, Int, Shape, Tensor, TensorData};
 
@@ -11,9 +11,10 @@ use super::kept::{Cut, Kept, elements};
 use super::layers::{MASK, Replace, leaf, masked_layers};
 use super::mask::Masks;
 use super::moments::{State, edit};
-use super::shapes::{Shapes, Site, sites};
+use super::shapes::Shapes;
 use crate::Error;
-use crate::place::Place;
+use crate::parameters::{Place, Site, sites};
+use crate::quantize::FakeQuant;
 
 impl Masks {
     /// Masks for every parameter that has channels of a group: weights, biases, gammas and betas. For [`mask_channels`].
@@ -48,14 +49,14 @@ fn is_statistic(path: &str) -> bool {
 /// # fn forward(net: &Net, device: &Device) -> Tensor<4> {
 /// #     net.second.forward(net.first.forward(Tensor::ones([1, 3, 16, 16], device)))
 /// # }
-/// use kiln_compression::{ChannelPruning, Channels, Masks, bake, mask_channels, shrink};
+/// use kiln_compression::{ChannelPruning, Channels, Masks, mask_channels, shrink};
 ///
 /// let device = Device::flex();
 /// let channels = Channels::of(build, forward)?;
 /// let net = build(&device).apply_reparameterization(Masks::of_channels(&channels));
 /// let kept = channels.choose(&net, &ChannelPruning::uniform(0.5))?;
 /// let masked = mask_channels(net, &kept)?; // train it, then:
-/// let small = bake(shrink(masked.clone(), &kept)?);
+/// let small = shrink(masked.clone(), &kept)?.materialize();
 /// let difference = (forward(&masked, &device) - forward(&small, &device)).abs().max();
 /// assert!(difference.into_scalar::<f32>() < 1e-5);
 /// # Ok::<(), kiln_compression::Error>(())
@@ -111,7 +112,8 @@ pub fn shrink<M: Module>(model: M, kept: &Kept) -> Result<M, Error> {
 pub(super) fn check_parts(model: &impl Module, kept: &Kept) -> Result<(), Error> {
     let cuts = kept.cuts();
     let mut sites = sites(model).into_iter().filter(|site| cuts.contains_key(site.path.as_str()));
-    match sites.find(|site| !site.can_shrink()) {
+    // What has parameters of its own has the number of channels, and so have the blocks of codes. A mask is cut along.
+    match sites.find(|site| site.has_inner || site.parts.contains(FakeQuant::NAME)) {
         Some(site) => Err(Error::Reparameterized { path: site.path }),
         None => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! Single weights of a model with masks: pruned, counted, baked.
+//! Single weights of a model with masks: pruned, counted, set to zero.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::choose::{Weights, magnitude, n_of_m, pruned_count, random};
 use super::layers::{MaskedLayer, Replace, Zero, masked_layers};
 use crate::Error;
-use crate::place::Place;
+use crate::parameters::Place;
 
 /// Over what a sparsity is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub enum Pruning {
         /// Over what it is counted.
         #[serde(default)]
         scope: Scope,
-        /// The same seed and the same model give the same choice.
+        /// Where the random numbers start: a seed and a model give one choice.
         seed: u64,
     },
     /// All but the `n` largest of each `m` weights that follow each other along the input dimension (Mishra et al. 2021). An input
@@ -195,11 +195,6 @@ pub fn zero_pruned<M: Module>(model: M) -> M {
     let layers = masked_layers(&model, false).into_iter().filter(|layer| layer.is_first);
     let kept = layers.map(|layer| (layer.path, layer.kept)).collect();
     model.map(&mut Zero { place: Place::default(), kept })
-}
-
-/// The model without masks, with zeros where it is pruned: burn's `materialize`, which also merges other reparameterizations.
-pub fn bake<M: Module>(model: M) -> M {
-    model.materialize()
 }
 
 /// How much of a model is pruned.

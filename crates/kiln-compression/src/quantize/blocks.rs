@@ -72,13 +72,8 @@ impl Blocks {
     }
 
     /// The number of blocks, and so of scales.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.groups * self.columns
-    }
-
-    /// The number of values in all blocks.
-    pub fn values(&self) -> usize {
-        self.groups * self.length * self.columns
     }
 
     /// The blocks in order, each as the positions of its values.
@@ -145,8 +140,9 @@ mod tests {
         ) {
             for granularity in [Granularity::Tensor, Granularity::Channel, Granularity::Block(size)] {
                 let blocks = Blocks::of(&shape, output_last, granularity);
-                prop_assert_eq!(blocks.values(), shape.iter().product::<usize>());
-                let mut seen = vec![None; blocks.values()];
+                let values = blocks.groups * blocks.length * blocks.columns;
+                prop_assert_eq!(values, shape.iter().product::<usize>());
+                let mut seen = vec![None; values];
                 for (block, positions) in blocks.positions().enumerate() {
                     for position in positions {
                         prop_assert!(seen[position].replace(block).is_none());
@@ -161,7 +157,7 @@ mod tests {
                 }
                 if granularity != Granularity::Tensor && shape.len() > 1 {
                     let last = shape[shape.len() - 1];
-                    let channel = |position: usize| if output_last { position % last } else { position / (blocks.values() / shape[0]) };
+                    let channel = |position: usize| if output_last { position % last } else { position / (values / shape[0]) };
                     for positions in blocks.positions() {
                         let channels: std::collections::BTreeSet<usize> = positions.map(channel).collect();
                         prop_assert_eq!(channels.len(), 1);

@@ -1,8 +1,8 @@
 //! What quantisation does to each weight.
 
 use super::model::QuantizedModel;
-use super::parameters;
 use crate::Error;
+use crate::parameters;
 use burn::module::Module;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,12 +1,116 @@
 //! Fake quantisation: a model that computes in floats with exactly the values that its integers will have.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 
-use burn::module::{Module, Reparameterization};
+use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Tensor};
 
 use super::blocks::Blocks;
+use super::codes::largest_code;
 use super::input_range::{InputRange, answer};
+use super::model::{blocks_of, for_each_chosen};
+use super::settings::Quantization;
+use crate::Error;
+
+/// Attaches [`FakeQuant`] to the weights that [`Quantization`] chooses, so that a model trains with the values that its integers will have
+/// (quantisation-aware training, Jacob et al. 2018, arXiv 1712.05877).
+///
+/// [`quantize`](super::quantize) turns the trained model, without the simulation ([`unsimulated`]), into exactly the
+/// integers that were simulated, if it gets the same settings, with the range [`Max`](super::WeightRange::Max).
+///
+/// Weights that have another size than in the model that the settings were read from are left alone.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Device;
+/// use kiln_compression::{FakeQuantizer, Quantization, quantize, unsimulated};
+///
+/// let plain = LinearConfig::new(8, 4).init(&Device::flex());
+/// let settings = Quantization::bits(4);
+/// let model = plain.clone().apply_reparameterization(FakeQuantizer::of(&plain, &settings)?);
+/// // .. training ..
+/// let trained = unsimulated(|| model.clone().materialize());
+/// let integers = quantize(&trained, &settings)?;
+/// let converted = integers.apply(plain)?;
+/// assert_eq!(converted.weight.val().into_data(), model.weight.val().into_data());
+/// # Ok::<(), kiln_compression::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct FakeQuantizer {
+    weights: BTreeMap<String, Option<WeightCodes>>,
+    /// How far a batch moves the ranges of inputs; none: inputs are not simulated.
+    momentum: Option<f64>,
+}
+
+impl FakeQuantizer {
+    /// Fake quantisation of the weights of `model` that `settings` choose, each block by its largest magnitude.
+    ///
+    /// # Errors
+    /// Those of [`quantize`](super::quantize) for the settings.
+    pub fn of(model: &impl Module, settings: &Quantization) -> Result<Self, Error> {
+        let mut weights = BTreeMap::new();
+        for_each_chosen(model, settings, |parameter, bits| {
+            let (blocks, largest) = (blocks_of(parameter, settings), largest_code(bits));
+            let codes = WeightCodes { blocks, largest, half_scales: settings.half_scales };
+            weights.insert(parameter.path.clone(), Some(codes));
+            Ok(())
+        })?;
+        Ok(Self { weights, momentum: None })
+    }
+
+    /// Simulates the inputs of these layers as unsigned 8-bit integers with a zero point as well, if the layers ask for it: see
+    /// [`input_map`](super::input_map) and [`simulate_input`](super::simulate_input).
+    ///
+    /// While a model trains, each batch moves a layer's range by a fraction `momentum`, 0 to 1, towards the batch's own smallest and largest
+    /// value; the first batch sets it (torch's `MovingAverageMinMaxObserver`, whose default is 0.01). In a model without autodiff, in one
+    /// that is frozen, and with a momentum of 0, ranges stay where [`set_input_ranges`](super::set_input_ranges) put them. A range that was
+    /// never set leaves inputs as they are. A batch with a number that is not finite moves nothing.
+    ///
+    /// Clones of a module share ranges, as they share batch-norm's statistics; `valid` makes ranges of its own. Batches that several threads
+    /// run at once are averaged. As with batch-norm's statistics, a segment that is recomputed must run on ranges of its own, as those of
+    /// `valid`, and a record has the last batch only after `valid` or [`input_ranges`](super::input_ranges) was called.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a momentum out of range.
+    pub fn with_inputs(self, momentum: f64) -> Result<Self, Error> {
+        match (0.0..=1.0).contains(&momentum) {
+            true => Ok(Self { momentum: Some(momentum), ..self }),
+            false => {
+                let (what, value) = ("the momentum of input ranges", momentum.to_string());
+                Err(Error::InvalidSetting { what, value, expected: "0 to 1" })
+            }
+        }
+    }
+
+    /// Simulates the inputs only, for weights that are quantised already.
+    #[must_use]
+    pub fn inputs_only(mut self) -> Self {
+        self.weights.values_mut().for_each(|codes| *codes = None);
+        self
+    }
+}
+
+impl Reparameterizer for FakeQuantizer {
+    type Reparam = FakeQuant;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<FakeQuant>) {
+        let count = param.lazy_shape().num_elements();
+        let fits = |codes: &WeightCodes| codes.blocks.groups * codes.blocks.length * codes.blocks.columns == count;
+        let Some(codes) = self.weights.get(path) else { return (param, None) };
+        // An empty weight has no range.
+        let codes = codes.filter(|codes| count > 0 && fits(codes));
+        let device = param.lazy_device();
+        let input = self.momentum.map(|momentum| InputRange::new(path, momentum, &device));
+        let fake = (codes.is_some() || input.is_some()).then(|| FakeQuant { weight: codes, input });
+        (param, fake)
+    }
+}
 
 thread_local! {
     /// How many calls of [`unsimulated`] this thread is in.
@@ -28,7 +132,7 @@ pub fn unsimulated<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// What [`FakeQuantizer`](super::FakeQuantizer) attaches to a weight: a layer reads the weight as its integers would give it, and the
+/// What [`FakeQuantizer`] attaches to a weight: a layer reads the weight as its integers would give it, and the
 /// gradient passes to the stored weight unchanged (the straight-through estimator, Bengio et al. 2013).
 ///
 /// The range of each block is its largest magnitude, at every reading anew, so that no weight is clipped.
@@ -43,17 +147,11 @@ pub struct FakeQuant {
 
 /// The codes that a weight has.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WeightCodes {
-    pub(super) blocks: Blocks,
+struct WeightCodes {
+    blocks: Blocks,
     /// The largest code: 127 for 8 bits.
-    pub(super) largest: f32,
-    pub(super) half_scales: bool,
-}
-
-impl FakeQuant {
-    pub(super) fn new(weight: Option<WeightCodes>, input: Option<InputRange>) -> Self {
-        Self { weight, input }
-    }
+    largest: f32,
+    half_scales: bool,
 }
 
 impl Reparameterization for FakeQuant {
@@ -73,7 +171,7 @@ impl Reparameterization for FakeQuant {
 }
 
 impl WeightCodes {
-    /// The same numbers as those of a [`QuantizedWeight`](super::QuantizedWeight).
+    /// The values of `weight` as its codes and scales give them, bit for bit those of a [`QuantizedWeight`](super::QuantizedWeight).
     fn simulate<const D: usize>(self, weight: Tensor<D>) -> Tensor<D> {
         let Blocks { groups, length, columns } = self.blocks;
         let shape = weight.shape();

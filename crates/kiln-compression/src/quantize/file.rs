@@ -1,13 +1,13 @@
 //! Quantised models in files.
 
-use super::bits;
 use super::blocks::Blocks;
+use super::codes;
 use super::model::QuantizedModel;
-use super::parameters;
 use super::plain::{self, Kind, Plain};
 use super::weights::QuantizedWeight;
 use crate::Error;
 use crate::atomic;
+use crate::parameters;
 use burn::module::Module;
 use burn::tensor::TensorData;
 use half::f16;
@@ -168,7 +168,7 @@ struct Stored {
 }
 
 fn codes_of(weight: &QuantizedWeight) -> Stored {
-    let bytes = bits::pack(weight.codes(), weight.bits());
+    let bytes = codes::pack(weight.codes(), weight.bits());
     match weight.bits() {
         8 => Stored { dtype: Dtype::I8, shape: weight.shape().to_vec(), bytes },
         _ => Stored { dtype: Dtype::U8, shape: vec![bytes.len()], bytes },
@@ -236,8 +236,8 @@ fn weight(entry: &Entry, codes: &TensorView<'_>, scales: &TensorView<'_>) -> Res
     let count =
         entry.shape.iter().try_fold(1_usize, |count, side| count.checked_mul(*side)).ok_or("its shape is too large")?;
     let codes = match codes.dtype() {
-        Dtype::I8 if bits == 8 => bits::unpack(codes.data(), bits, count),
-        Dtype::U8 if bits < 8 => bits::unpack(codes.data(), bits, count),
+        Dtype::I8 if bits == 8 => codes::unpack(codes.data(), bits, count),
+        Dtype::U8 if bits < 8 => codes::unpack(codes.data(), bits, count),
         other => return Err(format!("codes of {bits} bits have the dtype {other:?}")),
     };
     let codes = codes.ok_or_else(|| format!("it has not as many codes as a shape of {:?} needs", entry.shape))?;

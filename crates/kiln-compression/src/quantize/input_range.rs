@@ -9,20 +9,12 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::range::{Calibrator, Range, RangeMethod};
 use crate::Error;
-use crate::place::Place;
+use crate::parameters::Place;
 
 /// The range that the inputs of one layer have, as a moving average over batches, and their fake quantisation to unsigned 8-bit integers
-/// with a zero point.
-///
-/// While a model trains, each batch moves the range by a fraction `momentum` towards the batch's own smallest and largest value; the first
-/// batch sets it (torch's `MovingAverageMinMaxObserver`). In a model without autodiff, in one that is frozen, and with a momentum of 0, the
-/// range stays. A range that was never set leaves inputs as they are. A batch with a number that is not finite moves nothing.
-///
-/// Clones of a module share the range, as they share batch-norm's statistics; `valid` makes a range of its own. Batches that several
-/// threads run at once are averaged. As with batch-norm's statistics, a segment that is recomputed must run on a range of its own, as that
-/// of `valid`, and a record has the last batch only after `valid` or [`input_ranges`] was called.
+/// with a zero point. [`FakeQuantizer::with_inputs`](super::FakeQuantizer::with_inputs) says how it moves.
 #[derive(Module, Debug)]
-pub struct InputRange {
+pub(super) struct InputRange {
     /// `[2]`: the two ends, which are +∞ and -∞ before the first batch. They are one tensor, so that threads never see one without the other.
     running_range: RunningState<Tensor<1>>,
     observing: Param<Flag>,

@@ -1,20 +1,16 @@
 //! Quantisation of weights and activations.
 
 mod assign;
-mod bits;
 mod blocks;
 mod choices;
 mod codes;
 mod error_report;
 mod fake_quant;
-mod fake_quantizer;
 mod file;
-mod fold;
 mod histogram;
 mod input_range;
 mod model;
 mod packed;
-mod parameters;
 mod plain;
 mod range;
 mod settings;
@@ -25,10 +21,8 @@ pub use blocks::{Blocks, Granularity};
 pub use choices::bit_choices;
 pub use codes::WeightRange;
 pub use error_report::{ErrorReport, WeightError};
-pub use fake_quant::{FakeQuant, unsimulated};
-pub use fake_quantizer::FakeQuantizer;
-pub use fold::fold_batch_norm;
-pub use input_range::{InputMap, InputRange, calibrate, input_map, input_ranges, set_input_ranges, simulate_input};
+pub use fake_quant::{FakeQuant, FakeQuantizer, unsimulated};
+pub use input_range::{InputMap, calibrate, input_map, input_ranges, set_input_ranges, simulate_input};
 pub use model::{ModelBytes, QuantizedModel, quantize};
 pub use packed::{Dequantize, Packing, check_scheme};
 pub use range::{Affine, Calibrator, Range, RangeMethod};

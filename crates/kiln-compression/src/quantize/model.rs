@@ -1,10 +1,10 @@
 //! The weights of a model, quantised.
 
 use super::blocks::Blocks;
-use super::parameters::{self, Parameter};
 use super::settings::Quantization;
 use super::weights::QuantizedWeight;
 use crate::Error;
+use crate::parameters::{self, Parameter};
 use burn::module::Module;
 use burn::tensor::TensorData;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Weights that stay codes in memory.
 
 use super::model::QuantizedModel;
-use super::parameters::on_device;
 use crate::Error;
+use crate::parameters::on_device;
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
 use burn::tensor::{DType, Device, Tensor, TensorData};

@@ -1,7 +1,7 @@
 //! All tensors of a module that are stored as they are: parameters of every kind and running statistics.
 
 use crate::Error;
-use crate::place::Place;
+use crate::parameters::Place;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use safetensors::Dtype;

@@ -66,11 +66,6 @@ impl Calibrator {
         Ok(())
     }
 
-    /// How many values were taken.
-    pub fn count(&self) -> u64 {
-        self.histogram.total()
-    }
-
     /// The range of the values so far.
     ///
     /// # Errors
@@ -245,7 +240,8 @@ mod tests {
         let mut calibrator = Calibrator::new(RangeMethod::Mse).unwrap();
         assert!(matches!(calibrator.range(), Err(Error::InvalidSetting { .. })));
         assert!(matches!(calibrator.observe(&[1.0, f32::NAN]), Err(Error::NotFinite { .. })));
-        assert_eq!(calibrator.count(), 0);
+        // Nothing of the batch was taken.
+        assert!(matches!(calibrator.range(), Err(Error::InvalidSetting { .. })));
     }
 
     proptest! {

@@ -1,8 +1,7 @@
 //! One weight as codes and scales.
 
-use super::bits::packed_len;
 use super::blocks::Blocks;
-use super::codes::{self, WeightRange, largest_code};
+use super::codes::{self, WeightRange, largest_code, packed_len};
 use crate::Error;
 
 /// A weight as whole numbers of 2 to 8 bits and one scale for each block.
@@ -56,13 +55,13 @@ impl QuantizedWeight {
         Ok(Self { shape: shape.to_vec(), bits, blocks, codes, scales, half_scales })
     }
 
-    /// A weight of codes and scales that were computed elsewhere, as by a better rounding than to the nearest.
+    /// A weight of codes and scales that were read from a file.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] if `bits` is not from 2 to 8, a code is outside of its range, the numbers of codes or scales do not
     /// agree with `shape` and `blocks`, or a scale is not positive, not finite or, with `half_scales`, not a number of 16 bits.
-    pub fn from_codes(
+    pub(crate) fn from_codes(
         shape: &[usize],
         bits: u8,
         blocks: Blocks,

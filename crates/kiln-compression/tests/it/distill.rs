@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_compression::{DistillationLoss, Error, FeatureMatching, Tail, Teacher, TopK, attention_transfer};
+use kiln_compression::{DistillationLoss, Error, Teacher};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
@@ -55,22 +54,6 @@ fn loss_and_gradient_of_logits_are_those_of_torch() {
         let value = loss.forward(student.clone(), recorded.tensor::<2>("teacher")).unwrap();
         recorded.near(&format!("kl.{name}"), value.clone());
         recorded.near(&format!("kl.{name}.student"), student.grad(&value.backward()).unwrap());
-        for (tail, kind) in [(Tail::Spread, "spread"), (Tail::Dropped, "dropped")] {
-            let top_k = TopK::of(recorded.tensor("teacher"), 4).unwrap().with_tail(tail);
-            let value = loss.forward(student.clone(), top_k).unwrap();
-            recorded.near(&format!("{kind}.{name}"), value.clone());
-            recorded.near(&format!("{kind}.{name}.student"), student.grad(&value.backward()).unwrap());
-        }
-    }
-}
-
-#[test]
-fn all_classes_stored_are_the_whole_teacher() {
-    let recorded = Recorded::read();
-    for tail in [Tail::Spread, Tail::Dropped] {
-        let top_k = TopK::of(recorded.tensor("teacher"), 11).unwrap().with_tail(tail);
-        recorded
-            .near("kl.2.0", DistillationLoss::new(2.0).unwrap().forward(recorded.tensor("student"), top_k).unwrap());
     }
 }
 
@@ -117,24 +100,18 @@ fn the_loss_of_hidden_states_can_be_recorded() {
     let plain = Device::capture();
     let device = plain.clone().autodiff();
     let loss = DistillationLoss::new(2.0).unwrap().with_rows(3);
-    for stored in [None, Some(Tail::Spread), Some(Tail::Dropped)] {
-        let mut found = None;
-        let graph = plain.capture_scope(|scope| {
-            let random = |shape: [usize; 2]| Tensor::<2>::ones(shape, &device);
-            let (hidden, weight) = (random([7, 4]).require_grad(), random([4, 11]).require_grad());
-            let teacher = match stored {
-                None => Teacher::Linear { hidden: random([7, 3]), weight: random([3, 11]) },
-                Some(tail) => TopK::of(random([7, 11]), 4).unwrap().with_tail(tail).into(),
-            };
-            let matching = FeatureMatching::plain().tokens(hidden.clone().unsqueeze(), random([7, 4]).unsqueeze());
-            let value = loss.forward_linear(hidden.clone(), weight.clone(), teacher).unwrap() + matching.unwrap();
-            found = Some((value.dims(), value.is_tracked()));
-            std::mem::forget((value, hidden, weight));
-            scope.complete([], [])
-        });
-        assert_eq!(found, Some(([1], true)));
-        assert!(graph.unwrap().graph.operations.len() > 20);
-    }
+    let mut found = None;
+    let graph = plain.capture_scope(|scope| {
+        let ones = |shape: [usize; 2]| Tensor::<2>::ones(shape, &device);
+        let (hidden, weight) = (ones([7, 4]).require_grad(), ones([4, 11]).require_grad());
+        let teacher = Teacher::Linear { hidden: ones([7, 3]), weight: ones([3, 11]) };
+        let value = loss.forward_linear(hidden.clone(), weight.clone(), teacher).unwrap();
+        found = Some((value.dims(), value.is_tracked()));
+        std::mem::forget((value, hidden, weight));
+        scope.complete([], [])
+    });
+    assert_eq!(found, Some(([1], true)));
+    assert!(graph.unwrap().graph.operations.len() > 20);
 }
 
 #[test]
@@ -153,12 +130,9 @@ fn no_gradient_reaches_the_teacher() {
     let (student, teacher) = (recorded.leaf::<2>("student"), recorded.leaf::<2>("teacher"));
     let loss = DistillationLoss::new(2.0).unwrap();
     // A plain student, as in an evaluation.
-    let top_k = TopK::of(teacher.clone(), 11).unwrap();
-    recorded.near("kl.2.0", loss.forward(recorded.tensor("student"), top_k).unwrap());
-    for teacher_given in [Teacher::from(teacher.clone()), TopK::of(teacher.clone(), 3).unwrap().into()] {
-        let gradients = loss.forward(student.clone(), teacher_given).unwrap().backward();
-        assert!(student.grad(&gradients).is_some() && teacher.grad(&gradients).is_none());
-    }
+    recorded.near("kl.2.0", loss.forward(recorded.tensor("student"), teacher.clone()).unwrap());
+    let gradients = loss.forward(student.clone(), teacher.clone()).unwrap().backward();
+    assert!(student.grad(&gradients).is_some() && teacher.grad(&gradients).is_none());
 }
 
 #[test]
@@ -184,15 +158,11 @@ fn extreme_logits_give_finite_losses() {
     let student = Tensor::<2>::from_data([[-300.0, 300.0, 0.0, 0.0], [5.0, 0.0, -80.0, 1.0]], &device);
     for t in [0.5, 1.0, 3.0] {
         let loss = DistillationLoss::new(t).unwrap();
-        let top = |k| TopK::of(teacher.clone(), k).unwrap();
-        let teachers = [teacher.clone().into(), top(2).into(), top(2).with_tail(Tail::Dropped).into(), top(4).into()];
-        for given in teachers as [Teacher; 4] {
-            let student = student.clone().autodiff().require_grad();
-            let value = loss.forward(student.clone(), given).unwrap();
-            let gradient = student.grad(&value.clone().backward()).unwrap();
-            assert!(value.into_scalar::<f32>().is_finite());
-            assert!(gradient.into_data().iter::<f32>().all(f32::is_finite));
-        }
+        let student = student.clone().autodiff().require_grad();
+        let value = loss.forward(student.clone(), teacher.clone()).unwrap();
+        let gradient = student.grad(&value.clone().backward()).unwrap();
+        assert!(value.into_scalar::<f32>().is_finite());
+        assert!(gradient.into_data().iter::<f32>().all(f32::is_finite));
     }
 }
 
@@ -205,13 +175,9 @@ fn shapes_and_settings_that_do_not_fit_are_errors() {
     for t in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         assert!(matches!(DistillationLoss::new(t), Err(Error::InvalidSetting { .. })));
     }
-    let top = |rows, k| TopK::of(zeros([rows, k]), k).unwrap();
-    let teachers: [Teacher; 7] = [
+    let teachers: [Teacher; 4] = [
         zeros([6, 11]).into(),
         zeros([7, 10]).into(),
-        top(6, 3).into(),
-        top(7, 12).into(),
-        TopK { log_probabilities: zeros([7, 2]), ..top(7, 3) }.into(),
         Teacher::Linear { hidden: zeros([7, 3]), weight: zeros([4, 11]) },
         Teacher::Linear { hidden: zeros([6, 4]), weight: zeros([4, 11]) },
     ];
@@ -222,34 +188,23 @@ fn shapes_and_settings_that_do_not_fit_are_errors() {
     }
     let result = loss.forward_linear(recorded.tensor("hidden"), zeros([4, 11]), zeros([7, 11]));
     assert!(matches!(result, Err(Error::Shape { .. })));
-    assert!(TopK::of(zeros([2, 3]), 0).is_err() && TopK::of(zeros([2, 3]), 4).is_err());
-    assert!(
-        FeatureMatching::plain().tokens(Tensor::zeros([1, 2, 3], &device), Tensor::zeros([1, 2, 4], &device)).is_err()
-    );
-    let projected = FeatureMatching::projected(3, 4, &device);
-    assert!(projected.tokens(Tensor::zeros([1, 2, 4], &device), Tensor::zeros([1, 2, 4], &device)).is_err());
-    assert!(projected.maps(Tensor::zeros([1, 3, 2, 2], &device), Tensor::zeros([1, 4, 2, 3], &device)).is_err());
-    assert!(attention_transfer(Tensor::zeros([1, 3, 2, 2], &device), Tensor::zeros([1, 3, 2, 3], &device)).is_err());
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn any_number_of_rows_at_a_time_gives_the_same(
-        n in 1usize..20, d in 1usize..6, e in 1usize..6, c in 1usize..30, rows in 0usize..25, k in 0usize..30, t in 0.5f64..5.0,
+        n in 1usize..20, d in 1usize..6, e in 1usize..6, c in 1usize..30, rows in 0usize..25, by_logits: bool, t in 0.5f64..5.0,
     ) {
         let random = |shape: [usize; 2]| Tensor::<2>::random(shape, burn::tensor::Distribution::Normal(0.0, 1.0), &Device::flex());
         let (hidden, weight) = (random([n, d]), random([d, c]));
         let (teacher_hidden, teacher_weight) = (random([n, e]), random([e, c]));
         let logits = teacher_hidden.clone().matmul(teacher_weight.clone());
-        let (whole, teacher): (Teacher, Teacher) = match k {
-            0 => (logits.into(), Teacher::Linear { hidden: teacher_hidden, weight: teacher_weight }),
-            k => { let top_k = TopK::of(logits, k.min(c)).unwrap(); (top_k.clone().into(), top_k.into()) }
-        };
+        let teacher = if by_logits { logits.clone().into() } else { Teacher::Linear { hidden: teacher_hidden, weight: teacher_weight } };
         let loss = DistillationLoss::new(t).unwrap().with_rows(rows);
         let leaf = || (hidden.clone().autodiff().require_grad(), weight.clone().autodiff().require_grad());
         let ((h1, w1), (h2, w2)) = (leaf(), leaf());
-        let expected = loss.forward(h1.clone().matmul(w1.clone()), whole).unwrap();
+        let expected = loss.forward(h1.clone().matmul(w1.clone()), logits).unwrap();
         let found = loss.forward_linear(h2.clone(), w2.clone(), teacher).unwrap();
         prop_assert!(difference(&expected.clone().into_data(), &found.clone().into_data()) < 1e-6);
         let (expected, found) = (expected.backward(), found.backward());
@@ -257,59 +212,6 @@ proptest! {
             prop_assert!(difference(&of.unwrap().into_data(), &by.unwrap().into_data()) < 1e-6);
         }
     }
-}
-
-/// Sets the weights of a projection.
-struct Set<'a>(&'a Recorded);
-
-impl ModuleMapper for Set<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let name = if D == 2 { "conv_weight" } else { "conv_bias" };
-        param.map(|_| self.0.leaf(name))
-    }
-}
-
-#[test]
-fn feature_losses_are_those_of_torch() {
-    let recorded = Recorded::read();
-    let device = Device::flex().autodiff();
-    let matching = FeatureMatching::projected(3, 6, &device).map(&mut Set(&recorded));
-    let (maps, teacher_maps) = (recorded.leaf::<4>("maps"), recorded.leaf::<4>("teacher_maps"));
-    let loss = matching.maps(maps.clone(), teacher_maps.clone()).unwrap();
-    recorded.near("mse", loss.clone());
-    let gradients = loss.backward();
-    recorded.near("mse_maps", maps.grad(&gradients).unwrap());
-    assert!(teacher_maps.grad(&gradients).is_none());
-    struct Gradients<'a>(&'a Recorded, &'a burn::tensor::Gradients, usize);
-    impl burn::module::ModuleVisitor for Gradients<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let name = if D == 2 { "mse_weight" } else { "mse_bias" };
-            self.0.near(name, param.val().grad(self.1).unwrap());
-            self.2 += 1;
-        }
-    }
-    let mut visitor = Gradients(&recorded, &gradients, 0);
-    matching.visit(&mut visitor);
-    assert_eq!(visitor.2, 2);
-
-    let tokens = recorded.leaf::<3>("tokens");
-    let loss = matching.tokens(tokens.clone(), recorded.tensor("teacher_tokens")).unwrap();
-    recorded.near("mse_of_tokens", loss.clone());
-    recorded.near("mse_tokens", tokens.grad(&loss.backward()).unwrap());
-
-    let loss = attention_transfer(maps.clone(), teacher_maps.clone()).unwrap();
-    recorded.near("attention", loss.clone());
-    let gradients = loss.backward();
-    recorded.near("attention_maps", maps.grad(&gradients).unwrap());
-    assert!(teacher_maps.grad(&gradients).is_none());
-}
-
-#[test]
-fn an_image_without_features_has_a_finite_attention_gradient() {
-    let maps = Tensor::<4>::zeros([1, 3, 2, 2], &Device::flex()).autodiff().require_grad();
-    let loss = attention_transfer(maps.clone(), Tensor::ones([1, 3, 2, 2], &Device::flex())).unwrap();
-    let gradient = maps.grad(&loss.clone().backward()).unwrap().into_data();
-    assert!(loss.into_scalar::<f32>().is_finite() && gradient.iter::<f32>().all(f32::is_finite));
 }
 
 /// burn's CPU device adds the partial sums of 4 Mi elements and more in the order in which threads finish them.
@@ -322,9 +224,8 @@ fn large_losses_have_the_same_bits() {
     };
     let (student, teacher) = (wave(0.37, 9.0), wave(0.73, 7.0));
     let run = || {
-        let divergence = DistillationLoss::new(1.0).unwrap().forward(student.clone(), teacher.clone()).unwrap();
-        let features = FeatureMatching::plain().tokens(student.clone().unsqueeze::<3>(), teacher.clone().unsqueeze());
-        [divergence, features.unwrap()].map(|loss| loss.into_scalar::<f32>().to_bits())
+        let loss = DistillationLoss::new(1.0).unwrap().forward(student.clone(), teacher.clone()).unwrap();
+        loss.into_scalar::<f32>().to_bits()
     };
     let expected = run();
     for threads in 1..=4 {

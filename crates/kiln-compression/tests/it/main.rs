@@ -4,7 +4,6 @@
 mod distill;
 mod fake_quant;
 mod fake_quant_reference;
-mod fold;
 mod lora;
 mod lora_bases;
 mod lora_files;
@@ -16,4 +15,3 @@ mod quantize_model;
 mod quantize_net;
 mod quantize_reference;
 mod reparameterized;
-mod teacher_cache;

@@ -10,7 +10,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, Distribution, Tensor};
 use kiln_compression::{
-    Error, Masks, Nest, Pruning, Scope, bake, mask_moments, masks_of, prune, set_masks, sparsity, unprune, zero_pruned,
+    Error, Masks, Nest, Pruning, Scope, mask_moments, masks_of, prune, set_masks, sparsity, unprune, zero_pruned,
 };
 
 #[derive(Module, Debug)]
@@ -124,7 +124,7 @@ fn masks_grow_and_are_kept_by_valid_train_records_and_baking() -> Result<(), Err
     let loaded = Net::masked(&device).load_record(record);
     assert_eq!(masks_of(&loaded), after);
     assert_eq!(values(loaded.valid().forward(x.clone())), expected);
-    let baked = bake(net.clone());
+    let baked = net.clone().materialize();
     assert!(masks_of(&baked).is_empty());
     assert_eq!(values(baked.valid().forward(x)), expected);
     assert_eq!(sparsity(&unprune(net)).total(), 0.0);

@@ -1,14 +1,12 @@
 //! Functions that change stored values, and models whose layers do not read the stored values.
 
-use std::collections::BTreeMap;
-
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use kiln_compression::{
-    ChannelPruning, Channels, Error, FakeQuantizer, Masks, Nest, Pruning, Quantization, Shapes, fold_batch_norm,
-    mask_channels, masks_of, prune, quantize, reshape_like, set_masks, shrink, zero_pruned,
+    ChannelPruning, Channels, Error, FakeQuantizer, Masks, Nest, Pruning, Quantization, Shapes, mask_channels,
+    masks_of, prune, quantize, reshape_like, set_masks, shrink, zero_pruned,
 };
 
 use crate::lora::Double;
@@ -48,27 +46,6 @@ fn off(a: Tensor<4>, b: Tensor<4>) -> f32 {
     (a - b).abs().max().into_scalar()
 }
 
-/// Statistics and gains as after training.
-#[derive(Default)]
-struct Trained(Vec<String>);
-
-impl ModuleMapper for Trained {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.0.push(name.to_owned());
-    }
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.0.pop();
-    }
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.0.last().map(String::as_str) {
-            Some("gamma" | "beta" | "running_mean" | "running_var") => {
-                param.map(|old| Tensor::random(old.shape(), Distribution::Uniform(0.5, 1.5), &old.device()))
-            }
-            _ => param,
-        }
-    }
-}
-
 #[test]
 fn channels_are_not_removed_under_codes_or_simulated_codes() {
     let device = Device::flex();
@@ -102,21 +79,6 @@ fn channels_are_not_removed_under_codes_or_simulated_codes() {
             assert!(off(y, forward(&masked, x)) < 1e-5);
         }
     }
-}
-
-#[test]
-fn a_norm_under_a_mask_is_folded_as_it_computes() {
-    let device = Device::flex();
-    device.seed(3);
-    let net = build(&device).map(&mut Trained::default());
-    let masks = Masks::of_channels(&channels()).only("norm").unwrap();
-    let masked = net.apply_reparameterization(masks);
-    let half: Vec<bool> = (0..8).map(|channel| channel < 4).collect();
-    let masks = ["norm.gamma", "norm.beta"].map(|path| (path.to_owned(), half.clone()));
-    let masked = set_masks(masked, BTreeMap::from(masks)).unwrap();
-    let folded = fold_batch_norm(masked.clone(), &[("first", "norm")], 1e-5).unwrap();
-    let x = image(&device);
-    assert!(off(forward(&folded, x.clone()), forward(&masked, x)) < 1e-5);
 }
 
 #[test]
