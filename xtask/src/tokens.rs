@@ -1,130 +1,41 @@
-//! A light reader of Rust sources: their tokens, without comments and tests.
+//! The tokens of a Rust source, without comments, documentation and tests.
 
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Token {
-    Word(String),
-    Text(String),
-    /// `::`
-    Separator,
-    Sign(char),
+use anyhow::{Result, anyhow};
+use proc_macro2::{Delimiter, Group, LexError, TokenStream, TokenTree};
+
+/// The code that is compiled outside of tests.
+pub(crate) fn code(text: &str) -> Result<TokenStream> {
+    Ok(without_tests(text.parse().map_err(|error: LexError| anyhow!("no Rust: {error}"))?))
 }
 
-use Token::{Separator, Sign, Text, Word};
-
-/// Where the brace that opens at `at` is closed.
-pub(crate) fn closing(tokens: &[Token], at: usize) -> usize {
-    let mut depth = 0;
-    for (index, token) in tokens.iter().enumerate().skip(at) {
-        match token {
-            Sign('{') => depth += 1,
-            Sign('}') => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return index;
-        }
-    }
-    tokens.len()
+/// Whether a token is this sign.
+pub(crate) fn is(token: &TokenTree, sign: char) -> bool {
+    matches!(token, TokenTree::Punct(punct) if punct.as_char() == sign)
 }
 
-/// Leaves out each item that stands behind `#[cfg(test)]`.
-pub(crate) fn without_tests(tokens: Vec<Token>) -> Vec<Token> {
-    let sign = Sign;
-    let word = |text: &str| Word(text.into());
-    let marker = [sign('#'), sign('['), word("cfg"), sign('('), word("test"), sign(')'), sign(']')];
+/// Leaves out documentation, and each item that stands behind `#[cfg(test)]`.
+fn without_tests(tokens: TokenStream) -> TokenStream {
+    let braces = |token: &TokenTree| matches!(token, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace);
     let mut kept = vec![];
-    let mut at = 0;
-    while at < tokens.len() {
-        if !tokens[at..].starts_with(&marker) {
-            kept.push(tokens[at].clone());
-            at += 1;
+    let mut tokens = tokens.into_iter().peekable();
+    while let Some(token) = tokens.next() {
+        let TokenTree::Group(group) = token else {
+            kept.push(token);
             continue;
-        }
-        at += marker.len();
-        // The item ends with its first `;`, or with the brace that closes its body.
-        while at < tokens.len() && tokens[at] != Sign(';') && tokens[at] != Sign('{') {
-            at += 1;
-        }
-        at = if tokens.get(at) == Some(&Sign('{')) { closing(&tokens, at) + 1 } else { at + 1 };
-    }
-    kept
-}
-
-/// Words, texts and signs, without comments, numbers' digits told apart from words or characters.
-pub(crate) fn tokens(text: &str) -> Vec<Token> {
-    let text: Vec<char> = text.chars().collect();
-    let at = |index: usize| text.get(index).copied().unwrap_or('\0');
-    let mut tokens = vec![];
-    let mut i = 0;
-    while i < text.len() {
-        let c = text[i];
-        if c == '/' && at(i + 1) == '/' {
-            while i < text.len() && text[i] != '\n' {
-                i += 1;
-            }
-        } else if c == '/' && at(i + 1) == '*' {
-            let mut depth = 0;
-            loop {
-                match (at(i), at(i + 1)) {
-                    ('/', '*') => (depth, i) = (depth + 1, i + 2),
-                    ('*', '/') => (depth, i) = (depth - 1, i + 2),
-                    _ => i += 1,
-                }
-                if depth == 0 || i >= text.len() {
-                    break;
-                }
-            }
-        } else if c == '"' {
-            let from = i + 1;
-            i = from;
-            while i < text.len() && text[i] != '"' {
-                i += if text[i] == '\\' { 2 } else { 1 };
-            }
-            tokens.push(Text(text[from..i.min(text.len())].iter().collect()));
-            i += 1;
-        } else if c.is_alphanumeric() || c == '_' {
-            let from = i;
-            while at(i).is_alphanumeric() || at(i) == '_' {
-                i += 1;
-            }
-            let word: String = text[from..i].iter().collect();
-            let hashes = text[i..].iter().take_while(|c| **c == '#').count();
-            if ["r", "br", "cr"].contains(&word.as_str()) && at(i + hashes) == '"' {
-                // A raw text ends with a quote and as many hashes as it began with.
-                let from = i + hashes + 1;
-                i = from;
-                while i < text.len() && !(text[i] == '"' && (1..=hashes).all(|next| at(i + next) == '#')) {
-                    i += 1;
-                }
-                tokens.push(Text(text[from..i.min(text.len())].iter().collect()));
-                i += hashes + 1;
-            } else if !(["b", "c"].contains(&word.as_str()) && at(i) == '"') {
-                tokens.push(Word(word));
-            }
-        } else if c == '\'' {
-            // A character, or a lifetime, whose name is read as a word that nothing follows.
-            let from = i + 1;
-            if at(i + 1) == '\\' {
-                i += 3;
-                while i < text.len() && text[i] != '\'' {
-                    i += 1;
-                }
-            } else if at(i + 2) == '\'' {
-                i += 2;
-            }
-            if i > from {
-                tokens.push(Text(text[from..i.min(text.len())].iter().collect()));
-            }
-            i += 1;
-        } else if c == ':' && at(i + 1) == ':' {
-            tokens.push(Separator);
-            i += 2;
+        };
+        // An attribute is `#[..]` or `#![..]`.
+        let start = kept.iter().rposition(|token| !is(token, '!')).filter(|at| is(&kept[*at], '#'));
+        let attribute = start.map(|_| group.stream().to_string().replace(' ', "")).unwrap_or_default();
+        let test = attribute == "cfg(test)";
+        if test || attribute.starts_with("doc=") {
+            kept.truncate(start.unwrap_or_default());
         } else {
-            if !c.is_whitespace() {
-                tokens.push(Sign(c));
-            }
-            i += 1;
+            kept.push(Group::new(group.delimiter(), without_tests(group.stream())).into());
+        }
+        // The item ends with its first `;`, or with its first braces.
+        if test && tokens.find(|token| is(token, ';') || braces(token)).is_some_and(|end| braces(&end)) {
+            tokens.next_if(|token| is(token, ';'));
         }
     }
-    tokens
+    kept.into_iter().collect()
 }

@@ -1,11 +1,10 @@
-//! Mixed precision for any burn module: autocast, loss scaling, master weights.
+//! Mixed precision for any burn module: autocast and loss scaling.
 //!
 //! - [`Policy`]: `policy.autocast(model)` makes layers compute in f16 or bf16 while parameters, gradients, optimizer state and
 //!   records stay f32. [`in_f32`] runs a part of a forward pass in f32.
 //! - [`check_device`] tests whether a device computes correctly in a precision, [`check_dtypes`] whether a program mixes dtypes.
 //! - [`LossScaler`] scales a loss and unscales its gradients; the types allow only the correct order. [`Scaling::next`] is its
 //!   pure state machine.
-//! - [`MasterWeights`] is the other layout: parameters in bf16, with an f32 copy in the optimizer.
 //! - [`sum_of_squares`], [`clip_factor`] and [`scale`] compute the global norm of all gradients with one read-back, and clip by
 //!   it.
 //!
@@ -41,14 +40,12 @@
 mod autocast;
 mod check_device;
 mod error;
-mod master_weights;
 mod precision;
 mod scaling;
 
 pub use autocast::{Autocast, CastTo, Policy, check_dtypes, in_f32, uncast};
 pub use check_device::check_device;
 pub use error::Error;
-pub use master_weights::{MasterState, MasterWeights};
 pub use precision::Precision;
 pub use scaling::{
     Decision, LossScaler, Prepared, Probed, ScaledGradients, ScaledLoss, ScalerConfig, ScalerOutcome, ScalerState,

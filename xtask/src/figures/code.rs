@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use proc_macro2::{TokenStream, TokenTree};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::tokens::{Token, tokens, without_tests};
+use crate::tokens::code;
 
 /// The hash of files and folders below `root`.
 pub(crate) fn hash(root: &Path, paths: &[String]) -> Result<String> {
@@ -18,7 +19,7 @@ pub(crate) fn hash(root: &Path, paths: &[String]) -> Result<String> {
         files.sort();
         for file in files {
             let text = fs::read(&file).with_context(|| format!("cannot read '{}'", file.display()))?;
-            add(&file, &text, &mut hash);
+            add(&file, &text, &mut hash).with_context(|| format!("cannot read '{}'", file.display()))?;
         }
     }
     Ok(format!("{:016x}", hash.digest()))
@@ -43,22 +44,31 @@ fn sources(path: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     Ok(())
 }
 
-fn add(file: &Path, bytes: &[u8], hash: &mut Xxh3) {
+fn add(file: &Path, bytes: &[u8], hash: &mut Xxh3) -> Result<()> {
     let mut part = |text: &str| {
         hash.update(text.as_bytes());
         hash.update(&[0]);
     };
-    let end = file.extension().unwrap_or_default();
-    let Ok(text) = std::str::from_utf8(bytes) else { return hash.update(bytes) };
-    if end != "rs" {
-        let code = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        return code.for_each(part);
+    match std::str::from_utf8(bytes) {
+        Err(_) => hash.update(bytes),
+        Ok(text) if file.extension().is_some_and(|end| end == "rs") => leaves(code(text)?, &mut part),
+        Ok(text) => {
+            text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).for_each(part);
+        }
     }
-    for token in without_tests(tokens(text)) {
+    Ok(())
+}
+
+/// Gives the text of each token to `part`, so that layout does not count.
+fn leaves(tokens: TokenStream, part: &mut impl FnMut(&str)) {
+    for token in tokens {
         match token {
-            Token::Word(text) | Token::Text(text) => part(&text),
-            Token::Separator => part("::"),
-            Token::Sign(sign) => part(sign.encode_utf8(&mut [0; 4])),
+            TokenTree::Group(group) => {
+                part(&format!("{:?}", group.delimiter()));
+                leaves(group.stream(), part);
+                part("end");
+            }
+            token => part(&token.to_string()),
         }
     }
 }
@@ -80,7 +90,10 @@ mod tests {
         };
         let first = written(&[("src/lib.rs", "fn f() { g('a', \"b\", 1) }\n"), ("a.py", "x = 1\n")]);
         for same in [
-            ("src/lib.rs", "//! New\nfn f() {\n    g('a', \"b\", /* why */ 1)\n}\n#[cfg(test)]\nmod t { fn g() {} }\n"),
+            (
+                "src/lib.rs",
+                "//! New\n/// New\nfn f() {\n    g('a', \"b\", /* why */ 1)\n}\n#[cfg(test)]\nmod t { fn g() {} }\n",
+            ),
             ("src/tests.rs", "fn g() {}\n"),
             ("src/tests/it.rs", "fn g() {}\n"),
             ("src/notes.txt", "1\n"),
@@ -92,7 +105,8 @@ mod tests {
             ("src/lib.rs", "fn f() { g('a', \"b\", 2) }\n"),
             ("src/lib.rs", "fn f() { g('b', \"b\", 1) }\n"),
             ("src/lib.rs", "fn f() { g('a', \"c\", 1) }\n"),
-            ("src/lib.rs", "fn f() { g('a', r\"b\", 1) } fn h() {}\n"),
+            ("src/lib.rs", "fn f() { g('a', \"b\", 1) } fn h() {}\n"),
+            ("src/lib.rs", "#[cfg(test)]\nuse a::{b, c};\nfn f() { g('a', \"b\", 1); }\n"),
             ("a.py", "x = 2\n"),
         ] {
             assert_ne!(written(&[(name, other)]), first, "{other}");

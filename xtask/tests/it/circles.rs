@@ -36,7 +36,7 @@ impl Crate {
     /// Adds a file and all modules that it declares; `owner` says whether these lie in the file's own folder.
     fn add(&mut self, file: PathBuf, parent: Option<usize>, owner: bool) -> usize {
         let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        let source = Source::parse(&text);
+        let source = Source::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         let index = self.modules.len();
         let folder = file.parent().unwrap().to_owned();
         let inside = if owner { folder.clone() } else { file.with_extension("") };

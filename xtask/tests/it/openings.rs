@@ -2,23 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::edges::packages;
+use super::source::files;
 
 /// Folders with files that may lack the line: none.
 const WITHOUT: &[&str] = &[];
-
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).into_iter().flatten() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
 
 #[test]
 fn files_open_with_a_line_that_says_what_is_in_them() {
@@ -29,8 +19,7 @@ fn files_open_with_a_line_that_says_what_is_in_them() {
         let folder = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned();
         let folder = if folder.join("src").exists() { folder.join("src") } else { folder };
         let name = folder.strip_prefix(root).unwrap().to_string_lossy().into_owned();
-        let mut files = vec![];
-        sources(&folder, &mut files);
+        let files = files(&folder);
         assert!(!files.is_empty(), "no sources in {name}");
         for file in files {
             let text = fs::read_to_string(&file).unwrap();

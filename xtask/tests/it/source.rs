@@ -1,9 +1,22 @@
 //! What a Rust source has: which modules a file declares, which names it defines and which paths it uses.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::{fs, mem};
 
-use super::tokens::Token::{self, Separator, Sign, Text, Word};
-use super::tokens::{closing, tokens, without_tests};
+use anyhow::Result;
+use proc_macro2::Spacing;
+use proc_macro2::TokenTree::{self, Group, Ident, Punct};
+
+use super::tokens::{code, is};
+
+/// The Rust files of a folder and of its folders; a file is its own.
+pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
+    if path.is_dir() {
+        return fs::read_dir(path).unwrap().flat_map(|entry| files(&entry.unwrap().path())).collect();
+    }
+    path.extension().is_some_and(|extension| extension == "rs").then(|| path.to_owned()).into_iter().collect()
+}
 
 /// The part of a source file that is compiled outside of tests.
 #[derive(Debug, Default)]
@@ -26,115 +39,102 @@ pub(crate) struct Import {
 }
 
 impl Source {
-    pub(crate) fn parse(text: &str) -> Self {
-        let tokens = without_tests(tokens(text));
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut source = Self::default();
+        source.read(&code(text)?.into_iter().collect::<Vec<_>>());
+        Ok(source)
+    }
+
+    fn read(&mut self, tokens: &[TokenTree]) {
         let mut at = 0;
         while at < tokens.len() {
-            at = source.item(&tokens, at);
+            let (before, rest) = tokens.split_at(at);
+            at += self.item(before, rest);
         }
-        source
     }
 
-    /// Reads what begins at a token and returns where to go on.
-    fn item(&mut self, tokens: &[Token], at: usize) -> usize {
+    /// Reads what begins at the first of `tokens` and returns its number of tokens.
+    fn item(&mut self, before: &[TokenTree], tokens: &[TokenTree]) -> usize {
         const DEFINES: [&str; 9] = ["fn", "struct", "enum", "union", "trait", "type", "const", "static", "macro_rules"];
-        let Word(word) = &tokens[at] else { return at + 1 };
-        if at > 0 && tokens[at - 1] == Separator {
-            return at + 1; // in the middle of a path that begins with a type
-        }
-        match (word.as_str(), tokens.get(at + 1)) {
-            ("use", _) => {
-                let end = position(tokens, at, &Sign(';'));
-                imports(&tokens[at + 1..end], &[], &mut self.imports);
-                end + 1
+        let word = match tokens {
+            [Group(group), ..] => {
+                self.read(&group.stream().into_iter().collect::<Vec<_>>());
+                return 1;
             }
-            ("mod", Some(Word(name))) if tokens.get(at + 2) == Some(&Sign(';')) => {
-                self.modules.push((name.clone(), path_attribute(&tokens[..at])));
-                at + 3
+            [quote, Ident(_), ..] if is(quote, '\'') => return 2, // a lifetime
+            [Ident(word), ..] => word.to_string(),
+            // In the middle of a path that begins with a type.
+            _ if separator(tokens) && matches!(tokens.get(2), Some(Ident(_))) => return 3,
+            _ => return 1,
+        };
+        match (word.as_str(), &tokens[1..]) {
+            ("use", tree @ [next, ..]) if !is(next, '<') => {
+                let end = tree.iter().position(|token| is(token, ';')).unwrap_or(tree.len());
+                imports(&tree[..end], &[], &mut self.imports);
+                1 + end
             }
-            (word, Some(next)) if DEFINES.contains(&word) => {
-                let words = tokens[at + 1..].iter().take(3).filter_map(|token| match token {
-                    Word(name) if name != "mut" && name != "fn" => Some(name),
+            ("mod", [Ident(name), end, ..]) if is(end, ';') => {
+                self.modules.push((name.to_string(), path_attribute(before)));
+                2
+            }
+            (word, next) if DEFINES.contains(&word) => {
+                let begins = matches!(next, [Ident(_), ..]) || next.first().is_some_and(|next| is(next, '!'));
+                let mut names = next.iter().take(3).filter_map(|token| match token {
+                    Ident(name) if name != "mut" && name != "fn" => Some(name.to_string()),
                     _ => None,
                 });
-                if let (Word(_) | Sign('!'), Some(name)) = (next, words.into_iter().next()) {
-                    self.defined.insert(name.clone());
-                }
-                at + 1
+                self.defined.extend(names.next().filter(|_| begins));
+                1
             }
-            (_, Some(Separator)) => {
-                let mut path = vec![word.clone()];
-                let mut end = at + 1;
-                while let (Some(Separator), Some(Word(next))) = (tokens.get(end), tokens.get(end + 1)) {
-                    path.push(next.clone());
-                    end += 2;
+            _ => {
+                let mut path = vec![word];
+                let mut end = 1;
+                while let (true, Some(Ident(next))) = (separator(&tokens[end..]), tokens.get(end + 2)) {
+                    path.push(next.to_string());
+                    end += 3;
                 }
-                self.paths.push(path);
+                self.paths.extend(Some(path).filter(|path| path.len() > 1));
                 end
             }
-            _ => at + 1,
         }
     }
-}
-
-fn position(tokens: &[Token], from: usize, wanted: &Token) -> usize {
-    tokens[from..].iter().position(|token| token == wanted).map_or(tokens.len(), |found| from + found)
 }
 
 /// The file in `#[path = "file"]`, if that attribute stands right before.
-fn path_attribute(before: &[Token]) -> Option<String> {
-    match before {
-        [.., Sign('['), Word(path), Sign('='), Text(file), Sign(']')] if path == "path" => Some(file.clone()),
-        _ => None,
-    }
+fn path_attribute(before: &[TokenTree]) -> Option<String> {
+    let Group(attribute) = before.last()? else { return None };
+    Some(attribute.stream().to_string().strip_prefix("path =")?.trim().trim_matches('"').to_owned())
+}
+
+/// Whether `::` comes next.
+fn separator(tokens: &[TokenTree]) -> bool {
+    let [Punct(first), second, ..] = tokens else { return false };
+    first.as_char() == ':' && first.spacing() == Spacing::Joint && is(second, ':')
 }
 
 /// Reads a tree such as `a::{b, c::{self, d as e}, f::*}`.
-fn imports(tree: &[Token], prefix: &[String], found: &mut Vec<Import>) {
-    let mut branch = prefix.to_vec();
-    let mut alias = None;
-    let mut at = 0;
-    let mut finish = |branch: &mut Vec<String>, alias: &mut Option<String>| {
-        if branch.len() > prefix.len() {
-            if branch.last().is_some_and(|last| last == "self") && branch.len() > 1 {
-                branch.pop();
-            }
-            let name = alias.take().or_else(|| branch.last().cloned());
-            found.push(Import { path: branch.clone(), name });
-        }
-        *branch = prefix.to_vec();
-    };
-    let mut nested = vec![];
-    while at < tree.len() {
-        match &tree[at] {
-            Sign(',') => finish(&mut branch, &mut alias),
-            Sign('*') => {
-                nested.push((branch.clone(), None));
-                branch = prefix.to_vec();
-            }
-            Sign('{') => {
-                let end = closing(tree, at);
-                nested.push((branch.clone(), Some(&tree[at + 1..end])));
-                branch = prefix.to_vec();
-                at = end;
-            }
-            Word(word) if word == "as" => {
-                if let Some(Word(name)) = tree.get(at + 1) {
-                    alias = Some(name.clone());
+fn imports(tree: &[TokenTree], prefix: &[String], found: &mut Vec<Import>) {
+    for branch in tree.split(|token| is(token, ',')) {
+        let mut path = prefix.to_vec();
+        let mut alias = None;
+        let mut tokens = branch.iter();
+        while let Some(token) = tokens.next() {
+            match token {
+                Group(group) => {
+                    imports(&group.stream().into_iter().collect::<Vec<_>>(), &path, found);
+                    path.clear();
                 }
-                at += 1;
+                Ident(word) if word == "as" => alias = tokens.next().map(ToString::to_string),
+                Ident(word) => path.push(word.to_string()),
+                star if is(star, '*') => found.push(Import { path: mem::take(&mut path), name: None }),
+                _ => {}
             }
-            Word(word) => branch.push(word.clone()),
-            _ => {}
         }
-        at += 1;
-    }
-    finish(&mut branch, &mut alias);
-    for (path, tree) in nested {
-        match tree {
-            Some(tree) => imports(tree, &path, found),
-            None => found.push(Import { path, name: None }),
+        if path.len() > prefix.len() {
+            if path.len() > 1 {
+                path.pop_if(|last| last == "self");
+            }
+            found.push(Import { name: alias.or_else(|| path.last().cloned()), path });
         }
     }
 }
@@ -144,6 +144,7 @@ fn a_source_is_read_without_comments_texts_and_tests() {
     let source = Source::parse(
         r##"
         //! use crate::comment;
+        //! [`crate::documentation`]
         mod child;
         #[path = "../elsewhere.rs"]
         mod moved;
@@ -155,9 +156,10 @@ fn a_source_is_read_without_comments_texts_and_tests() {
         #[allow(dead_code)]
         mod tests { use crate::hidden; fn f() {} }
         macro_rules! twice { () => {} }
-        struct Last;
+        struct Last(&'static str, <A as B>::Of::<u8>, [u8; crate::LENGTH]);
         "##,
-    );
+    )
+    .unwrap();
     assert_eq!(source.modules, [("child".into(), None), ("moved".into(), Some("../elsewhere.rs".into()))]);
     let defined: Vec<&str> = source.defined.iter().map(String::as_str).collect();
     assert_eq!(defined, ["Last", "RAW", "TEXT", "run", "twice"]);
@@ -172,5 +174,5 @@ fn a_source_is_read_without_comments_texts_and_tests() {
     ];
     assert_eq!(imports, expected);
     let paths: Vec<String> = source.paths.iter().map(|path| path.join("::")).collect();
-    assert_eq!(paths, ["crate::error::Error", "parent::call"]);
+    assert_eq!(paths, ["crate::error::Error", "parent::call", "crate::LENGTH"]);
 }

@@ -4,7 +4,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use proc_macro2::{TokenStream, TokenTree};
+
 use super::edges::packages;
+use super::source::files;
+use super::tokens::code;
 
 /// Dependencies whose names stand in no source, with the reason.
 const UNNAMED: [(&str, &str, &str); 2] = [
@@ -12,7 +16,7 @@ const UNNAMED: [(&str, &str, &str); 2] = [
     ("kiln-training", "kiln-cuda-sim", "its tests load the library that cargo builds of it"),
 ];
 
-/// The words of all sources of a package: those that are compiled for others, and those of tests and examples.
+/// The words of all sources of a package: those that are compiled for others, and those of tests and examples too.
 #[derive(Default)]
 struct Words {
     library: BTreeSet<String>,
@@ -21,19 +25,22 @@ struct Words {
 
 impl Words {
     fn read(&mut self, path: &Path, library: bool) {
-        if path.is_dir() {
-            for entry in fs::read_dir(path).unwrap() {
-                self.read(&entry.unwrap().path(), library);
-            }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(path).unwrap();
-            let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-            let words = code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
-            let words: BTreeSet<String> = words.map(str::to_owned).collect();
+        for file in files(path) {
+            let text = fs::read_to_string(file).unwrap();
+            words(text.parse().unwrap(), &mut self.all);
             if library {
-                self.library.extend(words.iter().cloned());
+                words(code(&text).unwrap(), &mut self.library);
             }
-            self.all.extend(words);
+        }
+    }
+}
+
+fn words(tokens: TokenStream, found: &mut BTreeSet<String>) {
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) => words(group.stream(), found),
+            TokenTree::Ident(word) => found.extend([word.to_string()]),
+            _ => {}
         }
     }
 }
@@ -55,7 +62,9 @@ fn sources_name_each_dependency() {
             let whole = if source == folder { file } else { source };
             words.read(whole, library);
         }
-        words.read(&folder.join("tests"), false);
+        if folder.join("tests").exists() {
+            words.read(&folder.join("tests"), false);
+        }
         for dependency in package["dependencies"].as_array().unwrap() {
             let to = dependency["name"].as_str().unwrap();
             let known = if dependency["kind"] == "dev" { &words.all } else { &words.library };

@@ -23,7 +23,7 @@ use crate::place::Place;
 ///   other or with computation on the device.
 /// - burn's CPU device has the host's memory. Nothing is copied, and nothing saved.
 /// - Tensors in a dtype that their record does not keep stay on the device. Of burn's optimizers this is the state of parameters in
-///   another dtype than the device's default: keep master weights, or use [`StochasticBf16`](crate::StochasticBf16).
+///   another dtype than the device's default: use [`StochasticBf16`](crate::StochasticBf16).
 /// - burn's capture device records the updates of `O`, with operations that say from where to where a chunk's state is on the device.
 ///
 /// # Failures

@@ -23,7 +23,7 @@ use crate::place::Place;
 /// - The mean is exact for numbers from 1.2e-38, the smallest normal one, to 3.39e38, the largest of bf16, and for 0. All others are
 ///   rounded to the nearest number: smaller ones; larger ones, which may become infinite; infinities and NaN, which stay what they are.
 /// - Each step adds noise to each parameter, with a standard deviation of at most half the distance of bf16's numbers: 0.4 % of the
-///   parameter. Where even that matters, keep a master copy. A parameter whose update is 0 stays as it is: numbers of bf16 are not rounded.
+///   parameter. Where even that matters, keep parameters in f32. A parameter whose update is 0 stays as it is: numbers of bf16 are not rounded.
 /// - The state of the inner optimizer is in f32. Gradients are cast to f32.
 /// - Parameters in other dtypes are updated by the inner optimizer alone.
 ///

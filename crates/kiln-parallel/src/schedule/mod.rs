@@ -2,7 +2,6 @@
 
 mod action;
 mod block;
-pub mod cluster;
 mod order;
 mod simulate;
 mod split;

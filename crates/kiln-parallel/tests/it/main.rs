@@ -5,6 +5,8 @@ mod cluster;
 mod communicators;
 #[path = "../conformance/mod.rs"]
 mod conformance;
+#[path = "../../examples/cluster/main.rs"]
+mod example;
 mod failures;
 mod hand_over;
 mod model;

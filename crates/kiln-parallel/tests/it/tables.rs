@@ -1,7 +1,6 @@
 //! The tables in the guides are those that the example prints.
 
-#[path = "../../examples/cluster.rs"]
-mod example;
+use super::example;
 
 #[test]
 fn the_guides_have_the_tables_that_the_example_prints() {

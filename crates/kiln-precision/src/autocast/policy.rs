@@ -101,7 +101,7 @@ impl Policy {
     }
 
     /// `model` with its parameters *stored* in [`compute`](Self::compute), for training with
-    /// [`MasterWeights`](crate::MasterWeights). Its gradients and records then have that dtype too.
+    /// `StochasticBf16` of kiln-optimizers. Its gradients and records then have that dtype too.
     ///
     /// Load a record before this call: a record replaces the dtypes of parameters.
     ///

@@ -1,4 +1,4 @@
-//! Autocast, loss scaling and master weights on burn's layers.
+//! Autocast and loss scaling on burn's layers.
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 mod autocast;

@@ -4,7 +4,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, Tensor};
 use kiln_optimizers::StochasticBf16;
-use kiln_precision::{MasterWeights, Policy, Precision};
+use kiln_precision::{Policy, Precision};
 
 use crate::HEAP;
 use crate::support::turn;
@@ -48,10 +48,6 @@ fn layouts_take_the_bytes_that_the_guide_states() {
     let rows = [
         ("f32", measure(|model| (model, adam().into()))),
         ("autocast", measure(|model| (Policy::new(Precision::BF16).autocast(model).unwrap(), adam().into()))),
-        (
-            "master weights",
-            measure(|model| (Policy::new(Precision::BF16).store(model).unwrap(), MasterWeights::new(adam()).into())),
-        ),
         (
             "stochastic rounding",
             measure(|model| {

@@ -1,61 +1,59 @@
-//! Time, traffic and memory of a step.
+//! Time, traffic and memory of a training step, by formulas and a simulation of the pipeline; nothing is measured.
 
-use serde::{Deserialize, Serialize};
+use std::error::Error;
 
-use super::layout::{Inside, Layout};
-use super::model::Model;
-use super::network::{Cluster, Group, Traffic};
-use crate::error::Error;
-use crate::schedule::block::{BlockCost, DeviceLimit, SplitOptions};
-use crate::schedule::order::Schedule;
-use crate::schedule::simulate::{StageCost, simulate};
-use crate::schedule::stages::Stages;
+use kiln_parallel::{BlockCost, DeviceLimit, SplitOptions, StageCost, Stages, simulate};
+
+use super::layout::{CONTEXT, Cluster, EAGER, Group, Inside, Layout, Model, Traffic, VOCABULARY};
+
+pub(crate) type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
+
+/// Bytes of a weight in the forward and backward pass.
+const PARAMETER_BYTES: f64 = 2.0;
+/// Bytes of Adam's two moments and of the master weight, in f32.
+const OPTIMIZER_BYTES: f64 = 12.0;
 
 /// Bytes that one card needs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Memory {
-    /// Weights.
-    pub parameters: f64,
-    /// Gradients.
-    pub gradients: f64,
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Memory {
+    pub(crate) parameters: f64,
+    pub(crate) gradients: f64,
     /// Optimizer state and master weights, or this replica's share of them.
-    pub optimizer: f64,
+    pub(crate) optimizer: f64,
     /// What layers keep for the backward pass, of all micro-batches that the stage holds, and the logits.
-    pub activations: f64,
+    pub(crate) activations: f64,
 }
 
 impl Memory {
-    /// All of them.
-    pub fn total(&self) -> f64 {
+    pub(crate) fn total(&self) -> f64 {
         self.parameters + self.gradients + self.optimizer + self.activations
     }
 }
 
 /// What a training step takes under a layout.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Estimate {
-    /// The layout.
-    pub layout: Layout,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Estimate {
+    pub(crate) layout: Layout,
     /// Seconds of a step.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Seconds by which sums over replicas make the step longer than its pipeline.
-    pub reduction: f64,
-    /// The share of the pipeline's time in which stages are idle ([`Timeline::bubble`](crate::Timeline::bubble)).
-    pub bubble: f64,
+    pub(crate) reduction: f64,
+    /// The share of the pipeline's time in which stages are idle.
+    pub(crate) bubble: f64,
     /// Operations a second that each card reaches over the whole step, recomputed ones included.
-    pub flops: f64,
+    pub(crate) flops: f64,
     /// The most bytes that one card sends in a step, for each kind of link.
-    pub traffic: Traffic,
+    pub(crate) traffic: Traffic,
     /// The memory of the card that needs the most.
-    pub memory: Memory,
+    pub(crate) memory: Memory,
     /// Whether that is at most the memory of a card.
-    pub fits: bool,
+    pub(crate) fits: bool,
 }
 
 /// What a training step of `model` takes under `layout`.
 ///
-/// - Layers are [divided](Stages::split) so that the slowest stage is as fast as possible, with the output layer in the last stage. The
-///   pipeline's time is [simulated](simulate), with transfers that overlap with computation.
+/// - Layers are divided so that the slowest stage is as fast as possible, with the output layer in the last stage. The pipeline's time is
+///   simulated, with transfers that overlap with computation.
 /// - After its last backward pass a stage sums its gradients over its replicas ([`Group::reduce_scatter`], then
 ///   an all-gather): `2 (d - 1) / d` of their bytes, without overlap with its own backward passes. With a sharded optimizer the all-gather
 ///   carries the updated weights instead of the sums (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
@@ -64,18 +62,22 @@ pub struct Estimate {
 ///   products for very small micro-batches.
 ///
 /// # Errors
-/// [`Error::InvalidSetting`] for sizes, rates and layouts that cannot be.
-pub fn estimate(model: &Model, cluster: &Cluster, layout: &Layout) -> Result<Estimate, Error> {
-    model.check()?;
-    cluster.check()?;
-    layout.check(model, cluster)?;
-    let case = Case {
-        model,
-        cluster,
-        layout,
-        layers: &divide(model, layout.stages)?,
-        sequences: layout.micro_batch(model)? as f64,
-    };
+/// For a batch that does not divide evenly, and for more stages and replicas than cards or more stages than layers.
+pub(crate) fn estimate(model: &Model, cluster: &Cluster, layout: &Layout) -> Result<Estimate> {
+    let Layout { stages, replicas, micro_batches, .. } = *layout;
+    let (parts, cards) = (replicas * micro_batches, cluster.hosts * cluster.cards_per_host);
+    if parts == 0 || !model.batch.is_multiple_of(parts) {
+        return Err(format!(
+            "{replicas} replicas with {micro_batches} micro-batches do not divide {} sequences",
+            model.batch
+        )
+        .into());
+    }
+    if stages * replicas > cards {
+        return Err(format!("{stages} stages of {replicas} replicas on {cards} cards").into());
+    }
+    let layers = divide(model, stages)?;
+    let case = Case::new(model, cluster, layout, &layers);
     case.estimate(case.memory())
 }
 
@@ -84,36 +86,19 @@ pub fn estimate(model: &Model, cluster: &Cluster, layout: &Layout) -> Result<Est
 ///
 /// All divisions of the cards into stages and replicas are compared, with all numbers of micro-batches that divide the batch, with and without
 /// sharding and recomputation, and with replicas or stages inside of hosts.
-///
-/// # Errors
-/// [`Error::InvalidSetting`] for sizes and rates that cannot be.
-pub fn best_layouts(
-    model: &Model,
-    cluster: &Cluster,
-    schedule: Schedule,
-    gradient_bytes: u64,
-) -> Result<Vec<Estimate>, Error> {
-    model.check()?;
-    cluster.check()?;
+pub(crate) fn best_layouts(model: &Model, cluster: &Cluster, gradient_bytes: f64) -> Result<Vec<Estimate>> {
+    let cards = cluster.hosts * cluster.cards_per_host;
     let mut found = vec![];
-    for stages in divisors(cluster.cards()).filter(|stages| *stages <= model.layers) {
-        let replicas = cluster.cards() / stages;
+    for stages in divisors(cards).filter(|stages| *stages <= model.layers) {
+        let replicas = cards / stages;
         if !model.batch.is_multiple_of(replicas) {
             continue;
         }
         let layers = divide(model, stages)?;
         for micro_batches in divisors(model.batch / replicas) {
-            for (inside, shard_optimizer, recompute) in choices(stages, replicas) {
-                let layout = Layout {
-                    schedule,
-                    inside,
-                    shard_optimizer,
-                    gradient_bytes,
-                    recompute,
-                    ..Layout::new(stages, replicas, micro_batches)
-                };
-                let sequences = layout.micro_batch(model)? as f64;
-                let case = Case { model, cluster, layout: &layout, layers: &layers, sequences };
+            let plain = Layout { gradient_bytes, ..Layout::new(stages, replicas, micro_batches) };
+            for layout in choices(plain) {
+                let case = Case::new(model, cluster, &layout, &layers);
                 let memory = case.memory();
                 if case.fits(&memory) {
                     found.push(case.estimate(memory)?);
@@ -129,22 +114,20 @@ fn divisors(number: usize) -> impl Iterator<Item = usize> {
     (1..=number).filter(move |divisor| number.is_multiple_of(*divisor))
 }
 
-/// The settings that make a difference: what hosts share, whether the optimizer is sharded, whether layers are recomputed.
-fn choices(stages: usize, replicas: usize) -> Vec<(Inside, bool, bool)> {
-    let inside =
-        if stages > 1 && replicas > 1 { vec![Inside::Replicas, Inside::Stages] } else { vec![Inside::Replicas] };
-    let shard = if replicas > 1 { vec![false, true] } else { vec![false] };
-    let mut all = vec![];
-    for inside in inside {
-        for shard in &shard {
-            all.extend([(inside, *shard, false), (inside, *shard, true)]);
-        }
+/// A layout with all settings that make a difference: what hosts share, whether the optimizer is sharded, whether layers are recomputed.
+fn choices(plain: Layout) -> Vec<Layout> {
+    let mut all = vec![plain];
+    if plain.stages > 1 && plain.replicas > 1 {
+        all.push(Layout { inside: Inside::Stages, ..plain });
     }
-    all
+    if plain.replicas > 1 {
+        all = all.into_iter().flat_map(|whole| [whole, Layout { shard_optimizer: true, ..whole }]).collect();
+    }
+    all.into_iter().flat_map(|kept| [kept, Layout { recompute: true, ..kept }]).collect()
 }
 
 /// The number of layers of each stage, if the slowest stage is as fast as possible.
-fn divide(model: &Model, stages: usize) -> Result<Vec<f64>, Error> {
+fn divide(model: &Model, stages: usize) -> Result<Vec<f64>> {
     // The time of a layer is 1.
     let layer = BlockCost { seconds: 1.0, parameter_bytes: model.layer_parameters() as u64, ..BlockCost::default() };
     let mut blocks = vec![layer; model.layers];
@@ -155,12 +138,11 @@ fn divide(model: &Model, stages: usize) -> Result<Vec<f64>, Error> {
         last.seconds += model.head_flops() / model.layer_flops();
         last.parameter_bytes += model.head_parameters() as u64;
     }
-    let divided =
-        Stages::split(&blocks, &vec![DeviceLimit::new(u64::MAX); stages], &SplitOptions::new(Schedule::Sequential, 1))?;
+    let divided = Stages::split(&blocks, &vec![DeviceLimit::new(u64::MAX); stages], &SplitOptions::new(EAGER, 1))?;
     Ok(divided.ranges().iter().map(|range| range.len() as f64).collect())
 }
 
-/// A layout whose settings are checked.
+/// A layout that is estimated.
 struct Case<'a> {
     model: &'a Model,
     cluster: &'a Cluster,
@@ -171,7 +153,12 @@ struct Case<'a> {
     sequences: f64,
 }
 
-impl Case<'_> {
+impl<'a> Case<'a> {
+    fn new(model: &'a Model, cluster: &'a Cluster, layout: &'a Layout, layers: &'a [f64]) -> Self {
+        let sequences = (model.batch / (layout.replicas * layout.micro_batches)) as f64;
+        Self { model, cluster, layout, layers, sequences }
+    }
+
     fn is_last(&self, stage: usize) -> bool {
         stage + 1 == self.layers.len()
     }
@@ -191,28 +178,28 @@ impl Case<'_> {
     fn stage_memory(&self, stage: usize) -> Memory {
         let (model, layout) = (self.model, self.layout);
         let parameters = self.parameters(stage);
-        let held = layout.schedule.in_flight(stage, layout.stages, layout.micro_batches) as f64;
+        let held = EAGER.in_flight(stage, layout.stages, layout.micro_batches) as f64;
         // A layer that is recomputed has all its activations for a moment, its input among them.
         let (kept, moment) = match layout.recompute {
             true => (model.boundary_bytes(), model.layer_activations() - model.boundary_bytes()),
             false => (model.layer_activations(), 0.0),
         };
-        let logits = if self.is_last(stage) { model.logit_bytes() } else { 0.0 };
+        // In f32.
+        let logits = if self.is_last(stage) { 4.0 * CONTEXT * VOCABULARY } else { 0.0 };
         Memory {
-            parameters: parameters * model.parameter_bytes as f64,
-            gradients: parameters * layout.gradient_bytes as f64,
-            optimizer: parameters * model.optimizer_bytes as f64
-                / if layout.shard_optimizer { layout.replicas as f64 } else { 1.0 },
+            parameters: parameters * PARAMETER_BYTES,
+            gradients: parameters * layout.gradient_bytes,
+            optimizer: parameters * OPTIMIZER_BYTES / if layout.shard_optimizer { layout.replicas as f64 } else { 1.0 },
             activations: self.sequences * (held * (self.layers[stage] * kept + logits) + moment),
         }
     }
 
     fn fits(&self, memory: &Memory) -> bool {
-        memory.total() <= self.cluster.card.memory as f64
+        memory.total() <= self.cluster.memory
     }
 
     fn costs(&self, boundaries: &[usize]) -> Vec<StageCost> {
-        let seconds = |flops: f64| self.sequences * flops / self.cluster.card.flops;
+        let seconds = |flops: f64| self.sequences * flops / self.cluster.flops;
         let boundary = self.sequences * self.model.boundary_bytes();
         let transfer = |stage: usize| match boundaries.get(stage) {
             None => 0.0,
@@ -231,17 +218,16 @@ impl Case<'_> {
     /// Traffic and seconds of one stage's sums over replicas.
     fn reduction(&self, stage: usize, group: &Group) -> (Traffic, f64) {
         let parameters = self.parameters(stage);
-        let gradients = parameters * self.layout.gradient_bytes as f64;
-        let gathered =
-            if self.layout.shard_optimizer { parameters * self.model.parameter_bytes as f64 } else { gradients };
+        let gradients = parameters * self.layout.gradient_bytes;
+        let gathered = if self.layout.shard_optimizer { parameters * PARAMETER_BYTES } else { gradients };
         let (scattered, first) = group.reduce_scatter(self.cluster, gradients);
         let (gathered, second) = group.reduce_scatter(self.cluster, gathered);
         (scattered.and(gathered), first + second)
     }
 
-    fn estimate(&self, memory: Memory) -> Result<Estimate, Error> {
+    fn estimate(&self, memory: Memory) -> Result<Estimate> {
         let (layout, boundaries) = (self.layout, self.layout.boundaries(self.cluster));
-        let timeline = simulate(layout.schedule, layout.micro_batches, &self.costs(&boundaries))?;
+        let timeline = simulate(EAGER, layout.micro_batches, &self.costs(&boundaries))?;
         let mut ends = vec![0.0f64; layout.stages];
         for work in &timeline.work {
             ends[work.stage] = ends[work.stage].max(work.end);

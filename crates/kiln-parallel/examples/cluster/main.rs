@@ -2,15 +2,15 @@
 //!
 //! Everything is calculated; no device is used: `cargo run --example cluster`
 
-use std::error::Error;
+pub(crate) mod estimate;
+pub(crate) mod layout;
+
 use std::io::{Write, stdout};
 
-use kiln_parallel::cluster::{Card, Cluster, Estimate, Inside, Layout, Link, Model, best_layouts, estimate};
+use estimate::{Estimate, Result, best_layouts, estimate};
 use kiln_parallel::{BlockCost, DeviceLimit, Schedule, SplitOptions, StageCost, Stages, simulate};
+use layout::{Cluster, EAGER, Inside, Layout, Link, Model};
 
-type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
-
-const EAGER: Schedule = Schedule::OneForwardOneBackward;
 const GIGA: f64 = 1e9;
 
 #[allow(dead_code, reason = "a test prints the tables too")]
@@ -126,7 +126,8 @@ fn hosts(hosts: usize) -> Cluster {
     Cluster {
         hosts,
         cards_per_host: 8,
-        card: Card { flops: 400e12, memory: 72_000_000_000 },
+        flops: 400e12,
+        memory: 72.0 * GIGA,
         inside: Link { bytes_per_second: 300.0 * GIGA, latency: 10e-6 },
         between: Link { bytes_per_second: 320.0 * GIGA, latency: 20e-6 },
     }
@@ -135,15 +136,15 @@ fn hosts(hosts: usize) -> Cluster {
 /// GPT with the layers and widths of published models.
 fn gpt(name: &str, batch: usize) -> Model {
     let (layers, width) = match name {
-        "1.7 B" => (24, 2304),
-        "7.5 B" => (36, 4096),
-        "18 B" => (40, 6144),
-        "39 B" => (48, 8192),
-        "175 B" => (96, 12288),
-        "530 B" => (105, 20480),
-        _ => (128, 25600),
+        "1.7 B" => (24, 2304.0),
+        "7.5 B" => (36, 4096.0),
+        "18 B" => (40, 6144.0),
+        "39 B" => (48, 8192.0),
+        "175 B" => (96, 12288.0),
+        "530 B" => (105, 20480.0),
+        _ => (128, 25600.0),
     };
-    Model::mixed(layers, width, 2048, 51_200, batch)
+    Model { layers, width, batch }
 }
 
 const COLUMNS: [&str; 12] = [
@@ -182,8 +183,8 @@ fn row(out: &mut impl Write, name: &str, found: &Estimate) -> Result {
 
 /// The layouts that fit, with gradients of 4 bytes or else of 2, and the name of the row.
 fn fitting(name: &str, cluster: &Cluster, batch: usize) -> Result<(String, Vec<Estimate>)> {
-    for (gradient_bytes, note) in [(4, ""), (2, ", gradients of 2 bytes")] {
-        let found = best_layouts(&gpt(name, batch), cluster, EAGER, gradient_bytes)?;
+    for (gradient_bytes, note) in [(4.0, ""), (2.0, ", gradients of 2 bytes")] {
+        let found = best_layouts(&gpt(name, batch), cluster, gradient_bytes)?;
         if !found.is_empty() {
             return Ok((format!("{name}{note}"), found));
         }
@@ -254,7 +255,7 @@ fn links(out: &mut impl Write) -> Result {
     let model = gpt("175 B", 2000);
     for (stages, replicas) in [(25, 40), (40, 25)] {
         for inside in [Inside::Replicas, Inside::Stages] {
-            for (shard_optimizer, gradient_bytes) in [(false, 4), (true, 4), (true, 2)] {
+            for (shard_optimizer, gradient_bytes) in [(false, 4.0), (true, 4.0), (true, 2.0)] {
                 let plain = Layout::new(stages, replicas, 2000 / replicas);
                 let layout = Layout { inside, shard_optimizer, gradient_bytes, recompute: true, ..plain };
                 let found = estimate(&model, &hosts(125), &layout)?;
@@ -287,7 +288,7 @@ fn sharding(out: &mut impl Write) -> Result {
             ("8 replicas, sharded, recomputed", Layout { recompute: true, ..sharded }),
             (
                 "8 replicas, sharded, recomputed, gradients of 2 bytes",
-                Layout { recompute: true, gradient_bytes: 2, ..sharded },
+                Layout { recompute: true, gradient_bytes: 2.0, ..sharded },
             ),
             ("4 stages x 2 replicas, sharded", Layout { shard_optimizer: true, ..Layout::new(4, 2, 32) }),
             ("8 stages", Layout::new(8, 1, 64)),
@@ -306,32 +307,47 @@ fn sharding(out: &mut impl Write) -> Result {
     Ok(())
 }
 
-/// Published runs of GPT on 8-way tensor-parallel hosts (Narayanan et al. 2021, table 2), each host taken as one card. The speed of a card is
-/// chosen so that the first row of each model agrees.
+/// Published runs of a model: the batch, the stages of a replica, and for each number of replicas the TFLOP/s that a card reached.
+pub(crate) type Runs = (&'static str, usize, usize, [(usize, f64); 3]);
+
+/// GPT on 8-way tensor-parallel hosts (Narayanan et al. 2021, table 2).
+pub(crate) const PUBLISHED: [Runs; 2] = [
+    ("175 B", 1536, 12, [(4, 153.0), (8, 149.0), (16, 141.0)]),
+    ("530 B", 2240, 35, [(2, 171.0), (4, 167.0), (8, 159.0)]),
+];
+
+/// What is calculated for each run. Each host is taken as one card, whose speed is chosen so that the first run agrees.
+pub(crate) fn calculated((name, batch, stages, runs): Runs) -> Result<[Estimate; 3]> {
+    let model = gpt(name, batch);
+    let run = |replicas: usize, speed: f64| {
+        let layout = Layout { recompute: true, ..Layout::new(stages, replicas, batch / replicas) };
+        let between = Link { bytes_per_second: 200.0 * GIGA, latency: 20e-6 };
+        let (flops, memory) = (8.0 * speed * 1e12, 8.0 * 80.0 * GIGA);
+        let cluster = Cluster { hosts: stages * replicas, cards_per_host: 1, flops, memory, between, ..hosts(1) };
+        estimate(&model, &cluster, &layout)
+    };
+    let (first, published) = runs[0];
+    let mut speed = published;
+    for _ in 0..4 {
+        speed *= published / teraflops(&run(first, speed)?);
+    }
+    let [first, second, third] = runs.map(|(replicas, _)| run(replicas, speed));
+    Ok([first?, second?, third?])
+}
+
+/// TFLOP/s of one of the 8 cards of a host that is taken as one.
+pub(crate) fn teraflops(host: &Estimate) -> f64 {
+    host.flops / 8.0 / 1e12
+}
+
 fn published(out: &mut impl Write) -> Result {
     let columns = ["model", "stages", "replicas", "cards", "published TFLOP/s a card", "calculated", "difference"];
     table(out, "Published and calculated strong scaling:", &columns)?;
-    let runs = [
-        ("175 B", 1536, 12, [(4, 153.0), (8, 149.0), (16, 141.0)]),
-        ("530 B", 2240, 35, [(2, 171.0), (4, 167.0), (8, 159.0)]),
-    ];
-    for (name, batch, stages, rows) in runs {
-        let model = gpt(name, batch);
-        let reached = |replicas: usize, speed: f64| -> Result<f64> {
-            let layout = Layout { recompute: true, ..Layout::new(stages, replicas, batch / replicas) };
-            let host = Card { flops: 8.0 * speed * 1e12, memory: 8 * 80_000_000_000 };
-            let between = Link { bytes_per_second: 200.0 * GIGA, latency: 20e-6 };
-            let cluster = Cluster { hosts: stages * replicas, cards_per_host: 1, card: host, between, ..hosts(1) };
-            Ok(estimate(&model, &cluster, &layout)?.flops / 8.0 / 1e12)
-        };
-        let (first, published) = rows[0];
-        let mut speed = published;
-        for _ in 0..4 {
-            speed *= published / reached(first, speed)?;
-        }
-        for (replicas, published) in rows {
-            let (found, cards) = (reached(replicas, speed)?, 8 * stages * replicas);
-            let difference = if replicas == first { "chosen".into() } else { percent(found / published - 1.0) };
+    for published in PUBLISHED {
+        let (name, _, stages, runs) = published;
+        for (row, ((replicas, published), found)) in runs.iter().zip(calculated(published)?).enumerate() {
+            let (found, cards) = (teraflops(&found), 8 * stages * replicas);
+            let difference = if row == 0 { "chosen".into() } else { percent(found / published - 1.0) };
             writeln!(out, "| {name} | {stages} | {replicas} | {cards} | {published} | {found:.1} | {difference} |")?;
         }
     }
