@@ -55,7 +55,7 @@ impl TextFiles {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         if !path.is_dir() {
             let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-            if RECORDS.contains(&extension.as_str()) {
+            if path.is_file() && RECORDS.contains(&extension.as_str()) {
                 let reason =
                     "it has records, expected plain text: a file, or a directory of files ending in .txt".into();
                 return Err(Error::NoDataSet { path: path.to_owned(), reason });
