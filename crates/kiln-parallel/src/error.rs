@@ -2,18 +2,18 @@
 
 use crate::schedule::Action;
 
-/// What can go wrong.
+/// Errors of pipelines, replicas and schedules.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting that cannot be.
+    /// A setting has a value that is not accepted.
     #[error("{field} = {value}: expected {expected}")]
     InvalidSetting {
         /// The setting.
         field: &'static str,
         /// Its value.
         value: String,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: &'static str,
     },
     /// No division of blocks into stages fits into the devices.
@@ -70,13 +70,13 @@ pub enum Error {
         found: String,
         /// The replica that it was compared with.
         first: usize,
-        /// What that one brought.
+        /// What replica `first` brought.
         expected: String,
     },
-    /// Numbers differ that all replicas must share.
+    /// A number that all replicas must share differs between them.
     #[error("the replicas differ in {what}: {}", each(values))]
     Differs {
-        /// What the number is.
+        /// The name of the number.
         what: String,
         /// The number of each replica, in the order of the ranks.
         values: Vec<u64>,
@@ -132,7 +132,7 @@ pub enum Error {
         /// What that stage did.
         doing: Option<Action>,
     },
-    /// The system gave no thread.
+    /// The operating system has no thread left.
     #[error("a thread could not be started: {reason}")]
     Thread {
         /// What the system said.
@@ -146,7 +146,7 @@ fn place(doing: Option<Action>) -> String {
 }
 
 impl Error {
-    /// The error of the operations that follow in a group which this error has ended.
+    /// The error of later operations in a group that this error has ended.
     pub(crate) fn afterwards(&self) -> Self {
         match self {
             Self::Left { .. } | Self::Broken { .. } => self.clone(),

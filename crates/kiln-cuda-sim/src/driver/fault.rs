@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use super::code::Code;
 
-/// What can be made to fail. Each is counted by device from the moment the fault is armed.
+/// An operation that can be made to fail. Each is counted by device from the moment the fault is armed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {

@@ -1,4 +1,4 @@
-//! Pages of the host that stand for memory of a card or for pinned memory, taken when they are first written.
+//! Pages of the host that stand for memory of a GPU or for pinned memory, taken when they are first written.
 
 use std::io;
 
@@ -9,7 +9,7 @@ pub(crate) struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping owns its pages, and what reads and writes them (copies, kernels) works on raw bytes as a card
+// SAFETY: the mapping owns its pages, and what reads and writes them (copies, kernels) works on raw bytes as a GPU
 // does: programs order those themselves by streams and events.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; no reference to the bytes is ever made, only raw pointers.

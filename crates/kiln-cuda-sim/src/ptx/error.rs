@@ -1,4 +1,4 @@
-//! What can go wrong when PTX is read and when a kernel runs.
+//! Errors of reading PTX, and of running kernels.
 
 use std::fmt;
 
@@ -124,7 +124,7 @@ pub enum ExecError {
         /// Where.
         fault: Fault,
     },
-    /// An instruction for the whole warp ran with some lanes elsewhere, which a card leaves undefined.
+    /// An instruction for the whole warp ran with some lanes elsewhere, which a GPU leaves undefined.
     #[error("an instruction for the whole warp ran with lanes {mask:#010x} only at {fault}")]
     Diverged {
         /// The lanes that were there.
@@ -144,7 +144,7 @@ pub enum ExecError {
         /// The limit.
         limit: u64,
     },
-    /// Every thread that is left waits for another one; a card would hang.
+    /// Every thread that is left waits for another one; a GPU would hang.
     #[error("every thread left waits at a barrier, at {fault}")]
     Deadlock {
         /// Where the first of them waits.

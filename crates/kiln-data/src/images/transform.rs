@@ -142,7 +142,7 @@ impl Transform {
         Ok(bytes(false)?.max(bytes(self.flip)?))
     }
 
-    /// The transformed image: its [`view`](Self::view), from pixels in memory, and a rectangle of noise where one is due.
+    /// Transforms an image in memory: cuts out its [`view`](Self::view), and overwrites a rectangle with noise if one is drawn.
     ///
     /// # Errors
     /// Those of [`View::apply`].
@@ -151,7 +151,7 @@ impl Transform {
         Ok(self.erased(image, rng))
     }
 
-    /// The image, in which a rectangle is noise if the numbers of `rng` say so; the last thing that is done to it.
+    /// Overwrites a rectangle of the image with noise if the numbers of `rng` say so. This is the last step of a transform.
     pub(super) fn erased(&self, mut image: Image, rng: &mut impl Rng) -> Image {
         if self.erase > 0.0 && rng.random::<f64>() < self.erase {
             erase(&mut image, rng);

@@ -49,13 +49,13 @@ impl LoaderConfig {
         }
     }
 
-    /// Batches of `batch_size` samples.
+    /// Sets the samples per batch.
     #[must_use]
     pub fn with_batch_size(self, batch_size: usize) -> Self {
         Self { batch_size, ..self }
     }
 
-    /// Epochs in this order.
+    /// Sets the order of an epoch.
     #[must_use]
     pub fn with_order(self, order: Order) -> Self {
         Self { order, ..self }
@@ -67,25 +67,25 @@ impl LoaderConfig {
         Self { remainder, ..self }
     }
 
-    /// Loads the part of this replica.
+    /// Sets the replica whose part of every batch is loaded.
     #[must_use]
     pub fn with_replica(self, replica: Replica) -> Self {
         Self { replica, ..self }
     }
 
-    /// Makes batches on `workers` threads.
+    /// Sets the number of threads that make batches.
     #[must_use]
     pub fn with_workers(self, workers: usize) -> Self {
         Self { workers, ..self }
     }
 
-    /// Works at most `prefetch` batches ahead.
+    /// Sets the most batches in the making or waiting.
     #[must_use]
     pub fn with_prefetch(self, prefetch: usize) -> Self {
         Self { prefetch, ..self }
     }
 
-    /// Holds at most `budget` bytes.
+    /// Sets the most bytes of host memory.
     #[must_use]
     pub fn with_budget(self, budget: u64) -> Self {
         Self { budget, ..self }

@@ -27,7 +27,7 @@ impl TextTokens {
         Self::over(Tokens::Memory(tokens.into()), length)
     }
 
-    /// The same over the tokens of a file.
+    /// Windows of `length` tokens over the tokens of a file, one after the other. Each window is read when it is needed.
     ///
     /// # Errors
     /// As [`new`](Self::new).

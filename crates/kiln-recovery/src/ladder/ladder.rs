@@ -44,7 +44,7 @@ impl Ladder {
         self
     }
 
-    /// Adds the checkpoint plans of a program that has `plans` of them, with the first.
+    /// Adds the stronger plans of a program that has `plans` checkpoint plans, the first one included.
     #[must_use]
     pub fn with_plans(self, plans: usize) -> Self {
         self.with(Strengthen { plans })

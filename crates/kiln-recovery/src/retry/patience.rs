@@ -9,8 +9,8 @@ const LONGEST: Duration = Duration::from_secs(30);
 
 /// How long one batch may wait in all for memory that another process holds. Default: 5 minutes.
 ///
-/// While no batch of a shape has ever fitted, the model is more likely too large than the memory taken, so the wait is
-/// shorter: a tenth of the patience, 30 seconds by default.
+/// While no batch of a shape has ever fitted, the model is probably too large, rather than the memory taken by another process. The wait is
+/// then shorter: a tenth of the patience, 30 seconds by default.
 ///
 /// With a patience of zero no failure counts as passing: a smaller size is recorded as the new capacity at once, and a batch
 /// that no remedy helps is given up at once.
