@@ -66,11 +66,11 @@ pub enum Error {
         rank: usize,
         /// The operation.
         operation: &'static str,
-        /// What it brought.
+        /// The operation or the lengths that it brought.
         found: String,
         /// The replica that it was compared with.
         first: usize,
-        /// What replica `first` brought.
+        /// The operation or the lengths that replica `first` brought.
         expected: String,
     },
     /// A number that all replicas must share differs between them.
@@ -86,7 +86,7 @@ pub enum Error {
     Transfer {
         /// The operation.
         operation: &'static str,
-        /// What the device or the network said.
+        /// The message of the device or the network.
         reason: String,
     },
     /// A forward pass did not end as many stages as the pipeline has.
@@ -129,13 +129,13 @@ pub enum Error {
         seconds: f64,
         /// The stage that it waited for.
         other: usize,
-        /// What that stage did.
+        /// The action that this stage was in, if any.
         doing: Option<Action>,
     },
     /// The operating system has no thread left.
     #[error("a thread could not be started: {reason}")]
     Thread {
-        /// What the system said.
+        /// The message of the operating system.
         reason: String,
     },
 }

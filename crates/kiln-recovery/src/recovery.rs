@@ -93,7 +93,7 @@ pub enum Stopped<B, E> {
 }
 
 impl Recovery {
-    /// For batches on `device`.
+    /// A recovery for batches on `device`, with the sizes of `search` and the remedies of `ladder`.
     pub fn new(device: Device, search: MicroBatchSearch, ladder: Ladder) -> Self {
         let sleep = |pause| {
             std::thread::sleep(pause);
@@ -121,7 +121,7 @@ impl Recovery {
         Self { peak: Peak(Box::new(peak)), ..self }
     }
 
-    /// How long one batch may wait for memory. Default: 5 minutes.
+    /// Sets how long one batch may wait for memory. Default: 5 minutes.
     #[must_use]
     pub fn with_patience(mut self, patience: Patience) -> Self {
         self.controller.patience = patience;

@@ -19,7 +19,7 @@ impl Mapping {
     /// Maps `bytes` bytes (more than 0) without reserving memory for them.
     ///
     /// # Errors
-    /// What the operating system says, such as a full address space.
+    /// The error of the operating system, such as a full address space.
     pub(crate) fn new(bytes: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: an anonymous mapping at an address of the system's choice touches no memory that exists.

@@ -43,7 +43,7 @@ pub(crate) struct Event {
 pub(crate) struct Module {
     pub(crate) device: usize,
     pub(crate) header: Header,
-    /// What the assembler said of each kernel, where one was asked.
+    /// The assembler's report on each kernel, where an assembler was asked.
     pub(crate) resources: HashMap<String, Resources>,
     pub(super) text: String,
     pub(super) program: OnceLock<Result<Program, ptx::PtxError>>,
@@ -73,7 +73,7 @@ impl Function {
         &self.module.header.entries[self.entry]
     }
 
-    /// What the assembler said, where it was asked.
+    /// The assembler's report, where an assembler was asked.
     pub(crate) fn resources(&self) -> Option<&Resources> {
         self.module.resources.get(&self.entry().name)
     }

@@ -16,7 +16,7 @@ pub enum SettingsError {
         name: &'static str,
         /// The value as given.
         value: String,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: &'static str,
     },
     /// A fault that cannot be read.
@@ -24,7 +24,7 @@ pub enum SettingsError {
     Fault(#[from] FaultError),
 }
 
-/// What happens at a launch.
+/// How a launch is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Execution {
     /// Kernels run in the interpreter.

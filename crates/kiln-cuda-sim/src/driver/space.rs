@@ -43,7 +43,7 @@ impl Allocation {
 #[derive(Debug, Default)]
 pub(crate) struct Space {
     allocations: BTreeMap<u64, Arc<Allocation>>,
-    /// What kernels on a GPU reach, kept until an allocation comes or goes.
+    /// The allocations that kernels on a GPU reach, kept until an allocation comes or goes.
     views: Vec<(usize, Arc<View>)>,
 }
 
@@ -77,7 +77,7 @@ impl Space {
         self.find(address).filter(|allocation| allocation.contains(address, bytes))
     }
 
-    /// What a kernel on `device` reaches: its memory, the host's, and that of `peers`.
+    /// The memory that a kernel on `device` reaches: its own, the host's, and that of `peers`.
     pub(crate) fn view(&mut self, device: usize, peers: &[usize]) -> Arc<View> {
         if let Some((_, view)) = self.views.iter().find(|(owner, _)| *owner == device) {
             return Arc::clone(view);

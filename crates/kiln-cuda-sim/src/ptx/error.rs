@@ -11,7 +11,7 @@ pub enum PtxError {
     Syntax {
         /// Line of the text, from 1.
         line: u32,
-        /// What was found and what would be accepted.
+        /// The text that was found, and the text that is accepted.
         what: String,
     },
     /// An instruction, or a form of one, that the interpreter does not have.
@@ -37,7 +37,7 @@ pub enum PtxError {
         line: u32,
         /// The opcode.
         instruction: String,
-        /// What is wrong with the operand.
+        /// The mistake of the operand.
         what: String,
     },
     /// The host has no room for the variables of a module.
@@ -153,7 +153,7 @@ pub enum ExecError {
     /// The launch itself is wrong, such as a block larger than the kernel allows; `CUDA_ERROR_INVALID_VALUE` (1).
     #[error("invalid launch: {what}")]
     InvalidLaunch {
-        /// What is wrong.
+        /// The mistake.
         what: &'static str,
     },
 }

@@ -84,7 +84,7 @@ impl DecodeOptions {
         Self { oversized, ..self }
     }
 
-    /// The policy for damaged images that can be read.
+    /// Sets the policy for damaged images that can be read.
     #[must_use]
     pub const fn with_damage(self, damage: Damage) -> Self {
         Self { damage, ..self }

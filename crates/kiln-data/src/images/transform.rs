@@ -43,12 +43,12 @@ pub enum Crop {
 }
 
 impl Transform {
-    /// The whole image at `size` x `size`, not mirrored.
+    /// A transform that resizes the whole image to `size` x `size`, without mirroring.
     pub const fn new(size: usize) -> Self {
         Self { size, crop: Crop::Whole, flip: false, erase: 0.0 }
     }
 
-    /// Takes this part of the image.
+    /// Sets the part of the image that is taken.
     #[must_use]
     pub const fn with_crop(self, crop: Crop) -> Self {
         Self { crop, ..self }
@@ -73,13 +73,13 @@ impl Transform {
         Self { erase: probability, ..self }
     }
 
-    /// For evaluation: the square in the middle of the image, all of its shorter side when `size` is below 64.
+    /// A transform for evaluation: the square in the middle of the image, all of its shorter side when `size` is below 64.
     pub fn evaluation(size: usize) -> Self {
         let fraction = if size < 64 { 1.0 } else { 0.875 };
         Self { size, crop: Crop::Center(fraction), flip: false, erase: 0.0 }
     }
 
-    /// For training: a random part of at least `min_area` of the image, mirrored half the time.
+    /// A transform for training: a random part of at least `min_area` of the image, mirrored half the time.
     pub fn training(size: usize, min_area: f64) -> Self {
         Self { size, crop: Crop::Random(min_area), flip: true, erase: 0.0 }
     }

@@ -44,8 +44,7 @@ impl<O> Clone for Loader<O> {
 }
 
 impl<O: Send + 'static> Loader<O> {
-    /// Batches of the samples `0..samples`. The loader does not know their bytes and bounds only their number.
-    ///
+    /// A loader of batches of the samples `0..samples`. It does not know their bytes and bounds only their number.
     /// # Errors
     /// Those of [`Sampler::new`], and [`Error::InvalidSetting`] for workers or a prefetch that are not from 1 to 1024.
     pub fn new(
@@ -57,7 +56,7 @@ impl<O: Send + 'static> Loader<O> {
         Ok(Self { largest: (None, None), ..loader })
     }
 
-    /// Batches within a budget: `bytes` gives the bytes of a batch on the host before it is made; `make` asks its
+    /// A loader of batches within a byte budget. `bytes` gives the bytes of a batch on the host before it is made. `make` asks its
     /// [`Worker`] for the bytes that it needs temporarily.
     ///
     /// The first batch decides how the budget is divided between batches and images. If later batches are larger, give the

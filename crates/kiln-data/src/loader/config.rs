@@ -61,7 +61,7 @@ impl LoaderConfig {
         Self { order, ..self }
     }
 
-    /// The policy for the samples that do not fill a batch.
+    /// Sets the policy for the samples that do not fill a batch.
     #[must_use]
     pub fn with_remainder(self, remainder: Remainder) -> Self {
         Self { remainder, ..self }
@@ -91,7 +91,7 @@ impl LoaderConfig {
         Self { budget, ..self }
     }
 
-    /// The policy for samples that cannot be read.
+    /// Sets the policy for samples that cannot be read.
     #[must_use]
     pub fn with_bad_samples(self, bad_samples: BadSamples) -> Self {
         Self { bad_samples, ..self }

@@ -57,7 +57,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Batches of `batch_size` samples of `0..samples`, counted over all replicas.
+    /// A sampler of batches of `batch_size` samples of `0..samples`, counted over all replicas.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for no samples, or more than half of `usize::MAX`; for a batch size of 0, above the number

@@ -46,7 +46,7 @@ impl TextTokens {
         Ok(Self { tokens, length, stride: length })
     }
 
-    /// A window every `stride` tokens: with a stride below the length windows overlap, with one above it they skip tokens.
+    /// Begins a window every `stride` tokens. With a stride below the length windows overlap, with one above it they skip tokens.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a stride of 0, or one that leaves no window.

@@ -35,7 +35,7 @@ enum Place {
     Done,
 }
 
-/// What a stage does.
+/// The state of a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Doing {
     /// It waits before an action.

@@ -27,7 +27,7 @@ pub enum Stopped<E> {
     Failed {
         /// The stage.
         stage: usize,
-        /// What the stage did.
+        /// The action in which it failed.
         action: Action,
         /// The function's error.
         error: E,

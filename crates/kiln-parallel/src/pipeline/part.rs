@@ -1,4 +1,4 @@
-//! What a stage keeps of a micro-batch between its forward and its backward pass.
+//! The part of a micro-batch that a stage keeps between its forward and its backward pass.
 
 use std::any::Any;
 

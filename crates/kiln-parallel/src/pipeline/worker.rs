@@ -203,7 +203,7 @@ where
         }
     }
 
-    /// What the run has done, after all its threads have ended. After a failure, releases the graphs that stages held.
+    /// The result of the run, after all its threads have ended. After a failure, releases the graphs that stages held.
     pub(super) fn end(self) -> Result<Ran, Failure<E>> {
         let Some(failure) = self.failure.take() else {
             let losses = self.losses.iter().filter_map(|loss| lock(loss).take()).collect();

@@ -1,4 +1,4 @@
-//! What replicas decide together: whether a step goes on, and with which numbers.
+//! Votes by which replicas decide together whether a step goes on, and with which numbers.
 
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ impl Number {
         }
     }
 
-    /// What the number is, without its value.
+    /// The kind of the number, without its value.
     fn kind(&self) -> &str {
         match self {
             Self::Sum(_) => "a sum",

@@ -51,7 +51,7 @@ struct Group {
     changed: Condvar,
 }
 
-/// What a replica brings to a round.
+/// The values of a replica for a round.
 #[derive(Default)]
 struct Parcel {
     message: Vec<u8>,

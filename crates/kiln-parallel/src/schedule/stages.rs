@@ -81,7 +81,7 @@ impl Stages {
         &self.ranges
     }
 
-    /// What each stage costs. Empty if the costs of the blocks are not known.
+    /// The time and the memory of each stage. Empty if the costs of the blocks are not known.
     pub fn loads(&self) -> &[Load] {
         &self.loads
     }

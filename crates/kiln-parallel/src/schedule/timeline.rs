@@ -12,11 +12,11 @@ use super::units::duration;
 pub struct Work {
     /// The stage.
     pub stage: usize,
-    /// What it did.
+    /// The action.
     pub action: Action,
-    /// When it began.
+    /// The time at which it began.
     pub begin: f64,
-    /// When it ended.
+    /// The time at which it ended.
     pub end: f64,
 }
 

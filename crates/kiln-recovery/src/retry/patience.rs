@@ -29,12 +29,12 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Waits at most `total` for one batch. Time spent in attempts does not count.
+    /// A patience of at most `total` for one batch. Time spent in attempts does not count.
     pub fn new(total: Duration) -> Self {
         Self { total, before_first_success: total / 10 }
     }
 
-    /// Waits at most this long while no batch of the shape has ever fitted. Default: a tenth of the total.
+    /// Sets the longest wait while no batch of the shape has ever fitted. Default: a tenth of the total.
     #[must_use]
     pub fn with_before_first_success(self, before_first_success: Duration) -> Self {
         Self { before_first_success, ..self }

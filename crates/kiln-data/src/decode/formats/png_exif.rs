@@ -6,7 +6,7 @@ use flate2::read::ZlibDecoder;
 
 use crate::decode::pixels::orientation::Orientation;
 
-/// What the chunks of a PNG say about its orientation.
+/// The orientations that the chunks of a PNG name.
 #[derive(Debug, Default)]
 pub(super) struct Exif {
     /// In `eXIf` (PNG, third edition, section 11.3.3.5).

@@ -10,7 +10,7 @@ use crate::error::Error;
 /// The most bytes of a call or a reason. With the rest of a message they stay below the 4 KiB that Open MPI sends at once.
 const MOST: usize = 1000;
 
-/// What a process sends to every other at the start of a round.
+/// The message that a process sends to every other at the start of a round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Header {
     /// The operation and its lengths, which must be the same on all processes.
@@ -21,7 +21,7 @@ pub(super) struct Header {
     pub(super) piece: NonZeroUsize,
 }
 
-/// What a process sends to every other when the group ends for it.
+/// The message that a process sends to every other when the group ends for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct End {
     /// The rounds that the process has completed. The others can complete as many.

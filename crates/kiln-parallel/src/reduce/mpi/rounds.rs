@@ -18,7 +18,7 @@ use super::transfer::{Backoff, Pending};
 use crate::error::Error;
 use crate::reduce::meeting::Call;
 
-/// What a replica brings to a round.
+/// The operation and the values of a replica for a round.
 pub(super) struct Round {
     pub(super) call: Call,
     pub(super) message: Vec<u8>,
@@ -29,7 +29,7 @@ pub(super) struct Round {
     pub(super) incoming: Vec<usize>,
 }
 
-/// What all replicas brought for this one, in the order of the ranks.
+/// The messages and values of all replicas for this one, in the order of the ranks.
 pub(super) struct Parcels {
     pub(super) messages: Vec<Vec<u8>>,
     /// The values of all, one after the other.
@@ -220,7 +220,7 @@ impl Rounds {
         })
     }
 
-    /// Sends and receives what follows the headers.
+    /// Sends and receives the messages and values that follow the headers.
     fn transfer(
         &mut self,
         round: &Round,
