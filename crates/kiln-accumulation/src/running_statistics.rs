@@ -29,8 +29,8 @@ impl RunningStatistics {
         Self { before: read(model), sum: HashMap::new() }
     }
 
-    /// Takes the statistics of the last micro-batch, which weighs `weight` of `total`, from `model`, and restores those from before
-    /// the window.
+    /// Adds the statistics in `model` after a micro-batch, which weighs `weight` of `total`, to the weighted mean. Restores in `model` the
+    /// statistics from before the window.
     ///
     /// # Errors
     /// [`Error::Zero`] for a total of 0, [`Error::Unit`] and [`Error::Overfull`] for a weight that does not fit it.
@@ -38,7 +38,8 @@ impl RunningStatistics {
         self.take_some(model, |_| true, weight, total)
     }
 
-    /// The same for the statistics that `of` names, for a model of which one stage after the other works on a micro-batch.
+    /// [`take`](Self::take) for the statistics whose ids `of` accepts. The others stay as they are. For a model of several pipeline stages,
+    /// which finish a micro-batch one after the other.
     ///
     /// # Errors
     /// Those of [`take`](Self::take).
@@ -66,8 +67,9 @@ impl RunningStatistics {
         Ok(())
     }
 
-    /// Replaces the sums by what `sum` makes of them, for a batch that is divided among replicas. `sum` gets them in the order of `model`'s
-    /// fields; a statistic without a micro-batch is zeros.
+    /// Replaces the sums of this replica by those over all replicas, for a batch that is divided among replicas. `sum` adds them up: it
+    /// takes this replica's sums in the order of `model`'s fields, and returns as many in the same order. A statistic without a micro-batch
+    /// is zeros.
     ///
     /// # Errors
     /// Those of `sum`.
@@ -166,8 +168,8 @@ fn settle(model: &impl Module) {
     let _ = model.valid();
 }
 
-/// The tensor by the type that its number of dimensions has: a visitor does not know that statistics have one dimension. A reshape
-/// would say the same in the graph, which keeps 3 KiB for it as long as the tensor lives.
+/// The tensor with `E` dimensions in its type, where `D` and `E` are equal: a visitor does not know that statistics have one dimension. A
+/// reshape would do so too, but the graph keeps 3 KiB for it as long as the tensor lives.
 fn same<const D: usize, const E: usize>(statistic: Tensor<D>) -> Tensor<E> {
     Tensor::from_dispatch(statistic.into_dispatch())
 }

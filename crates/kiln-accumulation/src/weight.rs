@@ -22,7 +22,7 @@ impl Weight {
         }
     }
 
-    /// The same unit with another number.
+    /// `count` in the unit of this weight: samples or tokens.
     pub(crate) fn of(self, count: usize) -> Self {
         match self {
             Self::Samples(_) => Self::Samples(count),

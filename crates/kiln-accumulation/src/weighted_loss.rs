@@ -7,13 +7,13 @@ use crate::share::share;
 use crate::weight::Weight;
 
 /// The loss of a micro-batch as a part of the loss of its batch, for a program that runs the backward pass itself. A
-/// [`Window`](crate::Window) does the same for one that does not.
+/// [`Window`](crate::Window) also runs the backward pass and adds the gradients.
 #[derive(Debug)]
 pub struct WeightedLoss {
     /// The part of the batch's mean loss, unscaled, in f32, without a graph, one element. The parts add up to the mean loss of the batch.
     pub mean: Tensor<1>,
-    /// The same with its graph, multiplied by the loss scale, in f32: the root of the backward pass. The gradients of all
-    /// micro-batches add up to those of the batch.
+    /// The part of the batch's mean loss with its graph, multiplied by the loss scale, in f32, one element. The backward pass begins here.
+    /// The gradients of all micro-batches add up to those of the batch.
     pub scaled: Tensor<1>,
 }
 

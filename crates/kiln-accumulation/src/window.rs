@@ -85,7 +85,8 @@ pub struct Accumulated<S = Unscaled> {
     gradients: GradientsParams,
     scale: f64,
     state: PhantomData<S>,
-    /// The mean loss over the batch (of a part: its share of it), unscaled, in f32, without a graph. It stays on the device until the caller reads it.
+    /// The mean loss over the batch, or the share of a part in it: unscaled, in f32, without a graph. It stays on the device until the
+    /// caller reads it.
     pub loss: Tensor<1>,
     /// The weight of the batch, or of the part.
     pub weight: Weight,
@@ -104,7 +105,8 @@ impl Window {
 }
 
 impl Window<Scaled> {
-    /// The same with a loss scale, which is constant in the window, for gradients in f16.
+    /// A window for a batch of weight `total`, for gradients in f16. It multiplies losses by the loss scale `scale`, which is the same for
+    /// all micro-batches of the window.
     ///
     /// # Errors
     /// [`Error::Zero`] when the weight is 0, [`Error::Scale`] when the scale is not a finite number above 0.
@@ -112,8 +114,8 @@ impl Window<Scaled> {
         Self::with_scale(total, total, scale)
     }
 
-    /// The same for the part of weight `own` of a batch of weight `total`: its loss and its gradients are the part's share of those of the
-    /// batch, which are the sums over all parts.
+    /// A [`scaled`](Self::scaled) window for a part of weight `own` of a batch of weight `total`, such as the part of one replica. The sums
+    /// of the parts' losses and gradients are the loss and the gradients of the batch.
     ///
     /// # Errors
     /// Those of [`scaled`](Self::scaled), and [`Error::Unit`] and [`Error::Overfull`] for a part that does not fit.

@@ -115,7 +115,7 @@ pub enum Error {
         field: &'static str,
         /// Its value.
         value: f64,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: &'static str,
     },
 }

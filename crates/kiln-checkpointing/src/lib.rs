@@ -1,7 +1,6 @@
 //! Gradient checkpointing for any burn program: activations are computed again in the backward pass instead of kept.
 //!
-//! - [`checkpoint`] runs one segment: an ordinary function call inside of a forward pass. [`Checkpoint`] is the same with
-//!   options.
+//! - [`checkpoint`] runs one segment: an ordinary function call inside of a forward pass. [`Checkpoint`] adds options.
 //! - [`Chain`] runs blocks one after the other as a [`Plan`] says: plain, recomputed, or recomputed from an input in host
 //!   memory.
 //! - [`solve`] finds the fastest plan whose peak stays within a budget, from the [`Cost`] of every block, which

@@ -10,7 +10,8 @@ thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `work`, whose panic becomes the error that `error` makes of its message. Nothing that `work` changes may be used after a panic.
+/// Runs `work`. If it panics, returns the error that `error` makes of the panic's message. Nothing that `work` changes may be used after a
+/// panic.
 pub(crate) fn caught<T, E>(work: impl FnOnce() -> Result<T, E>, error: impl FnOnce(String) -> E) -> Result<T, E> {
     let depth = DEPTH.get();
     DEPTH.set(depth + 1);
@@ -19,7 +20,7 @@ pub(crate) fn caught<T, E>(work: impl FnOnce() -> Result<T, E>, error: impl FnOn
     outcome.unwrap_or_else(|panic| Err(error(message(panic))))
 }
 
-/// Whether a panic of this thread, now, becomes an error of this crate, as those of image decoders do.
+/// Whether a panic on this thread becomes an error of this crate at this moment, as panics of image decoders do.
 ///
 /// A library must not replace the panic hook, which belongs to the program. A program can, so that such a panic is not
 /// printed besides being an error:

@@ -44,7 +44,7 @@ pub enum Error {
         /// The directory of classes.
         path: PathBuf,
     },
-    /// The name of a class has characters that a terminal obeys, as an end of a line: it would be several lines in a list of classes.
+    /// The name of a class has control characters, such as an end of a line. It would be several lines in a list of classes.
     #[error(
         "class '{}' in '{}' has control characters in its name, expected letters, digits, spaces and signs",
         printable(class),

@@ -23,7 +23,7 @@ pub(crate) fn partial(path: &Path) -> Result<NamedTempFile, Error> {
     builder.tempfile_in(directory(path)).map_err(|reason| Error::Write { path: path.to_owned(), reason })
 }
 
-/// Waits until a renamed file is on the disk: the rename is when the directory is.
+/// Flushes the directory of `path` to the disk: only then is the rename of a file in it on the disk.
 pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(directory(path))?.sync_all()
 }

@@ -2,9 +2,8 @@
 
 use std::ffi::OsStr;
 
-/// The name of a file or a class for a message: characters that a terminal obeys instead of showing them are written as Rust writes
-/// them, as `\n` and `\u{1b}`, and bytes that are not UTF-8 as U+FFFD. Whoever names a file can then neither add a line to the output
-/// nor control the terminal.
+/// The name of a file or a class for a message: characters that a terminal obeys instead of showing them are written as Rust writes them,
+/// as `\n` and `\u{1b}`, and bytes that are not UTF-8 as U+FFFD. A name can then neither add a line to the output nor control the terminal.
 ///
 /// ```
 /// assert_eq!(kiln_data::printable("photos/a\nb.png"), "photos/a\\nb.png");

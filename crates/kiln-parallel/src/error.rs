@@ -2,18 +2,18 @@
 
 use crate::schedule::Action;
 
-/// What can go wrong.
+/// Errors of pipelines, replicas and schedules.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting that cannot be.
+    /// A setting has a value that is not accepted.
     #[error("{field} = {value}: expected {expected}")]
     InvalidSetting {
         /// The setting.
         field: &'static str,
         /// Its value.
         value: String,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: &'static str,
     },
     /// No division of blocks into stages fits into the devices.
@@ -66,17 +66,17 @@ pub enum Error {
         rank: usize,
         /// The operation.
         operation: &'static str,
-        /// What it brought.
+        /// The operation or the lengths that it brought.
         found: String,
         /// The replica that it was compared with.
         first: usize,
-        /// What that one brought.
+        /// The operation or the lengths that replica `first` brought.
         expected: String,
     },
-    /// Numbers differ that all replicas must share.
+    /// A number that all replicas must share differs between them.
     #[error("the replicas differ in {what}: {}", each(values))]
     Differs {
-        /// What the number is.
+        /// The name of the number.
         what: String,
         /// The number of each replica, in the order of the ranks.
         values: Vec<u64>,
@@ -86,7 +86,7 @@ pub enum Error {
     Transfer {
         /// The operation.
         operation: &'static str,
-        /// What the device or the network said.
+        /// The message of the device or the network.
         reason: String,
     },
     /// A forward pass did not end as many stages as the pipeline has.
@@ -129,13 +129,13 @@ pub enum Error {
         seconds: f64,
         /// The stage that it waited for.
         other: usize,
-        /// What that stage did.
+        /// The action that this stage was in, if any.
         doing: Option<Action>,
     },
-    /// The system gave no thread.
+    /// The operating system has no thread left.
     #[error("a thread could not be started: {reason}")]
     Thread {
-        /// What the system said.
+        /// The message of the operating system.
         reason: String,
     },
 }
@@ -146,7 +146,7 @@ fn place(doing: Option<Action>) -> String {
 }
 
 impl Error {
-    /// The error of the operations that follow in a group which this error has ended.
+    /// The error of later operations in a group that this error has ended.
     pub(crate) fn afterwards(&self) -> Self {
         match self {
             Self::Left { .. } | Self::Broken { .. } => self.clone(),

@@ -19,7 +19,7 @@
 //!     second: Linear,
 //! }
 //!
-//! // With two cards: `Device::cuda(0).autodiff()` and `Device::cuda(1).autodiff()`.
+//! // With two GPUs: `Device::cuda(0).autodiff()` and `Device::cuda(1).autodiff()`.
 //! let devices = [Device::flex().autodiff(), Device::flex().autodiff()];
 //! let mut model =
 //!     Model { first: LinearConfig::new(4, 16).init(&devices[0]), second: LinearConfig::new(16, 1).init(&devices[1]) };

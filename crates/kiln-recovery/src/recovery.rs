@@ -93,7 +93,7 @@ pub enum Stopped<B, E> {
 }
 
 impl Recovery {
-    /// For batches on `device`.
+    /// A recovery for batches on `device`, with the sizes of `search` and the remedies of `ladder`.
     pub fn new(device: Device, search: MicroBatchSearch, ladder: Ladder) -> Self {
         let sleep = |pause| {
             std::thread::sleep(pause);
@@ -121,7 +121,7 @@ impl Recovery {
         Self { peak: Peak(Box::new(peak)), ..self }
     }
 
-    /// How long one batch may wait for memory. Default: 5 minutes.
+    /// Sets how long one batch may wait for memory. Default: 5 minutes.
     #[must_use]
     pub fn with_patience(mut self, patience: Patience) -> Self {
         self.controller.patience = patience;
@@ -174,8 +174,8 @@ impl Recovery {
 
     /// Trains a batch of `samples` in shape bucket `bucket`.
     ///
-    /// `work` is called with the batch and a setting, once for each attempt. It must change nothing outside itself and only
-    /// read `batch`. `evidence` adds the tensors to the probe that prove that the result was written. See [`attempt`].
+    /// `work` is called with the batch and a setting, once for each attempt. It must change nothing outside itself and only read `batch`.
+    /// `evidence` adds to the probe the tensors that prove that the result was written. See [`attempt`].
     ///
     /// # Errors
     /// [`Stopped::Exhausted`] hands the batch back with a report. [`Stopped::Other`] is the error of `work`.
@@ -196,8 +196,8 @@ impl Recovery {
         self.run_shared(samples, bucket, batch, |batch, setting| work(batch, *setting), evidence)
     }
 
-    /// Trains a batch that others train a part of at the same time, as replicas do. `work` may write another setting in the place of the
-    /// one that it gets, before it begins: the one that all can run with. What is learned is then about that one.
+    /// [`run`](Self::run) for a batch of which other replicas train parts at the same time. Before it begins, `work` may replace the
+    /// setting that it gets by the one that all replicas can run with. The sizes are then learned for the setting that ran.
     ///
     /// # Errors
     /// Those of [`run`](Self::run).
@@ -247,11 +247,11 @@ impl Recovery {
         }
     }
 
-    /// Pauses before work is tried again that is not a batch, such as an update of parameters. The pauses grow, and their sum stays
-    /// within the [`Patience`].
+    /// Pauses before another try at work that is not a batch, such as an update of parameters. The pauses grow, and their sum stays within
+    /// the [`Patience`].
     ///
-    /// Returns whether to try again: not when the patience is used up, when the caller's pause breaks, or when `failure` is one
-    /// that no wait helps, as for a buffer that is too big for an empty device.
+    /// Returns whether to try again. False when the patience is used up, when the caller's pause breaks, or when no wait helps against
+    /// `failure`, such as a buffer that is too big for an empty device.
     ///
     /// ```
     /// use std::time::Duration;

@@ -73,7 +73,7 @@ pub struct ExhaustionReport {
     /// The memory of a micro-batch by its size, as far as measured.
     #[serde(alias = "line")]
     pub fit: Option<LinearFit>,
-    /// What holds most memory.
+    /// The holders of the most memory.
     pub holders: Vec<MemoryHolder>,
     /// Suggestions, one sentence each.
     pub help: Vec<String>,
@@ -134,7 +134,7 @@ impl fmt::Display for ExhaustionReport {
 pub struct Exhausted<B> {
     /// The batch.
     pub batch: B,
-    /// What was tried, and what would help.
+    /// The attempts and their answers, and suggestions.
     pub report: ExhaustionReport,
 }
 

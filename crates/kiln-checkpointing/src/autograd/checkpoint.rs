@@ -42,7 +42,7 @@ impl Checkpoint {
         Self::default()
     }
 
-    /// The name that errors give the segment; by default the place in the source where it runs.
+    /// Sets the name that errors give the segment. By default it is the place in the source where the segment runs.
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self

@@ -57,8 +57,8 @@ impl TensorMap for Take {
     }
 }
 
-/// The values in host memory. CubeCL reads them when they are asked for, and keeps the device's memory until then, in which an operation
-/// that follows may write.
+/// The values in host memory. CubeCL reads them only when they are asked for. Until then it keeps the device's memory, which a later
+/// operation may overwrite.
 fn owned(data: TensorData) -> Result<TensorData, String> {
     if data.bytes().property() != AllocationProperty::Device {
         return Ok(data);

@@ -2,7 +2,7 @@
 
 use super::cost::{Picoseconds, Sums};
 
-/// The least time that the blocks from each block on add, by the bytes that they must not hold.
+/// A lower bound on the time that the blocks from each block on add when they have to fit into the bytes that are left.
 pub(super) struct Bound {
     /// For the blocks from one on: bytes saved and time added by recomputing the first of them, in the order of bytes saved
     /// per time, as running sums.

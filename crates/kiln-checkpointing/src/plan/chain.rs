@@ -47,7 +47,7 @@ impl<B: Module + 'static> Chain<B> {
         self
     }
 
-    /// The name that errors give the chain.
+    /// Sets the name that errors give the chain.
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self

@@ -12,7 +12,7 @@ pub struct Cost {
     pub input: u64,
     /// Bytes it keeps for its backward pass, its input included.
     pub saved: u64,
-    /// Bytes beyond those that it needs while it runs, in either direction.
+    /// Bytes that it needs beyond [`saved`](Self::saved) while it runs, forward or backward.
     pub workspace: u64,
     /// Bytes of its parameters' gradients.
     pub gradients: u64,
@@ -55,19 +55,19 @@ impl ChainCost {
         Self { blocks, ..Self::default() }
     }
 
-    /// The same with `bytes` in use throughout: parameters, optimizer state.
+    /// Sets the bytes that are in use throughout a step: parameters, optimizer state.
     pub fn with_resident(mut self, bytes: u64) -> Self {
         self.resident = bytes;
         self
     }
 
-    /// The same with a head whose peak is `bytes`.
+    /// Sets the peak bytes of the layers after the chain: the head, the loss.
     pub fn with_head(mut self, bytes: u64) -> Self {
         self.head = bytes;
         self
     }
 
-    /// The same with inputs that may be offloaded, at `seconds` per byte to the host and back.
+    /// Allows inputs to be offloaded, at `seconds` per byte to the host and back.
     pub fn with_transfer(mut self, seconds: f64) -> Self {
         self.transfer = Some(seconds);
         self
@@ -174,7 +174,7 @@ impl<'a> Sums<'a> {
         self.step_with(from, to, mode, workspace)
     }
 
-    /// The same for a caller that knows the largest workspace of the blocks.
+    /// [`step`](Self::step) for a caller that knows the largest workspace of the blocks.
     pub(crate) fn step_with(&self, from: usize, to: usize, mode: Mode, workspace: u64) -> Step {
         let activations = self.saved[to] - self.saved[from];
         let input = self.cost.blocks[from].input;

@@ -57,7 +57,7 @@ impl From<Plan> for Vec<PlanSegment> {
 }
 
 impl Plan {
-    /// Every block keeps its activations.
+    /// A plan in which every block keeps its activations.
     pub fn none(blocks: usize) -> Self {
         Self::new((blocks > 0).then_some(PlanSegment { blocks: 0..blocks, mode: Mode::Plain }))
     }
@@ -71,7 +71,7 @@ impl Plan {
         Self::uniform(blocks, length, Mode::Recompute)
     }
 
-    /// As [`every`](Self::every), with the inputs of segments in host memory.
+    /// Segments of `length` blocks as [`every`](Self::every) makes them, with their inputs in host memory.
     ///
     /// # Errors
     /// [`Error::EmptySegment`] when `length` is 0.

@@ -12,10 +12,10 @@ const KEPT: usize = 256;
 
 /// The fastest plan whose peak stays within `budget` bytes.
 ///
-/// Dynamic programming over the boundaries of segments, from the first block to the last. A partial plan is described by the
-/// bytes it holds until the backward pass and the time it adds; of all partial plans up to a block, those are kept that no
-/// other beats in both (Beaumont et al. 2019 discretise the bytes instead). A segment fits if its peak and the bytes held
-/// before it are within the budget together.
+/// Dynamic programming over the boundaries of segments, from the first block to the last. A partial plan is described by the bytes it holds
+/// until the backward pass and the time it adds. Of all partial plans up to a block, the search keeps those that no other beats in both
+/// (Beaumont et al. 2019 discretise the bytes instead). A segment fits if its peak and the bytes held before it are within the budget
+/// together.
 ///
 /// Chains of up to 64 blocks are solved exactly; of the fastest plans, the one with the least peak is returned. Longer chains
 /// keep at most 256 partial plans per block, spread over the bytes held: the plan is within the budget, and may be slightly

@@ -44,7 +44,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// One line for people: `blocks 0 to 7 of 12 recomputed in segments of 2`.
+    /// The plan as one line for people: `blocks 0 to 7 of 12 recomputed in segments of 2`.
     pub fn describe(&self) -> String {
         let mut parts: Vec<String> = vec![];
         let runs = self.segments().chunk_by(|a, b| a.mode == b.mode);

@@ -6,7 +6,7 @@ use super::machine::{current, pop_current, push_current, set_current};
 use super::pointer::Out;
 use crate::driver::{Answer, Code, Handle, PRIORITIES, Sim};
 
-/// The card of the calling thread's context.
+/// The GPU of the calling thread's context.
 fn here(sim: &Sim) -> Answer<usize> {
     sim.state().device_of(current())
 }
@@ -26,7 +26,7 @@ fn create(sim: &Sim, context: &Out<Handle>, flags: u32, device: i32) -> Answer {
 }
 
 driver! {
-    /// Retains the primary context of a card.
+    /// Retains the primary context of a GPU.
     fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: i32) |sim| {
         context.put(sim.retain_primary(ordinal(sim, device)?)?)
     }
@@ -59,12 +59,12 @@ driver! {
         create(sim, &context, flags, device)
     }
 
-    /// As `cuCtxCreate_v2`; affinities (a pointer and a count) are left out of account.
+    /// As `cuCtxCreate_v2`; affinities (a pointer and a count) are ignored.
     fn cuCtxCreate_v3(context: Out<Handle>, _affinities: usize, _count: i32, flags: u32, device: i32) |sim| {
         create(sim, &context, flags, device)
     }
 
-    /// As `cuCtxCreate_v2`; the parameters (a pointer) are left out of account.
+    /// As `cuCtxCreate_v2`; the parameters (a pointer) are ignored.
     fn cuCtxCreate_v4(context: Out<Handle>, _parameters: usize, flags: u32, device: i32) |sim| {
         create(sim, &context, flags, device)
     }
@@ -104,7 +104,7 @@ driver! {
         Ok(())
     }
 
-    /// The card of the calling thread's context.
+    /// The GPU of the calling thread's context.
     fn cuCtxGetDevice(device: Out<i32>) |sim| {
         device.put(here(sim)? as i32)
     }
@@ -127,7 +127,7 @@ driver! {
         version.put(3020)
     }
 
-    /// Waits for everything on the card.
+    /// Waits for everything on the GPU.
     fn cuCtxSynchronize() |sim| {
         sim.synchronise_context(current())
     }
@@ -168,7 +168,7 @@ driver! {
         here(sim).map(drop)
     }
 
-    /// Lets the current context's card reach the memory of another context's.
+    /// Lets the current context's GPU reach the memory of another context's.
     fn cuCtxEnablePeerAccess(peer: Handle, flags: u32) |sim| {
         if flags != 0 {
             return Err(Code::INVALID_VALUE);

@@ -24,7 +24,7 @@ extern "C" fn kiln_sim_command(command: Text, answer: Out<c_char>, length: i32) 
     text.len() as i64
 }
 
-/// A number about a card, or `u64::MAX` where there is none.
+/// A number about a GPU, or `u64::MAX` where there is none.
 fn number(device: u32, read: impl Fn(&Sim, usize) -> Option<u64>) -> u64 {
     machine().and_then(|sim| read(sim, device as usize)).unwrap_or(u64::MAX)
 }
@@ -58,7 +58,7 @@ fn command(name: &'static str, command: &Command) -> u32 {
     })
 }
 
-/// Lets peaks start again from what is live. Answers 0, or 1 for a card that is not there.
+/// Lets peaks start again from what is live. Answers 0, or 1 for a GPU that is not there.
 #[unsafe(no_mangle)]
 extern "C" fn kiln_sim_reset_peaks(device: u32) -> u32 {
     command("kiln_sim_reset_peaks", &Command::ResetPeaks { device: device as usize })
@@ -70,7 +70,7 @@ extern "C" fn kiln_sim_take(device: u32, bytes: u64) -> u32 {
     command("kiln_sim_take", &Command::Take { device: device as usize, bytes })
 }
 
-/// Gives back memory taken by `kiln_sim_take` or the settings. Answers 0, or 1 for a card that is not there.
+/// Gives back memory taken by `kiln_sim_take` or the settings. Answers 0, or 1 for a GPU that is not there.
 #[unsafe(no_mangle)]
 extern "C" fn kiln_sim_give(device: u32, bytes: u64) -> u32 {
     command("kiln_sim_give", &Command::Give { device: device as usize, bytes })

@@ -1,4 +1,4 @@
-//! Copies and memsets. Those without `Async` in the name are refused while a stream of the card records.
+//! Copies and memsets. Those without `Async` in the name are refused while a stream of the GPU records.
 
 use super::driver;
 use super::machine::current;
@@ -71,7 +71,7 @@ fn copy_now(sim: &Sim, transfer: Transfer) -> Answer {
     copy(sim, 0, transfer)
 }
 
-/// Whether both contexts of a copy between cards are there.
+/// Whether both contexts of a copy between GPUs are there.
 fn both(sim: &Sim, to: Handle, from: Handle) -> Answer {
     let state = sim.state();
     state.device_of(to)?;
@@ -92,32 +92,32 @@ const D2H: Operation = Operation::DeviceToHost;
 const D2D: Operation = Operation::DeviceToDevice;
 
 driver! {
-    /// Copies from the host to a card.
+    /// Copies from the host to a GPU.
     fn cuMemcpyHtoD_v2(target: u64, source: u64, bytes: usize) |sim| {
         copy_now(sim, Transfer::flat(H2D, target, source, bytes as u64))
     }
 
-    /// Copies from the host to a card in a stream.
+    /// Copies from the host to a GPU in a stream.
     fn cuMemcpyHtoDAsync_v2(target: u64, source: u64, bytes: usize, stream: Handle) |sim| {
         copy(sim, stream, Transfer::flat(H2D, target, source, bytes as u64))
     }
 
-    /// Copies from a card to the host.
+    /// Copies from a GPU to the host.
     fn cuMemcpyDtoH_v2(target: u64, source: u64, bytes: usize) |sim| {
         copy_now(sim, Transfer::flat(D2H, target, source, bytes as u64))
     }
 
-    /// Copies from a card to the host in a stream.
+    /// Copies from a GPU to the host in a stream.
     fn cuMemcpyDtoHAsync_v2(target: u64, source: u64, bytes: usize, stream: Handle) |sim| {
         copy(sim, stream, Transfer::flat(D2H, target, source, bytes as u64))
     }
 
-    /// Copies inside a card.
+    /// Copies inside a GPU.
     fn cuMemcpyDtoD_v2(target: u64, source: u64, bytes: usize) |sim| {
         copy_now(sim, Transfer::flat(D2D, target, source, bytes as u64))
     }
 
-    /// Copies inside a card in a stream.
+    /// Copies inside a GPU in a stream.
     fn cuMemcpyDtoDAsync_v2(target: u64, source: u64, bytes: usize, stream: Handle) |sim| {
         copy(sim, stream, Transfer::flat(D2D, target, source, bytes as u64))
     }
@@ -132,13 +132,13 @@ driver! {
         copy(sim, stream, Transfer::flat(sim.direction(target, source), target, source, bytes as u64))
     }
 
-    /// Copies from one card to another, each named by a context.
+    /// Copies from one GPU to another, each named by a context.
     fn cuMemcpyPeer(target: u64, to: Handle, source: u64, from: Handle, bytes: usize) |sim| {
         both(sim, to, from)?;
         copy_now(sim, Transfer::flat(Operation::Peer, target, source, bytes as u64))
     }
 
-    /// Copies from one card to another in a stream.
+    /// Copies from one GPU to another in a stream.
     fn cuMemcpyPeerAsync(target: u64, to: Handle, source: u64, from: Handle, bytes: usize, stream: Handle) |sim| {
         both(sim, to, from)?;
         copy(sim, stream, Transfer::flat(Operation::Peer, target, source, bytes as u64))

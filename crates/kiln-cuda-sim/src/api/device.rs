@@ -11,7 +11,7 @@ use super::machine::{call_any_time, initialise, machine};
 use super::pointer::{Out, Text};
 use crate::driver::{Answer, Code, Sim};
 
-/// The card that a `CUdevice` names.
+/// The GPU that a `CUdevice` names.
 pub(super) fn ordinal(sim: &Sim, device: i32) -> Answer<usize> {
     let ordinal = usize::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
     sim.state().device(ordinal).map(|_| ordinal)
@@ -61,25 +61,25 @@ fn lasting(text: Option<&'static str>) -> Answer<*const c_char> {
 }
 
 driver! {
-    /// How many cards there are.
+    /// How many GPUs there are.
     fn cuDeviceGetCount(count: Out<i32>) |sim| {
         count.put(sim.state().devices.len() as i32)
     }
 
-    /// The handle of a card, which is its ordinal.
+    /// The handle of a GPU, which is its ordinal.
     fn cuDeviceGet(device: Out<i32>, number: i32) |sim| {
         ordinal(sim, number)?;
         device.put(number)
     }
 
-    /// The name of a card.
+    /// The name of a GPU.
     fn cuDeviceGetName(name: Out<c_char>, length: i32, device: i32) |sim| {
         let on = ordinal(sim, device)?;
         let capability = sim.state().device(on)?.card.capability;
         name.put_text(&format!("Kiln simulated sm_{capability}"), length)
     }
 
-    /// 16 bytes that are different for each card.
+    /// 16 bytes that are different for each GPU.
     fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) |sim| {
         uuid.put(uuid_of(ordinal(sim, device)?))
     }
@@ -89,13 +89,13 @@ driver! {
         uuid.put(uuid_of(ordinal(sim, device)?))
     }
 
-    /// Memory of a card in bytes.
+    /// Memory of a GPU in bytes.
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) |sim| {
         let on = ordinal(sim, device)?;
         bytes.put(sim.state().device(on)?.ledger.total as usize)
     }
 
-    /// A property of a card; 0 for one that is not simulated, which the log notes.
+    /// A property of a GPU; 0 for one that is not simulated, which the log notes.
     fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) |sim| {
         let on = ordinal(sim, device)?;
         let known = sim.state().device(on)?.card.attribute(attribute, on);
@@ -105,7 +105,7 @@ driver! {
         value.put(known.unwrap_or(0))
     }
 
-    /// The compute capability of a card.
+    /// The compute capability of a GPU.
     fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: i32) |sim| {
         let on = ordinal(sim, device)?;
         let capability = sim.state().device(on)?.card.capability as i32;
@@ -113,24 +113,24 @@ driver! {
         minor.put(capability % 10)
     }
 
-    /// The PCI address of a card as a text.
+    /// The PCI address of a GPU as a text.
     fn cuDeviceGetPCIBusId(text: Out<c_char>, length: i32, device: i32) |sim| {
         text.put_text(&bus_id(ordinal(sim, device)?), length)
     }
 
-    /// The card at a PCI address.
+    /// The GPU at a PCI address.
     fn cuDeviceGetByPCIBusId(device: Out<i32>, text: Text) |sim| {
         let wanted = text.text()?.to_ascii_lowercase();
         let found = (0..sim.state().devices.len()).find(|on| bus_id(*on) == wanted).ok_or(Code::INVALID_DEVICE)?;
         device.put(found as i32)
     }
 
-    /// Whether a card reaches the memory of another; here each reaches each.
+    /// Whether a GPU reaches the memory of another; here each reaches each.
     fn cuDeviceCanAccessPeer(can: Out<i32>, device: i32, peer: i32) |sim| {
         can.put(i32::from(ordinal(sim, device)? != ordinal(sim, peer)?))
     }
 
-    /// A property of a pair of cards: rank 0, access and native atomics yes.
+    /// A property of a pair of GPUs: rank 0, access and native atomics yes.
     fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: i32, device: i32, peer: i32) |sim| {
         if ordinal(sim, device)? == ordinal(sim, peer)? {
             return Err(Code::INVALID_DEVICE);

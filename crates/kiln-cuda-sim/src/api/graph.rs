@@ -56,7 +56,7 @@ driver! {
         instance.put(sim.instantiate(graph)?)
     }
 
-    /// Sends a graph ahead to the card, which has nothing to do here.
+    /// Sends a graph ahead to the GPU, which has nothing to do here.
     fn cuGraphUpload(instance: Handle, stream: Handle) |sim| {
         sim.state().place(current(), stream)?;
         sim.node_types(instance).map(drop)

@@ -66,7 +66,7 @@ driver! {
         launch(sim, function, &config, &each, &extra)
     }
 
-    /// Launches a kernel; attributes beside its shape are left out of account.
+    /// Launches a kernel; attributes beside its shape are ignored.
     fn cuLaunchKernelEx(config: In<Config>, function: Handle, each: In<usize>, extra: In<usize>) |sim| {
         launch(sim, function, &config.value()?, &each, &extra)
     }

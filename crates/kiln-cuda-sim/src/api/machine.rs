@@ -1,4 +1,4 @@
-//! The one machine of the process, the context that each thread works in, and what surrounds every call.
+//! The one machine of the process, the context of each thread, and the steps around every call.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

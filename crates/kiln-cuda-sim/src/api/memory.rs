@@ -1,4 +1,4 @@
-//! Memory of cards, pinned and managed memory, and questions about addresses.
+//! Memory of GPUs, pinned and managed memory, and questions about addresses.
 
 use super::driver;
 use super::machine::current;
@@ -23,7 +23,7 @@ driver! {
         address.put(sim.allocate(current(), bytes as u64, false)?)
     }
 
-    /// Allocates memory that host and cards reach.
+    /// Allocates memory that host and GPUs reach.
     fn cuMemAllocManaged(address: Out<u64>, bytes: usize, flags: u32) |sim| {
         if address.is_null() || !matches!(flags, 1 | 2) {
             return Err(Code::INVALID_VALUE);
@@ -37,7 +37,7 @@ driver! {
         sim.free(current(), address)
     }
 
-    /// Free and total bytes of the card.
+    /// Free and total bytes of the GPU.
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) |sim| {
         let (bytes_free, bytes_total) = sim.memory_info(current())?;
         free.put(bytes_free as usize)?;
@@ -65,7 +65,7 @@ driver! {
         sim.free_host(current(), pointer)
     }
 
-    /// The address by which a card reaches pinned memory: the same.
+    /// The address by which a GPU reaches pinned memory: the same.
     fn cuMemHostGetDevicePointer_v2(address: Out<u64>, pointer: u64, _flags: u32) |sim| {
         match sim.range_of(pointer)?.2 {
             Owner::Pinned | Owner::Registered => address.put(pointer),
@@ -81,7 +81,7 @@ driver! {
         }
     }
 
-    /// Lets cards reach the program's own memory.
+    /// Lets GPUs reach the program's own memory.
     fn cuMemHostRegister_v2(pointer: u64, bytes: usize, _flags: u32) |sim| {
         sim.register_host(current(), pointer, bytes as u64)
     }
@@ -127,7 +127,7 @@ driver! {
         sim.range_of(address).map(drop)
     }
 
-    /// A property of an address: what kind of memory, on which card, where it begins.
+    /// A property of an address: what kind of memory, on which GPU, where it begins.
     fn cuPointerGetAttribute(value: Out<u64>, attribute: u32, address: u64) |sim| {
         let (start, bytes, owner) = sim.range_of(address)?;
         let device = match owner {

@@ -68,7 +68,7 @@ impl<T> Out<T> {
         In(self.0.cast_const()).value()
     }
 
-    /// The same address as another type.
+    /// The address as a pointer to values of another type.
     pub(crate) fn cast<U>(&self) -> Out<U> {
         Out(self.0.cast())
     }

@@ -1,4 +1,4 @@
-//! Memory pools: each is the card itself, because freed memory goes back to it at once.
+//! Memory pools: each is the GPU itself, because freed memory goes back to it at once.
 
 use super::device::ordinal;
 use super::driver;
@@ -19,12 +19,12 @@ fn allocate(sim: &Sim, address: &Out<u64>, bytes: usize, stream: Handle) -> Answ
     Ok(())
 }
 
-/// The card of a pool.
+/// The GPU of a pool.
 fn card_of(sim: &Sim, pool: Handle) -> Answer<usize> {
     sim.state().pools.get(pool).copied()
 }
 
-/// The pool that stands for a card by default.
+/// The pool that stands for a GPU by default.
 fn default_pool(sim: &Sim, device: i32) -> Answer<Handle> {
     let on = ordinal(sim, device)?;
     let state = sim.state();
@@ -55,7 +55,7 @@ driver! {
         }
     }
 
-    /// The pool of a card.
+    /// The pool of a GPU.
     fn cuDeviceGetDefaultMemPool(pool: Out<Handle>, device: i32) |sim| {
         pool.put(default_pool(sim, device)?)
     }
@@ -65,13 +65,13 @@ driver! {
         pool.put(default_pool(sim, device)?)
     }
 
-    /// Chooses the pool of a card, which makes no difference here.
+    /// Chooses the pool of a GPU, which makes no difference here.
     fn cuDeviceSetMemPool(device: i32, pool: Handle) |sim| {
         ordinal(sim, device)?;
         card_of(sim, pool).map(drop)
     }
 
-    /// Makes a pool; the fourth word of its properties is the card.
+    /// Makes a pool; the fourth word of its properties is the GPU.
     fn cuMemPoolCreate(pool: Out<Handle>, properties: In<i32>) |sim| {
         let on = ordinal(sim, properties.at(3)?)?;
         let made = sim.state().pools.insert(on);
@@ -83,7 +83,7 @@ driver! {
         sim.state().pools.remove(pool).map(drop)
     }
 
-    /// Gives memory back to the card down to a size; there is none to give.
+    /// Gives memory back to the GPU down to a size; there is none to give.
     fn cuMemPoolTrimTo(pool: Handle, _bytes: usize) |sim| {
         card_of(sim, pool).map(drop)
     }
@@ -93,7 +93,7 @@ driver! {
         card_of(sim, pool).map(drop)
     }
 
-    /// A pool's attribute: memory of the card in use, and the most there was.
+    /// A pool's attribute: memory of the GPU in use, and the most there was.
     fn cuMemPoolGetAttribute(pool: Handle, attribute: u32, value: Out<u64>) |sim| {
         let on = card_of(sim, pool)?;
         let state = sim.state();

@@ -111,7 +111,7 @@ driver! {
         milliseconds.put(sim.elapsed(from, to)?)
     }
 
-    /// Begins to collect a profile, which there is none of.
+    /// Begins to collect a profile. None is collected here.
     fn cuProfilerStart() |sim| {
         sim.state().device_of(current()).map(drop)
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What one kernel takes on the card, as the assembler says.
+/// The resources that one kernel takes on the GPU, as the assembler reports them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
     /// Registers of a thread.

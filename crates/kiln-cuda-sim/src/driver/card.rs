@@ -1,4 +1,4 @@
-//! What a card says about itself: attributes by compute capability, as the first card of each generation has them.
+//! Properties of GPUs: attributes by compute capability, as the first GPU of each generation has them.
 
 /// Limits of one compute capability that differ between generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) const BLOCK: [u32; 3] = [1024, 1024, 64];
 /// Blocks of the largest grid, by dimension.
 pub(crate) const GRID: [u32; 3] = [2_147_483_647, 65_535, 65_535];
 
-#[rustfmt::skip] // one card a line
+#[rustfmt::skip] // one GPU a line
 const CARDS: [[i32; 10]; 9] = [
     // capability, multiprocessors, threads, blocks, shared, shared of a block, cache, clock, memory clock, bus
     [70, 80, 2048, 32, 98_304, 98_304, 6 << 20, 1_530_000, 877_000, 4096], // V100
@@ -49,7 +49,7 @@ const CARDS: [[i32; 10]; 9] = [
 ];
 
 impl Card {
-    /// The card of a compute capability; one that is not in the table has the limits of the nearest before it.
+    /// The GPU of a compute capability; one that is not in the table has the limits of the nearest before it.
     pub(crate) fn of(capability: u32) -> Self {
         let row = CARDS.iter().rev().find(|row| row[0] as u32 <= capability).unwrap_or(&CARDS[0]);
         let [_, multiprocessors, threads, blocks, shared, shared_per_block, cache, clock, memory_clock, bus] = *row;
@@ -100,7 +100,7 @@ impl Card {
             78..=80 => 1, // stream priorities, level-1 caches
             81 => self.shared_per_multiprocessor,
             83 => 1,      // managed memory
-            84 => 0,      // no board with several cards
+            84 => 0,      // no board with several GPUs
             89 | 91 => 1, // managed memory beside the host; host pointers of registered memory
             90 => 1,      // preemption
             95 => 0,      // cooperative launches are not simulated

@@ -1,4 +1,4 @@
-//! What a driver call answers: the `CUresult` codes, their names and texts, and which of them poison a context.
+//! Answers of driver calls: the `CUresult` codes, their names and texts, and which of them poison a context.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Code(pub u32);
 
-/// What every driver operation gives: its value, or the code that the call answers.
+/// The result of a driver operation: its value, or the code that the call answers.
 pub(crate) type Answer<T = ()> = Result<T, Code>;
 
 #[allow(missing_docs)] // the names are NVIDIA's and `text` explains each

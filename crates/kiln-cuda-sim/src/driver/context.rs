@@ -1,4 +1,4 @@
-//! Contexts: the primary one of each card, further ones, and what ends with them.
+//! Contexts: the primary context of each GPU, further contexts, and the objects that end with them.
 
 use serde_json::json;
 
@@ -9,10 +9,10 @@ use super::sim::{Sim, State};
 use super::space::Owner;
 
 impl Sim {
-    /// Retains the primary context of a card, making it where needed.
+    /// Retains the primary context of a GPU, making it where needed.
     ///
     /// # Errors
-    /// `INVALID_DEVICE`; the sticky error of a card.
+    /// `INVALID_DEVICE`; the sticky error of a GPU.
     pub(crate) fn retain_primary(&self, device: usize) -> Answer<Handle> {
         let mut state = self.state();
         if let Some(code) = state.device(device)?.poison {
@@ -28,10 +28,10 @@ impl Sim {
         Ok(context)
     }
 
-    /// Gives a primary context back; the last one takes everything on the card with it.
+    /// Gives a primary context back; the last one takes everything on the GPU with it.
     ///
     /// # Errors
-    /// `INVALID_DEVICE`; `INVALID_CONTEXT` when nobody retains it.
+    /// `INVALID_DEVICE`; `INVALID_CONTEXT` when it is not retained.
     pub(crate) fn release_primary(&self, device: usize) -> Answer {
         let mut state = self.state();
         let on = state.device_mut(device)?;
@@ -42,7 +42,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Ends the primary context whoever retains it, which also ends a sticky error.
+    /// Ends the primary context, also while the program retains it. This ends a sticky error too.
     ///
     /// # Errors
     /// `INVALID_DEVICE`.
@@ -65,7 +65,7 @@ impl Sim {
         }
     }
 
-    /// Ends a context made by [`Sim::create_context`]; memory it made stays with the card until that is reset.
+    /// Ends a context made by [`Sim::create_context`]; memory it made stays with the GPU until that is reset.
     ///
     /// # Errors
     /// `INVALID_CONTEXT` for one that is gone, or a primary one.
@@ -80,7 +80,7 @@ impl Sim {
     /// Lets `device` reach the memory of `peer`.
     ///
     /// # Errors
-    /// `INVALID_DEVICE` for the same card, `PEER_ACCESS_ALREADY_ENABLED`.
+    /// `INVALID_DEVICE` for the same GPU, `PEER_ACCESS_ALREADY_ENABLED`.
     pub(crate) fn enable_peer(&self, device: usize, peer: usize) -> Answer {
         let mut state = self.state();
         state.device(peer)?;
@@ -109,7 +109,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Frees everything on a card and forgets its sticky error.
+    /// Frees everything on a GPU and forgets its sticky error.
     fn end(&self, state: &mut State, device: usize) {
         let lost = state.space.remove_all(|allocation| {
             matches!(allocation.owner, Owner::Device(owner) | Owner::Variable(owner) | Owner::Managed(owner) if owner == device)

@@ -21,9 +21,9 @@ use super::sim::Sim;
 pub enum Command {
     /// All bytes, peaks and counts.
     Read,
-    /// Something that is not the program takes free memory of a card.
+    /// Something that is not the program takes free memory of a GPU.
     Take {
-        /// The card.
+        /// The GPU.
         #[serde(default)]
         device: usize,
         /// How much.
@@ -31,7 +31,7 @@ pub enum Command {
     },
     /// It gives memory back, at most what it holds.
     Give {
-        /// The card.
+        /// The GPU.
         #[serde(default)]
         device: usize,
         /// How much.
@@ -46,15 +46,15 @@ pub enum Command {
     Disarm,
     /// Makes a sticky error at once, as a kernel of the program would.
     Poison {
-        /// The card.
+        /// The GPU.
         #[serde(default)]
         device: usize,
         /// The code's number or name.
         code: String,
     },
-    /// Lets the peaks of a card start again from what is live.
+    /// Lets the peaks of a GPU start again from what is live.
     ResetPeaks {
-        /// The card.
+        /// The GPU.
         #[serde(default)]
         device: usize,
     },
@@ -69,7 +69,7 @@ pub enum Command {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// No such card.
+    /// No such GPU.
     #[error("there is no device {device}, only {devices}")]
     Device {
         /// The ordinal asked for.
@@ -80,7 +80,7 @@ pub enum CommandError {
     /// More memory than is free.
     #[error("cannot take {bytes} bytes of device {device}: only {free} are free")]
     Short {
-        /// The card.
+        /// The GPU.
         device: usize,
         /// Bytes asked for.
         bytes: u64,

@@ -1,10 +1,10 @@
-//! How often each operation happened on one card.
+//! How often each operation happened on one GPU.
 
 use serde::Serialize;
 
 use super::fault::Operation;
 
-/// Counts of one card since the start. Operations that fail count too, except on a card with a sticky error.
+/// Counts of one GPU since the start. Operations that fail count too, except on a GPU with a sticky error.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counts {
     pub(crate) memory_queries: u64,

@@ -15,7 +15,7 @@ impl Sim {
     /// Makes an event in context `current`.
     ///
     /// # Errors
-    /// What every call can answer.
+    /// The errors of every call.
     pub(crate) fn create_event(&self, current: Handle, flags: u32) -> Answer<Handle> {
         let mut state = self.state();
         let device = state.device_of(current)?;
@@ -26,7 +26,7 @@ impl Sim {
     /// Ends an event.
     ///
     /// # Errors
-    /// `INVALID_HANDLE`; the sticky error, and the event is gone all the same.
+    /// `INVALID_HANDLE`; the sticky error, after which the event is gone too.
     pub(crate) fn destroy_event(&self, event: Handle) -> Answer {
         let mut state = self.state();
         let event = state.events.remove(event)?;
@@ -36,7 +36,7 @@ impl Sim {
     /// Marks where a stream is.
     ///
     /// # Errors
-    /// What every call can answer; `INVALID_HANDLE` for a stream of another card.
+    /// The errors of every call; `INVALID_HANDLE` for a stream of another GPU.
     pub(crate) fn record_event(&self, current: Handle, event: Handle, stream: Handle) -> Answer {
         let mut state = self.state();
         let place = state.place(current, stream)?;
@@ -50,10 +50,10 @@ impl Sim {
         Ok(())
     }
 
-    /// Waits for an event; one that was never recorded is no wait.
+    /// Waits for an event. For one that was never recorded there is no wait.
     ///
     /// # Errors
-    /// What every call can answer; `CAPTURED_EVENT` (907) for one in a graph.
+    /// The errors of every call; `CAPTURED_EVENT` (907) for one in a graph.
     pub(crate) fn synchronise_event(&self, event: Handle) -> Answer {
         let mut state = self.state();
         let device = state.events.get(event)?.device;
@@ -61,7 +61,7 @@ impl Sim {
         if state.events.get(event)?.graph.is_some() { Err(Code(907)) } else { Ok(()) }
     }
 
-    /// Whether an event has happened, which it has.
+    /// Whether an event has happened. It always has, because work is done at once.
     ///
     /// # Errors
     /// The sticky error; `CAPTURED_EVENT` (907) for one in a graph.

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use super::code::Code;
 
-/// What can be made to fail. Each is counted by device from the moment the fault is armed.
+/// An operation that can be made to fail. Each is counted by device from the moment the fault is armed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -91,7 +91,7 @@ pub struct FaultError {
 /// One fault on order: the `first`th operation from now fails, and maybe some after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// What fails.
+    /// The operation that fails.
     pub operation: Operation,
     /// On which device; on each (counted together) where absent.
     pub device: Option<usize>,
@@ -99,7 +99,7 @@ pub struct Fault {
     pub first: u64,
     /// How many fail from there on; `u64::MAX` for all.
     pub count: u64,
-    /// What the call answers. A sticky code poisons the context too.
+    /// The code that the call answers. A sticky code poisons the context too.
     pub code: Code,
 }
 

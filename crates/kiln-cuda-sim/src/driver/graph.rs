@@ -80,7 +80,7 @@ impl Sim {
     /// Runs an instantiated graph in a stream.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a second run of a graph that allocates and does not free, as on a card; what its work answers.
+    /// `INVALID_VALUE` for a second run of a graph that allocates and does not free, as on a GPU; what its work answers.
     pub(crate) fn launch_graph(&self, current: Handle, instance: Handle, stream: Handle) -> Answer {
         let (device, nodes) = {
             let mut state = self.state();

@@ -1,4 +1,4 @@
-//! What the driver needs of a PTX text without running it: version, target, and each kernel's name, parameters and limits.
+//! The parts of a PTX text that the driver needs without running it: version, target, and each kernel's name, parameters and limits.
 
 use super::code::{Answer, Code};
 
@@ -83,7 +83,7 @@ impl Header {
 }
 
 impl Target {
-    /// Whether a card of `capability` runs code for this target.
+    /// Whether a GPU of `capability` runs code for this target.
     pub(crate) fn runs_on(self, capability: u32) -> bool {
         match self.family {
             Family::Later => capability >= self.capability,

@@ -15,15 +15,15 @@ use super::settings::Execution;
 use super::sim::Sim;
 use crate::ptx::{self, ExecError, Limits};
 
-/// The longest that a kernel which is slept takes.
+/// The longest sleep in place of a kernel.
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// A launch that took longer on the host is logged.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// Whether a card takes a launch of this shape.
+/// Whether a GPU takes a launch of this shape.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a shape the card or the kernel forbids, `LAUNCH_OUT_OF_RESOURCES` for too many registers.
+/// `INVALID_VALUE` for a shape the GPU or the kernel forbids, `LAUNCH_OUT_OF_RESOURCES` for too many registers.
 fn check_shape(card: &Card, function: &Function, grid: [u32; 3], block: [u32; 3], shared: u32) -> Answer {
     let entry = function.entry();
     let inside = |sides: [u32; 3], most: [u32; 3]| sides.iter().zip(most).all(|(side, most)| (1..=most).contains(side));
@@ -48,7 +48,7 @@ fn check_shape(card: &Card, function: &Function, grid: [u32; 3], block: [u32; 3]
     Ok(())
 }
 
-/// The code that a card gives for what went wrong in a kernel.
+/// The code that a GPU gives for what went wrong in a kernel.
 fn code_of(error: &ExecError) -> Code {
     match error {
         ExecError::IllegalAddress { .. } => Code::ILLEGAL_ADDRESS,
@@ -63,7 +63,7 @@ impl Sim {
     /// Launches a function in a stream. `params` is the parameter block.
     ///
     /// # Errors
-    /// What [`check_shape`] and every call can answer. A fault of the kernel is answered by the calls after this one.
+    /// Those of [`check_shape`], and the errors of every call. A fault of the kernel is answered by the calls after this one.
     pub(crate) fn launch(
         &self,
         (current, stream): (Handle, Handle),
@@ -83,10 +83,10 @@ impl Sim {
         self.submit(current, stream, Operation::Launch, Work::Launch(Arc::new(launch)))
     }
 
-    /// Runs a launch on a card.
+    /// Runs a launch on a GPU.
     ///
     /// # Errors
-    /// Only for a module that cannot run; what the kernel does wrong becomes the card's sticky error.
+    /// Only for a module that cannot run; what the kernel does wrong becomes the GPU's sticky error.
     pub(crate) fn run(&self, device: usize, launch: &Launch) -> Answer {
         let entry = launch.function.entry();
         self.log.trace("launch", || {
@@ -146,7 +146,7 @@ impl Sim {
     /// Allows a function this many bytes of dynamic shared memory.
     ///
     /// # Errors
-    /// `INVALID_HANDLE`; `INVALID_VALUE` for more than the card has; what every call can answer.
+    /// `INVALID_HANDLE`; `INVALID_VALUE` for more than the GPU has; the errors of every call.
     pub(crate) fn set_max_dynamic(&self, function: Handle, bytes: i32) -> Answer {
         let mut state = self.state();
         let function = state.functions.get(function)?.clone();
@@ -211,8 +211,8 @@ impl Function {
     }
 }
 
-/// How long a kernel that measures the card is slept: its last parameter's first word in microseconds, so that a program
-/// which scales its iterations to a time finds a clock that moves with them.
+/// How long to sleep in place of a kernel that measures the GPU: the first word of its last parameter, in microseconds. A program that
+/// scales its iterations to a time then finds a clock that moves with them.
 fn sleep_of(entry: &Entry, params: &[u8]) -> Duration {
     let at = entry.parameters.last().map_or(0, |last| last.offset);
     let word = params.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes);

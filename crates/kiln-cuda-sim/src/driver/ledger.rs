@@ -1,17 +1,17 @@
-//! The books of one card's memory: what is held, by whom, and the most there ever was. Touches no memory.
+//! The books of one GPU's memory: the bytes that are held, by whom, and their peaks. Touches no memory.
 
 use serde::Serialize;
 
 use super::code::{Answer, Code};
 
-/// Bytes and counts of one card's memory. All sizes in bytes.
+/// Bytes and counts of one GPU's memory. All sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Ledger {
-    /// Memory of the card.
+    /// Memory of the GPU.
     pub(crate) total: u64,
     /// Held by something that is not this process.
     pub(crate) taken: u64,
-    /// What this process asked for and has not given back.
+    /// Bytes that this process asked for and has not given back.
     pub(crate) live_bytes: u64,
     /// The most that `live_bytes` ever was.
     pub(crate) peak_bytes: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Ledger {
     pub(crate) allocations: u64,
     /// Allocations given back so far.
     pub(crate) frees: u64,
-    /// Allocations refused for want of room.
+    /// Allocations that were refused because too little memory was free.
     pub(crate) refused: u64,
     /// Bytes of the largest allocation that succeeded.
     pub(crate) largest: u64,

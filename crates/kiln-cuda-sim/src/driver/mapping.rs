@@ -1,4 +1,4 @@
-//! Pages of the host that stand for memory of a card or for pinned memory, taken when they are first written.
+//! Pages of the host that stand for memory of a GPU or for pinned memory, taken when they are first written.
 
 use std::io;
 
@@ -9,7 +9,7 @@ pub(crate) struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping owns its pages, and what reads and writes them (copies, kernels) works on raw bytes as a card
+// SAFETY: the mapping owns its pages, and what reads and writes them (copies, kernels) works on raw bytes as a GPU
 // does: programs order those themselves by streams and events.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; no reference to the bytes is ever made, only raw pointers.
@@ -19,7 +19,7 @@ impl Mapping {
     /// Maps `bytes` bytes (more than 0) without reserving memory for them.
     ///
     /// # Errors
-    /// What the operating system says, such as a full address space.
+    /// The error of the operating system, such as a full address space.
     pub(crate) fn new(bytes: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: an anonymous mapping at an address of the system's choice touches no memory that exists.

@@ -1,4 +1,4 @@
-//! Memory of cards and pinned memory of the host: taken, given back, asked about.
+//! Memory of GPUs and pinned memory of the host: taken, given back, asked about.
 
 use serde_json::json;
 
@@ -10,10 +10,10 @@ use super::sim::Sim;
 use super::space::{Allocation, Owner};
 
 impl Sim {
-    /// Allocates device memory on the card of context `current`; gives its address.
+    /// Allocates device memory on the GPU of context `current`; gives its address.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`, what every call can answer.
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`, the errors of every call.
     pub(crate) fn allocate(&self, current: Handle, bytes: u64, managed: bool) -> Answer<u64> {
         let mut state = self.state();
         let device = state.device_of(current)?;
@@ -74,10 +74,10 @@ impl Sim {
         Ok(())
     }
 
-    /// Free and total bytes of the card of context `current`.
+    /// Free and total bytes of the GPU of context `current`.
     ///
     /// # Errors
-    /// What every call can answer.
+    /// The errors of every call.
     pub(crate) fn memory_info(&self, current: Handle) -> Answer<(u64, u64)> {
         let mut state = self.state();
         let device = state.device_of(current)?;
@@ -89,7 +89,7 @@ impl Sim {
     /// Allocates pinned memory of the host.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`, what every call can answer.
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`, the errors of every call.
     pub(crate) fn allocate_host(&self, current: Handle, bytes: u64) -> Answer<u64> {
         let mut state = self.state();
         let device = state.device_of(current)?;

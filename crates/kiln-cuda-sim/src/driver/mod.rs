@@ -1,4 +1,4 @@
-//! The driver apart from its C interface: the simulated machine and what can be done to it.
+//! The driver without its C interface: the simulated machine and the operations on it.
 
 mod assembler;
 mod card;

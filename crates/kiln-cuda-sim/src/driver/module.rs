@@ -34,7 +34,7 @@ impl From<Code> for Refusal {
     }
 }
 
-/// Whether a card and driver take a module's target and version, from its header alone.
+/// Whether a GPU and driver take a module's target and version, from its header alone.
 ///
 /// # Errors
 /// `NO_BINARY_FOR_GPU` and `UNSUPPORTED_PTX_VERSION`, with words.
@@ -65,11 +65,11 @@ fn architecture(target: Target) -> String {
 }
 
 impl Sim {
-    /// Loads a module on the card of context `current`.
+    /// Loads a module on the GPU of context `current`.
     ///
     /// # Errors
     /// `INVALID_PTX` (also from the assembler, and for an instruction the interpreter lacks), `NO_BINARY_FOR_GPU`,
-    /// `UNSUPPORTED_PTX_VERSION`, what every call can answer.
+    /// `UNSUPPORTED_PTX_VERSION`, the errors of every call.
     pub(crate) fn load_module(&self, current: Handle, text: &str) -> Result<Handle, Refusal> {
         let (device, capability, execution) = {
             let mut state = self.state();

@@ -1,4 +1,4 @@
-//! What a program holds handles of, and the work that it gives.
+//! The objects that a program holds handles of, and the work that it submits.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -10,7 +10,7 @@ use super::handles::Handle;
 use super::header::{Entry, Header};
 use crate::ptx;
 
-/// A context of the program on one card. All contexts of a card share its memory and its sticky error.
+/// A context of the program on one GPU. All contexts of a GPU share its memory and its sticky error.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) device: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Event {
 pub(crate) struct Module {
     pub(crate) device: usize,
     pub(crate) header: Header,
-    /// What the assembler said of each kernel, where one was asked.
+    /// The assembler's report on each kernel, where an assembler was asked.
     pub(crate) resources: HashMap<String, Resources>,
     pub(super) text: String,
     pub(super) program: OnceLock<Result<Program, ptx::PtxError>>,
@@ -73,7 +73,7 @@ impl Function {
         &self.module.header.entries[self.entry]
     }
 
-    /// What the assembler said, where it was asked.
+    /// The assembler's report, where an assembler was asked.
     pub(crate) fn resources(&self) -> Option<&Resources> {
         self.module.resources.get(&self.entry().name)
     }
@@ -105,7 +105,7 @@ pub(crate) enum Work {
     Free,
 }
 
-/// A function of the program and what it is given.
+/// A function of the program and its argument.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostCall {
     pub(crate) function: extern "C" fn(*mut std::ffi::c_void),

@@ -16,7 +16,7 @@ pub enum SettingsError {
         name: &'static str,
         /// The value as given.
         value: String,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: &'static str,
     },
     /// A fault that cannot be read.
@@ -24,7 +24,7 @@ pub enum SettingsError {
     Fault(#[from] FaultError),
 }
 
-/// What happens at a launch.
+/// How a launch is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Execution {
     /// Kernels run in the interpreter.
@@ -42,7 +42,7 @@ pub enum AssemblerSetting {
     Find,
 }
 
-/// One simulated card.
+/// One simulated GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CardSettings {
     /// Memory in bytes.
@@ -56,7 +56,7 @@ pub struct CardSettings {
 /// Everything that can be chosen; see the table in the README.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The cards, by ordinal.
+    /// The GPUs, by ordinal.
     pub cards: Vec<CardSettings>,
     /// Each allocation of device memory is charged in multiples of this many bytes.
     pub granule: u64,

@@ -1,4 +1,4 @@
-//! The simulated machine: its cards, its address space, and everything the program made, behind one lock.
+//! The simulated machine: its GPUs, its address space, and everything the program made, behind one lock.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,7 +28,7 @@ pub(crate) struct Sim {
     state: Mutex<State>,
 }
 
-/// One card and what happens on it.
+/// One GPU and what happens on it.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) card: Card,
@@ -36,10 +36,10 @@ pub(crate) struct Device {
     pub(crate) counts: Counts,
     /// The sticky error, which every call that needs the context answers from now on.
     pub(crate) poison: Option<Code>,
-    /// The primary context while someone retains it.
+    /// The primary context while it is retained.
     pub(crate) primary: Option<Handle>,
     pub(crate) retained: u32,
-    /// Cards whose memory this one reaches.
+    /// GPUs whose memory this one reaches.
     pub(crate) peers: Vec<usize>,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct State {
     pub(crate) functions: Handles<Function>,
     /// Graphs under construction, made, and instantiated.
     pub(crate) graphs: Handles<Graph>,
-    /// Memory pools, each with its card.
+    /// Memory pools, each with its GPU.
     pub(crate) pools: Handles<usize>,
 }
 
@@ -122,7 +122,7 @@ impl Sim {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// What every operation on a card passes first: the sticky error, then the faults on order.
+    /// The check before every operation on a GPU: the sticky error, then the faults on order.
     pub(crate) fn gate(&self, state: &mut State, device: usize, operation: Operation) -> Answer {
         let on = state.devices.get_mut(device).ok_or(Code::INVALID_DEVICE)?;
         if let Some(code) = on.poison {
@@ -173,7 +173,7 @@ impl Sim {
 }
 
 impl State {
-    /// The card of the context `current`.
+    /// The GPU of the context `current`.
     ///
     /// # Errors
     /// `INVALID_CONTEXT` for no context (0) or one that is gone.

@@ -1,4 +1,4 @@
-//! The one address space of host and cards: which allocation holds an address, and who may reach it.
+//! The one address space of host and GPUs: which allocation holds an address, and who may reach it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use crate::ptx::{Memory, Region};
 /// Whose memory an allocation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// A card, by ordinal.
+    /// A GPU, by ordinal.
     Device(usize),
-    /// The host; every card reaches it.
+    /// The host; every GPU reaches it.
     Pinned,
-    /// The host's own pages that were registered; every card reaches them.
+    /// The host's own pages that were registered; every GPU reaches them.
     Registered,
-    /// A variable of a module on a card, which no call frees.
+    /// A variable of a module on a GPU, which no call frees.
     Variable(usize),
-    /// Managed memory, charged to the card it was made on; every card reaches it.
+    /// Managed memory, charged to the GPU it was made on; every GPU reaches it.
     Managed(usize),
 }
 
@@ -26,7 +26,7 @@ pub(crate) enum Owner {
 pub(crate) struct Allocation {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// Bytes booked for it on its card.
+    /// Bytes booked for it on its GPU.
     pub(crate) charge: u64,
     pub(crate) owner: Owner,
     /// Keeps the pages mapped; registered memory has none of its own.
@@ -43,7 +43,7 @@ impl Allocation {
 #[derive(Debug, Default)]
 pub(crate) struct Space {
     allocations: BTreeMap<u64, Arc<Allocation>>,
-    /// What kernels on a card reach, kept until an allocation comes or goes.
+    /// The allocations that kernels on a GPU reach, kept until an allocation comes or goes.
     views: Vec<(usize, Arc<View>)>,
 }
 
@@ -77,7 +77,7 @@ impl Space {
         self.find(address).filter(|allocation| allocation.contains(address, bytes))
     }
 
-    /// What a kernel on `device` reaches: its memory, the host's, and that of `peers`.
+    /// The memory that a kernel on `device` reaches: its own, the host's, and that of `peers`.
     pub(crate) fn view(&mut self, device: usize, peers: &[usize]) -> Arc<View> {
         if let Some((_, view)) = self.views.iter().find(|(owner, _)| *owner == device) {
             return Arc::clone(view);

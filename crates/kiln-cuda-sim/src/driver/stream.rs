@@ -15,7 +15,7 @@ impl Sim {
     /// Makes a stream in context `current`. A priority outside of the range is taken to its end.
     ///
     /// # Errors
-    /// What every call can answer.
+    /// The errors of every call.
     pub(crate) fn create_stream(&self, current: Handle, flags: u32, priority: i32) -> Answer<Handle> {
         let mut state = self.state();
         let device = state.device_of(current)?;
@@ -29,7 +29,7 @@ impl Sim {
     /// Ends a stream; what it had to do is done.
     ///
     /// # Errors
-    /// `INVALID_HANDLE`; the sticky error, and the stream is gone all the same.
+    /// `INVALID_HANDLE`; the sticky error, after which the stream is gone too.
     pub(crate) fn destroy_stream(&self, stream: Handle) -> Answer {
         let mut state = self.state();
         let stream = state.streams.remove(stream)?;
@@ -39,7 +39,7 @@ impl Sim {
     /// Waits for a stream.
     ///
     /// # Errors
-    /// What every call can answer; `STREAM_CAPTURE_UNSUPPORTED` for one that records.
+    /// The errors of every call; `STREAM_CAPTURE_UNSUPPORTED` for one that records.
     pub(crate) fn synchronise_stream(&self, current: Handle, stream: Handle) -> Answer {
         let mut state = self.state();
         let place = state.place(current, stream)?;
@@ -51,7 +51,7 @@ impl Sim {
         }
     }
 
-    /// Waits for everything on the card of context `current`.
+    /// Waits for everything on the GPU of context `current`.
     ///
     /// # Errors
     /// As [`Sim::synchronise_stream`].
@@ -63,7 +63,7 @@ impl Sim {
         state.refuse_while_recording(device)
     }
 
-    /// Whether a stream has done everything, which it has.
+    /// Whether a stream has done everything. It always has, because work is done at once.
     ///
     /// # Errors
     /// The sticky error; `STREAM_CAPTURE_UNSUPPORTED` for one that records.
@@ -82,7 +82,7 @@ impl Sim {
     /// Lets a stream wait for an event. One that was recorded in a graph draws the stream into that recording.
     ///
     /// # Errors
-    /// What every call can answer; `STREAM_CAPTURE_ISOLATION` (905) for a recording stream and an event from outside.
+    /// The errors of every call; `STREAM_CAPTURE_ISOLATION` (905) for a recording stream and an event from outside.
     pub(crate) fn wait_event(&self, current: Handle, stream: Handle, event: Handle) -> Answer {
         let mut state = self.state();
         let place = state.place(current, stream)?;

@@ -6,7 +6,7 @@ use super::handles::Handle;
 use super::objects::Work;
 use super::sim::{Sim, State};
 
-/// Where work goes: a card, and the graph that its stream records, if it does.
+/// Where work goes: a GPU, and the graph that its stream records, if it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) device: usize,
@@ -26,7 +26,7 @@ impl State {
         Ok(Place { device: stream.device, graph: stream.graph })
     }
 
-    /// Refuses what must not happen while a stream of the card records, and spoils the recording, as a driver does.
+    /// Refuses what must not happen while a stream of the GPU records, and spoils the recording, as a driver does.
     ///
     /// # Errors
     /// `STREAM_CAPTURE_UNSUPPORTED`.
@@ -43,11 +43,11 @@ impl State {
 impl Sim {
     /// Gives `work` to a stream, counted as `operation`.
     ///
-    /// Work is done when this returns. What a kernel does wrong becomes the card's sticky error, which the next call
+    /// Work is done when this returns. What a kernel does wrong becomes the GPU's sticky error, which the next call
     /// answers; a copy with addresses that are not the program's fails at once.
     ///
     /// # Errors
-    /// What every call can answer; `INVALID_VALUE` for a range outside of the allocations.
+    /// The errors of every call; `INVALID_VALUE` for a range outside of the allocations.
     pub(crate) fn submit(&self, current: Handle, stream: Handle, operation: Operation, work: Work) -> Answer {
         let place = {
             let mut state = self.state();
@@ -62,7 +62,7 @@ impl Sim {
         self.perform(place.device, &work)
     }
 
-    /// Does one piece of work on a card.
+    /// Does one piece of work on a GPU.
     ///
     /// # Errors
     /// As [`Sim::submit`].
@@ -79,7 +79,7 @@ impl Sim {
         }
     }
 
-    /// Refuses what must not happen while a stream of the current card records.
+    /// Refuses what must not happen while a stream of the current GPU records.
     ///
     /// # Errors
     /// `INVALID_CONTEXT`; `STREAM_CAPTURE_UNSUPPORTED`.

@@ -1,4 +1,4 @@
-//! What can go wrong when PTX is read and when a kernel runs.
+//! Errors of reading PTX, and of running kernels.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub enum PtxError {
     Syntax {
         /// Line of the text, from 1.
         line: u32,
-        /// What was found and what would be accepted.
+        /// The text that was found, and the text that is accepted.
         what: String,
     },
     /// An instruction, or a form of one, that the interpreter does not have.
@@ -37,7 +37,7 @@ pub enum PtxError {
         line: u32,
         /// The opcode.
         instruction: String,
-        /// What is wrong with the operand.
+        /// The mistake of the operand.
         what: String,
     },
     /// The host has no room for the variables of a module.
@@ -124,7 +124,7 @@ pub enum ExecError {
         /// Where.
         fault: Fault,
     },
-    /// An instruction for the whole warp ran with some lanes elsewhere, which a card leaves undefined.
+    /// An instruction for the whole warp ran with some lanes elsewhere, which a GPU leaves undefined.
     #[error("an instruction for the whole warp ran with lanes {mask:#010x} only at {fault}")]
     Diverged {
         /// The lanes that were there.
@@ -144,7 +144,7 @@ pub enum ExecError {
         /// The limit.
         limit: u64,
     },
-    /// Every thread that is left waits for another one; a card would hang.
+    /// Every thread that is left waits for another one; a GPU would hang.
     #[error("every thread left waits at a barrier, at {fault}")]
     Deadlock {
         /// Where the first of them waits.
@@ -153,7 +153,7 @@ pub enum ExecError {
     /// The launch itself is wrong, such as a block larger than the kernel allows; `CUDA_ERROR_INVALID_VALUE` (1).
     #[error("invalid launch: {what}")]
     InvalidLaunch {
-        /// What is wrong.
+        /// The mistake.
         what: &'static str,
     },
 }

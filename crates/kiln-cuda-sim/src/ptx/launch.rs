@@ -1,6 +1,6 @@
-//! What a launch is given, its bounds, and what it counted.
+//! The arguments of a launch, its bounds, and its counts.
 
-/// What `cuLaunchKernel` is given.
+/// The arguments of `cuLaunchKernel`.
 #[derive(Debug, Clone, Copy)]
 pub struct Launch<'a> {
     /// Blocks of the grid (x, y, z).
@@ -36,7 +36,7 @@ impl Default for Limits {
     }
 }
 
-/// What a launch did.
+/// The operations and blocks that a launch ran.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Operations run, each once for a whole warp.

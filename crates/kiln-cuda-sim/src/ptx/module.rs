@@ -17,7 +17,7 @@ pub struct Module {
     globals: Vec<Global>,
 }
 
-/// A variable of a module in device memory. Whoever loads the module allocates it.
+/// A variable of a module in device memory. The program that loads the module allocates it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Global {
     /// Its name in the text.
@@ -181,7 +181,7 @@ impl Kernel {
     ///
     /// # Errors
     /// [`ExecError::InvalidLaunch`] before anything runs; every other reason of [`ExecError`] after some blocks may
-    /// have run and written to memory, as on a card.
+    /// have run and written to memory, as on a GPU.
     pub fn run(&self, launch: &Launch<'_>, memory: &dyn Memory, limits: &Limits) -> Result<Counts, ExecError> {
         if launch.params.len() != self.param_bytes as usize {
             return Err(ExecError::InvalidLaunch { what: "the parameters have another size than the kernel declares" });

@@ -1,4 +1,4 @@
-//! Cards, contexts, memory and copies, through the C interface.
+//! GPUs, contexts, memory and copies, through the C interface.
 
 use serde_json::json;
 

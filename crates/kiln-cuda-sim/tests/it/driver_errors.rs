@@ -1,4 +1,4 @@
-//! What fails, how often, and what stays failed.
+//! Calls that fail, how often they fail, and errors that stay.
 
 use std::ffi::{CStr, c_char};
 

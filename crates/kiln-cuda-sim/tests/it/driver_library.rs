@@ -116,7 +116,7 @@ impl Driver {
         driver
     }
 
-    /// As [`Driver::load`], with the first card's context current in this thread.
+    /// As [`Driver::load`], with the first GPU's context current in this thread.
     pub(crate) fn ready(settings: &str) -> Self {
         let driver = Self::load(settings);
         assert_eq!(driver.cuInit(0), 0);
@@ -124,7 +124,7 @@ impl Driver {
         driver
     }
 
-    /// Makes a card's primary context current in this thread; gives it.
+    /// Makes a GPU's primary context current in this thread; gives it.
     pub(crate) fn enter(&self, device: i32) -> usize {
         let mut context = 0;
         assert_eq!(self.cuDevicePrimaryCtxRetain(&mut context, device), 0);
@@ -193,7 +193,7 @@ impl Driver {
         answer["answer"].clone()
     }
 
-    /// Bytes, peaks and counts of a card.
+    /// Bytes, peaks and counts of a GPU.
     pub(crate) fn card(&self, device: usize) -> Value {
         self.command(r#"{"do":"read"}"#)["devices"][device].clone()
     }

@@ -11,7 +11,7 @@ use super::source::guard::guarded;
 use super::source::reader::Reader;
 use super::source::reason::Reason;
 
-/// What each format needs to plan and to decode.
+/// The facts of each format that planning and decoding need.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Codec {
     Jpeg(jpeg::Layout),

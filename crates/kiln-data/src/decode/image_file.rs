@@ -64,7 +64,7 @@ impl ImageFile {
         Self::new(path.to_owned(), Input::File(file))
     }
 
-    /// The same for bytes in memory; `name` stands for a path in messages.
+    /// Reads the header of an image whose bytes are in memory. `name` stands for a path in messages.
     ///
     /// # Errors
     /// [`Error::Format`] and [`Error::Unsupported`] as for [`open`](Self::open).
@@ -95,7 +95,7 @@ impl ImageFile {
         Ok(self.reader)
     }
 
-    /// The same file without the orientation: the image as it is stored.
+    /// The file without its orientation: decoding gives the image as it is stored.
     pub(super) fn into_stored(mut self) -> Self {
         [self.header.height, self.header.width] = self.header.stored_size();
         self.header.orientation = Default::default();
@@ -115,8 +115,8 @@ impl ImageFile {
         &self.header
     }
 
-    /// The best way to decode `view` to `channels`, 1 (gray) or 3 (RGB), under `options`, and the bytes that it takes.
-    /// Decodes nothing.
+    /// Plans the best way to decode `view` to `channels`, 1 (gray) or 3 (RGB), under `options`, with the bytes that it takes. Decodes
+    /// nothing.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for other channels and for a view that is empty or outside of the image,
@@ -159,7 +159,7 @@ impl ImageFile {
         self.pixels(plan)?.finish(plan)
     }
 
-    /// The same with the damage that was repaired, about which other programs warn.
+    /// [`decode`](Self::decode) that also returns the damage that was repaired. Other programs warn about it.
     ///
     /// # Errors
     /// As [`decode`](Self::decode).

@@ -26,10 +26,9 @@ pub enum Oversized {
     Refuse,
 }
 
-/// The policy for damaged images whose pixels can be decoded as they were stored nevertheless: bytes between the segments of a
-/// JPEG that belong to none, a segment of Adobe that is cut short, a missing end marker.
-///
-/// An image that is cut short, or whose coded pixels are damaged, is an error with both.
+/// The policy for damaged images whose pixels can still be decoded as they were stored. Their damage is bytes between the segments of a
+/// JPEG that belong to none, a segment of Adobe that is cut short, or a missing end marker.
+/// An image that is cut short, or whose coded pixels are damaged, is an error under both policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Damage {
@@ -62,30 +61,30 @@ impl Default for DecodeOptions {
 }
 
 impl DecodeOptions {
-    /// Exact, within 512 MiB, larger images reduced, damage repaired.
+    /// Options with exact quality and a limit of 512 MiB. Larger images are reduced, and damage is repaired.
     pub const fn new() -> Self {
         Self { quality: Quality::Exact, limit: 512 << 20, oversized: Oversized::Reduce, damage: Damage::Repair }
     }
 
-    /// Makes images smaller in this way.
+    /// Sets how an image is made smaller.
     #[must_use]
     pub const fn with_quality(self, quality: Quality) -> Self {
         Self { quality, ..self }
     }
 
-    /// Decoding one image may take `limit` bytes.
+    /// Sets the bytes that decoding one image may take.
     #[must_use]
     pub const fn with_limit(self, limit: u64) -> Self {
         Self { limit, ..self }
     }
 
-    /// The policy for images that take more than the limit.
+    /// Sets the policy for images that take more than the limit.
     #[must_use]
     pub const fn with_oversized(self, oversized: Oversized) -> Self {
         Self { oversized, ..self }
     }
 
-    /// The policy for damaged images that can be read.
+    /// Sets the policy for damaged images that can be read.
     #[must_use]
     pub const fn with_damage(self, damage: Damage) -> Self {
         Self { damage, ..self }

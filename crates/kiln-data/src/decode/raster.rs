@@ -1,4 +1,4 @@
-//! A large image of which windows are read.
+//! A large image that is read window by window.
 
 use std::io::Seek;
 use std::path::{Path, PathBuf};
@@ -30,12 +30,12 @@ pub struct RasterWindow {
     pub bands: usize,
 }
 
-/// A large image, for example a satellite scene, of which windows are read.
+/// A large image, for example a satellite scene, that is read window by window.
 ///
-/// Of a TIFF only the strips or tiles that touch a window are read, in all sample types; of a PNG the rows down to the end
-/// of the window. Other formats are decoded whole for the first window, and kept. Pixels keep the order in which they are
-/// stored: an orientation tag is not applied. Only of a TIFF the alpha band is read. Bands of a TIFF that are neither
-/// colour nor alpha are read when its photometric interpretation is gray, and dropped when it is RGB.
+/// Of a TIFF only the strips or tiles that touch a window are read, in all sample types. Of a PNG the rows down to the end of the window
+/// are read. Other formats are decoded whole for the first window, and kept. Pixels keep the order in which they are stored: an orientation
+/// tag is not applied. The alpha band is read of a TIFF only. Bands of a TIFF that are neither colour nor alpha are read when its
+/// photometric interpretation is gray, and dropped when it is RGB.
 #[derive(Debug)]
 pub struct Raster {
     path: PathBuf,
@@ -74,7 +74,7 @@ impl Raster {
         Self::new(ImageFile::open(path)?, limit)
     }
 
-    /// The same for a file that is open.
+    /// Makes a raster of a file whose header was read. Reading a window may take `limit` bytes.
     ///
     /// # Errors
     /// As [`open`](Self::open).

@@ -31,8 +31,7 @@ pub struct ImageBatch {
 }
 
 impl ImageBatch {
-    /// A loader of such batches: the images of `set`, transformed. Random choices are a function of (`seed`, epoch,
-    /// sample) alone.
+    /// A loader of image batches: the images of `set`, transformed. Random choices are a function of (`seed`, epoch, sample) alone.
     ///
     /// For a set of files, [`Loader::peak_bytes`] is tight after
     /// [`with_largest_image`](Loader::with_largest_image) with [`ImageSet::largest_decode_bytes`].
@@ -43,8 +42,8 @@ impl ImageBatch {
         Self::mixed_loader(set, transform, Mix::none(), seed, config)
     }
 
-    /// The same with images that are mixed with each other, as `mix` says. The random choices about a batch are a function of (`seed`,
-    /// epoch, batch). All batches have [`mixed`](Self::mixed) labels, unless `mix` is none.
+    /// [`loader`](Self::loader) of images that are mixed with each other, as `mix` says (mixup, CutMix). The random choices about a batch
+    /// are a function of (`seed`, epoch, batch). All batches have [`mixed`](Self::mixed) labels, unless `mix` is none.
     ///
     /// # Errors
     /// Those of [`Transform::check`], [`Mix::check`] and [`Loader::budgeted`].

@@ -93,8 +93,8 @@ impl ImageSet {
         Err(Error::InvalidSetting { field: "channels", value: channels.to_string(), expected })
     }
 
-    /// The headers of at most `count` image files, evenly spread over the set. Files that cannot be read have none; nor do
-    /// images in memory.
+    /// The headers of at most `count` image files, evenly spread over the set. There is no header for files that cannot be read, and none
+    /// for images in memory.
     pub fn some_headers(&self, count: usize) -> Vec<Header> {
         let Store::Files { paths, .. } = &self.store else { return vec![] };
         let every = paths.len().div_ceil(count.max(1)).max(1);

@@ -39,7 +39,7 @@ pub struct MixedLabels {
     pub lambda: f64,
 }
 
-/// What happens to the images of one batch.
+/// How the images of one batch are mixed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Mixing {
     /// The weighted mean with this share of the own image.
@@ -49,18 +49,18 @@ pub(super) enum Mixing {
 }
 
 impl Mix {
-    /// Mixes nothing.
+    /// Settings that mix nothing.
     pub const fn none() -> Self {
         Self { mixup: 0.0, cutmix: 0.0 }
     }
 
-    /// Mixup with this alpha, from 0 (off) to 100.
+    /// Turns mixup on with this alpha, from 0 (off) to 100.
     #[must_use]
     pub const fn with_mixup(self, alpha: f64) -> Self {
         Self { mixup: alpha, ..self }
     }
 
-    /// CutMix with this alpha, from 0 (off) to 100.
+    /// Turns CutMix on with this alpha, from 0 (off) to 100.
     #[must_use]
     pub const fn with_cutmix(self, alpha: f64) -> Self {
         Self { cutmix: alpha, ..self }

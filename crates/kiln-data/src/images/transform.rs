@@ -43,12 +43,12 @@ pub enum Crop {
 }
 
 impl Transform {
-    /// The whole image at `size` x `size`, not mirrored.
+    /// A transform that resizes the whole image to `size` x `size`, without mirroring.
     pub const fn new(size: usize) -> Self {
         Self { size, crop: Crop::Whole, flip: false, erase: 0.0 }
     }
 
-    /// Takes this part of the image.
+    /// Sets the part of the image that is taken.
     #[must_use]
     pub const fn with_crop(self, crop: Crop) -> Self {
         Self { crop, ..self }
@@ -73,13 +73,13 @@ impl Transform {
         Self { erase: probability, ..self }
     }
 
-    /// For evaluation: the square in the middle of the image, all of its shorter side when `size` is below 64.
+    /// A transform for evaluation: the square in the middle of the image, all of its shorter side when `size` is below 64.
     pub fn evaluation(size: usize) -> Self {
         let fraction = if size < 64 { 1.0 } else { 0.875 };
         Self { size, crop: Crop::Center(fraction), flip: false, erase: 0.0 }
     }
 
-    /// For training: a random part of at least `min_area` of the image, mirrored half the time.
+    /// A transform for training: a random part of at least `min_area` of the image, mirrored half the time.
     pub fn training(size: usize, min_area: f64) -> Self {
         Self { size, crop: Crop::Random(min_area), flip: true, erase: 0.0 }
     }
@@ -142,7 +142,7 @@ impl Transform {
         Ok(bytes(false)?.max(bytes(self.flip)?))
     }
 
-    /// The transformed image: its [`view`](Self::view), from pixels in memory, and a rectangle of noise where one is due.
+    /// Transforms an image in memory: cuts out its [`view`](Self::view), and overwrites a rectangle with noise if one is drawn.
     ///
     /// # Errors
     /// Those of [`View::apply`].
@@ -151,7 +151,7 @@ impl Transform {
         Ok(self.erased(image, rng))
     }
 
-    /// The image, in which a rectangle is noise if the numbers of `rng` say so; the last thing that is done to it.
+    /// Overwrites a rectangle of the image with noise if the numbers of `rng` say so. This is the last step of a transform.
     pub(super) fn erased(&self, mut image: Image, rng: &mut impl Rng) -> Image {
         if self.erase > 0.0 && rng.random::<f64>() < self.erase {
             erase(&mut image, rng);

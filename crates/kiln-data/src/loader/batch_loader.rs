@@ -44,8 +44,7 @@ impl<O> Clone for Loader<O> {
 }
 
 impl<O: Send + 'static> Loader<O> {
-    /// Batches of the samples `0..samples`. The loader does not know their bytes and bounds only their number.
-    ///
+    /// A loader of batches of the samples `0..samples`. It does not know their bytes and bounds only their number.
     /// # Errors
     /// Those of [`Sampler::new`], and [`Error::InvalidSetting`] for workers or a prefetch that are not from 1 to 1024.
     pub fn new(
@@ -57,7 +56,7 @@ impl<O: Send + 'static> Loader<O> {
         Ok(Self { largest: (None, None), ..loader })
     }
 
-    /// Batches within a budget: `bytes` gives the bytes of a batch on the host before it is made; `make` asks its
+    /// A loader of batches within a byte budget. `bytes` gives the bytes of a batch on the host before it is made. `make` asks its
     /// [`Worker`] for the bytes that it needs temporarily.
     ///
     /// The first batch decides how the budget is divided between batches and images. If later batches are larger, give the
@@ -91,10 +90,10 @@ impl<O: Send + 'static> Loader<O> {
         Ok(Self { largest, shared: Arc::new(Shared::new(&self.config, bytes, largest.1)), ..self })
     }
 
-    /// The bytes that decoding the largest sample takes, for example
-    /// [`ImageSet::largest_decode_bytes`](crate::ImageSet::largest_decode_bytes). It bounds the bytes of the images that
-    /// are decoded at a time, to this for each worker, and so [`peak_bytes`](Self::peak_bytes). A sample that takes more
-    /// is decoded while no other is. The statistics restart.
+    /// Sets the bytes that decoding the largest sample takes, for example
+    /// [`ImageSet::largest_decode_bytes`](crate::ImageSet::largest_decode_bytes). It bounds the bytes of the images that are decoded at a
+    /// time, to this for each worker, and so [`peak_bytes`](Self::peak_bytes). A sample that takes more is decoded while no other is. The
+    /// statistics restart.
     #[must_use]
     pub fn with_largest_image(self, bytes: u64) -> Self {
         let largest = (self.largest.0, Some(bytes));
@@ -102,9 +101,8 @@ impl<O: Send + 'static> Loader<O> {
         Self { largest, shared, ..self }
     }
 
-    /// The most bytes of host memory that the loader holds at a time, for one epoch at a time: the batches that wait, are
-    /// being made and are in use, and the images that are being decoded. Never more than [`LoaderConfig::budget`], by
-    /// which it can be capped.
+    /// The most bytes of host memory that the loader holds at a time, for one epoch at a time: the batches that wait, are being made and
+    /// are in use, and the images that are being decoded. It is at most [`LoaderConfig::budget`].
     ///
     /// The images count with [`with_largest_image`](Self::with_largest_image) for each worker where that was given,
     /// otherwise with all of the budget that is not for batches. [`TextBatch`](crate::TextBatch),
@@ -153,7 +151,7 @@ impl<O: Send + 'static> Loader<O> {
         &self.sampler
     }
 
-    /// Its configuration.
+    /// The loader's configuration.
     pub fn config(&self) -> &LoaderConfig {
         &self.config
     }
@@ -199,13 +197,13 @@ impl<O: Send + 'static> Loader<O> {
         self.shared.bad_samples()
     }
 
-    /// The damaged samples whose pixels could be decoded so far, each once: they were delivered, or are bad samples, by
-    /// [`Damage`](crate::Damage).
+    /// The damaged samples whose pixels could be decoded so far, each once. [`Damage`](crate::Damage) decides whether they were delivered
+    /// or are bad samples.
     pub fn repairable_samples(&self) -> Vec<BadSampleReport> {
         self.shared.repairable_samples()
     }
 
-    /// The same loader over a part of its samples.
+    /// A loader over a part of this loader's samples.
     pub(crate) fn slice(&self, part: Range<usize>) -> Self {
         Self { sampler: self.sampler.part(part), ..self.clone() }
     }

@@ -49,49 +49,49 @@ impl LoaderConfig {
         }
     }
 
-    /// Batches of `batch_size` samples.
+    /// Sets the samples per batch.
     #[must_use]
     pub fn with_batch_size(self, batch_size: usize) -> Self {
         Self { batch_size, ..self }
     }
 
-    /// Epochs in this order.
+    /// Sets the order of an epoch.
     #[must_use]
     pub fn with_order(self, order: Order) -> Self {
         Self { order, ..self }
     }
 
-    /// The policy for the samples that do not fill a batch.
+    /// Sets the policy for the samples that do not fill a batch.
     #[must_use]
     pub fn with_remainder(self, remainder: Remainder) -> Self {
         Self { remainder, ..self }
     }
 
-    /// Loads the part of this replica.
+    /// Sets the replica whose part of every batch is loaded.
     #[must_use]
     pub fn with_replica(self, replica: Replica) -> Self {
         Self { replica, ..self }
     }
 
-    /// Makes batches on `workers` threads.
+    /// Sets the number of threads that make batches.
     #[must_use]
     pub fn with_workers(self, workers: usize) -> Self {
         Self { workers, ..self }
     }
 
-    /// Works at most `prefetch` batches ahead.
+    /// Sets the most batches in the making or waiting.
     #[must_use]
     pub fn with_prefetch(self, prefetch: usize) -> Self {
         Self { prefetch, ..self }
     }
 
-    /// Holds at most `budget` bytes.
+    /// Sets the most bytes of host memory.
     #[must_use]
     pub fn with_budget(self, budget: u64) -> Self {
         Self { budget, ..self }
     }
 
-    /// The policy for samples that cannot be read.
+    /// Sets the policy for samples that cannot be read.
     #[must_use]
     pub fn with_bad_samples(self, bad_samples: BadSamples) -> Self {
         Self { bad_samples, ..self }

@@ -46,8 +46,8 @@ pub struct LoaderStats {
     pub batches: u64,
     /// Number of different samples that could not be read.
     pub bad_samples: u64,
-    /// Number of different samples that are damaged and could be read: delivered, or bad samples too, by
-    /// [`Damage`](crate::Damage).
+    /// Number of different samples that are damaged and could be read. [`Damage`](crate::Damage) decides whether they are delivered or are
+    /// bad samples too.
     pub repairable_samples: u64,
     /// Bytes of batches and images in flight now.
     pub bytes_in_flight: u64,

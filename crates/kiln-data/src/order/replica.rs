@@ -21,7 +21,7 @@ impl Replica {
     /// The only replica.
     pub const ALONE: Self = Self { index: 0, count: 1 };
 
-    /// Number `index` of `count`, counted from zero.
+    /// Replica number `index` of `count`, counted from zero.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] when `index` is not below `count`.
@@ -33,7 +33,7 @@ impl Replica {
         Ok(Self { index, count })
     }
 
-    /// Its number, counted from zero.
+    /// The number of this replica, counted from zero.
     pub fn index(self) -> usize {
         self.index
     }

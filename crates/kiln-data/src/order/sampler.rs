@@ -57,7 +57,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Batches of `batch_size` samples of `0..samples`, counted over all replicas.
+    /// A sampler of batches of `batch_size` samples of `0..samples`, counted over all replicas.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for no samples, or more than half of `usize::MAX`; for a batch size of 0, above the number
@@ -134,8 +134,8 @@ impl Sampler {
         Ok(Self { buckets, fingerprint, ..self })
     }
 
-    /// The same over a part of the samples; of weighted draws, over a part of the draws. The part may be empty. Lengths are
-    /// ignored from then on.
+    /// A sampler over a part of the samples, or over a part of the draws if they are weighted. The part may be empty. Lengths are ignored
+    /// from then on.
     pub(crate) fn part(&self, samples: Range<usize>) -> Self {
         let batch_size = self.batch_size.min(samples.len()).max(1);
         Self { first: self.first + samples.start, samples: samples.len(), batch_size, buckets: None, ..self.clone() }

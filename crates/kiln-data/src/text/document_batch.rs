@@ -33,9 +33,9 @@ pub struct DocumentTensors {
 }
 
 impl DocumentBatch {
-    /// A loader of such batches. With a `pool` the documents of a batch are of similar length, chosen from that many batches:
-    /// [`Sampler::bucketed`](crate::Sampler::bucketed). A document that cannot be read is an error under every policy for
-    /// bad samples, because all documents are of one file.
+    /// A loader of document batches. With a `pool` the documents of a batch are of similar length, chosen from that many batches:
+    /// [`Sampler::bucketed`](crate::Sampler::bucketed). A document that cannot be read is an error under every policy for bad samples,
+    /// because all documents are of one file.
     ///
     /// # Errors
     /// Those of [`Loader::budgeted`] and [`Loader::bucketed`].

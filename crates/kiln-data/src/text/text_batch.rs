@@ -23,8 +23,8 @@ pub struct TextBatch {
 }
 
 impl TextBatch {
-    /// A loader of such batches; `seed` as for [`load`](Self::load). A window that cannot be read is an error under every
-    /// policy for bad samples, because all windows are of one text.
+    /// A loader of text batches; `seed` as for [`load`](Self::load). A window that cannot be read is an error under every policy for bad
+    /// samples, because all windows are of one text.
     ///
     /// # Errors
     /// Those of [`Loader::budgeted`].

@@ -16,7 +16,7 @@ use super::tokenizer::Tokenizer;
 
 /// The longest text without a place to cut it, in bytes.
 const LONGEST: usize = 1 << 26;
-/// The extensions of files of records, of which a text would be a part.
+/// The extensions of files of records, of which only a part is text.
 const RECORDS: [&str; 6] = ["csv", "json", "jsonl", "ndjson", "parquet", "tsv"];
 
 /// Writes the ids of the text in `files`, one file after the other, into a token file at `out`. The ids are those of the

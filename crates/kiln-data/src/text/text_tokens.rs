@@ -27,7 +27,7 @@ impl TextTokens {
         Self::over(Tokens::Memory(tokens.into()), length)
     }
 
-    /// The same over the tokens of a file.
+    /// Windows of `length` tokens over the tokens of a file, one after the other. Each window is read when it is needed.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -46,7 +46,7 @@ impl TextTokens {
         Ok(Self { tokens, length, stride: length })
     }
 
-    /// A window every `stride` tokens: with a stride below the length windows overlap, with one above it they skip tokens.
+    /// Begins a window every `stride` tokens. With a stride below the length windows overlap, with one above it they skip tokens.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a stride of 0, or one that leaves no window.

@@ -15,10 +15,12 @@ pub enum Blend {
     /// a pixel outside of the tile.
     #[default]
     RaisedCosine,
-    /// 1 in the inside of a tile, which is `margin` pixels away from its edges. Outside it is so little, and falls so steeply, that where no
-    /// inside is, along the edges of the image, the tile counts alone whose edge is farthest; tiles lie at least a tenth of `margin` apart for
-    /// that. If `margin` is at least the receptive field of the model, and tiles and image lie alike to its strides, each pixel has the
-    /// prediction that it has in the whole image.
+    /// Uses the inside of each tile, at least `margin` pixels away from its edges, where the weight is 1. In the margin the weight is tiny
+    /// and falls steeply to the edge. Pixels along the edges of the image may be in no inside. There the tile whose edge is farthest counts
+    /// alone, which needs tiles that lie at least a tenth of `margin` apart.
+    ///
+    /// Each pixel has the prediction that it has in the whole image, if `margin` is at least the receptive field of the model, and tiles
+    /// and image are aligned alike to the model's strides.
     Crop {
         /// Pixels along each edge.
         margin: usize,

@@ -25,7 +25,7 @@ impl Classes {
         Self { count, ignore: None }
     }
 
-    /// Pixels with the id `ignore`, often 255, are unlabelled and have no part in a loss.
+    /// Sets the id of unlabelled pixels, often 255, which have no part in a loss.
     #[must_use]
     pub const fn with_ignore(self, ignore: u16) -> Self {
         Self { ignore: Some(ignore), ..self }

@@ -18,7 +18,7 @@ use crate::partial::{partial, sync_directory};
 const TILE: usize = 256;
 /// Files that may be larger than 2^32 bytes are BigTIFF. Deflate adds a few bytes to what it cannot compress.
 const MOST_STANDARD: u64 = 4_000_000_000;
-/// What says where on Earth the pixels are (OGC GeoTIFF 1.1).
+/// The tags that say where on Earth the pixels are (OGC GeoTIFF 1.1).
 const GEOREFERENCE: [Tag; 6] = [
     Tag::ModelPixelScaleTag,
     Tag::ModelTransformationTag,
@@ -44,11 +44,11 @@ pub struct ClassRows<'a> {
 }
 
 /// Writes the classes of the pixels of an image of `size`, `[height, width]`, to `path`, as TIFF in tiles of 256 pixels, compressed with
-/// Deflate: bytes for up to 256 classes, 16 bits for more. `fill` passes the rows to [`ClassRows::row`], all of them. Memory for one row
-/// of tiles is taken, whatever the height of the image.
+/// Deflate: bytes for up to 256 classes, 16 bits for more. `fill` passes all rows to [`ClassRows::row`]. Memory holds one row of tiles,
+/// whatever the height of the image.
 ///
-/// From `like`, where it is a GeoTIFF, the tags are copied that say where the image lies. An older file is replaced when the new one is
-/// complete; until then, and after an error, it stays.
+/// If `like` is a GeoTIFF, the tags that say where the image lies are copied from it. An older file is replaced when the new one is
+/// complete. Until then, and after an error, the older file stays.
 ///
 /// ```
 /// use kiln_data::{Raster, Samples, write_classes};

@@ -21,13 +21,13 @@ impl TileConfig {
         Self { tile, overlap: 0, limit: 512 << 20 }
     }
 
-    /// Neighbours share at least `overlap` rows or columns.
+    /// Sets the least number of rows or columns that neighbours share.
     #[must_use]
     pub const fn with_overlap(self, overlap: usize) -> Self {
         Self { overlap, ..self }
     }
 
-    /// Reading one tile may take `limit` bytes.
+    /// Sets the bytes that reading one tile may take.
     #[must_use]
     pub const fn with_limit(self, limit: u64) -> Self {
         Self { limit, ..self }

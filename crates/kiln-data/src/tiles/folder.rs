@@ -28,11 +28,11 @@ pub struct MaskedImages {
 /// - `images/` and `masks/`: every fifth image is held out, the same ones every time
 ///
 /// A mask has the name of its image with the extension tif, tiff or png. A file `classes.txt` in `root` has the name of a class on each
-/// line. Nothing is opened but that file: [`TileSet`](crate::TileSet) finds what is wrong with images and masks, also a mask that is missing.
+/// line. Only that file is opened: [`TileSet`](crate::TileSet) reports damaged images and masks, and masks that are missing.
 ///
 /// # Errors
-/// [`Error::Read`] for a directory that cannot be listed, [`Error::NoDataSet`] for another layout, no image, or one that is to be divided,
-/// [`Error::ClassName`] for a class whose name has control characters.
+/// [`Error::Read`] for a directory that cannot be listed, [`Error::NoDataSet`] for another layout, no image, or a single image that would
+/// have to be divided, [`Error::ClassName`] for a class whose name has control characters.
 pub fn open_masked_images(root: impl AsRef<Path>) -> Result<TrainTest<MaskedImages>, Error> {
     let root = root.as_ref();
     let classes = classes(root)?;

@@ -47,8 +47,8 @@ pub struct Stitch<F> {
 }
 
 impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
-    /// For predictions `[classes, tile, tile]` for the tiles of `grid`. `write` gets the number of each row, from 0 on, and
-    /// its values `[classes, width]`.
+    /// A stitch of predictions `[classes, tile, tile]` for the tiles of `grid`. `write` gets the number of each row, from 0 on, and its
+    /// values `[classes, width]`.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for no classes.
@@ -138,7 +138,7 @@ impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
         tiles.try_for_each(|(tile, prediction)| self.add(*tile, prediction))
     }
 
-    /// Ends the image, all rows of which were written.
+    /// Ends the image. All of its rows were written.
     ///
     /// # Errors
     /// [`Error::MissingTile`] when a tile was not added.

@@ -46,8 +46,8 @@ pub struct TileTensors {
 }
 
 impl TileBatch {
-    /// A loader of such batches. With a seed in `turns` every tile and its mask are turned and mirrored at random, by one of
-    /// the 8 symmetries of the square: a function of (seed, epoch, id) alone.
+    /// A loader of tile batches. With a seed in `turns` every tile and its mask are turned and mirrored at random, by one of the 8
+    /// symmetries of the square: a function of (seed, epoch, id) alone.
     ///
     /// The loader holds its batches, the tile that is being packed, and the bytes that reading a tile takes, within its
     /// budget.

@@ -28,10 +28,10 @@ pub struct TilePlace {
 /// Tiles of one or several large images, with or without a mask of class ids for each. Tiles have consecutive ids, those
 /// of an image in the order of its [`TileGrid`].
 ///
-/// Images are all that a [`Raster`](crate::Raster) reads, with the same number of bands; either all of them or none have
-/// 8-bit samples. A file is opened for every tile: of a TIFF only the strips or tiles that touch it are decoded, a PNG is
-/// decoded down to the tile's last row, and other formats whole. **Convert large images of other formats to tiled TIFF
-/// once.** Pixels keep the order in which they are stored; an orientation tag is ignored.
+/// Images may have any format that a [`Raster`](crate::Raster) reads. All have the same number of bands, and either all of them or none
+/// have 8-bit samples. A file is opened for every tile. Of a TIFF only the strips or tiles that touch it are decoded, a PNG is decoded down
+/// to the tile's last row, and other formats whole. **Convert large images of other formats to tiled TIFF once.** Pixels keep the order in
+/// which they are stored; an orientation tag is ignored.
 ///
 /// A mask has its image's size and one band: a TIFF of unsigned samples of at most 16 bits, or a gray PNG of 8 or 16 bits.
 ///
@@ -117,8 +117,8 @@ impl TileSet {
         Ok(Self::with_readable_masks(pairs, classes, config, BadSamples::FAIL)?.0)
     }
 
-    /// The same, without pairs of which image or mask cannot be used; their errors are returned beside the set. There may be as many of
-    /// them as `bad` says: [`BadSamples::FAIL`] allows none, and to substitute a pair is to leave it out.
+    /// [`with_masks`](Self::with_masks) that leaves out pairs whose image or mask cannot be used, and returns their errors beside the set.
+    /// `bad` says how many may be left out: [`BadSamples::FAIL`] allows none. To substitute a pair is to leave it out.
     ///
     /// # Errors
     /// Those of [`with_masks`](Self::with_masks), and [`Error::TooManyBadSamples`].
@@ -216,7 +216,7 @@ impl TileSet {
         self.classes
     }
 
-    /// Its configuration.
+    /// How the images are cut into tiles.
     pub fn config(&self) -> &TileConfig {
         &self.config
     }

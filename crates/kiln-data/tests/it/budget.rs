@@ -151,7 +151,7 @@ proptest! {
             true => prop_assert_eq!((delivered.len(), empty), (samples, 0)),
             false => prop_assert_eq!((delivered.len(), unique.len()), (samples - reported.len(), delivered.len())),
         }
-        // The same whatever the number of workers.
+        // The number of workers makes no difference.
         let one = loader.config().clone().with_workers(1);
         let again: Vec<usize> = with_broken(samples, one).epoch(0, 0).flatten().flatten().collect();
         prop_assert_eq!(again, delivered);

@@ -1,4 +1,4 @@
-//! Directories of images: their layouts, their files, and one clear line for what is none.
+//! Directories of images: their layouts, their files, and one clear line about a directory that is none.
 
 use std::fs;
 use std::path::Path;

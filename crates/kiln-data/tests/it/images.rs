@@ -68,7 +68,7 @@ fn files_are_gray_or_rgb_as_asked_and_their_headers_are_told() {
     let gray = set.clone().with_channels(1).unwrap();
     assert_eq!((gray.channels(), gray.load(5).unwrap().image.pixels), (1, vec![5; 8 * 2]));
 
-    // Every file but the one that is none; of fewer, every second one.
+    // Every file but the one that is no image; of fewer, every second one.
     let widths = |count| set.some_headers(count).iter().map(|header| header.width).collect::<Vec<_>>();
     assert_eq!(widths(100), (3..10).collect::<Vec<_>>());
     assert_eq!(widths(4), [3, 5, 7, 9]);

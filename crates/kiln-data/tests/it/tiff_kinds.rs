@@ -35,7 +35,7 @@ fn tiff(mut entries: Vec<Entry>, [offsets, lengths]: [u16; 2], chunks: &[Vec<u8>
     append(file, &entries)
 }
 
-/// The same file with another first directory.
+/// The file with another first directory.
 fn append(mut file: Vec<u8>, entries: &[Entry]) -> Vec<u8> {
     let mut directory = (entries.len() as u16).to_le_bytes().to_vec();
     for (tag, kind, values) in entries {

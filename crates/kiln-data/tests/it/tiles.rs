@@ -109,7 +109,7 @@ fn tiles_of_several_images_are_found_by_their_id() {
     }
 }
 
-/// An image that is its own mask: whatever becomes of the one becomes of the other.
+/// An image that is its own mask: both are turned alike.
 #[test]
 fn masks_are_turned_with_their_images_by_seed_epoch_and_id_alone() {
     let small = TileSet::with_masks(
@@ -324,7 +324,7 @@ fn sets_that_cannot_be_are_refused() {
     }
 }
 
-/// Pairs of which masks are missing, of another size, or no masks are left out where that is allowed.
+/// Pairs whose mask is missing, of another size, or no mask are errors, or are left out where that is allowed.
 #[test]
 fn bad_pairs_are_errors_or_left_out() {
     let directory = tempdir().unwrap();

@@ -84,8 +84,8 @@ impl Node {
         backward(outputs.into_iter().map(|(node, injection)| (node.guard, injection)).collect(), &device)
     }
 
-    /// Makes burn release what it keeps for a backward pass from here, which is not going to come. The tensor and all that was computed
-    /// from it must have been dropped.
+    /// Makes burn release the graph that leads to this node, when no backward pass will begin here. The tensor and everything that was
+    /// computed from it must have been dropped.
     ///
     /// burn releases an abandoned graph at the end of the next backward pass in the same graph. This is the smallest such pass: that of
     /// a leaf that has joined the graph.

@@ -1,4 +1,4 @@
-//! Who may go on and who waits: the state that stages and micro-batches share, without tensors.
+//! The state that stages and micro-batches share, without tensors: which of them may go on, and which wait.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ enum Place {
     Done,
 }
 
-/// What a stage does.
+/// The state of a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Doing {
     /// It waits before an action.
@@ -46,7 +46,7 @@ pub(super) enum Doing {
     Nothing,
 }
 
-/// Why a wait has ended without what was waited for.
+/// Why a wait has ended before its condition held.
 #[derive(Debug, PartialEq)]
 pub(super) enum Ended {
     /// The run is stopped.
@@ -120,7 +120,7 @@ impl HandOver {
 
     /// Ends an action of `stage`.
     pub(super) fn end(&self, stage: usize) {
-        // Nobody waits for this alone.
+        // No wait depends on this alone.
         self.lock().stages[stage] = Doing::Nothing;
     }
 

@@ -18,7 +18,7 @@ pub(super) type Parts = Mutex<Vec<Part>>;
 /// A stage ends in two steps: [`carry`](Self::carry) for each float tensor that the next stage needs, then [`arrive`](Self::arrive).
 /// [`next`](Self::next) does both for a single tensor. Integer and boolean tensors go to the next device by `Tensor::to_device`.
 ///
-/// A forward pass should drop what it does not need before a stage ends: what it still holds stays in memory until it goes on.
+/// A forward pass should drop the tensors that it does not need before a stage ends. Tensors that it holds stay in memory until it goes on.
 pub struct Hop<'a> {
     hand_over: &'a HandOver,
     parts: &'a Parts,
@@ -28,7 +28,7 @@ pub struct Hop<'a> {
     carried: RefCell<Carried>,
 }
 
-/// What goes to the next stage.
+/// The tensors on their way to the next stage.
 #[derive(Default)]
 struct Carried {
     /// The next stage's part, with its inputs.
@@ -36,7 +36,7 @@ struct Carried {
     failed: Option<Error>,
 }
 
-/// What unwinds a forward pass of a run that has stopped.
+/// The payload of the panic that unwinds a forward pass of a run that has stopped.
 pub(super) struct Unwind;
 
 impl<'a> Hop<'a> {
@@ -87,7 +87,7 @@ impl<'a> Hop<'a> {
     /// the forward pass.
     ///
     /// # Errors
-    /// [`Error::Hops`] if this was the last stage. [`Error::Backend`] if a tensor was carried whose backend this build has no support for.
+    /// [`Error::Hops`] if this was the last stage. [`Error::Backend`] if this build has no support for the backend of a carried tensor.
     pub fn arrive(&self) -> Result<(), Error> {
         let stage = self.stage.get();
         let Carried { next, failed } = self.carried.take();

@@ -9,12 +9,12 @@ use super::hand_over::HandOver;
 use crate::error::Error;
 use crate::schedule::{Action, Timeline};
 
-/// What a run has done.
+/// The losses and the timeline of a run.
 #[derive(Clone, Debug)]
 pub struct Ran {
     /// The losses in the order of the micro-batches, on the last stage's device, without a graph.
     pub losses: Vec<Tensor<1>>,
-    /// Which stage did what, in seconds from the beginning of the run. Waiting is not part of an action.
+    /// The actions of each stage, with times in seconds from the beginning of the run. Waiting is not part of an action.
     pub timeline: Timeline,
 }
 
@@ -27,7 +27,7 @@ pub enum Stopped<E> {
     Failed {
         /// The stage.
         stage: usize,
-        /// What the stage did.
+        /// The action in which it failed.
         action: Action,
         /// The function's error.
         error: E,
@@ -38,7 +38,7 @@ pub enum Stopped<E> {
     Pipeline(#[from] Error),
 }
 
-/// What ends a run.
+/// A failure that ends a run.
 pub(super) enum Failure<E> {
     Stopped(Stopped<E>),
     Panic(Box<dyn Any + Send>),
@@ -49,7 +49,7 @@ impl<E> Failure<E> {
         Self::Stopped(Stopped::Failed { stage, action, error })
     }
 
-    /// What the backward pass of a stage panicked with.
+    /// The failure for a panic in the backward pass of a stage.
     pub(super) fn of_backward(stage: usize, micro_batch: usize, payload: Box<dyn Any + Send>) -> Self {
         let text = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
         match text {

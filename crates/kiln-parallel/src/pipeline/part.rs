@@ -1,4 +1,4 @@
-//! What a stage keeps of a micro-batch between its forward and its backward pass.
+//! The part of a micro-batch that a stage keeps between its forward and its backward pass.
 
 use std::any::Any;
 
@@ -23,7 +23,7 @@ pub(super) struct Part {
 
 /// A tensor that came from the stage before: a leaf.
 pub(super) struct Input {
-    /// The output that it was, and the device that it is on.
+    /// The output of the previous stage that it came from, and the device that it was sent to.
     from: (NodeId, Device),
     leaf: Node,
     /// The leaf as a `Tensor<D>`.
@@ -31,7 +31,7 @@ pub(super) struct Input {
     take: Take,
 }
 
-/// Takes the gradient of an input out of those of its stage, for the output that it was.
+/// Takes the gradient of an input out of the gradients of its stage, and makes it an injection for the output that the input came from.
 type Take = Box<dyn FnOnce(&mut Gradients) -> Option<Injection> + Send>;
 
 impl Part {

@@ -50,13 +50,13 @@ impl Pipeline {
         Ok(Self { schedule, stages, micro_batches, way, time_limit, devices: vec![] })
     }
 
-    /// How the stages share the processor.
+    /// Sets how the stages share the processor.
     pub fn way(mut self, way: Way) -> Self {
         self.way = way;
         self
     }
 
-    /// The longest that a stage waits for another one before the run ends with [`Error::Stalled`].
+    /// Sets the longest time that a stage waits for another one before the run ends with [`Error::Stalled`].
     ///
     /// The run can end only when the stage that is waited for comes out of the caller's code: a thread cannot be ended from outside.
     /// The error is therefore also logged when the time is over (`tracing`, level error).
@@ -65,8 +65,9 @@ impl Pipeline {
         self
     }
 
-    /// The devices of the stages. A run that fails flushes them on each of its threads: burn's fusion sets aside the tensors that a thread
-    /// drops while it unwinds, until the thread's next operation, and a thread that ended without one would keep their memory for ever.
+    /// Sets the devices of the stages. A run that fails flushes them on each of its threads: burn's fusion sets aside the tensors that a
+    /// thread drops while it unwinds, until the thread's next operation, and a thread that ended without one would keep their memory for
+    /// ever.
     pub fn devices(mut self, devices: impl Into<Vec<Device>>) -> Self {
         self.devices = devices.into();
         self

@@ -1,4 +1,4 @@
-//! What the hand-over is made of. A test replaces this file by the locks of a model checker.
+//! The locks of the hand-over. A test replaces this file by those of a model checker.
 
 pub(super) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

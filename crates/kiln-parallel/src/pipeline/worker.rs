@@ -1,4 +1,4 @@
-//! What a stage's worker does: its list of actions, one after the other.
+//! The worker of a stage: it performs its list of actions, one after the other.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,10 +15,10 @@ use super::part::Part;
 use crate::error::Error;
 use crate::schedule::{Action, Timeline, Work};
 
-/// As large as the stack of a main thread usually is, since a forward pass runs on it. Only what is used takes memory.
+/// The stack of a thread that runs a forward pass: as large as that of a main thread usually is. Only the used part takes memory.
 const STACK_BYTES: usize = 8 << 20;
 
-/// What the caller gave.
+/// The functions that the caller gave.
 pub(super) struct Functions<F, G, H> {
     pub(super) forward: F,
     pub(super) gradients: G,
@@ -125,7 +125,8 @@ where
                 }
                 self.hand_over.suspended(stage, micro_batch).map_err(|_| None)?;
                 if stage + 1 == self.stages {
-                    // What the thread kept for itself is released within the action, so that the memory of each action can be measured.
+                    // Memory that the thread kept for itself is released within the action, so that the memory of each action can be
+                    // measured.
                     join(coroutines.extract_if(.., |(number, _)| *number == micro_batch));
                 }
             }
@@ -150,7 +151,7 @@ where
         Ok(())
     }
 
-    /// Has the devices release what this thread has dropped while it unwound.
+    /// Makes the devices release the tensors that this thread has dropped while it unwound.
     fn flush(&self) {
         for device in self.devices {
             let _ = catch_unwind(AssertUnwindSafe(|| device.flush())); // the run has failed already
@@ -202,7 +203,7 @@ where
         }
     }
 
-    /// What the run has done, after all its threads have ended. After a failure, releases the graphs that stages held.
+    /// The result of the run, after all its threads have ended. After a failure, releases the graphs that stages held.
     pub(super) fn end(self) -> Result<Ran, Failure<E>> {
         let Some(failure) = self.failure.take() else {
             let losses = self.losses.iter().filter_map(|loss| lock(loss).take()).collect();

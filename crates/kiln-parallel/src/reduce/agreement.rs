@@ -1,4 +1,4 @@
-//! What replicas decide together: whether a step goes on, and with which numbers.
+//! Votes by which replicas decide together whether a step goes on, and with which numbers.
 
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ impl Number {
         }
     }
 
-    /// What the number is, without its value.
+    /// The kind of the number, without its value.
     fn kind(&self) -> &str {
         match self {
             Self::Sum(_) => "a sum",
@@ -52,7 +52,7 @@ impl Number {
     }
 }
 
-/// What one replica says.
+/// The vote of one replica: how its work ended, and its numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vote<const N: usize> {
     /// How its work ended.
@@ -61,7 +61,7 @@ pub struct Vote<const N: usize> {
     pub numbers: [Number; N],
 }
 
-/// What all replicas do. All get the same verdict.
+/// The result of a vote. All replicas get the same verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the other replicas act on the same verdict"]
 pub enum Verdict<const N: usize> {
@@ -88,7 +88,7 @@ pub enum Verdict<const N: usize> {
 /// Exchanges the votes of all replicas once. A failure outweighs a lack of memory, which outweighs work that is done.
 ///
 /// # Errors
-/// Those of [`exchange`](Communicator::exchange). [`Error::Differs`] on every replica when a number is not equal that should be, unless a
+/// Those of [`exchange`](Communicator::exchange). [`Error::Differs`] on every replica when a number that all must share differs, unless a
 /// replica failed. [`Error::Lengths`] on every replica when votes have other kinds of numbers.
 pub fn agree<const N: usize>(communicator: &dyn Communicator, vote: Vote<N>) -> Result<Verdict<N>, Error> {
     let message = (&vote.status, vote.numbers.as_slice());
@@ -132,7 +132,7 @@ fn decide<const N: usize>(votes: &[(Status, Vec<Number>)]) -> Result<Verdict<N>,
     Ok(out_of_memory.unwrap_or(Verdict::Done(numbers)))
 }
 
-/// One number of all replicas' numbers of a kind.
+/// Combines the numbers of all replicas, which are of one kind, into one.
 fn together(numbers: &[&Number]) -> Result<u64, Error> {
     let values = || numbers.iter().map(|number| number.value());
     match numbers.first() {

@@ -7,7 +7,7 @@ pub const BUCKET_BYTES: u64 = 25 << 20;
 /// Bytes of an element: replicas exchange f32.
 const ELEMENT: u64 = size_of::<f32>() as u64;
 
-/// Groups tensors of these numbers of elements, in their order, into buckets of at most `bucket_bytes` of f32. A larger tensor is a bucket
+/// Groups tensors, whose sizes are `elements`, in their order into buckets of at most `bucket_bytes` of f32. A larger tensor is a bucket
 /// alone. Tensors without elements are in no bucket. Each bucket lists positions in `elements`.
 pub(super) fn buckets(elements: &[usize], bucket_bytes: u64) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = vec![];

@@ -12,7 +12,8 @@ use crate::error::Error;
 ///
 /// An operation that a replica does not join within the time limit ends with [`Error::Waited`] on the others, which names it. After an
 /// error the group is broken: every later operation of every replica ends with an error at once. When a replica ends in the middle of an
-/// operation, the operation may succeed on some replicas and fail on others. What must happen on all or none needs an
+/// operation, the operation may succeed on some replicas and fail on others. Work that must happen on all replicas or on none needs an
+/// [agreement](super::agreement::agree) before it.
 /// [agreement](super::agreement::agree) before it.
 ///
 /// Tensors have one dimension, are f32, have no autodiff graph, and stay on the caller's device.
@@ -28,7 +29,8 @@ pub trait Communicator: Send + Sync + fmt::Debug {
         1
     }
 
-    /// The messages of all replicas, in the order of their ranks. Messages are small and may differ in length.
+    /// Sends `message` to all replicas. Returns the messages of all, in the order of their ranks. Messages are small and may differ in
+    /// length.
     ///
     /// # Errors
     /// [`Error::Waited`], [`Error::Left`], [`Error::Broken`]. [`Error::Lengths`] when replicas called different operations.
@@ -41,14 +43,14 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// dtype than f32.
     fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error>;
 
-    /// The part of the sum that belongs to this replica: `parts[r]` is what this replica adds to the part of replica `r`. Sums are added
-    /// in the order of the ranks. Parts may have different lengths, 0 included.
+    /// Sums over all replicas, and returns the part of the sum that belongs to this replica. `parts[r]` is what this replica adds to the
+    /// part of replica `r`. Sums are added in the order of the ranks. Parts may have different lengths, 0 included.
     ///
     /// # Errors
     /// Those of [`all_reduce`](Self::all_reduce). [`Error::InvalidSetting`] when there is not one part for each replica.
     fn reduce_scatter(&self, parts: Vec<Tensor<1>>) -> Result<Tensor<1>, Error>;
 
-    /// The values of all replicas, in the order of their ranks. `lengths[r]` is the length of what replica `r` brings.
+    /// Returns the values of all replicas, in the order of their ranks. `lengths[r]` is the number of values of replica `r`.
     ///
     /// # Errors
     /// Those of [`all_reduce`](Self::all_reduce). [`Error::InvalidSetting`] when `lengths` does not have the length of `values` at this

@@ -23,8 +23,8 @@ use crate::error::Error;
 /// 2. The replicas sum the bucket. The order of the sum is the communicator's.
 /// 3. The sums replace the bucket's gradients.
 ///
-/// Besides the gradients, memory holds two buckets at most, and what the communicator needs. A group of one replica returns `gradients` as
-/// they are and does not call `ready`.
+/// Besides the gradients, memory holds two buckets at most, and the copies of the communicator. A group of one replica returns `gradients`
+/// as they are and does not call `ready`.
 ///
 /// # Errors
 /// Those of `ready` and of [`all_reduce`](Communicator::all_reduce), and [`Error::Lengths`] when the models of the replicas have parameters

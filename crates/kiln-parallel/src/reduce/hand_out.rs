@@ -12,8 +12,8 @@ use super::parameters::{EachParameter, elements, for_each};
 use super::pieces::{cut, joined, nothing};
 use crate::error::Error;
 
-/// `model` with every parameter as its owner has it. Each replica hands out what it owns, in buckets of at most `bucket_bytes` of f32, and
-/// takes the rest. `ownership` is that [of](Ownership::of) the model.
+/// Returns `model` with the values that each parameter has on its owner. Each replica hands out the parameters that it owns, in buckets of
+/// at most `bucket_bytes` of f32, and takes the others. `ownership` is that [of](Ownership::of) the model.
 ///
 /// `ready` is called before each operation, as by [`sum_gradients`](super::gradients::sum_gradients): it makes a bucket of this replica's
 /// parameters, which may have no elements, and agrees with the other replicas that all have theirs.

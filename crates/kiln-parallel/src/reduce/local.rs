@@ -45,13 +45,13 @@ pub struct Local {
     turn: Mutex<()>,
 }
 
-/// What the replicas of a group share.
+/// The state that the replicas of a group share.
 struct Group {
     meeting: Mutex<Meeting<Parcel>>,
     changed: Condvar,
 }
 
-/// What a replica brings to a round.
+/// The values of a replica for a round.
 #[derive(Default)]
 struct Parcel {
     message: Vec<u8>,
@@ -70,7 +70,7 @@ impl Local {
         (0..replicas).map(replica).collect()
     }
 
-    /// The same replica, which waits for the others at most this long.
+    /// Sets the longest time that this replica waits for the others in an operation. Default: [`TIME_LIMIT`](Self::TIME_LIMIT).
     pub fn with_time_limit(mut self, time_limit: Duration) -> Self {
         self.time_limit = time_limit;
         self
@@ -119,7 +119,7 @@ impl Local {
         locked(&self.group.meeting).ended().map_or(Ok(()), Err)
     }
 
-    /// One list of tensors for each replica: the sum of those at `rank`.
+    /// Hands `parts[r]` to replica `r`. Returns the sum of the parts that all replicas have for this one.
     fn sum_of_own(&self, parts: Vec<Tensor<1>>, operation: &'static str) -> Result<Tensor<1>, Error> {
         let device = parts[self.rank].device();
         let parcels = self.meet(operation, lengths(&parts), Parcel { tensors: parts, ..Parcel::default() })?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 
-/// What a replica calls. All replicas of a round have to call the same.
+/// The operation that a replica calls. All replicas of a round have to call the same one.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Call {
     pub(super) operation: &'static str,
@@ -25,15 +25,15 @@ impl fmt::Display for Call {
 
 /// The rounds of a group. In each round every replica brings a `T`, and when all have, every replica takes all of them.
 ///
-/// The results of a round are kept until every replica has taken them. The next round may gather meanwhile: it cannot be complete before
-/// that, because it needs those who have not taken yet.
+/// The results of a round are kept until every replica has taken them. The next round may gather before that, but it cannot be complete: it
+/// needs the replicas that have not taken the results yet.
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct Meeting<T> {
     /// Rounds that are complete.
     round: u64,
     /// What the replicas brought to the round that gathers.
     brought: Vec<Option<T>>,
-    /// What they call, and the first of them.
+    /// The operation of that round, and the first replica that called it.
     call: Option<(usize, Call)>,
     /// The results of the last complete round, and how many replicas have yet to take them.
     results: Option<(Arc<[T]>, usize)>,

@@ -1,4 +1,4 @@
-//! Sums over replicas, and what each replica owns of the optimizer state.
+//! Sums over replicas, and the part of the optimizer state that each replica owns.
 
 mod agreement;
 mod arguments;

@@ -11,8 +11,8 @@ use super::local::{LeaveOnPanic, Local};
 use super::pieces::length;
 use crate::error::Error;
 
-/// A replica on a thread of one process, with a CUDA device of its own. [`all_reduce`](Communicator::all_reduce) is burn's, which is
-/// NCCL's; the other operations are those of [`Local`].
+/// A replica on a thread of one process, with a CUDA device of its own. Its [`all_reduce`](Communicator::all_reduce) is burn's, which calls
+/// NCCL. The other operations are those of [`Local`].
 ///
 /// NCCL chooses the order of a sum. All replicas get the same bits, but not those of the sum in the order of the ranks, and a run with
 /// another number or kind of devices may get others. [`Local`] on the same devices sums in the order of the ranks.
@@ -47,7 +47,7 @@ impl Nccl {
         self.devices[self.rank()].clone()
     }
 
-    /// The same replica, which waits for the others at most this long before each operation.
+    /// Sets the longest time that this replica waits for the others before each operation.
     pub fn with_time_limit(mut self, time_limit: Duration) -> Self {
         self.local = self.local.with_time_limit(time_limit);
         self

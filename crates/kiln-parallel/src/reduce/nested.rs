@@ -27,7 +27,7 @@ pub struct Nested<I: Communicator, B: Communicator> {
 }
 
 impl<I: Communicator, B: Communicator> Nested<I, B> {
-    /// This replica. All replicas of all processes have to call it, and wait for each other.
+    /// Joins the group of groups as one replica. All replicas of all processes have to call it, and wait for each other.
     ///
     /// # Errors
     /// Those of [`exchange`](Communicator::exchange). [`Error::Differs`] on every replica when processes have different numbers of

@@ -9,8 +9,8 @@ use super::parameters::{EachParameter, elements, for_each};
 /// ([`hand_out`](super::hand_out::hand_out)).
 ///
 /// Parameters are owned whole, so that every optimizer works, also those that look at a parameter as a matrix. The price: a parameter that
-/// is larger than the mean share makes the share of its owner as large as itself. A GPT with 256 tokens and 4 layers of width 128 is shared
-/// evenly all the same: the largest of 4 shares is 25.5 %, the largest of 8 is 13.7 %.
+/// is larger than the mean share makes the share of its owner as large as itself. A GPT with 256 tokens and 4 layers of width 128 is still
+/// shared evenly: the largest of 4 shares is 25.5 %, the largest of 8 is 13.7 %.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ownership {
     owners: Vec<usize>,

@@ -1,10 +1,10 @@
-//! What a stage does with one micro-batch.
+//! The actions of a stage: forward and backward passes of micro-batches.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a stage does with one micro-batch. Micro-batches are counted from zero.
+/// An action of a stage on one micro-batch. Micro-batches are counted from zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Action {
     /// The forward pass of the stage's blocks.

@@ -1,4 +1,4 @@
-//! What blocks cost, and what devices allow.
+//! Costs of blocks, and limits of devices.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,13 +14,13 @@ pub struct BlockCost {
     pub parameter_bytes: u64,
     /// Bytes that it keeps of a micro-batch for the backward pass.
     pub activation_bytes: u64,
-    /// Bytes that it needs beyond those while it runs.
+    /// Bytes that it needs besides these while it runs.
     pub workspace_bytes: u64,
     /// Bytes of its output for a micro-batch.
     pub output_bytes: u64,
 }
 
-/// What one device allows.
+/// The memory and the speed of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceLimit {
     /// Bytes that a stage may use.
@@ -43,7 +43,7 @@ pub struct SplitOptions {
     pub schedule: Schedule,
     /// Micro-batches in a batch.
     pub micro_batches: usize,
-    /// Bytes a second from one stage to the next. Transfers do not count if there is no value.
+    /// Bytes per second from one stage to the next. Without a value, transfers do not count.
     pub link: Option<f64>,
 }
 
@@ -53,7 +53,7 @@ impl SplitOptions {
         Self { schedule, micro_batches, link: None }
     }
 
-    /// The same with transfers at `bytes_per_second` between neighbours.
+    /// Counts transfers between neighbouring stages, at `bytes_per_second`.
     pub fn with_link(self, bytes_per_second: f64) -> Self {
         Self { link: Some(bytes_per_second), ..self }
     }

@@ -1,4 +1,4 @@
-//! A simulation of a schedule: when each stage does what, from the seconds of its passes.
+//! A simulation of a schedule: the times of all actions, from the seconds of the stages' passes.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,9 +18,9 @@ pub struct StageCost {
     pub transfer: f64,
 }
 
-/// When each stage does what, if every action starts as soon as its stage is free and its input has arrived.
+/// The times of all actions of all stages, if every action starts as soon as its stage is free and its input has arrived.
 ///
-/// Transfers overlap with computation: no stage waits until what it sent has arrived. Between two stages there is one link in each
+/// Transfers overlap with computation: no stage waits until a tensor that it sent has arrived. Between two stages there is one link in each
 /// direction. It carries one tensor at a time, in the order in which they were sent.
 ///
 /// `p` equal stages without transfers have a bubble of `(p - 1) / (m + p - 1)` with `m` micro-batches, under 1F1B and under GPipe (Huang et al.

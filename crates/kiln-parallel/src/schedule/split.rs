@@ -48,7 +48,7 @@ impl Stages {
         Ok(chain.loaded(Self::of(ranges)))
     }
 
-    /// The same stages with what each of them costs ([`loads`](Self::loads)). Whether the devices have as many bytes is not checked.
+    /// Computes the seconds and bytes of each stage ([`loads`](Self::loads)). Does not check whether the devices have as many bytes.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the stages have other numbers of blocks or devices, and for numbers that cannot be.
@@ -171,7 +171,7 @@ impl<'a> Chain<'a> {
         best[self.blocks.len()]
     }
 
-    /// The division with the earliest cuts of which all stages are allowed. Empty if there is none.
+    /// The division with the earliest cuts whose stages are all allowed. Empty if there is none.
     fn earliest(&self, allowed: impl Fn(&Part) -> bool) -> Vec<Range<usize>> {
         let (blocks, stages) = (self.blocks.len(), self.devices.len());
         // For each stage and first block: the end of the shortest stage that the later stages can complete.

@@ -19,7 +19,7 @@ pub struct Stages {
     loads: Vec<Load>,
 }
 
-/// What one stage costs.
+/// The time and the memory of one stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Load {
     /// Seconds in which the stage computes one micro-batch, forward and backward, on its device.
@@ -81,7 +81,7 @@ impl Stages {
         &self.ranges
     }
 
-    /// What each stage costs. Empty if the costs of the blocks are not known.
+    /// The time and the memory of each stage. Empty if the costs of the blocks are not known.
     pub fn loads(&self) -> &[Load] {
         &self.loads
     }
@@ -133,7 +133,7 @@ impl fmt::Display for Stages {
     }
 }
 
-/// What a file says, before it is checked.
+/// Stages as a file has them, before they are checked.
 #[derive(Deserialize)]
 struct Unchecked {
     ranges: Vec<Range<usize>>,

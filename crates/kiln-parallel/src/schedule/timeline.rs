@@ -1,4 +1,4 @@
-//! A record of which stage did what when.
+//! The actions of all stages, with their times.
 
 use std::fmt;
 
@@ -12,15 +12,15 @@ use super::units::duration;
 pub struct Work {
     /// The stage.
     pub stage: usize,
-    /// What it did.
+    /// The action.
     pub action: Action,
-    /// When it began.
+    /// The time at which it began.
     pub begin: f64,
-    /// When it ended.
+    /// The time at which it ended.
     pub end: f64,
 }
 
-/// What all stages did in one batch, simulated or measured.
+/// The actions of all stages in one batch, simulated or measured.
 ///
 /// As text it is a chart with one row for each stage, at most 80 columns wide:
 ///
@@ -41,7 +41,7 @@ pub struct Work {
 pub struct Timeline {
     /// The number of stages.
     pub stages: usize,
-    /// What they did. Each stage's work is in the order in which the stage did it.
+    /// The actions. Those of each stage are in the order in which it did them.
     pub work: Vec<Work>,
 }
 

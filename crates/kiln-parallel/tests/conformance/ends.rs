@@ -87,7 +87,7 @@ pub(crate) fn one_is_late(replica: Replica) {
     }
     (replica.barrier)();
     is_over(communicator);
-    // Nobody is dropped before the one that was late has seen how the group ended.
+    // No replica is dropped before the late one has seen how the group ended.
     (replica.barrier)();
 }
 
@@ -162,6 +162,6 @@ pub(crate) fn one_cannot_make_its_bucket(replica: Replica) {
     });
     assert_eq!(outcome.err(), Some(Outcome::OutOfMemory(communicator.replicas() - 1)));
     assert_eq!(bucket, 2);
-    // Nobody waits in a sum: the next operation is one of all.
+    // No replica waits in a sum: all take part in the next operation.
     assert_eq!(communicator.exchange(b"on").unwrap().len(), communicator.replicas());
 }

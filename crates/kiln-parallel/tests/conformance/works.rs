@@ -166,7 +166,7 @@ impl<F: FnMut(usize, &[usize], bool, Vec<u32>)> ModuleVisitor for Each<F> {
     }
 }
 
-/// Whether the replica gives the parameter at `position` a gradient. Nobody gives one to the frozen parameter, nor a second one to the
+/// Whether the replica gives the parameter at `position` a gradient. No replica gives one to the frozen parameter, or a second one to the
 /// shared parameter.
 fn has_gradient(rank: usize, position: usize) -> bool {
     position != 3 && position != 6 && (position != 1 || rank == 1) && !(position + rank).is_multiple_of(3)
@@ -280,7 +280,7 @@ pub(crate) fn owners_hand_out_parameters(replica: Replica) {
                 assert_eq!(require_grad, position != 3, "parameter {position}");
                 let position = if position == 6 { 4 } else { position };
                 let owner = match position {
-                    // Frozen parameters are nobody's.
+                    // No replica owns a frozen parameter.
                     3 => rank,
                     position => ownership.owner(position - usize::from(position > 3)).unwrap(),
                 };

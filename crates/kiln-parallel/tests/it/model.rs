@@ -49,7 +49,7 @@ impl Chain {
         self.forward_with(x, cuts, hop, |_| Ok(()))
     }
 
-    /// The same, with a function that is called at the beginning of each stage but the first.
+    /// [`forward`](Self::forward) that calls `inside` at the beginning of each stage but the first.
     pub(crate) fn forward_with<E: From<Error>>(
         &self,
         x: Tensor<2>,
@@ -81,7 +81,7 @@ impl Chain {
         Ok(x.powi_scalar(2).mean())
     }
 
-    /// The same values as new leaves, in another dtype if one is given.
+    /// A copy whose parameters are new leaves with the same values, in `dtype` if one is given.
     pub(crate) fn renewed(&self, dtype: Option<FloatDType>) -> Self {
         struct Renew(Option<FloatDType>);
         impl ModuleMapper for Renew {
@@ -175,7 +175,7 @@ impl Sums {
     }
 }
 
-/// The same through stages. `models[i]` is the model of micro-batch `i`.
+/// Runs a batch through stages that end before each block of `cuts`. `models[i]` is the model of micro-batch `i`.
 pub(crate) fn in_stages(
     pipeline: &Pipeline,
     models: &[Chain],

@@ -1,4 +1,4 @@
-//! What stages hold during a run, after it, and after a failure.
+//! The memory that stages hold during a run, after it, and after a failure.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -22,7 +22,7 @@ pub(crate) const LEAVES_IN_AN_OPERATION: &str = "one leaves in an operation";
 /// The rank that ends or stops.
 const VICTIM: usize = 1;
 
-/// What `mpirun` promises: it ends the others within seconds, and names the rank.
+/// `mpirun` ends the others within seconds, and names the rank.
 pub(crate) fn others_end(replicas: usize) -> Result<(), String> {
     let ended = Launch::new(replicas, KILLED).run()?;
     let named = ended.text.contains("rank 1") && ended.text.contains("signal 9");

@@ -23,9 +23,9 @@ pub(crate) struct Launch {
 pub(crate) struct Ended {
     /// The code of `mpirun`; none when it was killed.
     pub(crate) code: Option<i32>,
-    /// What it printed.
+    /// The text that it printed.
     pub(crate) text: String,
-    /// What the replicas said.
+    /// The words of the replicas.
     pub(crate) words: Vec<String>,
     pub(crate) after: Duration,
 }

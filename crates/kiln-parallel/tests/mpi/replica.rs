@@ -12,9 +12,9 @@ use crate::{killed, raw};
 
 /// The name of all cases that leave the group as it is.
 pub(crate) const ALL_THAT_WORKS: &str = "all that works";
-/// The same in pieces of few elements.
+/// The name of the cases of [`ALL_THAT_WORKS`] with values in pieces of few elements.
 pub(crate) const ALL_IN_PIECES: &str = "all that works in pieces";
-/// The same with two threads in each process.
+/// The name of the cases of [`ALL_THAT_WORKS`] with two threads in each process.
 pub(crate) const ALL_WITH_THREADS: &str = "all that works with threads in each process";
 
 pub(crate) fn main(arguments: &[String]) {

@@ -25,7 +25,7 @@ pub enum AttemptOutcome<T, E> {
 /// 1. Operations that burn holds back are handed to the device, so that they cannot be fused with operations that may fail. Nothing
 ///    waits for them.
 /// 2. `work` runs. It must change nothing outside itself.
-/// 3. `evidence` adds the tensors to the probe that prove the result. Without evidence, an unwritten result is not noticed.
+/// 3. `evidence` adds to the probe the tensors that prove the result. Without evidence, an unwritten result is not noticed.
 /// 4. If memory ran out, known from an error, a panic or the probe, everything that the attempt held is dropped. Then
 ///    unused device memory is [freed](reclaim).
 ///

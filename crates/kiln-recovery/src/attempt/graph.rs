@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
-/// The same parameters as new leaves of burn's autodiff graph. A backward pass consumes the graph nodes of its leaves, so an
-/// attempt that must be [forgotten](forget) after a failure runs on leaves of its own.
+/// A copy of `model` whose parameters are new leaves of burn's autodiff graph, with the same values. A backward pass consumes the graph
+/// nodes of its leaves, so an attempt that must be [forgotten](forget) after a failure runs on leaves of its own.
 pub fn renewed<M: Module>(model: &M) -> M {
     struct Renew;
     impl ModuleMapper for Renew {

@@ -31,14 +31,14 @@ impl Failure {
         Self { kind, consequence: false, bytes: None, message: message.into() }
     }
 
-    /// The same failure with the requested bytes.
+    /// Sets the number of requested bytes, and adds it to the message.
     #[must_use]
     pub fn with_bytes(self, bytes: u64) -> Self {
         let message = format!("{} (tried to allocate {bytes} bytes)", self.message);
         Self { bytes: Some(bytes), message, ..self }
     }
 
-    /// The same failure, whose message begins with the place where it happened.
+    /// Puts `place`, where the failure happened, in front of the message.
     #[must_use]
     pub fn at(self, place: impl fmt::Display) -> Self {
         Self { message: format!("{place}: {}", self.message), ..self }

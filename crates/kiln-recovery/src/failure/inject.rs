@@ -47,17 +47,17 @@ impl Injector {
         Self { when, only: None, kind: Kind::OutOfMemory, seen: AtomicU64::new(0), injected: AtomicU64::new(0) }
     }
 
-    /// Never fails and does not count.
+    /// An injector that never fails and does not count.
     pub fn off() -> Self {
         Self::when(When::Never)
     }
 
-    /// Fails at the calls with these numbers, counted from 1. Without numbers it only counts.
+    /// An injector that fails at the calls with these numbers, counted from 1. Without numbers it only counts.
     pub fn calls(numbers: impl IntoIterator<Item = u64>) -> Self {
         Self::when(When::Calls(numbers.into_iter().collect()))
     }
 
-    /// Fails at each call with `probability`. The same `seed` gives the same failures.
+    /// An injector that fails at each call with `probability`. The same `seed` gives the same failures.
     ///
     /// # Errors
     /// [`Error::Chance`] when `probability` is not in [0, 1].
@@ -69,7 +69,7 @@ impl Injector {
         Ok(Self::when(When::Chance { threshold: (probability * 2f64.powi(64)) as u64, seed }))
     }
 
-    /// Only calls at this boundary fail and count.
+    /// Limits the injector to one boundary: only calls there fail and count.
     #[must_use]
     pub fn only_at(self, boundary: impl Into<String>) -> Self {
         Self { only: Some(boundary.into()), ..self }

@@ -1,8 +1,8 @@
 //! All matching of message text.
 
-// The messages that each pattern was made for, with their sources, and messages that must not match, are in
-// `fixtures/messages.toml`. The texts of the crates below, by what their names say, are in `fixtures/sources.toml`. A test finds a text
-// for each pattern that is read differently without it.
+// The messages that each pattern was made for, with their sources, and messages that must not match, are in `fixtures/messages.toml`. The
+// texts of the crates below, by what their names say, are in `fixtures/sources.toml`. For each pattern, a test finds a text that is read
+// differently without the pattern.
 
 use super::kind::Kind;
 
@@ -98,9 +98,9 @@ const OTHER_CAUSE: &[&str] = &[
     "an unknown error happened during launch",
 ];
 
-/// The failure of a call of a driver, in front of its status.
+/// The text between the name of a driver's call that failed and its status.
 const STATUS: &str = " failed with status ";
-/// The status of CUDA's driver (`CUDA_ERROR_OUT_OF_MEMORY`) and of HIP (`hipErrorOutOfMemory`) for want of memory.
+/// The status of CUDA's driver (`CUDA_ERROR_OUT_OF_MEMORY`) and of HIP (`hipErrorOutOfMemory`) when memory runs out.
 const NO_ROOM: &str = "2";
 
 /// Errors that follow from a failure elsewhere: the message says that bytes are unwritten, but not why.
@@ -115,8 +115,8 @@ const CONSEQUENCE: &[&str] = &[
     "was going to write it did not reach the end",
 ];
 
-/// Whether a call of CUDA's driver (`cuEventCreate`) or of HIP (`hipMalloc`) failed for want of memory. The names of their libraries go on in
-/// lower case (`cublasCreate`), and have other numbers.
+/// Whether a call of CUDA's driver (`cuEventCreate`) or of HIP (`hipMalloc`) ran out of memory. Calls of their libraries do not count,
+/// because their status has other numbers. The names of these calls go on in lower case (`cublasCreate`).
 fn is_out_of_room(text: &str) -> bool {
     text.match_indices(STATUS).any(|(at, _)| {
         let call = text[..at].rsplit(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
@@ -131,7 +131,7 @@ pub(crate) fn read(text: &str) -> Option<(Kind, bool)> {
     read_by(text, |_| true)
 }
 
-/// The same by the patterns that `uses` accepts.
+/// [`read`] by those patterns only that `uses` accepts. A test leaves one out.
 fn read_by(text: &str, uses: impl Fn(&str) -> bool) -> Option<(Kind, bool)> {
     let out_of_room = is_out_of_room(text);
     let text = text.to_lowercase();
@@ -165,7 +165,7 @@ pub(crate) fn bytes(text: &str) -> Option<u64> {
     bytes_by(text, |_| true)
 }
 
-/// The same by the texts that `uses` accepts.
+/// [`bytes`] by those texts of [`ASKED`] only that `uses` accepts. A test leaves one out.
 fn bytes_by(text: &str, uses: impl Fn(&str) -> bool) -> Option<u64> {
     let text = text.to_lowercase();
     let behind = |asked: &&str| text.match_indices(*asked).map(|(at, found)| at + found.len()).collect::<Vec<_>>();

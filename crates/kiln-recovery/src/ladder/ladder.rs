@@ -32,7 +32,7 @@ impl Ladder {
         Self { rungs: vec![], attempts: 64 }
     }
 
-    /// Reclaims once, then shrinks.
+    /// A ladder that reclaims memory once, then shrinks micro-batches.
     pub fn standard() -> Self {
         Self::new().with(Reclaim { times: 1 }).with(Shrink)
     }
@@ -44,7 +44,7 @@ impl Ladder {
         self
     }
 
-    /// Adds the checkpoint plans of a program that has `plans` of them, with the first.
+    /// Adds the stronger plans of a program that has `plans` checkpoint plans, the first one included.
     #[must_use]
     pub fn with_plans(self, plans: usize) -> Self {
         self.with(Strengthen { plans })
@@ -56,7 +56,7 @@ impl Ladder {
         self.with(Offload)
     }
 
-    /// Gives up after this many attempts at one batch. Attempts after a pause do not count; a
+    /// Sets the number of attempts at one batch after which the ladder gives up. Attempts after a pause do not count; a
     /// [`Patience`](crate::Patience) bounds them. Default: 64.
     #[must_use]
     pub fn with_attempts(self, attempts: usize) -> Self {

@@ -31,7 +31,7 @@ pub trait Rung: Debug + Send {
 
 const _: fn(Box<dyn Rung>) = |_| {};
 
-/// Tries the same setting again on a device whose unused memory was freed. Not after a step up, which was a trial itself.
+/// Tries the same setting again, on a device whose unused memory was freed. Has no answer after a step up, which was a trial itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reclaim {
     /// How many times for one batch.
@@ -60,7 +60,7 @@ impl Rung for Shrink {
 /// Takes the next stronger checkpoint plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strengthen {
-    /// The number of plans, with the first.
+    /// The number of plans, the first one included.
     pub plans: usize,
 }
 

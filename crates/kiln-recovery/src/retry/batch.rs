@@ -20,7 +20,7 @@ pub(crate) struct Batch {
     pub(super) rounds: u32,
     /// Whether the next attempt tries the setting from before a shortage.
     pub(super) returning: bool,
-    /// Whether the last attempt ran with another setting than it should have, because others who share the batch have less room.
+    /// Whether the last attempt ran with another setting than planned, because another replica of the batch has less memory.
     pub(super) lowered: bool,
     /// Whether the batch began with a reduced setting.
     pub(super) reduced: bool,

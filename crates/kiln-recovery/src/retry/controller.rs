@@ -105,7 +105,7 @@ impl Controller {
         if self.level.offload != offload { Remedy::Offload } else { Remedy::Plan(self.level.plan) }
     }
 
-    /// The setting has not fitted before: what the ladder answers is recorded.
+    /// The setting has not fitted before. The ladder answers, and its answer is recorded.
     fn lack_of_capacity(&mut self, batch: &mut Batch, failure: &Failure) -> Remedy {
         let Batch { bucket, setting, .. } = *batch;
         self.relaxation.failed();
@@ -228,7 +228,7 @@ impl Controller {
         let capacity = self.by_capacity(samples, bucket);
         let level = setting.level();
         if batch.lowered {
-            // It says nothing of what this device has room for beyond that.
+            // This success does not tell how much more fits on this device.
             if level == self.level {
                 self.search.succeeded(bucket, setting.micro_batch, peak);
             }

@@ -9,8 +9,8 @@ const LONGEST: Duration = Duration::from_secs(30);
 
 /// How long one batch may wait in all for memory that another process holds. Default: 5 minutes.
 ///
-/// While no batch of a shape has ever fitted, the model is more likely too large than the memory taken, so the wait is
-/// shorter: a tenth of the patience, 30 seconds by default.
+/// While no batch of a shape has ever fitted, the model is probably too large, rather than the memory taken by another process. The wait is
+/// then shorter: a tenth of the patience, 30 seconds by default.
 ///
 /// With a patience of zero no failure counts as passing: a smaller size is recorded as the new capacity at once, and a batch
 /// that no remedy helps is given up at once.
@@ -29,12 +29,12 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Waits at most `total` for one batch. Time spent in attempts does not count.
+    /// A patience of at most `total` for one batch. Time spent in attempts does not count.
     pub fn new(total: Duration) -> Self {
         Self { total, before_first_success: total / 10 }
     }
 
-    /// Waits at most this long while no batch of the shape has ever fitted. Default: a tenth of the total.
+    /// Sets the longest wait while no batch of the shape has ever fitted. Default: a tenth of the total.
     #[must_use]
     pub fn with_before_first_success(self, before_first_success: Duration) -> Self {
         Self { before_first_success, ..self }

@@ -43,7 +43,8 @@ impl Shortage {
         }
     }
 
-    /// The same within the sizes of a run, which may not be those of the run that saved it.
+    /// Brings the sizes into the range from `min` to `batch` of the run that resumes, which may differ from that of the run that saved
+    /// them.
     pub(crate) fn keep_within(&mut self, min: usize, batch: usize) {
         self.size = self.size.clamp(min, batch);
         self.fails = self.fails.max(self.size.saturating_add(1));

@@ -218,7 +218,7 @@ proptest! {
         }
     }
 
-    /// So with failures at the boundaries of a step, of which small micro-batches have more.
+    /// Failures at the boundaries of a step do not end a run either. Small micro-batches have more boundaries.
     #[test]
     fn runs_with_random_failures_at_boundaries_end(seed in any::<u64>(), batch in 1_usize..33) {
         let mut controller = controller(MicroBatchSearchConfig::new(batch), Ladder::standard());

@@ -37,40 +37,39 @@ impl MicroBatchSearchConfig {
         Self { batch, start: None, min: 1, success_interval: 25, max_backoff: 5, limit: None, granularity: 1 }
     }
 
-    /// The first size to try, for example from a prediction. Default: the whole batch.
+    /// Sets the first size to try, for example from a prediction. Default: the whole batch.
     #[must_use]
     pub fn with_start(self, start: impl Into<Option<usize>>) -> Self {
         Self { start: start.into(), ..self }
     }
 
-    /// The smallest size, at least 1. Default: 1.
+    /// Sets the smallest size, at least 1. Default: 1.
     #[must_use]
     pub fn with_min(self, min: usize) -> Self {
         Self { min, ..self }
     }
 
-    /// Successes in a row before a larger size is tried, at least 1. Default: 25.
+    /// Sets the successes in a row before a larger size is tried, at least 1. Default: 25.
     #[must_use]
     pub fn with_success_interval(self, success_interval: u32) -> Self {
         Self { success_interval, ..self }
     }
 
-    /// How many times the interval before a failed size is tried again may double. Default: 5.
+    /// Sets how many times the interval before a failed size is tried again may double. Default: 5.
     #[must_use]
     pub fn with_max_backoff(self, max_backoff: u32) -> Self {
         Self { max_backoff, ..self }
     }
 
-    /// Total bytes that an attempt may use. With the peaks of sizes that fitted, the limit predicts the largest size.
-    /// Default: unknown, sizes are found by trying.
+    /// Sets the total bytes that an attempt may use. With the peaks of sizes that fitted, the limit predicts the largest size. Default:
+    /// unknown, sizes are found by trying.
     #[must_use]
     pub fn with_limit(self, limit: impl Into<Option<u64>>) -> Self {
         Self { limit: limit.into(), ..self }
     }
 
-    /// Sizes that the search chooses are multiples of `granularity`, and powers of two below it; the whole batch, the first and the
-    /// smallest size stay possible. A device that compiles or tunes its kernels for each size then sees few sizes. Default: 1,
-    /// every size.
+    /// Makes the sizes that the search chooses multiples of `granularity`, and powers of two below it. The whole batch, the first and the
+    /// smallest size stay possible. A device that compiles or tunes its kernels for each size then sees few sizes. Default: 1, every size.
     #[must_use]
     pub fn with_granularity(self, granularity: usize) -> Self {
         Self { granularity, ..self }

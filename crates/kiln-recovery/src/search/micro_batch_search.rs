@@ -173,14 +173,14 @@ impl MicroBatchSearch {
         self.bucket(bucket).restart(size, fails);
     }
 
-    /// Forgets measurements and failures in all buckets, and grows again from the current sizes: attempts use less memory
-    /// from now on, after a stronger checkpoint plan or offload.
+    /// Forgets measurements and failures in all buckets, and grows again from the current sizes. Call it when attempts use less memory from
+    /// now on, after a stronger checkpoint plan or offload.
     pub fn relearn(&mut self) {
         self.state.buckets.values_mut().for_each(SizeSearch::relearn);
     }
 
-    /// The same after a step to a weaker plan or away from offload, which was proven by a batch of `bucket`: the sizes of
-    /// the other buckets are no longer known to fit.
+    /// [`relearn`](Self::relearn) after a step to a weaker plan or away from offload, with which a batch of `bucket` has fitted. The sizes
+    /// of the other buckets are no longer known to fit.
     pub(crate) fn relearn_weaker(&mut self, bucket: u64) {
         self.relearn();
         for (key, search) in &mut self.state.buckets {

@@ -56,8 +56,8 @@ fn every_message_is_what_the_table_says() {
     }
 }
 
-/// The texts in the sources of the crates below a training step, whose kinds are those of their names and documentation: the patterns
-/// were not read (`fixtures/record_sources.py`).
+/// Each text in the sources of the crates below a training step has the kind that its name and documentation say. The kinds were written
+/// down without a look at the patterns (`fixtures/record_sources.py`).
 #[test]
 fn every_text_of_the_sources_is_what_its_name_says() {
     type Texts = BTreeMap<String, BTreeMap<String, Vec<String>>>;

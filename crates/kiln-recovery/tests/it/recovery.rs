@@ -91,7 +91,7 @@ fn a_stronger_plan_lets_micro_batches_grow_back() {
     for _ in 0..20 {
         let done = recovery.run(16, 0, (), |(), setting| fits(setting), no_evidence).unwrap();
         assert_eq!(done.value.plan, 1);
-        // What failed with the first plan says nothing of the second.
+        // A failure with the first plan says nothing about the second.
         assert!(recovery.sizes().state().buckets[&0].fails.is_none_or(|fails| fails > 8));
     }
     assert_eq!(recovery.sizes().state().buckets[&0].fits, Some(8));
@@ -105,7 +105,7 @@ fn memory_that_is_there_again_takes_plans_and_offload_back() {
         let done = recovery.run(16, 0, (), |(), setting| fits(setting, capacity), no_evidence);
         done.map(|done| (done.value, done.tries.len())).ok()
     };
-    // Somebody else takes all of the memory, and then most of it.
+    // Another process takes all of the memory, and then most of it.
     assert_eq!(run(0), None);
     let first = run(1).unwrap().0;
     assert_eq!((first.plan, first.offload), (2, true));
@@ -133,7 +133,7 @@ fn a_weaker_plan_that_still_fails_costs_one_attempt_and_rests() {
             assert_eq!((done.value.micro_batch, remedies), (8, vec![Remedy::Plan(1)]));
             failures.push(batch);
         }
-        // What is saved in between goes on the same way.
+        // A state that is saved and restored in between continues in the same way.
         let state = recovery.state();
         recovery.restore(serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap()).unwrap();
     }
@@ -282,7 +282,7 @@ fn rungs_of_ones_own_are_asked_in_order_and_cannot_loop() {
         let Stopped::Exhausted(exhausted) = stopped else { panic!("{stopped:?}") };
         exhausted.report.tries.len()
     };
-    // What cannot help is passed over.
+    // An answer that cannot help is skipped.
     assert_eq!(end(Ladder::new().with(Stubborn(Remedy::MicroBatch(16)))), 1);
     assert_eq!(end(Ladder::new().with(Stubborn(Remedy::MicroBatch(0)))), 1);
     assert_eq!(end(Ladder::new().with(Stubborn(Remedy::Plan(0)))), 1);
@@ -335,7 +335,7 @@ proptest! {
 #[test]
 fn what_is_learned_is_about_the_setting_that_ran() {
     let config = MicroBatchSearchConfig::new(16).with_success_interval(1).with_start(8);
-    // Somebody else has room for 4.
+    // Another replica has room for 4.
     let shared = |recovery: &mut Recovery, capacity: usize| {
         let work = |(): &(), setting: &mut Setting| {
             setting.micro_batch = setting.micro_batch.min(4);

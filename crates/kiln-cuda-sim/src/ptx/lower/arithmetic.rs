@@ -30,7 +30,7 @@ impl<'m> Modifiers<'m> {
         found
     }
 
-    /// What is left, joined as it was written.
+    /// The modifiers that are left, joined as they were written.
     pub(super) fn rest(&self) -> String {
         self.0.join(".")
     }

@@ -7,7 +7,7 @@ use crate::ptx::machine::{Conversion, Handler, LOCAL_WINDOW, Op, Place, Rounding
 use crate::ptx::text::{Instruction, KernelText, Operand, Type, Variable, Width, bits};
 use crate::ptx::{PtxError, Space};
 
-/// What is being built, with everything that operands can name.
+/// A program under construction, with everything that operands can name.
 pub(crate) struct Builder<'a> {
     pub(super) kernel: &'a KernelText,
     /// Slot of each register of the kernel.

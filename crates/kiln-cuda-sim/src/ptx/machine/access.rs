@@ -101,7 +101,7 @@ impl<M: Stored<D>, D: Lane, const V: usize> Body for Store<M, D, V> {
     #[inline(always)]
     unsafe fn run<const WIDE: bool>(warp: &mut Warp, block: &mut Block<'_>, op: &Op) -> bool {
         let bytes = (size_of::<M>() * V) as u32;
-        // SAFETY: as for `Load`; blocks of one launch may write the same bytes, as they may on a card.
+        // SAFETY: as for `Load`; blocks of one launch may write the same bytes, as they may on a GPU.
         unsafe {
             let Some(hosts) = locate(warp, block, op, op.a, warp.mask, bytes, bytes) else { return true };
             let sources = registers::<V>(block, op.d);

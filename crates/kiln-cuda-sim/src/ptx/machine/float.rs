@@ -84,7 +84,7 @@ lane_functions! {
     Tanh(a: f32) -> f32 { a.tanh() }
 }
 
-/// 2 to the power `x`, to about 1.2e-7 of the result (the cards promise 2^-22).
+/// 2 to the power `x`, to about 1.2e-7 of the result (the GPUs promise 2^-22).
 ///
 /// Source of the polynomial: Cephes 2.2, `exp2f.c`.
 #[inline(always)]

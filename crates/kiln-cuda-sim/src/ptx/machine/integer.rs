@@ -17,7 +17,7 @@ macro_rules! integers {
                 MadHigh(a: $t, b: $t, c: $t) -> $t {
                     (((a as $double * b as $double) >> <$t>::BITS) as $t).wrapping_add(c)
                 }
-                // division by zero gives all ones and leaves the dividend, as the cards do
+                // division by zero gives all ones and leaves the dividend, as the GPUs do
                 Div(a: $t, b: $t) -> $t { if b == 0 { !0 } else { a.wrapping_div(b) } }
                 Rem(a: $t, b: $t) -> $t { if b == 0 { a } else { a.wrapping_rem(b) } }
                 Min(a: $t, b: $t) -> $t { a.min(b) }

@@ -1,4 +1,4 @@
-//! What an operation works on: a warp's registers, the lanes that run, and the block around them.
+//! The state that an operation works on: a warp's registers, the lanes that run, and the block around them.
 
 use super::mask::expand;
 pub(crate) use super::mask::{LANES, Lanes};
@@ -69,7 +69,7 @@ pub(crate) enum Trouble {
     Trap,
 }
 
-/// What the threads of one block share while they run.
+/// The state that the threads of one block share while they run.
 pub(crate) struct Block<'a> {
     pub memory: &'a dyn Memory,
     /// The allocation each memory operation touched last.

@@ -10,7 +10,7 @@ use crate::ptx::machine::{Block, LANES, Trouble, Warp};
 use crate::ptx::text::Width;
 use crate::ptx::{Counts, ExecError, Fault, Launch, Limits, Memory, Region};
 
-/// What all threads of a launch share.
+/// The state that all threads of a launch share.
 struct Shared<'a> {
     program: &'a Program,
     launch: &'a Launch<'a>,

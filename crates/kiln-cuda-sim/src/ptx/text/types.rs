@@ -51,7 +51,7 @@ pub(crate) enum Type {
     Tf32,
 }
 
-/// What the bits of a [`Type`] mean.
+/// The meaning of the bits of a [`Type`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Bits,
@@ -110,7 +110,7 @@ impl Type {
         }
     }
 
-    /// What the bits mean.
+    /// The meaning of the bits.
     pub(crate) fn kind(self) -> Kind {
         match self {
             Type::Pred => Kind::Pred,

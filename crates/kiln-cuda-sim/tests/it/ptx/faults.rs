@@ -1,4 +1,4 @@
-//! What a wrong program is told.
+//! The errors of wrong programs.
 
 use super::{kernel, launch};
 use kiln_cuda_sim::ptx::{ExecError, Module, PtxError, Space};

@@ -86,7 +86,7 @@ proptest! {
         let pack = |h: u16, l: u16| u32::from(h) << 16 | u32::from(l);
         prop_assert_eq!(two("mov.b32 {%rs1, %rs2}, %r1; cvt.f32.f16 %r3, %rs1; mov.b32 %r0, %r3;", w), expected(w, |a, _| {
             let v = f16::from_bits(a as u16).to_f32();
-            // the card keeps a NaN's bits, shifted; so do these conversions
+            // the GPU keeps a NaN's bits, shifted; so do these conversions
             if v.is_nan() { (u32::from(a as u16 & 0x8000) << 16) | 0x7f80_0000 | (a & 0x3ff) << 13 | nan_quiet(a) } else { v.to_bits() }
         }));
         let finite: [u32; 32] = w.map(|v| v & 0xbfff_ffff);

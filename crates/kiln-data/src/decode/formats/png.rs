@@ -25,7 +25,8 @@ pub(crate) struct Layout {
     bits: usize,
 }
 
-/// Reads the chunks up to the image data, and those behind it for the orientation. The reader's position is lost. Source: PNG (third edition), section 11.
+/// Reads the chunks up to the image data, and those behind it for the orientation. The reader's position is lost. Source: PNG (third
+/// edition), section 11.
 pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
     let mut start = [0; 8 + 8 + 13 + 4];
     reader.read_exact(&mut start).map_err(|_| CUT)?;

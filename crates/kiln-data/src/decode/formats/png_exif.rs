@@ -6,7 +6,7 @@ use flate2::read::ZlibDecoder;
 
 use crate::decode::pixels::orientation::Orientation;
 
-/// What the chunks of a PNG say about its orientation.
+/// The orientations that the chunks of a PNG name.
 #[derive(Debug, Default)]
 pub(super) struct Exif {
     /// In `eXIf` (PNG, third edition, section 11.3.3.5).
@@ -23,7 +23,7 @@ pub(super) const MOST_BYTES: u32 = 1 << 16;
 /// The most bytes of text that a compressed profile is expanded to: two digits and more for each byte of EXIF.
 const MOST_TEXT: u64 = 3 << 16;
 
-/// The most chunks after the first of image data that are looked at.
+/// The most chunks that are looked at after the first chunk of image data.
 const MOST_CHUNKS: usize = 1 << 16;
 
 impl Exif {
@@ -57,8 +57,8 @@ impl Exif {
         self.profile = self.profile.or_else(|| Orientation::in_exif(&from_hexadecimal(text)));
     }
 
-    /// The same for the chunks of `file` from byte `at` on, which follow the first chunk of image data. Some programs
-    /// write metadata behind the image data.
+    /// [`add`](Self::add) for the chunks of `file` from byte `at` on, which follow the first chunk of image data. Some programs write
+    /// metadata behind the image data.
     pub(super) fn add_rest(&mut self, file: &mut (impl Read + Seek), mut at: u64) {
         for _ in 0..MOST_CHUNKS {
             let mut start = [0; 8];

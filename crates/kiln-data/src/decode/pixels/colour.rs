@@ -66,7 +66,7 @@ impl ColourModel {
         }
     }
 
-    /// The same for a whole image, in its own memory.
+    /// [`convert`](Self::convert) for all pixels of an image, in place.
     pub(crate) fn convert_in_place(self, pixels: &mut Vec<u8>, channels: usize) {
         let samples = self.samples();
         if samples == channels && matches!(self, Self::Gray | Self::Rgb) {

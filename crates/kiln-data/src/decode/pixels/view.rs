@@ -29,13 +29,13 @@ impl View {
         Self { area: Area::whole(height, width), height, width, flip: false }
     }
 
-    /// The same view, resized to `height` rows and `width` columns.
+    /// Sets the size of the result: `height` rows and `width` columns.
     #[must_use]
     pub fn with_size(self, height: usize, width: usize) -> Self {
         Self { height, width, ..self }
     }
 
-    /// The view of an image in memory, resized with the bilinear filter of Pillow, which widens when it shrinks the image.
+    /// Cuts the view out of an image in memory, and resizes it with the bilinear filter of Pillow, which widens when it shrinks the image.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for an image without pixels or with other than 1 or 3 channels, for an area that is

@@ -21,7 +21,7 @@ const RATIO: u64 = 1032;
 const UNPACKED: u64 = 1 << 30;
 
 impl ImageSet {
-    /// Gray images and labels in the IDX format of the MNIST family, gzipped or not. What is gzipped has at most 1 GiB.
+    /// Gray images and labels in the IDX format of the MNIST family, gzipped or not. A gzipped file may unpack to at most 1 GiB.
     ///
     /// # Errors
     /// [`Error::Read`] when a file is missing, [`Error::Unsupported`] for a larger `.gz`, [`Error::Format`] when one is damaged or is no IDX file

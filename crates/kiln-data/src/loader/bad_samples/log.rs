@@ -12,7 +12,7 @@ use crate::printable::printable;
 
 use super::policy::{BadSample, BadSamples};
 
-/// A sample that could not be read, or only in spite of damage. Each is reported once.
+/// A sample that could not be read, or was read in spite of damage. Each is reported once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadSampleReport {
     /// The sample.

@@ -25,7 +25,7 @@ pub enum BadSample {
 pub struct BadSamples {
     /// What happens to a bad sample.
     pub policy: BadSample,
-    /// The number of different bad samples after which the loader gives up: a disk that went away must not be trained around.
+    /// The number of different bad samples after which the loader gives up. Training must not go on without a disk that went away.
     pub at_most: usize,
 }
 

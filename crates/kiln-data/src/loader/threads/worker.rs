@@ -1,4 +1,4 @@
-//! What the code that reads samples may ask of its worker thread.
+//! A worker thread as the code that reads samples sees it: the byte budget, the policy for bad samples, and a clock.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -75,7 +75,7 @@ impl TokenFile {
         Ok(Self { bytes: Bytes::Map(bytes).into(), path: path.into(), start: 0, width: 2, vocab, checksum: None })
     }
 
-    /// The same from the bytes of such a file, in memory.
+    /// Reads a token file whose bytes, as a [`TokenFileWriter`](crate::TokenFileWriter) wrote them, are in memory.
     ///
     /// # Errors
     /// [`Error::Format`] as [`open`](Self::open).

@@ -1,4 +1,4 @@
-//! What processes tell each other before and after their values: small messages that MPI delivers without waiting for the receiver.
+//! Small messages that processes send before and after their values. MPI delivers them without waiting for the receiver.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroUsize;
@@ -10,10 +10,10 @@ use crate::error::Error;
 /// The most bytes of a call or a reason. With the rest of a message they stay below the 4 KiB that Open MPI sends at once.
 const MOST: usize = 1000;
 
-/// What a process sends to every other at the start of a round.
+/// The message that a process sends to every other at the start of a round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Header {
-    /// The operation and its lengths, which must be those of all.
+    /// The operation and its lengths, which must be the same on all processes.
     pub(super) call: String,
     /// Bytes of the message that follows.
     pub(super) bytes: usize,
@@ -21,7 +21,7 @@ pub(super) struct Header {
     pub(super) piece: NonZeroUsize,
 }
 
-/// What a process sends to every other when the group ends for it.
+/// The message that a process sends to every other when the group ends for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct End {
     /// The rounds that the process has completed. The others can complete as many.
@@ -32,11 +32,11 @@ pub(super) struct End {
 /// Why the group ends for a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Reason {
-    /// This replica has left, itself or the one that it learned it from.
+    /// Replica `rank` has left: the sender, or a replica that the sender learned it from.
     Left { rank: usize, reason: String },
-    /// It has waited for these.
+    /// The process has waited in vain for the replicas in `missing`.
     Waited { operation: String, missing: Vec<usize>, seconds: u64 },
-    /// Something else, which names the replica that it began with.
+    /// Another reason, whose text names the replica that it began with.
     Broken(String),
 }
 

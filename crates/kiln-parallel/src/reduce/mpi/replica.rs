@@ -56,8 +56,8 @@ impl Mpi {
         Self::init_with_pieces(time_limit, i32::MAX as usize)
     }
 
-    /// The same, and values and messages are sent in pieces of at most `elements` values or bytes, from 1 to 2,147,483,647, more than which
-    /// MPI cannot count. Processes may differ in it.
+    /// [`init`](Self::init) with a limit for the size of messages: values and messages are sent in pieces of at most `elements` values or
+    /// bytes, from 1 to 2,147,483,647, which is the most that MPI can count. The limits of processes may differ.
     ///
     /// # Errors
     /// Those of [`init`](Self::init), and [`Error::InvalidSetting`] for another number of elements.

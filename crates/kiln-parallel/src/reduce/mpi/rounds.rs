@@ -18,7 +18,7 @@ use super::transfer::{Backoff, Pending};
 use crate::error::Error;
 use crate::reduce::meeting::Call;
 
-/// What a replica brings to a round.
+/// The operation and the values of a replica for a round.
 pub(super) struct Round {
     pub(super) call: Call,
     pub(super) message: Vec<u8>,
@@ -29,21 +29,21 @@ pub(super) struct Round {
     pub(super) incoming: Vec<usize>,
 }
 
-/// What all replicas brought for this one, in the order of the ranks.
+/// The messages and values of all replicas for this one, in the order of the ranks.
 pub(super) struct Parcels {
     pub(super) messages: Vec<Vec<u8>>,
     /// The values of all, one after the other.
     pub(super) values: Vec<f32>,
 }
 
-/// What the thread is asked for.
+/// A request to the thread.
 pub(super) enum Job {
     Round(Round, Sender<Result<Parcels, Error>>),
     /// Look at [`Wishes`].
     Look,
 }
 
-/// What the thread has to notice also in the middle of a round.
+/// Requests that the thread has to notice in the middle of a round too.
 #[derive(Default)]
 pub(super) struct Wishes {
     /// The error with which this replica ends the group.
@@ -110,7 +110,7 @@ impl Rounds {
                 if let Err(error) = &outcome {
                     self.end(error);
                 }
-                // Whoever asked may be gone.
+                // The caller may be gone.
                 let _ = reply.send(outcome);
             }
         }
@@ -156,7 +156,7 @@ impl Rounds {
         (0..self.replicas).filter(move |rank| *rank != own)
     }
 
-    /// One round: all replicas learn what all call, then messages and values go to whom they are for.
+    /// One round: all replicas learn which operation each of them calls, then messages and values go to their receivers.
     fn meet(&mut self, round: &Round, reply: &Sender<Result<Parcels, Error>>) -> Result<Parcels, Error> {
         let deadline = Instant::now().checked_add(self.time_limit);
         let own = Header::new(&round.call.to_string(), round.message.len(), self.piece);
@@ -171,7 +171,7 @@ impl Rounds {
         Ok(parcels)
     }
 
-    /// Sends the header to all and waits for those of all. This needs nobody but the network, so that it can end at any time.
+    /// Sends the header to all and waits for those of all. This depends on the network alone, so that it can end at any time.
     fn headers(
         &mut self,
         round: &Round,
@@ -205,7 +205,7 @@ impl Rounds {
                 if let Some(headers) = headers.iter().cloned().collect::<Option<Vec<_>>>()
                     && pending.is_empty()
                 {
-                    // One that has waited in vain for this replica does not go on, although its header is here.
+                    // A replica that has waited in vain for this one does not go on, although its header is here.
                     return self.others_end(round).map_or(Ok(headers), Err);
                 }
                 let missing = (0..self.replicas).filter(|rank| headers[*rank].is_none()).chain(pending.ranks());
@@ -220,7 +220,7 @@ impl Rounds {
         })
     }
 
-    /// Sends and receives what follows the headers.
+    /// Sends and receives the messages and values that follow the headers.
     fn transfer(
         &mut self,
         round: &Round,
@@ -299,7 +299,7 @@ impl Rounds {
 
     /// The end of a replica that will not complete this round.
     fn others_end(&mut self, round: &Round) -> Option<Error> {
-        // What cannot be read is an end as well.
+        // A message that cannot be read counts as an end too.
         let current = self.round;
         let unreadable = |reason| End { round: current, reason: Reason::Broken(reason) };
         for rank in self.others() {

@@ -38,7 +38,7 @@ impl<'a, 's, T> Pending<'a, 's, T> {
     }
 }
 
-/// Waits between questions to MPI: hardly at first, later half a millisecond. MPI moves values only while it is asked, so that a sleep
+/// Waits between tests of requests: hardly at first, later half a millisecond. MPI moves values only while it is called, so that a sleep
 /// slows down a transfer that is under way.
 pub(super) struct Backoff {
     moved: Instant,

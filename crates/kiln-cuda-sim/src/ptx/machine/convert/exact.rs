@@ -1,4 +1,4 @@
-//! What a conversion is, and what it makes of one value.
+//! The definition of a conversion, and its result for one value.
 
 use super::super::float::{Rounding, flush};
 use super::super::format::{Bf16, DOWN, F16, Half, UP, ZERO, direct, round_tf32};

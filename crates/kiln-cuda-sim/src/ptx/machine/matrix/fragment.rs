@@ -164,7 +164,7 @@ impl<L: Registers<T>, T: Lane, const R: usize, const C: usize, const BY_COLUMN: 
     }
 }
 
-/// What a fragment holds.
+/// The contents of a fragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fragment {
     pub rows: u32,

@@ -178,7 +178,7 @@ impl Frame {
     }
 }
 
-/// The next marker, and the bytes before its 0xff: fill bytes, or also such that do not belong there.
+/// The next marker, and the bytes before its 0xff: fill bytes, or bytes that do not belong there.
 struct Next {
     marker: u8,
     skipped: u64,
