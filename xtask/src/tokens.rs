@@ -11,7 +11,7 @@ pub(crate) enum Token {
 
 use Token::{Separator, Sign, Text, Word};
 
-/// Where the brace that opens at `at` is closed.
+/// The position of the brace that closes the one at `at`.
 pub(crate) fn closing(tokens: &[Token], at: usize) -> usize {
     let mut depth = 0;
     for (index, token) in tokens.iter().enumerate().skip(at) {
@@ -27,7 +27,7 @@ pub(crate) fn closing(tokens: &[Token], at: usize) -> usize {
     tokens.len()
 }
 
-/// Leaves out each item that stands behind `#[cfg(test)]`.
+/// Removes each item behind `#[cfg(test)]`.
 pub(crate) fn without_tests(tokens: Vec<Token>) -> Vec<Token> {
     let sign = Sign;
     let word = |text: &str| Word(text.into());
@@ -50,7 +50,7 @@ pub(crate) fn without_tests(tokens: Vec<Token>) -> Vec<Token> {
     kept
 }
 
-/// Words, texts and signs, without comments, numbers' digits told apart from words or characters.
+/// Words, texts and signs, without comments. Characters and digits of numbers are distinguished from words.
 pub(crate) fn tokens(text: &str) -> Vec<Token> {
     let text: Vec<char> = text.chars().collect();
     let at = |index: usize| text.get(index).copied().unwrap_or('\0');
@@ -90,7 +90,7 @@ pub(crate) fn tokens(text: &str) -> Vec<Token> {
             let word: String = text[from..i].iter().collect();
             let hashes = text[i..].iter().take_while(|c| **c == '#').count();
             if ["r", "br", "cr"].contains(&word.as_str()) && at(i + hashes) == '"' {
-                // A raw text ends with a quote and as many hashes as it began with.
+                // A raw text ends with a quote and the same number of hashes as at its beginning.
                 let from = i + hashes + 1;
                 i = from;
                 while i < text.len() && !(text[i] == '"' && (1..=hashes).all(|next| at(i + next) == '#')) {
@@ -102,7 +102,7 @@ pub(crate) fn tokens(text: &str) -> Vec<Token> {
                 tokens.push(Word(word));
             }
         } else if c == '\'' {
-            // A character, or a lifetime, whose name is read as a word that nothing follows.
+            // A character, or a lifetime, whose name is then read as a word.
             let from = i + 1;
             if at(i + 1) == '\\' {
                 i += 3;

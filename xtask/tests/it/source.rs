@@ -1,4 +1,4 @@
-//! What a Rust source has: which modules a file declares, which names it defines and which paths it uses.
+//! Reads a Rust source: the modules that a file declares, the names that it defines and the paths that it uses.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ pub(crate) struct Source {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Import {
     pub(crate) path: Vec<String>,
-    /// The name that it has in this file; none for `*`.
+    /// Its name in this file. `None` for `*`.
     pub(crate) name: Option<String>,
 }
 
@@ -36,7 +36,7 @@ impl Source {
         source
     }
 
-    /// Reads what begins at a token and returns where to go on.
+    /// Reads the item at a token and returns the position after it.
     fn item(&mut self, tokens: &[Token], at: usize) -> usize {
         const DEFINES: [&str; 9] = ["fn", "struct", "enum", "union", "trait", "type", "const", "static", "macro_rules"];
         let Word(word) = &tokens[at] else { return at + 1 };
@@ -82,7 +82,7 @@ fn position(tokens: &[Token], from: usize, wanted: &Token) -> usize {
     tokens[from..].iter().position(|token| token == wanted).map_or(tokens.len(), |found| from + found)
 }
 
-/// The file in `#[path = "file"]`, if that attribute stands right before.
+/// The file in a `#[path = "file"]` attribute, if it directly precedes the item.
 fn path_attribute(before: &[Token]) -> Option<String> {
     match before {
         [.., Sign('['), Word(path), Sign('='), Text(file), Sign(']')] if path == "path" => Some(file.clone()),

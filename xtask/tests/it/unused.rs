@@ -1,4 +1,4 @@
-//! Each dependency is named in the sources that it is declared for.
+//! Each dependency is used in the sources that it is declared for.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ const UNNAMED: [(&str, &str, &str); 2] = [
     ("kiln-training", "kiln-cuda-sim", "its tests load the library that cargo builds of it"),
 ];
 
-/// The words of all sources of a package: those that are compiled for others, and those of tests and examples.
+/// The words of all sources of a package: of those compiled for users, and of tests and examples.
 #[derive(Default)]
 struct Words {
     library: BTreeSet<String>,
