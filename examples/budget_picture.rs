@@ -1,5 +1,5 @@
-//! Draws `docs/budget.svg`: the memory of one step of GPT-2 (124M) on a card, on burn's layers, on Kiln's, and within 3 GiB.
-//! Nothing is trained.
+//! Draws `docs/budget.svg`: the memory of one step of GPT-2 (124M) on a GPU, on burn's layers, on Kiln's, and within 3 GiB. It trains
+//! nothing.
 //!
 //! `cargo run --example budget_picture > docs/budget.svg`
 
@@ -61,7 +61,7 @@ const LEFT: f64 = 64.0;
 const TOP: f64 = 44.0;
 const COLORS: [&str; 3] = ["#c8764a", "#7aa35a", "#4a8ac8"];
 
-/// Live bytes over the estimated time of the step, one panel beside the other, on one scale.
+/// Live bytes over the estimated time of the step. The panels are side by side, with one scale.
 fn picture(panels: &[(&str, Prediction, StepPlan)]) -> String {
     let most = panels.iter().map(|(.., plan)| plan.peak_bytes).max().unwrap_or(1) as f64 * 1.05;
     let y = |bytes: f64| TOP + HEIGHT * (1.0 - bytes / most);

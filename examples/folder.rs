@@ -1,8 +1,8 @@
-//! A folder of images for burn's own `Learner`: any sizes and formats, decoded at the size that is needed on two threads,
-//! within 64 MiB, in an order that is a function of the seed; files that are no images are left out and reported.
+//! A folder of images for burn's own `Learner`: images of any size and format are decoded at the required size on two threads, within 64
+//! MiB, in an order that follows from the seed. Files that are not images are skipped and reported.
 //!
-//! `cargo run --package examples --bin folder -- DIR`, with a directory per class in DIR. Without DIR the images of
-//! `fixtures/fashion-mnist` are written to a temporary folder first, and one file that is none.
+//! `cargo run --package examples --bin folder -- DIR`, with a directory per class in DIR. Without DIR it first writes the images of
+//! `fixtures/fashion-mnist` and one file that is not an image to a temporary folder.
 
 use std::fs;
 use std::io::Write;
@@ -63,7 +63,7 @@ fn loader(set: ImageSet, transform: Transform, order: Order) -> Result<Loader<Im
     Ok(ImageBatch::loader(set, transform, SEED, config)?)
 }
 
-/// For the learner: it sets the device of its model.
+/// Makes a loader for the learner, which sets the device of its model.
 fn for_burn(loader: &Loader<ImageBatch>) -> Arc<dyn DataLoader<Images>> {
     let normalize = Normalize::for_channels(3);
     Arc::new(BurnLoader::new(loader.clone(), &Device::flex(), move |batch, device| batch.to_device(&normalize, device)))

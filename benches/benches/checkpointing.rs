@@ -62,7 +62,7 @@ impl<B: Module + 'static, X: Tensors> Case<B, X> {
         ChainCost::new(measure_blocks(&Chain::new(&copy).deterministic(), self.x.clone(), self.forward, &heap_use))
     }
 
-    /// One step under `plan`, from running statistics that are those of the model.
+    /// Takes one step under `plan`, starting from the running statistics of the model.
     fn step(&self, plan: &Plan, look: bool) -> Step {
         let model: Vec<B> = self.model.valid().train();
         let chain = Chain::new(&model).deterministic();
@@ -79,7 +79,7 @@ impl<B: Module + 'static, X: Tensors> Case<B, X> {
         Step { saved, peak, forward, seconds: started.elapsed().as_secs_f64(), gradients, statistics }
     }
 
-    /// Median seconds of plans, whose steps take turns.
+    /// Median seconds of plans, whose steps alternate.
     fn seconds(&self, plans: &[&Plan], rounds: usize) -> Vec<f64> {
         let mut times = vec![vec![]; plans.len()];
         for _ in 0..rounds {
@@ -192,7 +192,7 @@ fn resnets(device: &Device) {
     compare("ResNet-50, 8 x 224 x 224", &case, &[("every:1", Plan::every(blocks, 1).unwrap())], 3);
 }
 
-/// `solve` at 60 % of the plain peak against twenty plans that fit as well.
+/// Compares `solve` at 60 % of the plain peak with twenty other plans that fit.
 fn budgets(device: &Device) {
     let case = transformer(device);
     let costs = case.costs();
@@ -202,7 +202,7 @@ fn budgets(device: &Device) {
     let budget = plain_peak * 6 / 10;
     let solved = solve(&costs, budget).unwrap();
     let predicted = costs.simulate(&solved).unwrap().peak;
-    // Every plan of x blocks recomputed in segments of k, at the front or at the back, by how much it recomputes.
+    // Every plan with x blocks recomputed in segments of k, at the front or at the back, ordered by the blocks that it recomputes.
     let mut others: Vec<Plan> = vec![];
     for length in 1..=6 {
         for recomputed in 1..=24 {
@@ -220,7 +220,7 @@ fn budgets(device: &Device) {
     let all: Vec<&Plan> = std::iter::once(&solved).chain(&fitting).collect();
     let seconds = case.seconds(&all, 5);
     let best = (1..all.len()).min_by(|a, b| seconds[*a].total_cmp(&seconds[*b])).unwrap();
-    // The least of twenty noisy figures is lucky: the two that matter are measured again.
+    // The least of twenty noisy figures is biased: the two that matter are measured again.
     let [seconds, best] = case.seconds(&[&solved, all[best]], 15)[..] else { unreachable!("two plans") };
     let measured = case.step(&solved, false).peak;
     println!(

@@ -53,7 +53,7 @@ fn run<const D: usize>(forward: impl FnOnce() -> Tensor<D>) -> Run {
     Run { seconds, kept_bytes, peak_bytes: HEAP.peak_bytes() - before }
 }
 
-/// Calls a layer of burn, or of kiln-layers when it is given true.
+/// Calls burn's layer (`false`) or that of kiln-layers (`true`).
 type Layer = Box<dyn Fn(bool) -> Run>;
 
 struct Bench {
@@ -180,7 +180,7 @@ impl Bench {
         })
     }
 
-    /// The case of a name, which benches/peers/layers.py knows as well.
+    /// Returns the case with this name. benches/peers/layers.py has cases with equal names.
     fn case(&self, name: &str) -> Layer {
         let (kind, sizes) = name.split_once(':').unwrap_or((name, ""));
         let sizes: Vec<usize> = sizes.split(':').flat_map(str::parse).collect();
@@ -226,7 +226,7 @@ const CASES: [&str; 21] = [
     "depthwise:32:96:56",
 ];
 
-/// The same layers in another program.
+/// A PyTorch process that runs the layers of the cases.
 struct Torch {
     child: Child,
     input: ChildStdin,

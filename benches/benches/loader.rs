@@ -27,7 +27,7 @@ fn epoch(c: &mut Criterion) {
     group.finish();
 }
 
-/// From nothing to the first batch of an epoch that is entered at sample ten million.
+/// Measures the time from a new loader to the first batch of an epoch that is entered at sample ten million.
 fn resume(c: &mut Criterion) {
     const AT: usize = 10_000_000 / 64;
     let config = LoaderConfig::new(64).with_order(Order::Shuffled { seed: 1 });

@@ -61,13 +61,13 @@ impl Errors {
         }
     }
 
-    /// The same with SGD and with AdamW.
+    /// Measures a case with SGD and with AdamW, as [`lines`](Self::lines) does.
     fn both<C: Case>(&mut self, name: &str, case: &C, sizes: &[usize]) {
         self.lines(name, ["SGD", "none"], case, &Setup::new(sgd()), sizes);
         self.lines(name, ["AdamW", "none"], case, &Setup::new(adamw()), sizes);
     }
 
-    /// The figures of a table against its goals, in percent.
+    /// Compares the figures of a table with its goals, in percent.
     fn summary(&self, median: f64, worst: f64, low: f64) {
         let mut sizes: Vec<f64> = self.0.iter().map(|error| 100.0 * error.abs()).collect();
         sizes.sort_by(f64::total_cmp);
@@ -106,7 +106,7 @@ fn gpt_tiny() -> Text {
     Text(GptConfig::tiny(256, 64))
 }
 
-/// Between tiny and mini.
+/// A size between tiny and mini.
 fn gpt_small() -> Text {
     Text(GptConfig { layers: 6, heads: 4, width: 256, ..GptConfig::tiny(512, 128) })
 }
@@ -170,7 +170,7 @@ fn plans() {
     errors.summary(3.0, 8.0, 8.0);
 }
 
-/// Whether the largest batch that is predicted to fit does fit, and one that is 5 % larger does not.
+/// Whether the largest batch that is predicted to fit does fit, and a batch that is 5 % larger does not.
 fn searched<C: Case, O: Optimizer>(name: &str, case: &C, setup: &Setup<O>, limits: &[u64]) -> Vec<bool> {
     let trace = record(case, setup);
     let line = |limit: &u64| {

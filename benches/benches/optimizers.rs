@@ -1,6 +1,6 @@
 //! The time of an update: AdamW of burn, in one pass, and with moments of 8 and 4 bits, over 1 and 25 million parameters.
 //!
-//! Times of the machine drift, so that ratios are paired: the optimizers take turns, step by step, and a ratio is the median over turns.
+//! Times of the machine drift, so that ratios are paired: the optimizers alternate step by step, and a ratio is the median over rounds.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -1,9 +1,9 @@
 //! The cost of the transactional step against burn's own loop, and the cost of a failure that it recovers from: the tables of
 //! `results/recovery.md`.
 //!
-//! `cargo bench --profile dev --package benches --features criterion --bench recovery`. All ways of a step take turns on the same batch, and are
-//! compared within a round. Besides the time on the clock it measures the CPU time of all threads, which other programs
-//! disturb less; that is read from Linux's /proc.
+//! `cargo bench --profile dev --package benches --features criterion --bench recovery`. All variants of a step alternate on one batch,
+//! and are compared within a round. Besides wall-clock time it measures the CPU time of all threads, from Linux's /proc, because other
+//! programs disturb it less.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ use kiln_models::{ResNet, ResNetConfig};
 use kiln_recovery::Injector;
 use kiln_training::{Boundary, OptimizerConfig, Pass, Task, Trainer};
 
-/// Seconds on the clock and of CPU.
+/// Wall-clock seconds and CPU seconds.
 type Times = [f64; 2];
 
 /// Processor seconds of all threads of this process that are alive.
@@ -37,10 +37,10 @@ fn timed(work: impl FnOnce()) -> Times {
     [begun.elapsed().as_secs_f64(), cpu() - before]
 }
 
-/// The ways of a step: burn's loop, Kiln's step, and Kiln's with a failure behind a boundary.
+/// The variants of a step: burn's loop, Kiln's step, and Kiln's with a failure at a boundary.
 const WAYS: [Option<Boundary>; 4] = [None, Some(Boundary::Forward), Some(Boundary::Backward), Some(Boundary::Update)];
 
-/// The failure that the next step meets, where there is one.
+/// The failure of the next step, if any.
 type Faults = Arc<Mutex<Injector>>;
 
 /// Times of burn's loop and of [`WAYS`], for each round.

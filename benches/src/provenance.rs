@@ -10,11 +10,11 @@ use kiln_cli::host::{self, Revision};
 
 use crate::locked::locked;
 
-/// How large the problems of the GPU list are.
+/// The sizes of the GPU list's problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Size {
-    /// For a card.
+    /// For a GPU.
     Full,
     /// For the CPU.
     Small,
@@ -28,15 +28,15 @@ pub(crate) struct Provenance {
     pub(crate) processor: String,
     pub(crate) cores: usize,
     pub(crate) system: String,
-    /// As on the command line.
+    /// The device's name on the command line.
     pub(crate) device: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) card: Option<Card>,
-    /// Of the GPU list.
+    /// The sizes of the GPU list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sizes: Option<Size>,
     pub(crate) revision: String,
-    /// Whether files differ from the revision's.
+    /// Whether files differ from the revision.
     pub(crate) dirty: bool,
     pub(crate) burn: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -46,12 +46,12 @@ pub(crate) struct Provenance {
     pub(crate) build: String,
     /// UTC, as in 2026-11-21.
     pub(crate) date: String,
-    /// Processes that ran or waited to run, averaged over a minute, at the beginning and at the end of the measurement.
+    /// Running and waiting processes, averaged over a minute, at the beginning and at the end of the measurement.
     pub(crate) load: [Option<f64>; 2],
 }
 
 impl Provenance {
-    /// Of this program on this machine, now. A fact that cannot be found out is `unknown`.
+    /// The facts of this program on this machine, now. A fact that cannot be determined is `unknown`.
     pub(crate) fn collect(device: &str) -> Self {
         let Revision { commit, changed } = Revision::of_program();
         Self {
@@ -72,22 +72,22 @@ impl Provenance {
         }
     }
 
-    /// The same for the GPU list.
+    /// Sets the sizes of the GPU list, which only that list has.
     pub(crate) fn with_sizes(self, sizes: Size) -> Self {
         Self { sizes: Some(sizes), ..self }
     }
 
-    /// Ends the measurement.
+    /// Notes the end of the measurement.
     pub(crate) fn end(&mut self) {
         self.load[1] = load();
     }
 
-    /// The card's name, or the device as on the command line.
+    /// The GPU's name, or the device's name on the command line.
     fn device_name(&self) -> &str {
         self.card.as_ref().map_or(self.device.as_str(), |card| card.name.as_str())
     }
 
-    /// The revision, with a + behind it when files were changed.
+    /// The revision, followed by + if files were changed.
     pub(crate) fn revision_word(&self) -> String {
         Revision { commit: self.revision.clone(), changed: self.dirty }.word()
     }
@@ -99,13 +99,13 @@ impl Provenance {
         words.collect::<Vec<_>>().join("-")
     }
 
-    /// Whether times of both may be compared as they are.
+    /// Whether times of both are directly comparable.
     pub(crate) fn is_same_machine(&self, other: &Self) -> bool {
         let of = |p: &Self| (p.processor.clone(), p.cores, p.device_name().to_owned(), p.build.clone());
         of(self) == of(other)
     }
 
-    /// One line for people.
+    /// The facts in one readable line.
     pub(crate) fn line(&self) -> String {
         let dirty = if self.dirty { ", with changes" } else { "" };
         let load = match self.load {

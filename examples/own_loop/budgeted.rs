@@ -1,4 +1,4 @@
-//! The same training with Kiln's `Trainer`, within a byte budget.
+//! The training of `plain.rs` with Kiln's `Trainer`, within a byte budget.
 
 use std::cell::Cell;
 use std::error::Error;

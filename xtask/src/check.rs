@@ -1,4 +1,4 @@
-//! `cargo xtask check`: what must hold before a commit, cheapest first.
+//! `cargo xtask check`: the checks before a commit, cheapest first.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use kiln_cli::usage::Usage;
 use crate::cli::Check;
 use crate::package::published;
 
-/// A part of what must hold; the tests are the last.
+/// A group of checks; the tests are the last.
 struct Step {
     name: &'static str,
     cargo: &'static [&'static str],
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &Check) -> Result<()> {
 /// Compares the public interfaces of published libraries with those at `revision`, under the default features.
 fn interfaces(revision: &str, only: &[String]) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    // The library of kiln-cli is what the workspace's own programs share.
+    // The library of kiln-cli is shared only by the workspace's own programs.
     let libraries: Vec<String> = published(&root)?.into_iter().filter(|name| name != "kiln-cli").collect();
     if let Some(unknown) = only.iter().find(|name| !libraries.contains(name)) {
         bail!(Usage(format!(

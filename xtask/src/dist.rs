@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: the program and its fixtures as one archive that runs where Rust is not.
+//! `cargo xtask dist`: the program and its fixtures as one archive that runs on machines without Rust.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -57,12 +57,12 @@ Kernels are compiled by NVRTC: CUDA's toolkit must be there as well, at CUDA_PAT
 libnvrtc.so on LD_LIBRARY_PATH.
 ";
 
-/// What else goes along, from the root of the workspace.
+/// Further folders in the archive, relative to the root of the workspace.
 const FOLDERS: [&str; 2] = ["fixtures", "recipes"];
 const FILES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
-/// Where the PyTorch programs are that `gpu` compares with; only what they consist of goes along.
+/// The folder of the PyTorch programs that `gpu` compares with. Only their own files are included.
 const PEERS: &str = "benches/peers";
-/// A bundle that has grown beyond this carries what it should not.
+/// A larger bundle contains files that it should not.
 const MOST_BYTES: u64 = 52 << 20;
 
 pub(crate) fn run(arguments: &Dist) -> Result<()> {

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: the targets in fuzz/, each for a bounded time.
+//! `cargo xtask fuzz`: the targets in fuzz/, each for a limited time.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::cli::Fuzz;
 use kiln_cli::usage::Usage;
 
-/// Every target, and where its first inputs are.
+/// All targets, with the folders of their initial inputs.
 const TARGETS: [(&str, &[&str]); 9] = [
     ("jpeg", &["fixtures/images", "fuzz/seeds/images"]),
     ("png", &["fixtures/images", "fuzz/seeds/images"]),
@@ -38,8 +38,8 @@ pub(crate) fn run(arguments: &Fuzz) -> Result<()> {
         let mut command = Command::new("rustup");
         command.args(["run", "nightly", "cargo", "fuzz", "run", target, &corpus]).args(seeds).arg("--");
         command.arg(format!("-max_total_time={}", arguments.seconds));
-        // An input that takes longer, or more memory, is a finding. The library's own limit is 16 MiB an image, which
-        // the targets check; what C allocates besides is not above that. A sanitizer keeps 256 MiB that were freed.
+        // An input that takes longer, or more memory, is a finding. The library's own limit is 16 MiB an image, which the targets check;
+        // the C code allocates at most as much in addition. A sanitizer keeps 256 MiB of freed memory.
         command.args(["-timeout=20", "-malloc_limit_mb=64", "-rss_limit_mb=1024", "-print_final_stats=1"]);
         let status = command.status().context("cannot run cargo fuzz")?;
         ensure!(status.success(), "{target}: found an input that fails, now in fuzz/artifacts/{target}");

@@ -1,4 +1,4 @@
-//! `cargo xtask`: the commands of `kiln`, and what maintainers run.
+//! `cargo xtask`: the commands of `kiln`, and commands for maintainers.
 
 mod check;
 mod cli;

@@ -1,4 +1,4 @@
-//! `cargo xtask package`: each crate as crates.io would get it, packed, unpacked and compiled. Publishes nothing.
+//! `cargo xtask package`: packs each crate as for crates.io, unpacks and compiles it. It publishes nothing.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -9,11 +9,11 @@ use flate2::read::GzDecoder;
 use serde_json::Value;
 use toml::{Table, Value as Toml};
 
-/// What every package has.
+/// The files that every package has.
 const FILES: [&str; 5] = ["Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md", "src/lib.rs"];
-/// A package that has grown beyond this carries what it should not; crates.io takes ten times as much.
+/// A larger package contains files that it should not; crates.io allows ten times as much.
 const MOST_BYTES: u64 = 1 << 20;
-/// The top-level domain that no address can have (RFC 2606).
+/// The top-level domain that no real address has (RFC 2606).
 const PLACEHOLDER: &str = ".invalid";
 
 /// A crate that is published.
@@ -36,7 +36,7 @@ pub(crate) fn run() -> Result<()> {
     let crates = public(&metadata);
     ensure!(!crates.is_empty(), "no crate is published");
 
-    // Verifying would compile burn once for each crate: cargo gives each package a workspace of its own.
+    // Verifying would compile burn once for each crate, because cargo gives each package a workspace of its own.
     let names = crates.iter().flat_map(|found| ["--package", found.name.as_str()]);
     let pack = ["package", "--quiet", "--no-verify", "--allow-dirty"].into_iter().chain(names);
     cargo(&root, &pack.collect::<Vec<_>>())?;
@@ -62,7 +62,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Runs cargo, whose messages go to the terminal, and gives what it printed.
+/// Runs cargo and returns its output. Its messages go to the terminal.
 fn cargo(folder: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let mut command = Command::new(cargo);
@@ -76,7 +76,7 @@ fn metadata(root: &Path) -> Result<Value> {
     Ok(serde_json::from_slice(&cargo(root, &["metadata", "--no-deps", "--format-version", "1"])?)?)
 }
 
-/// The names of the crates that are published.
+/// The names of the published crates.
 pub(crate) fn published(root: &Path) -> Result<Vec<String>> {
     Ok(public(&metadata(root)?).into_iter().map(|found| found.name).collect())
 }
@@ -95,12 +95,12 @@ fn public(metadata: &Value) -> Vec<Crate> {
         .collect()
 }
 
-/// Unpacks an archive and refuses one that is too large or lacks what every package has.
+/// Unpacks an archive. Fails if it is too large or lacks a file that every package has.
 fn unpack(archive: &Path, folder: &Path, found: &Crate) -> Result<()> {
     let bytes = fs::metadata(archive).with_context(|| format!("no package '{}'", archive.display()))?.len();
     ensure!(bytes <= MOST_BYTES, "the package of {} has {bytes} bytes, expected at most {MOST_BYTES}", found.name);
     let mut files = tar::Archive::new(GzDecoder::new(File::open(archive)?));
-    // All files of a package have the same date, by which cargo would take what was compiled of another packing as that of this one.
+    // All files of a package have one date. cargo would otherwise reuse the compilation of an earlier package.
     files.set_preserve_mtime(false);
     files.unpack(folder)?;
     let unpacked = folder.join(found.folder());
@@ -109,8 +109,8 @@ fn unpack(archive: &Path, folder: &Path, found: &Crate) -> Result<()> {
     Ok(())
 }
 
-/// A workspace of the packages: each depends on the others as unpacked. The dependencies are compiled as those of the project are,
-/// and therefore not again; the packages themselves are compiled in the least time.
+/// A workspace of the packages, in which each depends on the unpacked others. The dependencies are compiled with the project's settings,
+/// so that they are not compiled again. The packages themselves are compiled in the least time.
 fn together(manifest: &Table, crates: &[Crate]) -> Table {
     let member = |found: &Crate| Toml::String(found.folder());
     let mut workspace = Table::new();

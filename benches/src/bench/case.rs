@@ -9,7 +9,7 @@ use kiln_training::Checkpointing;
 use kiln_cli::pipelines::{MemorySetting, Places, Replicas, RunSettings};
 use kiln_cli::usage::Usage;
 
-/// Cases that take turns with each other.
+/// A group of cases that alternate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
     /// Steps of `train resnet` on the data set in fixtures/.
@@ -37,13 +37,13 @@ impl Group {
 pub(crate) enum Loop {
     /// The loop that burn's book shows: forward, backward, update.
     Burn,
-    /// Kiln's step under the case's settings alone, without recovery.
+    /// Kiln's step with only the case's settings, without recovery.
     Kiln,
-    /// Kiln's step as `train` takes it: with recovery, and planned into the case's memory budget.
+    /// Kiln's step as in `train`: with recovery, and planned into the case's memory budget.
     Armed,
 }
 
-/// A function that is measured alone.
+/// A function that is measured by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Function {
     Load,
@@ -59,14 +59,14 @@ pub(crate) enum Work {
     Function(Function),
 }
 
-/// A setting of a case in which it differs from the recipe. It prints as the option of `train` that it stands for.
+/// A setting in which a case differs from the recipe. It prints as the corresponding option of `train`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Setting {
     ClipNorm(f64),
     Precision(Precision),
     MicroBatch(usize),
     Checkpointing(Checkpointing),
-    /// As the option has it, as in 12MiB.
+    /// In the option's format, as in 12MiB.
     Memory(&'static str),
     Stages(usize),
     Replicas(usize),
@@ -110,7 +110,7 @@ impl Setting {
     }
 }
 
-/// One entry of the list of measurements.
+/// A case of the list of measurements.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Case {
     pub(crate) group: Group,
@@ -128,7 +128,7 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// Whether the others of the group are measured against it.
+    /// Whether the other cases of the group are compared with it.
     pub(crate) fn is_reference(&self) -> bool {
         self.work == Work::Step(Loop::Burn)
     }
@@ -138,12 +138,12 @@ impl Case {
         !self.settings.contains(&Setting::StockLayers)
     }
 
-    /// The options of `train` that the settings stand for.
+    /// The options of `train` that correspond to the settings.
     pub(crate) fn options(&self) -> String {
         self.settings.iter().map(Setting::to_string).collect::<Vec<_>>().join(" ")
     }
 
-    /// Applies the settings to a recipe. The recipes clip; a case does when its settings say so.
+    /// Applies the settings to a recipe. A case clips gradients only if its settings say so, unlike the recipes.
     pub(crate) fn apply(&self, run: &mut RunSettings, device: &str) -> Result<()> {
         run.device = device.to_owned();
         run.clip_norm = None;
@@ -207,8 +207,8 @@ fn steps(group: Group, micro_batch: usize, tight: &'static str) -> Vec<Case> {
     ]
 }
 
-/// The cases that `names` name (a group, or GROUP/CASE), all of them when there are none. A step comes with the reference
-/// of its group.
+/// The cases in `names` (a group, or GROUP/CASE), or all of them if there are no names. The reference of a group is included with each of
+/// its steps.
 pub(crate) fn chosen(all: Vec<Case>, names: &[String]) -> Result<Vec<Case>> {
     let names_it = |case: &Case, name: &String| name == case.group.name() || *name == case.to_string();
     if let Some(unknown) = names.iter().find(|name| !all.iter().any(|case| names_it(case, name))) {

@@ -16,7 +16,7 @@ const INK: RGBColor = RGBColor(34, 34, 34);
 
 const ROW: i32 = 26;
 const TOP: i32 = 66;
-/// How wide the panels are, and the space for figures behind each.
+/// The widths of the panels, and the space for figures behind each.
 const PANELS: [i32; 2] = [190, 160];
 const FIGURES: i32 = 70;
 /// The width of a letter of a label.
@@ -31,11 +31,11 @@ struct Chart<'a> {
     rows: Vec<Row>,
 }
 
-/// How a time becomes a length.
+/// How times are converted to lengths.
 #[derive(Clone, Copy)]
 enum Scale {
     Linear,
-    /// For times of very different size; bars begin a little before the shortest.
+    /// For times of very different size. Bars begin a little below the shortest.
     Logarithmic,
 }
 
@@ -44,11 +44,11 @@ struct Row {
     time: Spread,
     /// Bytes of the reference, and of Kiln.
     peaks: [Option<u64>; 2],
-    /// Of the reference.
+    /// For the reference.
     pale: bool,
 }
 
-/// The pictures of `results`: name and SVG of each. There is none of a table without rows.
+/// The pictures of `results`: name and SVG of each. A table without rows has none.
 pub(crate) fn all(results: &Results) -> Result<Vec<(&'static str, String)>> {
     let charts = [
         ("resnet", pipeline(results, Group::Resnet, "A step of the ResNet of `train resnet`")),
@@ -131,7 +131,7 @@ fn time(area: &Area<'_>, row: &Row, lengths: &Lengths, [x, y]: [i32; 2]) -> Resu
     write(area, &format!("{:.2}", row.time.median), [at(row.time.high) + 6, y], 12, HPos::Left)
 }
 
-/// A bar for Kiln's, or two halves of one with that of the peer above.
+/// A bar for Kiln's peak, or two half bars with the peer's on top.
 fn peaks(area: &Area<'_>, row: &Row, lengths: &Lengths, [x, y]: [i32; 2]) -> Result<(), Box<dyn std::error::Error>> {
     let color = if row.pale { PALE } else { COLOR };
     let bars = match row.peaks {

@@ -1,7 +1,7 @@
 //! A case in a process of its own, which takes one turn for each line on its stdin.
 //!
-//! Only a process of its own has a resident peak, a heap and scratch memory of threads that no other case has touched; and
-//! because processes can wait, cases still take turns step by step, so that other work on the machine meets all of them.
+//! Only in a process of its own are resident peak, heap and scratch memory of threads free from other cases' effects. Processes can wait,
+//! so that cases still alternate step by step, and other work on the machine affects all of them.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -19,11 +19,11 @@ use super::case::Case;
 pub(crate) struct Turn {
     pub(crate) seconds: f64,
     pub(crate) processor_seconds: Option<f64>,
-    /// The most live bytes at once, above those before the model was built.
+    /// The most live bytes above those before the model was built.
     pub(crate) peak_bytes: u64,
-    /// Not if a gradient overflowed and nothing was updated.
+    /// Whether the turn counts. It does not if a gradient overflowed and nothing was updated.
     pub(crate) counts: bool,
-    /// Attempts that failed for want of memory.
+    /// Attempts that failed for lack of memory.
     pub(crate) failures: usize,
     pub(crate) micro_batches: usize,
 }
@@ -51,7 +51,7 @@ fn answer(value: &impl Serialize) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Seconds on the clock, and of processors as `processor` counts them.
+/// Wall-clock seconds, and processor seconds as `processor` counts them.
 pub(crate) fn timed<R>(processor: fn() -> Option<f64>, work: impl FnOnce() -> R) -> (R, f64, Option<f64>) {
     let (before, begun) = (processor(), Instant::now());
     let result = work();
@@ -64,7 +64,7 @@ pub(crate) fn timed<R>(processor: fn() -> Option<f64>, work: impl FnOnce() -> R)
 pub(crate) struct Process {
     case: String,
     child: Child,
-    /// None when its end is asked for.
+    /// `None` once the process was asked to end.
     turns: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
@@ -89,7 +89,7 @@ impl Process {
 
     pub(crate) fn turn(&mut self) -> Result<Turn> {
         let Some(turns) = &mut self.turns else { bail!("{} has ended", self.case) };
-        // A process that has ended gave its reason on stderr; its answer is then missing.
+        // A process that has ended reported its reason on stderr; its answer is then missing.
         let _ = turns.write_all(b"turn\n").and_then(|()| turns.flush());
         self.read()
     }
@@ -113,7 +113,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It ends by itself when its stdin does; after a failure of another case it is killed at once.
+        // It ends by itself when its stdin ends. After a failure of another case it is killed at once.
         drop(self.turns.take());
         let _ = self.child.kill();
         let _ = self.child.wait();

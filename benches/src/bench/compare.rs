@@ -1,4 +1,4 @@
-//! Whether figures got worse than they were.
+//! Compares figures with earlier ones, to find those that got worse.
 
 use super::case::{Group, REFERENCE};
 use super::results::{Measured, Results};
@@ -7,7 +7,7 @@ use super::statistics::Spread;
 /// The quantity of a case that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Quantity {
-    /// Time of a step, to burn's loop.
+    /// Time of a step, relative to burn's loop.
     Ratio,
     /// Seconds of a function.
     Seconds,
@@ -29,7 +29,7 @@ impl Quantity {
 pub(crate) enum Verdict {
     /// Within the threshold.
     Same,
-    /// Beyond the threshold, and the middle halves of both measurements have values in common.
+    /// Beyond the threshold, but the middle halves of both measurements overlap.
     Unclear,
     Better,
     Worse,
@@ -45,7 +45,7 @@ impl Verdict {
         }
     }
 
-    /// `threshold` is a part of the earlier median. Less is better.
+    /// Compares two measurements, of which the lower is better. `threshold` is a fraction of the earlier median.
     fn of(before: Spread, now: Spread, threshold: f64) -> Self {
         let change = now.median / before.median - 1.0;
         match () {
@@ -67,8 +67,8 @@ pub(crate) struct Compared {
     pub(crate) verdict: Verdict,
 }
 
-/// Compares the cases that both have. Steps are compared by their ratios to burn's loop, which another machine changes little; functions by their
-/// processor time, and only on the machine of the baseline.
+/// Compares the cases that both results have. Steps are compared by their ratios to burn's loop, which depend little on the machine.
+/// Functions are compared by processor time, and only on the baseline's machine.
 pub(crate) fn compare(baseline: &Results, now: &Results, threshold: f64) -> Vec<Compared> {
     let same_machine = baseline.provenance.is_same_machine(&now.provenance);
     let mut all = vec![];

@@ -25,7 +25,7 @@ pub(crate) fn run(function: Function, device: &str) -> Result<ExitCode> {
     let (calls, mut call) = prepared(function, &device)?;
     call()?;
     resident.reset_peak();
-    // Threads that load end with their epoch, and only the process remembers their time.
+    // Loader threads end with their epoch, and then only the process still has their time.
     let processor = if function == Function::Load { processor_seconds } else { living_threads_seconds };
     let turn = || {
         HEAP.reset_peak();
@@ -74,7 +74,7 @@ fn load() -> Result<Call> {
     }))
 }
 
-/// A chain in which hardly two blocks are alike.
+/// A chain in which nearly all blocks differ.
 fn chain() -> ChainCost {
     let block = |i: u64| Cost {
         input: (1 + i * 7919 % 13) << 18,

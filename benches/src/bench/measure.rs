@@ -1,4 +1,4 @@
-//! Rounds in which cases take turns.
+//! Rounds in which cases alternate.
 
 use anyhow::{Context, Result};
 
@@ -7,7 +7,7 @@ use super::child::{Footprint, Process, Turn};
 use super::results::Measured;
 use super::statistics::{Spread, ratios};
 
-/// Measures cases, those of a group against each other.
+/// Measures cases. Those of a group are compared with each other.
 pub(crate) fn measure(cases: &[Case], device: &str, rounds: usize) -> Result<Vec<Measured>> {
     let mut measured = vec![];
     for group in Group::ALL {
@@ -34,7 +34,7 @@ pub(crate) fn measure(cases: &[Case], device: &str, rounds: usize) -> Result<Vec
     Ok(measured)
 }
 
-/// None when no turn counts.
+/// `None` if no turn counts.
 fn summary(case: &Case, turns: &[Turn], reference: Option<&[Turn]>, footprint: Footprint) -> Option<Measured> {
     type Of = fn(&Turn) -> Option<f64>;
     let clock: Of = |turn| turn.counts.then_some(turn.seconds);

@@ -35,7 +35,7 @@ pub use arguments::BenchArguments;
 const QUICK_ROUNDS: usize = 3;
 const PEER_ROUNDS: usize = 3;
 
-/// Measures, lists or publishes, as the arguments ask.
+/// Measures, lists or publishes, as the arguments say.
 ///
 /// # Errors
 /// Those of a wrong call, and of a case that fails.
@@ -80,7 +80,7 @@ pub fn run(arguments: &BenchArguments) -> Result<ExitCode> {
 }
 
 fn bench(arguments: &BenchArguments, cases: &[Case]) -> Result<ExitCode> {
-    // A wrong file is an error before minutes of measuring.
+    // A wrong file is reported before minutes of measuring.
     let threshold = arguments.threshold / 100.0;
     ensure!(
         threshold >= 0.0 && threshold.is_finite(),
@@ -138,7 +138,7 @@ fn show(results: &Results) -> Result<()> {
     Ok(())
 }
 
-/// Compares with the baseline. The exit status is 1 when a figure got worse. The table goes to stderr, so that stdout has the results alone.
+/// Compares with the baseline. The exit status is 1 if a figure got worse. The table goes to stderr, so that stdout has only the results.
 fn judge(baseline: &Results, results: &Results, threshold: f64) -> Result<ExitCode> {
     let compared = compare(baseline, results, threshold);
     let mut out = std::io::stderr().lock();
@@ -150,7 +150,7 @@ fn judge(baseline: &Results, results: &Results, threshold: f64) -> Result<ExitCo
     Ok(ExitCode::from(u8::from(worse > 0)))
 }
 
-/// The file for the results: `--out`; the committed file for a run of everything; nowhere otherwise.
+/// The file for the results: `--out`, or the committed file for a run of all cases. Otherwise `None`.
 fn out(arguments: &BenchArguments) -> Result<Option<PathBuf>> {
     let whole = arguments.names.is_empty() && !arguments.quick && arguments.baseline.is_none();
     let committed = match arguments.device.as_str() {
@@ -165,7 +165,7 @@ fn out(arguments: &BenchArguments) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The project's directory, which the program must be called in.
+/// The project's directory, in which the program must be called.
 fn workspace() -> Result<PathBuf> {
     let here = PathBuf::from(".");
     ensure!(

@@ -1,4 +1,4 @@
-//! Other programs that take the same steps, alternately with Kiln's.
+//! Peers: other programs that take equal steps, alternately with Kiln.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,8 +11,8 @@ use super::child::Process;
 use super::results::Peer;
 use super::statistics::{Spread, ratios};
 
-/// Kiln's case, and the options of benches/peers/train.py that take the same step. The peer clips in every case, which costs
-/// Kiln next to nothing.
+/// Kiln's cases, and the options of benches/peers/train.py for equal steps. The peer clips in every case, which costs Kiln next to
+/// nothing.
 const PEERS: [(&str, &str); 8] = [
     ("resnet/clip", "--model resnet-small"),
     ("resnet/bf16", "--model resnet-small --precision bf16"),
@@ -29,7 +29,7 @@ const PHOTOS: &str = "benches/peers/photos";
 /// Steps of either side in a round.
 const STEPS: usize = 20;
 
-/// The last line of train.py.
+/// The last line that train.py prints.
 #[derive(Deserialize)]
 struct Said {
     step_ms: Median,
@@ -45,13 +45,13 @@ struct Median {
 
 #[derive(Deserialize)]
 struct Tensors {
-    /// On the CPU, when it was asked for.
+    /// On the CPU, if requested.
     tensors: Option<u64>,
-    /// On a card.
+    /// On a GPU.
     allocated: Option<u64>,
 }
 
-/// A Python that can import torch. Without one a warning gives the reason.
+/// A Python that can import torch. If there is none, a warning gives the reason.
 pub(crate) fn python() -> Option<String> {
     let python = std::env::var("KILN_PYTHON").unwrap_or_else(|_| "python3".into());
     let output = Command::new(&python).args(["-c", "import torch, torchvision"]).output();
@@ -66,7 +66,7 @@ pub(crate) fn python() -> Option<String> {
     None
 }
 
-/// Takes the steps of those `cases` that have a peer, with both programs in turn.
+/// Takes the steps of those `cases` that have a peer, alternating between both programs.
 pub(crate) fn measure(cases: &[Case], device: &str, rounds: usize, python: &str) -> Result<Vec<Peer>> {
     let mut peers = vec![];
     for (name, options) in PEERS {
@@ -124,7 +124,7 @@ fn train(python: &str, options: &str, device: &str, peak: bool) -> Result<Said> 
             command.arg("--allocator-peak");
         }
     }
-    // torch's threads would wait for each other in a busy loop, which takes the processor from whoever shares it.
+    // torch's threads would wait for each other in a busy loop, which slows down other programs on the processor.
     let output = command.env("OMP_WAIT_POLICY", "passive").output().context("cannot run the peer")?;
     let text = String::from_utf8_lossy(&output.stdout);
     match output.status.success().then(|| text.lines().last()).flatten() {
@@ -137,7 +137,7 @@ fn said(line: &str) -> Result<Said> {
     serde_json::from_str(line).with_context(|| format!("{TRAIN} ends with '{line}'"))
 }
 
-/// Loading photographs, by measure.py, where photos.py has made them.
+/// Measures the loading of photographs with measure.py, if photos.py has made them.
 pub(crate) fn photographs(python: &str, rounds: usize) -> Result<()> {
     if !Path::new(PHOTOS).join("12mp").is_dir() {
         tracing::info!("no photographs in {PHOTOS}: loaders are not compared; photos.py there makes them");

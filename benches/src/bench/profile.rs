@@ -24,9 +24,9 @@ use kiln_cli::units::MIB;
 /// Steps that are timed, after some that are not.
 const STEPS: usize = 10;
 const WARMUP: usize = 3;
-/// Kinds of operations that the table lists.
+/// The number of kinds of operations in the table.
 const KINDS: usize = 12;
-/// The pipelines' cases that are profiled when none is named.
+/// The pipelines' cases that are profiled by default.
 const DEFAULT: [&str; 2] = ["resnet/step", "gpt/step"];
 
 /// Profiles cases, each in a process of its own.
@@ -132,7 +132,7 @@ fn parts(begun: Instant, marks: &[(Boundary, Instant)], ended: Instant) -> BTree
     parts
 }
 
-/// Measured parts of a step, next to the estimated time of the operations of its phases.
+/// Measured parts of a step, beside the estimated time of the operations of its phases.
 fn phases(steps: &[BTreeMap<usize, f64>], prediction: &Prediction, micro_batches: usize) -> String {
     let whole: f64 = median(steps.iter().map(|step| step.values().sum()));
     let estimated = |phase: Phase| {
@@ -189,13 +189,13 @@ struct Kind {
     calls: usize,
     /// Estimated.
     seconds: f64,
-    /// Bytes of the buffers that it made over the step.
+    /// Bytes of the buffers that it made during the step.
     made: u64,
-    /// Bytes of these buffers that are alive at the peak.
+    /// Bytes of these buffers that are live at the peak.
     at_peak: u64,
 }
 
-/// Operations by name, those first that are estimated to take longest.
+/// Operations by name. Those with the longest estimated time are first.
 fn operations(prediction: &Prediction) -> Vec<Kind> {
     let mut kinds: BTreeMap<&str, Kind> = BTreeMap::new();
     for operation in &prediction.operations {

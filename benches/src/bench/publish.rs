@@ -10,11 +10,11 @@ use super::results::Results;
 use super::{chart, table};
 use kiln_cli::atomic::replace;
 
-/// The results that are committed.
+/// The committed results.
 pub(crate) const COMMITTED: &str = "benches/results/cpu.json";
 const GUIDE: &str = "docs/benchmarks.md";
 
-/// Files of the project that `results` belong in, as they should be.
+/// The project's files that contain `results`, with their updated content.
 pub(crate) fn files(root: &Path, results: &Results) -> Result<Vec<(PathBuf, String)>> {
     let origin = format!("{}\n", results.provenance.line());
     let mut parts = vec![("docs/commands.md", "bench", table::summary(results))];
@@ -43,7 +43,7 @@ pub(crate) fn files(root: &Path, results: &Results) -> Result<Vec<(PathBuf, Stri
     Ok(files)
 }
 
-/// Writes them.
+/// Writes the updated files.
 pub(crate) fn publish(root: &Path) -> Result<()> {
     let results = Results::read(&root.join(COMMITTED))?;
     for (path, text) in files(root, &results)? {

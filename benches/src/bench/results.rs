@@ -18,7 +18,7 @@ pub(crate) struct Results {
     pub(crate) format: u32,
     pub(crate) provenance: Provenance,
     pub(crate) cases: Vec<Measured>,
-    /// Other programs that did the same, where they were there.
+    /// Measurements of peers, if they were available.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) peers: Vec<Peer>,
 }
@@ -28,46 +28,46 @@ pub(crate) struct Results {
 pub(crate) struct Measured {
     pub(crate) name: String,
     pub(crate) what: String,
-    /// Options of `train` that it has.
+    /// The options of `train` for it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) options: String,
     pub(crate) rounds: usize,
-    /// Seconds on the clock.
+    /// Wall-clock seconds.
     pub(crate) seconds: Spread,
-    /// Seconds of all threads on processors.
+    /// Processor seconds of all threads.
     pub(crate) processor_seconds: Option<Spread>,
-    /// Time on the clock, to burn's loop in the same round.
+    /// Wall-clock time, relative to burn's loop in the same round.
     pub(crate) ratio: Option<Spread>,
-    /// Time on processors, to burn's loop in the same round.
+    /// Processor time, relative to burn's loop in the same round.
     pub(crate) processor_ratio: Option<Spread>,
     /// The most live bytes of the device's tensors above those before the model was built.
     pub(crate) peak_bytes: u64,
-    /// Resident bytes of the process at the most, above those before the model was built.
+    /// The most resident bytes of the process, above those before the model was built.
     pub(crate) resident_bytes: Option<u64>,
-    /// Bytes that the device's pool has taken from the driver, where there is one.
+    /// Bytes that the device's pool has taken from the driver, if there is a pool.
     pub(crate) reserved_bytes: Option<u64>,
     /// Parts that the batch was cut into in the last step.
     pub(crate) micro_batches: usize,
-    /// Steps that were skipped because a gradient overflowed; their rounds are left out.
+    /// Steps that were skipped because a gradient overflowed. Their rounds are left out.
     pub(crate) skipped: usize,
-    /// Attempts that failed for want of memory.
+    /// Attempts that failed for lack of memory.
     pub(crate) failures: usize,
 }
 
-/// A program of others, and Kiln's case that does the same.
+/// A peer, and Kiln's case with equal work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Peer {
     pub(crate) case: String,
-    /// The other program, as it was called.
+    /// The peer's command line.
     pub(crate) program: String,
     pub(crate) version: String,
-    /// Medians of the peer's runs, one a round.
+    /// Medians of the peer's runs, one for each round.
     pub(crate) seconds: Spread,
     pub(crate) processor_seconds: Spread,
-    /// Kiln's time to the peer's, round by round.
+    /// Kiln's time relative to the peer's, round by round.
     pub(crate) ratio: Spread,
     pub(crate) processor_ratio: Spread,
-    /// Bytes of the peer's tensors at the most.
+    /// The most bytes of the peer's tensors.
     pub(crate) peak_bytes: Option<u64>,
     pub(crate) kiln_peak_bytes: u64,
 }

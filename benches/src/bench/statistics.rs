@@ -1,4 +1,4 @@
-//! Medians and quartiles, and ratios of turns that belong to the same round.
+//! Medians and quartiles, and ratios of turns of one round.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,8 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// None of no values. Quartiles lie on a line between the two nearest values (type 7 of Hyndman and Fan 1996).
+    /// The spread of `values`; `None` without values. Quartiles are interpolated between the two nearest values (type 7 of Hyndman and
+    /// Fan 1996).
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -26,18 +27,18 @@ impl Spread {
         Some(Self { low: at(0.25), median: at(0.5), high: at(0.75) })
     }
 
-    /// A value that is known without any spread.
+    /// A value without any spread.
     pub(crate) fn exactly(value: f64) -> Self {
         Self { low: value, median: value, high: value }
     }
 
-    /// Whether the middle halves of both have a value in common.
+    /// Whether the middle halves of both overlap.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         self.low <= other.high && other.low <= self.high
     }
 }
 
-/// Ratios of turns to the reference's turn in the same round. A round in which either does not count is left out.
+/// Ratios of turns to the reference's turn in the same round. A round is left out if either turn does not count.
 pub(crate) fn ratios(turns: &[Option<f64>], reference: &[Option<f64>]) -> Vec<f64> {
     let pairs = turns.iter().zip(reference);
     pairs.filter_map(|(turn, reference)| Some((*turn)? / reference.filter(|seconds| *seconds > 0.0)?)).collect()

@@ -22,12 +22,12 @@ use kiln_cli::pipelines::{
 };
 use kiln_cli::process::{Resident, living_threads_seconds};
 
-/// Batches that steps use in turn. They are loaded before anything is measured.
+/// The number of batches that steps use in turn. They are loaded before the measurement.
 const BATCHES: usize = 4;
-/// A learning rate at which no run diverges, however many rounds there are.
+/// A learning rate at which no run diverges, whatever the number of rounds.
 const RATE: f64 = 1e-4;
 const SCHEDULE: ScheduleConfig = ScheduleConfig { peak: RATE, warmup: 0.0, floor: 1.0 };
-/// Steps before the measured ones: the first makes the optimizer's state.
+/// Steps before the measured ones: the first one allocates the optimizer's state.
 const WARMUP: usize = 2;
 /// The number of steps within which a loss scale falls from its start to a value without overflow.
 const PATIENCE: usize = 40;
@@ -53,7 +53,7 @@ pub(crate) fn gpt(case: &Case, device: &str, rank: usize) -> Result<(Run<NextTok
     next_token_run(settings)
 }
 
-/// Says which replica a run is of those that its settings ask for.
+/// Sets the replica of a run, among those that its settings ask for.
 fn place(run: &mut RunSettings, rank: usize) -> Result<()> {
     if let Some(replicas) = &run.parallel.replicas {
         run.replica = Replica::new(rank, replicas.here.count())?;
@@ -71,7 +71,7 @@ pub(crate) fn batches<T: Task, S>(run: &Run<T, S>) -> Result<Vec<T::Batch>> {
 /// The builder of a case's trainer, its sample, and the rest of the run.
 pub(crate) type Prepared<T, S> = (TrainerBuilder<'static, T>, <T as Task>::Batch, Setup<<T as Task>::Batch, S>);
 
-/// Prepares the trainer of a case. [`Loop::Kiln`] is without recovery, and without a prediction where no setting needs one.
+/// Prepares the trainer of a case. [`Loop::Kiln`] has no recovery, and no prediction unless a setting needs one.
 pub(crate) fn prepare<T: Task, S: PipelineSettings>(
     run: Run<T, S>,
     profile: BackendProfile,
@@ -100,7 +100,7 @@ enum Stepper<T: Task> {
         model: Option<T::Model>,
         optimizer: ModuleOptimizer,
     },
-    /// Besides this trainer, those of the other replicas take each step.
+    /// This trainer takes the steps together with those of the other replicas.
     Kiln {
         trainer: Trainer<T>,
         others: Vec<Sender<()>>,
@@ -168,11 +168,11 @@ pub(crate) fn turns<T: SharedTask, S: PipelineSettings>(
 ) -> Result<ExitCode> {
     let device = plain.clone().autodiff();
     let batches = batches(&run)?;
-    // Threads have their scratch memory from here on.
+    // From here on, threads have their scratch memory.
     let profile = run.setup.profile(&device)?;
     let mut resident = Resident::start();
     let own_meter = Meter::of(plain, &HEAP);
-    // The data set is live before the model is built, and must stay so: peaks are above the bytes of that moment.
+    // The data set is live before the model is built, and must stay so: peaks are relative to the bytes of that moment.
     let (mut stepper, setup) = match takes {
         Loop::Burn => {
             let Run { task, init, setup, .. } = run;
@@ -198,7 +198,7 @@ pub(crate) fn turns<T: SharedTask, S: PipelineSettings>(
             (Stepper::Kiln { trainer: builder.build(&device, &sample)?, others }, setup)
         }
     };
-    // The trainer's meter leaves out its recording of the step.
+    // The trainer's meter does not include its recording of the step.
     let meter = match &stepper {
         Stepper::Kiln { trainer, .. } => trainer.meter().cloned().unwrap_or(own_meter),
         Stepper::Burn { .. } => own_meter,

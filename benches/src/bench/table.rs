@@ -1,4 +1,4 @@
-//! Results as Markdown tables, aligned so that they can be read as text as well.
+//! Results as Markdown tables, aligned so that they are readable as text too.
 
 use super::case::{Group, REFERENCE};
 use super::compare::{Compared, Quantity};
@@ -6,7 +6,7 @@ use super::results::{Measured, Peer, Results};
 use super::statistics::Spread;
 use kiln_cli::units::MIB;
 
-/// A table; columns whose heading is not the first are numbers.
+/// A table. All columns but the first one are numbers.
 pub(crate) fn markdown(headings: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -94,7 +94,7 @@ fn functions(results: &Results) -> String {
     markdown(&["Function", "Time, ms", "Processor time, ms", "Peak heap, MiB"], &rows)
 }
 
-/// The table of a group; none when nothing of it was measured.
+/// The table of a group. `None` if none of its cases was measured.
 pub(crate) fn group(results: &Results, group: Group) -> Option<String> {
     results.group(group.name()).next()?;
     Some(match group {

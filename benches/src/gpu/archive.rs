@@ -27,7 +27,7 @@ pub(crate) fn write(folder: &Path, archive: &Path) -> Result<()> {
     replace(archive, &bytes)
 }
 
-/// Whether an item or the runner wrote the file. The archive may lie in the same folder.
+/// Whether an item or the runner wrote the file. The archive may be in the same folder.
 fn is_result(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|kind| kind == "json" || kind == "toml")
 }

@@ -1,4 +1,4 @@
-//! Item 2: operations in each precision against the same in f64 on the host, on inputs that the precision holds exactly.
+//! Item 2: operations in each precision compared with f64 on the host, on inputs that the precision holds exactly.
 
 use anyhow::Result;
 use burn::tensor::module::{attention, batch_norm_train, conv2d, layer_norm};
@@ -14,19 +14,19 @@ use super::reference::{self, Convolution};
 
 const EPSILON: f64 = 1e-5;
 
-/// The kind of an operation, which decides how exact it must be.
+/// The kind of an operation, which determines the required accuracy.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// Sums of products. Cards may compute those of f32 in TF32, with 10 bits behind the point.
+    /// Sums of products. GPUs may compute those of f32 in TF32, with a mantissa of 10 bits.
     Product,
-    /// Products whose results are rounded in between.
+    /// Products whose intermediate results are rounded.
     Attention,
     /// Computed in f32 in every precision: only the result is rounded.
     Norm,
 }
 
-/// The largest relative error (norm of the difference over the norm of the reference) that passes. The rounding of results
-/// alone is 2^-12 in f16 and 2^-9 in bf16 at most; the factors leave room for rounding in between.
+/// The largest relative error (norm of the difference over the norm of the reference) that passes. Rounding the results alone gives at
+/// most 2^-12 in f16 and 2^-9 in bf16; the factors allow for intermediate rounding.
 fn tolerance(kind: Kind, precision: Precision) -> f64 {
     match (kind, precision) {
         (Kind::Product, Precision::F32) | (Kind::Attention, Precision::F32) => 2e-3,
@@ -135,7 +135,7 @@ fn norms(context: &mut Context, precision: Precision, rows: usize) -> Result<()>
 
     let sum = flat().cast(DType::F32).sum();
     let expected = [x.host().iter().sum::<f64>()];
-    // The sum of numbers around zero has no meaningful relative error: its error is divided by their norm.
+    // The sum of numbers around zero has no meaningful relative error: its error is divided by the norm of the numbers.
     let norm = x.host().iter().map(|x| x * x).sum::<f64>().sqrt();
     let found = f64::from(sum.try_into_data()?.iter::<f32>().next().unwrap_or(f32::NAN));
     let error = (found - expected[0]).abs() / norm;
@@ -156,7 +156,7 @@ fn attend(context: &mut Context, precision: Precision, [heads, t, d]: [usize; 3]
     let (q, k, v) = (input(0)?, input(3)?, input(11)?);
     let expected = reference::attention(&q.host(), &k.host(), &v.host(), [heads, t, d]);
     let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
-    // While training the scores are written out; without autodiff a card may use another kernel.
+    // With autodiff the scores are materialised; without it a GPU may use another kernel.
     for (name, device) in [("attention", context.device.clone()), ("attention, recorded", context.autodiff())] {
         let on = |x: &Input| x.on([1, heads, t, d], precision, &device);
         let out = attention(on(&q), on(&k), on(&v), None, None, options);

@@ -1,4 +1,4 @@
-//! Tensors that take the memory of a card, so that a step runs out of it.
+//! Tensors that occupy the memory of a GPU, so that a step runs out of it.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -10,22 +10,22 @@ use kiln_memory::CardMemory;
 /// Sizes of the pieces, largest first.
 const PIECES: [u64; 6] = [4 << 30, 1 << 30, 256 << 20, 64 << 20, 16 << 20, 4 << 20];
 
-/// Sizes of the tensors that fill the holes of pages, largest first. For 64 KiB and less CubeCL has pages of their own.
+/// Sizes of the tensors that fill the holes of pages, largest first. CubeCL has separate pages for 64 KiB and less.
 const HOLES: [u64; 6] = [64 << 20, 16 << 20, 4 << 20, 1 << 20, 256 << 10, 128 << 10];
 
-/// Tensors that take the memory of a card until they are dropped.
+/// Tensors that occupy the memory of a GPU until they are dropped.
 ///
-/// Every size of pieces lives on a thread, and so on a stream and in a pool, of its own: the pages of a pool are as large as
-/// its largest allocation, and those of the step must stay as they were.
+/// Each size of pieces has a thread of its own, and therefore a stream and a pool of its own: the pages of a pool are as large as its
+/// largest allocation, and the step's pages must not change.
 pub(crate) struct Ballast {
     threads: Vec<(Sender<()>, JoinHandle<()>)>,
-    /// In pages of the stream that they were made on.
+    /// In pages of the stream on which they were made.
     holes: Vec<Tensor<1>>,
     pub(crate) bytes: u64,
 }
 
 impl Ballast {
-    /// Takes all but about `leave` bytes of the free memory of NVIDIA card number `card`.
+    /// Allocates all but about `leave` bytes of the free memory of NVIDIA GPU number `card`.
     pub(crate) fn fill(device: &Device, card: u32, leave: u64) -> Result<Self> {
         let mut ballast = Self { threads: vec![], holes: vec![], bytes: 0 };
         for piece in PIECES {
@@ -52,8 +52,8 @@ impl Ballast {
         Ok(ballast)
     }
 
-    /// Takes the room that is left in pages of the calling thread's stream as well: with nothing free on the card a
-    /// step would go on in it.
+    /// Also fills the free parts of pages of the calling thread's stream: otherwise a step would use them although the GPU has no free
+    /// memory.
     pub(crate) fn fill_holes(&mut self, device: &Device) {
         for piece in HOLES {
             while let Some(tensor) = written(device, piece) {
@@ -64,7 +64,7 @@ impl Ballast {
     }
 }
 
-/// Zeros of so many bytes, if there was memory for them.
+/// Zeros of this many bytes, if there was memory for them.
 fn written(device: &Device, bytes: u64) -> Option<Tensor<1>> {
     let tensor = Tensor::<1>::zeros([(bytes / 4) as usize], device);
     let there = device.sync().is_ok() && tensor.clone().narrow(0, 0, 1).try_into_data().is_ok();

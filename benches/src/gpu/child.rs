@@ -1,4 +1,4 @@
-//! One item within this process.
+//! Runs one item within this process.
 
 use anyhow::{Context as _, Result};
 

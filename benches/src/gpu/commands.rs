@@ -1,4 +1,4 @@
-//! Other processes with a time limit.
+//! Runs other processes with a time limit.
 
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -23,13 +23,13 @@ pub(crate) struct TimeUp {
 #[error("stopped")]
 pub(crate) struct Stopped;
 
-/// Runs `command` and returns its output. It is killed after `limit`, which is a [`TimeUp`].
+/// Runs `command` and returns its output. After `limit` it is killed, and the error is [`TimeUp`].
 pub(crate) fn wait_for(command: &mut Command, limit: Duration) -> Result<Output> {
     waited(command, limit, &AtomicBool::new(false), |child| child.kill())
 }
 
-/// The same with a group of processes of its own: all that `command` started is killed with it. So it is when `stop`
-/// becomes true, which is [`Stopped`].
+/// Runs `command` in a process group of its own and returns its output. After `limit` the whole group is killed, and the error is
+/// [`TimeUp`]. When `stop` becomes true, the group is killed too, and the error is [`Stopped`].
 pub(crate) fn wait_for_group(command: &mut Command, limit: Duration, stop: &AtomicBool) -> Result<Output> {
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(command, 0);
@@ -66,7 +66,7 @@ fn waited(
     }
 }
 
-/// Kills the group that `child` leads, by the shell: the standard library kills single processes alone.
+/// Kills the group that `child` leads, through the shell: the standard library kills only single processes.
 fn kill_group(child: &mut Child) -> std::io::Result<()> {
     let group = format!("kill -s KILL -- -{}", child.id());
     let done = Command::new("sh").args(["-c", &group]).stdin(Stdio::null()).stderr(Stdio::null()).status();
@@ -82,7 +82,7 @@ fn said(stdout: &[u8], stderr: &[u8]) -> String {
     part("stderr", stderr) + &part("stdout", stdout)
 }
 
-/// The last line of the output of a command that succeeded, as JSON.
+/// Parses the last line of the output of a successful command as JSON.
 pub(crate) fn last_json<T: serde::de::DeserializeOwned>(output: &Output) -> Result<T> {
     let tail = || one_line(&tail(&String::from_utf8_lossy(&output.stderr), 600));
     ensure!(output.status.success(), "{}: {}", output.status, tail());

@@ -1,4 +1,4 @@
-//! The cases that both Kiln and PyTorch run, and their figures side by side.
+//! The cases that both Kiln and PyTorch run, with their figures side by side.
 
 use serde_json::{Value, json};
 
@@ -7,17 +7,17 @@ use super::findings::{Findings, Table};
 use super::measure::short;
 use super::networks::{Images, Text};
 
-/// Titles of the tables that both fill.
+/// Titles of the tables that both have.
 pub(crate) const STEPS: &str = "Training steps";
 pub(crate) const LARGEST: &str = "Largest batches within a limit";
 
-/// The networks that both train, at the same sizes.
+/// The networks that both train, at equal sizes.
 pub(crate) struct Cases {
     pub(crate) images: Images,
     pub(crate) text: Text,
     pub(crate) image_batches: Vec<usize>,
     pub(crate) text_batches: Vec<usize>,
-    /// Bytes within which the largest batch is looked for.
+    /// The memory limit for the largest batch, in bytes.
     pub(crate) limit: u64,
 }
 
@@ -33,7 +33,7 @@ impl Cases {
     }
 }
 
-/// Steps and largest batches of Kiln over PyTorch's, of the items `speed` and `torch` of one run.
+/// Compares steps and largest batches of Kiln and PyTorch, from the items `speed` and `torch` of one run.
 pub(crate) fn tables(items: &[Findings]) -> Vec<Table> {
     let of = |item: &str, title: &str| {
         let item = items.iter().find(|findings| findings.name == item)?;
@@ -84,7 +84,7 @@ fn largest(kiln: &Table, torch: &Table) -> Table {
     Table { title, columns: columns.map(str::to_owned).to_vec(), rows: rows.collect() }
 }
 
-/// Rows of two tables that have the same in these columns.
+/// Pairs of rows of two tables that agree in these columns.
 fn paired<'a>(kiln: &'a Table, torch: &'a Table, same: &[&str]) -> Vec<(&'a [Value], &'a [Value])> {
     let alike = |ours: &[Value], theirs: &[Value]| {
         same.iter().all(|name| kiln.cell(ours, name) == torch.cell(theirs, name) && !kiln.cell(ours, name).is_null())

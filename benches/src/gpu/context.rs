@@ -1,4 +1,4 @@
-//! The surroundings of an item: device, sizes, time that is left, and the record of its findings.
+//! The context of an item: device, sizes, remaining time, and the record of its findings.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -16,24 +16,24 @@ use super::measure::settle;
 use crate::provenance::Size;
 use kiln_cli::card::card_index;
 
-/// The time that is kept for writing down the output of a command.
+/// The time that is reserved for writing the output of a command.
 pub(crate) const WRITING: Duration = Duration::from_secs(2);
 
-/// Ends an item that lacks something it needs.
+/// Ends an item that lacks a requirement.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Skip(pub(crate) String);
 
-/// The time of an item: `patience` times its own seconds.
+/// The time limit of an item: `patience` times its own seconds.
 pub(crate) fn limit(item: &Item, patience: f64) -> Duration {
     Duration::from_secs(item.seconds).mul_f64(patience)
 }
 
-/// The surroundings of an item.
+/// The context of an item.
 pub(crate) struct Context {
-    /// As on the command line.
+    /// The device's name on the command line.
     pub(crate) name: String,
-    /// Without autodiff.
+    /// The device without autodiff.
     pub(crate) device: Device,
     pub(crate) python: PathBuf,
     pub(crate) record: Record,
@@ -42,7 +42,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// For item `number`; its time begins.
+    /// The context of item `number`, whose time begins now.
     pub(crate) fn new(arguments: &GpuArguments, number: usize, record: Record) -> Result<Self> {
         Ok(Self {
             name: arguments.device.clone(),
@@ -54,7 +54,7 @@ impl Context {
         })
     }
 
-    /// The value for the sizes that were asked for.
+    /// Selects the value for the requested sizes.
     pub(crate) fn pick<T>(&self, full: T, small: T, quick: T) -> T {
         match self.size {
             Size::Full => full,
@@ -67,7 +67,7 @@ impl Context {
         card_index(&self.name).is_some()
     }
 
-    /// Number of the NVIDIA card.
+    /// The number of the NVIDIA GPU.
     pub(crate) fn card(&self) -> Option<u32> {
         card_index(&self.name)
     }
@@ -76,13 +76,13 @@ impl Context {
         self.device.clone().autodiff()
     }
 
-    /// The time until the item is ended.
+    /// The remaining time of the item.
     pub(crate) fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Runs a part of the item. An error or a panic becomes a check that failed, and the item continues. A part is not begun when
-    /// fewer than `seconds` are left, which is a check that failed as well.
+    /// Runs a part of the item. An error or a panic becomes a failed check, and the item continues. If fewer than `seconds` are left, the
+    /// part is not run, which is a failed check too.
     pub(crate) fn part(&mut self, what: &str, seconds: u64, part: impl FnOnce(&mut Self) -> Result<()>) {
         if self.left() < Duration::from_secs(seconds) {
             return self.record.check(what, false, format!("not begun: fewer than {seconds} s are left of the item"));
@@ -90,7 +90,7 @@ impl Context {
         if let Err(error) = caught(|| part(self)) {
             self.record.check(what, false, one_line(&format!("{error:#}")));
         }
-        // The next part begins with clean pools. A lost device shows itself there.
+        // The next part begins with clean pools. A lost device is noticed here.
         let device = self.device.clone();
         let _ = caught(|| {
             settle(&device);
@@ -98,7 +98,7 @@ impl Context {
         });
     }
 
-    /// Runs this program with other arguments, or another program, and waits as long as the item may take.
+    /// Runs this program with other arguments, or another program, with the item's remaining time as the limit.
     pub(crate) fn wait_for(&self, command: &mut Command) -> Result<Output> {
         wait_for(command, self.left().saturating_sub(WRITING))
     }

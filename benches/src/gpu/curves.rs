@@ -1,6 +1,6 @@
-//! Item 4: both pipelines on the data in fixtures/, from the same weights, against the same run on the CPU in f32.
+//! Item 4: both pipelines on the data in fixtures/, compared with the same run on the CPU in f32 from equal weights.
 //!
-//! Every run is a process of its own, because a process opens one device. The reference runs at the same time as those of the card.
+//! Every run is a process of its own, because a process opens one device. The reference runs concurrently with the GPU's runs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,12 +24,12 @@ use kiln_cli::pipelines::{
     next_token_fixture_recipe, next_token_run, open_images,
 };
 
-/// One run, on the command line of its process.
+/// One run, as the command line of its process.
 #[derive(Serialize, Deserialize)]
 struct Request {
     pipeline: String,
     precision: Precision,
-    /// 0: only write the initial weights.
+    /// 0: only writes the initial weights.
     steps: u32,
     weights: PathBuf,
     /// Whether the model is measured at the end.
@@ -45,14 +45,14 @@ struct Curve {
     seconds: f64,
 }
 
-/// How far a curve is from the reference.
+/// The distance of a curve from the reference.
 #[derive(Debug, PartialEq)]
 struct Distance {
-    /// Of the first loss, relative.
+    /// Relative difference of the first loss.
     first: f64,
-    /// The mean over all steps, relative.
+    /// Mean relative difference over all steps.
     mean: f64,
-    /// Of the mean of the last tenth, relative.
+    /// Relative difference of the mean of the last tenth.
     end: f64,
 }
 
@@ -72,8 +72,8 @@ impl Distance {
         })
     }
 
-    /// The first loss is the forward pass alone. Later losses drift apart by rounding; that they converge alike is
-    /// seen in the mean of the last steps.
+    /// The first loss depends only on the forward pass. Later losses drift apart by rounding; the mean of the last steps shows that they
+    /// converge alike.
     fn tolerances(precision: Precision) -> Self {
         match precision {
             Precision::F32 => Self { first: 1e-3, mean: 0.02, end: 0.04 },
@@ -90,7 +90,7 @@ impl Distance {
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     let folder = tempfile::tempdir()?;
     for (pipeline, share) in [("gpt", 0.5), ("resnet", 1.0)] {
-        // The first pipeline's compilation must not take the time of the second.
+        // The first pipeline's compilation must not use up the time of the second.
         let limit = context.left().mul_f64(share);
         context.part(pipeline, 10, |context| compare(context, pipeline, folder.path(), limit));
     }

@@ -1,10 +1,10 @@
-//! Panics as errors, and messages in one line.
+//! Converts panics to errors, and messages to one line.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Result, anyhow};
 
-/// Calls `f`. A panic becomes an error.
+/// Calls `f`, and converts a panic to an error.
 pub(crate) fn caught<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -13,7 +13,7 @@ pub(crate) fn caught<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// A message without backtraces, cut to the length that a table can show.
+/// A message without backtraces, cut to the length that fits into a table.
 pub(crate) fn one_line(text: &str) -> String {
     let frame = |line: &str| line.starts_with("at ") || line.starts_with(|c: char| c.is_ascii_digit());
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !frame(line));

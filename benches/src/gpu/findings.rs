@@ -1,4 +1,4 @@
-//! The findings of an item. They are written to its file at every addition, so that an item that is ended leaves its findings so far.
+//! The findings of an item. Each addition is written to the item's file at once, so that an item that is ended early keeps its findings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::list::ITEMS;
 use crate::provenance::Provenance;
 use kiln_cli::atomic::replace;
 
-/// How an item ended.
+/// The result of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Outcome {
@@ -21,13 +21,13 @@ pub(crate) enum Outcome {
     Pass,
     /// A check failed.
     Fail,
-    /// It lacks something it needs.
+    /// It lacks a requirement.
     Skipped,
     /// It returned an error or panicked.
     Error,
-    /// It exceeded its time.
+    /// It exceeded its time limit.
     TimedOut,
-    /// Its process ended by itself, as on a lost device.
+    /// Its process ended unexpectedly, for example on a lost device.
     Died,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Findings {
 pub(crate) struct Check {
     pub(crate) what: String,
     pub(crate) pass: bool,
-    /// The figure, and the expected one.
+    /// The measured figure, and the expected one.
     pub(crate) says: String,
 }
 
@@ -113,7 +113,7 @@ impl Findings {
         replace(&Self::path(folder, self.item), text.as_bytes())
     }
 
-    /// Checks that hold, and all checks.
+    /// The number of passed checks, and of all checks.
     pub(crate) fn score(&self) -> (usize, usize) {
         (self.checks.iter().filter(|check| check.pass).count(), self.checks.len())
     }
@@ -123,7 +123,7 @@ impl Findings {
         if self.checks.iter().all(|check| check.pass) { Outcome::Pass } else { Outcome::Fail }
     }
 
-    /// Adds a row to the table of that title; its columns are those of the first row.
+    /// Adds a row to the table with that title. The columns are those of the first row.
     pub(crate) fn row(&mut self, title: &str, cells: &[(&str, Value)]) {
         let index = self.tables.iter().position(|table| table.title == title).unwrap_or_else(|| {
             let columns = cells.iter().map(|(column, _)| column.to_string()).collect();
@@ -137,7 +137,7 @@ impl Findings {
     }
 }
 
-/// The findings of an item that runs, and their file.
+/// The findings of a running item, and their file.
 pub(crate) struct Record {
     folder: PathBuf,
     pub(crate) findings: Findings,
@@ -184,7 +184,7 @@ impl Record {
 
     fn save(&mut self) {
         self.findings.seconds = self.started.elapsed().as_secs_f64();
-        // `end` writes the file again, and its failure is an error.
+        // `end` writes the file again and returns a failure as an error.
         if let Err(error) = self.findings.write(&self.folder) {
             tracing::warn!("{error:#}");
         }

@@ -1,4 +1,4 @@
-//! The numbered list of items: names, titles and times.
+//! The numbered list of items: names, titles and time limits.
 
 use std::io::Write;
 
@@ -10,7 +10,7 @@ use kiln_cli::usage::Usage;
 pub(crate) struct Item {
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
-    /// The item is ended after so many seconds, times the patience.
+    /// The time limit in seconds, which is multiplied by the patience.
     pub(crate) seconds: u64,
 }
 
@@ -18,7 +18,7 @@ const fn item(name: &'static str, title: &'static str, seconds: u64) -> Item {
     Item { name, title, seconds }
 }
 
-/// In the order of their numbers, which begin with 1.
+/// The items in the order of their numbers, which begin with 1.
 pub(crate) const ITEMS: [Item; 10] = [
     item("facts", "What the device is, and which formats it computes in", 15),
     item("arithmetic", "Operations in f32, f16 and bf16", 40),
@@ -32,7 +32,7 @@ pub(crate) const ITEMS: [Item; 10] = [
     item("speed", "Kiln's speed, memory and largest batch", 85),
 ];
 
-/// The numbers of `items` in order; all numbers when there are none.
+/// The numbers of `items` in order; all numbers if there are none.
 pub(crate) fn chosen(items: &[usize]) -> Result<Vec<usize>> {
     if let Some(number) = items.iter().find(|number| !(1..=ITEMS.len()).contains(*number)) {
         bail!(Usage(format!("there is no item {number}, expected 1 to {}; see --list", ITEMS.len())));

@@ -18,29 +18,29 @@ pub(crate) fn mib(bytes: u64) -> Value {
     json!((bytes as f64 / MIB * 10.0).round() / 10.0)
 }
 
-/// `value` with four significant digits; no figure here is more exact.
+/// `value` with four significant digits; no figure here is more accurate.
 pub(crate) fn short(value: f64) -> Value {
     json!(format!("{value:.3e}").parse::<f64>().unwrap_or(value))
 }
 
-/// First quartile, median and third quartile; zeros for no values.
+/// First quartile, median and third quartile; zeros if there are no values.
 pub(crate) fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     [1, 2, 3].map(|quarter| values.get((values.len().saturating_sub(1)) * quarter / 4).copied().unwrap_or(0.0))
 }
 
-/// Waits for the device and gives unused memory back, so that the next figures do not include earlier work.
+/// Waits for the device and releases unused memory, so that the next figures do not include earlier work.
 pub(crate) fn settle(device: &Device) {
     let _ = device.sync();
     device.memory_cleanup();
     let _ = device.sync();
 }
 
-/// Runs `work` with fresh pools, and gives them back afterwards.
+/// Runs `work` with new pools, and releases them afterwards.
 ///
-/// Each thread has a stream of CubeCL with pools of its own, whose pages only grow: on the thread of earlier work a step would also
-/// hold the pages of that work and the workspace of kernels that were tried. To measure memory, first compile and tune the work
-/// `apart`, then measure it `apart`. The heap counts every byte, so that `work` then runs on the calling thread.
+/// Each thread has a stream of CubeCL with pools of its own, whose pages only grow. On the thread of earlier work a step would also hold
+/// that work's pages and the workspace of kernels that were tried. To measure memory, first compile and tune the work `apart`, then
+/// measure it `apart`. On the heap every byte is counted, so that `work` runs on the calling thread.
 pub(crate) fn apart<T: Send>(device: &Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if device.memory_pool_usage().is_none() {
         return work();
@@ -65,9 +65,9 @@ pub(crate) fn timed<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Res
     Ok((done, 1e3 * begun.elapsed().as_secs_f64()))
 }
 
-/// The memory that work takes: the highest bytes of the heap, or the pages that pools hold at the end. A pool gives pages back when
-/// it is cleaned, or after it has not used them for long, so that its pages after a few steps are the most that the steps needed,
-/// if they ran [`apart`] with kernels that were tuned before.
+/// The memory that work takes: the highest bytes of the heap, or the pages that pools hold at the end. A pool releases pages when it is
+/// cleaned, or after a long time without use. So its pages after a few steps are the most that the steps needed, if they ran [`apart`]
+/// with kernels that were tuned before.
 pub(crate) struct Peak {
     device: Device,
     card: Option<u32>,
@@ -79,14 +79,14 @@ pub(crate) struct Peak {
 /// The figures of a [`Peak`], in bytes above those before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bytes {
-    /// Of the heap, exact; of a pool the pages.
+    /// Exact on the heap; the pages of a pool.
     pub(crate) taken: u64,
-    /// Of the whole card, by NVIDIA's management library.
+    /// Of the whole GPU, from NVIDIA's management library.
     pub(crate) card: Option<u64>,
 }
 
 impl Peak {
-    /// From now, with an idle and cleaned device.
+    /// Starts the measurement, with an idle and cleaned device.
     pub(crate) fn start(device: &Device, card: Option<u32>) -> Self {
         settle(device);
         let heap = Meter::of_heap(&HEAP).span();
@@ -105,7 +105,7 @@ impl Peak {
     }
 }
 
-/// Bytes of a card that are in use by any program.
+/// Bytes of a GPU that any program uses.
 pub(crate) fn used(card: Option<u32>) -> Option<u64> {
     CardMemory::of_nvidia(card?).map(|memory| memory.total - memory.free)
 }
@@ -143,10 +143,10 @@ impl ModuleVisitor for Read<'_> {
     }
 }
 
-/// How far values are from others.
+/// The difference between values and a reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Difference {
-    /// Values that are not the same bit for bit.
+    /// Values that differ in any bit.
     pub(crate) differ: usize,
     /// The largest difference.
     pub(crate) most: f64,
@@ -154,7 +154,7 @@ pub(crate) struct Difference {
     pub(crate) relative: f64,
 }
 
-/// Not a number when there is one, or when the lengths differ.
+/// Compares values. The figures are NaN if there is a NaN, or if the lengths differ.
 pub(crate) fn difference<T: Copy + PartialEq + Into<f64>>(values: &[T], reference: &[T]) -> Difference {
     if values.len() != reference.len() {
         return Difference { differ: values.len().max(reference.len()), most: f64::NAN, relative: f64::NAN };

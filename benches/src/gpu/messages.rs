@@ -1,4 +1,4 @@
-//! Messages of failures, in the format of kiln-recovery's table, to which a maintainer can add them.
+//! Messages of failures, in the format of kiln-recovery's table, so that a maintainer can add them.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ struct Messages<'a> {
 }
 
 impl Message {
-    /// `text` unchanged, with its classification by kiln-recovery.
+    /// Classifies `text`, which stays unchanged, by kiln-recovery.
     pub(crate) fn new(source: impl Into<String>, text: impl Into<String>) -> Self {
         let (source, text) = (source.into(), text.into());
         let failure = Failure::from_text(&text);

@@ -1,7 +1,7 @@
-//! `cargo xtask gpu`: a numbered list of checks and measurements on a card. Each item runs in a process of its own, ends in pass or
-//! fail with figures, and stops none of the others.
+//! `cargo xtask gpu`: a numbered list of checks and measurements on a GPU. Each item runs in a process of its own and ends in pass or
+//! fail, with figures. A failing item does not stop the others.
 //!
-//! `runner` starts the items, an item writes its `findings` as it runs, and `page` makes `docs/results.md` of the committed results.
+//! `runner` starts the items, an item writes its `findings` while it runs, and `page` makes `docs/results.md` from the committed results.
 
 mod archive;
 mod arguments;
@@ -37,7 +37,7 @@ use anyhow::Result;
 
 pub use arguments::GpuArguments;
 
-/// Runs the items, or prints the list, as the arguments ask.
+/// Runs the items, or prints the list, as the arguments say.
 ///
 /// # Errors
 /// Those of a wrong call; an item that fails is a finding and changes the exit status.

@@ -1,4 +1,4 @@
-//! The networks that items run, with batches made of numbers: the figures do not depend on the values.
+//! The networks that items run, with synthetic batches: the figures do not depend on the values.
 
 use anyhow::Result;
 use burn::module::Module;
@@ -83,7 +83,7 @@ impl Text {
     }
 }
 
-/// A network as it is trained: its name, task, model and batches.
+/// A network with its training setup: its name, task, model and batches.
 pub(crate) struct Network<'a, T: Task> {
     pub(crate) name: &'a str,
     task: fn() -> T,
@@ -125,7 +125,7 @@ impl Text {
 }
 
 impl<T: Task> Network<'_, T> {
-    /// With gradients that are clipped.
+    /// Clips gradients to this norm.
     pub(crate) fn clipped(self, norm: f64) -> Self {
         Self { clip_norm: Some(norm), ..self }
     }
@@ -138,7 +138,7 @@ impl<T: Task> Network<'_, T> {
         (self.batch)(samples)
     }
 
-    /// A model whose parameters are the same each time.
+    /// A model with the same parameters on each call.
     pub(crate) fn model(&self, device: &Device) -> Result<T::Model> {
         device.seed(SEED);
         let model = (self.init)(device)?;
@@ -187,7 +187,7 @@ pub(crate) fn whole_batch(planner: &Planner, precision: Precision, samples: usiz
     Ok(planner.predict(&plan)?)
 }
 
-/// Numbers that look random and are the same each time (a linear congruential generator, Knuth's MMIX constants).
+/// Pseudorandom numbers, equal on each call (a linear congruential generator, Knuth's MMIX constants).
 pub(crate) fn numbers(count: usize) -> impl Iterator<Item = u64> {
     let next = |state: &mut u64| {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

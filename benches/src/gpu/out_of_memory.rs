@@ -1,7 +1,7 @@
 //! Item 7: a step that runs out of memory at its beginning, in its backward pass, in its update, and throughout.
 //!
-//! On a card the memory is really taken, by tensors of other threads. The CPU device cannot survive a failed allocation, so that the
-//! failures are injected there; that shows that the list runs, and nothing about a device.
+//! On a GPU the memory is really occupied, by tensors of other threads. The CPU device cannot survive a failed allocation, so that the
+//! failures are injected there. That tests the list, but not a device.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -26,7 +26,7 @@ use super::networks::{Images, Network};
 use kiln_cli::HEAP;
 use kiln_cli::pipelines::Classify;
 
-/// Seconds that the first batch size takes to be compiled and tuned, at most: with fewer left no other is begun.
+/// The most seconds for compiling and tuning the first batch size. If fewer are left, no other size begins.
 const TUNING: u64 = 25;
 
 /// The parameters of a recovered step, relative to those of the undisturbed one.
@@ -39,7 +39,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
     let network = images.network();
     let start = Start { model: network.model(&device)?, network };
 
-    // The sizes that the batch is cut to are compiled and tuned while there is memory.
+    // The sizes that the batch may be cut to are compiled and tuned while there is memory.
     for size in [batch.len(), batch.len() / 2, batch.len() / 4] {
         if size < batch.len() && context.left().as_secs() < TUNING {
             context.record.note(format!("micro-batches of {size} are not tuned beforehand: the item's time is short"));
@@ -80,7 +80,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
         context.record.check("the device is as before", (report.loss - expected.0.loss).abs() <= 1e-6, says);
         Ok(())
     });
-    // Last, because failures of all kinds come together there.
+    // This part is last, because failures of all kinds are combined in it.
     if context.on_cuda() {
         context.part("messages", 6, |context| texts(context, &start.model, &batch));
     }
@@ -106,8 +106,8 @@ fn failing_at(boundary: Boundary) -> impl Fn(Boundary) -> Result<(), Failure> {
     move |boundary| faults.check(boundary.name())
 }
 
-/// Takes all memory at the first `boundary`, and gives it back when the step is tried again: in the update after some chunks,
-/// because the first of them may use the memory that earlier ones freed.
+/// Occupies all memory at the first `boundary`, and releases it when the step is tried again. In the update it does so after some chunks,
+/// because the first ones may use memory that earlier chunks freed.
 fn taking_all_memory_at(
     boundary: Boundary,
     device: Device,
@@ -143,7 +143,7 @@ fn taking_all_memory_at(
     }
 }
 
-/// Fails when the heap exceeds `limit` bytes above those that are live now: nothing else limits the heap.
+/// Fails if the heap exceeds `limit` bytes above the present live bytes: nothing else limits the heap.
 fn limiting_the_heap_to(limit: u64) -> impl Fn(Boundary) -> Result<(), Failure> {
     struct Attempt {
         span: Span,
@@ -166,7 +166,7 @@ fn limiting_the_heap_to(limit: u64) -> impl Fn(Boundary) -> Result<(), Failure> 
     }
 }
 
-/// Takes all memory, including the free parts of the pages of the calling thread's stream.
+/// Occupies all memory, including the free parts of the pages of the calling thread's stream.
 fn full(device: &Device, card: u32) -> Result<Ballast> {
     let mut ballast = Ballast::fill(device, card, 0)?;
     ballast.fill_holes(device);
@@ -175,7 +175,7 @@ fn full(device: &Device, card: u32) -> Result<Ballast> {
 
 type Expected = (StepReport, Vec<f32>);
 
-/// Takes the step, and records it next to the undisturbed one.
+/// Takes the step, and records it beside the undisturbed one.
 fn recovered(
     context: &mut Context,
     name: &str,
@@ -224,7 +224,7 @@ fn throughout(
     expected: &Expected,
 ) -> Result<()> {
     let (device, plain) = (context.autodiff(), context.device.clone());
-    // Less than a step of the whole batch takes, more than parameters, their gradients and the sums of those.
+    // Leaves less than a step of the whole batch takes, and more than parameters, their gradients and the sums of those.
     let leave = need / 10 * 8;
     let (mut trainer, _ballast) = match context.card() {
         Some(card) => {
@@ -240,7 +240,7 @@ fn throughout(
     let (report, found) = recovered(context, &name, &mut trainer, batch, expected)?;
     let says = format!("{} failed attempts, {} micro-batches", report.failures, report.micro_batches);
     context.record.check("throughout: the batch is cut", report.failures > 0 && report.micro_batches > 1, says);
-    // Batch-norm sees micro-batches: the result is that of the smaller ones, which is close and not the same.
+    // Batch-norm normalises each micro-batch: the result is that of the smaller ones, which is close but not equal.
     let finite = report.loss.is_finite() && found.most.is_finite();
     context.record.check(
         "throughout: the step is taken",
@@ -260,7 +260,7 @@ fn texts(context: &mut Context, model: &Classifier, batch: &ImageBatch) -> Resul
         let text = result.err().map(|error| format!("{error:#}"));
         found.extend(text.map(|text| Message::new(format!("seen on {of}: {what}"), text)));
     };
-    // The device's own words.
+    // The device's original messages.
     let read = |tensor: Tensor<1>| tensor.try_into_data().map(drop).map_err(|error| anyhow!("{}", error.reason()));
 
     keep("a tensor of 1 TiB, read", caught(|| read(Tensor::<1>::empty([1_usize << 38], &plain).narrow(0, 0, 1))));

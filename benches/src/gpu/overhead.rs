@@ -1,4 +1,4 @@
-//! Item 9: the cost of Kiln's step against burn's own loop, in turns on the same batch.
+//! Item 9: the cost of Kiln's step compared with burn's own loop, alternating on the same batch.
 
 use anyhow::{Context as _, Result, ensure};
 use burn::optim::GradientsParams;
@@ -10,7 +10,7 @@ use super::context::Context;
 use super::measure::{quartiles, settle, short, timed};
 use super::networks::{Images, Network, RATE, Text};
 
-/// The most that the step may cost, in percent of burn's loop.
+/// The largest allowed cost of the step, in percent of burn's loop.
 const MOST: f64 = 10.0;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
@@ -33,7 +33,7 @@ fn compare<T: Task>(context: &mut Context, network: &Network<'_, T>, samples: us
     let (device, plain) = (context.autodiff(), context.device.clone());
     let (task, batch) = (network.task(), network.batch(samples));
     let model = network.model(&device)?;
-    // Recovery is armed, as in training.
+    // Recovery is enabled, as in training.
     let builder = network.builder_from(&model, Precision::F32).without_prediction();
     let mut trainer: Trainer<T> = builder.build(&device, &batch)?;
     let mut update = network.burn_optimizer(&model);
@@ -44,7 +44,7 @@ fn compare<T: Task>(context: &mut Context, network: &Network<'_, T>, samples: us
         let loss = task.loss(&Pass::plain(&model, &device), &batch);
         let gradients = GradientsParams::from_grads(loss.clone().backward(), &model);
         burns = Some(update.step(RATE, model, gradients));
-        // Both loops read the loss in every step, burn's after all work was submitted.
+        // Both loops read the loss in every step. burn's loop reads it after all work was submitted.
         let loss: f32 = loss.into_scalar();
         ensure!(loss.is_finite(), "the loss is {loss}");
         Ok(f64::from(loss))

@@ -1,4 +1,4 @@
-//! Makes `docs/results.md` of the committed results.
+//! Makes `docs/results.md` from the committed results.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ fn rendered(root: &Path) -> String {
     page(&runs)
 }
 
-/// The page of some runs, each the name of its directory and its items. Runs that are not of a card are left out.
+/// The page of some runs, each with the name of its directory and its items. Runs that are not on a GPU are left out.
 fn page(runs: &[(String, Vec<Findings>)]) -> String {
     let mut page = HEAD.to_owned();
     let of_cards = |items: &&(String, Vec<Findings>)| {
@@ -136,7 +136,7 @@ fn markdown(table: &Table) -> String {
     text
 }
 
-/// A figure for people: with as many digits as are exact, and small ones as powers of ten.
+/// A figure in readable form: with its accurate digits, and small ones as powers of ten.
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),

@@ -10,7 +10,7 @@ use super::measure::{Peak, apart, difference, gradients_of, mib, quartiles, shor
 use super::networks::{Images, Network, Text};
 use kiln_cli::pipelines::Chained;
 
-/// The largest relative difference of the gradients, unless two plain passes differ by more than a third of it.
+/// The largest allowed relative difference of the gradients. If two plain passes differ by more than a third of it, the limit is higher.
 const TOLERANCE: f64 = 1e-5;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
@@ -34,7 +34,7 @@ fn compare<T: Chained<Batch: Sync> + Sync>(
     let device = context.autodiff();
     let (plain, card) = (context.device.clone(), context.card());
     let blocks = task.blocks(&network.model(&device)?).len();
-    // The plain one twice, for the difference between equal passes.
+    // The plain plan is run twice, for the difference between equal passes.
     let plans = [
         ("offload", Plan::offload(blocks, 1)?),
         ("every:1", Plan::every(blocks, 1)?),

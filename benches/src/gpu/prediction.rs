@@ -1,4 +1,4 @@
-//! Item 6: the predicted memory of a step against the measured, at increasing batch sizes.
+//! Item 6: the predicted memory of a step compared with the measured memory, at increasing batch sizes.
 
 use anyhow::{Context as _, Result};
 use kiln_memory::BackendProfile;
@@ -11,12 +11,12 @@ use super::measure::{Bytes, Peak, apart, mib, short};
 use super::networks::{Images, Network, Text, whole_batch};
 use kiln_cli::units::MIB;
 
-/// A prediction may be so much below the live bytes, and so much above the reserved. The heap knows its peak; a pool is only read
-/// between phases and holds whole pages.
+/// The largest allowed difference of a prediction below the live bytes, and above the reserved bytes. The heap's peak is exact. A pool is
+/// only read between phases and holds whole pages.
 const LOW: f64 = 0.05;
 const HIGH: f64 = 0.30;
-/// The bytes of burn's graph and hash maps of a few thousand operations on the host's heap, which also has the CPU's tensors:
-/// 0.2 MiB of a ResNet-18 while a step runs, and 0.4 more after the first step.
+/// The bytes of burn's graph and hash maps for a few thousand operations on the host's heap, which also has the CPU's tensors: for a
+/// ResNet-18 0.2 MiB while a step runs, and 0.4 more after the first step.
 const GRAPH: f64 = (1 << 20) as f64;
 
 pub(crate) fn run(context: &mut Context) -> Result<()> {
@@ -50,7 +50,7 @@ fn compare<T: Task<Batch: Sync>>(
     let planner = network.builder(precision).planner(profile, &network.batch(3), 1)?;
     for size in sizes {
         let predicted = whole_batch(&planner, precision, *size)?.peak_bytes;
-        // The driver's context is no tensor.
+        // The driver's context is not a tensor.
         let predicted = predicted.saturating_sub(if context.on_cuda() { profile.fixed_bytes } else { 0 });
         if context.on_cuda() {
             // Kernels are compiled and tuned.
@@ -89,8 +89,8 @@ fn compare<T: Task<Batch: Sync>>(
     Ok(())
 }
 
-/// The memory of two steps, and the live bytes of the second at most: the first makes the optimizer's state, the second is like all
-/// that follow.
+/// The memory of two steps, and the most live bytes of the second one. The first step allocates the optimizer's state, the second is like
+/// all that follow.
 fn measured<T: Task<Batch: Sync>>(
     context: &Context,
     network: &Network<'_, T>,

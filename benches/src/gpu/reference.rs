@@ -1,4 +1,4 @@
-//! Operations in f64 on the host, as in textbooks: the reference for devices.
+//! Textbook operations in f64 on the host: the reference for devices.
 // B batch, C channels, H height, W width, M N K matrix sides, T time, D head width
 
 /// `a_mk` times `b_kn`.
@@ -12,11 +12,11 @@ pub(crate) fn matmul(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
     out
 }
 
-/// Sizes of a convolution with square kernels and the same padding on all sides.
+/// Sizes of a convolution with square kernels and equal padding on all sides.
 #[derive(Clone, Copy)]
 pub(crate) struct Convolution {
     pub(crate) batch: usize,
-    /// In and out.
+    /// Input and output channels.
     pub(crate) channels: [usize; 2],
     /// Height and width.
     pub(crate) side: usize,
@@ -59,7 +59,7 @@ impl Convolution {
     }
 }
 
-/// Each row of `n` less its mean, over its standard deviation.
+/// Each row of `n` minus its mean, divided by its standard deviation.
 pub(crate) fn layer_norm(x: &[f64], n: usize, epsilon: f64) -> Vec<f64> {
     x.chunks_exact(n).flat_map(|row| normalized(row, epsilon)).collect()
 }
@@ -85,7 +85,7 @@ fn normalized(values: &[f64], epsilon: f64) -> Vec<f64> {
     values.iter().map(|x| (x - mean) / (variance + epsilon).sqrt()).collect()
 }
 
-/// Of each row of `n`.
+/// Softmax of each row of `n`.
 pub(crate) fn softmax(x: &[f64], n: usize) -> Vec<f64> {
     let row = |row: &[f64]| {
         let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(batch_norm(&[1.0, 7.0, 3.0, 9.0], [2, 2, 1], 0.0), [-1.0, -1.0, 1.0, 1.0]);
         let half = softmax(&[0.0, 3f64.ln()], 2);
         assert!((half[0] - 0.25).abs() < 1e-12 && (half[1] - 0.75).abs() < 1e-12);
-        // The first position sees itself, the second both alike.
+        // The first position attends to itself only, the second to both equally.
         assert_eq!(attention(&[0.0, 0.0], &[1.0, 2.0], &[3.0, 5.0], [1, 2, 1]), [3.0, 4.0]);
     }
 }

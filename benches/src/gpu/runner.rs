@@ -1,4 +1,4 @@
-//! Starts the items, one process after the other, and sums up.
+//! Starts the items, one process after the other, and summarises them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -19,13 +19,13 @@ use super::list::ITEMS;
 use crate::provenance::Provenance;
 use kiln_cli::atomic::replace;
 
-/// The seconds that an item may take beyond its own time, to start and to write its findings.
+/// The seconds that an item may take beyond its time limit, to start and to write its findings.
 pub(crate) const GRACE: u64 = 3;
 
 /// `summary.json`: all items of a directory, whenever they ran.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Summary {
-    /// Of the run that wrote it.
+    /// The facts of the run that wrote it.
     pub(crate) provenance: Provenance,
     pub(crate) items: Vec<Line>,
 }
@@ -40,13 +40,13 @@ pub(crate) struct Line {
     pub(crate) seconds: f64,
     pub(crate) checks: usize,
     pub(crate) passed: usize,
-    /// Of the item.
+    /// The date of the item.
     pub(crate) date: String,
     pub(crate) revision: String,
 }
 
 pub(crate) fn run(arguments: &GpuArguments, chosen: &[usize]) -> Result<ExitCode> {
-    // An unknown device, or none, is one plain error and not one for each item. Nothing is made on the device here.
+    // An unknown or missing device gives one plain error instead of one for each item. Nothing is made on the device here.
     drop(kiln_cli::device::open(&arguments.device)?);
     let provenance = Provenance::collect(&arguments.device).with_sizes(arguments.size());
     let folder = match &arguments.out {
@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &GpuArguments, chosen: &[usize]) -> Result<ExitCode
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make '{}'", folder.display()))?;
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
-    // The items' processes are groups of their own, which a terminal's Ctrl-C does not reach.
+    // The items' processes are in groups of their own, which a terminal's Ctrl-C does not reach.
     ctrlc::set_handler(move || flag.store(true, Relaxed)).context("cannot listen for Ctrl-C")?;
     let keep = || -> Result<Summary> {
         let summary = summarize(&folder, &provenance)?;
@@ -119,7 +119,7 @@ fn one(
     let mut findings = Findings::read(&path).unwrap_or_else(|_| Findings::new(number, provenance.clone()));
     let (outcome, reason) = match &ended {
         Ok(output) => {
-            // Progress and panics, for whoever looks on.
+            // Progress and panics of the item are shown.
             eprint(&output.stderr);
             if findings.outcome != Outcome::Unfinished {
                 return Ok(findings);
@@ -147,7 +147,7 @@ fn eprint(text: &[u8]) {
     let _ = std::io::stderr().write_all(text);
 }
 
-/// Results of a card are for keeping; those of the CPU and of a simulated card only show that the list runs.
+/// Results of a GPU are kept. Those of the CPU and of an emulated GPU only show that the list runs.
 fn default_folder(provenance: &Provenance) -> PathBuf {
     let name = format!("{}-{}", provenance.machine(), provenance.date);
     match provenance.card {
@@ -156,7 +156,7 @@ fn default_folder(provenance: &Provenance) -> PathBuf {
     }
 }
 
-/// Writes `summary.json` of the items that are in `folder`.
+/// Writes `summary.json` for the items in `folder`.
 fn summarize(folder: &Path, provenance: &Provenance) -> Result<Summary> {
     let items = all(folder).iter().map(line).collect();
     let summary = Summary { provenance: provenance.clone(), items };

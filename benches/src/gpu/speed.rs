@@ -12,7 +12,7 @@ use super::context::Context;
 use super::measure::{Peak, apart, mib, quartiles, short, timed};
 use super::networks::{Network, whole_batch};
 
-/// The most seconds for compiling, tuning and measuring one batch size. With fewer left no further size is tried.
+/// The most seconds for compiling, tuning and measuring one batch size. If fewer are left, no further size begins.
 const TRIAL: u64 = 20;
 /// The pipelines' own norms for clipping.
 const IMAGES_CLIP: f64 = 5.0;
@@ -21,12 +21,12 @@ const TEXT_CLIP: f64 = 1.0;
 pub(crate) fn run(context: &mut Context) -> Result<()> {
     let cases = Cases::new(context)?;
     let profile = kiln_cli::profile::of(&context.device, &context.name)?;
-    // PyTorch's limit is also one of its allocator, so that neither side counts the driver's context.
+    // PyTorch's limit is one of its allocator, so that neither side includes the driver's context.
     let limit = Limit { bytes: cases.limit, profile: BackendProfile { fixed_bytes: 0, ..profile } };
     let precisions = [Precision::BF16, Precision::F32];
     let (resnet, gpt) = (cases.images.network().clipped(IMAGES_CLIP), cases.text.network().clipped(TEXT_CLIP));
 
-    // The sizes that other items have tuned come first.
+    // The sizes that other items have tuned are first.
     for index in 0..cases.image_batches.len().max(cases.text_batches.len()) {
         for precision in precisions {
             if let Some(size) = cases.image_batches.get(index) {
@@ -114,7 +114,7 @@ fn largest<T: Task<Batch: Sync>>(
     };
     let (mut best, mut fails): (Option<(usize, u64)>, Option<usize>) = (None, None);
     let mut next = predicted;
-    // Two are enough where one of them runs within the limit; threads that have just taken scratch memory may fail both.
+    // Two sizes are enough if one of them runs within the limit. Right after threads took scratch memory, both may fail.
     for trial in 0..5 {
         if trial > 0 && context.left().as_secs() < TRIAL || trial > 1 && best.is_some() {
             break;
@@ -177,8 +177,8 @@ fn largest_predicted(planner: &Planner, precision: Precision, limit: u64, most: 
     Ok(Some(fitting))
 }
 
-/// The size to try next, from the memory of the last one: nearer to the limit, between the largest that ran within and the
-/// smallest that did not. None when the largest is near enough.
+/// The size to try next, estimated from the memory of the last one. It is nearer to the limit, between the largest size that ran within
+/// it and the smallest that did not. `None` if the largest is near enough.
 fn following(
     last: usize,
     taken: u64,
@@ -200,11 +200,11 @@ mod tests {
 
     #[test]
     fn the_search_goes_towards_the_limit_and_ends() {
-        // 10 a sample, nothing else: from above and from below to 98 and no further.
+        // 10 bytes a sample and nothing else: the search from above and from below ends at 98.
         assert_eq!(following(200, 2000, 1000, None, Some(200), 4096), Some(98));
         assert_eq!(following(98, 980, 1000, Some(98), Some(200), 4096), None);
         assert_eq!(following(50, 500, 1000, Some(50), None, 4096), Some(98));
-        // Never a size that is known to be too large, nor one that ran.
+        // It returns neither a size that is known to be too large, nor one that was measured.
         assert_eq!(following(50, 100, 1000, Some(50), Some(60), 4096), Some(59));
         assert_eq!(following(59, 100, 1000, Some(59), Some(60), 4096), None);
         assert_eq!(following(60, 100, 1000, Some(60), None, 64), Some(64));

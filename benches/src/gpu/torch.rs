@@ -1,4 +1,4 @@
-//! Item 3: PyTorch's speed, memory and largest batch within a limit, on the same card. It needs nothing of Kiln.
+//! Item 3: PyTorch's speed, memory and largest batch within a limit, on the same GPU. It does not use Kiln.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ use super::measure::mib;
 use super::networks::{Images, Text};
 use kiln_cli::fixtures;
 
-/// A network as `benches/peers/train.py` is told of it.
+/// A network in the options of `benches/peers/train.py`.
 struct Peer {
     name: String,
     arguments: Vec<String>,
@@ -47,7 +47,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
                 }
             }
         }
-        // Before anything is compiled, which takes longest.
+        // This runs before anything is compiled, which takes longest.
         if !compiled && context.on_cuda() {
             for peer in [&resnet, &gpt] {
                 largest(context, &Case { peer, batch: 32, precision: "bf16", compiled }, cases.limit);
@@ -126,7 +126,7 @@ fn largest(context: &mut Context, case: &Case<'_>, limit: u64) {
     }
 }
 
-/// The result so far of a search that was ended: its last whole line, if a batch had run.
+/// The latest result of a search that was ended early: its last whole line, if a batch had run.
 fn last_trial(stdout: &[u8]) -> Option<Value> {
     let text = String::from_utf8_lossy(stdout);
     let trials = text.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -144,7 +144,7 @@ fn train(context: &Context, case: &Case<'_>, more: &[&str]) -> Result<Value> {
         .args(more);
     match context.on_cuda() {
         true => command.args(["--device", "cuda", "--tf32", "--fused"]),
-        // Its threads would wait for each other in a busy loop, which other work makes slow.
+        // Its threads would wait for each other in a busy loop, which other work slows down.
         false => command.args(["--device", "cpu"]).env("OMP_WAIT_POLICY", "passive"),
     };
     if case.compiled {

@@ -1,4 +1,4 @@
-//! Item 8: batches that a thread of the loader copies to the device, against batches that the step copies.
+//! Item 8: batches that a loader's thread copies to the device, compared with batches that the step copies.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
     let network = images.network();
     let mut trainer = network.trainer(precision, &device, &images.batch(samples))?;
 
-    // Nothing is decoded: the copy is measured. The batch is copied on the host as a loader would have made it.
+    // Nothing is decoded: only the copy is measured. The batch is copied on the host as a loader would copy it.
     let batch = Arc::new(images.batch(samples));
     let source = batch.clone();
     let config = LoaderConfig::new(samples).with_workers(2);
@@ -41,7 +41,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
             let way = (round + turn) % 3;
             let loader = [&in_step, &prefetched][way.min(1)];
             let mut source = loader.epoch(round as u64, 0);
-            // The first batch of an epoch has nothing to overlap with.
+            // The first batch of an epoch cannot overlap with a step.
             for index in 0..batches {
                 let (_, milliseconds) = timed(&plain, || {
                     let _ = match way {
@@ -74,7 +74,7 @@ pub(crate) fn run(context: &mut Context) -> Result<()> {
     if context.on_cuda() {
         let [in_step, prefetched, _] = medians;
         let says = format!("{prefetched:.2} ms a step, {in_step:.2} when the step copies; expected no more");
-        // Medians of a few steps differ by as much.
+        // Medians of a few steps vary by as much.
         context.record.check("copying ahead costs nothing", prefetched <= 1.03 * in_step, says);
     }
     Ok(())

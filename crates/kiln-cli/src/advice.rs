@@ -1,12 +1,12 @@
-//! The options that help against an error of a library, which does not know them.
+//! Adds the options that help to an error of a library, which does not know the program's options.
 
 use anyhow::{Error, anyhow};
 use kiln_data::Error as DataError;
 
-/// An error of a command that takes steps, with the options that help. An error that has them already stays as it is.
+/// Adds the options that help to an error of a command that takes steps. An error that names them already stays unchanged.
 pub(crate) fn advised(error: Error) -> Error {
     let advice = error.chain().find_map(|cause| match cause.downcast_ref() {
-        // A batch: what is read before, as names of classes, is not left out.
+        // Only errors of a batch: data that is read before, such as names of classes, cannot be skipped.
         Some(kiln_training::Error::Data(cause)) => of_batch(cause, "--memory or --loader-memory"),
         _ => match cause.downcast_ref() {
             Some(cause @ DataError::TooLarge { .. }) => of_batch(cause, "--memory or --loader-memory"),
@@ -16,7 +16,7 @@ pub(crate) fn advised(error: Error) -> Error {
     with(error, advice)
 }
 
-/// An error of a batch that is loaded without steps.
+/// Adds the options that help to an error of a batch that is loaded without steps.
 pub(crate) fn advised_on_loading(error: DataError) -> Error {
     let advice = of_batch(&error, "--loader-memory");
     with(error.into(), advice)
@@ -51,7 +51,7 @@ mod tests {
             let text = format!("{error:#}");
             assert_eq!(text.matches("; --bad-samples skip:N leaves it out").count(), 1, "{text}");
         }
-        // What is no batch.
+        // An error that no batch caused.
         assert_eq!(format!("{:#}", advised(anyhow!("no data"))), "no data");
         assert_eq!(format!("{:#}", advised(bad().into())), format!("{}", bad()));
     }

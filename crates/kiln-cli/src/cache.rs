@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Kiln's directory in the user's cache, which need not be there yet; none when there is no home.
+/// Kiln's directory in the user's cache, which may not exist yet. `None` if there is no home directory.
 pub fn directory() -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;

@@ -1,36 +1,36 @@
-//! An NVIDIA card as NVIDIA's management library describes it. No CUDA context is needed.
+//! An NVIDIA GPU, as NVIDIA's management library describes it. It needs no CUDA context.
 
 use serde::{Deserialize, Serialize};
 
-/// A card, with the figures that measurements depend on.
+/// A GPU, with the facts that measurements depend on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Card {
-    /// As NVIDIA calls it.
+    /// The name that NVIDIA gives it.
     pub name: String,
     /// The version of the driver.
     pub driver: String,
-    /// The newest CUDA that the driver runs.
+    /// The newest CUDA version that the driver supports.
     pub cuda: String,
     /// Compute capability.
     pub compute: String,
-    /// Of the card.
+    /// All of its memory.
     pub total_bytes: u64,
-    /// At the time of the query.
+    /// Its free memory at the time of the query.
     pub free_bytes: u64,
-    /// Watts that the card may take.
+    /// The power limit in watts.
     pub power_limit_w: Option<f64>,
     /// The fastest clock of its multiprocessors.
     pub max_sm_mhz: Option<u32>,
 }
 
 impl Card {
-    /// Card number `index`. None without the feature `cuda`, a driver, or such a card, and when the driver is kiln-cuda-sim.
+    /// The GPU number `index`. `None` without the feature `cuda`, a driver, or such a GPU, and if the driver is kiln-cuda-sim.
     #[cfg(feature = "cuda")]
     pub fn of(index: u32) -> Option<Self> {
         use nvml_wrapper::enum_wrappers::device::Clock;
         use nvml_wrapper::{Nvml, cuda_driver_version_major, cuda_driver_version_minor};
 
-        // NVML would describe a real card beside the simulated one.
+        // NVML would describe a real GPU beside the emulated one.
         if std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with("KILN_SIM_")) {
             return None;
         }
@@ -53,14 +53,14 @@ impl Card {
         })
     }
 
-    /// None: the program was built without the feature `cuda`.
+    /// `None`: the program was built without the feature `cuda`.
     #[cfg(not(feature = "cuda"))]
     pub fn of(_: u32) -> Option<Self> {
         None
     }
 }
 
-/// The number of the NVIDIA card that `--device` names; none for another device.
+/// The number of the NVIDIA GPU that `--device` names. `None` for another device.
 pub fn card_index(device: &str) -> Option<u32> {
     device.strip_prefix("cuda").map(|rest| rest.trim_start_matches(':').parse().unwrap_or(0))
 }

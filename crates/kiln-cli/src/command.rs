@@ -14,7 +14,7 @@ use crate::{
 /// Runs `command`.
 ///
 /// # Errors
-/// What went wrong; [`finish`] tells it to the user.
+/// The error of the command; [`finish`] reports it to the user.
 pub fn run(command: Command) -> Result<ExitCode> {
     let takes_steps = matches!(command, Command::Train(_) | Command::Memory(_));
     let outcome = match command {

@@ -1,4 +1,4 @@
-//! `kiln completions`: what makes a shell complete the commands and options of the program.
+//! `kiln completions`: scripts with which a shell completes the commands and options of the program.
 
 use std::io::Write;
 

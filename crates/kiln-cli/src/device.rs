@@ -5,10 +5,10 @@ use burn::tensor::Device;
 
 use crate::usage::Usage;
 
-/// The device called `name`, ready for use.
+/// Opens the device called `name`, ready for use.
 ///
-/// Call it before any tensor exists and any thread runs: it also makes the device burn's default, because `ModuleOptimizer::load_record` loads onto the default device, which is CUDA in a program built with
-/// CUDA whether or not the machine has a driver.
+/// Call it before any tensor exists and any thread runs. It also makes the device burn's default, because `ModuleOptimizer::load_record`
+/// loads onto the default device. In a program built with CUDA, that would be CUDA whether or not the machine has a driver.
 ///
 /// # Errors
 /// [`Usage`] for an unknown name or index, and when the device's driver is missing.
@@ -43,7 +43,7 @@ fn set_default(device: &str) {
     unsafe { std::env::set_var("BURN_DEVICE", device) };
 }
 
-/// burn panics without a driver and on an index that does not exist; to list the devices is safe in both cases.
+/// burn panics without a driver and for an index that does not exist. Listing the devices is safe in both cases.
 #[cfg(feature = "cuda")]
 fn cuda(index: usize) -> Result<Device> {
     use burn::tensor::DeviceType;
@@ -59,7 +59,7 @@ fn cuda(index: usize) -> Result<Device> {
     if index >= found {
         bail!(Usage(format!("there is no device 'cuda:{index}', expected cuda:0 to cuda:{}", found - 1)));
     }
-    // NVRTC, which compiles CUDA C++, brings its own.
+    // NVRTC, which compiles CUDA C++, has its own libdevice.
     if !cfg!(feature = "cuda-cpp") {
         crate::libdevice::ensure()?;
     }
@@ -70,15 +70,15 @@ fn cuda(index: usize) -> Result<Device> {
 #[cfg(feature = "cuda")]
 const DRIVER_KEEPS: &str = "4294967296";
 
-/// Keeps compiled kernels, the choice of the fastest ones, and the driver's own compilations on disk for the next run. The other
-/// settings of a `cubecl.toml` stay.
+/// Keeps compiled kernels, the choice of the fastest ones, and the driver's own compilations on disk for the next run. Other settings of
+/// a `cubecl.toml` stay.
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code, reason = "set_var is unsafe because other threads may read the environment meanwhile")]
 fn keep_kernels() {
     use burn::cubecl::config::cache::CacheConfig;
     use burn::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
-    // Without a place the kernels are compiled again the next time.
+    // Without a cache directory the kernels are compiled again next time.
     let Some(directory) = crate::cache::kernels() else { return };
     if let Err(error) = std::fs::create_dir_all(&directory) {
         return tracing::debug!("cannot keep kernels in '{}': {error}", kiln_data::printable(&directory));

@@ -1,6 +1,6 @@
 //! Names of devices, as people type them.
 
-/// The name that Kiln knows a device by: `flex` for the CPU, `cuda:N` for a GPU. Names that it does not know stay as they are.
+/// Returns Kiln's name of a device: `flex` for the CPU, `cuda:N` for a GPU. Unknown names are returned as they are.
 pub fn canonical(name: &str) -> String {
     let lower = name.trim().to_ascii_lowercase();
     match lower.split_once(':').unwrap_or((&lower, "0")) {
@@ -10,7 +10,7 @@ pub fn canonical(name: &str) -> String {
     }
 }
 
-/// The same for a list of devices, as in `gpu:0,gpu:1`.
+/// Applies [`canonical`] to each name of a list that is separated by commas, as in `gpu:0,gpu:1`.
 pub fn canonical_list(names: &str) -> String {
     names.split(',').map(canonical).collect::<Vec<_>>().join(",")
 }

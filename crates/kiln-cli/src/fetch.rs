@@ -26,9 +26,9 @@ impl Source {
 
 /// A package of a registry.
 struct Package {
-    /// The package and its version, as its package manager is asked for them.
+    /// The package and its version, in the notation of its package manager.
     name: &'static str,
-    /// Of the archive that the package manager delivers.
+    /// SHA-256 of the archive that the package manager delivers.
     sha256: &'static str,
 }
 
@@ -73,10 +73,10 @@ pub(crate) fn run(arguments: &Fetch) -> Result<()> {
     Ok(())
 }
 
-/// Makes `out`, in `parent`, or nothing.
+/// Makes `out` in `parent`, or nothing.
 fn fetch(what: Source, parent: &Path, out: &Path) -> Result<()> {
     fs::create_dir_all(parent).with_context(|| format!("cannot make '{}'", printable(&parent)))?;
-    // Everything happens in a scratch directory beside the target, which is renamed when it is whole.
+    // All work happens in a scratch directory beside the target, which is renamed when it is complete.
     let scratch = tempfile::tempdir_in(parent)?;
     let ready = scratch.path().join("ready");
     fs::create_dir(&ready)?;
@@ -88,7 +88,7 @@ fn fetch(what: Source, parent: &Path, out: &Path) -> Result<()> {
     fs::rename(&ready, out).with_context(|| format!("cannot make '{}'", printable(out)))
 }
 
-/// Runs a package manager; says what is missing when it is not there.
+/// Runs a package manager. If it is not installed, the error says what to install.
 fn call(program: &str, arguments: &[&str], folder: &Path) -> Result<()> {
     let spawned = Command::new(program).args(arguments).current_dir(folder).stdout(Stdio::null()).output();
     let output = match spawned {
@@ -146,7 +146,7 @@ fn fashion_mnist(scratch: &Path, ready: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One of each class in turn, with its label.
+/// Takes one image of each class in turn, with its label.
 fn interleave<'a>(classes: &[&'a [Vec<u8>]]) -> Vec<(u8, &'a [u8])> {
     let longest = classes.iter().map(|class| class.len()).max().unwrap_or(0);
     let turn =

@@ -1,4 +1,4 @@
-//! The small data sets that come with the project: where they are.
+//! Finds the small data sets that come with the project.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub fn directory() -> Result<PathBuf> {
     found.with_context(|| format!("no directory 'fixtures' beside '{}'; give --data", printable(&program)))
 }
 
-/// A small data set of the project, for a run whose settings name none. `instead` says which `--data` an installed program may be given.
+/// A small data set of the project, for a run whose settings name none. `instead` names a `--data` for an installed program.
 ///
 /// # Errors
 /// [`Usage`] when this program was installed without the fixtures.

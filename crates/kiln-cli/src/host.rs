@@ -15,7 +15,7 @@ pub struct Revision {
 }
 
 impl Revision {
-    /// Of a bundle the commit it was built from, of a program in the workspace that of the workspace.
+    /// The commit of the program. In a bundle it is the commit that the bundle was built from, in the workspace that of the workspace.
     pub fn of_program() -> Self {
         match option_env!("KILN_REVISION") {
             Some(text) => Self { commit: text.trim_end_matches('+').into(), changed: text.ends_with('+') },
@@ -23,7 +23,7 @@ impl Revision {
         }
     }
 
-    /// Of the commit that is checked out in the workspace.
+    /// The commit that is checked out in the workspace.
     pub fn of_workspace() -> Option<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let git = |arguments: &[&str]| output_of(Command::new("git").args(arguments).current_dir(&root));
@@ -31,7 +31,7 @@ impl Revision {
         Some(Self { commit: git(&["rev-parse", "--short=12", "HEAD"])?, changed })
     }
 
-    /// In one word, as `KILN_REVISION` has it: the commit, with a + behind it when files were changed.
+    /// One word, as in `KILN_REVISION`: the commit, followed by + if files were changed.
     pub fn word(&self) -> String {
         format!("{}{}", self.commit, if self.changed { "+" } else { "" })
     }
@@ -50,7 +50,7 @@ pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// UTC, as in 2026-11-21.
+/// The date in UTC, as in 2026-11-21.
 pub fn today() -> String {
     OffsetDateTime::now_utc().date().to_string()
 }
@@ -60,7 +60,7 @@ pub fn profile() -> &'static str {
     if cfg!(debug_assertions) { "dev" } else { "release" }
 }
 
-/// The text for a fact that cannot be found out.
+/// The text for a fact that cannot be determined.
 pub fn unknown() -> String {
     "unknown".into()
 }

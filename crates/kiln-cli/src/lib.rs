@@ -1,10 +1,10 @@
-//! The command line of Kiln: trains reference models inside a memory budget, evaluates them, and shows where every byte goes.
+//! The command line of Kiln: trains reference models inside a memory budget, evaluates them, and shows how every byte is used.
 //!
 //! `kiln` is the program; `cargo xtask` has the same commands beside those of maintainers.
 //!
-//! - [`Command`] is what a user calls, and [`run`] runs it.
+//! - [`Command`] is a parsed command line, and [`run`] runs it.
 //! - [`pipelines`]: settings, tasks and data of the classifier, the segmentation and the decoder.
-//! - The rest is what the pipelines and their measurements share: [`device`], [`fixtures`], [`profile`], [`host`], [`usage`].
+//! - The pipelines and their measurements share the other modules: [`device`], [`fixtures`], [`profile`], [`host`], [`usage`].
 
 mod advice;
 pub mod atomic;

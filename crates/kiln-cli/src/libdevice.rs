@@ -1,11 +1,11 @@
-//! NVIDIA's libdevice, which burn's CUDA compiler links into kernels: found, or its absence said before the first kernel.
+//! Finds NVIDIA's libdevice, which burn's CUDA compiler links into kernels, or reports its absence before the first kernel.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use kiln_data::printable;
 
-/// Where CubeCL looks when `CUDA_PATH` is not set.
+/// The folders that CubeCL searches if `CUDA_PATH` is not set.
 const TOOLKITS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/usr"];
 
 /// Whether a toolkit's folder holds libdevice.
@@ -13,23 +13,23 @@ fn holds_libdevice(toolkit: &Path) -> bool {
     toolkit.join("nvvm/libdevice/libdevice.10.bc").is_file()
 }
 
-/// What `CUDA_PATH` should be.
+/// The value that `CUDA_PATH` should have.
 #[derive(Debug, PartialEq)]
 enum Toolkit {
-    /// As it is.
+    /// `CUDA_PATH` is right as it is.
     Found,
     /// This folder.
     Elsewhere(PathBuf),
     Missing,
 }
 
-/// `given`: `CUDA_PATH`; `others`: folders that CubeCL does not look into by itself.
+/// Finds the toolkit. `given`: `CUDA_PATH`; `others`: folders that CubeCL does not search by itself.
 fn toolkit(given: Option<&Path>, others: &[PathBuf], holds: impl Fn(&Path) -> bool) -> Toolkit {
     let usual = || TOOLKITS.iter().any(|toolkit| holds(Path::new(toolkit)));
     if given.map_or_else(usual, &holds) {
         return Toolkit::Found;
     }
-    // The user's word counts, even if it is wrong.
+    // The user's setting counts, even if it is wrong.
     let other = others.iter().find(|other| given.is_none() && holds(other));
     other.map_or(Toolkit::Missing, |other| Toolkit::Elsewhere(other.clone()))
 }
@@ -37,12 +37,12 @@ fn toolkit(given: Option<&Path>, others: &[PathBuf], holds: impl Fn(&Path) -> bo
 /// Makes sure that kernels with `exp`, `log`, `tanh` and the like can be compiled.
 ///
 /// # Errors
-/// A message that says what to install.
+/// A message with the package to install.
 #[allow(unsafe_code, reason = "set_var is unsafe because other threads may read the environment meanwhile")]
 pub fn ensure() -> Result<()> {
     let given = std::env::var_os("CUDA_PATH").map(PathBuf::from);
     let beside = crate::fixtures::bundle().map(|bundle| bundle.join("cuda/nvidia/cu13"));
-    // What scripts/cuda-compiler.sh installs.
+    // The files that scripts/cuda-compiler.sh installs.
     let installed = crate::cache::directory().map(|cache| cache.with_file_name("kiln-cuda").join("nvidia/cu13"));
     let others: Vec<PathBuf> = beside.into_iter().chain(installed).collect();
     match toolkit(given.as_deref(), &others, holds_libdevice) {

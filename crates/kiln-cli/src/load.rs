@@ -1,4 +1,4 @@
-//! `kiln load`: how fast a data set of images loads, and what that takes.
+//! `kiln load`: how fast a data set of images loads, and which resources that takes.
 
 use std::path::Path;
 use std::time::Instant;
@@ -95,7 +95,7 @@ pub(crate) fn run(arguments: &Load) -> Result<()> {
     Ok(())
 }
 
-/// All of a folder of classes; the training half of what has two.
+/// Opens all images of a folder of classes, or the training half if the folder has two halves.
 fn open(path: &Path) -> Result<ImageSet, kiln_data::Error> {
     let halves = || open_images(path).map(|data| data.train);
     let is_split = |train: std::fs::ReadDir| train.flatten().any(|entry| entry.path().is_dir());

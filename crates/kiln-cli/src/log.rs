@@ -9,12 +9,12 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli::Verbosity;
 
-/// Of libraries only warnings: CubeCL's compiler writes each kernel after each of its passes, gigabytes for one training run.
+/// Libraries log only warnings: CubeCL's compiler writes each kernel after each of its passes, gigabytes for one training run.
 const DEFAULT: &str = "warn,xtask=info,benches=info,kiln=info,result=info";
 const QUIET: &str = "warn,result=info";
 const VERBOSE: &str = "warn,xtask=debug,benches=debug,kiln=debug,result=info";
 
-/// The target of a command's final line, which `--quiet` leaves.
+/// The target of a command's final line, which `--quiet` does not suppress.
 pub(crate) const RESULT: &str = "result";
 
 /// Whether `--quiet` was given.
@@ -30,13 +30,13 @@ const COLUMNS: usize = 80;
 /// Columns before a message, for its level.
 const LEVEL: usize = 6;
 
-/// `parts` as a message, on several lines where a terminal of 80 columns has no room for them. A file gets one line.
+/// Joins `parts` into a message, on several lines if a terminal of 80 columns has no room for one. In a file it is one line.
 pub(crate) fn fitted(parts: impl IntoIterator<Item = impl AsRef<str>>, separator: &str) -> String {
     let room = if std::io::stderr().is_terminal() { COLUMNS - LEVEL } else { usize::MAX };
     within(room, parts, separator)
 }
 
-/// `parts` in lines of at most `room` columns, of which the second and all further ones are indented as far as the first.
+/// Joins `parts` into lines of at most `room` columns. All lines but the first are indented as far as the first.
 fn within(room: usize, parts: impl IntoIterator<Item = impl AsRef<str>>, separator: &str) -> String {
     let (mut text, mut column) = (String::new(), 0);
     for part in parts {
@@ -57,7 +57,7 @@ fn within(room: usize, parts: impl IntoIterator<Item = impl AsRef<str>>, separat
     text
 }
 
-/// Panics that become errors, as those of image decoders, are not printed besides.
+/// Prints panics, except those that become errors, such as panics of image decoders.
 fn print_other_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| match kiln_data::panics_are_errors() {
@@ -66,7 +66,7 @@ fn print_other_panics() {
     }));
 }
 
-/// Messages of `KILN_LOG`, as in `debug` or `warn,kiln_training=debug`, else as `verbosity` says.
+/// Starts logging as `KILN_LOG` says (`debug` or `warn,kiln_training=debug`), or else as `verbosity` says.
 pub fn init(verbosity: Verbosity) {
     IS_QUIET.store(verbosity.quiet, Relaxed);
     let chosen = std::env::var("KILN_LOG").ok().and_then(|text| text.parse().ok());

@@ -19,7 +19,7 @@ use crate::plan::{devices, heading};
 use crate::train::interrupt::Interrupt;
 use crate::train::{into_cli_error, prepare, report, segment, start};
 
-/// The first step also makes the optimizer's state, the second is like all that follow, the third is measured.
+/// The first step also allocates the optimizer's state, the second is like all that follow, the third is measured.
 const STEPS: u64 = 3;
 /// Buffers that the table lists.
 const HOLDERS: usize = 12;

@@ -15,22 +15,22 @@ use serde_json::json;
 
 use crate::cli::Models;
 
-/// Pixels of a side, as the networks were made for.
+/// Pixels per side, for which the networks were made.
 const SIDE: usize = 224;
 /// Samples of the step whose memory is predicted.
 const BATCH: usize = 32;
 /// Samples of the step that is measured.
 const MEASURED: usize = 4;
 
-/// What is said of a model.
+/// The figures of a model.
 struct Row {
     name: String,
     parameters: usize,
-    /// Of the forward pass, for one image.
+    /// Multiply-adds of the forward pass, for one image.
     multiply_adds: f64,
-    /// A training step on [`BATCH`] images.
+    /// Peak of a training step on [`BATCH`] images.
     peak_bytes: u64,
-    /// A forward and backward pass, for one image.
+    /// Time of a forward and backward pass, for one image.
     seconds: f64,
 }
 
@@ -85,7 +85,7 @@ fn row<M: Module + 'static>(
         let sgd = SgdConfig::new().with_momentum(Some(burn::optim::momentum::MomentumConfig::new())).build();
         Ok(record_step(build, loss, &sgd, options)?)
     };
-    // On burn's own layers each product is one operation. A device that only multiplies says how many there are.
+    // With burn's own layers each product is one operation. A profile in which only multiplications take time counts them.
     let multiplies = BackendProfile { flops: 1.0, bandwidth: f64::INFINITY, launch: 0.0, ..BackendProfile::cuda() };
     let multiply_adds = trace(false)?.estimate(BATCH, &multiplies)?.forward_seconds / (2 * BATCH) as f64;
     let peak_bytes = trace(true)?.estimate(BATCH, &BackendProfile::flex())?.peak_bytes;

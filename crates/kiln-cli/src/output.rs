@@ -17,7 +17,8 @@ pub fn print_json(results: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
-/// `results` as one line of JSON. Control characters in it, which JSON allows from U+007F on, are escaped: a terminal obeys them.
+/// Returns `results` as one line of JSON. Control characters from U+007F on, which JSON allows, are escaped, because a terminal would act
+/// on them.
 pub(crate) fn json_line(results: &impl Serialize) -> Result<String> {
     let mut line = String::new();
     for character in serde_json::to_string(results)?.chars() {
@@ -29,7 +30,7 @@ pub(crate) fn json_line(results: &impl Serialize) -> Result<String> {
     Ok(line)
 }
 
-/// `path` in JSON, which is UTF-8: U+FFFD replaces what is not, and a warning says so.
+/// Returns `path` as JSON, which is UTF-8. U+FFFD replaces bytes that are not UTF-8, and a warning reports it.
 pub(crate) fn path_json(path: &Path) -> Value {
     if path.to_str().is_none() {
         tracing::warn!("'{}' is not UTF-8: JSON has U+FFFD in place of the other bytes", printable(path));

@@ -1,21 +1,21 @@
-//! Processor time and resident memory of this process, read from Linux's /proc.
+//! Processor time and resident memory of this process, from Linux's /proc.
 
 use std::fs;
 
 /// Clock ticks per second in /proc/PID/stat, the same on every Linux that Rust supports.
 const TICKS: f64 = 100.0;
 
-/// User and system time of all threads, including those that ended, with a resolution of a hundredth of a second.
+/// User and system time of all threads, including ended ones, with a resolution of a hundredth of a second.
 pub fn processor_seconds() -> Option<f64> {
     let text = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in parentheses may hold anything; the state is the first field after it.
+    // The name in parentheses may contain anything; the state is the first field after it.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     let user: f64 = fields.nth(11)?.parse().ok()?;
     let system: f64 = fields.next()?.parse().ok()?;
     Some((user + system) / TICKS)
 }
 
-/// Processor time of the threads that are alive, with a resolution of nanoseconds.
+/// Processor time of the living threads, with a resolution of nanoseconds.
 pub fn living_threads_seconds() -> Option<f64> {
     let mut nanoseconds = 0.0;
     for thread in fs::read_dir("/proc/self/task").ok()? {
@@ -26,25 +26,25 @@ pub fn living_threads_seconds() -> Option<f64> {
     (nanoseconds > 0.0).then_some(nanoseconds / 1e9)
 }
 
-/// The highest resident memory of the process since a start.
+/// The highest resident memory of the process since a starting point.
 pub struct Resident {
     start: Option<u64>,
 }
 
 impl Resident {
-    /// Begins to measure.
+    /// Starts the measurement.
     pub fn start() -> Self {
         Self { start: if reset() { status("VmRSS") } else { None } }
     }
 
-    /// Forgets the highest bytes so far. The start stays the same.
+    /// Resets the highest value. The starting point stays.
     pub fn reset_peak(&mut self) {
         if !reset() {
             self.start = None;
         }
     }
 
-    /// The highest resident bytes above those at the start; none where they are not known.
+    /// The highest resident bytes above those at the start. `None` if they are not known.
     pub fn above_start(&self) -> Option<u64> {
         Some(status("VmHWM")?.saturating_sub(self.start?))
     }

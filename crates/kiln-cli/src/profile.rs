@@ -10,11 +10,11 @@ use crate::HEAP;
 use crate::atomic::replace;
 use crate::card::{Card, card_index};
 
-/// The profile of `device`, called `name` on the command line: from the cache, or by a second of measuring. Afterwards the
+/// The profile of `device`, called `name` on the command line. It is read from the cache, or measured in about a second. Afterwards the
 /// threads of the CPU device have their scratch memory, so that it does not count as a step's.
 ///
 /// # Errors
-/// When the device cannot be calibrated.
+/// If the device cannot be calibrated.
 pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
     let plain = device.clone().inner();
     warm_threads(&plain);
@@ -26,7 +26,7 @@ pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
     tracing::info!("measuring {name} once, to predict steps on it");
     let profile = calibrate(BackendProfile { name: name.into(), ..start }, device, &Meter::of(&plain, &HEAP))?;
     if let Some(path) = path {
-        // Without a place to keep it, it is measured again the next time.
+        // Without a cache directory it is measured again next time.
         if let Err(error) = write(&path, &profile) {
             tracing::debug!("{error:#}");
         }
@@ -39,7 +39,8 @@ fn path(name: &str) -> Option<PathBuf> {
     Some(crate::cache::directory()?.join(file_name(name, card.as_deref())))
 }
 
-/// Figures of one card are not those of another that has its number later, nor those of one version of the rules another's.
+/// The name of a profile's file. It includes the GPU's name, because another GPU may get the same number later, and the version of the
+/// rules.
 fn file_name(name: &str, card: Option<&str>) -> String {
     let words = [name].into_iter().chain(card).chain([env!("CARGO_PKG_VERSION")]);
     let plain = |word: &str| word.replace(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.', "-");

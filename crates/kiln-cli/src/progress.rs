@@ -1,4 +1,4 @@
-//! Progress on a terminal: a bar of the steps, and one of each evaluation.
+//! Progress on a terminal: a bar of the steps, and one for each evaluation.
 
 use std::io::IsTerminal;
 
@@ -12,10 +12,10 @@ use crate::log::is_quiet;
 const COLUMNS: usize = 80;
 /// Columns of the bar itself.
 const BAR: usize = 8;
-/// Columns of the time that is left, as in `  ETA 12m`.
+/// Columns of the remaining time, as in `  ETA 12m`.
 const LEFT: usize = 10;
 
-/// Bars on stderr. A redirected stderr and a quiet command have none.
+/// Bars on stderr. There are none if stderr is redirected, or if the command is quiet.
 #[derive(Clone)]
 pub(crate) struct Progress(MultiProgress);
 
@@ -26,7 +26,7 @@ impl Progress {
         Self(MultiProgress::with_draw_target(target))
     }
 
-    /// The bar of a run of `total` steps that has taken `at`.
+    /// The bar of a run of `total` steps that has taken `at` steps.
     pub(crate) fn steps(&self, total: u64, at: u64) -> Result<ProgressBar> {
         let bar = self.0.add(ProgressBar::new(total));
         let style = ProgressStyle::with_template(&format!("{{pos}}/{{len}} {{bar:{BAR}}} {{msg}}  ETA {{eta}}"))?;
@@ -36,7 +36,7 @@ impl Progress {
         Ok(bar)
     }
 
-    /// The bar of one evaluation on `batches` batches, which goes when it is dropped.
+    /// The bar of one evaluation on `batches` batches. It disappears when it is dropped.
     fn evaluation(&self, batches: usize) -> ProgressBar {
         let bar = ProgressBar::new(batches as u64).with_finish(ProgressFinish::AndClear);
         let bar = self.0.add(bar);
@@ -81,7 +81,7 @@ impl<B: Batch, S: BatchSource<Batch = B>> BatchSource for Watched<'_, S> {
     }
 }
 
-/// What a run says of its last step.
+/// The text about the last step of a run.
 pub(crate) struct Status {
     pub(crate) loss: f64,
     /// The most bytes of a step so far.
@@ -89,12 +89,12 @@ pub(crate) struct Status {
     /// Bytes that a step may take.
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) samples_per_second: f64,
-    /// The share of the time in which a step waits for data, and for what the data takes long, where it does.
+    /// The share of time that steps wait for data, and the slowest part of loading, if steps wait.
     pub(crate) waiting: Option<(f64, String)>,
 }
 
 impl Status {
-    /// As much of it as a line has room for, beside the bar of a run of `steps` steps.
+    /// As much of the text as a line has room for, beside the bar of a run of `steps` steps.
     pub(crate) fn line(&self, steps: u64) -> String {
         let position = 2 * steps.to_string().len() + 1;
         // A line that fills the terminal may wrap.
@@ -136,7 +136,7 @@ impl Status {
     }
 }
 
-/// Four decimals, or the power of ten of a number that has too many digits for them.
+/// Four decimals, or scientific notation for a number with too many digits.
 fn short(loss: f64) -> String {
     if loss.abs() < 1000.0 || !loss.is_finite() { format!("{loss:.4}") } else { format!("{loss:.2e}") }
 }

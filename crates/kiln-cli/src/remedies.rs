@@ -6,7 +6,7 @@ use kiln_training::{PlannedOptimizer, Remedy, StepChange, Task, Trainer};
 
 use crate::shell::quoted;
 
-/// What the reader of a report can change about the run; nothing where its steps were not predicted.
+/// Changes of the run that a reader of a report can make. Empty if the run's steps were not predicted.
 pub(crate) fn suggestions<T: Task>(trainer: &Trainer<T>) -> Vec<Suggestion> {
     let Some(plan) = trainer.plan() else { return vec![] };
     let (before, limit) = (plan.peak_bytes, trainer.limit_bytes());
@@ -41,7 +41,7 @@ fn suggestion(remedy: &Remedy, before: u64, limit: Option<u64>) -> Suggestion {
             ("optimizer state in host memory".into(), "--optimizer-offload".into(), "the same numbers")
         }
         _ => {
-            // Where the state is, is a setting of its own, which the run keeps.
+            // The place of the state is a separate setting, which the run keeps.
             let option = match &plan.optimizer {
                 PlannedOptimizer::Other { name, .. } => format!("--optimizer {name}"),
                 _ => String::new(),

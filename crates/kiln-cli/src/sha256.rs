@@ -1,4 +1,4 @@
-//! The SHA-256 of files, by which a download is known to be the one that was pinned.
+//! The SHA-256 of files, to check that a download is the expected one.
 
 use std::fs::File;
 use std::io::copy;

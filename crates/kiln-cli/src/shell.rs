@@ -1,6 +1,6 @@
-//! Words as a shell reads them.
+//! Quotes words for a shell.
 
-/// `word` in quotes where a shell would read it otherwise. Control characters are escaped, as bash and zsh read them.
+/// Returns `word`, in quotes if a shell would change it otherwise. Control characters are escaped, as bash and zsh read them.
 pub(crate) fn quoted(word: &str) -> String {
     let plain = |char: char| char.is_ascii_alphanumeric() || "-_./:,=+@%".contains(char);
     if word.chars().any(char::is_control) {

@@ -1,14 +1,14 @@
-//! Sizes as people write them: a number with its unit.
+//! Sizes in readable form: a number with its unit.
 
 use bytesize::ByteSize;
 
-/// Larger sizes are slips of the keyboard.
+/// Larger sizes are typing errors.
 const MOST: u64 = 1 << 60;
 
-/// The bytes of `500MB` or `1.5GiB`, at least one.
+/// Parses `500MB` or `1.5GiB` to bytes, at least one.
 ///
 /// # Errors
-/// What is wrong with the text, and what would be accepted. A number without a unit is refused: 300 may be meant as 300 MiB.
+/// Describes the error in the text, and the accepted format. A number without a unit is refused: 300 may mean 300 MiB.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     if !text.is_empty() && text.parse::<f64>().is_ok() {
@@ -21,7 +21,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A number of bytes in the unit that fits.
+/// A number of bytes in a fitting unit.
 pub fn shown(bytes: u64) -> String {
     ByteSize(bytes).to_string()
 }

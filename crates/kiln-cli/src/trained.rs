@@ -1,4 +1,4 @@
-//! The model that a command uses: the pipeline that it was trained by, its settings, weights and classes.
+//! The trained model that a command uses: its pipeline, settings, weights and classes.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ pub(crate) enum Trained {
 }
 
 impl Trained {
-    /// Reads the settings of the run that the arguments name, with the device that they name.
+    /// Reads the settings of the run that the arguments name, with the device from the arguments.
     pub(crate) fn open(arguments: &TrainedArgs) -> Result<Self> {
         let run = &arguments.run;
         if !run.exists() {
@@ -62,7 +62,7 @@ impl Trained {
         }
     }
 
-    /// What kind of model it is, for messages.
+    /// The kind of the model, for messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Classify(_) => Kind::Classify.model(),
@@ -78,7 +78,7 @@ fn parsed<S: DeserializeOwned>(table: Table, file: &Path) -> Result<Box<S>> {
     })
 }
 
-/// The best checkpoint of a run, as `--best` asks for it.
+/// The best checkpoint of a run, for `--best`.
 pub(crate) fn best(run: &Path) -> Result<PathBuf> {
     if !run.is_dir() {
         let path = printable(&run);
@@ -87,8 +87,8 @@ pub(crate) fn best(run: &Path) -> Result<PathBuf> {
     best_of(run)
 }
 
-/// The weights that the arguments name: the best checkpoint of a run, or the run itself if it has a checkpoint or quantised weights, else
-/// its `model.safetensors`, which a run that was copied without its checkpoints still has.
+/// The weights that the arguments name: the best checkpoint of a run, or the run itself if it has a checkpoint or quantised weights, or
+/// else its `model.safetensors`. A run that was copied without its checkpoints still has the latter.
 pub(crate) fn weights(arguments: &TrainedArgs) -> Result<PathBuf> {
     let run = &arguments.run;
     if arguments.best {
@@ -102,14 +102,13 @@ pub(crate) fn weights(arguments: &TrainedArgs) -> Result<PathBuf> {
     }
 }
 
-/// Whether the inputs of layers have the values of integers as well. The weights of such a model cannot be merged without a change of
-/// its results.
+/// Whether the inputs of layers are quantised as well. The weights of such a model cannot be merged without a change of its results.
 pub(crate) fn simulates_inputs(compression: Option<&CompressionSettings>, run: &Path) -> bool {
     let in_training = compression.and_then(|own| own.quantize.as_ref()).is_some_and(|own| own.input_momentum.is_some());
     in_training || run.join(INPUT_RANGES).is_file()
 }
 
-/// The names of the `count` classes of a run, from the directory around its weights; none if the run does not say them.
+/// The names of the `count` classes of a run, from the directory around its weights. `None` if the run does not name them.
 pub(crate) fn classes(run: &Path, count: usize) -> Result<Option<Vec<String>>> {
     let Some(file) = settings_beside(run).map(|config| config.with_file_name(CLASSES)).filter(|file| file.is_file())
     else {

@@ -1,4 +1,4 @@
-//! Units of the tables that have a fixed one. Sizes in sentences go through `bytesize`.
+//! Units of tables that use a fixed unit. Sizes in sentences are written by `bytesize`.
 
 /// Bytes of a MiB.
 pub const MIB: f64 = (1 << 20) as f64;

@@ -1,15 +1,15 @@
-//! Mistakes in a call, and the exit status of errors.
+//! Errors in a call, and the exit status of errors.
 
 use std::process::ExitCode;
 
 use crate::pipelines::InitError;
 
-/// A mistake in how the program was called, as opposed to a failure while it ran.
+/// An error in how the program was called, as opposed to a failure while it ran.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(pub String);
 
-/// 2 for a mistake in the call or the configuration, 1 for any other failure.
+/// 2 for an error in the call or the configuration, 1 for any other failure.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.chain().any(is_mistake) { 2 } else { 1 })
 }

@@ -8,7 +8,7 @@ pub(crate) fn counted<N: Display + PartialEq + From<u8>>(count: N, noun: &str) -
     text + &numbered(count, noun)
 }
 
-/// `noun` as it stands after `count`.
+/// `noun` in the form that follows `count`.
 pub(crate) fn numbered<N: PartialEq + From<u8>>(count: N, noun: &str) -> String {
     match count == N::from(1) {
         true => noun.to_owned(),

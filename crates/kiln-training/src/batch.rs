@@ -1,4 +1,4 @@
-//! A batch on the host, which a step cuts into micro-batches.
+//! The trait of batches on the host, which a step cuts into micro-batches.
 
 use std::ops::Range;
 
@@ -8,10 +8,10 @@ use kiln_data::{ImageBatch, Samples, TextBatch, TileBatch};
 
 /// A batch of samples in host memory.
 ///
-/// It stays on the host until a step copies it, so that a step that ran out of memory can be tried again with the same data.
-/// Implemented for kiln-data's batches, for `Vec`s of samples, for burn's `TensorData` and tensors (the first axis counts the
-/// samples), and for tuples of up to three of them. Tensors should live on the host's device, `Device::flex()`; a task copies
-/// them with [`Pass::input`](crate::Pass::input).
+/// It stays on the host until a step copies it, so that a step that ran out of memory can be tried again with the same data. Implemented
+/// for kiln-data's batches, for `Vec`s of samples, for burn's `TensorData` and tensors (the first axis counts the samples), and for
+/// tuples of up to three of them. Tensors should be on the host's device, `Device::flex()`; a task copies them with
+/// [`Pass::input`](crate::Pass::input).
 ///
 /// ```
 /// use burn::tensor::TensorData;
@@ -32,7 +32,7 @@ pub trait Batch: Send + Sized + 'static {
         self.len() == 0
     }
 
-    /// The samples `samples` of this batch, as a batch of their own.
+    /// The samples with indices `samples`, as a batch of their own.
     ///
     /// # Panics
     /// May panic when the range exceeds the batch; a step never asks for that.
@@ -41,13 +41,13 @@ pub trait Batch: Send + Sized + 'static {
     /// Bytes of host memory that the batch takes.
     fn host_bytes(&self) -> u64;
 
-    /// The quantity that the mean loss is a mean over: samples, or tokens that carry a loss.
+    /// The quantity that the mean loss is averaged over: samples, or tokens that carry a loss.
     fn weight(&self) -> Weight {
         Weight::Samples(self.len())
     }
 
-    /// A number that batches share when they differ only in the number of samples. The micro-batch that fits is remembered for
-    /// each key: return the sequence length, say, when lengths differ from batch to batch.
+    /// A number that is equal for batches that differ only in the number of samples. The micro-batch that fits is remembered for each
+    /// key: return the sequence length, say, if lengths differ from batch to batch.
     fn shape_key(&self) -> u64 {
         0
     }
@@ -115,7 +115,7 @@ impl<T: Clone + Send + 'static> Batch for Vec<T> {
         self[samples].to_vec()
     }
 
-    /// The samples themselves; memory that they point to is not seen.
+    /// Bytes of the samples themselves, without memory that they point to.
     fn host_bytes(&self) -> u64 {
         size_of_val(self.as_slice()) as u64
     }

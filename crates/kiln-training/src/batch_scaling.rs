@@ -5,20 +5,20 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::schedule::Schedule;
 
-/// How the learning rate grows with the batch.
+/// How the learning rate grows with the batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BatchRule {
-    /// k times the batch, k times the rate: for SGD, with a warm-up (Goyal et al. 2017, section 2.1).
+    /// The rate is proportional to the batch: for SGD, with a warm-up (Goyal et al. 2017, section 2.1).
     Linear,
-    /// k times the batch, the root of k times the rate: for Adam and its kin (Malladi et al. 2022).
+    /// The rate is proportional to the square root of the batch: for Adam and its variants (Malladi et al. 2022).
     Sqrt,
 }
 
-/// A learning rate that was found with one batch size, for runs with others.
+/// Scales a learning rate that was tuned for one batch size to runs with other batch sizes.
 ///
-/// What counts is the *effective* batch: all samples of an update, over all replicas and all micro-batches. Micro-batches that are cut
-/// smaller when memory runs out leave the rate as it is.
+/// The *effective* batch counts: all samples of an update, over all replicas and all micro-batches. The rate does not change when
+/// micro-batches become smaller because memory runs out.
 ///
 /// ```
 /// use kiln_training::{BatchRule, BatchScaling};
@@ -36,7 +36,7 @@ pub struct BatchScaling {
 }
 
 impl BatchScaling {
-    /// The factor of the learning rate for `effective_batch` samples.
+    /// The factor to multiply the learning rate by for an effective batch of `effective_batch` samples.
     pub fn factor(&self, effective_batch: usize) -> f64 {
         let times = effective_batch as f64 / self.base_batch as f64;
         match self.rule {
@@ -45,11 +45,10 @@ impl BatchScaling {
         }
     }
 
-    /// `schedule` for `effective_batch` samples.
+    /// Returns `schedule` scaled for `effective_batch` samples.
     ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a base batch of 0, for a scheduler of burn, and for a larger batch under [`BatchRule::Linear`] without a
-    /// warm-up, with which runs diverge at their beginning.
+    /// [`Error::InvalidSetting`] for a base batch of 0, and for a scheduler of burn. Also for a larger batch under [`BatchRule::Linear`]
+    /// without a warm-up, because such runs diverge at their beginning.
     pub(crate) fn apply(&self, schedule: Schedule, effective_batch: usize) -> Result<Schedule, Error> {
         let invalid = |field, value: String, expected| Err(Error::InvalidSetting { field, value, expected });
         if self.base_batch == 0 {
@@ -117,7 +116,7 @@ mod tests {
             let error = scaling.apply(schedule, 16).map(|_| ()).unwrap_err();
             assert!(error.to_string().contains(word), "{error}");
         }
-        // A smaller batch needs no warm-up, nor does the root.
+        // Neither a smaller batch nor the square-root rule needs a warm-up.
         assert!(scaling(BatchRule::Linear, 32).apply(cold.into(), 16).is_ok());
         assert!(scaling(BatchRule::Sqrt, 8).apply(Schedule::constant(0.1), 16).is_ok());
     }

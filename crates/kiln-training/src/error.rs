@@ -16,7 +16,7 @@ pub enum Error {
         field: &'static str,
         /// The value that was given.
         value: String,
-        /// What would be accepted.
+        /// The accepted values.
         expected: &'static str,
     },
     /// The loss or a gradient is not a finite number; the model is as it was before the step.
@@ -35,7 +35,7 @@ pub enum Error {
         /// The step that was not taken, counted from 1.
         step: u64,
     },
-    /// The device could not hand back what it computed.
+    /// The device could not return its results.
     #[error("step {step}: the device failed: {reason}")]
     Device {
         /// The step that was not taken, counted from 1.
@@ -51,7 +51,7 @@ pub enum Error {
     Exhausted {
         /// The step that was not taken, counted from 1.
         step: u64,
-        /// What was tried, and what would help.
+        /// The attempts, and changes that would help.
         report: Box<kiln_recovery::ExhaustionReport>,
     },
     /// Memory ran out while parameters were updated. The gradients are kept:
@@ -68,10 +68,10 @@ pub enum Error {
         left: usize,
         /// Parameters that have a gradient.
         parameters: usize,
-        /// What failed; none when something else was asked for meanwhile.
+        /// The failure of the update. `None` if another operation was called before the update was completed.
         failure: Option<kiln_recovery::Failure>,
     },
-    /// There is no update to go on with.
+    /// There is no unfinished update to complete.
     #[error("step {step}: no update is under way, expected one that ended with an error")]
     NoUpdate {
         /// The next step, counted from 1.
@@ -83,7 +83,7 @@ pub enum Error {
     /// The device is lost, or failed for another reason than memory.
     #[error("the device failed: {0}")]
     Lost(#[from] burn::tensor::ExecutionError),
-    /// A plan for the memory is made from steps on two and on three samples, to see how a step grows with its batch.
+    /// A memory plan needs at least three samples: it records steps on two and on three, to see how a step grows with its batch.
     #[error("the sample batch has {samples} samples, expected at least 3 to plan a step from it")]
     Sample {
         /// Samples of the batch.
@@ -134,7 +134,7 @@ pub enum Error {
     Edit {
         /// The step that was not taken, counted from 1.
         step: u64,
-        /// What the edit returned.
+        /// The error that the edit returned.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Another replica of the model failed; this one is as it was before the step.
@@ -145,7 +145,7 @@ pub enum Error {
         /// Its error.
         reason: String,
     },
-    /// A tensor with a gradient has reached a later stage of the model other than through a chain of blocks.
+    /// A tensor with a gradient reached a later stage of the model without going through a chain of blocks.
     #[error(
         "a tensor that is made in stage {stage} is used in a later one, expected it to go there as a part of the chain's value, for \
          example `pass.chain(blocks, (x, skip), ..)`"
@@ -174,8 +174,8 @@ pub enum Error {
         /// Samples now.
         now: usize,
     },
-    /// The data makes another number of batches or steps than the run had: the data, the batch size or the length of the run has
-    /// changed.
+    /// The data gives another number of batches or steps than at the start of the run: the data, the batch size or the length of the run
+    /// has changed.
     #[error("the run has {was} {unit}, and now it would have {now}: expected the same data, batch size and length")]
     OtherLength {
         /// "batches an epoch" or "steps".
@@ -190,7 +190,7 @@ pub enum Error {
     ShortEpoch {
         /// The epoch, counted from zero.
         epoch: u64,
-        /// The batches that came.
+        /// The batches that it gave.
         batches: usize,
         /// The batches that [`BatchSource::batches`](crate::BatchSource::batches) says.
         expected: usize,
@@ -206,7 +206,7 @@ pub enum Error {
     Incomplete {
         /// The step that was not taken, counted from 1.
         step: u64,
-        /// What is missing.
+        /// The missing weight.
         missing: Weight,
     },
     /// The parts of a batch weigh more than the batch.
@@ -239,7 +239,7 @@ pub enum Error {
     NothingRead {
         /// The epoch, counted from zero.
         epoch: u64,
-        /// What the last batch said.
+        /// The error of the last batch.
         last: kiln_data::Error,
     },
     /// A checkpoint could not be written; the previous ones are untouched.

@@ -3,18 +3,18 @@
 //! - [`Task`]: a model, its batches and its loss; [`LossFn`] makes one of a closure. [`Pass::chain`] is the one place where a model says
 //!   that its blocks follow each other.
 //! - [`Trainer::builder`]: predicts the memory of a step, plans micro-batch, checkpoints and precision into a
-//!   [`MemoryBudget`], and builds a [`Trainer`]. [`Planner`] answers the same for a device that is not there.
-//! - [`Trainer::step`]: applies completely or not at all, and is tried again with less when memory runs out.
+//!   [`MemoryBudget`], and builds a [`Trainer`]. [`Planner`] predicts and plans for a device that is not present.
+//! - [`Trainer::step`]: applies completely or not at all. If memory runs out, it is tried again with a smaller plan.
 //! - [`Trainer::fit`]: epochs, evaluation, checkpoints and events, over kiln-data's loaders, burn's, or batches in memory
 //!   ([`BatchSource`]).
-//! - [`Checkpoints`]: atomic, verified, the newest few. A run that was killed and resumed gives the same numbers as one that was
-//!   not, because everything random is a function of [`RunState`]. [`BestConfig`] keeps the best one as well, and ends a run that gets no
-//!   better.
+//! - [`Checkpoints`]: atomic, verified; the newest few are kept. A run that is killed and resumed gives the same numbers as an
+//!   uninterrupted one, because all randomness is a function of [`RunState`]. [`BestConfig`] also keeps the best checkpoint, and can end
+//!   a run that stops improving.
 //! - [`OptimizerGroups`], [`Schedule`]: any optimizer and scheduler of burn; [`OptimizerConfig`] and [`ScheduleConfig`] as settings.
 //!   [`BatchScaling`]: the learning rate that fits the effective batch.
 //!
-//! *Architecture invariant*: the only crate that may see two techniques. It declares none of their settings again, and it knows no
-//! model: a [`Task`] brings model, batch and loss together.
+//! *Architecture invariant*: this is the only crate that may use several technique crates. It does not redefine their settings, and it
+//! does not depend on any model: a [`Task`] brings model, batch and loss together.
 //!
 //! ```
 //! use burn::module::Module;
@@ -102,7 +102,7 @@ pub use transaction::{Boundary, Guard, StepReport};
 
 pub use kiln_recovery::Setting;
 
-/// Its examples use two crates, which only this one may.
+/// Tests the examples of docs/accumulation.md, which use two technique crates. Only this crate may do so.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/accumulation.md")]
 struct Accumulation;

@@ -6,8 +6,8 @@ use kiln_recovery::{AttemptOutcome, attempt};
 use crate::batch::{Batch, Part};
 use crate::error::Error;
 
-/// Runs `work` on the batches, with at most `at_once` samples of a batch on the device; when memory runs out, on half as many at once, and
-/// so on. `done` gets each part and its result, in order. Batches of which nothing could be read are passed over.
+/// Runs `work` on the batches, with at most `at_once` samples of a batch on the device. When memory runs out it halves that number and
+/// continues. `done` gets each part and its result, in order. Batches without a readable sample are skipped.
 pub(crate) fn in_parts<B: Batch, R>(
     batches: impl Iterator<Item = Result<B, Error>>,
     device: &Device,

@@ -14,15 +14,15 @@ use crate::stages::StagePass;
 
 /// A model that a [`Task`](crate::Task) computes a loss or metrics with, and the device to compute on.
 ///
-/// The same code runs in three situations: in training under a checkpoint plan, in evaluation, and once while a step is recorded
+/// A task runs the same code in three situations: in training under a checkpoint plan, in evaluation, and once while a step is recorded
 /// to predict its memory. A task does not need to tell them apart.
 pub struct Pass<'a, M> {
     model: &'a M,
     /// The device of the stage that the pass is in.
     device: Cell<&'a Device>,
-    /// The devices of a model that is evaluated and that is on several.
+    /// The devices of the model, if it is evaluated and is on several devices.
     devices: Vec<Device>,
-    /// Which of them the pass has come to.
+    /// Index of the device that the pass has reached.
     come_to: Cell<Option<usize>>,
     situation: Situation<'a>,
     /// The block that the next chain begins with, in the numbering of the plan.
@@ -37,11 +37,11 @@ pub struct Pass<'a, M> {
 enum Situation<'a> {
     /// One block after the other.
     Plain,
-    /// With a cut at either end of each block; the lengths of the chains are noted.
+    /// One block after the other, with a recorded cut at both ends of each block. The lengths of the chains are noted.
     Recorded { recorder: &'a Recorder, chains: &'a RefCell<Vec<usize>> },
-    /// As the plan says.
+    /// Under the checkpoint plan.
     Planned { plan: &'a Plan, draws_random: bool },
-    /// As the plan says, with a stage's end between some blocks.
+    /// Under the checkpoint plan, with the end of a stage between some blocks.
     Staged(StagePass<'a>),
 }
 
@@ -59,8 +59,8 @@ impl<'a, M> Pass<'a, M> {
         }
     }
 
-    /// A pass without a plan, as evaluation runs it. It also serves for trying a task by hand. In a model whose parameters are on several
-    /// devices, [`chain`](Self::chain) moves what goes into a block to the device of the block.
+    /// A pass without a plan, for evaluation and for trying a task by hand. If the model's parameters are on several devices,
+    /// [`chain`](Self::chain) moves the input of each block to the block's device.
     pub fn plain(model: &'a M, device: &'a Device) -> Self
     where
         M: Module,
@@ -105,8 +105,8 @@ impl<'a, M> Pass<'a, M> {
         source.on(self.device())
     }
 
-    /// `tensors` on the device that the pass has come to: targets that were copied with the inputs, and that the loss compares with what
-    /// comes out of a [`chain`](Self::chain). On one device they are returned as they are.
+    /// Moves `tensors` to the device that the pass has reached. Use it for targets: they are copied with the inputs, and the loss
+    /// compares them with the output of a [`chain`](Self::chain). On one device it returns them unchanged.
     ///
     /// Tensors with a gradient go from stage to stage as a part of the chain's value only.
     pub fn to_device<X: Tensors>(&self, tensors: X) -> X {
@@ -119,7 +119,7 @@ impl<'a, M> Pass<'a, M> {
     /// each block begins and ends; in training it recomputes or offloads the segments that the plan names; in evaluation it runs
     /// the blocks as they are. The result has the same bits in all cases, dropout included.
     ///
-    /// `f` must take everything that it computes with from the block and from `x`. A pass may have several chains.
+    /// `f` may use only values of the block and of `x`. A pass may have several chains.
     pub fn chain<'b, B, X, F>(&self, blocks: impl IntoIterator<Item = &'b B>, x: X, f: F) -> X
     where
         B: Module + 'static,
@@ -167,7 +167,7 @@ impl<'a, M> Pass<'a, M> {
         }
     }
 
-    /// `x` on the device of `block`, where the pass then is.
+    /// Moves `x` to the device of `block`, which becomes the device of the pass.
     fn followed<X: Tensors>(&self, block: &impl Module, x: X) -> X {
         if self.devices.is_empty() {
             return x;
@@ -186,7 +186,7 @@ impl<'a, M> Pass<'a, M> {
     fn numbered<'b, B>(&self, blocks: impl IntoIterator<Item = &'b B>) -> (Vec<&'b B>, usize) {
         let blocks: Vec<&B> = blocks.into_iter().collect();
         let first = self.next_block.get();
-        // The recording counts the operations between two chains as a block.
+        // A recording counts the operations between two chains as one block.
         self.next_block.set(first + blocks.len() + 1);
         (blocks, first)
     }
@@ -213,7 +213,7 @@ impl<'a, M> Pass<'a, M> {
         }
     }
 
-    /// Ends a stage, if another one begins with the block of number `block`.
+    /// Ends the current stage, if another one begins with block number `block`.
     fn crossed<X: Tensors>(&self, stages: &StagePass<'a>, block: usize, x: X) -> X {
         let (x, crossed) = stages.cross(block, x);
         match crossed {
@@ -223,11 +223,11 @@ impl<'a, M> Pass<'a, M> {
         x
     }
 
-    /// Names a tensor without which the step must not count.
+    /// Names a tensor that must have been written for the step to count.
     ///
-    /// On a device with a queue (CUDA), a tensor whose memory was refused looks valid, and what is computed from it is not written
-    /// either, down to the gradients, which the step checks. Some operations hide the loss: the concatenation of a part that
-    /// was never written counts as written. A task that concatenates names the parts, or what it computes from them before:
+    /// On a device with a queue (CUDA), a tensor whose memory was refused looks valid. Results computed from it are not written either,
+    /// down to the gradients, which the step checks. Some operations hide the loss: a concatenation counts as written even if one of its
+    /// parts was never written. A task that concatenates should name the parts, or the values that they are computed from:
     ///
     /// ```
     /// # use burn::tensor::Tensor;
@@ -239,7 +239,7 @@ impl<'a, M> Pass<'a, M> {
     /// }
     /// ```
     ///
-    /// It costs a copy of one element and a question to the device's thread. Outside of training it does nothing.
+    /// The cost is a copy of one element and one query to the device's thread. Outside of training it does nothing.
     pub fn evidence<const D: usize>(&self, tensor: &Tensor<D>) {
         if matches!(self.situation, Situation::Planned { .. } | Situation::Staged(_)) && !tensor.dims().contains(&0) {
             let element = tensor.clone().inner().slice(std::array::from_fn::<_, D, _>(|_| 0..1));
@@ -247,7 +247,7 @@ impl<'a, M> Pass<'a, M> {
         }
     }
 
-    /// One element of each tensor that was named; the error of a chain, if one met one.
+    /// Returns one element of each tensor that was named, or the error of a chain.
     pub(crate) fn into_evidence(self) -> Result<Vec<Tensor<1>>, Error> {
         match self.failed.into_inner() {
             Some(error) => Err(error),
@@ -261,7 +261,7 @@ struct To<'a>(&'a Device);
 
 impl TensorMap for To<'_> {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        // burn notes a move in the graph, also where nothing moves.
+        // burn records a move in the graph even if the tensor stays where it is.
         if tensor.device() == *self.0 { tensor } else { tensor.to_device(self.0) }
     }
 
@@ -288,7 +288,7 @@ impl<const D: usize, K: Basic> Input<D, K> for &TensorData {
 
 impl<const D: usize, K: Basic> Input<D, K> for &Tensor<D, K> {
     fn on(self, device: &Device) -> Tensor<D, K> {
-        // Through host data: the device that steps are recorded on takes no tensors of other devices.
+        // The copy goes through host data, because the device that records steps takes no tensors of other devices.
         Tensor::from_data(self.to_data(), device)
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a run still gets better: its best evaluation so far, and when to end early.
+//! Whether a run still improves: its best evaluation so far, and when to end early.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,8 +22,8 @@ impl Goal {
     }
 }
 
-/// The metric that a run is judged by: its best checkpoint is kept apart from the newest ones, and a run may end when the metric gets
-/// no better.
+/// The metric that decides which checkpoint is the best one, which is kept apart from the newest ones. A run may also end when the metric
+/// stops improving.
 ///
 /// ```
 /// use kiln_training::{BestConfig, Goal};
@@ -43,7 +43,7 @@ impl BestConfig {
         Self { metric: metric.into(), goal, patience: None }
     }
 
-    /// Ends the run after so many evaluations in a row without a better value; none: never.
+    /// Ends the run after this many evaluations in a row without a better value. `None`: never.
     #[must_use]
     pub fn with_patience(self, evaluations: impl Into<Option<u64>>) -> Self {
         Self { patience: evaluations.into(), ..self }
@@ -70,7 +70,7 @@ pub struct Best {
     pub value: f64,
 }
 
-/// The evaluations of a run so far, as far as its best checkpoint and its early end depend on them. Saved with the run.
+/// The evaluations of a run so far, reduced to the facts that its best checkpoint and its early end depend on. It is saved with the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// The best evaluation, the first of several equal ones.
@@ -98,7 +98,7 @@ impl Progress {
         }
     }
 
-    /// The same after an evaluation under `config`.
+    /// The progress after an evaluation at `step` that gave `value`, under the goal of `config`.
     pub(crate) fn judged(self, config: &BestConfig, step: u64, value: f64) -> Self {
         self.after(config.goal, step, value)
     }
@@ -113,13 +113,13 @@ impl Progress {
         patience.is_some_and(|patience| self.without_improvement >= patience)
     }
 
-    /// The same without a best evaluation, whose checkpoint is lost.
+    /// The progress without its best evaluation, for a run whose best checkpoint is lost. The other fields stay.
     pub(crate) fn without_best(self) -> Self {
         Self { best: None, ..self }
     }
 }
 
-/// A number as text: JSON parsers may round the last digit, and then a tie would look like an improvement.
+/// Saves a number as text: JSON parsers may round the last digit, and then a tie would look like an improvement.
 mod exact {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};

@@ -7,8 +7,8 @@ use crate::error::Error;
 
 /// The learning rate as a function of the updates so far: Kiln's warm-up and cosine, a constant, or a scheduler of burn.
 ///
-/// A run that resumes gets the rates that it would have had, since the rate depends on the number of updates alone. A scheduler of
-/// burn is run from its beginning again for that.
+/// A resumed run gets the rates of an uninterrupted one, because the rate depends only on the number of updates. A scheduler of burn is
+/// therefore run again from its beginning.
 #[derive(Clone)]
 pub struct Schedule(Kind);
 
@@ -20,12 +20,12 @@ enum Kind {
 }
 
 impl Schedule {
-    /// The same rate for the whole run.
+    /// A constant rate for the whole run.
     pub fn constant(rate: f64) -> Self {
         Self(Kind::Constant(rate))
     }
 
-    /// The rates of a scheduler of burn, one step of it for each update, parameter groups included. A scheduler of one's own goes
+    /// The rates of a scheduler of burn, which takes one step for each update. Parameter groups are supported. Custom schedulers go
     /// through burn's `ModuleLrScheduler::new`.
     ///
     /// ```
@@ -52,7 +52,7 @@ impl Schedule {
         }
     }
 
-    /// The fraction of the run in which the rate rises; none of a scheduler of burn.
+    /// The fraction of the run in which the rate rises. `None` for a scheduler of burn.
     pub(crate) fn warmup(&self) -> Option<f64> {
         match &self.0 {
             Kind::Constant(_) => Some(0.0),
@@ -61,7 +61,7 @@ impl Schedule {
         }
     }
 
-    /// All rates times `factor`; none of a scheduler of burn, whose rates cannot be changed.
+    /// Multiplies all rates by `factor`. `None` for a scheduler of burn, whose rates cannot be changed.
     pub(crate) fn scaled(self, factor: f64) -> Option<Self> {
         match self.0 {
             Kind::Constant(rate) => Some(Self::constant(rate * factor)),

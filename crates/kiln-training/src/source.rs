@@ -8,14 +8,14 @@ use kiln_data::{Loader, TrainTest};
 use crate::batch::Batch;
 use crate::error::Error;
 
-/// The batches of one epoch. An error ends the run, except [`NothingLeft`](kiln_data::Error::NothingLeft): a batch of which no
-/// sample could be read is passed over.
+/// The batches of one epoch. An error ends the run, except [`NothingLeft`](kiln_data::Error::NothingLeft): a batch without a readable
+/// sample is skipped.
 pub type Epoch<'a, B> = Box<dyn Iterator<Item = Result<B, Error>> + 'a>;
 
 /// Batches in epochs.
 ///
-/// A run that is resumed asks for the rest of the epoch that it was in. It continues with the same numbers when
-/// [`epoch`](Self::epoch) returns the same batches for the same arguments, as [`Loader`] does.
+/// A resumed run asks for the rest of its epoch. It continues with the same numbers if [`epoch`](Self::epoch) returns the same batches
+/// for the same arguments, as [`Loader`] does.
 pub trait BatchSource {
     /// A batch.
     type Batch: Batch;
@@ -23,7 +23,7 @@ pub trait BatchSource {
     /// Batches of an epoch.
     fn batches(&self) -> usize;
 
-    /// Samples of the data set. A checkpoint notes the number, so that a run does not continue with other data unnoticed.
+    /// Samples of the data set. A checkpoint notes the number, so that a run does not silently continue with other data.
     fn samples(&self) -> usize;
 
     /// The batches of epoch number `epoch` from batch number `first` on, both counted from zero.
@@ -80,9 +80,9 @@ impl<B: Batch + Clone> BatchSource for Vec<B> {
     }
 }
 
-/// A data loader of burn, whose batches should live on the host's device.
+/// A data loader of burn. Its batches should be on the host's device.
 ///
-/// burn's loaders shuffle by a random state of their own. A resumed run takes the rest of its epoch from a new order; use
+/// burn's loaders shuffle by a random state of their own, so that a resumed run takes the rest of its epoch in a new order. Use
 /// kiln-data's [`Loader`] for runs that must continue with the same numbers.
 pub struct BurnBatches<B> {
     loader: Arc<dyn DataLoader<B>>,

@@ -1,31 +1,31 @@
-//! The position of a run, from which everything random follows.
+//! The position of a run, which determines all randomness.
 
 use serde::{Deserialize, Serialize};
 
-/// The largest number of a position: no run comes so far, and sums with it do not overflow.
+/// The largest number of a position: no run gets so far, and sums with it do not overflow.
 const MOST: u64 = 1 << 53;
 
-/// The position of a run. Together with the model, the optimizer and the settings it determines everything that follows: the order
-/// of the samples, their augmentation, dropout masks and learning rates are functions of it.
+/// The position of a run. Together with the model, the optimizer and the settings it determines everything that follows: the order of the
+/// samples, their augmentation, dropout masks and learning rates are functions of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunState {
     /// The seed that all randomness is derived from.
     pub seed: u64,
-    /// Steps taken, skipped ones included: one for each batch that was worked through.
+    /// Steps taken, including skipped ones: one for each batch that was processed.
     pub step: u64,
-    /// Steps among them that left the model as it was, because a gradient overflowed in f16.
+    /// Steps among them that left the model unchanged, because a gradient overflowed in f16.
     #[serde(default)]
     pub skipped: u64,
     /// The epoch the next batch belongs to, counted from zero.
     pub epoch: u64,
     /// The next batch of that epoch, counted from zero.
     pub batch: usize,
-    /// Whether the duties after the last step are still to be done: to end the epoch, to evaluate the model, to save.
+    /// Whether the end of the last step is still to be processed: to end the epoch, to evaluate the model, to save.
     #[serde(default)]
     pub due: bool,
-    /// Batches of which no sample could be read, in a run whose length is a number of epochs: they count toward its length and its
-    /// learning rates like steps.
+    /// Batches without a readable sample, in a run whose length is a number of epochs. They count toward its length and its learning
+    /// rates like steps.
     #[serde(default)]
     pub unread: u64,
 }
@@ -36,7 +36,7 @@ impl RunState {
         Self { seed, step: 0, skipped: 0, epoch: 0, batch: 0, due: false, unread: 0 }
     }
 
-    /// The number of the next step, counted from 1, as reports and errors have it.
+    /// The number of the next step, counted from 1, as in reports and errors.
     pub fn next_step(&self) -> u64 {
         self.step + 1
     }
@@ -46,13 +46,12 @@ impl RunState {
         self.step.saturating_sub(self.skipped)
     }
 
-    /// How far the run has come toward its length: steps, and batches that count although they could not be read.
+    /// The progress of the run toward its length: steps, and unread batches that count.
     pub fn position(&self) -> u64 {
         self.step.saturating_add(self.unread)
     }
 
-    /// The number that the learning rate of the next update is a function of: updates, and batches that count although they could not
-    /// be read.
+    /// The number that the learning rate of the next update is a function of: updates, and unread batches that count.
     pub(crate) fn schedule_step(&self) -> u64 {
         self.updates().saturating_add(self.unread)
     }
@@ -89,7 +88,7 @@ impl RunState {
         Self { epoch: self.epoch + 1, batch: 0, ..self }
     }
 
-    /// The position after a batch of which no sample could be read. It `counts` in a run of so many epochs.
+    /// The position after a batch without a readable sample. The batch `counts` if the length of the run is a number of epochs.
     pub(crate) fn after_unread(self, counts: bool) -> Self {
         Self { batch: self.batch + 1, unread: self.unread + u64::from(counts), ..self }
     }

@@ -1,4 +1,4 @@
-//! What a model is trained to do on batches of one kind.
+//! A task: the model, its batches, its loss and its metrics.
 
 use std::marker::PhantomData;
 
@@ -12,17 +12,17 @@ use crate::parts::in_parts;
 use crate::pass::Pass;
 use crate::source::BatchSource;
 
-/// A model, its batches, the loss that it is trained by and the metrics that it is evaluated by.
+/// A model, its batches, its training loss and its evaluation metrics.
 pub trait Task {
     /// The model.
     type Model: Module + 'static;
     /// A batch on the host.
     type Batch: Batch;
 
-    /// The mean loss over `batch`, a tensor of one element that the gradients come from.
+    /// The mean loss over `batch`: a tensor of one element, from which the gradients are computed.
     ///
-    /// The model may compute in 16 bits; take the loss in f32. Batches are copied to [`Pass::device`] here, and blocks that follow
-    /// each other run through [`Pass::chain`]. The batch may be a part of the one that the loader made.
+    /// The model may compute in 16 bits; compute the loss in f32. The method copies batches to [`Pass::device`], and runs blocks that
+    /// follow each other through [`Pass::chain`]. The batch may be a part of the loader's batch.
     fn loss(&self, pass: &Pass<'_, Self::Model>, batch: &Self::Batch) -> Tensor<1>;
 
     /// Metrics over `batch`, computed without autodiff; by default the mean loss, as "loss".
@@ -31,15 +31,15 @@ pub trait Task {
         Metrics::new().with("loss", Metric::mean(self.loss(pass, batch) * count as f64, count))
     }
 
-    /// Bytes that the task itself keeps on the device as long as it trains, as the parameters of a teacher; 0 by default. They count in the
-    /// prediction of a step.
+    /// Bytes that the task itself keeps on the device while it trains, such as the parameters of a teacher. The default is 0. They count
+    /// in the prediction of a step.
     fn resident_bytes(&self) -> u64 {
         0
     }
 
-    /// Names and values of the metrics of `model` on all batches of `data`: by default the sums of [`metrics`](Self::metrics), with at most
-    /// `at_once` samples of a batch on the device, fewer when memory runs out. A task of which a metric is not a sum over batches computes
-    /// its metrics here, as one that [puts tiles together](crate::TilePredictor).
+    /// Evaluates `model` on all batches of `data`, and returns names and values of metrics. By default they are the sums of
+    /// [`metrics`](Self::metrics), with at most `at_once` samples of a batch on the device, and fewer if memory runs out. Override it for
+    /// a metric that is not a sum over batches, for example if the task [joins tiles](crate::TilePredictor).
     ///
     /// # Errors
     /// Those of the data, [`Error::Memory`] when a single sample does not fit, and [`Error::Lost`].
@@ -56,7 +56,7 @@ pub trait Task {
     {
         let (model, device) = (model.valid(), device.clone().inner());
         let totals_of = |part: &Self::Batch| match part.weight().count() {
-            // A part without a token that carries a loss has no mean loss, and nothing to add.
+            // A part in which no token carries a loss has no mean loss and adds nothing.
             0 => Ok(Totals::default()),
             _ => Ok(self.metrics(&Pass::plain(&model, &device), part).read()?),
         };
@@ -69,7 +69,7 @@ pub trait Task {
     }
 }
 
-/// A loss function as a [`Task`], for a program that needs nothing else.
+/// A loss function as a [`Task`], for programs that need no more than a loss.
 ///
 /// ```
 /// use burn::nn::Linear;

@@ -11,7 +11,7 @@ use crate::parts::in_parts;
 
 /// Predicts whole images from their tiles, within the memory of some tiles and one row of them.
 ///
-/// Memory that runs out makes it continue with fewer tiles at once, as in an evaluation.
+/// If memory runs out, it continues with fewer tiles at once, as an evaluation does.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -42,7 +42,7 @@ use crate::parts::in_parts;
 pub struct TilePredictor<'a> {
     /// The images.
     pub set: &'a TileSet,
-    /// Values of a pixel.
+    /// Values per pixel.
     pub classes: usize,
     /// The weight of a prediction across its tile.
     pub blend: Blend,
@@ -52,7 +52,7 @@ pub struct TilePredictor<'a> {
     pub at_once: usize,
 }
 
-/// What is known of an image.
+/// An event of an image: a row, or its end.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Predicted<'a> {
@@ -65,12 +65,12 @@ pub enum Predicted<'a> {
         /// `[classes, width]`.
         values: &'a [f32],
     },
-    /// All rows of the image were told.
+    /// The last row of the image was reported.
     Complete {
         /// The image of the set.
         image: usize,
     },
-    /// A tile of the image could not be read, and the loader leaves out what it cannot read. There are no more rows of this image.
+    /// A tile of the image could not be read, and the loader skips unreadable tiles. No more rows of this image follow.
     LeftOut {
         /// The image of the set.
         image: usize,
@@ -78,9 +78,9 @@ pub enum Predicted<'a> {
 }
 
 impl TilePredictor<'_> {
-    /// Goes through `batches`, which have the tiles of all images of the set in order. `forward` computes predictions
-    /// `[B, classes, tile, tile]` of the `B` tiles of a batch; `tell` gets the rows of each image, from the top. The loader may leave out
-    /// tiles that it cannot read ([`BadSamples::skip`](kiln_data::BadSamples::skip)), but put no others in their place.
+    /// Processes `batches`, which have the tiles of all images of the set in order. `forward` computes predictions `[B, classes, tile,
+    /// tile]` of the `B` tiles of a batch. `tell` gets the rows of each image, from the top. The loader may skip tiles that it cannot
+    /// read ([`BadSamples::skip`](kiln_data::BadSamples::skip)), but it must not put others in their place.
     ///
     /// # Errors
     /// Those of the batches, of `forward` and of `tell`; [`Error::Memory`] when a single tile does not fit.
@@ -98,7 +98,7 @@ impl TilePredictor<'_> {
         };
         let (tell, failure) = (RefCell::new(tell), RefCell::new(None));
         let tell = |predicted: Predicted<'_>| (tell.borrow_mut())(predicted);
-        // A stitch knows the errors of kiln-data alone.
+        // A stitch returns only kiln-data's errors.
         let row = |image, y, values: &[f32]| {
             tell(Predicted::Row { image, y, values }).map_err(|error| {
                 *failure.borrow_mut() = Some(error);
@@ -108,7 +108,7 @@ impl TilePredictor<'_> {
         let left_out =
             |images: Range<usize>| images.into_iter().try_for_each(|image| tell(Predicted::LeftOut { image }));
         let mut current = None;
-        // The images of which a tile was seen.
+        // The number of images that were reached so far.
         let mut seen = 0;
         in_parts(
             batches,
@@ -120,13 +120,13 @@ impl TilePredictor<'_> {
                     let place = self.set.place(*id);
                     let image = place.image;
                     if image >= seen {
-                        // The image before ends without its last tiles, and of those between none could be read.
+                        // The image before lacks its last tiles, and no tile of the images in between could be read.
                         left_out(seen - usize::from(current.is_some())..image)?;
                         let write = move |y, values: &[f32]| row(image, y, values);
                         let stitch = Stitch::new(*self.set.grid(image), self.classes, self.blend, write)?;
                         (seen, current) = (image + 1, Some((0, stitch)));
                     }
-                    // After a tile that is missing, the others of its image are passed over.
+                    // After a missing tile, the other tiles of its image are skipped.
                     let Some((next, stitch)) = current.as_mut().filter(|(next, _)| *next == place.tile) else {
                         continue;
                     };

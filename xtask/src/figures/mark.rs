@@ -1,17 +1,17 @@
-//! Marks of a page: `<!-- figures: .. -->` and `<!-- output .. -->`, and the table or the block that each stands above.
+//! Marks of a page, `<!-- figures: .. -->` and `<!-- output .. -->`, and the table or block below each.
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// What shows that the figures below a mark are still right.
+/// The evidence that the figures below a mark are still right.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Proof {
-    /// `of: PATHS | code: HASH`: the sources that they describe have not changed since somebody ran the command.
+    /// `of: PATHS | code: HASH`: the described sources have not changed since the command was run.
     Code { of: Vec<String>, hash: String },
-    /// `in: FILE`: each number of the table stands in a file of results.
+    /// `in: FILE`: each number of the table occurs in a file of results.
     In(String),
     /// `test: FILE`: a test compares them.
     Test(String),
-    /// `at: REVISION`: they are those of an earlier revision, and the page says so.
+    /// `at: REVISION`: they are of an earlier revision, and the page says so.
     At(String),
     /// `by: REASON`: nothing in the project can change them.
     By,
@@ -21,9 +21,9 @@ pub(crate) enum Proof {
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct Mark {
-    /// From 1.
+    /// The line of the mark, counted from 1.
     pub(crate) line: usize,
-    /// Prints the figures.
+    /// The command that prints the figures.
     pub(crate) command: String,
     pub(crate) proof: Proof,
     /// Lines of the table or of the block of code below it.
@@ -66,7 +66,7 @@ pub(crate) fn read(text: &str) -> Result<(Vec<Mark>, Vec<Unmarked>)> {
     Ok((marks, unmarked))
 }
 
-/// Lines of the table or fenced code that begins here; 1 if neither does.
+/// The number of lines of the table or fenced code that begins here; 1 if neither does.
 fn block(lines: &[&str]) -> usize {
     let first = lines[0].trim_start();
     if first.starts_with("```") {
@@ -76,7 +76,7 @@ fn block(lines: &[&str]) -> usize {
     lines.iter().take_while(|line| line.starts_with('|')).count().max(1)
 }
 
-/// The table or the code that comes next, without its fences.
+/// The next table or code, without its fences.
 fn below(lines: &[&str]) -> Vec<String> {
     let Some(start) = lines.iter().position(|line| !line.trim().is_empty()) else { return vec![] };
     let block = &lines[start..start + block(&lines[start..])];
@@ -111,7 +111,7 @@ pub(crate) fn cells<T: AsRef<str>>(table: &[T]) -> Vec<Vec<&str>> {
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// Whether a table has at least two measured, predicted or calculated figures, as opposed to counts and names.
+/// Whether a table has at least two figures that are measured, predicted or calculated, in contrast to counts and names.
 fn has_figures(table: &[&str]) -> bool {
     let figure = |cell: &&&str| {
         let text: Vec<char> = cell.chars().collect();

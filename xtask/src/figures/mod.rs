@@ -15,7 +15,7 @@ use kiln_cli::usage::Usage;
 use crate::cli::Figures;
 use mark::{Mark, Proof};
 
-/// A page that is checked, and the line of its only mark that is, if one is named.
+/// A page to check, and the line of the mark to check if only one is named.
 struct Chosen {
     page: PathBuf,
     line: Option<usize>,
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Figures) -> Result<()> {
     Ok(())
 }
 
-/// README.md and the pages of docs/, or what `named` names of them: a page, or `PAGE:LINE`.
+/// README.md and the pages of docs/, or those in `named`: a page, or `PAGE:LINE`.
 fn chosen(root: &Path, named: &[String]) -> Result<Vec<Chosen>> {
     let mut pages = vec![PathBuf::from("README.md")];
     for entry in fs::read_dir(root.join("docs")).with_context(|| format!("no docs in '{}'", root.display()))? {
@@ -87,7 +87,7 @@ fn chosen(root: &Path, named: &[String]) -> Result<Vec<Chosen>> {
     named.iter().map(choose).collect()
 }
 
-/// What is wrong with the figures below a mark, if anything.
+/// The error in the figures below a mark, if any.
 fn problem(root: &Path, mark: &Mark, page: &Path, text: &str) -> Result<Option<String>> {
     let read = |file: &str| fs::read_to_string(root.join(file)).with_context(|| format!("cannot read '{file}'"));
     let command = &mark.command;
@@ -107,7 +107,7 @@ fn problem(root: &Path, mark: &Mark, page: &Path, text: &str) -> Result<Option<S
     })
 }
 
-/// The page with another hash in the mark of a line.
+/// The page with a new hash in the mark of a line.
 fn accept(text: &str, line: usize, hash: &str, now: &str) -> String {
     let start: usize = text.split_inclusive('\n').take(line - 1).map(str::len).sum();
     let (before, mark) = text.split_at(start);

@@ -1,9 +1,9 @@
-//! Whether the numbers of a table stand in a file of results.
+//! Checks that the numbers of a table occur in a file of results.
 
 use super::mark::cells;
 
 /// The first number of a table that a file does not have. In a page, one line must have all numbers of a row. In JSON, seconds may be
-/// milliseconds and bytes MiB in the table, and what is in parentheses may be derived.
+/// milliseconds and bytes MiB in the table, and numbers in parentheses may be derived.
 pub(crate) fn missing(table: &[String], name: &str, results: &str) -> Option<String> {
     let json = name.ends_with(".json");
     let lines: Vec<Vec<f64>> = if json {
@@ -25,12 +25,12 @@ pub(crate) fn missing(table: &[String], name: &str, results: &str) -> Option<Str
     None
 }
 
-/// Whether a cell holds figures, as opposed to a name with a number in it.
+/// Whether a cell holds figures, in contrast to a name with a number in it.
 fn is_number(cell: &str) -> bool {
     cell.trim_start_matches(['*', '+', '-']).starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Whether a text is a number, rounded to the digits that the text has.
+/// Whether a text is a number, rounded to the digits of the text.
 fn shows(text: &str, number: f64, units: &[f64]) -> bool {
     let decimals = text.split_once('.').map_or(0, |(_, after)| after.len());
     let half = 0.5 * 10f64.powi(-(decimals as i32)) * (1.0 + 1e-9);

@@ -1,4 +1,4 @@
-//! Blocks of a page that are what commands print: the commands run again.
+//! Checks blocks of a page that show the output of commands, by running the commands again.
 
 use std::process::Command;
 
@@ -6,7 +6,8 @@ use anyhow::{Context, Result, bail};
 
 use super::mark::Mark;
 
-/// What is wrong with a block, if anything: its commands run in an empty folder. `...` in the block leaves lines out.
+/// The difference between a block and its commands' output, if any. The commands run in an empty folder. `...` in the block stands for
+/// left-out lines.
 pub(crate) fn difference(mark: &Mark, has: Option<&[String]>) -> Result<Option<String>> {
     if let Some(texts) = has {
         let printed = printed(&mark.command)?;
@@ -46,7 +47,7 @@ fn calls(block: &[String]) -> Vec<(String, Vec<&str>)> {
     calls
 }
 
-/// What a command prints, stderr last. It runs as the program that it names, because messages name that too.
+/// The output of a command, with stderr last. The program runs under the name in the command, because messages contain the name.
 fn printed(command: &str) -> Result<String> {
     let Some(rest) = command.strip_prefix("cargo xtask ").or_else(|| command.strip_prefix("kiln ")) else {
         bail!("'{command}' cannot be run again, expected `cargo xtask ..` or `kiln ..`")
@@ -60,7 +61,7 @@ fn printed(command: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr))
 }
 
-/// The first line of a block that is not printed where it should be.
+/// The first line of a block that the output lacks at its place.
 fn first_other<'a>(expected: &[&'a str], printed: &[&'a str]) -> Option<&'a str> {
     let mut parts = expected.split(|line| *line == "...");
     let first = parts.next().unwrap_or_default();

@@ -5,7 +5,7 @@ use std::fs;
 use super::support::{output, stderr};
 use serde_json::{Value, json};
 
-/// The file that a run wrote, which is what it printed.
+/// The file that a run wrote, whose content the run also printed.
 fn results(folder: &std::path::Path, case: &str) -> Value {
     let output = output(folder, &["bench", "--quick", case, "--json", "--out", "bench.json"]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -50,7 +50,7 @@ fn a_baseline_decides_on_the_exit_status() {
             &["bench", "--quick", "function/probe", "--baseline", "bench.json", "--threshold", threshold],
         )
     };
-    // Times differ from run to run, bytes do not.
+    // Times vary from run to run, bytes do not.
     let same = compared("1e9");
     assert_eq!(same.status.code(), Some(0), "{}", stderr(&same));
     assert!(String::from_utf8_lossy(&same.stdout).contains("asking 100 tensors"));
@@ -80,7 +80,7 @@ fn wrong_calls_are_refused_before_anything_is_measured() {
     }
 }
 
-/// Scripts hand the plan that `plan` names to `train`, as text.
+/// Scripts pass the plan that `plan` names to `train`, as text.
 #[test]
 fn a_plan_in_json_names_its_checkpoints_as_options_do() {
     let folder = tempfile::tempdir().unwrap();

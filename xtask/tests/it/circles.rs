@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::edges::packages;
 use super::source::{Import, Source};
 
-/// Circles that are allowed: none. An entry names a crate and the files of its folder that lie on a circle.
+/// Circles that are allowed: none. An entry names a crate and the files of its folder that form a circle.
 const KNOWN: &[(&str, &[&str])] = &[];
 
 /// A module of a crate: a file, and its place in the tree of modules.
@@ -23,7 +23,7 @@ struct Crate {
     modules: Vec<Module>,
 }
 
-/// Files, and the files that each of them uses.
+/// The files of a crate, with the files that each of them uses.
 type Graph = BTreeMap<PathBuf, BTreeSet<PathBuf>>;
 
 impl Crate {
@@ -33,7 +33,7 @@ impl Crate {
         tree
     }
 
-    /// Adds a file and all modules that it declares; `owner` says whether these lie in the file's own folder.
+    /// Adds a file and all modules that it declares. `owner` says whether these are in the file's own folder.
     fn add(&mut self, file: PathBuf, parent: Option<usize>, owner: bool) -> usize {
         let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         let source = Source::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
@@ -54,7 +54,7 @@ impl Crate {
         index
     }
 
-    /// The file that defines what a path names in a module; none outside of the crate.
+    /// The file that defines the item which a path names in a module. `None` for items outside of the crate.
     fn resolve(&self, from: usize, path: &[String], depth: usize) -> Option<usize> {
         let module = &self.modules[from];
         let (first, rest) = path.split_first()?;
@@ -67,7 +67,7 @@ impl Crate {
                 None => {
                     let imported = self.imported(from, name)?;
                     let target = self.resolve(from, &imported.path, depth.checked_sub(1)?)?;
-                    // What is imported is an item unless the path ends in a module.
+                    // An import names an item unless its path ends in a module.
                     return if self.is_module(from, &imported.path, depth) {
                         self.descend(target, rest, depth)
                     } else {
@@ -93,7 +93,7 @@ impl Crate {
         }
         let Some(depth) = depth.checked_sub(1) else { return Some(module) };
         if let Some(import) = self.imported(module, name) {
-            // What another crate defines is taken from the module that imports it.
+            // Items of another crate are taken from the module that imports them.
             return self.resolve(module, &import.path, depth).or(Some(module));
         }
         let globs = self.modules[module].source.imports.iter().filter(|import| import.name.is_none());
@@ -110,7 +110,7 @@ impl Crate {
         imports.iter().find(|import| import.name.as_deref() == Some(name) && import.path[0] != name)
     }
 
-    /// Whether a path of a module names a module, not an item of one.
+    /// Whether a path in a module names a module, in contrast to an item.
     fn is_module(&self, from: usize, path: &[String], depth: usize) -> bool {
         let Some((last, before)) = path.split_last() else { return true };
         match last.as_str() {
@@ -151,7 +151,7 @@ fn reached(graph: &Graph, from: &Path) -> BTreeSet<PathBuf> {
     seen
 }
 
-/// Sets of files each of which uses all others of its set, directly or through them.
+/// Sets of files in which each file uses all others, directly or indirectly.
 fn circles(graph: &Graph) -> Vec<BTreeSet<PathBuf>> {
     let reach: BTreeMap<&PathBuf, BTreeSet<PathBuf>> = graph.keys().map(|file| (file, reached(graph, file))).collect();
     let mut circles: BTreeSet<BTreeSet<PathBuf>> = BTreeSet::new();
@@ -162,7 +162,7 @@ fn circles(graph: &Graph) -> Vec<BTreeSet<PathBuf>> {
     circles.into_iter().collect()
 }
 
-/// A shortest way from a file back to itself.
+/// A shortest path from a file back to itself.
 fn shortest(graph: &Graph, from: &PathBuf) -> Vec<PathBuf> {
     let mut before: BTreeMap<&PathBuf, &PathBuf> = BTreeMap::new();
     let mut queue = VecDeque::from([from]);
@@ -188,7 +188,7 @@ fn shortest(graph: &Graph, from: &PathBuf) -> Vec<PathBuf> {
     vec![]
 }
 
-/// The circles among the files of a package, by their paths from its folder, and a text that names a way around each.
+/// The circles among the files of a package, by their paths from its folder, and a text that names a path around each.
 fn circles_of(folder: &Path, roots: &[PathBuf]) -> BTreeMap<Vec<String>, String> {
     let mut graph = Graph::new();
     for root in roots {
@@ -216,7 +216,7 @@ fn files_do_not_use_each_other_in_a_circle() {
         let roots: Vec<PathBuf> =
             targets.iter().filter(tests).map(|target| target["src_path"].as_str().unwrap().into()).collect();
         for (circle, way) in circles_of(folder, &roots) {
-            // A bench that takes a file of another crate's tests by `#[path]` lends it its own root.
+            // A bench that includes a file of another crate's tests by `#[path]` resolves it from its own root.
             if circle.iter().any(|file| file.contains("../")) {
                 continue;
             }
@@ -267,7 +267,7 @@ fn a_parent_that_defines_what_its_child_uses_is_in_a_circle_with_it() {
     let root = ("lib.rs", "mod whole; mod other; pub use whole::*; pub struct Root;");
     let other = ("other.rs", "use crate::Part; pub struct Other;");
     assert_eq!(circles_in(&[root, whole, part, other]), [["whole/mod.rs", "whole/part.rs"]]);
-    // A declaration alone is no use, and a re-export leads to the file that defines the name.
+    // A declaration alone does not count as use, and a re-export leads to the file that defines the name.
     let whole = ("whole/mod.rs", "mod part; mod shared; pub use part::Part; pub use shared::Shared;");
     let shared = ("whole/shared.rs", "pub struct Shared;");
     assert_eq!(circles_in(&[root, whole, part, shared, other]), [[""; 0]; 0]);

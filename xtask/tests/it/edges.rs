@@ -6,9 +6,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Who may depend on whom. A technique crate (data, layers, optimizers, precision, accumulation, checkpointing, memory, recovery)
-/// depends on no other crate of the workspace; kiln-training is the only library that sees two of them, and kiln-models is built of
-/// kiln-layers.
+/// The allowed dependencies of each crate. A technique crate (data, layers, optimizers, precision, accumulation, checkpointing, memory,
+/// recovery) depends on no other crate of the workspace. kiln-training is the only library that uses two of them, and kiln-models is
+/// built of kiln-layers.
 const ALLOWED: [(&str, &[&str]); 18] = [
     ("kiln-accumulation", &[]),
     ("kiln-checkpointing", &[]),
@@ -140,13 +140,13 @@ fn library_crates_use_no_anyhow_and_every_version_stands_in_the_workspace() {
     }
 }
 
-/// `cargo xtask` and `cargo test` share one compilation of the dependencies only if both ask for the same features.
+/// `cargo xtask` and `cargo test` share one compilation of the dependencies only if both request the same features.
 #[test]
 fn running_and_testing_compile_the_dependencies_with_the_same_features() {
     let tree = |arguments: &[&str]| -> BTreeSet<String> {
         let tree = ["tree", "--prefix", "none", "--format", "{p} {f}"];
         let tree = cargo(&[&tree, arguments].concat());
-        // A package that was listed before is marked.
+        // cargo marks a package that was listed before.
         tree.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()
     };
     let running = tree(&["--package", "xtask", "--edges", "normal,build"]);

@@ -36,7 +36,7 @@ fn a_table_is_out_of_date_when_its_code_changes_and_not_when_a_comment_does() {
     let old = said(&[]);
     assert!(old.contains("docs/page.md:3: `cargo bench` has not run since the code changed in code.rs"), "{old}");
 
-    // Only what is named is accepted.
+    // Only the named marks are accepted.
     assert!(run(&["--accept", "README.md"]).status.success() && run(&["--accept", "docs/page.md:9"]).status.success());
     assert_eq!(said(&[]), old);
     assert!(run(&["--accept", "docs/page.md:3"]).status.success());

@@ -1,4 +1,4 @@
-//! The list of `gpu` runs on the CPU, and what is wrong with a call is said plainly.
+//! The list of `gpu` runs on the CPU, and errors in a call are reported plainly.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn items_run_on_the_cpu_and_leave_what_they_found() {
         assert!(checks.len() >= least && checks.iter().all(|check| check["pass"] == true), "{file}: {checks:?}");
     }
     assert!(fs::metadata(at.join("all.tar.gz")).unwrap().len() > 1000);
-    // Items that run later join those that are there; what an item needs and is not there is no failure.
+    // Items that run later are added to the existing ones. A missing requirement of an item is not a failure.
     let more = ["3", "10", "--patience", "2", "--python", "no-such-python"];
     let run = output(at, &[&["gpu", "--device", "flex", "--quick", "--out", "results"], &more[..]].concat());
     assert!(run.status.success(), "{}", stderr(&run));

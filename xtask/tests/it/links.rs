@@ -1,4 +1,4 @@
-//! Links of the pages in the root and in docs/ lead somewhere, and the book has every page.
+//! Links of the pages in the root and in docs/ have existing targets, and the book has every page.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -42,7 +42,7 @@ fn unfenced(text: &str) -> String {
 
 /// The text without code, which may look like links.
 fn prose(text: &str) -> String {
-    // A span of code may go over the end of a line, but not of a paragraph.
+    // A span of code may cross the end of a line, but not of a paragraph.
     let without_spans = |paragraph: &str| {
         let parts = paragraph.split('`').enumerate();
         parts.map(|(index, part)| if index % 2 == 0 { part } else { "`" }).collect::<String>()
@@ -88,7 +88,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 fn anchor(title: &str) -> String {
-    // A link in a heading counts with its text only.
+    // Only the text of a link in a heading counts.
     let mut shown = title.to_owned();
     while let Some((text, rest)) = shown.split_once("](").map(|(text, rest)| (text.to_owned(), rest.to_owned())) {
         let after = rest.split_once(')').map_or("", |(_, after)| after);
@@ -111,7 +111,7 @@ fn resolved(folder: &Path, target: &str) -> PathBuf {
     path
 }
 
-/// What is wrong with the links of a page.
+/// The broken links of a page.
 fn broken(root: &Path, page: &Path, text: &str) -> Vec<String> {
     let mut broken = vec![];
     for target in targets(text) {
@@ -127,7 +127,7 @@ fn broken(root: &Path, page: &Path, text: &str) -> Vec<String> {
             broken.push(format!("{}: there is no file for '{target}'", page.display()));
             continue;
         }
-        // mdBook makes `.html` of `.md`, also where it makes no page of the file.
+        // mdBook converts `.md` to `.html` even for files that it makes no page of.
         let of_book = |path: &Path| path.starts_with("docs");
         if of_book(page) && !of_book(&to) && to.extension().is_some_and(|extension| extension == "md") {
             broken.push(format!("{}: '{target}' leads nowhere in the book; link to its folder", page.display()));

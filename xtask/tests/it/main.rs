@@ -1,4 +1,4 @@
-//! What maintainers run, and rules for the workspace's own sources.
+//! Commands of maintainers, and rules for the workspace's own sources.
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 mod bench;

@@ -1,4 +1,4 @@
-//! Each source file opens with a line that says what is in it.
+//! Each source file begins with a line that describes its content.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What crates.io shows of a crate: its manifest, and a README whose example is the one that the documentation tests.
+//! The parts of a crate that crates.io shows: its manifest, and a README whose example is the tested one of the documentation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -73,8 +73,8 @@ fn manifests_have_what_crates_io_shows() {
     }
 }
 
-/// A dependency with a version must be on crates.io before the crate itself. Tests of two crates use each other; cargo leaves a
-/// dev-dependency without a version out of the package.
+/// A dependency with a version must be on crates.io before the crate itself. Tests of two crates use each other. cargo removes a
+/// dev-dependency without a version from the package.
 #[test]
 fn dependencies_between_crates_have_a_version_and_those_of_tests_have_none() {
     let published = published();

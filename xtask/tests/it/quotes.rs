@@ -1,4 +1,4 @@
-//! Code that a page quotes from a program stands in that program.
+//! Code that a page quotes from a program occurs in that program.
 //!
 //! A code block is a quotation if a line `<!-- from PATH -->` comes before it. Lines of the page that say `// ..` leave lines of the
 //! program out.
@@ -22,12 +22,12 @@ fn quotations(text: &str) -> Vec<(String, Vec<String>)> {
     quotations
 }
 
-/// The first line of `code` that `program` does not have behind the lines before it.
+/// The first line of `code` that is missing in `program` after the lines before it.
 fn first_other<'a>(program: &str, code: &'a [String]) -> Option<&'a str> {
     let program: Vec<&str> = program.lines().map(str::trim).collect();
     let wanted: Vec<&str> = code.iter().map(|line| line.trim()).filter(|line| !line.is_empty()).collect();
     let original: Vec<&str> = program.into_iter().filter(|line| !line.is_empty()).collect();
-    // The parts between `// ..`, each without a gap.
+    // The parts between `// ..`, each of which has no gap.
     let mut from = 0;
     for part in wanted.split(|line| *line == "// ..").filter(|part| !part.is_empty()) {
         let same = |at: usize| original[at..].iter().zip(part).take_while(|(a, b)| a == b).count();

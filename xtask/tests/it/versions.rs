@@ -1,4 +1,4 @@
-//! Which releases of burn, of CubeCL and of Rust the crates ask for.
+//! Which releases of burn, of CubeCL and of Rust the crates require.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,9 +6,9 @@ use std::path::Path;
 
 use super::edges::packages;
 
-/// Any patch release of burn 0.22 from the one that is tested: what is used is its public interface.
+/// Any patch release of burn 0.22 from the tested one on: only its public interface is used.
 const COMPATIBLE: &str = "~0.22.1";
-/// This release alone: something private of burn is relied on.
+/// Exactly this release: the crate depends on private details of burn.
 const PINNED: &str = "=0.22.1";
 const PINNED_CUBECL: &str = "=0.11.3";
 
@@ -56,7 +56,7 @@ fn crates_ask_for_the_releases_of_burn_in_the_table() {
     assert!(expected.is_empty(), "not published: {expected:?}");
 }
 
-/// What is measured and documented is one release of burn.
+/// Measurements and documentation are for one release of burn.
 #[test]
 fn the_tested_release_of_burn_is_the_one_that_is_pinned() {
     let lock = toml("Cargo.lock");

@@ -24,19 +24,19 @@ pub(super) trait Family: PipelineSettings + Clone + 'static {
     /// The run of the settings, and its device.
     fn into_run(self) -> Result<(Run<Self::Task, Self>, Device)>;
 
-    /// The model of the settings, on burn's own layers where `lean` is off.
+    /// The model of the settings. If `lean` is false, it uses burn's own layers.
     fn plain(&self, lean: bool, device: &Device) -> Result<Self::Model>;
 
-    /// The same settings on kiln-layers' operations or burn's own.
+    /// Returns the settings with kiln-layers' operations (`true`) or burn's own layers (`false`), and all else unchanged.
     fn with_lean(self, lean: bool) -> Self;
 
-    /// How the smaller model is made.
+    /// The settings that make the model smaller.
     fn own_compression(&mut self) -> &mut CompressionSettings;
 
     /// Runs `model` on an input of one sample, of zeros.
     fn forward_once(&self, model: &Self::Model, device: &Device);
 
-    /// Makes the settings those of a student: another model by name, and another width; half of the width where nothing is said.
+    /// Changes the settings to those of a student: another model by name, and another width. The default is half of the width.
     fn make_student(&mut self, model: Option<&str>, width: Option<f64>) -> Result<()>;
 
     /// Batches of an epoch of `run`.
@@ -154,7 +154,7 @@ macro_rules! with_settings {
 }
 pub(super) use with_settings;
 
-/// The settings of the run in the directory of the arguments, as far as they change nothing about its model.
+/// The settings of the run in the directory of the arguments, with the options that leave its model unchanged.
 pub(super) fn source(arguments: &CompressArgs) -> Result<Source> {
     let file = arguments.run.join("config.toml");
     if !file.is_file() {
@@ -178,7 +178,7 @@ pub(super) fn source(arguments: &CompressArgs) -> Result<Source> {
         run.data = arguments.data.as_deref().map(absolute).transpose()?.map(Into::into).or(run.data.take());
         run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
         run.memory = None;
-        // What the run began with, and how it was trained, is not what the smaller model does.
+        // The start and the training options of the run do not apply to the smaller model.
         (run.init, run.from, run.patience) = (None, None, None);
         run.freeze.clear();
         if let Some(seed) = arguments.seed {
@@ -188,7 +188,7 @@ pub(super) fn source(arguments: &CompressArgs) -> Result<Source> {
     Ok(source)
 }
 
-/// The plain model of the run of the arguments on `device`, which has no gradients.
+/// The plain model of the run of the arguments, on `device`, without gradients.
 pub(super) fn model_of<S: Family>(
     settings: &S,
     arguments: &CompressArgs,
@@ -200,7 +200,7 @@ pub(super) fn model_of<S: Family>(
         .with_context(|| format!("cannot read the model of '{}'", printable(&arguments.run)))
 }
 
-/// Refuses data with other classes than those of the run.
+/// Fails for data with other classes than those of the run.
 pub(super) fn check_data<S: Family>(run: &Run<S::Task, S>, directory: &Path) -> Result<()> {
     match run.setup.classes.is_empty() {
         true => Ok(()),

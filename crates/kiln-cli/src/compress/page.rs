@@ -1,13 +1,13 @@
-//! `compression.html`: what a model lost and what it kept, in one file that needs no network.
+//! `compression.html`: the losses and the savings of a compressed model, in one file that needs no network.
 
 use crate::page::escape;
 
-/// What a page says.
+/// The content of a page.
 pub(crate) struct Page {
     pub(crate) title: String,
     /// Figures before and after, each with its name.
     pub(crate) figures: Vec<[String; 3]>,
-    /// What was asked for.
+    /// The requested settings.
     pub(crate) facts: Vec<(String, String)>,
     /// Rows of a table about the layers, and their columns' names.
     pub(crate) columns: Vec<&'static str>,

@@ -29,7 +29,7 @@ use super::write::written;
 use crate::cli::CompressQuantize;
 use crate::train::directory::RunDirectory;
 
-/// Passes over the data when the model is trained for its bits and nothing is said.
+/// Default number of passes over the data if the model is trained for its bits.
 const EPOCHS: u64 = 3;
 /// A share of the run's highest learning rate.
 const RATE: f64 = 0.1;
@@ -47,7 +47,7 @@ pub(super) fn run(arguments: &CompressQuantize) -> Result<ExitCode> {
     with_settings!(source(&arguments.compress)?, settings => quantize_run(*settings, arguments))
 }
 
-/// Whether the model is trained for its bits.
+/// Whether the model is trained in few bits.
 fn trains(arguments: &CompressQuantize) -> bool {
     arguments.compress.epochs.is_some() || arguments.compress.max_steps.is_some()
 }
@@ -63,12 +63,12 @@ fn quantize_run<S: Family>(settings: S, arguments: &CompressQuantize) -> Result<
     }
 }
 
-/// Which weights get how many bits.
+/// The weights to quantise, and the bits of each.
 fn weights(arguments: &CompressQuantize, model: &impl Module, trains: bool) -> Result<Quantization> {
     let granularity = arguments.block.map_or(Granularity::Channel, |block| Granularity::Block(block as usize));
     let mut settings = Quantization {
         skip: arguments.skip.clone(),
-        // What training simulates clips nothing.
+        // Training simulates ranges that clip no weight.
         range: if trains { WeightRange::Max } else { WeightRange::LeastSquares },
         ..Quantization::bits(arguments.bits).granularity(granularity).half_scales()
     };
@@ -137,7 +137,7 @@ fn calibrated<S: Family>(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The ranges of layers' inputs on training batches, of the model with its weights quantised.
+/// The ranges of layers' inputs on training batches, for the model with quantised weights.
 fn ranges_of<S: Family>(
     before: &Before<S>,
     probe: &Run<S::Task, S>,
@@ -167,7 +167,7 @@ fn ranges_of<S: Family>(
     Ok(ranges)
 }
 
-/// Trains the model with the values of its integers.
+/// Trains the model while its weights are rounded to the values of its integers.
 fn trained<S: Family>(
     mut before: Before<S>,
     probe: Run<S::Task, S>,
@@ -200,7 +200,7 @@ fn trained<S: Family>(
     })
 }
 
-/// What was asked for, for the page.
+/// The requested settings, for the page.
 struct Shown {
     bits: u8,
     block: Option<u32>,
@@ -219,7 +219,7 @@ struct Outcome<S: Family> {
     /// The model that was quantised.
     model: S::Model,
     ranges: BTreeMap<String, Range>,
-    /// Of all parameters, before and after.
+    /// Bytes of all parameters, before and after.
     bytes: [u64; 2],
 }
 

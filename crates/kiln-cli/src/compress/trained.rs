@@ -19,7 +19,7 @@ use crate::cli::{CompressArgs, CompressDistill, CompressPrune, CompressShrink, R
 use crate::train::drive;
 use crate::train::overlay::absolute;
 
-/// Passes over the data where the arguments say nothing: of a pruned model, and of one that lost channels.
+/// Default numbers of passes over the data: for a pruned model, and for one that lost channels.
 const EPOCHS: u64 = 6;
 const SHRUNK_EPOCHS: u64 = 10;
 /// Shares of the run's highest learning rate.
@@ -33,7 +33,7 @@ const GROWS: f64 = 0.6;
 pub(super) struct Before<S: Family> {
     /// The settings of the run.
     pub(super) source: S,
-    /// Those of the smaller model's.
+    /// The settings of the smaller model.
     pub(super) settings: S,
     pub(super) device: Device,
     pub(super) model: S::Model,
@@ -54,7 +54,7 @@ pub(super) fn before<S: Family>(settings: S, arguments: &CompressArgs) -> Result
     let metric = metric_of::<S>(&metrics)?;
     tracing::info!("{} of '{}': {metric:.4}", S::METRIC, printable(&arguments.run));
     let batches = S::batches(&run);
-    // What was attached in the run is merged into its model.
+    // The attachments of the run are merged into its model.
     let source = settings.clone();
     let mut settings = settings;
     let shapes = settings.compression().and_then(|compression| compression.shapes.clone());
@@ -68,7 +68,7 @@ pub(super) fn metric_of<S: Family>(metrics: &[(&'static str, f64)]) -> Result<f6
 }
 
 impl<S: Family> Before<S> {
-    /// How long the model is trained on, and how fast.
+    /// Sets how long the model is trained, and its learning rate.
     pub(super) fn set_length(&mut self, arguments: &CompressArgs, default_epochs: u64, rate: f64) -> Result<()> {
         let peak = &mut self.settings.schedule_mut().peak;
         *peak = arguments.learning_rate.unwrap_or(*peak * rate);
@@ -79,7 +79,7 @@ impl<S: Family> Before<S> {
         run.max_steps = match (arguments.max_steps, arguments.epochs) {
             (Some(steps), _) => Some(u64::from(steps)),
             (None, Some(_)) => None,
-            // The length of a run that counts steps.
+            // The run counts its length in steps.
             (None, None) => run.max_steps.map(|steps| (steps / 2).max(1)),
         };
         Ok(())
@@ -92,7 +92,7 @@ impl<S: Family> Before<S> {
         usize::try_from(run.max_steps.unwrap_or(u64::MAX).min(epochs)).unwrap_or(usize::MAX)
     }
 
-    /// Trains the settings' model, from `start` where there is one.
+    /// Trains the settings' model, from `start` if there is one.
     pub(super) fn train(
         self,
         start: Option<S::Model>,
@@ -105,7 +105,7 @@ impl<S: Family> Before<S> {
             let init = run.init;
             run.init = Box::new(move |device| {
                 let model = init(device)?;
-                // The device that steps are recorded on gets no weights.
+                // The device that records steps gets no weights.
                 match device.clone().inner() == Device::capture() {
                     true => Ok(model),
                     false => model
@@ -150,7 +150,7 @@ fn prune_run<S: Family>(settings: S, arguments: &CompressPrune) -> Result<ExitCo
     let start = before.model.clone();
     before.train(Some(start), compress, move |model, _, _| {
         let sparsity = sparsity(model);
-        // A bit for each weight of a pruned layer says whether it is there.
+        // Each weight of a pruned layer has a bit that says whether it is kept.
         let pruned: usize = sparsity.layers.iter().map(|layer| layer.pruned).sum();
         let bits: usize = sparsity.layers.iter().map(|layer| layer.total).sum();
         let bytes = dense - 4 * pruned as u64 + (bits as u64).div_ceil(8);
@@ -205,7 +205,7 @@ fn shrink_run<S: Family>(settings: S, arguments: &CompressShrink) -> Result<Exit
     let shapes = Shapes::of(&before.model);
     let channels = Channels::of(
         |device| {
-            // The settings made the model above.
+            // These settings have made a model above.
             let plain = settings.plain(false, device).unwrap_or_else(|error| panic!("{error}"));
             reshape_like(plain, &shapes).unwrap_or_else(|error| panic!("{error}"))
         },
@@ -261,7 +261,7 @@ fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<Ex
     let compress = &arguments.compress;
     let (mut before, _) = before(settings, compress)?;
     let (epochs, steps) = (before.settings.run().epochs, before.settings.run().max_steps);
-    // A student begins from nothing: it is trained as its teacher was.
+    // A student is trained from the beginning, as its teacher was.
     before.set_length(compress, epochs, 1.0)?;
     if (compress.epochs, compress.max_steps) == (None, None) {
         before.settings.run_mut().max_steps = steps;

@@ -7,7 +7,7 @@ use crate::pipelines::WriteInto;
 
 use super::page::Page;
 
-/// Writes a page into the directory of a run.
+/// Returns a function that writes a page into the directory of a run.
 pub(super) fn written(page: Page) -> WriteInto {
     Box::new(move |directory: &Path| replace(&directory.join("compression.html"), page.html().as_bytes()))
 }

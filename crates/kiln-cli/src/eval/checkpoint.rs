@@ -10,7 +10,7 @@ use crate::cli::EvalArgs;
 use crate::train::overlay::read;
 use crate::trained::best;
 
-/// The settings of `kind` that a checkpoint belongs to, all of them: `--config`, or the file of the run directory around it.
+/// The settings of `kind` that belong to a checkpoint, from `--config`, or from the file of the run directory around it.
 pub(super) fn settings<S: DeserializeOwned>(arguments: &EvalArgs, kind: Kind) -> Result<S> {
     let checkpoint = &arguments.checkpoint;
     if !checkpoint.exists() {
@@ -29,7 +29,7 @@ pub(super) fn settings<S: DeserializeOwned>(arguments: &EvalArgs, kind: Kind) ->
     })
 }
 
-/// The checkpoint that is evaluated: with `--best` the best one of the run, else the one that was named.
+/// Replaces the path by the best checkpoint of the run if `--best` is given.
 pub(super) fn chosen(arguments: &mut EvalArgs) -> Result<()> {
     if arguments.best {
         arguments.checkpoint = best(&arguments.checkpoint)?;

@@ -68,11 +68,11 @@ fn report<T: Task<Model: SafetensorsModel>>(
     settings: &impl PipelineSettings,
 ) -> Result<ExitCode> {
     let run = settings.run();
-    // In the precision that it was trained in, so that the figures are those of the run.
+    // In the precision of the training, so that the figures are those of the run.
     kiln_precision::check_device(device, run.precision)?;
     let model = load_to_evaluate(model, settings.compression(), &run.policy(), &arguments.checkpoint)?;
     let started = Instant::now();
-    // No more samples at once than in training, so that the figures are those of the run.
+    // At most as many samples at once as in training, so that the figures are those of the run.
     let figures = evaluate_in_parts(
         task,
         &model,

@@ -68,7 +68,7 @@ pub(super) fn run(arguments: &EvalSegment) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the classes of each image go: its name in `folder`. Files that are read are not replaced, and no file is written twice.
+/// The output file of each image: its name in `folder`. Input files are not replaced, and no file is written twice.
 fn outputs(images: &[PathBuf], inputs: &[PathBuf], folder: &Path) -> Result<Vec<PathBuf>> {
     let inputs: Vec<PathBuf> = inputs.iter().filter_map(|input| input.canonicalize().ok()).collect();
     let mut paths: Vec<PathBuf> = vec![];
@@ -108,7 +108,7 @@ fn score(predictor: &SegmentPredictor, test: &TileSet, classes: &[String]) -> Re
     Ok(figures.into_iter().map(|(name, value)| (name, json!(value))).collect())
 }
 
-/// Writes the classes of an image of any size to `path`, and returns that.
+/// Writes the classes of an image of any size to `path`, and returns the path.
 fn write(predictor: &SegmentPredictor, image: &Path, path: &Path) -> Result<PathBuf> {
     let set = predictor.tiles(image)?;
     let size = set.grid(0).size();

@@ -62,14 +62,14 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &Classify
     write(folder, &readme)
 }
 
-/// Writes README.md, and the file of Python if there is one.
+/// Writes README.md, and the Python file if there is one.
 pub(super) fn write(folder: &Folder, readme: &Readme<'_>) -> Result<()> {
     let (text, module) = readme.texts();
     folder.text("README.md", &text)?;
     module.map_or(Ok(()), |module| folder.text(MODULE, &module))
 }
 
-/// What a model loses whose inputs were simulated.
+/// The note on the loss of a model whose inputs were simulated.
 pub(super) fn inputs_note() -> String {
     "In Kiln the inputs of this model's layers have the values of 8-bit integers. Here they have not: its outputs differ a little."
         .into()

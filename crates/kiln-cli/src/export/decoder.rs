@@ -91,7 +91,7 @@ fn config(settings: &GptSettings) -> Value {
     })
 }
 
-/// Without it, transformers would add GPT-2's end of a text to a vocabulary that lacks it.
+/// The tokenizer's config. Without it, transformers would add GPT-2's end-of-text token to a vocabulary that lacks it.
 fn tokenizer_config(settings: &GptSettings) -> Value {
     json!({
         "tokenizer_class": "GPT2Tokenizer",

@@ -1,4 +1,4 @@
-//! A directory that appears when all of its files are written.
+//! A directory that appears only when all of its files are written.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::usage::Usage;
 /// The weights in the folder.
 pub(super) const WEIGHTS: &str = "model.safetensors";
 
-/// A directory in the making, beside its place.
+/// An unfinished directory beside its final place.
 pub(super) struct Folder {
     making: TempDir,
     path: PathBuf,
@@ -23,7 +23,7 @@ impl Folder {
     /// A directory that will be at `path`.
     ///
     /// # Errors
-    /// [`Usage`] when there is something else at `path` than an empty directory.
+    /// [`Usage`] if `path` exists and is not an empty directory.
     pub(super) fn begin(path: &Path) -> Result<Self> {
         let occupied = path.exists() && fs::read_dir(path).map_or(true, |mut entries| entries.next().is_some());
         if occupied {
@@ -37,7 +37,7 @@ impl Folder {
         Ok(Self { making, path: path.to_owned() })
     }
 
-    /// Where the file `name` is written.
+    /// The path to write the file `name` to.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.making.path().join(name)
     }
@@ -58,7 +58,7 @@ impl Folder {
         copied.with_context(|| format!("cannot copy '{}'", printable(&file))).map(drop)
     }
 
-    /// Puts the directory in its place.
+    /// Moves the directory to its final place.
     pub(super) fn finish(self) -> Result<PathBuf> {
         let Self { making, path } = self;
         let place = || -> std::io::Result<()> {
@@ -72,7 +72,7 @@ impl Folder {
             fs::rename(making.path(), &path)
         };
         place().with_context(|| format!("cannot write '{}'", printable(&path)))?;
-        // It has another name now.
+        // The directory has been renamed.
         let _ = making.keep();
         Ok(path)
     }

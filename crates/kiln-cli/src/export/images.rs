@@ -1,4 +1,4 @@
-//! Labels and preprocessing of models of images, in Hugging Face's words.
+//! Labels and preprocessing of image models, in Hugging Face's format.
 
 use kiln_data::{Crop, Normalize, Transform};
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 /// PIL's number of the bilinear filter.
 const BILINEAR: u8 = 2;
 
-/// The classes under their numbers, and the numbers under the classes. Without names they are called as transformers calls them.
+/// Classes by number, and numbers by class. Without names the classes have transformers' default names.
 pub(super) fn labels(names: Option<&[String]>, count: usize) -> Value {
     let names: Vec<String> = match names {
         Some(names) => names.to_vec(),
@@ -18,7 +18,7 @@ pub(super) fn labels(names: Option<&[String]>, count: usize) -> Value {
     json!({ "id2label": of_id, "label2id": of_label })
 }
 
-/// How an image reaches a classifier.
+/// The preprocessing of an image for a classifier.
 pub(super) struct Preprocessing {
     /// Pixels a side.
     pub(super) size: usize,
@@ -28,7 +28,7 @@ pub(super) struct Preprocessing {
 }
 
 impl Preprocessing {
-    /// That of an evaluation: the square in the middle, resized.
+    /// The preprocessing of an evaluation: the resized square in the middle.
     pub(super) fn new(size: usize, normalize: Normalize) -> Self {
         let fraction = match Transform::evaluation(size).crop {
             Crop::Center(fraction) => fraction,
@@ -37,7 +37,7 @@ impl Preprocessing {
         Self { size, resize: (size as f64 / fraction).round() as usize, normalize }
     }
 
-    /// The share of the shorter side that is seen.
+    /// The share of the shorter side that is visible.
     pub(super) fn crop_share(&self) -> f64 {
         self.size as f64 / self.resize as f64
     }
@@ -61,7 +61,7 @@ impl Preprocessing {
         })
     }
 
-    /// The same as torchvision's transforms.
+    /// The preprocessing as lines of Python with torchvision's transforms.
     pub(super) fn python(&self) -> Vec<String> {
         let Self { size, resize, normalize } = self;
         let channels = normalize.mean.len();
@@ -78,7 +78,7 @@ impl Preprocessing {
     }
 }
 
-/// Numbers of f32 as they are written in decimals.
+/// Rounds f32 numbers to their shortest decimal form.
 pub(super) fn rounded(numbers: &[f32]) -> Vec<f64> {
     numbers.iter().map(|number| number.to_string().parse().unwrap_or(f64::from(*number))).collect()
 }

@@ -1,4 +1,4 @@
-//! The lines of Python that make an architecture, out of torchvision's, timm's or segmentation_models_pytorch's parts.
+//! The lines of Python that build an architecture from parts of torchvision, timm or segmentation_models_pytorch.
 
 use kiln_models::{
     ClassifierConfig, MobileNetV2Config, MobileNetV3Config, ResNetConfig, ShuffleNetV2Config, Stem, UnetConfig,
@@ -13,7 +13,7 @@ pub(super) enum Loading {
     FromConfig { imports: Vec<&'static str>, expression: &'static str },
 }
 
-/// Of a classifier.
+/// The lines for a classifier. `None` if no library has its parts.
 pub(super) fn classifier(config: &ClassifierConfig) -> Option<Loading> {
     let torchvision = vec!["import torch", "import torchvision"];
     let lines = match config {
@@ -47,7 +47,7 @@ fn depth(name: &str) -> Depth {
     Depth { stages, block, expansion }
 }
 
-/// The first convolution and norm, and the stages, of another width than torchvision's, for the module called `module`.
+/// The first convolution and norm, and the stages, for a width that torchvision does not have. `module` is the module's name.
 fn residual_stages(module: &str, name: &str, width: usize) -> Vec<String> {
     let Depth { stages, block, .. } = depth(name);
     let mut lines = vec![
@@ -82,7 +82,7 @@ fn resnet(config: &ResNetConfig) -> Vec<String> {
     lines
 }
 
-/// The first convolution of a network, `place`, for other images than torchvision's.
+/// The first convolution of a network, at `place`, for images that torchvision's network does not take.
 fn first_convolution(place: &str, channels: usize, small: bool) -> Vec<String> {
     let mut lines = vec![];
     if channels != 3 {
@@ -127,7 +127,7 @@ fn shufflenet_v2(config: &ShuffleNetV2Config) -> Vec<String> {
     lines
 }
 
-/// Of a U-Net. With an encoder of its full width segmentation_models_pytorch reads config.json.
+/// The lines for a U-Net. If the encoder has its full width, segmentation_models_pytorch reads config.json.
 pub(super) fn unet(config: &UnetConfig) -> Loading {
     if is_full_width(config) {
         let imports = vec!["import segmentation_models_pytorch as smp"];
@@ -169,7 +169,7 @@ pub(super) fn unet(config: &UnetConfig) -> Loading {
     Loading::Built { imports, lines }
 }
 
-/// Whether segmentation_models_pytorch has the encoder by name.
+/// Whether segmentation_models_pytorch has the encoder under a name.
 pub(super) fn is_full_width(config: &UnetConfig) -> bool {
     config.width == 1.0
 }

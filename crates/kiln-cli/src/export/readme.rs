@@ -3,10 +3,10 @@
 use super::folder::WEIGHTS;
 use super::python::Loading;
 
-/// The file of Python that makes a model which no library has by name.
+/// The Python file that makes a model which no library has by name.
 pub(super) const MODULE: &str = "model.py";
 
-/// What README.md says.
+/// The content of README.md.
 pub(super) struct Readme<'a> {
     pub(super) title: String,
     pub(super) loading: Loading,
@@ -14,7 +14,7 @@ pub(super) struct Readme<'a> {
     pub(super) packages: &'a str,
     /// Lines that prepare an input.
     pub(super) input: Vec<String>,
-    /// The line that computes.
+    /// The line that runs the model.
     pub(super) call: String,
     /// Further paragraphs.
     pub(super) notes: Vec<String>,
@@ -69,7 +69,7 @@ impl Readme<'_> {
     }
 }
 
-/// A file with a function `build`.
+/// A Python file with a function `build`.
 fn python(imports: &[&str], lines: &[String]) -> String {
     let body: Vec<String> = lines.iter().map(|line| format!("    {line}\n")).collect();
     let text = "\"\"\"The architecture of model.safetensors, for which no library has a name.\"\"\"";

@@ -1,4 +1,4 @@
-//! `metrics.csv`: the lines of `metrics.jsonl` as a table. A step has no value in the columns of evaluations, and the other way round.
+//! `metrics.csv`: the lines of `metrics.jsonl` as a table. A step has no value in the columns of evaluations, and vice versa.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ const FIRST: [&str; 3] = ["kind", "step", "epoch"];
 pub(super) struct Columns(Vec<String>);
 
 impl Columns {
-    /// Adds the names that `line` has and the table has not. Returns whether there were any: the table must then be written anew.
+    /// Adds the names in `line` that the table lacks. Returns whether there were any: the table must then be rewritten.
     pub(super) fn add(&mut self, line: &Value) -> bool {
         let before = self.0.len();
         let names = || line.as_object().into_iter().flatten().map(|(name, _)| name.as_str());
@@ -23,13 +23,13 @@ impl Columns {
         self.0.len() > before
     }
 
-    /// Those of a table that is there; `None` for text that is none.
+    /// The columns of an existing table. `None` if the text is not the head of a table.
     pub(super) fn of_head(head: &str) -> Option<Self> {
         let names: Vec<String> = head.split(',').map(str::to_owned).collect();
         (names.len() > 1 && names[1] == "step").then_some(Self(names))
     }
 
-    /// How many there are.
+    /// The number of columns.
     pub(super) fn count(&self) -> usize {
         self.0.len()
     }
@@ -52,8 +52,8 @@ impl Columns {
     }
 }
 
-/// The rows up to step `at` of a table as it stands, without a half-written last one, and its columns. Their text stays: a number that is
-/// read and written again may differ in its last digit.
+/// The rows of an existing table up to step `at`, without an incomplete last one, and its columns. The text of the rows is kept: a number
+/// that is read and written again may differ in its last digit.
 pub(super) fn rows_until(text: &str, at: u64) -> Option<(Columns, Vec<&str>)> {
     let (head, rest) = text.split_once('\n')?;
     let step = |row: &str| row.split(',').nth(1)?.parse::<u64>().ok();
@@ -62,7 +62,7 @@ pub(super) fn rows_until(text: &str, at: u64) -> Option<(Columns, Vec<&str>)> {
     Some((Columns::of_head(head)?, rows))
 }
 
-/// A cell as RFC 4180 has it.
+/// A cell, quoted as in RFC 4180.
 fn quoted(text: &str) -> String {
     match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),

@@ -12,17 +12,17 @@ use serde_json::Value;
 use super::lines::step;
 use super::tfrecord::Event;
 
-/// How the names of such files begin, which TensorBoard finds them by.
+/// The beginning of the files' names, by which TensorBoard finds them.
 const PREFIX: &str = "events.out.tfevents.";
 
-/// Figures of a step that are shown.
+/// The figures of a step that TensorBoard shows.
 const OF_STEP: [&str; 3] = ["loss", "learning_rate", "gradient_norm"];
 
 /// A file of events that grows.
 pub(super) struct EventFile(File);
 
 impl EventFile {
-    /// A new file in `directory` for a run that goes on after `step`: points of later steps in older files do not count any more.
+    /// A new file in `directory` for a run that continues after `step`. Points of later steps in older files no longer count.
     pub(super) fn create(directory: &Path, step: u64) -> Result<Self> {
         let now = now();
         let number = later_than(now as u64, names(directory));
@@ -33,7 +33,7 @@ impl EventFile {
         Ok(file)
     }
 
-    /// Appends what a line of metrics says.
+    /// Appends the figures of a line of metrics.
     pub(super) fn line(&mut self, line: &Value) -> Result<()> {
         let scalars = scalars(line);
         match step(line) {
@@ -51,7 +51,7 @@ impl EventFile {
     }
 
     fn write(&mut self, events: &[Event]) -> Result<()> {
-        // In one call: a reader seldom sees half a record.
+        // One call writes all: a reader seldom sees half a record.
         let records: Vec<u8> = events.iter().flat_map(Event::record).collect();
         self.0.write_all(&records).context("cannot write TensorBoard events")
     }
@@ -61,21 +61,22 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Names of the files of events that are there.
+/// The names of the existing event files.
 fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| name.starts_with(PREFIX)).collect()
 }
 
-/// The number of a new file: the time in seconds, or one more than the newest file has. TensorBoard reads files in the order of their names.
+/// The number of a new file: the time in seconds, or the newest file's number plus one. TensorBoard reads files in the order of their
+/// names.
 fn later_than(now: u64, names: Vec<String>) -> u64 {
     let number = |name: &String| name.strip_prefix(PREFIX)?.split('.').next()?.parse::<u64>().ok();
     let newest = names.iter().filter_map(number).max();
     newest.map_or(now, |newest| now.max(newest + 1))
 }
 
-/// The values of a line by the names that TensorBoard groups: `train/loss`, `test/accuracy`.
+/// The values of a line under the names that TensorBoard groups: `train/loss`, `test/accuracy`.
 fn scalars(line: &Value) -> Vec<(String, f64)> {
     let value = |name: &str| line[name].as_f64();
     match line["kind"].as_str() {

@@ -10,12 +10,12 @@ use serde_json::Value;
 /// The name of the file in the directory of a run.
 pub(super) const METRICS: &str = "metrics.jsonl";
 
-/// The lines of the run in `directory`. A half-written last line is left out.
+/// The lines of the run in `directory`, without an incomplete last one.
 pub(crate) fn read(directory: &Path) -> Result<Vec<Value>> {
     Ok(texts(directory)?.into_iter().map(|(_, value)| value).collect())
 }
 
-/// The lines as they stand and parsed.
+/// The lines as text and parsed.
 pub(super) fn texts(directory: &Path) -> Result<Vec<(String, Value)>> {
     let path = directory.join(METRICS);
     if !path.exists() {

@@ -1,4 +1,4 @@
-//! The metrics of a run on disk: `metrics.jsonl`, and the same for spreadsheets and for TensorBoard.
+//! The metrics of a run on disk: `metrics.jsonl`, a table for spreadsheets, and event files for TensorBoard.
 
 mod csv;
 mod events;

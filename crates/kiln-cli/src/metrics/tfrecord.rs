@@ -1,11 +1,11 @@
 //! TFRecord files and the few protocol buffer messages that TensorBoard reads scalars from.
 //!
-//! Written here because the crates that write such files (tensorboard-rs, tboard) cannot write a session start. TensorBoard needs it to
-//! drop the points that a resumed run takes again.
+//! This is implemented here because the crates that write such files (tensorboard-rs, tboard) cannot write a session start. TensorBoard
+//! needs it to drop the points that a resumed run takes again.
 //!
 //! Format: `tensorflow/core/lib/io/record_writer.h`, `tensorflow/core/util/event.proto`, `tensorflow/core/framework/summary.proto`.
 
-/// The version that a file of events opens with.
+/// The version that an event file begins with.
 const VERSION: &str = "brain.Event:2";
 
 /// An event in the wire format of protocol buffers.
@@ -13,12 +13,12 @@ const VERSION: &str = "brain.Event:2";
 pub(super) struct Event(Vec<u8>);
 
 impl Event {
-    /// At a time, in seconds since 1970.
+    /// An event at a time, in seconds since 1970.
     pub(super) fn at(seconds: f64, step: u64) -> Self {
         let mut event = vec![];
         tag(&mut event, 1, FIXED_64);
         event.extend(seconds.to_le_bytes());
-        // A zero is the default, which is not written.
+        // Zero is the default and is not written.
         if step > 0 {
             tag(&mut event, 2, VARINT);
             varint(&mut event, step);
@@ -26,13 +26,13 @@ impl Event {
         Self(event)
     }
 
-    /// The first event of a file.
+    /// Makes it the first event of a file.
     pub(super) fn with_version(mut self) -> Self {
         bytes(&mut self.0, 3, VERSION.as_bytes());
         self
     }
 
-    /// The start of a session: what was recorded for this step and later does not count.
+    /// Makes it the start of a session: events recorded for this step and later no longer count.
     pub(super) fn with_session_start(mut self) -> Self {
         let mut session = vec![];
         tag(&mut session, 1, VARINT);
@@ -41,7 +41,7 @@ impl Event {
         self
     }
 
-    /// Named values.
+    /// Adds named values.
     pub(super) fn with_scalars<'a>(mut self, scalars: impl IntoIterator<Item = (&'a str, f64)>) -> Self {
         let mut summary = vec![];
         for (name, scalar) in scalars {
@@ -90,7 +90,7 @@ fn bytes(out: &mut Vec<u8>, field: u64, content: &[u8]) {
     out.extend(content);
 }
 
-/// CRC-32C, changed as in TFRecord files: a checksum of data that holds checksums is else easily wrong.
+/// CRC-32C, masked as in TFRecord files: the checksum of data that contains checksums would otherwise be unreliable.
 fn masked(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -99,7 +99,7 @@ fn masked(data: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// Written by `scripts/check_tensorboard.py record` with the `tensorboard` package: the same events through its own writer.
+    /// Written by `scripts/check_tensorboard.py record` with the `tensorboard` package: these events through its own writer.
     const RECORDED: &[u8] = include_bytes!("../../tests/fixtures/events.tfevents");
 
     #[test]

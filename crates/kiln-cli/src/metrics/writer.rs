@@ -1,4 +1,4 @@
-//! Writes the metrics of a run that is under way, in all of their forms.
+//! Writes the metrics of a run in progress, in all of their formats.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -25,7 +25,7 @@ pub(crate) struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// For a run in `directory` that goes on after `at`. Nothing is left of what was written for later steps.
+    /// Opens the metrics in `directory` of a run that continues after `at`. Entries of later steps are removed.
     pub(crate) fn after(directory: &Path, at: u64) -> Result<Self> {
         let kept = texts(directory)?.into_iter().filter(|(_, line)| step(line).is_some_and(|step| step <= at));
         let (texts, lines): (Vec<String>, Vec<Value>) = kept.unzip();
@@ -36,7 +36,7 @@ impl MetricsWriter {
             Some((columns, rows)) if rows.len() == lines.len() => {
                 (columns, rows.into_iter().flat_map(|row| [row, "\n"]).collect())
             }
-            // There was no table, or it is damaged.
+            // There is no table, or it is damaged.
             _ => anew(&lines),
         };
         let csv = write(directory, &columns, &rows)?;
@@ -50,7 +50,7 @@ impl MetricsWriter {
         writeln!(self.json, "{line}").context("cannot write metrics")?;
         let before = self.columns.count();
         if self.columns.add(line) {
-            // The rows so far have no value in the new columns.
+            // The existing rows have no value in the new columns.
             let path = self.directory.join(CSV);
             let text = fs::read_to_string(&path).with_context(|| format!("cannot read '{}'", printable(&path)))?;
             let empty = ",".repeat(if before == 0 { 0 } else { self.columns.count() - before });
@@ -116,7 +116,7 @@ mod tests {
         let [whole, again] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         train(whole.path(), 0, 6);
         train(again.path(), 0, 5);
-        // Killed in the middle of a line.
+        // The process was killed in the middle of a line.
         let mut torn = append(&again.path().join(METRICS)).unwrap();
         torn.write_all(b"{\"kind\": \"st").unwrap();
         train(again.path(), 3, 6);

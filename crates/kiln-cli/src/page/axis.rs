@@ -1,4 +1,4 @@
-//! Axes of charts: their ranges, where their numbers stand, and how these are written.
+//! Axes of charts: their ranges, the positions of their numbers, and the text of these.
 
 /// A number at an axis.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +14,7 @@ pub(super) enum Scale {
         low: f64,
         high: f64,
     },
-    /// Of positive values.
+    /// A range of positive values, divided by powers of ten.
     Logarithmic {
         low: f64,
         high: f64,
@@ -22,7 +22,7 @@ pub(super) enum Scale {
 }
 
 impl Scale {
-    /// The place of a value, from 0 to 1; values outside of the range are at its ends.
+    /// The position of a value, from 0 to 1. Values outside of the range are at its ends.
     pub(super) fn place(self, value: f64) -> f64 {
         let (low, high, value) = match self {
             Self::Linear { low, high } => (low, high, value),
@@ -47,10 +47,10 @@ impl Scale {
     }
 }
 
-/// A range around `values` with some room. `None` without values.
+/// A range around `values` with a margin. `None` without values.
 pub(super) fn linear(values: impl Iterator<Item = f64>) -> Option<Scale> {
     let [low, high] = ends(values)?;
-    // All values are the same: they stand in the middle.
+    // All values are equal: they are in the middle.
     let room = if high > low { 0.05 * (high - low) } else { 0.1 * high.abs().max(1e-6) };
     let low_with_room = if low >= 0.0 && low - room < 0.0 { 0.0 } else { low - room };
     Some(Scale::Linear { low: low_with_room, high: high + room })
@@ -84,7 +84,8 @@ pub(super) fn linear_ticks(low: f64, high: f64, count: f64) -> Vec<Tick> {
     places.into_iter().map(|at| Tick { at, label: label(at, step, largest) }).collect()
 }
 
-/// A number of an axis whose numbers are `step` apart, and at most `largest`: with the digits that tell it from its neighbours.
+/// The label of a number on an axis with the distance `step` between numbers, all of which are at most `largest`. It has as many digits
+/// as tell it from its neighbours.
 fn label(at: f64, step: f64, largest: f64) -> String {
     if at == 0.0 {
         return "0".into();
@@ -102,12 +103,12 @@ fn label(at: f64, step: f64, largest: f64) -> String {
     format!("{:.*}{suffix}", digits(step / unit), at / unit)
 }
 
-/// Digits behind the point that tell multiples of `step` apart.
+/// The number of decimals that tell multiples of `step` apart.
 fn digits(step: f64) -> usize {
     (-(step.log10() + 1e-9).floor()).max(0.0) as usize
 }
 
-/// Powers of ten, with 2 and 5 times these when there are few of them, or even divisions within one power.
+/// Powers of ten, with 2 and 5 times these if there are few. Even divisions if the range is within one power.
 fn logarithmic_ticks(low: f64, high: f64) -> Vec<Tick> {
     let [first, last] = [low.log10().floor() as i32, high.log10().ceil() as i32];
     let every = ((last - first) / 6).max(1) as usize;

@@ -1,8 +1,8 @@
 //! A chart of curves over steps, as SVG that stretches between numbers of the page's own font.
 //!
-//! The drawing has no text and is stretched to the width of the page; its numbers are HTML beside it. They are as readable on a phone
-//! as on a large screen, which text within a scaled SVG is not. The linear and the logarithmic form are both drawn; a style sheet
-//! shows one of them, so that the switch between them works without scripts.
+//! The drawing has no text and is stretched to the width of the page; its numbers are HTML beside it. This keeps them as readable on a
+//! phone as on a large screen, unlike text within a scaled SVG. Both the linear and the logarithmic form are drawn. A style sheet shows
+//! one of them, so that the switch between them works without scripts.
 
 use std::fmt::Write;
 
@@ -15,11 +15,11 @@ use super::units::{figure, grouped};
 
 /// The sides of the drawing before it is stretched.
 const SIDE: f64 = 1000.0;
-/// Columns of a drawing in which curves are told apart.
+/// Columns of a drawing in which a curve's points are distinguished.
 const COLUMNS: usize = 360;
-/// Moments of a curve that the pointer finds.
+/// Points of a curve that the pointer can select.
 const SAMPLED: usize = 600;
-/// Marks that have their own words in the drawing.
+/// Number of marks up to which the drawing shows their names.
 const NAMED_MARKS: usize = 4;
 
 /// A curve of a chart.
@@ -28,7 +28,7 @@ pub(super) struct Line {
     pub(super) points: Points,
     /// The number of its colour.
     pub(super) color: usize,
-    /// A curve before it was made smooth: drawn pale, without a place in the legend.
+    /// Whether it is the curve before smoothing: drawn pale, without an entry in the legend.
     pub(super) is_pale: bool,
 }
 
@@ -36,15 +36,15 @@ pub(super) struct Line {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Mark {
     pub(crate) step: u64,
-    /// In one or two words.
+    /// A name of one or two words.
     pub(crate) name: String,
-    /// In a sentence.
+    /// A sentence about it.
     pub(crate) text: String,
 }
 
-/// What a chart shows.
+/// The content of a chart.
 pub(super) struct Chart<'a> {
-    /// A name in the page.
+    /// Its id in the page.
     pub(super) id: &'a str,
     pub(super) title: &'a str,
     pub(super) lines: Vec<Line>,
@@ -67,7 +67,7 @@ impl Line {
 }
 
 impl Chart<'_> {
-    /// The chart as an element of a page, and what the page's script must know. `None` without points.
+    /// Returns the chart as an element of a page, and the data for the page's script. `None` without points.
     pub(super) fn draw(&self) -> Option<(String, Value)> {
         let points = || self.lines.iter().flat_map(|line| &line.points);
         let steps = || points().map(|point| point.0);
@@ -134,7 +134,7 @@ impl Chart<'_> {
         self.lines.iter().filter(|line| !line.is_pale)
     }
 
-    /// The content for readers who do not see it.
+    /// The content in words, for screen readers.
     fn words(&self) -> String {
         let mut words = format!("{} over steps.", self.title);
         for line in self.named() {
@@ -172,7 +172,7 @@ impl Chart<'_> {
             }
             let pale = if line.is_pale { " pale" } else { "" };
             let _ = write!(svg, "<path class=\"line s{}{pale}\" d=\"{path}\"/>", line.color);
-            // Few values are points that were measured; a round cap stays round when the drawing is stretched.
+            // A curve with few values shows each value as a point. A round cap stays round when the drawing is stretched.
             if points.len() <= 40 && !line.is_pale {
                 let dots: String =
                     points.iter().filter(positive).map(place).map(|(x, y)| format!("M{x:.1} {y:.1}h0")).collect();
@@ -237,7 +237,7 @@ impl Chart<'_> {
     }
 }
 
-/// A value with as many digits as a place in a drawing needs.
+/// A value with only the digits that a position in a drawing needs.
 fn short(value: f64) -> Value {
     format!("{value:.4e}").parse::<f64>().map_or(Value::Null, |value| json!(value))
 }
@@ -246,7 +246,7 @@ fn short(value: f64) -> Value {
 fn numbers(html: &mut String, form: &str, scale: Scale) {
     let _ = write!(html, "<div class=\"values {form}\" aria-hidden=\"true\">");
     let ticks = scale.ticks();
-    // The longest number gives the column its width.
+    // The longest number determines the width of the column.
     let longest = ticks.iter().map(|tick| tick.label.as_str()).max_by_key(|label| label.len()).unwrap_or_default();
     let _ = write!(html, "<span class=\"widest\">{longest}</span>");
     for Tick { at, label } in &ticks {

@@ -1,4 +1,4 @@
-//! Several runs on one page: their curves over each other, their figures, and the settings in which they differ.
+//! Several runs on one page: their curves in common charts, their figures, and the settings in which they differ.
 
 use serde_json::Value;
 
@@ -10,9 +10,9 @@ use crate::words::counted;
 
 /// A run of a comparison.
 pub(crate) struct ComparedRun {
-    /// Different for each run.
+    /// A name that no other run of the page has.
     pub(crate) name: String,
-    /// In one word.
+    /// The state, in one word.
     pub(crate) state: &'static str,
     pub(crate) metrics: Vec<Value>,
     pub(crate) peak_bytes: Option<u64>,
@@ -20,7 +20,7 @@ pub(crate) struct ComparedRun {
     pub(crate) samples_per_second: Option<f64>,
 }
 
-/// What a page that compares runs says.
+/// The content of a page that compares runs.
 pub(crate) struct ComparisonPage<'a> {
     pub(crate) runs: &'a [ComparedRun],
     /// Settings in which runs differ, each with the value in every run.
@@ -119,7 +119,7 @@ impl ComparedRun {
     }
 }
 
-/// The number of a run's colour; the page has eight.
+/// The index of a run's colour. The page has eight colours.
 fn color(index: usize) -> usize {
     index % 8
 }

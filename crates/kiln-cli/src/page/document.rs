@@ -4,18 +4,18 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-/// Text for HTML, in elements and in quoted attributes.
+/// Escapes text for HTML, in elements and in quoted attributes.
 pub(crate) fn escape(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&quot;").replace('\'', "&#39;")
 }
 
-/// A figure that a reader looks for first.
+/// A figure that readers look for first.
 pub(super) struct Tile {
     pub(super) id: &'static str,
     pub(super) name: String,
     pub(super) value: String,
-    /// What stands below, in small letters.
+    /// Small text below the figure.
     pub(super) note: String,
     /// A fraction that is drawn as a bar.
     pub(super) part: Option<f64>,
@@ -37,7 +37,7 @@ pub(super) fn tiles(tiles: &[Tile]) -> String {
     html + "</div>"
 }
 
-/// A table whose first column names its rows; with no columns' names, without a head.
+/// A table whose first column names its rows. It has no head if there are no column names.
 pub(super) fn table(id: &str, columns: &[&str], rows: &[Vec<String>]) -> String {
     let mut html = format!("<div class=\"wide\"><table id=\"{id}\">");
     if !columns.is_empty() {
@@ -67,12 +67,12 @@ pub(super) fn section(id: &str, title: &str, content: &str) -> String {
     }
 }
 
-/// A part that is shown when it is asked for.
+/// A section that is collapsed until it is opened.
 pub(super) fn folded(id: &str, title: &str, content: &str) -> String {
     format!("<details id=\"{id}\"><summary>{}</summary>{content}</details>", escape(title))
 }
 
-/// The charts beside each other, and what the script must know of them. `None` of the charts are left out.
+/// The charts beside each other, and the data for the script. Charts that are `None` are left out.
 pub(super) fn charts(drawn: impl IntoIterator<Item = Option<(String, Value)>>) -> (String, Vec<Value>) {
     let (figures, data): (Vec<String>, Vec<Value>) = drawn.into_iter().flatten().unzip();
     match figures.is_empty() {
@@ -81,10 +81,10 @@ pub(super) fn charts(drawn: impl IntoIterator<Item = Option<(String, Value)>>) -
     }
 }
 
-/// A whole page. `style` comes after the styles of all pages.
+/// A whole page. `style` follows the styles that all pages share.
 pub(super) fn document(title: &str, style: &str, body: &str, charts: &[Value]) -> String {
     let title = escape(title);
-    // Nothing in the data ends the script.
+    // No text in the data can end the script.
     let data = Value::from(charts).to_string().replace('<', "\\u003c");
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

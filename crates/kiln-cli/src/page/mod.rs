@@ -1,6 +1,6 @@
 //! Pages about runs, each one file that needs no network: the report of a run, and a comparison of runs.
 //!
-//! Nothing here reads a file or knows a model. A page is a function of the lines of metrics and of texts.
+//! This module reads no file and knows no model. A page is a function of the lines of metrics and of texts.
 
 mod axis;
 mod chart;

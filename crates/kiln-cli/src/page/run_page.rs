@@ -11,25 +11,25 @@ use super::series::{Measure, best, evaluated, main_measure, series, smooth};
 use super::state::State;
 use super::units::{bytes, duration, figure, grouped, percent};
 
-/// Results that tiles, tables of their own or other sections show.
+/// Results that are shown elsewhere: by tiles, other tables or other sections.
 const SHOWN: [&str; 6] = ["devices", "stages_busy", "left_out", "run", "finished", "iou"];
-/// Colours of curves: of training, of held-out data, and of the learning rate and the like.
+/// Colours of curves: for training, for held-out data, and for other values such as the learning rate.
 const TRAINING: usize = 0;
 const TEST: usize = 1;
 const OTHER: usize = 2;
 
-/// What the page of a run says.
+/// The content of a run's page.
 pub(crate) struct RunPage<'a> {
     pub(crate) name: &'a str,
     pub(crate) state: State,
-    /// Why it failed, or how to go on.
+    /// The error of a failed run, or how to continue.
     pub(crate) detail: &'a str,
     /// Model, data and settings in one line.
     pub(crate) recipe: &'a str,
     /// The lines of metrics.
     pub(crate) metrics: &'a [Value],
     pub(crate) total_steps: Option<u64>,
-    /// Of all processes that worked on the run.
+    /// Working time of all processes of the run.
     pub(crate) seconds: Option<f64>,
     /// Figures by name.
     pub(crate) results: &'a Value,
@@ -37,7 +37,7 @@ pub(crate) struct RunPage<'a> {
     pub(crate) budget: Option<u64>,
     pub(crate) marks: &'a [Mark],
     pub(crate) samples: &'a Samples,
-    /// Sections that are HTML already, and their styles.
+    /// Further sections as HTML, and their styles.
     pub(crate) more: [&'a str; 2],
     /// Settings that are not the defaults: name, value, default.
     pub(crate) changed: &'a [[String; 3]],
@@ -150,7 +150,7 @@ impl RunPage<'_> {
         charts
     }
 
-    /// Whether the loss of training has another definition than the held-out loss.
+    /// Whether training loss and held-out loss have different definitions.
     fn training_differs(&self) -> bool {
         ["label_smoothing", "mixup", "cutmix"].iter().any(|setting| {
             let line =
@@ -159,7 +159,7 @@ impl RunPage<'_> {
         })
     }
 
-    /// Curves that are seldom looked at: other figures of evaluations, and what changes within a run that adapts.
+    /// Curves that are seldom needed: other figures of evaluations, and values that a run adapts.
     fn further_charts(&self) -> Vec<Option<(String, Value)>> {
         let main = main_measure(self.metrics).map(|measure| measure.name);
         let mut charts = vec![];

@@ -1,4 +1,4 @@
-//! What a model makes of some of the held-out data: classes of images, text that goes on, and pictures of pixels' classes.
+//! A model's results on some held-out data: classes of images, continued text, and pictures of pixel classes.
 
 use std::fmt::Write;
 
@@ -19,11 +19,11 @@ pub(crate) struct Prediction {
 /// Text that a model wrote.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Text {
-    /// The text that it was given.
+    /// The text that the model continues.
     pub(crate) prompt: String,
-    /// The text that it wrote.
+    /// The continuation.
     pub(crate) written: String,
-    /// How it was drawn.
+    /// How the tokens were drawn.
     pub(crate) note: String,
 }
 
@@ -31,11 +31,11 @@ pub(crate) struct Text {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Picture {
     pub(crate) title: String,
-    /// As a PNG file in base64.
+    /// The picture as a PNG file in base64.
     pub(crate) png: String,
 }
 
-/// What a page shows of a model's work.
+/// The samples of a model's results that a page shows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Samples {
     pub(crate) predictions: Vec<Prediction>,

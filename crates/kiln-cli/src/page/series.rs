@@ -1,4 +1,4 @@
-//! Curves out of the lines of metrics: taken, made smooth, made short, and their best points.
+//! Curves from the lines of metrics: extracted, smoothed, shortened, and their best points.
 
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ pub(crate) struct Measure {
     pub(crate) goal: Goal,
 }
 
-/// Figures by which models are compared; of several that a run has, the first.
+/// Figures by which models are compared. The first one that a run has is used.
 const MEASURES: [Measure; 4] = [
     Measure { name: "test_miou", title: "mean IoU", goal: Goal::Highest },
     Measure { name: "test_accuracy", title: "test accuracy", goal: Goal::Highest },
@@ -37,7 +37,7 @@ pub(crate) struct Best {
     pub(crate) last: f64,
 }
 
-/// A figure of all lines of a kind; steps that were skipped are left out.
+/// One figure from all lines of a kind, without skipped steps.
 pub(crate) fn series(metrics: &[Value], kind: &str, figure: &str) -> Points {
     let of_kind = metrics.iter().filter(|line| line["kind"] == kind && line["skipped"] != true);
     of_kind.filter_map(|line| Some((line["step"].as_f64()?, line[figure].as_f64()?))).collect()
@@ -49,7 +49,7 @@ pub(crate) fn main_measure(metrics: &[Value]) -> Option<Measure> {
     MEASURES.into_iter().find(|measure| has(measure.name))
 }
 
-/// Names of all figures that evaluations have.
+/// Names of all figures in evaluations.
 pub(super) fn evaluated(metrics: &[Value]) -> Vec<String> {
     let mut names: Vec<String> = vec![];
     for line in metrics.iter().filter(|line| line["kind"] == "evaluation") {
@@ -62,7 +62,7 @@ pub(super) fn evaluated(metrics: &[Value]) -> Vec<String> {
     names
 }
 
-/// The best point, the first of equal ones.
+/// The best point; the first if several are equal.
 pub(crate) fn best(points: &[(f64, f64)], goal: Goal) -> Option<Best> {
     let last = points.last()?.1;
     let better = |a: f64, b: f64| match goal {
@@ -74,7 +74,7 @@ pub(crate) fn best(points: &[(f64, f64)], goal: Goal) -> Option<Best> {
     Some(Best { step, value, last })
 }
 
-/// An exponential moving average over a fiftieth of the curve, without the pull of its first value. Spikes count no more than the
+/// An exponential moving average over a fiftieth of the curve, corrected for the influence of its first value. Spikes are limited to the
 /// [`ceiling`], so that one does not hide the curve after it.
 pub(super) fn smooth(points: &[(f64, f64)]) -> Points {
     let keep = 1.0 - 1.0 / (points.len() as f64 / 50.0).max(1.0);
@@ -88,7 +88,7 @@ pub(super) fn smooth(points: &[(f64, f64)]) -> Points {
     points.iter().map(&mut next).collect()
 }
 
-/// At most about `columns` points at even distances, as a hover needs them.
+/// At most about `columns` points at even distances, for the display under the pointer.
 pub(super) fn sampled(points: &[(f64, f64)], columns: usize) -> Points {
     if points.len() <= columns || columns < 2 {
         return points.to_vec();
@@ -116,7 +116,7 @@ pub(super) fn envelope(points: &[(f64, f64)], columns: usize) -> Points {
     kept
 }
 
-/// The value above which only spikes are: an axis that ends there shows the curve. `None` when there are none.
+/// The value above which there are only spikes. An axis that ends there shows the curve. `None` if there are no spikes.
 pub(super) fn ceiling(points: &[(f64, f64)]) -> Option<f64> {
     let mut values: Vec<f64> = points.iter().map(|point| point.1).filter(|value| value.is_finite()).collect();
     values.sort_by(f64::total_cmp);

@@ -1,6 +1,6 @@
-//! How far a run has come.
+//! The state of a run: working, finished, or ended in another way.
 
-/// How far a run has come.
+/// The state of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// A process is working on it.
@@ -11,14 +11,14 @@ pub(crate) enum State {
     Stopped,
     /// It ended with an error.
     Failed,
-    /// Its process ended without a word.
+    /// Its process ended without noting a result.
     Killed,
-    /// It was written by a program that did not note this.
+    /// The program that wrote it did not note its state.
     Unknown,
 }
 
 impl State {
-    /// In one word.
+    /// The state in one word.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Running => "running",

@@ -1,4 +1,4 @@
-//! Figures as a reader wants them: bytes, times, percentages, and numbers of about four digits.
+//! Figures in readable form: bytes, times, percentages, and numbers with about four digits.
 
 /// Bytes in the unit that leaves one to four digits before the point, as in `11.5 MiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -32,7 +32,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// A number with four significant digits; without zeros in its end when it is very small or very large.
+/// A number with four significant digits. Very small and very large numbers have no trailing zeros.
 pub(crate) fn figure(value: f64) -> String {
     let size = value.abs();
     if value == 0.0 {

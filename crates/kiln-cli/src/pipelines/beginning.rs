@@ -1,4 +1,4 @@
-//! The model that a run begins with: its shapes, and the weights that its settings name.
+//! The initial model of a run: its shapes, and the weights that its settings name.
 
 use std::path::{Path, PathBuf};
 
@@ -13,11 +13,11 @@ use super::run::{PipelineSettings, Taken};
 /// The file of a run's weights in its directory.
 pub const MODEL: &str = "model.safetensors";
 
-/// What a run's model begins with.
+/// The initial state of a run's model.
 pub(super) struct Beginning {
     compression: Option<CompressionSettings>,
     init: Option<PathBuf>,
-    /// Whether a checkpoint has the weights.
+    /// Whether a checkpoint already has the weights.
     begun: bool,
     taken: Taken,
 }
@@ -28,13 +28,13 @@ impl Beginning {
         Self { compression, init: run.init.clone(), begun: run.begun, taken: Taken::default() }
     }
 
-    /// Where the tensors that were taken are noted.
+    /// A shared list of the tensors that were taken from the file.
     pub(super) fn taken(&self) -> Taken {
         self.taken.clone()
     }
 
-    /// `model` in the shapes that its compression says, and with the weights that the settings name. The device that steps are recorded on
-    /// gets no weights.
+    /// Gives `model` the shapes that its compression says, and the weights that the settings name. On the device that records steps it
+    /// loads no weights.
     pub(super) fn begin<M: SafetensorsModel>(&self, model: M, device: &Device) -> Result<M, InitError> {
         let model = shaped(model, self.compression.as_ref())?;
         if self.begun || device.clone().inner() == Device::capture() {
@@ -54,7 +54,7 @@ impl Beginning {
     }
 }
 
-/// The file that `--init` names: itself, or that of a run directory.
+/// The file that `--init` names, or the one in the run directory that it names.
 fn weights_file(path: &Path) -> Result<PathBuf, InitError> {
     if !path.is_dir() {
         return Ok(path.to_owned());
@@ -70,13 +70,13 @@ fn weights_file(path: &Path) -> Result<PathBuf, InitError> {
     }
 }
 
-/// An error of a file that does not fit, with the option that makes the model fit it.
+/// Adds the option that makes the model fit to an error of a file that does not fit.
 fn advised(error: Error) -> InitError {
     let Error::Shape { name, expected, found, .. } = &error else { return InitError::Model(error) };
     InitError::Weights(format!("{error}; {}", advice(name, expected, found)))
 }
 
-/// What to do about a tensor of another shape.
+/// Advice for a tensor of another shape.
 fn advice(name: &str, expected: &[usize], found: &[usize]) -> String {
     let first = ["conv1.weight", "conv1.conv.weight", "stem.conv.weight", "encoder.0.conv.conv.weight"];
     match (name, found) {

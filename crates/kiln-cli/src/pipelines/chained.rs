@@ -1,4 +1,4 @@
-//! A pipeline's model as a chain of blocks, for code that runs the blocks itself.
+//! The model of a pipeline as a chain of blocks, for code that runs the blocks itself.
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};

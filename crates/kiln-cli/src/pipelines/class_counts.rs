@@ -1,15 +1,15 @@
-//! How many images each class has, and what follows from that.
+//! The number of images of each class, and conclusions from it.
 
 use crate::words::counted;
 use kiln_data::{ImageSet, TrainTest};
 
-/// Data sets of at most so many classes are described class by class, and evaluated without an accuracy among the first five.
+/// The largest number of classes for which a data set is described class by class and evaluated without top-5 accuracy.
 pub(super) const FEW: usize = 5;
-/// Classes with fewer images to train on are hard to learn.
+/// Classes with fewer training images are hard to learn.
 const SCARCE: usize = 20;
 /// Classes that a line lists.
 const LISTED: usize = 5;
-/// Classes are balanced if the largest has at most so many times the images of the smallest.
+/// Classes are balanced if the largest has at most this many times the images of the smallest.
 const BALANCED: f64 = 1.5;
 
 /// Images of each class.
@@ -36,15 +36,15 @@ impl ClassCounts {
         Self { names: data.train.classes().to_vec(), train: counts(&data.train), test: counts(&data.test) }
     }
 
-    /// The class that has the most images to train on, and the accuracy on the held-out images of always answering it.
+    /// The class with the most training images, and the accuracy on the held-out images of a model that always predicts it.
     pub fn majority(&self) -> Option<(&str, f64)> {
         let held_out: usize = self.test.iter().sum();
-        // The first of several.
+        // The first one if several are equal.
         let class = (0..self.train.len()).rev().max_by_key(|class| self.train[*class])?;
         (held_out > 0).then(|| (self.names[class].as_str(), self.test[class] as f64 / held_out as f64))
     }
 
-    /// What a run says of its classes when it begins: their images, and the accuracy that a model has to beat.
+    /// Lines about the classes at the start of a run: their images, and the accuracy that a model has to beat.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![];
         let classes = || counted(self.names.len(), "class");
@@ -70,7 +70,7 @@ impl ClassCounts {
         lines
     }
 
-    /// What may keep a run from learning some classes, or from measuring them.
+    /// Warnings about classes that may not be learned, or not be measured.
     pub fn warnings(&self) -> Vec<String> {
         let list = |classes: Vec<usize>, name: &dyn Fn(usize) -> String| {
             let rest = classes.len().saturating_sub(LISTED);
@@ -107,8 +107,8 @@ impl ClassCounts {
     }
 }
 
-/// What a correct answer for an image of each class adds to the balanced accuracy, times the number of images; none where the accuracy says
-/// enough: of balanced classes, unless they are few.
+/// The contribution of a correct answer for an image of each class to the balanced accuracy, times the number of images. `None` if the
+/// accuracy suffices: for balanced classes, unless they are few.
 pub(super) fn recall_weights(counts: &[usize]) -> Option<Vec<f32>> {
     let images: usize = counts.iter().sum();
     let present = counts.iter().filter(|count| **count > 0);
@@ -143,7 +143,7 @@ mod tests {
             ]
         );
         assert!(two.warnings().is_empty());
-        // Of equal classes the first.
+        // The first one of equal classes.
         assert_eq!(classes(&[5, 5], &[1, 3]).majority(), Some(("cat", 0.25)));
         assert_eq!(classes(&[5, 5], &[0, 0]).majority(), None);
         assert!(ClassCounts::default().lines().is_empty());
@@ -167,13 +167,13 @@ mod tests {
 
     #[test]
     fn weights_of_recalls_give_the_mean_over_classes() {
-        // All of the three cats and one of the six dogs are right: (1 + 1/6) / 2.
+        // All three cats and one of the six dogs are right: (1 + 1/6) / 2.
         let weights = recall_weights(&[3, 6]).unwrap();
         let right = 3.0 * weights[0] + weights[1];
         assert!((right / 9.0 - (1.0 + 1.0 / 6.0) / 2.0).abs() < 1e-6);
         assert_eq!(recall_weights(&[100; 10]), None);
         assert!(recall_weights(&[100, 100, 100, 100, 100, 10]).is_some());
-        // A class without an image counts nowhere.
+        // A class without an image has no weight.
         assert_eq!(recall_weights(&[4, 0]).unwrap(), [1.0, 0.0]);
         assert_eq!(recall_weights(&[0, 0]), None);
     }

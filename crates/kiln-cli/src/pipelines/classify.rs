@@ -23,22 +23,22 @@ use super::teacher::{Tutor, settings_of};
 use crate::usage::Usage;
 use crate::{device, fixtures};
 
-/// Cross-entropy for training; accuracy, among the first five classes of more than five, mean recall of classes that are few or unbalanced,
-/// and loss, for evaluation.
+/// The task of image classification. Training uses cross-entropy. Evaluation reports accuracy and loss, top-5 accuracy if there are more
+/// than five classes, and the mean recall of the classes if they are few or unbalanced.
 pub struct Classify {
     normalize: Normalize,
     label_smoothing: f64,
-    /// A network whose logits count beside the labels.
+    /// A network whose logits are a target beside the labels.
     teacher: Option<Tutor<Classifier>>,
-    /// What a correct answer for an image of each class adds to the balanced accuracy, where that is measured.
+    /// The contribution of a correct answer for an image of each class to the balanced accuracy, if that is measured.
     recall_weights: Option<Vec<f32>>,
 }
 
-/// What the loss compares logits with.
+/// The targets of the loss.
 #[derive(Clone)]
 pub struct Labels {
     own_b: Tensor<1, Int>,
-    /// The labels of images that were mixed in, and the share of the own images.
+    /// The labels of images that were mixed in, and the share of the original images.
     mixed_b: Option<(Tensor<1, Int>, f64)>,
     /// The teacher's logits.
     taught_bc: Option<Tensor<2>>,
@@ -124,8 +124,8 @@ impl Chained for Classify {
 }
 
 impl Classify {
-    /// The mean over the batch, of logits in f32. The cross-entropy is linear in the targets: with mixed labels it is the weighted mean of
-    /// two.
+    /// The mean over the batch, from logits in f32. The cross-entropy is linear in the targets: for mixed labels it is the weighted mean
+    /// of two cross-entropies.
     fn cross_entropy(&self, logits_bc: Tensor<2>, Labels { own_b, mixed_b, .. }: Labels) -> Tensor<1> {
         let smoothing = (self.label_smoothing > 0.0).then_some(self.label_smoothing as f32);
         let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&own_b.device());
@@ -137,19 +137,19 @@ impl Classify {
         }
     }
 
-    /// The same task, which measures the mean recall of the classes of `test` where they are few or unbalanced.
+    /// Returns the task with the mean recall of the classes of `test` as a further metric, if the classes are few or unbalanced.
     #[must_use]
     pub fn weighing_classes(self, test: &ImageSet) -> Self {
         Self { recall_weights: recall_weights(&counts(test)), ..self }
     }
 
-    /// Three channels and no label smoothing, so that a loop written by hand has the same loss.
+    /// A task with three channels and no label smoothing, so that a hand-written loop has the same loss.
     pub fn plain() -> Self {
         Self { normalize: Normalize::for_channels(3), label_smoothing: 0.0, teacher: None, recall_weights: None }
     }
 }
 
-/// Bytes of batches that wait on the device, one batch in any case.
+/// Bytes of batches that wait on the device. One batch may always wait.
 const UPLOAD_BYTES: u64 = 64 << 20;
 
 /// Batches of a data set's two parts.
@@ -170,24 +170,24 @@ fn loaders(
     let mut train =
         ImageBatch::mixed_loader(set.clone(), transform, mix, seed, config.with_batch_size(run.batch_size))?;
     if run.device == "flex" {
-        // The loader's images share the memory that is predicted; from their headers the bound is close.
+        // The loader's images share the predicted memory. Their headers give a close bound.
         train = train.with_largest_image(set.largest_decode_bytes(&transform)?);
     } else {
-        // The next batch is copied while a step computes; on the CPU device the host is the device.
+        // The next batch is copied while a step computes. On the CPU device the host is the device, so that no copy is needed.
         let device = device.clone().autodiff();
         train = train.with_device_prefetch(UPLOAD_BYTES, move |batch| Ok(batch.upload(&device)));
     }
     Ok(TrainTest { train, test: test_loader(data.test, settings)? })
 }
 
-/// The images as the model of the settings takes them: decoded as they say, files with the model's number of channels.
+/// The images in the model's format: decoded as the settings say, and with the model's number of channels.
 pub fn decoded(set: ImageSet, settings: &ClassifySettings) -> ImageSet {
     let set = set.with_decode_options(decode_options(settings));
-    // A number that the images cannot have is refused with the other contradictions.
+    // A number of channels that the images cannot have is refused later, with the other contradictions.
     set.clone().with_channels(settings.model.channels()).unwrap_or(set)
 }
 
-/// Batches of the part that is evaluated on, [`decoded`] as the settings say.
+/// Batches of the part for evaluation, [`decoded`] as the settings say.
 ///
 /// # Errors
 /// Those of the loader.
@@ -197,7 +197,7 @@ pub fn test_loader(set: ImageSet, settings: &ClassifySettings) -> Result<Loader<
     Ok(ImageBatch::loader(set, transform, 0, config)?)
 }
 
-/// Opens the data set that the settings name, the fixture when they name none.
+/// Opens the data set that the settings name, or the fixture if they name none.
 ///
 /// # Errors
 /// Those of [`kiln_data::open_images`].
@@ -211,7 +211,7 @@ pub fn open(data: Option<&Path>) -> Result<TrainTest<ImageSet>> {
     })
 }
 
-/// Refuses a configuration that contradicts the data, and sizes that the model cannot take.
+/// Fails if the configuration contradicts the data, and for sizes that the model cannot take.
 ///
 /// # Errors
 /// [`Usage`] with the value and what would be accepted.
@@ -252,7 +252,7 @@ pub fn decode_options(settings: &ClassifySettings) -> DecodeOptions {
     DecodeOptions::new().with_quality(images.decode).with_damage(images.damaged_images)
 }
 
-/// The task for predictions on RGB images, without data.
+/// The task for memory predictions on RGB images, without data.
 pub fn classify_for_planning() -> Classify {
     Classify { normalize: Normalize::for_channels(3), label_smoothing: 0.1, teacher: None, recall_weights: None }
 }
@@ -310,7 +310,7 @@ pub fn run(
     Ok((run, device))
 }
 
-/// What directories of runs begin with.
+/// The prefix of run directories' names.
 fn family(model: &ClassifierConfig) -> &'static str {
     match model {
         ClassifierConfig::ResNet(_) => "resnet",
@@ -326,7 +326,7 @@ mod tests {
 
     use super::{Classify, Labels};
 
-    /// timm's `SoftTargetCrossEntropy` of its `mixup_target`.
+    /// The loss follows timm's `SoftTargetCrossEntropy` of its `mixup_target`.
     #[test]
     fn mixed_labels_have_the_loss_of_their_mean() {
         let (device, classes, lambda, smoothing) = (Device::flex(), 5, 0.3, 0.1);

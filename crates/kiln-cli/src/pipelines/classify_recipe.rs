@@ -1,4 +1,4 @@
-//! The settings of a classifier's run where nobody says others.
+//! The default settings of a classifier's run.
 
 use anyhow::Result;
 use kiln_data::{Damage, ImageSet, Quality};
@@ -8,7 +8,7 @@ use kiln_training::{OptimizerConfig, ScheduleConfig};
 use super::settings::{ClassifySettings, ImageSettings, RunSettings};
 use crate::usage::Usage;
 
-/// The network that is trained when none is named.
+/// The default network.
 pub const DEFAULT: &str = "resnet18";
 
 /// The recipe for the data set in fixtures/. A ResNet has a quarter of the standard width and the stem that shrinks its input, so that 2
@@ -25,9 +25,9 @@ pub fn fixture_recipe(data: &ImageSet, model: &str, size: Option<usize>) -> Resu
     Ok(recipe)
 }
 
-/// The recipe for a data set of the user's: the network called `model` on images of `size` pixels a side. Without a size, 224, or the
-/// size of the images if they are smaller than 64 pixels.
-/// Convolutional networks are trained with SGD, vision transformers with AdamW.
+/// The recipe for a data set of the user's: the network called `model` on images of `size` pixels per side. The default size is 224, or
+/// the size of the images if they are smaller than 64 pixels. Convolutional networks are trained with SGD, vision transformers with
+/// AdamW.
 ///
 /// # Errors
 /// [`Usage`] for an unknown name.
@@ -57,15 +57,14 @@ pub fn recipe_for(data: &ImageSet, model: &str, size: Option<usize>) -> Result<C
     })
 }
 
-/// Files whose headers say how large the images of a data set are.
+/// Number of files whose headers are read to find the image size of a data set.
 const LOOKED_AT: usize = 64;
-/// The size that most networks were made for.
+/// The size for which most networks were made.
 const USUAL: usize = 224;
-/// Images of fewer pixels a side are trained at their own size: made larger, they would show nothing more.
+/// Images with fewer pixels per side are trained at their own size: enlarging them adds no detail.
 const SMALL: usize = 64;
 
-/// Pixels per side that the images of a data set are brought to where nobody says another size: their own if they
-/// are in memory or small, else 224.
+/// The default size that images of a data set are resized to: their own if they are in memory or small, else 224.
 fn training_size(data: &ImageSet) -> usize {
     match data.size() {
         Some([height, width]) => height.min(width),
@@ -73,7 +72,8 @@ fn training_size(data: &ImageSet) -> usize {
     }
 }
 
-/// The size for files whose shorter sides are `sides`: the median of small ones as a multiple of 4, for the patches of vision transformers.
+/// The size for files with the shorter sides `sides`. Small images get their median as a multiple of 4, for the patches of vision
+/// transformers.
 fn size_for(mut sides: Vec<usize>) -> usize {
     sides.sort_unstable();
     match sides.get(sides.len() / 2) {
@@ -82,7 +82,7 @@ fn size_for(mut sides: Vec<usize>) -> usize {
     }
 }
 
-/// What a run on image files says of their size and colours, where the user may expect others.
+/// Lines about size and colours of image files at the start of a run, if the user may expect others.
 pub(super) fn about_files(data: &ImageSet, settings: &ClassifySettings) -> Vec<String> {
     let headers = data.some_headers(LOOKED_AT);
     let (mut lines, size) = (vec![], settings.images.size);

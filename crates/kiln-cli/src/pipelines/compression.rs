@@ -1,4 +1,4 @@
-//! How a run makes its model smaller: settings, and what they attach to the model.
+//! Settings that make a run's model smaller, and the attachments that follow from them.
 
 use std::path::PathBuf;
 
@@ -11,27 +11,27 @@ use kiln_precision::Policy;
 use kiln_training::{Task, TrainerBuilder};
 use serde::{Deserialize, Serialize};
 
-/// How a run makes its model smaller. Everything together is allowed; the order on a weight's way to its layer is mask, adapter, fake
-/// quantisation.
+/// Settings that make a run's model smaller. All of them can be combined. A weight passes through mask, adapter and fake quantisation, in
+/// this order, before its layer reads it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompressionSettings {
-    /// What the model starts from: a run directory, a checkpoint, or a safetensors file.
+    /// The source of the initial weights: a run directory, a checkpoint, or a safetensors file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
-    /// Weights that are left out, more and more of them.
+    /// Gradual pruning of weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prune: Option<PruneSettings>,
-    /// Adapters, beside which nothing else trains.
+    /// Low-rank adapters, which are then trained alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSettings>,
-    /// Weights and inputs that have the values of integers.
+    /// Training with weights and inputs rounded to the values of integers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantize: Option<QuantizeSettings>,
     /// A model that this one learns from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherSettings>,
-    /// The shapes of a model that has fewer channels than its configuration says.
+    /// The shapes of a model with fewer channels than its configuration says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shapes: Option<Shapes>,
 }
@@ -44,10 +44,10 @@ pub struct PruneSettings {
     pub schedule: Gradual,
     /// Whether weights are compared over the whole model or layer by layer.
     pub scope: Scope,
-    /// In place of a sparsity: so many of so many weights in a row stay, from the first step on.
+    /// Instead of a sparsity: N of M weights in a row stay, from the first step on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pattern: Option<[usize; 2]>,
-    /// Weights below these paths stay.
+    /// Weights below these paths are not pruned.
     #[serde(default)]
     pub skip: Vec<String>,
 }
@@ -62,7 +62,7 @@ pub struct LoraSettings {
     pub alpha: f64,
     /// Ends of the paths of the layers that have adapters.
     pub targets: Vec<String>,
-    /// Whether the magnitude of each output is trained by itself.
+    /// Whether the magnitude of each output is trained separately.
     #[serde(default)]
     pub dora: bool,
 }
@@ -71,9 +71,9 @@ pub struct LoraSettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuantizeSettings {
-    /// Which weights, in how many bits.
+    /// The weights to quantise, and their bits.
     pub weights: Quantization,
-    /// Whether the inputs of layers are simulated in 8 bits as well, and by how much a batch moves their ranges.
+    /// The momentum by which a batch moves the ranges of layers' inputs. `None` if inputs are not simulated in 8 bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_momentum: Option<f64>,
 }
@@ -84,13 +84,13 @@ pub struct QuantizeSettings {
 pub struct TeacherSettings {
     /// A run directory, or one of its checkpoints.
     pub checkpoint: PathBuf,
-    /// Divides the logits of both before they are compared.
+    /// Divides the logits of both models before they are compared.
     pub temperature: f64,
     /// The share of the loss that compares with the teacher; the rest compares with the labels.
     pub share: f64,
 }
 
-/// What is attached to a model: mask, adapter, fake quantisation.
+/// The attachments of a model: mask, adapter, fake quantisation.
 pub type Attached = Nest<Nest<Masks, LowRank>, FakeQuantizer>;
 
 impl CompressionSettings {
@@ -99,7 +99,7 @@ impl CompressionSettings {
         self.prune.is_some() || self.lora.is_some() || self.quantize.is_some()
     }
 
-    /// What is attached to the parameters of `model`, which is plain.
+    /// The attachments to the parameters of `model`, which must be plain.
     ///
     /// # Errors
     /// Paths that the model does not have, and numbers out of range.
@@ -110,7 +110,7 @@ impl CompressionSettings {
         Ok(Nest::optional(Some(Nest::optional(masks, adapters)), fake))
     }
 
-    /// `model` with everything attached, below the policy's cast.
+    /// Returns `model` with everything attached, below the policy's cast.
     ///
     /// # Errors
     /// Those of [`attached`](Self::attached), and of the policy.
@@ -124,7 +124,7 @@ impl CompressionSettings {
 }
 
 impl CompressionSettings {
-    /// `builder` with everything attached to its model, and its masks chosen anew as the run goes on.
+    /// Returns `builder` with everything attached to its model. Its masks are updated during the run.
     pub(super) fn into_builder<T: Task>(self, builder: TrainerBuilder<'static, T>) -> TrainerBuilder<'static, T> {
         let prune = self.prune.clone();
         let builder = builder.with_reparameterization(move |model| self.attached(model));
@@ -141,7 +141,7 @@ impl PruneSettings {
         self.skip.iter().try_fold(Masks::of(model), |masks, path| masks.skip(path))
     }
 
-    /// The model and the optimizer with the masks that a run has after `step` steps; none where they stay.
+    /// The model and the optimizer with the masks of a run after `step` steps. `None` if the masks stay.
     ///
     /// # Errors
     /// Weights that are not finite.
@@ -175,7 +175,7 @@ impl LoraSettings {
     }
 }
 
-/// Has the layers of kiln-models ask how their inputs are simulated.
+/// Makes the layers of kiln-models apply simulated quantisation to their inputs.
 pub fn simulate_inputs() {
     if !kiln_models::on_layer_input(kiln_compression::input_map) {
         tracing::warn!("inputs are not simulated: layers ask another hook");

@@ -1,4 +1,4 @@
-//! Which pipeline a settings file belongs to.
+//! The pipelines, and how to find the one that a settings file belongs to.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use toml::Table;
 
 use crate::usage::Usage;
 
-/// The pipelines, each with a table of settings that no other one has.
+/// The pipelines. Each has a table of settings that no other has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Image classification.
@@ -34,7 +34,7 @@ impl Kind {
         }
     }
 
-    /// The word that its commands begin with, as in `train classify`.
+    /// The word of its commands, as in `train classify`.
     pub fn command(self) -> &'static str {
         match self {
             Self::Classify => "classify",
@@ -43,7 +43,7 @@ impl Kind {
         }
     }
 
-    /// What is trained, for messages.
+    /// The kind of its model, for messages.
     pub fn model(self) -> &'static str {
         match self {
             Self::Classify => "an image classifier",
@@ -52,10 +52,10 @@ impl Kind {
         }
     }
 
-    /// Refuses the settings of another pipeline in `file`. Those of none are left to who reads them.
+    /// Fails if `settings` from `file` belong to another pipeline. Settings without a pipeline's table pass.
     ///
     /// # Errors
-    /// [`Usage`] with the pipeline that the settings are of.
+    /// [`Usage`] with the pipeline that the settings belong to.
     pub fn expect(self, settings: &Table, file: &Path) -> Result<(), Usage> {
         match Self::of(settings) {
             Some(found) if found != self => Err(Usage(format!(

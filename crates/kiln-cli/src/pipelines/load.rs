@@ -1,4 +1,4 @@
-//! The model of a run directory, of a checkpoint, or of a safetensors file.
+//! Loads the model of a run directory, of a checkpoint, or of a safetensors file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use super::compression::{CompressionSettings, simulate_inputs};
 pub const CHECKPOINTS: &str = "checkpoints";
 /// The file of quantised weights in a run directory.
 pub const QUANTIZED: &str = "quantized.safetensors";
-/// The file of the ranges of layers' inputs beside it.
+/// The file of the ranges of layers' inputs, beside the quantised weights.
 pub const INPUT_RANGES: &str = "input-ranges.json";
 
-/// Why a run has no model to begin with.
+/// Why the initial model of a run cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
     /// The configuration is refused.
@@ -34,10 +34,10 @@ pub enum InitError {
     Weights(String),
 }
 
-/// The model of a run directory (its newest whole checkpoint), of one checkpoint, or of a safetensors file.
+/// Loads the model of a run directory (from its newest whole checkpoint), of one checkpoint, or of a safetensors file.
 ///
 /// # Errors
-/// A file that cannot be read, and one of another model.
+/// Errors of a file that cannot be read, or that belongs to another model.
 pub fn load_any<M: SafetensorsModel>(model: M, path: &Path) -> Result<M> {
     match checkpoint_of(path)? {
         Some(checkpoint) => Ok(load_model(model, checkpoint)?),
@@ -45,7 +45,7 @@ pub fn load_any<M: SafetensorsModel>(model: M, path: &Path) -> Result<M> {
     }
 }
 
-/// `model` in the shapes that its compression says.
+/// Gives `model` the shapes that its compression says.
 pub(super) fn shaped<M: Module>(
     model: M,
     compression: Option<&CompressionSettings>,
@@ -56,10 +56,10 @@ pub(super) fn shaped<M: Module>(
     }
 }
 
-/// Whether a directory holds the integers of a model that was quantised as it was, without a checkpoint to go on from.
+/// Whether a directory holds a model that was quantised without training. It has integers, and no checkpoint to continue from.
 ///
 /// # Errors
-/// A directory of checkpoints that cannot be listed.
+/// The error of a directory of checkpoints that cannot be listed.
 pub fn is_untrained(directory: &Path) -> Result<bool> {
     let quantized = directory.join(QUANTIZED).is_file();
     Ok(quantized && Checkpoints::new(directory.join(CHECKPOINTS), 1)?.newest()?.is_none())
@@ -71,8 +71,8 @@ pub fn settings_beside(checkpoint: &Path) -> Option<PathBuf> {
     folders.map(|folder| folder.join("config.toml")).find(|file| file.is_file())
 }
 
-/// The same as a plain model: what `compression` attached in the run that `path` belongs to is merged into the weights. A safetensors file
-/// is plain already.
+/// Loads a model as [`load_any`] does, and returns it plain: the attachments of `compression`, in the run that `path` belongs to, are
+/// merged into the weights. A safetensors file is plain already.
 ///
 /// # Errors
 /// Those of [`load_any`], and a compression that does not fit the model.
@@ -90,8 +90,8 @@ pub fn load_merged<M: SafetensorsModel>(plain: M, compression: Option<&Compressi
     }
 }
 
-/// The model that `path` names as it is evaluated: with everything that its run attached, under `policy`. The directory of a quantised
-/// model gives the model of its integers.
+/// Loads the model that `path` names for evaluation: with everything that its run attached, under `policy`. For the directory of a
+/// quantised model it is the model of the integers.
 ///
 /// # Errors
 /// Those of [`load_any`], and a compression that does not fit the model.
@@ -109,12 +109,12 @@ pub fn load_to_evaluate<M: SafetensorsModel>(
     }
     match checkpoint_of(path)? {
         Some(_) => load_any(compression.attach(shaped, policy)?, path),
-        // A file has no attachments: they were merged.
+        // A file has no attachments, because they were merged into it.
         None => Ok(policy.autocast(load_any(shaped, path)?)?),
     }
 }
 
-/// The model of quantised weights in a file, and of the ranges of inputs in another, if it is there.
+/// The model of quantised weights in a file, with the ranges of inputs in another file, if it exists.
 fn integers<M: SafetensorsModel>(weights: &Path, plain: M, policy: &Policy, ranges: &Path) -> Result<M> {
     let (model, integers) = QuantizedModel::load(weights, plain)?;
     let ranges: BTreeMap<String, Range> = match ranges.is_file() {
@@ -130,7 +130,7 @@ fn integers<M: SafetensorsModel>(weights: &Path, plain: M, policy: &Policy, rang
     Ok(set_input_ranges(model, &ranges)?)
 }
 
-/// What simulates the inputs of the layers of quantised weights, if there are ranges.
+/// The simulation of the inputs of layers with quantised weights, if there are ranges.
 fn inputs_of<M: Module>(
     integers: &QuantizedModel,
     model: &M,
@@ -146,10 +146,10 @@ fn inputs_of<M: Module>(
     Ok(Some(inputs))
 }
 
-/// The checkpoint that a path names: itself, or the newest whole one of a run directory. None for a file.
+/// The checkpoint that a path names: the path itself, or the newest whole one of a run directory. `None` for a file.
 ///
 /// # Errors
-/// A directory without a whole checkpoint.
+/// The error of a directory without a whole checkpoint.
 pub fn checkpoint_of(path: &Path) -> Result<Option<PathBuf>> {
     if path.join("manifest.json").exists() {
         return Ok(Some(path.to_owned()));
@@ -166,7 +166,7 @@ pub fn checkpoint_of(path: &Path) -> Result<Option<PathBuf>> {
 /// The best checkpoint of a run directory.
 ///
 /// # Errors
-/// A directory without one.
+/// The error of a directory without one.
 pub fn best_of(run: &Path) -> Result<PathBuf> {
     Checkpoints::new(run.join(CHECKPOINTS), 1)?.best().with_context(|| {
         format!(

@@ -19,15 +19,16 @@ use super::written;
 use crate::usage::Usage;
 use crate::{cache, device, fixtures};
 
-/// Cross-entropy of the next token; evaluated also per byte of text, which does not depend on the tokenizer.
+/// The task of language modelling: cross-entropy of the next token. Evaluation also reports it per byte of text, which does not depend on
+/// the tokenizer.
 pub struct NextToken {
-    /// Bytes that each token stands for.
+    /// The number of bytes of each token.
     byte_lengths: Vec<u32>,
-    /// A model whose probabilities count beside the text.
+    /// A model whose probabilities are a target beside the text.
     teacher: Option<Tutor<Gpt>>,
 }
 
-/// What the loss compares with.
+/// The targets of the loss.
 #[derive(Clone)]
 pub struct Targets {
     next_bt: Tensor<2, Int>,
@@ -114,7 +115,7 @@ impl Chained for NextToken {
 }
 
 impl NextToken {
-    /// For predictions only: metrics need the lengths of the tokens.
+    /// A task for memory predictions only: metrics would need the lengths of the tokens.
     pub fn unmeasured() -> Self {
         Self { byte_lengths: vec![], teacher: None }
     }
@@ -140,7 +141,7 @@ pub fn recipe() -> GptSettings {
     }
 }
 
-/// Opens the text that the settings name, the fixture when they name none. Its tokens are kept in the user's cache.
+/// Opens the text that the settings name, or the fixture if they name none. Its tokens are kept in the user's cache.
 ///
 /// # Errors
 /// Those of [`kiln_data::open_text`].
@@ -150,7 +151,7 @@ pub fn open(settings: &GptSettings, tokenizer: &Tokenizer) -> Result<TrainTest<T
     let path = settings.run.data.clone().map_or_else(fixture, Ok)?;
     if let Some(cache) = cache::directory() {
         match kiln_data::open_text_cached(&path, tokenizer, length, held_out, cache.join("tokens")) {
-            // Without a directory for them the tokens stay in memory, and are made again the next time.
+            // Without a cache directory the tokens stay in memory, and are made again next time.
             Err(error @ kiln_data::Error::Write { .. }) => tracing::debug!("{error}"),
             opened => return Ok(opened?),
         }
@@ -171,7 +172,7 @@ fn loaders(data: TrainTest<TextTokens>, run: &RunSettings) -> Result<TrainTest<L
     Ok(TrainTest { train, test: test_loader(data.test, run)? })
 }
 
-/// Batches of the part that is evaluated on.
+/// Batches of the part for evaluation.
 ///
 /// # Errors
 /// Those of the loader.

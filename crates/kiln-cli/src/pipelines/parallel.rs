@@ -17,7 +17,7 @@ pub struct ParallelSettings {
     /// The replicas of the model, each of which computes a part of every batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<Replicas>,
-    /// Whether each replica keeps a part of the optimizer state only.
+    /// Whether each replica keeps only a part of the optimizer state.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shard_optimizer: bool,
     /// The stages that the model is divided into.
@@ -42,18 +42,18 @@ pub struct Replicas {
     pub here: Places,
 }
 
-/// Stages or replicas: so many on the run's device, or one on each of these.
+/// Stages or replicas: a number of them on the run's device, or one on each named device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Places {
-    /// So many on the run's device.
+    /// This many on the run's device.
     Count(usize),
     /// One on each device, by name.
     Devices(Vec<String>),
 }
 
 impl Places {
-    /// How many there are.
+    /// The number of them.
     pub fn count(&self) -> usize {
         match self {
             Self::Count(count) => *count,
@@ -61,7 +61,7 @@ impl Places {
         }
     }
 
-    /// The name of the device of number `index`, in a run on `device`.
+    /// The name of the device number `index`, in a run on `device`.
     pub fn device<'a>(&'a self, index: usize, device: &'a str) -> &'a str {
         match self {
             Self::Count(_) => device,
@@ -76,7 +76,7 @@ impl ParallelSettings {
         *self == Self::default()
     }
 
-    /// Checks that the settings go together.
+    /// Checks that the settings fit together.
     ///
     /// # Errors
     /// [`Usage`].
@@ -124,7 +124,7 @@ impl From<Places> for String {
 }
 
 impl Replicas {
-    /// So many in this process.
+    /// This many replicas in the threads of this process.
     pub fn threads(here: Places) -> Self {
         Self { mpi: false, here }
     }

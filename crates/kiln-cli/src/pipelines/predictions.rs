@@ -1,4 +1,4 @@
-//! What a classifier makes of some of the held-out images, for the report of its run.
+//! A classifier's predictions for some held-out images, for the report of its run.
 // B batch, C channels or classes, H height, W width
 
 use anyhow::{Context, Result};
@@ -18,12 +18,13 @@ use crate::page::Prediction;
 
 /// Images that are shown at most.
 const SHOWN: usize = 12;
-/// Images that the next one is chosen out of.
+/// Candidates from which each next image is chosen.
 const DRAWN: usize = 40;
 /// Pixels of a side of a picture, at most.
 const SIDE: u32 = 112;
 
-/// Predicts the classes of some images of `set`, the same for each model, brought to `size` pixels per side as in an evaluation.
+/// Predicts the classes of some images of `set`, which are equal for all models. Images are resized to `size` pixels per side as in an
+/// evaluation.
 pub(super) fn finder(set: ImageSet, size: usize) -> Finder<Classifier> {
     Box::new(move |model, device, most| {
         let predictions = predictions(&set, size, model, device, most)?;
@@ -43,11 +44,11 @@ fn predictions(
     let normalize = Normalize::for_channels(channels);
     let name = |class: usize| set.classes().get(class).cloned().unwrap_or_else(|| class.to_string());
     let mut found = vec![];
-    // As many at once as a step has, whose memory is known to be enough.
+    // At most as many at once as in a step, whose memory is known to be enough.
     for ids in chosen(set.len(), |id| set.label(id)).chunks(most.max(1)) {
         let (mut pixels, mut labels, mut kept) = (vec![], vec![], vec![]);
         for id in ids {
-            // The evaluation has told of images that cannot be read. The transform of an evaluation draws no random numbers.
+            // The evaluation has reported images that cannot be read. The transform of an evaluation draws no random numbers.
             let image = set.load(*id).and_then(|image| transform.apply(image.image, &mut StdRng::seed_from_u64(0)));
             let Ok(image) = image else { continue };
             for channel in 0..channels {
@@ -80,7 +81,7 @@ fn predictions(
     Ok(found)
 }
 
-/// Samples out of `samples`, of as many classes as there can be. The choice does not depend on the run.
+/// Chooses samples out of `samples`, of as many classes as possible. The choice does not depend on the run.
 fn chosen(samples: usize, class: impl Fn(usize) -> usize) -> Vec<usize> {
     let mut random = StdRng::seed_from_u64(0);
     let mut chosen: Vec<usize> = vec![];

@@ -26,16 +26,16 @@ use crate::page::{Prediction, Text};
 /// Makes the plain model on a device.
 pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, InitError>>;
 
-/// Finds out what a report says of a model on a device, with at most so many samples there at once.
+/// Collects the findings of a report about a model on a device, with at most this many samples at once.
 pub type Finder<M> = Box<dyn Fn(&M, &Device, usize) -> anyhow::Result<Findings>>;
 
 /// Writes files into a directory.
 pub type WriteInto = Box<dyn FnOnce(&std::path::Path) -> anyhow::Result<()>>;
 
-/// The tensors of a file that a model has taken, once it is made.
+/// The tensors of a file that a model has taken, once the model exists.
 pub type Taken = Rc<RefCell<Option<Matched>>>;
 
-/// What a report says beside the metrics.
+/// The contents of a report beside the metrics.
 #[derive(Default)]
 pub struct Findings {
     /// Figures by name.
@@ -50,7 +50,7 @@ pub struct Findings {
     pub files: Vec<WriteInto>,
 }
 
-/// The samples that a step is recorded with.
+/// The number of samples that a step is recorded with.
 const SAMPLES: usize = 3;
 
 /// One run, ready to be built.
@@ -59,7 +59,7 @@ pub struct Run<T: Task, S> {
     pub task: T,
     /// Makes the model.
     pub init: Init<T::Model>,
-    /// What the report of a run says beside the metrics, of the model in its end.
+    /// Collects the contents of the report beside the metrics, for the model at the end of the run.
     pub findings: Option<Finder<T::Model>>,
     /// The rest, which stays with the caller when the task goes to the trainer.
     pub setup: Setup<T::Batch, S>,
@@ -67,21 +67,21 @@ pub struct Run<T: Task, S> {
 
 /// Data and settings of a run.
 pub struct Setup<B, S> {
-    /// What directories of runs begin with.
+    /// The prefix of run directories' names.
     pub name: &'static str,
-    /// The command of `train` that goes on with such a run.
+    /// The command of `train` that continues such a run.
     pub command: &'static str,
     /// Names of the classes, where there are any.
     pub classes: Vec<String>,
     /// Images of each class, of a classifier.
     pub class_counts: Option<ClassCounts>,
-    /// What the run says of its data when it begins.
+    /// Lines about the data at the start of the run.
     pub notes: Vec<String>,
     /// Why data was left out before the run began.
     pub left_out: Vec<String>,
     /// Batches to train and to evaluate on.
     pub data: TrainTest<Loader<B>>,
-    /// The settings of a run of which only the command and the data set are given, where they are known.
+    /// The default settings of the run, as if only the command and the data set were given, if they are known.
     pub defaults: Option<serde_json::Value>,
     /// The settings.
     pub settings: S,
@@ -98,31 +98,31 @@ impl<T: Task<Model: Sync, Batch: Sync> + Sync> SharedTask for T {}
 pub trait PipelineSettings: serde::Serialize + serde::de::DeserializeOwned {
     /// The metric that runs are judged by.
     const METRIC: &'static str;
-    /// Which of its values are better.
+    /// Which values of the metric are better.
     const GOAL: Goal;
 
     /// Settings of every run.
     fn run(&self) -> &RunSettings;
 
-    /// The same, to be changed before the run starts.
+    /// Mutable access to the settings of every run, before the run starts.
     fn run_mut(&mut self) -> &mut RunSettings;
 
     /// The optimizer.
     fn optimizer(&self) -> OptimizerConfig;
 
-    /// The same, to be changed before the run starts.
+    /// Mutable access to the optimizer, before the run starts.
     fn optimizer_mut(&mut self) -> &mut OptimizerConfig;
 
     /// The learning rate.
     fn schedule(&self) -> ScheduleConfig;
 
-    /// The same, to be changed before the run starts.
+    /// Mutable access to the learning rate, before the run starts.
     fn schedule_mut(&mut self) -> &mut ScheduleConfig;
 
-    /// How the model is made smaller, if it is.
+    /// The compression of the model, if any.
     fn compression(&self) -> Option<&CompressionSettings>;
 
-    /// The same, to be changed before the run starts.
+    /// Mutable access to the compression of the model, before the run starts. `None` if the settings have none.
     fn compression_mut(&mut self) -> Option<&mut CompressionSettings>;
 }
 
@@ -177,7 +177,7 @@ settings!(
     SegmentSettings: "test_miou", Highest, |_| None, |_| None
 );
 
-/// Divides what `builder` builds among stages, as the settings say, and makes it one of the replicas that `communicator` joins.
+/// Divides the work of `builder`'s trainer among stages, as the settings say, and makes it one of the replicas of `communicator`.
 ///
 /// # Errors
 /// Those of the stages' devices.
@@ -206,7 +206,7 @@ pub fn divided<'a, T: SharedTask>(
     })
 }
 
-/// How a run is judged. While weights are left out one after another, the best model would be one that has most of them.
+/// How a run is judged. A run with gradual pruning is not: its best model would be the one with most weights.
 fn judged<S: PipelineSettings>(settings: &S) -> Option<BestConfig> {
     if settings.compression().is_some_and(|compression| compression.prune.is_some()) {
         return None;
@@ -278,8 +278,7 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
         (self.total_steps() == steps).then_some(run.epochs)
     }
 
-    /// Some samples of the first batch, which steps are recorded with, and a bound of the bytes that the loader takes beside
-    /// a step.
+    /// Some samples of the first batch, with which steps are recorded, and a bound of the bytes that the loader takes beside a step.
     ///
     /// # Errors
     /// Those of the loader.
@@ -300,7 +299,7 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
         Ok((sample, self.data.train.peak_bytes().unwrap_or(0)))
     }
 
-    /// Notes in the settings how steps are taken, so that the run is resumed in the same way.
+    /// Notes in the settings how steps are taken, so that the run resumes in the same way.
     pub fn note(&mut self, plan: &StepPlan, limit: Option<u64>) {
         let run = self.settings.run_mut();
         if run.parallel.stages.is_some() {

@@ -1,4 +1,4 @@
-//! Settings of the pipelines, as they stand in a run's `config.toml`.
+//! Settings of the pipelines, in the format of a run's `config.toml`.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use crate::words::counted;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSettings {
-    /// The data set; none is the one in fixtures/.
+    /// The data set. `None` is the one in fixtures/.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
     /// The device by name: flex or cuda:N.
@@ -34,7 +34,7 @@ pub struct RunSettings {
     pub max_steps: Option<u64>,
     /// Samples of a batch.
     pub batch_size: usize,
-    /// Samples on the device at once; none: the whole batch.
+    /// Samples on the device at once. `None`: the whole batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<usize>,
     /// The precision that the model computes in.
@@ -43,7 +43,7 @@ pub struct RunSettings {
     /// The blocks that are recomputed.
     #[serde(default)]
     pub checkpointing: Checkpointing,
-    /// Bytes that a step may take; none: no limit.
+    /// Bytes that a step may take. `None`: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySetting>,
     /// The global norm that gradients are clipped to.
@@ -66,28 +66,28 @@ pub struct RunSettings {
     /// Whether the optimizer's state is in host memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optimizer_offload: bool,
-    /// The batch that the learning rate is meant for; none: that of the run.
+    /// The batch that the learning rate is meant for. `None`: that of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_scaling: Option<BatchScaling>,
-    /// Evaluations in a row without a better value of the main metric after which the run ends; none or 0: never.
+    /// The run ends after this many evaluations in a row without a better value of the main metric. `None` or 0: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<u64>,
-    /// A safetensors file, or a run directory, whose weights the model began with as far as they fit.
+    /// A safetensors file, or a run directory, with the initial weights of the model. Those that fit are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
-    /// The run, or its checkpoint, whose weights and optimizer state the run began with.
+    /// The run, or its checkpoint, that gave the initial weights and optimizer state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<PathBuf>,
     /// Paths of parameters and modules that are not trained.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub freeze: Vec<String>,
-    /// Whether a checkpoint has the weights that the run began with, so that no other file is read for them.
+    /// Whether a checkpoint has the initial weights of the run, so that no other file is read for them.
     #[serde(skip)]
     pub begun: bool,
     /// How the run is divided among devices.
     #[serde(default, skip_serializing_if = "ParallelSettings::is_none")]
     pub parallel: ParallelSettings,
-    /// The replica that this is.
+    /// The index of this replica.
     #[serde(skip)]
     pub replica: Replica,
 }
@@ -104,11 +104,11 @@ fn fail() -> BadSamples {
     BadSamples::FAIL
 }
 
-/// The smallest share of a memory budget that the loader is given.
+/// The smallest share of a memory budget for the loader.
 const LEAST_LOADER_BYTES: u64 = 8 << 20;
 
 impl RunSettings {
-    /// What runs begin with where their recipe says nothing else.
+    /// Default settings of a run whose recipe does not say otherwise.
     pub fn new(epochs: u64, batch_size: usize) -> Self {
         Self {
             data: None,
@@ -140,7 +140,7 @@ impl RunSettings {
         }
     }
 
-    /// Limits the batch to a data set of `samples` samples, and to what the replicas divide among them.
+    /// Limits the batch to a data set of `samples` samples, and adapts it to the number of replicas.
     ///
     /// # Errors
     /// [`Usage`] for a micro-batch that is larger than the batch.
@@ -167,7 +167,7 @@ impl RunSettings {
         Ok(())
     }
 
-    /// A loader of `samples` samples in their order; a batch is never larger than all of them. On the CPU device, whose memory is the
+    /// A loader of `samples` samples in their order. A batch is never larger than all of them. On the CPU device, whose memory is the
     /// host's, the loader takes at most a quarter of the run's memory budget.
     pub fn loader(&self, samples: usize) -> LoaderConfig {
         let budget = match self.memory {
@@ -192,12 +192,12 @@ impl RunSettings {
         }
     }
 
-    /// The precision that the model computes in. The models run their norms in f32.
+    /// The precision policy of the model. The models compute their norms in f32.
     pub fn policy(&self) -> Policy {
         Policy::new(self.precision).keep_norms()
     }
 
-    /// When to evaluate and save besides the ends of epochs.
+    /// When to evaluate and save, in addition to the ends of epochs.
     pub fn every(&self) -> Every {
         Every::epoch().with_evaluation(self.evaluate_every).with_checkpoint(self.save_every)
     }
@@ -229,10 +229,10 @@ pub struct ClassifySettings {
 pub struct ImageSettings {
     /// Pixels per side.
     pub size: usize,
-    /// From how many of its pixels an image is made smaller.
+    /// Whether an image is shrunk from all of its pixels or from some of them.
     #[serde(default = "fast")]
     pub decode: Quality,
-    /// The policy for damaged images that can be read.
+    /// The policy for damaged images that are still readable.
     #[serde(default)]
     pub damaged_images: Damage,
     /// Smallest part of an image that a training crop may show.
@@ -303,9 +303,9 @@ pub struct SegmentSettings {
 pub struct TileSettings {
     /// Rows and columns of a tile, a multiple of 32.
     pub size: usize,
-    /// Rows and columns that neighbouring tiles share, at least: in training, and where predictions are put together.
+    /// The least number of rows and columns that neighbouring tiles share: in training, and in predictions.
     pub overlap: [usize; 2],
-    /// The class id of pixels that do not count: a number, or "none".
+    /// The class id of ignored pixels: a number, or "none".
     pub ignore: IgnoredClass,
     /// Whether images have samples of 8 bits, which are scaled to [0, 1].
     pub eight_bit: bool,
@@ -313,7 +313,7 @@ pub struct TileSettings {
     pub normalize: Normalize,
 }
 
-/// The class id of pixels that do not count, as it is written: a number or `none`.
+/// The class id of ignored pixels, in its written form: a number or `none`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "IgnoredText", into = "IgnoredText")]
 pub struct IgnoredClass(pub Option<u16>);
@@ -358,11 +358,11 @@ impl std::str::FromStr for IgnoredClass {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossSettings {
-    /// What the cross-entropy is multiplied by.
+    /// Factor of the cross-entropy.
     pub cross_entropy: f64,
-    /// What the Dice loss is multiplied by.
+    /// Factor of the Dice loss.
     pub dice: f64,
-    /// Weights of the classes in the cross-entropy; none: all 1.
+    /// Weights of the classes in the cross-entropy. `None`: all 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class_weights: Option<Vec<f32>>,
 }

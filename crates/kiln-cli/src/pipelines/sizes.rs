@@ -1,11 +1,11 @@
-//! Sizes of memory as they stand in a settings file.
+//! Sizes of memory in the format of a settings file.
 
 use kiln_training::MemoryBudget;
 use serde::{Deserialize, Serialize};
 
 use crate::size::bytes;
 
-/// A size in a settings file: a text with its unit. A number has none, and is refused.
+/// A size in a settings file: a text with its unit. A number has no unit and is refused.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum WrittenSize {
@@ -24,11 +24,11 @@ impl From<WrittenSize> for String {
     }
 }
 
-/// A memory budget as it is written: `auto` or bytes.
+/// A memory budget in a settings file: `auto` or bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "WrittenSize", into = "String")]
 pub enum MemorySetting {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
     /// Nine tenths of the memory that is free when the run starts.
     Auto,

@@ -1,4 +1,4 @@
-//! A model that another one learns from.
+//! A teacher: a model that another one learns from.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use crate::usage::Usage;
 
 type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error> + Send + Sync>;
 
-/// A model that another one learns from, for inference.
+/// A teacher: a model that another one learns from, for inference.
 pub(super) struct Tutor<M> {
     init: Init<M>,
-    /// On the autodiff device of the steps, frozen: what it computes has no gradients.
+    /// On the autodiff device of the steps, frozen: its outputs have no gradients.
     model: M,
     device: Device,
     /// How outputs are compared.
@@ -28,10 +28,11 @@ pub(super) struct Tutor<M> {
 }
 
 impl<M: SafetensorsModel> Tutor<M> {
-    /// The model of the settings' checkpoint on `device`. `init` makes the plain model, `compression` is that of the teacher's own run.
+    /// Loads the model of the settings' checkpoint to `device`. `init` makes the plain model. `compression` is that of the teacher's own
+    /// run.
     ///
     /// # Errors
-    /// [`Usage`] for numbers out of range, and a checkpoint that cannot be read.
+    /// [`Usage`] for numbers out of range, and the error of a checkpoint that cannot be read.
     pub(super) fn load(
         settings: &TeacherSettings,
         init: impl Fn(&Device) -> Result<M, kiln_models::Error> + Send + Sync + 'static,
@@ -53,7 +54,7 @@ impl<M: SafetensorsModel> Tutor<M> {
         4 * self.model.num_params() as u64
     }
 
-    /// The model on a device of steps, without gradients. The device that steps are recorded on gets one with other weights.
+    /// The model on a device of steps, without gradients. On the device that records steps it has other weights.
     pub(super) fn on(&self, device: &Device) -> M {
         match *device == self.device {
             true => self.model.clone(),
@@ -62,7 +63,7 @@ impl<M: SafetensorsModel> Tutor<M> {
     }
 }
 
-/// The settings of the run that a checkpoint belongs to: of the directory around it.
+/// The settings of the run that a checkpoint belongs to, from the directory around it.
 pub(super) fn settings_of<S: DeserializeOwned>(checkpoint: &Path) -> Result<S> {
     let file = settings_beside(checkpoint).with_context(|| {
         format!(

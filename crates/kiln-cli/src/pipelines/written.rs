@@ -1,4 +1,4 @@
-//! Text that a decoder writes after the begin of the held-out text, for the report of its run.
+//! Text that a decoder writes as a continuation of the held-out text's beginning, for the report of its run.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,18 @@ use rand::RngExt;
 use super::run::{Finder, Findings};
 use crate::page::Text;
 
-/// Tokens that are written at most, and the time that this may take.
+/// The most tokens to write, and the time limit.
 const TOKENS: usize = 120;
 const TIME: Duration = Duration::from_secs(10);
-/// Tokens of the held-out text that the model goes on from.
+/// Tokens of the held-out text that the model continues.
 const PROMPT: usize = 24;
-/// What logits are divided by: below 1, likely tokens become likelier.
+/// The divisor of logits: below 1, likely tokens become likelier.
 const TEMPERATURE: f64 = 0.8;
-/// The tokens that may be drawn: so many of the likeliest.
+/// Tokens are drawn from this many of the likeliest.
 const TOP: usize = 40;
 
-/// Lets a model go on from the first window of `text`. The same `seed` draws the same tokens. A model whose outputs are no numbers writes
-/// nothing; its run is complete without.
+/// Lets a model continue the first window of `text`. Equal seeds draw equal tokens. A model whose outputs are not finite writes nothing,
+/// and its run is complete without this text.
 pub(super) fn finder(text: TextTokens, tokenizer: Tokenizer, seed: u64) -> Finder<Gpt> {
     Box::new(move |model, _, _| {
         let prompt: Vec<u32> = Dataset::get(&text, 0).context("cannot read the held-out text")?;
@@ -66,7 +66,7 @@ fn write(model: &Gpt, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
     Ok(written)
 }
 
-/// The text of tokens. Bytes that are no characters are shown as such.
+/// Converts tokens to text. Bytes that are not valid UTF-8 are shown as such.
 fn decoded(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     let tokens = tokenizer.token_bytes();
     let bytes: Vec<u8> = ids.iter().filter_map(|id| tokens.get(*id as usize)).flatten().copied().collect();

@@ -1,4 +1,4 @@
-//! The command of `train` that takes the steps of a plan.
+//! The command of `train` that takes the planned steps.
 
 use kiln_checkpointing::Plan as Checkpoints;
 use kiln_precision::Precision;
@@ -10,7 +10,8 @@ use crate::shell::quoted;
 /// The widest line of a command.
 const WIDTH: usize = 76;
 
-/// Puts the options of the plan behind those that say what is trained: `train`, the pipeline, its data and its model.
+/// The words of a command: those that say what is trained (`train`, the pipeline, its data and its model), followed by the options of the
+/// plan.
 pub(super) fn of_plan(what: &[String], arguments: &PlanArgs, plan: &StepPlan) -> Vec<String> {
     let mut words = begin(what, arguments);
     words.extend(["--micro-batch".into(), plan.micro_batch.to_string()]);
@@ -23,7 +24,7 @@ pub(super) fn of_plan(what: &[String], arguments: &PlanArgs, plan: &StepPlan) ->
     words
 }
 
-/// The same for a step that is divided among devices.
+/// The words of a command as in [`of_plan`], for a step that is divided among devices.
 pub(super) fn of_stages(what: &[String], arguments: &PlanArgs, plan: &StagePlan) -> Vec<String> {
     let mut words = begin(what, arguments);
     words.extend(["--micro-batch".into(), plan.micro_batch.to_string()]);
@@ -51,7 +52,7 @@ pub(super) fn of_stages(what: &[String], arguments: &PlanArgs, plan: &StagePlan)
     words
 }
 
-/// How the command differs from `train` with a memory limit alone.
+/// Notes on the differences between the command and `train` with only a memory limit.
 pub(super) fn notes(arguments: &PlanArgs, plan: &StepPlan) -> Vec<String> {
     let memory = arguments.memory.replace(' ', "");
     let bits = (plan.precision != Precision::F32 && arguments.precision.is_none()).then_some("--allow-bf16");
@@ -80,7 +81,7 @@ fn begin(what: &[String], arguments: &PlanArgs) -> Vec<String> {
     words.extend(what.iter().cloned());
     words.extend(["--batch-size".into(), arguments.batch_size.to_string()]);
     if arguments.device == "cuda" {
-        // On the CPU the loader takes a part of the limit, which the plan does not know; see `notes`.
+        // On the CPU the loader takes a part of the limit, which the plan does not include; see `notes`.
         words.extend(["--memory".into(), arguments.memory.replace(' ', "")]);
     }
     if arguments.stock_layers {
@@ -107,14 +108,14 @@ fn checkpointing(words: &mut Vec<String>, plan: &Checkpoints) {
     }
 }
 
-/// The command for a shell, on several lines that end in a backslash where one is too long.
+/// The command in a shell's notation. If it is too long, its lines end in a backslash.
 pub(super) fn shown(words: &[String]) -> String {
     let (mut text, mut column) = ("  ".to_owned(), 2);
     let mut words = words.iter().peekable();
     let mut first = true;
     while let Some(word) = words.next() {
         let mut part = quoted(word);
-        // An option and its value stay together.
+        // An option and its value stay on one line.
         if word.starts_with("--")
             && let Some(value) = words.next_if(|next| !next.starts_with("--"))
         {

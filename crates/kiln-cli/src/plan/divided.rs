@@ -1,4 +1,4 @@
-//! What each device of a divided step is predicted to hold and to do, as a table.
+//! The predicted load of each device of a divided step, as a table.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -14,7 +14,7 @@ use super::command;
 use crate::cli::PlanArgs;
 use crate::words::counted;
 
-/// The division that the options ask for, if they ask for one.
+/// The division that the options ask for, if any.
 pub(super) fn layout(arguments: &PlanArgs) -> Result<Option<DeviceLayout>> {
     let PlanArgs { stages, schedule, replicas, shard_optimizer, .. } = arguments;
     if stages.is_none() && replicas.is_none() {
@@ -45,7 +45,7 @@ pub(super) fn layout(arguments: &PlanArgs) -> Result<Option<DeviceLayout>> {
     Ok(Some(if arguments.device == "flex" { layout.on_one_device() } else { layout }))
 }
 
-/// Prints the fastest way that fits into `limit` bytes on each device.
+/// Prints the fastest plan that fits into `limit` bytes on each device.
 pub(super) fn print(
     (name, what): (&str, &[String]),
     arguments: &PlanArgs,
@@ -71,7 +71,7 @@ pub(super) fn print(
     Ok(())
 }
 
-/// How the step is taken: one line for each fact.
+/// The division and the settings of the step, one fact in each line.
 pub(crate) fn heading(plan: &StagePlan) -> String {
     let layout = &plan.layout;
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The models that are planned for, and what is printed of their steps.
+//! Plans steps of models, and prints the plans.
 
 use std::io::Write;
 
@@ -22,9 +22,9 @@ use crate::words::counted;
 
 /// Samples that a step is recorded with.
 const SAMPLES: usize = 3;
-/// Images of fewer pixels a side are small.
+/// Images with fewer pixels per side are small.
 const SMALL: usize = 64;
-/// The vocabulary of texts without a tokenizer.
+/// The vocabulary size of texts without a tokenizer.
 const BYTES: usize = 256;
 
 pub(crate) fn run(command: Plan) -> Result<()> {
@@ -97,12 +97,12 @@ pub(crate) fn run(command: Plan) -> Result<()> {
     }
 }
 
-/// What a plan is made for.
+/// The subject of a plan: a model and its training.
 struct Subject {
     name: String,
-    /// The words of `train` that say what is trained.
+    /// The words of `train` that name the pipeline, its data and its model.
     what: Vec<String>,
-    /// The recipe's.
+    /// The recipe's optimizer.
     optimizer: OptimizerConfig,
 }
 
@@ -145,7 +145,7 @@ fn plan<T: Task>(
         _ => builder,
     };
     let layout = divided::layout(arguments)?;
-    // A replica has its part of the batch.
+    // A replica has its own part of the batch.
     let replicas = layout.as_ref().map_or(1, |layout| layout.replicas);
     let planner = builder.planner(&profile, sample, batch / replicas)?;
     if let Some(layout) = layout {

@@ -1,4 +1,4 @@
-//! Ways to take a step as a table of at most 80 columns.
+//! Plans of a step as a table of at most 80 columns.
 
 use std::fmt::Write;
 
@@ -6,20 +6,20 @@ use kiln_checkpointing::Plan as Checkpoints;
 use kiln_memory::largest_within;
 use kiln_training::StepPlan;
 
-/// The widest checkpoint plan that is written out, without and with a column of what ways lack.
+/// The longest checkpoint plan that is written in full: without, and with a column for missing memory.
 const WIDEST: [usize; 2] = [19, 10];
 
-/// What a table is about.
+/// Facts that a table depends on.
 pub(super) struct Facts<'a> {
     /// The name of the recipe's optimizer.
     pub(super) optimizer: &'a str,
-    /// Seconds of the fastest way of all.
+    /// Seconds of the fastest of all plans.
     pub(super) quickest: f64,
     /// Bytes that a step may take.
     pub(super) limit: u64,
 }
 
-/// Rows of `plans`. Where one does not fit, a column says what it lacks.
+/// The rows of `plans`. If one does not fit, a column says how much memory is missing.
 pub(super) fn table(plans: &[StepPlan], chosen: Option<&StepPlan>, facts: &Facts<'_>) -> String {
     let unit = Unit::of(plans.iter().map(|plan| plan.peak_bytes).max().unwrap_or(0));
     let lacking = plans.iter().any(|plan| !plan.fits);
@@ -56,7 +56,7 @@ pub(super) fn table(plans: &[StepPlan], chosen: Option<&StepPlan>, facts: &Facts
     text
 }
 
-/// What the columns mean, and the words in them.
+/// Explains the columns and their words.
 pub(super) fn legend(plans: &[StepPlan], is_one_chosen: bool) -> String {
     let shown: Vec<String> = plans.iter().map(|plan| checkpointing(&plan.checkpoints, widest(plans))).collect();
     let lines = [
@@ -75,7 +75,7 @@ pub(super) fn legend(plans: &[StepPlan], is_one_chosen: bool) -> String {
     lines.into_iter().filter(|(is_shown, _)| *is_shown).map(|(_, line)| format!("{line}\n")).collect()
 }
 
-/// The widest checkpoint plan beside the other columns.
+/// The longest checkpoint plan that fits beside the other columns.
 fn widest(plans: &[StepPlan]) -> usize {
     WIDEST[usize::from(plans.iter().any(|plan| !plan.fits))]
 }
@@ -85,7 +85,7 @@ fn optimizer(plan: &StepPlan, own: &str) -> String {
     format!("{}{host}", plan.optimizer.name(own))
 }
 
-/// The plan if it is short, else how many blocks it recomputes.
+/// The plan if it is short, else the number of blocks that it recomputes.
 fn checkpointing(plan: &Checkpoints, widest: usize) -> String {
     match plan.recomputed() {
         0 => "none".into(),
@@ -103,7 +103,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// The unit in which `largest` is easily read.
+    /// The unit in which `largest` is easy to read.
     fn of(largest: u64) -> Self {
         match largest {
             0..0x4000_0000 => Self { name: "MiB", bytes: f64::from(1 << 20) },

@@ -1,4 +1,4 @@
-//! Which of all ways to take a step are shown, and which one is chosen.
+//! Selects the plans to show, and the one that is recommended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,11 +6,11 @@ use kiln_checkpointing::Plan as Checkpoints;
 use kiln_precision::Precision;
 use kiln_training::{Error, Planner, StepPlan};
 
-/// Ways that are shown where nothing else is asked for.
+/// The number of plans that are shown by default.
 const SHOWN: usize = 5;
 
-/// All ways, those of `planner` in every size and plan, those of other optimizers as the planner would take them. With `every`, and where
-/// nothing fits, those of other optimizers in every size and plan too.
+/// All plans. Those with the optimizer of `planner` have every size and plan, those with other optimizers only the planner's choice. With
+/// `every`, and if nothing fits, those with other optimizers also have every size and plan.
 pub(super) fn all(planner: &Planner, limit: u64, every: bool) -> Result<Vec<StepPlan>, Error> {
     let mut all: Vec<StepPlan> = vec![];
     let planners: Vec<&Planner> = [planner].into_iter().chain(planner.alternatives()).collect();
@@ -34,7 +34,7 @@ pub(super) fn all(planner: &Planner, limit: u64, every: bool) -> Result<Vec<Step
     Ok(all)
 }
 
-/// Whole batches, halves, quarters and so on, with nothing, with all blocks and with segments in between recomputed, and offloaded.
+/// Whole batches, halves, quarters and so on: with no block, all blocks, or uniform segments recomputed, and offloaded.
 fn uniform(planner: &Planner, precision: Precision, limit: u64) -> Result<Vec<StepPlan>, Error> {
     let blocks = planner.blocks();
     let mut plans = vec![Checkpoints::none(blocks)];
@@ -55,13 +55,13 @@ fn uniform(planner: &Planner, precision: Precision, limit: u64) -> Result<Vec<St
     Ok(found)
 }
 
-/// The fastest way that fits. State in fewer bits changes the numbers: it is for steps that do not fit otherwise.
+/// The fastest plan that fits. State in fewer bits changes the numbers, so it is used only if nothing else fits.
 pub(super) fn chosen(all: &[StepPlan]) -> Option<StepPlan> {
     let exact: Vec<StepPlan> = all.iter().filter(|plan| plan.optimizer.has_same_numbers()).cloned().collect();
     StepPlan::fastest(&exact).or_else(|| StepPlan::fastest(all)).cloned()
 }
 
-/// Of each precision and plan the whole batch and the largest micro-batch that fits.
+/// For each precision and plan, the whole batch and the largest micro-batch that fits.
 pub(super) fn brief(plans: Vec<StepPlan>, batch: usize) -> Vec<StepPlan> {
     let mut largest: BTreeMap<String, usize> = BTreeMap::new();
     let key = |plan: &StepPlan| format!("{} {:?} {}", plan.precision, plan.optimizer, plan.checkpoints);
@@ -79,7 +79,7 @@ pub(super) fn brief(plans: Vec<StepPlan>, batch: usize) -> Vec<StepPlan> {
     shown
 }
 
-/// The way that is chosen and the fastest others that fit: of each precision and optimizer one that recomputes and one that does not.
+/// The chosen plan and the fastest others that fit: for each precision and optimizer one that recomputes and one that does not.
 pub(super) fn best(all: &[StepPlan], chosen: &StepPlan) -> Vec<StepPlan> {
     let kind =
         |plan: &StepPlan| format!("{} {:?} {}", plan.precision, plan.optimizer, plan.checkpoints.recomputed() > 0);
@@ -90,7 +90,7 @@ pub(super) fn best(all: &[StepPlan], chosen: &StepPlan) -> Vec<StepPlan> {
     [chosen].into_iter().chain(others).take(SHOWN).cloned().collect()
 }
 
-/// The ways that need least, where none fits: of each precision and optimizer one.
+/// If none fits, the plans that need least: one for each precision and optimizer.
 pub(super) fn nearest(all: &[StepPlan]) -> Vec<StepPlan> {
     let kind = |plan: &StepPlan| format!("{} {:?}", plan.precision, plan.optimizer);
     let mut sorted: Vec<&StepPlan> = all.iter().collect();

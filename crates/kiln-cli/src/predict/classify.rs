@@ -1,4 +1,4 @@
-//! The classes of images, with probabilities.
+//! Predicts the classes of images, with probabilities.
 // B batch, C channels, H height, W width
 
 use std::ops::ControlFlow;
@@ -20,7 +20,7 @@ use crate::train::interrupt::Interrupt;
 use crate::trained::{classes, weights};
 use crate::usage::Usage;
 
-/// An image as the model sees it, or why it could not be read.
+/// An image in the model's input format, or the reason why it could not be read.
 struct Loaded {
     id: usize,
     image: Result<Image, Error>,
@@ -67,7 +67,7 @@ pub(super) fn run(arguments: &Predict, mut settings: ClassifySettings) -> Result
     told.finish(paths.len())
 }
 
-/// The logits of the images that could be read, one after the other.
+/// The logits of the readable images, one after the other.
 fn predict(model: &Classifier, batch: &[Loaded], normalize: &Normalize, device: &Device) -> Result<Vec<f32>> {
     let images: Vec<&Image> = batch.iter().filter_map(|loaded| loaded.image.as_ref().ok()).collect();
     let Some(first) = images.first() else { return Ok(vec![]) };
@@ -85,7 +85,7 @@ fn predict(model: &Classifier, batch: &[Loaded], normalize: &Normalize, device: 
     Ok(logits.try_into_data().context("cannot read the predictions from the device")?.iter::<f32>().collect())
 }
 
-/// Batches of the images at `paths`, in this order, cut and sized as for an evaluation, within the loader's budget.
+/// Batches of the images at `paths`, in this order, cropped and resized as for an evaluation, within the loader's budget.
 fn loader(paths: Arc<[PathBuf]>, settings: &ClassifySettings) -> Result<Loader<Vec<Loaded>>> {
     let transform = Transform::evaluation(settings.images.size);
     transform.check()?;
@@ -94,7 +94,7 @@ fn loader(paths: Arc<[PathBuf]>, settings: &ClassifySettings) -> Result<Loader<V
     let (images, config) = (paths.len(), settings.run.loader(paths.len()));
     let load = move |id: usize, plan: &BatchPlan, worker: &Worker| -> Result<Image, Error> {
         let file = ImageFile::open(&paths[id])?;
-        // An evaluation leaves nothing to chance.
+        // The transform of an evaluation is not random.
         let view = transform.view(file.header().height, file.header().width, &mut sample_rng(0, 0, 0));
         let options = options.with_limit(options.limit.min(worker.image_limit()));
         let decoding = file.plan(&view, channels, &options)?;

@@ -1,4 +1,4 @@
-//! The images that a call names: files, and all images below directories.
+//! Lists the images that a call names: files, and all images below directories.
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +10,13 @@ use crate::usage::Usage;
 /// An image to predict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Input {
-    /// Where it is.
+    /// Its path.
     pub(super) path: PathBuf,
-    /// Its name where results are written: its path below the directory that was given, else the name of the file.
+    /// Its name in results: its path below the given directory, else the name of the file.
     pub(super) name: PathBuf,
 }
 
-/// The images of `given`, in this order; those of a directory by name. A file that is not there is one that cannot be read.
+/// The images of `given`, in this order. Those of a directory are sorted by name. A missing file is included, as one that cannot be read.
 pub(super) fn images(given: &[PathBuf]) -> Result<Vec<Input>> {
     let mut inputs = vec![];
     for path in given {
@@ -43,7 +43,7 @@ pub(super) fn images(given: &[PathBuf]) -> Result<Vec<Input>> {
     Ok(inputs)
 }
 
-/// Where the picture of each image goes: its name in `folder`, as PNG. No image that is read is replaced, and no file is written twice.
+/// The output path of each image's picture: its name in `folder`, as PNG. No input image is replaced, and no file is written twice.
 pub(super) fn pictures(inputs: &[Input], folder: &Path) -> Result<Vec<PathBuf>> {
     let read: std::collections::BTreeSet<PathBuf> =
         inputs.iter().filter_map(|input| input.path.canonicalize().ok()).collect();

@@ -1,4 +1,4 @@
-//! Names of classes beside their colours, drawn as an image.
+//! A legend as an image: names of classes beside their colours.
 
 use std::convert::Infallible;
 
@@ -18,11 +18,11 @@ const SQUARE: u32 = 12;
 /// Columns around the square, and of a letter.
 const MARGIN: u32 = 6;
 const LETTER: u32 = 7;
-/// Letters of a name at most.
+/// The most letters of a name.
 const LETTERS: usize = 40;
 
-/// An entry for each of `classes`, a colour and a text, from top to bottom; each pixel of the font is `scale` pixels. Letters beyond
-/// Latin-1 are question marks.
+/// Draws an entry for each of `classes`, a colour and a text, from top to bottom. Each pixel of the font is `scale` pixels. Letters
+/// beyond Latin-1 are question marks.
 pub(super) fn legend(classes: &[(Rgb<u8>, String)], scale: u32) -> RgbImage {
     let letters = classes.iter().map(|(_, text)| text.chars().count().min(LETTERS)).max().unwrap_or(0) as u32;
     let size = [3 * MARGIN + SQUARE + letters * LETTER, MARGIN + ROW * classes.len() as u32];

@@ -1,4 +1,4 @@
-//! `predict`: what a trained model says of images.
+//! `predict`: a trained model's predictions for images.
 
 mod classify;
 mod files;

@@ -1,4 +1,4 @@
-//! What is told of each image, and how many could not be predicted.
+//! Reports the prediction of each image, and counts failures.
 
 use std::io::{ErrorKind, Write};
 use std::ops::ControlFlow;
@@ -13,10 +13,10 @@ use serde_json::{Map, Value, json};
 use crate::output::{json_line, path_json};
 use crate::train::interrupt::Interrupt;
 
-/// Classes with their shares, the largest first: probabilities of an image, or parts of its pixels.
+/// Classes with their shares, the largest first: probabilities for an image, or parts of its pixels.
 pub(super) type Shares = Vec<(usize, f64)>;
 
-/// Tells of images on stdout, one line each, and counts.
+/// Reports images on stdout, one line each, and counts them.
 pub(super) struct Told {
     is_json: bool,
     classes: Vec<String>,
@@ -36,7 +36,7 @@ impl Told {
         &self.classes
     }
 
-    /// The classes of an image, and further values of its line of JSON under their names.
+    /// Reports the classes of an image. A line of JSON also has the further values under their names.
     pub(super) fn image(
         &mut self,
         path: &Path,
@@ -62,7 +62,7 @@ impl Told {
         self.line(&line)
     }
 
-    /// An image that could not be predicted, because it cannot be read or does not fit the model.
+    /// Reports an image without a prediction, because it cannot be read or does not fit the model.
     pub(super) fn failure(&mut self, path: &Path, error: &str) -> Result<ControlFlow<()>> {
         self.failed += 1;
         tracing::warn!("{error}");
@@ -80,7 +80,7 @@ impl Told {
         Ok(self.go_on())
     }
 
-    /// Whether there is someone who wants to know the rest.
+    /// Whether stdout is still open.
     fn go_on(&self) -> ControlFlow<()> {
         match self.is_closed || self.interrupt.requested() {
             true => ControlFlow::Break(()),
@@ -88,10 +88,10 @@ impl Told {
         }
     }
 
-    /// Ends the list, of `all` images.
+    /// Ends the report on `all` images.
     ///
     /// # Errors
-    /// When images could not be predicted.
+    /// If an image has no prediction.
     pub(super) fn finish(self, all: usize) -> Result<ExitCode> {
         let (predicted, seconds) = (self.predicted, self.started.elapsed().as_secs_f64());
         let speed = predicted as f64 / seconds;
@@ -106,7 +106,7 @@ impl Told {
     }
 }
 
-/// The `top` largest of `values`, with their indices; the first of equal ones.
+/// The `top` largest of `values`, with their indices; the first if several are equal.
 pub(super) fn largest(values: impl IntoIterator<Item = f64>, top: usize) -> Shares {
     let mut all: Shares = values.into_iter().enumerate().collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -114,7 +114,7 @@ pub(super) fn largest(values: impl IntoIterator<Item = f64>, top: usize) -> Shar
     all
 }
 
-/// The probabilities of classes from their logits.
+/// Converts logits to probabilities of classes.
 pub(super) fn probabilities(logits: &[f32]) -> Vec<f64> {
     let most = logits.iter().fold(f64::NEG_INFINITY, |most, logit| most.max(f64::from(*logit)));
     let weights: Vec<f64> = logits.iter().map(|logit| (f64::from(*logit) - most).exp()).collect();

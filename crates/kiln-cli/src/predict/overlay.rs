@@ -11,9 +11,9 @@ use super::outcome::Shares;
 use crate::atomic::replace;
 use crate::pipelines::{class_colour, every_nth_pixel};
 
-/// Rows and columns of a picture at most; larger images are shown by some of their pixels.
+/// Rows and columns of a picture at most. Larger images are shown with some of their pixels only.
 const SIDE: usize = 2048;
-/// Columns of an image for each step of the legend's size.
+/// The legend grows by one size for each so many columns of the image.
 const LEGEND_STEP: u32 = 700;
 /// The weight of a class's colour; the rest is the image.
 const WEIGHT: f64 = 0.5;
@@ -27,7 +27,7 @@ pub(super) struct Overlay {
 }
 
 impl Overlay {
-    /// For an image of this size.
+    /// An empty overlay for an image of this size.
     pub(super) fn new([height, width]: [usize; 2]) -> Self {
         let step = height.max(width).div_ceil(SIDE).max(1);
         Self { step, colours: RgbImage::new(width.div_ceil(step) as u32, height.div_ceil(step) as u32) }
@@ -43,7 +43,7 @@ impl Overlay {
         }
     }
 
-    /// Writes the picture to `path`: the image at `image` under the colours, and a legend of the classes in it with their shares.
+    /// Writes the picture to `path`: the image at `image` under the colours, and a legend of its classes with their shares.
     pub(super) fn write(
         self,
         image: &Path,

@@ -1,4 +1,4 @@
-//! The classes of the pixels of images of any size: their shares, and pictures.
+//! Predicts the classes of the pixels of images of any size: their shares, and pictures.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -46,7 +46,7 @@ pub(super) fn run(arguments: &Predict, mut settings: SegmentSettings) -> Result<
     told.finish(inputs.len())
 }
 
-/// Whether the image is the cause, so that the next one may be predicted: it cannot be read, or does not fit the model.
+/// Whether the image caused the error, so that other images can still be predicted: it cannot be read, or does not fit the model.
 fn is_of_the_image(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<Usage>()
@@ -55,7 +55,7 @@ fn is_of_the_image(error: &anyhow::Error) -> bool {
     })
 }
 
-/// The share of each class that an image has, the largest first. Draws them to `picture`.
+/// The share of each class in an image, the largest first. Draws the classes to `picture`.
 fn shares(predictor: &SegmentPredictor, path: &Path, picture: Option<&Path>, names: &[String]) -> Result<Shares> {
     let (set, classes) = (predictor.tiles(path)?, predictor.settings.model.classes);
     let mut overlay = picture.map(|_| Overlay::new(set.grid(0).size()));

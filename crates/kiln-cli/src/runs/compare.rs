@@ -1,4 +1,4 @@
-//! `kiln compare`: runs beside each other, in the terminal and as a page.
+//! `kiln compare`: several runs side by side, in the terminal and as a page.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &Compare) -> Result<()> {
     Ok(())
 }
 
-/// The tables of the terminal.
+/// Prints the tables to the terminal.
 fn show(runs: &[RunSummary], settings: &[(String, Vec<String>)]) -> Result<()> {
     let (width, today) = (width(), now());
     let mut out = std::io::stdout().lock();
@@ -68,7 +68,7 @@ fn show(runs: &[RunSummary], settings: &[(String, Vec<String>)]) -> Result<()> {
     Ok(())
 }
 
-/// Names that differ: those of the directories, or the paths of runs whose directories have the same name.
+/// Unique names: those of the directories, or the paths of runs whose directories have equal names.
 fn names(runs: &[(&str, &Path)]) -> Vec<String> {
     let is_alone = |name: &str| runs.iter().filter(|(other, _)| *other == name).count() == 1;
     let name = |(name, path): &(&str, &Path)| match is_alone(name) {

@@ -1,4 +1,4 @@
-//! What happened to a run between its steps: where it was resumed, and which settings changed then.
+//! The events of a run between its steps: where it was resumed, and which settings changed.
 
 use std::fs;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn of(sessions: &[Session], changes: impl Iterator<Item = Value>) -> Vec<Mark> {
         }
     }
     marks.sort_by_key(|mark| mark.step);
-    // A run that was resumed twice after the same step has one mark there.
+    // A run that was resumed twice after one step has one mark there.
     marks.dedup_by(|later, first| {
         let is_same = later.step == first.step;
         if is_same && later.name == "changed" {
@@ -48,7 +48,7 @@ fn of(sessions: &[Session], changes: impl Iterator<Item = Value>) -> Vec<Mark> {
     marks
 }
 
-/// A change of a setting in words.
+/// Describes a change of a setting.
 fn said(line: &Value) -> String {
     let words = |value: &Value| match value {
         Value::Null => "none".to_owned(),
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(places, [(120, "resumed"), (300, "changed")]);
         assert_eq!(marks[0].text, "Resumed after step 120, 2026-11-21 08:30:00 UTC.");
         assert!(marks[1].text.contains("After step 300: schedule.peak: 0.1 becomes 0.05."), "{}", marks[1].text);
-        // Of a run that was resumed before its first step nothing has changed.
+        // A run that was resumed before its first step has no changes.
         let began = json!({"kind": "began", "step": 0, "init": "a.safetensors"});
         let marks = of(&[session(0), session(0)], [began].into_iter());
         assert_eq!((marks.len(), marks[0].name.as_str()), (1, "resumed"));

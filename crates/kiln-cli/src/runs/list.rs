@@ -21,7 +21,7 @@ use crate::usage::Usage;
 /// The titles of the columns.
 pub(super) const HEAD: [&str; 10] =
     ["RUN", "MODEL", "STATUS", "STEP", "METRIC", "BEST", "LAST", "PEAK", "TIME", "DATE"];
-/// Columns of figures, and those that may be cut.
+/// Columns of figures, which are aligned to the right, and columns that may be shortened.
 pub(super) const RIGHT: [usize; 6] = [3, 5, 6, 7, 8, 9];
 pub(super) const FLEXIBLE: [usize; 2] = [0, 1];
 
@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &Runs) -> Result<()> {
     Ok(())
 }
 
-/// The directories that may be runs: `folder` itself if it is one, else those in it.
+/// The directories that may be runs: `folder` itself if it is a run, else the directories in it.
 fn folders(folder: &Path, is_given: bool) -> Result<Vec<PathBuf>> {
     if folder.join(CONFIG).is_file() {
         return Ok(vec![folder.to_owned()]);
@@ -79,7 +79,7 @@ fn sort(runs: &mut [RunSummary], order: RunsOrder) {
     }
 }
 
-/// Runs of the same metric beside each other, the best first; those without a metric last.
+/// Orders runs of one metric next to each other, the best first. Runs without a metric are last.
 fn by_best(a: &RunSummary, b: &RunSummary) -> Ordering {
     match (a.measure.zip(a.best), b.measure.zip(b.best)) {
         (Some((measure, x)), Some((other, y))) if measure == other => match measure.goal {
@@ -91,7 +91,7 @@ fn by_best(a: &RunSummary, b: &RunSummary) -> Ordering {
     }
 }
 
-/// The line of a run; `today` is the time now.
+/// The row of a run. `today` is the present time.
 pub(super) fn row(run: &RunSummary, today: &str) -> Vec<String> {
     let dash = || "-".to_owned();
     vec![
@@ -150,7 +150,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// The hour of a run that began today, the day of one of this year, the year of an older one. Times are in UTC.
+/// The hour of a run that began today, the day of a run of this year, or the year of an older one. Times are in UTC.
 fn date(started: &str, today: &str) -> String {
     let part =
         |range: std::ops::Range<usize>| started.get(range.clone()).filter(|part| today.get(range) == Some(*part));
@@ -165,7 +165,7 @@ fn date(started: &str, today: &str) -> String {
     shown.unwrap_or(started).to_owned()
 }
 
-/// Everything about a run.
+/// All facts about a run.
 fn json(run: &RunSummary) -> Value {
     json!({
         "name": run.name, "path": path_json(&run.path), "model": run.model, "status": run.state.word(), "step": run.step,

@@ -1,4 +1,4 @@
-//! Runs as they are on disk: how far they came, their report, and the commands `runs` and `compare`.
+//! Runs on disk: their state, their report, and the commands `runs` and `compare`.
 
 mod compare;
 mod history;

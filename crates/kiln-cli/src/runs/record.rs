@@ -1,4 +1,4 @@
-//! What a process notes of its work on a run: `status.json` and `report.html`.
+//! The notes of a process about its work on a run: `status.json` and `report.html`.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,15 +12,15 @@ use super::status::{Noted, Session, Status, now};
 use super::versions::facts;
 use crate::page::Samples;
 
-/// The share of its time that a run spends on the report, at most: it grows with the run.
+/// The largest share of a run's time that is spent on the report, which grows with the run.
 const SHARE: f64 = 0.02;
 
-/// What a run is.
+/// The facts about a run that do not change.
 pub(crate) struct About<'a> {
     /// The command of `train`.
     pub(crate) command: &'a str,
     pub(crate) settings: Value,
-    /// The settings of a run of which only the command and the data set are given; a run that goes on has them noted.
+    /// The settings of a run for which only the command and the data set are given. A continued run has noted them already.
     pub(crate) defaults: Option<Value>,
     pub(crate) device: &'a str,
     pub(crate) parameters: usize,
@@ -33,23 +33,23 @@ pub(crate) struct About<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
     Finished,
-    /// With the command that goes on.
+    /// The user stopped it. Has the command to continue.
     Stopped(String),
-    /// With the error.
+    /// It failed. Has the error.
     Failed(String),
 }
 
-/// The notes of a process on its run.
+/// Writes the notes of a process about its run.
 pub(crate) struct RunRecord {
     directory: PathBuf,
     status: Status,
     started: Instant,
-    /// When the report was written last, and how long that took.
+    /// The time of the last report, and how long it took to write.
     reported: Option<(Instant, Duration)>,
 }
 
 impl RunRecord {
-    /// Notes that this process goes on with the run in `directory` after `step`.
+    /// Notes that this process works on the run in `directory` from step `step` on.
     pub(crate) fn begin(directory: &Path, about: About<'_>, step: u64) -> Result<Self> {
         let mut status = Status::read(directory).unwrap_or_default();
         status.state = Noted::Running;
@@ -68,7 +68,7 @@ impl RunRecord {
         Ok(Self { directory: directory.to_owned(), status, started: Instant::now(), reported: None })
     }
 
-    /// Notes `results` so far, and writes the report unless that takes too long.
+    /// Notes the present `results`, and writes the report unless that takes too long.
     pub(crate) fn refresh(&mut self, results: Map<String, Value>) -> Result<()> {
         self.note(results);
         self.status.write(&self.directory)?;
@@ -80,8 +80,8 @@ impl RunRecord {
         Ok(())
     }
 
-    /// Notes the end. Returns the path of the report. `has_steps` says whether this process took any; else the report and the figures of
-    /// steps stay as they were.
+    /// Notes the end of the work. Returns the path of the report. `has_steps` says whether this process took any steps. If it took none,
+    /// the report and the figures of steps stay unchanged.
     pub(crate) fn end(
         &mut self,
         outcome: Outcome,
@@ -107,7 +107,7 @@ impl RunRecord {
         Ok(report)
     }
 
-    /// Figures that this process does not have stay as they were.
+    /// Notes figures. Those that this process does not have stay unchanged.
     fn note(&mut self, results: Map<String, Value>) {
         note(&mut self.status.results, results);
         if let Some(session) = self.status.sessions.last_mut() {
@@ -116,7 +116,7 @@ impl RunRecord {
     }
 }
 
-/// Whether a figure is of the steps of one process, as its speed.
+/// Whether a figure describes only the steps of one process, such as its speed.
 fn is_of_steps(name: &str) -> bool {
     let figures = ["seconds", "final_loss", "peak_bytes", "failed_attempts", "lost_seconds", "samples_per_second"];
     let of_data = ["waiting_for_data", "bad_samples", "repairable_samples", "left_out"];
@@ -176,7 +176,7 @@ mod tests {
         record.end(outcome, Map::new(), &Samples::default(), ["", ""], true).unwrap();
         assert!(page().contains("state stopped") && page().contains("To go on: kiln train gpt --resume &lt;run&gt;"));
 
-        // Another process goes on: it keeps the defaults, and the figures that it has not.
+        // Another process continues: it keeps the defaults, and the figures that it does not have.
         let mut record = begin(folder, 4);
         record
             .end(Outcome::Finished, object(json!({"peak_bytes": null})), &Samples::default(), ["", ""], true)
@@ -191,7 +191,7 @@ mod tests {
                 && page().contains("<th scope=\"row\">run.seed</th><td>1</td><td>2</td>")
         );
 
-        // One that has nothing left to do is no session.
+        // A process without remaining work is not a session.
         let mut record = begin(folder, 9);
         let idle = object(json!({"peak_bytes": 7, "loader_read_seconds": 0.0, "test_loss": 0.5}));
         record.end(Outcome::Finished, idle, &Samples::default(), ["", ""], false).unwrap();

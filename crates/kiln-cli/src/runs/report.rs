@@ -1,4 +1,4 @@
-//! Writes `report.html` of a run from the files of its directory.
+//! Writes a run's `report.html` from the files of its directory.
 
 use std::fs;
 use std::path::Path;
@@ -16,8 +16,7 @@ use crate::train::directory::CONFIG;
 
 pub(super) const REPORT: &str = "report.html";
 
-/// Writes the page. `more` is a section that is HTML already, and its styles. `is_working` says whether the caller's process goes on with
-/// the run.
+/// Writes the page. `more` is a section in HTML, and its styles. `is_working` says whether the caller's process continues the run.
 pub(super) fn write_report(directory: &Path, samples: &Samples, more: [&str; 2], is_working: bool) -> Result<()> {
     let summary = RunSummary::read(directory)?;
     let status = summary.status.clone().unwrap_or_default();

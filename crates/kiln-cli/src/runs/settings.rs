@@ -1,4 +1,4 @@
-//! Settings of runs, compared with defaults and with each other, and told in one line.
+//! Settings of runs: compared with defaults and with each other, and summarised in one line.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 use crate::page::{bytes, grouped};
 use crate::words::numbered;
 
-/// Text that stands for a setting that is not there.
+/// Text for a setting that is not set.
 const UNSET: &str = "-";
 
-/// Each setting by its path, as in `run.batch_size`, with its value as text.
+/// Each setting by its path, such as `run.batch_size`, with its value as text.
 pub(super) fn flat(settings: &Value) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     add(&mut all, String::new(), settings);
@@ -30,7 +30,7 @@ fn add(all: &mut BTreeMap<String, String>, path: String, value: &Value) {
     }
 }
 
-/// A value as people write it: sizes in the unit that fits, numbers without a digit too many.
+/// A value in readable form: sizes in a fitting unit, numbers without superfluous digits.
 fn text(value: &Value) -> String {
     let Some(text) = value.as_str() else { return value.to_string() };
     match text.strip_suffix('B').and_then(|digits| digits.parse::<u64>().ok()) {
@@ -39,7 +39,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// Settings that are not the defaults: name, value, default.
+/// Settings that differ from the defaults: name, value, default.
 pub(super) fn changed(settings: &Value, defaults: &Value) -> Vec<[String; 3]> {
     if !defaults.is_object() {
         return vec![];

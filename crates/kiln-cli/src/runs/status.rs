@@ -1,4 +1,4 @@
-//! `status.json`: what the program noted about a run when it began, at each evaluation, and when it ended.
+//! `status.json`: the program's notes about a run at its beginning, at each evaluation, and at its end.
 
 use std::fs;
 use std::path::Path;
@@ -13,12 +13,12 @@ use crate::page::State;
 
 const STATUS: &str = "status.json";
 
-/// What is noted about a run.
+/// The notes about a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Status {
     pub(crate) state: Noted,
-    /// Why it failed, or how to go on.
+    /// The error of a failed run, or how to continue.
     pub(crate) detail: String,
     /// The command of `train`.
     pub(crate) command: String,
@@ -27,15 +27,15 @@ pub(crate) struct Status {
     pub(crate) total_steps: u64,
     /// The processes that worked on the run, oldest first.
     pub(crate) sessions: Vec<Session>,
-    /// Figures by name: those of the last process, as far as it had them.
+    /// Figures by name, from the last process that had them.
     pub(crate) results: Value,
-    /// The settings of a run of which only the command and the data set are given.
+    /// The settings of a run for which only the command and the data set are given.
     pub(crate) defaults: Value,
     /// Versions and machine.
     pub(crate) facts: Vec<(String, String)>,
 }
 
-/// How a run is, as its process noted it. A process that was killed noted nothing.
+/// The state of a run as its process noted it. A killed process notes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Noted {
@@ -50,15 +50,15 @@ pub(crate) enum Noted {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Session {
-    /// The step that it went on after.
+    /// The step after which it continued the run.
     pub(crate) from_step: u64,
-    /// UTC, as in `2026-11-21T08:30:00Z`.
+    /// The start in UTC, as in `2026-11-21T08:30:00Z`.
     pub(crate) started: String,
     pub(crate) seconds: f64,
 }
 
 impl Status {
-    /// What is noted in `directory`; `None` when nothing is, or nothing that can be read.
+    /// The notes in `directory`. `None` if there are none, or none that can be read.
     pub(crate) fn read(directory: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(directory.join(STATUS)).ok()?).ok()
     }
@@ -68,12 +68,12 @@ impl Status {
         replace(&directory.join(STATUS), &text)
     }
 
-    /// Seconds of all processes.
+    /// Seconds of all processes together.
     pub(crate) fn seconds(&self) -> f64 {
         self.sessions.iter().map(|session| session.seconds).sum()
     }
 
-    /// How the run is, if a process `is_working` on it or not.
+    /// The state of the run. `is_working` says whether a process works on it.
     pub(crate) fn state(&self, is_working: bool) -> State {
         match (self.state, is_working) {
             (_, true) => State::Running,
@@ -85,12 +85,12 @@ impl Status {
     }
 }
 
-/// Now, in UTC.
+/// The present time in UTC.
 pub(crate) fn now() -> String {
     written(OffsetDateTime::now_utc())
 }
 
-/// A time as in `2026-11-21T08:30:00Z`.
+/// A time in the format `2026-11-21T08:30:00Z`.
 pub(super) fn written(time: OffsetDateTime) -> String {
     let (date, hour, minute, second) = (time.date(), time.hour(), time.minute(), time.second());
     format!("{date}T{hour:02}:{minute:02}:{second:02}Z")
@@ -109,7 +109,7 @@ mod tests {
         status.write(folder.path()).unwrap();
         assert_eq!(Status::read(folder.path()), Some(status.clone()));
         assert_eq!(status.seconds(), 3.0);
-        // Fields that an older or a newer program has not.
+        // An older or a newer program lacks some fields.
         fs::write(folder.path().join(STATUS), "{\"state\": \"failed\", \"more\": 1}").unwrap();
         assert_eq!(Status::read(folder.path()).map(|status| status.state), Some(Noted::Failed));
         fs::write(folder.path().join(STATUS), "{").unwrap();

@@ -1,4 +1,4 @@
-//! A run as its directory tells it.
+//! The summary of a run from its directory.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::metrics;
 use crate::page::{Best, Measure, State, best, main_measure, series};
 use crate::train::directory::{CONFIG, LOCK};
 
-/// A run that is on disk.
+/// A run on disk.
 pub(super) struct RunSummary {
     pub(super) path: PathBuf,
     /// The name of its directory.
@@ -35,7 +35,7 @@ impl RunSummary {
     /// The run in `path`.
     ///
     /// # Errors
-    /// When the directory is not that of a run, or its files are damaged.
+    /// If the directory is not that of a run, or its files are damaged.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let config = path.join(CONFIG);
         if !config.is_file() {

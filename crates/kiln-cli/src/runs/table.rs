@@ -4,12 +4,12 @@ use std::io::IsTerminal;
 
 use kiln_data::printable;
 
-/// Columns that a terminal has when it does not say so.
+/// The default number of columns of a terminal.
 const USUAL: usize = 80;
-/// A cell is not made shorter than this.
+/// The least width to which a cell is shortened.
 const SHORTEST: usize = 8;
 
-/// The width that a table on stdout may have; no bound where stdout is a file.
+/// The width of a table on stdout. Unlimited if stdout is a file.
 pub(super) fn width() -> usize {
     let of_variable = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
     match (of_variable, std::io::stdout().is_terminal()) {
@@ -19,16 +19,16 @@ pub(super) fn width() -> usize {
     }
 }
 
-/// Lines of a table. Columns of figures are aligned to the right. Cells of the columns `flexible` are made shorter until the lines have at
-/// most `width` characters.
+/// The lines of a table. Columns in `right` are aligned to the right. Cells of the columns `flexible` are shortened until the lines have
+/// at most `width` characters.
 pub(super) fn lines(rows: &[Vec<String>], right: &[usize], flexible: &[usize], width: usize) -> Vec<String> {
-    // Names and settings of runs come from outside.
+    // Names and settings of runs come from outside and may contain control characters.
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(printable).collect()).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let length = |row: &Vec<String>, column: usize| row.get(column).map_or(0, |cell| cell.chars().count());
     let mut widths: Vec<usize> =
         (0..columns).map(|column| rows.iter().map(|row| length(row, column)).max().unwrap_or(0)).collect();
-    // The widest of the flexible columns gives way first.
+    // The widest of the flexible columns is shortened first.
     while widths.iter().sum::<usize>() + columns.saturating_sub(1) > width {
         let widest = flexible.iter().filter(|column| widths[**column] > SHORTEST).max_by_key(|column| widths[**column]);
         match widest {
@@ -46,7 +46,7 @@ pub(super) fn lines(rows: &[Vec<String>], right: &[usize], flexible: &[usize], w
     rows.iter().map(line).collect()
 }
 
-/// The begin and the end of a text that is too long: numbers of runs are in the end of their names.
+/// The beginning and the end of a text that is too long: runs' names end in their numbers.
 fn cut(text: &str, width: usize) -> String {
     let count = text.chars().count();
     if count <= width {
@@ -72,7 +72,7 @@ mod tests {
         let short = lines(&rows, &[1], &[0, 2], 30);
         assert_eq!(short[1].chars().count(), 30);
         assert!(short[1].starts_with("a-very") && short[1].contains("001   10 mobil"), "{short:?}");
-        // As short as it gets.
+        // The shortest form.
         assert_eq!(lines(&rows, &[1], &[0, 2], 5)[1], "a-ve…001   10 mobi…rge");
         assert!(lines(&[], &[], &[], 80).is_empty());
     }

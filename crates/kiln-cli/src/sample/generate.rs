@@ -10,10 +10,10 @@ use rand::RngExt;
 
 use super::utf8::Utf8Stream;
 
-/// A decoder that has read a prompt, and how it goes on.
+/// A decoder that has read a prompt, and the settings of the continuation.
 pub(super) struct Generator<'a> {
     reader: GptReader<'a>,
-    /// Of the token after the prompt.
+    /// The logits of the token after the prompt.
     logits: Tensor<1>,
     sampling: Sampling,
     /// The bytes of each token.
@@ -22,22 +22,22 @@ pub(super) struct Generator<'a> {
     prompt_seconds: f64,
 }
 
-/// Whether the consumer of a text takes more of it.
+/// Whether the consumer of a text still takes more of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Consumer {
     Open,
-    /// Nobody reads the rest.
+    /// Its reader is gone.
     Closed,
 }
 
-/// Why a text ended.
+/// The reason why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// It has all of its tokens.
     Done,
-    /// The user asked for it.
+    /// The user interrupted it.
     Interrupted,
-    /// Nobody reads the rest.
+    /// The reader of the text is gone.
     Closed,
 }
 
@@ -69,8 +69,8 @@ impl<'a> Generator<'a> {
         self.prompt_seconds
     }
 
-    /// Text `sample` of up to `tokens` tokens; `tell` gets its characters as they are complete. Each token is a function of the prompt, the
-    /// seed, the sample and the tokens before it.
+    /// Generates text `sample` of up to `tokens` tokens. `tell` gets its characters as soon as they are complete. Each token is a
+    /// function of the prompt, the seed, the sample and the tokens before it.
     pub(super) fn generate(
         &self,
         sample: usize,

@@ -1,4 +1,4 @@
-//! `sample`: text that the decoder of a run generates.
+//! `sample`: generates text with the decoder of a run.
 
 mod generate;
 mod output;
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     kiln_precision::check_device(&device, settings.run.precision)?;
     let (compression, path) = (settings.compression.as_ref(), weights(&arguments.trained)?);
     let model: Gpt = load_to_evaluate(settings.model.init(&device)?, compression, &settings.run.policy(), &path)?;
-    // Adapters, masks and casts once, and not for each token.
+    // Adapters, masks and casts are applied once instead of for each token.
     let model = if simulates_inputs(compression, &path) { model } else { model.materialize() };
     let interrupt = Interrupt::listen()?;
 
@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     Ok(if end == End::Interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-/// How tokens are chosen, and the refusal of numbers that cannot be.
+/// The settings by which tokens are chosen. Invalid numbers are refused.
 fn sampling(arguments: &Sample) -> Result<Sampling> {
     for (option, value) in [("--tokens", arguments.tokens), ("--samples", arguments.samples)] {
         if value == 0 {

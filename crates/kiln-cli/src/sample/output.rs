@@ -1,4 +1,4 @@
-//! Generated texts on stdout: as they come, or as lines of JSON.
+//! Generated texts on stdout: while they are generated, or as lines of JSON.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -11,7 +11,7 @@ use crate::output::print_json;
 /// Stands between two texts, as in nanoGPT.
 const BETWEEN: &str = "---------------\n";
 
-/// Where texts go.
+/// The destination of texts.
 pub(super) struct Output<'a> {
     is_json: bool,
     prompt: &'a str,

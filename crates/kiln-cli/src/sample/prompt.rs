@@ -1,4 +1,4 @@
-//! The text to go on from: of the command line, a file, or stdin.
+//! The text to continue: from the command line, a file, or stdin.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::cli::Sample;
 use crate::usage::Usage;
 use kiln_data::printable;
 
-/// Begins a text where there is no prompt, as in nanoGPT.
+/// The prompt if none is given, as in nanoGPT.
 const NONE: &str = "\n";
 
 /// The prompt of the arguments.

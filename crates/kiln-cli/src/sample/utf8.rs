@@ -1,6 +1,6 @@
-//! Text out of bytes that come a few at a time.
+//! Decodes text from bytes that arrive a few at a time.
 
-/// Turns bytes into text, and holds back the first bytes of a character until the rest of it comes.
+/// Decodes bytes into text. It holds back the first bytes of a character until the rest arrives.
 #[derive(Default)]
 pub(super) struct Utf8Stream {
     held: Vec<u8>,
@@ -25,7 +25,7 @@ impl Utf8Stream {
         }
     }
 
-    /// What is left at the end: a character that was not completed, as U+FFFD.
+    /// The rest at the end: an incomplete character becomes U+FFFD.
     pub(super) fn finish(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.held)).into_owned()
     }

@@ -1,4 +1,4 @@
-//! Options that belong together, and those that a resumed run refuses.
+//! Options that belong together, and options that a resumed run refuses.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use super::directory::CONFIG;
 use super::overlay::read;
 use crate::cli::RunArgs;
 
-/// The file that a run's settings come from besides the command line: its own when it is resumed, that of the run that it starts from.
+/// The settings file of a run: its own if it is resumed, that of the other run if it starts from one, else `--config`.
 fn settings_file(arguments: &RunArgs) -> Result<Option<PathBuf>> {
     if let Some(from) = &arguments.begin.from {
         return match settings_beside(from) {
@@ -34,8 +34,8 @@ fn settings_file(arguments: &RunArgs) -> Result<Option<PathBuf>> {
     Ok(Some(file))
 }
 
-/// The settings in that file, of a run of `kind`. A run that starts from another one takes over its settings, but neither the
-/// weights that it began with nor the plan that its memory budget led to.
+/// The settings in that file, of a run of `kind`. A run that starts from another one takes over its settings, but neither its initial
+/// weights nor the plan that its memory budget led to.
 pub(super) fn settings_table(arguments: &RunArgs, kind: Kind) -> Result<Option<(PathBuf, Table)>> {
     let Some(file) = settings_file(arguments)? else { return Ok(None) };
     let mut table = read(&file)?;
@@ -44,7 +44,7 @@ pub(super) fn settings_table(arguments: &RunArgs, kind: Kind) -> Result<Option<(
     Ok(Some((file, table)))
 }
 
-/// Leaves out the settings of a file that an option replaces though it has another name.
+/// Removes settings of a file that an option with another name replaces.
 fn give_way(table: &mut Table, arguments: &RunArgs) {
     let (begin, resumes) = (&arguments.begin, arguments.resume.is_some());
     if (begin.init.is_some() || begin.from.is_some())
@@ -56,7 +56,7 @@ fn give_way(table: &mut Table, arguments: &RunArgs) {
     if begin.init.is_some() {
         run.remove("from");
     }
-    // Whole epochs were asked for. What a run that goes on makes of its length is decided later.
+    // The options ask for whole epochs. The length of a continued run is decided later.
     if arguments.epochs.is_some() && arguments.max_steps.is_none() && !resumes {
         run.remove("max_steps");
     }
@@ -70,13 +70,13 @@ fn give_way(table: &mut Table, arguments: &RunArgs) {
     }
 }
 
-/// The file and the settings, as [`resolve`](super::overlay::resolve) takes them.
+/// The file and the settings, in the form that [`resolve`](super::overlay::resolve) takes.
 pub(super) fn borrowed(file: Option<&(PathBuf, Table)>) -> Option<(&Path, Table)> {
     file.map(|(path, table)| (path.as_path(), table.clone()))
 }
 
-/// Refuses changes of settings that a run cannot go on with: its model, its data and their order, its precision. The device may change;
-/// another device rounds differently.
+/// Refuses changes of settings with which a run cannot continue: its model, its data and their order, its precision. The device may
+/// change; another device rounds differently.
 pub(super) fn refuse_changes(arguments: &RunArgs, others: &[(&str, bool)]) -> Result<()> {
     let Some(run) = &arguments.resume else { return Ok(()) };
     let given = [

@@ -1,4 +1,4 @@
-//! What a new run begins with besides its settings: weights of a file, or the state of another run.
+//! The initial state of a new run: weights of a file, or the state of another run.
 
 use std::collections::BTreeMap;
 
@@ -16,16 +16,16 @@ use crate::words::counted;
 
 /// The list of the tensors that `--init` has taken.
 const TAKEN: &str = "init.json";
-/// Layers that a message names.
+/// The number of layers that a message names.
 const SHOWN: usize = 4;
 
-/// Whether a checkpoint has to hold the weights that the run begins with, so that a run that is killed before its next one goes on from them.
+/// Whether a first checkpoint must save the initial weights. A run that is killed before its next checkpoint then continues from them.
 pub(super) fn saves_first(settings: &impl PipelineSettings) -> bool {
     let run = settings.run();
     settings.compression().is_some() || run.init.is_some() || run.from.is_some()
 }
 
-/// Gives a new run the weights and the optimizer's state of the run that `--from` names, if it names one. All replicas call it.
+/// Gives a new run the weights and the optimizer's state of the run that `--from` names, if any. All replicas must call it.
 pub(super) fn start_from<T: SharedTask>(trainer: &mut Trainer<T>, run: &RunSettings) -> Result<()> {
     let Some(path) = &run.from else { return Ok(()) };
     let missing =
@@ -41,7 +41,7 @@ pub(super) fn start_from<T: SharedTask>(trainer: &mut Trainer<T>, run: &RunSetti
     Ok(())
 }
 
-/// Says which tensors a file gave to the model, and writes the whole list into the directory.
+/// Reports which tensors of a file the model has taken, and writes the whole list into the directory.
 pub(super) fn tell(directory: &RunDirectory, run: &RunSettings, matched: &Matched) -> Result<()> {
     let Matched { taken, new, unused, .. } = matched;
     let file = run.init.as_deref().map(printable).unwrap_or_default();
@@ -58,12 +58,12 @@ pub(super) fn tell(directory: &RunDirectory, run: &RunSettings, matched: &Matche
     replace(&directory.file(TAKEN), (serde_json::to_string_pretty(&list)? + "\n").as_bytes())
 }
 
-/// Whether a tensor of a file is no weight: torch's counters of batches, and causal masks that are stored.
+/// Whether a tensor of a file is not a weight: torch's counters of batches, and stored causal masks.
 fn is_bookkeeping(name: &str) -> bool {
     [".num_batches_tracked", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
 }
 
-/// The first layers of these tensors, with the number of the others.
+/// The names of the first layers of these tensors, and the number of further ones.
 fn layers(names: &[String]) -> String {
     let mut tensors: BTreeMap<&str, usize> = BTreeMap::new();
     for name in names {

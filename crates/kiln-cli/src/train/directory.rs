@@ -14,20 +14,20 @@ use serde::Serialize;
 
 pub(crate) const CONFIG: &str = "config.toml";
 pub(crate) const CLASSES: &str = "classes.txt";
-/// How the run began, and changes of its settings, a JSON object in each line.
+/// The start of the run, and changes of its settings, with a JSON object in each line.
 pub(crate) const HISTORY: &str = "history.jsonl";
-/// The file that a process holds a lock of while it works on a run.
+/// The file that a process locks while it works on a run.
 pub(crate) const LOCK: &str = "lock";
-/// How often a lock is tried before it counts as held: who lists runs holds it for a moment.
+/// How often a lock is tried before it counts as held: a command that lists runs holds it for a moment.
 const TRIES: u32 = 5;
 
-/// Where a run writes: its settings, metrics, checkpoints, the model, and the report.
+/// The files of a run: its settings, metrics, checkpoints, the model, and the report.
 pub(crate) struct RunDirectory {
     path: PathBuf,
 }
 
 impl RunDirectory {
-    /// A new run in `out`, or in the next free `runs/NAME-NNN`, with its settings written down.
+    /// Makes a new run in `out`, or in the next free `runs/NAME-NNN`, and writes its settings.
     pub(crate) fn create(out: Option<&Path>, name: &str, settings: &impl Serialize) -> Result<Self> {
         let path = match out {
             Some(path) => {
@@ -49,7 +49,7 @@ impl RunDirectory {
         Ok(directory)
     }
 
-    /// Keeps other processes from this run for as long as the returned file is open, also after a crash of this one.
+    /// Keeps other processes from this run for as long as the returned file is open. A crash of this process releases it.
     pub(crate) fn lock(&self) -> Result<File> {
         let path = self.file(LOCK);
         let file = File::create(&path).with_context(|| format!("cannot write '{}'", printable(&path)))?;
@@ -68,7 +68,7 @@ impl RunDirectory {
         }
     }
 
-    /// Notes which label means which class.
+    /// Writes the class of each label.
     pub(crate) fn write_classes(&self, classes: &[String]) -> Result<()> {
         match classes {
             [] => Ok(()),
@@ -76,7 +76,7 @@ impl RunDirectory {
         }
     }
 
-    /// The directory of a run that is there already.
+    /// The directory of an existing run.
     pub(crate) fn existing(path: &Path) -> Self {
         Self { path: path.to_owned() }
     }

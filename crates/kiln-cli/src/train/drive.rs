@@ -1,4 +1,4 @@
-//! One run from its settings to its report.
+//! One run, from its settings to its report.
 
 use std::cell::RefCell;
 use std::process::ExitCode;
@@ -36,8 +36,7 @@ use crate::runs::{About, Outcome, RunRecord};
 use crate::shell::quoted;
 use crate::words::counted;
 
-/// Trains the run's model and writes the run directory.
-/// With several replicas this is the first one, which writes.
+/// Trains the run's model and writes the run directory. With several replicas this is the first one, which writes.
 pub(crate) fn drive<T, S>(
     mut run: Run<T, S>,
     device: &Device,
@@ -133,13 +132,13 @@ where
     }
     let step = trainer.state().step;
     let loaded = since(&before, &setup.data.train.stats());
-    // Of epochs of one batch each, nobody knows how long the batch was in use.
+    // With epochs of one batch each, it is unknown how long the batch was in use.
     if loaded.used_seconds > 0.0 {
         tracing::info!("data: {}", fitted(loaded.to_string().split("; "), "; "));
     }
     let finish = match outcome {
         Ok(finish) => finish,
-        // The wait for memory was ended by the user; the run is saved.
+        // The user ended the wait for memory; the run is saved.
         Err(kiln_training::Error::Exhausted { .. }) if interrupt.requested() => Finish::Stopped,
         Err(error) => {
             let lower = match error {
@@ -173,7 +172,7 @@ where
     };
     match setup.settings.compression().is_some_and(|compression| compression.attaches()) {
         true => {
-            // What is attached to the parameters is merged into them.
+            // The attachments to the parameters are merged into them.
             let merged = kiln_precision::uncast(|| trainer.model().clone().materialize());
             merged.save_safetensors(directory.file("model.safetensors"))?;
         }
@@ -229,7 +228,7 @@ where
     Ok(if finish == Finish::Stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-/// Says what is trained on what, and where the run is written.
+/// Prints the model and the data of the training, and the run's directory.
 fn announce<B: Batch, S: PipelineSettings>(
     setup: &Setup<B, S>,
     parameters: usize,
@@ -253,13 +252,13 @@ fn announce<B: Batch, S: PipelineSettings>(
     }
 }
 
-/// What a loader has done for steps. The batch that steps were recorded with came `before`; its bad samples count.
+/// The loader's work for the steps. `before` includes the batch that steps were recorded with; its bad samples count.
 fn since(before: &LoaderStats, now: &LoaderStats) -> LoaderStats {
     let (bad_samples, repairable_samples) = (now.bad_samples, now.repairable_samples);
     LoaderStats { bad_samples, repairable_samples, ..now.since(before) }
 }
 
-/// Data of a run, whose evaluations have a bar.
+/// The data of a run, with a bar for each evaluation.
 struct WatchedData<'a, B: Batch> {
     train: &'a Loader<B>,
     test: Watched<'a, Loader<B>>,
@@ -280,7 +279,7 @@ impl<B: Batch> TrainingData for WatchedData<'_, B> {
 /// A trainer that is ready for its first step, and the rest of its run.
 pub(crate) type Started<T, S> = (Trainer<T>, Setup<<T as Task>::Batch, S>);
 
-/// Builds the trainer: predicts, plans and allocates. The settings then say how steps are taken.
+/// Builds the trainer: predicts, plans and allocates. Afterwards the settings describe how steps are taken.
 pub(crate) fn start<T, S>(
     mut run: Run<T, S>,
     device: &Device,
@@ -307,7 +306,7 @@ where
     let interrupt = interrupt.clone();
     let mut builder =
         builder.with_profile(profile).with_loader_bytes(loader_bytes).with_pause(move |pause| interrupt.wait(pause));
-    // A batch that cannot be read makes no run of so many epochs longer.
+    // An unreadable batch does not make a run of a fixed number of epochs longer.
     if let Some(epochs) = setup.epochs() {
         builder = builder.with_epochs(epochs);
     }
@@ -336,11 +335,11 @@ where
         };
     }
     if arguments.resume.is_some() {
-        // The settings of a run say how long it is.
+        // The settings of a run determine its length.
         builder = builder.allowing_other_length();
         builder = if plans_again(arguments) { builder.forgetting_sizes() } else { builder.keeping_plan() };
     }
-    // For the report: what else the run could be taken with.
+    // For the report: other options for the run.
     builder = builder.compare_precision(kiln_precision::Precision::BF16);
     if let (Some(small), false) = (setup.settings.optimizer().in_8bit(), setup.settings.run().optimizer_offload) {
         builder = builder.compare_optimizer(small.name(), move |model| small.groups(model));
@@ -352,7 +351,7 @@ where
     Ok((trainer, setup))
 }
 
-/// Names the option that makes the largest part of a step smaller, when no plan fits.
+/// If no plan fits, names the option that makes the largest part of a step smaller.
 fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
     let kiln_training::Error::NothingFits { largest_bytes, .. } = &error else { return error.into() };
     let advice = match loader_bytes >= *largest_bytes {
@@ -365,7 +364,7 @@ fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
     anyhow!("{error}; {advice}")
 }
 
-/// Says so where a run has too few evaluations for its patience.
+/// Warns if a run has too few evaluations for its patience.
 fn warn_of_patience<B: Batch, S: PipelineSettings>(setup: &Setup<B, S>) {
     let run = setup.settings.run();
     let Some(patience) = run.patience.filter(|patience| *patience > 0 && run.replica.index() == 0) else { return };
@@ -380,7 +379,7 @@ fn warn_of_patience<B: Batch, S: PipelineSettings>(setup: &Setup<B, S>) {
     }
 }
 
-/// The report of a batch that does not fit has many lines, which come before the error.
+/// Prints the report of a batch that does not fit, which has many lines, before the error.
 pub(crate) fn into_cli_error(error: kiln_training::Error) -> anyhow::Error {
     let kiln_training::Error::Exhausted { step, report } = error else { return error.into() };
     tracing::warn!("step {step}: {report}");

@@ -1,4 +1,4 @@
-//! A run that goes on with other settings than it has had so far.
+//! A run that continues with changed settings.
 
 use crate::atomic::replace;
 use crate::pipelines::{PipelineSettings, RunSettings, SharedTask};
@@ -13,15 +13,15 @@ use super::overlay::read;
 use crate::cli::RunArgs;
 use crate::words::counted;
 
-/// Whether the options ask for a new plan of steps.
+/// Whether the options require a new plan of steps.
 pub(super) fn plans_again(arguments: &RunArgs) -> bool {
     arguments.step.memory.is_some() || arguments.step.micro_batch.is_some() || arguments.step.checkpointing.is_some()
 }
 
-/// Makes the settings of a run that goes on what the options mean. `batches`: those of an epoch.
+/// Adapts the settings of a continued run to the options. `batches`: those of an epoch.
 ///
-/// `--max-steps` alone makes the run that long, whatever its number of epochs, and `--epochs` alone is not cut short by the steps that it
-/// had. A new plan keeps nothing of the one before.
+/// `--max-steps` alone sets the length of the run, whatever its number of epochs. With `--epochs` alone, the earlier number of steps is
+/// no limit. A new plan does not depend on the earlier one.
 pub(super) fn adjust(run: &mut RunSettings, arguments: &RunArgs, batches: usize) {
     match (arguments.max_steps, arguments.epochs) {
         (Some(steps), None) => run.epochs = run.epochs.max(u64::from(steps).div_ceil((batches as u64).max(1))),
@@ -41,8 +41,8 @@ pub(super) fn adjust(run: &mut RunSettings, arguments: &RunArgs, batches: usize)
     }
 }
 
-/// The settings of `now` that a run keeps when it goes on, in those that it `had`. The device and the division among devices belong to the
-/// call alone.
+/// Takes the settings that a continued run keeps from `now`, and all others from those that it `had`. The device and the division among
+/// devices apply to the present call only.
 fn kept<S: PipelineSettings>(mut had: S, now: &S, planned: bool) -> S {
     had.schedule_mut().peak = now.schedule().peak;
     let (run, now) = (had.run_mut(), now.run().clone());
@@ -57,7 +57,7 @@ fn kept<S: PipelineSettings>(mut had: S, now: &S, planned: bool) -> S {
     had
 }
 
-/// Writes what has changed in a run that has taken `step` steps into its history and its settings file, and returns it.
+/// Writes the changes of a run that has taken `step` steps into its history and its settings file, and returns them.
 fn record<S: PipelineSettings>(
     directory: &RunDirectory,
     now: &S,
@@ -76,7 +76,7 @@ fn record<S: PipelineSettings>(
     Ok(changes)
 }
 
-/// Refuses a length that the run has gone beyond.
+/// Refuses a length that the run has passed.
 pub(super) fn check_length(arguments: &RunArgs, step: u64, total: u64) -> Result<()> {
     let given = [("--max-steps", arguments.max_steps), ("--epochs", arguments.epochs)];
     match given.iter().find_map(|(option, value)| Some((option, (*value)?))) {
@@ -90,7 +90,7 @@ pub(super) fn check_length(arguments: &RunArgs, step: u64, total: u64) -> Result
     }
 }
 
-/// Writes down with what other settings a run goes on.
+/// Writes the changed settings of a continued run.
 pub(super) fn note_changes<T: SharedTask, S: PipelineSettings>(
     trainer: &mut Trainer<T>,
     settings: &S,
@@ -112,7 +112,7 @@ pub(super) fn note_changes<T: SharedTask, S: PipelineSettings>(
     Ok(())
 }
 
-/// How a run has ended, and how it is trained further; none while it has not.
+/// How a run has ended, and how to train it further. `None` if it has not ended.
 pub(super) fn ended<T: SharedTask>(
     trainer: &Trainer<T>,
     metric: &str,

@@ -1,4 +1,4 @@
-//! `history.jsonl`: how a run began, and what was changed in it since.
+//! `history.jsonl`: how a run began, and later changes of it.
 
 use crate::atomic::replace;
 use anyhow::{Context, Result};
@@ -12,12 +12,12 @@ use crate::output::path_json;
 use crate::pipelines::RunSettings;
 use crate::runs::now;
 
-/// A setting of a run that goes on with another value.
+/// A setting of a continued run that has a new value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Change {
-    /// The name of the setting in the settings file, as `run.max_steps`.
+    /// The name of the setting in the settings file, such as `run.max_steps`.
     pub(super) setting: String,
-    /// None where it was not set.
+    /// `None` if it was not set.
     pub(super) from: Option<toml::Value>,
     pub(super) to: Option<toml::Value>,
 }

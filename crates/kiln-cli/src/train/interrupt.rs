@@ -1,4 +1,4 @@
-//! Ctrl-C: the first asks a run to stop and save, the second ends the process.
+//! Ctrl-C: the first one asks a run to stop and save, the second one ends the process.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// How soon a pause notices Ctrl-C.
+/// The longest time until a pause notices Ctrl-C.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Whether the user has asked the run to stop.

@@ -1,4 +1,4 @@
-//! Options of teachers and adapters, in the shape of the settings file.
+//! Options of teachers and adapters, in the format of the settings file.
 
 use anyhow::Result;
 use toml::{Table, Value};
@@ -6,11 +6,11 @@ use toml::{Table, Value};
 use super::overlay::{Overlay, absolute};
 use crate::cli::{LoraArgs, TeacherArgs};
 
-/// Layers of a GPT that have adapters where nothing else is said.
+/// The default layers of a GPT that have adapters.
 const TARGETS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
 
 impl TeacherArgs {
-    /// The options that were given, for a run that goes on to refuse.
+    /// The given options, which a continued run refuses.
     pub(super) fn given(&self) -> [(&'static str, bool); 3] {
         [
             ("--teacher", self.teacher.is_some()),
@@ -34,7 +34,7 @@ impl TeacherArgs {
 }
 
 impl LoraArgs {
-    /// The options that were given, for a run that goes on to refuse.
+    /// The given options, which a continued run refuses.
     pub(super) fn given(&self) -> [(&'static str, bool); 5] {
         [
             ("--weights", self.weights.is_some()),

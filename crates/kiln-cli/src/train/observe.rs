@@ -1,4 +1,4 @@
-//! Progress and metrics of a run that is under way.
+//! Progress and metrics of a run in progress.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ use crate::progress::{Progress, Status};
 use crate::runs::{Outcome, RunRecord};
 use crate::words::counted;
 
-/// Steps that the final loss is the mean of: single batches differ too much from each other.
+/// Steps over which the final loss is averaged: single batches differ too much from each other.
 const RECENT: usize = 50;
 
 /// Appends metrics, moves the progress bar, measures memory, and listens for Ctrl-C.
@@ -41,10 +41,10 @@ pub(crate) struct Observer {
     losses: Vec<f64>,
     /// Losses of the last steps, oldest first.
     recent: VecDeque<f64>,
-    /// The most bytes of a step beyond those before the model was made. The first step, which also allocates the optimizer's state,
-    /// does not count.
+    /// The most bytes of a step beyond those before the model was made. The first step does not count, because it also allocates the
+    /// optimizer's state.
     pub(crate) peak_bytes: Option<u64>,
-    /// Attempts that failed for want of memory, and seconds that went into them.
+    /// Attempts that failed for lack of memory, and the seconds that they took.
     pub(crate) failures: usize,
     pub(crate) lost_seconds: f64,
     pub(crate) last: Option<Evaluation>,
@@ -52,7 +52,7 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// Shows beside the loss what `data` says of the loader.
+    /// An observer that shows the loader's statistics from `data` beside the loss.
     pub(crate) fn new(
         (metrics, record): (MetricsWriter, RunRecord),
         progress: &Progress,
@@ -175,7 +175,7 @@ impl Observer {
         self.record.refresh(self.results())
     }
 
-    /// Figures of this process so far.
+    /// The figures of this process so far.
     pub(crate) fn results(&self) -> Map<String, Value> {
         let loaded = (self.data)();
         let figures = [
@@ -203,7 +203,8 @@ impl Observer {
         self.record.end(outcome, results, samples, more, self.steps > 0)
     }
 
-    /// The same for a run that failed, of which the user is told more important things than that this failed too.
+    /// Notes that the run failed with `error`, and writes the report, as [`end`](Self::end) does. If that fails too, it only logs the
+    /// failure, because `error` is more important to the user.
     pub(crate) fn fail(&mut self, error: &anyhow::Error) {
         let outcome = Outcome::Failed(format!("{error:#}"));
         if let Err(error) = self.end(outcome, self.results(), &Samples::default(), ["", ""]) {
@@ -226,14 +227,14 @@ impl Observer {
     }
 }
 
-/// What is told of a step that was repeated in smaller pieces.
+/// The message about a step that was repeated in smaller pieces.
 fn ran_out(failures: usize, parts: usize) -> String {
     format!("memory ran out {}; done in {}", counted(failures, "time"), counted(parts, "micro-batch"))
 }
 
-/// The passes over the data after `step` steps, `epochs` of them whole and of `batches` batches each: `2`, or `0.37` within one.
+/// The passes over the data after `step` steps and `epochs` whole epochs of `batches` batches: `2`, or `0.37` within an epoch.
 fn passes(step: u64, epochs: u64, batches: u64) -> String {
-    // Batches that could not be read have no steps.
+    // Unreadable batches have no steps.
     match step.saturating_sub(epochs.saturating_mul(batches)).min(batches) {
         0 => epochs.to_string(),
         within => {

@@ -1,4 +1,4 @@
-//! The optimizer that the options ask for, put into the settings of a run.
+//! Applies the options about the optimizer to the settings of a run.
 
 use crate::pipelines::{PipelineSettings, usual_rate};
 use crate::usage::Usage;
@@ -7,10 +7,10 @@ use kiln_training::{BatchRule, BatchScaling};
 
 use crate::cli::RunArgs;
 
-/// Lays the options about the optimizer over settings that are otherwise complete: what they mean depends on the recipe's optimizer.
+/// Applies the options about the optimizer to settings that are otherwise complete: their meaning depends on the recipe's optimizer.
 ///
 /// # Errors
-/// [`Usage`] for an unknown name, numbers of an optimizer that cannot be, and a base batch of 0.
+/// [`Usage`] for an unknown name, invalid numbers of an optimizer, and a base batch of 0.
 pub(crate) fn lay_optimizer_over(settings: &mut impl PipelineSettings, arguments: &RunArgs) -> Result<()> {
     let options = &arguments.step.optimizer;
     if let Some(name) = &options.optimizer {

@@ -1,4 +1,4 @@
-//! Settings put together: defaults of the recipe, overlaid by a TOML file, overlaid by the command line.
+//! Combines settings: defaults of the recipe, overridden by a TOML file, overridden by the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use toml::{Table, Value};
 use crate::cli::{ParallelArgs, RunArgs};
 
 impl RunArgs {
-    /// The options of the command line, in the shape of the settings file.
+    /// The options of the command line, in the format of the settings file.
     ///
     /// # Errors
     /// [`Usage`] for a path that is not UTF-8.
@@ -46,7 +46,7 @@ impl RunArgs {
 }
 
 impl ParallelArgs {
-    /// Lays the options over the settings of a run.
+    /// Overrides the settings of a run by the options.
     pub(crate) fn lay_over(&self, overlay: &mut Overlay) {
         let Self { stages, replicas, shard_optimizer } = self;
         overlay.set_within("run", "parallel", "replicas", replicas.clone());
@@ -82,8 +82,7 @@ impl Overlay {
     }
 }
 
-/// A settings file as it stands, but for its paths, which become absolute as on the
-/// command line.
+/// Reads a settings file. Its paths become absolute, as on the command line.
 pub(crate) fn read(path: &Path) -> Result<Table> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config '{}'", printable(&path)))?;
     let mut table: Table = text
@@ -105,10 +104,10 @@ pub(crate) fn read(path: &Path) -> Result<Table> {
     Ok(table)
 }
 
-/// A path that means the same from another directory: a run is resumed and evaluated from anywhere.
+/// Makes a path absolute, because a run is resumed and evaluated from any directory.
 ///
 /// # Errors
-/// [`Usage`] for a path that is not UTF-8, which settings files are.
+/// [`Usage`] for a path that is not UTF-8: settings files are UTF-8.
 pub(crate) fn absolute(path: &Path) -> Result<String> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let refuse = |path| format!("'{}' is not UTF-8, expected a path that a settings file can hold", printable(&path));
@@ -120,8 +119,7 @@ pub(crate) fn data_of(file: Option<&(&Path, Table)>) -> Option<PathBuf> {
     file?.1.get("run")?.get("data")?.as_str().map(PathBuf::from)
 }
 
-/// `defaults`, overlaid by `file`, overlaid by the command line. A run that goes on has no defaults: all its
-/// settings are in its file.
+/// `defaults`, overridden by `file`, overridden by the command line. A continued run has no defaults: all its settings are in its file.
 pub(crate) fn resolve<S: Serialize + DeserializeOwned>(
     defaults: Option<&S>,
     file: Option<(&Path, Table)>,
@@ -149,7 +147,7 @@ fn parse<S: DeserializeOwned>(all: Table, origin: &str) -> Result<S> {
 fn merge(base: &mut Table, over: Table) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
-            // An optimizer is one of several with different keys: the new one takes the place of the old.
+            // Optimizers have different keys: the new one replaces the old one as a whole.
             (Some(Value::Table(base)), Value::Table(over)) if key != "optimizer" => merge(base, over),
             (_, value) => drop(base.insert(key, value)),
         }
@@ -171,7 +169,7 @@ mod tests {
         let shown = |name: &str| here.join(name).display().to_string();
         assert_eq!(table["run"]["data"].as_str(), Some(&*shown("a/text")));
         assert_eq!(table["text"]["tokenizer"]["bpe"].as_str(), Some(&*shown("a/tokenizer")));
-        // What has no such path stays as it is.
+        // Values that are no such path stay unchanged.
         for text in ["[text]\ntokenizer = 'bytes'\n", "run = 7\n", ""] {
             std::fs::write(&path, text).unwrap();
             assert_eq!(read(&path).unwrap(), text.parse::<Table>().unwrap());

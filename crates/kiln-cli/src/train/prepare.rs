@@ -1,4 +1,4 @@
-//! From the command line to a run: recipe, settings file and options put together.
+//! Makes a run from the command line: combines recipe, settings file and options.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ use super::overlay::{absolute, data_of, resolve};
 use super::replicas::place;
 use crate::cli::{RunArgs, TrainClassify, TrainGpt};
 
-/// The run that the arguments describe, and its device, for one of the replicas of this process.
+/// Returns the classifier's run that the arguments describe, and its device, for one of the replicas of this process.
 pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<Classify, ClassifySettings>, Device)> {
     let own = &arguments.classify;
     let model_options = [
@@ -47,7 +47,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     let named = file.as_ref().and_then(|(_, table)| table.get("model")?.get("name")?.as_str().map(str::to_owned));
     let model = own.model.clone().or(named).unwrap_or_else(|| DEFAULT_CLASSIFIER.to_owned());
     let model = match model.as_str() {
-        // Names of sizes that have none.
+        // The default size of a network that is named without one.
         "vit" => "vit_tiny",
         "shufflenet_v2" => "shufflenet_v2_x1_0",
         name => name,
@@ -97,7 +97,7 @@ pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<
     Ok((run.with_defaults(defaults.as_ref()), device))
 }
 
-/// Whether the weights that a run begins with come with a checkpoint: its own, or that of the run that it starts from.
+/// Whether the initial weights of a run are in a checkpoint: its own, or that of the run that it starts from.
 pub(crate) fn has_weights(arguments: &RunArgs) -> Result<bool> {
     match &arguments.resume {
         Some(run) => Ok(!Checkpoints::new(run.join(CHECKPOINTS), 1)?.list()?.is_empty()),
@@ -105,7 +105,7 @@ pub(crate) fn has_weights(arguments: &RunArgs) -> Result<bool> {
     }
 }
 
-/// `--width` as the settings of a network have it.
+/// Converts `--width` to the format of a network's settings.
 fn width_of(family: &ClassifierConfig, width: f64) -> Result<toml::Value> {
     match family {
         ClassifierConfig::ResNet(_) if width.fract() == 0.0 => Ok(toml::Value::Integer(width as i64)),
@@ -115,7 +115,7 @@ fn width_of(family: &ClassifierConfig, width: f64) -> Result<toml::Value> {
     }
 }
 
-/// Refuses data whose labels mean other classes than those of the run in `run`, if the run says what they mean.
+/// Refuses data whose labels mean other classes than those of the run in `run`, if the run names its classes.
 pub(crate) fn check_classes(run: &Path, classes: &[String]) -> Result<()> {
     let Ok(text) = std::fs::read_to_string(run.join(CLASSES)) else { return Ok(()) };
     let known: Vec<&str> = text.lines().collect();
@@ -125,7 +125,7 @@ pub(crate) fn check_classes(run: &Path, classes: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The same for a decoder.
+/// Returns the decoder's run that the arguments describe, and its device, for one of the replicas of this process.
 pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken, GptSettings>, Device)> {
     let own = &arguments.gpt;
     let model_options = [
@@ -147,7 +147,7 @@ pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken,
     if own.lora.weights.is_some()
         && let Some(toml::Value::Table(run)) = file.as_mut().and_then(|(_, table)| table.get_mut("run"))
     {
-        // The option replaces whatever the run of the file began with.
+        // The option replaces the initial weights in the file.
         run.remove("init");
         run.remove("from");
     }

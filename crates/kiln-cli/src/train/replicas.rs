@@ -21,10 +21,10 @@ use super::goes_on::plans_again;
 use super::interrupt::Interrupt;
 use crate::cli::RunArgs;
 
-/// The longest that a replica waits for another one of its process while both wait for other processes: longer than these.
+/// The longest time that a replica waits for another one of its process while both wait for other processes: longer than these wait.
 const INSIDE: Duration = Duration::from_secs(900);
 
-/// Says in the settings which replica this is. `thread` counts the replicas of this process.
+/// Sets the index of this replica in the settings. `thread` counts the replicas of this process.
 pub(crate) fn place(settings: &mut RunSettings, thread: usize) -> Result<()> {
     settings.parallel.check()?;
     let Some(Replicas { mpi, here }) = &settings.parallel.replicas else { return Ok(()) };
@@ -38,7 +38,7 @@ pub(crate) fn place(settings: &mut RunSettings, thread: usize) -> Result<()> {
     Ok(())
 }
 
-/// Trains the run on as many replicas as its settings say. `prepare` makes the run of another replica of this process.
+/// Trains the run on the number of replicas in its settings. `prepare` makes the run of another replica of this process.
 pub(crate) fn train<T, S>(
     (run, device): (Run<T, S>, Device),
     arguments: &RunArgs,
@@ -84,14 +84,14 @@ where
             })
         });
         for other in others {
-            // What it ended with is in the error of the first replica.
+            // Its error is contained in the error of the first replica.
             let _ = other.join().unwrap_or_else(|panic| resume_unwind(panic));
         }
         outcome
     })
 }
 
-/// The replicas of a process. Those on CUDA devices of their own sum by NCCL.
+/// Connects the replicas of a process. Those on separate CUDA devices sum by NCCL.
 fn threads(Replicas { mpi, here }: &Replicas) -> Result<Vec<Arc<dyn Communicator>>> {
     let limit = if *mpi { INSIDE } else { Local::TIME_LIMIT };
     #[cfg(feature = "cuda")]
@@ -108,7 +108,7 @@ fn threads(Replicas { mpi, here }: &Replicas) -> Result<Vec<Arc<dyn Communicator
     Ok(Local::group(here.count()).into_iter().map(shared).collect())
 }
 
-/// Runs a replica's part, and tells the others how it ended if it failed.
+/// Runs a replica's part. If it fails, the other replicas are told the reason.
 fn tell<C: Communicator + ?Sized, R>(communicator: &Arc<C>, work: impl FnOnce() -> Result<R>) -> Result<R> {
     work().inspect_err(|error| communicator.leave(&format!("{error:#}")))
 }
@@ -125,7 +125,7 @@ where
 {
     let settings = run.setup.settings.run();
     let keep = settings.keep;
-    // A signal reaches every process of mpirun; in threads the first replica listens, and all stop when one is asked to.
+    // A signal reaches every process of mpirun. Among threads only the first replica listens, and all stop if one is asked to.
     let listens = |replicas: &Replicas| replicas.mpi && settings.replica.index().is_multiple_of(replicas.here.count());
     let interrupt = match settings.parallel.replicas.as_ref().is_some_and(listens) {
         true => Interrupt::listen()?,
@@ -146,7 +146,7 @@ where
             trainer.save()?;
         }
     } else if saves_first(&setup.settings) {
-        // Where the optimizer's state is divided, the first replica needs this one's part for its first checkpoint.
+        // If the optimizer's state is divided, the first replica needs this one's part for its first checkpoint.
         trainer.save()?;
     }
     trainer.observe(move |_| match interrupt.requested() {
@@ -159,7 +159,7 @@ where
     })
 }
 
-/// Takes leave of the processes that mpirun started, if there are any. A process that does not is taken for one that has failed.
+/// Disconnects from the processes that mpirun started, if any. A process that ends without it counts as failed.
 pub(crate) fn finish() {
     mpi::finish();
 }
@@ -173,7 +173,7 @@ mod mpi {
     use anyhow::Result;
     use kiln_parallel::{Communicator, Mpi};
 
-    /// The longest that a process waits for another one.
+    /// The longest time that a process waits for another one.
     const WAIT: Duration = Duration::from_secs(600);
 
     static WORLD: Mutex<Option<Arc<Mpi>>> = Mutex::new(None);
@@ -187,7 +187,7 @@ mod mpi {
         Ok(world.insert(mpi).clone())
     }
 
-    /// The number of this process, and how many there are.
+    /// The number of this process, and the number of all processes.
     pub(super) fn world() -> Result<(usize, usize)> {
         let communicator = communicator()?;
         Ok((communicator.rank(), communicator.replicas()))

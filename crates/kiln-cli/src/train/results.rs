@@ -1,4 +1,4 @@
-//! What a run has to show: its figures, the model's work, and the memory of its steps.
+//! The results of a run: its figures, samples of the model's output, and the memory of its steps.
 
 use anyhow::Result;
 use base64::Engine;
@@ -57,20 +57,20 @@ pub(super) fn results<T: Task, S: PipelineSettings>(
     Value::Object(results)
 }
 
-/// What the report shows of the model's work.
+/// The samples of the model's output in the report.
 pub(super) fn samples(pictures: Vec<(String, Vec<u8>)>, predictions: Vec<Prediction>, text: Option<Text>) -> Samples {
     let encode = |png: &[u8]| base64::engine::general_purpose::STANDARD.encode(png);
     let pictures = pictures.into_iter().map(|(title, png)| Picture { title, png: encode(&png) }).collect();
     Samples { predictions, text, pictures }
 }
 
-/// The predicted peak of this process: on the CPU, whose heap they share, that of all replicas in it.
+/// The predicted peak of this process. On the CPU it is that of all replicas in the process, because they share its heap.
 pub(super) fn predicted_peak<T: Task>(trainer: &Trainer<T>) -> Option<u64> {
     let sharing = trainer.replicas_on_heap() as u64;
     trainer.plan().map(|plan| plan.peak_bytes.saturating_mul(sharing))
 }
 
-/// The predicted memory of a step beside the measured.
+/// The predicted memory of a step beside the measured memory.
 pub(crate) fn report<T: Task, S: PipelineSettings>(
     trainer: &Trainer<T>,
     setup: &Setup<T::Batch, S>,
@@ -93,7 +93,7 @@ pub(crate) fn report<T: Task, S: PipelineSettings>(
     for (name, value) in trainer.stage_plan().into_iter().flat_map(held) {
         report = report.with_fact(name, value);
     }
-    // The operations of stages that work at the same time have no common order.
+    // Operations of stages that work concurrently have no common order.
     if let (Some(plan), None) = (trainer.plan(), trainer.stage_plan().filter(|plan| plan.layout.stages() > 1)) {
         report = report.with_prediction(trainer.predict(plan.batch)?);
     }
@@ -107,7 +107,7 @@ pub(crate) fn report<T: Task, S: PipelineSettings>(
     })
 }
 
-/// What each device is predicted to hold: a line for each stage.
+/// The predicted memory of each device: a line for each stage.
 fn held(plan: &StagePlan) -> Vec<(String, String)> {
     let what = if plan.layout.stages() > 1 { "stage" } else { "each replica" };
     let line = |(stage, load): (usize, &StageLoad)| {

@@ -1,4 +1,4 @@
-//! The schedule of a run with stages, as a picture and a table for its report.
+//! The schedule of a run with stages, as a picture and a table in its report.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ const WIDTH: f64 = 760.0;
 const LEFT: f64 = 64.0;
 const ROW: f64 = 30.0;
 const BAR: f64 = 22.0;
-/// Bars at least so wide have their number written in them.
+/// Bars of at least this width show their number.
 const READABLE: f64 = 14.0;
 
 /// The styles of the section, for light and for dark pages.
@@ -20,7 +20,7 @@ pub(crate) const STYLE: &str = "\
 .schedule text{fill:var(--ink)}.schedule .idle{fill:var(--idle)}\
 .forward{fill:var(--forward)}.backward{fill:var(--backward)}.schedule text.in{fill:#fff}";
 
-/// A section that says which stage did what when in the last step.
+/// A section with the actions of each stage over time in the last step.
 pub(crate) fn section(timeline: &Timeline, plan: Option<&StagePlan>) -> String {
     let measured = 100.0 * timeline.bubble();
     let predicted = plan.map_or(String::new(), |plan| format!(", predicted {:.1} %", 100.0 * plan.bubble));
@@ -40,7 +40,7 @@ pub(crate) fn section(timeline: &Timeline, plan: Option<&StagePlan>) -> String {
     )
 }
 
-/// The same as data: bubble and busy share of each stage, measured and predicted.
+/// The schedule as values for JSON: the bubble, measured and predicted, and the measured busy share of each stage.
 pub(crate) fn figures(timeline: &Timeline, plan: Option<&StagePlan>) -> [(&'static str, Value); 3] {
     let busy: Vec<f64> = (0..timeline.stages).map(|stage| busy(timeline, stage)).collect();
     [

@@ -1,4 +1,4 @@
-//! From the command line to a run of `train segment`.
+//! Makes a run of `train segment` from the command line.
 
 use crate::pipelines::{
     IgnoredClass, Kind, Run, Segment, SegmentSettings, balanced_class_weights, open_segments, segment_recipe,
@@ -18,7 +18,7 @@ use crate::cli::{SegmentArgs, TrainSegment};
 
 /// Rows and columns of a tile.
 const TILE: usize = 128;
-/// The class id that often stands for pixels without a label.
+/// The class id that often means pixels without a label.
 const IGNORE: u16 = 255;
 
 /// The run that the arguments describe, and its device.
@@ -95,7 +95,7 @@ pub(crate) fn segment(arguments: &TrainSegment) -> Result<(Run<Segment, SegmentS
     Ok((run.with_defaults(Some(&recipe)), device))
 }
 
-/// Writes down the weights of classes that `--class-weights` asks for.
+/// Measures and writes the class weights that `--class-weights` asks for.
 fn weights(own: &SegmentArgs, train: &TileSet, bad: BadSamples, overlay: &mut Overlay) -> Result<()> {
     let Some(text) = &own.class_weights else { return Ok(()) };
     let weights = match text.as_str() {

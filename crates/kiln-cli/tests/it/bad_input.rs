@@ -150,7 +150,7 @@ fn configurations() {
     refused(at, &with("type.toml"), 2, &["type.toml", "three"]);
     refused(at, &with("syntax.toml"), 2, &["syntax.toml", "not TOML"]);
     refused(at, &with("classes.toml"), 2, &["classes is 3", "expected 10"]);
-    // The command line's mistake is not the file's.
+    // The error is in the command line, not in the file.
     fs::write(at.join("fine.toml"), "[run]\nepochs = 1\n").unwrap();
     let refused_option = |option: &'static str, value: &'static str, parts: &[&str]| {
         refused(at, &["train", "resnet", "--config", "fine.toml", option, value], 2, parts);
@@ -170,7 +170,7 @@ fn runs_and_checkpoints() {
     let run = ["train", "gpt", "--data", data, "--max-steps", "2", "--context", "16", "--out", "run"];
     assert!(output(at, &run).status.success());
 
-    // Nothing is overwritten, and what cannot be resumed says so.
+    // Nothing is overwritten, and a directory that cannot be resumed is reported.
     refused(at, &run, 2, &["'run'", "not an empty directory", "--resume"]);
     refused(at, &["train", "gpt", "--resume", "absent"], 1, &["'absent'", "no run directory"]);
     refused(at, &["train", "gpt", "--resume", "run", "--seed", "4"], 2, &["--seed"]);

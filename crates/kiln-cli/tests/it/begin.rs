@@ -50,7 +50,7 @@ fn a_network_begins_with_a_file_of_torchvision_and_trains_in_part() {
         assert!(!same("run", "layer2.0.conv1.weight") && !same("run", "bn1.running_mean"));
     }
 
-    // A run directory as well. All of it fits.
+    // A run directory works too. All of its weights fit.
     let again = [&run[..], &["--stem", "imagenet", "--max-steps", "1", "--init", "run", "--out", "again"]].concat();
     let again = output(at, &again);
     assert!(again.status.success() && stderr(&again).contains("102 of 102 tensors taken"), "{}", stderr(&again));

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::support::{fixture, output, stderr};
 
-/// The same photograph as two classes, to train and to evaluate on.
+/// Writes one photograph as two classes, with a part for training and a part for evaluation.
 pub(crate) fn photos(folder: &Path) {
     for part in ["train", "val"] {
         for (class, photo) in [("flower", "422.jpg"), ("rock", "baseline-444.jpg")] {
@@ -76,7 +76,7 @@ fn small_files_are_trained_at_their_size_and_gray_ones_as_gray_on_request() {
     let (said, settings) = trained("gray", &["--channels", "gray", "--image-size", "96"]);
     assert!(!said.contains("--channels") && !said.contains("trained at"), "{said}");
     assert_eq!(of(&settings), (Some(96), Some(1), "imagenet".into()));
-    // What a run knows of its channels is kept by what comes after it.
+    // Commands that follow a run keep its number of channels.
     for arguments in [
         &["train", "classify", "--resume", "gray", "--max-steps", "3"][..],
         &["eval", "classify", "--checkpoint", "gray"],

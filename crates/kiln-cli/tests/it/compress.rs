@@ -77,7 +77,7 @@ fn a_classifier_is_made_smaller_in_every_way() {
         let page = fs::read_to_string(at.join(directory).join("compression.html")).unwrap();
         assert!(page.contains("before"), "{page}");
     }
-    // What was merged into a file computes the same.
+    // The merged file gives the same results.
     for directory in ["pruned", "student"] {
         let file = format!("{directory}/model.safetensors");
         let config = format!("{directory}/config.toml");
@@ -121,7 +121,7 @@ fn a_language_model_learns_in_adapters_and_from_a_teacher() {
     let lora = train("lora", &["--weights", "base", "--lora", "4", "--learning-rate", "0.01"]);
     assert!(number(&lora, "bits_per_byte") < number(&base, "bits_per_byte"), "{lora}");
     check_evaluation(at, "gpt", "lora", "bits_per_byte", &lora);
-    // Adapters alone, in a checkpoint with the frozen weights; merged in the file.
+    // Adapters only, in a checkpoint with the frozen weights; merged in the file.
     let merged = results(at, &["eval", "gpt", "--checkpoint", "lora/model.safetensors"]);
     assert!((number(&merged, "bits_per_byte") - number(&lora, "bits_per_byte")).abs() < 1e-4, "{merged}");
     let taught = train("taught", &["--teacher", "base", "--teacher-share", "0.5"]);

@@ -1,4 +1,4 @@
-//! Runs that go on differently, that start from another run, and that end when they get no better.
+//! Runs that continue with changes, that start from another run, and that end when they stop improving.
 
 use std::fs;
 use std::path::Path;
@@ -58,7 +58,7 @@ fn a_finished_run_goes_on_and_its_history_says_how() {
     let whole = begin("whole", "12");
     let run = begin("run", "8");
 
-    // Nothing is left to do, and it says how there would be.
+    // Nothing is left to do, and the message says how to continue.
     let figures = || {
         let status: Value = serde_json::from_slice(&fs::read(run.join("status.json")).unwrap()).unwrap();
         status["results"].clone()
@@ -104,7 +104,7 @@ fn a_finished_run_goes_on_and_its_history_says_how() {
     assert!(history.iter().all(|line| line["version"].is_string() && line["time"].as_str().unwrap().ends_with('Z')));
     assert_eq!((&history[0]["kind"], history.len()), (&Value::from("began"), 7));
 
-    // Whole epochs, which the steps of before do not cut short; a plan of its own for a budget.
+    // Whole epochs, which the earlier number of steps does not limit; a new plan for a budget.
     let said = train(at, &["--resume", "run", "--epochs", "1", "--memory", "1GiB", "--save-every", "50"]);
     assert!(said.contains("run.max_steps: 20 becomes none") && said.contains("run.memory: none becomes"), "{said}");
     assert!(steps(&run).len() > 20);

@@ -1,4 +1,4 @@
-//! A run that is killed at any moment and resumed has the loss curve of one that was not.
+//! A run that is killed at any moment and resumed has the loss curve of an uninterrupted one.
 
 use std::fs;
 use std::path::Path;
@@ -17,8 +17,8 @@ fn train<'a>(data: &'a str, out: &'a str) -> Vec<&'a str> {
     run.into_iter().chain(model).collect()
 }
 
-/// With everything that has state or could break the order of numbers: a loss scale, micro-batches that do not divide the
-/// batch, and recomputed blocks with dropout.
+/// A run with everything that has state or could change the order of numbers: a loss scale, micro-batches that do not divide the batch,
+/// and recomputed blocks with dropout.
 fn train_hard<'a>(data: &'a str, out: &'a str) -> Vec<&'a str> {
     let hard = ["--precision", "f16", "--micro-batch", "3", "--checkpointing", "every:2"];
     let judged = ["--evaluate-every", "7", "--patience", "9"];
@@ -144,7 +144,7 @@ fn killed_at_fifty_random_moments_the_curve_is_the_same() {
             child.kill().unwrap();
             child.wait().unwrap();
             kills += usize::from(!ended);
-            // Other work on the machine comes and goes: kills that come too late make those that follow earlier.
+            // Other work on the machine varies: kills that come too late make later ones earlier.
             lifetime = lifetime.mul_f64(if ended { 0.8 } else { 1.05 });
             // Before its settings were written there was no run.
             let rest = if run.join("config.toml").exists() {

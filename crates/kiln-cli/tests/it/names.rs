@@ -1,4 +1,4 @@
-//! Paths that are not UTF-8, and names that a terminal would obey.
+//! Paths that are not UTF-8, and names that would control a terminal.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -29,7 +29,7 @@ fn told(output: &Output) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Asserts that `text` has nothing that a terminal obeys but the ends of its lines.
+/// Asserts that `text` has no control characters except line ends.
 #[track_caller]
 fn assert_plain(text: &[u8]) {
     let text = std::str::from_utf8(text).unwrap();

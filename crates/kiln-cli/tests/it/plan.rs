@@ -85,7 +85,7 @@ fn the_printed_command_takes_the_steps_that_were_chosen() {
         let plan = ["plan", "gpt", "--model", "gpt-tiny", "--context", "64", "--vocab", "256", "--batch-size", "64"];
         let plan = [&plan[..], &["--memory", limit, "--device", device]].concat();
         let shown = stdout(at, &plan);
-        // A step on a card is taken on the CPU: what is chosen is the same.
+        // A step for a GPU is taken on the CPU: the chosen options are the same.
         let command = pasted(&shown, &book).replace("--device cuda:0", "--device cpu");
         same_plan(&run_settings(at, &command, out), &recommended(at, &plan));
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::support::{fixture, output, stderr};
 
-/// Two classes of plain images that are easily told apart, of which each file is one, in `folder`/photos.
+/// Two classes of plain images that are easily distinguished; each image is of one class. They are in `folder`/photos.
 pub(super) fn photos(folder: &Path) {
     for part in ["train", "val"] {
         for (class, colour) in [("blue", [20, 30, 220]), ("red", [220, 30, 20])] {
@@ -53,7 +53,7 @@ fn a_classifier_tells_classes_as_its_evaluation_does() {
     }
     assert!((correct as f64 / 16.0 - accuracy).abs() < 1e-9, "{correct} of 16, but an accuracy of {accuracy}");
 
-    // The best checkpoint, which is the newest or one that was as good.
+    // The best checkpoint is the newest, or one that is equally good.
     let best = output(at, &["predict", "run", "photos/val/red/1.png", "--json", "--best"]);
     assert_eq!(lines(&best)[0]["classes"][0]["class"], "red", "{}", stderr(&best));
     let file = output(at, &["predict", "run/model.safetensors", "photos/val/red/1.png", "--best"]);
@@ -64,7 +64,7 @@ fn a_classifier_tells_classes_as_its_evaluation_does() {
     let text = String::from_utf8(told.stdout).unwrap();
     assert!(text.starts_with("photos/val/red/1.png: ") && !text.contains(','), "{text}");
 
-    // Images that cannot be read are named, and the others are told.
+    // Unreadable images are named, and the others are reported.
     fs::create_dir(at.join("mixed")).unwrap();
     fs::copy(at.join("photos/val/red/1.png"), at.join("mixed/b.png")).unwrap();
     fs::write(at.join("mixed/a.png"), "no image").unwrap();
@@ -127,7 +127,7 @@ fn a_segmentation_draws_classes_and_tells_their_shares() {
         let black = picture.enumerate_pixels().filter(|(x, _, pixel)| *x > width && pixel.0 == [0; 3]).count();
         assert!(black > 20, "{line}: {black} pixels of letters");
     }
-    // What is read is not replaced.
+    // Input files are not replaced.
     let refused = output(at, &["predict", "run", "gray.png", "--out", "."]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("is an image that is read"), "{}", stderr(&refused));

@@ -100,7 +100,7 @@ fn two_classes_are_counted_and_held_against_the_majority() {
     let results: Value = serde_json::from_slice(&run.stdout).unwrap();
     assert!(results.get("test_top5").is_none(), "{results}");
     assert_eq!((&results["majority_class"], results["majority_accuracy"].as_f64()), (&"cat".into(), Some(0.75)));
-    // The same from the checkpoint; the balanced accuracy is the mean of two recalls, in sixths and halves.
+    // The evaluation of the checkpoint gives equal figures. The balanced accuracy is the mean of two recalls, in sixths and halves.
     let balanced = results["test_balanced_accuracy"].as_f64().unwrap();
     let accuracy = results["test_accuracy"].as_f64().unwrap();
     let recalls = |cats: f64, dogs: f64| ((cats + dogs) / 8.0, (cats / 6.0 + dogs / 2.0) / 2.0);

@@ -93,7 +93,7 @@ fn a_run_can_be_looked_at_while_it_runs_and_after_it_was_killed_and_resumed() {
     check_table(&run);
     assert_eq!(events(&run), 2);
 
-    // The same run again has the same text and the same table.
+    // A second run with equal settings has the same text and the same table.
     let again = output(at, &train.iter().map(|word| if *word == "run" { "again" } else { word }).collect::<Vec<_>>());
     assert!(again.status.success(), "{}", stderr(&again));
     let written =

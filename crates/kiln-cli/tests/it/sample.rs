@@ -98,7 +98,7 @@ fn adapters_16_bits_and_integers_are_sampled_from() {
         let text = sampled(at, &[&[run], &cached[..]].concat())[0]["text"].clone();
         assert!(!text.as_str().unwrap().is_empty());
         if run != "half" && run != "inputs" {
-            // In few bits the rounding of the two ways may choose another token.
+            // In few bits, differences in rounding may lead to another token.
             let uncached = sampled(at, &[&[run, "--no-cache"], &cached[..]].concat());
             assert_eq!(uncached[0]["text"], text, "{run}");
         }

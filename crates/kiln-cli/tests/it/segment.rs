@@ -43,7 +43,7 @@ fn a_run_is_trained_resumed_evaluated_and_predicts() {
     assert!(stderr(&refused).contains("--tile cannot change"), "{}", stderr(&refused));
 
     let arguments = ["eval", "segment", "--checkpoint", "run", "--predict", "classes", "--json"];
-    // What is read is not replaced, and no file is written twice.
+    // Input files are not replaced, and no file is written twice.
     let masks = fixture("segmentation/test/masks");
     for (folder, images, expected) in [
         (masks.to_str().unwrap(), &[][..], "is an image or a mask that is read"),
@@ -172,7 +172,7 @@ fn large(path: &Path, height: u32, width: u32) {
     directory.finish().unwrap();
 }
 
-/// A row of tiles is held, so that memory depends on the width.
+/// A row of tiles is held in memory, so that memory depends on the width.
 #[cfg(target_os = "linux")]
 #[test]
 fn an_image_30_000_pixels_wide_is_predicted_in_512_mib() {

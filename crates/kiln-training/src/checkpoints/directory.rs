@@ -12,9 +12,9 @@ use crate::error::Error;
 
 /// The name of the best checkpoint.
 const BEST: &str = "best";
-/// Ends the name of a checkpoint while another one of the same step takes its place.
+/// Suffix of a checkpoint's name while another checkpoint of the same step takes its place.
 const ASIDE: &str = ".old";
-/// Ends the name of a checkpoint of a step that the run has gone back behind.
+/// Suffix of a checkpoint that is set aside because the run resumed from an earlier step.
 const LATER: &str = ".later";
 
 /// The checkpoints of a run: one directory each, named after its step, the newest `keep` of them.
@@ -39,14 +39,15 @@ impl Checkpoints {
         Ok(Self { directory: directory.into(), keep })
     }
 
-    /// The same rules in another directory.
+    /// Changes the directory. The number of checkpoints to keep stays.
     pub fn within(self, directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into(), ..self }
     }
 
-    /// Saves the checkpoint of `step`, whose files `write` puts into the directory that it gets. Then removes those beyond the newest
-    /// `keep`. The run has gone back behind checkpoints of later steps: damaged ones are removed, and others are set aside, because they
-    /// may be whole and only could not be read for a moment. They are removed when the run comes past their steps again.
+    /// Saves the checkpoint of `step`: `write` puts its files into the directory that it gets. Then it removes all but the newest `keep`
+    /// checkpoints. Checkpoints of later steps exist if the run resumed from an earlier one. Damaged ones among them are removed. The
+    /// others are set aside, because they may be whole and were unreadable only for a moment. They are removed when the run has passed
+    /// their steps again.
     ///
     /// # Errors
     /// [`Error::Save`]; the checkpoints that were there stay.
@@ -69,8 +70,8 @@ impl Checkpoints {
         self.directory.join(format!("step-{step:08}"))
     }
 
-    /// Renames `part` to `path`. A checkpoint that is there already, of the same step, is set aside until the new one is in
-    /// its place, and is found under that name as well.
+    /// Renames `part` to `path`. An existing checkpoint of the same step is set aside until the new one is in its place. It can be found
+    /// under the name that it then has.
     fn replace(&self, part: &Path, path: &Path) -> io::Result<()> {
         if !path.exists() {
             return fs::rename(part, path).and_then(|()| sync(&self.directory));
@@ -109,8 +110,8 @@ impl Checkpoints {
             .map_err(|e| Error::Load { path: self.directory.clone(), reason: e.to_string() })
     }
 
-    /// Calls `load` with the newest checkpoint, and returns its path. After an error that comes from the checkpoint, it logs a warning
-    /// and goes on with the one before; `None` when there is no checkpoint at all.
+    /// Calls `load` with the newest checkpoint, and returns its path. If the error of `load` comes from the checkpoint, it logs a warning
+    /// and tries the checkpoint before. Returns `None` if there is no checkpoint.
     ///
     /// # Errors
     /// [`Error::Load`] when there are checkpoints and none can be used, [`Error::Memory`] and [`Error::Lost`] when the device has no
@@ -131,8 +132,8 @@ impl Checkpoints {
         last.map_or(Ok(None), Err)
     }
 
-    /// The newest checkpoint that is not damaged. One that cannot be read for another reason counts: it may be whole, and loading it
-    /// ends with the reason.
+    /// The newest checkpoint that is not damaged. A checkpoint that cannot be read for another reason counts too: it may be whole, and
+    /// loading it reports the reason.
     ///
     /// # Errors
     /// [`Error::Load`] when the directory cannot be listed.
@@ -143,7 +144,7 @@ impl Checkpoints {
     /// The checkpoint of the best evaluation, unless it is damaged, in a run that is [judged](crate::TrainerBuilder::with_best).
     pub fn best(&self) -> Option<PathBuf> {
         let path = self.directory.join(BEST);
-        // A process that was killed while it replaced the best one has left the one before.
+        // A process that was killed while it replaced the best checkpoint has left the earlier one.
         [path.clone(), aside(&path)].into_iter().find(|path| may_be_whole(path))
     }
 
@@ -158,11 +159,11 @@ impl Checkpoints {
         may_be_whole(&self.path_of(step))
     }
 
-    /// Makes the checkpoint of `step` the best one. It stays where it is as well; both have the same files on disk where the file system
-    /// allows it.
+    /// Makes the checkpoint of `step` the best one. The checkpoint also keeps its place in the list. Both names share files on disk where
+    /// the file system allows it.
     ///
     /// # Errors
-    /// [`Error::Save`]; the best one before stays.
+    /// [`Error::Save`]; the earlier best checkpoint stays.
     pub(crate) fn keep_best(&self, step: u64) -> Result<PathBuf, Error> {
         let (from, path) = (self.path_of(step), self.directory.join(BEST));
         let part = self.directory.join(format!(".{BEST}.partial"));
@@ -184,14 +185,14 @@ impl Checkpoints {
         Ok(path)
     }
 
-    /// Removes and sets aside what [`save`](Self::save) says, after the checkpoint of `saved` was written.
+    /// Removes and sets aside other checkpoints after that of step `saved` was written, as [`save`](Self::save) describes.
     fn prune(&self, saved: u64) -> io::Result<()> {
         let (later, found): (Vec<_>, Vec<_>) =
             self.list().unwrap_or_default().into_iter().partition(|path| step(path) > Some(saved));
         for path in later {
             if may_be_whole(&path) { set_aside(&path)? } else { fs::remove_dir_all(path)? }
         }
-        // What a save that was interrupted has left, and what the run has come past. Other files and directories are the user's.
+        // Leftovers of an interrupted save, and checkpoints that the run has passed again. Other files and directories are the user's.
         let left = |path: &PathBuf| {
             is_partial(path)
                 || step(path).is_some() && replaced(path)
@@ -223,19 +224,19 @@ fn step_set_aside(path: &Path) -> Option<u64> {
     step(Path::new(name(path).strip_suffix(LATER)?)).filter(|_| path.is_dir())
 }
 
-/// Whether `path` is a checkpoint that was begun: its name in full is `.step-` and digits, and `.partial`.
+/// Whether `path` is an unfinished checkpoint: its full name is `.step-`, digits and `.partial`.
 fn is_partial(path: &Path) -> bool {
     let name = name(path);
     let plain = name.strip_prefix('.').and_then(|name| name.strip_suffix(".partial"));
     plain.is_some_and(|plain| step(Path::new(plain)).is_some()) && path.is_dir()
 }
 
-/// Where a checkpoint is while another one takes its place.
+/// The path of a checkpoint while another one takes its place.
 fn aside(path: &Path) -> PathBuf {
     path.with_file_name(format!("{}{ASIDE}", name(path)))
 }
 
-/// Whether `path` was set aside for another checkpoint of the same step, which is in its place.
+/// Whether `path` was set aside for another checkpoint of the same step that now exists.
 fn replaced(path: &Path) -> bool {
     name(path).strip_suffix(ASIDE).is_some_and(|plain| path.with_file_name(plain).is_dir())
 }
@@ -264,7 +265,7 @@ fn empty(part: &Path) -> Result<(), String> {
     make().map_err(|e: io::Error| e.to_string())
 }
 
-/// The model record of the checkpoint directory `path`, verified.
+/// Loads the model record of the checkpoint directory `path` into `model`, after verifying the files.
 ///
 /// # Errors
 /// [`Error::Load`] when the checkpoint is damaged or of another version.
@@ -272,7 +273,7 @@ pub fn load_model<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, Erro
     load_model_by(model, path.as_ref(), |file| ModuleRecord::load(file).map_err(|e| e.to_string()))
 }
 
-/// The same, where `load` reads the file.
+/// Verifies the checkpoint directory `path`, reads its model file by `load`, and loads the record into `model`.
 pub(crate) fn load_model_by<M: Module>(
     model: M,
     path: &Path,

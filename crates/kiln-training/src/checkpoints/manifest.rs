@@ -42,7 +42,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// A file that is not there is damage. Any other failure to read it may pass: a disk that is not mounted, too many open files.
+    /// A missing file is damage. Any other failure to read it may pass: a disk that is not mounted, too many open files.
     fn of_reading(file: &str, error: &io::Error) -> Self {
         let text = format!("{file}: {error}");
         if error.kind() == io::ErrorKind::NotFound { Self::Damaged(text) } else { Self::Unread(text) }

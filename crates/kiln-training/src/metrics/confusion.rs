@@ -1,6 +1,6 @@
-//! How often each class was taken for each other, and the scores that follow.
+//! Confusion matrix of classes, and the scores that follow from it.
 
-/// Counts of pixels, or of anything else with a class, by their true and their predicted class.
+/// A confusion matrix: counts of pixels, or of other things with a class, by true and predicted class.
 ///
 /// ```
 /// use kiln_training::Confusion;
@@ -21,19 +21,19 @@ pub struct Confusion {
 }
 
 impl Confusion {
-    /// No counts of `classes` classes.
+    /// An empty matrix for `classes` classes.
     pub fn new(classes: usize) -> Self {
         Self { classes, counts: vec![0; classes * classes] }
     }
 
-    /// Counts one pixel. Ids that are no class are passed over: a pixel that is ignored.
+    /// Counts one pixel. An id outside of the classes is skipped: an ignored pixel.
     pub fn add(&mut self, truth: usize, predicted: usize) {
         if truth < self.classes && predicted < self.classes {
             self.counts[truth * self.classes + predicted] += 1;
         }
     }
 
-    /// Adds the counts of `other`, which has as many classes.
+    /// Adds the counts of `other`, which has the same number of classes.
     pub fn merge(&mut self, other: &Self) {
         debug_assert_eq!(self.classes, other.classes);
         self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
@@ -44,7 +44,7 @@ impl Confusion {
         self.counts.chunks_exact(self.classes.max(1)).map(|row| row.iter().sum()).collect()
     }
 
-    /// Of each class the intersection of truth and prediction over their union; none for a class that is in neither.
+    /// IoU of each class: the intersection of truth and prediction over their union. `None` for a class that is in neither.
     pub fn iou(&self) -> Vec<Option<f64>> {
         let score = |(class, truth): (usize, u64)| {
             let predicted: u64 = (0..self.classes).map(|row| self.counts[row * self.classes + class]).sum();

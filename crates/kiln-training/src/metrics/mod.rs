@@ -8,7 +8,7 @@ pub use scores::{bits_per_byte, perplexity, top_k_correct, top_k_hits};
 
 use burn::tensor::{ExecutionError, Tensor};
 
-/// One metric of a batch: a sum on the device, and the quantity that the sum over all batches is divided by.
+/// One metric of a batch: a sum on the device, and the count that the sum over all batches is divided by.
 #[derive(Clone, Debug)]
 pub struct Metric {
     sum: Tensor<1>,
@@ -17,7 +17,8 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// `sum` over the batch, one element; the metric of a data set is the sum of all `sum`s divided by the sum of all `count`s.
+    /// A metric with `sum` over the batch (one element) and its `count`. Over a data set it is the sum of all `sum`s divided by the sum
+    /// of all `count`s.
     pub fn mean(sum: Tensor<1>, count: usize) -> Self {
         Self { sum, count: count as f64, finish: |mean| mean }
     }
@@ -43,7 +44,7 @@ impl Metric {
 pub struct Metrics(Vec<(&'static str, Metric)>);
 
 impl Metrics {
-    /// No metric.
+    /// No metrics.
     pub fn new() -> Self {
         Self::default()
     }
@@ -60,7 +61,7 @@ impl Metrics {
         self.0.iter().map(|(name, _)| *name).collect()
     }
 
-    /// Reads all sums from the device, each by itself: a concatenation could hide that one of them was never written.
+    /// Reads each sum from the device separately: a concatenation could hide that one of them was never written.
     pub(crate) fn read(self) -> Result<Totals, ExecutionError> {
         let read = |(_, metric): &(_, Metric)| {
             let data = metric.sum.clone().try_into_data()?;
@@ -92,7 +93,7 @@ struct Total {
 }
 
 impl Totals {
-    /// Adds the metrics of one more batch. A metric that a batch lacks keeps its sum.
+    /// Adds the metrics of another batch. A metric that the batch lacks keeps its sum.
     pub(crate) fn add(&mut self, batch: Self) {
         for total in batch.0 {
             match self.0.iter_mut().find(|known| known.name == total.name) {

@@ -2,8 +2,8 @@
 
 use burn::tensor::{Int, Tensor};
 
-/// How many of `logits_bc` `[B, C]` have their target `[B]` among the `k` largest, as a tensor of one element
-/// on the device. A tie counts against the prediction, and so does NaN: as the target's logit, or as one that it is compared with.
+/// Counts how many of `logits_bc` `[B, C]` have their target `[B]` among the `k` largest. Returns a tensor of one element on the device.
+/// A tie counts as wrong. So does NaN, both in the target's logit and in a logit that it is compared with.
 pub fn top_k_correct(logits_bc: Tensor<2>, targets_b: Tensor<1, Int>, k: usize) -> Tensor<1, Int> {
     top_k_hits(logits_bc, targets_b, k).sum()
 }
@@ -13,18 +13,18 @@ pub fn top_k_correct(logits_bc: Tensor<2>, targets_b: Tensor<1, Int>, k: usize) 
 pub fn top_k_hits(logits_bc: Tensor<2>, targets_b: Tensor<1, Int>, k: usize) -> Tensor<1, Int> {
     let others = logits_bc.dims()[1].saturating_sub(k);
     let target_b1 = logits_bc.clone().gather(1, targets_b.unsqueeze_dim(1));
-    // Only a number can be smaller than another one: NaN beside the target is not.
+    // A comparison with NaN is false, so that NaN beside the target does not count as smaller.
     let smaller_b1 = logits_bc.lower(target_b1.clone()).int().sum_dim(1);
     let correct = smaller_b1.greater_equal_scalar(others as i64).bool_and(target_b1.is_nan().bool_not());
     correct.int().squeeze_dim(1)
 }
 
-/// e to the mean cross-entropy, which is given in nats per token.
+/// Perplexity: e to the power of the mean cross-entropy in nats per token.
 pub fn perplexity(nats_per_token: f64) -> f64 {
     nats_per_token.exp()
 }
 
-/// Cross-entropy of a text in bits per byte: comparable between tokenizers.
+/// Cross-entropy of a text in bits per byte, which is comparable between tokenizers. `nats` is the cross-entropy of `bytes` bytes.
 pub fn bits_per_byte(nats: f64, bytes: f64) -> f64 {
     nats / bytes / std::f64::consts::LN_2
 }

@@ -26,15 +26,17 @@ enum Home {
 }
 
 impl OptimizerConfig {
-    /// The optimizers for `model`, in two groups: with weight decay, and without it for parameters of one dimension. SGD and AdamW are
-    /// kiln-optimizers' forms of burn's, with the same results and records.
+    /// Builds the optimizers for `model` in two groups: parameters of one dimension have no weight decay, all others have it. SGD and
+    /// AdamW are kiln-optimizers' versions of burn's, with the same results and records.
     ///
-    /// Call [`check`](Self::check) before. Numbers that it refuses are used as they are, with state in f32, and the run diverges.
+    /// Call [`check`](Self::check) first. If it would refuse the numbers, they are used as they are, with state in f32, and the run
+    /// diverges.
     pub fn groups(&self, model: &impl Module) -> OptimizerGroups {
         self.groups_at(Home::Device, model)
     }
 
-    /// The same with state in host memory ([`Offloaded`]). Numbers and records stay the same.
+    /// Builds the optimizers as [`groups`](Self::groups) does, with their state in host memory ([`Offloaded`]). Numbers and records are
+    /// those of `groups`.
     pub fn offloaded_groups(&self, model: &impl Module) -> OptimizerGroups {
         self.groups_at(Home::Host, model)
     }
@@ -80,7 +82,7 @@ impl OptimizerConfig {
             }
             Self::Adafactor { weight_decay } => {
                 let config = AdafactorConfig::new().with_relative_step(false).with_scale_parameter(false);
-                // burn panics for a decay that cannot be.
+                // burn panics for a negative or non-finite weight decay.
                 let decay = Some(of(weight_decay)).filter(|decay| decay.is_finite() && *decay >= 0.0).unwrap_or(0.0);
                 home.whole(config.with_weight_decay(decay as f32).build())
             }
@@ -110,7 +112,7 @@ impl Home {
         }
     }
 
-    /// An optimizer with quantised state, which moves as a whole, or `full` where its settings are refused.
+    /// An optimizer with quantised state, which moves between device and host as a whole. If its settings are refused, `full`.
     fn or_f32<O: Optimizer, E>(self, quantized: Result<O, E>, full: impl Elementwise) -> Arc<dyn DynOptimizer> {
         match quantized {
             Ok(optimizer) => self.whole(optimizer),

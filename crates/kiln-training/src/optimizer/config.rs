@@ -19,7 +19,7 @@ pub enum OptimizerConfig {
         /// Look ahead along the momentum.
         nesterov: bool,
     },
-    /// The same with its momentum in 8 bits: 1.02 bytes a parameter (Dettmers et al. 2022).
+    /// SGD with its momentum in 8 bits: 1.02 bytes a parameter (Dettmers et al. 2022). Otherwise as [`Sgd`](Self::Sgd).
     Sgd8bit {
         /// Factor of the running gradient, in [0, 1).
         momentum: f64,
@@ -39,7 +39,7 @@ pub enum OptimizerConfig {
         /// Fraction of the weights taken off per unit of learning rate, at least 0.
         weight_decay: f64,
     },
-    /// The same with moments in 8 bits: 2.03 bytes a parameter (Dettmers et al. 2022).
+    /// AdamW with its moments in 8 bits: 2.03 bytes a parameter (Dettmers et al. 2022). Otherwise as [`AdamW`](Self::AdamW).
     AdamW8bit {
         /// Decay of the first moment, in [0, 1).
         beta1: f64,
@@ -50,7 +50,7 @@ pub enum OptimizerConfig {
         /// Fraction of the weights taken off per unit of learning rate, at least 0.
         weight_decay: f64,
     },
-    /// The same with moments in 4 bits: 1.06 bytes a parameter (Li et al. 2023).
+    /// AdamW with its moments in 4 bits: 1.06 bytes a parameter (Li et al. 2023). Otherwise as [`AdamW`](Self::AdamW).
     AdamW4bit {
         /// Decay of the first moment, in [0, 1).
         beta1: f64,
@@ -101,10 +101,10 @@ impl OptimizerConfig {
         Self::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
     }
 
-    /// An optimizer with its usual settings. Those that keep their state in fewer bits have the settings of the one that does not.
+    /// Returns an optimizer with its usual settings. Versions with 8-bit or 4-bit state have the settings of the f32 version.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for another name than those of [`NAMES`](Self::NAMES).
+    /// [`Error::InvalidSetting`] for a name that is not in [`NAMES`](Self::NAMES).
     pub fn named(name: &str) -> Result<Self, Error> {
         Ok(match name {
             "adamw" => Self::adamw(),
@@ -137,7 +137,8 @@ impl OptimizerConfig {
         }
     }
 
-    /// The optimizer called `name`: with the numbers of this one if they differ in the form of their state alone, else with its usual ones.
+    /// Returns the optimizer called `name`. If it differs from this one only in the format of its state, it keeps this one's numbers.
+    /// Otherwise it has its usual numbers.
     ///
     /// # Errors
     /// Those of [`named`](Self::named).
@@ -169,7 +170,7 @@ impl OptimizerConfig {
         })
     }
 
-    /// The same optimizer with state in 8 bits, for those that have such a form.
+    /// Returns this optimizer with its state in 8 bits and its other settings unchanged. `None` if there is no such version.
     pub fn in_8bit(self) -> Option<Self> {
         match self {
             Self::Sgd { momentum, weight_decay, nesterov } => Some(Self::Sgd8bit { momentum, weight_decay, nesterov }),
@@ -180,7 +181,7 @@ impl OptimizerConfig {
         }
     }
 
-    /// The same optimizer with another weight decay.
+    /// Returns this optimizer with the weight decay `decay` and its other settings unchanged.
     #[must_use]
     pub fn with_weight_decay(mut self, decay: f64) -> Self {
         match &mut self {
@@ -196,12 +197,13 @@ impl OptimizerConfig {
         self
     }
 
-    /// Whether steps have the size of the gradient, as those of SGD, and not that of the learning rate, as those of Adam and its kin.
+    /// Whether the size of a step follows the gradient, as with SGD. Adam and its variants take steps whose size follows the learning
+    /// rate.
     pub fn follows_gradient(&self) -> bool {
         matches!(self, Self::Sgd { .. } | Self::Sgd8bit { .. })
     }
 
-    /// Checks the numbers, as the optimizers use them: rounded to f32.
+    /// Checks the numbers after rounding them to f32, as the optimizers use them.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`].
@@ -286,7 +288,7 @@ mod tests {
         ] {
             assert!(matches!(bad.check(), Err(Error::InvalidSetting { .. })), "{bad:?}");
         }
-        // The last numbers that f32 tells from 1, 0 and infinity.
+        // The numbers nearest to 1, 0 and infinity that f32 can tell from them.
         let last = adamw(f64::from(1f32.next_down()), 1e-45);
         last.with_weight_decay(f64::from(f32::MAX)).check().unwrap();
         OptimizerConfig::adamw().with_weight_decay(0.0).check().unwrap();

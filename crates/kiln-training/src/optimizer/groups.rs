@@ -12,7 +12,7 @@ use super::unread::Unread;
 
 /// One of burn's optimizers for all parameters, and others for groups of them.
 ///
-/// Every optimizer of burn becomes one by itself: `AdamWConfig::new().build()`. Kiln takes the optimizers and not burn's
+/// Every optimizer of burn converts into one group by itself: `AdamWConfig::new().build()`. Kiln takes the optimizers instead of burn's
 /// `ModuleOptimizer`, because it also records their update to predict its memory.
 ///
 /// ```
@@ -71,17 +71,18 @@ impl OptimizerGroups {
         self.with_each(|optimizer| Shared { optimizer, device: None, unread: Unread::default() })
     }
 
-    /// As [`init`](Self::init). State that is loaded later goes to `device`, where burn takes the default device.
+    /// Returns burn's optimizer of a whole module, without state. State that is loaded later goes to `device`. With [`init`](Self::init)
+    /// it goes to the default device.
     pub(crate) fn init_on(&self, device: &Device) -> ModuleOptimizer {
         self.empty_on(device, &Unread::default())
     }
 
-    /// The same, which notes what it cannot read in `unread`.
+    /// Works as [`init_on`](Self::init_on), and notes parameters whose loaded state it cannot read in `unread`.
     pub(super) fn empty_on(&self, device: &Device, unread: &Unread) -> ModuleOptimizer {
         self.with_each(|optimizer| Shared { optimizer, device: Some(device.clone()), unread: unread.clone() })
     }
 
-    /// The same with all state in host memory, whatever the optimizers.
+    /// Works as [`empty_on`](Self::empty_on), and keeps all state in host memory, whatever the optimizers.
     pub(super) fn empty_on_host(&self, device: &Device, unread: &Unread) -> ModuleOptimizer {
         self.with_each(|optimizer| Shared {
             optimizer: Arc::new(OffloadedAny::new(optimizer)),
@@ -91,7 +92,7 @@ impl OptimizerGroups {
     }
 
     fn with_each(&self, make: impl Fn(Arc<dyn DynOptimizer>) -> Shared) -> ModuleOptimizer {
-        // burn wants a concrete optimizer to begin with; the first group covers all of its parameters.
+        // burn needs a concrete optimizer to begin with; the first group then replaces it for all parameters.
         let start = ModuleOptimizer::from(SgdConfig::new().build());
         self.groups
             .iter()
@@ -102,9 +103,9 @@ impl OptimizerGroups {
 /// An optimizer behind a pointer, as an optimizer.
 struct Shared {
     optimizer: Arc<dyn DynOptimizer>,
-    /// Where loaded state goes.
+    /// The device that loaded state goes to.
     device: Option<Device>,
-    /// Where parameters are noted whose state cannot be read.
+    /// Collects parameters whose state cannot be read.
     unread: Unread,
 }
 

@@ -8,14 +8,14 @@ use super::groups::OptimizerGroups;
 use super::unread::Unread;
 
 impl OptimizerGroups {
-    /// The optimizer of `model` with the state of `record`, on `device` or in host memory. A device with memory of its own has written all of
-    /// it.
+    /// Loads the state of `record` into the optimizer of `model`, on `device` or in host memory. On a device with memory of its own, it
+    /// checks that all of the state was written.
     ///
     /// # Errors
-    /// The parameters whose state cannot be read, and what to do.
+    /// A message with the parameters whose state cannot be read, and what to do.
     ///
     /// # Panics
-    /// As burn does, when the device has no room for the state.
+    /// If the device has no room for the state: burn then panics.
     pub(crate) fn load(
         &self,
         record: OptimizerRecord,
@@ -38,8 +38,8 @@ impl OptimizerGroups {
                  wrote it, or begin a new run from its model"
             ));
         }
-        // A device without room for the state says so when it is asked for its tensors, and burn gives no other way to them than a record.
-        // The CPU device is its own host, and state in host memory was read when it got there.
+        // A device without room for the state reports it only when its tensors are read, and burn gives access to them only through a
+        // record. The CPU device needs no check, nor does state in host memory: it was read when it was loaded.
         if !on_host && *device != Device::flex() {
             let _ = optimizer.to_record();
         }

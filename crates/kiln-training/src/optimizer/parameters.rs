@@ -1,4 +1,4 @@
-//! Which parameters of a model an optimizer treats in a way of their own.
+//! Finds the parameters of a model that an optimizer treats differently.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 pub(super) struct Kinds {
     /// With at most one dimension: biases and norms.
     pub(super) one_dimensional: Vec<ParamId>,
-    /// No matrices, or tables of embeddings, whose rows are not mixed.
+    /// Parameters that are not matrices, and embedding tables, whose rows are not mixed.
     pub(super) no_matrices: Vec<ParamId>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The parameters whose state no optimizer could read, by the names that records give them: burn leaves them without state and says nothing.
+/// The parameters whose state no optimizer could read, by their names in records. burn leaves them without state and reports nothing.
 #[derive(Clone, Default)]
 pub(super) struct Unread(Arc<Mutex<Vec<String>>>);
 

@@ -10,10 +10,10 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum MemoryBudget {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// This fraction, above 0 and at most 1, of the memory that is free when the run is built: on the CPU of what is left within the
-    /// limits of the process's control groups, such as that of a container.
+    /// A fraction, above 0 and at most 1, of the memory that is free when the run is built. On the CPU, control groups (as those of a
+    /// container) limit the free memory.
     FractionOfFree(f64),
 }
 
@@ -21,8 +21,8 @@ impl MemoryBudget {
     /// The budget in bytes on `device`.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for no bytes and for a fraction out of range, [`Error::UnknownMemory`] when the free memory of the
-    /// device cannot be found out: on a card that takes the feature `nvml` of kiln-memory.
+    /// [`Error::InvalidSetting`] for zero bytes and for a fraction out of range. [`Error::UnknownMemory`] if the free memory of the
+    /// device is not known: on a GPU it takes the feature `nvml` of kiln-memory.
     pub fn bytes(self, device: &Device) -> Result<u64, Error> {
         let fraction = match self {
             Self::Bytes(0) => return Err(invalid("0 bytes", "at least 1 byte")),
@@ -60,7 +60,7 @@ mod tests {
     fn a_budget_is_bytes_or_a_fraction_of_free_memory() {
         let device = Device::flex();
         assert_eq!(MemoryBudget::Bytes(7).bytes(&device).unwrap(), 7);
-        // Other processes take and free memory in between.
+        // Other processes allocate and free memory between the two calls.
         let of_free = |fraction| MemoryBudget::FractionOfFree(fraction).bytes(&device).unwrap() as f64;
         for fraction in [0.5, 0.125] {
             let share = of_free(fraction) / of_free(1.0);

@@ -1,4 +1,4 @@
-//! Which blocks a run recomputes: the choices of a user.
+//! Which blocks a run recomputes, as a user chooses it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use kiln_checkpointing::Plan;
 use serde::{Deserialize, Serialize};
 
-/// Which blocks of the model's chains keep their activations, and which compute them again in the backward pass.
+/// Selects the blocks of the model's chains that are recomputed in the backward pass. The others keep their activations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 #[non_exhaustive]
@@ -15,15 +15,15 @@ pub enum Checkpointing {
     /// No block is recomputed, unless a memory budget asks for it.
     #[default]
     None,
-    /// Segments of so many blocks are recomputed.
+    /// Recomputes segments of this many blocks.
     Every(usize),
-    /// Segments of the length that needs the least memory when all blocks are alike (Chen et al. 2016).
+    /// Recomputes segments of the length that needs the least memory if all blocks are alike (Chen et al. 2016).
     Sqrt,
-    /// The fastest plan whose step is predicted to stay within so many bytes.
+    /// Uses the fastest plan whose step is predicted to stay within this many bytes.
     Within(u64),
-    /// Every block is recomputed, and its input waits in host memory.
+    /// Recomputes every block, and keeps the blocks' inputs in host memory.
     Offload,
-    /// A plan of the user's.
+    /// Uses a given plan.
     Plan(Plan),
 }
 

@@ -12,10 +12,10 @@ use super::recorded::{RecordedStep, recomputed_in};
 use super::stage_plan::{DeviceLayout, StageLoad, StagePlan};
 use crate::error::Error;
 
-/// How often stages are divided again with corrected limits, because the solver adds up the bytes of blocks.
+/// How often stages are divided again with corrected limits. Corrections are needed because the solver adds up the bytes of blocks.
 const CORRECTIONS: usize = 4;
 
-/// Micro-batches for each stage, where the caller leaves their number open: a bubble of a third at most.
+/// Micro-batches per stage if the caller does not set their number: the bubble is then at most a third.
 const MICRO_BATCHES: usize = 2;
 
 /// A step that is to be divided in one way.
@@ -31,19 +31,21 @@ struct Way<'a> {
 }
 
 impl Planner {
-    /// The fastest way to take a step on the devices of `layout`, each of which has `limit_bytes`: stages, micro-batch and checkpoint plan,
-    /// in the first precision that has one: with the run's own optimizer, whose state stays on the devices, else with the first
-    /// [allowed](crate::TrainerBuilder::allow_optimizer) one that has a plan. Without a limit (`u64::MAX`) it is the way with the settings
-    /// that were given.
+    /// Returns the fastest way to take a step on the devices of `layout`, each of which has `limit_bytes`: stages, micro-batch and
+    /// checkpoint plan. It uses the first precision that has a plan with the run's own optimizer, whose state stays on the devices. If
+    /// there is none, it uses the first [allowed](crate::TrainerBuilder::allow_optimizer) optimizer that has one. Without a limit
+    /// (`u64::MAX`) it returns the plan with the given settings.
     ///
-    /// Stages have times as equal as can be ([`Stages::split`]) among those whose bytes fit: the time of a stage is the sum of its blocks',
-    /// its bytes are predicted from the operations that it runs. If no micro-batch was given, a batch is cut into two for each stage, or
-    /// more where the memory asks for it. Blocks are recomputed where nothing fits otherwise, or where it is faster.
+    /// Of the divisions whose bytes fit, it takes the one whose stages have the most equal times ([`Stages::split`]). The time of a stage
+    /// is the sum of its blocks' times. Its bytes are predicted from the operations that it runs. If no micro-batch is given, a batch is
+    /// cut into two for each stage, or into more if memory requires it. Blocks are recomputed if nothing fits otherwise, or if it is
+    /// faster.
     ///
-    /// A replica has its part of the batch: [`batch`](Self::batch) counts the samples of one.
+    /// With replicas, [`batch`](Self::batch) counts the samples of one replica's part.
     ///
     /// # Errors
-    /// [`Error::NothingFits`] with the plan that takes least, [`Error::Parallel`] for fewer blocks than stages, and [`Error::Predict`].
+    /// [`Error::NothingFits`] with the plan that takes least, [`Error::Parallel`] if there are fewer blocks than stages, and
+    /// [`Error::Predict`].
     pub fn stage_plan(&self, layout: &DeviceLayout, limit_bytes: u64) -> Result<StagePlan, Error> {
         let mut smallest: Option<StagePlan> = None;
         for precision in self.precisions() {
@@ -63,7 +65,8 @@ impl Planner {
         Err(Error::NothingFits { limit_bytes, least, largest: largest.into(), largest_bytes })
     }
 
-    /// What a given way comes to on the devices of `layout`, held against `limit_bytes`. The stages are chosen unless `layout` has cuts.
+    /// Predicts a given plan on the devices of `layout`, and compares it with `limit_bytes`. The stages are chosen unless `layout` has
+    /// cuts.
     ///
     /// # Errors
     /// [`Error::NoPrecision`] for a precision that was not recorded, [`Error::Parallel`], and [`Error::Predict`].
@@ -83,7 +86,7 @@ impl Planner {
         Way { planner: self, step, layout, precision, checkpoints, micro_batch, limit: limit_bytes }.best()
     }
 
-    /// The micro-batch of a step in so many stages, unless it is given.
+    /// The micro-batch of a step in this many stages, unless it is given.
     pub fn micro_batch_for(&self, stages: usize) -> usize {
         match self.micro_batch {
             Some(size) => size.min(self.batch),
@@ -115,7 +118,7 @@ impl Planner {
                 let way = evaluate(plan, *size)?;
                 let fits = way.fits;
                 found.push(way);
-                // Smaller micro-batches of the same plan only have more overhead.
+                // Smaller micro-batches of the same plan would only add overhead.
                 if fits {
                     break;
                 }
@@ -124,8 +127,8 @@ impl Planner {
         Ok(found)
     }
 
-    /// The ways of a step that is replicated and not divided into stages: those of one device, with a limit that makes up for the
-    /// optimizer state that other replicas keep, and for what the replicas exchange.
+    /// Plans for a step that is replicated and not divided into stages. They are the plans of one device, with a limit that accounts for
+    /// the optimizer state that other replicas keep and for the bytes that replicas exchange.
     fn replicated(&self, precision: Precision, layout: &DeviceLayout, limit: u64) -> Result<Vec<StagePlan>, Error> {
         let none = Plan::none(self.blocks());
         let single = self.evaluate(precision, &none, 1, limit)?.peak_bytes;
@@ -151,7 +154,7 @@ impl Planner {
 }
 
 impl Way<'_> {
-    /// The division with the fastest step of those that fit. If none fits, the one whose largest device needs the least.
+    /// The division with the fastest step among those that fit. If none fits, the one whose largest device needs the least memory.
     fn best(&self) -> Result<StagePlan, Error> {
         let (stages, blocks) = (self.layout.stages(), self.step.blocks());
         if stages == 1 {
@@ -205,7 +208,8 @@ impl Way<'_> {
         self.planner.batch.div_ceil(self.micro_batch)
     }
 
-    /// The costs of the blocks: those of stages of one block each. The first and the last have what comes before and behind the chain.
+    /// The costs of the blocks, taken from stages of one block each. The first and the last block include the operations before and after
+    /// the chain.
     fn block_costs(&self) -> Result<Vec<BlockCost>, Error> {
         let blocks = self.step.blocks();
         let cuts: Vec<usize> = (1..blocks).collect();
@@ -228,7 +232,7 @@ impl Way<'_> {
         Ok(estimates.iter().enumerate().map(cost).collect())
     }
 
-    /// What stages that begin at these blocks come to.
+    /// Predicts the plan whose stages begin at these blocks.
     fn exact(&self, cuts: &[usize]) -> Result<StagePlan, Error> {
         let DeviceLayout { schedule, devices, .. } = self.layout;
         let traces = self.step.stages(cuts, self.micro_batch, self.planner.batch)?;
@@ -268,7 +272,7 @@ impl Way<'_> {
             optimizer: self.planner.optimizer.clone(),
             checkpoints: self.checkpoints.clone(),
             peak_bytes,
-            // Each device copies its own part of the state: at most as long as one that copies all of it.
+            // Each device copies its own part of the state, which takes at most as long as one device that copies all of it.
             seconds: timeline.seconds() + update + self.planner.update_transfer,
             bubble: timeline.bubble(),
             fits: fits_within(peak_bytes, self.limit),
@@ -293,13 +297,13 @@ impl Way<'_> {
         }
     }
 
-    /// The parameters of a stage of which one replica keeps the optimizer state: the replica with the most.
+    /// The parameters of a stage whose optimizer state one replica keeps: those of the replica with the most.
     fn largest_share(&self, trace: &StepTrace) -> Option<Vec<String>> {
         let DeviceLayout { replicas, shards_optimizer, .. } = *self.layout;
         if !shards_optimizer || replicas < 2 {
             return None;
         }
-        // Parameters are shared as those of the whole model.
+        // Shares are computed over the parameters of the whole model.
         let learned = self.step.learned();
         let sizes: Vec<u64> = learned.iter().map(|(_, elements)| *elements).collect();
         let ownership = Ownership::balance(&sizes, replicas);
@@ -313,8 +317,8 @@ impl Way<'_> {
         (0..replicas).map(share).max_by_key(|(elements, _)| *elements).map(|(_, owned)| owned)
     }
 
-    /// Scratch memory on the CPU of the forward passes that are on their way through stages: each has a thread, which keeps as much as the
-    /// second-level cache is large. It counts in the stage in which the passes begin.
+    /// Scratch memory on the CPU of the forward passes that are under way. Each has a thread, which keeps as many bytes as the
+    /// second-level cache has. It counts in the stage in which the passes begin.
     fn scratch(&self, stage: usize, in_flight: usize) -> u64 {
         let profile = &self.planner.profile;
         let staged = stage == 0 && self.layout.stages() > 1 && profile.kernels == Kernels::Flex;
@@ -332,7 +336,8 @@ impl Way<'_> {
         2 * largest.max(BUCKET_BYTES.min(sizes.iter().sum()))
     }
 
-    /// The device of a stage. What lies on the host beside it counts in the first stage, what a device takes once in its first stage.
+    /// The profile of a stage's device. Host memory beside the device counts in the first stage. Memory that a device takes once counts
+    /// in the first stage on that device.
     fn profile(&self, stage: usize, shares_device: bool) -> BackendProfile {
         let Self { planner, micro_batch, .. } = *self;
         let mut profile = planner.profile(micro_batch, planner.batch).clone();

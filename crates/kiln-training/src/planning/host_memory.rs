@@ -1,9 +1,9 @@
-//! The memory that this process may still take on the host: what is free, within the limits of its control groups (Linux).
+//! The memory that this process may still take on the host: the free memory, within the limits of its control groups (Linux).
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// The files of a control group that say what it may take and what it has taken.
+/// The files of a control group with its memory limit and its memory in use.
 struct GroupFiles {
     /// Where the groups are, below the root of the file system.
     mount: &'static str,
@@ -33,7 +33,8 @@ pub(super) fn available() -> Option<u64> {
     available_in(Path::new("/"))
 }
 
-/// The same below another root than that of the file system.
+/// The bytes that this process may take, read from `proc` and `sys` below `root`. Tests pass another root than `/`. `None` if
+/// `proc/meminfo` cannot be read.
 fn available_in(root: &Path) -> Option<u64> {
     let kilobytes = value(&text(&root.join("proc/meminfo"))?, "MemAvailable:")?;
     let groups = text(&root.join("proc/self/cgroup")).unwrap_or_default();
@@ -41,7 +42,7 @@ fn available_in(root: &Path) -> Option<u64> {
     left.chain([kilobytes << 10]).min()
 }
 
-/// The bytes that are left in each group around the process; `line` is one of `/proc/self/cgroup`: `number:controllers:path`.
+/// The bytes that are left in each control group around the process. `line` is one of `/proc/self/cgroup`: `number:controllers:path`.
 fn left_in(root: &Path, line: &str) -> Vec<u64> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { return vec![] };
@@ -50,7 +51,7 @@ fn left_in(root: &Path, line: &str) -> Vec<u64> {
         _ if controllers.split(',').any(|controller| controller == "memory") => &V1,
         _ => return vec![],
     };
-    // A container may see its own group as the root of the groups, and its path as seen from the host.
+    // A container may see its own group as the root of the groups, but its path as the host sees it.
     let normal = |part| if let Component::Normal(name) = part { Some(name) } else { None };
     let path: PathBuf = Path::new(path).components().filter_map(normal).collect();
     path.ancestors().filter_map(|group| left_in_group(&root.join(files.mount).join(group), files)).collect()
@@ -139,7 +140,7 @@ mod tests {
             ("sys/fs/cgroup/memory/docker/0123/memory.limit_in_bytes", 64 * MIB),
             ("sys/fs/cgroup/memory/docker/0123/memory.usage_in_bytes", 32 * MIB),
             ("sys/fs/cgroup/memory/docker/0123/memory.stat", 8 * MIB),
-            // As the kernel writes no limit.
+            // The value by which the kernel says that there is no limit.
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", 9_223_372_036_854_771_712),
         ];
         assert_eq!(available(v1, &own), Some(40 * MIB));

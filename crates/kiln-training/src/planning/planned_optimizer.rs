@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The optimizer that a plan takes steps with: the run's own, or one of those that may take its place.
+/// The optimizer that a plan uses: the run's own, or an allowed replacement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PlannedOptimizer {
@@ -13,7 +13,7 @@ pub enum PlannedOptimizer {
     Own,
     /// The run's own, with its state in host memory.
     OwnOnHost,
-    /// Another one.
+    /// Another optimizer.
     Other {
         /// The name that it was allowed under.
         name: String,
@@ -23,7 +23,7 @@ pub enum PlannedOptimizer {
 }
 
 impl PlannedOptimizer {
-    /// Whether the state is in host memory because the plan says so. The run's own optimizer may keep its state there as well.
+    /// Whether the plan moves the state to host memory. The run's own optimizer may keep its state there anyway.
     pub fn is_on_host(&self) -> bool {
         matches!(self, Self::OwnOnHost | Self::Other { on_host: true, .. })
     }

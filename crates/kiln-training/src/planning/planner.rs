@@ -13,10 +13,11 @@ use super::planned_optimizer::PlannedOptimizer;
 use super::recorded::RecordedStep;
 use crate::error::Error;
 
-/// How often a plan is solved again with a corrected budget, because the solver's model of the peak differs from the prediction.
+/// How often a plan is solved again with a corrected budget. Corrections are needed because the solver's model of the peak differs from
+/// the prediction.
 const CORRECTIONS: usize = 4;
 
-/// One way to take a step, and what it is predicted to come to.
+/// One way to take a step, with its predicted peak and time.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StepPlan {
@@ -58,8 +59,8 @@ impl fmt::Display for StepPlan {
 }
 
 impl StepPlan {
-    /// The fastest of `plans` that fits. Of plans that take within 2 % of its time, the one with the largest micro-batch, and of
-    /// these the one with the lowest peak.
+    /// The fastest of `plans` that fits. Among plans within 2 % of its time it takes the one with the largest micro-batch, and then the
+    /// one with the lowest peak.
     pub fn fastest(plans: &[Self]) -> Option<&Self> {
         let fitting = || plans.iter().filter(|plan| plan.fits);
         let fastest = fitting().map(|plan| plan.seconds).min_by(f64::total_cmp)?;
@@ -68,17 +69,17 @@ impl StepPlan {
     }
 }
 
-/// The recorded steps of a task on a device, to ask for ways that fit.
+/// The recorded steps of a task on a device, from which plans are made.
 ///
 /// Made by [`TrainerBuilder::planner`](crate::TrainerBuilder::planner); the device itself need not be there.
 pub struct Planner {
     pub(crate) optimizer: PlannedOptimizer,
-    /// The same steps with other optimizers, in the order in which they are preferred.
+    /// Planners of the steps with other optimizers, in order of preference.
     pub(crate) alternatives: Vec<Planner>,
-    /// The steps in other precisions and with other optimizers that are compared and never chosen.
+    /// Recorded steps in other precisions, for comparison. They are never chosen.
     pub(crate) compared: Vec<(Precision, RecordedStep)>,
     pub(crate) compared_optimizers: Vec<Planner>,
-    /// Seconds of a step that optimizer state takes to and from host memory.
+    /// Seconds per step for copying optimizer state to and from host memory.
     pub(crate) update_transfer: f64,
     pub(crate) steps: Vec<(Precision, RecordedStep)>,
     /// The device of a step that takes its batch in one piece.
@@ -100,12 +101,12 @@ impl Planner {
         &self.optimizer
     }
 
-    /// The planners of the optimizers that may take the place of the run's own.
+    /// The planners of the optimizers that may replace the run's own.
     pub fn alternatives(&self) -> impl Iterator<Item = &Self> {
         self.alternatives.iter()
     }
 
-    /// Bytes of the optimizer's state, wherever it is between updates: on the CPU device, state in host memory counts.
+    /// Bytes of the optimizer's state, on the device or on the host between updates. On the CPU device, state in host memory counts.
     ///
     /// # Errors
     /// [`Error::Predict`].
@@ -140,8 +141,8 @@ impl Planner {
         self.steps.first().map_or(0, |(_, step)| step.blocks())
     }
 
-    /// The fastest plan within `limit_bytes`, in the first precision that has one: with the run's own optimizer or one that gives the same
-    /// numbers, else with the first other one that has a plan.
+    /// The fastest plan within `limit_bytes`, in the first precision that has one. It uses the run's own optimizer or one that gives the
+    /// same numbers. If there is no such plan, it uses the first other optimizer that has one.
     ///
     /// # Errors
     /// [`Error::NothingFits`] with the plan that takes least, and [`Error::Predict`].
@@ -164,8 +165,7 @@ impl Planner {
         Err(self.nothing_fits(limit_bytes, &smallest)?)
     }
 
-    /// The fastest checkpoint plan within `limit_bytes` in the preferred precision, with the micro-batch that is given, or whole
-    /// batches.
+    /// The fastest checkpoint plan within `limit_bytes` in the preferred precision, with the given micro-batch, or with whole batches.
     ///
     /// # Errors
     /// As [`choose`](Self::choose).
@@ -176,7 +176,7 @@ impl Planner {
         if plan.fits { Ok(plan) } else { Err(self.nothing_fits(limit_bytes, &plan)?) }
     }
 
-    /// The uniform plan whose segments have the best length for blocks that are alike.
+    /// The plan with uniform segments of the best length for equal blocks.
     pub(crate) fn sqrt(&self) -> Result<Plan, Error> {
         let Some((_, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
         let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(self.batch);
@@ -233,7 +233,7 @@ impl Planner {
         Ok(plans)
     }
 
-    /// What a given way comes to, held against `limit_bytes`.
+    /// Predicts a given plan, and compares its peak with `limit_bytes`.
     ///
     /// # Errors
     /// [`Error::NoPrecision`] for a precision that was not recorded, and [`Error::Predict`].
@@ -250,7 +250,7 @@ impl Planner {
         self.of(step, precision, checkpoints.clone(), micro_batch, limit_bytes)
     }
 
-    /// Every buffer of a step that is taken as `plan` says.
+    /// Predicts every buffer of a step that is taken as `plan` says.
     ///
     /// # Errors
     /// [`Error::NoPrecision`], [`Error::Predict`].
@@ -267,7 +267,7 @@ impl Planner {
         }
     }
 
-    /// The fastest plan for one micro-batch: plain if that fits, else what the solver finds.
+    /// The fastest plan for one micro-batch: plain if that fits, else the solver's plan.
     fn best(
         &self,
         step: &RecordedStep,
@@ -294,7 +294,7 @@ impl Planner {
             if fits && faster {
                 found = Some(candidate);
             }
-            // The solver works with a model of the peak: what it was wrong by, the next budget makes up for.
+            // The next budget corrects the error of the solver's model of the peak.
             let corrected =
                 if fits { budget + (allowed - peak.min(allowed)) / 2 } else { budget.saturating_sub(peak - allowed) };
             if corrected == budget || (fits && !faster) {
@@ -311,7 +311,7 @@ impl Planner {
         }
     }
 
-    /// A way to take a recorded step, held against a limit.
+    /// Predicts a recorded step under a plan, and compares it with a limit.
     pub(super) fn of(
         &self,
         step: &RecordedStep,
@@ -336,7 +336,7 @@ impl Planner {
     }
 }
 
-/// The plan of a setting. The last plan stands for stronger ones.
+/// The plan of a setting. Settings beyond the last plan use the last plan.
 pub(crate) fn plan_for(plans: &[Plan], setting: Setting) -> Plan {
     let Some(plan) = plans.get(setting.plan).or(plans.last()) else { return Plan::none(0) };
     let offloaded = setting.offload.then(|| Plan::offload(plan.blocks(), 1).ok()).flatten();

@@ -17,10 +17,10 @@ use crate::pass::Pass;
 use crate::task::Task;
 use crate::transaction::CHUNKS;
 
-/// The samples that a recording is made with; any other number is inferred from the two.
+/// The numbers of samples that a step is recorded with. The memory for any other number is inferred from these two.
 const SAMPLES: [usize; 2] = [2, 3];
 
-/// The same step recorded twice: on a whole batch, and as one of several micro-batches whose gradients are added up.
+/// Two recordings of a task's step: on a whole batch, and as one of several micro-batches whose gradients are added up.
 pub(crate) struct RecordedStep {
     whole: StepTrace,
     part: StepTrace,
@@ -28,7 +28,7 @@ pub(crate) struct RecordedStep {
     chains: Vec<usize>,
 }
 
-/// The settings that change what a step computes.
+/// The settings that change the operations of a step.
 pub(crate) struct StepKind {
     /// Whether gradients are multiplied by a number before the update: clipping, or a loss scale that is taken off.
     pub(crate) scales_gradients: bool,
@@ -62,7 +62,7 @@ impl RecordedStep {
                 batches: SAMPLES,
                 ..StepOptions::default()
             };
-            // A recording ends with a panic only; this one prints nothing.
+            // A recording can fail only by a panic; this one prints no message.
             let built = |device: &Device| {
                 build(device).unwrap_or_else(|error| {
                     *refused.borrow_mut() = Some(error);
@@ -94,7 +94,7 @@ impl RecordedStep {
         self.whole.blocks()
     }
 
-    /// The plan without recomputation between chains: these operations are no block of any chain and always run plainly.
+    /// Removes recomputation between chains from a plan: these operations belong to no chain and always run plainly.
     pub(crate) fn within_chains(&self, plan: &Plan) -> Plan {
         let mut between = self.between();
         between.retain(|block| *block < plan.blocks());
@@ -151,15 +151,15 @@ impl RecordedStep {
         })
     }
 
-    /// The parts of the step that stages run; `cuts` are the first blocks of all stages but the first.
+    /// The parts of the step that stages run. `cuts` are the first blocks of all stages but the first.
     ///
     /// # Errors
-    /// [`Error::Predict`] for cuts that cannot be.
+    /// [`Error::Predict`] for invalid cuts.
     pub(crate) fn stages(&self, cuts: &[usize], micro_batch: usize, batch: usize) -> Result<Vec<StepTrace>, Error> {
         Ok(self.trace(micro_batch, batch).stages(cuts)?)
     }
 
-    /// The parameters that learn: paths and numbers of elements.
+    /// The parameters that are trained: paths and numbers of elements.
     pub(crate) fn learned(&self) -> Vec<(&str, u64)> {
         self.whole.learned_parameters()
     }
@@ -237,7 +237,7 @@ pub(crate) fn recomputed_in(plan: &Plan, blocks: &Range<usize>) -> Vec<Recompute
         .collect()
 }
 
-/// `plan`, in which the blocks `plain` run plainly.
+/// Returns `plan` with the blocks `plain` run plainly.
 fn without(plan: &Plan, plain: &[usize]) -> Plan {
     let mut segments = vec![];
     for PlanSegment { blocks, mode } in plan.segments() {

@@ -1,4 +1,4 @@
-//! Changes of a step that lower its peak: what each alone comes to, in memory and in time.
+//! Changes of a step that lower its peak, each with its own memory and time.
 
 use std::cmp::Reverse;
 
@@ -9,9 +9,9 @@ use super::planner::{Planner, StepPlan};
 use super::recorded::RecordedStep;
 use crate::error::Error;
 
-/// Savings below this part of the peak are no help.
+/// Savings below one hundredth of the peak are not listed.
 const LEAST: u64 = 100;
-/// Two changes together must be lower by this part of the peak than one of them.
+/// Two changes together are listed only if they lower the peak by another twentieth.
 const BETTER: u64 = 20;
 
 /// The part of a step's plan that a remedy changes.
@@ -36,7 +36,7 @@ pub enum StepChange {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Remedy {
-    /// What is changed.
+    /// The part of the plan that changes.
     pub change: StepChange,
     /// The step after the change.
     pub plan: StepPlan,
@@ -47,9 +47,9 @@ pub struct Remedy {
 }
 
 impl Planner {
-    /// Changes that lower the peak of a step that is taken as `from` says, each alone: first those with which it fits into `limit_bytes`,
-    /// then by bytes saved, most first. Precisions and optimizers are those that the builder allows or
-    /// [compares](crate::TrainerBuilder::compare_precision).
+    /// Changes that lower the peak of a step that is taken as `from` says, each applied alone. Changes that make it fit into
+    /// `limit_bytes` come first; then they are ordered by bytes saved, most first. Precisions and optimizers are those that the builder
+    /// allows or [compares](crate::TrainerBuilder::compare_precision).
     ///
     /// # Errors
     /// [`Error::Predict`], and [`Error::NoPrecision`] for a plan in a precision that was not recorded.
@@ -75,7 +75,7 @@ impl Planner {
         if let (Some(smallest), Some(size)) = (recomputed.iter().min_by_key(|plan| plan.peak_bytes), sizes.last()) {
             let both = of(&smallest.checkpoints, *size)?;
             let alone = found.iter().map(|(_, plan)| plan.peak_bytes).chain([smallest.peak_bytes]).min();
-            // Both together may be no better than one of them.
+            // Both together may be no better than one alone.
             if alone.is_none_or(|alone| both.peak_bytes < alone - alone / BETTER) {
                 found.push((StepChange::MicroBatchAndCheckpoints, both));
             }
@@ -106,7 +106,7 @@ impl Planner {
     }
 }
 
-/// A half and a quarter of a micro-batch, and with a limit the largest power of two below it that fits.
+/// A half and a quarter of a micro-batch. With a limit, also the largest power of two below it that fits.
 fn smaller(
     micro_batch: usize,
     limited: bool,
@@ -126,7 +126,8 @@ fn smaller(
     Ok(sizes)
 }
 
-/// Every block recomputed, segments of the square root of their number, and every block from its input in host memory.
+/// Three plans: every block recomputed, segments of the square root of the number of blocks, and every block from its input in host
+/// memory.
 fn checkpoint_plans(blocks: usize, offloads: bool) -> Vec<Plan> {
     let root = (blocks as f64).sqrt().round() as usize;
     let lengths = [1, root].into_iter().take(if root > 1 { 2 } else { 1 });
@@ -135,7 +136,7 @@ fn checkpoint_plans(blocks: usize, offloads: bool) -> Vec<Plan> {
     plans
 }
 
-/// Changes that help, in the order in which they are listed.
+/// The changes that help, in the order of the list.
 fn ordered(from: &StepPlan, found: Vec<(StepChange, StepPlan)>) -> Vec<Remedy> {
     let remedies = found.into_iter().map(|(change, plan)| Remedy {
         change,

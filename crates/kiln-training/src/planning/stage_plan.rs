@@ -1,4 +1,4 @@
-//! How a run is divided among devices, and what each of them is predicted to hold and to do.
+//! The division of a run among devices, and the predicted load of each device.
 
 use std::fmt;
 use std::ops::Range;
@@ -21,16 +21,16 @@ pub struct DeviceLayout {
     pub schedule: Schedule,
     /// The number of the device of each stage. Stages with the same number share its memory.
     pub devices: Vec<usize>,
-    /// The first block of each stage but the first; none: stages of equal time.
+    /// The first block of each stage but the first. `None` for stages of equal time.
     pub cuts: Option<Vec<usize>>,
     /// Replicas of the whole model, each of which computes a part of every batch.
     pub replicas: usize,
-    /// Whether each replica keeps a part of the optimizer state only.
+    /// Whether each replica keeps only a part of the optimizer state.
     pub shards_optimizer: bool,
 }
 
 impl DeviceLayout {
-    /// So many stages, at least one, each on a device of its own.
+    /// A layout of this many stages, at least one, each on a device of its own.
     pub fn new(stages: usize) -> Self {
         let devices = (0..stages.max(1)).collect();
         Self { schedule: Schedule::default(), devices, cuts: None, replicas: 1, shards_optimizer: false }
@@ -42,19 +42,19 @@ impl DeviceLayout {
         Self { devices: vec![0; self.devices.len()], ..self }
     }
 
-    /// Another order of work.
+    /// Changes the order of work.
     #[must_use]
     pub fn with_schedule(self, schedule: Schedule) -> Self {
         Self { schedule, ..self }
     }
 
-    /// Stages that begin at these blocks.
+    /// Sets the blocks at which stages begin.
     #[must_use]
     pub fn with_cuts(self, cuts: impl Into<Vec<usize>>) -> Self {
         Self { cuts: Some(cuts.into()), ..self }
     }
 
-    /// So many replicas, which divide the optimizer state among them or each have all of it.
+    /// Sets the number of replicas. They divide the optimizer state among them, or each has all of it.
     #[must_use]
     pub fn with_replicas(self, replicas: usize, shards_optimizer: bool) -> Self {
         Self { replicas: replicas.max(1), shards_optimizer, ..self }
@@ -66,7 +66,7 @@ impl DeviceLayout {
     }
 }
 
-/// What one stage is predicted to hold and to do.
+/// The predicted load of one stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StageLoad {
@@ -76,9 +76,9 @@ pub struct StageLoad {
     pub in_flight: usize,
     /// Bytes and seconds of one micro-batch, and of the update.
     pub estimate: StageEstimate,
-    /// The most bytes at once, with what replicas need to exchange gradients.
+    /// The most bytes at once, including the buffers with which replicas exchange gradients.
     pub peak_bytes: u64,
-    /// The share of the time of a batch's passes in which it is idle.
+    /// The share of time in which it is idle during the passes of a batch.
     pub idle: f64,
 }
 
@@ -94,7 +94,7 @@ impl StageLoad {
         self.estimate.activation_bytes.saturating_mul(self.in_flight as u64)
     }
 
-    /// What most of its memory is held for, and the bytes of it.
+    /// The largest category of its memory, and the bytes of it.
     pub fn largest(&self) -> (&'static str, u64) {
         let StageEstimate { parameter_bytes, gradient_bytes, optimizer_bytes, .. } = self.estimate;
         let parts = [
@@ -107,7 +107,7 @@ impl StageLoad {
     }
 }
 
-/// A way to take a step on several devices, and what it is predicted to come to.
+/// A way to take a step on several devices, and its predicted load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StagePlan {
@@ -115,7 +115,7 @@ pub struct StagePlan {
     pub layout: DeviceLayout,
     /// The blocks of each stage.
     pub stages: Stages,
-    /// What each stage holds and does, in a replica.
+    /// The load of each stage, in one replica.
     pub loads: Vec<StageLoad>,
     /// Samples of a replica's part of a batch.
     pub batch: usize,
@@ -158,7 +158,7 @@ impl StagePlan {
         }
     }
 
-    /// Of plans that fit, the one that [`StepPlan::fastest`] takes.
+    /// The plan that fits and that [`StepPlan::fastest`] prefers.
     pub(crate) fn fastest(plans: &[Self]) -> Option<&Self> {
         let steps: Vec<StepPlan> = plans.iter().map(Self::step).collect();
         let fastest = StepPlan::fastest(&steps)?;

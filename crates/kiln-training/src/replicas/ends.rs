@@ -1,4 +1,4 @@
-//! How the other replicas learn that one has ended.
+//! Tells other replicas that one of them has ended.
 
 use std::any::Any;
 use std::error::Error as _;
@@ -8,8 +8,8 @@ use kiln_parallel::Communicator;
 
 use crate::error::Error;
 
-/// Runs `work` of a replica. When it ends with an error or a panic, the other replicas are told, who would wait for this one. They do
-/// wait for a replica whose update is unfinished, because its caller can go on with it.
+/// Runs `work` of a replica. If it ends with an error or a panic, the other replicas are told, because they would otherwise wait for this
+/// one. They still wait for a replica whose update is unfinished, because its caller can complete the update.
 ///
 /// # Errors
 /// Those of `work`.
@@ -45,17 +45,16 @@ pub(super) fn chain(error: &Error) -> String {
     text
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(super) fn panicked(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     format!("it panicked: {}", text.unwrap_or("without a message"))
 }
 
-/// An error of the group, which is put into `aside`, or `error` itself.
+/// Puts an error of the group into `aside` and returns one that quotes nothing. Any other error is returned as it is.
 ///
-/// An attempt that ends with an error of the group is not tried again, although the text may quote another replica's lack of memory. What is
-/// returned in its place quotes nothing.
+/// An attempt that ends with an error of the group must not be tried again, although its text may quote another replica's lack of memory.
 pub(crate) fn set_aside(error: Error, aside: &mut Option<Error>) -> Error {
     match error {
         Error::Parallel(_) | Error::Replica { .. } => {

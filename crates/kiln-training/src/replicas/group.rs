@@ -1,4 +1,4 @@
-//! The replicas of a run, as one of them sees them: what they agree on before, in and after a step.
+//! The replicas of a run, as seen from one of them: their agreements before, in and after a step.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -20,23 +20,23 @@ use crate::error::Error;
 use crate::state::RunState;
 use crate::transaction::Computed;
 
-/// The replicas of a run, as one of them sees them.
+/// The replicas of a run, as seen from one of them.
 #[derive(Clone)]
 pub(crate) struct Replicas {
     pub(crate) communicator: Arc<dyn Communicator>,
     /// Whether the forward pass may draw random numbers.
     pub(crate) draws_random: bool,
-    /// Whether each replica keeps a part of the optimizer's state only.
+    /// Whether each replica keeps only a part of the optimizer's state.
     pub(crate) shards_optimizer: bool,
 }
 
-/// What the replicas do in an attempt.
+/// The setting of an attempt that all replicas have agreed on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Agreed {
     /// The weight of the whole batch, as a number.
     pub(crate) weight: usize,
-    /// The setting that every replica can compute its part with. The recoveries of all replicas see the same, so that they ask for the same
-    /// setting, unless they have other limits.
+    /// The setting with which every replica can compute its part. The recoveries of all replicas see the same failures, so that they ask
+    /// for the same setting, unless their limits differ.
     pub(crate) setting: Setting,
     /// The number of this replica's first micro-batch among those of all replicas.
     pub(crate) first_micro_batch: usize,
@@ -48,11 +48,11 @@ impl Replicas {
         self.communicator.rank() == 0
     }
 
-    /// Agrees on an attempt: the smallest micro-batch, the checkpoint plan that saves the most. `weight` and `samples` are those of this
-    /// replica's part, which may be empty.
+    /// Agrees on an attempt: the smallest micro-batch, and the checkpoint plan that saves the most. `weight` and `samples` are those of
+    /// this replica's part, which may be empty.
     ///
     /// # Errors
-    /// [`Error::Parallel`], for replicas at other steps as well.
+    /// [`Error::Parallel`], also if replicas are at different steps.
     pub(crate) fn ready(&self, at: RunState, weight: usize, samples: usize, setting: Setting) -> Result<Agreed, Error> {
         let numbers = [
             Number::equal("step", at.step),
@@ -73,11 +73,11 @@ impl Replicas {
         })
     }
 
-    /// The samples of the largest part of a batch, and the largest key of their shapes. None where no replica has a part. All replicas plan the
-    /// step for this part, so that they cut their parts alike.
+    /// Returns the samples of the largest part of a batch, and the largest key of their shapes. `None` if no replica has a part. All
+    /// replicas plan the step for this part, so that they cut their parts alike.
     ///
     /// # Errors
-    /// [`Error::Parallel`], for replicas at other steps as well.
+    /// [`Error::Parallel`], also if replicas are at different steps.
     pub(crate) fn largest(&self, step: u64, samples: Option<usize>, shape: u64) -> Result<Option<(usize, u64)>, Error> {
         let numbers = [
             Number::equal("step", step),
@@ -89,13 +89,13 @@ impl Replicas {
         Ok((any > 0).then_some((samples as usize, shape)))
     }
 
-    /// Sums what the replicas have computed, after all have said that they have. Memory that ran out on one fails the attempt on all, so
-    /// that all try again.
+    /// Sums the results of all replicas, after all have reported success. If memory ran out on one, the attempt fails on all, so that all
+    /// try again.
     ///
-    /// The gradients of a part of a batch are its share of those of the batch, and so are loss and running statistics.
+    /// The gradients of a replica's part are its share of the batch's gradients. The same holds for loss and running statistics.
     ///
     /// # Errors
-    /// [`Error::Memory`] when memory ran out on a replica, [`Error::Replica`] when one failed, [`Error::Parallel`].
+    /// [`Error::Memory`] if memory ran out on a replica, [`Error::Replica`] if one failed, [`Error::Parallel`].
     pub(crate) fn sum<M: Module>(
         &self,
         model: &M,
@@ -122,7 +122,8 @@ impl Replicas {
         Ok(Computed { gradients, loss, micro_batches: micro_batches as usize, ..computed })
     }
 
-    /// Goes on when what `prove` adds to the probe was written on all replicas. Returns the highest peak of all, if any was measured.
+    /// Checks on all replicas that the tensors which `prove` adds to the probe were written. Returns the highest peak of all, if any was
+    /// measured.
     ///
     /// # Errors
     /// Those of [`all`](Self::all).
@@ -136,13 +137,13 @@ impl Replicas {
         Ok((peak > 0).then_some(peak))
     }
 
-    /// The sums of tensors whose sizes are the same on all replicas.
+    /// Sums tensors whose sizes are equal on all replicas.
     fn sum_each(&self, own: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>, Error> {
         let sizes: Vec<usize> = own.iter().map(|tensor| tensor.dims()[0]).collect();
         if sizes.is_empty() {
             return Ok(own);
         }
-        // Stages may have theirs on several devices.
+        // With stages the tensors may be on several devices.
         let device = own[0].device();
         let flat = || Tensor::cat(own.iter().map(|own| own.clone().cast(DType::F32).to_device(&device)).collect(), 0);
         let flat = self.all(self.written(&flat))?;
@@ -150,8 +151,8 @@ impl Replicas {
         Ok(sums.into_iter().zip(&own).map(|(sum, own)| sum.to_device(&own.device())).collect())
     }
 
-    /// Goes on when all replicas have what they need. Otherwise all have an error: the one that failed its own, the others one that names it.
-    /// When memory ran out, all have the same failure, which names the replica, so that all decide alike.
+    /// Returns `own` if all replicas have succeeded. Otherwise all get an error: the failed replica its own, the others one that names
+    /// it. If memory ran out, all get the same failure, which names the replica, so that all make the same decision.
     ///
     /// # Errors
     /// Those of `own`; [`Error::Memory`] and [`Error::Replica`] for another replica's; [`Error::Parallel`].
@@ -159,7 +160,7 @@ impl Replicas {
         self.settle(own, []).map(|(own, [])| own)
     }
 
-    /// The same, with numbers of all.
+    /// Works as [`all`](Self::all), and also exchanges `numbers` with the other replicas. Returns one result for each number.
     fn settle<T, const N: usize>(&self, own: Result<T, Error>, numbers: [Number; N]) -> Result<(T, [u64; N]), Error> {
         match (self.vote(status(&own), numbers), own) {
             (Ok(numbers), own) => own.map(|own| (own, numbers)),
@@ -168,12 +169,12 @@ impl Replicas {
         }
     }
 
-    /// The parameters whose optimizer state this replica keeps; none where it keeps all.
+    /// The parameters whose optimizer state this replica keeps. `None` if it keeps all.
     pub(crate) fn owned(&self, model: &impl Module) -> Option<HashSet<ParamId>> {
         Some(self.ownership(model)?.ids(model, self.communicator.rank()).into_iter().collect())
     }
 
-    /// `model` with every parameter as its owner has updated it, where the optimizer's state is divided.
+    /// If the optimizer's state is divided, returns `model` with every parameter as its owner has updated it.
     ///
     /// # Errors
     /// Those of [`all`](Self::all), on all replicas.
@@ -192,7 +193,7 @@ impl Replicas {
         self.shards_optimizer.then(|| Ownership::of(model, self.communicator.replicas()))
     }
 
-    /// Whether any replica says yes.
+    /// Whether `yes` is true on any replica.
     pub(crate) fn any(&self, yes: bool) -> Result<bool, Error> {
         let [any] = self.vote(Status::Done, [Number::Most(u64::from(yes))])?;
         Ok(any > 0)
@@ -208,7 +209,7 @@ impl Replicas {
         }
     }
 
-    /// Runs `work`, whose panic for lack of memory becomes an error: the other replicas wait for this one's word.
+    /// Runs `work`, and turns a panic for lack of memory into an error, because the other replicas wait for this one's status.
     ///
     /// # Panics
     /// When `work` panics for another reason. The others are told.
@@ -222,7 +223,7 @@ impl Replicas {
         })
     }
 
-    /// A tensor that was written.
+    /// Makes a tensor, and checks that it was written.
     fn written(&self, make: &dyn Fn() -> Tensor<1>) -> Result<Tensor<1>, Error> {
         self.caught(|| {
             let made = make();
@@ -240,24 +241,24 @@ impl fmt::Debug for Replicas {
     }
 }
 
-/// What a replica says of its work.
+/// The status that a replica reports of its work.
 fn status<T>(own: &Result<T, Error>) -> Status {
     match own {
         Ok(_) => Status::Done,
         Err(error) => match classify(error).filter(Failure::is_recoverable) {
-            // In full: the others decide by its kind and its bytes as well.
+            // The failure in full: the others also decide by its kind and its bytes.
             Some(failure) => Status::OutOfMemory(to_string(&failure).unwrap_or_else(|_| failure.message().to_owned())),
             None => Status::Failed(chain(error)),
         },
     }
 }
 
-/// The failure that another replica has told of.
+/// The failure that another replica has reported.
 fn failure(reason: &str) -> Failure {
     from_str(reason).unwrap_or_else(|_| Failure::new(Kind::OutOfMemory, reason))
 }
 
-/// What a replica without a part of the batch brings: no gradients, and a loss of zero.
+/// The result of a replica without a part of the batch: no gradients, and a loss of zero.
 pub(crate) fn nothing(device: &Device, loss_scale: f64) -> Computed {
     let loss = Tensor::zeros([1], (&device.clone().inner(), DType::F32));
     Computed { gradients: GradientsParams::new(), loss, loss_scale, micro_batches: 0 }
@@ -272,7 +273,7 @@ mod tests {
 
     use super::*;
 
-    /// What each of three replicas returns.
+    /// The results of three replicas.
     fn each<R: Send>(work: impl Fn(usize, &Replicas) -> R + Sync) -> Vec<R> {
         thread::scope(|scope| {
             let work = &work;

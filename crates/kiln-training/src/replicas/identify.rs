@@ -1,4 +1,4 @@
-//! The same ids for the parameters of all replicas.
+//! Gives the parameters of all replicas equal ids.
 
 use std::collections::HashMap;
 
@@ -8,8 +8,8 @@ use kiln_parallel::Communicator;
 
 use crate::error::Error;
 
-/// `model` with the parameter ids of the first replica. Ids are drawn when a model is made, and a checkpoint of the optimizer refers to
-/// them: with the same ids, what one replica has saved of the state fits on the others.
+/// Returns `model` with the parameter ids of the first replica. Ids are drawn when a model is made, and a checkpoint of the optimizer
+/// refers to them. With equal ids, saved state of one replica fits the others.
 ///
 /// # Errors
 /// [`Error::Parallel`]; [`Error::Replica`] for a replica whose model has another number of parameters.
@@ -33,7 +33,7 @@ pub(crate) fn checksum(model: &impl Module) -> u32 {
     struct Values(crc32fast::Hasher);
     impl ModuleVisitor for Values {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            // The stored value: a reparameterization has parameters of its own.
+            // The stored value, because a reparameterization has parameters of its own.
             self.0.update(param.base().inner().into_data().as_bytes());
         }
     }

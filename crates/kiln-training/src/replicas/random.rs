@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// burn's devices of one kind have one stream of random numbers in a process. Who seeds it and draws from it holds this lock, so that
-/// replicas in other threads do not draw in between.
+/// burn's devices of one kind have one stream of random numbers per process. Code that seeds it and draws from it holds this lock, so
+/// that replicas in other threads do not draw in between.
 static STREAM: Mutex<()> = Mutex::new(());
 
 /// Holds the stream until the guard is dropped.

@@ -1,4 +1,4 @@
-//! What must be the same on all replicas, compared before a run begins.
+//! Compares settings that must be equal on all replicas, before a run begins.
 
 use kiln_parallel::Communicator;
 
@@ -7,10 +7,10 @@ use crate::error::Error;
 /// A name in plain words, and a value as text.
 pub(crate) type Fact = (&'static str, String);
 
-/// Goes on when `facts` are the same on all replicas.
+/// Checks that `facts` are equal on all replicas.
 ///
 /// # Errors
-/// [`Error::Replica`] on all replicas, which names the first one that differs from replica 0, and how. [`Error::Parallel`].
+/// [`Error::Replica`] on all replicas. It names the first replica that differs from replica 0, and how. [`Error::Parallel`].
 pub(crate) fn same(communicator: &dyn Communicator, facts: &[Fact]) -> Result<(), Error> {
     let unreadable = |e: serde_json::Error| {
         Error::Parallel(kiln_parallel::Error::Transfer { operation: "exchange", reason: e.to_string() })
@@ -35,7 +35,7 @@ fn different(all: &[Vec<(String, String)>]) -> Option<(usize, String)> {
                 Some((rank, format!("its {name} is {found}, expected {expected} as on replica 0")))
             }
             None if own.len() == first.len() => None,
-            // It is at another point of the program.
+            // The replica is at another point of the program.
             _ => Some((rank, "it compares other settings than replica 0: another program, or another call".into())),
         }
     })

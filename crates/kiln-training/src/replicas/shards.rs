@@ -1,4 +1,4 @@
-//! The optimizer's state when it is divided among replicas: whole in a checkpoint, in parts on the replicas.
+//! The optimizer's state that is divided among replicas: whole in a checkpoint, in parts on the replicas.
 
 use std::collections::HashSet;
 
@@ -9,10 +9,10 @@ use kiln_parallel::Communicator;
 
 use crate::error::Error;
 
-/// Bytes that a replica hands to the first one at once.
+/// Bytes that a replica sends to the first one at a time.
 const AT_ONCE: usize = 16 << 20;
 
-/// The parts of a state from all replicas, on the first one; none on the others.
+/// Collects the parts of a state from all replicas on the first one. Returns `None` on the others.
 ///
 /// # Errors
 /// [`Error::Parallel`].
@@ -35,7 +35,7 @@ pub(crate) fn gathered(communicator: &dyn Communicator, own: &[u8]) -> Result<Op
     Ok((communicator.rank() == 0).then_some(parts))
 }
 
-/// One state of its parts, which have no parameter in common. A state is burn's record of an optimizer.
+/// Joins parts that have no parameter in common into one state. A state is burn's record of an optimizer.
 ///
 /// # Errors
 /// The reason why a part is no such record.

@@ -39,13 +39,13 @@ pub(crate) struct Staged<T: Task> {
     pub(crate) division: Division,
     pub(crate) compute: Compute<T>,
     pub(crate) readers: Readers,
-    /// What the stages did when in the last attempt that succeeded.
+    /// The actions of the stages with their times, of the last attempt that succeeded.
     timeline: Mutex<Option<Timeline>>,
     /// Measures the memory of each stage, which then work in turns.
     pub(crate) meter: Option<StageMeter>,
 }
 
-/// What gradients are computed with.
+/// The inputs of a computation of gradients.
 pub(crate) struct Inputs<'a, T: Task> {
     pub(crate) task: &'a T,
     pub(crate) staged: &'a Staged<T>,
@@ -68,15 +68,15 @@ impl<T: Task> Staged<T> {
         placed(model, &uses, &self.division.devices)
     }
 
-    /// What the stages did when in the last attempt that succeeded.
+    /// The actions of the stages with their times, of the last attempt that succeeded.
     pub(crate) fn timeline(&self) -> Option<Timeline> {
         lock(&self.timeline).clone()
     }
 }
 
-/// Gradients and loss of the parts of a batch, computed in stages, and the tensors that the task named.
+/// Computes gradients and loss of the parts of a batch in stages. Also returns the tensors that the task named.
 ///
-/// Each micro-batch runs on leaves of its own, so that no two micro-batches share a graph.
+/// Each micro-batch has its own copies of the parameters as leaves, so that no two micro-batches share a graph.
 pub(crate) fn compute<T>(
     inputs: &Inputs<'_, T>,
     model: &T::Model,
@@ -101,10 +101,10 @@ where
         gradients: StageGradients::new(division.count(), uses.clone()),
         uses,
     };
-    // Random numbers are one stream of the process, and memory is one heap: stages that draw or are measured take turns.
+    // Random numbers are one stream per process, and memory is one heap: stages that draw or are measured take turns.
     let way = if inputs.draws_random || staged.meter.is_some() { Way::InTurns } else { Way::Threads };
     staged.meter.iter().for_each(StageMeter::begin);
-    // The caller has done so with the first stage's device.
+    // The caller has flushed the first stage's device.
     division.other_devices().try_for_each(Device::flush)?;
     let _random = inputs.draws_random.then(hold_random_numbers);
     let pipeline =
@@ -155,7 +155,7 @@ where
 struct Run<'a, T: Task> {
     inputs: &'a Inputs<'a, T>,
     model: &'a T::Model,
-    /// The leaves of each micro-batch that is under way.
+    /// The leaves of each micro-batch in flight.
     models: Vec<Mutex<Option<T::Model>>>,
     losses: Vec<Mutex<Option<Tensor<1>>>>,
     evidence: Mutex<Vec<Tensor<1>>>,
@@ -172,7 +172,7 @@ impl<T: Task> Inputs<'_, T> {
         }
     }
 
-    /// Seeds a stage's device for a micro-batch: the first stage as a step without stages does.
+    /// Seeds a stage's device for a micro-batch. The first stage gets the seed of a step without stages.
     fn seed(&self, device: &Device, stage: usize, micro_batch: usize) {
         if stage == 0 || self.draws_random {
             let seed = self.state.step_seed((self.share.first_micro_batch + micro_batch) as u64);

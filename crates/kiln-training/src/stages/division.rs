@@ -8,33 +8,32 @@ use crate::error::Error;
 /// How a model is divided into stages.
 #[derive(Clone, Debug)]
 pub struct StagesConfig {
-    /// The device of each stage, in order. The first one is the device that the trainer is built on. The same device may be named several
-    /// times.
+    /// The device of each stage, in order. The first one is the device that the trainer is built on. A device may appear several times.
     pub devices: Vec<Device>,
     /// The order in which stages work on micro-batches.
     pub schedule: Schedule,
-    /// The first block of each stage but the first, in the planner's numbering; none: stages of equal time.
+    /// The first block of each stage but the first, in the planner's numbering. `None` for stages of equal time.
     pub cuts: Option<Vec<usize>>,
 }
 
 impl StagesConfig {
-    /// Stages on `devices`, divided by time, under [`Schedule::OneForwardOneBackward`].
+    /// Stages on `devices` with equal times, under [`Schedule::OneForwardOneBackward`].
     pub fn new(devices: impl Into<Vec<Device>>) -> Self {
         Self { devices: devices.into(), schedule: Schedule::default(), cuts: None }
     }
 
-    /// So many stages on one device.
+    /// This many stages on one device.
     pub fn on(device: &Device, stages: usize) -> Self {
         Self::new(vec![device.clone(); stages])
     }
 
-    /// Another order of work.
+    /// Changes the order of work.
     #[must_use]
     pub fn with_schedule(self, schedule: Schedule) -> Self {
         Self { schedule, ..self }
     }
 
-    /// Stages that begin at these blocks.
+    /// Sets the blocks at which stages begin.
     #[must_use]
     pub fn with_cuts(self, cuts: impl Into<Vec<usize>>) -> Self {
         Self { cuts: Some(cuts.into()), ..self }
@@ -45,17 +44,17 @@ impl StagesConfig {
 #[derive(Clone, Debug)]
 pub(crate) struct Division {
     pub(crate) stages: Stages,
-    /// With autodiff, one for each stage.
+    /// One autodiff device for each stage.
     pub(crate) devices: Vec<Device>,
     pub(crate) schedule: Schedule,
 }
 
 impl Division {
-    /// `stages` on the devices of `config`. `between`: the blocks that are the operations between two chains.
+    /// Places `stages` on the devices of `config`. `between`: the blocks that are the operations between two chains.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for another first device than `device`, the trainer's. [`Error::Parallel`] for a stage on a device of its own
-    /// that has no block of a chain.
+    /// [`Error::InvalidSetting`] if the first device is not `device`, the trainer's. [`Error::Parallel`] for a stage on a device of its
+    /// own that has no block of a chain.
     pub(crate) fn of(config: StagesConfig, stages: &Stages, between: &[usize], device: &Device) -> Result<Self, Error> {
         let StagesConfig { devices, schedule, .. } = config;
         if let Some(first) = devices.first().filter(|first| (*first).clone().inner() != device.clone().inner()) {
@@ -67,13 +66,13 @@ impl Division {
         Ok(Self { stages, devices: devices.into_iter().map(Device::autodiff).collect(), schedule })
     }
 
-    /// The devices of later stages that are not the first one's, each once.
+    /// The devices of later stages that differ from the first stage's device, each once.
     pub(crate) fn other_devices(&self) -> impl Iterator<Item = &Device> {
         let devices = self.devices.iter().enumerate();
         devices.filter(|(stage, device)| !self.devices[..*stage].contains(device)).map(|(_, device)| device).skip(1)
     }
 
-    /// How many stages there are.
+    /// The number of stages.
     pub(crate) fn count(&self) -> usize {
         self.devices.len()
     }
@@ -84,11 +83,12 @@ impl Division {
     }
 }
 
-/// The same stages, none of which begins between two chains. On several devices, what is between two chains is on the device of the first
-/// one's last block: an evaluation follows the devices of the blocks, and knows nothing of stages.
+/// Moves the beginnings of stages so that none lies between two chains: such a stage begins with the first block of the next chain. On
+/// several devices, operations between two chains then run on the device of the first chain's last block. An evaluation relies on this:
+/// it follows the devices of the blocks, and does not know stages.
 ///
 /// # Errors
-/// [`Error::Parallel`] when a stage has no blocks then.
+/// [`Error::Parallel`] if a stage is left without blocks.
 fn within_chains(stages: &Stages, between: &[usize]) -> Result<Stages, Error> {
     let ranges = stages.ranges();
     let begins = ranges.iter().skip(1).map(|range| range.start);

@@ -12,14 +12,14 @@ use super::locks::{into_inner, lock};
 use super::readers::Uses;
 use crate::error::Error;
 
-/// The gradients of a batch, as stages hand them in: those of a stage in the order of the micro-batches, those of a micro-batch from the
-/// last stage to the first.
+/// The gradients of a batch, as stages hand them in. Those of a stage come in the order of the micro-batches. Those of a micro-batch come
+/// from the last stage to the first.
 ///
-/// A parameter that several stages use, as an embedding that is also the output layer, has a gradient in each of them. They are added for
-/// each micro-batch before the micro-batch is added to the sum, as one backward pass through all stages adds them: the sum has the same
-/// bits. Until the first of these stages has its gradient, those of the later ones are held.
+/// A parameter that several stages use, such as an embedding that is also the output layer, has a gradient in each of them. They are
+/// added for each micro-batch before the micro-batch is added to the sum. One backward pass through all stages adds them in this order,
+/// so that the sum has the same bits. Gradients of later stages are held until the first of these stages has its own.
 ///
-/// Stages add to their sums at the same time.
+/// Stages add to their sums concurrently.
 pub(crate) struct StageGradients {
     sums: Vec<Mutex<Accumulator>>,
     /// Gradients of parameters that an earlier stage uses as well, by micro-batch.
@@ -33,7 +33,7 @@ impl StageGradients {
         Self { sums: (0..stages).map(|_| Mutex::default()).collect(), held: Mutex::default(), uses }
     }
 
-    /// Adds the gradients that a stage has of a micro-batch.
+    /// Adds a stage's gradients of one micro-batch.
     ///
     /// # Errors
     /// [`Error::Accumulation`], and [`Error::Bypassed`] for the gradient of a parameter that the stage does not use: it comes from a tensor
@@ -66,7 +66,7 @@ impl StageGradients {
     /// # Errors
     /// [`Error::Accumulation`].
     pub(crate) fn finish(self, model: &impl Module) -> Result<GradientsParams, Error> {
-        // No gradient has reached the first stage of these.
+        // The first stage has no gradient for these.
         let mut held: Vec<_> = into_inner(self.held).into_iter().collect();
         held.sort_by_key(|(micro_batch, _)| *micro_batch);
         for (_, gradients) in held {
@@ -80,7 +80,7 @@ impl StageGradients {
     }
 }
 
-/// Moves gradients to others, and adds them where both have one.
+/// Moves gradients into another set, and adds those that are in both.
 struct Move<'a> {
     from: &'a mut GradientsParams,
     to: &'a mut GradientsParams,
@@ -102,7 +102,7 @@ impl ModuleVisitor for Move<'_> {
     }
 }
 
-/// The first parameter that has a gradient and that `is` says yes to.
+/// The first parameter that has a gradient and fulfils `is`.
 fn foreign(model: &impl Module, gradients: &GradientsParams, is: impl Fn(ParamId) -> bool) -> Option<ParamId> {
     struct Find<'a, F>(&'a GradientsParams, F, Option<ParamId>);
     impl<F: Fn(ParamId) -> bool> ModuleVisitor for Find<'_, F> {

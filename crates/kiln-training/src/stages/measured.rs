@@ -8,26 +8,26 @@ use serde::Serialize;
 
 /// The memory of one stage in a batch, as measured while the stages worked in turns.
 ///
-/// The scratch memory of threads is not part of it: a forward pass on the CPU keeps as much as the second-level cache is large.
+/// The scratch memory of threads is not included: a forward pass on the CPU keeps as much as the second-level cache is large.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct StageMemory {
-    /// Bytes of its parameters and optimizer state, which are there before the batch. These are counted, not measured: on one heap it
-    /// cannot be seen which stage they belong to.
+    /// Bytes of its parameters and optimizer state, which exist before the batch. They are counted and not measured, because on one heap
+    /// their stage cannot be seen.
     pub resident_bytes: u64,
     /// The most bytes at once during forward and backward passes, resident bytes included.
     pub peak_bytes: u64,
-    /// The most bytes at once that were kept of micro-batches between their forward and their backward pass.
+    /// The most bytes at once that micro-batches kept between their forward and their backward pass.
     pub activation_bytes: u64,
 }
 
-/// What is known of a stage before it is measured, in bytes.
+/// The known sizes of a stage before it is measured, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StageSizes {
     pub(crate) resident: u64,
-    /// Its input of a micro-batch, which the stage before has made. The gradient of it is as large.
+    /// The input of a micro-batch, which the previous stage has made. Its gradient has the same size.
     pub(crate) input: u64,
-    /// Gradients that it leaves to the first stage, of parameters that both use.
+    /// Gradients of parameters that this stage shares with the first stage, which takes them over.
     pub(crate) shared: u64,
     /// Scratch memory of the thread of a forward pass that begins in this stage. It is released where the last stage's part ends.
     pub(crate) scratch: u64,
@@ -49,12 +49,12 @@ struct Ledger {
     done: Option<Vec<StageMemory>>,
 }
 
-/// What belongs to a stage, beyond its resident bytes. An account can be below zero for a moment.
+/// The bytes of a stage beyond its resident bytes. An account can be below zero for a moment.
 #[derive(Clone, Debug, Default)]
 struct Account {
     own: i64,
     peak: i64,
-    /// What each micro-batch keeps that waits for its backward pass.
+    /// The bytes that each micro-batch keeps while it waits for its backward pass.
     kept: Vec<(usize, i64)>,
     most_kept: i64,
 }
@@ -64,19 +64,19 @@ impl StageMeter {
         Self { meter, sizes, ledger: Mutex::default() }
     }
 
-    /// A batch begins.
+    /// Begins a batch.
     pub(crate) fn begin(&self) {
         *self.ledger() = Ledger { stages: vec![Account::default(); self.sizes.len()], current: None, done: None };
     }
 
-    /// An action begins, and the one before has ended.
+    /// Begins an action, and ends the one before.
     pub(crate) fn enter(&self, stage: usize, action: Action) {
         let mut ledger = self.ledger();
         self.close(&mut ledger);
         ledger.current = Some((stage, action, self.meter.live_bytes(), self.meter.span()));
     }
 
-    /// A batch ends.
+    /// Ends a batch.
     pub(crate) fn end(&self) {
         let mut ledger = self.ledger();
         self.close(&mut ledger);
@@ -88,7 +88,7 @@ impl StageMeter {
         ledger.done = Some(ledger.stages.iter().zip(&self.sizes).map(memory).collect());
     }
 
-    /// The measurement of the last batch that was completed.
+    /// The measurement of the last complete batch.
     pub(crate) fn memory(&self) -> Option<Vec<StageMemory>> {
         self.ledger().done.clone()
     }
@@ -105,10 +105,11 @@ impl StageMeter {
     }
 }
 
-/// Books an action: the live bytes before it, at their peak, and after it.
+/// Records an action: the live bytes before it, at their peak, and after it.
 ///
-/// A tensor that a stage sends has been made by one stage and is dropped by another. It counts where it is held: the input of a stage in that
-/// stage, from the end of the forward pass before; the gradient of it in the stage before, from the end of the backward pass.
+/// One stage makes a tensor that is sent, and another drops it. The tensor counts in the stage that holds it. The input of a stage counts
+/// there, from the end of the previous stage's forward pass. Its gradient counts in the previous stage, from the end of the backward
+/// pass.
 fn record(accounts: &mut [Account], sizes: &[StageSizes], (stage, action): (usize, Action), bytes: [u64; 3]) {
     let [before, mut peak, mut after] = bytes.map(|bytes| bytes as i64);
     if let Action::Forward(_) = action {
@@ -140,7 +141,7 @@ fn record(accounts: &mut [Account], sizes: &[StageSizes], (stage, action): (usiz
             if stage > 0 {
                 send(stage, stage - 1, sizes[stage].input);
             } else {
-                // The gradients that it was left, and has added.
+                // The gradients that later stages left to the first stage, which has added them.
                 (1..sizes.len()).for_each(|from| send(from, 0, sizes[from].shared));
             }
             accounts[stage].kept.retain(|(waiting, _)| *waiting != micro_batch);
@@ -175,7 +176,7 @@ mod tests {
         }
         assert_eq!((accounts[0].own, accounts[1].own), (0, 0));
         assert_eq!((accounts[0].most_kept, accounts[1].most_kept), (200, 60));
-        // The second forward pass: what is kept of the first, what it makes, and what it needs while it runs.
+        // The second forward pass: the bytes kept of the first one, those that it makes, and those that it needs while it runs.
         assert_eq!((accounts[0].peak, accounts[1].peak), (100 + 110 + 7, 20 + 50 + 7));
     }
 

@@ -7,7 +7,7 @@ use kiln_parallel::Hop;
 use super::division::Division;
 use crate::error::Error;
 
-/// What a pass needs to end stages.
+/// The context that a pass needs to end stages.
 #[derive(Clone, Copy)]
 pub(crate) struct StagePass<'a> {
     pub(crate) division: &'a Division,
@@ -21,9 +21,9 @@ pub(crate) struct StagePass<'a> {
 /// A moment between two stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// Stage number so is about to end.
+    /// The stage of this number is about to end.
     Ends(usize),
-    /// Stage number so begins.
+    /// The stage of this number begins.
     Begins(usize),
 }
 
@@ -33,16 +33,16 @@ impl<'a> StagePass<'a> {
         &self.division.devices[self.hop.stage()]
     }
 
-    /// Ends a stage if another one begins with `block`. Returns `x` where the pass then is.
+    /// Ends a stage if another one begins with `block`. Returns `x` on the device that the pass is then on.
     ///
     /// # Errors
-    /// Those of the executor, and of what happens between stages.
+    /// Those of the executor, and of the callback between stages.
     pub(crate) fn cross<X: Tensors>(&self, block: usize, x: X) -> (X, Result<(), Error>) {
         let Some(next) = self.division.stage_at(block) else { return (x, Ok(())) };
         if let Err(error) = (self.between)(Moment::Ends(next - 1)) {
             return (x, Err(error));
         }
-        // While the micro-batch waits, nothing but the next stage's copy is held.
+        // While the micro-batch waits, only the next stage's copy is held.
         let x = x.map(&mut Carry { hop: self.hop, device: &self.division.devices[next] });
         let arrived = self.hop.arrive().map_err(Error::Parallel);
         (x, arrived.and_then(|()| (self.between)(Moment::Begins(next))))

@@ -5,10 +5,11 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::readers::Uses;
 
-/// `model` with every parameter and buffer on the device of the first stage that uses it. On one device it is `model` itself.
+/// Returns `model` with every parameter and buffer on the device of the first stage that uses it. On one device it returns `model`
+/// unchanged.
 ///
-/// A parameter that a later stage uses as well stays with the first one: the model moves its value there (`to_device`), and its gradient
-/// comes back the same way.
+/// A parameter that a later stage also uses stays with the first one: the model moves its value to the later stage (`to_device`), and its
+/// gradient comes back in the same way.
 pub(crate) fn placed<M: Module>(model: M, uses: &Uses, devices: &[Device]) -> M {
     if devices.windows(2).all(|pair| pair[0] == pair[1]) {
         return model;
@@ -22,7 +23,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Where a tensor goes that is on `device` now; none where it stays.
+    /// The device to move a tensor to that is on `device` now. `None` if it stays.
     fn other(&self, id: ParamId, device: &Device) -> Option<&Device> {
         let place = &self.devices[self.uses.first(id)];
         (place.clone().inner() != device.clone().inner()).then_some(place)

@@ -8,17 +8,16 @@ use kiln_parallel::Stages;
 
 use crate::error::Error;
 
-/// The stages that use each parameter and buffer, by path: what the recording of a step says. A path that it does not name is that of a
-/// tensor that no stage uses.
+/// The stages that use each parameter and buffer, by path, from the recording of a step. No stage uses a tensor whose path is missing.
 #[derive(Clone, Debug)]
 pub(crate) struct Readers(HashMap<String, BTreeSet<usize>>);
 
-/// The same for the tensors of one model.
+/// The stages that use each tensor of one model, by the tensor's id.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Uses(HashMap<ParamId, BTreeSet<usize>>);
 
 impl Readers {
-    /// For `stages`, from the blocks that read each tensor.
+    /// Finds the stages of each tensor from the blocks that read it.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for running statistics that several stages update: each stage is at another micro-batch.
@@ -78,12 +77,12 @@ impl Readers {
 }
 
 impl Uses {
-    /// The first stage that uses a tensor. A tensor that no stage uses is with the first one.
+    /// The first stage that uses a tensor. A tensor without a stage counts as the first stage's.
     pub(crate) fn first(&self, id: ParamId) -> usize {
         self.0.get(&id).and_then(|stages| stages.first().copied()).unwrap_or(0)
     }
 
-    /// Whether a stage may use a tensor. What the recording does not know may be anywhere.
+    /// Whether a stage may use a tensor. A tensor that the recording does not know may be in any stage.
     pub(crate) fn may_be_in(&self, id: ParamId, stage: usize) -> bool {
         self.0.get(&id).is_none_or(|stages| stages.is_empty() || stages.contains(&stage))
     }

@@ -1,4 +1,4 @@
-//! What is attached to the parameters of a model before it is trained.
+//! Attachments to the parameters of a model, such as masks and adapters, that are made before training.
 
 use std::fmt::Debug;
 
@@ -9,22 +9,22 @@ use kiln_precision::Policy;
 
 use crate::error::Error;
 
-/// Puts a plain model under a policy, and attaches what the run asks for below the policy's cast. Returns the settings of what is attached
-/// as well, as checkpoints note them.
+/// Puts a plain model under a policy, and makes the run's attachments below the policy's cast. Also returns the settings of the
+/// attachments, as checkpoints note them.
 pub(super) type Attach<M> = Box<dyn Fn(M, &Policy) -> Result<(M, String), Error>>;
 
-/// What checkpoints note where nothing is attached.
+/// The note in checkpoints if nothing is attached.
 const NOTHING: &str = "nothing";
 
-/// Changes a model and its optimizer before a step, given the number of steps that were taken; none leaves both as they are.
+/// Changes a model and its optimizer before a step, given the number of steps taken so far. `None` leaves both unchanged.
 pub(super) type Edit<M> = Box<dyn FnMut(u64, &M, &ModuleOptimizer) -> Result<Option<(M, ModuleOptimizer)>, Error>>;
 
-/// A policy's cast alone.
+/// Attaches only a policy's cast.
 pub(super) fn autocast<M: Module>() -> Attach<M> {
     Box::new(|model, policy| Ok((policy.autocast(model)?, NOTHING.to_owned())))
 }
 
-/// What `make` returns, below a policy's cast.
+/// Attaches the result of `make` below a policy's cast.
 pub(super) fn below_the_cast<M, R, E>(make: impl Fn(&M) -> Result<R, E> + 'static) -> Attach<M>
 where
     M: Module,
@@ -39,14 +39,14 @@ where
     })
 }
 
-/// Why a run with `is` attached cannot continue one with `was`; none where they are the same.
+/// Why a run with the attachments `is` cannot continue one with `was`. `None` if they are equal.
 pub(super) fn other_attachment(was: &str, is: &str) -> Option<String> {
     /// Characters of settings that a message shows.
     const SHOWN: usize = 120;
     if was == is {
         return None;
     }
-    // Settings may name every parameter of a model. What differs is shown, and a little of what comes before.
+    // Settings may name every parameter of a model. The message shows the difference and a little of the text before it.
     let same = was.chars().zip(is.chars()).take_while(|(was, is)| was == is).count();
     let from = same.saturating_sub(SHOWN / 3);
     let part = |text: &str| -> String {

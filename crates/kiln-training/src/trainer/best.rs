@@ -11,10 +11,10 @@ use crate::error::Error;
 use crate::task::Task;
 
 impl<T: Task> Trainer<T> {
-    /// Notes an evaluation in the progress of a run that is judged. Returns whether it is the best so far.
+    /// If the run is judged by a metric, notes an evaluation in its progress. Returns whether it is the best so far.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] when the evaluation lacks the metric.
+    /// [`Error::InvalidSetting`] if the evaluation lacks the metric.
     pub(super) fn judge(&mut self, evaluation: &Evaluation) -> Result<bool, Error> {
         let Some(config) = &self.best else { return Ok(false) };
         let value = evaluation.metrics.iter().find(|(name, _)| *name == config.metric()).map(|(_, value)| *value);
@@ -26,15 +26,15 @@ impl<T: Task> Trainer<T> {
         Ok(self.progress.improved_at(evaluation.step))
     }
 
-    /// Whether the run ends here because it gets no better.
+    /// Whether the run ends here because it has stopped improving.
     pub(super) fn is_over(&self) -> bool {
         self.best.as_ref().is_some_and(|config| self.progress.is_over(config.patience()))
     }
 
-    /// Makes the checkpoint of this step, which is on disk, the best one. Of several replicas the first one writes.
+    /// Makes the checkpoint of this step, which is on disk, the best one. With several replicas, only the first one writes.
     ///
     /// # Errors
-    /// [`Error::Save`], and [`Error::Replica`] for that of another replica.
+    /// [`Error::Save`], and [`Error::Replica`] if another replica failed to save.
     pub(super) fn keep_best(&self) -> Result<(), Error> {
         let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
         let keep = || checkpoints.keep_best(self.state().step).map(|_| ());
@@ -45,11 +45,11 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    /// Brings the best checkpoint and the run together after the run was resumed. A process that was killed between a checkpoint and the
-    /// best one has left an older best one; a run that went back has left one of steps that it has not taken yet.
+    /// Makes the best checkpoint and the run consistent after a resume. A process that was killed between saving a checkpoint and marking
+    /// it as the best has left an older best one. A run that went back has left a best one of steps that it has not taken yet.
     ///
     /// # Errors
-    /// [`Error::Save`], and [`Error::Load`] when it cannot be found out which step the best one is of.
+    /// [`Error::Save`], and [`Error::Load`] if the step of the best checkpoint cannot be read.
     pub(super) fn check_best(&mut self) -> Result<(), Error> {
         let (Some(_), Some(checkpoints), Some(best)) = (&self.best, &self.checkpoints, self.progress.best) else {
             return Ok(());
@@ -73,10 +73,10 @@ impl<T: Task> Trainer<T> {
     }
 }
 
-/// The step of the checkpoint `path`, as its state says; none of one that is damaged.
+/// The step of the checkpoint `path`, from its state. `None` if it is damaged.
 ///
 /// # Errors
-/// [`Error::Load`] when the state is there and cannot be read.
+/// [`Error::Load`] if the state exists and cannot be read.
 fn step_of(path: &Path) -> Result<Option<u64>, Error> {
     match fs::read(path.join(STATE)) {
         Ok(text) => {

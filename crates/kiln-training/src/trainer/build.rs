@@ -20,16 +20,13 @@ use crate::task::Task;
 use crate::transaction::{ModelState, StepSettings};
 
 impl<T: Task> TrainerBuilder<'_, T> {
-    /// Builds the trainer for batches like `sample`: predicts the step, plans it into the memory
-    /// budget, makes the model, and gets ready for the first step.
+    /// Builds the trainer for batches like `sample`: predicts the step, plans it into the memory budget, and makes the model.
     ///
-    /// `device` may be plain or have autodiff; the trainer uses it with autodiff. The model's parameters and the run's randomness follow
-    /// from the seed.
+    /// `device` may be plain or have autodiff; the trainer uses it with autodiff. The model's parameters and all randomness of the run
+    /// follow from the seed.
     ///
-    /// # Errors
-    /// [`Error::NothingFits`] when no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and
-    /// [`Error::Recovery`] for settings that cannot be; [`Error::Model`] for a model that cannot be made; those of
-    /// [`planner`](Self::planner) where a plan is needed.
+    /// [`Error::NothingFits`] if no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and [`Error::Recovery`]
+    /// for invalid settings; [`Error::Model`] if the model cannot be made; the errors of [`planner`](Self::planner) if a plan is needed.
     pub fn build(self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
         let communicator = self.communicator.clone();
         telling(communicator.as_deref(), || self.build_here(device, sample))
@@ -51,7 +48,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let batch = self.batch_size.map_or(sample.len(), |batch| batch.div_ceil(count));
         self.check(batch)?;
         let limit = self.memory.map(|memory| memory.bytes(&plain)).transpose()?;
-        // With a batch size, that of all replicas; else each has a sample like its own.
+        // A configured batch size is that of all replicas. Without one, each replica has a sample like this.
         let effective = self.batch_size.unwrap_or(sample.len() * count);
         let mut settings = StepSettings {
             schedule: self.schedule(effective)?,
@@ -99,7 +96,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             warm_threads(&plain);
         }
         let meter = Meter::of_pool(&plain).or_else(|| self.allocator.map(Meter::of_heap));
-        // A card's context and kernels are no pages of its pools.
+        // A GPU's context and kernels are outside of the pages of its pools.
         let beside = if on_heap {
             0
         } else {
@@ -126,7 +123,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         };
         let size = micro_batch.unwrap_or(usize::MAX).min(batch);
         let recovery = if self.recovers {
-            // A card has kernels compiled and tuned for each size that it sees.
+            // On a GPU, kernels are compiled and tuned for each size that occurs.
             let granularity = if on_heap { 1 } else { 8 };
             let config = MicroBatchSearchConfig::new(size).with_limit(limit).with_granularity(granularity);
             let search = MicroBatchSearch::new(config)?;
@@ -138,7 +135,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
                 Some(pause) => recovery.with_pause(pause),
                 None => recovery,
             };
-            // The peak of a pool is that of its readings, which miss the highest.
+            // The peak of a pool is that of its readings, which miss the true maximum.
             Some(match on_heap {
                 true => {
                     let watch = watch.clone();
@@ -180,7 +177,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         })
     }
 
-    /// The learning rate for an effective batch of so many samples.
+    /// The learning rate for an effective batch of this many samples.
     fn schedule(&self, effective: usize) -> Result<Schedule, Error> {
         let schedule = self.schedule.clone();
         schedule.check()?;
@@ -191,7 +188,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         Ok(scaled)
     }
 
-    /// The planner for the device. A step that cannot be recorded is an error only where a plan is needed.
+    /// The planner for the device. A step that cannot be recorded is an error only if a plan is needed.
     fn planner_of(&self, on_heap: bool, sample: &T::Batch, batch: usize) -> Result<Option<Planner>, Error> {
         let needed = self.memory.is_some() || self.checkpointing != Checkpointing::None;
         if !self.predicts {
@@ -209,7 +206,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         }
     }
 
-    /// How the run is divided among devices, if it is.
+    /// The division of the run among devices, if any.
     fn layout(&self, on_heap: bool, replicas: usize) -> Option<DeviceLayout> {
         let layout = self.stages.as_ref().map(|(config, _)| {
             let number = |device: &Device| config.devices.iter().position(|other| other == device).unwrap_or(0);
@@ -255,7 +252,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             _ => None,
         };
         if let (Some(bytes), false) = (limit.into_iter().chain(solved).min(), self.keeps_plan) {
-            // Without a budget for the whole step, only the checkpoint plan is free.
+            // Without a budget for the whole step, only the checkpoint plan is open.
             let plan = match limit {
                 Some(_) => planner.choose(bytes)?,
                 None => planner.solve(bytes)?,

@@ -34,10 +34,9 @@ type Pause = Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>;
 /// Makes the model on a device.
 type Init<'a, M> = Box<dyn Fn(&Device) -> Result<M, Error> + 'a>;
 
-/// A trainer to be built. Made by [`Trainer::builder`]; see there for an example.
+/// The settings of a trainer to be built. Made by [`Trainer::builder`], which has an example.
 ///
-/// Without settings a run is in f32, takes whole batches, has no limit of memory, AdamW with burn's settings, a constant learning
-/// rate of 1e-3, and one epoch.
+/// The defaults: f32, whole batches, no memory limit, AdamW with burn's settings, a constant learning rate of 1e-3, and one epoch.
 pub struct TrainerBuilder<'a, T: Task> {
     pub(super) task: T,
     pub(super) init: Init<'a, T::Model>,
@@ -79,14 +78,14 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) stages: Option<(StagesConfig, Compute<T>)>,
 }
 
-/// An optimizer that may take the place of the run's own.
+/// An optimizer that may replace the run's own.
 pub(super) struct AllowedOptimizer<M> {
     pub(super) which: PlannedOptimizer,
     pub(super) make: MakeOptimizer<M>,
 }
 
 impl<T: Task> Trainer<T> {
-    /// A trainer of the model that `init` makes on a device.
+    /// Begins a trainer for `task`, with the model that `init` makes on a device.
     ///
     /// ```
     /// use burn::nn::loss::{MseLoss, Reduction};
@@ -114,7 +113,8 @@ impl<T: Task> Trainer<T> {
         TrainerBuilder::new(task, Box::new(move |device| Ok(init(device))))
     }
 
-    /// The same for a model whose settings may be refused.
+    /// Begins a trainer for `task` as [`builder`](Self::builder) does, with an `init` that may fail. The trainer's `build` then ends with
+    /// [`Error::Model`].
     pub fn try_builder<'a, E: std::error::Error + Send + Sync + 'static>(
         task: T,
         init: impl Fn(&Device) -> Result<T::Model, E> + 'a,
@@ -130,7 +130,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             task,
             init,
             optimizer: Box::new(|_| {
-                // The name in checkpoints is that of burn's own, whose state is the same.
+                // Checkpoints note the name of burn's optimizer, whose state is the same.
                 OptimizerGroups::from(FusedAdamW::from(AdamWConfig::new())).described(std::any::type_name::<AdamW>())
             }),
             schedule: Schedule::constant(1e-3),
@@ -183,42 +183,42 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self { schedule: schedule.into(), ..self }
     }
 
-    /// Takes the schedule's rate as that of a base batch, and scales it to the effective batch: all samples of an update, over all
-    /// replicas. Recovery cuts micro-batches and leaves the effective batch and the rate as they are.
+    /// Interprets the schedule's rate as that of a base batch, and scales it to the effective batch: all samples of an update, over all
+    /// replicas. Recovery makes micro-batches smaller, but changes neither the effective batch nor the rate.
     #[must_use]
     pub fn with_batch_scaling(self, scaling: impl Into<Option<BatchScaling>>) -> Self {
         Self { batch_scaling: scaling.into(), ..self }
     }
 
-    /// Takes so many steps.
+    /// Sets the length of the run to a number of steps.
     #[must_use]
     pub fn with_steps(self, steps: u64) -> Self {
         Self { length: RunLength::Steps(steps), ..self }
     }
 
-    /// Takes so many passes over the data.
+    /// Sets the length of the run to a number of passes over the data.
     #[must_use]
     pub fn with_epochs(self, epochs: u64) -> Self {
         Self { length: RunLength::Epochs(epochs), ..self }
     }
 
-    /// Derives all randomness of the run from `seed`: the model's parameters too, if burn initialises them.
+    /// Derives all randomness of the run from `seed`, including the model's parameters if burn initialises them.
     #[must_use]
     pub fn with_seed(self, seed: u64) -> Self {
         Self { seed, ..self }
     }
 
-    /// Scales gradients down to the global norm `max_norm` when theirs is larger.
+    /// Scales gradients down to the global norm `max_norm` if their norm is larger.
     #[must_use]
     pub fn with_clip_norm(self, max_norm: impl Into<Option<f64>>) -> Self {
         Self { max_norm: max_norm.into(), ..self }
     }
 
-    /// Leaves the parameters at or below `paths` as they are: they take no gradients, no updates and no optimizer state. A path names whole
-    /// modules, as `layer1` or `blocks.0`, or a parameter. The prediction of a step's memory knows them.
+    /// Freezes the parameters at or below `paths`: they have no gradients, updates or optimizer state. A path names a whole module, such
+    /// as `layer1` or `blocks.0`, or a parameter. The prediction of a step's memory accounts for it.
     ///
-    /// Batch-norm below such a path still normalises each batch with the batch's own statistics, and its running statistics still follow
-    /// the batches, as in PyTorch where parameters have no gradient and the module is in training mode.
+    /// Batch-norm below such a path still normalises each batch by the batch's own statistics, and its running statistics still follow
+    /// the batches. PyTorch behaves in the same way for parameters without gradient in a module in training mode.
     ///
     /// [`build`](Self::build) ends with [`Error::UnknownPath`] for a path that no parameter has.
     #[must_use]
@@ -231,17 +231,17 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self { init: Box::new(move |device| frozen(init(device)?, &paths)), ..self }
     }
 
-    /// Computes under `policy`.
+    /// Sets the precision of layers and parameters to `policy`.
     #[must_use]
     pub fn with_precision(self, policy: Policy) -> Self {
         Self { policy, ..self }
     }
 
-    /// Attaches what `make` returns to the parameters of the plain model, below the cast of the precision policy: masks, adapters, fake
-    /// quantisation, or several of them as a [`Nest`](kiln_compression::Nest). The prediction of a step's memory knows them, and
-    /// checkpoints hold their state. Parameters that they freeze take no gradients and no optimizer state.
+    /// Attaches the result of `make` to the parameters of the plain model, below the cast of the precision policy: masks, adapters, fake
+    /// quantisation, or several of them as a [`Nest`](kiln_compression::Nest). The prediction of a step's memory accounts for them, and
+    /// checkpoints hold their state. Parameters that they freeze have no gradients and no optimizer state.
     ///
-    /// A checkpoint notes the debug text of what `make` returns, and a run with another text does not resume from it.
+    /// A checkpoint notes the debug text of the result, and a run with another text does not resume from it.
     #[must_use]
     pub fn with_reparameterization<R, E>(self, make: impl Fn(&T::Model) -> Result<R, E> + 'static) -> Self
     where
@@ -251,11 +251,11 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self { attach: below_the_cast(make), ..self }
     }
 
-    /// Has `edit` change the model and its optimizer between steps, as gradual pruning does; none leaves them as they are. It gets the
-    /// number of steps that were taken, and must depend on nothing else but the model and the optimizer, so that a run that is interrupted
-    /// and resumed has the same edits. A step that is tried again is not edited again.
+    /// Calls `edit` between steps to change the model and its optimizer, as gradual pruning does. If it returns `None`, they stay as they
+    /// are. It gets the number of steps taken so far. Its result must depend only on that number, the model and the optimizer, so that an
+    /// interrupted and resumed run has the same edits. It is called once for a step, even if the step is tried again.
     ///
-    /// An edit that returns an error ends the step with [`Error::Edit`]; the run stays as it was, and the next step asks it again.
+    /// An edit that returns an error ends the step with [`Error::Edit`]. The run stays as it was, and the next step calls `edit` again.
     #[must_use]
     pub fn with_edit<E: std::error::Error + Send + Sync + 'static>(
         self,
@@ -267,33 +267,32 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self { edit: Some(edit), ..self }
     }
 
-    /// Scales the loss by `scaling`, and not as the precision needs.
+    /// Scales the loss by `scaling` instead of the precision's default.
     #[must_use]
     pub fn with_scaling(self, scaling: impl Into<Option<Scaling>>) -> Self {
         Self { scaling: scaling.into(), ..self }
     }
 
-    /// Takes batches of `samples` samples; by default as many as the sample has that [`build`](Self::build) gets.
+    /// Sets the batch size to `samples`. The default is the number of samples in the batch that [`build`](Self::build) gets.
     #[must_use]
     pub fn with_batch_size(self, samples: usize) -> Self {
         Self { batch_size: Some(samples), ..self }
     }
 
-    /// Resumes a run with another number of steps than it was saved with. Rates that depend on the number of steps are from then on those of
-    /// a run that had the new number from its start.
+    /// Allows a run to resume with another number of steps than it was saved with. Rates that depend on the number of steps are from then
+    /// on those of a run that had the new number from its start.
     #[must_use]
     pub fn allowing_other_length(self) -> Self {
         Self { takes_other_length: true, ..self }
     }
 
-    /// Resumes a run without what it has learned about micro-batches that fit: for another micro-batch or memory budget than it was saved
-    /// with.
+    /// Resumes a run without its knowledge of micro-batches that fit. Use it if the micro-batch or the memory budget has changed.
     #[must_use]
     pub fn forgetting_sizes(self) -> Self {
         Self { forgets_sizes: true, ..self }
     }
 
-    /// Calls `guard` at every boundary of a step. A failure that it returns is treated as one of the device.
+    /// Calls `guard` at every boundary of a step. A failure that it returns is treated as a failure of the device.
     #[must_use]
     pub fn with_guard(
         self,
@@ -302,7 +301,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self { guard: Some(Box::new(guard)), ..self }
     }
 
-    /// Evaluates and saves at other times besides the ends of epochs.
+    /// Sets times for evaluations and checkpoints in addition to the ends of epochs.
     #[must_use]
     pub fn with_every(self, every: Every) -> Self {
         Self { every, ..self }
@@ -314,57 +313,56 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         Self { checkpoints: Some(checkpoints), ..self }
     }
 
-    /// Judges the run by one of its metrics: keeps the checkpoint with the best value beside the newest ones
-    /// ([`Checkpoints::best`]), and ends the run early when the value gets no better, if `config` says so. An evaluation that is better
-    /// saves a checkpoint.
+    /// Judges the run by one of its metrics. The checkpoint with the best value is kept beside the newest ones ([`Checkpoints::best`]).
+    /// If `config` says so, the run ends early when the value stops improving. An evaluation with a new best value saves a checkpoint.
     #[must_use]
     pub fn with_best(self, config: impl Into<Option<BestConfig>>) -> Self {
         Self { best: config.into(), ..self }
     }
 
-    /// Tells `observer` of every event of [`Trainer::fit`]; the run stops when it returns `Break`.
+    /// Calls `observer` with every event of [`Trainer::fit`]. The run stops when it returns `Break`.
     #[must_use]
     pub fn with_observer(self, observer: impl FnMut(&Event) -> ControlFlow<()> + 'static) -> Self {
         Self { observer: Some(Box::new(observer)), ..self }
     }
 
-    /// Makes the trainer one of several replicas of a model, each of which computes a part of every batch. Each replica has a trainer of its
-    /// own, in a thread or a process of its own, built in the same way; batches hold its part of the samples
-    /// ([`LoaderConfig::with_replica`](kiln_data::LoaderConfig::with_replica)). Gradients are summed once a step, so that the replicas take
-    /// the same step; with one micro-batch each, a step has the bits of one on the whole batch in as many micro-batches.
+    /// Makes the trainer one of several replicas of a model, each of which computes a part of every batch. Each replica has a trainer of
+    /// its own, in its own thread or process, built with the same settings. Its batches hold its part of the samples
+    /// ([`LoaderConfig::with_replica`](kiln_data::LoaderConfig::with_replica)). Gradients are summed once a step, so that all replicas
+    /// take the same step. With one micro-batch each, a step has the same bits as one on the whole batch in as many micro-batches.
     ///
-    /// The first replica alone writes checkpoints; all have the same settings of them. A run resumes with any number of replicas. Batches have
-    /// as many samples over all replicas as [`with_batch_size`](Self::with_batch_size) says. When memory runs out on one replica, all try the
-    /// step again with less. An error of one ends the run on all: they are told in the next operation that they take part in. The group has
-    /// then ended, and the run goes on from a checkpoint, with new trainers.
+    /// Only the first replica writes checkpoints; all replicas have the same checkpoint settings. A run resumes with any number of
+    /// replicas. [`with_batch_size`](Self::with_batch_size) counts the samples of all replicas. If memory runs out on one replica, all
+    /// try the step again with less. An error on one replica ends the run on all: the others learn of it in their next common operation.
+    /// The group is then over, and the run continues from a checkpoint with new trainers.
     #[must_use]
     pub fn with_replicas(self, communicator: Arc<dyn Communicator>) -> Self {
         Self { communicator: Some(communicator), ..self }
     }
 
-    /// Divides the optimizer's state among the replicas: each updates the parameters that it owns, and hands them to the others (ZeRO stage
-    /// 1, Rajbhandari et al. 2020). The numbers stay the same. Checkpoints hold all of the state.
+    /// Divides the optimizer's state among the replicas: each updates the parameters that it owns, and sends them to the others (ZeRO
+    /// stage 1, Rajbhandari et al. 2020). The numbers stay the same. Checkpoints hold all of the state.
     #[must_use]
     pub fn sharding_optimizer(self) -> Self {
         Self { shards_optimizer: true, ..self }
     }
 
     /// Divides the blocks of the model's [chain](crate::Pass::chain) into stages, each of which works on another micro-batch at the same
-    /// time (pipeline parallelism). What comes before the chain runs in the first stage, what comes after it in the last one. Each stage
-    /// has a device, to which the parameters and running statistics go that it uses. A parameter that several stages use is on the device of
-    /// the first one, and the model moves its value to the others (`weight.to_device(&x.device())`).
+    /// time (pipeline parallelism). Operations before the chain run in the first stage, operations after it in the last one. Each stage
+    /// has a device, which holds the parameters and running statistics that the stage uses. A parameter that several stages use is on the
+    /// device of the first one, and the model moves its value to the others (`weight.to_device(&x.device())`).
     ///
-    /// A tensor with a gradient that is made in one stage reaches the next one as a part of the chain's value only; a step ends with
-    /// [`Error::Bypassed`] where one goes another way. Tensors without a gradient, as targets, go by
-    /// [`Pass::to_device`](crate::Pass::to_device). Running statistics must be updated in one stage.
+    /// A tensor with a gradient may reach the next stage only as a part of the chain's value; otherwise the step ends with
+    /// [`Error::Bypassed`]. Tensors without a gradient, such as targets, move by [`Pass::to_device`](crate::Pass::to_device). Running
+    /// statistics must be updated in one stage.
     ///
-    /// Gradients, losses and running statistics have the bits of a run without stages in the same micro-batches, whatever the schedule. There
-    /// are two exceptions. In a model that draws random numbers each stage seeds its own, so that its masks are other ones, and stages take
-    /// turns. The gradient of a parameter that one stage uses several times, and another stage as well, is added up in another order.
+    /// Gradients, losses and running statistics have the same bits as without stages in the same micro-batches, under every schedule.
+    /// There are two exceptions. In a model that draws random numbers each stage has its own seed, so that its masks differ, and stages
+    /// take turns. If one stage uses a parameter several times, and another stage uses it too, its gradient is added up in another order.
     ///
-    /// Of `m` micro-batches, a share of `(p - 1) / (m + p - 1)` of the time of `p` stages is idle. Without
-    /// [`with_micro_batch`](Self::with_micro_batch) a batch is cut into two micro-batches for each stage.
-    /// [`Trainer::stage_plan`] says what each stage is predicted to hold.
+    /// With `m` micro-batches, the share `(p - 1) / (m + p - 1)` of the time of `p` stages is idle. Without
+    /// [`with_micro_batch`](Self::with_micro_batch) a batch is cut into two micro-batches for each stage. [`Trainer::stage_plan`] returns
+    /// the predicted load of each stage.
     #[must_use]
     pub fn with_stages(self, stages: StagesConfig) -> Self
     where

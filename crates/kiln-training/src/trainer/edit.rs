@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::task::Task;
 
 impl<T: Task> Trainer<T> {
-    /// Edits the model before its next step, if that has not been done. Waits for memory as long as a step does.
+    /// Edits the model before its next step, unless that is done already. It waits for memory as long as a step does.
     pub(super) fn edit(&mut self) -> Result<(), Error> {
         let step = self.run.state.step;
         let Some(edit) = self.edit.as_mut().filter(|_| self.edited != Some(step)) else { return Ok(()) };
@@ -40,7 +40,7 @@ impl<T: Task> Trainer<T> {
             };
             let owned = |model| self.run.replicas.as_ref().and_then(|replicas| replicas.owned(model));
             if owned(&model) != owned(&self.run.model) {
-                // What their new owners lack would begin again at zero.
+                // State that the new owners lack would begin again at zero.
                 let (value, expected) =
                     ("other parameters that require gradients", "the same, where replicas divide the state");
                 return Err(Error::InvalidSetting { field: "edit of the model", value: value.into(), expected });

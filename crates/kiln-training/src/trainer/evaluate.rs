@@ -10,8 +10,8 @@ use crate::source::BatchSource;
 use crate::task::Task;
 
 impl<T: Task> Trainer<T> {
-    /// Evaluates the model on all batches of `data`, without autodiff, with at most as many samples on the device at once as a
-    /// micro-batch of the next step has.
+    /// Evaluates the model on all batches of `data`, without autodiff. The device holds at most as many samples at once as a micro-batch
+    /// of the next step has.
     ///
     /// # Errors
     /// Those of [`evaluate`].
@@ -26,8 +26,8 @@ impl<T: Task> Trainer<T> {
     }
 }
 
-/// Evaluates `model` on all batches of `data`, without autodiff, on whole batches; when memory runs out, on half as many samples at
-/// once, and so on.
+/// Evaluates `model` on all batches of `data`, without autodiff, on whole batches. If memory runs out, it halves the number of samples at
+/// once and continues.
 ///
 /// # Errors
 /// Those of the data, [`Error::Memory`] when a single sample does not fit, and [`Error::Lost`].
@@ -39,7 +39,8 @@ where
     task.evaluate(model, data, device, |_| usize::MAX)
 }
 
-/// The same with at most `micro_batch` samples of a batch on the device at once: as a run with such micro-batches evaluates.
+/// Evaluates as [`evaluate`], with at most `micro_batch` samples of a batch on the device at once. The numbers are those of a run with
+/// this micro-batch.
 ///
 /// # Errors
 /// Those of [`evaluate`].

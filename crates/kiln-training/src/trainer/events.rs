@@ -24,7 +24,8 @@ pub enum Event {
     Step(StepReport),
     /// The model was evaluated.
     Evaluated(Evaluation),
-    /// A checkpoint is about to be written. The events so far belong to it, and a record of them should be as durable.
+    /// A checkpoint is about to be written. It includes the effects of all events so far, so that a log of events should be flushed to
+    /// disk now.
     Saving,
     /// A checkpoint is on disk.
     Saved(PathBuf),
@@ -38,12 +39,12 @@ pub enum Finish {
     Complete,
     /// The observer asked to stop; the run is saved if it has checkpoints.
     Stopped,
-    /// The metric that the run is judged by got no better for as long as [`BestConfig::with_patience`](crate::BestConfig::with_patience)
-    /// says; the run is saved if it has checkpoints.
+    /// The metric that the run is judged by has not improved for as long as
+    /// [`BestConfig::with_patience`](crate::BestConfig::with_patience) says; the run is saved if it has checkpoints.
     EndedEarly,
 }
 
-/// When a run evaluates and saves, besides the end of every epoch and of the run.
+/// When a run evaluates and saves, in addition to the end of every epoch and of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Every {
     evaluate: u64,
@@ -51,18 +52,18 @@ pub struct Every {
 }
 
 impl Every {
-    /// At the end of epochs only.
+    /// Only at the end of epochs.
     pub fn epoch() -> Self {
         Self::default()
     }
 
-    /// Evaluates the model every `steps` steps as well; 0: at the end of epochs only.
+    /// Also evaluates the model every `steps` steps; 0: only at the end of epochs.
     #[must_use]
     pub fn with_evaluation(self, steps: u64) -> Self {
         Self { evaluate: steps, ..self }
     }
 
-    /// Saves a checkpoint every `steps` steps as well; 0: at the end of epochs only.
+    /// Also saves a checkpoint every `steps` steps; 0: only at the end of epochs.
     #[must_use]
     pub fn with_checkpoint(self, steps: u64) -> Self {
         Self { save: steps, ..self }
@@ -81,14 +82,14 @@ impl Every {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RunLength {
-    /// So many steps. A batch of which no sample could be read is none.
+    /// A number of steps. A batch without a readable sample does not count.
     Steps(u64),
-    /// So many passes over the data. A batch of which no sample could be read counts.
+    /// A number of passes over the data. A batch without a readable sample counts.
     Epochs(u64),
 }
 
 impl RunLength {
-    /// The length in steps of a run over data with `batches` batches an epoch.
+    /// The length in steps of a run whose data has `batches` batches an epoch.
     pub(super) fn steps(self, batches: usize) -> u64 {
         match self {
             Self::Steps(steps) => steps,

@@ -6,7 +6,7 @@ use kiln_recovery::{ExhaustionReport, MemoryHolder};
 
 use crate::planning::{Planner, StepPlan, plan_for};
 
-/// Holders, and suggestions, that are named.
+/// The number of holders, and of suggestions, in a report.
 const NAMED: usize = 5;
 
 /// Adds to a report the predicted memory of the last attempt, and the changes that would reduce it.

@@ -12,21 +12,21 @@ use crate::task::Task;
 use crate::transaction::StepReport;
 
 impl<T: Task> Trainer<T> {
-    /// Takes the steps that are left of the run. The model is evaluated, where `data` has a part for it, and a checkpoint is saved, where
-    /// the run has checkpoints, at the end of every epoch and of the run and as [`Every`](crate::Every) says. A checkpoint is also
-    /// saved when the observer breaks, and when the run ends with an error that leaves it whole.
+    /// Takes the remaining steps of the run. At the end of every epoch and of the run, and as [`Every`](crate::Every) says, it evaluates
+    /// the model if `data` has a part for it, and saves a checkpoint if the run has checkpoints. It also saves a checkpoint when the
+    /// observer breaks, and when the run ends with an error that leaves it whole.
     ///
-    /// All replicas of a run call it, with data of the same number of batches. Each evaluates the model itself, if its data has a part for it.
-    /// When one ends with an error, so do the others, with [`Error::Replica`] or [`Error::Parallel`]. The first one then saves the run, unless
-    /// the optimizer's state is divided among the replicas.
+    /// All replicas of a run must call it, with data of the same number of batches. Each evaluates the model itself, if its data has a
+    /// part for it. If one ends with an error, the others end with [`Error::Replica`] or [`Error::Parallel`]. The first one then saves
+    /// the run, unless the optimizer's state is divided among the replicas.
     ///
-    /// A run that is [judged](crate::TrainerBuilder::with_best) also saves a checkpoint after each evaluation that is the best so far, and ends
-    /// with [`Finish::EndedEarly`] when its patience is over. One that has ended so and is resumed takes no further step, unless its patience is
-    /// longer now.
+    /// A run that is [judged](crate::TrainerBuilder::with_best) also saves a checkpoint after each evaluation that is the best so far,
+    /// and ends with [`Finish::EndedEarly`] when its patience is over. If such a run is resumed, it takes no further step, unless its
+    /// patience is longer now.
     ///
-    /// A run that was interrupted anywhere and continues from a checkpoint has the same events. So does a run that ended with
-    /// [`Error::Unfinished`] when this is called again: it continues with the update, and the other replicas wait for it. After an error of
-    /// the evaluation or of a checkpoint, a second call begins with the evaluation and the checkpoint of the last step.
+    /// A run that was interrupted anywhere and continues from a checkpoint has the same events. After [`Error::Unfinished`], call this
+    /// again: it completes the update and continues, and the other replicas wait for it. After an error of the evaluation or of a
+    /// checkpoint, a second call begins with the evaluation and the checkpoint of the last step.
     ///
     /// # Errors
     /// Those of [`step`](Self::step), [`evaluate`](Self::evaluate), [`save`](Self::save) and the data; [`Error::OtherData`] when the run
@@ -38,20 +38,20 @@ impl<T: Task> Trainer<T> {
         let communicator = replicas.as_ref().map(|replicas| &*replicas.communicator);
         let total = telling(communicator, || self.begin(data))?;
         let mut fit = Fit { trainer: self, data, total };
-        // The group ends before the rescue: a replica that is left waiting would not learn why.
+        // The group ends before the rescue, because a waiting replica would not learn the reason otherwise.
         telling(communicator, || fit.steps()).inspect_err(|error| fit.rescue(error))
     }
 
     /// Notes the size of the data as [`set_data`](Self::set_data), on all replicas or on none, and returns the number of steps.
     fn begin<D: TrainingData<Batch = T::Batch>>(&mut self, data: &D) -> Result<u64, Error> {
         let total = self.set_data(data.train());
-        // The others have begun, and are where this replica's update ends.
+        // The other replicas have begun, and wait for this replica's update.
         let waiting = self.run.ready().is_err();
         let Some(replicas) = self.run.replicas.as_ref().filter(|_| !waiting) else { return total };
         let total = replicas.all(total)?;
         let at = self.state();
         let every = self.every;
-        // What decides which operations the replicas call, and in which order.
+        // Facts that decide which operations the replicas call, and in which order.
         let facts = [
             ("number of steps", total.to_string()),
             ("number of batches an epoch", data.train().batches().to_string()),
@@ -65,7 +65,7 @@ impl<T: Task> Trainer<T> {
         Ok(total)
     }
 
-    /// Notes the size of the data, which must not change, and the number of steps, which it returns.
+    /// Notes the size of the data, which must not change. Returns the number of steps.
     ///
     /// # Errors
     /// [`Error::OtherData`], [`Error::OtherLength`], [`Error::InvalidSetting`].
@@ -119,7 +119,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
             let mut ended = false;
             for batch in train.epoch(began.epoch, began.batch) {
                 let report = match batch {
-                    // The loader leaves out bad samples, as its settings say, and lists them. Other replicas may have read their parts.
+                    // The loader skips bad samples as its settings say, and lists them. Other replicas may have read their parts.
                     Err(Error::Data(last @ kiln_data::Error::NothingLeft { .. })) => {
                         let report = self.trainer.step_on(None)?;
                         if report.is_none() {
@@ -155,12 +155,13 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         Ok(Finish::Complete)
     }
 
-    /// Does the duties after a step, whose report the caller may have: evaluates the model, ends the epoch, saves the run. Returns
-    /// how the run ends here, if it does before its last step, and whether the epoch or the run ended. Duties that fail are still to be done.
+    /// Finishes a step, whose report the caller may have: evaluates the model, ends the epoch, saves the run. Returns the reason if the
+    /// run ends here before its last step, and whether the epoch or the run ended. If one of these actions fails, they are repeated
+    /// later.
     fn after(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
         let (state, progress) = (self.trainer.state(), self.trainer.progress);
         self.duties(report).inspect_err(|_| {
-            // What a checkpoint would hold of a step whose duties are done is true only once it is on disk.
+            // A checkpoint says that its step is finished, which is true only once the checkpoint is on disk.
             (self.trainer.run.state, self.trainer.progress) = (RunState { due: true, ..state }, progress);
         })
     }
@@ -202,12 +203,12 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         Ok((ended, ends))
     }
 
-    /// Whether any replica asks to stop.
+    /// Whether `stop` is true on any replica.
     fn anywhere(&self, stop: bool) -> Result<bool, Error> {
         self.trainer.run.replicas.as_ref().map_or(Ok(stop), |replicas| replicas.any(stop))
     }
 
-    /// Tells the observer, and returns whether it asks to stop.
+    /// Calls the observer, and returns whether it asks to stop.
     fn tell(&mut self, event: &Event) -> bool {
         self.trainer.observer.as_mut().is_some_and(|observer| observer(event).is_break())
     }
@@ -223,13 +224,13 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
         Ok(self.tell(&Event::Saved(path)) || stop)
     }
 
-    /// Saves the steps since the newest checkpoint when the run ends with an error that leaves the device usable.
+    /// Saves the steps since the newest checkpoint if the run ends with an error that leaves the device usable.
     fn rescue(&mut self, error: &Error) {
         let lost = match error {
             Error::Memory(failure) => !failure.is_recoverable(),
             _ => matches!(error, Error::Lost(_) | Error::Device { .. } | Error::Save { .. }),
         };
-        // The first replica saves for all. A state that is divided among them needs all of them to be saved.
+        // The first replica saves for all. If the state is divided, saving needs all replicas.
         let saves = |replicas: &Replicas| replicas.is_first() && !replicas.shards_optimizer;
         let saved_here = self.trainer.run.replicas.as_ref().is_none_or(saves);
         if !saved_here || lost || self.trainer.run.ready().is_err() || self.trainer.state().step == self.trainer.saved {

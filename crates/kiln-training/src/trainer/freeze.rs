@@ -5,10 +5,10 @@ use burn::tensor::Tensor;
 
 use crate::error::Error;
 
-/// `model`, whose parameters at or below `paths` need no gradient.
+/// Returns `model` with the parameters at or below `paths` frozen: they need no gradient.
 ///
 /// # Errors
-/// [`Error::UnknownPath`] for a path that no parameter has, [`Error::InvalidSetting`] when no parameter is left to learn.
+/// [`Error::UnknownPath`] for a path that no parameter has, [`Error::InvalidSetting`] if no parameter is left to train.
 pub(super) fn frozen<M: Module>(model: M, paths: &[String]) -> Result<M, Error> {
     let mut known = Paths::default();
     model.visit(&mut known);
@@ -27,7 +27,7 @@ fn is_below(name: &str, path: &str) -> bool {
     name.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The paths of all parameters that can learn.
+/// The paths of all trainable parameters.
 #[derive(Default)]
 struct Paths {
     place: Vec<String>,
@@ -53,7 +53,7 @@ impl ModuleVisitor for Paths {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // Running statistics are tensors as well, which never learn.
+        // Running statistics are tensors too, but are never trained.
         if param.is_require_grad() {
             self.all.push(self.place.join("."));
         }

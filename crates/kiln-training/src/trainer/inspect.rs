@@ -1,4 +1,4 @@
-//! What a trainer knows: its model, its position, its plan, and what it has measured.
+//! Read access to a trainer: its model, its position, its plan, and its measurements.
 
 use std::ops::ControlFlow;
 
@@ -51,7 +51,7 @@ impl<T: Task> Trainer<T> {
         self.run.scaler.state()
     }
 
-    /// Steps of the whole run, once they are known: by [`with_steps`](crate::TrainerBuilder::with_steps), or from the first data.
+    /// Steps of the whole run, once they are known, from [`with_steps`](crate::TrainerBuilder::with_steps) or from the first data.
     pub fn total_steps(&self) -> Option<u64> {
         self.run.settings.total_steps
     }
@@ -61,40 +61,40 @@ impl<T: Task> Trainer<T> {
         &self.run.settings.device
     }
 
-    /// How steps are planned to be taken, if they could be predicted.
+    /// The planned way to take steps, if they could be predicted.
     pub fn plan(&self) -> Option<&StepPlan> {
         self.plan.as_ref()
     }
 
-    /// What each device is planned to hold and to do, in a run with stages or replicas whose steps could be predicted.
+    /// The planned load of each device, in a run with stages or replicas whose steps could be predicted.
     pub fn stage_plan(&self) -> Option<&StagePlan> {
         self.stage_plan.as_ref()
     }
 
-    /// The number of replicas that share the heap with this one, itself included: those of this process, on the CPU device. Else 1.
+    /// The number of replicas that share the heap with this one, itself included: on the CPU device, those of this process. Otherwise 1.
     pub fn replicas_on_heap(&self) -> usize {
         let on_heap = self.device().clone().inner().memory_pool_usage().is_none();
         let replicas = self.run.replicas.as_ref().filter(|_| on_heap);
         replicas.map_or(1, |replicas| replicas.communicator.in_this_process().max(1))
     }
 
-    /// The bytes that a step may take, if there is a budget; on the CPU device that of all replicas of this process.
+    /// The bytes that a step may take, if there is a budget. On the CPU device all replicas of this process share it.
     pub fn limit_bytes(&self) -> Option<u64> {
         self.limit
     }
 
-    /// How steps recover, and which sizes are known to fit.
+    /// The recovery of steps: its ladder, and the sizes that are known to fit. `None` in a run without recovery.
     pub fn recovery(&self) -> Option<&Recovery> {
         self.recovery.as_ref()
     }
 
-    /// The same, to set limits and measured peaks.
+    /// Mutable access to the recovery of steps, to set limits and measured peaks. `None` in a run without recovery.
     pub fn recovery_mut(&mut self) -> Option<&mut Recovery> {
         self.recovery.as_mut()
     }
 
-    /// Replaces how steps recover: other sizes, another ladder, pauses of the program's own. Without a recovery a step ends with
-    /// [`Error::Memory`] when memory runs out.
+    /// Replaces the recovery of steps, for example with other sizes, another ladder, or custom pauses. Without a recovery a step ends
+    /// with [`Error::Memory`] if memory runs out.
     pub fn set_recovery(&mut self, recovery: Option<Recovery>) {
         self.recovery = recovery;
     }
@@ -104,17 +104,17 @@ impl<T: Task> Trainer<T> {
         self.meter.as_ref()
     }
 
-    /// Measures one step over time, the one after `steps` others; [`measured`](Self::measured) returns the result.
+    /// Measures one step over time, after `steps` other steps. [`measured`](Self::measured) returns the result.
     pub fn measure_step(&self, steps: u64) {
         self.watch.measure(steps);
     }
 
-    /// Memory over time of the step that [`measure_step`](Self::measure_step) named, once it is done, if there is a meter.
+    /// Memory over time of the step that [`measure_step`](Self::measure_step) named, once it is done and if there is a meter.
     pub fn measured(&self) -> Option<Measured> {
         self.watch.measured()
     }
 
-    /// Bytes of the parameters that are updated together: old and new values of so many exist at the same time.
+    /// Bytes of the parameters that are updated together. Their old and new values exist at the same time.
     pub fn update_bytes(&self) -> u64 {
         chunk_bytes(&self.run.model, CHUNKS)
     }
@@ -129,8 +129,8 @@ impl<T: Task> Trainer<T> {
         planner.predict(&StepPlan { batch: samples, micro_batch: plan.micro_batch.min(samples), ..plan.clone() })
     }
 
-    /// Changes that lower the predicted peak of a step, each alone. Precisions and optimizers are those that the builder allows or
-    /// [compares](crate::TrainerBuilder::compare_precision). None for a run that is divided among devices.
+    /// Changes that lower the predicted peak of a step, each applied alone. Precisions and optimizers are those that the builder allows
+    /// or [compares](crate::TrainerBuilder::compare_precision). Empty for a run that is divided among devices.
     ///
     /// # Errors
     /// [`Error::Predict`], and [`Error::NoPrediction`] for a trainer that was built without one.
@@ -142,14 +142,14 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    /// What the stages did when in the last step, in a run with stages.
+    /// The actions of the stages with their times, of the last step. `None` in a run without stages.
     pub fn timeline(&self) -> Option<kiln_parallel::Timeline> {
         self.staged.as_ref()?.timeline()
     }
 
-    /// Measures the memory of each stage in all steps from now on; [`stage_memory`](Self::stage_memory) returns what the last one has
-    /// taken. The stages then work in turns, as they share one heap. Returns whether it can be measured: in a run with stages and an
-    /// allocator that counts ([`with_allocator`](crate::TrainerBuilder::with_allocator)), on the CPU device.
+    /// Measures the memory of each stage in all steps from now on. [`stage_memory`](Self::stage_memory) returns the figures of the last
+    /// step. The stages then take turns, because they share one heap. Returns whether measuring is possible: in a run with stages on the
+    /// CPU device, with an allocator that counts ([`with_allocator`](crate::TrainerBuilder::with_allocator)).
     ///
     /// # Errors
     /// [`Error::Predict`].
@@ -169,7 +169,7 @@ impl<T: Task> Trainer<T> {
         let sizes = |(stage, load): (usize, &StageLoad)| StageSizes {
             resident: size(load) + load.estimate.optimizer_bytes,
             input: load.estimate.input_bytes,
-            // What several stages read is an embedding that is also the output layer.
+            // Several stages read an embedding that is also the output layer.
             shared: if stage == last && stage > 0 { copies } else { 0 },
             scratch: if stage == 0 && last > 0 { scratch } else { 0 },
         };
@@ -182,12 +182,12 @@ impl<T: Task> Trainer<T> {
         self.staged.as_ref()?.meter.as_ref()?.memory()
     }
 
-    /// Has `observer` told of every event of [`fit`](Self::fit) from now on.
+    /// Calls `observer` with every event of [`fit`](Self::fit) from now on.
     pub fn observe(&mut self, observer: impl FnMut(&Event) -> ControlFlow<()> + 'static) {
         self.observer = Some(Box::new(observer));
     }
 
-    /// The task and the model, without what training needs.
+    /// Returns the task and the model, and drops the rest.
     pub fn into_parts(self) -> (T, T::Model) {
         (self.task, self.run.model)
     }

@@ -1,4 +1,4 @@
-//! Records the step of a run, in each precision and with each optimizer that it may have, for the planner.
+//! Records the step of a run for the planner, in each precision and with each optimizer that the run may use.
 
 use std::fmt::Display;
 
@@ -18,7 +18,7 @@ use crate::task::Task;
 const TRANSFER: f64 = 2.0 / 16e9;
 
 impl<T: Task> TrainerBuilder<'_, T> {
-    /// Records the step of batches like `sample`, for a device that need not be there.
+    /// Records the step of batches like `sample`, for a device that need not be present.
     ///
     /// `batch`: samples of a whole batch.
     ///
@@ -29,7 +29,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         self.check(batch)?;
         let mut planner = self.planner_with(&PlannedOptimizer::Own, &self.optimizer, profile, sample, batch)?;
         planner.alternatives = self.alternatives(&self.other_optimizers, profile, sample, batch)?;
-        // Those that are allowed already need no recording of their own. What cannot be recorded is not compared: the run does not need it.
+        // Allowed precisions are recorded already. A precision that cannot be recorded is not compared, because the run does not need it.
         let skipped = |what: &dyn Display, error: &Error| tracing::debug!("{what} is not compared: {error}");
         for other in &self.compared_optimizers {
             if self.other_optimizers.iter().any(|known| known.which == other.which) {
@@ -52,7 +52,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         Ok(planner)
     }
 
-    /// The planners of other optimizers.
+    /// The planners of the other optimizers.
     fn alternatives<'o>(
         &self,
         optimizers: impl IntoIterator<Item = &'o AllowedOptimizer<T::Model>>,
@@ -138,7 +138,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         Ok(planner)
     }
 
-    /// The checkpoint plan that the settings name, if they name one.
+    /// The checkpoint plan that the settings name, if any.
     fn given_plan(&self, planner: &Planner) -> Result<Option<Plan>, Error> {
         let blocks = planner.blocks();
         Ok(match &self.checkpointing {

@@ -31,21 +31,21 @@ pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
 
 /// A model in training inside a memory budget. Made by [`Trainer::builder`].
 ///
-/// A [`step`](Self::step) applies completely or not at all: parameters, optimizer state, batch-norm's statistics, loss scale and
-/// position move together. When memory runs out the step is tried again with smaller micro-batches, recomputed blocks or after a
-/// pause, on the same batch. Smaller micro-batches give the same result up to rounding, except for batch-norm, which
-/// normalises each micro-batch by itself, and dropout, which draws masks for each.
+/// A [`step`](Self::step) applies completely or not at all: parameters, optimizer state, batch-norm's statistics, loss scale and position
+/// change together. If memory runs out, the step is tried again on the same batch, with smaller micro-batches, recomputed blocks or after
+/// a pause. Smaller micro-batches give the same result up to rounding, except for batch-norm, which normalises each micro-batch by
+/// itself, and dropout, which draws masks for each.
 ///
-/// A step seeds the device's random numbers, which burn keeps once for a process. Replicas take turns; two trainers of a process that
-/// work at the same time, in threads, draw from each other's numbers, so that dropout does not repeat bit for bit.
+/// A step seeds the device's random numbers, which burn keeps once per process. Replicas take turns. Two independent trainers in threads
+/// of one process draw from the same numbers, so that dropout does not repeat bit for bit.
 pub struct Trainer<T: Task> {
     pub(super) task: T,
     pub(super) run: ModelState<T::Model>,
     pub(super) optimizer: MakeOptimizer<T::Model>,
     pub(super) recovery: Option<Recovery>,
-    /// Samples that are on the device at once, in a run without recovery; none: the whole batch.
+    /// The limit of samples on the device at once, in a run without recovery. `None`: the whole batch.
     pub(super) micro_batch: Option<usize>,
-    /// The checkpoint plan, and the plans to fall back on, each of which keeps less than the one before.
+    /// The checkpoint plan, followed by stronger plans, each of which keeps less than the one before.
     pub(super) plans: Vec<Plan>,
     /// Whether blocks may draw random numbers.
     pub(super) draws_random: bool,
@@ -56,44 +56,42 @@ pub struct Trainer<T: Task> {
     pub(super) meter: Option<Meter>,
     pub(super) watch: Arc<Watch>,
     pub(super) length: RunLength,
-    /// Samples of the data that the run began with, once it has met data.
+    /// Samples of the data that the run began with, once it has seen data.
     pub(super) samples: Option<usize>,
     /// Batches of an epoch, once the data is known.
     pub(super) batches: Option<usize>,
     pub(super) every: Every,
     pub(super) checkpoints: Option<Checkpoints>,
-    /// The metric that the run is judged by, if it is.
+    /// The metric that the run is judged by, if any.
     pub(super) best: Option<BestConfig>,
     pub(super) progress: Progress,
-    /// Steps of the newest checkpoint that this trainer has read or written.
+    /// The step of the newest checkpoint that this trainer has read or written.
     pub(super) saved: u64,
-    /// Whether a checkpoint of a run with another number of steps is resumed.
+    /// Whether a checkpoint of a run with another number of steps may be resumed.
     pub(super) takes_other_length: bool,
-    /// Whether sizes that a checkpoint knows to fit are forgotten.
+    /// Whether sizes that fit according to a checkpoint are ignored.
     pub(super) forgets_sizes: bool,
     pub(super) observer: Option<Observer>,
     pub(super) edit: Option<Edit<T::Model>>,
-    /// The step that the model was last edited before.
+    /// The step before which the model was last edited.
     pub(super) edited: Option<u64>,
-    /// The stages that the model is divided into, if it is.
+    /// The stages that the model is divided into, if any.
     pub(super) staged: Option<Staged<T>>,
 }
 
 impl<T: Task> Trainer<T> {
-    /// One step on `batch`. It is cut into micro-batches as planned, and tried again with less when memory runs out. The step is taken
-    /// once, however often it was tried.
+    /// Takes one step on `batch`. The batch is cut into micro-batches as planned, and tried again with less if memory runs out. The step
+    /// is taken once, whatever the number of attempts.
     ///
-    /// The order: hand the device what burn holds back; for each micro-batch seed it from (seed, step, index), forward, scale,
-    /// backward, add in f32; read loss and gradient norm, to which every gradient adds; unscale, clip by global norm and update,
-    /// chunk after chunk of the parameters. Gradients that are not finite at a loss scale that can fall make a step that is
-    /// skipped: only the position and the scale move.
+    /// The order: submit burn's pending operations to the device; for each micro-batch seed it from (seed, step, index), forward, scale,
+    /// backward, add in f32; read loss and gradient norm, to which every gradient contributes; unscale, clip by global norm and update,
+    /// one chunk of the parameters after the other. If gradients are not finite at a loss scale that can fall, the step is skipped: only
+    /// the position and the scale change.
     ///
-    /// # Errors
     /// [`Error::NothingToLearn`] for a batch without a loss, [`Error::NotFinite`], [`Error::NoGradients`], [`Error::Accumulation`],
-    /// [`Error::Checkpointing`], [`Error::Device`], [`Error::Lost`], [`Error::Exhausted`] when memory ran out and nothing is left to
-    /// try, and [`Error::Memory`] when it ran out in a run without recovery; everything is then unchanged. [`Error::Unfinished`] when
-    /// memory ran out during the update and stayed away for longer than the patience: see
-    /// [`complete_update`](Self::complete_update).
+    /// [`Error::Checkpointing`], [`Error::Device`], [`Error::Lost`]. [`Error::Exhausted`] if memory ran out and nothing is left to try,
+    /// and [`Error::Memory`] if it ran out in a run without recovery. After these errors everything is unchanged. [`Error::Unfinished`]
+    /// if memory ran out during the update for longer than the patience: see [`complete_update`](Self::complete_update).
     ///
     /// # Panics
     /// When the task panics for another reason than memory.
@@ -102,8 +100,8 @@ impl<T: Task> Trainer<T> {
         self.step_on(Some(batch))?.ok_or(nothing)
     }
 
-    /// One step as [`step`](Self::step) takes it. A replica may have no part of the batch, of which no sample could be read; no step is taken
-    /// when no replica has one.
+    /// Takes one step as [`step`](Self::step) does. A replica may have no part of the batch, if no sample of its part could be read. If
+    /// no replica has a part, no step is taken.
     pub(super) fn step_on(&mut self, batch: Option<&T::Batch>) -> Result<Option<StepReport>, Error> {
         let replicas = self.run.replicas.clone();
         telling(replicas.as_ref().map(|replicas| &*replicas.communicator), || self.try_step(batch))
@@ -111,7 +109,7 @@ impl<T: Task> Trainer<T> {
 
     fn try_step(&mut self, batch: Option<&T::Batch>) -> Result<Option<StepReport>, Error> {
         self.run.ready()?;
-        // A part without samples is none.
+        // A part without samples counts as no part.
         let batch = batch.filter(|batch| !batch.is_empty());
         let (samples, shape) = (batch.map(Batch::len), batch.map_or(0, Batch::shape_key));
         let largest = match &self.run.replicas {
@@ -125,7 +123,7 @@ impl<T: Task> Trainer<T> {
         self.step_within(batch, largest).map(Some)
     }
 
-    /// One step whose largest part has so many samples and this shape. Only a replica may have no part itself.
+    /// Takes one step whose largest part has this number of samples and this shape. Only a replica may have no part itself.
     fn step_within(&mut self, batch: Option<&T::Batch>, largest: (usize, u64)) -> Result<StepReport, Error> {
         self.edit()?;
         self.watch.begin_step();
@@ -171,13 +169,13 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    /// Attempts a step with `setting`, or with what the replicas agree on in its place.
+    /// Attempts a step with `setting`, or with the setting that the replicas agree on instead.
     fn agree_and_attempt(&mut self, batch: Option<&T::Batch>, setting: &mut Setting) -> Result<Attempted, Error> {
         self.watch.begin_attempt();
         let share = self.share(batch, setting)?;
         let offload = setting.offload;
         match self.run.replicas.clone() {
-            // A replica on which there is no room for the state fails the attempt of all.
+            // If one replica has no room for the state, the attempt fails on all.
             Some(replicas) => replicas.all(replicas.caught(|| {
                 self.run.keep_state_on_host(offload);
                 Ok(())
@@ -186,7 +184,7 @@ impl<T: Task> Trainer<T> {
         }
         let attempted = self.attempt(batch, share, *setting)?;
         if let Some(replicas) = &self.run.replicas {
-            // What one replica lacks, all try again.
+            // If one replica lacks memory, all try again.
             let peak = replicas.prove(|probe| attempted.prove(probe), self.watch.peak_bytes())?;
             self.watch.note_highest_peak(peak);
         }
@@ -205,7 +203,7 @@ impl<T: Task> Trainer<T> {
                 (part.batch().weight(), part)
             })
         });
-        // A part without a token that carries a loss has no mean loss, and nothing to add.
+        // A part in which no token carries a loss has no mean loss and adds nothing.
         let parts = parts.filter(|(weight, _)| weight.count() > 0);
         let plan = plan_for(&self.plans, setting);
         let mut evidence = vec![];
@@ -240,7 +238,7 @@ impl<T: Task> Trainer<T> {
         Ok(attempted)
     }
 
-    /// What is computed here of a batch. With several replicas it is what they agree on, and so is `setting` then.
+    /// The part of a batch that is computed here. With several replicas they agree on it, and on `setting`.
     fn share(&self, batch: Option<&T::Batch>, setting: &mut Setting) -> Result<Share, Error> {
         let own = batch.map_or(Weight::Samples(0), Batch::weight);
         let Some(replicas) = &self.run.replicas else { return Ok(Share::whole(own)) };
@@ -273,17 +271,18 @@ impl<T: Task> Trainer<T> {
         StepReport { peak_bytes: self.watch.peak_bytes(), ..report }
     }
 
-    /// Continues an update that ran out of memory, after the caller has made room: parameters that are updated stay so, the others
-    /// follow. It waits for memory as long as a step does. A step that returned [`Error::Unfinished`] is finished by this alone; do not pass its batch again.
+    /// Completes an update that ran out of memory, after the caller has made room: updated parameters stay, and the others follow. It
+    /// waits for memory as long as a step does. This call alone finishes a step that returned [`Error::Unfinished`]; do not pass its
+    /// batch again.
     ///
     /// # Errors
-    /// [`Error::Unfinished`] again, and [`Error::NoUpdate`] when there is nothing to finish.
+    /// [`Error::Unfinished`] again, and [`Error::NoUpdate`] if there is nothing to finish.
     pub fn complete_update(&mut self) -> Result<StepReport, Error> {
         let report = self.run.complete_update(pauses(&mut self.recovery, Duration::ZERO))?;
         Ok(self.end_step(report))
     }
 
-    /// The settings that the next attempt at a batch of so many samples and of this shape runs with.
+    /// The settings of the next attempt at a batch with this number of samples and this shape.
     pub(super) fn setting(&self, (samples, shape): (usize, u64)) -> Setting {
         match &self.recovery {
             Some(recovery) => recovery.setting(samples, shape),
@@ -295,7 +294,7 @@ impl<T: Task> Trainer<T> {
     }
 }
 
-/// The waits of one update of a batch that has `waited` before, within the patience of `recovery`. Without a recovery there are none.
+/// The pauses of one update of a batch that has already `waited`, within the patience of `recovery`. Without a recovery there are none.
 pub(super) fn pauses(recovery: &mut Option<Recovery>, waited: Duration) -> impl FnMut(&Failure) -> bool + '_ {
     let mut pauses = Pauses::after(waited);
     move |failure| recovery.as_mut().is_some_and(|recovery| recovery.pause(&mut pauses, failure))

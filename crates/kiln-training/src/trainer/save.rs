@@ -30,7 +30,7 @@ struct SavedScaler {
     scaling: Scaling,
 }
 
-/// The position of the run, and the settings that must not change when it is resumed.
+/// The position of the run, and the settings that must not change on a resume.
 #[derive(Serialize, Deserialize)]
 struct SavedState {
     state: RunState,
@@ -38,7 +38,7 @@ struct SavedState {
     total_steps: Option<u64>,
     #[serde(default)]
     samples: Option<usize>,
-    /// Batches of an epoch, in which the position counts.
+    /// Batches of an epoch; the position refers to them.
     #[serde(default)]
     batches: Option<usize>,
     #[serde(default)]
@@ -48,37 +48,36 @@ struct SavedState {
     /// The description of the optimizer's settings. Checkpoints of version 0.1 hold the settings themselves, which are not compared.
     #[serde(default)]
     optimizer: Option<serde_json::Value>,
-    /// The settings of what is attached to the parameters.
+    /// The settings of the attachments to the parameters.
     #[serde(default)]
     attached: Option<String>,
-    /// The step that the model was last edited before: a run that ended with an error may have been saved after its edit.
+    /// The step before which the model was last edited: a run that ended with an error may have been saved after its edit.
     #[serde(default)]
     edited: Option<u64>,
     #[serde(default)]
     progress: Progress,
 }
 
-/// What a checkpoint is read for.
+/// The purpose of reading a checkpoint.
 #[derive(Clone, Copy, PartialEq)]
 enum Purpose {
-    /// The run goes on.
+    /// The run continues.
     Resume,
     /// Another run starts from its model and its optimizer's state.
     Start,
 }
 
 impl<T: Task> Trainer<T> {
-    /// Saves the run as it is now to its checkpoints. Of several replicas the first one writes, and the others return the path at once. Where
-    /// the optimizer's state is divided among them, all must call it.
+    /// Saves the current state of the run to its checkpoints. With several replicas the first one writes, and the others return the path
+    /// at once. If the optimizer's state is divided among them, all must call it.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoints`], [`Error::Save`]; the checkpoints that were there stay. [`Error::Unfinished`] in the middle of an
-    /// update.
+    /// [`Error::NoCheckpoints`], [`Error::Save`]; existing checkpoints stay. [`Error::Unfinished`] in the middle of an update.
     pub fn save(&self) -> Result<PathBuf, Error> {
         self.save_to(self.checkpoints.as_ref().ok_or(Error::NoCheckpoints)?)
     }
 
-    /// Saves the run as it is now to `checkpoints`.
+    /// Saves the current state of the run to `checkpoints`.
     ///
     /// # Errors
     /// Those of [`save`](Self::save).
@@ -90,7 +89,7 @@ impl<T: Task> Trainer<T> {
             return Ok(checkpoints.path_of(step));
         }
         checkpoints.save(step, |path| {
-            // burn panics when the device does not hand out what is to be written.
+            // burn panics if the device cannot return the data to be written.
             catch_unwind(AssertUnwindSafe(|| self.write(path, optimizer))).unwrap_or_else(|panic| {
                 match Failure::from_panic(panic.as_ref()) {
                     Some(failure) => Err(failure.to_string()),
@@ -100,7 +99,8 @@ impl<T: Task> Trainer<T> {
         })
     }
 
-    /// The same on all replicas or on none: they wait until the first one has the checkpoint on disk.
+    /// Works as [`save`](Self::save), and makes all replicas wait until the first one has the checkpoint on disk. It succeeds on all
+    /// replicas or on none.
     ///
     /// # Errors
     /// Those of [`save`](Self::save), and [`Error::Replica`] for those of another replica.
@@ -112,18 +112,16 @@ impl<T: Task> Trainer<T> {
         }
     }
 
-    /// Has [`fit`](Self::fit) save to `checkpoints` from now on.
+    /// Makes [`fit`](Self::fit) save to `checkpoints` from now on.
     pub fn set_checkpoints(&mut self, checkpoints: Checkpoints) {
         self.checkpoints = Some(checkpoints);
     }
 
-    /// Brings the run to its newest checkpoint that is whole, and returns the path. A damaged one is passed over with a warning;
-    /// `None` when there is no checkpoint at all. All replicas of a run call it, and must find the same checkpoint.
+    /// Loads the newest whole checkpoint into the run, and returns its path. Damaged checkpoints are skipped with a warning. Returns
+    /// `None` if there is no checkpoint. All replicas of a run must call it, and must find the same checkpoint.
     ///
-    /// # Errors
-    /// [`Error::NoCheckpoints`]; [`Error::Load`] when there are checkpoints and none can be used; [`Error::Memory`] and
-    /// [`Error::Lost`] when the device has no room for one that can; [`Error::Replica`] when another replica failed, or found another
-    /// checkpoint.
+    /// [`Error::NoCheckpoints`]; [`Error::Load`] if there are checkpoints and none can be used; [`Error::Memory`] and [`Error::Lost`] if
+    /// the device has no room for a usable one; [`Error::Replica`] if another replica failed, or found another checkpoint.
     pub fn resume(&mut self) -> Result<Option<PathBuf>, Error> {
         let replicas = self.run.replicas.clone();
         let Some(replicas) = replicas else {
@@ -150,11 +148,11 @@ impl<T: Task> Trainer<T> {
     }
 
     /// Starts a new run from the model and the optimizer's state in the checkpoint `path`. The position, the loss scale, the progress and
-    /// what is known about sizes stay those of a new run. All replicas of a run call it. Parameters that this run does not train have no state.
+    /// the knowledge about sizes are those of a new run. All replicas of a run must call it. Parameters that this run does not train get
+    /// no state.
     ///
-    /// # Errors
-    /// [`Error::Load`] for a checkpoint that is damaged, of another model, of another optimizer, or with something else attached to its
-    /// parameters; [`Error::Memory`] and [`Error::Lost`] when the device has no room for it; [`Error::Replica`] when another replica failed.
+    /// [`Error::Load`] for a checkpoint that is damaged, of another model, of another optimizer, or with other attachments to its
+    /// parameters; [`Error::Memory`] and [`Error::Lost`] if the device has no room for it; [`Error::Replica`] if another replica failed.
     pub fn start_from(&mut self, path: &Path) -> Result<(), Error> {
         let replicas = self.run.replicas.clone();
         telling(replicas.as_ref().map(|replicas| &*replicas.communicator), || {
@@ -179,7 +177,7 @@ impl<T: Task> Trainer<T> {
         checkpoints.resume(|path| self.load(path))
     }
 
-    /// The state of the optimizer from all replicas, where it is divided among them and this is the first.
+    /// On the first replica, the optimizer's state from all replicas if it is divided among them. Otherwise `None`.
     fn whole_optimizer(&self, checkpoints: &Checkpoints) -> Result<Option<Bytes>, Error> {
         let Some(replicas) = self.run.replicas.as_ref().filter(|replicas| replicas.shards_optimizer) else {
             return Ok(None);
@@ -216,7 +214,7 @@ impl<T: Task> Trainer<T> {
         fs::write(path.join(STATE), text).map_err(|e| e.to_string())
     }
 
-    /// The state in the checkpoint `path`, of a run with the same attached to its parameters.
+    /// The state in the checkpoint `path`, which must be of a run with the same attachments to its parameters.
     fn saved(&self, path: &Path) -> Result<SavedState, Error> {
         let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
         let state = fs::read(path.join(STATE)).map_err(|e| fail(format!("{STATE}: {e}")))?;
@@ -264,7 +262,7 @@ impl<T: Task> Trainer<T> {
         let device = self.device().clone();
         let plain = device.clone().inner();
         let load = || {
-            // Clones share running statistics, also those that a thread has not folded in yet; `valid` makes new ones.
+            // Clones share running statistics, including those that a thread has not folded in yet; `valid` makes new ones.
             let model = self.model().valid().train();
             let model = match &self.run.replicas {
                 Some(_) => load_model_by(model, path, |file| {
@@ -285,7 +283,7 @@ impl<T: Task> Trainer<T> {
             let owned = self.run.replicas.as_ref().and_then(|replicas| replicas.owned(&model));
             let wanted = match purpose {
                 Purpose::Resume => owned,
-                // Parameters that learned there and are frozen here have a state that nothing would need.
+                // Parameters that were trained there and are frozen here would have a state that nothing needs.
                 Purpose::Start => owned.or_else(|| Some(trained(&model))),
             };
             let record = match (wanted, &self.run.replicas) {
@@ -300,7 +298,7 @@ impl<T: Task> Trainer<T> {
             let optimizer = groups.load(record, &model, &plain, false).map_err(fail)?;
             Ok((model, groups, optimizer))
         };
-        // Nor one without room for the parameters.
+        // A device without room for the parameters fails here too.
         match attempt(&device, load, |(model, ..), probe| {
             probe.module(model);
         }) {
@@ -352,7 +350,7 @@ impl<T: Task> Trainer<T> {
     }
 }
 
-/// The parameters of `model` that learn.
+/// The trained parameters of `model`.
 fn trained(model: &impl Module) -> HashSet<ParamId> {
     struct Trained(HashSet<ParamId>);
     impl ModuleVisitor for Trained {
@@ -367,8 +365,8 @@ fn trained(model: &impl Module) -> HashSet<ParamId> {
     trained.0
 }
 
-/// The bytes of a file. burn would read each tensor when it is first used, and by then the first replica may have replaced the file by a new
-/// checkpoint of the same step.
+/// Reads the bytes of a file at once. burn would read each tensor when it is first used. By then the first replica may have replaced the
+/// file by a new checkpoint of the same step.
 fn in_memory(file: &Path) -> Result<Bytes, String> {
     fs::read(file).map(Bytes::from_bytes_vec).map_err(|e| format!("{}: {e}", file.display()))
 }

@@ -1,4 +1,4 @@
-//! What looks on at every boundary of a step: the memory budget of the CPU, and the meter of one step.
+//! Observers of every boundary of a step: the memory budget of the CPU, and the meter of one step.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,8 +12,8 @@ use crate::transaction::{Boundary, Guard};
 pub(super) struct Watch {
     device: Device,
     meter: Option<Meter>,
-    /// Bytes that a step may take: on the heap, or of the driver for the pages of the device's pools. No device enforces such a limit by
-    /// itself.
+    /// Bytes that a step may take: on the heap, or from the driver for the pages of the device's pools. No device enforces such a limit
+    /// by itself.
     limit: Option<u64>,
     /// The guard of the user.
     guard: Option<Guard>,
@@ -22,13 +22,13 @@ pub(super) struct Watch {
 
 #[derive(Default)]
 struct Seen {
-    /// The attempt that is under way.
+    /// The current attempt.
     attempt: Option<Span>,
-    /// The highest peak of its replicas, when it has succeeded on all.
+    /// The highest peak of all replicas in the attempt, once it has succeeded on all.
     highest_peak: Option<u64>,
-    /// The step that is measured over time, while it is under way.
+    /// The current step, if it is measured over time.
     step: Option<StepMeter>,
-    /// Steps until one is measured.
+    /// Steps until the one to be measured.
     measured_in: Option<u64>,
     measured: Option<Measured>,
 }
@@ -38,13 +38,13 @@ impl Watch {
         Arc::new(Self { device, meter, limit, guard, seen: Mutex::default() })
     }
 
-    /// The guard that a step calls. The lock is held for a moment only; the user's guard is called without it.
+    /// The guard that a step calls. It holds the lock only for a moment, and calls the user's guard without it.
     pub(super) fn guard(self: &Arc<Self>) -> Guard {
         let watch = self.clone();
         Box::new(move |boundary| watch.at(boundary))
     }
 
-    /// An attempt begins: peaks count from here.
+    /// Begins an attempt: peaks count from here.
     pub(super) fn begin_attempt(&self) {
         let span = self.meter.as_ref().map(Meter::span);
         let mut seen = self.seen();
@@ -56,7 +56,7 @@ impl Watch {
         self.seen().highest_peak = peak;
     }
 
-    /// The peak of the attempt that the next size is chosen by. All replicas have the same.
+    /// The peak of the attempt that determines the next size. It is equal on all replicas.
     pub(super) fn highest_peak(&self) -> Option<u64> {
         let noted = self.seen().highest_peak;
         noted.or_else(|| self.peak_bytes())
@@ -67,11 +67,11 @@ impl Watch {
         self.seen().attempt.as_ref().map(Span::peak_bytes)
     }
 
-    /// A step begins.
+    /// Begins a step.
     pub(super) fn begin_step(&self) {
         let begins = {
             let mut seen = self.seen();
-            // The step that was to be measured may have failed: then the next one is measured.
+            // If the step to be measured failed, the next one is measured.
             let begins = seen.step.take().is_some() || seen.measured_in == Some(0);
             seen.measured_in = seen.measured_in.and_then(|steps| steps.checked_sub(1));
             begins
@@ -82,7 +82,7 @@ impl Watch {
         }
     }
 
-    /// A step ends.
+    /// Ends a step.
     pub(super) fn end_step(&self) {
         let step = self.seen().step.take();
         if let Some(step) = step {
@@ -91,12 +91,12 @@ impl Watch {
         }
     }
 
-    /// Measures the step that comes after `steps` others over time.
+    /// Measures one step over time, after `steps` other steps.
     pub(super) fn measure(&self, steps: u64) {
         self.seen().measured_in = Some(steps);
     }
 
-    /// The measurement of the step that was measured, if one was.
+    /// The measurement of a step, if one was measured.
     pub(super) fn measured(&self) -> Option<Measured> {
         self.seen().measured.take()
     }
@@ -123,11 +123,11 @@ impl Watch {
 
     fn within_limit(&self, boundary: Boundary) -> Result<(), Failure> {
         let Some(limit) = self.limit else { return Ok(()) };
-        // Pages stay with a pool, so that those of now are the most there were since the pool was cleaned.
+        // Pages stay with a pool, so that the present pages are the most since the pool was cleaned.
         let taken = || self.meter.as_ref().and_then(Meter::reserved_bytes).or_else(|| self.peak_bytes()).unwrap_or(0);
         match taken() {
             taken if taken <= limit => Ok(()),
-            // A smaller micro-batch does not make the update smaller: its memory was planned for. It needs no pages of activations.
+            // A smaller micro-batch does not make the update smaller, whose memory is planned. The update needs no pages for activations.
             _ if matches!(boundary, Boundary::Update | Boundary::HandOut) => {
                 self.device.memory_cleanup();
                 Ok(())

@@ -14,14 +14,14 @@ use super::model_state::ModelState;
 use crate::error::Error;
 use crate::replicas::{hold_random_numbers, nothing};
 
-/// What is computed here of a batch: all of it, or a replica's part.
+/// The part of a batch that is computed here: all of it, or a replica's part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     /// The weight of the whole batch.
     pub(crate) total: Weight,
     /// The weight of the part.
     pub(crate) own: Weight,
-    /// The number of the first micro-batch of the part among all of the batch.
+    /// The number of the first micro-batch of the part, counted over the whole batch.
     pub(crate) first_micro_batch: usize,
 }
 
@@ -32,7 +32,7 @@ impl Share {
     }
 }
 
-/// Forward and backward passes that succeeded. Nothing of them is in the model yet.
+/// The results of forward and backward passes that succeeded. The model is still unchanged.
 pub(crate) struct Attempted {
     pub(super) probed: Probed,
     pub(super) loss: f64,
@@ -44,8 +44,8 @@ pub(crate) struct Attempted {
 }
 
 impl Attempted {
-    /// Adds the tensors to the probe that must be written for an attempt to count. Every gradient has a part in the norm, which has
-    /// been read.
+    /// Adds to the probe the tensors that must have been written for an attempt to count. The gradients need no probe: each contributes
+    /// to the norm, which has been read.
     pub(crate) fn prove(&self, probe: &mut Probe) {
         for value in self.statistics.values().chain(&self.evidence) {
             probe.add(value);
@@ -57,7 +57,7 @@ impl<M: Module> ModelState<M> {
     /// Computes gradients, their norm and the loss, and changes nothing.
     ///
     /// The order: for each part seed the device from (seed, step, part), forward, scale, backward, add in f32; then read loss and
-    /// gradient norm. `loss` gives the mean loss over a part; the gradients are those of the whole batch.
+    /// gradient norm. `loss` returns the mean loss over a part. The gradients are those of the whole batch.
     pub(crate) fn attempt<P>(
         &self,
         share: Share,
@@ -67,7 +67,7 @@ impl<M: Module> ModelState<M> {
         self.attempt_with(share, |model, statistics| self.accumulate(model, share, parts, loss, statistics))
     }
 
-    /// The same for gradients that `compute` accumulates, as stages do.
+    /// Computes as [`attempt`](Self::attempt), with gradients that `compute` has already added up over micro-batches. Stages use it.
     pub(crate) fn attempt_with(
         &self,
         share: Share,
@@ -75,7 +75,7 @@ impl<M: Module> ModelState<M> {
     ) -> Result<Attempted, Error> {
         let mut statistics = RunningStatistics::before(&self.model);
         let model = renewed(&self.model);
-        // burn reports some failures, and user code may report its own, by a panic.
+        // burn reports some failures by a panic, and user code may do so too.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let compute = |statistics: &mut RunningStatistics| {
                 let computed = compute(&model, statistics)?;

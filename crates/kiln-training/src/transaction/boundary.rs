@@ -1,8 +1,8 @@
-//! The places within a step where it can be watched and where it can fail.
+//! The points of a step at which it can be observed and can fail.
 
 use kiln_recovery::Failure;
 
-/// A place within a step.
+/// A point of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Boundary {
     /// Before a micro-batch is copied to the device and its forward pass begins.
@@ -36,5 +36,5 @@ impl Boundary {
     }
 }
 
-/// A function that is called at every boundary of a step. The step treats a failure that it returns as one of the device.
+/// A function that is called at every boundary of a step. The step treats a failure that it returns as a failure of the device.
 pub type Guard = Box<dyn Fn(Boundary) -> Result<(), Failure> + Send + Sync>;

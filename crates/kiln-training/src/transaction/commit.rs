@@ -16,13 +16,13 @@ use super::report::StepReport;
 use super::update::{Update, drop_gradients, gradients_of, probe_chunk};
 use crate::error::Error;
 
-/// How often the update of a single parameter is tried at once, before the pauses.
+/// How often the update of a single parameter is tried without a pause.
 const TRIES: usize = 8;
 
 impl<M: Module> ModelState<M> {
-    /// Applies an attempt that succeeded: to parameters, optimizer, statistics, loss scale and position. `failures` attempts, which
-    /// took `lost_seconds`, failed before it. Gradients that are not finite skip the step when the loss scale can fall: only the position
-    /// and the scale move. `pause` is that of [`complete_update`](Self::complete_update).
+    /// Applies an attempt that succeeded: to parameters, optimizer, statistics, loss scale and position. Before it, `failures` attempts
+    /// failed, which took `lost_seconds`. Gradients that are not finite skip the step if the loss scale can fall: only the position and
+    /// the scale change. `pause` works as in [`complete_update`](Self::complete_update).
     ///
     /// # Errors
     /// [`Error::NotFinite`]; everything is then unchanged. [`Error::Unfinished`] when memory ran out during the update.
@@ -73,11 +73,11 @@ impl<M: Module> ModelState<M> {
         }
     }
 
-    /// Continues an update that ran out of memory: parameters that are updated stay so, the others follow. When a single parameter
-    /// cannot be updated, `pause` waits for memory and returns whether to try again.
+    /// Completes an update that ran out of memory: updated parameters stay, and the others follow. If a single parameter cannot be
+    /// updated, `pause` waits for memory and returns whether to try again.
     ///
     /// # Errors
-    /// [`Error::Unfinished`] again, and [`Error::NoUpdate`] when there is nothing to finish.
+    /// [`Error::Unfinished`] again, and [`Error::NoUpdate`] if there is nothing to finish.
     pub(crate) fn complete_update(&mut self, mut pause: impl FnMut(&Failure) -> bool) -> Result<StepReport, Error> {
         let step = self.state.next_step();
         let Some(mut update) = self.update.take() else { return Err(Error::NoUpdate { step }) };
@@ -105,7 +105,7 @@ impl<M: Module> ModelState<M> {
                 }
                 AttemptOutcome::Failed(failure) => {
                     tracing::warn!("step {step}: {failure} while {} parameters were updated", chunk.len());
-                    // Halves need less, a single parameter may fit the next time.
+                    // Halves need less memory; a single parameter may fit next time.
                     let (first, second) = chunk.split_at(chunk.len() / 2);
                     let failures = if first.is_empty() { failures + 1 } else { 0 };
                     for half in [second, first].into_iter().filter(|half| !half.is_empty()) {
@@ -143,7 +143,7 @@ impl<M: Module> ModelState<M> {
         Ok(update.report)
     }
 
-    /// Takes the parameters that other replicas have updated, and hands them those that this one has.
+    /// Takes the parameters that other replicas have updated, and sends them those that this one has updated.
     fn take_from_owners(
         &mut self,
         report: &mut StepReport,
@@ -172,12 +172,12 @@ impl<M: Module> ModelState<M> {
         Ok(())
     }
 
-    /// The parameters whose optimizer state this replica keeps; none where it keeps all.
+    /// The parameters whose optimizer state this replica keeps. `None` if it keeps all.
     pub(crate) fn owned(&self) -> Option<HashSet<ParamId>> {
         self.replicas.as_ref()?.owned(&self.model)
     }
 
-    /// Optimizer and model with one chunk updated; those of the trainer stay as they are.
+    /// Returns optimizer and model with one chunk updated; those of the trainer stay unchanged.
     fn updated(&self, update: &Update, chunk: &[ParamId]) -> Result<(ModuleOptimizer, M), Error> {
         self.at(Boundary::Update)?;
         let gradients = gradients_of(&self.model, &update.prepared, chunk);

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 
 /// Gradients and loss of a batch, or a replica's share of them.
 pub(crate) struct Computed {
-    /// In f32, multiplied by the loss scale.
+    /// The gradients in f32, multiplied by the loss scale.
     pub(crate) gradients: GradientsParams,
     /// The mean loss, unscaled, in f32, without a graph, one element.
     pub(crate) loss: Tensor<1>,

@@ -1,4 +1,4 @@
-//! Everything that a step may change: parameters, optimizer state, loss scale, and the position of the run.
+//! The state that a step may change: parameters, optimizer state, loss scale, and the position of the run.
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
@@ -21,10 +21,10 @@ pub(crate) struct StepSettings {
     pub(crate) schedule: Schedule,
     /// Steps of the whole run, once they are known.
     pub(crate) total_steps: Option<u64>,
-    /// Gradients are scaled down to this global norm when theirs is larger.
+    /// The global norm that larger gradients are scaled down to.
     pub(crate) max_norm: Option<f64>,
     pub(crate) policy: Policy,
-    /// How the loss is scaled; none: as the precision needs.
+    /// How the loss is scaled. `None`: the default of the precision.
     pub(crate) scaling: Option<Scaling>,
     /// The autodiff device of the model.
     pub(crate) device: Device,
@@ -61,20 +61,20 @@ impl StepSettings {
     }
 }
 
-/// A model in training. A step changes all of it or nothing, batch-norm's running statistics included: the statistics move once a
-/// step, by the weighted mean of the micro-batches'.
+/// A model in training. A step changes all of it or nothing, including batch-norm's running statistics. The statistics change once a
+/// step, by the weighted mean of the micro-batches' statistics.
 pub(crate) struct ModelState<M> {
     pub(crate) model: M,
     pub(crate) optimizer: ModuleOptimizer,
     pub(crate) groups: OptimizerGroups,
     /// Whether the state of `optimizer` was moved to the host because memory ran out.
     state_on_host: bool,
-    /// Whether the optimizer reads the state that it records, so that it can be moved.
+    /// Whether the optimizer can read the state that it records, so that the state can be moved.
     state_moves: bool,
     pub(crate) scaler: LossScaler,
     pub(crate) state: RunState,
     pub(crate) settings: StepSettings,
-    /// The settings of what is attached to the parameters.
+    /// The settings of the attachments to the parameters.
     pub(crate) attached: String,
     pub(crate) guard: Option<Guard>,
     /// The other replicas of the model, if this is one of several.
@@ -84,8 +84,8 @@ pub(crate) struct ModelState<M> {
 }
 
 impl<M: Module> ModelState<M> {
-    /// The start of a run, with the model that `init` makes on a device that is seeded. Parameters that burn initialises lazily are
-    /// initialised here, in the order of the fields, so that they do not depend on how the first step runs.
+    /// The start of a run, with the model that `init` makes on a seeded device. Parameters that burn initialises lazily are initialised
+    /// here, in the order of the fields, so that they do not depend on how the first step runs.
     ///
     /// # Errors
     /// Those of [`StepSettings::check`], and [`Error::Precision`] for a policy that does not fit the model.
@@ -122,7 +122,7 @@ impl<M: Module> ModelState<M> {
             ]);
             same(&*replicas.communicator, &facts)?;
         }
-        // An edit may take the state through a record, from which it comes back to this device.
+        // An edit may convert the state to a record, from which it comes back to this device.
         let optimizer = groups.init_on(&settings.device.clone().inner());
         let (scaler, state) = (LossScaler::new(settings.scaling())?, RunState::new(seed));
         let (state_on_host, state_moves) = (false, true);
@@ -143,10 +143,10 @@ impl<M: Module> ModelState<M> {
         })
     }
 
-    /// Keeps the optimizer's state in host memory between updates, or on the devices of its parameters again. The numbers stay the same.
+    /// Moves the optimizer's state to host memory between updates, or back to the devices of its parameters. The numbers stay the same.
     ///
     /// # Panics
-    /// When a device cannot give its values, or has no room for them. The state then stays where it is.
+    /// If a device cannot return its values, or has no room for them. The state then stays where it is.
     pub(crate) fn keep_state_on_host(&mut self, on_host: bool) {
         if self.state_on_host == on_host || !self.state_moves {
             return;
@@ -155,7 +155,7 @@ impl<M: Module> ModelState<M> {
         let step = self.state.next_step();
         match self.groups.load(self.optimizer.to_record(), &self.model, &device, on_host) {
             Ok(optimizer) => self.optimizer = optimizer,
-            // An optimizer that does not read what it recorded itself.
+            // The optimizer cannot read its own record.
             Err(reason) => {
                 self.state_moves = false;
                 return tracing::warn!("step {step}: optimizer state stays where it is: {reason}");
@@ -172,7 +172,7 @@ impl<M: Module> ModelState<M> {
         }
     }
 
-    /// Refuses to go on while an update is unfinished.
+    /// Fails while an update is unfinished.
     ///
     /// # Errors
     /// [`Error::Unfinished`].
@@ -212,7 +212,7 @@ impl<M: Module> ModelState<M> {
         (self.groups, self.optimizer, self.model) = (groups, optimizer, model);
         self.state_on_host = false;
         (self.state, self.scaler) = (state, scaler);
-        // An unfinished update belongs to the parameters before.
+        // An unfinished update belongs to the earlier parameters.
         self.update = None;
     }
 }

@@ -1,4 +1,4 @@
-//! Walks over the parameters of a model that an update works on.
+//! Iterates over the parameters of a model that an update works on.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use kiln_memory::UpdateChunks;
 
 /// A function of parameters of any rank.
 pub(super) trait EachParameter {
-    /// Called for each parameter once, in the order of the fields.
+    /// Called once for each parameter, in the order of the fields.
     fn parameter<const D: usize>(&mut self, param: &Param<Tensor<D>>);
 }
 
-/// Calls `each` for the float parameters of `model`, or for those that `only` names. A parameter that two fields share is met once.
+/// Calls `each` for the float parameters of `model`, or only for those in `only`. A parameter that two fields share is visited once.
 pub(super) fn for_each(model: &impl Module, only: Option<&[ParamId]>, each: &mut impl EachParameter) {
     struct Walk<'a, E> {
         only: Option<&'a [ParamId]>,

@@ -11,21 +11,21 @@ pub struct StepReport {
     pub epoch: u64,
     /// The loss before the update. Not finite when the forward pass overflowed in f16.
     pub loss: f64,
-    /// Global norm of the gradients before clipping, without the loss scale; none when they were not finite.
+    /// Global norm of the gradients before clipping, without the loss scale. `None` if they were not finite.
     pub gradient_norm: Option<f64>,
-    /// The learning rate that was used, or would have been used by a step that was skipped.
+    /// The learning rate of the step. A skipped step reports the rate that it would have used.
     pub learning_rate: f64,
     /// Whether the step left the model unchanged because a gradient overflowed.
     pub skipped: bool,
     /// The loss scale of the step.
     pub loss_scale: f64,
-    /// Micro-batches that the batch was cut into, those of all replicas together.
+    /// Micro-batches that the batch was cut into, over all replicas.
     pub micro_batches: usize,
-    /// Attempts that failed for lack of memory before this one. A failure on one replica is one of all, unless it was in the update of
+    /// Attempts that failed for lack of memory before this one. A failure on one replica counts on all, unless it was in the update of
     /// parameters, which each replica repeats by itself.
     pub failures: usize,
     /// Seconds that the failed attempts took.
     pub lost_seconds: f64,
-    /// The most bytes that the attempt that succeeded took at once, if a meter counts them.
+    /// The most bytes at once of the attempt that succeeded, if a meter counts them.
     pub peak_bytes: Option<u64>,
 }

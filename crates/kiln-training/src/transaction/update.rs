@@ -1,4 +1,4 @@
-//! The update of the parameters, chunk by chunk, which can be continued after memory ran out.
+//! The update of the parameters, one chunk after the other. It can be completed after memory ran out.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -15,10 +15,10 @@ use super::parameters::{EachParameter, bytes_of, chunk_bytes, for_each};
 use super::report::StepReport;
 use crate::error::Error;
 
-/// How the parameters are cut into chunks. Below a MiB the memory saved is not worth the calls.
+/// How the parameters are cut into chunks. Below a MiB the saved memory is not worth the calls.
 pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 };
 
-/// An update of the parameters that is under way.
+/// An update of the parameters that is not complete yet.
 pub(crate) struct Update {
     pub(super) prepared: Prepared,
     pub(super) statistics: RunningStatistics,
@@ -41,7 +41,7 @@ impl Update {
     ) -> Self {
         let mut prepared = prepared;
         if let Some(owned) = owned {
-            // Their owners update the other parameters.
+            // The owners of the other parameters update them.
             let others = chunks(model, &prepared).concat().into_iter().filter(|id| !owned.contains(id));
             drop_gradients(model, &mut prepared, &others.collect::<Vec<_>>());
         }
@@ -100,7 +100,7 @@ pub(super) fn gradients_of(model: &impl Module, prepared: &Prepared, chunk: &[Pa
     take.1
 }
 
-/// Gives up the gradients of a chunk.
+/// Drops the gradients of a chunk.
 pub(super) fn drop_gradients(model: &impl Module, prepared: &mut Prepared, chunk: &[ParamId]) {
     struct Drop<'a>(&'a mut Prepared);
     impl EachParameter for Drop<'_> {
@@ -111,7 +111,7 @@ pub(super) fn drop_gradients(model: &impl Module, prepared: &mut Prepared, chunk
     for_each(model, Some(chunk), &mut Drop(prepared));
 }
 
-/// Adds the new values of a chunk to the probe. New values are made from new optimizer state: when they are written, it is.
+/// Adds the new values of a chunk to the probe. They are computed from the new optimizer state: if they are written, so is the state.
 pub(super) fn probe_chunk(model: &impl Module, chunk: &[ParamId], probe: &mut Probe) {
     struct Add<'a>(&'a mut Probe);
     impl EachParameter for Add<'_> {

@@ -1,4 +1,4 @@
-//! Cards from Turing to Blackwell under old and new drivers: kernels compile, NVIDIA's assembler takes them, and their sums are right.
+//! GPUs from Turing to Blackwell with old and new drivers: kernels compile, NVIDIA's assembler accepts them, and their sums are right.
 
 use burn::tensor::Device;
 use kiln_models::{GptConfig, ResNetConfig, Stem};
@@ -28,13 +28,13 @@ const CARDS: [&str; 9] = [
 fn of_all_ages() {
     with_cards(&[("PTXAS", "find")], &CARDS, |card, case| {
         let [cuda, flex] = perceptron([Device::cuda(0), Device::flex()]);
-        // Tensor cores of sm_75 do not take TF32, so that products are in f32.
+        // Tensor cores of sm_75 do not support TF32, so that products are in f32.
         assert_follows(&cuda, &flex, if case.starts_with("SM=75") { 1e-5 } else { 1e-3 });
         assert_assembled(card, case);
     });
 }
 
-/// NVIDIA's assembler has taken every kernel.
+/// Asserts that NVIDIA's assembler has accepted every kernel.
 fn assert_assembled(card: &Card, case: &str) {
     assert_eq!(card.count("modules_refused"), 0);
     let mut kernels = card.assembled();
@@ -44,10 +44,10 @@ fn assert_assembled(card: &Card, case: &str) {
     println!("{case}: {} kernels, median {middle} registers, at most {most}, spilled {spilled:?}", kernels.len());
 }
 
-/// The architectures that burn has kernels of its own for.
+/// The architectures for which burn has specific kernels.
 const ARCHITECTURES: [&str; 6] = ["SM=75", "SM=80", "SM=86", "SM=89", "SM=90", "SM=100"];
 
-/// Two steps, of which no value matters.
+/// Takes two steps, whose values do not matter.
 fn assemble<C: Case>(card: &Card, case: &C, optimizer: OptimizerConfig, [precision, name]: [&str; 2]) {
     let policy = Policy::new(precision.parse::<Precision>().unwrap());
     let settings = Settings { policy, ..settings(optimizer) };
@@ -61,7 +61,7 @@ fn assemble<C: Case>(card: &Card, case: &C, optimizer: OptimizerConfig, [precisi
     assert_assembled(card, name);
 }
 
-/// Sizes of the default pipelines, so that kernels are those of a real run.
+/// Uses sizes of the default pipelines, so that kernels are those of a real run.
 #[test]
 fn of_a_gpt_in_16_bits() {
     with_cards(&[("PTXAS", "find")], &ARCHITECTURES, |card, name| {

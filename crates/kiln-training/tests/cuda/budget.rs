@@ -1,4 +1,4 @@
-//! A memory budget on a card with room for much more: what the driver is asked for comes to stay within it. Kernels do nothing here.
+//! A memory budget on a GPU that has much more memory: the pages that the driver is asked for settle within it. Kernels do nothing here.
 
 use kiln_memory::BackendProfile;
 use kiln_models::{GptConfig, ResNetConfig, Stem};
@@ -12,12 +12,12 @@ use crate::tasks::{Case, Residual, Text};
 
 const MIB: u64 = 1 << 20;
 
-/// Budgets in MiB, beside the card's context.
+/// Budgets in MiB, in addition to the GPU's context.
 const BUDGETS: [&str; 3] = ["700", "400", "300"];
-/// How far CubeCL's pages may go beyond the budget: in the first step, while they grow to the largest tensor and the old ones are emptied,
-/// and in an attempt that is then tried smaller.
+/// How far CubeCL's pages may exceed the budget: in the first step, while they grow to the largest tensor and the old ones are released,
+/// and in an attempt that is then repeated smaller.
 const TRANSIENT: [f64; 2] = [1.5, 1.2];
-/// Processes of which one must stay within these bounds.
+/// The number of processes, of which one must stay within these bounds.
 const TRIES: usize = 6;
 
 fn within<C: Case>(card: &Card, case: &C, optimizer: OptimizerConfig, budget: &str) {
@@ -44,7 +44,7 @@ fn within<C: Case>(card: &Card, case: &C, optimizer: OptimizerConfig, budget: &s
             *peak as f64 / MIB as f64
         );
     }
-    // The optimizer's state is made in the first step, and the pages for it and what is freed beside it are settled in the second.
+    // The first step allocates the optimizer's state. In the second one, its pages and the memory freed beside them settle.
     for (report, peak) in &reports {
         let transient = TRANSIENT[usize::from(report.step > 1)];
         assert!(*peak as f64 <= transient * budget as f64, "{peak} bytes of {budget}");

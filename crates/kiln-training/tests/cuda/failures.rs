@@ -1,4 +1,4 @@
-//! Failures of single operations of the driver, and what must not be taken for a lack of memory.
+//! Failures of single driver operations, and failures that must not count as a lack of memory.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ fn perceptron() -> Watched<Ids<Net>> {
     Watched::build_on(builder, &device(), &batch(0, 8))
 }
 
-/// Such as of an aligned pointer, or a tensor map: smaller micro-batches would fail the same way.
+/// Errors such as those of a misaligned pointer or a tensor map: smaller micro-batches would fail in the same way.
 #[test]
 fn a_launch_that_always_fails_is_not_taken_for_a_lack_of_memory() {
     // Invalid value, unsupported limit, too many resources for a launch.
@@ -38,7 +38,7 @@ fn a_launch_that_always_fails_is_not_taken_for_a_lack_of_memory() {
     });
 }
 
-/// Events and pinned memory: where such a failure shows, the step is tried again.
+/// Events and pinned memory: if such an allocation fails, the step is tried again.
 #[test]
 fn a_lack_of_memory_for_something_small_does_not_end_a_run() {
     with_cards(&[], &["event:1", "event:2", "event:3", "event:4", "alloc-host:1"], |card, operation| {
@@ -52,7 +52,8 @@ fn a_lack_of_memory_for_something_small_does_not_end_a_run() {
     });
 }
 
-/// A linear layer, and something beside that the loss does not depend on, as a concatenation can hide it; named as evidence or not.
+/// A linear layer, and a tensor beside it that the loss does not depend on, as a concatenation can hide it. It is named as evidence or
+/// not.
 #[derive(Clone)]
 struct Beside {
     named: bool,
@@ -124,7 +125,7 @@ fn what_a_task_names_is_missed_when_it_is_lost() {
             (steps.sum::<usize>(), undisturbed.count.seen)
         });
         println!("(missed, allocations): {missed:?} named and not");
-        // Its own page, and that of the element that is kept of it.
+        // Its own page, and the page of the element that is kept of it.
         assert!(missed[0].0 > missed[1].0, "{missed:?}");
     });
 }

@@ -1,4 +1,4 @@
-//! Twenty steps on CUDA beside the same steps on the CPU device.
+//! Twenty steps on CUDA compared with equal steps on the CPU device.
 
 use burn::module::Module;
 use burn::tensor::Device;
@@ -36,7 +36,7 @@ pub(crate) fn assert_follows(cuda: &[f64], flex: &[f64], tolerance: f64) {
     let far = cuda.iter().zip(flex).map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f64::max);
     println!("cuda {cuda:.6?}\nflex {flex:.6?}\nat most {far:.2e} apart");
     assert!(far < tolerance, "{far}");
-    // Four batches come again and again.
+    // Four batches are repeated.
     assert!(flex[STEPS as usize - 1] < 0.95 * flex[3], "nothing was learned");
 }
 
@@ -80,7 +80,7 @@ fn a_perceptron_with_batch_norm() {
     });
 }
 
-/// The gradients of a key's bias are 0 but for rounding, of which AdamW makes updates as large as any other.
+/// The gradients of a key's bias are 0 up to rounding, from which AdamW makes updates as large as all others.
 #[test]
 fn a_gpt() {
     case_follows(gpt(), OptimizerConfig::adamw(), Precision::F32, 3e-2);

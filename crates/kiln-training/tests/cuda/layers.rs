@@ -1,4 +1,4 @@
-//! The layers of kiln-layers and burn's own operations on CUDA beside the CPU device: values and gradients, in f32, f16 and bf16.
+//! The layers of kiln-layers and burn's own operations on CUDA compared with the CPU device: values and gradients, in f32, f16 and bf16.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::conv::Conv2dConfig;
@@ -16,7 +16,7 @@ use kiln_layers::{
 
 use crate::sim::with_card;
 
-/// Numbers that look random and are always the same.
+/// Pseudorandom numbers, equal on each call.
 fn numbers<const D: usize>(shape: [usize; D], seed: u64, dtype: DType, device: &Device) -> Tensor<D> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = |_| {
@@ -33,12 +33,12 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.cast(DType::F32).into_data().iter::<f64>().collect()
 }
 
-/// What a function may be off, of its largest value, in f32, f16 and bf16.
+/// The allowed error of a function relative to its largest value, in f32, f16 and bf16.
 #[derive(Clone, Copy)]
 enum Within {
     /// Sums in f32.
     Roundings,
-    /// Products whose factors are rounded: to TF32's 11 bits in f32.
+    /// Products whose factors are rounded: to the 11 bits of TF32 in f32.
     Products,
 }
 
@@ -55,7 +55,7 @@ impl Within {
 
 use Within::{Products, Roundings};
 
-/// Asserts that a function gives on both devices the same values and gradients of its inputs.
+/// Asserts that a function gives equal values and gradients of its inputs on both devices.
 fn assert_same<const D: usize, const E: usize>(
     (what, within): (&str, Within),
     shapes: &[[usize; D]],
@@ -276,7 +276,7 @@ fn convolutions() {
 fn operations_of_burn() {
     with_card(&[], |_| {
         for dtype in DTYPES {
-            // burn's derivative on CUDA is that of the formula with tanh, and exact on the CPU device.
+            // burn's derivative follows the tanh formula on CUDA, and is exact on the CPU device.
             assert_same(("GELU", Products), &[[3, 37]], dtype, |x, _| burn_gelu(x[0].clone()));
             assert_same(("logarithm of softmax", Roundings), &[[3, 37]], dtype, |x, _| log_softmax(x[0].clone(), 1));
             assert_same(("sums", Roundings), &[[5, 131]], dtype, |x, _| {

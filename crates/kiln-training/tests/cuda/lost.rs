@@ -1,4 +1,4 @@
-//! What the device says of a tensor that was never written, and where it says nothing.
+//! How the device reports a tensor that was never written, and where it does not report it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,12 +13,12 @@ const SIDE: usize = 1 << 10;
 
 /// A tensor of 4 MiB whose page was refused.
 fn lost(card: &Card, device: &Device) -> Tensor<2> {
-    // The device is at work: what it needs for itself it has.
+    // The device is busy, and has the memory that it needs for itself.
     assert_eq!(probed(&Tensor::<1>::ones([4], device)), None);
     let (tensor, count) = card.refusing(Refuse::Pages(&[1]), || {
         device.memory_persistent_allocations((), |()| {
             let tensor = Tensor::<2>::ones([SIDE, SIDE], device);
-            // The device does not mind.
+            // The device reports no error.
             device.sync().unwrap();
             tensor
         })
@@ -43,7 +43,7 @@ fn what_was_never_written_is_known_by_every_way_of_asking() {
             probed(&lost),
             lost.try_to_data().err().and_then(|error| Failure::from_device(&error)),
             Failure::from_panic(by_panic.as_ref()),
-            // What was computed from it
+            // A result that was computed from it.
             probed(&lost.clone().sum()),
             probed(&(lost.clone().slice([0..4, 0..4]) + Tensor::ones([4, 4], &device))),
             probed(&Tensor::<2>::ones([8, 4], &device).slice_assign([0..4, 0..4], lost.clone().slice([0..4, 0..4]))),
@@ -52,7 +52,7 @@ fn what_was_never_written_is_known_by_every_way_of_asking() {
             let failure = failure.unwrap_or_else(|| panic!("way {way} finds nothing"));
             assert_eq!((failure.kind(), failure.bytes()), (Kind::OutOfMemory, Some(4 << 20)), "way {way}: {failure}");
         }
-        // The device goes on.
+        // The device still works.
         let fresh = Tensor::<1>::ones([4], &device) + 1.0;
         assert_eq!(fresh.try_into_data().unwrap().try_to_vec::<f32>().unwrap(), [2.0; 4]);
     });
@@ -66,7 +66,7 @@ fn a_batch_that_could_not_be_copied_ahead_is_copied_when_it_is_needed() {
         let shape = [1, 1, SIDE, SIDE];
         let bytes: Vec<u8> = (0..SIDE * SIDE).map(|i| (i % 251) as u8).collect();
         let batch = || ImageBatch { pixels: bytes.clone().into(), shape, labels: vec![3], ids: vec![0], mixed: None };
-        // What the device needs for itself it has.
+        // The device has the memory that it needs for itself.
         let first = batch().upload(&device);
         assert!(first.pixels.is_uploaded());
 
@@ -84,8 +84,8 @@ fn a_batch_that_could_not_be_copied_ahead_is_copied_when_it_is_needed() {
     });
 }
 
-/// Why gradients are probed, and their squares summed, one by one. Parts that fusion gathers in one kernel are not hidden;
-/// which these are it decides anew for every program.
+/// The reason why gradients are probed, and their squares summed, one by one. Parts that fusion gathers in one kernel are not hidden.
+/// burn chooses these parts anew for every program.
 #[test]
 fn a_concatenation_can_hide_a_part_that_was_never_written_and_a_sum_does_not() {
     with_card(&[], |card| {

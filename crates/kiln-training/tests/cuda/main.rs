@@ -1,4 +1,4 @@
-//! The training step on burn's CUDA backend, whose driver here is kiln-cuda-sim: a card is not needed.
+//! The training step on burn's CUDA backend, run on the emulator kiln-cuda-sim: no GPU is needed.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
 mod architectures;

@@ -1,4 +1,4 @@
-//! What is in host memory: inputs of segments between the passes, and optimizer state between the updates.
+//! State in host memory: inputs of segments between the passes, and optimizer state between the updates.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,8 +18,8 @@ use crate::tasks::{Case, Text};
 
 const SIDE: usize = 512;
 
-/// The gradients of x, and the bytes that are live between the passes. `uses_again`: whether the input is used after the segment, in place
-/// where nobody else holds it.
+/// The gradients of x, and the live bytes between the passes. `uses_again`: whether the input is used after the segment, in place if
+/// there is no other holder.
 fn pass(device: &Device, offload: bool, uses_again: bool) -> (Vec<f32>, u64) {
     device.seed(5);
     let layer = LinearConfig::new(SIDE, SIDE).init(device);
@@ -60,10 +60,10 @@ fn gpt() -> Text {
 
 type Run = Rc<RefCell<Watched<Text>>>;
 
-/// Steps that fit before what is on the host comes back.
+/// The number of steps that fit before state on the host comes back.
 const CALM: u32 = 3;
 
-/// A trainer whose only answer to a lack of memory is to move state to the host.
+/// A trainer whose only response to a lack of memory is to move state to the host.
 fn trainer(offloaded: bool) -> Run {
     let (case, optimizer) = (gpt(), OptimizerConfig::sgd());
     let builder = builder(case.clone(), move |device| case.model(device), &settings(optimizer));
@@ -92,7 +92,7 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         }
         let (expected, all) = (Snapshot::of(&plain.borrow()), in_use());
         drop(plain);
-        // Half of what is live are parameters, the other half is their momentum.
+        // Half of the live bytes are parameters, the other half is their momentum.
         let assert_halved = |live: u64| assert!(live > all / 2 - 1024 && live < all * 11 / 20, "{live} of {all}");
 
         let offloaded = trainer(true);
@@ -120,7 +120,7 @@ fn optimizer_state_on_the_host_is_not_on_the_card_and_keeps_the_numbers() {
         println!("moved to the host: {far:.1e} apart");
         assert!(far < 1e-6, "{far:e}");
 
-        // It comes back when memory is no longer short, with its values.
+        // It comes back with its values when there is enough memory again.
         for number in 3..3 + u64::from(CALM) {
             let _ = step(&pressed, number)();
         }
@@ -159,7 +159,7 @@ fn optimizer_state_that_finds_no_room_on_the_card_stays_on_the_host() {
     with_card(&[], |card| {
         let calm = pressed(card);
         let on_host = in_use();
-        // The step in which the state comes back, where nothing fails.
+        // The step in which the state comes back, if nothing fails.
         let back = (2..10)
             .find(|number| {
                 let _ = step(&calm, *number)();

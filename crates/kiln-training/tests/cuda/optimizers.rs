@@ -1,4 +1,4 @@
-//! 8-bit and 4-bit optimizers on CUDA beside the CPU device: parameters, codes and scales have the same bits.
+//! 8-bit and 4-bit optimizers on CUDA compared with the CPU device: parameters, codes and scales have the same bits.
 
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, Optimizer, SgdConfig};
@@ -11,18 +11,18 @@ use crate::sim::{Card, with_card, with_cards};
 
 const STEPS: u64 = 4;
 
-/// How gradients look.
+/// Kinds of gradients.
 #[derive(Clone, Copy, Debug)]
 enum Gradients {
     /// Of both signs, and of all sizes from 1 down to 2^-20.
     Mixed,
     /// All zero, but at the second step.
     Zeros,
-    /// One is a million times as large as the others.
+    /// One value is a million times as large as the others.
     Outlier,
 }
 
-/// Numbers that look random and are always the same.
+/// Pseudorandom numbers, equal on each call.
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = |_| {
@@ -88,7 +88,7 @@ where
     let count = shape.iter().product();
     let mut parameter = tensor(shape, numbers(count, 7), dtype, device);
     let (mut state, mut seen) = (None, vec![]);
-    // Bytes are read from the card when they are asked for, which must be before the next step.
+    // Bytes are read from the GPU on demand, which must be before the next step.
     let read = |data: TensorData| {
         TensorData::from_bytes(Bytes::from_bytes_vec(data.as_bytes().to_vec()), data.shape().clone(), data.dtype())
     };
@@ -133,7 +133,7 @@ fn assert_same<O: Optimizer, const D: usize>(
     }
 }
 
-/// All sizes and gradients, other dtypes, and a matrix whose rows do not lie one after another on the card.
+/// All sizes and gradients, other dtypes, and a matrix whose rows are not contiguous on the GPU.
 fn assert_all<O: Optimizer>(what: &str, optimizer: &O)
 where
     O::State<1>: Moments,
@@ -159,7 +159,7 @@ fn momentum(nesterov: bool) -> SgdConfig {
     SgdConfig::new().with_momentum(Some(momentum))
 }
 
-/// From old to new, with NVIDIA's assembler.
+/// Runs `test` on GPUs from old to new, with NVIDIA's assembler.
 fn on_cards(test: impl Fn(&Card)) {
     with_cards(&[("PTXAS", "find")], &["SM=75", "SM=90", "SM=100"], |card, name| {
         test(card);
@@ -209,7 +209,7 @@ fn stochastic_rounding() {
     });
 }
 
-/// A gradient that is not finite must be seen in the scales, and a parameter that somebody else holds must keep its values.
+/// A gradient that is not finite must be visible in the scales, and a parameter with another holder must keep its values.
 #[test]
 fn what_is_not_finite_is_in_the_scales_and_other_holders_keep_their_values() {
     with_card(&[], |_| {
@@ -230,8 +230,8 @@ fn what_is_not_finite_is_in_the_scales_and_other_holders_keep_their_values() {
     });
 }
 
-/// One kernel a parameter, and no memory for values in f32: none but the tables if nobody else holds parameter and state, and the next
-/// parameter and state if somebody does.
+/// One kernel for each parameter, and no memory for values in f32. Without other holders of parameter and state it allocates only the
+/// tables. With other holders it also allocates the next parameter and state.
 #[test]
 fn a_step_is_one_kernel_and_takes_no_memory_for_values() {
     with_card(&[], |card| {

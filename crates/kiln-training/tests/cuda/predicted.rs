@@ -1,7 +1,7 @@
-//! The predicted peak of a step beside what the driver was asked for. Kernels do nothing here: no value matters.
+//! The predicted peak of a step compared with the driver's allocations. Kernels do nothing here: values do not matter.
 //!
-//! The prediction is of live tensors. The driver gives pages, of which some part lies idle between tensors. To see tensors alone, a step
-//! is also taken while CubeCL asks the driver for each tensor and gives it back at once.
+//! The prediction counts live tensors. The driver allocates pages, parts of which are idle between tensors. To measure tensors alone, a
+//! step is also taken while CubeCL allocates each tensor from the driver and frees it at once.
 
 use std::ops::Range;
 
@@ -21,17 +21,17 @@ const MIB: f64 = 1048576.0;
 const TECHNIQUES: [&str; 5] = ["plain", "bf16", "micro-batches", "every block", "all of it"];
 const LONG: [&str; 2] = ["plain", "bf16"];
 
-/// Where burn joins operations into one kernel, tensors between them do not exist.
+/// Where burn fuses operations into one kernel, the tensors between them do not exist.
 const LIVE: Range<f64> = 0.8..1.02;
-/// Where CubeCL lays its pages depends on when it frees what: the same step needs 0.9 to 1.3 times as much from run to run.
+/// The layout of CubeCL's pages depends on when it frees tensors: one step needs 0.9 to 1.3 times as much from run to run.
 const PAGES: Range<f64> = 0.85..1.45;
 /// Steps that are measured at most.
 const STEPS: u64 = 6;
 
-/// The peak of a step after the first two, in bytes: predicted for tensors alone, and what the driver gave.
+/// The peak of a step after the first two, in bytes: the prediction for tensors alone, and the driver's allocations.
 ///
-/// CubeCL frees tensors on a thread of its own. When that thread has to wait for a core, tensors live longer than the step needs them, which
-/// can only add to the peak. So the smallest peak of a few steps counts, and the first that is less than `most` times the prediction is enough.
+/// CubeCL frees tensors on a thread of its own. If that thread waits for a core, tensors live longer than the step needs them, which can
+/// only add to the peak. So the smallest peak of a few steps counts, and the first one below `most` times the prediction is enough.
 fn peaks<C: Case>(
     card: &Card,
     case: &C,

@@ -19,30 +19,30 @@ use crate::sim::{Card, Count, Refuse};
 use crate::support::{Settings, Snapshot, Watched, builder, numbers, settings};
 use crate::tasks::Case;
 
-/// Relative tolerance for a step that was cut in another way: sums are taken in another order.
+/// Relative tolerance for a step that was cut differently: sums are in another order.
 const TOLERANCE: f64 = 1e-5;
 
 pub(crate) fn device() -> Device {
     Device::cuda(0).autodiff()
 }
 
-/// Bytes of live tensors, once the device has done everything.
+/// Bytes of live tensors, after the device has finished its work.
 pub(crate) fn in_use() -> u64 {
     let device = device().inner();
     reclaim(&device);
     device.memory_pool_usage().expect("CubeCL reports its pools").bytes_in_use
 }
 
-/// What is done about a failure.
+/// The response to a failure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Then {
-    /// The same micro-batches again.
+    /// Tries again with equal micro-batches.
     Again,
-    /// What the standard ladder does: the same once more, then smaller micro-batches.
+    /// The standard ladder: one equal attempt, then smaller micro-batches.
     Standard,
 }
 
-/// The first rung: it keeps the failures.
+/// The first rung, which records the failures.
 #[derive(Debug, Clone)]
 struct Witness {
     then: Then,
@@ -56,7 +56,7 @@ impl Rung for Witness {
     }
 }
 
-/// Two steps of a run, and the third again and again.
+/// Takes two steps of a run, and then the third one repeatedly.
 pub(crate) struct Third<'a, C: Case> {
     card: &'a Card,
     case: &'a C,
@@ -65,20 +65,20 @@ pub(crate) struct Third<'a, C: Case> {
     start: TempDir,
 }
 
-/// The third step, and all that it changed.
+/// The results of the third step.
 pub(crate) struct Done {
     pub(crate) report: StepReport,
     pub(crate) count: Count,
-    /// Of forward and backward passes; what the report has beside these are failures of the update.
+    /// Failures of forward and backward passes. Any further ones in the report are failures of the update.
     pub(crate) failures: Vec<Failure>,
     after: Snapshot,
     state: RunState,
     scaler: ScalerState,
-    /// Bytes of live tensors with nothing but the run.
+    /// Bytes of live tensors when only the run exists.
     in_use: u64,
 }
 
-/// Work for the device's own mode of allocation, which takes only closures that can be sent. A trainer cannot.
+/// Work for the device's own allocation mode, which takes only closures that can be sent. A trainer cannot be sent.
 type Work = Box<dyn FnOnce()>;
 
 thread_local!(static WORK: RefCell<Option<Work>> = const { RefCell::new(None) });
@@ -86,7 +86,7 @@ thread_local!(static WORK: RefCell<Option<Work>> = const { RefCell::new(None) })
 impl<'a, C: Case> Third<'a, C> {
     pub(crate) fn new(card: &'a Card, case: &'a C, optimizer: OptimizerConfig) -> Self {
         let third = Self { card, case, net: case.model(&device()), optimizer, start: tempfile::tempdir().unwrap() };
-        // They make the optimizer's state, and have the kernels compiled.
+        // They allocate the optimizer's state and compile the kernels.
         let (trainer, _) = third.trainer(Then::Again);
         for _ in 0..2 {
             let (report, _) = third.watched(&trainer, Refuse::Pages(&[]));
@@ -96,7 +96,7 @@ impl<'a, C: Case> Third<'a, C> {
         third
     }
 
-    /// The step, with so much memory.
+    /// Takes the step with limited memory.
     pub(crate) fn step(&self, then: Then, refuse: Refuse<'_>) -> Done {
         let (trainer, failures) = self.trainer(then);
         trainer.borrow_mut().set_checkpoints(Checkpoints::new(self.start.path(), 1).unwrap());
@@ -119,7 +119,7 @@ impl<'a, C: Case> Third<'a, C> {
         (Rc::new(RefCell::new(trainer)), failures)
     }
 
-    /// The checkpoint, loaded with so much memory; when that fails, loaded again with all of it. Then the step.
+    /// Loads the checkpoint with limited memory. If that fails, loads it again with all memory. Then takes the step.
     pub(crate) fn resumed(&self, refuse: Refuse<'_>) -> (Result<(), Error>, Count, Done) {
         let (trainer, failures) = self.trainer(Then::Again);
         trainer.borrow_mut().set_checkpoints(Checkpoints::new(self.start.path(), 1).unwrap());
@@ -148,15 +148,15 @@ impl<'a, C: Case> Third<'a, C> {
     }
 }
 
-/// Work that begins on a device without free pages, each of whose tensors has pages of its own.
+/// Runs `work` on a device without free pages, where each tensor has pages of its own.
 fn with_pages<R: 'static>(card: &Card, refuse: Refuse<'_>, work: impl FnOnce() -> R + 'static) -> (R, Count) {
     let device = device().inner();
     reclaim(&device);
     card.refusing(refuse, || with_own_pages(&device, work))
 }
 
-/// Runs `work` while every tensor on `device` has a page of its own, unless one of its size is free, so that nearly every operation asks for
-/// one.
+/// Runs `work` while every tensor on `device` has a page of its own, unless a page of its size is free. Nearly every operation then
+/// allocates one.
 pub(crate) fn with_own_pages<R: 'static>(device: &Device, work: impl FnOnce() -> R + 'static) -> R {
     let result = Rc::new(RefCell::new(None));
     let place = result.clone();
@@ -166,18 +166,18 @@ pub(crate) fn with_own_pages<R: 'static>(device: &Device, work: impl FnOnce() ->
 }
 
 impl Done {
-    /// Whether it was cut as one without failures: neither were the micro-batches smaller, nor the parameters halved that are
-    /// updated together.
+    /// Whether the step was cut as one without failures: neither were the micro-batches smaller, nor were groups of parameters that are
+    /// updated together halved.
     pub(crate) fn cut_alike(&self) -> bool {
         self.report.micro_batches == 1 && self.report.failures == self.failures.len()
     }
 
-    /// How far apart.
+    /// The distance of the results from those of the `undisturbed` step.
     pub(crate) fn distance(&self, undisturbed: &Self) -> f64 {
         self.after.distance(&undisturbed.after)
     }
 
-    /// Whether all of the run has the same bits.
+    /// Whether the whole run has the same bits.
     pub(crate) fn same_bits(&self, undisturbed: &Self) -> bool {
         self.after == undisturbed.after
     }

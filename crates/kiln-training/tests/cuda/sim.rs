@@ -1,4 +1,4 @@
-//! A test in a process of its own, with a card that kiln-cuda-sim pretends.
+//! Runs a test in a process of its own, with a GPU that kiln-cuda-sim emulates.
 #![allow(unsafe_code, reason = "functions of a library that is found when the test runs")]
 
 use std::ffi::{CStr, CString, c_char};
@@ -10,28 +10,28 @@ use std::time::{Duration, Instant};
 use libloading::{Library, Symbol};
 
 const ALONE: &str = "KILN_TEST_ALONE";
-/// The driver's log.
+/// The emulator's log.
 const LOG: &str = "KILN_SIM_LOG";
-/// The last line of a test that reached its end.
+/// The last output line of a test that reached its end.
 const ENDED: &str = "the test reached its end";
-/// A test that takes longer hangs.
+/// A test that takes longer counts as hanging.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// The card of this process.
+/// The GPU of this process.
 pub(crate) struct Card {
     library: Library,
 }
 
-/// Which allocations are refused.
+/// The allocations that are refused.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Refuse<'a> {
-    /// Those of these numbers, counted from 1. CubeCL frees what it can after a refusal and asks once more, which is refused too.
+    /// Allocations with these numbers, counted from 1. After a refusal CubeCL frees memory and asks once more, which is refused too.
     Pages(&'a [u64]),
-    /// Every one by which there would be more than so many bytes beyond those at the beginning.
+    /// Every allocation that would exceed the initial bytes by more than this.
     Beyond(u64),
 }
 
-/// What happened to allocations while they were watched.
+/// Counts of allocations while they were watched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Count {
     /// Allocations that were asked for.
@@ -44,21 +44,22 @@ pub(crate) struct Count {
     pub(crate) peak: u64,
 }
 
-/// Runs `test` in a process of its own, in which `libcuda.so.1` is kiln-cuda-sim with these settings, names without `KILN_SIM_`.
-/// Kernels run on one thread, so that sums by atomic additions repeat.
+/// Runs `test` in a process of its own, in which `libcuda.so.1` is kiln-cuda-sim with these settings (names without `KILN_SIM_`). Kernels
+/// run on one thread, so that sums by atomic additions repeat.
 ///
-/// The process finds the test by its name, which is that of the thread it runs on: tests must have more threads than one.
+/// The process finds the test by its name, which is the name of its thread: run tests with more than one thread.
 pub(crate) fn with_card(settings: &[(&str, &str)], test: impl FnOnce(&Card)) {
     with_cards(settings, &[""], |card, _| test(card));
 }
 
-/// The same for each of `cases`, one process after the other. Words of a case such as `SM=75` are settings too.
+/// Runs `test` as [`with_card`] does, for each of `cases`, one process after the other. Words of a case such as `SM=75` are settings too.
 pub(crate) fn with_cards(settings: &[(&str, &str)], cases: &[&str], test: impl FnOnce(&Card, &str)) {
     with_tries(1, settings, cases, test);
 }
 
-/// The same for peaks of pages: a case passes when one of so many processes does. CubeCL frees tensors on a thread of its own, and when it
-/// comes to that decides whether a page is used again, so that the same steps take more pages in one process than in another.
+/// Runs `test` as [`with_cards`] does, for peaks of pages: a case passes if one of `tries` processes passes. CubeCL frees tensors on a
+/// thread of its own. The timing of that thread decides whether a page is reused, so that equal steps take more pages in one process than
+/// in another.
 pub(crate) fn with_tries(tries: usize, settings: &[(&str, &str)], cases: &[&str], test: impl FnOnce(&Card, &str)) {
     if let Ok(case) = std::env::var(ALONE) {
         test(&Card { library: load() }, &case);
@@ -100,7 +101,7 @@ pub(crate) fn with_tries(tries: usize, settings: &[(&str, &str)], cases: &[&str]
     }
 }
 
-/// `None` for a process that had to be ended.
+/// Returns `None` if the process had to be killed.
 fn wait(mut command: Command) -> Option<ExitStatus> {
     let (start, mut child) = (Instant::now(), command.spawn().unwrap());
     while start.elapsed() < LIMIT {
@@ -147,17 +148,17 @@ impl Card {
         *symbol.unwrap_or_else(|error| panic!("{name}: {error}: is this driver kiln-cuda-sim?"))
     }
 
-    /// Bytes that the program has from the driver.
+    /// Bytes that the program has allocated from the driver.
     pub(crate) fn live(&self) -> u64 {
         self.count("live_bytes")
     }
 
-    /// The most that [`live`](Self::live) was since [`watch`](Self::watch).
+    /// The maximum of [`live`](Self::live) since [`watch`](Self::watch).
     pub(crate) fn peak(&self) -> u64 {
         self.count("peak_bytes")
     }
 
-    /// A number of the driver's summary.
+    /// A number of the emulator's summary.
     pub(crate) fn count(&self, name: &str) -> u64 {
         let text = CString::new(name).unwrap();
         // SAFETY: the type in its README.
@@ -168,7 +169,7 @@ impl Card {
         }
     }
 
-    /// The modules that NVIDIA's assembler took: registers of a thread, and bytes that it keeps in memory for want of registers.
+    /// The modules that NVIDIA's assembler accepted: registers per thread, and bytes that spill to memory.
     pub(crate) fn assembled(&self) -> Vec<[u64; 2]> {
         let log = std::fs::read_to_string(std::env::var_os(LOG).unwrap()).unwrap();
         let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -176,28 +177,28 @@ impl Card {
         modules.map(|module| ["registers", "spilled"].map(|name| module[name].as_u64().unwrap())).collect()
     }
 
-    /// Lets the peak start again.
+    /// Resets the peak.
     pub(crate) fn watch(&self) {
         // SAFETY: the type in its README.
         let reset: extern "C" fn(u32) -> u32 = unsafe { self.function("kiln_sim_reset_peaks") };
         assert_eq!(reset(0), 0);
     }
 
-    /// Another process takes memory.
+    /// Makes another process allocate memory.
     pub(crate) fn take(&self, bytes: u64) {
         // SAFETY: the type in its README.
         let take: extern "C" fn(u32, u64) -> u32 = unsafe { self.function("kiln_sim_take") };
         assert_eq!(take(0, bytes), 0, "{bytes} bytes are not free");
     }
 
-    /// And gives it back.
+    /// Makes the other process free memory.
     pub(crate) fn give(&self, bytes: u64) {
         // SAFETY: the type in its README.
         let give: extern "C" fn(u32, u64) -> u32 = unsafe { self.function("kiln_sim_give") };
         assert_eq!(give(0, bytes), 0);
     }
 
-    /// Orders faults, as the setting `KILN_SIM_FAULTS` does.
+    /// Schedules faults, as the setting `KILN_SIM_FAULTS` does.
     pub(crate) fn arm(&self, faults: &str) {
         let text = CString::new(faults).unwrap();
         // SAFETY: the type in its README.
@@ -205,12 +206,12 @@ impl Card {
         assert_eq!(arm(text.as_ptr()), 0, "{faults}");
     }
 
-    /// Orders no faults any more.
+    /// Removes all scheduled faults.
     pub(crate) fn disarm(&self) {
         self.command(c"{\"do\":\"disarm\"}");
     }
 
-    /// Kernels that are launched in `work` do nothing.
+    /// Runs `work` while launched kernels do nothing.
     pub(crate) fn without_kernels<T>(&self, work: impl FnOnce() -> T) -> T {
         self.command(c"{\"do\":\"execute\",\"run\":false}");
         let result = work();

@@ -1,4 +1,4 @@
-//! Stages and replicas on two cards: the numbers of one card, a part of the model on each, and memory that ends on one of them.
+//! Stages and replicas on two GPUs: the numbers of one GPU, a part of the model on each, and memory that runs out on one of them.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ const STEPS: u64 = 3;
 const MICRO: usize = 2;
 /// A replica that waits longer ends with an error.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Relative; after three steps.
+/// Relative difference allowed after three steps.
 const TOLERANCE: f64 = 1e-5;
 const TWO: (&str, &str) = ("DEVICES", "2");
 
@@ -46,16 +46,16 @@ fn settings_of(optimizer: OptimizerConfig) -> Settings {
     Settings { schedule, micro_batch: Some(MICRO), ..settings(optimizer) }
 }
 
-/// What a run ends with.
+/// The final state of a run.
 struct Ended {
     reports: Vec<StepReport>,
     snapshot: Option<Snapshot>,
-    /// Bytes of live tensors of each card.
+    /// Bytes of live tensors on each GPU.
     live: [u64; 2],
 }
 
 impl Ended {
-    /// The same steps, up to roundings: burn joins the operations of each card into kernels, others than on one card.
+    /// Asserts equal steps up to rounding: burn fuses operations on each GPU into other kernels than on one GPU.
     fn assert_near(&self, expected: &Self, context: &str) {
         assert_eq!(self.reports.len(), expected.reports.len());
         for (found, expected) in self.reports.iter().zip(&expected.reports) {
@@ -75,7 +75,7 @@ fn live() -> [u64; 2] {
     })
 }
 
-/// A trainer on the first card, or in stages.
+/// A trainer on the first GPU, or in stages.
 fn trainer<C>(case: &C, optimizer: OptimizerConfig, stages: Option<StagesConfig>) -> Trainer<C>
 where
     C: Case + Sync,
@@ -91,7 +91,7 @@ where
     builder.build(&Device::cuda(0), &case.batch(0)).unwrap()
 }
 
-/// All steps of such a trainer.
+/// Takes all steps of such a trainer.
 fn run<C>(case: &C, optimizer: OptimizerConfig, stages: Option<StagesConfig>) -> Ended
 where
     C: Case + Sync,
@@ -103,7 +103,7 @@ where
     Ended { reports, live: live(), snapshot: Some(Snapshot::of(&trainer)) }
 }
 
-/// Two stages on two cards take the steps of one card, in each schedule. Each card holds less than the one.
+/// Two stages on two GPUs take the steps of one GPU, in each schedule. Each GPU holds less than the single one.
 fn stages_take_the_same_steps<C>(case: &C, optimizer: OptimizerConfig)
 where
     C: Case + Sync,
@@ -125,7 +125,7 @@ where
 
 #[test]
 fn two_stages_of_a_gpt_on_two_cards() {
-    // AdamW makes of a gradient that is 0 but for rounding, as that of a key's bias, an update as large as any other.
+    // For a gradient that is 0 up to rounding, such as that of a key's bias, AdamW makes an update as large as all others.
     with_card(&[TWO], |_| stages_take_the_same_steps(&gpt(), OptimizerConfig::sgd()));
 }
 
@@ -134,7 +134,7 @@ fn two_stages_of_a_resnet_on_two_cards() {
     with_card(&[TWO], |_| stages_take_the_same_steps(&resnet(), OptimizerConfig::sgd()));
 }
 
-/// In the second step, pages that it asks for on the second card are refused, each in a run of its own.
+/// In the second step, one page on the second GPU is refused. Each page has a run of its own.
 #[test]
 fn a_lack_of_memory_on_the_second_card_is_repaired() {
     with_card(&[TWO], |card: &Card| {
@@ -173,7 +173,7 @@ fn a_lack_of_memory_on_the_second_card_is_repaired() {
     });
 }
 
-/// Replicas in threads, each on a card.
+/// Replicas in threads, each on a GPU.
 fn replicas<C: Case + Sync>(case: &C, optimizer: OptimizerConfig, cards: [Device; 2], shards: bool) -> Vec<Ended> {
     thread::scope(|scope| {
         let work = |communicator: Arc<dyn Communicator>, card: Device| {
@@ -207,7 +207,7 @@ fn two_replicas_on_two_cards_take_the_steps_of_one() {
     });
 }
 
-/// There is no NCCL for a driver in software. What can be checked here: the devices, and that a sum without NCCL ends on both replicas.
+/// The emulator has no NCCL. The test checks the devices, and that a sum without NCCL ends on both replicas.
 #[test]
 fn without_nccl_a_sum_ends_with_an_error_on_all_replicas() {
     with_card(&[TWO], |_| {

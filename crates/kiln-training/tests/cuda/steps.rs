@@ -1,4 +1,4 @@
-//! Pages of a step, refused: the step is taken all the same, and its result is that of a step without failures.
+//! Refused pages of a step: the step succeeds all the same, and its result is that of a step without failures.
 
 use kiln_models::GptConfig;
 use kiln_training::OptimizerConfig;
@@ -9,16 +9,16 @@ use crate::run::{Then, Third};
 use crate::sim::{Card, Refuse, with_card};
 use crate::tasks::{Case, Images, Text};
 
-/// How many steps are disturbed.
+/// The number of disturbed steps.
 struct Share {
-    /// Steps that lose one page, evenly chosen among all pages of a step.
+    /// Steps that lose one page, evenly spread over all pages of a step.
     singles: usize,
-    /// Steps that lose two, at random.
+    /// Steps that lose two pages, at random.
     pairs: usize,
 }
 
 impl Share {
-    /// So many; with `KILN_ALLOCATIONS=all` every page of the step, and many more pairs.
+    /// These numbers. With `KILN_ALLOCATIONS=all`, every page of the step and many more pairs.
     fn of(singles: usize, pairs: usize) -> Self {
         match std::env::var("KILN_ALLOCATIONS").as_deref() {
             Ok("all") => Self { singles: usize::MAX, pairs: 10 * pairs },
@@ -30,9 +30,9 @@ impl Share {
 /// Numbers of pages to refuse, for each step.
 fn plan(pages: u64, share: &Share) -> Vec<Vec<u64>> {
     let mut random = StdRng::seed_from_u64(7);
-    // The last is of the update.
+    // The last page belongs to the update.
     let singles = (1..=pages).rev().step_by((pages as usize).div_ceil(share.singles)).map(|number| vec![number]);
-    // The second may be one of the attempt that comes after the first.
+    // The second page may belong to the attempt after the first one.
     let pair = |_| vec![random.random_range(1..=pages), random.random_range(1..=2 * pages)];
     let pairs: Vec<_> = (0..share.pairs).map(pair).collect();
     singles.chain(pairs).collect()
@@ -51,14 +51,14 @@ fn every_page<C: Case>(card: &Card, case: &C, optimizer: OptimizerConfig, then: 
         if !done.same_bits(&undisturbed) {
             println!("{context}: {} apart, {}", done.distance(&undisturbed), done.report.micro_batches);
         }
-        // The steps differ by a page now and then.
+        // The number of pages varies slightly between steps.
         assert!(done.count.refused > 0 || numbers[0] + 2 > undisturbed.count.seen, "{context}");
         done.assert_as(&undisturbed, &context);
         failed += usize::from(done.report.failures > 0);
         alike += usize::from(done.cut_alike());
         in_update += usize::from(done.report.failures > done.failures.len());
     }
-    // A page may be asked for that nothing needs in the end.
+    // A refused page may turn out to be unnecessary.
     assert!(4 * failed > 3 * plan.len(), "{failed} of {} steps saw a failure", plan.len());
     assert!(in_update > 0, "no page of the update was refused");
     assert!(2 * alike > plan.len(), "{alike} of {} were cut alike", plan.len());
@@ -92,13 +92,13 @@ fn a_net_as_the_standard_ladder_has_it() {
     with_card(&[], |card| every_page(card, &net(false), OptimizerConfig::sgd(), Then::Standard, &Share::of(20, 40)));
 }
 
-/// With SGD: the gradients of a key's bias are 0 but for rounding, of which AdamW makes updates as large as any other.
+/// Uses SGD: the gradients of a key's bias are 0 up to rounding, from which AdamW makes updates as large as all others.
 #[test]
 fn a_gpt_as_the_standard_ladder_has_it() {
     with_card(&[], |card| every_page(card, &gpt(), OptimizerConfig::sgd(), Then::Standard, &Share::of(20, 40)));
 }
 
-/// Not single pages, but all beyond so much: the step comes to micro-batches that fit.
+/// Refuses all memory beyond a limit instead of single pages: the step ends up with micro-batches that fit.
 #[test]
 fn memory_for_a_part_of_the_step() {
     with_card(&[], |card| {
@@ -113,7 +113,7 @@ fn memory_for_a_part_of_the_step() {
             let context = format!("{percent} %: {:?}", done.count);
             println!("{context}: {} micro-batches, {:?}", done.report.micro_batches, done.failures);
             done.assert_as(&undisturbed, &context);
-            // CubeCL cleans up by itself once, which may be enough.
+            // CubeCL cleans up once by itself, which may suffice.
             assert!(
                 if percent < 50 { done.report.failures > 0 } else { percent < 100 || done.report.failures == 0 },
                 "{context}"
@@ -124,7 +124,7 @@ fn memory_for_a_part_of_the_step() {
     });
 }
 
-/// The optimizer's moments among them: a run goes on with all of a checkpoint, or not at all.
+/// This includes the optimizer's moments: a run resumes with all of a checkpoint, or not at all.
 #[test]
 fn a_checkpoint_is_loaded_whole_or_not_at_all() {
     with_card(&[], |card| {

@@ -1,4 +1,4 @@
-//! A card that is lost: whatever operation says so, a step ends with an error, and the checkpoint of before stays whole.
+//! A lost GPU: whichever operation reports it, a step ends with an error, and the earlier checkpoint stays whole.
 
 use burn::module::Module;
 use kiln_training::{Checkpoints, Error, OptimizerConfig};
@@ -22,7 +22,7 @@ fn lost(card: &Card, operation: &str, code: u32) {
     let mut trainer = make();
     let _ = trainer.step(&batch(0, 8)).unwrap();
     let saved = trainer.save_to(&checkpoints).unwrap();
-    // What is free already needs no allocation.
+    // Memory that is free already needs no allocation.
     device().inner().memory_cleanup();
 
     card.arm(&format!("{operation}:3:{code}"));
@@ -41,7 +41,7 @@ fn lost(card: &Card, operation: &str, code: u32) {
     }
     let ended = ended.expect("the card is lost, and three steps succeed");
     assert!(matches!(ended, Error::Lost(_) | Error::Device { .. }), "{ended:?}");
-    // A card that is lost stays lost: the next step says so too, and nothing is saved.
+    // A lost GPU stays lost: the next step reports it too, and nothing is saved.
     let again = trainer.step(&batch(1, 8)).unwrap_err();
     assert!(matches!(again, Error::Lost(_) | Error::Device { .. } | Error::Unfinished { .. }), "{again:?}");
     let state = trainer.state();

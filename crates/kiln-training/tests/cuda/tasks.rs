@@ -1,4 +1,4 @@
-//! A small convolutional net, a ResNet and a GPT, with batches that are functions of the step.
+//! A small convolutional net, a ResNet and a GPT, with batches that follow from the number of the step.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(crate) trait Case: Task + Clone + 'static {
     fn batch(&self, step: u64) -> Self::Batch;
 }
 
-/// Numbers in [-1, 1) that look random: the same on every machine.
+/// Pseudorandom numbers in [-1, 1), equal on every machine.
 fn noise(seed: u64, count: usize) -> impl Iterator<Item = f32> {
     (0..count as u64).map(move |i| {
         let mut z = (seed << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -118,7 +118,7 @@ impl Case for Images {
     }
 }
 
-/// Sequences of tokens, of which the next is to be told.
+/// Sequences of tokens, whose next tokens are predicted.
 #[derive(Clone)]
 pub(crate) struct Text {
     pub(crate) samples: usize,
@@ -216,7 +216,7 @@ impl Case for Residual {
         let pixels = self.config.channels * self.side * self.side;
         let y: Vec<i64> =
             (0..self.samples).map(|i| ((i as u64 * 7 + step) % self.config.classes as u64) as i64).collect();
-        // Each class has a brightness, so that there is something to learn.
+        // Each class has a different brightness, so that there is something to learn.
         let noise = noise(step, self.samples * pixels).enumerate();
         let x = noise.map(|(i, value)| value + y[i / pixels] as f32 / 2.0).collect();
         ImageBatch { x, y }

@@ -1,4 +1,4 @@
-//! How often a step waits for the card, and how much it asks of it.
+//! The number of times that a step waits for the GPU, and of its operations.
 
 use kiln_models::{GptConfig, ResNetConfig, Stem};
 use kiln_training::OptimizerConfig;
@@ -8,7 +8,7 @@ use crate::sim::{Card, with_card};
 use crate::support::{Watched, planned, settings};
 use crate::tasks::{Case, Residual, Text};
 
-/// Waits of the third step, copies to the host, and launches.
+/// Counts of the third step: waits, copies to the host, and launches.
 fn step<C: Case>(card: &Card, case: &C) -> [u64; 3] {
     let settings = settings(OptimizerConfig::adamw());
     let builder = planned(case.clone(), |device| case.model(device), &settings);
@@ -28,7 +28,7 @@ fn step<C: Case>(card: &Card, case: &C) -> [u64; 3] {
     std::array::from_fn(|index| after[index] - before[index])
 }
 
-/// The norm and the loss are read; nothing else of a step waits, however many parameters it has.
+/// A step reads norm and loss. Nothing else in it waits, whatever the number of parameters.
 #[test]
 fn a_step_waits_for_norm_and_loss() {
     with_card(&[], |card| {

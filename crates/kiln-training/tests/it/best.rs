@@ -134,7 +134,7 @@ fn a_run_that_gets_no_better_ends_and_goes_on_with_more_patience() {
             }
         }
         assert_eq!(last, Finish::EndedEarly);
-        // It takes no step more, and goes on when it is allowed to.
+        // It takes no further step, and continues when its settings allow it.
         let mut again = trainer(&VALUES, patient(4), TOTAL);
         assert_eq!(fit(&mut again, &checkpoints, u64::MAX), Finish::EndedEarly);
         assert_eq!(again.state().step, 18);

@@ -139,7 +139,7 @@ fn a_budget_chooses_checkpoints_and_the_run_has_the_same_bits() {
         assert!(plan.fits && plan.peak_bytes <= limit, "{plan}, {limit} bytes");
         assert!(plan.checkpoints.recomputed() > 0 || !whole_batches && plan.micro_batch < SAMPLES, "{plan}");
         assert_eq!(tight.limit_bytes(), Some(limit));
-        // The same micro-batches without a budget; nothing recomputed.
+        // A run without a budget with these micro-batches, and without recomputation.
         if plan.micro_batch < SAMPLES {
             free = build(given().with_micro_batch(plan.micro_batch));
         }
@@ -191,7 +191,7 @@ fn a_budget_that_nothing_fits_into_names_the_largest_part() {
         assert!(text.contains(&format!("its largest part is {category} with {}", ByteSize(bytes))), "{text}");
         assert!(text.contains(&ByteSize(limit).to_string()), "{text}");
     }
-    // Of one sample of a large model, AdamW's state is the largest part.
+    // With one sample of a large model, AdamW's state is the largest part.
     let built = deep(no_chain, 60, 0).with_memory(MemoryBudget::Bytes(20_000)).build(&Device::flex(), &batch(SAMPLES));
     let text = built.map(|_| ()).unwrap_err().to_string();
     assert!(text.contains("largest part is optimizer state"), "{text}");
@@ -323,7 +323,7 @@ fn batches_that_cannot_be_planned_are_refused() {
         "memory budget is 0 bytes, expected at least 1 byte"
     );
 
-    // How a step grows is not seen from one sample.
+    // One sample does not show how a step grows.
     let budget = roomy().build(&device, &batch(1)).map(|_| ());
     assert!(matches!(budget, Err(Error::Sample { samples: 1 })), "{budget:?}");
     let checkpointing = new().with_checkpointing(Checkpointing::Every(1)).build(&device, &batch(1)).map(|_| ());

@@ -1,4 +1,4 @@
-//! Models that are made smaller while they train: what is attached to their parameters, and edits between steps, are part of a run.
+//! Models that become smaller during training: attachments to their parameters, and edits between steps, are part of a run.
 #![allow(
     clippy::ptr_arg,
     clippy::print_stdout,
@@ -91,7 +91,7 @@ impl Smaller {
         Ok(Nest::optional(Some(Nest::optional(masks, adapters.transpose()?)), fake.transpose()?))
     }
 
-    /// What is attached, and the edits.
+    /// Adds the attachments and the edits to `builder`.
     fn on<'a, T: Task>(&self, builder: TrainerBuilder<'a, T>) -> TrainerBuilder<'a, T> {
         let (own, gradual) = (self.clone(), self.prune);
         let builder = builder.with_reparameterization(move |model: &T::Model| own.attached(model));
@@ -122,7 +122,7 @@ fn resnet(lean: bool) -> ResNet {
     ready(resnet_config(lean).init(&device()).unwrap())
 }
 
-/// `net` with all of its parameters drawn: those of adapters are drawn after them.
+/// Draws all parameters of `net`. Those of adapters are drawn after them.
 fn ready<M: Module>(net: M) -> M {
     let _ = net.valid();
     net

@@ -1,4 +1,4 @@
-//! How runs end and are measured: what was trained is kept, and measuring takes no more memory than training.
+//! How runs end and are evaluated: trained steps are kept, and an evaluation takes no more memory than training.
 
 use std::cell::RefCell;
 use std::fs;
@@ -21,7 +21,7 @@ const SAMPLES: usize = 12;
 const SIZE: usize = 4;
 const STEPS: u64 = 8; // of epochs of 3
 
-/// A net that is measured by the numbers of its samples, with room for some of them at once.
+/// A net that is evaluated on the numbers of its samples, with memory for some of them at once.
 #[derive(Clone)]
 struct Measured {
     room: Arc<AtomicUsize>,
@@ -94,7 +94,7 @@ fn run(
     (events.take(), ended.err())
 }
 
-/// Gives two batches of the three that it says.
+/// Returns two batches although it announces three.
 struct Short;
 
 impl BatchSource for Short {

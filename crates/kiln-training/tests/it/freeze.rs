@@ -80,7 +80,7 @@ fn frozen_parameters_stay_and_running_statistics_move() {
         let learned: BTreeSet<u64> = after.values().filter(|stored| stored.learns).map(|stored| stored.id).collect();
         assert_eq!(with_state(&trainer), learned);
 
-        // Another process goes on with the same bits.
+        // Another process continues with the same bits.
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
         trainer.save_to(&checkpoints).unwrap();

@@ -1,4 +1,4 @@
-//! Runs that go on with another length or other sizes, and runs that start from another one's state.
+//! Runs that continue with another length or other sizes, and runs that start from another run's state.
 
 use std::ops::ControlFlow;
 
@@ -81,7 +81,7 @@ fn a_finished_run_goes_on_at_the_rates_of_the_longer_run() {
     assert_eq!(seen, (10..60).map(|step| cosine(0.004).rate(step, 60)).collect::<Vec<_>>());
     assert!(seen[0] < seen[4], "it warms up again: {seen:?}");
 
-    // Without being asked for, another length is still refused, and other data is in any case.
+    // Without the setting, another length is refused, and other data is always refused.
     let mut refused = trainer(&net, given(0.01, 30), false);
     refused.set_checkpoints(parts.clone());
     let error = refused.resume().unwrap_err().to_string();

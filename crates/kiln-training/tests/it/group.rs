@@ -1,4 +1,4 @@
-//! Runs of several replicas in threads, next to the same run on one.
+//! Runs of several replicas in threads, compared with the run on one replica.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ impl Case<Ids<Net>> {
 }
 
 impl<T: Task<Batch: Sync>> Case<T> {
-    /// The same with other settings.
+    /// Returns the case with settings that `adjust` has changed.
     pub(crate) fn with(self, adjust: fn(Settings) -> Settings) -> Self {
         Self { adjust, ..self }
     }
@@ -80,17 +80,17 @@ impl<T: Task<Batch: Sync>> Case<T> {
         if shards { builder.sharding_optimizer() } else { builder }
     }
 
-    /// Takes a step on each batch, on one replica.
+    /// Takes a step on each batch, with one replica.
     pub(crate) fn alone(&self, batches: &[T::Batch]) -> Ended {
         ended(self.builder(None, false), batches, |_| {}, |trainer, batch| trainer.step(batch).unwrap())
     }
 
-    /// Takes a step on each batch, on so many replicas, each of which has a micro-batch of every batch.
+    /// Takes a step on each batch, with several replicas, each of which has a micro-batch of every batch.
     pub(crate) fn on(&self, replicas: usize, shards: bool, batches: &[T::Batch]) -> Vec<Ended> {
         self.watched(replicas, shards, batches, |_, _| {})
     }
 
-    /// The same with trainers that `watch` has changed.
+    /// Takes steps as [`on`](Self::on) does, with trainers that `watch` has changed.
     pub(crate) fn watched(
         &self,
         replicas: usize,
@@ -150,7 +150,7 @@ pub(crate) fn all_numbers(reports: &[StepReport]) -> Vec<String> {
     reports.iter().map(numbers).collect()
 }
 
-/// All replicas have the same model and reports, and the first one has `expected` with the same reports.
+/// Asserts that all replicas have equal models and reports, and that the first one has `expected` with the same reports.
 pub(crate) fn assert_all_same(replicas: &[Ended], expected: &Ended, context: &str) {
     for (rank, replica) in replicas.iter().enumerate() {
         assert_eq!(all_numbers(&replica.reports), all_numbers(&expected.reports), "{context}, replica {rank}");

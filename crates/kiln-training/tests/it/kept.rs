@@ -1,4 +1,4 @@
-//! Checkpoints that cannot be read or written for a moment: what is whole stays, and what was due is done later.
+//! Checkpoints that are unreadable or unwritable for a moment: whole ones stay, and pending actions are done later.
 
 use std::cell::Cell;
 use std::fs;
@@ -56,7 +56,7 @@ fn a_checkpoint_that_cannot_be_read_for_a_moment_is_kept_until_the_run_comes_pas
         steps(&mut second, 1);
         let saved = second.save().unwrap();
         assert_eq!(checkpoints.newest().unwrap(), Some(saved), "{file}: the run has gone back");
-        // The disk is well again, and the user wants what was there.
+        // The disk works again, and the user needs the earlier checkpoint.
         let kept = newest.with_extension("later");
         fs::remove_dir(kept.join(file)).unwrap();
         fs::rename(&aside, kept.join(file)).unwrap();
@@ -66,7 +66,7 @@ fn a_checkpoint_that_cannot_be_read_for_a_moment_is_kept_until_the_run_comes_pas
         assert_eq!(third.resume().unwrap().as_ref(), Some(&newest), "{file}");
         Snapshot::of(&third).assert_same(&Snapshot::of(&first), file);
 
-        // What the run has come past again is not kept.
+        // Checkpoints whose steps the run has passed again are not kept.
         second.save().unwrap();
         assert!(kept.is_dir() && !newest.exists(), "{file}");
         steps(&mut second, 2);
@@ -160,7 +160,7 @@ fn states(folder: &Path) -> Vec<(PathBuf, String)> {
     names.into_iter().map(read).collect()
 }
 
-/// The disk is gone from one event on, and is there again when the run goes on, in the same process or in another one.
+/// The disk disappears at one event, and is there again when the run continues, in this process or in another one.
 #[test]
 fn what_was_due_when_the_disk_was_gone_is_done_when_the_run_goes_on() {
     let _turn = turn();

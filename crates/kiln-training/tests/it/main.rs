@@ -41,7 +41,7 @@ use kiln_memory::CountingAllocator;
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator::new();
 
-/// A test that draws random numbers beside another one changes its numbers once in many runs: a failure nobody can repeat.
+/// A test that draws random numbers beside another one would rarely change its numbers: a failure that nobody can repeat.
 #[test]
 fn every_test_takes_its_turn() {
     let _turn = support::turn();

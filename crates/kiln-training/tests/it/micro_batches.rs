@@ -1,4 +1,4 @@
-//! A step in micro-batches is the step on the whole batch; an overflow skips a step and nothing else.
+//! A step in micro-batches equals the step on the whole batch; an overflow skips a step and nothing else.
 
 use std::cell::{Cell, RefCell};
 use std::ops::{ControlFlow, Range};
@@ -36,8 +36,8 @@ impl Net {
         }
     }
 
-    /// The same numbers in tensors of their own: clones share running statistics. (Making the model anew from the same seed
-    /// is no way, because the device's random numbers belong to all tests of this process.)
+    /// Copies the numbers to separate tensors, because clones share running statistics. (Making the model again from its seed does not
+    /// work, because the device's random numbers belong to all tests of this process.)
     fn copy(&self) -> Self {
         self.valid().train()
     }
@@ -59,7 +59,7 @@ fn settings(precision: Precision, micro_batch: impl Into<Option<usize>>) -> Sett
         schedule: ScheduleConfig { peak: 0.05, warmup: 0.0, floor: 0.1 }.into(),
         policy: Policy::new(precision),
         micro_batch: micro_batch.into(),
-        // Not Adam: its first step is the sign of the gradient, also where the gradient is a rounding error.
+        // Not Adam: its first step is the sign of the gradient, even if the gradient is a rounding error.
         ..support::settings(OptimizerConfig::sgd())
     }
 }
@@ -157,7 +157,7 @@ fn an_overflow_skips_the_step_and_lowers_the_scale_and_a_resumed_run_goes_on_ali
     resumed.resume().unwrap();
     assert_eq!((resumed.scaler(), resumed.state()), (trainer.scaler(), trainer.state()));
     assert_ne!(resumed.scaler(), ScalerState { scale: 2f64.powi(40), streak: 0 });
-    // Another precision would go on with this one's scale.
+    // Another precision would continue with this one's scale.
     let mut other = self::trainer(&Net::new(true, &device()), &self::settings(Precision::F32, 5), &data);
     other.set_checkpoints(checkpoints);
     let refused = other.resume().unwrap_err().to_string();
@@ -169,7 +169,7 @@ fn an_overflow_skips_the_step_and_lowers_the_scale_and_a_resumed_run_goes_on_ali
     }
 }
 
-/// A batch whose parts weigh as it is told.
+/// A batch whose parts have given weights.
 struct Weighed {
     data: Data,
     weight: usize,

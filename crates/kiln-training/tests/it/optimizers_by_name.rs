@@ -66,7 +66,7 @@ fn each_resumes_after_every_step_with_the_same_bits_and_on_the_host_as_well() {
         let expected = steps(&mut straight, 0..STEPS);
         let snapshot = Snapshot::of(&straight);
         for stop in 1..STEPS {
-            // A run is saved with its state at one place, and goes on with its state at the other.
+            // A run is saved with its state at one place, and continues with its state at the other.
             let on_host = stop % 2 == 0;
             let context = format!("{name}, stopped after {stop}, at first on the host: {on_host}");
             let folder = tempfile::tempdir().unwrap();

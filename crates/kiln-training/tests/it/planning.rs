@@ -1,4 +1,4 @@
-//! Plans of steps that are divided among devices: they balance times, stay within budgets, and hold what is measured.
+//! Plans of steps that are divided among devices: they balance times, stay within budgets, and predict measured memory.
 
 use std::thread;
 
@@ -172,7 +172,7 @@ fn stages_and_replicas_take_an_allowed_optimizer_only_where_nothing_fits_otherwi
         let plan = planner.stage_plan(&layout, between).unwrap();
         assert_eq!((&plan.optimizer, &plan.step().optimizer), (&adamw8bit, &adamw8bit));
         assert!(plan.fits && plan.peak_bytes <= between && plan.to_string().contains("adamw8bit"), "{plan}");
-        // Not without leave.
+        // Another optimizer is not used unless it is allowed.
         let error = self::planner(sizes).stage_plan(&layout, between).unwrap_err();
         assert!(matches!(error, Error::NothingFits { .. }), "{error}");
         let error = planner.stage_plan(&layout, small / 2).unwrap_err();
@@ -262,7 +262,7 @@ fn a_plan_takes_an_allowed_optimizer_or_state_on_the_host_only_as_it_is_promised
         all.map(|planner| (planner.optimizer().clone(), least(planner))).collect()
     };
 
-    // On the CPU device, state on the host is no other place.
+    // On the CPU device, state on the host is not at another place.
     let all = ways(&made(&cpu, 7));
     assert_eq!(
         all.iter().map(|(of, _)| of.clone()).collect::<Vec<_>>(),
@@ -280,7 +280,7 @@ fn a_plan_takes_an_allowed_optimizer_or_state_on_the_host_only_as_it_is_promised
         assert!(matches!(planner.choose(small / 2).unwrap_err(), Error::NothingFits { .. }));
         assert!(made(profile, 0).choose(own - 1).is_err(), "not without leave");
     }
-    // On a card, state on the host has the same numbers: it is taken before another optimizer, if it is faster or nothing else fits.
+    // On a GPU, state on the host has the same numbers: it is taken before another optimizer, if it is faster or nothing else fits.
     let planner = made(&card, 7);
     let all = ways(&planner);
     let [own, on_host] = [PlannedOptimizer::Own, PlannedOptimizer::OwnOnHost]

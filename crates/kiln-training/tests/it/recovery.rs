@@ -1,4 +1,4 @@
-//! A step that fails at any of its boundaries is redone, and the run is the one that was not disturbed.
+//! A step that fails at any of its boundaries is repeated, and the run equals an undisturbed one.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -55,7 +55,7 @@ impl<M: Module + 'static> Case<M> {
         (1..=calls).map(|call| vec![call]).chain((0..6).map(pair).collect::<Vec<_>>()).collect()
     }
 
-    /// Fails at every boundary of three steps, with the same split again; the result has the same bits.
+    /// Fails at every boundary of three steps, and repeats the step with the same split. The result has the same bits.
     fn same_split(&self, updates: u64) {
         let (expected, reports, seen) = self.run(reclaim(), Injector::calls([]));
         let skipped = reports.iter().filter(|report| report.skipped).count() as u64;
@@ -74,7 +74,7 @@ impl<M: Module + 'static> Case<M> {
         }
     }
 
-    /// The same, with smaller micro-batches after each failure; the result is the same but for roundings.
+    /// Fails as [`same_split`](Self::same_split), and repeats the step with smaller micro-batches. The result is equal up to rounding.
     fn smaller_split(&self) {
         let (expected, reports, seen) = self.run(Ladder::new().with(Shrink), Injector::calls([]));
         for calls in self.faults(seen.seen()) {
@@ -104,7 +104,7 @@ fn resnet() -> (ResNet, LossOf<ResNet>) {
     (net, loss)
 }
 
-/// Two layers of a width that makes several chunks of an update.
+/// A GPT of two layers, wide enough for several chunks of an update.
 fn gpt(dropout: f64) -> (Gpt, LossOf<Gpt>) {
     const VOCAB: usize = 20;
     let config = GptConfig { layers: 2, ..GptConfig::tiny(VOCAB, 8) }.with_dropout(dropout);
@@ -153,8 +153,8 @@ fn a_failure_at_any_boundary_of_a_gpt_with_dropout_changes_nothing() {
     }
 }
 
-// Batch-norm normalises by the micro-batch, so that another split is another function: models without it. So is dropout, whose
-// masks are drawn per micro-batch.
+// Batch-norm normalises each micro-batch, so that another split is another function. So is dropout, whose masks are drawn per
+// micro-batch. The models here have neither.
 #[test]
 fn a_failure_that_cuts_the_batch_smaller_changes_roundings_only() {
     let _turn = turn();

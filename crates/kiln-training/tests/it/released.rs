@@ -1,4 +1,4 @@
-//! An attempt that failed leaves no memory behind: what its forward pass kept is gone before the next one starts.
+//! A failed attempt leaves no memory behind: the values that its forward pass kept are gone before the next one starts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

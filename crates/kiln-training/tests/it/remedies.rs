@@ -1,4 +1,4 @@
-//! Changes that lower the peak of a step: their peaks are those of the changed steps, and what is compared is never chosen.
+//! Changes that lower the peak of a step: their peaks are those of the changed steps, and compared settings are never chosen.
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::tanh;

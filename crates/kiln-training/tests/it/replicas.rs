@@ -1,4 +1,4 @@
-//! Several replicas take the steps that one takes on the whole batches, bit for bit.
+//! Several replicas take the steps that one replica takes on the whole batches, bit for bit.
 
 use std::ops::Range;
 

@@ -29,10 +29,10 @@ const STEPS: u64 = 8; // of epochs of 3
 const VICTIM: usize = 1;
 const AT: u64 = 5;
 
-/// What the victim does in its fifth step, or instead of it.
+/// The victim's action in its fifth step, or instead of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
-    /// Nothing.
+    /// It continues normally.
     Goes,
     /// Its loss does not depend on the parameters.
     NoGradients,
@@ -170,7 +170,7 @@ fn a_replica_that_fails_ends_all_and_the_run_goes_on_from_its_checkpoint() {
             }
             let apart = whens.iter().max().unwrap().duration_since(*whens.iter().min().unwrap());
             assert!(apart < Duration::from_secs(10), "{context}: the ends are {apart:?} apart");
-            // All threads are joined. The run goes on from its newest checkpoint.
+            // All threads are joined. The run continues from its newest checkpoint.
             let again = run(Goes, shards, &directory);
             for end in again {
                 let end = end.unwrap_or_else(|panic| resume_unwind(panic));
@@ -210,7 +210,7 @@ fn a_replica_that_goes_away_between_steps_is_missed_in_the_next() {
     }
 }
 
-/// Errors of the first replica, which writes, and of data that does not fit.
+/// Errors of the first replica, which writes, and errors of data that does not fit.
 #[test]
 fn what_fails_on_one_replica_alone_is_told_to_all() {
     let _turn = turn();
@@ -235,7 +235,7 @@ fn what_fails_on_one_replica_alone_is_told_to_all() {
             ControlFlow::Continue(())
         });
         if what == "data" && rank == VICTIM {
-            // It has met other data before.
+            // It has seen other data before.
             trainer.set_data(&loader(rank, |plan| Ok(plan.ids.clone())))?;
         }
         let short = what == "data" && rank == VICTIM || what == "batches" && rank == 0;

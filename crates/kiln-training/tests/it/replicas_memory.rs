@@ -1,4 +1,4 @@
-//! Memory that runs out on one replica: all try again with the same, and the numbers are those of a run that began with it.
+//! Memory that runs out on one replica: all try again with equal settings, and the numbers are those of a run that began with them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -154,7 +154,7 @@ fn uneven_parts_are_one_micro_batch_each() {
     assert!(reports.into_iter().all(|report| report.unwrap().micro_batches == REPLICAS));
 }
 
-/// The failure of one replica, whatever it is, has all learn the same.
+/// All replicas learn of the failure of one replica, whatever it is.
 #[test]
 fn what_one_replica_learns_all_learn() {
     let _turn = turn();
@@ -206,7 +206,7 @@ fn when_nothing_fits_on_one_replica_all_end_with_a_report_that_names_it() {
     }
 }
 
-/// The others would wait for minutes: the error of the first to end quotes a lack of memory.
+/// Without a message, the others would wait for minutes: the error of the first one to end quotes a lack of memory.
 #[test]
 fn a_replica_that_does_not_try_again_ends_all_at_once() {
     let _turn = turn();
@@ -236,7 +236,7 @@ fn a_replica_that_does_not_try_again_ends_all_at_once() {
     assert!(matches!(&errors[0], Error::Parallel(kiln_parallel::Error::Left { rank: 1, .. })), "{}", errors[0]);
 }
 
-/// The others wait for a replica whose update is unfinished, until it is given up.
+/// The others wait for a replica with an unfinished update, until it is given up.
 #[test]
 fn an_update_that_stays_unfinished_ends_the_run_on_all_when_its_replica_is_dropped() {
     let _turn = turn();
@@ -338,7 +338,7 @@ fn an_update_that_is_unfinished_on_one_replica_goes_on_when_there_is_room_for_it
     }
 }
 
-/// One replica could take the whole part at once, and the other one cannot.
+/// One replica could take its whole part at once, and the other one could not.
 #[test]
 fn what_is_learned_is_about_the_setting_that_the_replicas_agreed_on() {
     let _turn = turn();

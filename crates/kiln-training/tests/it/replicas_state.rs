@@ -1,4 +1,4 @@
-//! The optimizer's state of replicas, whole or divided: its bytes, checkpoints, and runs that go on with another number of replicas.
+//! The optimizer's state of replicas, whole or divided: its bytes, checkpoints, and runs that continue with another number of replicas.
 
 use std::cell::RefCell;
 use std::fs;
@@ -32,8 +32,8 @@ fn loader(
     Loader::new(SAMPLES, config, load).unwrap()
 }
 
-/// A run that saves after every second step. With 1, 2 and 3 replicas it has the same numbers: without dropout and batch-norm they differ by
-/// the rounding of sums only, and sums of the same micro-batches are the same.
+/// A run that saves after every second step. With 1, 2 and 3 replicas it has the same numbers. Without dropout and batch-norm they differ
+/// only by the rounding of sums, and sums of equal micro-batches are equal.
 fn case(optimizer: OptimizerConfig) -> Case<Ids<Net>> {
     let settings = |settings| Settings { steps: STEPS, every: Every::epoch().with_checkpoint(2), ..settings };
     Case::net(optimizer).with(settings)
@@ -150,7 +150,7 @@ fn each_replica_holds_its_share_of_the_state() {
             assert!(bytes(false).iter().all(all_of_it), "each has all of it");
             let shares = bytes(true);
             let most = *shares.iter().max().unwrap();
-            // Names and alignment take some bytes of each record; the last layer is smaller.
+            // Names and alignment add some bytes to each record; the last layer is smaller.
             assert!((most as f64) < 1.15 * whole as f64 / replicas as f64, "{optimizer:?}: {shares:?} of {whole}");
             assert!(shares.iter().sum::<usize>() as f64 > 0.95 * whole as f64, "{optimizer:?}: {shares:?} of {whole}");
         }
@@ -166,7 +166,7 @@ fn replicas_that_find_other_checkpoints_end() {
     for (name, stop) in [("a", 4), ("b", 5)] {
         let _ = fit(&case, alone, &folder.path().join(name), stop);
     }
-    // The same steps of another run.
+    // The steps of another run with equal settings.
     let other =
         Case::net(OptimizerConfig::adamw()).with(|settings| Settings { steps: STEPS, max_norm: None, ..settings });
     let _ = fit(&other, alone, &folder.path().join("c"), 4);

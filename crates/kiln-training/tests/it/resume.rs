@@ -1,4 +1,4 @@
-//! A run that was interrupted goes on as if it had not been, and a damaged checkpoint is not used.
+//! A run that was interrupted continues as if it had not been, and a damaged checkpoint is not used.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -20,7 +20,7 @@ use rand::RngExt;
 
 use crate::support::{self, Settings, builder, turn};
 
-/// Everything that has state: weights, running statistics, dropout.
+/// A model with all kinds of state: weights, running statistics, dropout.
 #[derive(Module, Debug)]
 struct Net {
     first: Linear,
@@ -248,7 +248,7 @@ fn damaged_checkpoints_are_passed_over_and_never_loaded() {
         }
     }
 
-    // Damaged checkpoints of later steps do not push out the good one that the run went on from.
+    // Damaged checkpoints of later steps do not displace the good one that the run continued from.
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
     let _ = run(&mut trainer(OptimizerConfig::sgd()), &checkpoints, 1);
@@ -263,7 +263,7 @@ fn damaged_checkpoints_are_passed_over_and_never_loaded() {
     assert_eq!(checkpoints.list().unwrap(), [folder.path().join("step-00000003")]);
     assert_eq!(checkpoints.newest().unwrap(), Some(folder.path().join("step-00000003")));
 
-    // A trainer that has gone on takes back all of a checkpoint, statistics that are not folded in yet included.
+    // A trainer that has taken further steps restores all of a checkpoint, including statistics that are not folded in yet.
     let at_three = bits(resumed.model());
     let _ = resumed.step(&batch(7)).unwrap();
     resume(&mut resumed, &checkpoints).unwrap();
@@ -293,13 +293,13 @@ fn damaged_checkpoints_are_passed_over_and_never_loaded() {
     assert!(!checkpoints.list().unwrap().contains(&copy));
     fs::remove_dir(&copy).unwrap();
 
-    // A directory that a killed process left half-written is passed over, and removed by the next save.
+    // A directory that a killed process left incomplete is skipped, and removed by the next save.
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(folder.path(), 2).unwrap();
     let partial = folder.path().join(".step-00000009.partial");
     fs::create_dir(&partial).unwrap();
     fs::write(partial.join("model.bpk"), "half").unwrap();
-    // What the user has beside it stays, whatever its name.
+    // The user's own files beside it stay, whatever their names.
     let own = ["best", "best.old", "mine.partial", ".mine.partial"].map(|name| folder.path().join(name));
     own.iter().for_each(|own| fs::create_dir(own).unwrap());
     fs::write(folder.path().join("list.partial"), "text").unwrap();

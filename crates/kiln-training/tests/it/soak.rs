@@ -1,4 +1,4 @@
-//! Long runs under memory that comes and goes: nothing is lost, nothing is trained twice, and a resumed run goes on alike.
+//! Long runs with varying memory: nothing is lost, nothing is trained twice, and a resumed run continues alike.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -104,7 +104,7 @@ impl Room {
         (room, trainer)
     }
 
-    /// The run begins, or goes on from a checkpoint.
+    /// Begins the run, or continues from a checkpoint.
     fn at(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
@@ -165,7 +165,7 @@ fn micro_batches_follow_memory_down_and_up_and_every_sample_is_trained_once_per_
     let parts: Vec<usize> = full(0, 80).map(|(report, _)| report.micro_batches).collect();
     assert!(full(0, 10).all(|(report, _)| report.micro_batches == 1 && report.failures == 0), "{parts:?}");
     assert!(full(10, 40).all(|(report, _)| report.micro_batches >= SIZE.div_ceil(5)), "{parts:?}");
-    // The largest size that fits is found, and kept until the end of the want.
+    // The search finds the largest size that fits, and keeps it until memory is no longer short.
     assert!(full(30, 40).all(|(report, _)| report.micro_batches == SIZE.div_ceil(5)), "{parts:?}");
     assert!(full(60, 80).all(|(report, _)| report.micro_batches == 1 && report.failures == 0), "{parts:?}");
     assert_eq!(last, SIZE);
@@ -272,10 +272,10 @@ fn two_thousand_steps_of_the_usual_recovery_end_near_the_undisturbed_run_whereve
 fn memory_that_is_gone_for_a_while_is_waited_for_in_passes_and_in_updates() {
     let _turn = turn();
     let net = Net::new(&[8, 16, 16], false, 0.0);
-    /// Where memory is gone.
+    /// The boundaries at which memory is short.
     type Place = fn(Boundary) -> bool;
     let (all, update): (Place, Place) = (|_| true, |at| at == Boundary::Update);
-    /// How long memory is gone.
+    /// How long memory is short.
     #[derive(Clone, Copy)]
     enum Gone {
         Calls(u64),
@@ -335,7 +335,7 @@ fn an_update_that_finds_no_memory_within_the_patience_can_be_completed_later() {
     let error = trainer.step(&batch(0, 6)).unwrap_err();
     assert!(matches!(error, Error::Unfinished { step: 1, failure: Some(_), .. }), "{error}");
     assert!(begun.elapsed() >= Duration::from_millis(250), "it waited for {:?}", begun.elapsed());
-    // A buffer that is too big for an empty device is not waited for.
+    // A buffer that is too big for an empty device does not wait.
     trainer.watch(refuse(Kind::TooBig));
     let begun = Instant::now();
     assert!(matches!(trainer.complete_update(), Err(Error::Unfinished { .. })));

@@ -218,7 +218,7 @@ impl<T: Task> DerefMut for Watched<T> {
     }
 }
 
-/// A trainer of the numbers of `net`, in tensors of its own, without recovery.
+/// A trainer with the numbers of `net`, in separate tensors, without recovery.
 pub(crate) fn trainer<T>(net: &T::Model, task: T, settings: &Settings) -> Watched<T>
 where
     T: Task<Batch = Vec<usize>>,
@@ -239,12 +239,12 @@ pub(crate) fn recovery(batch: usize, start: usize, ladder: Ladder) -> Recovery {
     Recovery::new(device(), search, ladder).with_patience(Patience::new(Duration::ZERO))
 }
 
-/// Tries again as it was.
+/// A ladder with equal attempts only.
 pub(crate) fn reclaim() -> Ladder {
     Ladder::new().with(Reclaim { times: usize::MAX })
 }
 
-/// Has the boundaries of `trainer` fail as `faults` says.
+/// Makes the boundaries of `trainer` fail as `faults` says.
 pub(crate) fn inject<T: Task>(trainer: &mut Watched<T>, faults: Injector) -> Arc<Injector> {
     let faults = Arc::new(faults);
     let shared = faults.clone();
@@ -252,7 +252,7 @@ pub(crate) fn inject<T: Task>(trainer: &mut Watched<T>, faults: Injector) -> Arc
     faults
 }
 
-/// All that a step may change, as it is saved: parameters, running statistics and optimizer state by name.
+/// All state that a step may change, as saved: parameters, running statistics and optimizer state by name.
 #[derive(Clone, PartialEq)]
 pub(crate) struct Snapshot {
     tensors: BTreeMap<String, Vec<u8>>,
@@ -266,7 +266,7 @@ impl Snapshot {
         Self::on_first(trainer).unwrap()
     }
 
-    /// The same for one of several replicas; none where another one saves for all.
+    /// Takes the snapshot of one of several replicas. `None` if another replica saves for all.
     pub(crate) fn on_first<T: Task>(trainer: &Trainer<T>) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let path = trainer.save_to(&Checkpoints::new(folder.path(), 1).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! An update that fails part of the way is gone on with: no parameter is updated twice, none is left out.
+//! An update that fails part of the way is completed: no parameter is updated twice, none is left out.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ fn take(trainer: &mut Trainer<Ids<Net>>) -> Result<StepReport, Error> {
     trainer.step(&batch(trainer.state().step, SIZE))
 }
 
-/// A trainer that has taken a step, so that the optimizer has state, and what two more make of it.
+/// A trainer that has taken a step, so that the optimizer has state, and the snapshot after two more steps.
 fn started(net: &Net, settings: &Settings) -> (Watched<Ids<Net>>, Snapshot) {
     let new = || {
         let mut trainer = trainer(net, Ids::net(), settings);
@@ -96,7 +96,7 @@ fn an_update_that_never_fits_waits_for_the_caller_and_nothing_else_happens_meanw
     };
     let mut last = left(take(&mut trainer), true);
     assert_eq!(last, PARAMETERS);
-    // Six parameters, three, one, and that one eight times.
+    // Six parameters, three, one, and then that one eight times.
     assert_eq!(calls.load(Ordering::Relaxed), 2 + 8);
     let mut rounds = 0;
     let report = loop {

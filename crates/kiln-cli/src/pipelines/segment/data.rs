@@ -1,4 +1,4 @@
-//! The tiles of a data set, and what is measured on them.
+//! The tiles of a data set, and statistics measured on them.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::fixtures;
 use crate::pipelines::settings::SegmentSettings;
 use crate::usage::Usage;
 
-/// Tiles at most that means, deviations and shares of classes are measured on.
+/// The most tiles on which means, deviations and shares of classes are measured.
 const MEASURED: usize = 256;
 
 /// Images with masks, and the names of their classes.
@@ -23,10 +23,11 @@ pub struct SegmentData {
     pub classes: Vec<String>,
 }
 
-/// Lists the data set that the settings name, the fixture when they name none. Without a file of classes there are `count` of them.
+/// Lists the data set that the settings name, or the fixture if they name none. Without a file of classes the data set has `count`
+/// classes.
 ///
 /// # Errors
-/// Those of [`open_masked_images`], and [`Usage`] when the number of classes is not known, or not that of the file.
+/// Those of [`open_masked_images`], and [`Usage`] if the number of classes is not known, or differs from that of the file.
 pub fn open(data: Option<&Path>, count: Option<usize>) -> Result<SegmentData> {
     let images = match data {
         Some(path) => open_masked_images(path)?,
@@ -58,8 +59,8 @@ pub struct Tiles {
     pub left_out: Vec<String>,
 }
 
-/// The tiles of both parts, those to evaluate on with the second overlap. Of each part, as much as `bad` says may be left out because it
-/// cannot be used; a warning names it.
+/// The tiles of both parts. The evaluation part has the second overlap. In each part, as many unusable images or masks as `bad` allows
+/// are left out, with a warning that names them.
 ///
 /// # Errors
 /// Those of [`TileSet::with_readable_masks`].
@@ -104,20 +105,20 @@ pub(super) fn loaders(tiles: &Tiles, settings: &SegmentSettings) -> Result<Train
     Ok(TrainTest { train, test: test_loader(&tiles.test, settings)? })
 }
 
-/// Batches of the tiles of `set` in order. Tiles that cannot be read are left out where samples may be left out or substituted.
+/// Batches of the tiles of `set` in order. Tiles that cannot be read are left out if samples may be left out or substituted.
 ///
 /// # Errors
 /// Those of the loader.
 pub fn test_loader(set: &TileSet, settings: &SegmentSettings) -> Result<Loader<TileBatch>> {
     let mut bad = settings.run.bad_samples;
     if bad.policy == BadSample::Substitute {
-        // Another tile in its place would be put together with the others.
+        // A substitute in the place of a tile would be joined with the others.
         bad.policy = BadSample::Skip;
     }
     Ok(TileBatch::loader(set.clone(), None, settings.run.loader(set.len()).with_bad_samples(bad))?)
 }
 
-/// Some tiles, spread over the set, each a batch; those that could not be read are passed over.
+/// Some tiles, spread over the set, each as a batch of its own. Unreadable ones are skipped.
 fn some(set: &TileSet, bad: BadSamples) -> Result<impl Iterator<Item = Result<TileBatch, kiln_data::Error>>> {
     let config = LoaderConfig::new(1).with_order(Order::Shuffled { seed: 0 }).with_bad_samples(bad);
     let loader = TileBatch::loader(set.clone(), None, config)?;
@@ -152,14 +153,14 @@ pub(super) fn normalize(set: &TileSet, bad: BadSamples) -> Result<Normalize> {
     }
     let count = count.max(1) as f64;
     let mean: Vec<f64> = sums.iter().map(|sums| sums[0] / count).collect();
-    // A band of one value stays as it is.
+    // A band with one constant value is not scaled.
     let std = |(sums, mean): (&[f64; 2], &f64)| (sums[1] / count - mean * mean).max(0.0).sqrt();
     let std = sums.iter().zip(&mean).map(std).map(|std| if std > 1e-6 { std } else { 1.0 });
     Ok(Normalize { std: std.map(|std| std as f32).collect(), mean: mean.iter().map(|mean| *mean as f32).collect() })
 }
 
-/// Weights of classes with which all have the same share in the cross-entropy: pixels / (classes x pixels of the class), over some tiles.
-/// A class that is not there has the weight 1.
+/// Weights that give all classes an equal share in the cross-entropy: pixels / (classes x pixels of the class), over some tiles. A class
+/// that does not occur has the weight 1.
 ///
 /// # Errors
 /// Those of reading the tiles.

@@ -10,14 +10,14 @@ use super::score::ScoredRow;
 
 /// Images that are shown at most.
 const SHOWN: usize = 4;
-/// Rows and columns of a picture at most; larger images are shown by some of their pixels.
+/// Rows and columns of a picture at most. Larger images are shown with some of their pixels only.
 const SIDE: usize = 400;
 /// Pixels between the parts of a picture.
 const GAP: usize = 8;
 /// Bytes that reading a row of an image may take.
 const LIMIT: u64 = 512 << 20;
 
-/// Colours of the first classes (Okabe and Ito 2008, told apart by the colour-blind); more classes have mixtures.
+/// Colours of the first classes (Okabe and Ito 2008, distinguishable for the colour-blind). Further classes have mixtures.
 const COLOURS: [[u8; 3]; 8] = [
     [0, 114, 178],
     [0, 158, 115],
@@ -36,10 +36,10 @@ pub(super) struct Pictures<'a> {
 }
 
 struct Picture {
-    /// Every so many rows and columns are shown.
+    /// The distance between the rows and columns that are shown.
     step: usize,
     pixels: RgbImage,
-    /// Whether its last row was scored; not for an image of which a tile cannot be read.
+    /// Whether its last row was scored. False for an image with a tile that cannot be read.
     is_complete: bool,
 }
 
@@ -71,7 +71,7 @@ impl<'a> Pictures<'a> {
         }
     }
 
-    /// The pictures as PNG, with the names of the images, which are read now.
+    /// Returns the pictures as PNG, with the names of the images. The images are read here.
     pub(super) fn finish(self, normalize: &Normalize) -> Result<Vec<(String, Vec<u8>)>> {
         let mut files = vec![];
         for (image, mut picture) in self.pictures.into_iter().enumerate().filter(|(_, picture)| picture.is_complete) {
@@ -87,7 +87,7 @@ impl<'a> Pictures<'a> {
     }
 }
 
-/// Every `step`th row and column of an image in colours that can be looked at: its first three bands, or its first one in gray.
+/// Every `step`th row and column of an image in colours for display: its first three bands, or its first one in gray.
 ///
 /// # Errors
 /// Those of reading the image.
@@ -108,7 +108,7 @@ pub fn every_nth_pixel(path: &Path, step: usize, normalize: &Normalize) -> Resul
     Ok(pixels)
 }
 
-/// A sample as a byte. Samples that are no bytes are shown between two deviations below and above their mean.
+/// A sample as a byte. Samples of other types are mapped from two deviations below to two above their mean.
 fn shown(samples: &Samples, at: usize, Normalize { mean, std }: &Normalize, band: usize) -> u8 {
     match samples {
         Samples::U8(samples) => samples[at],

@@ -1,4 +1,4 @@
-//! The classes of the pixels of whole images by a trained model.
+//! Predicts the classes of the pixels of whole images with a trained model.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::device;
 use crate::pipelines::load::load_any;
 use crate::pipelines::settings::SegmentSettings;
 
-/// A trained model and what it is used with.
+/// A trained model with its task, settings and device.
 pub struct Predictor {
     /// The task that the model was trained for.
     pub task: Segment,
@@ -31,7 +31,7 @@ impl Predictor {
     /// The model of a run with these settings and the weights at `path`.
     ///
     /// # Errors
-    /// Weights that are not of that model, a device that is not there or does not compute in the run's precision.
+    /// Errors of weights of another model, and of a device that is missing or does not compute in the run's precision.
     pub fn open(settings: SegmentSettings, path: &Path) -> Result<Self> {
         let device = device::open(&settings.run.device)?;
         let model = load_any(settings.model.init(&device)?, path)?;
@@ -49,7 +49,7 @@ impl Predictor {
     /// The tiles of one image.
     ///
     /// # Errors
-    /// An image that cannot be read or does not fit the model.
+    /// The error of an image that cannot be read or does not fit the model.
     pub fn tiles(&self, image: &Path) -> Result<TileSet> {
         let tiles = &self.settings.tiles;
         let set = TileSet::new([image], TileConfig::new(tiles.size).with_overlap(tiles.overlap[1]))?;
@@ -57,8 +57,8 @@ impl Predictor {
         Ok(set)
     }
 
-    /// Calls `row` with the number of each row of the image and the classes of its pixels, from the top. Each pixel has a class, so that no
-    /// tile may be left out.
+    /// Calls `row` with the number of each row of the image and the classes of its pixels, from the top. Each pixel has a class, so that
+    /// no tile may be left out.
     ///
     /// # Errors
     /// A tile that cannot be read, and the errors of `row`.

@@ -17,8 +17,8 @@ use crate::pipelines::settings::{IgnoredClass, LossSettings, RunSettings, Segmen
 use crate::usage::Usage;
 use crate::words::counted;
 
-/// The recipe for `data`, of which `train` are tiles to measure means and deviations on. For the data set in fixtures/ the network is
-/// smaller, so that 2 CPU cores train it in less than four minutes.
+/// The recipe for `data`. Means and deviations are measured on the tiles `train`. For the data set in fixtures/ the network is smaller,
+/// so that 2 CPU cores train it in less than four minutes.
 ///
 /// # Errors
 /// Those of reading tiles.
@@ -79,7 +79,7 @@ pub fn run(
     Ok((run, device))
 }
 
-/// Refuses a configuration that contradicts the data, and tiles that the model cannot take.
+/// Fails if the configuration contradicts the data, and for tiles that the model cannot take.
 fn check(settings: &SegmentSettings, data: &SegmentData, tiles: &Tiles) -> Result<()> {
     let (model, side) = (&settings.model, settings.tiles.size);
     check_images(settings, &tiles.train)?;
@@ -91,7 +91,7 @@ fn check(settings: &SegmentSettings, data: &SegmentData, tiles: &Tiles) -> Resul
     model.check_input([side; 2]).map_err(|_| Usage(format!("--tile is {side}, expected a multiple of 32")).into())
 }
 
-/// Refuses images whose bands or samples are not those of the settings.
+/// Fails for images whose bands or samples differ from those of the settings.
 ///
 /// # Errors
 /// [`Usage`] with the first image.

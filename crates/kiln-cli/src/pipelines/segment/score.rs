@@ -1,4 +1,4 @@
-//! Predictions of whole images, and how good they are.
+//! Predictions of whole images, and their scores.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 use kiln_data::{ClassIds, TileBatch, TileSet, printable};
 use kiln_training::{Confusion, Error, Predicted, TilePredictor};
 
-/// How good predictions are.
+/// The scores of predictions.
 pub struct Scores {
-    /// Which classes were taken for which.
+    /// Counts of true and predicted classes.
     pub confusion: Confusion,
     /// Mean cross-entropy of a pixel, in nats.
     pub cross_entropy: f64,
@@ -26,8 +26,8 @@ pub struct ScoredRow<'a> {
     pub truth: &'a [i64],
 }
 
-/// Compares predictions with the masks of the predictor's set. `forward` computes them for the tiles of a batch. Images of which a tile could
-/// not be read are left out, and a warning names them.
+/// Compares predictions with the masks of the predictor's set. `forward` computes them for the tiles of a batch. Images with an
+/// unreadable tile are left out, and a warning names them.
 ///
 /// # Errors
 /// Those of [`TilePredictor::run`] and of the masks.
@@ -85,8 +85,8 @@ pub(super) fn score(
     Ok(Scores { confusion, cross_entropy: entropy / pixels as f64 })
 }
 
-/// The class that a pixel counts as. Where a logit is NaN nothing is predicted: it counts as another class than the true one, so that a model
-/// that diverges is not right about its first class.
+/// The class that a pixel counts as. If a logit is NaN, nothing is predicted: the pixel counts as a class other than the true one, so
+/// that a diverging model is not right about its first class.
 fn counted_as(predicted: usize, truth: usize, classes: usize, logit: impl Fn(usize) -> f64) -> usize {
     match predicted == truth && (0..classes).any(|class| logit(class).is_nan()) {
         true => (truth + 1) % classes,
@@ -94,7 +94,7 @@ fn counted_as(predicted: usize, truth: usize, classes: usize, logit: impl Fn(usi
     }
 }
 
-/// The class with the largest value for each pixel of a row `[classes, width]`; the first of equal ones.
+/// The class with the largest value for each pixel of a row `[classes, width]`; the first if several are equal.
 pub fn largest(values: &[f32], classes: usize, ids: &mut Vec<u16>) {
     let width = values.len() / classes;
     let best = |x| {
@@ -105,7 +105,7 @@ pub fn largest(values: &[f32], classes: usize, ids: &mut Vec<u16>) {
     ids.extend((0..width).map(|x| best(x) as u16));
 }
 
-/// Rows of masks, of which those of a row of tiles are read at once: their ids were checked with the tiles.
+/// Rows of masks. The masks of a row of tiles are read at once. Their ids were checked with the tiles.
 struct MaskRows<'a> {
     set: &'a TileSet,
     image: usize,

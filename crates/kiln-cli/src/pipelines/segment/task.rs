@@ -14,12 +14,13 @@ use crate::pipelines::chained::Chained;
 use crate::pipelines::settings::SegmentSettings;
 use crate::usage::Usage;
 
-/// Cross-entropy and Dice for training; for evaluation, mean IoU, accuracy and cross-entropy of the pixels of whole images.
+/// The task of segmentation. Training uses cross-entropy and Dice. Evaluation reports mean IoU, accuracy and cross-entropy of the pixels
+/// of whole images.
 pub struct Segment {
     normalize: Normalize,
     loss: SegmentationLoss,
     classes: usize,
-    /// The images that are evaluated on; none while steps are planned.
+    /// The images for evaluation. `None` while steps are planned.
     test: Option<TileSet>,
 }
 
@@ -33,7 +34,7 @@ impl Task for Segment {
         self.end(pass.model(), x, pass.to_device(truth))
     }
 
-    /// Of whole images, each put together from its tiles.
+    /// Evaluates whole images, each joined from its tiles.
     fn evaluate<S>(
         &self,
         model: &Unet,
@@ -59,7 +60,7 @@ impl Task for Segment {
 impl Chained for Segment {
     type Block = UnetBlock;
     type X = (Tensor<4>, Vec<Tensor<4>>);
-    /// Classes and weights of pixels.
+    /// The classes of pixels, and the weights of pixels.
     type Target = (Tensor<3, Int>, Tensor<3>);
 
     fn begin(&self, _: &Unet, batch: &TileBatch, device: &Device) -> (Self::X, Self::Target) {
@@ -87,8 +88,8 @@ impl Segment {
         batch.to_device(&self.normalize, device).expect("as many means and deviations as the images have bands")
     }
 
-    /// Compares the predictions of `model` for the images of `set`, whose tiles are `batches`, with their masks; at most `tiles` are on the
-    /// device at once. `row` gets each row.
+    /// Compares the predictions of `model` for the images of `set` with their masks. `batches` are the tiles of `set`; at most `tiles`
+    /// are on the device at once. `row` gets each row.
     ///
     /// # Errors
     /// Those of [`TilePredictor::run`] and of the masks.
@@ -106,7 +107,7 @@ impl Segment {
         score(&self.predictor(set, &device, tiles), batches, forward, row)
     }
 
-    /// Goes through the predictions of `model` for the images of `set`, as [`TilePredictor::run`] tells them.
+    /// Processes the predictions of `model` for the images of `set`, and reports them as [`TilePredictor::run`] does.
     ///
     /// # Errors
     /// Those of [`TilePredictor::run`].
@@ -128,7 +129,7 @@ impl Segment {
         let pass = Pass::plain(model, device);
         let images = self.on_device(batch, device).images;
         let (logits, _) = pass.chain(&self.blocks(model), (images, vec![]), Self::forward);
-        // The model may end on another device.
+        // The last layers of the model may be on another device.
         logits.cast(DType::F32).to_device(device)
     }
 
@@ -140,7 +141,7 @@ impl Segment {
 /// The task of the settings, evaluated on `test`.
 ///
 /// # Errors
-/// [`Usage`] for numbers of bands or classes that do not fit together, and shares of losses that cannot be.
+/// [`Usage`] for numbers of bands or classes that do not fit together, and for invalid shares of losses.
 pub fn segment(settings: &SegmentSettings, test: Option<TileSet>) -> Result<Segment> {
     let (classes, channels) = (settings.model.classes, settings.model.channels);
     let Normalize { mean, std } = &settings.tiles.normalize;
@@ -178,7 +179,7 @@ pub fn segment(settings: &SegmentSettings, test: Option<TileSet>) -> Result<Segm
     Ok(Segment { normalize: settings.tiles.normalize.clone(), loss, classes, test })
 }
 
-/// The task for predictions on RGB images, without data.
+/// The task for memory predictions on RGB images, without data.
 pub fn segment_for_planning(classes: usize) -> Segment {
     Segment { normalize: Normalize::for_channels(3), loss: SegmentationLoss::new(), classes, test: None }
 }

@@ -1,4 +1,4 @@
-//! A run in stages has the bits of a run without, whatever the model, the cuts and the schedule.
+//! A run in stages has the bits of a run without stages, whatever the model, the cuts and the schedule.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -187,7 +187,7 @@ fn a_tensor_reaches_a_later_stage_as_a_part_of_the_chains_value() {
     }
 }
 
-/// Masks are drawn for each stage: other ones than without stages, but the same in every schedule and every run.
+/// Masks are drawn for each stage. They differ from those without stages, but are equal in every schedule and every run.
 #[test]
 fn dropout_in_stages_repeats_in_every_schedule() {
     let _turn = turn();
@@ -305,7 +305,7 @@ impl Communicator for Counted {
     }
 }
 
-/// What was written, and the peak, are agreed on with stages as without: a replica that lacks something has all try again.
+/// With stages, replicas agree on written tensors and on the peak as without stages: if one lacks memory, all try again.
 #[test]
 fn replicas_in_stages_agree_as_often_as_whole_ones() {
     let _turn = turn();
@@ -331,7 +331,7 @@ fn replicas_in_stages_agree_as_often_as_whole_ones() {
     assert_eq!(messages(Some(stages(2, Schedule::GPipe))), messages(None));
 }
 
-/// Any division of any model in any order of work.
+/// Any division of any model under any schedule.
 fn cases() -> impl Strategy<Value = (Case, StagesConfig)> {
     let sizes = (3..10usize, 1..5usize);
     let parts = (any::<bool>(), any::<bool>(), any::<bool>(), (0..7usize, 0..7usize));

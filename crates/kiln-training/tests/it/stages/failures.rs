@@ -1,4 +1,4 @@
-//! Stages that fail: the step is tried again or ends at once, and the trainer goes on.
+//! Stages that fail: the step is tried again or ends at once, and the trainer can continue.
 
 use std::any::Any;
 use std::fs;
@@ -213,7 +213,7 @@ fn memory_that_runs_out_inside_a_stage_ends_the_attempt_of_all() {
     });
 }
 
-/// A tensor that goes from one stage to another behind the chain's back.
+/// A tensor that goes from one stage to another outside of the chain.
 #[test]
 fn a_tensor_that_bypasses_the_chain_is_refused() {
     ends(|| {

@@ -184,11 +184,11 @@ pub(super) enum Shortcut {
     None,
     /// As a part of the chains' value.
     Carried,
-    /// Behind the chains' back.
+    /// Without going through the chains.
     Bypass,
-    /// The same without a gradient.
+    /// As [`Bypass`](Self::Bypass), but without a gradient.
     Detached,
-    /// A value of its own, computed by the same layer, behind the chains' back.
+    /// A separate value of the same layer, without going through the chains.
     Branch,
 }
 

@@ -1,4 +1,4 @@
-//! A run goes on with other stages, and its model is evaluated.
+//! A run continues with other stages, and its model is evaluated.
 
 use kiln_checkpointing::Plan;
 use kiln_parallel::Schedule;
@@ -47,7 +47,7 @@ fn a_run_that_was_interrupted_goes_on_with_any_stages() {
                 first.save_to(&checkpoints).unwrap();
                 drop(first);
                 let mut second = case.trainer(after);
-                // A trainer that has gone on takes back all of a checkpoint.
+                // A trainer that has taken further steps restores all of a checkpoint.
                 let _ = second.step(&case.batch(9)).unwrap();
                 second.set_checkpoints(checkpoints);
                 assert!(second.resume().unwrap().is_some());
