@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::place::Place;
 
 /// A parameter of `len` elements in chunks of `elements`. The last chunk also has the remainder, so that no chunk is shorter than
-/// `elements`: an optimizer that treats short tensors differently must treat a chunk as it treats the whole parameter.
+/// `elements`: an optimizer that treats short tensors differently thus treats a chunk as it treats the whole parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunks {
     len: usize,

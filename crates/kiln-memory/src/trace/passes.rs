@@ -17,7 +17,7 @@ pub(crate) struct Passes {
 }
 
 /// # Errors
-/// The block whose backward pass begins before that of the block behind it.
+/// The block whose backward pass begins before that of the next block.
 pub(crate) fn backward_passes(trace: &StepTrace) -> Result<Passes, usize> {
     let [start, backward, update, _] = trace.phases;
     let (first_cut, blocks) = (trace.cuts[0], trace.blocks());

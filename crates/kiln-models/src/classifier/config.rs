@@ -10,7 +10,7 @@ use crate::resnet::{ResNetConfig, Stem};
 use crate::shufflenet_v2::ShuffleNetV2Config;
 use crate::vit::VitConfig;
 
-/// Images with fewer pixels than this a side are small: networks halve them fewer times.
+/// Images whose sides have fewer pixels than this are small: networks halve them fewer times.
 const SMALL: usize = 64;
 
 /// The configuration of a [`Classifier`].

@@ -55,6 +55,7 @@ impl Sampling {
 
     /// The tokens that may be drawn, with their probabilities, which add up to 1.
     ///
+    /// # Errors
     /// Those of [`check`](Self::check). [`Error::InvalidLogits`] when there are no logits, when one is NaN or infinite, and when all are
     /// minus infinity, which stands for a probability of 0.
     pub fn candidates(&self, logits: &[f32]) -> Result<Vec<(usize, f64)>, Error> {

@@ -43,7 +43,7 @@ pub struct VitEncoder {
     attn: Attention,
     norm2: LayerNorm,
     mlp: Mlp,
-    /// Without a value if no branch is ever left out.
+    /// `None` if no branch is ever left out.
     drop_path: Option<Dropout>,
     lean: bool,
 }
