@@ -6,7 +6,7 @@ use burn::backend::{Capture, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use burn_router::RouterClient;
 
-/// Records an operation and returns its outputs. `scalars`: those of its settings on which time and memory depend.
+/// Records an operation and returns its outputs. `scalars` are the settings on which its time and memory depend.
 pub(crate) fn operation<const N: usize>(
     name: &'static str,
     inputs: Vec<FloatTensor<Capture>>,

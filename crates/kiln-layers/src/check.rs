@@ -1,11 +1,11 @@
-//! What inputs must have in common.
+//! Checks of the devices, dtypes and sizes of inputs.
 
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::error::Error;
 
-/// The devices for which the layers are compiled. All can record them.
+/// The devices for which the layers are compiled. Recording works for all of them.
 const DEVICES: &str = match (cfg!(feature = "flex"), cfg!(feature = "cube")) {
     (true, true) => "a Flex, CubeCL (CUDA, CPU, ..) or capture device",
     (true, false) => "a Flex or capture device",
@@ -13,19 +13,19 @@ const DEVICES: &str = match (cfg!(feature = "flex"), cfg!(feature = "cube")) {
     (false, false) => "a capture device",
 };
 
-/// The device of what is computed from tensors on `first` and `others`: with autodiff if one of them has it.
+/// The device of a result that is computed from tensors on `first` and `others`: with autodiff if one of them has it.
 pub(crate) fn result_device(first: Device, others: impl IntoIterator<Item = Device>) -> Device {
     others.into_iter().fold(first, |device, other| if device.is_autodiff() { device } else { other })
 }
 
-/// Whether the layers take a tensor: its device is one for which they are compiled, and its dtype is f32, f16 or bf16. A model that also
-/// runs elsewhere asks this, and uses burn's own layers if not.
+/// Whether the layers accept a tensor: its device is one for which they are compiled, and its dtype is f32, f16 or bf16. A model that
+/// also runs elsewhere can check this, and use burn's own layers otherwise.
 pub fn takes<const D: usize>(tensor: &Tensor<D>) -> bool {
     main_input("the input", tensor).is_ok()
 }
 
-/// Refuses an input on a device, or in a dtype, for which the layers are not compiled. Each public function asks this of its main input,
-/// because burn panics where an operation meets a device that it does not know.
+/// Refuses an input on a device, or in a dtype, for which the layers are not compiled. Each public function checks its main input by
+/// this, because burn panics if an operation gets a device that it does not know.
 pub(crate) fn main_input<const D: usize>(name: &'static str, tensor: &Tensor<D>) -> Result<(), Error> {
     device(&tensor.device())?;
     supported(name, tensor.dtype())
@@ -38,13 +38,13 @@ fn device(device: &Device) -> Result<(), Error> {
         #[cfg(feature = "cube")]
         DispatchDevice::Cube(_) => Ok(()),
         DispatchDevice::Capture(_) => Ok(()),
-        // burn has more variants where other features of it are on.
+        // burn has more variants if other features of it are on.
         #[allow(unreachable_patterns)]
         other => Err(Error::UnsupportedDevice { device: format!("{other:?}"), expected: DEVICES }),
     }
 }
 
-/// Refuses dtypes that the layers do not compute.
+/// Refuses dtypes that the layers do not support.
 pub(crate) fn supported(name: &'static str, dtype: DType) -> Result<(), Error> {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => Ok(()),

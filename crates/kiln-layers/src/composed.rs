@@ -1,9 +1,9 @@
-//! Arithmetic in f32 with any backend's own operations: what the bodies for devices without kernels of ours are written in.
+//! Arithmetic in f32 with any backend's own operations, for the bodies of operations on devices without kernels of this crate.
 //!
-//! An operation's `composed.rs` computes its forward and backward pass with these, inside of the one node that the operation has in
-//! burn's graph. So it keeps what it keeps on the CPU device, and only what exists for a moment differs. Each pass widens its inputs
-//! anew ([`Wide::of`]) and narrows its result: where burn fuses, such a chain is one kernel that reads and writes 16 bits, and no f32
-//! copy exists; where it does not, each step of a chain is written once, in place where it can be.
+//! An operation's `composed.rs` computes its forward and backward pass with these, inside of the operation's single node in burn's graph.
+//! So it keeps the same tensors as on the CPU device, and only temporary tensors differ. Each pass widens its inputs anew ([`Wide::of`])
+//! and narrows its result. If burn fuses, such a chain is one kernel that reads and writes 16 bits, and no f32 copy exists. Otherwise
+//! each step of a chain is written once, in place if possible.
 
 use std::ops::{Add, Div, Mul, Neg, Range, Sub};
 
@@ -46,7 +46,7 @@ impl<B: Backend> Wide<B> {
         Self(B::float_permute(self.0, axes))
     }
 
-    /// With the last two dimensions swapped.
+    /// Swaps the last two dimensions.
     pub(crate) fn transpose(self) -> Self {
         Self(B::float_transpose(self.0))
     }
@@ -56,7 +56,7 @@ impl<B: Backend> Wide<B> {
         Self(slice::<B>(&self.0, ranges))
     }
 
-    /// With `values` added to a range of each of the first dimensions.
+    /// Adds `values` to a range of each of the first dimensions.
     pub(crate) fn add_to(self, ranges: &[Range<usize>], values: Self) -> Self {
         let sum = self.slice(ranges) + values;
         Self(put::<B>(self.0, ranges, sum.0))
@@ -66,8 +66,8 @@ impl<B: Backend> Wide<B> {
         Self(B::float_matmul(self.0, right.0))
     }
 
-    /// The sum over `dims`, each of which keeps a length of 1. One after the other, because burn fuses such a sum with what it is of, and not
-    /// one over several dimensions.
+    /// The sum over `dims`, each of which keeps a length of 1. Dimensions are summed one after the other, because burn fuses such a sum
+    /// with its operand, but not a sum over several dimensions.
     pub(crate) fn sum(self, dims: &[usize]) -> Self {
         Self(dims.iter().fold(self.0, |sum, dim| B::float_sum_dim(sum, *dim)))
     }
@@ -77,17 +77,17 @@ impl<B: Backend> Wide<B> {
         Self(B::float_max_dim(self.0, dim))
     }
 
-    /// The value at an index of each row of a matrix; `indices`: `[rows, 1]`.
+    /// The value at an index of each row of a matrix. `indices` are `[rows, 1]`.
     pub(crate) fn at(self, indices: IntTensor<B>) -> Self {
         Self(B::float_gather(1, self.0, indices))
     }
 
-    /// The value of a vector at each index of `[rows]`.
+    /// The values of a vector at the indices `[rows]`.
     pub(crate) fn select(self, indices: IntTensor<B>) -> Self {
         Self(B::float_select(self.0, 0, indices))
     }
 
-    /// With a value of `[rows, 1]` added at an index of each row of a matrix.
+    /// Adds a value of `[rows, 1]` at an index of each row of a matrix.
     pub(crate) fn add_at(self, indices: IntTensor<B>, values: Self) -> Self {
         Self(B::float_scatter(1, self.0, indices, values.0, IndexingUpdateOp::Add))
     }
@@ -121,26 +121,28 @@ impl<B: Backend> Wide<B> {
         self.clone() * self
     }
 
-    /// Whether each value is `number`.
+    /// Whether each value equals `number`.
     pub(crate) fn equal(self, number: f32) -> BoolTensor<B> {
         let dtype = bools::<B>(&self.0.device());
         B::float_equal_elem(self.0, number.into(), dtype)
     }
 
-    /// Whether each value is at most 0. NaN is not.
+    /// Whether each value is at most 0; false for NaN.
     pub(crate) fn not_positive(self) -> BoolTensor<B> {
         let dtype = bools::<B>(&self.0.device());
         B::float_lower_equal_elem(self.0, 0f32.into(), dtype)
     }
 
-    /// With `value` where `mask` is set. The mask has as many dimensions, those of length 1 for all.
+    /// Sets elements to `value` where `mask` is set. The mask has the same number of dimensions; a dimension of length 1 is for all
+    /// indices.
     pub(crate) fn fill(self, mask: BoolTensor<B>, value: f32) -> Self {
         let mask = B::bool_expand(mask, self.0.shape());
         Self(B::float_mask_fill(self.0, mask, value.into()))
     }
 }
 
-/// Arithmetic of tensors with as many dimensions, those of length 1 for all, and of tensors with numbers.
+/// Implements arithmetic of tensors with the same number of dimensions, where a dimension of length 1 is for all indices, and of tensors
+/// with numbers.
 macro_rules! arithmetic {
     ($($trait:ident $method:ident $tensors:ident $number:ident;)*) => {$(
         impl<B: Backend> $trait for Wide<B> {
@@ -180,17 +182,18 @@ pub(crate) fn bools<B: Backend>(device: &Device<B>) -> BoolDType {
     get_or_init_device_settings::<B>(device).bool_dtype
 }
 
-/// A tensor of one number in `dtype`.
+/// A tensor filled with one number, in `dtype`.
 pub(crate) fn full<B: Backend>(shape: Shape, value: f32, device: &Device<B>, dtype: DType) -> FloatTensor<B> {
     B::float_full(shape, value.into(), device, FloatDType::from(dtype))
 }
 
-/// The tensors one after another along `dim`, in f32.
+/// Concatenates the tensors along `dim`, in f32.
 pub(crate) fn join<B: Backend, const N: usize>(parts: [Wide<B>; N], dim: usize) -> FloatTensor<B> {
     cat::<B>(parts.map(|part| part.0).into(), dim)
 }
 
-/// The tensors, of the same dtype, one after another along `dim`. Lost as a whole when one of them is: see [`put`].
+/// Concatenates the tensors, of the same dtype, along `dim`. The whole result counts as never written if one of the tensors was never
+/// written; see [`put`].
 pub(crate) fn cat<B: Backend>(mut parts: Vec<FloatTensor<B>>, dim: usize) -> FloatTensor<B> {
     if let Some(last) = parts.pop() {
         let last = parts.iter().fold(last, |last, part| lost_with::<B>(last, part));
@@ -199,8 +202,8 @@ pub(crate) fn cat<B: Backend>(mut parts: Vec<FloatTensor<B>>, dim: usize) -> Flo
     B::float_cat(parts, dim)
 }
 
-/// `values`, which are lost if `other` is: if the device had no memory for it, or skipped what writes it because memory for
-/// something else was refused.
+/// Returns `values`, which count as never written if `other` was never written: if the device had no memory for it, or skipped the
+/// operation that writes it because memory for something else was refused.
 fn lost_with<B: Backend>(values: FloatTensor<B>, other: &FloatTensor<B>) -> FloatTensor<B> {
     let (shape, dtype) = (other.shape(), values.dtype());
     if shape.num_elements() == 0 || values.shape().num_elements() == 0 {
@@ -208,7 +211,7 @@ fn lost_with<B: Backend>(values: FloatTensor<B>, other: &FloatTensor<B>) -> Floa
     }
     let element = slice::<B>(other, &vec![0..1; shape.num_dims()]);
     let element = B::float_reshape(element, Shape::from(vec![1; values.shape().num_dims()]));
-    // Zero, also of NaN; to subtract it changes no value.
+    // It is zero, also for NaN. Subtracting it changes no value.
     let is_zero = B::float_equal_elem(element, 0f32.into(), bools::<B>(&other.device()));
     let zero = B::float_mul_scalar(B::bool_into_float(is_zero, FloatDType::from(dtype)), 0f32.into());
     B::float_sub(values, zero)
@@ -219,10 +222,10 @@ pub(crate) fn slice<B: Backend>(tensor: &FloatTensor<B>, ranges: &[Range<usize>]
     B::float_slice(tensor.clone(), &slices(&tensor.shape(), ranges))
 }
 
-/// With `values` at a range of each of the first dimensions, in the memory of `tensor` if nobody else holds it.
+/// Writes `values` to a range of each of the first dimensions. `tensor` is overwritten if no other handle to it exists.
 ///
-/// A CubeCL device skips what reads memory that it could not give, and notes that the results were never written. A tensor that
-/// is written piece by piece would count as written after its last piece, whatever happened to the others: each piece is
+/// A CubeCL device skips operations that read memory which it could not allocate, and notes that their results were never written. A
+/// tensor that is written piece by piece would count as written after its last piece, even if other pieces were skipped. Each piece is
 /// therefore made to depend on the tensor so far.
 pub(crate) fn put<B: Backend>(
     tensor: FloatTensor<B>,
@@ -234,7 +237,7 @@ pub(crate) fn put<B: Backend>(
     B::float_slice_assign(tensor, &slices, values)
 }
 
-/// The lowest 32 bits.
+/// A mask of the lowest 32 bits.
 pub(crate) const WORD: i64 = 0xFFFF_FFFF;
 
 /// Mixes the bits of 32-bit numbers, in 64 bits so that no product overflows (the mixing function of "splitmix32", Ettinger).

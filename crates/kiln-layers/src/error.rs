@@ -2,18 +2,18 @@
 
 use burn::tensor::DType;
 
-/// Inputs that no layer can take.
+/// Errors about inputs that no layer can compute.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Two sizes that must be equal differ.
     #[error("{left} is {left_size}, and {right} is {right_size}; expected the same")]
     Size {
-        /// What the first size is of.
+        /// The name of the first size.
         left: &'static str,
         /// The first size.
         left_size: usize,
-        /// What the second size is of.
+        /// The name of the second size.
         right: &'static str,
         /// The second size.
         right_size: usize,
@@ -21,41 +21,41 @@ pub enum Error {
     /// Two dtypes that must be equal differ.
     #[error("{left} is {left_dtype:?}, and {right} is {right_dtype:?}; expected the same")]
     DType {
-        /// What the first dtype is of.
+        /// The name of the tensor with the first dtype.
         left: &'static str,
         /// The first dtype.
         left_dtype: DType,
-        /// What the second dtype is of.
+        /// The name of the tensor with the second dtype.
         right: &'static str,
         /// The second dtype.
         right_dtype: DType,
     },
-    /// A dtype that the layers do not compute.
+    /// The layers do not support a dtype.
     #[error("{name} is {dtype:?}, expected F32, F16 or BF16")]
     UnsupportedDType {
-        /// What the dtype is of.
+        /// The name of the tensor with the dtype.
         name: &'static str,
         /// The dtype.
         dtype: DType,
     },
-    /// A device for which the layers were not compiled.
+    /// The layers were not compiled for a device.
     #[error(
         "the layers do not run on {device}, expected {expected} (features `flex`, `cuda` and `cube` of kiln-layers)"
     )]
     UnsupportedDevice {
         /// The device.
         device: String,
-        /// The devices that would be accepted.
+        /// The devices that are supported.
         expected: &'static str,
     },
-    /// A setting out of range.
+    /// A setting is out of range.
     #[error("{name} is {value}, expected {expected}")]
     InvalidSetting {
         /// The setting.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: &'static str,
     },
 }

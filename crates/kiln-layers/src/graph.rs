@@ -1,4 +1,4 @@
-//! One operation of burn's graph: what it saves, and how gradients come from that.
+//! One operation of burn's graph: the tensors that it saves, and the function that computes gradients from them.
 
 use std::fmt::Debug;
 
@@ -13,8 +13,8 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind, unary};
 use burn::backend::tensor::FloatTensor;
 
-/// From what was saved and the gradient of the output to the gradients of the inputs. The flags say which inputs want one; a gradient
-/// that nobody wants may be `None`.
+/// Computes the gradients of the inputs from the saved tensors and the gradient of the output. The flags say which inputs need a
+/// gradient. A gradient that is not needed may be `None`.
 pub(crate) type Gradient<B, S, const N: usize> = fn(S, FloatTensor<B>, [bool; N]) -> [Option<FloatTensor<B>>; N];
 
 /// An operation with `N` inputs that saves an `S`.
@@ -43,8 +43,8 @@ impl<B: Backend, S: Clone + Send + Debug + 'static, const N: usize> Backward<B, 
     }
 }
 
-/// Computes the output and adds the operation to the graph of its inputs. `forward` is told whether an input wants a gradient, and
-/// returns what the backward pass needs in that case.
+/// Computes the output and adds the operation to the graph of its inputs. `forward` is told whether an input needs a gradient. If so, it
+/// also returns what the backward pass needs.
 pub(crate) fn record<B: Backend, C: CheckpointStrategy, S: Clone + Send + Debug + 'static, const N: usize>(
     name: &'static str,
     inputs: [NodeGuard; N],
@@ -60,16 +60,16 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, S: Clone + Send + Debug 
     }
 }
 
-/// An operation with one input and the settings `S` that costs less to compute again than to keep: with burn's balanced checkpointing
-/// its output is computed again, and so is its input if that can be.
+/// An operation with one input and the settings `S` that costs less to compute again than to keep. With burn's balanced checkpointing its
+/// output is computed again, and so is its input if possible.
 pub(crate) struct Light<B: Backend, S> {
     /// Its name in the graph.
     pub(crate) name: &'static str,
-    /// The output.
+    /// Computes the output.
     pub(crate) forward: fn(FloatTensor<B>, S) -> FloatTensor<B>,
-    /// From the input and the gradient of the output to that of the input.
+    /// Computes the gradient of the input from the input and the gradient of the output.
     pub(crate) gradient: fn(FloatTensor<B>, FloatTensor<B>, S) -> FloatTensor<B>,
-    /// What both are given.
+    /// The settings, which both functions get.
     pub(crate) settings: S,
 }
 
@@ -124,14 +124,15 @@ pub(crate) fn record_light<B: Backend, C: CheckpointStrategy, S: Clone + Send + 
     }
 }
 
-/// Implements an operation's extension trait for the backends without gradients; the bodies call the operation's kernels.
+/// Implements an operation's extension trait for the backends without gradients. The bodies call the operation's kernels.
 ///
-/// With the trait of its kernels, the operation also runs on burn's CubeCL runtimes (CUDA, CPU, ..), which have no kernels of ours. There the
-/// trait's default bodies count, which its `composed.rs` writes in the backend's own operations. To give an operation these:
-/// 1. write `composed.rs` beside `flex.rs`: the same functions, generic over `B: Backend`, in the arithmetic of `crate::composed`, with the
-///    memory that exists for a moment in its first comment, and unit tests against the Flex kernels (`crate::composed::tests`);
-/// 2. call these functions in default bodies of the kernels' trait (`super::composed::forward::<Self>(..)`);
-/// 3. add `Cube: cfg(feature = "cube")` to the list of `backend_extension`, and the kernels' trait to this macro's first argument.
+/// With the trait of its kernels, the operation also runs on burn's CubeCL runtimes (CUDA, CPU, ..), for which this crate has no kernels.
+/// There the trait's default bodies are used, which the operation's `composed.rs` implements in the backend's own operations. To add this
+/// to an operation:
+/// 1. Write `composed.rs` beside `flex.rs`. It has the same functions, generic over `B: Backend`, in the arithmetic of `crate::composed`,
+///    names its temporary memory in its first comment, and has unit tests against the Flex kernels (`crate::composed::tests`).
+/// 2. Call these functions in default bodies of the kernels' trait (`super::composed::forward::<Self>(..)`).
+/// 3. Add `Cube: cfg(feature = "cube")` to the list of `backend_extension`, and the kernels' trait to this macro's first argument.
 macro_rules! without_gradients {
     ($operation:ident { $($body:tt)* }) => {
         #[cfg(feature = "flex")]
@@ -140,7 +141,8 @@ macro_rules! without_gradients {
     };
     ($operation:ident, $kernels:ident { $($body:tt)* }) => {
         $crate::graph::without_gradients!($operation { $($body)* });
-        // `Fusion<CubeBackend>` or `CubeBackend`, as burn's features say: burn may fuse what the default bodies compute.
+        // The type is `Fusion<CubeBackend>` or `CubeBackend`, depending on burn's features: burn may fuse the operations of the default
+        // bodies.
         #[cfg(feature = "cube")]
         impl $kernels for burn::backend::Cube {}
         #[cfg(feature = "cube")]

@@ -1,31 +1,33 @@
-//! Layers and losses for any burn program whose backward pass keeps the least memory.
+//! Layers and losses for any burn program. Their backward pass keeps as little memory as possible.
 //!
-//! - [`LinearCrossEntropy`]: the loss of a linear output layer; the logits of the batch never exist.
-//! - [`SegmentationLoss`]: cross-entropy and Dice of the classes of pixels; keeps nothing but the gradient of the logits.
+//! - [`LinearCrossEntropy`]: the loss of a linear output layer; the logits of the whole batch are never in memory.
+//! - [`SegmentationLoss`]: cross-entropy and Dice of the classes of pixels. It keeps only the gradient of the logits.
 //! - [`self_attention`], [`attention`], [`MultiHeadAttention`]: exact attention in memory that grows with the length of a sequence, not
 //!   with its square; masks, grouped queries and dropout. [`rotary`]: rotary position embedding that keeps nothing.
 //! - [`linear`], [`norm_linear`], [`activation_linear`]: on burn's own [`Linear`](burn::nn::Linear); the output of the norm or of the
 //!   activation is not kept.
 //! - [`layer_norm`], [`rms_norm`], [`group_norm`], [`instance_norm`], [`gelu`], [`gelu_tanh`], [`silu`], [`relu`], [`softmax`]: each keeps
 //!   its input or its output, never both. [`swiglu`] keeps its inputs, and [`dropout`] nothing.
-//! - [`batch_norm`], [`batch_norm_relu`], [`batch_norm_add_relu`]: on burn's own [`BatchNorm`](burn::nn::BatchNorm); no copy in f32, and
-//!   no tensor between norm, residual and ReLU. [`batch_norm_activated`] takes other activations, such as
-//!   [`NormActivation::Relu6`] and [`NormActivation::HardSwish`]. [`batch_norm_leaky_relu`] keeps nothing but its output. [`batch_norm_relu_conv2d`]
-//!   keeps no input of the convolution, [`conv2d_batch_norm`] and [`conv2d_batch_norm_relu`] no output of it, [`residual_end`] neither.
-//!   [`batch_norm_excited_conv2d`] keeps no tensor of squeeze-and-excitation between them.
-//! - [`add_relu`] keeps its output alone, [`max_pool2d`] one byte for each value of its output.
-//! - [`conv2d`]: on burn's own [`Conv2d`](burn::nn::conv::Conv2d); no columns of images. [`upsample_conv2d`]: of an image that is doubled and
-//!   joined with another, neither of which exists.
+//! - [`batch_norm`], [`batch_norm_relu`], [`batch_norm_add_relu`]: on burn's own [`BatchNorm`](burn::nn::BatchNorm), without a copy in
+//!   f32 and without a tensor between norm, residual and ReLU. [`batch_norm_activated`] has other activations, such as
+//!   [`NormActivation::Relu6`] and [`NormActivation::HardSwish`]. [`batch_norm_leaky_relu`] keeps only its output.
+//!   [`batch_norm_relu_conv2d`] does not keep the convolution's input, [`conv2d_batch_norm`] and [`conv2d_batch_norm_relu`] do not keep
+//!   its output, and [`residual_end`] keeps neither. [`batch_norm_excited_conv2d`] keeps no tensor of the squeeze-and-excitation between
+//!   norm and convolution.
+//! - [`add_relu`] keeps only its output, [`max_pool2d`] one byte for each value of its output.
+//! - [`conv2d`]: on burn's own [`Conv2d`](burn::nn::conv::Conv2d), without columns of images. [`upsample_conv2d`]: the convolution of an
+//!   image that is doubled and joined with another; neither the doubled nor the joined image is in memory.
 //!
-//! All layers take f32, f16 and bf16 and compute in f32 (on CubeCL devices, products of matrices and convolutions in the dtype of their input). On the CPU device their results have the same bits whatever the number of threads.
+//! All layers accept f32, f16 and bf16 and compute in f32 (on CubeCL devices, products of matrices and convolutions are in the dtype of
+//! their input). On the CPU device their results have the same bits whatever the number of threads.
 //!
 //! # Devices
-//! burn's Flex device (feature `flex`, on by default) has kernels of this crate. On CUDA (feature `cuda`) and
-//! burn's other CubeCL runtimes (`cube`, beside burn's own feature), the same operations are composed of burn's: they keep as little for the
+//! burn's Flex device (feature `flex`, on by default) has kernels of this crate. On CUDA (feature `cuda`) and burn's other CubeCL
+//! runtimes (`cube`, beside burn's own feature), the same operations are composed of burn's operations. They keep as little for the
 //! backward pass and compute in bounded blocks, and burn fuses them. burn's capture device records them. On any other device each
 //! function returns [`Error::UnsupportedDevice`].
 //!
-//! *Architecture invariant*: knows burn and nothing of the other crates. Each operation is one node of burn's graph.
+//! *Architecture invariant*: this crate knows burn and none of the other crates. Each operation is one node of burn's graph.
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};

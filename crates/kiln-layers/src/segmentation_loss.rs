@@ -12,15 +12,15 @@ const LARGE: usize = 4 << 20;
 
 /// The loss of a semantic segmentation: cross-entropy (with weights of classes) plus the soft Dice loss (Milletari et al. 2016, V-Net).
 ///
-/// Both are computed for each image by itself, and the loss is the mean over images, so that it is the mean of the losses of
-/// micro-batches. Pixels with the weight 0 (ignored ones and padding) count nowhere.
+/// Both are computed for each image by itself, and the loss is the mean over images, so that it equals the mean of the losses of
+/// micro-batches. Pixels with the weight 0 (ignored ones and padding) do not count.
 ///
 /// - Cross-entropy: the mean of -log p over pixels, each weighted by its weight and that of its class.
-/// - Dice: the mean of 1 - (2 I + 1) / (P + T + 1) over classes. I is the sum of the probabilities of the class on its own pixels, P the
-///   sum of its probabilities, T the number of its pixels. The ones stand for one pixel: a class that an image lacks costs nothing if it
-///   is not predicted.
+/// - Dice: the mean of 1 - (2 I + 1) / (P + T + 1) over classes. I is the sum of the probabilities of the class on its own pixels, P is
+///   the sum of its probabilities, and T the number of its pixels. The ones stand for one pixel: a class that an image lacks costs
+///   nothing if it is not predicted.
 ///
-/// Keeps one tensor of the size of the logits in f32, their gradient, which is computed in the forward pass. The same on every device.
+/// Keeps one f32 tensor of the size of the logits, their gradient, which is computed in the forward pass. This holds on every device.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Int, Tensor};
@@ -48,30 +48,30 @@ impl Default for SegmentationLoss {
 }
 
 impl SegmentationLoss {
-    /// Cross-entropy without weights of classes, plus Dice.
+    /// The sum of cross-entropy without weights of classes and Dice.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Weights of the classes in the cross-entropy, one for each.
+    /// Sets the weights of the classes in the cross-entropy, one for each.
     #[must_use]
     pub fn with_class_weights(self, weights: Vec<f32>) -> Self {
         Self { class_weights: Some(weights), ..self }
     }
 
-    /// What the two losses are multiplied by before they are added.
+    /// Sets the factors of the two losses in their sum. Both are 1 by default.
     #[must_use]
     pub fn with_shares(self, cross_entropy: f32, dice: f32) -> Self {
         Self { cross_entropy, dice, ..self }
     }
 
-    /// The mean loss over images.
+    /// Computes the mean loss over images.
     ///
-    /// `logits`: `[B, C, H, W]`; `classes`: `[B, H, W]`, each in `0..C`, also where the weight is 0; `weights`: `[B, H, W]`, not negative.
-    /// The result is in f32. An image whose weights are all 0 has a loss of 0.
+    /// `logits` are `[B, C, H, W]`. `classes` are `[B, H, W]`, each in `0..C`, also where the weight is 0. `weights` are `[B, H, W]` and
+    /// not negative. The result is in f32. An image whose weights are all 0 has a loss of 0.
     ///
     /// # Errors
-    /// [`Error::Size`] for other sizes, also of the weights of classes.
+    /// [`Error::Size`] for sizes that differ, including the number of class weights.
     pub fn forward(&self, logits: Tensor<4>, classes: Tensor<3, Int>, weights: Tensor<3>) -> Result<Tensor<1>, Error> {
         let [images, count, height, width] = logits.dims();
         for (name, dims) in [("the classes of pixels", classes.dims()), ("the weights of pixels", weights.dims())] {
@@ -90,7 +90,7 @@ impl SegmentationLoss {
         Ok(value + linear.clone() - linear.detach())
     }
 
-    /// Both without autodiff.
+    /// The loss and its gradient, without autodiff.
     fn value_and_gradient(
         &self,
         logits_bchw: Tensor<4>,
@@ -101,7 +101,7 @@ impl SegmentationLoss {
         let device = logits_bchw.device();
         let weights_b1hw = weights.detach().cast(DType::F32).unsqueeze_dim::<4>(1);
         let ids = Tensor::<1, Int>::arange(0..count as i64, &device).reshape([1, count, 1, 1]);
-        // The weight of a pixel in its own class, 0 in the others.
+        // The weight of a pixel in its own class, 0 in the other classes.
         let truth_bchw = classes.unsqueeze_dim::<4>(1).equal(ids).float().cast(DType::F32) * weights_b1hw.clone();
 
         let largest_b1hw = logits_bchw.clone().max_dim(1);
@@ -115,7 +115,7 @@ impl SegmentationLoss {
         };
         let shares_b1hw = of_classes.clone().sum_dim(1);
         let total_b111 = pixels(shares_b1hw.clone());
-        // Without a weight there is nothing to divide.
+        // An image without weight has nothing to divide.
         let total_b111 = total_b111.clone() + total_b111.equal_scalar(0.0).float().cast(DType::F32);
         // -log p = log of the sum of powers - (logit - largest)
         let logs_b1hw = (sums_b1hw.log() + largest_b1hw) * shares_b1hw.clone();
@@ -146,7 +146,7 @@ fn row(values: Vec<f32>, device: &burn::tensor::Device) -> Tensor<4> {
     Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
 
-/// Sums over pixels: `[B, C, H, W]` to `[B, C, 1, 1]`.
+/// Sums over pixels: from `[B, C, H, W]` to `[B, C, 1, 1]`.
 fn pixels(x: Tensor<4>) -> Tensor<4> {
     x.sum_dim(3).sum_dim(2)
 }
@@ -164,13 +164,13 @@ mod tests {
         let [b, c, h, w] = SIZES;
         let logits = Tensor::random(SIZES, Distribution::Normal(0.0, 3.0), device);
         let classes = (0..b * h * w).map(|pixel| (pixel * 5 % 7 % c) as i64).collect();
-        // Every third pixel is ignored, and the whole last image.
+        // Every third pixel is ignored, and so is the whole last image.
         let weights = (0..b * h * w).map(|pixel| f32::from(pixel % 3 > 0 && pixel < 2 * h * w)).collect();
         let classes = Tensor::from_data(TensorData::new::<i64, _>(classes, [b, h, w]), device);
         (logits, classes, Tensor::from_data(TensorData::new::<f32, _>(weights, [b, h, w]), device))
     }
 
-    /// The same on burn's operations, image by image, with autodiff.
+    /// The loss on burn's operations, image by image, with autodiff.
     fn plain(loss: &SegmentationLoss, logits: Tensor<4>, classes: Tensor<3, Int>, weights: Tensor<3>) -> Tensor<1> {
         let [b, c, h, w] = logits.dims();
         let mut sum = Tensor::zeros([1], &logits.device());
@@ -214,13 +214,13 @@ mod tests {
                     true => loss.forward(logits.clone(), classes.clone(), weights.clone()).unwrap(),
                     false => plain(&loss, logits.clone(), classes.clone(), weights.clone()),
                 };
-                // As with a loss scale.
+                // The factor is like a loss scale.
                 let gradients = (value.clone() * 8.0).backward();
                 results.push((value.into_scalar::<f32>(), logits.grad(&gradients).unwrap()));
             }
             let ((own, of_own), (plain, of_plain)) = (results.remove(0), results.remove(0));
             assert!((own - plain).abs() < 1e-5 * plain, "{own}, expected {plain}");
-            // Sums of 30 terms, each rounded to 24 bits.
+            // These are sums of 30 terms, each rounded to 24 bits.
             assert!(off(of_own, of_plain) < 1e-6);
         }
     }
@@ -234,7 +234,7 @@ mod tests {
         let loss = SegmentationLoss::new();
         let value: f32 = loss.forward(right.clone(), classes.clone(), weights.clone()).unwrap().into_scalar();
         assert!(value.abs() < 1e-6, "{value}");
-        // Anything where the weight is 0.
+        // Logits are changed where the weight is 0.
         let ignored = weights.clone().equal_scalar(0.0).float().unsqueeze_dim::<4>(1);
         let changed = right + logits * ignored * 1e3;
         let again: f32 = loss.forward(changed, classes, weights).unwrap().into_scalar();

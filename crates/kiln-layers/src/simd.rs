@@ -1,4 +1,4 @@
-//! Compiles a function three times, for AVX-512, AVX2 and any processor, and calls the best that the processor has.
+//! Compiles a function three times, for AVX-512, AVX2 and any processor, and calls the best version that the processor supports.
 
 /// Defines a function whose body the compiler vectorises for the instruction sets of the processor that runs it.
 macro_rules! simd {
@@ -37,7 +37,8 @@ macro_rules! simd {
 }
 pub(crate) use simd;
 
-/// Partial sums side by side. The compiler does not reorder sums of floats, so that it vectorises only those that are written so.
+/// Number of partial sums that are computed together. The compiler does not reorder sums of floats, so it vectorises only sums that are
+/// written so.
 pub(crate) const LANES: usize = 32;
 
 /// The sum of partial sums: halves are added to each other until one is left.
@@ -95,7 +96,7 @@ pub(crate) fn pair_sums(left: &[f32], right: &[f32], each: impl Fn(f32, f32) -> 
     [total[0] + lanes_sum(lanes[0]), total[1] + lanes_sum(lanes[1])]
 }
 
-/// The largest value, or negative infinity of none.
+/// The largest value, or negative infinity if there are no values.
 #[inline(always)]
 pub(crate) fn maximum(values: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -1,4 +1,4 @@
-//! Draws `docs/memory.svg`: what a step of a ResNet-50 on 32 images of 224 x 224 would take on a CUDA card.
+//! Draws `docs/memory.svg`: the predicted memory of a step of a ResNet-50 on 32 images of 224 x 224 on a CUDA GPU.
 //!
 //! `cargo run --example memory_picture > docs/memory.svg`
 #![allow(clippy::print_stdout, reason = "the picture goes to stdout")]
@@ -10,7 +10,7 @@ use burn::tensor::{Int, Tensor};
 use kiln_memory::{BackendProfile, Error, MemoryReport, Recorder, StepOptions, record_step};
 use kiln_models::{ResNet, ResNetConfig};
 
-/// The picture; nothing in it depends on the machine.
+/// The picture. It does not depend on the machine.
 pub(crate) fn draw() -> Result<String, Error> {
     let loss = |model: &ResNet, step: &Recorder| {
         let images = Tensor::zeros([step.batch(), 3, 224, 224], step.device());
@@ -18,7 +18,7 @@ pub(crate) fn draw() -> Result<String, Error> {
         CrossEntropyLossConfig::new().init(step.device()).forward(model.forward(images), labels)
     };
     let optimizer = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).build();
-    // A model that cannot be made is reported as a step that cannot be recorded.
+    // A model that cannot be built is reported as a step that cannot be recorded.
     let build = |device: &_| ResNetConfig::resnet50(1000).init(device).unwrap_or_else(|e| panic!("{e}"));
     let trace = record_step(build, loss, &optimizer, StepOptions::default())?;
     let prediction = trace.predict(32, &BackendProfile::cuda())?;

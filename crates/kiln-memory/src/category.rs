@@ -23,12 +23,12 @@ pub enum Category {
     Activation,
     /// Tensors that live within one phase.
     Transient,
-    /// Bytes that a kernel allocates while it runs, and bytes of the device and of burn's graph.
+    /// Bytes that a kernel allocates while it runs, and bytes of the device's runtime and of burn's graph.
     Workspace,
 }
 
 impl Category {
-    /// All of them, in the order that reports list them.
+    /// All categories, in the order in which reports list them.
     pub const ALL: [Self; 8] = [
         Self::Parameter,
         Self::Gradient,
@@ -56,7 +56,7 @@ impl fmt::Display for Category {
     }
 }
 
-/// Bytes by category.
+/// Bytes of each category.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Breakdown(pub BTreeMap<Category, u64>);
@@ -67,12 +67,12 @@ impl Breakdown {
         self.0.get(&category).copied().unwrap_or(0)
     }
 
-    /// Bytes of all.
+    /// Bytes of all categories.
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// Counts `bytes` more.
+    /// Adds `bytes` to a category.
     pub fn add(&mut self, category: Category, bytes: u64) {
         *self.0.entry(category).or_default() += bytes;
     }

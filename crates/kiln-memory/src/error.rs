@@ -21,17 +21,17 @@ pub enum Error {
         /// The sizes.
         batches: [usize; 2],
     },
-    /// A step that burn's capture device cannot record, or that panics.
+    /// burn's capture device cannot record the step, or the step panics.
     #[error("the step cannot be recorded: {operation} in '{path}': {reason}")]
     Record {
         /// The last recorded operation.
         operation: String,
-        /// The module it was in.
+        /// The module that the operation is in.
         path: String,
-        /// The reason, in burn's words where it is from burn.
+        /// The reason, in burn's words if burn refused the step.
         reason: String,
     },
-    /// Operations that depend on the batch size.
+    /// The step has other operations at one batch size than at the other.
     #[error(
         "{operation} in '{path}' is another operation at a batch of {} than at {}, expected the same operations at any size",
         batches[0],
@@ -45,20 +45,20 @@ pub enum Error {
         /// The recorded sizes.
         batches: [usize; 2],
     },
-    /// A batch size without a prediction.
+    /// There is no prediction for a batch size.
     #[error("a batch of {batch} samples, expected at least 1, and less than 2^42 bytes in each tensor")]
     BatchSize {
         /// The size.
         batch: usize,
     },
-    /// Segments that do not fit the chain.
+    /// The segments of a plan do not fit the chain.
     #[error("blocks {from}..{to} of a chain of {blocks} cannot be checkpointed: {reason}")]
     Plan {
         /// The first block.
         from: usize,
-        /// The block behind the last.
+        /// The block after the last.
         to: usize,
-        /// Blocks of the chain.
+        /// Number of blocks of the chain.
         blocks: usize,
         /// The reason.
         reason: &'static str,

@@ -5,8 +5,8 @@
 //!   describes the device; [`calibrate`] measures the figures that depend on the machine.
 //! - [`StepTrace::estimate`] and [`StepTrace::chain_costs`]: peak and times alone, and the costs of each block of a chain, for
 //!   planners that compare many plans and batch sizes. [`fits_within`] keeps a margin to a limit.
-//! - [`StepTrace::stages`], [`StepTrace::estimate_stage`], [`StepTrace::updating`]: the parts of a step that the stages of a pipeline run, what
-//!   each holds with several micro-batches under way, and the step of a replica that keeps a part of the optimizer state.
+//! - [`StepTrace::stages`], [`StepTrace::estimate_stage`], [`StepTrace::updating`]: the parts of a step that the stages of a pipeline
+//!   run, the memory of each with several micro-batches under way, and the step of a replica that keeps a part of the optimizer state.
 //! - [`StepTrace::with_plan`], [`largest_batch`](StepTrace::largest_batch), [`explain`](StepTrace::explain): the step under a
 //!   checkpoint plan, the largest batch that fits, and the changes that would lower the peak.
 //! - [`CountingAllocator`], [`Meter`], [`StepMeter`]: the memory in use, on the heap or in a device's pool.

@@ -59,7 +59,7 @@ impl LeanConfig {
 }
 
 impl Lean {
-    /// What the first block reads, in the dtype that it computes in.
+    /// The input of the first block, in the dtype that the block computes in.
     pub(crate) fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let x = self.words.forward(ids);
         self.blocks.iter().take(1).fold(x, |x, block| x.cast(block.qkv.weight.val().dtype()))

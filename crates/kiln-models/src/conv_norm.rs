@@ -24,7 +24,7 @@ pub(crate) struct ConvShape {
     pub(crate) channels: [usize; 2],
     pub(crate) kernel: usize,
     pub(crate) stride: usize,
-    /// As many as channels for a depthwise convolution.
+    /// Equals the number of channels for a depthwise convolution.
     pub(crate) groups: usize,
 }
 
@@ -38,7 +38,7 @@ impl ConvShape {
         Self::new([from, to], 1, 1)
     }
 
-    /// A 3x3 convolution of each channel by itself.
+    /// A depthwise 3x3 convolution: each channel by itself.
     pub(crate) fn depthwise(channels: usize, stride: usize) -> Self {
         Self { groups: channels, ..Self::new([channels, channels], 3, stride) }
     }
@@ -67,13 +67,14 @@ impl ConvNorm {
         Self { conv: config.init(device), norm: BatchNormConfig::new(channels[1]).init(device) }
     }
 
-    /// The paths of its layers here, below `ours`, and as the first two layers of torch's sequence `theirs`.
+    /// The paths of its layers in this crate, below `ours`, and in torch's files, where they are the first two layers of the sequence
+    /// `theirs`.
     pub(crate) fn names(&self, ours: &str, theirs: &str) -> [(String, String); 2] {
         [("conv", 0), ("norm", 1)].map(|(layer, number)| (format!("{ours}.{layer}"), format!("{theirs}.{number}")))
     }
 
-    /// The convolution with the groups of its weight. One with groups is depthwise, and has fewer than it was built with once channels
-    /// are pruned: the number is no parameter.
+    /// The convolution, with the number of groups that its weight has. A convolution with groups is depthwise. Pruning channels leaves
+    /// fewer groups than it was built with, since the number of groups is not a parameter.
     pub(crate) fn conv(&self) -> Conv2d {
         let mut conv = self.conv.clone();
         if conv.groups > 1 {
@@ -82,7 +83,7 @@ impl ConvNorm {
         conv
     }
 
-    /// On burn's own operations.
+    /// Computes it with burn's own operations.
     pub(crate) fn stock(&self, x: Tensor<4>, activation: NormActivation) -> Tensor<4> {
         let y = batch_norm(&self.norm, layer::conv2d(&self.conv(), x));
         match activation {

@@ -5,7 +5,7 @@ pub(crate) fn three() -> usize {
     3
 }
 
-/// What numbers of channels are multiplied by.
+/// The default factor of the numbers of channels.
 pub(crate) fn one() -> f64 {
     1.0
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A field of a model's configuration has a value that no model can be built from.
+    /// A field of a model's configuration has a value with which no model can be built.
     #[error("{field} is {value}, expected {expected}")]
     InvalidConfig {
         /// The field's name.

@@ -1,4 +1,4 @@
-//! burn's convolutions and linear layers, whose input may be changed on its way in.
+//! burn's convolutions and linear layers, with a hook that can change their input.
 
 use std::sync::OnceLock;
 
@@ -7,26 +7,28 @@ use burn::nn::Linear;
 use burn::nn::conv::Conv2d;
 use burn::tensor::Tensor;
 
-/// Changes the elements of a layer's input, which come as one row; their number stays.
+/// A function that changes the elements of a layer's input, given as one row. It must keep their number.
 pub type InputMap = Box<dyn FnOnce(Tensor<1>) -> Tensor<1>>;
 
-/// Says what happens to the input of a layer, or nothing. It gets a function that reads the layer's weight, by which it tells layers apart.
+/// A function that returns the change to the input of a layer, or `None` for no change. It gets a function that reads the layer's weight,
+/// by which it tells layers apart.
 pub type InputHook = fn(read_weight: &dyn Fn()) -> Option<InputMap>;
 
 static HOOK: OnceLock<InputHook> = OnceLock::new();
 
-/// Has `hook` asked at every convolution and linear layer that runs on burn's own operations. For a library that simulates layers with
-/// integer inputs: a parameter's reparameterization can change the weight that a layer reads, not the layer's input.
+/// Registers `hook`, which is called at every convolution and linear layer that runs on burn's own operations. It is for a library that
+/// simulates layers with integer inputs: a parameter's reparameterization can change the weight that a layer reads, but not the layer's
+/// input.
 ///
-/// Layers on kiln-layers' operations do not ask, because the inputs of most of their convolutions never exist as tensors: build the model
-/// with `lean` off.
+/// Layers on kiln-layers' operations do not call it, because the inputs of most of their convolutions never exist as tensors. Build the
+/// model with `lean` off.
 ///
-/// Returns whether `hook` is in effect: a program has one hook, the first.
+/// Returns whether `hook` is in effect. A program has one hook: the first that is registered.
 pub fn on_layer_input(hook: InputHook) -> bool {
     *HOOK.get_or_init(|| hook) as usize == hook as usize
 }
 
-/// `x` as the hook wants it for the layer with this weight.
+/// `x` after the change that the hook makes for the layer with this weight.
 fn through<const D: usize, const W: usize>(weight: &Param<Tensor<W>>, x: Tensor<D>) -> Tensor<D> {
     match HOOK.get().and_then(|hook| hook(&|| drop(weight.val()))) {
         Some(map) => {

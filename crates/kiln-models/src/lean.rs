@@ -7,7 +7,7 @@ pub(crate) fn usable<const D: usize>(lean: bool, x: &Tensor<D>) -> bool {
     lean && kiln_layers::takes(x)
 }
 
-/// The output of an operation. Its inputs fit together by how the model is built.
+/// Unwraps the output of an operation of kiln-layers. The model is built so that its inputs fit together.
 ///
 /// # Panics
 /// When they do not, because a caller gave a block an input of another width, with the message of kiln-layers. burn's own layers panic

@@ -8,19 +8,19 @@ use burn::tensor::{DType, Tensor};
 
 use crate::Error;
 
-/// The paths of a model's tensors, and those of a file that the model was read from.
+/// The paths of a model's tensors and of a file's tensors, after the model was read from the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Matched {
     /// Tensors of the model that have the values of the file.
     pub taken: Vec<String>,
-    /// Tensors of the model that the file lacks, or has for another number of classes. They are as the model was made.
+    /// Tensors of the model that the file lacks, or that it has for another number of classes. They keep their initial values.
     pub new: Vec<String>,
     /// Tensors of the file that the model does not have.
     pub unused: Vec<String>,
 }
 
-/// `model` with the tensors of `path` that it has, read by `store`. `head` is the path of the layer of classes, if there is one.
+/// Reads by `store` those tensors of `path` that `model` has. `head` is the path of the layer of classes, if there is one.
 pub(crate) fn matching<M: Module>(
     mut model: M,
     path: &Path,
@@ -75,7 +75,7 @@ impl ModuleMapper for Full {
     }
 }
 
-/// The first line of an error's text that says something.
+/// The first line of an error's text that is not empty.
 pub(crate) fn one_line(error: &impl std::fmt::Display) -> String {
     let text = error.to_string();
     text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown error").to_owned()

@@ -25,11 +25,11 @@ pub trait SafetensorsModel: Module + Sized {
     fn reading(&self, store: SafetensorsStore) -> SafetensorsStore;
     #[doc(hidden)]
     fn writing(&self, store: SafetensorsStore) -> SafetensorsStore;
-    /// The path of the layer whose outputs are the classes, in a model that has such a layer of its own.
+    /// The path of the layer whose outputs are the classes, if the model has such a layer of its own.
     #[doc(hidden)]
     fn head_path(&self) -> Option<&'static str>;
 
-    /// The model with all parameters and buffers read from `path`. Tensors of the file that the model does not have (torch's
+    /// Reads all parameters and buffers of the model from `path`. Tensors of the file that the model does not have (torch's
     /// `num_batches_tracked`, a stored causal mask) are ignored.
     ///
     /// # Errors
@@ -55,8 +55,8 @@ pub trait SafetensorsModel: Module + Sized {
         Ok(self)
     }
 
-    /// The model with the parameters and buffers of `path` whose names it has, in f32, to train it on other data. A layer of classes whose
-    /// number of classes differs stays as it is; any other difference in shape is an error.
+    /// Reads those parameters and buffers from `path` whose names the model has, in f32, to train the model on other data. The layer of
+    /// classes keeps its values if the file has another number of classes. Any other difference in shape is an error.
     ///
     /// # Errors
     /// [`Error::Load`] when the file cannot be read or has no tensor of this model, [`Error::Shape`] for a tensor of another shape.
@@ -84,7 +84,7 @@ fn remap(patterns: &[(&str, &str)]) -> KeyRemapper {
     KeyRemapper::from_patterns(patterns.to_vec()).unwrap_or_default()
 }
 
-/// Between paths of layers here and in the reference's files, given as pairs in this order.
+/// Renames paths between this crate and the reference's files. The pairs have this crate's path first.
 fn renamed(names: &[(String, String)], from: fn(&(String, String)) -> [&str; 2]) -> KeyRemapper {
     let pattern = |pair| {
         let [old, new] = from(pair);
@@ -93,7 +93,7 @@ fn renamed(names: &[(String, String)], from: fn(&(String, String)) -> [&str; 2])
     KeyRemapper::from_patterns(names.iter().map(pattern).collect()).unwrap_or_default()
 }
 
-/// For a model that lists the names of its layers.
+/// Implements [`SafetensorsModel`] for a model that lists the names of its layers.
 macro_rules! by_names {
     ($($model:ty: $head:literal),+) => {$(
         impl SafetensorsModel for $model {

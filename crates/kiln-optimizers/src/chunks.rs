@@ -1,4 +1,4 @@
-//! How a parameter is divided into chunks that are updated one after the other.
+//! The division of a parameter into chunks that are updated one after the other.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use burn::tensor::{Device, Tensor};
 use crate::error::Error;
 use crate::place::Place;
 
-/// A parameter of `len` elements in chunks of `elements`. The last chunk also has what is left over, so that no chunk is shorter than
-/// `elements`: an optimizer that treats short tensors in another way treats a chunk as it would the whole.
+/// A parameter of `len` elements in chunks of `elements`. The last chunk also has the remainder, so that no chunk is shorter than
+/// `elements`: an optimizer that treats short tensors differently thus treats a chunk as it treats the whole parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunks {
     len: usize,
@@ -43,11 +43,11 @@ impl Chunks {
         start..if chunk + 1 == self.count() { self.len } else { start + self.elements }
     }
 
-    /// The rows of a chunk in a tensor of state that has a row for each element, or for each block of as many elements, of which the last
-    /// may be short. `None` where `rows` rows cannot be such blocks, or a block would lie in two chunks.
+    /// The rows of a chunk in a tensor of state. The tensor has a row for each element, or for each block of equally many elements, of
+    /// which the last may be short. `None` if `rows` rows cannot be such blocks, or if a block would lie in two chunks.
     pub(crate) fn rows(self, chunk: usize, rows: usize) -> Option<Range<usize>> {
         let (whole, rest) = (self.len / self.elements, self.len % self.elements);
-        // The only number of rows in a chunk that can add up.
+        // This is the only number of rows in a chunk with which the chunks can add up to all rows.
         let each = usize::try_from(rows as u128 * self.elements as u128 / self.len.max(1) as u128).ok()?;
         if each == 0 || !self.elements.is_multiple_of(each) {
             return None;
@@ -58,8 +58,8 @@ impl Chunks {
     }
 }
 
-/// Updates a parameter chunk by chunk, in place where nobody else holds it. `update` gets the first element of a chunk, and parameter and
-/// gradient of its elements: of the parameter's shape if there is one chunk, else `[1, .., 1, elements]`.
+/// Updates a parameter chunk by chunk, in place if no other handle to it exists. `update` gets the first element of a chunk, and the
+/// chunk's part of the parameter and of the gradient. With one chunk these have the parameter's shape, otherwise `[1, .., 1, elements]`.
 pub(crate) fn by_chunks<const D: usize>(
     chunks: Chunks,
     parameter: Tensor<D>,
@@ -89,7 +89,7 @@ fn row_of<const D: usize>(elements: usize) -> [usize; D] {
     std::array::from_fn(|axis| if axis + 1 == D { elements } else { 1 })
 }
 
-/// Waits until a chunk is written. A device with a queue reports a chunk that was not written only until the next one is written into
+/// Waits until a chunk is written. A device with a queue can report that a chunk was not written only before the next one is written into
 /// the same tensor.
 fn wait_for<const D: usize>(updated: &Tensor<D>, device: &Device) {
     if Place::of(device) != Place::Device {

@@ -10,16 +10,16 @@ pub(crate) fn tensor<E: Element + Pod + Send + Sync>(values: Vec<E>, shape: Shap
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), E::dtype())
 }
 
-/// Where the next value of a tensor is written.
+/// The memory into which the next values of a tensor are written.
 pub(crate) enum Place<E> {
-    /// Over the tensor.
+    /// The memory of the tensor itself.
     Same(FlexTensor),
-    /// Somebody else holds the tensor.
+    /// New memory, since another handle to the tensor exists.
     New(FlexTensor, Vec<E>),
 }
 
 impl<E: Element + Pod + Send + Sync> Place<E> {
-    /// The tensor itself if nobody else holds it. One that is not contiguous is copied first.
+    /// Chooses the tensor's own memory if no other handle to it exists. A tensor that is not contiguous is copied first.
     pub(crate) fn of(values: FlexTensor) -> Self {
         let contiguous = values.to_contiguous();
         drop(values); // or else it would count as somebody else
@@ -66,7 +66,7 @@ impl<'a, E: Zeroable + Copy> Values<'a, E> {
         }
     }
 
-    /// The values before the step, to be changed.
+    /// Copies the values before the step to the place of the next ones, and returns them to be changed.
     pub(crate) fn filled(self) -> &'a mut [E] {
         if let Some(last) = self.last {
             self.next.copy_from_slice(last);

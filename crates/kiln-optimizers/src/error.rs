@@ -1,36 +1,36 @@
 //! The error type of the crate.
 
-/// Settings, values and records that an optimizer cannot take.
+/// Errors about settings, values and records that an optimizer cannot use.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting out of range.
+    /// A setting is out of range.
     #[error("{name} is {value}, expected {expected}")]
     InvalidSetting {
         /// The setting.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: &'static str,
     },
-    /// Infinity or NaN among values that are to be quantised.
+    /// Values that are to be quantised contain infinity or NaN.
     #[error("value {index} is {value}, expected finite values")]
     NotFinite {
-        /// The place of the value.
+        /// The index of the value.
         index: usize,
         /// The value.
         value: f32,
     },
-    /// A value below 0 for a code book without a sign.
+    /// A value is below 0, and the code book has no sign.
     #[error("value {index} is {value}, expected at least 0 for a code book without a sign")]
     Negative {
-        /// The place of the value.
+        /// The index of the value.
         index: usize,
         /// The value.
         value: f32,
     },
-    /// Codes or scales that do not belong to the number of values.
+    /// The number of codes or scales does not fit the number of values.
     #[error(
         "{codes} bytes of codes and {scales} scales for {count} values, expected {expected_codes} and {expected_scales}"
     )]
@@ -39,26 +39,26 @@ pub enum Error {
         count: usize,
         /// The bytes of the codes.
         codes: usize,
-        /// The bytes that would be accepted.
+        /// The number of bytes that is expected.
         expected_codes: usize,
         /// The number of scales.
         scales: usize,
-        /// The number that would be accepted.
+        /// The number of scales that is expected.
         expected_scales: usize,
     },
-    /// A record whose state is not that of the optimizer.
+    /// A record has a state of another format than the optimizer's.
     #[error("the state of {parameter} is {found}, expected {expected}: {advice}")]
     StateFormat {
         /// The parameter: its path in the model, or its id.
         parameter: String,
-        /// What the record has.
+        /// The format that the record has.
         found: String,
-        /// What would be accepted.
+        /// The format that is expected.
         expected: String,
         /// What to do.
         advice: &'static str,
     },
-    /// A record that cannot be read.
+    /// A record cannot be read.
     #[error("the record cannot be read: {0}")]
     Record(String),
 }

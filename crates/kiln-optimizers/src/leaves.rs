@@ -24,18 +24,18 @@ impl Leaves {
         Self::of_sink(sink)
     }
 
-    /// The same for a state that has been written into a record.
+    /// The leaves of a state that has been written into a record, copied from its device.
     pub(crate) fn of_sink(sink: StateSink) -> Self {
         let tensors = sink.tensors.into_iter().map(|(name, data)| (name, copied(data)));
         Self { tensors: tensors.collect(), scalars: sink.scalars }
     }
 
-    /// The state on a device. `None` where the leaves are not those of such a state.
+    /// The state on a device. `None` if the leaves do not belong to a state of this type.
     pub(crate) fn state<S: RecordState>(self, device: &Device) -> Option<S> {
         S::state_unflatten("", &mut self.into_source(), device)
     }
 
-    /// The record, to be read.
+    /// The leaves as a record that can be read.
     pub(crate) fn into_source(self) -> StateSource {
         let mut source = StateSource::new(self.scalars.into_iter().collect());
         for (name, data) in self.tensors {
@@ -44,7 +44,7 @@ impl Leaves {
         source
     }
 
-    /// The state on a device, from leaves that were a state's.
+    /// The state on a device. The leaves must come from such a state.
     ///
     /// # Panics
     /// When the state does not read its own record.
@@ -61,8 +61,8 @@ impl Leaves {
         out.scalars.extend(self.scalars.into_iter().map(|(name, value)| (join_path(prefix, &name), value)));
     }
 
-    /// Whether the state has the same dtypes when it comes from the leaves. States of burn's optimizers come in the device's default.
-    /// Makes the state again, by `again`, and its leaves, if that is not clear from its dtypes.
+    /// Whether the state keeps its dtypes when it is read from the leaves. burn's optimizers read their states in the device's default
+    /// dtypes. If the state has other dtypes, it is read back by `again` and compared.
     pub(crate) fn keep_dtypes(&self, device: &Device, again: impl FnOnce(Self) -> Option<Self>) -> bool {
         let settings = device.settings();
         let defaults = [DType::from(settings.float_dtype), DType::from(settings.int_dtype)];
@@ -72,7 +72,8 @@ impl Leaves {
             || again(self.clone()).is_some_and(|again| dtypes(&again) == own)
     }
 
-    /// The leaves of a whole parameter of shape `dims`, from those of its chunks. Scalars are those of the first chunk.
+    /// Joins the leaves of a parameter's chunks into those of the whole parameter of shape `dims`. Scalars are taken from the first
+    /// chunk.
     pub(crate) fn join(parts: Vec<Self>, chunks: Chunks, dims: &[usize]) -> Self {
         let Some(first) = parts.first() else { return Self::default() };
         let joined = |leaf: usize| {
@@ -94,8 +95,8 @@ impl Leaves {
         Self { tensors: tensors.collect(), scalars: first.scalars.clone() }
     }
 
-    /// The leaves of each chunk, from those of a whole parameter of shape `dims`: tensors of that shape by elements, others by rows. `None`
-    /// where a tensor cannot be divided.
+    /// Divides the leaves of a whole parameter of shape `dims` into those of its chunks: tensors of that shape by elements, others by
+    /// rows. `None` if a tensor cannot be divided.
     pub(crate) fn split(&self, chunks: Chunks, dims: &[usize]) -> Option<Vec<Self>> {
         let part = |chunk| {
             let slice = |(name, data): &(String, TensorData)| {
@@ -124,13 +125,14 @@ impl Leaves {
     }
 }
 
-/// Whether a shape is that of a chunk of a parameter of so many axes.
+/// Whether a shape is the shape of a chunk, for a parameter with this number of axes.
 fn is_chunk(shape: &[usize], elements: usize, axes: usize) -> bool {
     shape.len() == axes
         && shape.split_last().is_some_and(|(last, rest)| *last == elements && rest.iter().all(|n| *n == 1))
 }
 
-/// The values in host memory. CubeCL reads them when they are asked for, and keeps the device's memory as long as what it has read.
+/// Copies the values to host memory. CubeCL reads values only when they are asked for, and keeps the device's memory as long as the
+/// values that it read.
 fn copied(data: TensorData) -> TensorData {
     let (bytes, shape, dtype) = data.into_parts();
     let bytes = match bytes.property() {
@@ -143,7 +145,7 @@ fn copied(data: TensorData) -> TensorData {
     shared(TensorData::from_bytes(bytes, shape, dtype))
 }
 
-/// The same values. Clones share them, and a tensor that is made of them and changed copies them first.
+/// Moves the values into shared bytes. Clones share them. A tensor that is made from them copies them before it is changed.
 fn shared(data: TensorData) -> TensorData {
     let (bytes, shape, dtype) = data.into_parts();
     TensorData::from_bytes(Bytes::shared(bytes), shape, dtype)

@@ -8,14 +8,15 @@
 //! - [`Offloaded`]: any optimizer, with its state in host memory.
 //! - [`StochasticBf16`]: any optimizer, on parameters in bf16 without a master copy.
 //!
-//! Each is a burn [`Optimizer`](burn::optim::Optimizer): [`ModuleOptimizer`](burn::optim::ModuleOptimizer) takes it as one of burn's own.
+//! Each is a burn [`Optimizer`](burn::optim::Optimizer): [`ModuleOptimizer`](burn::optim::ModuleOptimizer) takes it like one of burn's
+//! own.
 //!
 //! # Devices
 //! burn's Flex device (feature `flex`, on by default) has kernels of this crate. CubeCL devices (feature `cuda`, or `cube` beside burn's
-//! feature of another runtime) have kernels for state in 8 or 4 bits. All else is composed of burn's operations. burn's capture device
-//! records an update as one operation.
+//! feature of another runtime) have kernels for state in 8 or 4 bits. Everything else is composed of burn's operations. burn's capture
+//! device records an update as one operation.
 //!
-//! *Architecture invariant*: knows burn and nothing of the other crates. An optimizer sees one parameter at a time, and no model.
+//! *Architecture invariant*: this crate knows burn and none of the other crates. An optimizer sees one parameter at a time, and no model.
 //!
 //! ```
 //! use burn::nn::LinearConfig;

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use crate::chunks::Chunks;
 use crate::leaves::Leaves;
 
-/// The state of a whole parameter, or one for each chunk. Its record is that of the whole parameter.
+/// The state of a whole parameter, or one state for each chunk. Its record is the record of the whole parameter.
 #[derive(Clone, Debug)]
 pub(crate) enum Parts<P> {
     Whole(P),
@@ -19,12 +19,12 @@ pub(crate) enum Parts<P> {
 }
 
 impl<P> Parts<P> {
-    /// The state from that of each chunk.
+    /// Puts the states of all chunks together.
     pub(crate) fn of(chunks: Chunks, dims: &[usize], mut parts: Vec<P>) -> Option<Self> {
         match parts.len() {
             1 => parts.pop().map(Self::Whole),
             count if count == chunks.count() => Some(Self::Chunks { chunks, dims: dims.to_vec(), parts }),
-            // Some chunks have no state: the optimizer has none.
+            // Some chunks have no state, so the optimizer has none.
             _ => None,
         }
     }
@@ -40,8 +40,8 @@ impl<P> Parts<P> {
 }
 
 impl<P: RecordState> Parts<P> {
-    /// The state of each chunk of a parameter of shape `dims`: as it is, or divided anew. A state that cannot be divided stays whole, and
-    /// the parameter is then one chunk.
+    /// The state of each chunk of a parameter of shape `dims`. It stays divided if the chunks are the same, and is divided anew
+    /// otherwise. A state that cannot be divided stays whole, and the parameter is then one chunk.
     pub(crate) fn divide(self, chunks: Chunks, dims: &[usize], device: &Device) -> (Chunks, Vec<P>) {
         let leaves = match self {
             Self::Whole(part) if chunks.count() == 1 => return (chunks, vec![part]),

@@ -1,4 +1,4 @@
-//! Where a device has its memory.
+//! The memory that a device's tensors are in.
 
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
@@ -6,11 +6,11 @@ use burn::tensor::Device;
 /// The memory in which a device has its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The host's.
+    /// The host's memory.
     Host,
-    /// The device's own. Operations run in a queue.
+    /// The device's own memory. Operations run in a queue.
     Device,
-    /// None: operations are recorded.
+    /// No memory: operations are recorded.
     Recording,
 }
 
@@ -25,7 +25,7 @@ impl Place {
     }
 }
 
-/// A device with the host's memory, if this program has one, else `device`.
+/// A device with the host's memory if this program has one, otherwise `device`.
 pub(crate) fn host_or(device: &Device) -> Device {
     #[cfg(feature = "flex")]
     let device = match Place::of(device) {

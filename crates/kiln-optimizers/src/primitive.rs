@@ -1,4 +1,4 @@
-//! The tensors of a backend, on which they are known to be.
+//! Conversions of tensors to the tensors of a known backend.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, DispatchKindConversion, DispatchTensor};

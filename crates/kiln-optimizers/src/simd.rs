@@ -1,4 +1,4 @@
-//! Compiles a function three times, for AVX-512, AVX2 and any processor, and calls the best that the processor has.
+//! Compiles a function three times, for AVX-512, AVX2 and any processor, and calls the best version that the processor supports.
 
 /// Defines a function whose body the compiler vectorises for the instruction sets of the processor that runs it.
 macro_rules! simd {

@@ -35,7 +35,7 @@ pub fn check_device(device: &Device, precision: Precision) -> Result<(), Error> 
     }
 }
 
-/// Whether the device lists the dtype; false for devices that panic at this question, as a capture device does.
+/// Whether the device lists the dtype. It is false for devices that panic when they are asked, as a capture device does.
 fn has(device: &Device, precision: Precision) -> bool {
     catch_unwind(AssertUnwindSafe(|| device.supports_dtype(precision.dtype()))).unwrap_or(false)
 }
@@ -44,7 +44,7 @@ fn works(device: &Device, precision: Precision) -> bool {
     has(device, precision) && test_operations(device, precision).is_ok()
 }
 
-/// Small integers that bf16 represents, with every sum below 256: exact in every precision.
+/// Small integers that bf16 represents exactly. Every sum of them is below 256 and thus exact in every precision.
 fn pattern(len: usize, seed: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7 + seed * 3) % 5) as f32 - 2.0).collect()
 }
@@ -82,7 +82,7 @@ fn test_operations(device: &Device, precision: Precision) -> Result<(), (&'stati
 
     let row = pattern(N, 5);
     let total: f64 = row.iter().map(|value| f64::from(*value).exp()).sum();
-    // Five roundings to 8 bits, the precision of bf16.
+    // Rounding five times to 8 bits, the precision of bf16.
     let exponentials = row.iter().map(|value| f64::from(*value).exp() / total).collect();
     compare("a softmax", exponentials, 5.0 / 256.0, || {
         softmax(make(row.clone(), [1, N]), 1).cast(DType::F32).into_data()

@@ -68,7 +68,7 @@ pub enum Error {
         field: &'static str,
         /// The value that was given.
         value: f64,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: &'static str,
     },
     /// The limit of the gradients' norm is not a number above 0.
@@ -77,7 +77,7 @@ pub enum Error {
     /// No parameter of the model has a gradient.
     #[error("no parameter has a gradient, expected the gradients of this model, from a loss on an autodiff device")]
     NoGradients,
-    /// Gradients of parameters that the model does not have: they would not be unscaled.
+    /// Some gradients belong to parameters that the model does not have, so they would not be unscaled.
     #[error(
         "{foreign} gradients belong to no parameter of this model, expected the model that the loss was computed from"
     )]
@@ -85,7 +85,7 @@ pub enum Error {
         /// The number of these gradients.
         foreign: usize,
     },
-    /// A loss of several elements.
+    /// The loss has several elements.
     #[error("the loss has {0} elements, expected 1: reduce it to its mean")]
     NotAScalar(usize),
     /// A gradient is not finite, and the loss scale cannot be reduced.

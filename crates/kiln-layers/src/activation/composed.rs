@@ -1,7 +1,7 @@
 //! Activations in a backend's own operations.
 //!
-//! Peak beside inputs and output: where burn fuses (its feature `fusion`), each direction is one kernel, and there is none. Else at most
-//! two tensors of f32 of the input's size forward, and five backward.
+//! Peak memory in addition to inputs and output: if burn fuses (its feature `fusion`), each direction is one kernel and takes none.
+//! Otherwise it is at most two f32 tensors of the input's size forward, and five backward.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -38,7 +38,7 @@ pub(crate) fn forward<B: Backend>(x: FloatTensor<B>, activation: Activation) -> 
     y.narrow(dtype)
 }
 
-/// The gradient of the input. `kept`: what the activation keeps.
+/// The gradient of the input. `kept` is the tensor that the activation keeps.
 pub(crate) fn backward<B: Backend>(
     kept: FloatTensor<B>,
     gradient: FloatTensor<B>,

@@ -1,6 +1,7 @@
-//! Activations on the CPU: one pass each way over chunks that stay in the cache.
+//! Activations on the CPU: one pass in each direction, over chunks that stay in the cache.
 //!
-//! Scratch memory: none in f32, else `2 * 4 * CHUNK` bytes a thread. About 25 operations a value each way; ReLU 1.
+//! Scratch memory: none in f32, otherwise `2 * 4 * CHUNK` bytes for each thread. About 25 operations for each value in each direction;
+//! ReLU 1.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -17,7 +18,7 @@ const CHUNK: usize = 16 * 1024;
 /// 2 sqrt(2 / pi), of the tanh approximation: gelu(x) = x sigmoid(SCALE (x + CUBIC x³)).
 const SCALE: f32 = 1.595_769_2;
 const CUBIC: f32 = 0.044_715;
-/// Beyond it the sigmoid of the tanh approximation is exactly 0 or 1.
+/// From this magnitude on, the sigmoid of the tanh approximation is exactly 0 or 1.
 const SATURATED: f32 = 50.0;
 /// 1 / sqrt(2 pi).
 const DENSITY: f32 = 0.398_942_3;
@@ -78,7 +79,7 @@ pub(super) fn forward(x: &FlexTensor, activation: Activation) -> FlexTensor {
     by_dtype!(x.dtype(), E => run::<E>(x, activation), else x.clone())
 }
 
-/// The gradient of the input, in the memory of `gradient` if nobody else holds it. `x`: what the activation keeps.
+/// The gradient of the input, written over `gradient` if no other handle to it exists. `x` is the tensor that the activation keeps.
 pub(super) fn backward(x: &FlexTensor, gradient: FlexTensor, activation: Activation) -> FlexTensor {
     fn run<E: Stored>(x: &FlexTensor, gradient: FlexTensor, activation: Activation) -> FlexTensor {
         let x = x.to_contiguous();

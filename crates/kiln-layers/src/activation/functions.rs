@@ -13,9 +13,9 @@ fn apply<const D: usize>(x: Tensor<D>, activation: Activation) -> Result<Tensor<
     Ok(Tensor::from_dispatch(<Dispatch as ActivationLayer>::activation_layer(x.into_dispatch(), activation)))
 }
 
-/// x Φ(x) with the normal distribution function Φ (Hendrycks and Gimpel 2016). Keeps its input.
+/// GELU: x Φ(x) with the normal distribution function Φ (Hendrycks and Gimpel 2016). Keeps its input.
 ///
-/// Any shape; f32, f16 or bf16. The result is within 3e-7 of the exact value in f32.
+/// `x` has any shape and is f32, f16 or bf16. The result is within 3e-7 of the exact value in f32.
 ///
 /// # Errors
 /// [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].
@@ -23,7 +23,7 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, Error> {
     apply(x, Activation::Gelu)
 }
 
-/// GELU's tanh approximation, as in GPT-2. Keeps its input.
+/// GELU's tanh approximation, as in GPT-2: any shape; f32, f16 or bf16. Keeps its input.
 ///
 /// # Errors
 /// [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].
@@ -31,7 +31,7 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, Error> {
     apply(x, Activation::GeluTanh)
 }
 
-/// x sigmoid(x), also called swish. Keeps its input.
+/// SiLU, also called swish: x sigmoid(x), for any shape; f32, f16 or bf16. Keeps its input.
 ///
 /// # Errors
 /// [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].
@@ -39,7 +39,7 @@ pub fn silu<const D: usize>(x: Tensor<D>) -> Result<Tensor<D>, Error> {
     apply(x, Activation::Silu)
 }
 
-/// max(x, 0). Keeps its output, which the next layer keeps as well.
+/// ReLU: max(x, 0), for any shape; f32, f16 or bf16. Keeps its output, which the next layer keeps as well.
 ///
 /// # Errors
 /// [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].

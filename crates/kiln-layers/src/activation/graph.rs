@@ -19,7 +19,7 @@ pub(crate) trait ActivationKernels: Backend {
         super::composed::forward::<Self>(x, activation)
     }
 
-    /// The gradient of the input. `kept`: the input, or ReLU's output, which is positive where its input is.
+    /// The gradient of the input. `kept` is the input or, for ReLU, the output, which is positive where its input is.
     fn activation_backward(
         kept: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
@@ -42,7 +42,7 @@ impl<B: ActivationKernels, C: CheckpointStrategy> ActivationLayer for Autodiff<B
             let (forward, gradient) = (B::activation as _, B::activation_backward as _);
             return record_light::<B, C, _>(Light { name, forward, gradient, settings }, x);
         }
-        // The output has all that the backward pass needs, and the next layer keeps it as well.
+        // The output has everything that the backward pass needs, and the next layer keeps it as well.
         let (x, node) = x.into_parts();
         record::<B, C, _, 1>(
             "relu",

@@ -1,6 +1,6 @@
 //! Addition and ReLU in a backend's own operations.
 //!
-//! Peak beside inputs and outputs: one tensor of f32 and a mask each way, which burn fuses away where it can.
+//! Peak memory in addition to inputs and outputs: one f32 tensor and a mask in each direction. burn fuses them away if it can.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};

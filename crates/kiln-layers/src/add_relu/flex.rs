@@ -1,7 +1,7 @@
-//! Addition and ReLU on the CPU: one pass each way.
+//! Addition and ReLU on the CPU: one pass in each direction.
 //!
-//! Scratch memory: none beyond 64 KiB for each thread. Multiply-adds: 1 a value forward, 0 backward. The output takes the memory of a
-//! summand that nobody else holds, the gradients that of the output's gradient.
+//! Scratch memory: at most 64 KiB for each thread. Multiply-adds for each value: 1 forward, 0 backward. The output is written over a
+//! summand if no other handle to it exists, and the gradients over the output's gradient.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use crate::cpu::stored::{Stored, by_dtype, owned, zeros};
 use crate::simd::simd;
 
-/// Values of a piece, and pieces of a task at least.
+/// Values of a piece, and the fewest pieces of a task.
 const PIECE: usize = 4096;
 const PIECES: usize = 8;
 
@@ -57,7 +57,7 @@ pub(super) fn backward(y: &FlexTensor, gradient: FlexTensor) -> FlexTensor {
     by_dtype!(y.dtype(), E => changed::<E>(gradient, &y.to_contiguous(), mask_piece), else gradient)
 }
 
-/// Changes the values of a tensor beside those of another, in its own memory if nobody else holds it.
+/// Changes the values of a tensor by those of another. The tensor is overwritten if no other handle to it exists.
 fn changed<E: Stored>(tensor: FlexTensor, other: &FlexTensor, change: fn(&mut [f32], &[f32])) -> FlexTensor {
     let mut tensor = owned(tensor);
     let pieces = tensor.storage_mut::<E>().par_chunks_mut(PIECE).zip(other.storage::<E>().par_chunks(PIECE));

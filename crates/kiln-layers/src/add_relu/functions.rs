@@ -7,9 +7,9 @@ use super::graph::AddReluLayer;
 use crate::check::{main_input, same_dtype, same_size};
 use crate::error::Error;
 
-/// max(a + b, 0) in one operation, without the tensor between: the end of a residual block.
+/// max(a + b, 0) in one operation: the end of a residual block. The sum itself is never in memory.
 ///
-/// `a` and `b`: of one shape and dtype, f32, f16 or bf16. Keeps the output alone, which the next layer usually keeps as well. Both
+/// `a` and `b` have one shape and one dtype: f32, f16 or bf16. Keeps only the output, which the next layer usually keeps as well. Both
 /// gradients are the same tensor, in the memory of the output's gradient.
 ///
 /// # Errors

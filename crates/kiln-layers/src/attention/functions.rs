@@ -1,4 +1,4 @@
-//! Attention that never holds the matrix of scores.
+//! Attention that never has the whole matrix of scores in memory.
 
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
@@ -9,12 +9,12 @@ use super::terms::{Sizes, Terms};
 use crate::check::{main_input, same_dtype, same_size};
 use crate::error::Error;
 
-/// Exact softmax(scale Q Kᵀ) V for each head of self-attention, in memory that grows with the length and not with its square
+/// Exact self-attention, softmax(scale Q Kᵀ) V for each head, in memory that grows with the length and not with its square
 /// (FlashAttention-2, Dao 2023).
 ///
-/// `qkv`: `[batch, time, 3 width]` in f32, f16 or bf16: the queries of all heads, then the keys, then the values, as one linear layer makes
-/// them. The result is `[batch, time, width]` in the same dtype. `heads` divides `width`. Computes in f32. `options` is a [`Mask`](crate::Mask) or
-/// [`AttentionOptions`]. Keeps `qkv`, the output and one f32 value for each query of each head.
+/// `qkv` is `[batch, time, 3 width]` in f32, f16 or bf16: the queries of all heads, then the keys, then the values, as one linear layer
+/// makes them. The result is `[batch, time, width]` in the same dtype. `heads` must divide `width`. Computes in f32. `options` is a
+/// [`Mask`](crate::Mask) or [`AttentionOptions`]. Keeps `qkv`, the output and one f32 value for each query of each head.
 ///
 /// # Errors
 /// [`Error::InvalidSetting`] for a width that `3 heads` does not divide and for options out of range, [`Error::Size`] for masks of other
@@ -26,7 +26,7 @@ pub fn self_attention(qkv: Tensor<3>, heads: usize, options: impl Into<Attention
     Ok(Tensor::from_dispatch(output))
 }
 
-/// What attention is given beside packed queries, keys and values `[samples, time, packed]`.
+/// Checks a call with packed queries, keys and values `[samples, time, packed]`, and returns its masks, dropout and settings.
 pub(crate) fn packed_terms(
     [samples, time, packed]: [usize; 3],
     heads: usize,
@@ -41,13 +41,15 @@ pub(crate) fn packed_terms(
     options.checked(sizes, device)
 }
 
-/// Exact softmax(scale Q Kᵀ) V for each head, in memory that grows with the lengths and not with their product (FlashAttention-2, Dao 2023).
+/// Exact attention, softmax(scale Q Kᵀ) V for each head, in memory that grows with the lengths and not with their product
+/// (FlashAttention-2, Dao 2023).
 ///
-/// `queries`: `[batch, heads, time, depth]` in f32, f16 or bf16; `keys` and `values`: `[batch, kv_heads, keys, depth]` in the same dtype.
-/// `kv_heads` divides `heads`: each head of keys and values serves `heads / kv_heads` heads of queries, one after the other (grouped
-/// queries, Ainslie et al. 2023). The result is `[batch, heads, time, depth]`; it lies in memory as `[batch, time, heads, depth]`, so that
-/// `swap_dims(1, 2).reshape([batch, time, heads * depth])` copies nothing. Inputs may be such views as well. Computes in f32. `options` is
-/// a [`Mask`](crate::Mask) or [`AttentionOptions`]. Keeps the inputs, the output and one f32 value for each query of each head.
+/// `queries` are `[batch, heads, time, depth]` in f32, f16 or bf16. `keys` and `values` are `[batch, kv_heads, keys, depth]` in the same
+/// dtype. `kv_heads` must divide `heads`: each head of keys and values serves `heads / kv_heads` consecutive heads of queries (grouped
+/// queries, Ainslie et al. 2023). The result is `[batch, heads, time, depth]`. It lies in memory as `[batch, time, heads, depth]`, so
+/// that `swap_dims(1, 2).reshape([batch, time, heads * depth])` copies nothing. Inputs may be such views as well. Computes in f32.
+/// `options` is a [`Mask`](crate::Mask) or [`AttentionOptions`]. Keeps the inputs, the output and one f32 value for each query of each
+/// head.
 ///
 /// # Errors
 /// [`Error::Size`] and [`Error::DType`] for inputs that differ, [`Error::InvalidSetting`] for heads that do not divide and for options out

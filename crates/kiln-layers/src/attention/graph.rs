@@ -1,4 +1,4 @@
-//! Attention as operations of burn's graph: with packed inputs, and with queries, keys and values of their own.
+//! Attention as operations of burn's graph: with packed inputs, and with separate queries, keys and values.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
@@ -23,13 +23,13 @@ pub(crate) trait AttentionLayer: Backend {
 
 /// Attention on a backend without gradients.
 pub(crate) trait AttentionKernels: Backend {
-    /// Attention of packed queries, keys and values `[batch, time, 3 width]`: the output `[batch, time, width]`, and the logarithm of
-    /// each row's sum of exponentials in f32, `[batch, heads, time]`.
+    /// Attention of packed queries, keys and values `[batch, time, 3 width]`. Returns the output `[batch, time, width]`, and the
+    /// logarithm of each row's sum of exponentials in f32, `[batch, heads, time]`.
     fn packed_attention(qkv: FloatTensor<Self>, terms: &Terms<Self>) -> [FloatTensor<Self>; 2] {
         super::composed::packed_forward::<Self>(&qkv, terms)
     }
 
-    /// The gradient of `qkv`. `saved`: input, output and logarithms of sums.
+    /// The gradient of `qkv`. `saved` has input, output and logarithms of sums.
     fn packed_attention_backward(
         saved: [FloatTensor<Self>; 3],
         gradient: FloatTensor<Self>,
@@ -38,13 +38,13 @@ pub(crate) trait AttentionKernels: Backend {
         super::composed::packed_backward::<Self>(&saved, &gradient, terms)
     }
 
-    /// Attention of queries `[batch, heads, time, depth]` to keys and values `[batch, kv_heads, keys, depth]`: the output, and the
-    /// logarithm of each row's sum of exponentials in f32, `[batch, heads, time]`.
+    /// Attention of queries `[batch, heads, time, depth]` to keys and values `[batch, kv_heads, keys, depth]`. Returns the output, and
+    /// the logarithm of each row's sum of exponentials in f32, `[batch, heads, time]`.
     fn grouped_attention(inputs: [FloatTensor<Self>; 3], terms: &Terms<Self>) -> [FloatTensor<Self>; 2] {
         super::composed::grouped_forward::<Self>(&inputs, terms)
     }
 
-    /// The gradients of the inputs that want one. `saved`: output and logarithms of sums.
+    /// The gradients of the inputs that are wanted. `saved` has output and logarithms of sums.
     fn grouped_attention_backward(
         inputs: [FloatTensor<Self>; 3],
         saved: [FloatTensor<Self>; 2],

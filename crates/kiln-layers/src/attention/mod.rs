@@ -1,4 +1,4 @@
-//! Attention that never holds the matrix of scores.
+//! Attention that never has the whole matrix of scores in memory.
 
 mod composed;
 #[cfg(feature = "flex")]

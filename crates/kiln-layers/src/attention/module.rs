@@ -13,14 +13,14 @@ use crate::error::Error;
 use crate::linear::{Input, linear};
 use crate::projected_attention::projected_attention;
 
-/// Configuration of [`MultiHeadAttention`]. Defaults are those of burn's module.
+/// Configuration of [`MultiHeadAttention`]. The defaults are those of burn's module.
 #[derive(Config, Debug)]
 pub struct MultiHeadAttentionConfig {
     /// The width of inputs and outputs.
     pub d_model: usize,
     /// The number of heads, a divisor of the width.
     pub n_heads: usize,
-    /// The probability of an attention weight to be dropped in training.
+    /// The probability that an attention weight is dropped in training.
     #[config(default = 0.1)]
     pub dropout: f64,
     /// Whether queries, keys and values have a bias.
@@ -29,18 +29,18 @@ pub struct MultiHeadAttentionConfig {
     /// Whether the output has a bias.
     #[config(default = true)]
     pub output_bias: bool,
-    /// How parameters are initialised.
+    /// The initialisation of the parameters.
     #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
     pub initializer: Initializer,
 }
 
-/// Multi-head self-attention (Vaswani et al. 2017) whose queries, keys and values come from one linear layer, and which never holds the
-/// matrix of scores. [`from_burn`](Self::from_burn) and [`into_burn`](Self::into_burn) convert between it and burn's module.
+/// Multi-head self-attention (Vaswani et al. 2017). Queries, keys and values come from one linear layer, and the whole matrix of scores
+/// is never in memory. [`from_burn`](Self::from_burn) and [`into_burn`](Self::into_burn) convert between it and burn's module.
 #[derive(Module, Debug)]
 pub struct MultiHeadAttention {
-    /// Makes queries, keys and values, `[d_model, 3 d_model]`.
+    /// Computes queries, keys and values; its weight is `[d_model, 3 d_model]`.
     pub qkv: Linear,
-    /// Mixes the heads, `[d_model, d_model]`.
+    /// Combines the heads; its weight is `[d_model, d_model]`.
     pub output: Linear,
     /// Dropout of the attention weights, in training only.
     pub dropout: Dropout,
@@ -52,7 +52,7 @@ impl MultiHeadAttentionConfig {
     /// A module with new parameters.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for heads that do not divide the width and for a dropout rate that is none.
+    /// [`Error::InvalidSetting`] for heads that do not divide the width and for a dropout rate that is not a probability.
     pub fn init(&self, device: &Device) -> Result<MultiHeadAttention, Error> {
         heads_divide(self.d_model, self.n_heads)?;
         if !(0.0..1.0).contains(&self.dropout) {
@@ -72,10 +72,10 @@ impl MultiHeadAttentionConfig {
 }
 
 impl MultiHeadAttention {
-    /// Attention of each position of `x`, `[batch, time, d_model]`, to the others; the result has the same shape. `options` is a
-    /// [`Mask`](super::Mask) or [`AttentionOptions`]. Where these ask for no dropout, the module adds its own in training, on devices with
-    /// autodiff, with a seed that it draws from the device's generator. Keeps `x`, the output of attention, and one
-    /// f32 value for each query of each head.
+    /// Attention of each position of `x`, `[batch, time, d_model]`, to the others. The result has the same shape. `options` is a
+    /// [`Mask`](super::Mask) or [`AttentionOptions`]. If the options have no dropout, the module adds its own in training, on devices
+    /// with autodiff, with a seed from the device's generator. Keeps `x`, the output of attention, and one f32 value for each query of
+    /// each head.
     ///
     /// # Errors
     /// [`Error::Size`] for another width, and those of [`self_attention`](crate::self_attention).
@@ -93,11 +93,12 @@ impl MultiHeadAttention {
         linear(&self.output, projected_attention(Input::Plain, &self.qkv, x, self.n_heads, options)?)
     }
 
-    /// The module with the parameters of burn's, bit for bit. Queries, keys and values are frozen if those of `query` are.
+    /// Converts burn's module, with the same parameters bit for bit. The layer for queries, keys and values is frozen if `query` is
+    /// frozen.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for a module with quiet softmax, for one of whose queries, keys and values only some have a bias, and
-    /// for heads that do not divide the width.
+    /// [`Error::InvalidSetting`] for a module with quiet softmax, for a module in which only some of queries, keys and values have a
+    /// bias, and for heads that do not divide the width.
     pub fn from_burn(module: stock::MultiHeadAttention) -> Result<Self, Error> {
         heads_divide(module.d_model, module.n_heads)?;
         if module.quiet_softmax {
@@ -119,7 +120,7 @@ impl MultiHeadAttention {
         Ok(Self { qkv, output: module.output, dropout: module.dropout, n_heads: module.n_heads })
     }
 
-    /// Burn's module with the same parameters, bit for bit.
+    /// Converts to burn's module, with the same parameters bit for bit.
     pub fn into_burn(self) -> stock::MultiHeadAttention {
         let Linear { weight: all, bias: all_biases } = self.qkv;
         let (weight, bias) = (all.val(), all_biases.as_ref().map(|bias| bias.val()));
@@ -156,7 +157,7 @@ fn heads_divide(width: usize, heads: usize) -> Result<(), Error> {
     }
 }
 
-/// A parameter of its own, outside of any graph, that is trained or frozen as another one.
+/// A parameter of its own, outside of any graph. It is trained or frozen like `like`.
 fn parameter<const D: usize>(value: Tensor<D>, like: &Param<Tensor<D>>) -> Param<Tensor<D>> {
     Param::from_tensor(value.detach()).set_require_grad(like.is_require_grad())
 }

@@ -1,4 +1,4 @@
-//! What attention can be asked for: masks, dropout and scale.
+//! Options of attention: masks, dropout and scale.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use super::terms::{Masked, Seed, Settings, Sizes, Terms};
 use crate::check::same_size;
 use crate::error::Error;
 
-/// Which keys a query attends to by its position.
+/// A mask by position: the keys that a query attends to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mask {
     /// All keys.
     #[default]
     None,
-    /// Keys up to the query's own position. The last query stands at the last key: query `i` of `time` sees key `j` of `keys` if
-    /// `j <= i + keys - time`, as in FlashAttention 2.1 and in torch's `causal_lower_right`. With as many keys as queries, the case of
-    /// training, this is also torch's `is_causal`.
+    /// Keys up to the query's own position. The last query is at the position of the last key: query `i` of `time` sees key `j` of `keys`
+    /// if `j <= i + keys - time`, as in FlashAttention 2.1 and in torch's `causal_lower_right`. With as many keys as queries, as in
+    /// training, this equals torch's `is_causal`.
     Causal,
 }
 
@@ -56,8 +56,8 @@ impl DropoutSeed {
     }
 }
 
-/// Masks, dropout and scale of attention. All masks hold at once: a query attends to the keys that none of them hides. A query from which
-/// all keys are hidden gives zeros, and no gradient comes from it.
+/// Masks, dropout and scale of attention. All masks apply together: a query attends to the keys that no mask hides. If all keys are
+/// hidden from a query, its result is zeros and no gradient flows through it.
 ///
 /// ```
 /// use kiln_layers::{AttentionOptions, Mask};
@@ -85,40 +85,40 @@ impl AttentionOptions {
         Self::default()
     }
 
-    /// A mask by position.
+    /// Sets the mask by position.
     pub fn with_mask(mut self, mask: Mask) -> Self {
         self.mask = mask;
         self
     }
 
-    /// The number of keys of each sample that are no padding. The keys after them are hidden, and nothing is computed for them.
+    /// Sets the number of keys of each sample that are not padding. The keys after them are hidden, and nothing is computed for them.
     pub fn with_key_lengths(mut self, lengths: Vec<usize>) -> Self {
         self.key_lengths = Some(lengths);
         self
     }
 
-    /// Hides the pairs of query and key where `masked` is true, as burn's `attention` does. `[batch, heads, time, keys]`, where each
-    /// dimension may be 1 instead: `[batch, 1, 1, keys]` is a padding mask.
+    /// Hides the pairs of query and key for which `masked` is true, as burn's `attention` does. It is `[batch, heads, time, keys]`, where
+    /// each dimension may be 1 instead: `[batch, 1, 1, keys]` is a padding mask.
     pub fn with_masked(mut self, masked: Tensor<4, Bool>) -> Self {
         self.masked = Some(masked);
         self
     }
 
-    /// Sets each attention weight to zero with probability `rate`, and divides the others by `1 - rate` (Srivastava et al. 2014).
-    /// The random numbers are a function of seed, sample, head, query and key (on the CPU device Philox 4x32-10, Salmon et al. 2011, on
-    /// others a simpler one): the backward pass computes them again, and nothing is kept.
+    /// Sets each attention weight to zero with probability `rate`, and divides the others by `1 - rate` (Srivastava et al. 2014). The
+    /// random numbers depend only on seed, sample, head, query and key. The CPU device computes them by Philox 4x32-10 (Salmon et al.
+    /// 2011), other devices by a simpler function. The backward pass computes them again, and nothing is kept.
     pub fn with_dropout(mut self, rate: f64, seed: impl Into<DropoutSeed>) -> Self {
         self.dropout = Some((rate, seed.into()));
         self
     }
 
-    /// The factor of the scores, 1 / sqrt(depth) if not set.
+    /// Sets the factor of the scores. Without it, the factor is 1 / sqrt(depth).
     pub fn with_scale(mut self, scale: f64) -> Self {
         self.scale = Some(scale);
         self
     }
 
-    /// Whether dropout is asked for.
+    /// Whether the options have dropout.
     pub(super) fn drops(&self) -> bool {
         self.dropout.is_some()
     }
@@ -176,7 +176,7 @@ impl AttentionOptions {
     }
 }
 
-/// An error of a setting.
+/// An error about a setting.
 pub(super) fn setting(name: &'static str, value: String, expected: &'static str) -> Error {
     Error::InvalidSetting { name, value, expected }
 }

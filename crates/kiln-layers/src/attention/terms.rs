@@ -1,4 +1,4 @@
-//! What attention is given beside queries, keys and values.
+//! The masks, the dropout and the settings of a call of attention.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(crate) struct Sizes {
     pub(crate) depth: usize,
 }
 
-/// The options that are no tensors.
+/// The options that are not tensors.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// Heads of the queries.
@@ -26,7 +26,7 @@ pub(crate) struct Settings {
     pub(crate) causal: bool,
     pub(crate) key_lengths: Option<Arc<[usize]>>,
     pub(crate) scale: f32,
-    /// The probability of a weight to be dropped.
+    /// The probability that a weight is dropped.
     pub(crate) dropout: f64,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Terms<B: Backend> {
 }
 
 impl<B: Backend, C: CheckpointStrategy> Terms<Autodiff<B, C>> {
-    /// The same on the backend without gradients.
+    /// The terms for the backend without gradients.
     pub(crate) fn inner(self) -> Terms<B> {
         let masked = match self.masked {
             Masked::None => Masked::None,
@@ -70,7 +70,7 @@ impl<B: Backend, C: CheckpointStrategy> Terms<Autodiff<B, C>> {
 }
 
 impl Terms<Capture> {
-    /// The inputs of a recorded operation: `tensors`, then the boolean mask and the dropout seed where there are.
+    /// The inputs of a recorded operation: `tensors`, then the boolean mask and the dropout seed if there are any.
     pub(super) fn with(&self, tensors: impl IntoIterator<Item = FloatTensor<Capture>>) -> Vec<FloatTensor<Capture>> {
         let masked = match &self.masked {
             Masked::None => None,

@@ -1,6 +1,6 @@
-//! The output of a norm, computed again from its input by the statistics of the pass, with the same bits.
+//! The output of a norm, computed again from its input and the saved statistics, with the same bits.
 //!
-//! Scratch memory: 16 bytes for each slice as in the pass itself, and for each thread at most 64 KiB. One multiply-add a value.
+//! Scratch memory: 16 bytes for each slice as in the forward pass, and at most 64 KiB for each thread. One multiply-add for each value.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -14,7 +14,7 @@ use super::pieces::{Line, normalise};
 use super::settings::Bend;
 use crate::cpu::stored::{Stored, by_dtype, to_f32, zeros};
 
-/// `statistics`: of the pass. `parameters`: weight and bias.
+/// `statistics` are those of the forward pass. `parameters` are weight and bias.
 pub(super) fn output(
     x: &FlexTensor,
     statistics: &FlexTensor,

@@ -1,4 +1,4 @@
-//! How a tensor `[samples, channels, values of a plane]` is divided among tasks.
+//! The division of a tensor `[samples, channels, values of a plane]` among tasks.
 
 use std::ops::Range;
 
@@ -6,17 +6,18 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-/// Values that a task finds one after the other in a sample, if the tensor has as many: small planes are taken several at a time.
+/// The number of consecutive values of a sample that a task has at least, if the tensor has as many. Small planes are taken several at a
+/// time.
 const RUN: usize = 512;
-/// Values of a piece at most, so that a piece and what belongs to it stay in a core's first-level cache.
+/// The most values of a piece, so that a piece and its factors and sums stay in a core's first-level cache.
 const PIECE: usize = 1024;
 /// Values of a strip, the least work that is divided among threads within a block.
 const STRIP: usize = 64 * 1024;
-/// Samples of a strip at most: sums in f32 have no more terms than that for each value of a piece.
+/// The most samples of a strip. f32 sums have no more terms than this for each value of a piece.
 const SAMPLES: usize = 256;
 
-/// Blocks of whole channels: the unit of work. A block's values of one sample lie side by side and are taken in pieces. A piece either
-/// has all planes of the block, or a part of the block's only plane.
+/// Blocks of whole channels, which are the units of work. A block's values of one sample lie side by side and are taken in pieces. A
+/// piece has either all planes of the block, or a part of the block's only plane.
 pub(super) struct Blocks {
     pub(super) samples: usize,
     pub(super) channels: usize,
@@ -45,7 +46,7 @@ impl Blocks {
         block * self.size..((block + 1) * self.size).min(self.channels)
     }
 
-    /// Where a block's values of a sample are.
+    /// The range of a block's values in a sample.
     pub(super) fn values(&self, sample: usize, block: usize) -> Range<usize> {
         let (first, channels) = (sample * self.channels, self.channels(block));
         (first + channels.start) * self.plane..(first + channels.end) * self.plane
@@ -56,7 +57,7 @@ impl Blocks {
         (self.channels(block).len() * self.plane).min(if self.size > 1 { RUN } else { PIECE })
     }
 
-    /// One value of each channel, repeated so that each value of a piece has its own.
+    /// Repeats one value of each channel, so that each value of a piece has its own.
     pub(super) fn lanes(&self, block: usize, of_channel: impl Iterator<Item = f32>) -> Vec<f32> {
         let repeated = self.width(block) / self.channels(block).len();
         of_channel.flat_map(|value| std::iter::repeat_n(value, repeated)).collect()
@@ -68,13 +69,14 @@ impl Blocks {
         lanes.chunks_exact(repeated).map(|lanes| lanes.iter().map(|value| f64::from(*value)).sum())
     }
 
-    /// Where the pieces of a block's values of a sample are.
+    /// The ranges of the pieces of a block's values in a sample.
     pub(super) fn pieces(&self, sample: usize, block: usize) -> impl Iterator<Item = Range<usize>> {
         let (all, width) = (self.values(sample, block), self.width(block));
         all.clone().step_by(width).map(move |first| first..(first + width).min(all.end))
     }
 
-    /// For each channel of a block two sums over its values: `add` adds those of a strip to two partial sums for each value of a piece.
+    /// Two sums over the values of each channel of a block. `add` adds the values of a strip to two partial sums for each value of a
+    /// piece.
     pub(super) fn sums<I: IndexedParallelIterator>(
         &self,
         block: usize,
@@ -101,7 +103,7 @@ impl Blocks {
         (STRIP / (self.size * self.plane).max(1)).clamp(1, SAMPLES)
     }
 
-    /// For each block, its values of each sample.
+    /// The values of each block in each sample.
     pub(super) fn split<'a, E>(&self, values: &'a mut [E]) -> Vec<Vec<&'a mut [E]>> {
         let mut columns: Vec<_> = (0..self.blocks()).map(|_| Vec::with_capacity(self.samples)).collect();
         for sample in values.chunks_mut((self.channels * self.plane).max(1)) {

@@ -5,7 +5,7 @@ use burn::tensor::DType;
 /// Statistics and parameters of a channel.
 #[derive(Clone, Copy)]
 pub(super) struct Channel {
-    /// The mean as f32, and what is left of it: a large mean does not cost accuracy.
+    /// The mean as f32, and the remainder of the exact mean, so that a large mean does not cost accuracy.
     pub(super) mean: [f32; 2],
     /// The reciprocal of the deviation.
     pub(super) invstd: f32,
@@ -13,7 +13,8 @@ pub(super) struct Channel {
     pub(super) bias: f32,
 }
 
-/// Gradients of a channel's parameters, and that of a value x with the gradient g: slope g + product (x - mean) + constant.
+/// Gradients of a channel's parameters, and the numbers that give the gradient of a value x from the gradient g of its result: slope g +
+/// product (x - mean) + constant.
 #[derive(Clone, Copy)]
 pub(super) struct ChannelGradient {
     pub(super) weight: f32,
@@ -24,17 +25,18 @@ pub(super) struct ChannelGradient {
 }
 
 impl Channel {
-    /// The normalised value of x is scale (x - mean) + shift, with the first part of the mean.
+    /// The factor of the normalised value of x: scale (x - mean) + shift, with the first part of the mean.
     pub(super) fn scale(self) -> f32 {
         self.weight * self.invstd
     }
 
-    /// See [`Self::scale`].
+    /// The summand of the normalised value; see [`Self::scale`].
     pub(super) fn shift(self) -> f32 {
         (f64::from(self.bias) - f64::from(self.scale()) * f64::from(self.mean[1])) as f32
     }
 
-    /// From the sums of g and of g (x - mean) over `count` values. `constant`: the statistics do not depend on the values.
+    /// Computes the gradients from the sums of g and of g (x - mean) over `count` values. `constant` says that the statistics do not
+    /// depend on the values.
     pub(super) fn gradient(self, [sum, product]: [f64; 2], count: usize, constant: bool) -> ChannelGradient {
         let (invstd, rest, scale) = (f64::from(self.invstd), f64::from(self.mean[1]), f64::from(self.scale()));
         let product = product - rest * sum;
@@ -49,14 +51,14 @@ impl Channel {
         }
     }
 
-    /// The factor and the summand that bring z, the normalised value, back to x - mean.
+    /// The factor and the summand that turn the normalised value z back into x - mean.
     pub(super) fn inverse(self) -> [f32; 2] {
         let (scale, shift) = (f64::from(self.scale()), f64::from(self.shift()));
         [(1.0 / scale) as f32, (-shift / scale) as f32]
     }
 
-    /// Whether an output in `dtype` of leaky ReLU with this slope gives the normalised value back with little loss: its rounding comes
-    /// back times bias / weight, and in f16 it must not be subnormal.
+    /// Whether the normalised value can be computed with little loss from an output in `dtype` of leaky ReLU with this slope. The
+    /// rounding of the output is multiplied by bias / weight, and in f16 the output must not be subnormal.
     pub(super) fn invertible(weight: f32, bias: f32, slope: f32, dtype: DType) -> bool {
         let (ratio, least) = match dtype {
             DType::F32 => (64.0, 1e-12),

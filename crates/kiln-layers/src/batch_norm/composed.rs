@@ -1,8 +1,8 @@
-//! Batch norm and what follows it in a backend's own operations.
+//! Batch norm and the activation after it in a backend's own operations.
 //!
-//! Peak beside inputs and outputs: two tensors of f32 of the input's size each way, with an activation a mask, and with hard-swish two
-//! tensors more. Where burn fuses (its
-//! feature `fusion`), input and gradient are read once for each sum and once for the result, and at most one such tensor exists.
+//! Peak memory in addition to inputs and outputs: two f32 tensors of the input's size in each direction, a mask for an activation, and
+//! two tensors more for hard-swish. If burn fuses (its feature `fusion`), input and gradient are read once for each sum and once for the
+//! result, and at most one such tensor exists.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -17,13 +17,13 @@ fn sizes(shape: &Shape) -> [usize; 3] {
     [shape[0], shape[1], shape.iter().skip(2).product()]
 }
 
-/// Values as those of channels, `[1, channels, 1]`.
+/// Reshapes one value for each channel to `[1, channels, 1]`.
 fn channels<B: Backend>(values: &FloatTensor<B>) -> Wide<B> {
     let count = values.shape().num_elements();
     Wide::<B>::of(values).reshape([1, count, 1])
 }
 
-/// The norm without what follows. Mean, reciprocal deviation, weight and bias: `[1, channels, 1]`.
+/// The norm without the activation. Mean, reciprocal deviation, weight and bias are `[1, channels, 1]`.
 fn line<B: Backend>(x: Wide<B>, [mean, deviation, weight, bias]: [Wide<B>; 4]) -> Wide<B> {
     (x - mean) * (deviation * weight) + bias
 }
@@ -49,12 +49,12 @@ fn activated<B: Backend>(values: Wide<B>, activation: NormActivation) -> Wide<B>
     }
 }
 
-/// With 1 where hard-swish is z.
+/// Sets `values` to 1 where hard-swish returns z itself.
 fn hard_swish_top<B: Backend>(values: Wide<B>, z: Wide<B>) -> Wide<B> {
     values.fill((z * -1.0 + HARD_SWISH).not_positive(), 1.0)
 }
 
-/// The gradient through the activation. `z`: its input or its output; of hard-swish its input.
+/// The gradient through the activation. `z` is its input or its output; for hard-swish its input.
 fn through<B: Backend>(gradient: Wide<B>, z: Wide<B>, activation: NormActivation) -> Wide<B> {
     match activation {
         NormActivation::None => gradient,
@@ -75,7 +75,8 @@ fn through<B: Backend>(gradient: Wide<B>, z: Wide<B>, activation: NormActivation
     }
 }
 
-/// The output, the new running statistics, and the statistics of the pass. `of_channels`: weight, bias, running mean and running variance.
+/// The output, the new running statistics, and the statistics of the pass. `of_channels` are weight, bias, running mean and running
+/// variance.
 pub(super) fn forward<B: Backend>(
     x: FloatTensor<B>,
     residual: Option<FloatTensor<B>>,
@@ -113,7 +114,7 @@ pub(super) fn forward<B: Backend>(
     };
     let y = activated(y, settings.activation);
     let row = |values: Wide<B>| values.reshape([1, count]);
-    // The mean has a second part in the kernels of the CPU device.
+    // In the kernels of the CPU device the mean has a second part.
     let rest = Wide::zeros(Shape::new([1, count]), &x.device());
     BatchNormOutput {
         y: B::float_reshape(y.narrow(dtype), shape),
@@ -122,7 +123,7 @@ pub(super) fn forward<B: Backend>(
     }
 }
 
-/// The output again, by the statistics of the pass. `parameters`: weight and bias.
+/// Computes the output again from the statistics of the pass. `parameters` are weight and bias.
 #[allow(clippy::single_range_in_vec_init, reason = "a range of the first dimension")]
 pub(super) fn again<B: Backend>(
     x: FloatTensor<B>,
@@ -165,7 +166,7 @@ pub(super) fn backward<B: Backend>(
         let z = match (&saved.y, &saved.x) {
             (Some(y), _) => planes(y),
             (None, Some(x)) => line(planes(x), of_channels.clone()),
-            // Only where nothing follows the norm.
+            // This case is possible only if no activation follows the norm.
             (None, None) => planes(&gradient),
         };
         through(planes(&gradient), z, saved.settings.activation)

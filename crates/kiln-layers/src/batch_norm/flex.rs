@@ -1,9 +1,9 @@
-//! Batch norm and what follows it on the CPU, one block of channels at a time, so that a block's values are still in a core's cache when
-//! they are read again.
+//! Batch norm and the activation after it on the CPU. It handles one block of channels at a time, so that a block's values are still in a
+//! core's cache when they are read again.
 //!
-//! Scratch memory, with n samples, c channels and b = ceil(c / floor(512 / plane)) blocks (b = c for planes of more than 256 values):
-//! 16 n b bytes of slices each way (32 n b backward with a residual), and for each thread at most 64 KiB. Multiply-adds: 3 a value forward with
-//! the statistics of the batch and 1 with running ones; 6 backward and 2.
+//! Scratch memory, with n samples, c channels and b = ceil(c / floor(512 / plane)) blocks (b = c for planes of more than 256 values): 16
+//! n b bytes of slices in each direction (32 n b backward with a residual), and at most 64 KiB for each thread. Multiply-adds for each
+//! value: forward 3 with the statistics of the batch and 1 with running ones; backward 6 and 2.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -20,9 +20,9 @@ use super::{NormActivation, NormSettings};
 use crate::cpu::stored::owned;
 use crate::cpu::stored::{Stored, by_dtype, from_f32, tensor, to_f32, zeros};
 
-/// Mean and biased variance of each channel of a block, whose values are those of `apart`, or else of `column`.
+/// Mean and biased variance of each channel of a block. The values are those of `apart` if it is there, otherwise those of `column`.
 fn moments<E: Stored>(blocks: &Blocks, block: usize, column: &[&mut [E]], apart: Option<&[E]>) -> Vec<[f64; 2]> {
-    // Shifted by a value of the channel, so that squares do not cancel.
+    // Values are shifted by one value of the channel, so that squares do not cancel.
     let mut wide = vec![];
     let sample = apart.map_or(&*column[0], |apart| &apart[blocks.values(0, block)]);
     let first: Vec<f32> = sample.chunks(blocks.plane).map(|plane| E::widened(&plane[..1], &mut wide)[0]).collect();
@@ -47,7 +47,7 @@ fn moments<E: Stored>(blocks: &Blocks, block: usize, column: &[&mut [E]], apart:
     moments.collect()
 }
 
-/// The channels of a pass that has been.
+/// The channels of a pass, from its saved statistics.
 pub(super) fn channels(statistics: &FlexTensor, weight: &[f32], bias: &[f32]) -> Vec<Channel> {
     let statistics = statistics.to_contiguous();
     let (mean, rest) = statistics.storage::<f32>().split_at(weight.len());
@@ -57,7 +57,7 @@ pub(super) fn channels(statistics: &FlexTensor, weight: &[f32], bias: &[f32]) ->
     (0..weight.len()).map(channel).collect()
 }
 
-/// Changes a block's values piece by piece. `change` gets the values, and where they are in the tensor.
+/// Changes a block's values piece by piece. `change` gets the values and their range in the tensor.
 pub(super) fn change<E: Stored>(
     blocks: &Blocks,
     block: usize,
@@ -74,7 +74,7 @@ pub(super) fn change<E: Stored>(
     });
 }
 
-/// Pieces as f32.
+/// Buffers for pieces as f32.
 #[derive(Default)]
 pub(super) struct Buffers {
     pub(super) changed: Vec<f32>,
@@ -82,8 +82,8 @@ pub(super) struct Buffers {
     second: Vec<f32>,
 }
 
-/// Output, new running statistics, and what the backward pass needs of the statistics. The output takes the memory of `x` if nobody else
-/// holds it. `parameters`: weight, bias, running mean and running variance.
+/// The output, the new running statistics, and the saved statistics. The output is written over `x` if no other handle to it exists.
+/// `parameters` are weight, bias, running mean and running variance.
 pub(super) fn forward(
     x: FlexTensor,
     residual: Option<&FlexTensor>,
@@ -169,7 +169,8 @@ pub(super) fn invertible([weight, bias]: [&FlexTensor; 2], slope: f32, dtype: DT
     to_f32(weight).iter().zip(to_f32(bias)).all(|(weight, bias)| Channel::invertible(*weight, bias, slope, dtype))
 }
 
-/// The gradients of input, weight, bias and residual. The residual's is in the memory of `gradient` if it is wanted, else the input's.
+/// The gradients of input, weight, bias and residual. The residual's gradient is written over `gradient` if it is wanted, otherwise the
+/// input's.
 pub(super) fn backward(
     saved: &BatchNormSaved<FlexTensor>,
     gradient: FlexTensor,
@@ -284,7 +285,7 @@ fn spread<E: Stored>(
     (of_x, of_residual, gradients.concat())
 }
 
-/// Takes the gradient of a block through the activation and sums it and its product with x - mean.
+/// Turns the gradient of a block into the gradient before the activation, and sums it and its product with x - mean.
 fn add_gradients<E: Stored>(
     blocks: &Blocks,
     block: usize,

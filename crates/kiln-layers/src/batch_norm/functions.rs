@@ -1,4 +1,4 @@
-//! Batch norm on burn's module, alone and with what follows it.
+//! Batch norm on burn's module, alone and with the activation and the residual after it.
 
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
@@ -14,29 +14,29 @@ use crate::error::Error;
 
 /// Batch norm (Ioffe and Szegedy 2015) with the parameters and running statistics of `norm`.
 ///
-/// `x`: `[samples, channels, ..]` in f32, f16 or bf16; weight and bias in a dtype of their own. Computes in f32; the result has the dtype
-/// of `x`. Drop-in for [`BatchNorm::forward`]: on a device with autodiff and in training it takes the statistics of the batch and updates
-/// the running ones as burn does, with the biased variance (torch takes the unbiased one). Otherwise it takes the running statistics,
-/// and gradients flow past them. A batch without values leaves them as they are.
+/// `x` is `[samples, channels, ..]` in f32, f16 or bf16. Weight and bias have a dtype of their own. Computes in f32; the result has the
+/// dtype of `x`. It can replace [`BatchNorm::forward`]. In training, on a device with autodiff, it uses the statistics of the batch and
+/// updates the running ones as burn does, with the biased variance (torch uses the unbiased one). Otherwise it uses the running
+/// statistics, and they are constants for gradients. A batch without values leaves them unchanged.
 ///
-/// Keeps its input for the backward pass; nothing where it takes the running statistics, and weight and bias want no gradient.
+/// Keeps its input for the backward pass. It keeps nothing if it uses the running statistics, and weight and bias need no gradient.
 ///
 /// # Errors
-/// [`Error::Size`], [`Error::DType`] when weight and bias differ, [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for an
-/// input with one dimension.
+/// [`Error::Size`], [`Error::DType`] when weight and bias differ, [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and
+/// [`Error::InvalidSetting`] for an input with one dimension.
 pub fn batch_norm<const D: usize>(norm: &BatchNorm, x: Tensor<D>) -> Result<Tensor<D>, Error> {
     run(norm, x, None, NormActivation::None)
 }
 
-/// [`batch_norm`] and ReLU in one operation, without the tensor between them.
+/// [`batch_norm`] and the ReLU after it in one operation, without the tensor between them.
 ///
-/// Keeps its input, from which the backward pass computes the sign of the output again by the same arithmetic, so that both passes
-/// agree. The sign may differ from that of burn's own norm and ReLU where the value between them is within rounding of zero; the gradient
-/// of that position then differs, and by 1 / n of it those of the channel's other n - 1.
+/// Keeps its input. The backward pass computes the sign of the output again by the same arithmetic, so that both passes agree. The sign
+/// may differ from that of burn's own norm and ReLU if the value between them is within rounding of zero. The gradient of that position
+/// then differs, and those of the channel's other n - 1 positions differ by 1 / n of it.
 ///
-/// The output alone would not do: the gradient of the input needs the normalised value at every position, and ReLU is not invertible
-/// where it clips. [`batch_norm_leaky_relu`] keeps the output alone. Where the running statistics are used, and weight and bias want no
-/// gradient, the output is all that is kept.
+/// The output alone would not be enough: the gradient of the input needs the normalised value at every position, and ReLU is not
+/// invertible where it clips. [`batch_norm_leaky_relu`] keeps the output alone. If the running statistics are used, and weight and bias
+/// need no gradient, only the output is kept.
 ///
 /// # Errors
 /// Those of [`batch_norm`].
@@ -44,18 +44,18 @@ pub fn batch_norm_relu<const D: usize>(norm: &BatchNorm, x: Tensor<D>) -> Result
     run(norm, x, None, NormActivation::Relu)
 }
 
-/// [`batch_norm`] and leaky ReLU, x where x > 0 and `slope` x elsewhere, in one operation that keeps its output alone (in-place activated
-/// batch norm, Rota Bulò et al. 2018). The gradient at exactly 0 is `slope`, as in torch; burn's own leaky ReLU takes 1 there.
+/// [`batch_norm`] and leaky ReLU (x where x > 0, `slope` x elsewhere) in one operation that keeps only its output (in-place activated
+/// batch norm, Rota Bulò et al. 2018). The gradient at exactly 0 is `slope`, as in torch; in burn's own leaky ReLU it is 1.
 ///
-/// The next layer usually keeps the same tensor, so that the norm then costs no memory; the output also takes the memory of an input
-/// that nobody else holds. The backward pass computes the normalised value from the output: x_hat = (z - bias) / weight with z = y or
-/// y / `slope`. The rounding of y comes back as an error of x_hat of (|x_hat| + |bias / weight|) times that rounding. So the output is kept
-/// only if all channels have |bias| <= 64 |weight| in f32 and |bias| <= 4 |weight| in 16 bits, and in f16 |weight| `slope` >= 1e-3. One
-/// channel beyond makes the norm keep its input instead, as [`batch_norm_relu`] does.
+/// The next layer usually keeps the same tensor, so that the norm costs no memory. The output is written over the input if no other
+/// handle to it exists. The backward pass computes the normalised value from the output: x_hat = (z - bias) / weight with z = y or y /
+/// `slope`. The rounding of y causes an error of x_hat of (|x_hat| + |bias / weight|) times that rounding. So the output is kept only if
+/// all channels have |bias| <= 64 |weight| in f32 and |bias| <= 4 |weight| in 16 bits, and in f16 |weight| `slope` >= 1e-3. If one
+/// channel is outside of these bounds, the norm keeps its input instead, as [`batch_norm_relu`] does.
 ///
-/// Measured error of the input's gradient (root mean square, relative): f32 1e-7, and 5e-6 at |bias| = 100 |weight| with a gradient along
-/// x_hat, the worst case. f16 2e-4 and bf16 1.6e-3 with any gradient that is not along x_hat, the rounding of the gradient itself; along
-/// x_hat 1.9 times that at bias = 0, 4.4 times at |bias| = 2 |weight|, 14 times at 8.
+/// Measured error of the input's gradient (root mean square, relative): in f32 1e-7, and 5e-6 at |bias| = 100 |weight| with a gradient
+/// along x_hat, which is the worst case. In f16 2e-4 and in bf16 1.6e-3 with any gradient that is not along x_hat, which is the rounding
+/// of the gradient itself. Along x_hat it is 1.9 times that at bias = 0, 4.4 times at |bias| = 2 |weight|, and 14 times at 8.
 ///
 /// # Errors
 /// Those of [`batch_norm`], and [`Error::InvalidSetting`] for a slope that is not positive and finite.
@@ -63,10 +63,10 @@ pub fn batch_norm_leaky_relu<const D: usize>(norm: &BatchNorm, x: Tensor<D>, slo
     run(norm, x, None, NormActivation::LeakyRelu { slope: slope as f32 })
 }
 
-/// [`batch_norm`] and an activation in one operation, without the tensor between them.
+/// [`batch_norm`] and the activation after it in one operation, without the tensor between them.
 ///
-/// Keeps what [`batch_norm_relu`] keeps, with leaky ReLU what [`batch_norm_leaky_relu`] keeps. With hard-swish it keeps its input in any
-/// case: the gradient depends on the value between norm and activation, which the output does not tell.
+/// Keeps the tensors that [`batch_norm_relu`] keeps, and for leaky ReLU those that [`batch_norm_leaky_relu`] keeps. For hard-swish it
+/// always keeps its input: the gradient depends on the value between norm and activation, which cannot be computed from the output.
 ///
 /// # Errors
 /// Those of [`batch_norm_leaky_relu`].
@@ -78,10 +78,11 @@ pub fn batch_norm_activated<const D: usize>(
     run(norm, x, None, activation)
 }
 
-/// relu([`batch_norm`]`(norm, x) + residual)` in one operation: the end of a residual block.
+/// Batch norm, residual and ReLU in one operation, the end of a residual block: relu([`batch_norm`]`(norm, x) + residual)`.
 ///
-/// `residual`: of the shape and dtype of `x`. Keeps `x` and the output, which the next layer usually keeps as well; where the running
-/// statistics are used, and weight and bias want no gradient, the output alone. The gradient of `residual` takes the memory of the output's.
+/// `residual` has the shape and dtype of `x`. Keeps `x` and the output, which the next layer usually keeps as well. If the running
+/// statistics are used, and weight and bias need no gradient, it keeps only the output. The gradient of `residual` is written over the
+/// output's gradient.
 ///
 /// # Errors
 /// Those of [`batch_norm`], and [`Error::Size`] and [`Error::DType`] when `residual` differs from `x`.
@@ -117,11 +118,11 @@ pub(crate) struct Pass<'a> {
     pub(crate) updates: Updates<'a>,
 }
 
-/// The norm whose running statistics change, if they do.
+/// The norm whose running statistics are updated, if they are.
 pub(crate) struct Updates<'a>(Option<&'a BatchNorm>);
 
 impl Updates<'_> {
-    /// Gives the norm its new running mean and variance.
+    /// Sets the norm's new running mean and variance.
     pub(crate) fn apply(self, mean: FloatTensor<Dispatch>, variance: FloatTensor<Dispatch>) {
         if let Some(norm) = self.0 {
             for (state, value) in [(&norm.running_mean, mean), (&norm.running_var, variance)] {
@@ -132,8 +133,8 @@ impl Updates<'_> {
     }
 }
 
-/// Writes a value to a running state. `RunningState::update` would park it in a table by thread first, 6 KiB for each state, until
-/// the next update or `valid`.
+/// Writes a value to a running state. `RunningState::update` would first store it in a table by thread, 6 KiB for each state, until the
+/// next update or `valid`.
 struct Replace(FloatTensor<Dispatch>);
 
 impl ModuleMapper for Replace {
@@ -143,7 +144,7 @@ impl ModuleMapper for Replace {
 }
 
 impl<'a> Pass<'a> {
-    /// Checks the input.
+    /// Checks the input, and reads the norm's parameters and statistics.
     pub(crate) fn of<const D: usize>(
         norm: &'a BatchNorm,
         x: &Tensor<D>,
@@ -168,7 +169,7 @@ impl<'a> Pass<'a> {
         Tensor::from_dispatch(y)
     }
 
-    /// Of an input that is not there yet. `channels`: what they are called, and their number.
+    /// Prepares a pass on an input that does not exist yet. `channels` are their name in error messages and their number.
     pub(crate) fn of_channels(
         norm: &'a BatchNorm,
         channels: (&'static str, usize),
@@ -187,10 +188,10 @@ impl<'a> Pass<'a> {
         same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
         same_size(channels, ("the length of the weight", weight.dims()[0]))?;
         let training = device.is_autodiff() && norm.training.is_enabled();
-        // As burn: in training the newest statistics, in evaluation those that `valid` made current.
+        // As in burn: in training the newest statistics, in evaluation those that `valid` made current.
         let [mean, variance] = [&norm.running_mean, &norm.running_var].map(|state| {
             let state = if training { state.value_sync() } else { state.value() };
-            // The device for recordings takes no tensors, not even its own.
+            // burn's recording device accepts no tensors that are moved to it, not even its own.
             if state.device() == *device { state } else { state.to_device(device) }
         });
         for (name, length, state) in [

@@ -13,13 +13,13 @@ use crate::graph::{record, without_gradients};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait BatchNormLayer: Backend {
-    /// The output, and the new running mean and variance, which carry no gradient.
+    /// Returns the output, and the new running mean and variance, which have no gradient.
     fn batch_norm_layer(
         x: FloatTensor<Self>,
         #[extension_type] norm: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The same with a residual that is added before the activation.
+    /// Adds a residual between norm and activation. Returns the output, and the new running mean and variance, which have no gradient.
     fn batch_norm_add_layer(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
@@ -29,8 +29,8 @@ pub(crate) trait BatchNormLayer: Backend {
 
 /// Batch norm on a backend without gradients.
 pub(crate) trait BatchNormKernels: Backend {
-    /// The norm over all dimensions but the second, plus the residual, and the activation of that. `channels`: weight, bias, running
-    /// mean and running variance.
+    /// Normalises over all dimensions except the second, adds the residual, and applies the activation. `channels` are weight, bias,
+    /// running mean and running variance.
     fn batch_norm_act(
         x: FloatTensor<Self>,
         residual: Option<FloatTensor<Self>>,
@@ -40,7 +40,7 @@ pub(crate) trait BatchNormKernels: Backend {
         super::composed::forward::<Self>(x, residual, channels, settings)
     }
 
-    /// The output of [`Self::batch_norm_act`] without a residual again, with the same bits. `parameters`: weight and bias.
+    /// Computes the output of [`Self::batch_norm_act`] without a residual again, with the same bits. `parameters` are weight and bias.
     fn batch_norm_act_again(
         x: FloatTensor<Self>,
         statistics: FloatTensor<Self>,
@@ -50,8 +50,8 @@ pub(crate) trait BatchNormKernels: Backend {
         super::composed::again::<Self>(x, statistics, parameters, activation)
     }
 
-    /// Whether the output of a norm with leaky ReLU, in `dtype`, gives the normalised values back with little loss. `parameters`: weight
-    /// and bias.
+    /// Whether the normalised values can be computed with little loss from the output, in `dtype`, of a norm with leaky ReLU.
+    /// `parameters` are weight and bias.
     fn batch_norm_invertible(_parameters: [&FloatTensor<Self>; 2], _slope: f32, _dtype: DType) -> bool {
         // Reading the parameters would wait for the device.
         false
@@ -128,9 +128,9 @@ impl<B: BatchNormKernels, C: CheckpointStrategy> BatchNormLayer for Autodiff<B, 
     }
 }
 
-/// The result of a norm, before it is in the graph.
+/// The result of a norm before it is in the graph.
 struct Prepared<B: Backend> {
-    /// Of input, weight and bias.
+    /// The nodes of input, weight and bias.
     nodes: [NodeGuard; 3],
     y: FloatTensor<B>,
     running: [FloatTensor<B>; 2],
@@ -191,7 +191,7 @@ impl BatchNormKernels for burn::backend::Flex {
     }
 }
 
-/// 1 for hard-swish, which needs more memory for a moment on devices without kernels of ours.
+/// 1 for hard-swish, which needs more temporary memory on devices without kernels of this crate.
 fn hard_swish(activation: NormActivation) -> i64 {
     i64::from(activation == NormActivation::HardSwish)
 }
@@ -236,7 +236,7 @@ impl BatchNormKernels for Capture {
     }
 
     fn batch_norm_invertible(_parameters: [&FloatTensor<Self>; 2], _slope: f32, _dtype: DType) -> bool {
-        // A prediction for a CubeCL device would else be too low.
+        // Otherwise a prediction for a CubeCL device would be too low.
         false
     }
 

@@ -1,4 +1,4 @@
-//! Batch norm on burn's module, alone and with what follows it.
+//! Batch norm on burn's module, alone and with the activation and the residual after it.
 
 #[cfg(feature = "flex")]
 mod again;

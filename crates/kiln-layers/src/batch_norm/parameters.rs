@@ -1,4 +1,4 @@
-//! What a norm takes beside its input.
+//! The parameters, running statistics and settings of a norm.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::ops::NodeGuard;
@@ -8,7 +8,7 @@ use burn::backend::{Autodiff, Backend, ExtensionType};
 use super::settings::BatchNormSaved;
 use super::{NormActivation, NormSettings};
 
-/// What a norm takes beside its input.
+/// The parameters, running statistics and settings of a norm.
 #[derive(Clone, Debug, ExtensionType)]
 pub(crate) struct BatchNormParameters<B: Backend> {
     pub(crate) weight: FloatTensor<B>,
@@ -28,14 +28,14 @@ impl<B: Backend> BatchNormParameters<B> {
 }
 
 impl<B: Backend, C: CheckpointStrategy> BatchNormParameters<Autodiff<B, C>> {
-    /// Whether the backward pass needs the normalised values: with constant statistics only for the gradients of weight and bias, and for
-    /// hard-swish.
+    /// Whether the backward pass needs the normalised values. If the statistics are constant, only the gradients of weight and bias and
+    /// hard-swish need them.
     pub(crate) fn needs_normalised(&self) -> bool {
         let hard_swish = self.settings.activation == NormActivation::HardSwish;
         hard_swish || self.settings.momentum.is_some() || self.weight.is_tracked() || self.bias.is_tracked()
     }
 
-    /// The same without gradients, and the nodes of weight and bias.
+    /// The parameters for the backend without gradients, and the graph's nodes of weight and bias.
     pub(crate) fn into_parts(self) -> (BatchNormParameters<B>, [NodeGuard; 2]) {
         let ((weight, of_weight), (bias, of_bias)) = (self.weight.into_parts(), self.bias.into_parts());
         let (mean, variance) = (self.mean.into_primitive(), self.variance.into_primitive());
@@ -44,7 +44,7 @@ impl<B: Backend, C: CheckpointStrategy> BatchNormParameters<Autodiff<B, C>> {
 }
 
 impl<T> BatchNormSaved<T> {
-    /// Without the input.
+    /// The saved tensors of a norm, without the input.
     pub(crate) fn of<B: Backend<FloatTensorPrimitive = T>>(
         norm: BatchNormParameters<B>,
         y: Option<T>,

@@ -4,14 +4,14 @@ use super::settings::{Bend, HARD_SWISH};
 use crate::simd::simd;
 
 impl Bend {
-    /// The activation. NaN stays NaN.
+    /// Applies the activation. NaN stays NaN.
     #[inline(always)]
     fn value(self, x: f32) -> f32 {
         let x = straight(x, x, self.slope);
         if x > self.ceiling { self.ceiling } else { x }
     }
 
-    /// The gradient through the activation of a value with the sign of `z`, which is the value or the activation's output.
+    /// The gradient through the activation. `z` has the sign of the activation's input; it is the input or the output.
     #[inline(always)]
     fn gradient(self, gradient: f32, z: f32) -> f32 {
         let gradient = straight(gradient, z, self.slope);
@@ -27,7 +27,7 @@ fn hard_swish(z: f32) -> f32 {
     if z <= -HARD_SWISH { 0.0 } else { y }
 }
 
-/// The gradient through hard-swish of the value z.
+/// The gradient through hard-swish at the value z.
 #[inline(always)]
 fn hard_swish_gradient(gradient: f32, z: f32) -> f32 {
     let slope = z.mul_add(1.0 / HARD_SWISH, 0.5);
@@ -35,7 +35,7 @@ fn hard_swish_gradient(gradient: f32, z: f32) -> f32 {
     if z <= -HARD_SWISH { 0.0 } else { gradient * slope }
 }
 
-/// x, or its multiple where the sign is not positive.
+/// x if `sign` is positive, otherwise `slope` times x.
 #[inline(always)]
 fn straight(x: f32, sign: f32, slope: f32) -> f32 {
     // Zero times infinity would not be zero.
@@ -54,10 +54,10 @@ simd! {
     }
 }
 
-/// Factors of a piece's values.
+/// Factors and summands of a piece's values.
 #[derive(Clone, Copy)]
 pub(super) struct Line<'a> {
-    /// First parts of the means.
+    /// The first parts of the means.
     pub(super) mean: &'a [f32],
     pub(super) scale: &'a [f32],
     pub(super) shift: &'a [f32],
@@ -72,7 +72,7 @@ fn normalise_by(values: &mut [f32], line: Line<'_>, activation: impl Fn(f32) -> 
 }
 
 simd! {
-    /// The norm and the activation.
+    /// Applies the norm and the activation.
     pub(super) fn normalise(values: &mut [f32], line: Line<'_>, bend: Bend) {
         match bend.hard_swish {
             true => normalise_by(values, line, hard_swish),
@@ -82,7 +82,7 @@ simd! {
 }
 
 simd! {
-    /// The norm plus the residual, and the activation, which is not hard-swish.
+    /// Applies the norm, adds the residual, and applies the activation, which is not hard-swish.
     pub(super) fn normalise_add(values: &mut [f32], residual: &[f32], line: Line<'_>, bend: Bend) {
         let lines = line.mean.iter().zip(line.scale).zip(line.shift);
         for ((value, residual), ((mean, scale), shift)) in values.iter_mut().zip(residual).zip(lines) {
@@ -111,8 +111,8 @@ fn add_by(
 }
 
 simd! {
-    /// Takes the gradient through the activation, whose input is computed from x as in the forward pass, and adds it and its product with
-    /// x - mean.
+    /// Computes the gradient before the activation, and adds it and its product with x - mean to the sums. The activation's input is
+    /// computed from x as in the forward pass.
     pub(super) fn add_by_input(
         gradient: &mut [f32], sums: &mut [f32], products: &mut [f32], x: &[f32], line: Line<'_>, bend: Bend
     ) {
@@ -123,7 +123,7 @@ simd! {
     }
 }
 
-/// How x - mean comes from a kept value v: factor v + summand, where v is divided by the slope first if it is not positive.
+/// The numbers that give x - mean from a kept value v: factor v + summand. If v is not positive, it is divided by the slope first.
 #[derive(Clone, Copy)]
 pub(super) struct Inverse<'a> {
     pub(super) factor: &'a [f32],
@@ -133,7 +133,7 @@ pub(super) struct Inverse<'a> {
 }
 
 simd! {
-    /// As `add_by_input`, with the sign of the output y. The activation is not hard-swish.
+    /// Does the work of `add_by_input` for a kept output y, whose sign is that of the activation's input. The activation is not hard-swish.
     pub(super) fn add_by_output(
         gradient: &mut [f32], sums: &mut [f32], products: &mut [f32], kept: &[f32], y: &[f32], inverse: Inverse<'_>, bend: Bend
     ) {
@@ -151,14 +151,14 @@ simd! {
 }
 
 simd! {
-    /// Takes the gradient through the activation, which is not hard-swish.
+    /// Computes the gradient before the activation, which is not hard-swish.
     pub(super) fn mask(gradient: &mut [f32], y: &[f32], bend: Bend) {
         gradient.iter_mut().zip(y).for_each(|(gradient, y)| *gradient = bend.gradient(*gradient, *y));
     }
 }
 
 simd! {
-    /// The gradient of x, from the gradient that is through the activation.
+    /// The gradient of x, from the gradient before the activation.
     pub(super) fn combine(gradient: &mut [f32], kept: &[f32], inverse: Inverse<'_>, slope: &[f32], product: &[f32], constant: &[f32]) {
         let lines = inverse.factor.iter().zip(inverse.summand).zip(slope).zip(product).zip(constant);
         for ((gradient, kept), ((((factor, summand), slope), product), constant)) in gradient.iter_mut().zip(kept).zip(lines) {
@@ -169,7 +169,7 @@ simd! {
 }
 
 simd! {
-    /// The gradient of x where the statistics are constant.
+    /// The gradient of x if the statistics are constant.
     pub(super) fn scale(gradient: &mut [f32], scale: &[f32]) {
         gradient.iter_mut().zip(scale).for_each(|(gradient, scale)| *gradient *= scale);
     }

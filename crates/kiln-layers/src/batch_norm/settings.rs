@@ -1,16 +1,16 @@
-//! What a pass of batch norm is given, makes, and keeps.
+//! The settings of a pass of batch norm, its results, and the tensors that it keeps.
 
-/// What follows a batch norm in the same operation.
+/// The activation after a batch norm in the same operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum NormActivation {
-    /// Nothing.
+    /// No activation.
     None,
     /// max(x, 0).
     Relu,
-    /// x, and x times the slope where it is negative.
+    /// x, or x times the slope if x is negative.
     LeakyRelu {
-        /// Positive and finite.
+        /// The slope, positive and finite.
         slope: f32,
     },
     /// min(max(x, 0), 6), as in MobileNetV2. The gradient at exactly 0 and 6 is 0.
@@ -19,19 +19,19 @@ pub enum NormActivation {
     HardSwish,
 }
 
-/// Where ReLU6 ends.
+/// The ceiling of ReLU6.
 pub(super) const RELU6: f32 = 6.0;
-/// Hard-swish is 0 up to the negative of it, and x from it on.
+/// Hard-swish is 0 up to minus this value, and x from this value on.
 pub(super) const HARD_SWISH: f32 = 3.0;
 
-/// An activation in three pieces: values that are not positive are multiplied by a slope, and those above a ceiling are cut off. Or
+/// An activation in three pieces: values that are not positive are multiplied by a slope, and values above a ceiling are cut off. Or
 /// hard-swish.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Bend {
     pub(super) slope: f32,
-    /// NaN for none: no value is above it.
+    /// The ceiling. NaN means none, since no value is above it.
     pub(super) ceiling: f32,
-    /// Hard-swish: slope and ceiling are of no meaning.
+    /// Whether it is hard-swish. Slope and ceiling then have no meaning.
     pub(super) hard_swish: bool,
 }
 
@@ -51,15 +51,15 @@ impl NormActivation {
 /// The settings of one pass through a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NormSettings {
-    /// Added to the variance.
+    /// The number that is added to the variance.
     pub(crate) epsilon: f32,
-    /// The share of the batch in the new running statistics. `None`: the running statistics are used and stay as they are.
+    /// The share of the batch in the new running statistics. With `None` the running statistics are used and stay unchanged.
     pub(crate) momentum: Option<f64>,
-    /// What follows.
+    /// The activation after the norm.
     pub(crate) activation: NormActivation,
 }
 
-/// What a norm makes of a batch.
+/// The results of a norm on a batch.
 #[derive(Clone, Debug)]
 pub(crate) struct BatchNormOutput<T> {
     pub(crate) y: T,
@@ -69,8 +69,9 @@ pub(crate) struct BatchNormOutput<T> {
     pub(crate) statistics: T,
 }
 
-/// What the backward pass needs. The normalised values come from `x` if it is there, else from `y`; the signs of the output from `y` if
-/// it is there, else from `x`. Hard-swish has `x` and no `y`: its gradient depends on the value before it, which the output does not tell.
+/// The tensors that the backward pass needs. The normalised values are computed from `x` if it is there, otherwise from `y`. The signs of
+/// the output are those of `y` if it is there, otherwise they are computed from `x`. Hard-swish has `x` and no `y`: its gradient depends
+/// on the value before it, which cannot be computed from the output.
 #[derive(Clone, Debug)]
 pub(crate) struct BatchNormSaved<T> {
     pub(crate) x: Option<T>,

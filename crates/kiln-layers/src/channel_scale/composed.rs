@@ -1,6 +1,6 @@
 //! The product of each plane and a number in a backend's own operations.
 //!
-//! Peak beside inputs and outputs: two tensors of f32 of the input's size each way, which burn fuses away where it can.
+//! Peak memory in addition to inputs and outputs: two f32 tensors of the input's size in each direction. burn fuses them away if it can.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};

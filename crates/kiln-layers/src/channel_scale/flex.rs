@@ -1,7 +1,8 @@
-//! The product of each plane and a number on the CPU: one pass each way.
+//! The product of each plane and a number on the CPU: one pass in each direction.
 //!
-//! Scratch memory: an f32 value for each plane, backward two, and for 16 bits as many buffers of a plane for each thread. Multiply-adds: 1
-//! a value forward, 2 backward. The output takes the memory of an input that nobody else holds, its gradient that of the output's gradient.
+//! Scratch memory: one f32 value for each plane forward, two backward; in 16 bits also as many buffers of a plane for each thread.
+//! Multiply-adds for each value: 1 forward, 2 backward. The output is written over the input, and the input's gradient over the output's
+//! gradient, if no other handle to them exists.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -10,7 +11,7 @@ use rayon::prelude::*;
 use crate::cpu::stored::{Stored, by_dtype, from_f32, owned, to_f32};
 use crate::simd::{pair_sums, simd};
 
-/// Values of a task at least.
+/// The fewest values of a task.
 const TASK: usize = 32 * 1024;
 
 simd! { fn multiply(plane: &mut [f32], factor: f32) {
@@ -18,7 +19,7 @@ simd! { fn multiply(plane: &mut [f32], factor: f32) {
 }}
 
 simd! {
-    /// Returns the sum of the products of gradient and x.
+    /// Multiplies a plane of the gradient by the factor. Returns the sum of the products of gradient and x.
     fn multiply_gradient(gradient: &mut [f32], x: &[f32], factor: f32) -> f32 {
         let [sum, _] = pair_sums(gradient, x, |gradient, x| [gradient * x, 0.0]);
         gradient.iter_mut().for_each(|value| *value *= factor);
@@ -26,7 +27,7 @@ simd! {
     }
 }
 
-/// Values of a plane, and planes of a task at least.
+/// The number of values of a plane, and the fewest planes of a task.
 fn sizes(x: &FlexTensor) -> (usize, usize) {
     let plane = x.shape().iter().skip(2).product::<usize>().max(1);
     (plane, TASK.div_ceil(plane))

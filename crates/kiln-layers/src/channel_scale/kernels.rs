@@ -5,7 +5,7 @@ use burn::backend::{Backend, Capture};
 
 use crate::capture::{like, operation};
 
-/// The product of each plane of `[images, channels, height, width]` and a number. `scale`: `[images, channels, 1, 1]`.
+/// The product of each plane of `[images, channels, height, width]` and a number. `scale` is `[images, channels, 1, 1]`.
 pub(crate) trait ChannelScaleKernels: Backend {
     fn channel_scale(x: FloatTensor<Self>, scale: FloatTensor<Self>) -> FloatTensor<Self> {
         super::composed::forward::<Self>(x, scale)

@@ -1,4 +1,4 @@
-//! Composed bodies beside the kernels of the Flex device, on that device.
+//! Tools for tests that compare composed bodies with the kernels of the Flex device, on that device.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -20,7 +20,8 @@ pub(crate) fn numbers<const D: usize>(shape: [usize; D], seed: u64, scale: f32, 
     from_f32((0..shape.iter().product()).map(next).collect(), Shape::new(shape), dtype)
 }
 
-/// Asserts that two tensors have the same shape and dtype, and values that differ by a few roundings of the largest at most, or of 0.05.
+/// Asserts that two tensors have the same shape and dtype, and values that differ by at most a few roundings of the largest value, or of
+/// 0.05.
 pub(crate) fn assert_close(composed: &FlexTensor, kernel: &FlexTensor, what: &str) {
     assert_eq!((composed.shape(), composed.dtype()), (kernel.shape(), kernel.dtype()), "{what}");
     let tolerance = match kernel.dtype() {
@@ -39,8 +40,8 @@ pub(crate) fn assert_close(composed: &FlexTensor, kernel: &FlexTensor, what: &st
     }
 }
 
-/// Asserts that weights were kept at a rate, and that neighbours at each of the distances agree as often as independent weights do. `kept`:
-/// 1 or 0 for each weight, in rows of `columns`.
+/// Asserts that weights were kept at a rate, and that neighbours at each of the distances agree as often as independent weights do.
+/// `kept` has 1 or 0 for each weight, in rows of `columns`.
 pub(crate) fn assert_independent(kept: &[f32], columns: usize, rate: f64, distances: &[usize]) {
     assert!(kept.iter().all(|kept| [0.0, 1.0].contains(kept)));
     // Five standard deviations.

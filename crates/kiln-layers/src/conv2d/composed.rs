@@ -1,7 +1,7 @@
-//! Convolution by a backend's own, which keeps nothing between the passes.
+//! Convolution by a backend's own convolutions. It saves nothing besides the input.
 //!
-//! Peak beside inputs and outputs: what the backend's own convolutions take. The gradient of the input makes a tensor of the input's shape
-//! only to name that shape.
+//! Peak memory in addition to inputs and outputs: the memory that the backend's own convolutions need. The gradient of the input also
+//! makes a tensor of the input's shape, only to pass on that shape.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -48,7 +48,7 @@ pub(super) fn weight_gradient<B: Backend>(
     B::conv2d_weight_backward(x, like_weight, gradient, options(geometry))
 }
 
-/// The sum of each channel.
+/// The sum over each channel.
 pub(super) fn bias_gradient<B: Backend>(gradient: FloatTensor<B>) -> FloatTensor<B> {
     let (dtype, channels) = (gradient.dtype(), gradient.shape()[1]);
     Wide::<B>::of(&gradient).sum(&[3, 2, 0]).reshape([channels]).narrow(dtype)

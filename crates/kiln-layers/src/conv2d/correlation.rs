@@ -8,14 +8,14 @@ use super::plan::{Class, Side, Tap};
 use super::tile::{Factors, LANES, ROWS, WIDTH, add_products};
 use crate::cpu::stored::Stored;
 
-/// Values that a task has copied, and as many of its sums: both stay in a core's second-level cache.
+/// The most values that a task has copied. It has the same number of sums. Both stay in a core's second-level cache.
 const CACHED: usize = 48 * 1024;
-/// Tasks that a batch is cut into, where its images suffice.
+/// Number of tasks that a batch is divided into, if it has enough images.
 pub(super) const TASKS: usize = 8;
-/// Values that a tile reads of the channels whose products are summed before the next: they stay in the first-level cache.
+/// Values that a tile reads of the channels whose products are summed together. They stay in the first-level cache.
 const CACHED_FIRST: usize = 6 * 1024;
 
-/// A correlation: sizes, and places of the values.
+/// A correlation: its sizes, and the positions of the values.
 pub(super) struct Correlation {
     pub(super) images: usize,
     pub(super) groups: usize,
@@ -27,13 +27,13 @@ pub(super) struct Correlation {
     pub(super) width: Side,
 }
 
-/// The kernels of a weight, and how far apart they lie in it.
+/// The kernels of a weight, and their distances in memory.
 #[derive(Clone, Copy)]
 pub(super) struct Kernels<'a> {
     pub(super) values: &'a [f32],
     /// Height and width.
     pub(super) size: [usize; 2],
-    /// From one group, target channel and source channel to the next.
+    /// The distances from one group, target channel and source channel to the next.
     pub(super) distances: [usize; 3],
 }
 
@@ -44,33 +44,33 @@ struct Pass {
     /// Rows and columns.
     count: [usize; 2],
     taps: Vec<[Tap; 2]>,
-    /// For each group and block of targets: `[terms, rows of the block]`; a term is a tap of a source channel.
+    /// For each group and block of targets: `[terms, rows of the block]`. A term is a tap of a source channel.
     weights: Vec<f32>,
 }
 
-/// Where the values of some images, or of some rows of one, lie in the buffers of a task. Images and their rows follow each other in
-/// one line of values; the zeros at the end of a row are those at the start of the next.
+/// The positions of the values of some images, or of some rows of one image, in the buffers of a task. Images and their rows follow each
+/// other in one line of values. The zeros at the end of a row are also those at the start of the next.
 pub(super) struct Placed {
     images: Range<usize>,
     rows: Range<usize>,
-    /// Rows from an image to the next.
+    /// Number of rows from an image to the next.
     image_rows: usize,
-    /// Values of a channel in one copy.
+    /// Number of values of a channel in one copy.
     pub(super) plane: usize,
-    /// Target values of a channel, with those between rows and images, which mean nothing.
+    /// Number of target values of a channel, including the values between rows and images, which have no meaning.
     pub(super) lanes: usize,
 }
 
-/// What a task computes at a time.
+/// The part of a task that is computed together.
 struct Portions {
     images: usize,
     /// Rows of a class.
     rows: usize,
-    /// Source channels, whose products are added to the sums of all targets.
+    /// Source channels whose products are added to the sums of all targets.
     sources: usize,
 }
 
-/// What a thread uses again.
+/// Buffers that a thread uses again.
 #[derive(Default)]
 pub(super) struct Buffers {
     pub(super) copies: Vec<f32>,
@@ -81,7 +81,7 @@ pub(super) struct Buffers {
 }
 
 impl Correlation {
-    /// Copies of a source channel.
+    /// Number of copies of a source channel.
     fn copies(&self) -> usize {
         self.height.starts.len() * self.width.starts.len()
     }
@@ -108,7 +108,7 @@ impl Correlation {
         }
     }
 
-    /// Where tap `taps` of a source channel begins in a buffer of copies.
+    /// The index in a buffer of copies at which tap `taps` of a source channel begins.
     pub(super) fn offset(&self, placed: &Placed, source: usize, [down, right]: [Tap; 2]) -> usize {
         let copy = (source * self.height.starts.len() + down.copy) * self.width.starts.len() + right.copy;
         copy * placed.plane + down.shift * self.width.pitch() + right.shift
@@ -187,7 +187,7 @@ impl Correlation {
         classes.map(pass).collect()
     }
 
-    /// Source channels whose products a tile adds before the next: what it reads of them stays in the first-level cache.
+    /// Number of source channels whose products a tile adds together. The values that it reads of them stay in the first-level cache.
     fn sources_of_a_tile(&self) -> usize {
         let of_channel = self.copies() * (WIDTH + self.height.reach * self.width.pitch() + self.width.reach);
         (CACHED_FIRST / of_channel).clamp(1, self.sources.max(1))
@@ -203,24 +203,24 @@ impl Correlation {
             (images.min(self.images.div_ceil(TASKS)).max(1), height.count)
         } else {
             let most = (CACHED / summed).min((CACHED / copied).saturating_sub(height.reach)).max(1);
-            // Bands of about the same height.
+            // The bands have about the same height.
             (1, height.count.div_ceil(height.count.div_ceil(most)))
         };
         let plane = self.copies() * self.placed(0..images, 0..rows).plane;
         Portions { images, rows, sources: (CACHED / (plane * together).max(1)).max(1) * together }
     }
 
-    /// The target images, which begin as the bias of their channel, or 0.
+    /// Computes the target images. Each value begins as the bias of its channel, or as 0.
     pub(super) fn run<E: Stored>(&self, values: &[E], kernels: Kernels<'_>, bias: &[f32]) -> Vec<E> {
         let channels = self.groups * self.targets;
         let mut target = vec![E::zeroed(); self.images * channels * self.image()];
         let passes = self.passes(kernels);
-        // Without a pass all taps of the target lie in the padding.
+        // Without a pass, all taps of the target lie in the padding.
         if target.is_empty() || passes.is_empty() {
             return target;
         }
         let Portions { images, rows, sources } = self.portions(passes.len());
-        // A batch of few images is cut along its channels as well.
+        // A batch of few images is divided along its channels as well.
         let parts = if images == 1 { TASKS.div_ceil(self.images) } else { 1 };
         let whole = if self.groups == 1 { self.block() } else { self.targets };
         let part = channels.div_ceil(parts).next_multiple_of(whole).min(channels);
@@ -261,7 +261,7 @@ impl Correlation {
         target
     }
 
-    /// Lets the sums of `targets` of a group begin as the bias, in all passes.
+    /// Sets the sums of `targets` of a group to the bias, in all passes.
     fn start(
         &self,
         passes: usize,

@@ -1,16 +1,16 @@
 //! Convolution on the CPU: products of the weights with shifted images, without columns.
 //!
-//! A task copies some images with their padding, `B` bytes of them, into one line of values for each channel. A tap of the kernel is
-//! then the same line at another offset, and the product of the weights with all taps is computed in registers, 4 channels and 96 pixels
-//! at a time. With a stride the input is copied once for each remainder of the taps, so that the pixels of a copy are neighbours; the
-//! gradient of the input is computed for each remainder apart. The gradient of the weight reads copies that are ordered by pixels.
+//! A task copies some images with their padding, `B` bytes of them, into one line of values for each channel. A tap of the kernel is then
+//! the same line at another offset. The product of the weights with all taps is computed in registers, 4 channels and 96 pixels at a
+//! time. With a stride the input is copied once for each remainder of the taps, so that the pixels of a copy are neighbours. The gradient
+//! of the input is computed separately for each remainder. The gradient of the weight reads copies that are ordered by pixels.
 //!
-//! Scratch memory, with `W` bytes of the weight in f32, T threads, and B = 384 KiB, or one row's channels and pixels with the rows that
-//! the kernel reads, if these are more:
-//! - output and gradient of the input: W + T B (for 16 bits 2 W + T B).
-//! - gradient of the weight: S + T B, where the partial sums S are min(8 W, 256 KiB), or T / 8 W for weights of more than 256 KiB (for 16
+//! Scratch memory, with `W` bytes of the weight in f32 and T threads. B is 384 KiB, or the channels and pixels of one row with the rows
+//! that the kernel reads, if these are more:
+//! - Output and gradient of the input: W + T B (in 16 bits 2 W + T B).
+//! - Gradient of the weight: S + T B, with partial sums S of min(8 W, 256 KiB), or of T / 8 W for weights of more than 256 KiB (in 16
 //!   bits W more).
-//! - gradient of the weight with one input channel a group, in several groups: W + T (two planes of a channel).
+//! - Gradient of the weight with one input channel in each of several groups: W + T (two planes of a channel).
 //!
 //! Multiply-adds of each: images * channels out * channels in / groups * kernel * pixels of the output.
 
@@ -46,10 +46,10 @@ fn movement(sizes: &Sizes, geometry: Geometry, side: usize) -> Movement {
     }
 }
 
-/// Targets for which rows without gaps are worth more copies.
+/// The number of targets from which rows without gaps justify more copies.
 const TARGETS: usize = 16;
 
-/// Height and width of a correlation with `targets` channels. Narrow images are copied for each tap of a row.
+/// Height and width of a correlation with `targets` channels. For narrow images, each tap of a row gets its own copy.
 fn sides(targets: usize, side: impl Fn(usize, Copies) -> Side) -> [Side; 2] {
     let width = side(1, Copies::Shared);
     let narrow = targets >= TARGETS && width.wasteful();
@@ -74,7 +74,7 @@ fn of_gradient(sizes: &Sizes, geometry: Geometry) -> Correlation {
     Correlation { images: sizes.images, groups: geometry.groups, sources, targets, height, width }
 }
 
-/// `[images, channels out, height, width]`.
+/// The output, `[images, channels out, height, width]`.
 pub(super) fn forward(x: &FlexTensor, weight: &FlexTensor, bias: &FlexTensor, geometry: Geometry) -> FlexTensor {
     fn run<E: Stored>(x: &FlexTensor, weight: &FlexTensor, bias: &[f32], geometry: Geometry) -> FlexTensor {
         let sizes = sizes(&x.shape(), &weight.shape(), geometry);
@@ -133,7 +133,7 @@ pub(super) fn weight_gradient(x: &FlexTensor, gradient: &FlexTensor, shape: Shap
     }, else x.clone())
 }
 
-/// The sum of each channel.
+/// The sum over each channel.
 pub(super) fn bias_gradient(gradient: &FlexTensor) -> FlexTensor {
     fn run<E: Stored>(gradient: &FlexTensor) -> Vec<f32> {
         let shape = gradient.shape();

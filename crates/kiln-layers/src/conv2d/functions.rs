@@ -11,24 +11,24 @@ use super::settings::Geometry;
 use crate::check::{main_input, same_dtype, same_size};
 use crate::error::Error;
 
-/// The convolution of `x` with the weight of `conv`, plus its bias if it has one; the parameters and records stay burn's.
+/// The convolution of `x` with the weight of `conv`, plus its bias if it has one. Parameters and records stay burn's.
 ///
-/// `x`: `[images, channels in, height, width]` in f32, f16 or bf16, the dtype of the weight; the result is
-/// `[images, channels out, height out, width out]`. All settings of the module count: stride, dilation, groups, and padding as in
-/// [`Conv2d::forward`]. Sums are computed in f32. Keeps the input and nothing else. Gradients that nobody wants are not computed.
+/// `x` is `[images, channels in, height, width]` in f32, f16 or bf16, the dtype of the weight. The result is
+/// `[images, channels out, height out, width out]`. All settings of the module apply: stride, dilation, groups, and padding as in
+/// [`Conv2d::forward`]. Sums are computed in f32. Keeps only the input. Gradients that are not needed are not computed.
 ///
-/// A convolution is a sum of products of the weights with shifted images (Anderson et al. 2017, Low-memory GEMM-based convolution): a few
+/// A convolution is a sum of products of the weights with shifted images (Anderson et al. 2017, Low-memory GEMM-based convolution). A few
 /// padded images stay in the cache, and the columns of im2col are not copied.
 ///
 /// # Errors
-/// [`Error::Size`], [`Error::DType`], [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for a stride, dilation or number of
-/// groups that cannot be, or when the kernel is larger than the padded input.
+/// [`Error::Size`], [`Error::DType`], [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for a
+/// stride, dilation or number of groups that is impossible, or when the kernel is larger than the padded input.
 pub fn conv2d(conv: &Conv2d, x: Tensor<4>) -> Result<Tensor<4>, Error> {
     let convolution = convolution(conv, &x)?;
     Ok(Tensor::from_dispatch(<Dispatch as Conv2dLayer>::conv2d_layer(x.into_dispatch(), convolution)))
 }
 
-/// What a convolution takes beside `x`, which is checked: its bias is zero if there is none.
+/// Checks `conv` against `x`, and returns its weight, bias and geometry. Without a bias, the bias is zero.
 pub(crate) fn convolution(conv: &Conv2d, x: &Tensor<4>) -> Result<Convolution<Dispatch>, Error> {
     let weight = conv.weight.val();
     let [_, channels, height, width] = x.dims();
@@ -83,7 +83,7 @@ pub(crate) fn convolution(conv: &Conv2d, x: &Tensor<4>) -> Result<Convolution<Di
     Ok(Convolution { weight: weight.into_dispatch(), bias: bias.into_dispatch(), geometry })
 }
 
-/// Zeros before and after, of height and width, as burn resolves them.
+/// The zeros before and after the image, for height and width, as burn computes them.
 fn padding(conv: &Conv2d, input: [usize; 2]) -> [[usize; 2]; 2] {
     match conv.padding {
         PaddingConfig2d::Valid => [[0, 0], [0, 0]],

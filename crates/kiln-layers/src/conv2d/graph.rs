@@ -45,7 +45,7 @@ pub(crate) trait Conv2dKernels: Backend {
         super::composed::weight_gradient::<Self>(x, gradient, shape, geometry)
     }
 
-    /// The sum of each channel.
+    /// The sum over each channel.
     fn conv2d_bias_gradient(gradient: FloatTensor<Self>) -> FloatTensor<Self> {
         super::composed::bias_gradient::<Self>(gradient)
     }
@@ -76,7 +76,7 @@ impl<B: Conv2dKernels, C: CheckpointStrategy> Conv2dLayer for Autodiff<B, C> {
     }
 }
 
-/// The gradients of input, weight and bias that are wanted, from a function to the input, and its shape.
+/// The gradients of input, weight and bias that are wanted. The input is given by a function that computes it, and by its shape.
 pub(crate) fn gradients<B: Conv2dKernels>(
     (x, shape): (impl FnOnce() -> FloatTensor<B>, Shape),
     (weight, geometry): (FloatTensor<B>, Geometry),

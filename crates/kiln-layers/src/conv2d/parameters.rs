@@ -1,4 +1,4 @@
-//! What a convolution takes beside its input.
+//! The weight, bias and geometry of a convolution.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::ops::NodeGuard;
@@ -8,7 +8,7 @@ use burn::tensor::Shape;
 
 use super::Geometry;
 
-/// What a convolution takes beside its input.
+/// The weight, bias and geometry of a convolution.
 #[derive(Clone, Debug, ExtensionType)]
 pub(crate) struct Convolution<B: Backend> {
     pub(crate) weight: FloatTensor<B>,
@@ -27,7 +27,7 @@ impl<B: Backend> Convolution<B> {
 }
 
 impl<B: Backend, C: CheckpointStrategy> Convolution<Autodiff<B, C>> {
-    /// The same without gradients, and the nodes of weight and bias.
+    /// The convolution for the backend without gradients, and the graph's nodes of weight and bias.
     pub(crate) fn into_parts(self) -> (Convolution<B>, [NodeGuard; 2]) {
         let ((weight, of_weight), (bias, of_bias)) = (self.weight.into_parts(), self.bias.into_parts());
         (Convolution { weight, bias, geometry: self.geometry }, [of_weight, of_bias])

@@ -1,18 +1,18 @@
-//! Where the values of a convolution lie: along one side of an image, for the output and for the gradient of the input.
+//! The positions of a convolution's values along one side of an image, for the output and for the gradient of the input.
 //!
-//! Both are the same computation. Some lines (rows or columns) of the source are copied, and each line of a class of target lines is a
-//! sum over taps: target line `first + step * i` of a class reads copied line `i + shift` of one of the copies, for each tap of the class.
+//! Both are the same computation. Some lines (rows or columns) of the source are copied. Each line of a class of target lines is a sum
+//! over taps: target line `first + step * i` of a class reads copied line `i + shift` of one of the copies, for each tap of the class.
 
 use std::ops::Range;
 
 /// A tap of the kernel in a class of target lines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tap {
-    /// Its place in the kernel.
+    /// Its index in the kernel.
     pub(super) index: usize,
     /// The copy that it reads.
     pub(super) copy: usize,
-    /// How far the line that it reads is from the target's.
+    /// The distance from the target's line to the line that it reads.
     pub(super) shift: usize,
 }
 
@@ -29,27 +29,27 @@ pub(super) struct Class {
 pub(super) struct Side {
     pub(super) source: usize,
     pub(super) target: usize,
-    /// From a line of a copy to the next in the source.
+    /// The distance in the source from a line of a copy to the next.
     pub(super) step: usize,
     /// For each copy: the line of the source at its line 0, which may lie in the padding.
     pub(super) starts: Vec<isize>,
-    /// From a target line of a class to its next.
+    /// The distance from a target line of a class to the next.
     pub(super) target_step: usize,
     pub(super) classes: Vec<Class>,
-    /// Target lines of the largest class.
+    /// Number of target lines of the largest class.
     pub(super) count: usize,
     /// The largest shift.
     pub(super) reach: usize,
-    /// Zeros at the end of a copy that are also those at the start of the next.
+    /// Number of zeros at the end of a copy that are also those at the start of the next.
     pub(super) shared: usize,
 }
 
-/// Which taps read the same copy of the source.
+/// The taps that share a copy of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copies {
-    /// All whose distances differ by a multiple of the step; between the rows of a copy lie lines that mean nothing.
+    /// All taps whose distances differ by a multiple of the step. Between the rows of a copy lie lines that have no meaning.
     Shared,
-    /// None: each has a copy of its own, and the rows follow each other without a gap.
+    /// No taps: each has a copy of its own, and the rows follow each other without a gap.
     EachTap,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Movement {
 }
 
 impl Movement {
-    /// For each tap: what is left of its distance when divided by the stride, and the quotient.
+    /// For each tap: its index, and remainder and quotient of its distance divided by the stride.
     fn taps(self) -> impl Iterator<Item = (usize, usize, usize)> {
         (0..self.kernel).map(move |tap| {
             let distance = tap * self.dilation;
@@ -94,7 +94,8 @@ impl Movement {
         Side::new([input, output], (self.stride, starts), (1, vec![class]))
     }
 
-    /// The gradient of the input: a class of lines for each remainder, from one copy of the output's gradient, or one for each tap.
+    /// The gradient of the input: a class of lines for each remainder, from one copy of the output's gradient, or from one copy for each
+    /// tap.
     pub(super) fn backward(self, input: usize, output: usize, copies: Copies) -> Side {
         // Line `first` of a class is line `quotient` of the padded input divided by the stride. A tap reads `quotient - shift` there.
         let lines: Vec<(usize, usize, usize)> = self
@@ -126,7 +127,7 @@ impl Movement {
     }
 }
 
-/// The index of a start among `starts`, where it is added if it is new.
+/// The index of a start in `starts`. A new start is added.
 fn place(starts: &mut Vec<isize>, start: isize) -> usize {
     starts.iter().position(|other| *other == start).unwrap_or_else(|| {
         starts.push(start);
@@ -153,7 +154,7 @@ impl Side {
         side
     }
 
-    /// Which of the `lines` of a copy hold values of the source; the others are zeros.
+    /// The range of the `lines` of a copy that hold values of the source. The others are zeros.
     pub(super) fn held(&self, copy: usize, lines: Range<usize>) -> Range<usize> {
         held(self.source, self.starts[copy], self.step, lines)
     }
@@ -163,19 +164,19 @@ impl Side {
         (line * self.step).saturating_add_signed(self.starts[copy])
     }
 
-    /// Whether more than an eighth of the work is on lines that mean nothing.
+    /// Whether more than an eighth of the work is on lines that have no meaning.
     pub(super) fn wasteful(&self) -> bool {
         8 * (self.pitch() - self.count) > self.count
     }
 
-    /// Lines from a copy to the next.
+    /// Number of lines from a copy to the next.
     pub(super) fn pitch(&self) -> usize {
         self.count + self.reach - self.shared
     }
 }
 
-/// Which of the `lines` of a copy hold values of a source of so many lines, when line 0 is line `start` of the source and the next is
-/// `step` further.
+/// The range of the `lines` of a copy that hold values of a source of `source` lines. Line 0 is line `start` of the source, and each line
+/// is `step` further than the one before.
 pub(super) fn held(source: usize, start: isize, step: usize, lines: Range<usize>) -> Range<usize> {
     let before = start.min(0).unsigned_abs().div_ceil(step);
     let past = source.saturating_add_signed(-start.min(source as isize)).div_ceil(step);

@@ -2,7 +2,7 @@
 
 use crate::simd::simd;
 
-/// Values side by side in a vector of AVX-512.
+/// Number of values in a vector of AVX-512.
 pub(super) const LANES: usize = 16;
 /// Rows of a tile.
 pub(super) const ROWS: usize = 4;
@@ -33,7 +33,7 @@ fn tile<const M: usize, const V: usize>(out: &mut [f32], stride: usize, a: &[f32
     }
 }
 
-/// Names the copies of a tile and picks one of them by its sizes.
+/// Defines the variants of a tile and calls one of them by its sizes.
 macro_rules! tiles {
     ($($name:ident $rows:literal $vectors:literal),* $(,)?) => {
         $(simd! { fn $name(out: &mut [f32], stride: usize, a: &[f32], b: &[f32], offsets: &[usize]) {
@@ -53,7 +53,7 @@ tiles!(
     four_by_1 4 1, four_by_2 4 2, four_by_3 4 3, four_by_4 4 4, four_by_5 4 5, four_by_6 4 6,
 );
 
-/// Vectors of a tile: as many as the registers of the processor hold.
+/// Number of vectors of a tile, as many as fit the registers of the processor.
 fn vectors() -> usize {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
@@ -65,7 +65,7 @@ fn vectors() -> usize {
 /// The factors of some rows.
 #[derive(Clone, Copy)]
 pub(super) struct Factors<'a> {
-    /// For each block of rows one after the other, the factors of each term, `[terms, rows of a block]`.
+    /// The factors of each term for each block of rows, one block after the other: `[terms, rows of a block]`.
     pub(super) values: &'a [f32],
     /// The rows of a block, 1 or [`ROWS`].
     pub(super) block: usize,
@@ -76,7 +76,7 @@ pub(super) struct Factors<'a> {
 
 /// Adds products to an output of some rows and `lanes` columns, a multiple of [`LANES`].
 ///
-/// `b`: the values that `offsets` point into, one offset a term.
+/// `b` has the values that `offsets` are indices of. There is one offset for each term.
 pub(super) fn add_products(
     (out, stride, lanes): (&mut [f32], usize, usize),
     Factors { values: a, block, terms, first: first_term }: Factors<'_>,
@@ -88,7 +88,7 @@ pub(super) fn add_products(
     if terms == 0 || all == 0 {
         return;
     }
-    // Tiles of about the same width.
+    // The tiles have about the same width.
     let width = all.div_ceil(all.div_ceil(vectors()));
     for first in (0..lanes).step_by(width * LANES) {
         let tile = by_size(block, width.min((lanes - first) / LANES));

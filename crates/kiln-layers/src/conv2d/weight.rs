@@ -11,11 +11,11 @@ use super::tile::{Factors, LANES, ROWS, add_products};
 use crate::cpu::stored::{Stored, group};
 use crate::simd::{pair_sums, simd};
 
-/// Values that a task copies at a time, twice as many where that makes whole groups of [`PIXELS`].
+/// Number of values that a task copies together. It is twice as many if that makes whole groups of [`PIXELS`].
 const CACHED: usize = 48 * 1024;
-/// Values of the sums of all groups of images together.
+/// Number of values in the sums of all groups of images together.
 const PARTS: usize = 64 * 1024;
-/// Pixels whose products are summed before the next: what a tile reads of them stays in the first-level cache.
+/// Pixels whose products are summed together. The values that a tile reads of them stay in the first-level cache.
 const PIXELS: usize = 64;
 
 simd! { fn product(left: &[f32], right: &[f32]) -> f32 {
@@ -37,9 +37,9 @@ pub(super) struct Sizes {
     pub(super) kernel: [usize; 2],
 }
 
-/// Columns of the weight's gradient that are next to each other in the pixels: those of a tap, or of a row of taps.
+/// Columns of the weight's gradient that are neighbours in the pixels: those of a tap, or of a row of taps.
 struct Run {
-    /// From the first tap's pixel.
+    /// The distance from the first tap's pixel.
     offset: usize,
     /// The first column of the sums.
     column: usize,
@@ -47,7 +47,7 @@ struct Run {
     tap: usize,
 }
 
-/// A part of the work: output channels of a task, input and gradient as they lie in memory.
+/// A part of the work: the output channels of a task, with input and gradient in their memory layout.
 struct Job<'a, E> {
     sizes: &'a Sizes,
     geometry: Geometry,
@@ -56,11 +56,11 @@ struct Job<'a, E> {
     runs: Vec<Run>,
     /// Columns of the sums.
     columns: usize,
-    /// Input columns that a row of outputs reads.
+    /// Number of input columns that a row of outputs reads.
     width: usize,
 }
 
-/// What a task uses again.
+/// Buffers that a task uses again.
 #[derive(Default)]
 struct Pixels {
     /// Pixel by pixel, the input's channels of a group.
@@ -71,17 +71,17 @@ struct Pixels {
     wide: Vec<f32>,
 }
 
-/// `[groups * outputs, inputs, kernel height, kernel width]`.
+/// The gradient of the weight, `[groups * outputs, inputs, kernel height, kernel width]`.
 pub(super) fn weight_gradient<E: Stored>(sizes: &Sizes, geometry: Geometry, x: &[E], gradient: &[E]) -> Vec<f32> {
     let taps = sizes.kernel[0] * sizes.kernel[1];
     let (channels, row) = (geometry.groups * sizes.outputs, sizes.inputs * taps);
     let job = Job::new(sizes, geometry, x, gradient);
-    // Groups of images have sums of their own, and tasks have some of the output channels: neither depends on the threads.
+    // Groups of images have sums of their own, and tasks have some of the output channels. Neither depends on the number of threads.
     let image_groups = (PARTS / (channels * job.columns).max(1)).clamp(1, TASKS);
     let whole = if geometry.groups == 1 { ROWS } else { sizes.outputs };
     let part = channels.div_ceil(TASKS.div_ceil(image_groups)).next_multiple_of(whole);
     let mut out = vec![0.0f32; channels * row];
-    // The sums of a part exist until they are added.
+    // The sums of a part exist until they are added to the result.
     out.par_chunks_mut(part * row).enumerate().for_each(|(index, out)| {
         let first = index * part;
         let channels = first..(first + part).min(channels);
@@ -133,7 +133,7 @@ impl<'a, E: Stored> Job<'a, E> {
         channel / outputs * outputs.next_multiple_of(self.block()) + channel % outputs
     }
 
-    /// Input rows that `rows` rows of outputs read.
+    /// Number of input rows that `rows` rows of outputs read.
     fn input_rows(&self, rows: usize) -> usize {
         (rows - 1) * self.geometry.stride[0] + self.geometry.extent(self.sizes.kernel)[0]
     }
@@ -168,13 +168,13 @@ impl<'a, E: Stored> Job<'a, E> {
         sums
     }
 
-    /// Images and rows of outputs whose pixels are copied at a time.
+    /// Number of images and of rows of outputs whose pixels are copied together.
     fn portions(&self, channels: usize) -> (usize, usize) {
         let Sizes { inputs, output, .. } = *self.sizes;
         let size = |rows| self.input_rows(rows) * self.width * inputs + rows * output[1] * channels;
         let image = size(output[0].max(1));
         if output[0] == 0 || image <= CACHED {
-            // Whole groups of pixels give the same sums however many images are copied at a time.
+            // With whole groups of pixels, the sums are the same however many images are copied together.
             let whole = (1..=PIXELS).find(|images| images * output[0] * output[1] % PIXELS == 0).unwrap_or(PIXELS);
             let most =
                 if whole * image <= 2 * CACHED { (CACHED / image / whole).max(1) * whole } else { CACHED / image };
@@ -183,7 +183,7 @@ impl<'a, E: Stored> Job<'a, E> {
         (1, (1..output[0]).rev().find(|rows| size(*rows) <= CACHED).unwrap_or(1))
     }
 
-    /// Copies what some rows of outputs read of a group's input, and where each output pixel begins in it.
+    /// Copies the values of a group's input that some rows of outputs read, and notes where each output pixel begins in the copy.
     fn copy_input(&self, images: Range<usize>, group: usize, rows: Range<usize>, pixels: &mut Pixels) {
         let Pixels { x, offsets, wide, .. } = pixels;
         let Sizes { inputs, input: [height, width], output, .. } = *self.sizes;

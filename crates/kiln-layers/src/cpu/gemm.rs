@@ -11,12 +11,12 @@ pub(crate) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows one after the other.
+    /// A matrix whose rows follow each other without gaps.
     pub(crate) fn new(values: &'a [f32], rows: usize, columns: usize) -> Self {
         Self::strided(values, rows, columns, columns)
     }
 
-    /// Rows at a distance of `row_stride` values.
+    /// A matrix whose rows are `row_stride` values apart.
     pub(crate) fn strided(values: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
         Self { values, rows, columns, row_stride, column_stride: 1 }
     }
@@ -38,28 +38,28 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Whether a product replaces what its output holds, or is added to it.
+/// Whether a product replaces the values of its output, or is added to them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Output {
-    /// The output holds the product alone.
+    /// The output is replaced by the product.
     Replace,
-    /// The product is added.
+    /// The product is added to the output.
     Add,
 }
 
-/// The threads of a product.
+/// The threads that compute a product.
 #[derive(Clone, Copy)]
 pub(crate) enum Threads {
-    /// The thread of the caller, which is itself one of several tasks.
+    /// The calling thread, which runs one of several tasks.
     One,
-    /// All of rayon's.
+    /// All threads of rayon's pool.
     All,
 }
 
-/// `out = factor * left right`, or that added to `out`. The rows of `out` lie `out_stride` values apart.
+/// Computes `out = factor * left right`, or adds it to `out`. The rows of `out` lie `out_stride` values apart.
 ///
 /// # Panics
-/// When the sizes do not fit together, which is a mistake of this crate.
+/// When the sizes do not fit together, which is a bug of this crate.
 #[allow(unsafe_code)]
 pub(crate) fn multiply(
     (out, out_stride, output): (&mut [f32], usize, Output),

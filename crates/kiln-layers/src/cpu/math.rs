@@ -1,14 +1,15 @@
 //! Exponential and normal distribution, written so that the compiler vectorises them.
 
-/// The exponential, within 1e-7 of the exact value for arguments in [-87, 88], 0 below and infinity above. NaN stays NaN. Cephes' polynomial.
+/// The exponential by Cephes' polynomial, within 1e-7 of the exact value for arguments in [-87, 88]. It is 0 below and infinity above.
+/// NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp(argument: f32) -> f32 {
-    /// Adding it rounds to an integer, which is then in the lowest bits.
+    /// Adding this number rounds to an integer, which is then in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     let x = argument.clamp(-87.0, 88.0);
     let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
     let power = shifted - ROUND;
-    // What is left of x, with ln 2 in two parts.
+    // The remainder of x. It is computed with ln 2 in two parts.
     let rest = power.mul_add(2.121_944_4e-4, power.mul_add(-0.693_359_4, x));
     let mut sum = 1.987_569_1e-4f32;
     for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
@@ -19,7 +20,7 @@ pub(crate) fn exp(argument: f32) -> f32 {
     let value = f32::from_bits(value.to_bits().wrapping_add(exponent));
     let value = if argument < -87.0 { 0.0 } else { value };
     let value = if argument > 88.0 { f32::INFINITY } else { value };
-    // The exponent that is added to the bits of a NaN may make a number of it.
+    // Adding the exponent to the bits of a NaN may make it a number.
     if argument.is_nan() { argument } else { value }
 }
 

@@ -1,4 +1,4 @@
-//! Values are kept in the tensor's type and computed in f32.
+//! Conversions of values that are kept in the tensor's type and computed in f32.
 
 use std::ops::Range;
 
@@ -14,14 +14,14 @@ use crate::simd::simd;
 
 /// A type of floating-point values that tensors keep.
 pub(crate) trait Stored: Element + bytemuck::Pod + Send + Sync {
-    /// The values as f32: themselves, or widened into `buffer`.
+    /// The values as f32: the values themselves, or widened copies in `buffer`.
     fn widened<'a>(values: &'a [Self], buffer: &'a mut Vec<f32>) -> &'a [f32];
 
-    /// Lets `compute` write f32 values, in place or by way of `buffer`, which are then kept in `out`. The values that `compute` finds
-    /// are of no meaning.
+    /// Calls `compute` to write f32 values, in place or through `buffer`, and keeps them in `out`. The values that `compute` finds have
+    /// no meaning.
     fn written(out: &mut [Self], buffer: &mut Vec<f32>, compute: impl FnOnce(&mut [f32]));
 
-    /// Lets `compute` change the values as f32.
+    /// Calls `compute` with the values as f32, to change them.
     fn changed(values: &mut [Self], buffer: &mut Vec<f32>, compute: impl FnOnce(&mut [f32]));
 }
 
@@ -60,7 +60,7 @@ simd! { fn bf16_bits_to_f32(out: &mut [f32], values: &[u16]) {
 }}
 
 simd! {
-    /// Rounds to the nearest, and to even between two; NaN stays NaN.
+    /// Rounds to the nearest bf16 number, and to even if two are equally near. NaN stays NaN.
     fn f32_to_bf16_bits(out: &mut [u16], values: &[f32]) {
         for (out, value) in out.iter_mut().zip(values) {
             let bits = value.to_bits();
@@ -99,7 +99,7 @@ sixteen_bits! {
     bf16, widen_bf16, narrow_bf16;
 }
 
-/// Runs an expression with `$type` as the type of values of a dtype; `$other` for other dtypes.
+/// Evaluates an expression with `$type` as the type of the values of a dtype, or `$other` for other dtypes.
 macro_rules! by_dtype {
     ($dtype:expr, $type:ident => $body:expr, else $other:expr) => {
         match $dtype {
@@ -126,14 +126,15 @@ pub(crate) fn tensor<E: Stored>(values: Vec<E>, shape: Shape) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), E::dtype())
 }
 
-/// A tensor of zeros, in memory that is taken as zeros. burn's own is written twice, and needs its size twice for a moment.
+/// A tensor of zeros, in memory that the system gives as zeros. burn's own function writes the memory twice, and needs twice its size for
+/// a short time.
 pub(crate) fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
     let count = shape.num_elements();
     by_dtype!(dtype, E => tensor(bytemuck::zeroed_vec::<E>(count), shape), else FlexTensor::zeros(shape, dtype))
 }
 
-/// A tensor to write in, in row-major order: the tensor itself if nobody else holds it and it has all of its memory, else a copy made by
-/// all threads.
+/// A tensor to be written to, in row-major order: the tensor itself if no other handle to it exists and it fills its memory, otherwise a
+/// copy made by all threads.
 pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
     const CHUNK: usize = 1 << 16;
     let (shape, dtype) = (tensor.shape(), tensor.dtype());
@@ -170,15 +171,15 @@ pub(crate) fn from_f32(values: Vec<f32>, shape: Shape, dtype: DType) -> FlexTens
     }, else tensor(values, shape))
 }
 
-/// The rows of a tensor whose last dimension is a row: how many, and their length.
+/// The number of rows of a tensor, and their length. A row is along the last dimension.
 pub(crate) fn rows(tensor: &FlexTensor) -> (usize, usize) {
     let shape = tensor.shape();
     let length = shape.last().copied().unwrap_or(1);
     (shape.num_elements() / length.max(1), length)
 }
 
-/// The samples of group `index` when `count` are put into at most `groups` groups. The groups do not depend on the number of
-/// threads, so that sums over them always have the same bits.
+/// The samples of group `index` if `count` samples are divided into at most `groups` groups. The groups do not depend on the number of
+/// threads, so sums over them always have the same bits.
 pub(crate) fn group(index: usize, count: usize, groups: usize) -> Range<usize> {
     let size = count.div_ceil(groups).max(1);
     (index * size).min(count)..((index + 1) * size).min(count)

@@ -1,7 +1,7 @@
-//! Dropout in a backend's own operations, with another function of seed and position than the CPU device has.
+//! Dropout in a backend's own operations. Its random numbers differ from those of the CPU device.
 //!
-//! Peak beside input and output: 8 bytes for each row and for each column; where burn does not fuse (its feature `fusion`) also two tensors of
-//! I64, a mask and one tensor of f32 of the input's size.
+//! Peak memory in addition to input and output: 8 bytes for each row and for each column. If burn does not fuse (its feature `fusion`),
+//! also two I64 tensors, a mask and one f32 tensor of the input's size.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -51,7 +51,7 @@ mod tests {
         for seed in [0, 1, u64::MAX] {
             let values = drop(0.25, seed);
             let kept: Vec<f32> = values.iter().map(|value| value * 0.75).collect();
-            // The next column and the next row.
+            // The neighbour in the next column and the neighbour in the next row.
             assert_independent(&kept, 256, 0.75, &[1, 256]);
             assert_eq!(values, drop(0.25, seed));
             assert_ne!(values, drop(0.25, seed ^ 2));

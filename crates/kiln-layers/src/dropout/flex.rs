@@ -1,6 +1,6 @@
-//! Dropout on the CPU, with a generator that is a function of the position.
+//! Dropout on the CPU, with random numbers that depend only on seed and position.
 //!
-//! Scratch memory: none in f32, else `4 * CHUNK` bytes a thread. About 25 operations on integers a value.
+//! Scratch memory: none in f32, otherwise `4 * CHUNK` bytes for each thread. About 25 integer operations for each value.
 
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
@@ -11,9 +11,9 @@ use crate::simd::simd;
 
 /// Values of a task, a multiple of `BLOCK`.
 const CHUNK: usize = 16 * 1024;
-/// Generators side by side.
+/// Number of generators that are computed together.
 const LANES: usize = 16;
-/// Values of `LANES` generators: four each.
+/// Number of values of `LANES` generators, four for each.
 const BLOCK: usize = 4 * LANES;
 
 /// Four random words of each of `LANES` generators with the counters `first`, `first + 1`, ..: Philox 4x32 with 7 rounds.
@@ -53,7 +53,7 @@ fn drop_values(values: &mut [f32], first: u64, seed: u64, threshold: u64, scale:
     }
 }}
 
-/// In the memory of `x` if nobody else holds it.
+/// Drops values of `x`, which is overwritten if no other handle to it exists.
 pub(super) fn dropped(x: FlexTensor, settings: DropoutSettings) -> FlexTensor {
     fn run<E: Stored>(x: &mut FlexTensor, settings: DropoutSettings) {
         let threshold = (settings.probability * (1u64 << 32) as f64).round() as u64;

@@ -8,12 +8,13 @@ use super::settings::DropoutSettings;
 use crate::check::main_input;
 use crate::error::Error;
 
-/// Sets values to 0 with the given probability and divides the others by what is left of it (Srivastava et al. 2014). Keeps nothing.
+/// Sets values to 0 with the given probability and divides the others by 1 minus that probability (Srivastava et al. 2014). Keeps
+/// nothing.
 ///
-/// The mask is a function of `seed` and the position of each value alone (on the CPU device Philox 4x32 with 7
-/// rounds, Salmon et al. 2011, on others a simpler one), so that the
-/// backward pass computes it again: give each call of a step a seed of its own. `x`: any shape; f32, f16 or bf16. Unlike
-/// [`Dropout`](burn::nn::Dropout) it also drops values on a device without autodiff: do not call it where a model is evaluated.
+/// The mask depends only on `seed` and the position of each value, so that the backward pass computes it again. The CPU device computes
+/// it by Philox 4x32 with 7 rounds (Salmon et al. 2011), other devices by a simpler function. Give each call of a step a seed of its own.
+/// `x` has any shape and is f32, f16 or bf16. Unlike [`Dropout`](burn::nn::Dropout) it also drops values on a device without autodiff: do
+/// not call it when a model is evaluated.
 ///
 /// # Errors
 /// [`Error::InvalidSetting`] for a probability out of range, and [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`].

@@ -15,7 +15,7 @@ pub(crate) trait DropoutLayer: Backend {
 
 /// Dropout on a backend without gradients.
 pub(crate) trait DropoutKernels: Backend {
-    /// The output for an input, and the gradient of the input for that of the output.
+    /// The output from the input. In the backward pass, the gradient of the input from the gradient of the output.
     fn dropped(x: FloatTensor<Self>, settings: DropoutSettings) -> FloatTensor<Self> {
         super::composed::dropped::<Self>(x, settings)
     }

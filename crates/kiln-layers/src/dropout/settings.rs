@@ -1,10 +1,10 @@
 //! The settings of dropout.
 
-/// What is dropped.
+/// The probability and the seed of a dropout mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DropoutSettings {
-    /// From 0 to 1.
+    /// The probability that a value is dropped, from 0 to 1.
     pub(crate) probability: f64,
-    /// Of the mask.
+    /// The seed of the mask.
     pub(crate) seed: u64,
 }

@@ -1,7 +1,7 @@
 //! Group norm in a backend's own operations.
 //!
-//! Peak beside inputs and outputs: two tensors of f32 of the input's size each way. Where burn fuses (its feature `fusion`), input and gradient
-//! are read once for each sum and once for the result, and at most one such tensor exists.
+//! Peak memory in addition to inputs and outputs: two f32 tensors of the input's size in each direction. If burn fuses (its feature
+//! `fusion`), input and gradient are read once for each sum and once for the result, and at most one such tensor exists.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -15,7 +15,7 @@ fn sizes(shape: &Shape, groups: usize) -> [usize; 4] {
     [shape[0], groups, shape[1] / groups, shape.iter().skip(2).product()]
 }
 
-/// A parameter of each channel, or `otherwise` where there is none.
+/// A parameter of each channel, or `otherwise` if there is none.
 fn parameter<B: Backend>(values: &FloatTensor<B>, [_, groups, members, _]: [usize; 4], otherwise: f32) -> Wide<B> {
     match values.shape()[0] {
         0 => Wide::of(&full::<B>(Shape::new([1; 4]), otherwise, &values.device(), DType::F32)),

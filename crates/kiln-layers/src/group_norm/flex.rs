@@ -1,7 +1,7 @@
-//! Group norm on the CPU: a task is a group of channels of one sample, and goes channel by channel.
+//! Group norm on the CPU. A task is a group of channels of one sample, which it handles channel by channel.
 //!
-//! Scratch memory: `8 * samples * channels` bytes in the backward pass, and in 16 bits `2 * 4 * S` bytes a thread with the number `S` of
-//! values of a channel. About 8 operations a value forward, 16 backward.
+//! Scratch memory: `8 * samples * channels` bytes in the backward pass, and in 16 bits `2 * 4 * S` bytes for each thread, with the number
+//! `S` of values of a channel. About 8 operations for each value forward, 16 backward.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -28,7 +28,7 @@ simd! { fn input_gradient(gradient: &mut [f32], x: &[f32], mean: f32, factor: f3
     gradient.iter_mut().zip(x).for_each(|(g, x)| *g = g.mul_add(factor, (x - mean).mul_add(slope, shift)));
 }}
 
-/// The sizes of an input: `samples * groups` groups of so many channels of so many values.
+/// The sizes of an input: `samples * groups` groups of `members` channels, each of `values` values.
 struct Sizes {
     samples: usize,
     channels: usize,
@@ -51,7 +51,7 @@ impl Sizes {
     }
 }
 
-/// A parameter of each channel; `otherwise` where there is none.
+/// A parameter of each channel, or `otherwise` if there is none.
 fn parameter(values: &FlexTensor, channels: usize, otherwise: f32) -> Vec<f32> {
     let mut values = to_f32(values);
     values.resize(channels, otherwise);
@@ -97,7 +97,7 @@ pub(super) fn forward(
     by_dtype!(x.dtype(), E => run::<E>(x, &weight, &bias, settings), else [x.clone(), x.clone()])
 }
 
-/// The gradients of input, weight and bias: that of the input in the memory of `gradient` if nobody else holds it.
+/// The gradients of input, weight and bias. The input's gradient is written over `gradient` if no other handle to it exists.
 pub(super) fn backward(
     x: &FlexTensor,
     statistics: &FlexTensor,
@@ -115,7 +115,7 @@ pub(super) fn backward(
         wanted: bool,
     ) -> (FlexTensor, Vec<f32>) {
         let (x, sizes) = (x.to_contiguous(), Sizes::new(x, settings.groups));
-        // For each channel of a sample the gradients of weight and bias.
+        // The gradients of weight and bias for each channel of a sample.
         let mut partial = vec![0.0f32; 2 * sizes.samples * sizes.channels];
         let share = 1.0 / sizes.group() as f64;
         let tasks = dx.storage_mut::<E>().par_chunks_mut(sizes.group()).zip(x.storage::<E>().par_chunks(sizes.group()));

@@ -10,15 +10,15 @@ use super::settings::GroupNormSettings;
 use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
 
-/// Group norm (Wu and He 2018), as [`GroupNorm::forward`]: each group of channels of a sample has mean 0 and variance 1, before gamma and
-/// beta of each channel.
+/// Group norm (Wu and He 2018), as [`GroupNorm::forward`]. Each group of channels of a sample gets mean 0 and variance 1, before gamma
+/// and beta of each channel are applied.
 ///
-/// `x`: `[samples, channels, ..]` in f32, f16 or bf16; gamma and beta have a dtype of their own. Computes in f32. Keeps the input and two
-/// f32 values for each group of a sample.
+/// `x` is `[samples, channels, ..]` in f32, f16 or bf16. Gamma and beta have a dtype of their own. Computes in f32. Keeps the input and
+/// two f32 values for each group of a sample.
 ///
 /// # Errors
-/// [`Error::Size`], [`Error::DType`] when gamma and beta differ, [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for an
-/// input with one dimension or a number of groups that does not divide that of channels.
+/// [`Error::Size`], [`Error::DType`] when gamma and beta differ, [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and
+/// [`Error::InvalidSetting`] for an input with one dimension or a number of groups that does not divide the number of channels.
 pub fn group_norm<const D: usize>(norm: &GroupNorm, x: Tensor<D>) -> Result<Tensor<D>, Error> {
     run([&norm.gamma, &norm.beta], norm.num_channels, norm.num_groups, norm.epsilon, x)
 }
@@ -48,7 +48,7 @@ fn run<const D: usize>(
     }
     main_input("the input", &x)?;
     same_size(("the number of channels of the input", x.dims()[1]), ("that of the norm", channels))?;
-    // A parameter that is missing has no elements.
+    // A missing parameter has no elements.
     let device = x.device();
     let [weight, bias] = [weight, bias].map(|parameter| match parameter {
         Some(parameter) => parameter.val(),

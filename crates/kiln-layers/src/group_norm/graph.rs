@@ -19,7 +19,7 @@ pub(crate) trait GroupNormLayer: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// Group norm on a backend without gradients. Parameters without elements are none.
+/// Group norm on a backend without gradients. A missing parameter has no elements.
 pub(crate) trait GroupNormKernels: Backend {
     /// The output, and mean and reciprocal deviation of each group of a sample in f32, `[samples, groups, 2]`.
     fn group_norm(

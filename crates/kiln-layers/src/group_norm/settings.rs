@@ -1,10 +1,10 @@
 //! The settings of group norm.
 
-/// What a group norm computes, apart from its parameters.
+/// The settings of a group norm, without its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct GroupNormSettings {
     /// Groups of channels.
     pub(crate) groups: usize,
-    /// Added to the variance.
+    /// The number that is added to the variance.
     pub(crate) epsilon: f32,
 }

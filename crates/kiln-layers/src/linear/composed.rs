@@ -1,8 +1,8 @@
 //! Linear layers with a prologue in a backend's own operations.
 //!
-//! Peak beside inputs and outputs: the prologue's output in the dtype of the input, `rows inputs`, and its gradient, as large; for parameters in
-//! another dtype their copies. The products run in the dtype of the input. Multiply-adds: `rows inputs outputs` each way and for the
-//! weight's gradient.
+//! Peak memory in addition to inputs and outputs: the prologue's output in the dtype of the input, `rows inputs`, and its gradient, which
+//! is as large; for parameters in another dtype their copies. The products run in the dtype of the input. Multiply-adds:
+//! `rows inputs outputs` in each direction and for the weight's gradient.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -12,7 +12,7 @@ use super::Prologue;
 use crate::composed::{Wide, full};
 use crate::{activation, norm};
 
-/// As a matrix of rows of the last dimension.
+/// Reshapes a tensor to a matrix whose rows are along the last dimension.
 fn matrix<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let shape = tensor.shape();
     let length = shape.last().copied().unwrap_or(1);

@@ -1,10 +1,10 @@
-//! Linear layers on the CPU, some rows at a time: what the prologue makes of them exists for these rows alone.
+//! Linear layers on the CPU, some rows at a time. The prologue's output exists only for these rows.
 //!
-//! Scratch memory in bytes, with `R = min(rows, 256)`: `4 R inputs` with a prologue or where `x` has 16 bits, `4 R outputs` where `x`
-//! has 16 bits, and where the weight has 16 bits `min(4 * 256 * columns, size of the weight in f32)` (columns: the length of a stored row
-//! of the weight), or for its gradient `min(4 MiB, size of the weight in f32)`. Multiply-adds: `rows * inputs * outputs` for each of the
-//! output, the gradient of the weight and the gradient of the input. The prologue is computed once for the output and once for each 4 MiB of
-//! a 16-bit weight's gradient, or once for all of an f32 weight's; its own gradient once.
+//! Scratch memory in bytes, with `R = min(rows, 256)`: `4 R inputs` with a prologue or if `x` has 16 bits, and `4 R outputs` if `x` has
+//! 16 bits. If the weight has 16 bits, also `min(4 * 256 * columns, size of the weight in f32)` (columns: the length of a stored row of
+//! the weight), or for its gradient `min(4 MiB, size of the weight in f32)`. Multiply-adds: `rows * inputs * outputs` for each of the
+//! output, the gradient of the weight and the gradient of the input. The prologue is computed once for the output, and once for each 4
+//! MiB of a 16-bit weight's gradient or once for all of an f32 weight's gradient. Its own gradient is computed once.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ const ROWS: usize = 256;
 /// Columns of a task that sums the rows of a gradient.
 const COLUMNS: usize = 64;
 
-/// The chunks of `count` rows: all of them at once where nothing is converted or computed again.
+/// The chunks of `count` rows. All rows are one chunk if nothing is converted or computed again.
 fn chunks(count: usize, x: &FlexTensor, prologue: Prologue) -> impl Iterator<Item = Range<usize>> + use<> {
     let whole = prologue == Prologue::None && x.dtype() == DType::F32;
     let size = if whole { count.max(1) } else { ROWS };
@@ -38,7 +38,7 @@ fn sizes(x: &FlexTensor) -> (usize, usize) {
     (others.iter().product(), width)
 }
 
-/// A range of values of so many rows.
+/// The range of the values of some rows.
 fn values(rows: &Range<usize>, width: usize) -> Range<usize> {
     rows.start * width..rows.end * width
 }
@@ -91,7 +91,7 @@ pub(super) fn weight_gradient(
     let mut dbias = vec![0.0f32; outputs];
     let (mut result, mut wide_gradient) = (vec![], vec![]);
     if weight.shape().num_elements() == 0 {
-        // No product visits the rows.
+        // Without outputs, no product would visit the rows.
         for chunk in chunks(count, &x, prologue).filter(|_| outputs > 0) {
             add_rows(&mut dbias, widened(&gradient, values(&chunk, outputs), &mut wide_gradient));
         }
@@ -121,7 +121,8 @@ fn add_rows(sums: &mut [f32], rows: &[f32]) {
     });
 }
 
-/// The gradients of the input, in its memory if nobody else holds it, and of the norm's weight and bias.
+/// The gradients of the input and of the norm's weight and bias. The input's gradient is written over the input if no other handle to it
+/// exists.
 pub(super) fn input_gradient(
     x: FlexTensor,
     statistics: &FlexTensor,

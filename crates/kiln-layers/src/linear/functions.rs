@@ -1,4 +1,4 @@
-//! Linear layers that compute their input from that of a norm or an activation.
+//! Linear layers, alone or with the norm or the activation before them.
 
 use burn::backend::Dispatch;
 use burn::nn::Linear;
@@ -12,11 +12,11 @@ use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
 use crate::norm::Norm;
 
-/// x weight + bias, as [`Linear::forward`].
+/// The linear layer x weight + bias, as [`Linear::forward`].
 ///
-/// `x`: `[.., inputs]` in f32, f16 or bf16; the parameters have a dtype of their own, which may be f32 beside an input of 16 bits: no copy
-/// of them in 16 bits is needed. The weight may lie by rows or by columns, and its gradient lies as it does. Computes in f32; the result
-/// `[.., outputs]` has the dtype of `x`. Keeps the input.
+/// `x` is `[.., inputs]` in f32, f16 or bf16. The parameters have a dtype of their own, which may be f32 for an input of 16 bits: no copy
+/// of them in 16 bits is needed. The weight may be stored by rows or by columns, and its gradient has the same layout. Computes in f32.
+/// The result `[.., outputs]` has the dtype of `x`. Keeps the input.
 ///
 /// # Errors
 /// [`Error::Size`], [`Error::DType`] when weight and bias differ, [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].
@@ -26,7 +26,7 @@ pub fn linear<const D: usize>(linear: &Linear, x: Tensor<D>) -> Result<Tensor<D>
 
 /// A [layer norm](crate::layer_norm) or [RMS norm](crate::rms_norm) and the linear layer after it: `linear(norm(x))`.
 ///
-/// Keeps the input and two f32 values for each row; the backward pass computes the norm's output again, some rows at a time. Shapes and
+/// Keeps the input and two f32 values for each row. The backward pass computes the norm's output again, some rows at a time. Shapes and
 /// dtypes are those of [`linear`].
 ///
 /// # Errors
@@ -41,8 +41,8 @@ pub fn norm_linear<'a, const D: usize>(
 
 /// An activation and the linear layer after it: `linear(activation(x))`.
 ///
-/// Keeps the input; the backward pass computes the activation's output again, some rows at a time, and writes the gradient of the
-/// input in its memory where nobody else holds it. Shapes and dtypes are those of [`linear`]. With [`norm_linear`] this is the
+/// Keeps the input. The backward pass computes the activation's output again, some rows at a time, and writes the gradient of the input
+/// over the input if no other handle to it exists. Shapes and dtypes are those of [`linear`]. With [`norm_linear`] this is the
 /// feed-forward part of a transformer, which keeps `x` and `hidden`:
 ///
 /// ```
@@ -70,7 +70,7 @@ pub fn activation_linear<const D: usize>(
     run(Input::Activation(activation), linear, x)
 }
 
-/// What is done to the input of a linear layer.
+/// The operation before a linear layer's product.
 #[derive(Clone, Copy)]
 pub(crate) enum Input<'a> {
     Plain,
@@ -83,7 +83,7 @@ fn run<const D: usize>(input: Input<'_>, linear: &Linear, x: Tensor<D>) -> Resul
     Ok(Tensor::from_dispatch(<Dispatch as LinearLayer>::linear_layer(x.into_dispatch(), parameters)))
 }
 
-/// What a linear layer takes beside `x`, which is checked.
+/// Checks a linear layer against `x`, and returns its parameters and prologue.
 pub(crate) fn parameters<const D: usize>(
     input: Input<'_>,
     linear: &Linear,
@@ -91,7 +91,7 @@ pub(crate) fn parameters<const D: usize>(
 ) -> Result<LinearParameters<Dispatch>, Error> {
     main_input("the input", x)?;
     let device = x.device();
-    // A parameter that is missing has no elements.
+    // A missing parameter has no elements.
     let none = |dtype: DType| Tensor::zeros([0], (&device, dtype));
     let width = x.dims()[D - 1];
     let (prologue, norm_weight, norm_bias) = match input {

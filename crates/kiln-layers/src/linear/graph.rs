@@ -15,7 +15,7 @@ pub(crate) trait LinearLayer: Backend {
     fn linear_layer(x: FloatTensor<Self>, #[extension_type] parameters: LinearParameters<Self>) -> FloatTensor<Self>;
 }
 
-/// Linear layers on a backend without gradients. Parameters without elements are none. `norm`: weight and bias.
+/// Linear layers on a backend without gradients. A missing parameter has no elements. `norm` has weight and bias.
 pub(crate) trait LinearKernels: Backend {
     /// The output, and the [statistics](crate::norm) of each row if the prologue is a norm.
     fn prologue_linear(
@@ -80,11 +80,11 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearLayer for Autodiff<B, C> {
     }
 }
 
-/// What the backward pass needs.
+/// The tensors that the backward pass needs.
 #[derive(Clone, Debug)]
 pub(crate) struct LinearSaved<T> {
     pub(crate) x: T,
-    /// Of the rows of `x`.
+    /// The statistics of the rows of `x`.
     pub(crate) statistics: T,
     /// The norm's weight and bias.
     pub(crate) norm: [T; 2],
@@ -92,13 +92,13 @@ pub(crate) struct LinearSaved<T> {
     pub(crate) prologue: Prologue,
 }
 
-/// The gradients of input, norm's weight and bias, weight and bias.
+/// The gradients of input, norm's weight and bias, and the layer's weight and bias.
 pub(crate) fn gradients<B: LinearKernels>(
     saved: LinearSaved<FloatTensor<B>>,
     gradient: FloatTensor<B>,
     [for_x, for_norm_weight, for_norm_bias, for_weight, for_bias]: [bool; 5],
 ) -> [Option<FloatTensor<B>>; 5] {
-    // The gradient of the weight comes first: that of the input may take the memory of the input.
+    // The gradient of the weight comes first, since the gradient of the input may be written over the input.
     let (mut of_x, mut of_norm_weight, mut of_norm_bias, mut of_weight, mut of_bias) = (None, None, None, None, None);
     if for_weight || for_bias {
         let (LinearSaved { x, statistics, norm, weight, prologue }, gradient) = (saved.clone(), gradient.clone());
@@ -148,7 +148,7 @@ impl LinearKernels for burn::backend::Flex {
     }
 }
 
-/// The kind of prologue: its scratch memory and time differ.
+/// The kind of prologue. Scratch memory and time depend on it.
 fn kind(prologue: Prologue) -> i64 {
     match prologue {
         Prologue::None => 0,

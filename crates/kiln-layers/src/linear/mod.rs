@@ -1,4 +1,4 @@
-//! Linear layers that compute their input from that of a norm or an activation.
+//! Linear layers, alone or with the norm or the activation before them.
 
 mod composed;
 #[cfg(feature = "flex")]

@@ -1,4 +1,4 @@
-//! What a linear layer takes beside its input.
+//! The parameters and the prologue of a linear layer.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::ops::NodeGuard;
@@ -7,7 +7,7 @@ use burn::backend::{Autodiff, Backend, ExtensionType};
 
 use super::Prologue;
 
-/// What a linear layer with a prologue takes beside its input. Parameters without elements are none.
+/// The parameters of a linear layer and of its prologue. A missing parameter has no elements.
 #[derive(Clone, Debug, ExtensionType)]
 pub(crate) struct LinearParameters<B: Backend> {
     pub(crate) norm_weight: FloatTensor<B>,
@@ -18,7 +18,8 @@ pub(crate) struct LinearParameters<B: Backend> {
 }
 
 impl<B: Backend, C: CheckpointStrategy> LinearParameters<Autodiff<B, C>> {
-    /// The same without gradients, and the nodes of the norm's weight and bias, and of weight and bias.
+    /// The parameters for the backend without gradients, and the graph's nodes of the norm's weight and bias and of the layer's weight
+    /// and bias.
     pub(crate) fn into_parts(self) -> (LinearParameters<B>, [NodeGuard; 4]) {
         let Self { norm_weight, norm_bias, weight, bias, prologue } = self;
         let ((norm_weight, of_norm_weight), (norm_bias, of_norm_bias)) =

@@ -1,4 +1,4 @@
-//! What is done to the rows of a linear layer's input, and how its gradient comes from that of the result.
+//! The prologue on the rows of a linear layer's input, and its gradient.
 
 use std::ops::Range;
 
@@ -25,9 +25,9 @@ pub(super) struct Rows {
 
 /// Mean and reciprocal deviation of some rows.
 pub(super) enum Statistics<'a> {
-    /// To be computed.
+    /// The statistics are not known and will be computed.
     Unknown(&'a mut [f32]),
-    /// Known from the forward pass.
+    /// The statistics are known from the forward pass.
     Known(&'a [f32]),
 }
 
@@ -36,12 +36,12 @@ impl Rows {
         Self { prologue, weight: to_f32(weight), bias: bias_of(bias, weight.shape()[0]) }
     }
 
-    /// How many statistics `count` rows have.
+    /// Number of statistics of `count` rows.
     pub(super) fn statistics(&self, count: usize) -> usize {
         if matches!(self.prologue, Prologue::Norm(_)) { 2 * count } else { 0 }
     }
 
-    /// The result of some rows of `width` values, in `buffer` or, if nothing is done to them, in `x` itself.
+    /// The prologue's output for some rows of `width` values. It is in `buffer` or, without a prologue, in `x` itself.
     pub(super) fn compute<'a>(
         &self,
         x: &'a FlexTensor,
@@ -83,8 +83,8 @@ impl Rows {
         }
     }
 
-    /// Replaces some rows of `x` by their gradient. `gradient`: that of the result. Adds the gradients of the norm's parameters to `sums`,
-    /// weight and bias one after the other.
+    /// Replaces some rows of `x` by their gradient. `gradient` is the gradient of the prologue's output. Adds the gradients of the norm's
+    /// parameters to `sums`, first the weight's and then the bias's.
     pub(super) fn backward(
         &self,
         x: &mut FlexTensor,

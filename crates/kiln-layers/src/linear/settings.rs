@@ -1,12 +1,12 @@
-//! What is done to the input of a linear layer.
+//! The prologue of a linear layer.
 
 use crate::activation::Activation;
 use crate::norm::NormSettings;
 
-/// What is done to the input before the product.
+/// The prologue: an operation on the input before the product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Prologue {
-    /// Nothing.
+    /// No operation.
     None,
     /// A norm over the last dimension.
     Norm(NormSettings),

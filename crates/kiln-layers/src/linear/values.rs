@@ -11,7 +11,7 @@ use crate::cpu::stored::{Stored, by_dtype};
 /// Values of a task.
 const CHUNK: usize = 1 << 14;
 
-/// The values of a contiguous tensor: themselves, or widened into `buffer`.
+/// The values of a contiguous tensor: the values themselves, or widened copies in `buffer`.
 pub(super) fn widened<'a>(tensor: &'a FlexTensor, range: Range<usize>, buffer: &'a mut Vec<f32>) -> &'a [f32] {
     fn run<'a, E: Stored>(values: &'a [E], buffer: &'a mut Vec<f32>) -> &'a [f32] {
         if E::dtype() == DType::F32 {
@@ -25,7 +25,7 @@ pub(super) fn widened<'a>(tensor: &'a FlexTensor, range: Range<usize>, buffer: &
     by_dtype!(tensor.dtype(), E => run::<E>(&tensor.storage()[range], buffer), else &[])
 }
 
-/// Lets `compute` write the values of a contiguous tensor, in place or by way of `buffer`. Those that it finds are of no meaning.
+/// Calls `compute` to write the values of a contiguous tensor, in place or through `buffer`. The values that it finds have no meaning.
 pub(super) fn written(
     tensor: &mut FlexTensor,
     range: Range<usize>,

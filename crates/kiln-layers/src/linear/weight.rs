@@ -12,10 +12,11 @@ use crate::cpu::stored::zeros;
 
 /// Rows of a 16-bit weight that are widened at a time.
 const BLOCK: usize = 256;
-/// Bytes of a 16-bit weight's gradient that are summed in f32 at a time. All inputs are read, and the prologue is computed, for each.
+/// Bytes of a 16-bit weight's gradient that are summed in f32 at a time. For each such part, all inputs are read and the prologue is
+/// computed.
 const GRADIENT: usize = 4 << 20;
 
-/// The weight `[inputs, outputs]` as it lies in memory: by rows, or as the rows of its transposed matrix.
+/// The weight `[inputs, outputs]` in its memory layout: by rows, or as the rows of its transposed matrix.
 pub(super) struct Weight {
     stored: FlexTensor,
     by_rows: bool,
@@ -34,7 +35,7 @@ impl Weight {
         Self { stored: stored.to_contiguous(), by_rows }
     }
 
-    /// Zeros that lie as this weight does.
+    /// Zeros in the layout of this weight.
     pub(super) fn zeros_like(&self) -> Self {
         Self { stored: zeros(self.stored.shape(), self.stored.dtype()), by_rows: self.by_rows }
     }
@@ -44,29 +45,29 @@ impl Weight {
         if self.by_rows { self.stored } else { swapped(self.stored) }
     }
 
-    /// How many outputs the layer has.
+    /// Number of outputs of the layer.
     pub(super) fn outputs(&self) -> usize {
         self.stored.shape()[usize::from(self.by_rows)]
     }
 
-    /// Blocks of stored rows: of `size` rows in 16 bits.
+    /// Ranges of stored rows, with `size` rows each in 16 bits.
     fn blocks(&self, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let rows = self.stored.shape()[0];
         let size = if self.stored.dtype() == DType::F32 { rows.max(1) } else { size };
         (0..rows).step_by(size).map(move |first| first..(first + size).min(rows))
     }
 
-    /// Adds `x weight` to `y`, row by row.
+    /// Adds `x weight` to the rows `y`.
     pub(super) fn add_product(&self, y: &mut [f32], x: &[f32], wide: &mut Vec<f32>) {
         if self.by_rows { self.add_contracted(y, x, wide) } else { self.add_expanded(y, x, wide) }
     }
 
-    /// Adds `dy weightᵀ` to `dx`, row by row.
+    /// Adds `dy weightᵀ` to the rows `dx`.
     pub(super) fn add_input_gradient(&self, dx: &mut [f32], dy: &[f32], wide: &mut Vec<f32>) {
         if self.by_rows { self.add_expanded(dx, dy, wide) } else { self.add_contracted(dx, dy, wide) }
     }
 
-    /// Adds `left stored`.
+    /// Adds `left stored` to `out`.
     fn add_contracted(&self, out: &mut [f32], left: &[f32], wide: &mut Vec<f32>) {
         let [rows, columns] = self.stored.shape().dims();
         if rows * columns == 0 {
@@ -80,7 +81,7 @@ impl Weight {
         }
     }
 
-    /// Adds `left storedᵀ`.
+    /// Adds `left storedᵀ` to `out`.
     fn add_expanded(&self, out: &mut [f32], left: &[f32], wide: &mut Vec<f32>) {
         let [rows, columns] = self.stored.shape().dims();
         if rows * columns == 0 {
@@ -94,7 +95,8 @@ impl Weight {
         }
     }
 
-    /// Writes `xᵀ dy`: calls `visit` for each block of stored rows, which calls its argument with the rows of `x` and `dy`, some at a time.
+    /// Writes `xᵀ dy`. For each block of stored rows it calls `visit`, which calls its argument with the rows of `x` and `dy`, some at a
+    /// time.
     pub(super) fn write_gradient(
         &mut self,
         wide: &mut Vec<f32>,

@@ -1,11 +1,11 @@
-//! The loss of a linear output layer in a backend's own operations: the logits of a chunk of rows are all that exists at a time.
+//! The loss of a linear output layer in a backend's own operations. Only the logits of a chunk of rows are in memory at a time.
 //!
-//! Peak beside inputs and outputs, in f32: two tensors of `chunk classes` values, at most 2 [`LOGITS`] bytes (more only where one row has
-//! more); rows and their gradients, `2 chunk width`; for 16-bit weights their copy, `width classes`; with the weight's gradient and more
-//! than one chunk a product, `width classes`, beside the sum that is the output; some values for each row.
+//! Peak memory in addition to inputs and outputs, in f32: two tensors of `chunk classes` values, at most 2 [`LOGITS`] bytes (more only if
+//! one row has more); rows and their gradients, `2 chunk width`; for 16-bit weights their copy, `width classes`; with the weight's
+//! gradient and more than one chunk a product, `width classes`, in addition to the sum that is the output; some values for each row.
 //!
-//! Multiply-adds: `rows width classes` for the loss, and as many for each of the gradients of hidden rows and weight. Rows that do not count
-//! are computed with the others.
+//! Multiply-adds: `rows width classes` for the loss, and as many for each of the gradients of hidden rows and weight. Rows that do not
+//! count are computed as well.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use super::settings::{Inputs, LossGradients, kept_dtype};
 use super::{LossOptions, Reduction};
 use crate::composed::{Wide, bools, full, put, slice};
 
-/// Bytes of logits at a time. With fewer rows, reading the weights takes a GPU longer than multiplying by them. Few in tests, so that
-/// small inputs have several chunks.
+/// Bytes of logits at a time. With fewer rows, a GPU needs more time to read the weights than to multiply by them. The number is small in
+/// tests, so that small inputs have several chunks.
 const LOGITS: usize = if cfg!(test) { 512 } else { 128 << 20 };
 
 /// The loss in f32: `[1]`, or `[rows]` without a reduction.
@@ -94,7 +94,7 @@ fn sum<B: Backend>(values: &FloatTensor<B>) -> Wide<B> {
     }
 }
 
-/// What is known of rows before their logits; each `[rows, 1]`.
+/// Values of rows that do not depend on their logits, each `[rows, 1]`.
 struct Rows<B: Backend> {
     /// The class, 0 for rows that do not count.
     targets: IntTensor<B>,
@@ -116,7 +116,7 @@ impl<B: Backend> Rows<B> {
         let below = B::int_lower_elem(targets.clone(), 0i64.into(), bools);
         let above = B::int_greater_equal_elem(targets.clone(), (classes as i64).into(), bools);
         let mut ignored = B::bool_or(below, above);
-        // Other targets to ignore are outside of the classes, and do not count for that.
+        // Other targets to ignore are not classes, so their rows do not count anyway.
         if let Some(class) = ignore_index.filter(|class| (0..classes as i64).contains(class)) {
             ignored = B::bool_or(ignored, B::int_equal_elem(targets.clone(), class.into(), bools));
         }
@@ -136,7 +136,7 @@ impl<B: Backend> Rows<B> {
         Self { targets, weights: weights.fill(ignored.clone(), 0.0), ignored, of_class }
     }
 
-    /// What the sum of the losses is divided by for their mean, `[1]`.
+    /// The divisor of the sum of the losses for their mean, `[1]`.
     fn total(&self) -> Wide<B> {
         (self.weights.clone() * self.of_class.clone()).sum(&[0]).reshape([1])
     }
@@ -152,16 +152,16 @@ impl<B: Backend> Rows<B> {
     }
 }
 
-/// What all rows share.
+/// Values that all rows share.
 struct Layer<B: Backend> {
     weight: Wide<B>,
     /// `[1, classes]`.
     bias: Option<Wide<B>>,
     /// `[1, classes]`.
     class_weights: Option<Wide<B>>,
-    /// The share of each class in a row's loss that does not depend on its target.
+    /// The part of the target probability that each class gets, whichever class the target is.
     on_each: f32,
-    /// The share of the target.
+    /// The part of the target probability that only the target gets.
     on_target: f32,
 }
 
@@ -179,7 +179,7 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Each class's share, by its weight.
+    /// Multiplies the values of each class by its weight.
     fn weighted(&self, values: Wide<B>) -> Wide<B> {
         match &self.class_weights {
             Some(weights) => values * weights.clone(),
@@ -205,7 +205,7 @@ impl<B: Backend> Layer<B> {
         };
         let (device, shape) = (logits.device(), logits.shape());
         let ones = || Wide::<B>::of(&full::<B>(Shape::new([1, shape[1]]), 1.0, &device, DType::F32));
-        // A small loss of large logits is not lost to rounding.
+        // The largest logit is subtracted, so that a small loss of large logits is not lost to rounding.
         let largest = logits.clone().largest(1);
         let logits = logits - largest;
         let on_target = rows.of_class * self.on_target;
@@ -256,7 +256,7 @@ mod tests {
     use crate::linear_cross_entropy::settings::Inputs;
     use crate::linear_cross_entropy::{LossOptions, Reduction};
 
-    /// Targets within `classes`, but for one that is ignored and one that is out of range.
+    /// Targets within `classes`, except one that is ignored and one that is out of range.
     fn targets(rows: usize, classes: usize) -> FlexTensor {
         let target = |row: usize| match row {
             3 => -100,
@@ -293,7 +293,7 @@ mod tests {
                     let what = format!("{dtype:?} {rows} {options:?}");
                     let kernel = Flex::loss(inputs.clone(), options);
                     assert_close(&loss::<Flex>(inputs.clone(), options), &kernel, &what);
-                    // Without a reduction, the backward pass takes the gradients of the rows for their weights.
+                    // Without a reduction, the backward pass uses the gradients of the rows' losses as the rows' weights.
                     let (inputs, options) = match reduction {
                         Reduction::None => {
                             let row_weights = numbers([rows], 7, 1.0, DType::F32);

@@ -1,12 +1,12 @@
-//! The loss of a linear output layer on the CPU: the logits of a chunk of rows are all that exists at a time.
+//! The loss of a linear output layer on the CPU. Only the logits of a chunk of rows are in memory at a time.
 //!
 //! Rows that do not count are left out before anything is computed.
 //!
 //! Work, with n rows that count: n width classes multiply-adds for the loss, as many for each of the gradients of hidden rows and weight,
 //! and an exponential for each of the n classes logits.
 //!
-//! Scratch memory in bytes, with c = [`chunk_rows`]: 4 c (classes + width) + 32 rows; with 16-bit inputs also 4 classes for the bias and 2 MiB for
-//! a block of the weight. The products add what gemm packs, at most about 4 max(c, 2048) min(c, 512).
+//! Scratch memory in bytes, with c = [`chunk_rows`]: 4 c (classes + width) + 32 rows; with 16-bit inputs also 4 classes for the bias and
+//! 2 MiB for a block of the weight. gemm packs operands in addition, at most about 4 max(c, 2048) min(c, 512).
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -22,13 +22,13 @@ use super::{LossOptions, Reduction};
 use crate::cpu::gemm::{Matrix, Output, Threads, multiply};
 use crate::cpu::stored::{Stored, by_dtype, tensor, to_f32};
 
-/// Bytes of the logits and hidden rows of a chunk, if these are at least [`ROWS`] rows.
+/// Bytes of the logits and hidden rows of a chunk, provided that these are at least [`ROWS`] rows.
 const CHUNK: usize = 2 << 20;
-/// Rows below which the products of a chunk become slower.
+/// The number of rows of a chunk below which its products become slower.
 const ROWS: usize = 256;
-/// Classes of a product for the gradient of the weight.
+/// Number of classes of a product for the gradient of the weight.
 const CLASSES: usize = 2048;
-/// Values of a task, at least.
+/// The fewest values of a task.
 const TASK: usize = 1 << 14;
 
 type Inputs = LossInputs<FlexTensor, FlexTensor>;
@@ -46,7 +46,7 @@ struct Row {
     weight: f64,
 }
 
-/// The rows that count, in their order.
+/// The rows that count, in order.
 fn counted(inputs: &Inputs, ignored: Option<i64>, classes: usize) -> Vec<Row> {
     let (targets, weights) = (inputs.targets.to_contiguous(), inputs.row_weights.to_contiguous());
     let weights = weights.storage::<f32>();
@@ -58,7 +58,7 @@ fn counted(inputs: &Inputs, ignored: Option<i64>, classes: usize) -> Vec<Row> {
     targets.storage::<i64>().iter().enumerate().filter_map(row).collect()
 }
 
-/// The gradients so far: those that are wanted. That of the weight lies as the weight does.
+/// The sums of the gradients that are wanted. The weight's gradient has the layout of the weight.
 #[derive(Default)]
 struct Sums<K> {
     hidden: Option<Vec<K>>,
@@ -180,7 +180,8 @@ impl<'a> Chunk<'a> {
         Self { source, stride, weight, hidden, logits, block: vec![] }
     }
 
-    /// The losses of the rows, without their weights. With the `total` weight of all rows, the logits become the gradient.
+    /// The losses of the rows, without their weights. If the `total` weight of all rows is given, the logits are replaced by their
+    /// gradient.
     fn losses<E: Stored>(&mut self, rows: &[Row], classes: &Classes<'_>, total: Option<f64>, losses: &mut [f64]) {
         let Weight { width, classes: length, .. } = *self.weight;
         self.hidden.truncate(rows.len() * width);
@@ -204,12 +205,12 @@ impl<'a> Chunk<'a> {
         });
     }
 
-    /// Adds the gradients of the rows, whose logits hold their gradient, to those that are wanted.
+    /// Adds the gradients of the rows to the gradients that are wanted. The rows' logits hold the gradient of the logits.
     fn add_gradients<K: Stored>(&mut self, rows: &[Row], sums: &mut Sums<K>) {
         let Weight { width, classes, by_class, .. } = *self.weight;
         if let Some(sum) = sums.weight.as_mut().filter(|sum| !sum.is_empty()) {
             let hidden = Matrix::new(&self.hidden, rows.len(), width);
-            // The product packs its larger operand: some classes at a time.
+            // The product packs its larger operand, so it is computed for some classes at a time.
             for first in (0..classes).step_by(CLASSES) {
                 let gradient =
                     Matrix::strided(&self.logits[first..], rows.len(), CLASSES.min(classes - first), classes);
@@ -227,7 +228,7 @@ impl<'a> Chunk<'a> {
             });
         }
         if let Some(out) = &mut sums.hidden {
-            // The product reads a weight that lies by rows faster when it computes the transposed gradient.
+            // The product reads a weight that is stored by rows faster if it computes the transposed gradient.
             let count = rows.len();
             for block in self.weight.blocks() {
                 let output = if block.start == 0 { Output::Replace } else { Output::Add };
@@ -244,7 +245,7 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// Puts each row at its place. `strides`: of rows and columns of `values`.
+/// Writes each row to its position. `strides` are those of the rows and columns of `values`.
 fn put_rows<K: Stored>(out: &mut [K], rows: &[Row], values: &[f32], width: usize, strides: [usize; 2]) {
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return };
     let out = &mut out[first.index * width..(last.index + 1) * width];

@@ -1,4 +1,4 @@
-//! The cross-entropy of a linear output layer, whose logits never exist all at once.
+//! The cross-entropy of a linear output layer. The logits of the whole batch are never in memory.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
@@ -10,12 +10,12 @@ use crate::error::Error;
 
 /// The cross-entropy of `softmax(hidden weight + bias)`, without the logits of the whole batch (Wijmans et al. 2024).
 ///
-/// The logits of 256 rows exist at a time, or of more where 2 MiB hold them. Their gradients are computed with them in the forward pass, so
-/// that nothing is computed twice.
+/// The logits of 256 rows are in memory at a time, or of more rows if they fit in 2 MiB. Their gradients are computed together with them
+/// in the forward pass, so that nothing is computed twice.
 ///
-/// Kept for the backward pass, of what wants a gradient: the gradient of `hidden` in its dtype (f16: in f32), that of `weight` and of
-/// `bias` in f32. No logits. A loss scale is applied to the kept gradients in f32, so that f16 gradients do not underflow before it.
-/// Without a reduction, the inputs are kept instead.
+/// It keeps gradients for the backward pass, of those tensors that need one: the gradient of `hidden` in its dtype (for f16 in f32), and
+/// the gradients of `weight` and `bias` in f32. It keeps no logits. A loss scale is applied to the kept gradients in f32, so that f16
+/// gradients do not underflow before it. Without a reduction, the inputs are kept instead.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Int, Tensor};
@@ -43,51 +43,51 @@ impl Default for LinearCrossEntropy {
 }
 
 impl LinearCrossEntropy {
-    /// The mean over all rows, without label smoothing and class weights.
+    /// The loss with its defaults: the mean over all rows, without label smoothing and class weights.
     #[must_use]
     pub fn new() -> Self {
         let options = LossOptions { ignore_index: None, label_smoothing: 0.0, reduction: Reduction::Mean };
         Self { options, class_weights: None }
     }
 
-    /// Rows with this target do not count: they add nothing to the loss and nothing is computed for them. Default: all rows count.
+    /// Sets a target whose rows do not count: they add nothing to the loss and nothing is computed for them. By default all rows count.
     #[must_use]
     pub fn with_ignore_index(mut self, target: i64) -> Self {
         self.options.ignore_index = Some(target);
         self
     }
 
-    /// Takes a probability from the target and spreads it over all classes (Szegedy et al. 2016). From 0 to 1; default 0.
+    /// Sets the probability, from 0 to 1, that is taken from the target and spread over all classes (Szegedy et al. 2016). Default: 0.
     #[must_use]
     pub fn with_label_smoothing(mut self, smoothing: f32) -> Self {
         self.options.label_smoothing = smoothing;
         self
     }
 
-    /// How the losses of all rows become one. Default: their mean.
+    /// Sets how the losses of all rows are combined. The default is their mean.
     #[must_use]
     pub fn with_reduction(mut self, reduction: Reduction) -> Self {
         self.options.reduction = reduction;
         self
     }
 
-    /// A weight for each class, `[classes]`, as in torch: each class's share of a row's loss is multiplied by its weight, and the mean divides
-    /// by the sum of the targets' weights. No gradient flows to them. Default: 1 for all.
+    /// Sets a weight for each class, `[classes]`, as in torch: each class's share of a row's loss is multiplied by its weight, and the
+    /// mean divides by the sum of the targets' weights. No gradient flows to the weights. The default is 1 for all.
     #[must_use]
     pub fn with_class_weights(mut self, weights: Tensor<1>) -> Self {
         self.class_weights = Some(weights);
         self
     }
 
-    /// The loss in f32: `[1]`, or `[rows]` without a reduction.
+    /// Computes the loss in f32: `[1]`, or `[rows]` without a reduction.
     ///
-    /// `hidden`: `[rows, width]`; `weight`: `[width, classes]`, in which the transposed view of an embedding's weights costs no copy;
-    /// `bias`: `[classes]`; `targets`: `[rows]` of any integer dtype. A row whose target is ignored or not below `classes` does not count (torch
-    /// refuses the latter). The mean of no rows is not a number, as in torch; its gradients are 0.
+    /// `hidden` is `[rows, width]`, `weight` is `[width, classes]`, `bias` is `[classes]`, and `targets` are `[rows]` of any integer
+    /// dtype. The transposed view of an embedding's weights can be given as `weight` without a copy. A row whose target is ignored or not
+    /// below `classes` does not count (torch refuses the latter). The mean of no rows is NaN, as in torch; its gradients are 0.
     ///
     /// # Errors
-    /// [`Error::Size`], [`Error::DType`] when `hidden`, `weight` and `bias` differ, [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and
-    /// [`Error::InvalidSetting`] for a label smoothing out of range.
+    /// [`Error::Size`], [`Error::DType`] when `hidden`, `weight` and `bias` differ, [`Error::UnsupportedDevice`],
+    /// [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for a label smoothing out of range.
     pub fn forward(
         &self,
         hidden: Tensor<2>,
@@ -98,9 +98,9 @@ impl LinearCrossEntropy {
         self.compute(hidden, weight, bias, targets, None)
     }
 
-    /// The [loss](Self::forward) with a weight for each row, `[rows]`, by which its loss is multiplied: of the tokens of a sequence, for
-    /// example. The mean divides by the sum of the weights of the rows that count. A row of weight 0 does not count. No gradient
-    /// flows to the weights.
+    /// Computes the [loss](Self::forward) with a weight for each row, `[rows]`, by which the row's loss is multiplied, for example for
+    /// the tokens of a sequence. The mean divides by the sum of the weights of the rows that count. A row of weight 0 does not count. No
+    /// gradient flows to the weights.
     ///
     /// # Errors
     /// Those of [`forward`](Self::forward), and [`Error::Size`] for another number of weights than of rows.
@@ -147,7 +147,7 @@ impl LinearCrossEntropy {
             return Err(Error::InvalidSetting { name: "label smoothing", value, expected: "a number from 0 to 1" });
         }
         let (device, dtype) = (weight.device(), weight.dtype());
-        // What is absent has no elements.
+        // A missing tensor has no elements.
         let given = |tensor: Option<Tensor<1>>, dtype| match tensor {
             Some(tensor) => tensor.cast(dtype).into_dispatch(),
             None => Tensor::<1>::zeros([0], (&device, dtype)).into_dispatch(),

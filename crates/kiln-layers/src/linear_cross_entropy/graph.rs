@@ -12,7 +12,7 @@ use crate::graph::{record, without_gradients};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait LossLayer: Backend {
-    /// Absent tensors have no elements.
+    /// The loss. Missing tensors have no elements.
     fn loss_layer(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -31,7 +31,7 @@ pub(crate) trait LossKernels: Backend {
         super::composed::loss::<Self>(inputs, options)
     }
 
-    /// The reduced loss, `[1]` in f32, and its gradients for those of hidden rows, weight and bias that are wanted.
+    /// The reduced loss, `[1]` in f32, and the gradients that are wanted, of hidden rows, weight and bias.
     fn loss_and_gradients(
         inputs: Inputs<Self>,
         options: LossOptions,
@@ -78,7 +78,7 @@ impl<B: LossKernels, C: CheckpointStrategy> LossLayer for Autodiff<B, C> {
         let inputs: Inputs<B> = LossInputs { hidden, weight, bias, targets, class_weights, row_weights };
         let nodes = [of_hidden, of_weight, of_bias];
         match options.reduction {
-            // A row's gradient arrives in the backward pass, which computes the logits again.
+            // A row's gradient is known only in the backward pass, which computes the logits again.
             Reduction::None => record::<B, C, _, 3>(
                 "linear cross-entropy",
                 nodes,
@@ -95,7 +95,7 @@ impl<B: LossKernels, C: CheckpointStrategy> LossLayer for Autodiff<B, C> {
                     [hidden, weight, bias].map(|part| part.map(|part| B::scaled(part, one.clone(), dtype)))
                 },
             ),
-            // The logits exist once: their gradients are computed with them.
+            // The logits exist once, since their gradients are computed together with them.
             Reduction::Mean | Reduction::Sum => record::<B, C, _, 3>(
                 "linear cross-entropy",
                 nodes,

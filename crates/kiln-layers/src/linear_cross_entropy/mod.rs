@@ -1,4 +1,4 @@
-//! The cross-entropy of a linear output layer, whose logits never exist all at once.
+//! The cross-entropy of a linear output layer. The logits of the whole batch are never in memory.
 
 mod composed;
 #[cfg(feature = "flex")]

@@ -1,4 +1,4 @@
-//! The loss of one row, and its gradient for the logits.
+//! The loss of one row, and the gradient of its logits.
 
 use crate::cpu::math::exp;
 use crate::simd::{LANES, maximum, pair_sums, simd, sums};
@@ -40,11 +40,11 @@ simd! { fn times_and_add_weighted(row: &mut [f32], factor: f32, shift: f32, weig
     row.iter_mut().zip(weights).for_each(|(value, weight)| *value = value.mul_add(factor, shift * weight));
 }}
 
-/// What the losses of all rows share.
+/// Values of the classes that all rows share.
 pub(super) struct Classes<'a> {
-    /// Added to the logits, or nothing.
+    /// The bias, which is added to the logits; empty if there is none.
     pub(super) bias: &'a [f32],
-    /// The weight of each class, or nothing where all are 1.
+    /// The weight of each class; empty if all weights are 1.
     pub(super) weights: &'a [f32],
     /// The sum of these weights.
     pub(super) total_weight: f64,
@@ -57,8 +57,8 @@ impl Classes<'_> {
         self.weights.get(class).map_or(1.0, |weight| f64::from(*weight))
     }
 
-    /// The loss of a row by its logits, of which the bias is not yet part. They become the gradient of `scale` times the loss if there
-    /// is a scale.
+    /// The loss of a row from its logits, to which the bias is not yet added. With a `scale`, the logits are replaced by the gradient of
+    /// `scale` times the loss.
     ///
     /// The loss is the sum over the classes of q (log Σ exp(logits) - logit), where q is the weight of the class times its
     /// probability after label smoothing; its gradient is Σq softmax(logits) - q. The largest logit is subtracted from all of them first, so

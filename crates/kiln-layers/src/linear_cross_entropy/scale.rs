@@ -1,4 +1,4 @@
-//! Gradients that are kept, times the gradient of the loss.
+//! The product of kept gradients and the gradient of the loss.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -25,9 +25,9 @@ pub(super) fn swapped(matrix: FlexTensor) -> FlexTensor {
     matrix.with_layout(layout)
 }
 
-/// `gradient * factor`, kept in `dtype`: in the memory of `gradient` where the dtype is the same and nobody else holds it.
+/// `gradient * factor` in `dtype`. It is written over `gradient` if the dtype is the same and no other handle to it exists.
 ///
-/// `gradient` covers its memory, as it is or transposed.
+/// `gradient` must fill its memory, directly or transposed.
 pub(super) fn scaled(gradient: FlexTensor, factor: &FlexTensor, dtype: DType) -> FlexTensor {
     let factor = factor.to_contiguous().storage::<f32>().first().copied().unwrap_or(1.0);
     let by_rows = gradient.is_contiguous();

@@ -1,4 +1,4 @@
-//! The weight of the layer, read where it lies.
+//! The weight of the layer, read in its memory layout.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::cpu::stored::{Stored, by_dtype};
 /// Bytes of a block of a 16-bit weight that is widened to f32.
 const BLOCK: usize = 2 << 20;
 
-/// The distance of the rows of a matrix, if the values of a row lie one after the other.
+/// The distance between the rows of a matrix, if the values of a row follow each other.
 pub(super) fn row_stride(matrix: &FlexTensor) -> Option<usize> {
     match *matrix.layout().strides() {
         [stride, 1] => usize::try_from(stride).ok(),
@@ -24,17 +24,17 @@ pub(super) fn row_stride(matrix: &FlexTensor) -> Option<usize> {
 
 /// A weight `[width, classes]`.
 pub(super) struct Weight {
-    /// The weight, or its transposed view where `by_class`: values of a row lie one after the other.
+    /// The weight, or its transposed view if `by_class`. The values of a row follow each other.
     lines: FlexTensor,
     stride: usize,
-    /// Whether the values of a class lie together, as in the transposed view of an embedding.
+    /// Whether the values of a class are neighbours, as in the transposed view of an embedding.
     pub(super) by_class: bool,
     pub(super) width: usize,
     pub(super) classes: usize,
 }
 
 impl Weight {
-    /// A weight in any layout; it is copied if neither its rows nor its columns lie together.
+    /// A weight in any layout. It is copied if neither its rows nor its columns have neighbouring values.
     pub(super) fn of(weight: &FlexTensor) -> Self {
         let (width, classes) = (weight.shape()[0], weight.shape()[1]);
         let transposed = swapped(weight.clone());
@@ -46,7 +46,7 @@ impl Weight {
         Self { lines, stride, by_class, width, classes }
     }
 
-    /// The ranges of classes that are read at a time: all of an f32 weight.
+    /// The ranges of classes that are read at a time. An f32 weight is read as a whole.
     pub(super) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let classes = self.classes;
         let size = match self.lines.dtype() {
@@ -57,7 +57,7 @@ impl Weight {
         (0..classes).step_by(size).map(move |first| first..classes.min(first + size))
     }
 
-    /// The columns of some classes, `[width, block]`. Those that are not f32 are widened into `buffer`.
+    /// The columns of some classes, `[width, block]`. Values that are not f32 are widened into `buffer`.
     pub(super) fn columns<'a>(&'a self, block: Range<usize>, buffer: &'a mut Vec<f32>) -> Matrix<'a> {
         let (count, length, first) = match self.by_class {
             true => (block.len(), self.width, block.start * self.stride),

@@ -1,9 +1,10 @@
-//! Max pooling by a backend's own pooling, with positions of one byte instead of its indices.
+//! Max pooling by a backend's own pooling. It keeps positions of one byte instead of the backend's indices.
 //!
-//! Peak beside inputs and outputs: a padded copy of the input where windows reach beyond it, in its dtype, forward; two padded inputs in f32
-//! backward; both ways the backend's indices, 4 bytes for each value of the output, and where burn does not fuse three more such tensors.
+//! Peak memory in addition to inputs and outputs. Forward: a padded copy of the input in its dtype, if windows extend beyond the input.
+//! Backward: two padded inputs in f32. In both directions: the backend's indices, 4 bytes for each value of the output, and three more
+//! such tensors if burn does not fuse.
 //!
-//! NaN and equal values count as in the backend's own pooling.
+//! NaN and equal values are handled as in the backend's own pooling.
 
 use burn::backend::tensor::{Device, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -15,7 +16,7 @@ use super::settings::{POSITIONS, Windows};
 use crate::composed::{Wide, bools, full, slice};
 
 impl Windows {
-    /// Rows and columns that windows reach beyond the input, before and after.
+    /// Number of rows and of columns by which windows extend beyond the input, before and after it.
     fn beyond(self) -> [(usize, usize); 2] {
         [0, 1].map(|side| {
             let extent = self.dilation[side] * (self.kernel[side] - 1) + 1;
@@ -24,13 +25,13 @@ impl Windows {
         })
     }
 
-    /// Sizes of a plane with what is beyond it.
+    /// Sizes of a plane with this padding.
     fn padded(self) -> [usize; 2] {
         let beyond = self.beyond();
         [0, 1].map(|side| beyond[side].0 + self.input[side] + beyond[side].1)
     }
 
-    /// The first row (column) of each window in the padded plane, along its dimension of four.
+    /// The first row (or column) of each window in the padded plane, as a tensor along the corresponding one of four dimensions.
     fn starts<B: Backend>(self, side: usize, device: &Device<B>) -> IntTensor<B> {
         let mut shape = [1; 4];
         shape[2 + side] = self.output[side];
@@ -39,7 +40,7 @@ impl Windows {
     }
 }
 
-/// The output, and if they are wanted the positions in the windows as `U8`.
+/// The output, and the positions in the windows as `U8` if they are wanted.
 pub(super) fn forward<B: Backend>(
     x: FloatTensor<B>,
     windows: Windows,
@@ -95,7 +96,7 @@ pub(super) fn backward<B: Backend>(
     let [height, width] = windows.padded();
     let indices = B::int_add(B::int_mul_scalar(row, width.into()), column);
     let gradient = Wide::<B>::of(&gradient).fill(none, 0.0).narrow(DType::F32);
-    // Of the input, the backend looks at shape and dtype.
+    // The backend reads only the shape and dtype of the input.
     let like = full::<B>(with_planes(&shape, [height, width]), 0.0, &device, DType::F32);
     let padded =
         B::max_pool2d_with_indices_backward(like, kernel, stride, [0; 2], dilation, false, gradient, indices).x_grad;
@@ -131,7 +132,7 @@ mod tests {
                 windows([8, 11], [2, 2, 1, 0], [4, 5]),
                 windows([7, 9], [3, 2, 1, 1], [4, 5]),
                 windows([7, 8], [3, 1, 2, 2], [7, 8]),
-                // In ceil mode.
+                // These windows are in ceil mode.
                 windows([6, 6], [3, 2, 1, 0], [3, 3]),
             ] {
                 let what = format!("{dtype:?} {windows:?}");

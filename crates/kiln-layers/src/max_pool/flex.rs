@@ -1,8 +1,8 @@
 //! Max pooling on the CPU, plane by plane.
 //!
-//! Scratch memory: 16 bytes for each plane forward. For each thread: forward 4 bytes for each value of a padded input row and 8 for each
-//! of an output row; backward, in 16 bits only, an input plane in f32. Comparisons: the positions of a window for each value of the
-//! output; the backward pass adds one value for each.
+//! Scratch memory: 16 bytes for each plane forward. For each thread also: forward 4 bytes for each value of a padded input row and 8 for
+//! each value of an output row; backward an input plane in f32, in 16 bits only. Comparisons: the positions of a window for each value of
+//! the output. The backward pass adds one value for each value of the output.
 
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ use super::settings::{POSITIONS, Windows};
 use crate::cpu::stored::{Stored, by_dtype, zeros};
 use crate::simd::simd;
 
-/// The position of a window that lies in the padding alone.
+/// The position for a window that lies entirely in the padding.
 const NONE: u8 = POSITIONS as u8;
-/// Values of the input that a task takes at least.
+/// The fewest values of the input that a task handles.
 const TASK: usize = 32 * 1024;
 
 pub(super) fn forward(x: &FlexTensor, windows: Windows, positions: bool) -> (FlexTensor, Option<FlexTensor>) {
@@ -46,11 +46,11 @@ pub(super) fn forward(x: &FlexTensor, windows: Windows, positions: bool) -> (Fle
     by_dtype!(x.dtype(), E => run::<E>(x, windows, positions), else (x.clone(), None))
 }
 
-/// Rows of a thread.
+/// Buffers of a thread for rows.
 struct Rows {
-    /// A padded row of the input; values that lie `stride` apart are side by side.
+    /// A padded row of the input. Values that are `stride` apart in the row are side by side here, in one phase.
     phases: Vec<f32>,
-    /// Values of a phase.
+    /// Number of values of a phase.
     phase: usize,
     best: Vec<f32>,
     positions: Vec<u32>,
@@ -61,7 +61,7 @@ impl Rows {
     fn new(windows: Windows) -> Self {
         let ([_, width], [_, stride]) = (windows.output, windows.stride);
         let phase = width + windows.dilation[1] * (windows.kernel[1] - 1) / stride;
-        // Padding is never larger than anything.
+        // Padding is never larger than a value.
         let phases = vec![f32::NEG_INFINITY; phase * stride];
         Self { phases, phase, best: vec![0.0; width], positions: vec![0; width], wide: vec![] }
     }
@@ -81,7 +81,7 @@ impl Rows {
                 }
             }
             for (column, position) in self.positions.iter_mut().enumerate().filter(|each| *each.1 == u32::from(NONE)) {
-                // All values are -infinity: the first position in the input, if there is one.
+                // All values are -infinity. The position is the first one in the input, if there is one.
                 let first = |side: usize, output: usize| {
                     let inside = |at: &usize| {
                         let padded = output * windows.stride[side] + at * windows.dilation[side];
@@ -93,7 +93,7 @@ impl Rows {
                     *position = (i * windows.kernel[1] + j) as u32;
                 }
             }
-            // Each value is one of the input's, so that narrowing it is exact.
+            // Each value is a value of the input, so narrowing it is exact.
             E::written(y, &mut self.wide, |y| y.copy_from_slice(&self.best));
             if !kept.is_empty() {
                 let kept = &mut kept[row * width..][..width];
@@ -103,14 +103,14 @@ impl Rows {
     }
 }
 
-/// Where the values of a row that belong to a phase go, and the first of them.
+/// The range in the phases into which a phase's values of a row are written, and the index of the first of these values in the row.
 fn of_phase(index: usize, phase: usize, padding: usize, stride: usize) -> (Range<usize>, usize) {
     let skipped = padding.saturating_sub(index).div_ceil(stride);
     ((index * phase + skipped).min((index + 1) * phase)..(index + 1) * phase, index + skipped * stride - padding)
 }
 
 simd! {
-    /// Puts a row into the phases. Values in the padding stay as they are.
+    /// Writes a row into the phases. Values in the padding stay as they are.
     fn spread(phases: &mut [f32], phase: usize, x: &[f32], padding: usize, stride: usize) {
         for index in 0..stride {
             let (to, first) = of_phase(index, phase, padding, stride);
@@ -131,7 +131,7 @@ simd! {
 }
 
 simd! {
-    /// Takes values of a row where they are larger, or NaN.
+    /// Replaces the largest values so far by values of a row that are larger, or NaN.
     fn take_row(best: &mut [f32], positions: &mut [u32], phases: &[f32], phase: usize, windows: Windows, position: u32) {
         for j in 0..windows.kernel[1] {
             let offset = j * windows.dilation[1];
@@ -146,7 +146,7 @@ simd! {
     }
 }
 
-/// The gradient of the input. Windows overlap within a plane only; a plane's values are added in the order of the output.
+/// The gradient of the input. Windows overlap only within a plane. A plane's values are added in the order of the output.
 pub(super) fn backward(positions: &FlexTensor, gradient: &FlexTensor, windows: Windows) -> FlexTensor {
     fn run<E: Stored>(positions: &FlexTensor, gradient: &FlexTensor, windows: Windows) -> FlexTensor {
         let mut dx = zeros(with_planes(&gradient.shape(), windows.input), gradient.dtype());
@@ -155,7 +155,7 @@ pub(super) fn backward(positions: &FlexTensor, gradient: &FlexTensor, windows: W
             let (positions, gradient) = (positions.to_contiguous(), gradient.to_contiguous());
             let planes = positions.storage::<u8>().par_chunks(size).zip(gradient.storage::<E>().par_chunks(size));
             let before = windows.padding[0] * windows.input[1] + windows.padding[1];
-            // The padding alone is beyond all planes.
+            // The position in the padding is mapped beyond all planes.
             let mut places = [usize::MAX / 2; POSITIONS + 1];
             for (position, place) in places.iter_mut().take(windows.kernel[0] * windows.kernel[1]).enumerate() {
                 let (i, j) = (position / windows.kernel[1], position % windows.kernel[1]);
@@ -175,7 +175,7 @@ pub(super) fn backward(positions: &FlexTensor, gradient: &FlexTensor, windows: W
     by_dtype!(gradient.dtype(), E => run::<E>(positions, gradient, windows), else gradient.clone())
 }
 
-/// `places`: for each position of a window, how far it is from the place of the output in a plane without padding.
+/// `places` has, for each position of a window, its distance from the place of the output in a plane without padding.
 fn add_plane<E: Stored>(
     dx: &mut [f32],
     positions: &[u8],

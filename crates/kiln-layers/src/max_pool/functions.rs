@@ -12,14 +12,14 @@ use crate::error::Error;
 
 /// The largest value of each window, with the settings of `pool`: kernel size, stride, padding, dilation and ceil mode.
 ///
-/// `x`: `[samples, channels, height, width]` in f32, f16 or bf16. As burn and torch: padding is never the largest, the first of equal
-/// values gets the gradient, NaN is larger than all (the last NaN gets the gradient), and in ceil mode a last window that would start in
-/// the padding at the end is left out. Keeps one byte for each value of the output, the position in its window, where burn keeps the input
-/// and 4 or 8 bytes. Windows of more than 255 positions are left to burn, and so are devices without kernels of this crate.
+/// `x` is `[samples, channels, height, width]` in f32, f16 or bf16. As in burn and torch, padding is never the largest value, the first
+/// of equal values gets the gradient, NaN is larger than all numbers (the last NaN gets the gradient), and in ceil mode a last window
+/// that would start in the padding at the end is left out. Keeps one byte for each value of the output, the position in its window; burn
+/// keeps the input and 4 or 8 bytes for each value. Windows of more than 255 positions are pooled by burn's own operation.
 ///
 /// # Errors
-/// [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for a kernel size, stride or dilation of 0 and for a window that is larger
-/// than the padded input.
+/// [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for a kernel size, stride or dilation of 0
+/// and for a window that is larger than the padded input.
 pub fn max_pool2d(pool: &MaxPool2d, x: Tensor<4>) -> Result<Tensor<4>, Error> {
     main_input("the input", &x)?;
     let [_, _, height, width] = x.dims();

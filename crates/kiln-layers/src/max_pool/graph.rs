@@ -17,7 +17,7 @@ pub(crate) trait MaxPoolLayer: Backend {
 
 /// Max pooling on a backend without gradients.
 pub(crate) trait MaxPoolKernels: Backend {
-    /// The output, and if they are wanted the positions in the windows as `U8`.
+    /// The output, and the positions in the windows as `U8` if they are wanted.
     fn max_pool(
         x: FloatTensor<Self>,
         windows: Windows,

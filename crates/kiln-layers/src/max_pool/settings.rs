@@ -1,11 +1,11 @@
-//! Where windows lie over planes.
+//! The positions of windows over planes.
 
 use burn::tensor::Shape;
 
-/// Positions of a window that a byte can name; one value is left for windows that lie in the padding alone.
+/// The most positions of a window. A byte can name them, and one value more for windows that lie entirely in the padding.
 pub(super) const POSITIONS: usize = 255;
 
-/// Where windows lie over planes. Rows first, then columns.
+/// The positions of windows over planes. Pairs are for rows, then columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Windows {
     /// Sizes of an input plane.
@@ -15,7 +15,7 @@ pub(crate) struct Windows {
     pub(crate) kernel: [usize; 2],
     pub(crate) stride: [usize; 2],
     pub(crate) dilation: [usize; 2],
-    /// Rows above and columns left of the input.
+    /// Number of padding rows above the input and of padding columns left of it.
     pub(crate) padding: [usize; 2],
 }
 

@@ -1,7 +1,8 @@
 //! Norms over the last dimension in a backend's own operations.
 //!
-//! Peak beside inputs and outputs: two tensors of f32 of the input's size each way, and four values for each row. Where burn fuses (its
-//! feature `fusion`), input and gradient are read once for each sum and once for the result, and at most one such tensor exists.
+//! Peak memory in addition to inputs and outputs: two f32 tensors of the input's size in each direction, and four values for each row. If
+//! burn fuses (its feature `fusion`), input and gradient are read once for each sum and once for the result, and at most one such tensor
+//! exists.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};

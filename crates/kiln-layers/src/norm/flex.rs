@@ -1,7 +1,8 @@
 //! Layer norm and RMS norm on the CPU, row by row.
 //!
-//! Scratch memory: none in f32 for the forward pass; `2 * ROWS * width * 4` bytes a thread for 16 bits. The backward pass adds
-//! `2 * GROUPS * width * 4` bytes of partial sums. About 8 operations a value forward, 20 backward: memory is what takes time.
+//! Scratch memory: none in f32 for the forward pass; `2 * ROWS * width * 4` bytes for each thread in 16 bits. The backward pass adds
+//! `2 * GROUPS * width * 4` bytes of partial sums. About 8 operations for each value forward, 20 backward. Memory access takes most of
+//! the time.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -14,10 +15,10 @@ use crate::cpu::stored::{Stored, by_dtype, from_f32, group, owned, rows, tensor,
 
 /// Rows of a task.
 const ROWS: usize = 8;
-/// Partial sums of the parameters' gradients.
+/// Number of partial sums of the parameters' gradients.
 const GROUPS: usize = 16;
 
-/// The bias as f32; one without elements is 0.
+/// The bias as f32. A missing bias, which has no elements, is 0.
 pub(crate) fn bias_of(bias: &FlexTensor, width: usize) -> Vec<f32> {
     let mut bias = to_f32(bias);
     bias.resize(width, 0.0);
@@ -53,7 +54,7 @@ pub(super) fn forward(
     by_dtype!(x.dtype(), E => run::<E>(x, &weight, &bias, settings), else [x.clone(), x.clone()])
 }
 
-/// The gradients of input, weight and bias: that of the input in the memory of `gradient` if nobody else holds it.
+/// The gradients of input, weight and bias. The input's gradient is written over `gradient` if no other handle to it exists.
 pub(super) fn backward(
     x: &FlexTensor,
     statistics: &FlexTensor,

@@ -51,7 +51,7 @@ impl Norm<'_> {
     }
 }
 
-/// The epsilon of a layer norm. burn keeps it private and shows it, in full, in the module's description.
+/// The epsilon of a layer norm. burn keeps it private, but shows it in full in the module's description.
 fn epsilon(norm: &LayerNorm) -> Result<f64, Error> {
     let content = norm.custom_content(Content::new(DisplaySettings::new()));
     let attributes = content.map(|content| content.attributes).unwrap_or_default();
@@ -63,10 +63,9 @@ fn epsilon(norm: &LayerNorm) -> Result<f64, Error> {
     })
 }
 
-/// Layer norm over the last dimension (Ba et al. 2016): (x - mean) / sqrt(variance + epsilon) * gamma + beta, as
-/// [`LayerNorm::forward`].
+/// Layer norm over the last dimension (Ba et al. 2016), as [`LayerNorm::forward`]: (x - mean) / sqrt(variance + epsilon) * gamma + beta.
 ///
-/// `x`: `[.., width]` in f32, f16 or bf16; the parameters have a dtype of their own, which may be f32 beside an input of 16 bits. Computes
+/// `x` is `[.., width]` in f32, f16 or bf16. The parameters have a dtype of their own, which may be f32 for an input of 16 bits. Computes
 /// in f32. Keeps the input and two f32 values for each row.
 ///
 /// # Errors
@@ -75,9 +74,9 @@ pub fn layer_norm<const D: usize>(norm: &LayerNorm, x: Tensor<D>) -> Result<Tens
     run(norm.into(), x)
 }
 
-/// RMS norm over the last dimension (Zhang and Sennrich 2019): x / sqrt(mean of squares + epsilon) * gamma, as [`RmsNorm::forward`].
+/// RMS norm over the last dimension (Zhang and Sennrich 2019), as [`RmsNorm::forward`]: x / sqrt(mean of squares + epsilon) * gamma.
 ///
-/// Shapes, dtypes and what is kept are those of [`layer_norm`].
+/// Shapes, dtypes and saved tensors are those of [`layer_norm`].
 ///
 /// # Errors
 /// [`Error::Size`], [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].

@@ -19,7 +19,7 @@ pub(crate) trait NormLayer: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// Norms on a backend without gradients. A bias without elements is none.
+/// Norms on a backend without gradients. A missing bias has no elements.
 pub(crate) trait NormKernels: Backend {
     /// The output, and mean and reciprocal deviation of each row in f32, `[rows, 2]`.
     fn norm(

@@ -3,12 +3,12 @@
 use super::NormSettings;
 use crate::simd::{pair_sums, simd, sums};
 
-/// Mean and reciprocal deviation of a row; the mean is 0 where the norm does not subtract it.
+/// Mean and reciprocal deviation of a row. The mean is 0 if the norm does not subtract it.
 #[inline(always)]
 fn statistics_of(x: &[f32], settings: NormSettings) -> [f32; 2] {
     let share = 1.0 / x.len() as f32;
     let mean = if settings.centred { sums(x, |x| [x, 0.0])[0] * share } else { 0.0 };
-    // The row is in the first-level cache: a second reading costs less than the rounding of a sum of squares would.
+    // The row is in the first-level cache. Reading it again costs less than the rounding of a sum of squares would.
     let variance = sums(x, |x| [(x - mean) * (x - mean), 0.0])[0] * share;
     [mean, 1.0 / (variance + settings.epsilon).sqrt()]
 }

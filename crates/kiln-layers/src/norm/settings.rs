@@ -1,9 +1,9 @@
 //! The settings of a norm over the last dimension.
 
-/// What a norm computes, apart from its parameters.
+/// The settings of a norm, without its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NormSettings {
-    /// Added to the variance.
+    /// The number that is added to the variance.
     pub(crate) epsilon: f32,
     /// Whether the mean is subtracted.
     pub(crate) centred: bool,

@@ -9,7 +9,7 @@ use crate::batch_norm::{BatchNormOutput, BatchNormParameters, BatchNormSaved, No
 use crate::conv2d::{Convolution, gradients};
 use crate::graph::record;
 
-/// Output, new running statistics, and the statistics of the pass. The output takes the memory of the convolution's.
+/// The output, the new running statistics, and the statistics of the pass. The output is written over the convolution's output.
 pub(super) fn forward<B: NormConv2dKernels>(
     x: FloatTensor<B>,
     convolution: Convolution<B>,
@@ -19,18 +19,18 @@ pub(super) fn forward<B: NormConv2dKernels>(
     B::batch_norm_act(B::conv2d_forward(x, weight, bias, geometry), None, norm.channels(), settings)
 }
 
-/// What the backward pass needs.
+/// The tensors that the backward pass needs.
 #[derive(Clone, Debug)]
 struct Saved<B: Backend> {
     x: FloatTensor<B>,
     convolution: Convolution<B>,
-    /// Without its input.
+    /// The norm's saved tensors, without its input.
     norm: BatchNormSaved<FloatTensor<B>>,
     /// Whether the norm's gradients need its input.
     normalised: bool,
 }
 
-/// The same as an operation of the graph.
+/// Computes the output and the new running statistics, and adds the operation to the graph.
 pub(super) fn recorded<B: NormConv2dKernels, C: CheckpointStrategy>(
     x: FloatTensor<Autodiff<B, C>>,
     convolution: Convolution<Autodiff<B, C>>,

@@ -21,17 +21,17 @@ pub(super) fn forward<B: NormConv2dKernels>(
     [B::conv2d_forward(B::channel_scale(y, scale), weight, bias, geometry), statistics]
 }
 
-/// What the backward pass needs.
+/// The tensors that the backward pass needs.
 #[derive(Clone, Debug)]
 struct Saved<B: Backend> {
     x: FloatTensor<B>,
     scale: FloatTensor<B>,
-    /// Without its input.
+    /// The norm's saved tensors, without its input.
     norm: BatchNormSaved<FloatTensor<B>>,
     convolution: Convolution<B>,
 }
 
-/// The same as an operation of the graph.
+/// Computes the output and adds the operation to the graph.
 pub(super) fn recorded<B: NormConv2dKernels, C: CheckpointStrategy>(
     x: FloatTensor<Autodiff<B, C>>,
     scale: FloatTensor<Autodiff<B, C>>,

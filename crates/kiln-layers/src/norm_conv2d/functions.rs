@@ -1,4 +1,5 @@
-//! Batch norm and the convolution before or after it in one operation, squeeze-and-excitation between them, and the end of a residual block, on burn's modules.
+//! Batch norm and the convolution before or after it in one operation, squeeze-and-excitation between them, and the end of a residual
+//! block.
 
 use burn::backend::Dispatch;
 use burn::nn::BatchNorm;
@@ -11,10 +12,11 @@ use crate::check::{result_device, same_dtype, same_size};
 use crate::conv2d::{Convolution, convolution};
 use crate::error::Error;
 
-/// [`conv2d`](crate::conv2d)`(conv, `[`batch_norm_relu`](crate::batch_norm_relu)`(norm, x))` in one operation, with the same bits.
+/// Batch norm, ReLU and the convolution after them in one operation. It has the bits of
+/// [`conv2d`](crate::conv2d)`(conv, `[`batch_norm_relu`](crate::batch_norm_relu)`(norm, x))`.
 ///
-/// Keeps `x` alone: the output of ReLU, which the convolution would keep, is computed again in the backward pass, one multiply-add a
-/// value. A chain of convolutions with norms between them thus keeps one tensor for each convolution where others keep two.
+/// Keeps only `x`. The output of ReLU, which the convolution would keep, is computed again in the backward pass, with one multiply-add
+/// for each value. A chain of convolutions with norms between them thus keeps one tensor for each convolution instead of two.
 ///
 /// # Errors
 /// Those of [`batch_norm_relu`](crate::batch_norm_relu) and [`conv2d`](crate::conv2d).
@@ -22,8 +24,9 @@ pub fn batch_norm_relu_conv2d(norm: &BatchNorm, conv: &Conv2d, x: Tensor<4>) -> 
     batch_norm_activated_conv2d(norm, NormActivation::Relu, conv, x)
 }
 
-/// [`conv2d`](crate::conv2d)`(conv, `[`batch_norm_activated`](crate::batch_norm_activated)`(norm, activation, x))` in one operation, with the
-/// same bits; see [`batch_norm_relu_conv2d`].
+/// Batch norm, its activation and the convolution after them in one operation. It has the bits of
+/// [`conv2d`](crate::conv2d)`(conv, `[`batch_norm_activated`](crate::batch_norm_activated)`(norm, activation, x))`, and keeps as little
+/// as [`batch_norm_relu_conv2d`].
 ///
 /// # Errors
 /// Those of [`batch_norm_activated`](crate::batch_norm_activated) and [`conv2d`](crate::conv2d).
@@ -33,7 +36,7 @@ pub fn batch_norm_activated_conv2d(
     conv: &Conv2d,
     x: Tensor<4>,
 ) -> Result<Tensor<4>, Error> {
-    // The convolution's input has shape, dtype and device of the norm's.
+    // The convolution's input has the shape, dtype and device of the norm's input.
     let convolution = convolution(conv, &x)?;
     let pass = Pass::of(norm, &x, activation)?;
     let (y, mean, variance) = Dispatch::norm_conv2d_layer(x.into_dispatch(), pass.parameters, convolution);
@@ -44,10 +47,10 @@ pub fn batch_norm_activated_conv2d(
 /// Squeeze-and-excitation (Hu et al. 2018) between a norm and a convolution: [`conv2d`](crate::conv2d)`(conv, y * scale(mean of y))` with
 /// y = [`batch_norm_activated`](crate::batch_norm_activated)`(norm, activation, x)`.
 ///
-/// `scale` is given the mean of each channel of each image, `[images, channels, 1, 1]` in the dtype of `x`, and returns a factor for each,
-/// of the same shape and dtype. Keeps `x`, the factors, and what `scale` keeps. Neither y nor its product with the factors is kept: the
-/// backward pass computes them again, and takes the gradients of mean and product through the norm one after the other. The running
-/// statistics are updated once.
+/// `scale` gets the mean of each channel of each image, `[images, channels, 1, 1]` in the dtype of `x`, and returns a factor for each, of
+/// the same shape and dtype. Keeps `x`, the factors, and the tensors that `scale` keeps. Neither y nor its product with the factors is
+/// kept. The backward pass computes them again, and takes the gradients of mean and product through the norm one after the other. The
+/// running statistics are updated once.
 ///
 /// # Errors
 /// Those of [`batch_norm_activated_conv2d`], and [`Error::Size`] and [`Error::DType`] when the factors differ from the means.
@@ -61,7 +64,7 @@ pub fn batch_norm_excited_conv2d(
     let convolution = convolution(conv, &x)?;
     let [images, channels, ..] = x.dims();
     let pass = Pass::of(norm, &x, activation)?;
-    // Both passes through the norm begin with the same running statistics, which the first updates.
+    // Both passes through the norm begin with the same running statistics, and the first pass updates them.
     let parameters = pass.parameters.clone();
     let means = pass.run(x.clone()).flatten::<3>(2, 3).mean_dim(2).reshape([images, channels, 1, 1]);
     let scale = scale(means);
@@ -73,11 +76,12 @@ pub fn batch_norm_excited_conv2d(
     Ok(Tensor::from_dispatch(y))
 }
 
-/// [`batch_norm`](crate::batch_norm)`(norm, `[`conv2d`](crate::conv2d)`(conv, x))` in one operation, with the same bits.
+/// A convolution and the batch norm after it in one operation. It has the bits of
+/// [`batch_norm`](crate::batch_norm)`(norm, `[`conv2d`](crate::conv2d)`(conv, x))`.
 ///
-/// Keeps `x` alone: the output of the convolution, which the norm would keep, is computed again in the backward pass by one more forward
-/// pass of the convolution. Worth it for a convolution with few channels in and large images out, as at the start of a network, and for one
-/// whose input is kept for others, as beside a residual block.
+/// Keeps only `x`. The output of the convolution, which the norm would keep, is computed again in the backward pass by one more forward
+/// pass of the convolution. This pays for a convolution with few input channels and large images, as at the start of a network, and for
+/// one whose input is kept for other layers, as beside a residual block.
 ///
 /// # Errors
 /// Those of [`batch_norm`](crate::batch_norm) and [`conv2d`](crate::conv2d).
@@ -85,7 +89,8 @@ pub fn conv2d_batch_norm(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>) -> Resul
     conv2d_batch_norm_activated(conv, norm, NormActivation::None, x)
 }
 
-/// [`batch_norm_relu`](crate::batch_norm_relu)`(norm, `[`conv2d`](crate::conv2d)`(conv, x))` in one operation, with the same bits; see
+/// A convolution, and the batch norm and ReLU after it, in one operation. It has the bits of
+/// [`batch_norm_relu`](crate::batch_norm_relu)`(norm, `[`conv2d`](crate::conv2d)`(conv, x))`, and keeps as little as
 /// [`conv2d_batch_norm`].
 ///
 /// # Errors
@@ -94,8 +99,9 @@ pub fn conv2d_batch_norm_relu(conv: &Conv2d, norm: &BatchNorm, x: Tensor<4>) -> 
     conv2d_batch_norm_activated(conv, norm, NormActivation::Relu, x)
 }
 
-/// [`batch_norm_activated`](crate::batch_norm_activated)`(norm, activation, `[`conv2d`](crate::conv2d)`(conv, x))` in one operation, with the
-/// same bits; see [`conv2d_batch_norm`].
+/// A convolution, and the batch norm and its activation after it, in one operation. It has the bits of
+/// [`batch_norm_activated`](crate::batch_norm_activated)`(norm, activation, `[`conv2d`](crate::conv2d)`(conv, x))`, and keeps as little
+/// as [`conv2d_batch_norm`].
 ///
 /// # Errors
 /// Those of [`batch_norm_activated`](crate::batch_norm_activated) and [`conv2d`](crate::conv2d).
@@ -113,7 +119,7 @@ pub fn conv2d_batch_norm_activated(
     Ok(Tensor::from_dispatch(y))
 }
 
-/// A norm of the output that a convolution makes of `x`.
+/// Prepares the norm after a convolution of `x`.
 fn after<'a>(
     convolution: &Convolution<Dispatch>,
     norm: &'a BatchNorm,
@@ -126,16 +132,16 @@ fn after<'a>(
     Pass::of_channels(norm, channels, shape.num_elements() == 0, device, activation)
 }
 
-/// [`batch_norm_add_relu`](crate::batch_norm_add_relu)`(last_norm, `[`batch_norm_relu_conv2d`]`(norm, conv, x), residual)` in one operation,
-/// with the same bits: the end of a residual block.
+/// The end of a residual block in one operation: batch norm, ReLU, convolution, batch norm, residual and ReLU. It has the bits of
+/// [`batch_norm_add_relu`](crate::batch_norm_add_relu)`(last_norm, `[`batch_norm_relu_conv2d`]`(norm, conv, x), residual)`.
 ///
-/// `residual`: of the shape of the convolution's output and the dtype of `x`. Keeps `x` and the output, which the next layer usually keeps
-/// as well. The output of the convolution is computed again in the backward pass: a chain of such blocks keeps one tensor for each
-/// convolution but the last of a block, and pays for that one more forward pass of that convolution.
+/// `residual` has the shape of the convolution's output and the dtype of `x`. Keeps `x` and the output, which the next layer usually
+/// keeps as well. The output of the convolution is computed again in the backward pass. A chain of such blocks keeps one tensor for each
+/// convolution except the last of a block, at the cost of one more forward pass of that convolution.
 ///
 /// # Errors
-/// Those of [`batch_norm_relu_conv2d`] and [`batch_norm_add_relu`](crate::batch_norm_add_relu), and [`Error::InvalidSetting`] when both norms are
-/// one module, whose running statistics would change twice.
+/// Those of [`batch_norm_relu_conv2d`] and [`batch_norm_add_relu`](crate::batch_norm_add_relu), and [`Error::InvalidSetting`] when both
+/// norms are one module, whose running statistics would change twice.
 pub fn residual_end(
     norm: &BatchNorm,
     conv: &Conv2d,

@@ -12,21 +12,23 @@ use crate::graph::{record, without_gradients};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait NormConv2dLayer: Backend {
-    /// The output, and the new running mean and variance, which carry no gradient.
+    /// The norm, its activation, and the convolution after them. Returns the output, and the new running mean and variance, which have no
+    /// gradient.
     fn norm_conv2d_layer(
         x: FloatTensor<Self>,
         #[extension_type] norm: BatchNormParameters<Self>,
         #[extension_type] convolution: Convolution<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The same for a norm after the convolution, with its activation.
+    /// The convolution, and the norm and its activation after it. Returns the output, and the new running mean and variance, which have
+    /// no gradient.
     fn conv2d_norm_layer(
         x: FloatTensor<Self>,
         #[extension_type] convolution: Convolution<Self>,
         #[extension_type] norm: BatchNormParameters<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The output for a scale of `[images, channels, 1, 1]` between norm and convolution.
+    /// The norm, its activation, a scale of `[images, channels, 1, 1]`, and the convolution. Returns the output.
     fn excited_conv2d_layer(
         x: FloatTensor<Self>,
         scale: FloatTensor<Self>,
@@ -34,7 +36,7 @@ pub(crate) trait NormConv2dLayer: Backend {
         #[extension_type] convolution: Convolution<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The output, and the new running mean and variance of the first norm and of the last.
+    /// The end of a residual block. Returns the output, and the new running mean and variance of the first norm and of the last.
     #[allow(clippy::type_complexity, reason = "burn's dispatch returns tensors or tuples of them")]
     fn residual_end_layer(
         x: FloatTensor<Self>,

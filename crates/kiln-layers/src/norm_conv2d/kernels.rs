@@ -1,4 +1,4 @@
-//! What the operations of norms and convolutions share: the kernels of both, and the gradients of a norm before a convolution.
+//! Code that the operations of norms and convolutions share: the kernels of both, and the gradients of a norm before a convolution.
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
@@ -14,13 +14,13 @@ pub(crate) trait NormConv2dKernels: BatchNormKernels + ChannelScaleKernels + Con
 impl NormConv2dKernels for burn::backend::Flex {}
 impl NormConv2dKernels for burn::backend::Capture {}
 
-/// The output of the norm with input `x`, computed again. `saved` has no input of its own.
+/// Computes the output of the norm with input `x` again. `saved` has no input of its own.
 pub(super) fn again<B: BatchNormKernels>(x: FloatTensor<B>, saved: &BatchNormSaved<FloatTensor<B>>) -> FloatTensor<B> {
     let BatchNormSaved { statistics, weight, bias, settings, .. } = saved.clone();
     B::batch_norm_act_again(x, statistics, [weight, bias], settings.activation)
 }
 
-/// The gradients of input, norm's weight and bias, kernel and its bias that are wanted. `saved` has no input of its own.
+/// The gradients that are wanted, of input, norm's weight and bias, kernel and kernel's bias. `saved` has no input of its own.
 pub(super) fn backward<B: NormConv2dKernels>(
     x: FloatTensor<B>,
     saved: BatchNormSaved<FloatTensor<B>>,

@@ -9,10 +9,10 @@ use crate::batch_norm::{BatchNormOutput, BatchNormParameters, BatchNormSaved};
 use crate::conv2d::Convolution;
 use crate::graph::record;
 
-/// The output, new running statistics, and the statistics of the pass, of both norms.
+/// The output, and the new running statistics and the statistics of the pass of both norms.
 pub(super) struct Made<T> {
     pub(super) y: T,
-    /// New mean and variance of the first norm and of the last.
+    /// New mean and variance of the first norm and of the last norm.
     pub(super) running: [[T; 2]; 2],
     statistics: [T; 2],
 }
@@ -32,23 +32,23 @@ pub(super) fn forward<B: NormConv2dKernels>(
     Made { y: output.y, running: [running, output.running], statistics: [statistics, output.statistics] }
 }
 
-/// What the backward pass needs.
+/// The tensors that the backward pass needs.
 #[derive(Clone, Debug)]
 struct Saved<B: Backend> {
     x: FloatTensor<B>,
-    /// Without its input.
+    /// The first norm's saved tensors, without its input.
     norm: BatchNormSaved<FloatTensor<B>>,
     convolution: Convolution<B>,
-    /// With its output, without its input.
+    /// The last norm's saved tensors, with its output and without its input.
     last: BatchNormSaved<FloatTensor<B>>,
     /// Whether the last norm's gradients need its input.
     normalised: bool,
 }
 
-/// The output, and new mean and variance of the first norm and of the last.
+/// The output, and the new mean and variance of the first norm and of the last norm.
 type Recorded<B, C> = (FloatTensor<Autodiff<B, C>>, [[FloatTensor<B>; 2]; 2]);
 
-/// The same as an operation of the graph.
+/// Computes the output and the new running statistics, and adds the operation to the graph.
 pub(super) fn recorded<B: NormConv2dKernels, C: CheckpointStrategy>(
     x: FloatTensor<Autodiff<B, C>>,
     residual: FloatTensor<Autodiff<B, C>>,

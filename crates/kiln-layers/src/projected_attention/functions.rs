@@ -10,12 +10,12 @@ use crate::error::Error;
 use crate::linear::{Input, parameters};
 use crate::norm::Norm;
 
-/// [`self_attention`](crate::self_attention)`(`[`norm_linear`](crate::norm_linear)`(norm, qkv, x), heads, options)` in one operation, with the
-/// same bits.
+/// A norm, the linear layer for queries, keys and values, and self-attention in one operation. It has the bits of
+/// [`self_attention`](crate::self_attention)`(`[`norm_linear`](crate::norm_linear)`(norm, qkv, x), heads, options)`.
 ///
-/// `x`: `[batch, time, width]`; `qkv` has `width` inputs and three times as many outputs as the result `[batch, time, outputs]`. Keeps `x`,
-/// the result, and one f32 value for each query of each head. Queries, keys and values, three times the size of the result, are computed again in
-/// the backward pass.
+/// `x` is `[batch, time, width]`. `qkv` has `width` inputs and three times as many outputs as the result `[batch, time, outputs]`. Keeps
+/// `x`, the result, and one f32 value for each query of each head. Queries, keys and values, three times the size of the result, are
+/// computed again in the backward pass.
 ///
 /// # Errors
 /// Those of [`norm_linear`](crate::norm_linear) and [`self_attention`](crate::self_attention).
@@ -29,7 +29,7 @@ pub fn norm_self_attention<'a>(
     projected_attention(Input::Norm(norm.into()), qkv, x, heads, options.into())
 }
 
-/// Attention of what a linear layer makes of its input.
+/// Attention with the queries, keys and values that a linear layer computes from its input.
 pub(crate) fn projected_attention(
     input: Input<'_>,
     qkv: &Linear,

@@ -1,8 +1,8 @@
 //! Rotary position embedding in a backend's own operations.
 //!
-//! Peak beside input and output: cosines and sines, `time depth` values of f32, which are computed on the host and copied to the device in
-//! each call; both halves of the result in its dtype. Where burn does not fuse (its feature `fusion`), also two tensors of f32 of half the
-//! input's size.
+//! Peak memory in addition to input and output: cosines and sines, `time depth` values of f32, which are computed on the host and copied
+//! to the device in each call; both halves of the result in its dtype. If burn does not fuse (its feature `fusion`), also two f32 tensors
+//! of half the input's size.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};

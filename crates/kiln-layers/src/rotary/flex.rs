@@ -30,7 +30,7 @@ simd! { fn rotate_halves(row: &mut [f32], cosines: &[f32], sines: &[f32]) {
     }
 }}
 
-/// The rows `[.., time, depth]`, rotated, in the memory of `x` if nobody else holds it.
+/// Rotates the rows `[.., time, depth]`. `x` is overwritten if no other handle to it exists.
 pub(super) fn rotated(x: FlexTensor, options: RotaryOptions, direction: Direction) -> FlexTensor {
     fn run<E: Stored>(x: FlexTensor, options: RotaryOptions, direction: Direction) -> FlexTensor {
         let shape = x.shape();

@@ -8,11 +8,12 @@ use super::settings::RotaryOptions;
 use crate::check::main_input;
 use crate::error::Error;
 
-/// Rotary position embedding (Su et al. 2021): rotates each pair of values of a row by an angle that is proportional to its position.
+/// Rotary position embedding (Su et al. 2021). It rotates each pair of values of a row by an angle that is proportional to the row's
+/// position.
 ///
-/// `x`: queries or keys `[.., time, depth]` in f32, f16 or bf16, with an even depth; the result has the same shape and dtype. Angles and
-/// rotations are computed in f64 and f32. Keeps nothing for the backward pass, which rotates the gradient back; both passes work in the
-/// memory of their argument if nobody else holds it.
+/// `x` has queries or keys `[.., time, depth]` in f32, f16 or bf16, with an even depth. The result has the same shape and dtype. Angles
+/// are computed in f64 and rotations in f32. Keeps nothing for the backward pass, which rotates the gradient back. Both passes overwrite
+/// their argument if no other handle to it exists.
 ///
 /// # Errors
 /// [`Error::InvalidSetting`] for an odd depth, fewer than 2 dimensions and a theta that is not positive, [`Error::UnsupportedDevice`]

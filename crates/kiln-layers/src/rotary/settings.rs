@@ -1,6 +1,6 @@
 //! The options of rotary embedding.
 
-/// Which values of a row are rotated together.
+/// The pairs of values of a row that are rotated together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RotaryPairs {
@@ -26,18 +26,18 @@ impl Default for RotaryOptions {
 }
 
 impl RotaryOptions {
-    /// Positions from 0 on, theta 10,000, adjacent pairs.
+    /// Options with positions from 0 on, theta 10,000 and adjacent pairs.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The position of the first row, if earlier ones are in a cache.
+    /// Sets the position of the first row, for rows that follow those in a cache.
     pub fn with_first_position(mut self, first: usize) -> Self {
         self.first = first;
         self
     }
 
-    /// The base of the frequencies: pair `i` turns by position · theta^(-2 i / depth).
+    /// Sets the base of the frequencies: pair `i` turns by position · theta^(-2 i / depth).
     pub fn with_theta(mut self, theta: f64) -> Self {
         self.theta = theta;
         self
@@ -48,18 +48,18 @@ impl RotaryOptions {
         (self.first + row) as f64 * self.theta.powf(-2.0 * pair as f64 / depth as f64)
     }
 
-    /// Which values are rotated together.
+    /// Sets which values are rotated together.
     pub fn with_pairs(mut self, pairs: RotaryPairs) -> Self {
         self.pairs = pairs;
         self
     }
 }
 
-/// Which way rows are rotated.
+/// The direction in which rows are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
-    /// By the angle of the position.
+    /// By the angle of the position, for the output.
     Forward,
-    /// Back, for gradients.
+    /// Backward, for gradients.
     Back,
 }

@@ -1,7 +1,7 @@
 //! Softmax over the last dimension in a backend's own operations.
 //!
-//! Peak beside inputs and output: two tensors of f32 of the input's size each way, and two values for each row. Where burn fuses (its feature
-//! `fusion`), at most one such tensor.
+//! Peak memory in addition to inputs and output: two f32 tensors of the input's size in each direction, and two values for each row. If
+//! burn fuses (its feature `fusion`), at most one such tensor exists.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -19,7 +19,7 @@ pub(super) fn forward<B: Backend>(x: &FloatTensor<B>) -> FloatTensor<B> {
     (exponentials / sums).narrow(x.dtype())
 }
 
-/// The gradient of the input. `y`: the output.
+/// The gradient of the input. `y` is the output.
 pub(super) fn backward<B: Backend>(y: &FloatTensor<B>, gradient: &FloatTensor<B>) -> FloatTensor<B> {
     let shape = y.shape();
     if shape.num_elements() == 0 {

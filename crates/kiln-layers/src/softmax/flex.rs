@@ -1,6 +1,7 @@
 //! Softmax on the CPU, row by row.
 //!
-//! Scratch memory: none in f32, else `2 * 4 * max(CHUNK, classes)` bytes a thread. About 20 operations a value forward, 4 backward.
+//! Scratch memory: none in f32, otherwise `2 * 4 * max(CHUNK, classes)` bytes for each thread. About 20 operations for each value
+//! forward, 4 backward.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -41,7 +42,7 @@ simd! { fn gradient_rows(gradient: &mut [f32], y: &[f32], classes: usize) {
     }
 }}
 
-/// Values of a task that takes whole rows.
+/// Number of values of a task, which handles whole rows.
 fn task(classes: usize) -> usize {
     (CHUNK.div_ceil(classes.max(1)) * classes).max(1)
 }
@@ -63,7 +64,7 @@ pub(super) fn forward(x: &FlexTensor) -> FlexTensor {
     by_dtype!(x.dtype(), E => run::<E>(x), else x.clone())
 }
 
-/// The gradient of the input, in the memory of `gradient` if nobody else holds it.
+/// The gradient of the input. It is written over `gradient` if no other handle to it exists.
 pub(super) fn backward(y: &FlexTensor, gradient: FlexTensor) -> FlexTensor {
     fn run<E: Stored>(y: &FlexTensor, gradient: FlexTensor) -> FlexTensor {
         let (_, classes) = rows(y);

@@ -7,9 +7,9 @@ use super::graph::SoftmaxLayer;
 use crate::check::main_input;
 use crate::error::Error;
 
-/// exp(x) / sum of exp(x) over the last dimension, computed from the difference to the largest value. Keeps its output.
+/// Softmax: exp(x) / sum of exp(x) over the last dimension, computed from the difference to the largest value. Keeps its output.
 ///
-/// `x`: `[.., classes]` in f32, f16 or bf16. Computes in f32. A row without a finite largest value is not a number, as in torch.
+/// `x` is `[.., classes]` in f32, f16 or bf16. Computes in f32. A row whose largest value is not finite gives NaN, as in torch.
 ///
 /// # Errors
 /// [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`].

@@ -1,7 +1,7 @@
 //! SwiGLU in a backend's own operations.
 //!
-//! Peak beside inputs and outputs: where burn fuses (its feature `fusion`), each direction is one kernel, and there is none. Else at most two
-//! tensors of f32 of an input's size forward, and four backward.
+//! Peak memory in addition to inputs and outputs: if burn fuses (its feature `fusion`), each direction is one kernel and takes none.
+//! Otherwise it is at most two f32 tensors of an input's size forward, and four backward.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};

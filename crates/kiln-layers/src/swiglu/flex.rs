@@ -1,6 +1,6 @@
-//! SwiGLU on the CPU: one pass each way over chunks that stay in the cache.
+//! SwiGLU on the CPU: one pass in each direction, over chunks that stay in the cache.
 //!
-//! Scratch memory: none in f32, else `3 * 4 * CHUNK` bytes a thread. About 20 operations a value forward, 30 backward.
+//! Scratch memory: none in f32, otherwise `3 * 4 * CHUNK` bytes for each thread. About 20 operations for each value forward, 30 backward.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -44,7 +44,7 @@ pub(super) fn forward(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
     by_dtype!(gate.dtype(), E => run::<E>(gate, up), else gate.clone())
 }
 
-/// The gradients of both inputs: in the memory of `gate` and of `gradient` if nobody else holds them.
+/// The gradients of both inputs. They are written over `gate` and `gradient` if no other handle to these exists.
 pub(super) fn backward(gate: FlexTensor, up: &FlexTensor, gradient: FlexTensor) -> [FlexTensor; 2] {
     fn run<E: Stored>(mut gate: FlexTensor, up: &FlexTensor, mut gradient: FlexTensor) -> [FlexTensor; 2] {
         let outputs = gate.storage_mut::<E>().par_chunks_mut(CHUNK);

@@ -7,9 +7,9 @@ use super::graph::SwigluLayer;
 use crate::check::{main_input, same_dtype, same_size};
 use crate::error::Error;
 
-/// silu(gate) * up, the product in a gated feed-forward layer (Shazeer 2020). Keeps both inputs.
+/// SwiGLU: silu(gate) * up, the product in a gated feed-forward layer (Shazeer 2020). Keeps both inputs.
 ///
-/// Any shape, the same for both; f32, f16 or bf16. Computes in f32.
+/// `gate` and `up` have the same shape, which may be any, and are f32, f16 or bf16. Computes in f32.
 ///
 /// # Errors
 /// [`Error::Size`], [`Error::DType`] and [`Error::UnsupportedDevice`], [`Error::UnsupportedDType`].

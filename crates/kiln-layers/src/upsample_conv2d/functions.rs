@@ -1,4 +1,4 @@
-//! The convolution of a doubled image and another of its size, on burn's module.
+//! The convolution of a doubled image joined with another image of its size, on burn's module.
 
 use burn::backend::Dispatch;
 use burn::nn::conv::Conv2d;
@@ -9,16 +9,17 @@ use crate::check::{same_dtype, same_size};
 use crate::conv2d::{Geometry, convolution};
 use crate::error::Error;
 
-/// The convolution `conv` of `x`, whose height and width are doubled by repeating each pixel, joined with `skip` along the channels: the first
-/// layer of a block of a U-Net's decoder, in one operation.
+/// The convolution `conv` of `x`, whose height and width are doubled by repeating each pixel, joined with `skip` along the channels. This
+/// is the first layer of a block of a U-Net's decoder, in one operation.
 ///
-/// `x`: `[images, channels, height, width]`; `skip`: `[images, other channels, 2 height, 2 width]` in the dtype of `x`. `conv`: a 3x3
-/// convolution of all these channels with a stride of 1 and zeros of one pixel around. The result is `[images, outputs, 2 height, 2 width]`.
+/// `x` is `[images, channels, height, width]`. `skip` is `[images, other channels, 2 height, 2 width]` in the dtype of `x`. `conv` must
+/// be a 3x3 convolution of all these channels with a stride of 1 and zero padding of one pixel. The result is
+/// `[images, outputs, 2 height, 2 width]`.
 ///
-/// Keeps `x` and `skip`, which usually others keep as well. Neither the doubled image nor the joined one exists: `x` is convolved as it is
-/// with four times as many outputs, one for each pixel of a square of two by two, whose weights are sums of those of `conv` that read the same
-/// pixel. Results differ from those of the single steps by rounding. A small image of many channels is doubled instead: its weights would
-/// take more.
+/// Keeps `x` and `skip`, which other layers usually keep as well. Neither the doubled image nor the joined one is in memory. Instead, `x`
+/// is convolved with four times as many outputs, one for each pixel of a square of two by two. Their weights are sums of those weights of
+/// `conv` that read the same pixel. Results differ from those of the single steps by rounding. A small image of many channels is doubled
+/// instead, since the additional weights would take more memory.
 ///
 /// # Errors
 /// Those of [`conv2d`](crate::conv2d), and [`Error::InvalidSetting`] for another kernel, stride, padding, dilation or number of groups.
@@ -36,7 +37,7 @@ pub fn upsample_conv2d(conv: &Conv2d, x: Tensor<4>, skip: Option<Tensor<4>>) -> 
             same_size(("a dimension of the doubled input", doubled), ("the same of the other input", other))?;
         }
     }
-    // All but the number of channels is checked on the part of the weight that reads `x`.
+    // Everything except the number of channels is checked on the part of the weight that reads `x`.
     let part = Conv2d {
         weight: burn::module::Param::initialized(conv.weight.id, weight.clone().narrow(1, 0, channels)),
         ..conv.clone()

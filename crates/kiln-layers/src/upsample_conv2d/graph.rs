@@ -15,7 +15,7 @@ pub(crate) trait UpsampleConv2dLayer: Backend {
         #[extension_type] convolution: Convolution<Self>,
     ) -> FloatTensor<Self>;
 
-    /// With another input of the doubled size.
+    /// The convolution of the doubled input joined with another input of the doubled size.
     fn upsample_cat_conv2d_layer(
         x: FloatTensor<Self>,
         skip: FloatTensor<Self>,

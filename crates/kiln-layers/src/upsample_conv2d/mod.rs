@@ -1,4 +1,4 @@
-//! The convolution of a doubled image and another of its size.
+//! The convolution of a doubled image joined with another image of its size.
 
 mod functions;
 mod graph;

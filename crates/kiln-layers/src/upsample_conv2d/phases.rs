@@ -1,4 +1,4 @@
-//! From weights that read a doubled image to weights that read the image itself, and back for their gradients.
+//! Converts weights that read a doubled image to weights that read the image itself, and converts their gradients back.
 
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -6,12 +6,12 @@ use burn::tensor::{Shape, TensorData};
 
 use crate::composed::Wide;
 
-/// For each of the three weights of a row: which pixel it reads, the one before, here or after, for even and for odd pixels of the doubled
-/// row.
+/// The pixel that each of the three weights of a row reads: the one before, the same one or the one after. There is one entry for even
+/// and one for odd pixels of the doubled row.
 const ROWS: [[[f32; 3]; 2]; 3] =
     [[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]];
 
-/// The 9 weights of a kernel times this are the 9 weights of each of the four pixels of a square: `[9, 36]`.
+/// A matrix `[9, 36]`. The 9 weights of a kernel times this matrix are the 9 weights of each of the four pixels of a square.
 fn sums<B: Backend>(device: &Device<B>) -> Wide<B> {
     let mut sums = vec![];
     for y in ROWS {
@@ -24,8 +24,9 @@ fn sums<B: Backend>(device: &Device<B>) -> Wide<B> {
     Wide::of(&B::float_from_data(TensorData::new(sums, [9, 36]), device))
 }
 
-/// From a weight `[outputs, inputs, 3, 3]` that reads a doubled image, the weight `[4 outputs, inputs, 3, 3]` that makes the same of the
-/// image itself: four channels for each output, the pixels of a square of two by two. Weights that read the same pixel are added up.
+/// Converts a weight `[outputs, inputs, 3, 3]` that reads a doubled image to the weight `[4 outputs, inputs, 3, 3]` that gives the same
+/// result from the image itself. It has four channels for each output, the pixels of a square of two by two. Weights that read the same
+/// pixel are added.
 ///
 /// Source of the idea: Shi et al. 2016, "Is the deconvolution layer the same as a convolutional layer?".
 pub(super) fn phases<B: Backend>(weight: &FloatTensor<B>) -> FloatTensor<B> {
@@ -36,7 +37,7 @@ pub(super) fn phases<B: Backend>(weight: &FloatTensor<B>) -> FloatTensor<B> {
     sums.reshape([4 * outputs, inputs, 3, 3]).narrow(weight.dtype())
 }
 
-/// The gradient of a weight from that of its [`phases`].
+/// The gradient of a weight from the gradient of its [`phases`].
 pub(super) fn phases_backward<B: Backend>(gradient: &FloatTensor<B>) -> FloatTensor<B> {
     let shape = gradient.shape();
     let (outputs, inputs) = (shape[0] / 4, shape[1]);
@@ -45,8 +46,8 @@ pub(super) fn phases_backward<B: Backend>(gradient: &FloatTensor<B>) -> FloatTen
     sums.reshape([outputs, inputs, 3, 3]).narrow(gradient.dtype())
 }
 
-/// Four channels for each output to squares of two by two pixels: `[images, 4 outputs, height, width]` to `[images, outputs, 2 height, 2
-/// width]`.
+/// Converts four channels for each output to squares of two by two pixels: `[images, 4 outputs, height, width]` to
+/// `[images, outputs, 2 height, 2 width]`.
 pub(super) fn to_squares<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let shape = x.shape();
     let [images, outputs, height, width] = [shape[0], shape[1] / 4, shape[2], shape[3]];
@@ -54,7 +55,7 @@ pub(super) fn to_squares<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_reshape(B::float_permute(x, &[0, 1, 4, 2, 5, 3]), Shape::new([images, outputs, 2 * height, 2 * width]))
 }
 
-/// The way back from [`to_squares`].
+/// The inverse of [`to_squares`].
 pub(super) fn from_squares<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let shape = x.shape();
     let [images, outputs, height, width] = [shape[0], shape[1], shape[2] / 2, shape[3] / 2];

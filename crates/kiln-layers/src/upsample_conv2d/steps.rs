@@ -8,11 +8,11 @@ use super::phases::{from_squares, phases, phases_backward, to_squares};
 use crate::composed::{Wide, cat, full, slice};
 use crate::conv2d::{Conv2dKernels, Geometry};
 
-/// As the public function checks.
+/// The geometry, which the public function has checked.
 const SAME: Geometry = Geometry::SAME;
 
-/// Whether `x` is doubled in memory. Otherwise there are 27 more weights for each pair of channels; three more pixels for each one take less
-/// in a small image of many outputs. The number of images does not count, so that all batches compute alike.
+/// Whether `x` is doubled in memory. If it is not, there are 27 more weights for each pair of channels. In a small image of many outputs,
+/// three more pixels for each pixel take less. The number of images does not matter, so that all batches are computed alike.
 fn is_doubled(x: &Shape, weight: &Shape) -> bool {
     x[2] * x[3] < 9 * weight[0]
 }
@@ -35,7 +35,7 @@ pub(super) fn forward<B: Conv2dKernels>(
     let y = match is_doubled(&x.shape(), &weight.shape()) {
         true => B::conv2d_forward(doubled::<B>(x), own, bias, SAME),
         false => {
-            // Each output's bias four times.
+            // Each output's bias is repeated four times.
             let bias = B::float_reshape(bias, Shape::new([outputs, 1]));
             let bias = B::float_reshape(B::float_expand(bias, Shape::new([outputs, 4])), Shape::new([4 * outputs]));
             to_squares::<B>(B::conv2d_forward(x, phases::<B>(&own), bias, SAME))
@@ -50,7 +50,7 @@ pub(super) fn forward<B: Conv2dKernels>(
     }
 }
 
-/// The gradients of both inputs, weight and bias that are wanted.
+/// The gradients that are wanted, of both inputs, weight and bias.
 pub(super) fn backward<B: Conv2dKernels>(
     (x, skip): (FloatTensor<B>, Option<FloatTensor<B>>),
     weight: FloatTensor<B>,
@@ -92,7 +92,7 @@ pub(super) fn backward<B: Conv2dKernels>(
     [of_x, of_skip, of_weight, of_bias]
 }
 
-/// Each pixel four times.
+/// Doubles height and width: each pixel is repeated four times.
 fn doubled<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let shape = x.shape();
     let [images, channels, height, width] = [shape[0], shape[1], shape[2], shape[3]];

@@ -1,4 +1,4 @@
-//! Activations against burn's own.
+//! Activations compared with burn's own.
 
 use burn::tensor::{DType, Device, Tensor, activation};
 use kiln_layers::{Error, gelu, gelu_tanh, relu, silu};
@@ -68,7 +68,7 @@ fn infinities_nan_and_tiny_values_are_those_of_torch() {
     let device = Device::flex().autodiff();
     let (inf, nan) = (f32::INFINITY, f32::NAN);
     for (name, layer, _) in ALL {
-        // In a full vector and in the rest of one.
+        // The column is in a full vector, or in the remainder of one.
         for column in [0, 36] {
             let mut row = [0.5f32; 37];
             let mut both = |value: f32| {

@@ -1,4 +1,4 @@
-//! Residual addition and ReLU against burn's own operations.
+//! Residual addition and ReLU compared with burn's own operations.
 
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, Tensor};
@@ -41,7 +41,7 @@ fn views_and_a_summand_that_is_used_again_are_computed() {
     };
     let (got, expected) = (both(|a, b| add_relu(a, b).unwrap()), both(|a, b| relu(a + b)));
     assert!(got.iter().zip(&expected).all(|(got, expected)| distance(got, expected) < 1e-6));
-    // One tensor as both summands.
+    // One tensor is both summands.
     let gradients = add_relu(x.clone(), x.clone()).unwrap().sum().backward();
     let expected: Vec<f64> = values(&x).iter().map(|x| if *x > 0.0 { 2.0 } else { 0.0 }).collect();
     assert_eq!(values(&x.grad(&gradients).unwrap()), expected);

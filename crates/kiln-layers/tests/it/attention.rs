@@ -1,4 +1,4 @@
-//! Attention against the formula that makes the whole matrix of scores.
+//! Attention compared with the formula that computes the whole matrix of scores.
 
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use kiln_layers::{AttentionOptions, Mask, RotaryOptions, attention, rotary, self_attention};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::compare::{config, distance, tensor, tolerance, values};
 
-/// What a case masks, apart from causality.
+/// The masks of a case, apart from causality.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Masks {
     pub(crate) causal: bool,
@@ -76,7 +76,7 @@ fn formula(queries: Tensor<4>, keys: Tensor<4>, values: Tensor<4>, masks: &Masks
 /// Sizes of a case: batch, heads, heads of keys, time, keys, depth.
 type Sizes = [usize; 6];
 
-/// The largest distance of output and gradients from the formula.
+/// The largest differences of output and gradients from the formula.
 fn far([batch, heads, kv_heads, time, keys, depth]: Sizes, masks: &Masks, dtype: DType, scale: Option<f64>) -> f64 {
     let device = Device::flex().autodiff();
     let gradient = tensor([batch, heads, time, depth], 4, 1.0, DType::F32, &device);
@@ -102,8 +102,8 @@ fn far([batch, heads, kv_heads, time, keys, depth]: Sizes, masks: &Masks, dtype:
     run(false).iter().zip(&run(true)).map(|(got, expected)| apart(got, expected)).fold(0.0, f64::max)
 }
 
-/// The largest difference, relative to the largest value of `expected`; of gradients that are zero but for rounding, where a query sees one
-/// key, the difference itself.
+/// The largest difference, relative to the largest value of `expected`. If a query sees one key, gradients are zero except for rounding,
+/// and it is the difference itself.
 fn apart(got: &[f64], expected: &[f64]) -> f64 {
     let largest = expected.iter().fold(0.0f64, |largest, value| largest.max(value.abs()));
     distance(got, expected) * f64::max(largest, 1e-6) / f64::max(largest, 0.1)
@@ -216,7 +216,7 @@ fn views_give_what_copies_give() {
             other.clone().swap_dims(2, 3),
             whole.clone().slice([0..2, 0..20, 1..2, 0..16]).swap_dims(1, 2).expand([2, 3, 20, 16]).flip([2]),
         ];
-        // Through the host, so that the copies have no strides of the views.
+        // Tensors go through the host, so that the copies do not have the strides of the views.
         let [q, k, v] = views.map(|x| if copies { Tensor::<4>::from_data(x.into_data(), &device) } else { x });
         let [q, k, v] = [q, k, v].map(Tensor::require_grad);
         let y = attention(q.clone(), k.clone(), v.clone(), Mask::Causal).unwrap();

@@ -1,4 +1,4 @@
-//! Dropout of attention weights: how often, how independently, and the gradients of its mask.
+//! Dropout of attention weights: its rate, its independence, and the gradients of its mask.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_layers::{AttentionOptions, attention};
@@ -6,7 +6,7 @@ use kiln_layers::{AttentionOptions, attention};
 use crate::attention::{Masks, probabilities};
 use crate::compare::{distance, tensor, values};
 
-/// The weights after dropout, read off by attending to rows of the identity.
+/// The weights after dropout, read from attention to rows of the identity.
 fn dropped(rate: f64, seed: u64, time: usize, heads: usize) -> Vec<f64> {
     let device = Device::flex();
     let q = Tensor::<4>::zeros([1, heads, time, time], &device);
@@ -42,7 +42,7 @@ fn dropout_drops_the_rate_of_weights_independently() {
     let equal = |left: &[f64], right: &[f64]| left.iter().zip(right).all(|(left, right)| (left - right).abs() < 0.5);
     assert!(equal(&weights, &dropped(rate, 5, time, 2)));
     assert!(!equal(&weights, &dropped(rate, 6, time, 2)));
-    // A number depends on its place alone: the same query and key in a shorter sequence.
+    // A number depends only on its position: the same query and key in a shorter sequence.
     let short = dropped(rate, 5, 100, 1);
     for row in 0..100 {
         assert!(equal(&short[row * 100..][..100], &weights[row * time..][..100]));

@@ -1,4 +1,4 @@
-//! Batch norm and what follows it, against burn's own module and against plain formulas.
+//! Batch norm and the activation after it, compared with burn's own module and with plain formulas.
 
 use burn::backend::ir::OperationIr;
 use burn::backend::{Autodiff, AutodiffBackend, Capture};
@@ -15,7 +15,7 @@ use crate::compare::{distance, numbers, tensor, tolerance, values};
 
 const SLOPE: f64 = 0.1;
 
-/// What is computed: name, ours, burn's. The second tensor is the residual.
+/// A layer: name, this crate's function, burn's function. The second tensor is the residual.
 type Layer = fn(&BatchNorm, Tensor<4>, Tensor<4>) -> Tensor<4>;
 const ALL: [(&str, Layer, Layer); 6] = [
     ("none", |norm, x, _| batch_norm(norm, x).unwrap(), |norm, x, _| norm.forward(x)),
@@ -50,7 +50,7 @@ fn module(channels: usize, device: &Device) -> BatchNorm {
     norm
 }
 
-/// Takes the running statistics, which are not those that a new norm has.
+/// Makes the norm use running statistics that differ from those of a new norm.
 fn evaluated(mut norm: BatchNorm) -> BatchNorm {
     let [channels] = norm.gamma.val().dims();
     let device = norm.gamma.val().device();
@@ -62,7 +62,7 @@ fn evaluated(mut norm: BatchNorm) -> BatchNorm {
 
 /// Output, gradients of input, residual, weight and bias, and the new running statistics.
 fn all(norm: &BatchNorm, x: &Tensor<4>, gradient: &Tensor<4>, f: Layer) -> Vec<Vec<f64>> {
-    // In bf16, which both of the other dtypes hold.
+    // The residual is rounded to bf16, whose values both other dtypes hold.
     let residual = tensor(x.dims(), 7, 1.0, DType::BF16, &x.device()).cast(x.dtype()).require_grad();
     let x = x.clone().require_grad();
     let y = f(norm, x.clone(), residual.clone());
@@ -192,13 +192,14 @@ fn a_large_mean_costs_no_accuracy() {
     }
 }
 
-/// Whether the difference to burn's gradients has its cause in signs: burn and we compute the value before ReLU with other roundings.
+/// Checks that differences to burn's gradients come from signs: burn and this crate compute the value before ReLU with different
+/// roundings.
 #[test]
 fn gradients_differ_from_those_of_burn_only_where_a_sign_is_within_rounding_of_zero() {
     let device = Device::flex().autodiff();
     let (mut signs, shape) = (0, [8, 4, 16, 16]);
     for seed in 1..40 {
-        // Few different values around zero, without a bias: many values before ReLU are rounding errors of zero.
+        // There are few different values around zero and no bias, so many values before ReLU are rounding errors of zero.
         let few = numbers(shape.iter().product(), seed, 3.0).into_iter().map(f32::round).collect::<Vec<_>>();
         let few = [few.clone(), few.iter().map(|value| -value).collect()].concat();
         let x = Tensor::<1>::from_floats(few.as_slice(), &device).reshape([16, 4, 16, 16]);
@@ -217,7 +218,7 @@ fn gradients_differ_from_those_of_burn_only_where_a_sign_is_within_rounding_of_z
         assert!(far < 1e-5 || !differ.is_empty(), "{seed}: {far}");
         signs += differ.len();
     }
-    // Otherwise the test does not see what it is for.
+    // Otherwise the test would not check anything.
     assert!(signs > 0);
 }
 
@@ -373,7 +374,7 @@ fn recorded(training: bool, layer: impl Fn(&BatchNorm, Tensor<4>) -> Tensor<4>) 
 fn a_norm_is_recorded_as_one_operation_each_way() {
     let both = |inputs: usize, outputs: [usize; 2], kept: usize| {
         let forward = ("kiln::batch_norm".to_owned(), inputs, outputs[0]);
-        // Gradient, what is kept, statistics, weight and bias.
+        // The inputs are gradient, saved tensors, statistics, weight and bias.
         vec![forward, ("kiln::batch_norm_backward".to_owned(), 4 + kept, outputs[1])]
     };
     assert_eq!(recorded(true, |norm, x| batch_norm_relu(norm, x).unwrap()), both(5, [4, 3], 1));

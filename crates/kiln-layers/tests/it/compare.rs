@@ -1,9 +1,9 @@
-//! A function and its gradients beside a reference.
+//! Tools to compare a function and its gradients with a reference.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use proptest::prelude::ProptestConfig;
 
-/// So many random cases, or as many as the environment asks for.
+/// A configuration with `cases` random cases, or with as many as the environment says.
 pub(crate) fn config(cases: u32) -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     ProptestConfig { cases: asked.unwrap_or(cases), failure_persistence: None, ..ProptestConfig::default() }
@@ -47,7 +47,8 @@ pub(crate) fn distance(got: &[f64], expected: &[f64]) -> f64 {
     far.fold(0.0, |far, next| if next.is_nan() { f64::INFINITY } else { f64::max(far, next) }) / largest
 }
 
-/// How far a result in `dtype` may be from a reference that is computed in f32 from the same values: some roundings of the result.
+/// The largest difference that a result in `dtype` may have from a reference that is computed in f32 from the same values: some roundings
+/// of the result.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 3e-5,

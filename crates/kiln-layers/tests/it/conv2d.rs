@@ -1,4 +1,4 @@
-//! Convolution against burn's own.
+//! Convolution compared with burn's own.
 
 use burn::module::Module;
 use burn::nn::PaddingConfig2d;

@@ -1,4 +1,4 @@
-//! Dropout: how often, what is left, and the same mask both ways.
+//! Dropout: its rate, the values that are kept, and the same mask in both passes.
 
 use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::dropout;

@@ -1,4 +1,4 @@
-//! Group norm and instance norm against burn's own.
+//! Group norm and instance norm compared with burn's own.
 
 use burn::module::Param;
 use burn::nn::{GroupNorm, GroupNormConfig, InstanceNormConfig};

@@ -1,4 +1,4 @@
-//! Linear layers, alone and after a norm or an activation, against burn's own operations.
+//! Linear layers, alone and after a norm or an activation, compared with burn's own operations.
 
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
@@ -8,7 +8,7 @@ use kiln_layers::{Activation, Norm, activation_linear, linear, norm_linear};
 use crate::compare::{distance, tensor, tolerance, values};
 use crate::norm::{formula, norms};
 
-/// A layer with a bias, or one by columns without.
+/// A layer with a bias, stored by rows, or one without a bias, stored by columns.
 fn layer(inputs: usize, outputs: usize, by_rows: bool, dtype: DType, device: &Device) -> Linear {
     let layout = if by_rows { LinearLayout::Row } else { LinearLayout::Col };
     let mut layer = LinearConfig::new(inputs, outputs).with_bias(by_rows).with_layout(layout).init(device);
@@ -19,13 +19,13 @@ fn layer(inputs: usize, outputs: usize, by_rows: bool, dtype: DType, device: &De
     layer
 }
 
-/// The layer of wide values.
+/// The layer on values in f32.
 fn wide_linear(layer: &Linear, x: Tensor<3>) -> Tensor<3> {
     let y = x.matmul(layer.weight.val().cast(DType::F32).unsqueeze());
     layer.bias.as_ref().map(|bias| y.clone() + bias.val().cast(DType::F32).unsqueeze()).unwrap_or(y)
 }
 
-/// The output and all gradients that there are of `x`, the layer and the norms' parameters.
+/// The output, and all gradients of `x`, the layer and the norms' parameters that exist.
 fn all<'a>(
     x: &Tensor<3>,
     gradient: &Tensor<3>,
@@ -90,7 +90,7 @@ fn values_and_gradients_are_those_of_separate_operations() {
                     (Activation::Silu, activation::silu),
                     (Activation::Relu, activation::relu),
                 ];
-                // One is enough where the rows make more than a chunk.
+                // One activation is enough if the rows make more than a chunk.
                 let some = if rows > 100 { 1 } else { activations.len() };
                 for (activation, reference) in activations.into_iter().take(some) {
                     compare("activation", &|x| activation_linear(activation, &layer, x).unwrap(), &|x| {

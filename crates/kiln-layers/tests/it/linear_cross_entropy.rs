@@ -1,4 +1,4 @@
-//! The loss of a linear layer against its definition, computed in f64 on the host.
+//! The loss of a linear layer compared with its definition, computed in f64 on the host.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_layers::{LinearCrossEntropy, Reduction};
@@ -10,7 +10,7 @@ const IGNORED: i64 = -100;
 /// The gradient of the loss.
 const UPSTREAM: f64 = 4.0;
 
-/// How a matrix lies in memory.
+/// The memory layout of a matrix.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
     Rows,
@@ -132,7 +132,8 @@ impl Case {
         tensor([self.rows], 6, 1.0, DType::F32, device)
     }
 
-    /// The same by the definition, and the largest term of each: how exact a result can be if its terms cancel.
+    /// The loss and its gradients by the definition in f64, each with its largest term. The term limits how exact a result can be if
+    /// terms cancel.
     fn definition(&self) -> [(Vec<f64>, f64); 4] {
         let device = Device::flex();
         let Self { rows, width, classes, .. } = *self;
@@ -258,7 +259,7 @@ proptest! {
 
 #[test]
 fn rows_beyond_one_chunk_of_logits_give_the_same() {
-    // Chunks have 256 rows of so many classes.
+    // Chunks have 256 rows of this many classes.
     for weight in [Layout::Rows, Layout::Transposed] {
         for dtype in [DType::F32, DType::BF16] {
             let case = Case { rows: 600, width: 3, classes: 17_000, dtype, weight, bias: true, ..Case::default() };
@@ -433,7 +434,7 @@ fn extreme_logits() {
     assert_eq!((loss[0], loss[1], loss[3]), (0.0, 1e4, 0.0));
     assert_eq!((gradient[0], gradient[1], gradient[3], gradient[4]), (0.0, -1.0, 0.0, -0.5));
     assert!(loss[2].is_nan() && gradient[2].is_nan());
-    // A class that cannot be.
+    // A class that is impossible.
     let (loss, gradient) = losses([1.0; 5], [0.0, f32::NEG_INFINITY]);
     assert_eq!((loss, gradient), (vec![0.0; 5], vec![0.0; 5]));
     let (loss, _) = losses([1.0; 5], [f32::NEG_INFINITY, 0.0]);

@@ -1,4 +1,4 @@
-//! The layers against plain formulas in burn's own operations, on the CPU device.
+//! The layers compared with plain formulas in burn's own operations, on the CPU device.
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 mod activations;

@@ -1,4 +1,4 @@
-//! Max pooling against burn's own module.
+//! Max pooling compared with burn's own module.
 
 use burn::nn::PaddingConfig2d;
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
@@ -67,7 +67,7 @@ fn ties_nan_and_infinities_are_taken_as_burn_takes_them() {
         }
         let x = Tensor::<1>::from_floats(numbers.as_slice(), &device).reshape([2, 2, 11, 12]);
         for pool in pools() {
-            // Burn pads by the smallest f32 there, or differs between its ways of padding, where windows have nothing but -infinity.
+            // In this case burn pads by the smallest f32, or its ways of padding differ, if windows have only -infinity.
             if round == 3 && pool.padding != PaddingConfig2d::Valid {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Multi-head attention beside burn's module.
+//! Multi-head attention compared with burn's module.
 
 use burn::module::Module;
 use burn::nn::attention::{MhaInput, MultiHeadAttentionConfig as StockConfig, generate_autoregressive_mask};
@@ -51,7 +51,7 @@ fn parameters_of_burns_module_come_back_bit_for_bit() {
         assert_eq!(linear(&back), linear(&stock));
         assert_eq!((back.n_heads, back.d_k, back.d_model), (2, 6, 12));
         assert_eq!(back.dropout.prob, 0.25);
-        // A record of burn's module loads into what came back, and its parameters make ours again.
+        // A record of burn's module loads into the converted module, whose parameters make this crate's module again.
         let loaded = back.load_record(stock.clone().into_record());
         assert_eq!(linear(&loaded), linear(&stock));
         assert_eq!(loaded.num_params(), stock.num_params());

@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm against their formulas.
+//! Layer norm and RMS norm compared with their formulas.
 
 use burn::module::Param;
 use burn::nn::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
@@ -9,7 +9,7 @@ use crate::compare::{distance, tensor, tolerance, values};
 
 const EPSILON: f64 = 3e-4;
 
-/// The norm of wide values.
+/// The norm on values in f32.
 pub(crate) fn formula<const D: usize>(norm: Norm<'_>, x: Tensor<D>) -> Tensor<D> {
     let wide = |parameter: &Param<Tensor<1>>| parameter.val().cast(DType::F32).unsqueeze();
     match norm {

@@ -1,4 +1,4 @@
-//! Norm, ReLU and convolution, and what ends a residual block, in one operation against the same in several.
+//! Norm, ReLU and convolution, and the end of a residual block, in one operation, compared with several operations.
 
 use burn::module::Param;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -48,7 +48,7 @@ fn all(
     all
 }
 
-/// The norm with the running statistics, and perhaps with parameters that are constant.
+/// The norm with the running statistics, and with constant parameters if `frozen`.
 fn evaluated(norm: BatchNorm, frozen: bool) -> BatchNorm {
     BatchNorm {
         gamma: norm.gamma.set_require_grad(!frozen),

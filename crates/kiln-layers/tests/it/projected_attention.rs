@@ -1,4 +1,4 @@
-//! A norm, a linear layer and self-attention in one operation against the same in two.
+//! A norm, a linear layer and self-attention in one operation, compared with two operations.
 
 use burn::nn::{LayerNormConfig, Linear, LinearConfig, RmsNormConfig};
 use burn::tensor::{DType, Device, Tensor};

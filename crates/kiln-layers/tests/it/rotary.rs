@@ -1,4 +1,4 @@
-//! Rotary embedding beside burn's module and against its definition.
+//! Rotary embedding compared with burn's module and with its definition.
 
 use burn::nn::RotaryEncodingConfig;
 use burn::tensor::{DType, Device, Tensor};
@@ -41,7 +41,7 @@ fn halves_are_adjacent_pairs_in_another_order_and_views_are_read_as_they_are() {
     let ordered = |x: Tensor<4>| x.reshape([2, 3, 10, 4, 2]).swap_dims(3, 4).reshape([2, 3, 10, 8]);
     let halves = rotary(ordered(x), options.with_pairs(RotaryPairs::Halves)).unwrap();
     assert_eq!(values(&ordered(adjacent)), values(&halves));
-    // The input is as it was.
+    // The input has not changed.
     assert_eq!(values(&whole), values(&tensor([2, 10, 3, 8], 1, 1.0, DType::F32, &device)));
     let empty = rotary(Tensor::<3>::zeros([0, 4, 8], &device), options).unwrap();
     assert_eq!(empty.dims(), [0, 4, 8]);

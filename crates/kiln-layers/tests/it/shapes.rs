@@ -1,4 +1,4 @@
-//! Layers on inputs of any shape and layout against burn's own operations in f32: `PROPTEST_CASES=20000` runs this for minutes.
+//! Layers on inputs of any shape and layout, compared with burn's own operations in f32: `PROPTEST_CASES=20000` runs this for minutes.
 
 use burn::module::Param;
 use burn::nn::pool::MaxPool2dConfig;
@@ -83,7 +83,7 @@ fn rows([height, width, outputs]: [usize; 3], dtype: DType, [first, second]: [u8
         let ours = |x: &[Tensor<2>]| activation_linear(Activation::Silu, &layer, x[0].clone()).unwrap();
         check("activation_linear", &one, ours, stock);
     }
-    // The gradient of a norm of few values is what rounding leaves of sums that cancel.
+    // In a norm of few values, the gradient is only the rounding of sums that cancel.
     if width > 4 {
         norms(&one, outputs, &device);
     }
@@ -109,7 +109,7 @@ fn images([samples, groups, height, width]: [usize; 4], dtype: DType, [first, se
     let two = [one[0].clone(), input(shape, 2, dtype, second, &device)];
     let stock = |x: &[Tensor<4>]| activation::relu(x[0].clone() + x[1].clone());
     if dtype == DType::F32 {
-        // Sums that 16 bits round to zero have another gradient in f32; maxima that are equal there are not in f32.
+        // Sums that 16 bits round to zero have another gradient in f32. Maxima that are equal in 16 bits may differ in f32.
         check("add_relu", &two, |x| add_relu(x[0].clone(), x[1].clone()).unwrap(), stock);
         let config = MaxPool2dConfig::new([2, 3]).with_strides([2, 1]);
         let pool = config.with_padding(PaddingConfig2d::Explicit(1, 1, 1, 1)).init();

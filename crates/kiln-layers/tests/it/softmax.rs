@@ -1,4 +1,4 @@
-//! Softmax against burn's own.
+//! Softmax compared with burn's own.
 
 use burn::tensor::{DType, Device, Tensor, activation};
 use kiln_layers::softmax;
@@ -23,7 +23,7 @@ fn values_and_gradients_are_those_of_burn() {
             let got = both(&x, &gradient, |x| softmax(x).unwrap());
             let expected = both(&x.cast(DType::F32), &gradient, |x| activation::softmax(x, 2));
             for (got, expected) in got.iter().zip(&expected) {
-                // A gradient that is a difference of almost equal products is compared with the size of these.
+                // A gradient that is a difference of almost equal products is compared relative to the size of these products.
                 let far = distance(got, expected)
                     .min(got.iter().zip(expected).fold(0.0, |far, (a, b)| f64::max(far, (a - b).abs())));
                 assert!(far < tolerance(dtype), "{dtype:?} {shape:?}: {far}");

@@ -1,4 +1,4 @@
-//! SwiGLU against burn's own operations.
+//! SwiGLU compared with burn's own operations.
 
 use burn::tensor::{DType, Device, Tensor, activation};
 use kiln_layers::swiglu;

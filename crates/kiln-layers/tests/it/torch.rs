@@ -1,4 +1,4 @@
-//! Outputs and gradients of single layers beside those that torch computed in f64 (`fixtures/layers/record.py`).
+//! Outputs and gradients of single layers compared with those that torch computed in f64 (`fixtures/layers/record.py`).
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use safetensors::SafeTensors;
 
 use crate::compare::{distance, tolerance, values};
 
-/// What torch recorded of one layer, and how far from it is allowed.
+/// The values that torch recorded of one layer, and the tolerance.
 struct Case<'a> {
     name: &'static str,
     recorded: &'a SafeTensors<'a>,

@@ -1,4 +1,4 @@
-//! The convolution of a doubled image and another against burn's own operations.
+//! The convolution of a doubled image joined with another, compared with burn's own operations.
 
 use burn::module::Module;
 use burn::nn::PaddingConfig2d;
@@ -17,7 +17,7 @@ fn module([inputs, outputs]: [usize; 2], dtype: DType, device: &Device) -> Conv2
     conv
 }
 
-/// Step by step.
+/// The convolution step by step.
 fn plain(conv: &Conv2d, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
     let [b, c, h, w] = x.dims();
     let x = x.reshape([b, c, h, 1, w, 1]).expand([b, c, h, 2, w, 2]).reshape([b, c, 2 * h, 2 * w]);
@@ -26,7 +26,7 @@ fn plain(conv: &Conv2d, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
 
 type Forward = fn(&Conv2d, Tensor<4>, Option<Tensor<4>>) -> Tensor<4>;
 
-/// Output, and the gradients of all that has one.
+/// The output, and all gradients that exist.
 fn all(conv: &Conv2d, x: &Tensor<4>, skip: Option<&Tensor<4>>, forward: Forward) -> Vec<Vec<f64>> {
     let x = x.clone().detach().require_grad();
     let skip = skip.map(|skip| skip.clone().detach().require_grad());
@@ -72,7 +72,7 @@ proptest! {
         sizes in [1usize..=3, 1..=5, 0..=4, 1..=4],
         image in prop_oneof![[1usize..=4, 1..=4], [6usize..=9, 6..=9]],
     ) {
-        // Both ways: images below and above 9 pixels for each output.
+        // Both ways of computing: images below and above 9 pixels for each output.
         check(sizes, image, DType::F32);
     }
 }

@@ -21,7 +21,7 @@ pub struct CountingAllocator<A = System> {
 }
 
 impl CountingAllocator {
-    /// Counts in front of the system's allocator.
+    /// An allocator that counts in front of the system's allocator.
     pub const fn new() -> Self {
         Self::over(System)
     }
@@ -34,7 +34,7 @@ impl Default for CountingAllocator {
 }
 
 impl<A> CountingAllocator<A> {
-    /// Counts in front of `inner`.
+    /// An allocator that counts in front of `inner`.
     pub const fn over(inner: A) -> Self {
         Self { inner, live: AtomicUsize::new(0), peak: AtomicUsize::new(0), spans: OpenSpans::new() }
     }
@@ -44,7 +44,7 @@ impl<A> CountingAllocator<A> {
         self.live.load(Relaxed)
     }
 
-    /// The most [`live_bytes`](Self::live_bytes) since the start or the last [`reset_peak`](Self::reset_peak).
+    /// The highest value of [`live_bytes`](Self::live_bytes) since the start or the last [`reset_peak`](Self::reset_peak).
     pub fn peak_bytes(&self) -> usize {
         self.peak.load(Relaxed)
     }
@@ -54,7 +54,7 @@ impl<A> CountingAllocator<A> {
         self.spans.rebase(|| self.swap_peak());
     }
 
-    /// A span whose peak is the higher of its value and [`peak_bytes`](Self::peak_bytes), until it is closed.
+    /// Opens a span. Until it is closed, its peak is the higher of its value and [`peak_bytes`](Self::peak_bytes).
     pub(super) fn open_span(&self) -> Arc<AtomicU64> {
         self.spans.open(|| self.live_bytes() as u64, || self.swap_peak())
     }

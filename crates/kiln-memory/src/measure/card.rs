@@ -1,17 +1,17 @@
-//! Total and free memory of a whole card.
+//! Total and free memory of a whole GPU.
 
-/// Memory of a whole card, whoever uses it.
+/// Memory of a whole GPU, whichever process uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CardMemory {
-    /// Bytes of the card.
+    /// Bytes of the GPU's memory.
     pub total: u64,
-    /// Bytes that no process has.
+    /// Bytes that no process has taken.
     pub free: u64,
 }
 
 impl CardMemory {
-    /// Reads the memory of card number `index` from NVIDIA's management library, which is loaded at the first call. None without
-    /// the feature `nvml`, without a driver, and without such a card.
+    /// Reads the memory of GPU number `index` from NVIDIA's management library, which is loaded at the first call. `None` without the
+    /// feature `nvml`, without NVIDIA's driver, and without such a GPU.
     pub fn of_nvidia(index: u32) -> Option<Self> {
         #[cfg(feature = "nvml")]
         {

@@ -20,13 +20,13 @@ pub struct Measured {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MeasuredPhase {
-    /// Which.
+    /// The phase.
     pub phase: Phase,
-    /// When it began, in seconds from the beginning of the step.
+    /// Its beginning, in seconds from the beginning of the step.
     pub start: f64,
-    /// When it ended.
+    /// Its end, in seconds from the beginning of the step.
     pub end: f64,
-    /// The most bytes at once within it.
+    /// The most bytes at once in the phase.
     pub peak_bytes: u64,
 }
 
@@ -36,6 +36,6 @@ pub struct MeasuredPhase {
 pub struct Sample {
     /// Seconds from the beginning of the step.
     pub seconds: f64,
-    /// Bytes.
+    /// Live bytes.
     pub bytes: u64,
 }

@@ -9,11 +9,11 @@ use burn::tensor::Device;
 use super::allocator::CountingAllocator;
 use super::open_spans::OpenSpans;
 
-/// Live and reserved bytes of the memory that a device's tensors are in, and peaks over [spans](Self::span) of time.
+/// Live and reserved bytes of the memory in which a device has its tensors, and peaks over [spans](Self::span) of time.
 ///
-/// On burn's CPU device the memory is the heap of the process, which a [`CountingAllocator`] counts; on a CubeCL device it is the
-/// device's pool. Peaks of the heap are exact. A pool does not report its peak, so that the highest reading within a span stands
-/// for it. Clones measure the same memory from the same baseline.
+/// On burn's CPU device the memory is the heap of the process, which a [`CountingAllocator`] counts. On a CubeCL device it is the
+/// device's pool. Peaks of the heap are exact. A pool does not report its peak, so the peak of a span is the highest reading within it.
+/// Clones measure the same memory from the same baseline.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -45,7 +45,7 @@ pub struct Span {
 
 struct Shared {
     source: Source,
-    /// Bytes that were live before, and are not measured.
+    /// Bytes that were live before the measurement, which are not counted.
     baseline: AtomicU64,
 }
 
@@ -55,17 +55,17 @@ enum Source {
 }
 
 impl Meter {
-    /// Measures `device` above the bytes that are live now: in its pool if it has one, otherwise on the heap.
+    /// Measures the memory of `device`: its pool if it has one, otherwise the heap. The bytes that are live now are not counted.
     pub fn of(device: &Device, heap: &'static CountingAllocator) -> Self {
         Self::of_pool(device).unwrap_or_else(|| Self::of_heap(heap))
     }
 
-    /// Measures the heap above the bytes that are live now.
+    /// Measures the heap. The bytes that are live now are not counted.
     pub fn of_heap(heap: &'static CountingAllocator) -> Self {
         Self::new(Source::Heap(heap))
     }
 
-    /// Measures the memory pool of `device` above the bytes that are live now. None for a device without a pool.
+    /// Measures the memory pool of `device`. The bytes that are live now are not counted. `None` for a device without a pool.
     pub fn of_pool(device: &Device) -> Option<Self> {
         device.memory_pool_usage()?;
         Some(Self::new(Source::Pool { device: device.clone(), spans: OpenSpans::new() }))
@@ -77,7 +77,7 @@ impl Meter {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Excludes `bytes` more from all figures: bytes that were allocated meanwhile and should not be measured, such as reports.
+    /// Excludes `bytes` more from all figures: bytes that were allocated meanwhile and are not part of the measurement, such as reports.
     pub fn exclude(&self, bytes: u64) {
         self.shared.baseline.fetch_add(bytes, Relaxed);
     }
@@ -87,8 +87,8 @@ impl Meter {
         self.above_baseline(self.shared.read())
     }
 
-    /// Bytes taken from the operating system or the driver, including pages held for reuse. None for the heap, where only the
-    /// requested bytes are known.
+    /// Bytes taken from the operating system or from the GPU's driver, including pages held for reuse. `None` for the heap, where only
+    /// the requested bytes are known.
     pub fn reserved_bytes(&self) -> Option<u64> {
         match &self.shared.source {
             Source::Heap(_) => None,
@@ -109,12 +109,12 @@ impl Meter {
         Span { meter: self.clone(), highest }
     }
 
-    /// Whether peaks are exact: nothing between two readings is missed.
+    /// Whether peaks are exact, so that nothing between two readings is missed.
     pub fn is_exact(&self) -> bool {
         matches!(self.shared.source, Source::Heap(_))
     }
 
-    /// Live bytes for readings at a high rate from another thread: None where a reading waits for the device.
+    /// Live bytes for readings at a high rate from another thread. `None` if a reading waits for the device.
     pub(super) fn sampled_bytes(&self) -> Option<u64> {
         self.is_exact().then(|| self.live_bytes())
     }

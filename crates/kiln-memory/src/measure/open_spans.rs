@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The spans that are open on one counter. The counter has one peak, which is reset when a span opens. Before that, its value
-/// is noted in all spans that are already open, so that no span loses a peak.
+/// The spans that are open on one counter. The counter has one peak, which is reset when a span opens. Before that, its value is noted in
+/// all spans that are already open, so that no span loses a peak.
 #[derive(Debug, Default)]
 pub(super) struct OpenSpans(Mutex<Vec<Arc<AtomicU64>>>);
 

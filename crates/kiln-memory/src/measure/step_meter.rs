@@ -10,16 +10,16 @@ use crate::category::Phase;
 use super::measured::{Measured, MeasuredPhase, Sample};
 use super::meter::{Meter, Span};
 
-/// Points that a timeline has at most; a longer one is thinned out.
+/// The largest number of points of a timeline. A longer timeline is thinned out.
 const POINTS: usize = 4096;
-/// Time between two readings of the heap at the beginning.
+/// Time between two readings of the heap at the beginning of a step.
 const INTERVAL: Duration = Duration::from_micros(200);
 
 /// Measures one training step: the peak of each phase, and live bytes over time.
 ///
-/// On the heap the peaks of phases are exact, and a thread reads the live bytes some thousand times a second, which does not slow
-/// the step down. The thread ends with the meter, also when the step fails and the meter is dropped. A pool is read when a phase begins
-/// and ends, and so is the heap where the system starts no thread.
+/// On the heap the peaks of phases are exact. A thread reads the live bytes some thousand times a second, which does not slow the step
+/// down. The thread ends with the meter, also if the step fails and the meter is dropped. A pool is read when a phase begins and ends.
+/// The heap is read in the same way if the system cannot start a thread.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -61,7 +61,7 @@ struct Sampler {
 }
 
 impl Sampler {
-    /// None where the system starts no thread.
+    /// Starts the thread. `None` if the system cannot start one.
     fn start(meter: Meter) -> Option<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -82,7 +82,7 @@ impl Sampler {
         Some(Self { stop, thread: Some(thread) })
     }
 
-    /// Ends the thread, and returns what it has read.
+    /// Ends the thread, and returns its readings.
     fn stop(&mut self) -> Vec<(Instant, u64)> {
         let Some(thread) = self.thread.take() else { return vec![] };
         self.stop.store(true, Relaxed);
@@ -98,7 +98,7 @@ impl Drop for Sampler {
 }
 
 impl StepMeter {
-    /// Begins to measure.
+    /// Begins the measurement.
     pub fn start(meter: &Meter) -> Self {
         Self {
             meter: meter.clone(),
@@ -111,8 +111,8 @@ impl StepMeter {
         }
     }
 
-    /// Begins a phase and ends the one before. A forward pass after a backward pass is that of the next micro-batch: phases and
-    /// samples begin anew, so that those of the last micro-batch are reported. The peak is that of all micro-batches.
+    /// Begins a phase and ends the one before. A forward pass after a backward pass belongs to the next micro-batch: phases and samples
+    /// begin anew, so that those of the last micro-batch are reported. The peak is the highest of all micro-batches.
     pub fn enter(&mut self, phase: Phase) {
         self.close();
         if phase == Phase::Forward && !self.phases.is_empty() {
@@ -154,7 +154,7 @@ impl StepMeter {
     }
 }
 
-/// Half of the points: of two the higher one, so that no peak is lost.
+/// Drops half of the points. Of two points the higher one stays, so that no peak is lost.
 fn thin(samples: &[(Instant, u64)]) -> Vec<(Instant, u64)> {
     samples.chunks(2).filter_map(|pair| pair.iter().max_by_key(|sample| sample.1).copied()).collect()
 }

@@ -1,4 +1,4 @@
-//! The scratch memory that threads keep, taken before anything is measured.
+//! Lets threads take the scratch memory that they keep, before anything is measured.
 
 use std::cell::Cell;
 
@@ -10,18 +10,19 @@ thread_local! {
     static WARM: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Lets the threads of burn's CPU device take the scratch memory that they keep, so that it does not count as a step's: those that
-/// share products, and the calling thread. Does nothing on a device with a pool, and the second time.
+/// Lets the threads of burn's CPU device take the scratch memory that they keep, so that it does not count as a step's memory. These are
+/// the threads that share matrix products, and the calling thread. Does nothing on a device with a pool, and nothing when it is called
+/// again.
 ///
-/// Matrix products keep a buffer of the size of the second-level cache for each thread that ever made a large one, and so it is taken by
-/// whichever step is the first.
+/// For each thread that ever computed a large matrix product, a buffer of the size of the second-level cache is kept. Without this
+/// function, the first step would take it.
 pub fn warm_threads(device: &Device) {
     if device.memory_pool_usage().is_some() || WARM.replace(true) {
         return;
     }
     let random = |shape| Tensor::<2>::random(shape, Distribution::Default, device);
-    // Beyond 1,024 rows and columns, operands are packed in pieces. Such products are spread over the pool's threads; the small one is
-    // the calling thread's alone.
+    // Beyond 1,024 rows and columns, operands are packed in pieces. Such products are spread over the pool's threads. The small product
+    // runs on the calling thread alone.
     let (tall, wide) = (random([1100, 300]), random([300, 1100]));
     let (left, right) = (random([64, 64]), random([64, 1100]));
     for _ in 0..4 {
@@ -34,12 +35,12 @@ pub fn warm_threads(device: &Device) {
 
 /// Lets the calling thread take the scratch memory that matrix products on burn's CPU device keep until the thread ends.
 pub fn warm_thread(device: &Device) {
-    // So small that it is not spread over other threads.
+    // The product is so small that it is not spread over other threads.
     drop(Tensor::<2>::ones([64, 64], device).matmul(Tensor::ones([64, 256], device)));
 }
 
-/// Bytes of scratch memory that a new thread takes in [`warm_thread`], as `meter` counts them; 0 where the system starts no thread. Nothing
-/// else should allocate meanwhile.
+/// Bytes of scratch memory that a new thread takes in [`warm_thread`], as `meter` counts them; 0 if the system cannot start a thread.
+/// Nothing else should allocate meanwhile.
 pub fn thread_scratch_bytes(device: &Device, meter: &Meter) -> u64 {
     let measure = || {
         let before = meter.live_bytes();

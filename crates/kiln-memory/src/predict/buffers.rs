@@ -15,12 +15,11 @@ use super::sizes::Sizes;
 use super::time::Clock;
 
 impl StepTrace {
-    /// Every buffer of the step at a batch size on a device, and the peak.
+    /// Predicts every buffer of the step at a batch size on a device, and the peak.
     ///
-    /// Counted is everything that the recorded operations allocate, by the device's rules for views and reuse, and the
-    /// workspace of its kernels. Not counted are the program itself, the host's copy of the batch, and fragmentation of the
-    /// allocator. A data loader is counted when the profile has its bytes
-    /// ([`with_loader_bytes`](BackendProfile::with_loader_bytes)).
+    /// It counts everything that the recorded operations allocate, by the device's rules for views and reuse, and the workspace of its
+    /// kernels. It does not count the program itself, the host's copy of the batch, and fragmentation of the allocator. A data loader is
+    /// counted if the profile has its bytes ([`with_loader_bytes`](BackendProfile::with_loader_bytes)).
     ///
     /// [`estimate`](Self::estimate) gives the same peak and times faster.
     ///
@@ -99,7 +98,7 @@ impl StepTrace {
         } else {
             Category::Transient
         };
-        // Optimizer state is named by the update that reads it, not by the tensor whose memory it took over.
+        // Optimizer state is named by the update that reads it, not by the tensor whose memory it reuses.
         let state = (category == Category::OptimizerState).then_some(block.last);
         let named = parameter.or(gradient).or(state).unwrap_or(block.first);
         let made_here = born < self.graph.operations.len() && self.graph.outputs_at(born).contains(&block.first);
@@ -117,7 +116,7 @@ impl StepTrace {
     }
 }
 
-/// A buffer that belongs to no tensor.
+/// A buffer that does not belong to a tensor.
 fn without_tensor(bytes: u64, category: Category, operation: &str, alive: std::ops::RangeInclusive<usize>) -> Buffer {
     Buffer {
         bytes,

@@ -39,8 +39,8 @@ impl Probe {
     }
 }
 
-/// Corrects a profile by short measured runs on `device`, which `meter` must measure: the bytes that burn's graph keeps for each
-/// operation, and the speeds of products, elementwise operations and launches. Takes one to two seconds and about 200 MiB.
+/// Corrects a profile by short measured runs on `device`, which `meter` must measure. It corrects the bytes that burn's graph keeps for
+/// each operation, and the speeds of products, elementwise operations and launches. It takes one to two seconds and about 200 MiB.
 ///
 /// The rules of the profile's [`kernels`](BackendProfile::kernels) are not changed, and the calibration does not depend on the
 /// models that are predicted later.
@@ -78,7 +78,7 @@ pub fn calibrate(profile: BackendProfile, device: &Device, meter: &Meter) -> Res
     run(); // the first pass initialises parameters
     let kept = run().min(run());
     let measured = kept.saturating_sub(tensors) / backward.max(1) as u64;
-    // Other operations keep more in the graph, so that the known figure is not lowered. A pool holds no graph.
+    // Other operations keep more in the graph, so the known figure is not lowered. A pool does not hold the graph.
     let operation_bytes = if meter.is_exact() { measured.max(known) } else { 0 };
     Ok(BackendProfile { operation_bytes, ..profile })
 }
@@ -105,8 +105,8 @@ fn with_speeds(profile: BackendProfile, device: &Device) -> BackendProfile {
     BackendProfile { flops, half_flops, bandwidth, launch: launches / TIMES as f64, ..profile }
 }
 
-/// Seconds of the fastest of some runs after a first one: disturbances only make a run slower. What `f` returns lives until the
-/// device is done: a backend that fuses operations leaves out those whose results nobody holds.
+/// Seconds of the fastest of some runs after a first one, since disturbances only make a run slower. The result of `f` is kept until the
+/// device is done: a backend that fuses operations leaves out those whose results are dropped.
 fn fastest<T>(device: &Device, runs: usize, f: impl Fn() -> T) -> f64 {
     drop(f());
     let timed = (0..runs).map(|_| {

@@ -22,7 +22,7 @@ pub struct BlockCost {
     pub input_bytes: u64,
     /// Bytes that the block keeps for its backward pass, its input included.
     pub saved_bytes: u64,
-    /// Bytes beyond those that it needs while it runs, in either direction.
+    /// Bytes in addition to `saved_bytes` that the block needs while it runs, in either direction.
     pub workspace_bytes: u64,
     /// Bytes of the gradients of its parameters.
     pub gradient_bytes: u64,
@@ -39,9 +39,9 @@ pub struct ChainCosts {
     /// Bytes that are alive during the whole forward and backward pass: parameters, optimizer state, sums of gradients, bytes
     /// of the device and the data loader, burn's graph, and tensors that were made before the chain and are kept.
     pub resident_bytes: u64,
-    /// Bytes beyond the resident and the saved ones at the peak of the operations behind the chain: the head and the loss.
+    /// Bytes in addition to the resident and the saved bytes at the peak of the operations after the chain: the head and the loss.
     pub head_bytes: u64,
-    /// The peak of the operations before the chain and behind its backward pass, such as the update. No plan has a lower peak.
+    /// The peak of the operations before the chain and after its backward pass, such as the update. No plan has a lower peak.
     pub floor_bytes: u64,
 }
 
@@ -49,16 +49,15 @@ impl StepTrace {
     /// Bytes and seconds of each block between the [`cuts`](crate::Recorder::cut) in the plain step, for a solver of checkpoint
     /// plans.
     ///
-    /// The peak of a plan follows from these numbers by this model: the forward pass leaves the bytes that each segment
-    /// holds (its saved
-    /// bytes when it is plain, its input when it is recomputed, nothing when it is offloaded). The head runs besides all of
-    /// that. Then, from the last segment to the first, a segment needs its saved bytes (besides its input when it is
-    /// recomputed), the largest workspace of its blocks, the bytes that the segments before it hold, and the gradients so far. The
-    /// resident bytes are added to all of it, and [`floor_bytes`](ChainCosts::floor_bytes) bounds it below.
+    /// The peak of a plan follows from these numbers by this model. The forward pass leaves the bytes that each segment holds: its saved
+    /// bytes if it is plain, its input if it is recomputed, nothing if it is offloaded. The head runs in addition to all of these. Then
+    /// the segments follow, from the last to the first. Each needs its saved bytes (and its input if it is recomputed), the largest
+    /// workspace of its blocks, the bytes that the segments before it hold, and the gradients so far. The resident bytes are added to
+    /// every sum. The peak is at least [`floor_bytes`](ChainCosts::floor_bytes).
     ///
-    /// For the plain step the model is exact up to buffers that outlive their block. For other plans it is an approximation,
-    /// mostly too high, since a segment's largest workspace is not needed while all of its activations are alive: verify a plan
-    /// with [`with_plan`](Self::with_plan) and [`estimate`](Self::estimate).
+    /// For the plain step the model is exact, except for buffers that outlive their block. For other plans it is an approximation and
+    /// mostly too high, since a segment's largest workspace is not needed while all of its activations are alive. Verify a plan with
+    /// [`with_plan`](Self::with_plan) and [`estimate`](Self::estimate).
     ///
     /// # Errors
     /// [`Error::BatchSize`] as for [`estimate`](Self::estimate), and [`Error::Plan`] for a step without cuts and for a model
@@ -96,12 +95,12 @@ impl StepTrace {
         for (index, buffer) in layout.blocks.iter().enumerate() {
             layout.tensors_of(buffer).for_each(|tensor| buffer_of[tensor as usize] = index);
         }
-        // By tensor, as a block may write its output over the buffer of its input.
+        // Counted by tensor, since a block may write its output over the buffer of its input.
         let mut made_at = vec![NONE; self.tensors.len()];
         for index in start..backward {
             self.graph.outputs_at(index).iter().for_each(|output| made_at[*output as usize] = index);
         }
-        // The block that has a buffer as its input: the first one to read it.
+        // The block that has a buffer as its input is the first block that reads it.
         let mut input_of = vec![NONE; layout.blocks.len()];
         for (block, span) in self.cuts.windows(2).enumerate() {
             // A tensor that was made before the chain and is read by later blocks is resident.

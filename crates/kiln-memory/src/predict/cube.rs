@@ -1,15 +1,15 @@
-//! The memory rules of CubeCL devices: which outputs are views, written over an input, or new.
+//! The memory rules of CubeCL devices: whether each output is a view, written over an input, or new.
 
 use crate::trace::{Detail, Kind};
 
 use super::layers;
 use super::memory::{Effect, Memory, Output, Strides};
 
-/// The workspace of an operation, and the place of its first output.
+/// The workspace of an operation, and where its first output is.
 ///
-/// The rules were read from the sources of burn-cubecl 0.22 and have not been checked on a card. Outputs are new and in
-/// row-major order; reshapes and permutations are views; elementwise operations write over an input of the same size that no
-/// other tensor uses. Operator fusion, which leaves out intermediate results, and autotuning are not modelled.
+/// The rules were read from the sources of burn-cubecl 0.22 and have not been checked on a GPU. Outputs are new and in row-major order.
+/// Reshapes and permutations are views. Elementwise operations write over an input of the same size that no other tensor uses. Operator
+/// fusion, which leaves out intermediate results, and autotuning are not modelled.
 pub(super) fn effect(memory: &Memory<'_>, index: usize) -> Effect {
     let graph = &memory.trace.graph;
     let operation = graph.operations[index];
@@ -31,7 +31,7 @@ pub(super) fn effect(memory: &Memory<'_>, index: usize) -> Effect {
         ("Expand", _) => view(Strides::Other(vec![0; memory.shape(*out).len()])),
         ("Cast", _) if memory.dtype(input) == memory.dtype(*out) => view(Strides::Of(input)),
         ("Conv1dWeightBackward" | "Conv2dWeightBackward" | "Conv3dWeightBackward", _) => {
-            // Input and gradient in channels-last order.
+            // The input and the gradient in channels-last order.
             let gradient = inputs.last().map_or(0, |input| memory.bytes(input.tensor));
             new(memory.bytes(input) + gradient)
         }

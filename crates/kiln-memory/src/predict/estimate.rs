@@ -26,8 +26,8 @@ pub struct StepEstimate {
 }
 
 impl StepTrace {
-    /// The peak and the times of [`predict`](Self::predict), some ten times faster: for planners that compare many plans and
-    /// batch sizes.
+    /// The peak and the times of [`predict`](Self::predict), about ten times faster, for planners that compare many plans and batch
+    /// sizes.
     ///
     /// ```
     /// use burn::nn::{Linear, LinearConfig};

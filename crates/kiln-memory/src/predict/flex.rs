@@ -1,4 +1,5 @@
-//! The memory rules of burn's CPU device: which outputs are views or written over an input, and what each kernel allocates.
+//! The memory rules of burn's CPU device: whether each output is a view, written over an input, or new, and the scratch memory of each
+//! kernel.
 
 use burn::tensor::DType;
 
@@ -10,7 +11,7 @@ use super::gemm::{Gemm, batched};
 use super::layers;
 use super::memory::{Effect, Memory, Output, Strides};
 
-/// The workspace of an operation, and the place of its first output.
+/// The workspace of an operation, and where its first output is.
 ///
 /// The rules were read from the sources of burn-flex 0.22.1, and are checked against a counting allocator by the tests of this
 /// crate and by `cargo bench --package benches --features criterion --bench memory`.
@@ -54,7 +55,7 @@ impl Site<'_> {
             return self.over(0, 0);
         }
         match self.input(0) {
-            // A transposed input makes an output that is transposed alike.
+            // A transposed input gives an output with the same transposed layout.
             Some(tensor) if self.memory.fills_its_buffer(tensor) => Effect::new(Output::Like(tensor), 0),
             _ => self.fresh(0),
         }
@@ -82,7 +83,7 @@ impl Site<'_> {
         let batch = shape.iter().rev().skip(2).product();
         let packed = batched(gemm, batch, self.memory.profile);
         if dtype == Some(DType::BF16) {
-            // Both operands, and the result twice, exist in f32; the operands are gone when the result is converted.
+            // Both operands, and the result twice, exist in f32. The operands are freed before the result is converted.
             let operands = 2 * (self.bytes(0) + self.bytes(1));
             let most = (operands + 4 * out).max(operands + 2 * out + packed).max(3 * out);
             return self.fresh(self.copy(0) + self.copy(1) + most - out);
@@ -167,7 +168,7 @@ impl Site<'_> {
         }
     }
 
-    /// Indices are widened to 8 bytes, unless they are that wide.
+    /// Bytes of the indices at 8 bytes each, the width in which kernels read them.
     pub(super) fn widened(&self, position: usize) -> u64 {
         let elements: usize = self.shape(position).iter().product();
         8 * elements as u64
@@ -193,7 +194,7 @@ impl Site<'_> {
                 self.fresh(half_mean + aligned + copy)
             }
             "SumDims" => {
-                // One dimension after the other.
+                // The dimensions are handled one after the other.
                 let Detail::Axes(axes) = self.detail else { return self.fresh(0) };
                 let size = |dims: &[usize]| dims.iter().product::<usize>() as u64;
                 let element = self.bytes(0) / size(self.shape(0)).max(1);

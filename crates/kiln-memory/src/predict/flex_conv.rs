@@ -10,7 +10,7 @@ use super::memory::{Effect, Output};
 use super::profile::BackendProfile;
 use super::sizes::row_major;
 
-/// bf16 kernels work on copies in f32 of their operands, and make their result in f32 first.
+/// Bytes that kernels in bf16 take for f32 copies of their operands and for the f32 result.
 pub(super) fn in_f32(at: &Site<'_>, operands: &[usize]) -> u64 {
     match at.input(0).map(|tensor| at.memory.dtype(tensor)) {
         Some(DType::BF16) => operands.iter().map(|position| 2 * at.bytes(*position)).sum::<u64>() + at.out_bytes(),
@@ -18,8 +18,9 @@ pub(super) fn in_f32(at: &Site<'_>, operands: &[usize]) -> u64 {
     }
 }
 
-/// Bytes of a convolution: those of its kernel, and of operands in row-major order, given with the bytes that their copies take.
-/// In bf16 these copies are gone when the operands are in f32, and those when the result is converted back.
+/// Bytes of a convolution: those of its kernel, and of operands in row-major order. Each operand comes with the bytes that its row-major
+/// copy takes. In bf16 these copies are freed when the operands are in f32, and the f32 operands are freed when the result is converted
+/// back.
 pub(super) fn converted(at: &Site<'_>, operands: [(usize, u64); 2], out: u64, kernel: u64) -> u64 {
     let [(first, first_copy), (second, second_copy)] = operands;
     if at.input(0).is_none_or(|tensor| at.memory.dtype(tensor) != DType::BF16) {
@@ -82,12 +83,12 @@ impl Conv {
         Self::new(at, at.shape(0), at.shape(1), at.out_shape())
     }
 
-    /// Of (x, weight, gradient of the output).
+    /// The sizes for the inputs (x, weight, gradient of the output).
     pub(super) fn backward(at: &Site<'_>) -> Self {
         Self::new(at, at.shape(0), at.shape(1), at.shape(2))
     }
 
-    /// The convolution that a transposed one is the x gradient of.
+    /// The convolution whose gradient of x is the given transposed convolution.
     pub(super) fn transposed_of(at: &Site<'_>) -> Self {
         Self::new(at, at.out_shape(), at.shape(1), at.shape(0))
     }
@@ -110,7 +111,7 @@ impl Conv {
             && self.padding.iter().all(|p| *p == 0)
     }
 
-    /// Whether a product for each tap reads the input as it lies: short ones over one dimension.
+    /// Whether a product for each tap reads the input without a copy: for short kernels over one dimension.
     fn is_direct(&self) -> bool {
         let flat = |dims: &[usize]| dims.split_last().is_none_or(|(_, rest)| rest.iter().all(|dim| *dim == 1));
         let last = |dims: &[usize]| dims.last().copied().unwrap_or(1);
@@ -153,7 +154,7 @@ impl Conv {
         self.weight_bytes() + self.x_bytes() + jobs * scratch
     }
 
-    /// Bytes of the gradient of x: a product for all taps at once, in tiles of 8 MiB, added into the output.
+    /// Bytes of the gradient of x: one product for all taps, in tiles of 8 MiB, added into the output.
     pub(super) fn transposed(&self, profile: &BackendProfile) -> u64 {
         let taps = self.channels / self.groups * product(&self.kernel);
         let places = product(&self.out_spatial);
@@ -173,9 +174,8 @@ impl Conv {
         scratch * if spread { gemm.at_once(jobs, profile) } else { 1 }
     }
 
-    /// The gradient of the weight: a convolution of x with the gradient of the output, batch and channels exchanged. What
-    /// it gives is transposed, and may have a rim that is cut off.
-    /// `x` and `gradient` say which inputs these are.
+    /// Memory of the gradient of the weight: a convolution of x with the gradient of the output, with batch and channels exchanged. Its
+    /// result is transposed, and may have a rim that is cut off. `x` and `gradient` are the indices of these inputs.
     pub(super) fn weight(&self, at: &Site<'_>, [x, gradient]: [usize; 2]) -> Effect {
         let profile = at.memory.profile;
         let many = |dims: [usize; 2]| dims.iter().all(|dim| *dim > 1);

@@ -11,7 +11,7 @@ pub(super) fn effect(at: &Site<'_>, kind: &str) -> Effect {
             at.fresh(converted(at, [(0, at.copy(0)), (1, at.copy(1))], at.out_bytes(), conv.forward(at.memory.profile)))
         }
         "Conv1dXBackward" | "Conv2dXBackward" | "Conv3dXBackward" => {
-            // Of x, only the shape is read.
+            // Only the shape of x is read.
             let conv = Conv::backward(at);
             at.fresh(converted(
                 at,

@@ -1,4 +1,4 @@
-//! An operation on burn's CPU device, with the questions that the memory rules ask about its inputs and outputs.
+//! An operation on burn's CPU device, with the properties of its inputs and outputs that the memory rules need.
 
 use burn::tensor::DType;
 
@@ -9,7 +9,7 @@ use super::memory::{Effect, Memory, Output};
 /// An operation, its tensors, and the memory before it runs.
 pub(super) struct Site<'a> {
     pub(super) memory: &'a Memory<'a>,
-    /// Its name with the family: `Module.Conv2d`.
+    /// The operation's name with its family: `Module.Conv2d`.
     pub(super) name: &'a str,
     pub(super) inputs: &'a [Use],
     pub(super) outputs: &'a [u32],
@@ -46,7 +46,7 @@ impl<'a> Site<'a> {
         self.outputs.first().map_or(0, |tensor| self.memory.bytes(*tensor))
     }
 
-    /// Bytes of a copy of an input, if the kernel needs one: Flex copies a tensor that does not fill its buffer in row-major order.
+    /// Bytes of a copy of an input, if the kernel needs one: Flex copies a tensor to row-major order if it does not fill its buffer.
     pub(super) fn copy(&self, position: usize) -> u64 {
         match self.input(position) {
             Some(tensor) if !self.memory.is_exact(tensor) => self.memory.bytes(tensor),

@@ -2,7 +2,7 @@
 
 use super::profile::BackendProfile;
 
-/// Multiplications from which a product is spread over all threads.
+/// The number of multiplications from which a product is spread over all threads.
 const PARALLEL: usize = 192 * 192 * 192;
 
 /// A product of an m x k and a k x n matrix.
@@ -48,7 +48,7 @@ impl Gemm {
         left.min(30 << 20) + right
     }
 
-    /// How many of `jobs` like this one hold their memory at the same time.
+    /// The number of jobs like this one, out of `jobs`, that hold their memory at the same time.
     pub(super) fn at_once(self, jobs: usize, profile: &BackendProfile) -> u64 {
         jobs.min(profile.threads.max(1)) as u64
     }

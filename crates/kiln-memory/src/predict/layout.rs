@@ -10,7 +10,7 @@ use super::{cube, flex, offloaded};
 
 /// The memory of a step.
 pub(super) struct Layout {
-    /// Samples of the batch.
+    /// Number of samples of the batch.
     pub(super) batch: usize,
     pub(super) blocks: Vec<Block>,
     /// The workspace of each operation, in bytes.

@@ -1,11 +1,11 @@
-//! How long each tensor of a step is held.
+//! The last operation until which each tensor of a step is held.
 
 use crate::trace::{StepTrace, TraceRole};
 
-/// The last operation that each tensor is alive in.
+/// The last operation at which each tensor is alive.
 ///
-/// The recorder says when the last handle is passed to an operation, and not when one is dropped. So a tensor is taken to be
-/// dropped after its last use, except for the results of a step: parameters and optimizer state.
+/// The recorder notes when the last handle is passed to an operation, but not when one is dropped. So a tensor counts as dropped after
+/// its last use, except for the results of a step: parameters and optimizer state.
 pub(super) fn ends(trace: &StepTrace) -> Vec<u32> {
     let [start, _, update, end] = trace.phases;
     let tensors = trace.tensors.len();
@@ -26,7 +26,7 @@ pub(super) fn ends(trace: &StepTrace) -> Vec<u32> {
             continue;
         }
         let last_use = ends[tensor] as usize;
-        // Old tensors that the update reads are held until their chunk is new.
+        // Old tensors that the update reads are held until all new tensors of their chunk are made.
         let released = if last_use < update { None } else { trace.releases.iter().find(|place| **place >= last_use) };
         ends[tensor] = match (info.role, released) {
             (TraceRole::Updated, _) => end,

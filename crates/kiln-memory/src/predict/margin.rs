@@ -2,7 +2,7 @@
 
 const MARGIN_PARTS: u64 = 50;
 
-/// The part of a predicted peak that must be free besides the peak itself: 2 %.
+/// The part of a predicted peak that must be free in addition to the peak itself: 2 %.
 ///
 /// Predictions of steps under checkpoint plans were up to 0.7 % below the measured peak (see `benches/results/memory.md`). The
 /// margin covers them and small models, whose bookkeeping is a visible part.
@@ -28,7 +28,7 @@ pub fn fits_within(peak_bytes: u64, limit_bytes: u64) -> bool {
 /// assert!(fits_within(peak, 1020) && !fits_within(peak + 1, 1020));
 /// ```
 pub fn largest_within(limit_bytes: u64) -> u64 {
-    // MARGIN_PARTS bytes of a peak take one more of the limit; a last group that lacks only that one is a byte short.
+    // For each MARGIN_PARTS bytes of a peak, the limit needs one byte more. A last group that lacks only that byte is one byte short.
     let group = MARGIN_PARTS + 1;
     limit_bytes - limit_bytes / group - u64::from(limit_bytes % group == MARGIN_PARTS)
 }

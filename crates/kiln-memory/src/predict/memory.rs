@@ -1,4 +1,4 @@
-//! The tensors of a step in the memory of a device: which blocks there are, and how each tensor lies in its block.
+//! The tensors of a step in the memory of a device: the blocks of memory, and the layout of each tensor in its block.
 
 use burn::tensor::DType;
 
@@ -13,29 +13,29 @@ const NONE: u32 = u32::MAX;
 /// The effect of an operation on memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Effect {
-    /// Where its first output lives.
+    /// Where its first output is.
     pub(super) output: Output,
-    /// Where the outputs behind the first live. Those that are not listed are new.
+    /// Where the outputs after the first are. Outputs that are not listed are new.
     pub(super) others: Vec<Output>,
-    /// Bytes beyond inputs and outputs while it runs.
+    /// Bytes in addition to inputs and outputs while it runs.
     pub(super) workspace: u64,
 }
 
 impl Effect {
-    /// All outputs but the first are new.
+    /// An effect with all outputs new except the first.
     pub(super) fn new(output: Output, workspace: u64) -> Self {
         Self { output, others: vec![], workspace }
     }
 }
 
-/// Where an output of an operation lives.
+/// Where an output of an operation is.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Output {
     /// In a buffer of its own, in row-major order.
     New,
     /// In a buffer of its own, with the strides of another tensor.
     Like(u32),
-    /// In a buffer of its own that may be larger.
+    /// In a buffer of its own that may be larger than the tensor.
     Strided { bytes: u64, strides: Vec<isize> },
     /// In the buffer of an input, whose values are overwritten.
     Over(u32),
@@ -47,7 +47,7 @@ pub(super) enum Output {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Strides {
     RowMajor,
-    /// Those of another tensor.
+    /// The strides of another tensor.
     Of(u32),
     Other(Vec<isize>),
 }
@@ -56,9 +56,9 @@ pub(super) enum Strides {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub(super) bytes: u64,
-    /// The operation that it is first alive in.
+    /// The first operation at which it is alive.
     pub(super) born: u32,
-    /// The last operation that it is alive in.
+    /// The last operation at which it is alive.
     pub(super) dies: u32,
     /// The tensor that it was made for.
     pub(super) first: u32,
@@ -66,11 +66,11 @@ pub(super) struct Block {
     pub(super) last: u32,
 }
 
-/// How a tensor lies in its block.
+/// The layout of a tensor in its block.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     block: u32,
-    /// Where its strides begin in the table of strides, and how many they are; `NONE` for row-major order.
+    /// Where its strides begin in the table of strides, and their number; `NONE` for row-major order.
     strides: u32,
     rank: u16,
     offset: bool,
@@ -81,7 +81,7 @@ pub(super) struct Memory<'a> {
     pub(super) profile: &'a BackendProfile,
     pub(super) trace: &'a StepTrace,
     pub(super) sizes: &'a Sizes,
-    /// The last operation that each tensor is alive in.
+    /// The last operation at which each tensor is alive.
     ends: &'a [u32],
     places: Vec<Place>,
     strides: Vec<isize>,
@@ -157,7 +157,7 @@ impl<'a> Memory<'a> {
         ((self.strides.len() - strides.len()) as u32, strides.len() as u16)
     }
 
-    /// The strides of another tensor for `tensor`.
+    /// Copies the strides of another tensor for `tensor`.
     fn copied(&mut self, tensor: u32, other: u32) -> (u32, u16) {
         match self.places[other as usize] {
             Place { strides: NONE, .. } if self.sizes.same_shape(tensor, other) => (NONE, 0),
@@ -210,17 +210,17 @@ impl<'a> Memory<'a> {
         true
     }
 
-    /// Whether it is in order and begins where its block begins.
+    /// Whether its elements are in row-major order and begin where its block begins.
     pub(super) fn is_dense(&self, tensor: u32) -> bool {
         !self.has_offset(tensor) && self.is_contiguous(tensor)
     }
 
-    /// Whether it is in order and is everything that its block holds.
+    /// Whether its elements are in row-major order and fill its block.
     pub(super) fn is_exact(&self, tensor: u32) -> bool {
         self.has_all(tensor) && self.is_dense(tensor)
     }
 
-    /// Whether it has every element of its block once, in any order.
+    /// Whether it has every element of its block exactly once, in any order.
     pub(super) fn fills_its_buffer(&self, tensor: u32) -> bool {
         let positive = self.strides(tensor).iter().all(|stride| *stride > 0);
         positive && !self.has_offset(tensor) && self.has_all(tensor)

@@ -1,14 +1,14 @@
 //! Optimizer state that a device holds only while a parameter is updated.
 //!
-//! A recorded step has the optimizer's state as tensors that exist before it and after it. kiln-optimizers' `Offloaded` records where a
-//! chunk's state is copied to the device, and where its new state has gone: `kiln::state_from_host` and `kiln::state_to_host`, the n-th of
-//! one with the n-th of the other.
+//! A recorded step has the optimizer's state as tensors that exist before and after it. kiln-optimizers' `Offloaded` records where a
+//! chunk's state is copied to the device, and where its new state has left it: `kiln::state_from_host` and `kiln::state_to_host`. The
+//! n-th of one belongs to the n-th of the other.
 
 use crate::trace::{StepTrace, TraceRole};
 
 use super::memory::{Block, tensors_of};
 
-/// Shortens the lives of blocks whose tensors are used between two marks only, on a device with memory of its own.
+/// Shortens the lifetimes of blocks whose tensors are used only between two marks, on a device with memory of its own.
 pub(super) fn shorten(trace: &StepTrace, blocks: &mut [Block], next: &[u32]) {
     let marks = |name: &str| {
         let operations = 0..trace.graph.operations.len();
@@ -35,7 +35,7 @@ pub(super) fn shorten(trace: &StepTrace, blocks: &mut [Block], next: &[u32]) {
     }
 }
 
-/// The first and the last operation of the step that reads or makes each tensor; `None` for those that the step does not use.
+/// The first and the last operation of the step that reads or makes each tensor; `None` for tensors that the step does not use.
 fn uses(trace: &StepTrace) -> Vec<Option<(usize, usize)>> {
     let mut uses: Vec<Option<(usize, usize)>> = vec![None; trace.tensors.len()];
     for index in trace.phases[0]..trace.graph.operations.len() {

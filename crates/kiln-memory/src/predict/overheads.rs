@@ -1,4 +1,4 @@
-//! Bytes that exist besides the tensors of a step: the device's own, the data loader's, and burn's graph.
+//! Bytes that exist in addition to the tensors of a step: the device's own, the data loader's, and burn's graph.
 
 use crate::category::Category;
 use crate::trace::StepTrace;

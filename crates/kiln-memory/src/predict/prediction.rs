@@ -26,13 +26,13 @@ pub struct Prediction {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PhasePeak {
-    /// Which.
+    /// The phase.
     pub phase: Phase,
     /// Its first operation.
     pub first: usize,
-    /// The operation behind its last one.
+    /// The operation after its last one.
     pub end: usize,
-    /// The most bytes at once within it.
+    /// The most bytes at once in the phase.
     pub peak_bytes: u64,
 }
 
@@ -40,7 +40,7 @@ pub struct PhasePeak {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Operation {
-    /// burn's name of it: `Conv2d`, `Matmul`.
+    /// burn's name of the operation: `Conv2d`, `Matmul`.
     pub name: String,
     /// Bytes alive while it runs, its output and workspace included.
     pub live_bytes: u64,
@@ -54,19 +54,19 @@ pub struct Operation {
 pub struct Buffer {
     /// Its size.
     pub bytes: u64,
-    /// Shape of the tensor it was made for.
+    /// Shape of the tensor that it was made for.
     pub shape: Vec<usize>,
-    /// Its element type, as burn names it: `F32`.
+    /// Element type of that tensor, as burn names it: `F32`.
     pub dtype: String,
     /// Its category.
     pub category: Category,
-    /// Path of the parameter it belongs to, or of the module it was made in, where known.
+    /// Path of the parameter that it belongs to, or of the module that it was made in, if known.
     pub path: Option<String>,
     /// The operation that made it.
     pub operation: String,
-    /// Index of the operation that it is first alive in.
+    /// Index of the first operation at which it is alive.
     pub born: usize,
-    /// Index of the last operation that it is alive in.
+    /// Index of the last operation at which it is alive.
     pub dies: usize,
 }
 

@@ -12,9 +12,9 @@ pub enum Kernels {
     Cube,
 }
 
-/// Data-sheet figures of a card: operations and bytes per second.
+/// Data-sheet figures of a GPU: operations and bytes per second.
 struct Card {
-    /// f32 products on tensor cores (TF32), without sparsity. CubeCL computes f32 products in TF32 where the card has it.
+    /// f32 products on tensor cores (TF32), without sparsity. CubeCL computes f32 products in TF32 if the GPU supports it.
     tf32_flops: f64,
     /// f16 and bf16 products on tensor cores, without sparsity.
     half_flops: f64,
@@ -28,8 +28,8 @@ const A100: Card = Card { tf32_flops: 156e12, half_flops: 312e12, bandwidth: 2.0
 /// half: TF32 494.7 TFLOPS, BF16 989.4 TFLOPS, 3.35 TB/s.
 const H100: Card = Card { tf32_flops: 494.7e12, half_flops: 989.4e12, bandwidth: 3.35e12 };
 
-/// The part of the data sheet's product rate that training reaches: model FLOPS utilisations of 40 to 50 % are reported for A100
-/// cards (Chowdhery et al. 2022, table 3; Korthikanti et al. 2022). Assumed, not measured with burn.
+/// The part of the data sheet's product rate that training reaches. For A100 GPUs, model FLOPS utilisations of 40 to 50 % are reported
+/// (Chowdhery et al. 2022, table 3; Korthikanti et al. 2022). Assumed, not measured with burn.
 const MATMUL_EFFICIENCY: f64 = 0.45;
 
 /// The part of the data sheet's bandwidth that elementwise kernels reach. Assumed, not measured with burn.
@@ -37,46 +37,46 @@ const BANDWIDTH_EFFICIENCY: f64 = 0.75;
 
 /// The figures of a device that predictions of bytes and times need.
 ///
-/// [`flex`](Self::flex) and [`cuda`](Self::cuda) are starting points; [`calibrate`](crate::calibrate) corrects them by short
-/// measured runs. A profile is a value to be kept in a file (serde).
+/// [`flex`](Self::flex) and [`cuda`](Self::cuda) are starting points. [`calibrate`](crate::calibrate) corrects them by short measured
+/// runs. A profile can be saved to a file (serde).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackendProfile {
-    /// The device, for people.
+    /// The device's name, for readers.
     pub name: String,
     /// Rules for views, reuse and workspace.
     pub kernels: Kernels,
-    /// Threads that kernels are spread over, on the CPU.
+    /// Number of threads that kernels are spread over, on the CPU.
     pub threads: usize,
-    /// Bytes of a core's second-level cache, on the CPU: matrix products take scratch memory by it.
+    /// Bytes of a core's second-level cache, on the CPU. The scratch memory of matrix products depends on it.
     pub cache_bytes: u64,
     /// f32 values of a vector in matrix products, on the CPU: 16 with AVX-512, which kiln-layers enables in gemm, else 8.
     #[serde(default = "eight")]
     pub lanes: usize,
     /// Bytes of an element of an integer tensor.
     pub int_bytes: usize,
-    /// Every buffer takes a multiple of this.
+    /// The size of every buffer is rounded up to a multiple of this.
     pub alignment: u64,
-    /// Bytes that the device takes once, whatever runs: the driver's context, threads' scratch memory.
+    /// Bytes that the device takes once, whatever runs: the GPU driver's context, threads' scratch memory.
     pub fixed_bytes: u64,
-    /// Bytes of the data loader, where they lie in the memory that is counted: batches in flight, and images being decoded.
+    /// Bytes of the data loader, if they lie in the memory that is counted: batches in flight, and images being decoded.
     #[serde(default)]
     pub loader_bytes: u64,
-    /// Bytes of each sample on the host that a pass holds besides its tensors, where they lie in the memory that is counted.
+    /// Bytes of each sample that a pass holds on the host besides its tensors, if they lie in the memory that is counted.
     #[serde(default)]
     pub sample_bytes: u64,
-    /// Bytes kept for each operation of the forward pass until the backward pass: burn's graph, where it lies in the memory
-    /// that is counted.
+    /// Bytes of burn's graph that are kept for each operation of the forward pass until the backward pass, if they lie in the memory that
+    /// is counted.
     pub operation_bytes: u64,
-    /// Bytes of the allocator and of the shape of each buffer, where they lie in the memory that is counted.
+    /// Bytes of the allocator and of the shape for each buffer, if they lie in the memory that is counted.
     pub buffer_bytes: u64,
     /// Floating-point operations per second of matrix products and convolutions on f32 tensors.
     pub flops: f64,
-    /// The same on f16 and bf16 tensors.
+    /// Floating-point operations per second of matrix products and convolutions on f16 and bf16 tensors.
     pub half_flops: f64,
     /// Bytes read and written per second by simple operations.
     pub bandwidth: f64,
-    /// Seconds that an operation takes at least.
+    /// The shortest time of an operation, in seconds.
     pub launch: f64,
 }
 
@@ -84,7 +84,7 @@ fn eight() -> usize {
     8
 }
 
-/// Those of this processor.
+/// The [`lanes`](BackendProfile::lanes) of this processor.
 fn lanes() -> usize {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx512f") {
@@ -94,7 +94,7 @@ fn lanes() -> usize {
 }
 
 impl BackendProfile {
-    /// burn's CPU device on this machine, whose tensors are counted with the rest of the heap.
+    /// burn's CPU device on this machine. Its tensors are counted with the rest of the heap.
     pub fn flex() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let cache_bytes = 1 << 20;
@@ -119,8 +119,8 @@ impl BackendProfile {
         }
     }
 
-    /// A CUDA card with the speed of an NVIDIA A100. None of it has been verified on a card: context and alignment are typical
-    /// figures, and the speeds are those of the data sheet times an assumed efficiency (45 % for products, 75 % for bandwidth).
+    /// A CUDA GPU with the speed of an NVIDIA A100. None of it has been verified on a GPU: context and alignment are typical figures, and
+    /// the speeds are those of the data sheet times an assumed efficiency (45 % for products, 75 % for bandwidth).
     pub fn cuda() -> Self {
         Self {
             name: "cuda".into(),
@@ -143,22 +143,22 @@ impl BackendProfile {
         .with_card(&A100)
     }
 
-    /// A CUDA card with the speed of an NVIDIA H100 (SXM). Not verified on a card, as [`cuda`](Self::cuda).
+    /// A CUDA GPU with the speed of an NVIDIA H100 (SXM). Like [`cuda`](Self::cuda), it has not been verified on a GPU.
     pub fn cuda_h100() -> Self {
         Self { name: "cuda-h100".into(), ..Self::cuda() }.with_card(&H100)
     }
 
-    /// Counts `bytes` of the data loader, such as batches in flight and images being decoded. For a device whose tensors lie in
-    /// the host's memory. They appear as [`Category::DataLoader`](crate::Category::DataLoader) and take no time.
+    /// Counts `bytes` of the data loader, such as batches in flight and images being decoded. This is for a device whose tensors lie in
+    /// the host's memory. The bytes appear as [`Category::DataLoader`](crate::Category::DataLoader) and take no time.
     #[must_use]
     pub fn with_loader_bytes(mut self, bytes: u64) -> Self {
         self.loader_bytes = bytes;
         self
     }
 
-    /// Counts `bytes` of each sample that a pass holds on the host besides its tensors, such as the part of a batch that a
-    /// micro-batch is. For a device whose tensors lie in the host's memory. They appear as
-    /// [`Category::Input`](crate::Category::Input) and take no time.
+    /// Counts `bytes` of each sample that a pass holds on the host besides its tensors, such as the micro-batch's part of the batch. This
+    /// is for a device whose tensors lie in the host's memory. The bytes appear as [`Category::Input`](crate::Category::Input) and take
+    /// no time.
     #[must_use]
     pub fn with_sample_bytes(mut self, bytes: u64) -> Self {
         self.sample_bytes = bytes;

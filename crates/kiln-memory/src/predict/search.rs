@@ -1,4 +1,4 @@
-//! Searches over the batch size: the largest that fits, and how the peak grows.
+//! Searches over the batch size: the largest that fits, and the growth of the peak.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::trace::StepTrace;
 
 use super::profile::BackendProfile;
 
-/// How the peak of a step grows with its batch.
+/// The growth of a step's peak with its batch, as a line.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BytesPerSample {
@@ -23,10 +23,10 @@ impl StepTrace {
     /// The largest batch, in samples and up to `most`, whose predicted peak stays within `limit_bytes`. `None` when even one
     /// sample does not fit.
     ///
-    /// The answer fits, and one sample more does not fit, unless the answer is `most`. The search doubles and then bisects, in about
-    /// 2 log2(answer) estimates. It relies on peaks that grow with the batch. There is one exception: a product on the CPU packs
-    /// fewer bytes when its depth passes a multiple of 512, which is visible in f16, so that a larger batch may fit again.
-    /// The limit is taken without a margin; see [`fits_within`](crate::fits_within).
+    /// The answer fits, and one sample more does not fit, unless the answer is `most`. The search doubles and then bisects, in about 2
+    /// log2(answer) estimates. It relies on peaks that grow with the batch. There is one exception: a product on the CPU packs fewer
+    /// bytes when its depth passes a multiple of 512. This is visible in f16, where a larger batch may fit again. The limit is taken
+    /// without a margin; see [`fits_within`](crate::fits_within).
     ///
     /// # Errors
     /// [`Error::BatchSize`] when `most` is 0.
@@ -47,7 +47,7 @@ impl StepTrace {
     /// # Errors
     /// [`Error::BatchSize`] when the bytes of such a batch cannot be counted.
     pub fn bytes_per_sample(&self, profile: &BackendProfile) -> Result<BytesPerSample, Error> {
-        /// The search for such batches ends here.
+        /// The largest batch of this search.
         const MOST: usize = 1 << 16;
         let peak = |batch| Ok::<_, Error>(self.estimate(batch, profile)?.peak_bytes as f64);
         let (one, mut batch) = (peak(1)?, 2);
@@ -61,7 +61,7 @@ impl StepTrace {
     }
 }
 
-/// The largest size up to `most` that fits, if all below one that fits do.
+/// The largest size up to `most` that fits, provided that all sizes below one that fits also fit.
 pub(crate) fn largest(most: usize, mut fits: impl FnMut(usize) -> Result<bool, Error>) -> Result<Option<usize>, Error> {
     if most == 0 {
         return Err(Error::BatchSize { batch: 0 });

@@ -9,11 +9,11 @@ use super::profile::BackendProfile;
 
 /// Sizes of tensors at a batch size, on a device.
 pub(super) struct Sizes {
-    /// Samples of the batch.
+    /// Number of samples of the batch.
     pub(super) batch: usize,
     /// The distinct shapes, in the order of the trace.
     shapes: Vec<Vec<usize>>,
-    /// Strides of each shape without gaps.
+    /// Strides of each shape in row-major order without gaps.
     row_major: Vec<Vec<isize>>,
     /// The shape of each tensor, as an index.
     shape_of: Vec<u32>,
@@ -21,7 +21,7 @@ pub(super) struct Sizes {
     bytes: Vec<u64>,
 }
 
-/// Strides of a tensor without gaps.
+/// Strides of a tensor in row-major order without gaps.
 pub(super) fn row_major(shape: &[usize]) -> Vec<isize> {
     let mut strides = vec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
@@ -46,7 +46,7 @@ impl Sizes {
             if recorded.is_none_or(|bytes| bytes >= 1 << 42) {
                 return Err(Error::BatchSize { batch });
             }
-            // burn's recorder makes integers of 8 bytes whatever the device uses.
+            // burn's recorder makes integers of 8 bytes, whatever the device uses.
             let size = if tensor.dtype == DType::I64 { profile.int_bytes } else { tensor.dtype.size() };
             bytes.push(elements * size as u64);
         }

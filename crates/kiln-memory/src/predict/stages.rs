@@ -1,4 +1,4 @@
-//! What one stage of a pipeline holds and how long it takes, with several micro-batches under way.
+//! Memory and time of one stage of a pipeline, with several micro-batches under way.
 
 use std::ops::Range;
 
@@ -24,9 +24,9 @@ pub struct StageEstimate {
     pub gradient_bytes: u64,
     /// Bytes of the optimizer state of its parameters.
     pub optimizer_bytes: u64,
-    /// Bytes that it keeps of one micro-batch for the backward pass: activations, its input and burn's graph.
+    /// Bytes that it keeps for the backward pass of one micro-batch: activations, its input and burn's graph.
     pub activation_bytes: u64,
-    /// Bytes of [`activation_bytes`](Self::activation_bytes) that came from the stage before.
+    /// The part of [`activation_bytes`](Self::activation_bytes) that came from the stage before.
     pub input_bytes: u64,
     /// The most bytes at once.
     pub peak_bytes: u64,
@@ -45,23 +45,23 @@ pub struct StageEstimate {
 /// The micro-batches of a batch that are under way in a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlight {
-    /// The most whose forward pass has begun and whose backward pass has not ended.
+    /// The largest number of micro-batches whose forward pass has begun and whose backward pass has not ended.
     pub most: usize,
-    /// All micro-batches of the batch.
+    /// Number of all micro-batches of the batch.
     pub micro_batches: usize,
 }
 
 impl InFlight {
-    /// One after the other.
+    /// Micro-batches run one after the other.
     pub const ONE: Self = Self { most: 1, micro_batches: usize::MAX };
 
-    /// The peak of the passes of several micro-batches, from the peak of one, the bytes that one keeps between its passes, and those of the
-    /// sums of gradients.
+    /// The peak of the passes of several micro-batches. `one` is the peak of one micro-batch, `kept` the bytes that one keeps between its
+    /// passes, and `sums` the bytes of the sums of gradients.
     fn peak(self, one: u64, kept: u64, sums: u64) -> u64 {
         let waiting = |others: usize| kept.saturating_mul(others as u64);
         match self.most {
             0 | 1 => one,
-            // All wait when the first backward pass begins, and the sums are made at its end.
+            // All micro-batches wait when the first backward pass begins, and the sums are made at its end.
             most if most >= self.micro_batches => {
                 let first = one.saturating_sub(sums).saturating_add(waiting(most - 1));
                 first.max(one.saturating_add(waiting(most - 2)))
@@ -72,10 +72,10 @@ impl InFlight {
 }
 
 impl StepTrace {
-    /// What a stage's part of a step ([`stages`](Self::stages)) comes to while micro-batches of `micro_batch` samples are under way in
-    /// it: each that waits for its backward pass keeps the bytes that the part keeps between its passes.
+    /// Estimates memory and time of a stage's part of a step ([`stages`](Self::stages)) while micro-batches of `micro_batch` samples are
+    /// under way in it. Each micro-batch that waits for its backward pass keeps the bytes that the part keeps between its passes.
     ///
-    /// For a whole step and one micro-batch it is [`estimate`](Self::estimate).
+    /// For a whole step and one micro-batch it equals [`estimate`](Self::estimate).
     ///
     /// # Errors
     /// [`Error::BatchSize`] as for [`estimate`](Self::estimate).
@@ -104,7 +104,7 @@ impl StepTrace {
         Ok(stage)
     }
 
-    /// Bytes by what they are held for.
+    /// Bytes by the purpose for which they are held.
     fn held(&self, layout: &Layout, profile: &BackendProfile) -> StageEstimate {
         let [start, backward, update, _] = self.phases;
         let received = self.received();
@@ -128,7 +128,7 @@ impl StepTrace {
         held
     }
 
-    /// What came from the stage before.
+    /// The tensors that came from the stage before.
     fn received(&self) -> &[u32] {
         let [start, backward, ..] = self.phases;
         let mut operations = start..backward;

@@ -17,10 +17,10 @@ pub(super) struct Clock<'a> {
     models: Vec<CostModel>,
 }
 
-/// How the time of an operation follows from its tensors.
+/// The way in which the time of an operation follows from its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum CostModel {
-    /// Moves no bytes.
+    /// Moves no bytes, since it only makes a view.
     View,
     /// Moves its inputs and outputs.
     Elementwise,
@@ -28,7 +28,7 @@ enum CostModel {
     Conv,
     ConvBackward,
     ConvTranspose,
-    /// One that burn does not have.
+    /// A custom operation, which burn does not have.
     Custom,
 }
 

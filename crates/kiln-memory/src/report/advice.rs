@@ -34,7 +34,7 @@ pub(super) fn rows(report: &MemoryReport) -> Vec<Vec<String>> {
         let option = suggestion.option.as_deref().map_or(String::new(), printable);
         let mut lines = wrapped(&printable(&suggestion.name), NAME);
         let last = lines.pop().unwrap_or_default();
-        // The figures are beside the last line of a long name.
+        // The figures stand beside the last line of a long name.
         rows.extend(lines.into_iter().map(|line| vec![line]));
         let cells = vec![
             last,

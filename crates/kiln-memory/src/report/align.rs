@@ -1,17 +1,18 @@
-//! Finds when each predicted operation ran, by matching the predicted bytes with the measured ones.
+//! Finds the time at which each predicted operation ran, by matching the predicted bytes with the measured ones.
 
-/// Samples of a phase that are matched; of more, evenly spaced ones.
+/// The most samples of a phase that are matched. From more samples, evenly spaced ones are taken.
 const MOST: usize = 512;
-/// Samples without which a phase cannot be matched.
+/// The fewest samples with which a phase can be matched.
 const FEWEST: usize = 8;
 /// Weight of the estimated time against the bytes: where the bytes stay the same, the estimate decides.
 const ESTIMATE: f64 = 0.1;
 
-/// When each operation of a phase begins. Each sample belongs to an operation, in the same order, and among all ways to assign them the
-/// one with the smallest sum of differences in bytes is taken (dynamic time warping, Sakoe and Chiba 1978, with operations that may have no
-/// sample). `None` where the samples are too few or the bytes do not change.
+/// The time at which each operation of a phase begins. Each sample is assigned to an operation, in the same order. Of all assignments,
+/// the one with the smallest sum of differences in bytes is taken (dynamic time warping, Sakoe and Chiba 1978, with operations that may
+/// have no sample). `None` if the samples are too few or the bytes do not change.
 ///
-/// `live`: predicted bytes of the operations; `weights`: their estimated times; `samples`: seconds and bytes between `from` and `to`.
+/// `live` are the predicted bytes of the operations, `weights` their estimated times, and `samples` seconds and bytes between `from` and
+/// `to`.
 pub(super) fn align(live: &[u64], weights: &[f64], samples: &[(f64, u64)], from: f64, to: f64) -> Option<Vec<f64>> {
     let (low, high) = (*live.iter().min()? as f64, *live.iter().max()? as f64);
     let well = samples.len() >= FEWEST && high > low && to > from;
@@ -48,8 +49,9 @@ fn middles(weights: &[f64]) -> Vec<f64> {
     weights.iter().enumerate().map(middle).collect()
 }
 
-/// Bytes by which the prediction may be above the measurement all along: at the highest bytes, at the lowest ones, and in the median of the
-/// places of the estimate, which is wrong where the estimated times are.
+/// Candidates for the bytes by which the prediction is above the measurement throughout: the difference at the highest bytes, the
+/// difference at the lowest bytes, and the median of the differences at the estimated places. The median is wrong where the estimated
+/// times are wrong.
 fn offsets(live: &[u64], middles: &[f64], samples: &[(f64, u64)], places: &[f64]) -> [f64; 3] {
     let mut differences: Vec<f64> = samples
         .iter()
@@ -71,7 +73,8 @@ fn offsets(live: &[u64], middles: &[f64], samples: &[(f64, u64)], places: &[f64]
     ]
 }
 
-/// The operation of each sample: never before that of the sample before, and cheapest in all. The sum of the costs comes first.
+/// The operation of each sample, at the smallest total cost. Operations never go backward from one sample to the next. The first result
+/// is the sum of the costs.
 fn cheapest(samples: usize, operations: usize, cost: impl Fn(usize, usize) -> f64) -> (f64, Vec<usize>) {
     let mut sums = vec![0.0; operations];
     // For each sample and operation, the operation of the sample before.
@@ -96,7 +99,7 @@ fn cheapest(samples: usize, operations: usize, cost: impl Fn(usize, usize) -> f6
     (sum, owners)
 }
 
-/// Operations begin between the samples that they belong to, spread by their estimated times.
+/// The beginnings of operations, between the samples that belong to them, spread by their estimated times.
 fn starts(weights: &[f64], samples: &[(f64, u64)], owners: &[usize], from: f64, to: f64) -> Vec<f64> {
     let mut starts = vec![from];
     let mut since = from;
@@ -124,7 +127,7 @@ mod tests {
 
     #[test]
     fn operations_begin_where_the_measured_bytes_change() {
-        // By the estimate all take the same time; the second took most of it.
+        // By the estimate all take the same time. In fact the second took most of it.
         let live = [100, 300, 200, 50];
         let seconds = |at: usize| at as f64 / 100.0;
         let bytes = |at: usize| match at {

@@ -1,6 +1,6 @@
 //! Axes of a drawing: round numbers, units of bytes and of time.
 
-/// The unit of a span of seconds, and its seconds.
+/// The unit for a span of seconds, and the seconds of that unit.
 pub(super) fn clock(seconds: f64) -> (&'static str, f64) {
     match seconds {
         s if s >= 2.0 => ("s", 1.0),
@@ -9,14 +9,14 @@ pub(super) fn clock(seconds: f64) -> (&'static str, f64) {
     }
 }
 
-/// The unit of an axis that ends at `most` bytes, and its bytes.
+/// The unit of an axis that ends at `most` bytes, and the bytes of that unit.
 pub(super) fn unit(most: f64) -> (&'static str, f64) {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let fits = |power: i32| most >= 2.0 * 2f64.powi(power);
     units.into_iter().find(|(_, power)| fits(*power)).map_or(("B", 1.0), |(name, power)| (name, 2f64.powi(power)))
 }
 
-/// Round numbers between two others, about `count` of them, as they are written. No two are written alike.
+/// About `count` round numbers between two others, with their text. No two texts are equal.
 pub(super) fn ticks(from: f64, to: f64, count: f64) -> Vec<(f64, String)> {
     let rough = (to - from) / count;
     let power = 10f64.powf(rough.log10().floor());
@@ -26,7 +26,7 @@ pub(super) fn ticks(from: f64, to: f64, count: f64) -> Vec<(f64, String)> {
     let first = (from / step - 1e-9).ceil();
     let ticks = (0..).map(|index| (first + f64::from(index)) * step).take_while(|at| *at <= to + step * 1e-9);
     let mut ticks: Vec<_> = ticks.take(100).map(|at| (at, format!("{:.digits$}", at + 0.0))).collect();
-    // A span that is tiny beside its place cannot be told apart in the digits of a double.
+    // If a span is tiny compared with its position, the digits of a double do not distinguish its numbers.
     ticks.dedup_by(|a, b| a.1 == b.1);
     ticks
 }

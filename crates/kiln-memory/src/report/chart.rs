@@ -1,4 +1,4 @@
-//! The timeline as SVG, alike in the page and in the picture.
+//! The timeline as SVG, the same in the page and in the picture.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use super::memory_report::MemoryReport;
 use super::paint::{fill, light, slug, stroke};
 use super::timeline::{Axis, Timeline, total};
 
-/// The size of a drawing, and where in it the plot is.
+/// The size of a drawing, and the position of the plot in it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
     pub width: f64,
@@ -17,7 +17,7 @@ pub(super) struct Frame {
     pub right: f64,
     pub top: f64,
     pub bottom: f64,
-    /// About how many numbers the axes have.
+    /// The approximate number of labels on the axes.
     x_ticks: f64,
     y_ticks: f64,
 }
@@ -36,7 +36,7 @@ impl Frame {
     };
     /// The page on a wide screen.
     pub(super) const WIDE: Self = Self { height: 372.0, top: 30.0, bottom: 326.0, ..Self::PICTURE };
-    /// The page on a phone, where a unit is a pixel.
+    /// The page on a phone, where a unit of the drawing is a pixel.
     pub(super) const NARROW: Self = Self {
         width: 358.0,
         height: 270.0,
@@ -49,7 +49,7 @@ impl Frame {
     };
 }
 
-/// Where things are in the drawing.
+/// The positions of bytes and times in the drawing.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     frame: Frame,
@@ -59,7 +59,7 @@ struct Scale {
     top: f64,
 }
 
-/// Bytes at the upper edge of the drawing: the highest ones, limits included, and room for the name of the peak.
+/// Bytes at the upper edge of the drawing: the highest bytes, limits included, with room for the name of the peak.
 pub(super) fn top(timeline: &Timeline) -> f64 {
     let highest = timeline.lines.iter().map(|limit| limit.bytes).fold(timeline.most, u64::max);
     (highest as f64 * 1.12).max(1.0)
@@ -134,7 +134,7 @@ fn grid(svg: &mut String, timeline: &Timeline, scale: Scale) {
     );
 }
 
-/// One shape per category, from the axis up to its upper edge. The tallest is painted first, so that each needs but one edge.
+/// One shape for each category, from the axis up to its upper edge. The tallest is painted first, so that each shape needs only one edge.
 fn areas(svg: &mut String, timeline: &Timeline, scale: Scale) {
     let columns = columns(timeline, scale);
     let Frame { right, bottom, .. } = scale.frame;
@@ -159,8 +159,8 @@ fn areas(svg: &mut String, timeline: &Timeline, scale: Scale) {
     }
 }
 
-/// Columns of one unit each with the operation that has the most alive among those in it: thousands of operations are as
-/// many steps in the page as can be seen, and no peak is lost.
+/// Columns of one unit each. Each column has the operation with the most bytes among those in it. Thousands of operations thus become as
+/// many steps as can be seen, and no peak is lost.
 fn columns(timeline: &Timeline, scale: Scale) -> Vec<(i64, usize)> {
     let mut columns: Vec<(i64, usize)> = vec![];
     let bytes = |index: usize| timeline.stack.get(index).map_or(0, |bytes| total(bytes));
@@ -185,13 +185,13 @@ fn columns(timeline: &Timeline, scale: Scale) -> Vec<(i64, usize)> {
 fn bands(svg: &mut String, timeline: &Timeline, scale: Scale) {
     let line = stroke("quiet");
     let Frame { left, right: mut free, top, bottom, .. } = scale.frame;
-    // From the right, because short phases are there and their names may reach to the left.
+    // It goes from the right, because short phases are there and their names may extend to the left.
     for band in timeline.bands.iter().rev() {
         let (from, to) = (scale.x(band.start), scale.x(band.end));
         put(svg, format_args!("<path d=\"M{from:.1} {}V{bottom}\" {line} stroke-dasharray=\"2 3\"/>", top - 8.0));
         let name = band.phase.to_string();
         let width = 6.6 * name.len() as f64;
-        // Without room for all names, those of wide phases remain.
+        // If there is no room for all names, the names of wide phases remain.
         if to - from < width && timeline.bands.len() > 4 {
             continue;
         }
@@ -209,7 +209,7 @@ fn bands(svg: &mut String, timeline: &Timeline, scale: Scale) {
     }
 }
 
-/// The measured curve: of the samples in one column, those that a reader could tell apart.
+/// The measured curve. Of the samples in one column, only those remain that a reader can distinguish.
 fn curve(svg: &mut String, timeline: &Timeline, scale: Scale) {
     let mut path = String::new();
     let points: Vec<_> = timeline.curve.iter().map(|(at, bytes)| (scale.x(*at), *bytes)).collect();
@@ -231,7 +231,7 @@ fn curve(svg: &mut String, timeline: &Timeline, scale: Scale) {
     }
 }
 
-/// The budget and what the device has, where they are near.
+/// Lines for the budget and for the available memory, if they are near the highest bytes.
 fn limits(svg: &mut String, timeline: &Timeline, scale: Scale) {
     let Frame { left, right, .. } = scale.frame;
     let (text, line) = (label("limit"), stroke("limit"));

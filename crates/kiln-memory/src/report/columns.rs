@@ -1,14 +1,14 @@
 //! Tables for the terminal, within 80 columns.
 
-/// Columns of a terminal that tables stay within, where their first columns leave room.
+/// The width in columns that tables stay within, if their first columns leave room.
 pub(super) const WIDTH: usize = 80;
-/// Room that the last column needs to be beside the others.
+/// The width that the last column needs to stand beside the others.
 const ROOM: usize = 16;
 /// A space at which a line is not broken; written as a space.
 pub(super) const NO_BREAK: char = '\u{a0}';
 
-/// Rows with two spaces between columns. Columns of numbers, by index, are aligned to the right. The last cell of a row is continued on
-/// the next line if the row is too long.
+/// Formats rows with two spaces between columns. Columns of numbers, given by index, are aligned to the right. If a row is too long, its
+/// last cell continues on the next line.
 pub(super) fn columns(numbers: &[usize], rows: &[Vec<String>]) -> String {
     let most = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| length(cell)).max();
@@ -68,7 +68,7 @@ pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// The end of a text of at most `width` characters: the last parts of a path say most.
+/// The end of a text, with at most `width` characters: the last parts of a path are the most informative.
 pub(super) fn end(text: &str, width: usize) -> String {
     match length(text) {
         short if short <= width => text.to_owned(),

@@ -11,15 +11,15 @@ use crate::trace::StepTrace;
 use super::explanation::{BufferGroup, Explanation};
 use super::live_curve::LiveCurve;
 
-/// Groups that an explanation lists.
+/// The largest number of groups that an explanation lists.
 const GROUPS: usize = 12;
 
 impl StepTrace {
     /// Lists the buffers of a step at its peak, and the bytes that each of several changes would save, given `limit_bytes`.
     ///
-    /// The peak after a change is that of the whole changed step: often another operation has the highest peak then. Changes
-    /// that save nothing are left out, and a micro-batch is not suggested when the step fits. Checkpointing is considered for a
-    /// chain with [`cuts`](crate::Recorder::cut). Each change is applied alone; to combine two, record the step with one of them.
+    /// The peak after a change is the peak of the whole changed step: often another operation has the highest peak then. Changes that
+    /// save nothing are left out, and a micro-batch is not suggested if the step fits. Recomputing is considered for a chain with
+    /// [`cuts`](crate::Recorder::cut). Each change is applied alone. To combine two, record the step with one of them.
     ///
     /// # Errors
     /// [`Error::BatchSize`] for a batch of 0, and for one whose bytes cannot be counted.
@@ -48,7 +48,7 @@ impl StepTrace {
 /// The largest groups of buffers at the peak.
 fn groups(prediction: &Prediction) -> Vec<BufferGroup> {
     let mut by_module: BTreeMap<_, BufferGroup> = BTreeMap::new();
-    // Largest first, so that a group has the shape of its largest. Buffers without a path may be of different modules.
+    // The largest comes first, so that a group has the shape of its largest buffer. Buffers without a path may be of different modules.
     for (index, buffer) in prediction.alive_at(prediction.peak_at).into_iter().enumerate() {
         let alone = if buffer.path.is_none() { index } else { 0 };
         let group = by_module.entry((&buffer.path, buffer.category, alone));
@@ -65,7 +65,7 @@ fn groups(prediction: &Prediction) -> Vec<BufferGroup> {
     groups
 }
 
-/// The largest buffers, one after the other, without which the step fits; and whether it does.
+/// The largest buffers, one after the other, without which the step fits; and whether the step fits without them.
 fn must_go(prediction: &Prediction, limit_bytes: u64) -> (Vec<BufferGroup>, bool) {
     let mut curve = LiveCurve::of(prediction, |buffer| buffer.bytes);
     let mut gone = vec![false; prediction.buffers.len()];
@@ -73,7 +73,7 @@ fn must_go(prediction: &Prediction, limit_bytes: u64) -> (Vec<BufferGroup>, bool
     while curve.peak_bytes() > limit_bytes {
         let at = curve.peak_at();
         let alive = prediction.buffers.iter().enumerate().filter(|(index, buffer)| {
-            // Workspace is no tensor.
+            // Workspace is not a tensor.
             !gone[*index] && buffer.category != Category::Workspace && (buffer.born..=buffer.dies).contains(&at)
         });
         let Some((index, buffer)) = alive.max_by_key(|(_, buffer)| buffer.bytes) else { return (groups, false) };
@@ -130,11 +130,11 @@ mod tests {
         };
         assert_eq!(gone(95), (vec![], true));
         assert_eq!(gone(94), (vec![50], true));
-        // Without the 50, the last operation is the highest.
+        // Without the buffer of 50 bytes, the last operation is the highest.
         assert_eq!(gone(60), (vec![50, 40], true));
         assert_eq!(gone(45), (vec![50, 40, 35], true));
         assert_eq!(gone(5), (vec![50, 40, 35, 30, 10], true));
-        // The workspace cannot go.
+        // The workspace cannot be removed.
         assert_eq!(gone(4), (vec![50, 40, 35, 30, 10], false));
     }
 

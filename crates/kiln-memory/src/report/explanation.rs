@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::category::{Breakdown, Category, Phase};
 use crate::predict::Buffer;
 
-/// Why a step does not fit into a limit, and changes that would make it fit. Its `Display` is a table for the terminal.
+/// The reason why a step does not fit into a limit, and changes that would make it fit. Its `Display` is a table for the terminal.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -19,18 +19,18 @@ pub struct Explanation {
     pub over_bytes: u64,
     /// The operation at which the peak is.
     pub operation: String,
-    /// The phase that it is in.
+    /// The phase that the operation is in.
     pub phase: Phase,
     /// The peak by category; adds up to `peak_bytes`.
     pub breakdown: Breakdown,
     /// The buffers at the peak, grouped by module and category, largest group first. At most 12.
     pub groups: Vec<BufferGroup>,
-    /// Changes that lower the peak: first those with which the step fits, then by bytes saved, most first.
+    /// Changes that lower the peak. Those with which the step fits come first, then the others by bytes saved, most first.
     pub suggestions: Vec<Suggestion>,
-    /// The buffers without which the step would fit, each the largest of those alive at the peak that is left. All tensors, when
-    /// the step does not fit without any.
+    /// The buffers without which the step would fit. Each is the largest of the remaining buffers that are alive at the peak. It has all
+    /// tensors if the step does not fit even without them.
     pub must_go: Vec<BufferGroup>,
-    /// Whether the step fits without them (`must_go`).
+    /// Whether the step fits without the buffers in `must_go`.
     pub fits_without: bool,
 }
 
@@ -42,15 +42,15 @@ pub struct BufferGroup {
     pub path: Option<String>,
     /// The operation that made the largest of the buffers.
     pub operation: String,
-    /// Their category.
+    /// Category of the buffers.
     pub category: Category,
     /// Number of buffers.
     pub buffers: usize,
-    /// Shape of the largest.
+    /// Shape of the largest buffer.
     pub shape: Vec<usize>,
-    /// Element type of the largest, as burn names it: `F32`.
+    /// Element type of the largest buffer, as burn names it: `F32`.
     pub dtype: String,
-    /// Bytes of all of them.
+    /// Bytes of all buffers.
     pub bytes: u64,
 }
 
@@ -72,13 +72,14 @@ pub struct Suggestion {
     pub name: String,
     /// The most bytes at once after the change.
     pub peak_bytes: u64,
-    /// Bytes by which that is lower than before.
+    /// Bytes by which this peak is lower than the peak before.
     pub saved_bytes: u64,
-    /// Whether the step then fits into the limit, if there is one.
+    /// Whether the step then fits into the limit; false without a limit.
     pub fits: bool,
-    /// Whether the peak is that of [`StepTrace::predict`](crate::StepTrace::predict) for the changed step; otherwise it is approximated.
+    /// Whether the peak was computed by [`StepTrace::predict`](crate::StepTrace::predict) for the changed step. Otherwise it is
+    /// approximated.
     pub exact: bool,
-    /// Estimated time of the changed step, as a multiple of the time before: 1.25 is a quarter longer.
+    /// Estimated time of the changed step, as a multiple of the time before: 1.25 means a quarter longer.
     #[serde(default)]
     pub relative_time: Option<f64>,
     /// The option that makes the change, as it is typed: `--micro-batch 16`.
@@ -103,14 +104,14 @@ impl Suggestion {
         }
     }
 
-    /// Holds the peak against a limit.
+    /// Compares the peak with a limit.
     #[must_use]
     pub fn with_limit(self, limit_bytes: u64) -> Self {
         Self { fits: self.peak_bytes <= limit_bytes, ..self }
     }
 
     /// Sets the estimated time of the changed step, as a multiple of the time before. A number that is not finite or not above 0 is
-    /// left out.
+    /// ignored.
     #[must_use]
     pub fn with_relative_time(self, times: f64) -> Self {
         Self { relative_time: Some(times).filter(|times| times.is_finite() && *times > 0.0), ..self }

@@ -8,7 +8,7 @@ use super::columns::columns;
 use super::explanation::{BufferGroup, Explanation, Suggestion};
 use super::figures::{percent, size};
 
-/// Buffers that would have to go, of those that the text names.
+/// The largest number of buffers in `must_go` that the text names.
 const NAMED: usize = 8;
 
 impl fmt::Display for Explanation {

@@ -7,8 +7,8 @@ use crate::predict::{Buffer, Prediction};
 
 use super::memory_report::MemoryReport;
 
-/// Categories from the bottom of the timeline to its top. Those that stay constant are at the bottom, so that they do not shift
-/// the others.
+/// Categories from the bottom of the timeline to its top. Those that stay constant are at the bottom, so that they do not move the
+/// others.
 pub(super) const STACK: [Category; 8] = [
     Category::Parameter,
     Category::OptimizerState,
@@ -20,12 +20,12 @@ pub(super) const STACK: [Category; 8] = [
     Category::Workspace,
 ];
 
-/// Bytes for people, in the unit that fits: `1.5 GiB`.
+/// Bytes for readers, in a suitable unit: `1.5 GiB`.
 pub(super) fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
 }
 
-/// An error as readers write it: `+1.2 %`.
+/// An error with its sign: `+1.2 %`.
 pub(super) fn signed_percent(part: f64) -> String {
     format!("{:+.1} %", 100.0 * part)
 }
@@ -43,7 +43,7 @@ pub(super) fn left(peak: u64, limit: u64) -> String {
     }
 }
 
-/// The highest peak that is known: of the run, of the step, or as predicted.
+/// The highest peak that is known: of the run, of the step, or of the prediction.
 pub(super) fn highest(report: &MemoryReport) -> Option<u64> {
     let measured = report.measured.as_ref().map(|measured| measured.peak_bytes);
     let predicted = report.prediction.as_ref().map(|prediction| prediction.peak_bytes);
@@ -54,12 +54,12 @@ pub(super) fn highest(report: &MemoryReport) -> Option<u64> {
 pub(super) struct PhaseRow {
     pub phase: Phase,
     pub predicted: Option<u64>,
-    /// Bytes, and when it began and ended.
+    /// Bytes, beginning and end.
     pub measured: Option<(u64, f64, f64)>,
 }
 
-/// The phases as predicted, each with its measured counterpart (the first forward phase with the first one, and so on),
-/// then those that were measured alone.
+/// The predicted phases, each with its measured counterpart (the first forward phase with the first one, and so on), then the phases that
+/// were only measured.
 pub(super) fn phases(report: &MemoryReport) -> Vec<PhaseRow> {
     let mut left: Vec<_> = report.measured.iter().flat_map(|measured| measured.phases.iter()).collect();
     let mut rows = vec![];
@@ -79,7 +79,7 @@ pub(super) fn phases(report: &MemoryReport) -> Vec<PhaseRow> {
     rows
 }
 
-/// Where the predicted peak is: `in Conv2d, operation 12 of 40, forward`. Operations are counted from 1 for a reader.
+/// The operation at the predicted peak: `in Conv2d, operation 12 of 40, forward`. Operations are counted from 1 for a reader.
 pub(super) fn place(prediction: &Prediction) -> Option<String> {
     let at = prediction.peak_at;
     let operation = prediction.operations.get(at)?;
@@ -102,7 +102,7 @@ pub(super) fn shape(buffer: &Buffer) -> String {
     if sides.is_empty() { "scalar".to_owned() } else { sides.join("x") }
 }
 
-/// Text without the control characters that a terminal would obey and XML forbids.
+/// Text without the control characters that a terminal interprets and XML forbids.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

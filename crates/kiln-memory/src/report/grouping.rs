@@ -8,10 +8,10 @@ use crate::predict::Buffer;
 
 use super::figures::{printable, shape};
 
-/// What buffers without a module are listed under.
+/// The name under which buffers without a module are listed.
 const NO_MODULE: &str = "no module";
 
-/// A module of the model with all that is in it.
+/// A module of the model with all of its buffers.
 #[derive(Debug, PartialEq)]
 pub(super) struct Module {
     /// `layer1`, or `h.*` for blocks with a number.
@@ -25,7 +25,7 @@ pub(super) struct Module {
 /// A layer, or the same layer of several blocks, with its parameters, their gradients and state, and its activations.
 #[derive(Debug, PartialEq)]
 pub(super) struct Layer {
-    /// The layer's path, with a star for numbers that differ; of buffers without a module the operation in parentheses.
+    /// The layer's path, with a star for numbers that differ. For buffers without a module it is the operation in parentheses.
     pub name: String,
     pub bytes: u64,
     /// Bytes by category, most first.
@@ -36,15 +36,15 @@ pub(super) struct Layer {
 /// Buffers of one category in one layer, or in the same layer of several blocks.
 #[derive(Debug, PartialEq)]
 pub(super) struct Part {
-    /// The module's path, with a star for numbers that differ; of buffers without a module the operation in parentheses.
+    /// The module's path, with a star for numbers that differ. For buffers without a module it is the operation in parentheses.
     pub name: String,
     pub category: Category,
     pub bytes: u64,
     pub buffers: usize,
     pub kinds: Vec<Kind>,
-    /// The name before it was known whether there are others like it.
+    /// The path with a star for each number, which is the name if several paths share it.
     pattern: String,
-    /// The layer that it is in: of what belongs to a parameter, the path without the parameter's name.
+    /// The layer that it is in. If it belongs to a parameter, this is the path without the parameter's name.
     layer: String,
     module: String,
 }
@@ -65,11 +65,11 @@ impl Part {
 pub(super) struct Kind {
     pub operation: String,
     pub dtype: String,
-    /// `8x64x512`, or nothing where the buffer is no tensor.
+    /// Such as `8x64x512`; empty if the buffer is not a tensor.
     pub shape: String,
     pub bytes: u64,
     pub buffers: usize,
-    /// Where they are, each path once.
+    /// The paths of the buffers, each once.
     pub paths: Vec<String>,
 }
 
@@ -91,7 +91,7 @@ impl Kind {
     }
 }
 
-/// Modules, largest first; their layers and parts too.
+/// Modules, with their layers and parts, each largest first.
 pub(super) fn modules(buffers: &[&Buffer]) -> Vec<Module> {
     let mut modules: Vec<Module> = vec![];
     for part in parts(buffers) {
@@ -166,12 +166,12 @@ pub(super) fn parts(buffers: &[&Buffer]) -> Vec<Part> {
     }
     for (part, mut paths) in parts.iter_mut().zip(paths) {
         part.kinds.sort_by_key(|kind| Reverse(kind.bytes));
-        // Without others like it, a layer has its own name.
+        // A layer that is the only one in its group has its own name.
         if let (1, Some(path)) = (paths.len(), paths.pop().filter(|path| !path.is_empty())) {
             part.name = path;
         }
     }
-    // What is made in the update of a parameter has the parameter's path too.
+    // Tensors that are made in the update of a parameter have the parameter's path too.
     let parameters: HashSet<String> =
         parts.iter().filter(|part| part.is_of_parameter()).map(|part| part.pattern.clone()).collect();
     for part in parts.iter_mut().filter(|part| parameters.contains(&part.pattern)) {
@@ -185,7 +185,7 @@ pub(super) fn parts(buffers: &[&Buffer]) -> Vec<Part> {
 
 fn add(kinds: &mut Vec<Kind>, buffer: &Buffer, path: Option<String>) {
     let (operation, dtype) = (printable(&buffer.operation), printable(&buffer.dtype));
-    // Bytes that are no tensor have neither sides nor elements.
+    // Bytes that are not a tensor have neither sides nor elements.
     let is_tensor = !(buffer.shape.is_empty() && buffer.dtype == "U8");
     let shape = if is_tensor { shape(buffer) } else { String::new() };
     let same = |kind: &Kind| kind.operation == operation && kind.dtype == dtype && kind.shape == shape;
@@ -211,7 +211,7 @@ fn pattern(path: &str) -> String {
     segments.join(".")
 }
 
-/// The part of the model that a path is in: its first segment, and a star for a number behind it.
+/// The part of the model that a path is in: its first segment, and a star for a number after it.
 fn head(path: &str) -> String {
     let mut segments = path.split('.');
     let first = segments.next().unwrap_or(path);

@@ -25,8 +25,8 @@ const SCRIPTS: [&str; 5] = [
 ];
 
 impl MemoryReport {
-    /// A page that needs no network and no other file: the peaks beside the limits, the changes that would help, the timeline, the buffers
-    /// alive at any moment of it, and the tables. Holds [`json`](Self::json) in the element `data`.
+    /// The report as a page that needs no network and no other file: the peaks beside the limits, the changes that would help, the
+    /// timeline, the buffers alive at any moment of it, and the tables. The element `data` holds the report's [`json`](Self::json).
     pub fn html(&self) -> String {
         html(self)
     }
@@ -77,13 +77,13 @@ fn filled(template: &str, slots: &[(&str, String)]) -> String {
     page
 }
 
-/// JSON that is the same to a reader of JSON, and has nothing in it that ends a script or a line of it.
+/// Escapes JSON so that it reads the same but cannot end a script or a line of it.
 fn in_script(json: &str) -> String {
     let json = json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
     json.replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
 }
 
-/// The colours as variables of a style sheet, and the classes of the drawing that take them.
+/// The colours as variables of a style sheet, and the classes of the drawing that use them.
 fn colors() -> String {
     let (mut light, mut dark, mut classes) = (String::new(), String::new(), String::new());
     for (name, on_light, on_dark) in COLORS {
@@ -160,7 +160,7 @@ fn legend(timeline: &Timeline) -> String {
     items
 }
 
-/// What the scripts need besides the report.
+/// The data that the scripts need besides the report.
 fn geometry(timeline: Option<&Timeline>) -> serde_json::Value {
     let Some(timeline) = timeline else { return serde_json::Value::Null };
     let (clock, seconds) = clock(timeline.to - timeline.from);

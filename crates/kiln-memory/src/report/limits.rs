@@ -1,12 +1,12 @@
-//! Lines of a drawing that memory must stay below: the budget, and what the device has.
+//! Limits of a drawing that memory must stay below: the budget, and the available memory.
 
 use super::figures::size;
 use super::memory_report::MemoryReport;
 
-/// How far above the highest bytes a limit may be to be part of the drawing.
+/// The largest ratio of a limit to the highest bytes at which the limit is part of the drawing.
 const NEAR: f64 = 2.0;
 
-/// Bytes that memory must stay below.
+/// A limit in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limit {
     pub name: &'static str,
@@ -16,18 +16,18 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// Its place: a line in the drawing, or a note that it is above.
+    /// Whether the limit is a line in the drawing. Otherwise a note says that it is above.
     pub(super) fn is_near(self, most: u64) -> bool {
         self.bytes as f64 <= NEAR * most as f64
     }
 
-    /// Its line in words: `budget 24.0 GiB`.
+    /// The label of its line: `budget 24.0 GiB`.
     pub(super) fn label(self) -> String {
         format!("{} {}", self.name, size(self.bytes))
     }
 }
 
-/// The limits of a report, those that are equal only once.
+/// The limits of a report. Equal limits appear only once.
 pub(super) fn limits(report: &MemoryReport) -> Vec<Limit> {
     let budget = report.limit_bytes.map(|bytes| Limit { name: "budget", slug: "budget", bytes });
     let available = report.available_bytes.map(|bytes| Limit { name: "available memory", slug: "available", bytes });

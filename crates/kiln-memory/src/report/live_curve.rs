@@ -10,7 +10,7 @@ pub(super) struct LiveCurve {
 }
 
 impl LiveCurve {
-    /// The step with other sizes of its buffers.
+    /// The curve of a step whose buffers have other sizes.
     pub(super) fn of(prediction: &Prediction, bytes: impl Fn(&Buffer) -> u64) -> Self {
         let mut curve = Self { live: vec![0; prediction.operations.len()] };
         let mut change = vec![0i128; curve.live.len() + 1];

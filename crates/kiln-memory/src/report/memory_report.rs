@@ -1,4 +1,4 @@
-//! The report about the memory of a training step: its data, and its form for programs.
+//! The report about the memory of a training step: its data, and its JSON form.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::predict::Prediction;
 
 use super::explanation::Suggestion;
 
-/// The memory of a training step as predicted and as measured, for people (text, page, picture) and for programs (JSON).
+/// The predicted and measured memory of a training step, for readers (text, page, picture) and for programs (JSON).
 ///
 /// ```
 /// use kiln_memory::MemoryReport;
@@ -21,7 +21,7 @@ use super::explanation::Suggestion;
 pub struct MemoryReport {
     /// The heading.
     pub title: String,
-    /// Named facts about the step, such as model, batch and device, in order.
+    /// Named facts about the step in order, such as model, batch and device.
     pub facts: Vec<(String, String)>,
     /// The prediction.
     pub prediction: Option<Prediction>,
@@ -33,10 +33,10 @@ pub struct MemoryReport {
     /// Bytes that the step may take: the budget.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
-    /// Bytes that the program could have in all on this device: what it has and what is free.
+    /// Bytes that the program could have in all on this device: those that it has and those that are free.
     #[serde(default)]
     pub available_bytes: Option<u64>,
-    /// Changes that lower the peak, as from [`StepTrace::explain`](crate::StepTrace::explain).
+    /// Changes that lower the peak, for example from [`StepTrace::explain`](crate::StepTrace::explain).
     #[serde(default)]
     pub suggestions: Vec<Suggestion>,
 }
@@ -82,7 +82,7 @@ impl MemoryReport {
         self
     }
 
-    /// Sets the bytes that the program could have in all on this device: what it has and what is free.
+    /// Sets the bytes that the program could have in all on this device: those that it has and those that are free.
     #[must_use]
     pub fn with_available(mut self, bytes: impl Into<Option<u64>>) -> Self {
         self.available_bytes = bytes.into();
@@ -96,13 +96,13 @@ impl MemoryReport {
         self
     }
 
-    /// The error of the predicted peak relative to the measured one: negative when the prediction is too low. `None` unless both
-    /// are there and the measured one is not zero.
+    /// The error of the predicted peak relative to the measured one. It is negative if the prediction is too low. `None` if one of the
+    /// peaks is missing or the measured one is zero.
     pub fn error(&self) -> Option<f64> {
         relative_error(self.prediction.as_ref().map(|p| p.peak_bytes), self.measured.as_ref().map(|m| m.peak_bytes))
     }
 
-    /// The whole report, on one line.
+    /// The whole report as JSON, on one line.
     pub fn json(&self) -> String {
         serde_json::to_string(self).expect("strings, numbers and lists of them have a JSON form")
     }

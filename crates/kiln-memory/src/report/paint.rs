@@ -1,10 +1,10 @@
-//! Colours, and the names and text of a drawing as they are written in HTML and SVG.
+//! Colours, and the names and texts of a drawing in HTML and SVG.
 
 use crate::category::Category;
 
 use super::figures::printable;
 
-/// Each use of a colour, with the colour on a light and on a dark page.
+/// Each use of a colour, with its colour on a light page and on a dark page.
 pub(super) const COLORS: [(&str, &str, &str); 16] = [
     ("parameter", "#3f5f80", "#5d83ab"),
     ("optimizer-state", "#93abbd", "#8fa9bf"),
@@ -38,7 +38,7 @@ pub(super) fn slug(category: Category) -> &'static str {
     }
 }
 
-/// A category in one sentence.
+/// The description of a category, in one sentence.
 pub(super) fn about(category: Category) -> &'static str {
     match category {
         Category::Parameter => "Weights and biases, and buffers such as running statistics.",
@@ -54,7 +54,7 @@ pub(super) fn about(category: Category) -> &'static str {
     }
 }
 
-/// Text for HTML and SVG, in elements and in quoted attributes.
+/// Escapes text for HTML and SVG, in elements and in quoted attributes.
 pub(super) fn escape(text: &str) -> String {
     let text = printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&quot;").replace('\'', "&#39;")
@@ -65,7 +65,7 @@ pub(super) fn fill(name: &str) -> String {
     format!("class=\"f-{name}\" fill=\"{}\"", light(name))
 }
 
-/// The same for lines.
+/// Stroke attributes: a class for style sheets, and the light colour for readers without style sheets.
 pub(super) fn stroke(name: &str) -> String {
     format!("class=\"s-{name}\" stroke=\"{}\"", light(name))
 }

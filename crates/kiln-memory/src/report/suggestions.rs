@@ -1,4 +1,4 @@
-//! Changes that lower the peak of a step: micro-batches, 16-bit precision, checkpointing, other optimizers.
+//! Changes that lower the peak of a step: micro-batches, 16-bit precision, recomputing, other optimizers.
 
 use std::cmp::Reverse;
 
@@ -40,7 +40,7 @@ impl StepTrace {
         for (name, mut plan) in self.plans() {
             let mut changed = |offloaded: bool| {
                 plan.iter_mut().for_each(|segment| segment.offloaded = offloaded);
-                // A chain whose backward pass cannot be cut up has no such suggestion.
+                // A chain whose backward pass cannot be divided has no such suggestion.
                 let planned = self.with_plan(&plan).ok();
                 planned.map(|planned| planned.predict(batch, profile)).transpose()
             };
@@ -79,7 +79,7 @@ impl StepTrace {
         Ok((part.forward_seconds + part.backward_seconds) * batch as f64 / size as f64 + part.update_seconds)
     }
 
-    /// The step as one of several whose gradients are added up.
+    /// The step as one of several micro-batches whose gradients are summed.
     fn accumulating(&self, prediction: &Prediction, profile: &BackendProfile) -> LiveCurve {
         let mut curve = LiveCurve::of(prediction, |buffer| buffer.bytes);
         let [start, _, update, _] = self.phases;
@@ -97,7 +97,7 @@ impl StepTrace {
         let update = self.phases[2] - self.phases[0];
         let is_halved = |buffer: &Buffer| {
             let kind = matches!(buffer.category, Category::Activation | Category::Transient);
-            // Batch-norm computes in f32 all the same.
+            // Some f32 buffers stay as they are, since batch norm computes in f32 all the same.
             kind && buffer.dtype == "F32" && buffer.born < update && buffer.operation != "BatchNorm"
         };
         if !prediction.buffers.iter().any(is_halved) {
@@ -114,7 +114,7 @@ impl StepTrace {
         Some(curve.peak_bytes())
     }
 
-    /// Checkpoint plans for the chain. The last segment is plain where it would be recomputed at once.
+    /// Checkpoint plans for the chain. The last segment is plain if it would be recomputed at once.
     fn plans(&self) -> Vec<(String, Vec<Recomputed>)> {
         let blocks = self.blocks();
         if blocks == 0 {
@@ -136,7 +136,7 @@ impl StepTrace {
         plans
     }
 
-    /// Bytes of each parameter that learns, as it is after the update.
+    /// Bytes of each parameter that learns, in the size that it has after the update.
     fn learned(&self) -> impl Iterator<Item = u64> {
         let learned = self.tensors.iter().filter(|tensor| tensor.role == TraceRole::Updated);
         learned.map(|tensor| {
@@ -150,7 +150,7 @@ impl StepTrace {
         let is_state = |buffer: &&Buffer| buffer.category == Category::OptimizerState && buffer.born == 0;
         let state: u64 = prediction.buffers.iter().filter(is_state).map(|buffer| buffer.bytes).sum();
         let learned: u64 = self.learned().sum();
-        // AdamW keeps two numbers for each that learns, momentum one.
+        // AdamW keeps two numbers for each learned element, momentum keeps one.
         let numbers = state as f64 / learned.max(1) as f64;
         let mut rest = vec![];
         if numbers > 1.5 {

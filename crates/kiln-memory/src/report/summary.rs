@@ -54,7 +54,7 @@ pub(super) fn tiles(report: &MemoryReport) -> String {
     out
 }
 
-/// The predicted peak by category as a bar, with limits that are near.
+/// The predicted peak by category as a bar, with the limits that are near.
 pub(super) fn bar(report: &MemoryReport) -> String {
     let Some(prediction) = report.prediction.as_ref().filter(|prediction| prediction.peak_bytes > 0) else {
         return String::new();

@@ -10,7 +10,7 @@ use super::paint::{COLORS, escape, fill};
 use super::timeline::Timeline;
 
 impl MemoryReport {
-    /// The timeline alone, as a picture of its own.
+    /// The timeline as an SVG picture of its own.
     pub fn svg(&self) -> String {
         svg(self)
     }
@@ -62,7 +62,7 @@ fn description(report: &MemoryReport) -> String {
     words + "."
 }
 
-/// Why there is no timeline.
+/// The reason why there is no timeline.
 pub(super) fn nothing(report: &MemoryReport) -> &'static str {
     match (&report.prediction, &report.measured) {
         (None, None) => "Nothing was predicted and nothing was measured.",

@@ -1,4 +1,4 @@
-//! The tables of the page: peaks of the phases, the predicted peak by category and by module, and what the words mean.
+//! The tables of the page: peaks of the phases, the predicted peak by category and by module, and the meaning of the words.
 
 use std::fmt::Write;
 
@@ -10,10 +10,10 @@ use super::grouping::{Kind, Layer, Module, Part, modules};
 use super::memory_report::{MemoryReport, relative_error};
 use super::paint::{about, escape, slug, swatch};
 
-/// Modules that are listed one by one, and layers of each.
+/// The largest number of modules that are listed one by one, and of layers in each.
 const MODULES: usize = 40;
 const LAYERS: usize = 24;
-/// Paths of buffers of one kind that are named.
+/// The largest number of paths that are named for buffers of one kind.
 const PATHS: usize = 24;
 
 /// Predicted and measured peak of each phase.
@@ -56,7 +56,7 @@ pub(super) fn breakdown(prediction: &Prediction) -> String {
     section("breakdown", "The predicted peak by purpose", &["purpose", "#size", "#of the peak"], &body)
 }
 
-/// The predicted peak by module, then by layer and category, then by operation: lists that open.
+/// The predicted peak by module, then by layer and category, then by operation, as lists that can be opened.
 pub(super) fn largest(prediction: &Prediction) -> String {
     let alive = prediction.alive_at(prediction.peak_at);
     let modules = modules(&alive);
@@ -110,7 +110,7 @@ fn layer(list: &mut String, layer: &Layer, most: u64, prediction: &Prediction) {
     list.push_str("</ul></details>\n");
 }
 
-/// A line that opens: name, bytes by category as a strip that is `most` bytes wide, size and share of the peak.
+/// A line that can be opened: name, bytes by category as a strip that is `most` bytes wide, size and share of the peak.
 fn summary(name: &str, categories: &[(Category, u64)], bytes: u64, most: u64, prediction: &Prediction) -> String {
     let strip = categories.iter().map(|(category, bytes)| {
         let width = 100.0 * *bytes as f64 / most as f64;
@@ -127,7 +127,7 @@ fn summary(name: &str, categories: &[(Category, u64)], bytes: u64, most: u64, pr
     )
 }
 
-/// `saved activations: 4 x F32 8x64x512 from Matmul, 1.0 MiB`, and where they are.
+/// The line of a kind, such as `saved activations: 4 x F32 8x64x512 from Matmul, 1.0 MiB`, and the paths of its buffers.
 fn kind(part: &Part, kind: &Kind) -> String {
     let what = match part.parameter() {
         Some(parameter) => format!("{} of {}", part.category, escape(parameter)),
@@ -158,7 +158,7 @@ fn counted(buffers: usize) -> String {
     if buffers == 1 { "1 buffer".to_owned() } else { format!("{buffers} buffers") }
 }
 
-/// What the categories are.
+/// The descriptions of the categories.
 pub(super) fn words() -> String {
     let rows: String = STACK
         .iter()
@@ -175,7 +175,7 @@ fn share(bytes: u64, prediction: &Prediction) -> String {
     format!("<td class=\"number\">{} %</td>", percent(bytes, prediction.peak_bytes))
 }
 
-/// A table with a title; columns of numbers have names that begin with `#`.
+/// A table with a title. Columns of numbers have names that begin with `#`.
 fn section(id: &str, title: &str, heads: &[&str], body: &str) -> String {
     let heads = heads.iter().map(|head| match head.strip_prefix('#') {
         Some(head) => format!("<th scope=\"col\" class=\"number\">{head}</th>"),

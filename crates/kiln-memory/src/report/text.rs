@@ -48,7 +48,7 @@ fn text(report: &MemoryReport, groups: usize) -> String {
     out.trim_end().to_owned() + "\n"
 }
 
-/// Groups of buffers; long paths are cut so that a row stays in the terminal.
+/// Groups of buffers. Long paths are cut so that a row fits the terminal.
 fn largest(parts: &[Part], groups: usize, share: &dyn Fn(u64) -> String) -> Vec<Vec<String>> {
     if parts.is_empty() || groups == 0 {
         return vec![];

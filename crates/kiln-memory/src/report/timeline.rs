@@ -1,4 +1,4 @@
-//! The step over time: where each operation begins, and the bytes alive in it.
+//! The step over time: the beginning of each operation, and the bytes alive in it.
 
 use std::ops::Range;
 
@@ -13,11 +13,11 @@ use super::memory_report::MemoryReport;
 /// The quantity on the horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Axis {
-    /// Seconds by the prediction.
+    /// Seconds according to the prediction.
     Estimated,
-    /// Seconds by the clock; predicted operations are stretched to it.
+    /// Measured seconds. Predicted operations are stretched to them.
     Measured,
-    /// Operations, where no time is known.
+    /// Operations, if no time is known.
     Operations,
 }
 
@@ -33,11 +33,11 @@ pub(super) struct Band {
 #[derive(Debug)]
 pub(super) struct Timeline {
     pub axis: Axis,
-    /// Where it begins.
+    /// Beginning of the axis.
     pub from: f64,
-    /// Where it ends, always behind `from`.
+    /// End of the axis, always after `from`.
     pub to: f64,
-    /// Where each operation begins, and where the last one ends; empty without operations.
+    /// Beginning of each operation, and end of the last one; empty without operations.
     pub starts: Vec<f64>,
     /// Bytes of each operation by category, in the order of [`STACK`].
     pub stack: Vec<[u64; STACK.len()]>,
@@ -45,11 +45,11 @@ pub(super) struct Timeline {
     pub bands: Vec<Band>,
     /// Measured bytes over time.
     pub curve: Vec<(f64, u64)>,
-    /// Whether `curve` is of samples, or only of the peak of each phase.
+    /// Whether `curve` has samples. Otherwise it has only the peak of each phase.
     pub sampled: bool,
-    /// Whether operations are where the measured bytes say that they ran, and not where the estimated time says.
+    /// Whether operations are placed by the measured bytes, not by the estimated times.
     pub aligned: bool,
-    /// Limits near enough to be lines in the drawing, and those that are above it.
+    /// Limits near enough to be lines in the drawing, and those above it.
     pub lines: Vec<Limit>,
     pub above: Vec<Limit>,
     /// The most bytes that occur.
@@ -57,7 +57,7 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// Lays a report out; `None` when there is nothing to lay out.
+    /// Lays a report out; `None` if there is nothing to lay out.
     pub(super) fn of(report: &MemoryReport) -> Option<Self> {
         let rows = figures::phases(report);
         let (curve, sampled) = curve(report, &rows);
@@ -98,9 +98,9 @@ struct Placed {
     aligned: bool,
 }
 
-/// Where operations begin: over the measured phases when they are the same phases; over the measured step when they are
-/// not; else over the estimated time, else one after the other. Within a measured phase with enough samples, where the measured
-/// bytes are those of the operation.
+/// The beginnings of operations. If the measured phases match, operations are placed in their phases. Otherwise they are placed over the
+/// measured step, or over the estimated time, or one after the other. In a measured phase with enough samples, each operation is placed
+/// where the measured bytes match its own.
 fn place(prediction: &Prediction, rows: &[PhaseRow], curve: &[(f64, u64)]) -> Placed {
     let known = |seconds: f64| if seconds.is_finite() { seconds.clamp(0.0, 1e9) } else { 0.0 };
     let mut weights: Vec<_> = prediction.operations.iter().map(|operation| known(operation.seconds)).collect();
@@ -142,7 +142,7 @@ fn place(prediction: &Prediction, rows: &[PhaseRow], curve: &[(f64, u64)]) -> Pl
     Placed { axis, starts, bands, aligned: false }
 }
 
-/// Operations of each phase, when they follow each other from the first operation to the last.
+/// The operations of each phase, if phases follow each other from the first operation to the last.
 fn ranges(prediction: &Prediction) -> Option<Vec<Range<usize>>> {
     let mut next = 0;
     let mut ranges = vec![];
@@ -156,7 +156,7 @@ fn ranges(prediction: &Prediction) -> Option<Vec<Range<usize>>> {
     (next == prediction.operations.len()).then_some(ranges)
 }
 
-/// The measured phases, when each predicted one has its own and they follow each other.
+/// The measured phases, if each predicted one has its counterpart and they follow each other.
 fn matched(rows: &[PhaseRow]) -> Option<Vec<Band>> {
     let bands = measured_bands(rows);
     let ordered = bands.windows(2).all(|pair| pair[0].end <= pair[1].start);
@@ -169,7 +169,7 @@ fn measured_bands(rows: &[PhaseRow]) -> Vec<Band> {
     bands.filter(|band| band.start.is_finite() && band.end.is_finite() && band.start <= band.end).collect()
 }
 
-/// Puts the beginnings of consecutive operations between two times, by their weights.
+/// Places the beginnings of consecutive operations between two times, by their weights.
 fn spread(weights: &[f64], from: f64, to: f64, starts: &mut Vec<f64>) {
     let total: f64 = weights.iter().sum();
     let mut done = 0.0;
@@ -180,7 +180,7 @@ fn spread(weights: &[f64], from: f64, to: f64, starts: &mut Vec<f64>) {
     }
 }
 
-/// The measurement over time: samples, otherwise the peak of each phase as a level.
+/// The measurement over time: samples if there are any, otherwise the peak of each phase as a level.
 fn curve(report: &MemoryReport, rows: &[PhaseRow]) -> (Vec<(f64, u64)>, bool) {
     let samples = report.measured.iter().flat_map(|measured| measured.samples.iter());
     let mut curve: Vec<_> =

@@ -36,7 +36,7 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
         file.persist(path)?;
-        // The new name is durable when the folder is.
+        // The new name is durable only when the folder is.
         if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
     };
     write().map_err(|source| Error::Write { path: path.to_owned(), source })

@@ -12,7 +12,7 @@ use burn::backend::ir::{
 use super::graph::{Detail, Graph, Kind, Use};
 use super::recording::RecordedTensor;
 
-/// A graph, and the number that each of burn's tensors has in it.
+/// A graph, and the number of each of burn's tensors in it.
 #[derive(Default)]
 pub(crate) struct Captured {
     pub(crate) graph: Graph,
@@ -20,7 +20,7 @@ pub(crate) struct Captured {
     pub(crate) shapes: Vec<Vec<usize>>,
     numbers: HashMap<TensorId, u32>,
     known_shapes: HashMap<Vec<usize>, u32>,
-    /// The operation that makes each tensor; none for a tensor that no operation makes.
+    /// The operation that makes each tensor; `None` for a tensor that no operation makes.
     made_by: Vec<Option<usize>>,
 }
 
@@ -109,12 +109,12 @@ fn name(operation: &OperationIr) -> String {
         OperationIr::Drop(_) => return "Drop".to_owned(),
     };
     let mut name = Identifier(format!("{family}."));
-    // The error is how the identifier stops the rest from being written.
+    // The error is the way in which the identifier stops the rest from being written.
     let _ = write!(name, "{variant:?}");
     name.0
 }
 
-/// Takes the first identifier of a debug output, which is the variant's name; the rest may be long.
+/// Takes the first identifier of a debug output, which is the variant's name, without formatting the rest, which may be long.
 struct Identifier(String);
 
 impl Write for Identifier {
@@ -127,7 +127,7 @@ impl Write for Identifier {
 
 fn detail(operation: &OperationIr) -> Detail {
     use ModuleOperationIr as M;
-    /// Options with one padding for both sides, which are of many types.
+    /// Reads the attributes of options that have one padding for both sides. These options have many types.
     macro_rules! symmetric {
         ($op:expr) => {{
             let options = &$op.options;

@@ -35,8 +35,7 @@ struct Span {
 /// Name and attributes of an operation, without its tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Kind {
-    /// burn's names, outermost first: `Module.Conv2d`, `NumericFloat.Add`. Of an operation that burn does not have, its id:
-    /// `Custom.kiln::attention`.
+    /// burn's names, outermost first: `Module.Conv2d`, `NumericFloat.Add`. A custom operation has its id: `Custom.kiln::attention`.
     pub(crate) name: String,
     pub(crate) detail: Detail,
 }
@@ -52,7 +51,7 @@ pub(crate) enum Detail {
     Slice { offset: bool, steps: Vec<isize> },
     /// A convolution in any number of dimensions. `padding` is the sum of both sides.
     Conv { stride: Vec<usize>, padding: Vec<usize>, dilation: Vec<usize>, groups: usize },
-    /// The integers and flags of an operation that burn does not have, in the order in which it was recorded with them.
+    /// The integers and flags of a custom operation, in the order in which they were recorded.
     Scalars(Vec<i64>),
 }
 
@@ -60,7 +59,7 @@ pub(crate) enum Detail {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Use {
     pub(crate) tensor: u32,
-    /// No other handle to the tensor exists: the operation may write over it, and it is dropped afterwards.
+    /// Whether no other handle to the tensor exists. The operation may then write over the tensor, and it is dropped afterwards.
     pub(crate) last: bool,
 }
 
@@ -70,12 +69,12 @@ impl Kind {
         self.name.split('.').next().unwrap_or_default()
     }
 
-    /// The name behind the dot: `Conv2d`, `kiln::attention`. The whole name where there is no dot.
+    /// The name after the dot: `Conv2d`, `kiln::attention`. The whole name if there is no dot.
     pub(crate) fn short(&self) -> &str {
         self.name.split_once('.').map_or(self.name.as_str(), |(_, short)| short)
     }
 
-    /// Whether burn itself does not have the operation.
+    /// Whether it is a custom operation, which burn does not have.
     pub(crate) fn is_custom(&self) -> bool {
         self.family() == "Custom"
     }
@@ -88,7 +87,7 @@ impl Span {
 }
 
 impl Graph {
-    /// Stores the tensors of an operation and returns it. The caller puts it in its place.
+    /// Stores the tensors of an operation and returns it. The caller adds it to the operations.
     pub(crate) fn operation(
         &mut self,
         kind: u32,
@@ -104,7 +103,7 @@ impl Graph {
         Operation { kind, inputs, outputs }
     }
 
-    /// The index of a kind, which is added when it is new.
+    /// The index of a kind. A new kind is added.
     pub(crate) fn kind_index(&mut self, name: &str) -> u32 {
         let known = self.kinds.iter().position(|kind| kind.name == name && kind.detail == Detail::None);
         known.unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! The module that each operation and tensor of a recording belongs to.
+//! The module to which each operation and tensor of a recording belongs.
 
 use std::collections::HashMap;
 
@@ -24,8 +24,8 @@ impl Paths {
     }
 }
 
-/// The module of each operation, as far as parameters determine it. In the forward pass this is the module of the last
-/// parameter that was read; in the backward pass, that of the activation or parameter that the operation reads.
+/// The module of each operation, as far as parameters determine it. In the forward pass this is the module of the last parameter that was
+/// read. In the backward pass it is the module of the activation or parameter that the operation reads.
 pub(crate) fn of_operations(graph: &Graph, roles: &[Option<Role>], step: usize, paths: &mut Paths) -> Vec<Option<u32>> {
     let module_of = |role: &Option<Role>, paths: &mut Paths| match role {
         Some(Role::Parameter(path)) => {
@@ -57,7 +57,7 @@ pub(crate) fn of_operations(graph: &Graph, roles: &[Option<Role>], step: usize, 
 /// The operation and the module at which a recording stopped. `step` is the first operation of the step, if it was reached.
 pub(crate) fn last_place(graph: &Graph, roles: &[Option<Role>], step: Option<usize>) -> (String, String) {
     let Some(step) = step else { return ("before the step".into(), "(the model)".into()) };
-    // An operation without inputs is a marker or new data, which does not identify a layer.
+    // An operation without inputs is a marker or new data and does not identify a layer.
     let last = (step..graph.operations.len()).rfind(|index| !graph.inputs_at(*index).is_empty());
     let mut paths = Paths::default();
     let of_operation = of_operations(graph, roles, step, &mut paths);
@@ -68,7 +68,7 @@ pub(crate) fn last_place(graph: &Graph, roles: &[Option<Role>], step: Option<usi
     )
 }
 
-/// Whether each tensor is input data: it comes from the host, or is made without inputs before the first parameter is read.
+/// Whether each tensor is input data: it comes from the host, or it is made without inputs before the first parameter is read.
 pub(crate) fn inputs(recording: &Recording) -> Vec<bool> {
     let graph = &recording.graph;
     let is_parameter = |tensor: u32| matches!(recording.roles[tensor as usize], Some(Role::Parameter(_)));
@@ -84,8 +84,8 @@ pub(crate) fn inputs(recording: &Recording) -> Vec<bool> {
     is_input
 }
 
-/// The parameter that each tensor of the update belongs to. The optimizer updates one parameter after the other, and the new
-/// parameter is the last tensor that it makes for each.
+/// The parameter to which each tensor of the update belongs. The optimizer updates one parameter after the other, and the new parameter
+/// is the last tensor that it makes for each.
 pub(crate) fn owners(recording: &Recording, paths: &mut Paths) -> Vec<Option<u32>> {
     let graph = &recording.graph;
     let mut owners = vec![None; recording.tensors.len()];

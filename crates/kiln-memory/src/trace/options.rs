@@ -1,20 +1,20 @@
-//! How a recorded step updates its parameters.
+//! Settings of a recorded step that the model and the optimizer do not determine.
 
-/// How a step is taken, besides what the model and the optimizer determine.
+/// Settings of a recorded step that the model and the optimizer do not determine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepOptions {
-    /// Gradients are summed over several micro-batches: the sum is alive during the forward and backward pass.
+    /// Whether gradients are summed over several micro-batches. The sum is then alive during the forward and backward pass.
     pub accumulate: bool,
-    /// All old parameters are kept until all new ones are made, as when `optimizer.step` gets a clone of the model.
+    /// Whether all old parameters are kept until all new ones are made, as when `optimizer.step` gets a clone of the model.
     pub keep_parameters: bool,
-    /// Gradients are multiplied by a number before the update, for clipping or to remove a loss scale.
+    /// Whether gradients are multiplied by a number before the update, for clipping or to remove a loss scale.
     pub scale_gradients: bool,
-    /// The global norm of the gradients is computed before the update.
+    /// Whether the global norm of the gradients is computed before the update.
     pub reads_norm: bool,
-    /// Parameters are updated in chunks. The old parameters, gradients and optimizer state of a chunk are dropped after all
-    /// new ones of the chunk are made, so that an update that fails can be repeated.
+    /// The chunks of parameters that are updated together. The old parameters, gradients and optimizer state of a chunk are dropped after
+    /// all new ones of the chunk are made, so that an update that fails can be repeated.
     pub update_chunks: Option<UpdateChunks>,
-    /// The two batch sizes that are recorded. All others are inferred from how the shapes differ between them.
+    /// The two batch sizes that are recorded. Shapes at all other sizes follow from the difference between them.
     pub batches: [usize; 2],
 }
 
@@ -32,8 +32,8 @@ impl Default for StepOptions {
     }
 }
 
-/// How parameters are divided into chunks that are updated together: in the order of the fields, each chunk at most
-/// [`bytes`](Self::bytes) large and with at least one parameter.
+/// The chunks of parameters that are updated together. Chunks follow the order of the fields. Each is at most [`bytes`](Self::bytes)
+/// large and has at least one parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpdateChunks {
     /// The number of chunks that all parameters are divided into, approximately.

@@ -1,23 +1,23 @@
-//! Where in the backward pass of a step the blocks of a chain are.
+//! The positions of a chain's blocks in the backward pass of a step.
 
 use super::step_trace::{StepTrace, TraceRole};
 
 /// Stands for "no operation" and "no block" in tables of indices.
 pub(crate) const NONE: usize = usize::MAX;
 
-/// Where the backward passes of the blocks are.
+/// The positions of the blocks in the backward pass.
 pub(crate) struct Passes {
-    /// The first operation of each block's backward pass; that of the block behind for a block that keeps nothing.
+    /// The first operation of each block's backward pass. For a block that keeps nothing, it is that of the next block.
     pub(crate) begins: Vec<usize>,
-    /// The first operation behind the backward pass of the first block.
+    /// The first operation after the backward pass of the first block.
     pub(crate) end: usize,
-    /// The gradients of parameters as the plain step holds them (under autocast in 16 bits), with the blocks whose backward
-    /// passes compute them.
+    /// The gradients of parameters as the plain step holds them (in 16 bits under autocast), with the blocks whose backward passes
+    /// compute them.
     pub(crate) gradients: Vec<(u32, usize)>,
 }
 
 /// # Errors
-/// The block whose backward pass begins before that of the block behind it.
+/// The block whose backward pass begins before that of the next block.
 pub(crate) fn backward_passes(trace: &StepTrace) -> Result<Passes, usize> {
     let [start, backward, update, _] = trace.phases;
     let (first_cut, blocks) = (trace.cuts[0], trace.blocks());
@@ -39,7 +39,7 @@ pub(crate) fn backward_passes(trace: &StepTrace) -> Result<Passes, usize> {
     for index in backward..update {
         for input in trace.graph.inputs_at(index) {
             let made_at = made_at[input.tensor as usize];
-            // Operations that read only the block's output may belong to the block behind.
+            // Operations that read only the block's output may belong to the next block.
             if made_at != NONE
                 && let Some(block) = block_of(made_at)
                 && read_until[input.tensor as usize] < trace.cuts[block + 1]
@@ -82,15 +82,15 @@ pub(crate) fn backward_passes(trace: &StepTrace) -> Result<Passes, usize> {
             }
         }
     }
-    // Blocks run last first.
+    // The last block runs first.
     let block_at = |operation: usize| begins.iter().position(|begins| *begins <= operation);
     let gradients = computed_at.into_iter().filter(|(_, origin)| *origin < end);
     let gradients = gradients.filter_map(|(gradient, origin)| Some((gradient, block_at(origin)?))).collect();
     Ok(Passes { begins, end, gradients })
 }
 
-/// Where a gradient is computed, and as which tensor: back through the views and casts that burn leaves for the end of the backward pass.
-/// The operation may compute other gradients as well, as a batch norm's does.
+/// The operation that computes a gradient, and the tensor that it makes. Views and casts that burn leaves for the end of the backward
+/// pass are skipped. The operation may compute other gradients as well, as a batch norm's does.
 fn origin(trace: &StepTrace, made_at: &[usize], mut gradient: u32, mut index: usize) -> (u32, usize) {
     while let [input] = trace.graph.inputs_at(index)
         && matches!(trace.graph.kind_at(index).short(), "Cast" | "Reshape" | "SwapDims" | "Permute")

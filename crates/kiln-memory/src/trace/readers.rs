@@ -1,13 +1,13 @@
-//! Which blocks of a chain read which parameters.
+//! The blocks of a chain that read each parameter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::step_trace::{StepTrace, TraceRole};
 
 impl StepTrace {
-    /// The blocks whose forward passes read each parameter or buffer, by its path. What comes before the first block counts as a part of
-    /// it, what comes behind the last block as a part of that one. A tensor that two fields share has one of their paths. A parameter that
-    /// nothing reads is left out.
+    /// The blocks whose forward passes read each parameter or buffer, by its path. Operations before the first block count as a part of
+    /// that block, and operations after the last block as a part of that one. A tensor that two fields share has one of their paths. A
+    /// parameter that nothing reads is left out.
     pub fn readers(&self) -> BTreeMap<&str, BTreeSet<usize>> {
         let [start, backward, ..] = self.phases;
         let last = self.blocks().saturating_sub(1);
@@ -62,7 +62,7 @@ mod tests {
                 }
                 recorder.cut();
             }
-            // The first layer is the last one as well.
+            // The first layer is also the last one.
             x.matmul(net.first.weight.val()).square().mean()
         };
         let trace = record_step(build, forward, &AdamWConfig::new().build(), StepOptions::default()).unwrap();

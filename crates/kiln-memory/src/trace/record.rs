@@ -29,13 +29,13 @@ const NO_GRADIENT: &str = "the loss does not depend on a parameter that learns";
 
 /// Records one training step on burn's capture device: nothing is computed, and no memory is taken for data.
 ///
-/// `build` makes the model on the given device, under a precision policy if it is trained under one. `forward` computes the mean
-/// loss over [`Recorder::batch`] samples. `optimizer` is one of burn's, built but not initialised, as from
-/// `AdamWConfig::new().build()`. The recorded step is not the first one: the optimizer has its state.
+/// `build` makes the model on the given device, under a precision policy if it is trained under one. `forward` computes the mean loss
+/// over [`Recorder::batch`] samples. `optimizer` is one of burn's, built but not initialised, such as `AdamWConfig::new().build()`. The
+/// recorded step is not the first one of a run: the optimizer already has its state.
 ///
-/// A step that is recorded must not read values back (`into_data`, `into_scalar`), seed random numbers, or move tensors to
-/// another device. Checkpointed segments cannot be recorded: record the plain model with [`cuts`](Recorder::cut) between its
-/// blocks, and apply a plan to the trace ([`StepTrace::with_plan`]).
+/// A step that is recorded must not read values back (`into_data`, `into_scalar`), seed random numbers, or move tensors to another
+/// device. A step that recomputes segments cannot be recorded: record the plain model with [`cuts`](Recorder::cut) between its blocks,
+/// and apply a plan to the trace ([`StepTrace::with_plan`]).
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -68,11 +68,11 @@ pub fn record_step<M: Module + 'static, O: Optimizer>(
     record_step_with(build, forward, groups, options)
 }
 
-/// The optimizers of a model's parameters: a parameter in several groups belongs to the last one.
+/// Groups of parameters with their optimizers. A parameter in several groups belongs to the last one.
 pub type OptimizersByGroup = Vec<(ParamGroup, Arc<dyn DynOptimizer>)>;
 
-/// The same with several optimizers for groups of parameters. `groups` is called once for each recording, with the model that
-/// is recorded; the first group must have all parameters.
+/// Records one training step as [`record_step`] does, with several optimizers for groups of parameters. `groups` is called once for each
+/// recording, with the model that is recorded. The first group must have all parameters.
 ///
 /// # Errors
 /// Those of [`record_step`].
@@ -138,7 +138,7 @@ fn record_once<M: Module + 'static>(
         let (operation, path) = last_place(&captured.graph, &of_tensor, step);
         return Err(Error::Record { operation, path, reason });
     }
-    // A size below zero has wrapped around where the code that subtracts is compiled without overflow checks.
+    // A size below zero has wrapped around if the code that subtracts is compiled without overflow checks.
     let wrapped = |output: &u32| {
         let shape = &captured.shapes[captured.tensors[*output as usize].shape as usize];
         shape.iter().any(|size| *size >= 1 << 48)

@@ -1,4 +1,4 @@
-//! The value that the forward pass of a recording gets beside the model, and how it marks places.
+//! The value with which the forward pass of a recording gets its device and batch size, and marks positions.
 
 use std::cell::RefCell;
 
@@ -6,7 +6,7 @@ use burn::backend::Capture;
 use burn::backend::capture::TensorId;
 use burn::tensor::{Device, Tensor};
 
-/// Gives the forward pass of a recording its device and batch size, and marks places in it.
+/// Gives the forward pass of a recording its device and batch size, and marks positions in it.
 #[derive(Debug)]
 pub struct Recorder {
     pub(super) device: Device,
@@ -25,8 +25,8 @@ impl Recorder {
         self.batch
     }
 
-    /// Marks a place between two blocks of a chain, as [`StepTrace::with_plan`](crate::StepTrace::with_plan) needs: call it
-    /// once before the first block, and after every block.
+    /// Marks the position between two blocks of a chain, for [`StepTrace::with_plan`](crate::StepTrace::with_plan). Call it once before
+    /// the first block, and after every block.
     pub fn cut(&self) {
         self.mark(&mut self.cuts.borrow_mut());
     }

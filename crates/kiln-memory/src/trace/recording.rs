@@ -4,18 +4,18 @@ use burn::tensor::DType;
 
 use super::graph::Graph;
 
-/// A recorded step and the places and tensors that the recorder knows in it.
+/// A recorded step, with the positions and tensors in it that the recorder knows.
 pub(crate) struct Recording {
     pub(crate) graph: Graph,
     pub(crate) tensors: Vec<RecordedTensor>,
     /// The distinct shapes of the tensors.
     pub(crate) shapes: Vec<Vec<usize>>,
-    /// Indices of the first operation of the step, of the backward pass, of the update, and behind the update.
+    /// Indices of the first operation of the step, of the backward pass, of the update, and after the update.
     pub(crate) phases: [usize; 4],
     pub(crate) cuts: Vec<usize>,
     /// Operations at which the old parameters, gradients and optimizer state of a chunk are dropped.
     pub(crate) releases: Vec<usize>,
-    /// The role of each tensor, where it has one.
+    /// The role of each tensor, if it has one.
     pub(crate) roles: Vec<Option<Role>>,
 }
 

@@ -9,7 +9,7 @@ use super::step_trace::{StepTrace, TraceRole};
 /// Stands for "no operation" and "no tensor" in tables of indices.
 const NONE: u32 = u32::MAX;
 
-/// A trace that is being changed. Until [`finish`](Self::finish), operations keep their indices of the plain trace.
+/// A trace that is being changed. Until [`finish`](Self::finish), operations keep their indices in the plain trace.
 pub(super) struct Rewrite {
     trace: StepTrace,
     /// The operation of the step that makes each tensor.
@@ -18,13 +18,13 @@ pub(super) struct Rewrite {
     read_until: Vec<u32>,
     /// Whether each tensor of the forward pass depends on a parameter.
     learned: Vec<bool>,
-    /// The tensor of a replay that stands for a tensor of the segment in progress.
+    /// The tensor of the replay that replaces a tensor of the segment in progress.
     replaced_by: Vec<u32>,
     /// The tensor that an upload from the host brings back.
     upload_of: Vec<u32>,
     /// Operations to insert before an operation of the backward pass, last segment first.
     replays: Vec<(usize, Vec<Operation>)>,
-    /// Where the backward passes of the recomputed segments are, and the inputs that are held while they run.
+    /// The ranges of the backward passes of the recomputed segments, and the inputs that are held while they run.
     passes: Vec<(Range<usize>, Vec<u32>)>,
 }
 
@@ -66,11 +66,11 @@ impl Rewrite {
         }
     }
 
-    /// Checkpoints the operations of `span`. Returns where in the backward pass they are repeated, which is at `from` or
-    /// later; `None` if the backward pass of the segment begins before `from`.
+    /// Recomputes the operations of `span` in the backward pass. Returns the position at which they are repeated, which is `from` or
+    /// later. `None` if the backward pass of the segment begins before `from`.
     pub(super) fn recompute(&mut self, span: Range<usize>, offloaded: bool, from: usize) -> Option<usize> {
         let [_, backward, update, _] = self.trace.phases;
-        // Operations that read only the segment's outputs may belong to the segment behind.
+        // Operations that read only the segment's outputs may belong to the next segment.
         let begins = |index: &usize| {
             let inputs = self.trace.graph.inputs_at(*index);
             inputs.iter().any(|input| self.is_made_in(&span, input.tensor) && !self.leaves(&span, input.tensor))
@@ -106,7 +106,7 @@ impl Rewrite {
         span.contains(&(self.made_at[tensor as usize] as usize))
     }
 
-    /// Whether a tensor of a segment is read by the rest of the forward pass.
+    /// Whether the rest of the forward pass reads a tensor of a segment.
     fn leaves(&self, span: &Range<usize>, tensor: u32) -> bool {
         let until = self.read_until[tensor as usize];
         until != NONE && until as usize >= span.end
@@ -125,7 +125,7 @@ impl Rewrite {
         inputs
     }
 
-    /// The operations of a segment over new tensors.
+    /// Copies the operations of a segment, with new tensors.
     fn replay(&mut self, segment: &Segment) -> Vec<Operation> {
         let mut replay = Vec::with_capacity(segment.span.len() + 1);
         for index in segment.span.clone() {
@@ -142,7 +142,7 @@ impl Rewrite {
         replay
     }
 
-    /// A new tensor like another one.
+    /// A new tensor with the shape and type of another one.
     fn copy(&mut self, tensor: u32) -> u32 {
         let mut copy = self.trace.tensors[tensor as usize];
         if copy.role == TraceRole::Input {
@@ -177,12 +177,12 @@ impl Rewrite {
         uploads
     }
 
-    /// Lets the backward pass from `place` on read the replay of a segment.
+    /// Makes the backward pass from `place` on read the replay of a segment.
     fn redirect(&mut self, segment: &Segment, place: usize) {
         for index in place..self.trace.phases[2] {
             let operation = self.trace.graph.operations[index];
             for input in self.trace.graph.inputs_mut(operation) {
-                // From here on no operation belongs to the segment behind, which may have had uploads of its own.
+                // From here on no operation belongs to the next segment, which may have had uploads of its own.
                 let original = self.upload_of[input.tensor as usize];
                 if original != NONE && segment.span.contains(&(self.made_at[original as usize] as usize)) {
                     input.tensor = original;
@@ -207,13 +207,13 @@ impl Rewrite {
         inputs.iter().any(|input| self.is_made_in(&before, input.tensor) && !segment.inputs.contains(&input.tensor))
     }
 
-    /// The inputs of a segment that need a gradient. The pass within the pass holds them to its end, to give them theirs.
+    /// The inputs of a segment that need a gradient. The nested backward pass holds them to its end, to give them their gradients.
     fn held(&self, segment: &Segment, uploads: &[u32]) -> Vec<u32> {
         let inputs = segment.inputs.iter().enumerate().filter(|(_, input)| self.learned[**input as usize]);
         inputs.map(|(position, input)| uploads.get(position).copied().unwrap_or(*input)).collect()
     }
 
-    /// Drops the tensors of the first pass after their last use, except those that leave the segment.
+    /// Drops the tensors of the first forward pass after their last use, except those that leave the segment.
     fn forget(&mut self, segment: &Segment) {
         let mut seen = vec![];
         let mut is_seen = vec![false; self.made_at.len()];
@@ -233,8 +233,8 @@ impl Rewrite {
         }
     }
 
-    /// Operations to move, with their new places. A pass within the pass ends with the gradients of its parameters; the plain
-    /// backward pass makes them at its end, which matters where they are cast.
+    /// Operations to move, with their new positions. A nested backward pass ends with the gradients of its parameters. The plain backward
+    /// pass makes them at its very end, which matters if they are cast.
     fn gradients_of_passes(&self) -> BTreeMap<usize, usize> {
         let [_, backward, update, _] = self.trace.phases;
         let graph = &self.trace.graph;
@@ -247,7 +247,7 @@ impl Rewrite {
             {
                 continue;
             }
-            // Back through the views that burn leaves for the end, to the operation that computed the gradient.
+            // Skips the views that burn leaves for the end, back to the operation that computed the gradient.
             let mut chain = vec![];
             let mut origin = index;
             while let [input] = graph.inputs_at(origin)
@@ -266,7 +266,7 @@ impl Rewrite {
 
     /// Inserts the replays into the backward pass.
     pub(super) fn finish(mut self) -> StepTrace {
-        // Segments come last first, their passes in the order of the backward pass.
+        // Segments are listed last first, and their backward passes run in this order.
         for index in 1..self.passes.len() {
             let next = self.passes[index].0.start;
             self.passes[index - 1].0.end = self.passes[index - 1].0.end.min(next);

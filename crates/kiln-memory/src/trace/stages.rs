@@ -6,16 +6,16 @@ use super::step_trace::{StepTrace, TraceRole};
 use crate::error::Error;
 
 impl StepTrace {
-    /// The part of the step that each stage of a pipeline runs, for one micro-batch. `cuts` are the first blocks of all stages but the
-    /// first.
+    /// Divides the step into the parts that the stages of a pipeline run, for one micro-batch. `cuts` are the first blocks of all stages
+    /// except the first one.
     ///
-    /// What comes before the chain belongs to the first stage, what comes behind it to the last one. A parameter belongs to the first
+    /// Operations before the chain belong to the first stage, and operations after it to the last one. A parameter belongs to the first
     /// stage that reads it, with its sum of gradients, its optimizer state and its update. Another stage that reads it has a copy, and
-    /// sends its gradient to the owner. What a stage reads of another one arrives at the beginning of its pass, in memory of its own.
-    /// The inputs of a stage and their gradients are held to the end of its backward pass.
+    /// sends its gradient to the owner. Tensors that a stage reads from another one arrive at the beginning of its pass, in memory of its
+    /// own. The inputs of a stage and their gradients are held to the end of its backward pass.
     ///
-    /// Without cuts it is the step itself. The parts are steps like others, to be estimated and to be planned
-    /// ([`with_plan`](Self::with_plan)); their blocks count from zero.
+    /// Without cuts the only part is the step itself. The parts are ordinary steps: they can be estimated and planned
+    /// ([`with_plan`](Self::with_plan)). Their blocks count from zero.
     ///
     /// # Errors
     /// [`Error::Plan`] for cuts that are not rising between the chain's blocks, and for a model whose backward pass does not run the
@@ -38,7 +38,7 @@ impl StepTrace {
         Ok((0..bounds.len() - 1).map(|stage| divided.part(stage)).collect())
     }
 
-    /// The parameters that learn, in the order of their updates: paths and numbers of elements.
+    /// The paths and numbers of elements of the parameters that learn, in the order of their updates.
     pub fn learned_parameters(&self) -> Vec<(&str, u64)> {
         let [.., update, end] = self.phases;
         let outputs = (update..end).flat_map(|index| self.graph.outputs_at(index));
@@ -50,14 +50,14 @@ impl StepTrace {
         learned.collect()
     }
 
-    /// The same step on a replica that keeps the optimizer state of some parameters only, and updates only these. `owns` gets the path of
-    /// a parameter.
+    /// The step of a replica that keeps the optimizer state of only some parameters, and updates only these. `owns` gets the path of a
+    /// parameter.
     #[must_use]
     pub fn updating(&self, owns: impl Fn(&str) -> bool) -> Self {
         let [.., update, end] = self.phases;
         let owned: Vec<bool> = self.paths.iter().map(|path| owns(path)).collect();
         let owner = self.owners_in_update(|path| usize::from(owned[path as usize]));
-        // The norm reads the gradients of all parameters; it comes before the first new value.
+        // The norm reads the gradients of all parameters and comes before the first new value.
         let is_result = |index: usize| {
             let mut outputs = self.graph.outputs_at(index).iter();
             outputs.any(|output| self.tensors[*output as usize].role == TraceRole::Updated)
@@ -70,7 +70,7 @@ impl StepTrace {
         self.keeping(|index| index < first || index >= end || self.is_mark(index) || owner[index - update] == 1)
     }
 
-    /// Whether each tensor was made before the step and is no parameter, gradient or input: optimizer state.
+    /// Whether each tensor is optimizer state: it was made before the step and is not a parameter, gradient or input.
     fn read_before(&self, update: usize) -> Vec<bool> {
         let mut known = vec![false; self.tensors.len()];
         let start = self.phases[0];
@@ -83,12 +83,13 @@ impl StepTrace {
         known
     }
 
-    /// Whether an operation marks a place of the recording.
+    /// Whether an operation marks a position of the recording.
     fn is_mark(&self, index: usize) -> bool {
         self.phases.contains(&index) || self.releases.contains(&index)
     }
 
-    /// The owner of each operation of the update, which is that of the parameter that it updates. `owner_of` says the owner of a path.
+    /// The owner of each operation of the update, which is the owner of the parameter that it updates. `owner_of` returns the owner of a
+    /// path.
     fn owners_in_update(&self, owner_of: impl Fn(u32) -> usize) -> Vec<usize> {
         let [.., update, end] = self.phases;
         let owner_of = |tensor: u32| {
@@ -98,7 +99,7 @@ impl StepTrace {
         };
         let mut owners = vec![NONE; end - update];
         let mut home = vec![NONE; self.tensors.len()];
-        // Forward along the tensors, then backward for operations on optimizer state that come before the parameter is read.
+        // First forward along the tensors, then backward for operations on optimizer state that come before the parameter is read.
         for index in update..end {
             let inputs = self.graph.inputs_at(index).iter().map(|input| input.tensor);
             let tensors = inputs.chain(self.graph.outputs_at(index).iter().copied());
@@ -121,7 +122,8 @@ impl StepTrace {
         owners
     }
 
-    /// The same step with some of its operations. Tensors of the others that were made before the step are dropped there.
+    /// A copy of the step with only the operations that `keep` selects. Tensors that were made before the step and that only the other
+    /// operations read are dropped before the step.
     fn keeping(&self, keep: impl Fn(usize) -> bool) -> Self {
         let mut kept = Kept::of(self);
         for index in 0..self.graph.operations.len() {
@@ -134,10 +136,10 @@ impl StepTrace {
     }
 }
 
-/// A trace that gets operations of another one.
+/// A trace to which operations of another one are added.
 struct Kept {
     trace: StepTrace,
-    /// Where each operation of the other trace is, or would be.
+    /// The position of each operation of the other trace, whether or not it is added.
     place: Vec<usize>,
     operations: Vec<Operation>,
 }
@@ -179,12 +181,12 @@ impl Kept {
     }
 }
 
-/// A step whose operations have been given to stages.
+/// A step whose operations are assigned to stages.
 struct Divided<'a> {
     trace: &'a StepTrace,
     /// The first block of each stage, and the number of blocks.
     bounds: &'a [usize],
-    /// The first operation behind the backward pass of the chain.
+    /// The first operation after the backward pass of the chain.
     tail: usize,
     /// The stage of each operation of the step, counted from the first one.
     of: Vec<usize>,
@@ -196,7 +198,7 @@ struct Divided<'a> {
 
 impl<'a> Divided<'a> {
     /// # Errors
-    /// The block whose backward pass begins before that of the block behind it.
+    /// The block whose backward pass begins before that of the next block.
     fn of(trace: &'a StepTrace, bounds: &'a [usize]) -> Result<Self, usize> {
         let passes = backward_passes(trace)?;
         let [start, backward, _, end] = trace.phases;
@@ -225,8 +227,8 @@ impl<'a> Divided<'a> {
         Ok(divided)
     }
 
-    /// The stages of the operations between the chain's backward pass and the update: the rest of the first stage's backward pass, casts of
-    /// gradients, which burn leaves for the end, and sums of gradients.
+    /// The stages of the operations between the chain's backward pass and the update: the rest of the first stage's backward pass, casts
+    /// of gradients that burn leaves for the end, and sums of gradients.
     fn in_tail(&self) -> Vec<usize> {
         let (trace, update) = (self.trace, self.trace.phases[2]);
         let mut stages = vec![0; update - self.tail];
@@ -247,7 +249,8 @@ impl<'a> Divided<'a> {
         self.of[index - self.trace.phases[0]]
     }
 
-    /// What reaches a stage from others in the forward and in the backward pass, and what it sends back in the latter.
+    /// The tensors that reach a stage from others in the forward pass and in the backward pass, and those that it sends back in the
+    /// backward pass.
     fn exchanged(&self, stage: usize) -> [Vec<u32>; 3] {
         let [start, backward, update, _] = self.trace.phases;
         let [mut forward, mut returned, mut sent]: [Vec<u32>; 3] = Default::default();

@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::graph::Graph;
 
-/// A training step as a graph of operations, from which its memory follows for any batch size and backend.
+/// A training step as a graph of operations. Its memory follows from it for any batch size and backend.
 ///
-/// Made by [`record_step`](crate::record_step). Shapes are kept as functions of the batch size: a dimension that differs
-/// between the two recordings grows with the batch, any other is constant.
+/// [`record_step`](crate::record_step) makes it. Shapes are kept as functions of the batch size: a dimension that differs between the two
+/// recordings grows with the batch, any other is constant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTrace {
     pub(crate) graph: Graph,
@@ -17,10 +17,10 @@ pub struct StepTrace {
     pub(crate) shapes: Vec<Vec<[usize; 2]>>,
     /// Paths of parameters and modules.
     pub(crate) paths: Vec<String>,
-    /// Indices of the first operation of the step, of the backward pass, of the update, and behind the update. Operations
-    /// before the first make parameters and optimizer state.
+    /// Indices of the first operation of the step, of the backward pass, of the update, and after the update. Operations before the first
+    /// one make parameters and optimizer state.
     pub(crate) phases: [usize; 4],
-    /// Places between the blocks of a chain.
+    /// Positions between the blocks of a chain.
     pub(crate) cuts: Vec<usize>,
     /// Operations at which the old parameters, gradients and optimizer state of a chunk are dropped.
     pub(crate) releases: Vec<usize>,
@@ -72,7 +72,7 @@ impl StepTrace {
         self.cuts.len().saturating_sub(1)
     }
 
-    /// The path of a tensor's parameter or module, where known.
+    /// The path of a tensor's parameter or module, if known.
     pub(crate) fn path_of(&self, tensor: usize) -> Option<&str> {
         self.tensors[tensor].path.map(|path| self.paths[path as usize].as_str())
     }

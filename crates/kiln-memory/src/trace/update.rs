@@ -14,7 +14,7 @@ use super::recorder::mark;
 use super::recording::Role;
 use super::walk::{id_of, joined, untracked};
 
-/// burn's `ModuleOptimizer::step`, which cannot be recorded itself.
+/// The work of burn's `ModuleOptimizer::step`, which cannot be recorded itself.
 pub(super) struct Update {
     pub(super) groups: Vec<(ParamGroup, Arc<dyn DynOptimizer>)>,
     pub(super) options: StepOptions,
@@ -23,7 +23,7 @@ pub(super) struct Update {
     /// Old parameters, gradients and optimizer state of the chunk that is being updated.
     pub(super) held: Vec<Box<dyn Any>>,
     pub(super) held_bytes: u64,
-    /// Marks of the places where a chunk was dropped.
+    /// Marks of the positions where a chunk was dropped.
     pub(super) releases: Vec<TensorId>,
     pub(super) device: Device,
     pub(super) chunk_bytes: Option<u64>,

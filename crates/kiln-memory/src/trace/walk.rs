@@ -15,11 +15,11 @@ pub(super) fn joined(path: &[String]) -> String {
     path.join(".")
 }
 
-/// The tensors of a module by path; the lazy ones are initialised.
+/// The tensors of a module by path. Lazy ones are initialised.
 #[derive(Default)]
 pub(super) struct Parameters {
     pub(super) found: Vec<(TensorId, Role)>,
-    /// Bytes of those that learn.
+    /// Bytes of the parameters that learn.
     pub(super) learned: Vec<u64>,
     pub(super) path: Vec<String>,
 }
@@ -73,7 +73,7 @@ pub(super) fn untracked<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// Takes buffers (running statistics, frozen parameters) off the graph: burn's dispatch cannot do it for a captured tensor.
+/// Takes buffers (running statistics, frozen parameters) off the graph. burn's dispatch cannot do it for a captured tensor.
 pub(super) struct Untrack;
 
 impl ModuleMapper for Untrack {
@@ -147,8 +147,8 @@ impl ModuleVisitor for Sums {
     }
 }
 
-/// The sum of squares of every gradient. On the CPU device, kiln-precision squares a large gradient in parts and takes less. The peak does
-/// not depend on it: the update of the same parameter makes a tensor of this size as well.
+/// Computes the sum of squares of every gradient. On the CPU device, kiln-precision squares a large gradient in parts and takes less
+/// memory. The peak does not depend on it, since the update of the same parameter makes a tensor of this size as well.
 pub(super) struct Norm<'a>(pub(super) &'a GradientsParams);
 
 impl ModuleVisitor for Norm<'_> {

@@ -1,4 +1,4 @@
-//! The trace of the same step under a checkpoint plan.
+//! The trace of a step under a checkpoint plan.
 
 use std::ops::Range;
 
@@ -19,14 +19,15 @@ pub struct Recomputed {
 }
 
 impl StepTrace {
-    /// The same step with segments of its chain checkpointed. Blocks are those between the [`cuts`](crate::Recorder::cut).
+    /// The step under a checkpoint plan that recomputes segments of its chain. Blocks are those between the
+    /// [`cuts`](crate::Recorder::cut).
     ///
-    /// A segment that is recomputed (Chen et al. 2016) keeps its input. Its forward pass is repeated right before its backward
-    /// pass. The recorded operations are rewritten, since the capture device cannot record a pass within a pass.
+    /// A segment that is recomputed (Chen et al. 2016) keeps its input. Its forward pass is repeated right before its backward pass. The
+    /// recorded operations are rewritten, since the capture device cannot record a backward pass within another one.
     ///
-    /// Each additional segment lowers the bytes that are kept for the backward pass. In a chain of equal blocks it also lowers
-    /// the peak, except for the last segment, which should stay plain. Elsewhere the peak can rise by some percent: a replay
-    /// needs memory while gradients are already there, and under autocast it makes its gradients in f32 at its end.
+    /// Each additional segment lowers the bytes that are kept for the backward pass. In a chain of equal blocks it also lowers the peak,
+    /// except for the last segment, which should stay plain. In other chains the peak can rise by some percent: a replay needs memory
+    /// while gradients already exist, and under autocast it makes its gradients in f32 at its end.
     ///
     /// # Errors
     /// [`Error::Plan`] for blocks that are not in the chain, for segments that overlap or are out of order, and for a model

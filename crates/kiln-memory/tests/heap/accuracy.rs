@@ -1,4 +1,4 @@
-//! Predicted peaks against what the heap says, phase by phase.
+//! Predicted peaks are near the measured heap, phase by phase.
 
 use crate::alone;
 use crate::cases::{Case, Images, Mlp, Setup, Text, adamw, measure, record, sgd, warm_up};
@@ -22,11 +22,11 @@ use kiln_memory::{BackendProfile, StepOptions};
 use kiln_models::{GptConfig, MobileNetV3, MobileNetV3Config, ResNetConfig, Stem};
 use kiln_precision::Precision;
 
-/// Each thread keeps scratch memory of this size or less for matrix products; which threads have theirs already is chance.
+/// The most scratch memory that each thread keeps for matrix products. It is chance which threads have taken theirs already.
 const ALLOWANCE: f64 = 1.2 * MIB;
 const MIB: f64 = (1 << 20) as f64;
 
-/// One line for each phase of which the prediction is not near what was measured.
+/// One line for each phase whose prediction is not near the measurement.
 fn check<C: Case, O: Optimizer>(name: &str, case: &C, setup: &Setup<O>, batches: &[usize]) -> Vec<String> {
     let trace = record(case, setup);
     let mut wrong = vec![];
@@ -52,7 +52,7 @@ fn check<C: Case, O: Optimizer>(name: &str, case: &C, setup: &Setup<O>, batches:
     wrong
 }
 
-/// Any layers, and a loss on a batch of zeros; not a chain.
+/// Any layers, and a loss on a batch of zeros. It is not a chain.
 struct Layers<F, G>(F, G);
 
 impl<M, F, G> Case for Layers<F, G>

@@ -4,7 +4,7 @@ use crate::HEAP;
 use crate::alone;
 
 const MIB: usize = 1 << 20;
-/// What the test harness may allocate meanwhile.
+/// Bytes that the test harness may allocate meanwhile.
 const SLACK: usize = MIB / 4;
 
 #[track_caller]

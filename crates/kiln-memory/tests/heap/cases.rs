@@ -1,4 +1,4 @@
-//! Training steps that are predicted and measured: the test of the accuracy runs small ones, the bench large ones.
+//! Training steps that are predicted and measured. The test of the accuracy runs small ones, the bench runs large ones.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -21,15 +21,15 @@ pub(crate) trait Case: 'static {
     type X: Tensors;
 
     fn build(&self, device: &Device) -> Self::Model;
-    /// What the first block reads.
+    /// The input of the first block.
     fn begin(&self, model: &Self::Model, batch: usize, device: &Device) -> Self::X;
     fn parts(&self, model: &Self::Model) -> Vec<Self::Part>;
     fn run(part: &Self::Part, x: Self::X) -> Self::X;
-    /// From what the last block makes to the loss.
+    /// Turns the output of the last block into the loss.
     fn end(&self, model: &Self::Model, x: Self::X) -> Tensor<1>;
 }
 
-/// How a case is trained.
+/// The settings with which a case is trained.
 #[derive(Clone)]
 pub(crate) struct Setup<O> {
     pub(crate) precision: Precision,
@@ -52,7 +52,7 @@ pub(crate) fn adamw() -> AdamW {
     AdamWConfig::new().build()
 }
 
-/// Makes every thread take the scratch memory that it keeps for matrix products, so that it is not taken for that of a step.
+/// Makes every thread take the scratch memory that it keeps for matrix products, so that it does not count as a step's memory.
 pub(crate) fn warm_up() {
     let device = Device::flex();
     for dtype in [DType::F32, DType::F16] {

@@ -21,7 +21,7 @@ mod spans;
 #[global_allocator]
 pub(crate) static HEAP: CountingAllocator = CountingAllocator::new();
 
-/// Lets one test at a time run, once the threads of the one before are idle: the heap is that of the whole process.
+/// Lets one test at a time run, after the threads of the one before are idle: the heap belongs to the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -15,7 +15,7 @@ fn assert_near(got: u64, expected: u64) {
     assert!(got.abs_diff(expected) <= SLACK, "{got} bytes, expected about {expected}");
 }
 
-/// Allocates so many MiB for a moment.
+/// Allocates and frees `mib` MiB.
 fn allocate(mib: u64) {
     drop(std::hint::black_box(vec![1u8; (mib * MIB) as usize]));
 }
@@ -109,13 +109,13 @@ fn a_step_that_fails_leaves_nothing_behind() {
         step.enter(Phase::Forward);
         Err("the step fails, and is not finished")
     };
-    // A thread of the first one may take what the system keeps for the next.
+    // A thread of the first failure may take memory that the system keeps for the next thread.
     fails().unwrap_err();
     let before = HEAP.live_bytes();
     for _ in 0..50 {
         fails().unwrap_err();
     }
-    // The samples of a thread that goes on take 96 KiB.
+    // The samples of a thread that does not end would take 96 KiB.
     assert_near(HEAP.live_bytes() as u64, before as u64);
     // The spans are closed as well.
     allocate(2);

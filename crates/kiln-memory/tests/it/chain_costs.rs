@@ -42,9 +42,9 @@ fn simulated(costs: &ChainCosts, plan: &[Recomputed]) -> u64 {
     peak.max(held + costs.resident_bytes + costs.head_bytes)
 }
 
-/// The model adds the largest workspace of a segment to all of its activations, which do not occur together. So it is mostly too
-/// high: by up to 30 % for long segments in 16 bits, whose weights are copied, by up to 50 % for kiln-layers' operations, whose workspace
-/// is much of what a recomputed block takes, and rarely too low.
+/// The model adds the largest workspace of a segment to all of its activations, which do not exist at the same time. So it is mostly too
+/// high: by up to 30 % for long segments in 16 bits, whose weights are copied, and by up to 50 % for kiln-layers' operations, whose
+/// workspace is a large part of what a recomputed block takes. It is rarely too low.
 #[test]
 fn the_model_is_near_the_estimate_of_a_plan() {
     let (mut near, mut all) = (0, 0);
@@ -53,7 +53,7 @@ fn the_model_is_near_the_estimate_of_a_plan() {
             for batch in [1, 7, 64] {
                 let costs = trace.chain_costs(batch, &profile).unwrap();
                 assert_eq!(costs.blocks.len(), trace.blocks(), "{name}");
-                // None, every block, every second block, all offloaded, a mixture.
+                // No plan, every block, every second block, all offloaded, a mixture.
                 for (length, bits) in
                     [(1, 0), (1, 0xAAAA_AAAA_AAAA_AAAA), (2, 0xAAAA_AAAA), (1, u64::MAX), (1, 0x2E2E_2E2E)]
                 {

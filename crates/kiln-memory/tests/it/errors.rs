@@ -1,4 +1,4 @@
-//! What cannot be recorded, predicted or planned, and what is said about it.
+//! Steps that cannot be recorded, predicted or planned, and their messages.
 
 use std::ops::Range;
 
@@ -42,7 +42,7 @@ fn message<T>(result: Result<T, Error>) -> String {
     result.map(|_| ()).unwrap_err().to_string()
 }
 
-/// What is said of a step that cannot be recorded: the operation, the module path, and why.
+/// The parts of the error of a step that cannot be recorded: the operation, the module path, and the reason.
 #[track_caller]
 fn said(result: Result<StepTrace, Error>) -> (String, String, String) {
     match result.unwrap_err() {
@@ -194,7 +194,7 @@ fn a_batch_is_a_number_of_samples_that_can_be_counted() {
     assert!(trace.largest_batch(1 << 30, usize::MAX, &flex()).unwrap().unwrap() > 1 << 20);
 }
 
-/// Whatever the batch, it is an error or a prediction: nothing overflows on the way.
+/// Every batch size gives an error or a prediction: nothing overflows on the way.
 #[test]
 fn no_batch_is_too_large_to_be_refused() {
     for precision in [Precision::F32, Precision::BF16, Precision::F16] {

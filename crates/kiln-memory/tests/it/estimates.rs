@@ -31,7 +31,7 @@ pub(crate) fn all_traces() -> &'static [(String, StepTrace)] {
     })
 }
 
-/// A plan from one number: two bits for each segment of `length` blocks, plain, recomputed or offloaded.
+/// A plan from one number. Two bits for each segment of `length` blocks say whether it is plain, recomputed or offloaded.
 pub(crate) fn plan_of(trace: &StepTrace, length: usize, bits: u64) -> Vec<Recomputed> {
     let blocks = trace.blocks();
     let segments = (0..blocks).step_by(length).map(|from| from..blocks.min(from + length)).enumerate();

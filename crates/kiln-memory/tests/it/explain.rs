@@ -1,4 +1,4 @@
-//! Why a step does not fit, and what would help.
+//! The reason why a step does not fit, and changes that would help.
 
 use crate::steps::{adamw, cifar, flex, gpt, mlp, models, resnet, sgd, tiny};
 use burn::optim::SgdConfig;
@@ -14,7 +14,7 @@ fn suggestion<'a>(explanation: &'a Explanation, name: &str) -> &'a Suggestion {
     explanation.suggestions.iter().find(|suggestion| suggestion.name.starts_with(name)).unwrap()
 }
 
-/// How far an estimate is from what was recorded, in percent.
+/// The difference between an estimate and the recorded value, in percent.
 fn off(estimate: u64, recorded: u64) -> f64 {
     100.0 * (estimate as f64 / recorded as f64 - 1.0)
 }
@@ -69,7 +69,7 @@ fn a_micro_batch_is_the_largest_that_fits_with_the_sum_of_gradients() {
     for ((name, plain), (_, summed)) in pairs {
         let limit = peak(&summed, 20) + 100;
         let largest = summed.largest_batch(limit, 10_000, &flex()).unwrap().unwrap();
-        // A trace that has the sum already is not given another.
+        // A trace that has the sum already does not get another.
         for trace in [&plain, &summed] {
             let explanation = trace.explain(100 * largest, limit, &flex()).unwrap();
             let found = suggestion(&explanation, "micro-batches");
@@ -77,7 +77,7 @@ fn a_micro_batch_is_the_largest_that_fits_with_the_sum_of_gradients() {
             assert!(found.exact && found.fits, "{name}");
             assert_eq!(found.peak_bytes, peak(&summed, largest), "{name}");
         }
-        // One that fits needs none; where nothing fits, it is one sample.
+        // A step that fits needs no micro-batches. If nothing fits, it is one sample.
         let fits = plain.explain(20, u64::MAX, &flex()).unwrap();
         assert!(fits.suggestions.iter().all(|suggestion| !suggestion.name.starts_with("micro")), "{name}");
         let hopeless = plain.explain(200_000, 1000, &flex()).unwrap();
@@ -139,7 +139,7 @@ fn sixteen_bits_are_estimated() {
     for precision in [BF16, F16] {
         let pairs = models(F32, &adamw(), options).into_iter().zip(models(precision, &adamw(), options));
         for ((name, plain), (_, half)) in pairs {
-            // On a device whose kernels compute in 16 bits.
+            // The device's kernels compute in 16 bits.
             let cuda = BackendProfile { fixed_bytes: 0, ..BackendProfile::cuda() };
             let explanation = plain.explain(64, 0, &cuda).unwrap();
             let estimate = suggestion(&explanation, "16-bit");
@@ -155,7 +155,7 @@ fn groups_of_optimizer_state_are_named_by_their_parameter() {
     let trace = resnet((cifar(), 32), F32, &adamw(), StepOptions::default());
     let prediction = trace.predict(4, &flex()).unwrap();
     let parameters: Vec<_> = prediction.buffers.iter().filter(|b| b.category == Category::Parameter).collect();
-    // One of the marks of a recording is counted with it, a single number.
+    // One of the marks of a recording, a single number, is counted with the state.
     let is_state = |shape: &[usize], category| category == Category::OptimizerState && shape != [1];
     let state = prediction.buffers.iter().filter(|buffer| is_state(&buffer.shape, buffer.category));
     for buffer in state.clone() {

@@ -59,10 +59,10 @@ pub(crate) fn prediction(operations: usize) -> Prediction {
         .map(|at| {
             let name = names[at % names.len()];
             if name == "Conv2d" {
-                // Workspace, which is no buffer.
+                // Workspace, which is not a buffer.
                 live[at] += 12 << 20;
             }
-            // Of a denominator that survives being written as a decimal.
+            // The seconds have a denominator with which they are exact as a decimal.
             let seconds = if name == "Reshape" { 0.0 } else { (1 + random.below(20)) as f64 / 16384.0 };
             json!({"name": name, "live_bytes": live[at], "seconds": seconds})
         })
@@ -86,7 +86,7 @@ pub(crate) fn prediction(operations: usize) -> Prediction {
     read(prediction)
 }
 
-/// The same step as a device may run it: somewhat larger, and slower in the backward pass.
+/// A measurement of the step on a device that takes somewhat more memory, and more time in the backward pass.
 pub(crate) fn measured(prediction: &Prediction) -> Measured {
     let mut random = Random(11);
     let (mut now, mut samples, mut phases) = (128.0 / 16384.0, vec![], vec![]);
@@ -105,7 +105,7 @@ pub(crate) fn measured(prediction: &Prediction) -> Measured {
     read(json!({"peak_bytes": peak, "phases": phases, "samples": samples}))
 }
 
-/// A value that its own type does not let others build.
+/// Reads a value whose type cannot be built from outside.
 pub(crate) fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("the value has the fields of the type")
 }

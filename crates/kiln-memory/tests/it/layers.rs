@@ -25,7 +25,7 @@ fn operations_and_buffers_are_named_by_their_ids() {
     let workspace = prediction.buffers.iter().find(|buffer| {
         buffer.category == Category::Workspace && buffer.operation == "kiln::linear_cross_entropy_gradients"
     });
-    // At least the logits.
+    // The workspace holds at least the logits.
     assert!(workspace.unwrap().bytes >= 4 * 8 * 64 * 256);
 }
 
@@ -53,7 +53,7 @@ fn a_plan_runs_them_again() {
     };
     for profile in [flex(), BackendProfile::cuda()] {
         assert_eq!(count(&planned.predict(8, &profile).unwrap(), "kiln::attention"), 6);
-        // The repeated ones take as long, so they have their scalars.
+        // The repeated operations take as long, so they have their scalars.
         let ratio = seconds(&planned, &profile) / seconds(&trace, &profile);
         assert!((ratio - 1.5).abs() < 1e-9, "{ratio}");
     }
@@ -73,7 +73,7 @@ fn the_time_of_attention_is_that_of_its_products() {
             let profile = BackendProfile { launch: 0.0, ..flex() };
             let operations = trace.predict(2, &profile).unwrap().operations;
             let seconds = operations.iter().find(|operation| operation.name == name).unwrap().seconds;
-            // Half of the blocks are hidden, and of those at the diagonal all are computed.
+            // Half of the blocks are hidden. The blocks at the diagonal are computed whole.
             let pairs = (time * (time + 128) / 2) as f64;
             let multiply_adds = products * 2.0 * pairs * 64.0;
             assert!((seconds * profile.flops / (2.0 * multiply_adds) - 1.0).abs() < 1e-6, "{name}: {seconds}");

@@ -1,4 +1,4 @@
-//! What holds for every prediction.
+//! Properties that hold for every prediction.
 
 use crate::steps::{adamw, cifar, flex, gpt, mlp, models, resnet, sgd, tiny};
 use kiln_memory::{BackendProfile, Category, Prediction, Recomputed, StepOptions, StepTrace};
@@ -16,7 +16,7 @@ fn both(precision: Precision) -> Vec<(String, StepTrace)> {
     sgd.into_iter().map(named("sgd")).chain(adamw.into_iter().map(named("adamw"))).collect()
 }
 
-/// The peak of tensors alone, without what kernels take for themselves.
+/// The peak of tensors alone, without the scratch memory of kernels.
 fn tensor_peak(prediction: &Prediction) -> u64 {
     let mut change = vec![0i64; prediction.operations.len() + 1];
     for buffer in prediction.buffers.iter().filter(|buffer| buffer.category != Category::Workspace) {
@@ -56,8 +56,8 @@ fn nor_do_its_tensors_take_less_in_f16() {
     }
 }
 
-/// The one thing that shrinks when a batch grows: a product packs an operand in panels of at most 512 of its depth, all
-/// of the same depth. A depth of 512 is one panel, a depth of 513 two of half the size. f16 is always packed, into f32.
+/// The only case in which memory shrinks when a batch grows. A product packs an operand in panels of at most 512 of its depth, all of the
+/// same depth. A depth of 512 is one panel, a depth of 513 is two panels of half the size. f16 is always packed, into f32.
 #[test]
 fn a_product_packs_less_when_its_depth_passes_a_multiple_of_512() {
     let trace = mlp((512, 1), F16, &sgd(), StepOptions::default());
@@ -79,7 +79,7 @@ proptest! {
         let peak = |batch| trace.predict(batch, &profile).unwrap().peak_bytes;
         let large = (small + more).min(512);
         prop_assert!(peak(small) <= peak(large));
-        // Beyond one panel, see above, the tensors do.
+        // Beyond one panel, see above, only the tensors grow with every batch.
         let tensors = |batch| tensor_peak(&trace.predict(batch, &profile).unwrap());
         prop_assert!(tensors(small) <= tensors(small + most));
     }
@@ -152,7 +152,7 @@ fn it_is_the_same_every_time_and_from_a_file() {
         assert_eq!(read, trace, "{name}");
         let mut read: Prediction = serde_json::from_str(&serde_json::to_string(&prediction).unwrap()).unwrap();
         for (read, operation) in read.operations.iter_mut().zip(&prediction.operations) {
-            // The last digit of a decimal may be another.
+            // The last digit of a decimal may differ.
             assert!((read.seconds / operation.seconds - 1.0).abs() < 1e-12, "{name}");
             read.seconds = operation.seconds;
         }
@@ -164,15 +164,15 @@ fn recomputed(blocks: std::ops::Range<usize>) -> Recomputed {
     Recomputed { blocks, offloaded: false }
 }
 
-/// What the backward pass finds.
+/// Bytes that are saved when the backward pass begins.
 fn saved(prediction: &Prediction) -> u64 {
     let backward = prediction.phases[1].first;
     let is_saved = |born: usize, dies: usize| born < backward && dies >= backward;
     prediction.buffers.iter().filter(|buffer| is_saved(buffer.born, buffer.dies)).map(|buffer| buffer.bytes).sum()
 }
 
-/// Saved bytes and peak of every way to recompute some of the segments of `length` blocks. Bit i of a plan's index is whether
-/// segment i is recomputed.
+/// Saved bytes and peak of every way to recompute some of the segments of `length` blocks. Bit i of a plan's index says whether segment i
+/// is recomputed.
 fn every_plan(trace: &StepTrace, length: usize, batch: usize, profile: &BackendProfile) -> Vec<(u64, u64)> {
     let blocks = trace.blocks();
     let segments: Vec<_> = (0..blocks).step_by(length).map(|from| from..blocks.min(from + length)).collect();
@@ -211,9 +211,9 @@ fn recomputing_more_never_keeps_more() {
     }
 }
 
-/// Where blocks are alike, gradients have the dtype of the arithmetic, and the last segment is plain, recomputing one more never
-/// raises the peak: when a block is replayed, what the block behind it had kept is gone already. (The last one is replayed while all that it gave to the head is there, so that
-/// recomputing it saves nothing and costs a little.)
+/// If blocks are alike, gradients have the dtype of the arithmetic, and the last segment is plain, recomputing one more segment never
+/// raises the peak: when a block is replayed, the saved tensors of the next block are already dropped. (The last block is replayed while
+/// all of its outputs to the head exist, so recomputing it saves nothing and costs a little.)
 #[test]
 fn recomputing_more_of_a_chain_of_alike_blocks_never_raises_the_peak() {
     let options = StepOptions::default();
@@ -242,10 +242,10 @@ fn recomputing_more_of_a_chain_of_alike_blocks_never_raises_the_peak() {
     }
 }
 
-/// A replay needs room of its own, next to the gradients that are there by then. So one segment more can raise the peak a little
-/// - where blocks differ: in a small batch of a ResNet, the workspace of a replayed convolution is more than what was kept;
-/// - under autocast: a replayed segment hands out its gradients in f32 at its end, the plain backward pass all of them at
-///   the very end.
+/// A replay needs memory of its own, in addition to the gradients that exist by then. So one segment more can raise the peak a little:
+/// - if blocks differ: in a small batch of a ResNet, the workspace of a replayed convolution is larger than its saved tensors;
+/// - under autocast: a replayed segment makes its gradients in f32 at its end, while the plain backward pass makes all of them at the
+///   very end.
 #[test]
 fn a_replay_needs_room_of_its_own() {
     let options = StepOptions::default();

@@ -8,7 +8,7 @@ use kiln_precision::Precision;
 
 use crate::steps::{flex, mlp};
 
-/// The predicted peak of a step whose batch is so large that it is in the backward pass, where the state only lies there.
+/// The predicted peak of a step whose batch is so large that the peak is in the backward pass, where the state is not changed.
 fn peak(optimizer: &impl Optimizer) -> f64 {
     let trace = mlp((512, 6), Precision::F32, optimizer, StepOptions::default());
     trace.predict(20_000, &flex()).unwrap().peak_bytes as f64
@@ -16,7 +16,7 @@ fn peak(optimizer: &impl Optimizer) -> f64 {
 
 #[test]
 fn state_of_codes_takes_a_byte_or_half_a_byte_for_each_moment() {
-    // Those with at least 4,096 elements; the others have the same moments in all optimizers.
+    // Parameters with at least 4,096 elements. The others have the same moments in all optimizers.
     let large = 6.0 * 512.0 * 512.0 + 512.0 * 10.0;
     let config = AdamWConfig::new();
     let full = peak(&FusedAdamW::from(config.clone()));
@@ -31,8 +31,8 @@ fn state_of_codes_takes_a_byte_or_half_a_byte_for_each_moment() {
     assert!((2.95..3.0).contains(&saved), "8 bits save {saved} bytes a parameter");
 }
 
-/// Of a batch so small that the peak is in the update: parameters, gradients and state, and beside them the next value and state of the
-/// parameter that is being updated, one of six. On CUDA too, no tensors of values exist in between.
+/// The batch is so small that the peak is in the update. It holds parameters, gradients and state, and the next value and state of the
+/// parameter that is being updated, one of six. On CUDA too, there are no temporary tensors of values.
 #[test]
 fn an_update_on_cuda_needs_the_next_value_and_state_and_no_more() {
     let large = 6.0 * 512.0 * 512.0 + 512.0 * 10.0;

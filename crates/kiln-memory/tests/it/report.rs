@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 
-/// Three operations; the peak is in the second.
+/// A prediction of three operations with the peak in the second.
 fn small() -> Value {
     let buffer = |bytes: u64, category: &str, path: Value, born: usize, dies: usize| {
         json!({"bytes": bytes, "shape": [8, 4], "dtype": "F32", "category": category, "path": path,
@@ -36,7 +36,7 @@ fn both() -> MemoryReport {
     report.with_prediction(read(small())).with_measured(read(measured))
 }
 
-/// What is between the tags of a script element.
+/// The text between the tags of a script element.
 fn embedded(page: &str, id: &str) -> Value {
     let begins = format!("<script type=\"application/json\" id=\"{id}\">");
     let (_, rest) = page.split_once(&begins).unwrap();
@@ -105,7 +105,7 @@ fn predicted_phases_are_as_wide_as_the_measured_ones() {
     assert_eq!(starts.len(), 4);
 }
 
-/// A report with all that it may hold.
+/// A report with every part that it can have.
 fn full() -> MemoryReport {
     let half =
         Suggestion::new("micro-batches of 4, and every block recomputed", 100 * MIB, 60 * MIB).with_limit(90 * MIB);
@@ -157,7 +157,7 @@ fn the_page_holds_limits_changes_and_both_sizes_of_the_drawing_without_scripts()
     }
     assert!(shown.contains("The step is over its budget."));
     assert_eq!(shown.matches("class=\"copy\"").count(), 2);
-    // The budget is a line of both drawings, what the device has is a note.
+    // The budget is a line of both drawings. The available memory is a note.
     assert_eq!(shown.matches(">budget 90.0 MiB</text>").count(), 2);
     assert!(shown.contains("available memory 64.0 GiB, above the chart"));
     assert_eq!(read::<MemoryReport>(embedded(&page, "data")), full());
@@ -177,7 +177,7 @@ fn a_report_of_an_earlier_version_can_be_read() {
 fn operations_are_where_the_measured_bytes_match_theirs() {
     let step = prediction(400);
     let samples = measured(&step);
-    // Each operation has a sample where it began; the clock of the report knows only the estimated times.
+    // Each operation has a sample at its beginning. The report itself knows only the estimated times.
     let began: Vec<f64> = samples.samples.iter().map(|sample| sample.seconds).collect();
     let report = MemoryReport::new("Step").with_prediction(step).with_measured(samples);
     let page = report.html();

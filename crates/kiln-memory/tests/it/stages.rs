@@ -1,4 +1,4 @@
-//! The parts of a step that stages run add up to the step, and hold what a stage holds.
+//! The parts of a step that stages run add up to the step, and hold the memory of a stage.
 
 use kiln_memory::{BackendProfile, InFlight, StageEstimate, StepOptions, StepTrace, UpdateChunks};
 use kiln_precision::Precision::F32;
@@ -25,7 +25,7 @@ fn estimates(trace: &StepTrace, cuts: &[usize], most: usize) -> Vec<StageEstimat
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// No operation is added where nothing is divided, so that both are equal and not only near.
+    /// No operation is added if nothing is divided, so that both are exactly equal.
     #[test]
     fn one_stage_with_one_micro_batch_is_the_step(
         which in any::<prop::sample::Index>(), bits in any::<u64>(), batch in 1usize..100, cuda in any::<bool>(),
@@ -44,7 +44,7 @@ proptest! {
         }
     }
 
-    /// Times differ by the copies of what stages send only. Parameters differ by those that several stages read.
+    /// Times differ only by the copies of the tensors that stages send. Parameters differ only by those that several stages read.
     #[test]
     fn stages_add_up_to_the_step(which in any::<prop::sample::Index>(), cut in 1usize..100, second in 1usize..100) {
         let (name, trace) = which.get(all_traces());
@@ -66,7 +66,7 @@ proptest! {
             let divided: f64 = stages.iter().map(seconds).sum();
             prop_assert!(divided >= 0.999 * seconds(&whole) && divided < 1.06 * seconds(&whole), "{}: {}", name, divided / seconds(&whole));
         }
-        // What is kept, less the inputs, is what the step keeps, up to tensors that are not read elsewhere.
+        // The saved bytes without the inputs equal those of the step, up to tensors that are not read elsewhere.
         let kept = sum(|stage| stage.activation_bytes - stage.input_bytes) as f64;
         prop_assert!((kept / whole.activation_bytes as f64 - 1.0).abs() < 0.12, "{}: {}", name, kept / whole.activation_bytes as f64);
     }
@@ -89,7 +89,7 @@ fn each_micro_batch_that_waits_keeps_its_activations() {
         };
         assert_eq!(rest(one), rest(three));
     }
-    // The input of a block of 4 samples: 64 values of 4 bytes, and what the allocator adds.
+    // The input of a block of 4 samples: 64 values of 4 bytes, and the bytes that the allocator adds.
     assert_eq!(one[0].input_bytes, 0);
     assert!((4 * 64 * 4..4 * 64 * 4 + 256).contains(&one[1].input_bytes), "{}", one[1].input_bytes);
 }

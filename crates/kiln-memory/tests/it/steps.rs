@@ -1,4 +1,4 @@
-//! Steps of real models, recorded.
+//! Recordings of steps of real models.
 
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -38,7 +38,7 @@ pub(crate) fn adamw() -> AdamW {
     AdamWConfig::new().build()
 }
 
-/// burn's CPU device on a machine with two threads and AVX2, wherever the test runs.
+/// burn's CPU device on a machine with two threads and AVX2, independent of the machine that runs the test.
 pub(crate) fn flex() -> BackendProfile {
     BackendProfile { threads: 2, lanes: 8, ..BackendProfile::flex() }
 }

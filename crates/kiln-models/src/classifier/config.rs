@@ -10,7 +10,7 @@ use crate::resnet::{ResNetConfig, Stem};
 use crate::shufflenet_v2::ShuffleNetV2Config;
 use crate::vit::VitConfig;
 
-/// Images below this number of pixels a side are small: networks halve them less often.
+/// Images whose sides have fewer pixels than this are small: networks halve them fewer times.
 const SMALL: usize = 64;
 
 /// The configuration of a [`Classifier`].
@@ -25,7 +25,7 @@ pub enum ClassifierConfig {
     Vit(VitConfig),
 }
 
-/// The same expression for each configuration.
+/// Evaluates `$do` on the configuration of the network inside of a [`ClassifierConfig`].
 macro_rules! each {
     ($classifier:expr, $config:ident => $do:expr) => {
         match $classifier {
@@ -59,8 +59,8 @@ impl ClassifierConfig {
         }
     }
 
-    /// The same for square images of `size` pixels a side and `channels` channels. Below 64 pixels a network halves the image less
-    /// often ([`Stem::Cifar`]), and the patches of a vision transformer have 4 pixels a side.
+    /// Sets the size of square images, in pixels a side, and the number of their channels. Below 64 pixels a network halves the image
+    /// fewer times ([`Stem::Cifar`]), and the patches of a vision transformer have 4 pixels a side.
     pub fn for_images(self, size: usize, channels: usize) -> Self {
         let (stem, patch) = if size < SMALL { (Stem::Cifar, 4) } else { (Stem::ImageNet, 16) };
         match self {
@@ -72,13 +72,13 @@ impl ClassifierConfig {
         }
     }
 
-    /// The same on kiln-layers' operations (true) or burn's own (false).
+    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
     pub fn with_lean(mut self, lean: bool) -> Self {
         each!(&mut self, config => config.lean = lean);
         self
     }
 
-    /// The network's name: one of [`NAMES`](Self::NAMES), or its beginning for sizes that have no name.
+    /// The network's name: one of [`NAMES`](Self::NAMES), or the first part of such a name if its sizes have no name of their own.
     pub fn name(&self) -> &'static str {
         match self {
             Self::ResNet(config) => config.name(),

@@ -26,7 +26,7 @@ pub enum Classifier {
     Vit(Vit),
 }
 
-/// One block of a [`Classifier`] as a chain: each reads the output of the one before it.
+/// One block of a [`Classifier`] as a chain. Each block reads the output of the block before it.
 #[derive(Module, Debug)]
 #[non_exhaustive]
 #[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
@@ -39,7 +39,7 @@ pub enum ClassifierBlock {
     Vit(VitBlock),
 }
 
-/// The same expression for each network.
+/// Evaluates `$do` on the network inside of a [`Classifier`].
 macro_rules! each {
     ($classifier:expr, $model:ident => $do:expr) => {
         match $classifier {
@@ -52,7 +52,7 @@ macro_rules! each {
     };
 }
 
-/// The same expression for each network, whose result is a network of the same kind.
+/// Evaluates `$do`, which makes a network of the same kind, and wraps its result in the [`Classifier`] again.
 macro_rules! changed {
     ($classifier:expr, $model:ident => $do:expr) => {
         match $classifier {
@@ -66,8 +66,8 @@ macro_rules! changed {
 }
 
 impl Classifier {
-    /// The blocks of the network, first to last: images `[B, C, H, W]` (normalised floats) to what [`head`](Self::head) reads. They are
-    /// handles to this network's parameters and running statistics, not copies.
+    /// The blocks of the network, first to last. They turn images `[B, C, H, W]` (normalised floats) into the input of
+    /// [`head`](Self::head). They are handles to this network's parameters and running statistics, not copies.
     pub fn blocks(&self) -> Vec<ClassifierBlock> {
         match self {
             Self::ResNet(model) => model.blocks().into_iter().map(ClassifierBlock::ResNet).collect(),
@@ -78,19 +78,19 @@ impl Classifier {
         }
     }
 
-    /// The output of the last block to logits `[B, classes]`.
+    /// Turns the output of the last block into logits `[B, classes]`.
     pub fn head(&self, x: Tensor<4>) -> Tensor<2> {
         each!(self, model => model.head(x))
     }
 
-    /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.
+    /// Turns images `[B, C, H, W]` (normalised floats) into logits `[B, classes]`.
     pub fn forward(&self, images_bchw: Tensor<4>) -> Tensor<2> {
         each!(self, model => model.forward(images_bchw))
     }
 }
 
 impl ClassifierBlock {
-    /// Runs the block.
+    /// Runs the block on the output of the block before it, or on images `[B, C, H, W]` (normalised floats) if it is the first one.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         match self {
             Self::ResNet(block) => block.forward(x),
@@ -102,7 +102,7 @@ impl ClassifierBlock {
     }
 }
 
-/// As the network itself. burn's derive would put the network's name before the path of each parameter.
+/// Delegates to the network inside. burn's derive would put the network's name before the path of each parameter.
 impl Module for Classifier {
     fn collect_devices(&self, devices: Devices) -> Devices {
         each!(self, model => model.collect_devices(devices))

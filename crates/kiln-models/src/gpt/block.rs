@@ -63,11 +63,11 @@ impl GptBlock {
 
     /// The dtype that the block computes in and that its input must have.
     pub(super) fn dtype(&self) -> DType {
-        // A bias is small: reading a parameter may cast it.
+        // The dtype is read from a bias, which is small: reading a parameter may cast it.
         self.mlp.c_proj.bias.as_ref().map_or(DType::F32, |bias| bias.val().dtype())
     }
 
-    /// `[B, T, C]` to `[B, T, C]`; position t attends to positions 0 to t.
+    /// `[B, T, C]` to `[B, T, C]`. Position t attends to positions 0 to t.
     pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let lean = usable(self.lean, &x_btc);
         let attended = match lean {
@@ -82,8 +82,8 @@ impl GptBlock {
         x_btc + self.drop.forward(fed)
     }
 
-    /// The same for tokens that come after those in `past`, to which it adds their keys and values. On burn's own layers: none of it is
-    /// kept for a backward pass.
+    /// Runs the block on tokens that follow those in `past`, and adds their keys and values to `past`. It uses burn's own layers, since
+    /// nothing is kept for a backward pass.
     pub(super) fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Place) -> Tensor<3> {
         let attended = self.attn.extend(layer_norm(&self.ln_1, x_btc.clone()), past, at);
         let x_btc = x_btc + self.drop.forward(attended);
@@ -93,7 +93,7 @@ impl GptBlock {
 }
 
 impl Attention {
-    /// Keeps its input and the output of attention.
+    /// Runs attention on kiln-layers' operations. It keeps its input and the output of attention.
     fn lean(&self, norm: &LayerNorm, x_btc: Tensor<3>) -> Tensor<3> {
         let attended = output(norm_self_attention(norm, &self.c_attn, x_btc, self.heads, Mask::Causal));
         output(linear(&self.c_proj, attended))
@@ -120,7 +120,7 @@ impl Attention {
         })
     }
 
-    /// The heads' results `[B, H, T, D]` to `[B, T, C]`.
+    /// Turns the heads' results `[B, H, T, D]` into `[B, T, C]`.
     fn joined(&self, y_bhtd: Tensor<4>) -> Tensor<3> {
         let [b, h, t, d] = y_bhtd.dims();
         layer::linear(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, h * d]))
@@ -139,7 +139,7 @@ fn causal_attention(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tenso
 
 // GPT-2 uses the tanh approximation of GELU ("gelu_new").
 impl Mlp {
-    /// Keeps its input and the input of GELU.
+    /// Runs the layer on kiln-layers' operations. It keeps its input and the input of GELU.
     fn lean(&self, norm: &LayerNorm, x_btc: Tensor<3>) -> Tensor<3> {
         let hidden = output(norm_linear(norm, &self.c_fc, x_btc));
         output(activation_linear(Activation::GeluTanh, &self.c_proj, hidden))

@@ -1,4 +1,4 @@
-//! The keys and values of tokens that a decoder has read, so that the tokens after them are computed alone.
+//! The keys and values of tokens that a decoder has read, so that only the tokens after them have to be computed.
 // B batch, T new tokens, P tokens read before, S context, H heads, D width of a head
 
 use burn::tensor::activation::softmax;
@@ -6,8 +6,8 @@ use burn::tensor::{Bool, DType, Tensor};
 
 /// The keys and values of all blocks for the tokens that a [`Gpt`](crate::Gpt) has read with [`extend`](crate::Gpt::extend).
 ///
-/// It has room for the model's context from the first token on: `2 * layers * context * width` numbers for each text of the batch. A
-/// clone shares them until one of the two is extended.
+/// It has room for the model's whole context from the first token on: `2 * layers * context * width` numbers for each text of the batch.
+/// A clone shares them until the clone or the original is extended.
 #[derive(Clone, Debug, Default)]
 pub struct GptCache {
     pub(super) blocks: Vec<KeysValues>,
@@ -16,17 +16,17 @@ pub struct GptCache {
 }
 
 impl GptCache {
-    /// No tokens.
+    /// A cache without tokens.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many tokens of each text were read.
+    /// Number of tokens of each text that were read.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// How many texts are read side by side; none before the first tokens.
+    /// Number of texts that are read side by side; `None` before the first tokens.
     pub(super) fn texts(&self) -> Option<usize> {
         (self.tokens > 0).then_some(self.texts)
     }
@@ -44,7 +44,7 @@ pub(super) struct KeysValues {
     values: Option<Tensor<4>>,
 }
 
-/// Where new tokens stand.
+/// The position of new tokens in the text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// Tokens before them.
@@ -60,7 +60,8 @@ impl KeysValues {
     }
 }
 
-/// The room leaves its place while it is written, so that a backend can write into it without a copy.
+/// Writes `new` into `room` after `past` tokens. The tensor is taken out of `room` while it is written, so that a backend can write
+/// without a copy.
 fn add(room: &mut Option<Tensor<4>>, new: Tensor<4>, Place { past, context }: Place) -> Tensor<4> {
     let [b, h, t, d] = new.dims();
     let all = room.take().unwrap_or_else(|| Tensor::zeros([b, h, context, d], (&new.device(), new.dtype())));

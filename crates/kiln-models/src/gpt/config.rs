@@ -71,31 +71,31 @@ impl GptConfig {
         }
     }
 
-    /// The same with `layers` blocks.
+    /// Sets the number of blocks.
     pub fn with_layers(mut self, layers: usize) -> Self {
         self.layers = layers;
         self
     }
 
-    /// The same with `heads` attention heads per block.
+    /// Sets the number of attention heads per block, which must divide the width.
     pub fn with_heads(mut self, heads: usize) -> Self {
         self.heads = heads;
         self
     }
 
-    /// The same with a residual stream of `width` numbers per token.
+    /// Sets the width of the residual stream, in numbers per token.
     pub fn with_width(mut self, width: usize) -> Self {
         self.width = width;
         self
     }
 
-    /// The same with another dropout probability.
+    /// Sets the dropout probability, in [0, 1).
     pub fn with_dropout(mut self, dropout: f64) -> Self {
         self.dropout = dropout;
         self
     }
 
-    /// The same on kiln-layers' operations (true) or burn's own (false).
+    /// Sets whether the blocks and the loss use kiln-layers' operations (true) or burn's own (false).
     pub fn with_lean(mut self, lean: bool) -> Self {
         self.lean = lean;
         self

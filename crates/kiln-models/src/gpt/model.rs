@@ -55,7 +55,7 @@ impl GptConfig {
 }
 
 impl Gpt {
-    /// Longest sequence the model can read, in tokens.
+    /// Longest sequence that the model can read, in tokens.
     pub fn context(&self) -> usize {
         self.wpe.weight.dims()[0]
     }
@@ -65,12 +65,13 @@ impl Gpt {
         self.wte.weight.dims()[0]
     }
 
-    /// The device of the embedding, which token ids are read on.
+    /// The device of the embedding. Token ids must be on it.
     pub(super) fn device(&self) -> Device {
         self.wte.weight.val().device()
     }
 
-    /// Token ids `[B, T]`, each below `vocab`, to the input of the first block: `[B, T, C]` in the dtype that it computes in.
+    /// Turns token ids `[B, T]`, each below `vocab`, into the input of the first block: `[B, T, C]` in the dtype that the block computes
+    /// in.
     ///
     /// # Panics
     /// When T is longer than [`context`](Self::context).
@@ -80,7 +81,7 @@ impl Gpt {
         self.embed_after(0, ids_bt)
     }
 
-    /// The same after `past` tokens.
+    /// Turns token ids `[B, T]` that follow `past` tokens into the input of the first block, `[B, T, C]`.
     fn embed_after(&self, past: usize, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
         let positions_tc = self.wpe.weight.val().narrow(0, past, t);
@@ -96,15 +97,15 @@ impl Gpt {
         self.h.clone()
     }
 
-    /// Output of the last block `[B, T, C]` to logits `[B, T, V]`, through the embedding's weights.
+    /// Turns the output of the last block `[B, T, C]` into logits `[B, T, V]`, by the embedding's weights.
     pub fn head(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let x_btc = self.last_norm(x_btc);
         let weight_cv = self.output_weight(&x_btc.device(), x_btc.dtype());
         x_btc.matmul(weight_cv.unsqueeze())
     }
 
-    /// Output of the last block `[B, T, C]` to the mean cross-entropy of the targets `[B, T]`, a tensor of one element in f32. On
-    /// kiln-layers' operations the logits of the batch never exist.
+    /// The mean cross-entropy of the output of the last block `[B, T, C]` against the targets `[B, T]`, a tensor of one element in f32.
+    /// With kiln-layers' operations the logits of the whole batch are never in memory.
     pub fn loss(&self, x_btc: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
         let [b, t, c] = x_btc.dims();
         let targets = targets_bt.reshape([b * t]);
@@ -118,8 +119,8 @@ impl Gpt {
         CrossEntropyLossConfig::new().init(&targets.device()).forward(logits_btv.reshape([b * t, v]), targets)
     }
 
-    /// Output of the last block `[B, T, C]` to what makes the logits: rows `[B T, C]` and the output layer's weight `[C, V]`, whose product
-    /// they are. For losses that need the logits of a few rows at a time.
+    /// Turns the output of the last block `[B, T, C]` into rows `[B T, C]`, and returns them with the output layer's weight `[C, V]`.
+    /// Their product is the logits. It is for losses that need the logits of only a few rows at a time.
     pub fn output(&self, x_btc: Tensor<3>) -> (Tensor<2>, Tensor<2>) {
         let hidden = self.last_norm(x_btc).flatten(0, 1);
         let weight_cv = self.output_weight(&hidden.device(), hidden.dtype());
@@ -133,14 +134,14 @@ impl Gpt {
         }
     }
 
-    /// The embedding's weights as those of a linear layer, `[C, V]`. The last block may be on another device than the embedding.
+    /// The embedding's weights in the layout of a linear layer, `[C, V]`. The last block may be on another device than the embedding.
     fn output_weight(&self, device: &Device, dtype: DType) -> Tensor<2> {
         let weight_vc = self.wte.weight.val().cast(dtype);
         let weight_vc = if weight_vc.device() == *device { weight_vc } else { weight_vc.to_device(device) };
         weight_vc.transpose()
     }
 
-    /// Token ids `[B, T]` to logits `[B, T, V]` for the token after each.
+    /// Turns token ids `[B, T]` into logits `[B, T, V]` of the token after each.
     ///
     /// # Panics
     /// When T is longer than [`context`](Self::context).
@@ -148,11 +149,13 @@ impl Gpt {
         self.head(self.features(ids_bt))
     }
 
-    /// Token ids `[B, T]` that come after the tokens in `cache`, to the output of the last block, `[B, T, C]`: that of
-    /// [`features`](Self::features) for all tokens together, up to rounding. The keys and values of the new tokens are added to the cache.
+    /// Turns token ids `[B, T]` that follow the tokens in `cache` into the output of the last block, `[B, T, C]`. Up to rounding, it
+    /// equals the output of [`features`](Self::features) for all tokens together. The keys and values of the new tokens are added to the
+    /// cache.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for no tokens, for more than the context has room for, and for another number of texts than in the cache.
+    /// [`Error::InvalidInput`] for no tokens, for more tokens than the context has room for, and for another number of texts than in the
+    /// cache.
     pub fn extend(&self, ids_bt: Tensor<2, Int>, cache: &mut GptCache) -> Result<Tensor<3>, Error> {
         let ([b, t], past, context) = (ids_bt.dims(), cache.tokens(), self.context());
         let invalid = |size, value, expected| Err(Error::InvalidInput { size, value, expected });
@@ -171,7 +174,7 @@ impl Gpt {
         Ok(x_btc)
     }
 
-    /// Token ids `[B, T]` to the output of the last block, `[B, T, C]`.
+    /// Turns token ids `[B, T]` into the output of the last block, `[B, T, C]`.
     ///
     /// # Panics
     /// When T is longer than [`context`](Self::context).

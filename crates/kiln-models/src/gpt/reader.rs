@@ -8,10 +8,10 @@ use crate::Error;
 
 /// Reads a text of any length, and gives the logits of the token that comes next.
 ///
-/// With a cache ([`new`](Self::new)) a token costs one column of the model. The positions are learned, so that the tokens that are kept
-/// cannot move: when the context is full, the older half of it is dropped and the newer half is computed again, at positions from 0 on.
-/// The model then sees between half of its context and all of it. Without a cache ([`uncached`](Self::uncached)) the newest tokens are
-/// computed again for each token, and the model always sees its whole context, as in nanoGPT's `sample.py`.
+/// With a cache ([`new`](Self::new)) only the new token is computed. Positions are learned, so tokens in the cache cannot move. When the
+/// context is full, the older half of it is dropped, and the newer half is computed again at positions from 0 on. The model then sees
+/// between half of its context and all of it. Without a cache ([`uncached`](Self::uncached)) the newest tokens are computed again for
+/// each token, and the model always sees its whole context, as in nanoGPT's `sample.py`.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -44,7 +44,7 @@ impl<'a> GptReader<'a> {
         Self { model, device: model.device(), window: vec![], cache: Some(GptCache::new()) }
     }
 
-    /// A reader that computes all tokens in sight again for each token.
+    /// A reader without a cache: it computes all tokens in sight again for each token.
     pub fn uncached(model: &'a Gpt) -> Self {
         Self { cache: None, ..Self::new(model) }
     }
@@ -54,8 +54,8 @@ impl<'a> GptReader<'a> {
         &self.window
     }
 
-    /// Reads the tokens `ids`, each below `vocab`, and returns the logits `[V]` of the token after them. Of more tokens than the
-    /// context only the newest count.
+    /// Reads the tokens `ids`, each below `vocab`, and returns the logits `[V]` of the token after them. If there are more tokens than
+    /// the context holds, only the newest ones count.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] for no tokens and for an id that is not below `vocab`.
@@ -91,16 +91,16 @@ impl<'a> GptReader<'a> {
     }
 }
 
-/// How the next tokens are read.
+/// The way in which the next tokens are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// After the tokens in sight, which all stay.
+    /// They are read after the tokens in sight, all of which stay.
     Extend,
-    /// Together with the newest tokens in sight, so that `keep` are in sight then; all others are dropped.
+    /// They are read together with the newest tokens in sight, so that `keep` tokens are then in sight. All others are dropped.
     Again { keep: usize },
 }
 
-/// How `new` tokens are read after the `seen` tokens in sight.
+/// The way in which `new` tokens are read after the `seen` tokens in sight.
 fn next_step(seen: usize, new: usize, context: usize, cached: bool) -> Step {
     match (seen + new <= context, cached && seen > 0) {
         (true, _) => Step::Extend,

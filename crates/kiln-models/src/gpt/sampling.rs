@@ -2,12 +2,13 @@
 
 use crate::Error;
 
-/// How the next token is chosen from its logits.
+/// The settings by which the next token is chosen from its logits.
 ///
-/// The logits are divided by the temperature; of the tokens the `top_k` likeliest stay, and of those the fewest whose probabilities
-/// add up to `top_p`; one of them is drawn. That is the order of Hugging Face's `generate`. Of equally likely tokens the first stays.
+/// The logits are divided by the temperature. Of all tokens, the `top_k` likeliest stay. Of these, the fewest tokens stay whose
+/// probabilities add up to `top_p`. One of the remaining tokens is drawn. Hugging Face's `generate` has this order. Of equally likely
+/// tokens the first stays.
 ///
-/// A function of numbers alone: the caller reads the logits from the device and draws the random number.
+/// It computes on numbers alone: the caller reads the logits from the device and draws the random number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     temperature: f64,
@@ -22,13 +23,13 @@ impl Sampling {
         Self { temperature, top_k: None, top_p: None }
     }
 
-    /// Only the `k` likeliest tokens (Fan et al. 2018).
+    /// Draws from the `k` likeliest tokens only (Fan et al. 2018).
     #[must_use]
     pub const fn with_top_k(self, k: usize) -> Self {
         Self { top_k: Some(k), ..self }
     }
 
-    /// Only the fewest tokens whose probabilities add up to `p`, the likeliest first (nucleus sampling, Holtzman et al. 2019).
+    /// Draws only from the fewest tokens whose probabilities add up to `p`, the likeliest first (nucleus sampling, Holtzman et al. 2019).
     #[must_use]
     pub const fn with_top_p(self, p: f64) -> Self {
         Self { top_p: Some(p), ..self }
@@ -55,7 +56,7 @@ impl Sampling {
     /// The tokens that may be drawn, with their probabilities, which add up to 1.
     ///
     /// # Errors
-    /// Those of [`check`](Self::check), and [`Error::InvalidLogits`] when there are none, when one is NaN or infinite, and when all are
+    /// Those of [`check`](Self::check). [`Error::InvalidLogits`] when there are no logits, when one is NaN or infinite, and when all are
     /// minus infinity, which stands for a probability of 0.
     pub fn candidates(&self, logits: &[f32]) -> Result<Vec<(usize, f64)>, Error> {
         self.check()?;
@@ -89,8 +90,8 @@ impl Sampling {
         Ok(tokens.into_iter().map(|(token, weight)| (token, weight / all)).collect())
     }
 
-    /// The next token: the one at `uniform`, a random number in [0, 1), when the probabilities of the
-    /// [`candidates`](Self::candidates) are laid side by side. At temperature 0 the number does not matter.
+    /// Chooses the next token by `uniform`, a random number in [0, 1): the probabilities of the [`candidates`](Self::candidates) are laid
+    /// side by side, and the token at `uniform` is taken. At temperature 0 the number does not matter.
     ///
     /// # Errors
     /// Those of [`candidates`](Self::candidates).

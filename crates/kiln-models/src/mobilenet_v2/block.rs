@@ -8,7 +8,7 @@ use kiln_layers::{batch_norm, batch_norm_activated_conv2d, conv2d, conv2d_batch_
 use crate::conv_norm::{ConvNorm, ConvShape, he_normal};
 use crate::lean::{output, usable};
 
-/// One block of a [`MobileNetV2`](crate::MobileNetV2) as a chain: each reads the output of the one before it.
+/// One block of a [`MobileNetV2`](crate::MobileNetV2) as a chain. Each block reads the output of the block before it.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
 pub enum MobileNetV2Block {
@@ -45,7 +45,7 @@ impl MobileNetV2Block {
         }
     }
 
-    /// The paths of its layers here, below `ours`, and in torchvision's files, below `theirs`.
+    /// The paths of its layers in this crate, below `ours`, and in torchvision's files, below `theirs`.
     pub(crate) fn names(&self, ours: &str, theirs: &str) -> Vec<(String, String)> {
         match self {
             Self::Conv(block) => block.layers.names(&format!("{ours}.Conv.layers"), theirs).to_vec(),
@@ -66,7 +66,7 @@ impl ConvRelu6 {
 }
 
 impl InvertedResidual {
-    /// `expansion`: how many times the channels of the input there are inside.
+    /// `expansion` is the number of inner channels divided by the number of input channels.
     pub(super) fn new(
         [from, to]: [usize; 2],
         expansion: usize,
@@ -94,7 +94,8 @@ impl InvertedResidual {
         if self.residual { x + y } else { y }
     }
 
-    /// Keeps the input and the outputs of the convolutions. What a convolution reads is computed again from the output of the one before.
+    /// Runs the block on kiln-layers' operations. It keeps the input and the outputs of the convolutions. The input of a convolution is
+    /// computed again from the output of the convolution before it.
     fn lean(&self, x: Tensor<4>) -> Tensor<4> {
         let y = match &self.expand {
             Some(expand) => {
@@ -107,7 +108,7 @@ impl InvertedResidual {
         output(batch_norm(&self.project.norm, y))
     }
 
-    /// The paths of its layers here, below `ours`, and in torchvision's files, below `theirs`.
+    /// The paths of its layers in this crate, below `ours`, and in torchvision's files, below `theirs`.
     pub(super) fn names(&self, ours: &str, theirs: &str) -> Vec<(String, String)> {
         let mut names = vec![];
         let depthwise = usize::from(self.expand.is_some());

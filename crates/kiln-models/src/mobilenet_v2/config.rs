@@ -11,10 +11,10 @@ use crate::sizes::{addressable, divisible, multiplier, positive, some_pixels};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
     pub(super) expansion: usize,
-    /// At width 1.
+    /// Output channels at width 1.
     pub(super) channels: usize,
     pub(super) blocks: usize,
-    /// Of the first block.
+    /// Stride of the first block; the others have a stride of 1.
     pub(super) stride: usize,
 }
 
@@ -37,11 +37,11 @@ pub struct MobileNetV2Config {
     /// Channels of the input images; 3 by default.
     #[serde(default = "three")]
     pub channels: usize,
-    /// What the paper's numbers of channels are multiplied by, then rounded to multiples of 8; 1 by default.
+    /// Factor of the paper's numbers of channels, which are then rounded to multiples of 8; 1 by default.
     #[serde(default = "one")]
     pub width: f64,
-    /// The first convolution has a stride of 2 for [`Stem::ImageNet`], which is the default. For [`Stem::Cifar`] it has a stride of 1, as
-    /// has the first group of a larger stride.
+    /// The layers before the first block. The first convolution has a stride of 2 for [`Stem::ImageNet`], which is the default. For
+    /// [`Stem::Cifar`] it has a stride of 1, and so has the first group that would have a larger stride.
     #[serde(default)]
     pub stem: Stem,
     /// Whether the blocks are made of kiln-layers' operations, which keep less for the backward pass; of burn's own otherwise. True by
@@ -56,25 +56,25 @@ impl MobileNetV2Config {
         Self { classes, channels: three(), width: one(), stem: Stem::ImageNet, lean: yes() }
     }
 
-    /// The same with `width` times the channels.
+    /// Sets the factor of the numbers of channels, which are then rounded to multiples of 8.
     pub fn with_width(mut self, width: f64) -> Self {
         self.width = width;
         self
     }
 
-    /// The same with another [`Stem`].
+    /// Sets the stride of the first layers, by the [`Stem`].
     pub fn with_stem(mut self, stem: Stem) -> Self {
         self.stem = stem;
         self
     }
 
-    /// The same for images of `channels` channels.
+    /// Sets the number of channels of the input images.
     pub fn with_channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// The same on kiln-layers' operations (true) or burn's own (false).
+    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
     pub fn with_lean(mut self, lean: bool) -> Self {
         self.lean = lean;
         self
@@ -88,12 +88,12 @@ impl MobileNetV2Config {
         some_pixels(size)
     }
 
-    /// `channels` at width 1, at this width.
+    /// The number of channels at this width, from `channels` at width 1.
     pub(crate) fn scaled(&self, channels: usize) -> usize {
         divisible(channels as f64 * self.width)
     }
 
-    /// Channels that the classifier reads: they do not shrink with the width.
+    /// Channels that the classifier reads. A width below 1 does not reduce them.
     pub(crate) fn features(&self) -> usize {
         divisible(1280.0 * self.width.max(1.0))
     }

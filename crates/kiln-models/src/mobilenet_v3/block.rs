@@ -16,7 +16,7 @@ use crate::layer;
 use crate::lean::{output, usable};
 use crate::sizes::divisible;
 
-/// One block of a [`MobileNetV3`](crate::MobileNetV3) as a chain: each reads the output of the one before it.
+/// One block of a [`MobileNetV3`](crate::MobileNetV3) as a chain. Each block reads the output of the block before it.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
 pub enum MobileNetV3Block {
@@ -53,7 +53,7 @@ pub(super) struct Excitation {
     fc2: Conv2d,
 }
 
-/// With torchvision's settings of batch norm for this network.
+/// A convolution and a norm with torchvision's settings of batch norm for this network.
 pub(super) fn conv_norm(shape: ConvShape, device: &Device) -> ConvNorm {
     let mut layers = ConvNorm::new(shape, &he_normal(), device);
     (layers.norm.epsilon, layers.norm.momentum) = (1e-3, 0.01);
@@ -92,7 +92,7 @@ impl Excitation {
         Self { fc1: conv(channels, fewer), fc2: conv(fewer, channels) }
     }
 
-    /// Means `[B, C, 1, 1]` to factors of the same shape.
+    /// Turns means `[B, C, 1, 1]` into factors of the same shape.
     fn factors(&self, means: Tensor<4>, lean: bool) -> Tensor<4> {
         let conv = |conv: &Conv2d, x| if lean { output(conv2d(conv, x)) } else { layer::conv2d(conv, x) };
         hard_sigmoid(conv(&self.fc2, relu(conv(&self.fc1, means))), 1.0 / 6.0, 0.5)
@@ -128,8 +128,8 @@ impl InvertedResidualV3 {
         if self.hard_swish { HardSwish } else { Relu }
     }
 
-    /// Keeps the input, the outputs of the convolutions, and the few values of the excitation. What a convolution reads is computed again
-    /// from the output of the one before.
+    /// Runs the block on kiln-layers' operations. It keeps the input, the outputs of the convolutions, and the few values of the
+    /// excitation. The input of a convolution is computed again from the output of the convolution before it.
     fn lean(&self, x: Tensor<4>) -> Tensor<4> {
         let (activation, project) = (self.activation(), &self.project.conv);
         let y = match &self.expand {

@@ -11,11 +11,11 @@ use crate::sizes::{addressable, divisible, multiplier, positive, some_pixels};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) kernel: usize,
-    /// Channels inside.
+    /// Channels inside of the block.
     pub(super) inner: usize,
     /// Channels of the output.
     pub(super) channels: usize,
-    /// Whether it has squeeze-and-excitation.
+    /// Whether the block has squeeze-and-excitation.
     pub(super) excited: bool,
     /// Hard-swish if true, ReLU if false.
     pub(super) hard_swish: bool,
@@ -53,11 +53,11 @@ pub struct MobileNetV3Config {
     /// Channels of the input images; 3 by default.
     #[serde(default = "three")]
     pub channels: usize,
-    /// What the paper's numbers of channels are multiplied by, then rounded to multiples of 8; 1 by default.
+    /// Factor of the paper's numbers of channels, which are then rounded to multiples of 8; 1 by default.
     #[serde(default = "one")]
     pub width: f64,
-    /// The first convolution has a stride of 2 for [`Stem::ImageNet`], which is the default. For [`Stem::Cifar`] it has a stride of 1, as
-    /// has the first block of a larger stride.
+    /// The layers before the first block. The first convolution has a stride of 2 for [`Stem::ImageNet`], which is the default. For
+    /// [`Stem::Cifar`] it has a stride of 1, and so has the first block that would have a larger stride.
     #[serde(default)]
     pub stem: Stem,
     /// Whether the blocks are made of kiln-layers' operations, which keep less for the backward pass; of burn's own otherwise. True by
@@ -72,25 +72,25 @@ impl MobileNetV3Config {
         Self { classes, channels: three(), width: one(), stem: Stem::ImageNet, lean: yes() }
     }
 
-    /// The same with `width` times the channels.
+    /// Sets the factor of the numbers of channels, which are then rounded to multiples of 8.
     pub fn with_width(mut self, width: f64) -> Self {
         self.width = width;
         self
     }
 
-    /// The same with another [`Stem`].
+    /// Sets the stride of the first layers, by the [`Stem`].
     pub fn with_stem(mut self, stem: Stem) -> Self {
         self.stem = stem;
         self
     }
 
-    /// The same for images of `channels` channels.
+    /// Sets the number of channels of the input images.
     pub fn with_channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// The same on kiln-layers' operations (true) or burn's own (false).
+    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
     pub fn with_lean(mut self, lean: bool) -> Self {
         self.lean = lean;
         self
@@ -104,7 +104,7 @@ impl MobileNetV3Config {
         some_pixels(size)
     }
 
-    /// `channels` at width 1, at this width.
+    /// The number of channels at this width, from `channels` at width 1.
     pub(super) fn scaled(&self, channels: usize) -> usize {
         divisible(channels as f64 * self.width)
     }

@@ -62,8 +62,8 @@ impl MobileNetV3Config {
 }
 
 impl MobileNetV3 {
-    /// The stem, the inverted residuals and the last convolution: images `[B, C, H, W]` (normalised floats) to the features that
-    /// [`head`](Self::head) reads. They are handles to this network's parameters and running statistics, not copies.
+    /// The stem, the inverted residuals and the last convolution. They turn images `[B, C, H, W]` (normalised floats) into the features
+    /// that [`head`](Self::head) reads. They are handles to this network's parameters and running statistics, not copies.
     pub fn blocks(&self) -> Vec<MobileNetV3Block> {
         let conv =
             |layers: &ConvNorm| MobileNetV3Block::Conv(ConvHardSwish { layers: layers.clone(), lean: self.lean });
@@ -71,18 +71,18 @@ impl MobileNetV3 {
         std::iter::once(conv(&self.stem)).chain(inverted).chain([conv(&self.last)]).collect()
     }
 
-    /// Features of the last block to logits `[B, classes]`.
+    /// Turns the features of the last block into logits `[B, classes]`.
     pub fn head(&self, x: Tensor<4>) -> Tensor<2> {
         let x = layer::linear(&self.hidden, x.mean_dims(&[2, 3]).flatten(1, 3));
         layer::linear(&self.classifier, hard_swish(x))
     }
 
-    /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.
+    /// Turns images `[B, C, H, W]` (normalised floats) into logits `[B, classes]`.
     pub fn forward(&self, images_bchw: Tensor<4>) -> Tensor<2> {
         self.head(self.blocks().iter().fold(images_bchw, |x, block| block.forward(x)))
     }
 
-    /// The paths of layers here and in torchvision's files.
+    /// The paths of layers in this crate and in torchvision's files.
     pub(crate) fn names(&self) -> Vec<(String, String)> {
         let pair = |ours: &str, theirs: &str| {
             [(".conv", ".0"), (".norm", ".1")].map(|(a, b)| (format!("{ours}{a}"), format!("{theirs}{b}")))

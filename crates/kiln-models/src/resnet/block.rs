@@ -13,7 +13,7 @@ use crate::layer;
 use crate::lean::{output, usable};
 use crate::norms::batch_norm;
 
-/// One block of a [`ResNet`](crate::ResNet) as a chain: each reads the output of the one before it.
+/// One block of a [`ResNet`](crate::ResNet) as a chain. Each block reads the output of the block before it.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
 pub enum ResNetBlock {
@@ -43,7 +43,7 @@ impl ResNetBlock {
 }
 
 impl StemLayers {
-    /// The layers without the pool, and the pool.
+    /// The layers without the max-pool, and the max-pool by itself.
     pub(crate) fn into_parts(self) -> (Self, Option<MaxPool2d>) {
         let pool = self.maxpool.clone();
         (Self { maxpool: None, ..self }, pool)

@@ -129,7 +129,7 @@ impl ResNetConfig {
         }
     }
 
-    /// The name of its depth, one of [`NAMES`](Self::NAMES).
+    /// The name of this depth, one of [`NAMES`](Self::NAMES).
     pub fn name(&self) -> &'static str {
         match self.depth {
             Depth::D18 => "resnet18",
@@ -139,31 +139,31 @@ impl ResNetConfig {
         }
     }
 
-    /// The same with another [`Stem`].
+    /// Sets the layers before the first block.
     pub fn with_stem(mut self, stem: Stem) -> Self {
         self.stem = stem;
         self
     }
 
-    /// The same with `width` channels in the first stage.
+    /// Sets the number of channels of the first stage.
     pub fn with_width(mut self, width: usize) -> Self {
         self.width = width;
         self
     }
 
-    /// The same for images of `channels` channels.
+    /// Sets the number of channels of the input images.
     pub fn with_channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// The same with zero initialisation of each block's last batch-norm scale on or off.
+    /// Sets whether the last batch-norm scale of every block starts at zero, so that each block begins as the identity.
     pub fn with_zero_init(mut self, zero_init: bool) -> Self {
         self.zero_init = zero_init;
         self
     }
 
-    /// The same on kiln-layers' operations (true) or burn's own (false).
+    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
     pub fn with_lean(mut self, lean: bool) -> Self {
         self.lean = lean;
         self

@@ -84,7 +84,7 @@ impl ResNet {
         StemLayers { conv1, bn1, maxpool, lean: self.lean }
     }
 
-    /// The stem and the residual blocks, first to last: images `[B, C, H, W]` (normalised floats) to the features that
+    /// The stem and the residual blocks, first to last. They turn images `[B, C, H, W]` (normalised floats) into the features that
     /// [`head`](Self::head) reads. They are handles to this network's parameters and running statistics, not copies.
     pub fn blocks(&self) -> Vec<ResNetBlock> {
         std::iter::once(ResNetBlock::Stem(self.stem()))
@@ -92,12 +92,12 @@ impl ResNet {
             .collect()
     }
 
-    /// Features of the last block to logits `[B, classes]`.
+    /// Turns the features of the last block into logits `[B, classes]`.
     pub fn head(&self, x: Tensor<4>) -> Tensor<2> {
         layer::linear(&self.fc, self.avgpool.forward(x).flatten(1, 3))
     }
 
-    /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.
+    /// Turns images `[B, C, H, W]` (normalised floats) into logits `[B, classes]`.
     pub fn forward(&self, images_bchw: Tensor<4>) -> Tensor<2> {
         let x = self.stem().forward(images_bchw);
         let x = self.residual_blocks().fold(x, |x, block| block.forward(x));

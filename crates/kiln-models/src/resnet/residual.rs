@@ -79,7 +79,8 @@ impl ResidualBlock {
         }
     }
 
-    /// Keeps the output of the block, and those of its convolutions but the last and that of the residual.
+    /// Runs the block on kiln-layers' operations. It keeps the output of the block, the outputs of its convolutions except the last, and
+    /// the output of the residual.
     fn lean(&self, x: Tensor<4>) -> Tensor<4> {
         let identity = match &self.downsample {
             Some(down) => output(conv2d_batch_norm(&down.conv, &down.norm, x.clone())),

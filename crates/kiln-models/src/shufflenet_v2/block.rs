@@ -11,7 +11,7 @@ use kiln_layers::{
 use crate::conv_norm::{ConvNorm, ConvShape, torch_uniform};
 use crate::lean::{output, usable};
 
-/// One block of a [`ShuffleNetV2`](crate::ShuffleNetV2) as a chain: each reads the output of the one before it.
+/// One block of a [`ShuffleNetV2`](crate::ShuffleNetV2) as a chain. Each block reads the output of the block before it.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
 pub enum ShuffleNetV2Block {
@@ -29,11 +29,11 @@ pub struct ConvRelu {
     pub(super) lean: bool,
 }
 
-/// Two halves of the channels, of which one goes through three convolutions and the other is left as it is. Where the image is halved,
-/// both are made of all channels. The channels of the halves alternate in the output.
+/// Divides the channels into two halves: one goes through three convolutions, the other stays as it is. In a block that halves the image,
+/// both halves are made of all channels. The channels of the halves alternate in the output.
 #[derive(Module, Debug)]
 pub struct ShuffleBlock {
-    /// Where the image is halved, the half that has a single 3x3 convolution.
+    /// The half with a single 3x3 convolution, in a block that halves the image.
     pub(super) short: Option<Short>,
     pub(super) long: Long,
     lean: bool,
@@ -82,7 +82,7 @@ impl ConvRelu {
 }
 
 impl ShuffleBlock {
-    /// `to`: an even number of channels. With a stride of 1, `from` and `to` are equal.
+    /// `to` is an even number of channels. With a stride of 1, `from` and `to` are equal.
     pub(super) fn new([from, to]: [usize; 2], stride: usize, lean: bool, device: &Device) -> Self {
         let half = to / 2;
         let layers = |shape| ConvNorm::new(shape, &torch_uniform(), device);

@@ -25,8 +25,8 @@ pub struct ShuffleNetV2Config {
     /// Channels of the input images; 3 by default.
     #[serde(default = "three")]
     pub channels: usize,
-    /// The first convolution has a stride of 2 and is followed by a max-pool for [`Stem::ImageNet`], which is the default. For
-    /// [`Stem::Cifar`] it has a stride of 1 and no max-pool.
+    /// The layers before the first block. For [`Stem::ImageNet`], which is the default, the first convolution has a stride of 2 and a
+    /// max-pool after it. For [`Stem::Cifar`] it has a stride of 1 and no max-pool.
     #[serde(default)]
     pub stem: Stem,
     /// Whether the blocks are made of kiln-layers' operations, which keep less for the backward pass; of burn's own otherwise. True by
@@ -55,25 +55,25 @@ impl ShuffleNetV2Config {
         SIZES.into_iter().find(|(_, widths)| *widths == self.widths).map_or("shufflenet_v2", |(name, _)| name)
     }
 
-    /// The same with `widths` channels in the three stages and the last convolution.
+    /// Sets the channels of the three stages, which must be even, and of the last convolution.
     pub fn with_widths(mut self, widths: [usize; 4]) -> Self {
         self.widths = widths;
         self
     }
 
-    /// The same with another [`Stem`].
+    /// Sets the stride of the first convolution and whether a max-pool follows, by the [`Stem`].
     pub fn with_stem(mut self, stem: Stem) -> Self {
         self.stem = stem;
         self
     }
 
-    /// The same for images of `channels` channels.
+    /// Sets the number of channels of the input images.
     pub fn with_channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// The same on kiln-layers' operations (true) or burn's own (false).
+    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
     pub fn with_lean(mut self, lean: bool) -> Self {
         self.lean = lean;
         self

@@ -12,7 +12,7 @@ use crate::conv_norm::{ConvNorm, ConvShape, torch_uniform};
 use crate::layer;
 use crate::resnet::Stem;
 
-/// Blocks of the stages.
+/// Number of blocks of each stage.
 const BLOCKS: [usize; 3] = [4, 8, 4];
 /// Channels of the first convolution.
 const FIRST: usize = 24;
@@ -71,8 +71,8 @@ impl ShuffleNetV2 {
         [("stage2", &self.stage2), ("stage3", &self.stage3), ("stage4", &self.stage4)]
     }
 
-    /// The stem, the blocks of the stages and the last convolution: images `[B, C, H, W]` (normalised floats) to the features that
-    /// [`head`](Self::head) reads. They are handles to this network's parameters and running statistics, not copies.
+    /// The stem, the blocks of the stages and the last convolution. They turn images `[B, C, H, W]` (normalised floats) into the features
+    /// that [`head`](Self::head) reads. They are handles to this network's parameters and running statistics, not copies.
     pub fn blocks(&self) -> Vec<ShuffleNetV2Block> {
         let conv = |layers: &ConvNorm, maxpool: &Option<MaxPool2d>| {
             ShuffleNetV2Block::Conv(ConvRelu { layers: layers.clone(), maxpool: maxpool.clone(), lean: self.lean })
@@ -82,17 +82,17 @@ impl ShuffleNetV2 {
         std::iter::once(conv(&self.conv1, &self.maxpool)).chain(shuffled).chain([conv(&self.conv5, &None)]).collect()
     }
 
-    /// Features of the last block to logits `[B, classes]`.
+    /// Turns the features of the last block into logits `[B, classes]`.
     pub fn head(&self, x: Tensor<4>) -> Tensor<2> {
         layer::linear(&self.fc, x.mean_dims(&[2, 3]).flatten(1, 3))
     }
 
-    /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.
+    /// Turns images `[B, C, H, W]` (normalised floats) into logits `[B, classes]`.
     pub fn forward(&self, images_bchw: Tensor<4>) -> Tensor<2> {
         self.head(self.blocks().iter().fold(images_bchw, |x, block| block.forward(x)))
     }
 
-    /// The paths of layers here and in torchvision's files.
+    /// The paths of layers in this crate and in torchvision's files.
     pub(crate) fn names(&self) -> Vec<(String, String)> {
         let pair = |ours: String, theirs: String, first: usize| {
             let path = |number: usize| format!("{theirs}.{number}");

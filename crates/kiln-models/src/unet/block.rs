@@ -6,19 +6,20 @@ use burn::tensor::Tensor;
 use super::decoder::DecoderBlock;
 use super::encoder::EncoderBlock;
 
-/// One block of a [`Unet`](crate::Unet) as a chain. What goes from block to block are the newest features, and those of the encoder that the
+/// One block of a [`Unet`](crate::Unet) as a chain. Each block passes on the newest features, and those features of the encoder that the
 /// decoder has not read yet, from the largest image to the smallest.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
 pub enum UnetBlock {
-    /// From features to features, of which the decoder may read the input as well.
+    /// From features to features. The decoder may read its input as well.
     Encoder(EncoderBlock),
-    /// From features and the encoder's to features of a larger image.
+    /// From the newest features and the encoder's features to features of a larger image.
     Decoder(DecoderBlock),
 }
 
 impl UnetBlock {
-    /// Features `[B, C, H, W]` to features of this block, and the encoder's that the decoder has not read yet.
+    /// Turns the newest features `[B, C, H, W]` and the encoder's features in `skips` into the features of this block, and those features
+    /// of the encoder that the decoder has not read yet.
     pub fn forward(&self, (x, mut skips): (Tensor<4>, Vec<Tensor<4>>)) -> (Tensor<4>, Vec<Tensor<4>>) {
         let y = match self {
             Self::Encoder(block) => {

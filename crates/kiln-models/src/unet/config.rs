@@ -8,7 +8,7 @@ use crate::mobilenet_v2::MobileNetV2Config;
 use crate::resnet::ResNetConfig;
 use crate::sizes::{addressable, multiplier, positive, some_pixels};
 
-/// How often the encoder halves the image; as many blocks of the decoder double it again.
+/// Number of times that the encoder halves the image. The decoder has as many blocks, which double it again.
 pub(super) const LEVELS: usize = 5;
 
 /// The classifier whose blocks are the encoder.
@@ -68,7 +68,7 @@ pub struct UnetConfig {
     /// The encoder; ResNet-18 by default.
     #[serde(default = "resnet18")]
     pub encoder: UnetEncoder,
-    /// What the encoder's numbers of channels are multiplied by; 1 by default.
+    /// Factor of the encoder's numbers of channels; 1 by default.
     #[serde(default = "one")]
     pub width: f64,
     /// Channels of the decoder's five blocks, from the smallest image to the largest; 256, 128, 64, 32, 16 by default.
@@ -93,31 +93,31 @@ impl UnetConfig {
         Self { classes, channels: three(), encoder: resnet18(), width: one(), decoder: decoder(), lean: yes() }
     }
 
-    /// The same on another encoder.
+    /// Sets the classifier whose blocks are the encoder.
     pub fn with_encoder(mut self, encoder: UnetEncoder) -> Self {
         self.encoder = encoder;
         self
     }
 
-    /// The same for images of `channels` channels.
+    /// Sets the number of channels of the input images.
     pub fn with_channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// The same with `width` times the channels in the encoder.
+    /// Sets the factor of the encoder's numbers of channels.
     pub fn with_width(mut self, width: f64) -> Self {
         self.width = width;
         self
     }
 
-    /// The same with these channels in the decoder's blocks, from the smallest image to the largest.
+    /// Sets the channels of the decoder's blocks, from the smallest image to the largest.
     pub fn with_decoder(mut self, channels: [usize; LEVELS]) -> Self {
         self.decoder = channels;
         self
     }
 
-    /// The same on kiln-layers' operations (true) or burn's own (false).
+    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
     pub fn with_lean(mut self, lean: bool) -> Self {
         self.lean = lean;
         self

@@ -1,4 +1,4 @@
-//! The decoder: blocks that double the image and read what the encoder made of the larger one.
+//! The decoder: blocks that double the image and read the encoder's features of the larger image.
 // B batch, C channels, H height, W width
 
 use burn::module::Module;
@@ -12,8 +12,8 @@ use crate::conv_norm::{ConvNorm, ConvShape};
 use crate::layer;
 use crate::lean::{output, usable};
 
-/// One block of the decoder: the image is doubled by repeating its pixels and joined with the encoder's output of that size; then two 3x3
-/// convolutions, each with batch norm and ReLU.
+/// One block of the decoder. It doubles the image by repeating its pixels, and joins it with the encoder's output of that size. Two 3x3
+/// convolutions follow, each with batch norm and ReLU.
 ///
 /// The last block ends with the head, a 3x3 convolution to the logits of the classes.
 #[derive(Module, Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Level {
 }
 
 impl Level {
-    /// `from`: channels of the smaller image, and of the encoder's output.
+    /// `from` has the channels of the smaller image and of the encoder's output.
     pub(super) fn new(from: [usize; 2], to: usize, device: &Device) -> Self {
         // He-uniform by fan-in, as in segmentation_models_pytorch.
         let weights = Initializer::KaimingUniform { gain: f64::sqrt(2.0), fan_out_only: false };
@@ -39,12 +39,12 @@ impl Level {
         Self { conv1: layers(from[0] + from[1]), conv2: layers(to) }
     }
 
-    /// A handle to the level's parameters and running statistics, and to those of the head behind it.
+    /// A handle to the level's parameters and running statistics, and to those of the head after it.
     pub(super) fn block(&self, head: Option<&Conv2d>, lean: bool) -> DecoderBlock {
         DecoderBlock { level: self.clone(), head: head.cloned(), lean }
     }
 
-    /// The paths of its layers here, below `ours`, and in the files of segmentation_models_pytorch, below `theirs`.
+    /// The paths of its layers in this crate, below `ours`, and in the files of segmentation_models_pytorch, below `theirs`.
     pub(super) fn names(&self, ours: &str, theirs: &str) -> Vec<(String, String)> {
         let layers =
             |layers: &ConvNorm, name: &str| layers.names(&format!("{ours}.{name}"), &format!("{theirs}.{name}"));
@@ -53,8 +53,8 @@ impl Level {
 }
 
 impl DecoderBlock {
-    /// `x` `[B, C, H, W]` and the encoder's output `[B, C', 2 H, 2 W]`, where there is one, to `[B, C'', 2 H, 2 W]`, or to
-    /// logits `[B, classes, 2 H, 2 W]`.
+    /// Turns `x` `[B, C, H, W]`, and the encoder's output `[B, C', 2 H, 2 W]` if there is one, into features `[B, C'', 2 H, 2 W]`. The
+    /// last block returns logits `[B, classes, 2 H, 2 W]`.
     pub fn forward(&self, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
         match usable(self.lean, &x) {
             true => self.lean(x, skip),
@@ -62,7 +62,8 @@ impl DecoderBlock {
         }
     }
 
-    /// Keeps its inputs and the outputs of both convolutions. Neither the doubled image nor the joined one exists.
+    /// Runs the block on kiln-layers' operations. It keeps its inputs and the outputs of both convolutions. Neither the doubled image nor
+    /// the joined one is ever in memory.
     fn lean(&self, x: Tensor<4>, skip: Option<Tensor<4>>) -> Tensor<4> {
         let Level { conv1, conv2 } = &self.level;
         let y = output(upsample_conv2d(&conv1.conv, x, skip));
@@ -87,7 +88,7 @@ impl DecoderBlock {
     }
 }
 
-/// Each pixel four times.
+/// Doubles height and width: each pixel is repeated four times.
 fn doubled(x: Tensor<4>) -> Tensor<4> {
     let [b, c, h, w] = x.dims();
     x.reshape([b, c, h, 1, w, 1]).expand([b, c, h, 2, w, 2]).reshape([b, c, 2 * h, 2 * w])

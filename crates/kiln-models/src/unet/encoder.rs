@@ -45,7 +45,7 @@ impl EncoderBlock {
     }
 }
 
-/// The blocks of an encoder, and the channels of what the decoder reads of it, from the largest image to the smallest.
+/// The blocks of an encoder, and the channels of the features that the decoder reads, from the largest image to the smallest.
 pub(super) struct Encoder {
     pub(super) blocks: Vec<EncoderBlock>,
     pub(super) channels: [usize; LEVELS],
@@ -62,13 +62,13 @@ impl EncoderConfig {
 
 fn resnet(config: &ResNetConfig, device: &Device) -> Result<Encoder, Error> {
     let [first, second, third, _] = config.stages();
-    // The first block of each stage reads what the stage before it made, and so does the decoder.
+    // The first block of each stage and the decoder read the output of the stage before it.
     let firsts = [1, 1 + first, 1 + first + second, 1 + first + second + third];
     let mut pool = None;
     let block = |(index, layers)| EncoderBlock {
         pool: pool.take(),
         layers: EncoderLayers::ResNet(match layers {
-            // The decoder reads what the pool reads, so that the pool is part of the next block.
+            // The decoder reads the input of the pool, so the pool is part of the next block.
             ResNetBlock::Stem(stem) => {
                 let (stem, next) = stem.into_parts();
                 pool = next;
@@ -86,7 +86,7 @@ fn resnet(config: &ResNetConfig, device: &Device) -> Result<Encoder, Error> {
 }
 
 fn mobilenet_v2(config: &MobileNetV2Config, device: &Device) -> Result<Encoder, Error> {
-    /// The first blocks that halve the image, after the stem, and the channels that they read at width 1.
+    /// After the stem: the first blocks that halve the image, and the channels that they read at width 1.
     const FIRSTS: [(usize, usize); 4] = [(2, 16), (4, 24), (7, 32), (14, 96)];
     let block = |(index, layers)| EncoderBlock {
         pool: None,
@@ -101,7 +101,7 @@ fn mobilenet_v2(config: &MobileNetV2Config, device: &Device) -> Result<Encoder, 
     })
 }
 
-/// The paths of the layers of `blocks` here and in the files of segmentation_models_pytorch, without what comes before them.
+/// The paths of the layers of `blocks` in this crate and in the files of segmentation_models_pytorch, without the prefix.
 pub(super) fn names(blocks: &[EncoderBlock]) -> Vec<(String, String)> {
     let mut names = vec![];
     let (mut stage, mut in_stage) = (0, 0);
@@ -118,7 +118,7 @@ pub(super) fn names(blocks: &[EncoderBlock]) -> Vec<(String, String)> {
             EncoderLayers::ResNet(ResNetBlock::Residual(_)) => {
                 let (ours, theirs) = (format!("{ours}.ResNet.Residual"), format!("layer{stage}.{in_stage}"));
                 let layer = |(a, b): (&str, &str)| (format!("{ours}{a}"), format!("{theirs}{b}"));
-                // Longer paths first: a path is renamed once.
+                // Longer paths come first: a path is renamed once.
                 names.extend(
                     [(".downsample.conv", ".downsample.0"), (".downsample.norm", ".downsample.1"), ("", "")].map(layer),
                 );

@@ -15,7 +15,7 @@ use crate::Error;
 /// A U-Net (Ronneberger et al. 2015) for semantic segmentation, with a classifier's blocks as its encoder, as in
 /// segmentation_models_pytorch's `Unet`. Build one with [`UnetConfig`].
 ///
-/// Weights of a classifier of this crate fit its encoder.
+/// The weights of a classifier of this crate fit its encoder.
 #[derive(Module, Debug)]
 pub struct Unet {
     encoder: Vec<EncoderBlock>,
@@ -25,8 +25,8 @@ pub struct Unet {
 }
 
 impl UnetConfig {
-    /// Builds the model on `device` with the initialisation of segmentation_models_pytorch: the encoder as the classifier's, He-uniform by
-    /// fan-in for the decoder, Glorot-uniform for the head.
+    /// Builds the model on `device` with the initialisation of segmentation_models_pytorch: the classifier's for the encoder, He-uniform
+    /// by fan-in for the decoder, Glorot-uniform for the head.
     ///
     /// # Errors
     /// [`Error::InvalidConfig`] for sizes of 0 or too large to be addressed, and a width out of range.
@@ -49,7 +49,7 @@ impl UnetConfig {
 }
 
 impl Unet {
-    /// The blocks of the encoder and the decoder: images `[B, C, H, W]` (normalised floats) and an empty `Vec` to logits
+    /// The blocks of the encoder and the decoder. They turn images `[B, C, H, W]` (normalised floats) and an empty `Vec` into logits
     /// `[B, classes, H, W]` and an empty `Vec`. They are handles to this network's parameters and running statistics, not copies.
     pub fn blocks(&self) -> Vec<UnetBlock> {
         let last = self.decoder.len() - 1;
@@ -58,12 +58,12 @@ impl Unet {
         self.encoder.iter().cloned().map(UnetBlock::Encoder).chain(decoder.map(UnetBlock::Decoder)).collect()
     }
 
-    /// Images `[B, C, H, W]` (normalised floats), of sides that are multiples of 32, to logits `[B, classes, H, W]`.
+    /// Turns images `[B, C, H, W]` (normalised floats), of sides that are multiples of 32, into logits `[B, classes, H, W]`.
     pub fn forward(&self, images_bchw: Tensor<4>) -> Tensor<4> {
         self.blocks().iter().fold((images_bchw, vec![]), |x, block| block.forward(x)).0
     }
 
-    /// The paths of layers here and in the files of segmentation_models_pytorch.
+    /// The paths of layers in this crate and in the files of segmentation_models_pytorch.
     pub(crate) fn names(&self) -> Vec<(String, String)> {
         let of_encoder = names(&self.encoder).into_iter();
         let mut names: Vec<_> =

@@ -13,11 +13,11 @@ use crate::layer;
 use crate::lean::{output, usable};
 use crate::norms::layer_norm;
 
-/// timm's, smaller than torch's default.
+/// The epsilon of layer norms: timm's, smaller than torch's default.
 const EPSILON: f64 = 1e-6;
 
-/// One block of a [`Vit`](crate::Vit) as a chain: each reads the output of the one before it. Tokens are `[B, 1, T, D]`, so that all
-/// blocks take and give tensors of four dimensions.
+/// One block of a [`Vit`](crate::Vit) as a chain. Each block reads the output of the block before it. Tokens are `[B, 1, T, D]`, so that
+/// all blocks read and return tensors of four dimensions.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
 pub enum VitBlock {
@@ -27,7 +27,7 @@ pub enum VitBlock {
     Encoder(VitEncoder),
 }
 
-/// Cuts images into patches. One token is made of each patch, and one more stands for the whole image.
+/// Cuts images into patches and turns each patch into a token. One more token stands for the whole image.
 #[derive(Module, Debug)]
 pub struct Patches {
     pub(super) proj: Conv2d,
@@ -43,7 +43,7 @@ pub struct VitEncoder {
     attn: Attention,
     norm2: LayerNorm,
     mlp: Mlp,
-    /// None if no branch is ever left out.
+    /// `None` if no branch is ever left out.
     drop_path: Option<Dropout>,
     lean: bool,
 }
@@ -61,7 +61,7 @@ struct Mlp {
     fc2: Linear,
 }
 
-/// N(0, 0.02). timm cuts it off at 100 deviations.
+/// Draws from N(0, 0.02). timm cuts it off at 100 deviations.
 pub(super) fn narrow() -> Initializer {
     Initializer::Normal { mean: 0.0, std: 0.02 }
 }
@@ -78,7 +78,7 @@ pub(super) fn norm(width: usize, device: &Device) -> LayerNorm {
 }
 
 impl VitBlock {
-    /// Images `[B, C, H, W]` to tokens `[B, 1, T, D]`, or tokens to tokens.
+    /// Turns images `[B, C, H, W]` into tokens `[B, 1, T, D]`, or tokens into tokens.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         match self {
             Self::Patches(patches) => patches.forward(x),
@@ -141,7 +141,7 @@ impl VitEncoder {
         }
     }
 
-    /// Keeps the inputs of the two halves, the output of attention, and the input of GELU.
+    /// Runs the block on kiln-layers' operations. It keeps the inputs of the two halves, the output of attention, and the input of GELU.
     fn lean(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let Attention { qkv, proj, heads } = &self.attn;
         let attended = output(norm_self_attention(&self.norm1, qkv, x_btd.clone(), *heads, Mask::None));
@@ -157,8 +157,8 @@ impl VitEncoder {
         x_btd + self.branch(layer::linear(&self.mlp.fc2, gelu(hidden)))
     }
 
-    /// What is added to the block's input. In training the branches of some samples are zeros, and those of the others are divided by
-    /// the probability of being kept.
+    /// The values that are added to the block's input. In training the branches of some samples are zeros, and those of the others are
+    /// divided by the probability of being kept.
     fn branch(&self, branch_btd: Tensor<3>) -> Tensor<3> {
         let device = branch_btd.device();
         match &self.drop_path {

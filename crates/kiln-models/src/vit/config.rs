@@ -19,8 +19,8 @@ pub struct VitConfig {
     /// Channels of the input images; 3 by default.
     #[serde(default = "three")]
     pub channels: usize,
-    /// Height and width of the input images, a multiple of [`patch`](Self::patch); 224 by default. The positions that are learned depend
-    /// on it.
+    /// Height and width of the input images, a multiple of [`patch`](Self::patch); 224 by default. The number of learned positions
+    /// depends on it.
     #[serde(default = "two_hundred_twenty_four")]
     pub image: usize,
     /// Height and width of a patch; 16 by default.
@@ -29,8 +29,8 @@ pub struct VitConfig {
     /// Number of encoder blocks; 12 by default.
     #[serde(default = "twelve")]
     pub blocks: usize,
-    /// Probability with which training leaves out a branch of the last block, for each sample by itself, in [0, 1); 0 by default. Before
-    /// it the probability rises in equal steps, from 0 in the first block (stochastic depth, Huang et al. 2016; timm's `drop_path_rate`).
+    /// Probability with which training leaves out a branch of the last block, for each sample by itself, in [0, 1); 0 by default. The
+    /// probability rises in equal steps from 0 in the first block (stochastic depth, Huang et al. 2016; timm's `drop_path_rate`).
     #[serde(default)]
     pub drop_path: f64,
     /// Whether the blocks are made of kiln-layers' operations, which keep less for the backward pass; of burn's own otherwise. True by
@@ -80,43 +80,43 @@ impl VitConfig {
         }
     }
 
-    /// The same with tokens of `width` values in `heads` attention heads.
+    /// Sets the number of values of a token and the number of attention heads, which must divide it.
     pub fn with_width(mut self, width: usize, heads: usize) -> Self {
         (self.width, self.heads) = (width, heads);
         self
     }
 
-    /// The same for square images of `image` pixels a side.
+    /// Sets the height and width of the input images, in pixels.
     pub fn with_image(mut self, image: usize) -> Self {
         self.image = image;
         self
     }
 
-    /// The same with square patches of `patch` pixels a side.
+    /// Sets the height and width of a patch, in pixels.
     pub fn with_patch(mut self, patch: usize) -> Self {
         self.patch = patch;
         self
     }
 
-    /// The same with another number of blocks.
+    /// Sets the number of encoder blocks.
     pub fn with_blocks(mut self, blocks: usize) -> Self {
         self.blocks = blocks;
         self
     }
 
-    /// The same with another probability of leaving out a branch of the last block.
+    /// Sets the probability of leaving out a branch of the last block, in [0, 1). It rises in equal steps from 0 in the first block.
     pub fn with_drop_path(mut self, drop_path: f64) -> Self {
         self.drop_path = drop_path;
         self
     }
 
-    /// The same for images of `channels` channels.
+    /// Sets the number of channels of the input images.
     pub fn with_channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// The same on kiln-layers' operations (true) or burn's own (false).
+    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
     pub fn with_lean(mut self, lean: bool) -> Self {
         self.lean = lean;
         self
@@ -130,7 +130,7 @@ impl VitConfig {
         }
     }
 
-    /// One for each patch, and one for the image.
+    /// The number of tokens: one for each patch, and one for the image.
     pub(super) fn tokens(&self) -> usize {
         (self.image / self.patch).pow(2) + 1
     }

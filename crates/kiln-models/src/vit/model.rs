@@ -26,7 +26,7 @@ pub struct Vit {
 
 impl VitConfig {
     /// Builds the model on `device` with timm's initialisation: N(0, 0.02) for weights and positions, zeros for biases, torch's default
-    /// for the convolution that makes tokens of patches.
+    /// for the convolution that turns patches into tokens.
     ///
     /// # Errors
     /// [`Error::InvalidConfig`] for a size of 0 or too large to be addressed, images that are not a whole number of patches, and a
@@ -44,16 +44,16 @@ impl VitConfig {
 }
 
 impl Vit {
-    /// The patches and the encoder blocks: images `[B, C, H, W]` (normalised floats) to the tokens that [`head`](Self::head) reads. They
-    /// are handles to this network's parameters, not copies.
+    /// The patches and the encoder blocks. They turn images `[B, C, H, W]` (normalised floats) into the tokens that [`head`](Self::head)
+    /// reads. They are handles to this network's parameters, not copies.
     pub fn blocks(&self) -> Vec<VitBlock> {
         let encoders = self.blocks.iter().cloned().map(VitBlock::Encoder);
         std::iter::once(VitBlock::Patches(self.patches.clone())).chain(encoders).collect()
     }
 
-    /// Tokens `[B, 1, T, D]` to logits `[B, classes]`, from the token that stands for the image.
+    /// Turns tokens `[B, 1, T, D]` into logits `[B, classes]`, from the token that stands for the image.
     pub fn head(&self, x: Tensor<4>) -> Tensor<2> {
-        // The norm is of each token by itself.
+        // The norm handles each token by itself.
         let class = x.narrow(2, 0, 1);
         let class = match usable(self.lean, &class) {
             true => output(kiln_layers::layer_norm(&self.norm, class)),
@@ -62,12 +62,12 @@ impl Vit {
         layer::linear(&self.head, class.flatten(1, 3))
     }
 
-    /// Images `[B, C, H, W]` (normalised floats) to logits `[B, classes]`.
+    /// Turns images `[B, C, H, W]` (normalised floats) into logits `[B, classes]`.
     pub fn forward(&self, images_bchw: Tensor<4>) -> Tensor<2> {
         self.head(self.blocks().iter().fold(images_bchw, |x, block| block.forward(x)))
     }
 
-    /// The paths of layers here and in timm's files.
+    /// The paths of layers in this crate and in timm's files.
     pub(crate) fn names(&self) -> Vec<(String, String)> {
         let names = [("proj", "patch_embed.proj"), ("cls_token", "cls_token"), ("pos_embed", "pos_embed")];
         names.map(|(ours, theirs)| (format!("patches.{ours}"), theirs.to_owned())).to_vec()

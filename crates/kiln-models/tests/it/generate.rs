@@ -1,4 +1,4 @@
-//! A decoder that keeps keys and values computes what it computes without; tokens are drawn from their probabilities.
+//! A decoder computes the same with and without cached keys and values, and tokens are drawn from their probabilities.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_models::{Gpt, GptCache, GptConfig, GptReader, Sampling};

@@ -1,4 +1,4 @@
-//! Files whose tensors fit a model in part: what is taken, what is new, and what is refused.
+//! Files whose tensors fit a model in part: tensors that are taken, new, or refused.
 
 use std::path::PathBuf;
 
@@ -90,7 +90,7 @@ fn other_shapes_and_other_models_are_refused() {
     let stem = ResNetConfig::resnet18(10).with_width(8).with_stem(Stem::Cifar).init(&device).unwrap();
     let refused = shape(stem.load_matching(reference("resnet18.safetensors")).map(|_| ()).unwrap_err());
     assert_eq!(refused, ("conv1.weight".into(), vec![8, 3, 3, 3], vec![8, 3, 7, 7]));
-    // A head that reads other features is no matter of classes alone; the layers before it differ as well.
+    // A head that reads other features differs in more than the classes; the layers before it differ as well.
     let wide = ResNetConfig::resnet18(3).with_width(16).init(&device).unwrap();
     let (name, ..) = shape(wide.load_matching(reference("resnet18.safetensors")).map(|_| ()).unwrap_err());
     assert_eq!(name, "conv1.weight");

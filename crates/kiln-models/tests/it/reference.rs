@@ -1,4 +1,4 @@
-//! The models against what torchvision and transformers computed (`fixtures/reference/record.py`).
+//! The models compute the results of torchvision and transformers (`fixtures/reference/record.py`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ fn recorded(name: &str) -> Recorded {
         .collect()
 }
 
-/// From a parameter's path here to its name in the reference's file.
+/// Turns a parameter's path in this crate into its name in the reference's file.
 type Rename = fn(String) -> String;
 
 fn as_it_is(path: String) -> String {
@@ -84,8 +84,8 @@ impl<F: FnMut(String, &dyn Fn(&Gradients) -> Option<f32>, Vec<f32>)> ModuleVisit
     }
 }
 
-/// torch feeds its running variance the unbiased estimate, burn 0.22 the biased one: what torch's
-/// update of `before` by the share `momentum` of the variance of `n` values would have been with burn's estimate.
+/// torch updates its running variance by the unbiased estimate, burn 0.22 by the biased one. Returns torch's update of `before`, with
+/// share `momentum` of the variance of `n` values, as it would be with burn's estimate.
 fn burns_variance(before: &[f32], after: &[f32], n: f32, momentum: f32) -> Vec<f32> {
     let kept = 1.0 - momentum;
     before.iter().zip(after).map(|(before, after)| kept * before + (after - kept * before) * (n - 1.0) / n).collect()
@@ -192,7 +192,7 @@ fn mobilenet_v2(lean: bool) -> MobileNetV2Config {
     MobileNetV2Config::new(10).with_width(0.1).with_lean(lean)
 }
 
-/// torchvision counts the stem and the blocks together, and the layers of a block, of which the first block lacks one.
+/// torchvision numbers the stem and the blocks together. It numbers the layers of a block too, and the first block lacks one of them.
 fn in_torchvisions_mobilenet(path: String) -> String {
     let path = path.replace("stem.conv", "features.0.0").replace("stem.norm", "features.0.1");
     let path = path.replace("last.conv", "features.18.0").replace("last.norm", "features.18.1");
@@ -219,7 +219,7 @@ fn mobilenet_v3(lean: bool) -> MobileNetV3Config {
     MobileNetV3Config::large(10).with_width(0.1).with_lean(lean)
 }
 
-/// torchvision counts the layers of a block, of which narrow blocks lack the first, and some lack squeeze-and-excitation.
+/// torchvision numbers the layers of a block. Narrow blocks lack the first, and some blocks lack squeeze-and-excitation.
 fn in_torchvisions_mobilenet_v3(path: String) -> String {
     let path = path.replace("stem.conv", "features.0.0").replace("stem.norm", "features.0.1");
     let path = path.replace("last.conv", "features.16.0").replace("last.norm", "features.16.1");

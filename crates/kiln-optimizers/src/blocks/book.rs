@@ -1,4 +1,4 @@
-//! Code books: the numbers in [-1, 1] that a code stands for.
+//! Code books: the number in [-1, 1] that each code stands for.
 
 use std::sync::LazyLock;
 
@@ -8,8 +8,8 @@ use super::lookup::Lookup;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CodeBook {
-    /// 8 bits, signed: seven decades, of which the larger have more entries. It is `create_dynamic_map(signed=True)` of bitsandbytes
-    /// (Dettmers et al. 2022, section 2.1), whose CPU code replaces the smallest entry with -1, as here.
+    /// 8 bits, signed: seven decades, of which the larger ones have more entries. It is `create_dynamic_map(signed=True)` of bitsandbytes
+    /// (Dettmers et al. 2022, section 2.1). The CPU code of bitsandbytes replaces the smallest entry by -1, and so does this book.
     Dynamic,
     /// 8 bits for values of at least 0: seven decades with twice the entries. It is `create_dynamic_map(signed=False)` of
     /// bitsandbytes.
@@ -24,7 +24,7 @@ pub enum CodeBook {
 }
 
 impl CodeBook {
-    /// All code books; the place of each is its number in records.
+    /// All code books. The index of each is its number in records.
     pub(crate) const ALL: [Self; 5] = [Self::Dynamic, Self::DynamicUnsigned, Self::Root, Self::Dynamic4, Self::Linear4];
 
     /// The bits of a code.
@@ -48,7 +48,7 @@ impl CodeBook {
         matches!(self, Self::Dynamic | Self::Dynamic4)
     }
 
-    /// The entries in rising order; a code is the place of one.
+    /// The entries in rising order. A code is the index of an entry.
     pub fn entries(self) -> &'static [f32] {
         &self.table().entries[..1 << self.bits()]
     }
@@ -85,14 +85,14 @@ impl CodeBook {
     }
 }
 
-/// A code book, prepared for both ways.
+/// A code book, prepared for encoding and decoding.
 pub(crate) struct Table {
-    /// The entries; those that no code has are 0.
+    /// The entries. Indices without a code have 0.
     pub(crate) entries: [f32; 256],
-    /// Code `k` or a smaller one is that of all numbers below `thresholds[k]`.
+    /// Numbers below `thresholds[k]` have code `k` or a smaller one.
     pub(crate) thresholds: Vec<f32>,
     pub(crate) lookup: Lookup,
-    /// The least code of a number above 0: one whose entry is not 0.
+    /// The least code of a number above 0: the first one whose entry is not 0.
     pub(crate) least: u8,
 }
 
@@ -132,8 +132,8 @@ pub(super) fn square(code: f32) -> f32 {
     code * code * (1.0 / 65025.0)
 }
 
-/// `create_dynamic_map` of bitsandbytes: decades with 1, 2, 4, .. entries, twice as many unsigned, and 0 and 1. `decades`: also the bits
-/// of a code without its sign.
+/// `create_dynamic_map` of bitsandbytes: decades with 1, 2, 4, .. entries (twice as many if unsigned), and 0 and 1. The number of
+/// `decades` is also the number of bits of a code without its sign.
 fn dynamic(signed: bool, decades: i32) -> Vec<f32> {
     let mut entries = vec![0.0, 1.0];
     for decade in 0..decades {
@@ -152,7 +152,7 @@ fn dynamic(signed: bool, decades: i32) -> Vec<f32> {
     entries
 }
 
-/// `torch.linspace(0.1, 1, count)` with torch's roundings: from both ends, with one rounding each.
+/// `torch.linspace(0.1, 1, count)` with torch's roundings: it counts from both ends, and rounds each number once.
 fn linspace(count: usize) -> Vec<f32> {
     let step = (1.0 - 0.1f32) / (count - 1) as f32;
     let at = |index: usize| match index < count / 2 {
@@ -162,17 +162,17 @@ fn linspace(count: usize) -> Vec<f32> {
     (0..count).map(at).collect()
 }
 
-/// Which code has a number in the middle of two entries.
+/// The code of a number in the middle between two entries.
 #[derive(Clone, Copy)]
 enum Ties {
-    /// The smaller, as in bitsandbytes.
+    /// The smaller code, as in bitsandbytes.
     Down,
-    /// The larger, as in torchao.
+    /// The larger code, as in torchao.
     Up,
 }
 
-/// The smallest number that has the code of `right`, and not that of `left`, by the comparison of the reference implementation with its
-/// roundings.
+/// The smallest number that has the code of `right` and not the code of `left`. It follows the comparison of the reference
+/// implementation, with its roundings.
 fn threshold(left: f32, right: f32, ties: Ties) -> f32 {
     let is_right = |x: f32| match ties {
         Ties::Down => (right - x).abs() < (x - left).abs(),
@@ -189,7 +189,7 @@ fn threshold(left: f32, right: f32, ties: Ties) -> f32 {
     number(yes)
 }
 
-/// Numbers in rising order have rising places; -0 and 0 are neighbours.
+/// Maps numbers to integers of the same order. -0 and 0 are neighbours.
 fn order(number: f32) -> i64 {
     let bits = i64::from(number.to_bits());
     if number.is_sign_negative() { 0x7FFF_FFFF - bits } else { bits }

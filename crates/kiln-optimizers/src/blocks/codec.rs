@@ -1,7 +1,7 @@
-//! The way from the values of a block to its codes, and back.
+//! Encodes the values of a block as codes, and decodes them.
 //!
-//! Each loop is a function of its own, with slices and tables as arguments: so the compiler knows that they do not overlap, and uses
-//! vectors.
+//! Each loop is a function of its own, with slices and tables as arguments. The compiler then knows that they do not overlap, and uses
+//! vector instructions.
 
 use super::book::{CodeBook, square};
 use super::lookup::{Key, SIZE};
@@ -16,8 +16,8 @@ pub(crate) fn decode(book: CodeBook, codes: &[u8], scale: f32, values: &mut [f32
     }
 }
 
-/// Writes the codes of a block, and returns its scale, which is not finite if a value is not. `noise` rounds at random; it comes with the
-/// place of the first value.
+/// Writes the codes of a block, and returns its scale. The scale is not finite if a value is not. With `noise`, values are rounded at
+/// random; it comes with the index of the first value.
 pub(crate) fn encode(book: CodeBook, values: &[f32], codes: &mut [u8], noise: Option<(Noise, u32)>) -> f32 {
     let scale = f32::from_bits(largest(values));
     let table = book.table();
@@ -41,18 +41,18 @@ pub(crate) fn encode(book: CodeBook, values: &[f32], codes: &mut [u8], noise: Op
     scale
 }
 
-/// A block of zeros is divided by 1.
+/// The divisor of a block's values: the scale, or 1 for a block of zeros.
 pub(crate) fn table_divisor(scale: f32) -> f32 {
     if scale == 0.0 { 1.0 } else { scale }
 }
 
-/// A block of zeros is multiplied by 0.
+/// The factor of the roots of a block's values, or 0 for a block of zeros.
 pub(crate) fn root_factor(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 255.0 / scale.sqrt() }
 }
 
 simd! {
-    /// The bits of the largest absolute value. Bits are ordered as numbers are; NaN is above infinity, so that no scale hides it.
+    /// The bits of the largest absolute value. Bits have the order of the numbers. NaN is above infinity, so that no scale hides it.
     fn largest(values: &[f32]) -> u32 {
         values.iter().fold(0, |largest, value| largest.max(value.to_bits() & 0x7FFF_FFFF))
     }
@@ -75,7 +75,7 @@ simd! {
 }
 
 simd! {
-    /// The codes of the nearest entries to value / divisor; of values above 0 at least `least`.
+    /// The codes of the entries nearest to value / divisor. Values above 0 get at least the code `least`.
     fn encode_table(values: &[f32], divisor: f32, ranges: &[u32; SIZE], key: Key, least: u8, codes: &mut [u8]) {
         for (code, value) in codes.iter_mut().zip(values) {
             *code = key.code(ranges, value / divisor).max(least & u8::from(*value > 0.0));
@@ -87,7 +87,7 @@ simd! {
     /// The codes nearest to the roots of values, at least 1 for values above 0.
     fn encode_root(values: &[f32], factor: f32, codes: &mut [u8]) {
         for (code, value) in codes.iter_mut().zip(values) {
-            // The cast rounds down, takes what is above 255 as 255, and NaN as 0.
+            // The cast rounds down. It turns values above 255 into 255, and NaN into 0.
             *code = ((value.sqrt() * factor + 0.5) as u8).max(u8::from(*value > 0.0));
         }
     }
@@ -128,8 +128,8 @@ simd! {
     }
 }
 
-/// One of the two codes around a part of the scale, so that over all noise the mean of their entries is the part. A part beyond the codes
-/// that it may have keeps the nearest.
+/// Chooses one of the two codes around a part of the scale, so that the mean of their entries over all noise is the part. A part outside
+/// of the allowed codes keeps the nearest code.
 #[inline(always)]
 fn at_random(nearest: u8, value: f32, part: f32, entries: &[f32; 256], (least, most): (i32, i32), noise: f32) -> u8 {
     let (code, at) = (i32::from(nearest), entries[usize::from(nearest)]);
@@ -143,7 +143,7 @@ fn at_random(nearest: u8, value: f32, part: f32, entries: &[f32; 256], (least, m
 mod tests {
     use super::*;
 
-    /// Over many numbers of noise, the mean of what codes stand for is the value.
+    /// Checks that the mean of the decoded values over many numbers of noise is the value.
     fn has_the_mean(book: CodeBook, value: f32) {
         const COUNT: usize = 1 << 16;
         let (mut codes, mut back) = ([0; COUNT], [0.0; COUNT]);
@@ -153,7 +153,7 @@ mod tests {
         decode(book, &codes, scale, &mut back);
         let mean = back[1..].iter().map(|back| f64::from(*back)).sum::<f64>() / (COUNT - 1) as f64;
         let around = back[1..].iter().fold((1f32, -1f32), |(low, high), back| (low.min(*back), high.max(*back)));
-        // Five standard errors of a number that is one of two.
+        // Five standard errors of a number that is one of two values.
         let bound = 2.5 * f64::from(around.1 - around.0) / (COUNT as f64).sqrt() + 1e-7;
         assert!((mean - f64::from(value)).abs() <= bound, "{book:?}, {value}: {mean}, {around:?}");
     }
@@ -166,7 +166,7 @@ mod tests {
             }
             has_the_mean(CodeBook::Dynamic, -value);
         }
-        // The linear map has nothing below 1/16.
+        // The linear map has no entry below 1/16.
         for value in [1.0, 0.9, 0.31, 0.0625, 0.07] {
             has_the_mean(CodeBook::Dynamic4, value);
             has_the_mean(CodeBook::Linear4, value);

@@ -1,6 +1,6 @@
 //! The code of a number without a search: a table over the leading bits of a float.
 
-/// Entries of the table, for numbers from 0 on and below.
+/// Entries of the table, for numbers from 0 on and for numbers below 0.
 pub(super) const SIZE: usize = 8192;
 
 /// The codes of numbers in [-1, 1], found by the sign, the exponent and the first bits of the mantissa.
@@ -8,19 +8,19 @@ pub(super) const SIZE: usize = 8192;
 /// These bits name a range of numbers. A range has at most one threshold, so that one comparison decides between two neighbouring
 /// codes.
 pub(crate) struct Lookup {
-    /// For each range: where the next code begins, as the further bits of the float (`<< 8`), and the code at the side of 0.
+    /// For each range: the code on the side of 0, and the place where the next code begins, as the further bits of the float (`<< 8`).
     pub(super) ranges: Box<[u32; SIZE]>,
     pub(super) key: Key,
 }
 
-/// Which bits name a range.
+/// The bits of a float that name its range.
 #[derive(Clone, Copy)]
 pub(super) struct Key {
-    /// How many bits of a float do not belong to the name of its range.
+    /// Number of bits of a float that do not belong to the name of its range.
     shift: u32,
-    /// These bits.
+    /// A mask of these bits.
     further: u32,
-    /// The name of the first range, that of 0, and of the last.
+    /// The names of the first range, which is the range of 0, and of the last range.
     first: u32,
     last: u32,
     /// The number of ranges of each sign.
@@ -28,7 +28,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// The code of a number in [-1, 1]. That of any other number, and of NaN, is one of the book's codes too.
+    /// The code of a number in [-1, 1]. Any other number, and NaN, also gets one of the book's codes.
     #[inline(always)]
     pub(super) fn code(self, ranges: &[u32; SIZE], number: f32) -> u8 {
         let bits = number.to_bits();
@@ -36,18 +36,18 @@ impl Key {
         let range = magnitude.wrapping_shr(self.shift).clamp(self.first, self.last).wrapping_sub(self.first);
         let entry = ranges[range.wrapping_add(negative.wrapping_mul(self.count)) as usize & (SIZE - 1)];
         let beyond = u32::from(magnitude & self.further >= entry >> 8);
-        // Away from 0 codes rise for positive and fall for negative numbers.
+        // Away from 0, codes rise for positive numbers and fall for negative numbers.
         let step = (beyond ^ negative.wrapping_neg()).wrapping_add(negative);
         (entry & 0xFF).wrapping_add(step) as u8
     }
 }
 
 impl Lookup {
-    /// The table of rising `thresholds`: the code of a number is how many of them are not above it.
+    /// Builds the table of rising `thresholds`. The code of a number is the number of thresholds that are not above it.
     pub(crate) fn new(thresholds: &[f32]) -> Self {
         let least = thresholds.iter().filter(|threshold| **threshold != 0.0).map(|threshold| threshold.abs());
         let least = least.fold(1.0, f32::min);
-        // Fewer ranges are better for the cache; the first number of bits with one threshold in each range is taken.
+        // Fewer ranges are better for the cache, so the first number of bits is taken at which each range has at most one threshold.
         let mut tables = (12..24).rev().map(|shift| Self::with_shift(thresholds, least, shift));
         tables.find_map(|table| table).unwrap_or_else(|| unreachable!("the code books of the crate are coarse enough"))
     }
@@ -70,7 +70,7 @@ impl Lookup {
                 let end = (first + range + 1) << shift;
                 let (from, to) = (code(signed(begin)), code(signed(end - 1)));
                 let steps = from.abs_diff(to);
-                // In the range of 0, the further bits do not tell numbers apart.
+                // In the range of 0, the further bits do not distinguish numbers.
                 if steps > u32::from(range > 0) {
                     return None;
                 }
@@ -94,7 +94,7 @@ impl Lookup {
 mod tests {
     use super::super::CodeBook;
 
-    /// Every threshold, its neighbours, and numbers between.
+    /// Checks every threshold, its neighbours, and numbers between thresholds.
     #[test]
     fn codes_are_those_of_a_search() {
         for book in CodeBook::ALL {

@@ -1,6 +1,6 @@
 //! Blocks of values as small codes with one scale each, on slices.
 //!
-//! A block is divided by its largest absolute value, the scale. What is left, in [-1, 1], is replaced by the index of a near entry of a
+//! A block is divided by its largest absolute value, the scale. Each quotient, in [-1, 1], is replaced by the index of a near entry of a
 //! [`CodeBook`].
 
 mod book;

@@ -1,4 +1,4 @@
-//! Noise that depends on a seed, a step and the place of a value, and on nothing else.
+//! Noise that depends only on a seed, a step and the index of a value.
 
 /// The noise of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub(crate) struct Noise {
 }
 
 impl Noise {
-    /// The noise of a step: other numbers for each seed and step.
+    /// The noise of a step. Each pair of seed and step has other numbers.
     pub(crate) fn new(seed: u64, step: u64) -> Self {
         let key = mixed64(seed ^ mixed64(step));
         Self { key: key as u32, stream: (key >> 32) as u32 }
@@ -19,7 +19,7 @@ impl Noise {
         Self { key: mixed(self.key ^ 0x9E37_79B9), ..self }
     }
 
-    /// What the numbers depend on, for a kernel that computes them.
+    /// The two words that determine the numbers, for a kernel that computes them.
     #[cfg(feature = "cube")]
     pub(crate) fn words(self) -> (u32, u32) {
         (self.key, self.stream)
@@ -40,7 +40,7 @@ fn mixed(mut bits: u32) -> u32 {
     bits ^ bits >> 16
 }
 
-/// The same for 64 bits (Steele et al. 2014, the last step of SplitMix64).
+/// A permutation of 64 bits in which every bit depends on every other (Steele et al. 2014, the last step of SplitMix64).
 fn mixed64(bits: u64) -> u64 {
     let bits = bits.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let bits = (bits ^ bits >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -3,7 +3,7 @@
 use crate::simd::simd;
 
 simd! {
-    /// Writes the codes of `bytes`; of the last byte one or both.
+    /// Writes the codes of `bytes`. The last byte gives one code or two.
     pub(crate) fn unpacked(bytes: &[u8], codes: &mut [u8]) {
         let (pairs, rest) = codes.as_chunks_mut::<2>();
         for (byte, pair) in bytes.iter().zip(pairs) {
@@ -16,7 +16,7 @@ simd! {
 }
 
 simd! {
-    /// Writes `codes` below 16 into `bytes`, half as many, rounded up. The lower half of a byte without a second code is 0.
+    /// Packs `codes`, which are below 16, into `bytes`: half as many, rounded up. The lower half of a byte without a second code is 0.
     pub(crate) fn packed(codes: &[u8], bytes: &mut [u8]) {
         let (pairs, rest) = codes.as_chunks::<2>();
         for (byte, pair) in bytes.iter_mut().zip(pairs) {

@@ -5,7 +5,7 @@ use super::codec::{decode, encode};
 use super::pack::{packed, unpacked};
 use crate::error::Error;
 
-/// Values as codes with one scale a block.
+/// Values as codes, with one scale for each block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Blocks {
     /// One code a byte, or two if the book has 4 bits: the first in the upper half.
@@ -18,11 +18,11 @@ pub struct Blocks {
 
 /// Quantises values by blocks of [`CodeBook::block`] values, the last of which may be shorter.
 ///
-/// The scale of a block is its largest absolute value, and the code of a value that of the nearest entry of the book to value / scale:
-/// with 8 bits as `quantize_blockwise` of bitsandbytes 0.48 does it on the CPU, with 4 bits as torchao's optimizers, which however do not
-/// take scales below 1e-12. A value above 0 never has an entry of 0 if the book is not signed.
+/// The scale of a block is its largest absolute value. The code of a value is the code of the book's entry that is nearest to value /
+/// scale. With 8 bits the result is that of `quantize_blockwise` of bitsandbytes 0.48 on the CPU. With 4 bits it is that of torchao's
+/// optimizers, except that these take no scales below 1e-12. A value above 0 never gets the entry 0 if the book is not signed.
 ///
-/// For a value `x` and its scale `s`, the error of `x / s` is at most half of the distance of the two entries around it.
+/// For a value `x` and its scale `s`, the error of `x / s` is at most half of the distance between the two entries around it.
 ///
 /// # Errors
 /// [`Error::NotFinite`] for infinity and NaN, and [`Error::Negative`] for a value below 0 if the book is not signed.
@@ -45,7 +45,7 @@ pub fn quantize(values: &[f32], book: CodeBook) -> Result<Blocks, Error> {
     Ok(encoded(values, book))
 }
 
-/// As [`quantize`], of any values. The scale of a block with a value that is not finite is not finite.
+/// Quantises as [`quantize`] does, but accepts any values. The scale of a block is not finite if a value in it is not.
 pub(crate) fn encoded(values: &[f32], book: CodeBook) -> Blocks {
     let mut codes = vec![0; values.len()];
     let pieces = values.chunks(book.block()).zip(codes.chunks_mut(book.block()));
@@ -58,10 +58,10 @@ pub(crate) fn encoded(values: &[f32], book: CodeBook) -> Blocks {
     Blocks { codes, scales, count: values.len() }
 }
 
-/// The values that codes stand for: the entry of the book times the scale.
+/// Decodes values: each is the entry of the book times the scale.
 ///
 /// # Errors
-/// [`Error::BlockLength`] if there are not as many codes or scales as the count asks for.
+/// [`Error::BlockLength`] if the number of codes or scales does not fit the count.
 pub fn dequantize(blocks: &Blocks, book: CodeBook) -> Result<Vec<f32>, Error> {
     let expected = (book.code_bytes(blocks.count), blocks.count.div_ceil(book.block()));
     if (blocks.codes.len(), blocks.scales.len()) != expected {
@@ -76,7 +76,7 @@ pub fn dequantize(blocks: &Blocks, book: CodeBook) -> Result<Vec<f32>, Error> {
     Ok(decoded(blocks, book))
 }
 
-/// As [`dequantize`], of as many codes and scales as the count asks for.
+/// Decodes as [`dequantize`] does, without a check that codes and scales fit the count.
 pub(crate) fn decoded(blocks: &Blocks, book: CodeBook) -> Vec<f32> {
     let mut codes = vec![0; blocks.count];
     match book.bits() {
@@ -89,7 +89,7 @@ pub(crate) fn decoded(blocks: &Blocks, book: CodeBook) -> Vec<f32> {
     values
 }
 
-/// The number of elements of a shape, if there can be as many.
+/// The number of elements of a shape; `None` if it cannot be represented.
 pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1, |count: usize, size| count.checked_mul(*size))
 }
@@ -97,7 +97,7 @@ pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
 /// Whether all values are finite.
 ///
 /// # Errors
-/// [`Error::NotFinite`] names the first that is not.
+/// [`Error::NotFinite`] names the first value that is not finite.
 pub fn check_finite(values: &[f32]) -> Result<(), Error> {
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),

@@ -12,11 +12,11 @@ use super::update::{is_fused, update};
 /// burn's [`AdamW`] in one pass over parameter, gradient and moments on the CPU device (Loshchilov and Hutter 2019). torch calls such
 /// an optimizer `fused`.
 ///
-/// Settings, state, records and results are burn's, to the bit: a run that was saved with one resumes with the other. A tensor that
-/// nobody else holds is updated in place; a clone of the parameter, held elsewhere, keeps its values. Parameters are f32. burn's own
-/// implementation updates all others, and all on other devices, and serves AMSGrad and cautious weight decay.
+/// Settings, state, records and results equal burn's, to the bit: a run that was saved with one resumes with the other. A tensor is
+/// updated in place if no other handle to it exists. A clone of the parameter that is held elsewhere keeps its values. Parameters must be
+/// f32. burn's own implementation updates parameters of other dtypes and on other devices, and does AMSGrad and cautious weight decay.
 ///
-/// As burn's `build`, it leaves the configuration's gradient clipping to [`ModuleOptimizer`](burn::optim::ModuleOptimizer).
+/// Like burn's `build`, it leaves the configuration's gradient clipping to [`ModuleOptimizer`](burn::optim::ModuleOptimizer).
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -85,8 +85,8 @@ impl Optimizer for FusedAdamW {
     }
 }
 
-/// burn's [`Adam`] in one pass over parameter, gradient and moments on the CPU device (Kingma and Ba 2015), with what is said of
-/// [`FusedAdamW`].
+/// burn's [`Adam`] in one pass over parameter, gradient and moments on the CPU device (Kingma and Ba 2015). Results, memory and limits
+/// are as described at [`FusedAdamW`].
 #[derive(Clone)]
 pub struct FusedAdam {
     burn: Adam,
@@ -147,7 +147,7 @@ fn betas(settings: &Settings) -> Betas {
     Betas { first: settings.number("beta_1") as f32, second: settings.number("beta_2") as f32 }
 }
 
-/// What a step reads besides the parameter.
+/// The tensors that a step reads besides the parameter.
 fn inputs<'a, const D: usize>(
     gradient: &'a Tensor<D>,
     state: Option<&'a AdaptiveMomentumState<D>>,
@@ -156,14 +156,14 @@ fn inputs<'a, const D: usize>(
     moments.chain([gradient]).collect()
 }
 
-/// The parameter and the moments after a step. `rule`: of step `time`, the first of which is 1.
+/// The parameter and the moments after a step. `rule` makes the rule of step `time`, which counts from 1.
 fn step<R: Rule<3>, const D: usize>(
     rule: impl FnOnce(i32) -> R,
     parameter: Tensor<D>,
     gradient: Tensor<D>,
     state: Option<AdaptiveMomentumState<D>>,
 ) -> (Tensor<D>, AdaptiveMomentumState<D>) {
-    // A sum with -0 has the bits of the other number, so that the first step needs no rule of its own.
+    // A sum with -0 has the bits of the other number, so the first step needs no special rule.
     let zeros = || gradient.full_like(-0.0);
     let mut state = state.unwrap_or_else(|| AdaptiveMomentumState::new(0, zeros(), zeros()));
     state.time += 1;

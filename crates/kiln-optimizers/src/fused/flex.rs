@@ -1,7 +1,7 @@
 //! An update on the CPU: one pass over parameter, gradient and state, in tasks of a fixed size.
 //!
-//! Scratch memory: none. A tensor that nobody else holds is changed in place. Any other stays as it is, and its next value is a new
-//! tensor of 4 bytes a value. A tensor that is not contiguous is copied first.
+//! Scratch memory: none. A tensor is changed in place if no other handle to it exists. Otherwise it stays as it is, and its next value is
+//! a new tensor of 4 bytes for each value. A tensor that is not contiguous is copied first.
 //!
 //! Work for each value: AdamW 7 products, 4 sums, 3 divisions and a root; Adam at most 8, 5, 1 and a root; SGD with momentum at most 5
 //! products and 4 sums. Reads and writes take longer: 28 bytes for each value of Adam and AdamW, 20 of SGD with momentum.

@@ -4,7 +4,7 @@
 
 use crate::simd::simd;
 
-/// How a step changes a parameter and its `N` - 1 state tensors, from the gradient.
+/// A rule that changes a parameter and its `N` - 1 state tensors in a step, from the gradient.
 pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
     /// The name of the recorded operation.
     const NAME: &'static str;
@@ -30,7 +30,7 @@ impl Betas {
         )
     }
 
-    /// What the means lack at step `time`, the first of which is 1.
+    /// The corrections of both means for their start at zero, at step `time`, which counts from 1.
     pub(crate) fn corrections(self, time: i32) -> (f32, f32) {
         (1.0 - self.first.powi(time), 1.0 - self.second.powi(time))
     }
@@ -42,7 +42,7 @@ pub(super) struct AdamWRule {
     pub(super) betas: Betas,
     pub(super) corrections: (f32, f32),
     pub(super) epsilon: f32,
-    /// What weight decay leaves of the parameter: 1 without decay.
+    /// The factor of the parameter after weight decay: 1 without decay.
     pub(super) keep: f32,
     pub(super) rate: f32,
 }

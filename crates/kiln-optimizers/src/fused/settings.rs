@@ -1,4 +1,4 @@
-//! The settings of burn's optimizers, whose fields are private: read from what their configurations write to a file.
+//! The settings of burn's optimizers. Their fields are private, so they are read from the form in which configurations are saved.
 
 use burn::config::Config;
 use serde_json::Value;
@@ -19,7 +19,7 @@ impl Settings {
         (!group.is_null()).then(|| Self(group.clone()))
     }
 
-    /// A number. One that is not finite has no form in a file and becomes NaN.
+    /// A number. A number that is not finite has no form in a file and becomes NaN.
     pub(crate) fn number(&self, name: &str) -> f64 {
         self.0[name].as_f64().unwrap_or(f64::NAN)
     }

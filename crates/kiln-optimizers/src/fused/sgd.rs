@@ -10,18 +10,18 @@ use super::update::{is_fused, update};
 /// burn's [`Sgd`](burn::optim::Sgd) in one pass over parameter, gradient and velocity on the CPU device, with momentum, dampening,
 /// Nesterov's momentum and weight decay (Sutskever et al. 2013).
 ///
-/// Settings, records and results are burn's, to the bit: a run that was saved with one resumes with the other. A tensor that nobody
-/// else holds is updated in place; a clone of the parameter, held elsewhere, keeps its values. Parameters are f32; all others, and all
-/// on other devices, are updated by burn's operations.
+/// Settings, records and results equal burn's, to the bit: a run that was saved with one resumes with the other. A tensor is updated in
+/// place if no other handle to it exists. A clone of the parameter that is held elsewhere keeps its values. Parameters must be f32: those
+/// of other dtypes and on other devices are updated by burn's operations.
 ///
-/// As burn's `build`, it leaves the configuration's gradient clipping to [`ModuleOptimizer`](burn::optim::ModuleOptimizer).
+/// Like burn's `build`, it leaves the configuration's gradient clipping to [`ModuleOptimizer`](burn::optim::ModuleOptimizer).
 #[derive(Clone, Debug)]
 pub struct FusedSgd {
     penalty: Option<f32>,
     momentum: Option<Momentum>,
 }
 
-/// State of [`FusedSgd`] for one parameter; its record is that of burn's [`SgdState`](burn::optim::SgdState).
+/// State of [`FusedSgd`] for one parameter. Its record is the record of burn's [`SgdState`](burn::optim::SgdState).
 #[derive(Clone, Debug)]
 pub struct FusedSgdState<const D: usize> {
     /// The running gradient, with momentum.
@@ -38,7 +38,7 @@ impl<const D: usize> FusedSgdState<D> {
     }
 }
 
-/// Where burn's record keeps the velocity.
+/// The name of the velocity's group in burn's record.
 const MOMENTUM: &str = "momentum";
 const VELOCITY: &str = "velocity";
 
@@ -47,7 +47,7 @@ const VELOCITY: &str = "velocity";
 struct Momentum {
     /// The factor of the velocity.
     factor: f32,
-    /// The factor of the gradient: 1 less the dampening.
+    /// The factor of the gradient: 1 minus the dampening.
     share: f64,
     nesterov: bool,
 }
@@ -101,7 +101,7 @@ impl Optimizer for FusedSgd {
 }
 
 impl FusedSgd {
-    /// The step in burn's operations. burn's own cannot take the state: its velocity is private.
+    /// The step in burn's operations. burn's own optimizer cannot take the state, since the velocity in it is private.
     fn step_by_operations<const D: usize>(
         &self,
         lr: LearningRate,

@@ -9,7 +9,7 @@ use super::rule::Rule;
 use crate::capture::{like, operation};
 use crate::primitive::float;
 
-/// Whether [`update`] takes the tensors: in f32, of one shape, without a graph, on the CPU device or a recording device.
+/// Whether [`update`] accepts the tensors: in f32, of one shape, without a graph, on the CPU device or a recording device.
 pub(super) fn is_fused<const D: usize>(parameter: &Tensor<D>, others: &[&Tensor<D>]) -> bool {
     let device = parameter.device();
     let known = match device.as_dispatch() {

@@ -1,4 +1,4 @@
-//! The same for an optimizer behind a pointer.
+//! An optimizer behind an `Arc<dyn DynOptimizer>`, with its state in host memory.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::place::{Place, host_or};
 /// An optimizer of any type with its state in host memory, one whole parameter at a time: [`Offloaded`](super::Offloaded) for programs that
 /// have an `Arc<dyn DynOptimizer>`, as burn's groups of parameters do.
 ///
-/// Its states are its own: a run that changes over takes them through a record, which is that of the optimizer.
+/// Its state has a type of its own. A run that changes from another optimizer to it, or back, converts the state through a record, which
+/// is the inner optimizer's record.
 #[derive(Clone)]
 pub struct OffloadedAny {
     optimizer: Arc<dyn DynOptimizer>,
@@ -21,9 +22,9 @@ pub struct OffloadedAny {
 /// A state between two steps.
 #[derive(Clone)]
 enum Kept {
-    /// As the optimizer made it, on its device.
+    /// The state as the optimizer made it, on its device.
     State(DynState),
-    /// As its record, in host memory.
+    /// The state as its record, in host memory.
     Leaves(Leaves),
 }
 
@@ -33,7 +34,7 @@ impl OffloadedAny {
         Self { optimizer }
     }
 
-    /// `fits`: states of this parameter come back from their leaves as they were.
+    /// Keeps the state after a step. `fits` says that states of this parameter come back from their leaves with the same dtypes.
     fn keep(&self, state: DynState, place: Place, device: &Device, fits: bool) -> DynState {
         let rank = state.rank();
         let kept = match place {
@@ -115,7 +116,7 @@ impl DynOptimizer for OffloadedAny {
         }
     }
 
-    /// Leaves `device` alone where the program has a device with the host's memory.
+    /// Ignores `device` if the program has a device with the host's memory, and reads the state onto that one.
     fn state_unflatten(
         &self,
         rank: usize,

@@ -1,4 +1,4 @@
-//! The optimizer.
+//! Any burn optimizer with its state in host memory, on typed parameters.
 
 use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
@@ -14,7 +14,7 @@ use crate::place::Place;
 /// Any burn optimizer, with its state in host memory: the device holds state only for the parameter, or the chunk of a parameter, that is
 /// being updated. DeepSpeed calls this ZeRO-Offload (Ren et al. 2021); here the device computes the update.
 ///
-/// Parameters and records have the bits of `O` alone. A run that was saved with one resumes with the other.
+/// Parameters and records have the bits that `O` alone gives. A run that was saved with one resumes with the other.
 ///
 /// # What a step copies
 /// - On a device with memory of its own, each step copies the state to the device and back. The copy of the next chunk's state to the
@@ -24,10 +24,10 @@ use crate::place::Place;
 /// - burn's CPU device has the host's memory. Nothing is copied, and nothing saved.
 /// - Tensors in a dtype that their record does not keep stay on the device. Of burn's optimizers this is the state of parameters in
 ///   another dtype than the device's default: use [`StochasticBf16`](crate::StochasticBf16).
-/// - burn's capture device records the updates of `O`, with operations that say from where to where a chunk's state is on the device.
+/// - burn's capture device records the updates of `O`, and marks the operations between which a chunk's state is on the device.
 ///
 /// # Failures
-/// A step that panics, as when the device's memory runs out, leaves a clone of the state that was made before as it was.
+/// A step that panics, for example because the device runs out of memory, leaves a clone of the old state unchanged.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -57,8 +57,8 @@ impl<O: Optimizer> Offloaded<O> {
         Self { optimizer, elements: usize::MAX }
     }
 
-    /// `optimizer`, whose state is copied in chunks of at least `elements` and less than twice as many elements of a parameter. A step
-    /// then also needs its temporary tensors for a chunk only. 8-bit and 4-bit state is small: it is copied as a whole.
+    /// Copies the state in chunks of a parameter, of at least `elements` and less than twice as many elements. A step then also needs its
+    /// temporary tensors for one chunk only. 8-bit and 4-bit state is small: it is copied as a whole.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] when `elements` is 0.

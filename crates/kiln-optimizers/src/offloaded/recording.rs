@@ -1,4 +1,4 @@
-//! Marks in a recorded step, by which a prediction knows where state is.
+//! Marks in a recorded step, by which a prediction knows when state is on the device.
 
 use burn::backend::Capture;
 use burn::tensor::{Device, Tensor};
@@ -7,7 +7,7 @@ use crate::capture::operation;
 use crate::place::Place;
 use crate::primitive;
 
-/// What begins, or has ended. The n-th mark of one kind belongs to the n-th of the other.
+/// The beginning of a copy, or its end. The n-th mark of one kind belongs to the n-th mark of the other.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mark {
     /// A chunk's state is copied to the device.

@@ -7,21 +7,21 @@ use crate::leaves::Leaves;
 use crate::parts::Parts;
 use crate::place::{Place, host_or};
 
-/// State of [`Offloaded`](super::Offloaded) for one parameter. Its record is that of the inner optimizer's state `S`.
+/// State of [`Offloaded`](super::Offloaded) for one parameter. Its record is the record of the inner optimizer's state `S`.
 #[derive(Clone, Debug)]
 pub struct OffloadedState<S>(pub(super) Parts<Kept<S>>);
 
 /// The state of a chunk between two steps.
 #[derive(Clone, Debug)]
 pub(super) enum Kept<S> {
-    /// As the optimizer made it.
+    /// The state as the optimizer made it.
     State(S),
-    /// As its record.
+    /// The state as its record.
     Leaves(Leaves),
 }
 
 impl<S: RecordState> Kept<S> {
-    /// Takes a state of the device `device` to the host. `fits`: whether a record is known to keep the state's dtypes.
+    /// Moves a state from the device `device` to the host. `fits` says that a record is known to keep the state's dtypes.
     pub(super) fn new(state: S, place: Place, device: &Device, fits: bool) -> Self {
         match place {
             Place::Host | Place::Recording => Self::State(state),
@@ -36,7 +36,7 @@ impl<S: RecordState> Kept<S> {
         }
     }
 
-    /// Whether this is a record.
+    /// Whether the state is kept as a record.
     pub(super) fn is_record(&self) -> bool {
         matches!(self, Self::Leaves(_))
     }
@@ -58,7 +58,7 @@ impl<S: RecordState> RecordState for Kept<S> {
         }
     }
 
-    /// Leaves `device` alone: burn loads records onto its default device.
+    /// Ignores `device`, since burn loads records onto its default device.
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let device = host_or(device);
         let state = S::state_unflatten(prefix, source, &device)?;

@@ -54,7 +54,7 @@ fn lines(sink: StateSink) -> Record {
     tensors.chain(scalars).collect()
 }
 
-/// The state of one optimizer from the record of another's.
+/// Reads the state of one optimizer from the record of another's state.
 fn reloaded<S: RecordState>(state: &impl RecordState) -> S {
     let sink = sink(state);
     let mut source = StateSource::new(sink.scalars.into_iter().collect());
@@ -179,7 +179,7 @@ proptest! {
         for (step, (how, elements, place)) in steps.into_iter().enumerate() {
             let gradient = values([5, 7], step + 2, DType::F32);
             (expected, expected_state) = alone.step(0.1, expected, gradient.clone(), expected_state);
-            // How this step gets the state of the last one: from a record, or as it is.
+            // This step gets the state of the last one from a record, or as it is.
             let state = last.as_ref().map(|state| if how == 0 { state.clone() } else { reloaded(state) });
             if how == 2 {
                 let (tensor, state) = alone.step(0.1, got, gradient, state.as_ref().map(reloaded));
@@ -197,7 +197,7 @@ proptest! {
 /// An optimizer whose state has a number for each block of four elements, and which can be made to fail.
 #[derive(Clone)]
 struct Blocks {
-    /// Steps until one panics.
+    /// Steps that are left until one panics.
     left: Arc<AtomicUsize>,
 }
 
@@ -337,7 +337,7 @@ fn an_optimizer_behind_a_pointer_has_the_same_bits_and_records() {
                 sink
             };
             assert_eq!(lines(written()), record(expected_state.as_ref().unwrap()), "{place:?} step {step}");
-            // Through its record, as a run that is resumed.
+            // The state goes through its record, as in a run that is resumed.
             let sink = written();
             let mut source = StateSource::new(sink.scalars.into_iter().collect());
             sink.tensors.into_iter().for_each(|(name, data)| source.insert_tensor(name, data));

@@ -23,18 +23,18 @@ pub type AdamW8bit = QuantizedAdamW<8>;
 /// States", with the maps of torchao). See [`QuantizedAdamW`].
 pub type AdamW4bit = QuantizedAdamW<4>;
 
-/// AdamW whose moments are blocks of codes with one scale each; use it as [`AdamW8bit`] or [`AdamW4bit`].
+/// AdamW whose moments are blocks of codes with one scale each. Use it as [`AdamW8bit`] or [`AdamW4bit`].
 ///
-/// A step decodes the moments of a block, updates them and the parameter in f32, and encodes them again; no tensor of f32 values is made.
-/// Parameters are f32, f16 or bf16: the latter two are computed in f32 and rounded back. Parameters with fewer than 4,096 elements, and
-/// those of other dtypes, are updated by [`FusedAdamW`] with moments that are not quantised: biases and norms are few and sensitive.
+/// A step decodes the moments of a block, updates them and the parameter in f32, and encodes them again. No tensor of f32 values is made.
+/// Parameters may be f32, f16 or bf16. f16 and bf16 parameters are computed in f32 and rounded back. Parameters with fewer than 4,096
+/// elements, and those of other dtypes, are updated by [`FusedAdamW`] with moments that are not quantised: biases and norms are few and
+/// sensitive.
 ///
-/// A gradient with infinity or NaN makes the scales of its blocks infinite or NaN, as it makes burn's moments, and they remain so:
-/// refuse such gradients before the step. [`check_finite`](crate::check_finite) on
-/// [`scales`](QuantizedMoment::scales) tells.
+/// A gradient with infinity or NaN makes the scales of its blocks infinite or NaN, just as it makes burn's moments, and they stay so.
+/// Refuse such gradients before the step. [`check_finite`](crate::check_finite) on [`scales`](QuantizedMoment::scales) detects them.
 ///
-/// State of another format becomes that of the optimizer at the next step: f32 moments of burn's AdamW are quantised, codes of other
-/// maps translated. [`check_record`](crate::check_record) refuses such records instead.
+/// State of another format is converted at the next step: f32 moments of burn's AdamW are quantised, codes of other maps are translated.
+/// [`check_record`](crate::check_record) refuses such records instead.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -68,7 +68,7 @@ pub enum QuantizedAdamWState<const D: usize> {
     Full(AdamWState<D>),
     /// Moments as codes.
     Quantized {
-        /// The number of steps that were taken.
+        /// The number of steps so far.
         time: usize,
         /// The shape of the parameter.
         shape: [usize; D],
@@ -78,7 +78,7 @@ pub enum QuantizedAdamWState<const D: usize> {
 }
 
 impl QuantizedAdamW<8> {
-    /// Keeps the second moment in another way.
+    /// Sets how the second moment is kept.
     #[must_use]
     pub fn with_second_moment(mut self, second: SecondMoment) -> Self {
         self.options.second = second;
@@ -87,7 +87,7 @@ impl QuantizedAdamW<8> {
 }
 
 impl<const BITS: u32> QuantizedAdamW<BITS> {
-    /// An optimizer with burn's settings. As burn's `build`, it leaves gradient clipping to
+    /// An optimizer with burn's settings. Like burn's `build`, it leaves gradient clipping to
     /// [`ModuleOptimizer`](burn::optim::ModuleOptimizer).
     ///
     /// # Errors
@@ -121,12 +121,12 @@ impl<const BITS: u32> QuantizedAdamW<BITS> {
         self.options.books(BITS)
     }
 
-    /// Which state the optimizer keeps for large parameters.
+    /// The format of the state that the optimizer keeps for large parameters.
     pub fn format(&self) -> StateFormat {
         StateFormat::adamw(self.books(), self.options.min_elements)
     }
 
-    /// The steps that were taken and the moments of a large parameter, in the format of the optimizer.
+    /// The number of steps so far and the moments of a large parameter, in the optimizer's format.
     fn quantized<const D: usize>(
         &self,
         state: Option<QuantizedAdamWState<D>>,
@@ -217,7 +217,7 @@ impl<const BITS: u32> Optimizer for QuantizedAdamW<BITS> {
 /// The names in records.
 const FIRST: &str = "moment_1";
 const SECOND: &str = "moment_2";
-/// Where burn's record keeps the moments and the number of steps.
+/// The name of the group in burn's record with the moments and the number of steps.
 const MOMENTUM: &str = "momentum";
 
 impl<const D: usize> RecordState for QuantizedAdamWState<D> {
@@ -238,7 +238,7 @@ impl<const D: usize> RecordState for QuantizedAdamWState<D> {
             let moments = [moment(FIRST)?, moment(SECOND)?];
             return Some(Self::Quantized { time, shape, moments });
         }
-        // burn's own would take the tensors in the device's default dtype.
+        // burn's own optimizer would read the tensors in the device's default dtype.
         let path = join_path(prefix, MOMENTUM);
         let time = usize::try_from(source.take_scalar(&path, TIME)?).ok()?;
         let mut moment = |name| {

@@ -1,7 +1,8 @@
-//! An update in burn's operations, for devices without a kernel of this crate: slice by slice, so that what exists for a moment is small.
+//! An update in burn's operations, for devices without a kernel of this crate. It goes slice by slice, so that temporary tensors are
+//! small.
 //!
-//! Temporary memory: at most about 64 bytes for each value of a slice, counted and not measured. Parameter, codes and scales are written slice by slice where they are, if
-//! nobody else holds them and the backend can.
+//! Temporary memory: at most about 64 bytes for each value of a slice, counted and not measured. Parameter, codes and scales are written
+//! in place, slice by slice, if no other handle to them exists and the backend supports it.
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use super::rule::Rule;
 use super::steps::{AdamWRule, MomentumRule};
 use crate::blocks::{CodeBook, Noise};
 
-/// Values of a slice: a multiple of all blocks.
+/// Values of a slice: a multiple of the block size of every code book.
 const SLICE: usize = 1 << 20;
 
 /// The parameter and its moments after a step.
@@ -43,7 +44,7 @@ fn by_slices<R: Rule<N>, const D: usize, const N: usize>(
     let gradient = gradient.reshape([count]);
     let block = moments.first().map_or(slice, |moment| moment.book.block());
     let books = moments.each_ref().map(|moment| Book::new(moment.book, &device));
-    // Whole blocks first; a shorter block at the end is a slice of its own.
+    // Whole blocks come first. A shorter block at the end is a slice of its own.
     let whole = count - count % block;
     let begins = (0..whole).step_by(slice).chain((whole < count).then_some(whole));
     for begin in begins {
@@ -81,7 +82,7 @@ fn noise_of(noise: Noise, begin: usize, [rows, row]: [usize; 2], device: &Device
     Tensor::from_data(TensorData::new(numbers, [rows, row]), (device, DType::F32))
 }
 
-/// Codes of whole blocks, one an element, and their scales.
+/// Codes of whole blocks, one code in each element, and their scales.
 struct Part {
     codes: Tensor<1, Int>,
     scales: Tensor<1>,
@@ -198,7 +199,7 @@ impl Book {
         Part { codes, scales: scales.reshape([-1]) }
     }
 
-    /// How many thresholds are not above each value: a binary search.
+    /// The number of thresholds that are not above each value, by a binary search.
     fn search(&self, values: Tensor<1>) -> Tensor<1, Int> {
         let mut codes = Tensor::<1, Int>::zeros([values.dims()[0]], (&values.device(), DType::I32));
         for bit in (0..self.book.bits()).rev() {
@@ -232,7 +233,7 @@ mod tests {
         Tensor::<D>::from_data(data, (&Device::flex(), DType::F32)).cast(float_dtype(dtype))
     }
 
-    /// Both ways over three steps; parameters, codes and scales must have the same bits after each.
+    /// Updates by both implementations over three steps. Parameters, codes and scales must have the same bits after each.
     fn same<R: Rule<N>, const D: usize, const N: usize>(
         name: &str,
         rule: R,

@@ -1,7 +1,7 @@
 //! An update on the CPU: one pass over parameter, gradient and codes, in tasks of whole blocks.
 //!
-//! Scratch memory: 5 KB a thread. A tensor that nobody else holds is changed in place. Any other stays as it is, and its next
-//! value is a new tensor. A tensor that is not contiguous is copied first.
+//! Scratch memory: 5 KB for each thread. A tensor is changed in place if no other handle to it exists. Otherwise it stays as it is, and
+//! its next value is a new tensor. A tensor that is not contiguous is copied first.
 //!
 //! Work for each value of AdamW: 10 products, 4 sums, 2 divisions, a root or two, and three reads of small tables. It reads and writes 16
 //! bytes for each value with 8 bits, 14 with 4.
@@ -81,7 +81,7 @@ struct Task<'a, P, G, const N: usize> {
     parameter: Values<'a, P>,
     gradient: &'a [G],
     moments: [(CodeBook, Values<'a, u8>, Values<'a, f32>); N],
-    /// The place of the first value in the parameter.
+    /// The index of the first value in the parameter.
     first: u32,
 }
 
@@ -118,7 +118,7 @@ struct Moment<'a> {
     scales: &'a mut [f32],
     /// The values of a block.
     values: [f32; MOST],
-    /// The codes of a block, one a byte, if the tensor has two.
+    /// The codes of a block with one code in each byte, if the tensor has two in each.
     wide: [u8; MOST],
 }
 
@@ -137,7 +137,7 @@ impl Moment<'_> {
         values
     }
 
-    /// Puts the values of a block back.
+    /// Encodes the values of a block and writes its codes and scale.
     fn encode(&mut self, block: usize, count: usize, noise: Option<(Noise, u32)>) {
         let (bytes, values) = (self.bytes(block, count), &self.values[..count]);
         let bytes = &mut self.codes[bytes];
@@ -159,10 +159,10 @@ impl Moment<'_> {
 
 /// A type of floating-point values that tensors keep.
 trait Stored: Element + Pod + Send + Sync {
-    /// The values as f32: themselves, or widened into `buffer`.
+    /// The values as f32: the values themselves, or widened copies in `buffer`.
     fn widened<'a>(values: &'a [Self], buffer: &'a mut [f32; MOST]) -> &'a [f32];
 
-    /// Lets `compute` change the values as f32.
+    /// Calls `compute` with the values as f32, to change them.
     fn changed(values: &mut [Self], buffer: &mut [f32; MOST], compute: impl FnOnce(&mut [f32]));
 }
 

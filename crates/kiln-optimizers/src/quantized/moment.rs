@@ -9,9 +9,9 @@ use crate::blocks::{Blocks, CodeBook, decoded, elements, encoded};
 #[derive(Clone, Debug)]
 pub struct QuantizedMoment {
     pub(super) book: CodeBook,
-    /// U8: one code a byte, or two.
+    /// U8: one code in each byte, or two.
     pub(super) codes: Tensor<1, Int>,
-    /// F32: one a block.
+    /// F32: one scale for each block.
     pub(super) scales: Tensor<1>,
 }
 
@@ -22,18 +22,18 @@ pub(super) const MAP: &str = "map";
 pub(super) const BITS: &str = "bits";
 pub(super) const BLOCK: &str = "block";
 
-/// The number of steps, also in burn's records.
+/// The name of the number of steps, also in burn's records.
 pub(super) const TIME: &str = "time";
-/// The shape of the parameter: `shape.0`, `shape.1` ..
+/// The name of the parameter's shape: `shape.0`, `shape.1` ..
 pub(super) const SHAPE: &str = "shape";
 
-/// Ends a step with the state of a parameter of another shape, as burn's optimizers do.
+/// Panics if the state belongs to a parameter of another shape, as burn's optimizers do.
 pub(super) fn check_shape<const D: usize>(shape: [usize; D], parameter: &Tensor<D>) {
     let dims = parameter.dims();
     assert!(shape == dims, "the optimizer's state is that of a parameter of shape {shape:?}, expected {dims:?}");
 }
 
-/// Records what a state has besides its moments.
+/// Records the parts of a state other than its moments.
 pub(super) fn flatten_header(time: usize, shape: &[usize], prefix: &str, out: &mut StateSink) {
     out.push_scalar(prefix, TIME, time.into());
     for (place, size) in shape.iter().enumerate() {
@@ -41,14 +41,14 @@ pub(super) fn flatten_header(time: usize, shape: &[usize], prefix: &str, out: &m
     }
 }
 
-/// What [`flatten_header`] recorded, and the number of elements.
+/// The values that [`flatten_header`] recorded, and the number of elements.
 pub(super) struct Header<const D: usize> {
     pub(super) time: usize,
     pub(super) shape: [usize; D],
     pub(super) count: usize,
 }
 
-/// Reads what [`flatten_header`] recorded; none if it is missing, or no parameter can have the shape.
+/// Reads the values that [`flatten_header`] recorded. `None` if they are missing, or if no parameter can have the shape.
 pub(super) fn unflatten_header<const D: usize>(prefix: &str, source: &mut StateSource) -> Option<Header<D>> {
     let time = usize::try_from(source.take_scalar(prefix, TIME)?).ok()?;
     let path = join_path(prefix, SHAPE);
@@ -70,7 +70,7 @@ impl QuantizedMoment {
         &self.codes
     }
 
-    /// The scales, F32: one for each block. One that is not finite tells that a gradient was not.
+    /// The scales, F32: one for each block. A scale that is not finite shows that a gradient was not.
     pub fn scales(&self) -> &Tensor<1> {
         &self.scales
     }
@@ -85,7 +85,7 @@ impl QuantizedMoment {
         }
     }
 
-    /// The moment of values.
+    /// Encodes values as a moment.
     pub(super) fn of_values(book: CodeBook, values: &[f32], device: &Device) -> Self {
         let Blocks { codes, scales, .. } = encoded(values, book);
         let (bytes, blocks) = (codes.len(), scales.len());
@@ -97,20 +97,20 @@ impl QuantizedMoment {
         }
     }
 
-    /// The moment of a tensor, whose values are read back from their device.
+    /// Encodes a tensor as a moment. The values are read back from their device.
     pub(super) fn of_tensor<const D: usize>(book: CodeBook, tensor: Tensor<D>) -> Self {
         let device = tensor.device();
         let values: Vec<f32> = tensor.into_data().iter::<f32>().collect();
         Self::of_values(book, &values, &device)
     }
 
-    /// The values that the codes stand for; codes and scales are read back from their device.
+    /// Decodes the moment. Codes and scales are read back from their device.
     pub(super) fn to_tensor<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
         let values = self.to_values(shape.iter().product());
         Tensor::from_data(TensorData::new(values, shape), (&self.codes.device(), DType::F32))
     }
 
-    /// The moment of `count` values in another code book; itself if it has the book.
+    /// The moment of `count` values in another code book. It is unchanged if it has that book already.
     pub(super) fn translated(self, book: CodeBook, count: usize) -> Self {
         match self.book == book {
             true => self,
@@ -124,7 +124,7 @@ impl QuantizedMoment {
         decoded(&Blocks { codes, scales, count }, self.book)
     }
 
-    /// The moment on a device; itself if it is there.
+    /// The moment on a device. It is unchanged if it is there already.
     pub(super) fn moved(self, device: &Device) -> Self {
         match self.codes.device() == *device {
             true => self,
@@ -141,7 +141,7 @@ impl QuantizedMoment {
         out.push_scalar(&path, BLOCK, self.book.block().into());
     }
 
-    /// None for a record of something else, of another block size, or with another number of codes.
+    /// Reads a moment from a record. `None` if the record is of something else, or has another block size or number of codes.
     pub(super) fn unflatten(
         prefix: &str,
         name: &str,

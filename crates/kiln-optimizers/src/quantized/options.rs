@@ -2,10 +2,10 @@
 
 use crate::blocks::{CodeBook, Noise};
 
-/// How an 8-bit optimizer keeps the second moment, the running mean of squared gradients.
+/// The way in which an 8-bit optimizer keeps the second moment, the running mean of squared gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SecondMoment {
-    /// By its root ([`CodeBook::Root`]). The default: the update divides by the root.
+    /// By its root ([`CodeBook::Root`]). This is the default, since the update divides by the root.
     #[default]
     Root,
     /// By the map of bitsandbytes ([`CodeBook::DynamicUnsigned`]).
@@ -17,12 +17,12 @@ pub(super) struct Options {
     /// Parameters with fewer elements keep state in f32.
     pub(super) min_elements: usize,
     pub(super) second: SecondMoment,
-    /// The seed of stochastic rounding, if codes are rounded so.
+    /// The seed of stochastic rounding, if it is used.
     pub(super) seed: Option<u64>,
 }
 
 impl Default for Options {
-    /// As bitsandbytes and torchao: 4,096 elements, and the nearest code.
+    /// The settings of bitsandbytes and torchao: 4,096 elements, and the nearest code.
     fn default() -> Self {
         Self { min_elements: 4096, second: SecondMoment::default(), seed: None }
     }
@@ -54,9 +54,9 @@ macro_rules! setters {
             self
         }
 
-        /// Rounds to one of the two codes around a value at random, so that the mean of what the codes stand for is the value. The noise
-        /// is a function of `seed`, the number of the step and the place of the value: a run that resumes has the same bits. Without it,
-        /// the nearest code is taken.
+        /// Rounds to one of the two codes around a value at random, so that the mean of the decoded numbers is the value. The noise
+        /// depends only on `seed`, the number of the step and the index of the value: a run that resumes has the same bits. Without this
+        /// setting, the nearest code is taken.
         #[must_use]
         pub fn with_stochastic_rounding(mut self, seed: u64) -> Self {
             self.options.seed = Some(seed);

@@ -1,6 +1,6 @@
-//! The arithmetic of the updates, of moments in f32.
+//! The arithmetic of the updates, on moments in f32.
 //!
-//! Products and sums are rounded one by one, and in the same order as in the operations of `composed`, so that both have the same bits.
+//! Products and sums are rounded one by one, in the order of the operations of `composed`, so that both give the same bits.
 
 #[cfg(feature = "cube")]
 use burn::backend::{Cube, tensor::FloatTensor};
@@ -14,15 +14,15 @@ use crate::blocks::Noise;
 use crate::fused::Betas;
 use crate::simd::simd;
 
-/// How a step changes a parameter and its `N` moments, from the gradient.
+/// A rule that changes a parameter and its `N` moments in a step, from the gradient.
 pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
-    /// The name of the recorded operation: with moments of 8 bits, and of 4.
+    /// The names of the recorded operation: with moments of 8 bits, and of 4 bits.
     const NAMES: [&'static str; 2];
 
-    /// Changes corresponding values.
+    /// Changes corresponding values of parameter and moments.
     fn apply(self, parameter: &mut [f32], gradient: &[f32], moments: [&mut [f32]; N]);
 
-    /// The parameter and its moments after a step, of which the latter come decoded and in f32.
+    /// The parameter and its moments after a step, by burn's operations. The moments are decoded, in f32.
     fn compose<const D: usize>(
         self,
         parameter: Tensor<D>,
@@ -30,7 +30,7 @@ pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
         moments: [Tensor<D>; N],
     ) -> (Tensor<D>, [Tensor<D>; N]);
 
-    /// The parameter and its moments after a step by a kernel of a CubeCL device. `tables`: those of the moments' code books.
+    /// The parameter and its moments after a step, by a kernel of a CubeCL device. `tables` are the tables of the moments' code books.
     #[cfg(feature = "cube")]
     fn launch(
         self,

@@ -12,12 +12,12 @@ use crate::error::Error;
 use crate::fused::{FusedSgd, FusedSgdState, Settings};
 use crate::record::StateFormat;
 
-/// SGD with momentum whose velocity is blocks of 8-bit codes with one scale each: 1.02 bytes of state a parameter in place of 4 (Dettmers
-/// et al. 2022).
+/// SGD with momentum whose velocity is blocks of 8-bit codes with one scale each: 1.02 bytes of state for each parameter instead of 4
+/// (Dettmers et al. 2022).
 ///
-/// Momentum, dampening, Nesterov's momentum and weight decay are burn's. Without momentum there is no state, and it is [`FusedSgd`]. What
-/// [`QuantizedAdamW`](crate::QuantizedAdamW) says of small parameters, dtypes, gradients that are not finite and state of other formats
-/// holds here.
+/// Momentum, dampening, Nesterov's momentum and weight decay are burn's. Without momentum there is no state, and [`FusedSgd`] does the
+/// updates. Small parameters, dtypes, gradients that are not finite and state of other formats are handled as in
+/// [`QuantizedAdamW`](crate::QuantizedAdamW).
 ///
 /// ```
 /// use burn::optim::momentum::MomentumConfig;
@@ -51,7 +51,7 @@ pub enum Sgd8bitState<const D: usize> {
     Full(FusedSgdState<D>),
     /// The velocity as codes.
     Quantized {
-        /// The number of steps that were taken.
+        /// The number of steps so far.
         time: usize,
         /// The shape of the parameter.
         shape: [usize; D],
@@ -64,7 +64,7 @@ pub enum Sgd8bitState<const D: usize> {
 const BOOK: CodeBook = CodeBook::Dynamic;
 
 impl Sgd8bit {
-    /// An optimizer with burn's settings. As burn's `build`, it leaves gradient clipping to
+    /// An optimizer with burn's settings. Like burn's `build`, it leaves gradient clipping to
     /// [`ModuleOptimizer`](burn::optim::ModuleOptimizer).
     ///
     /// # Errors
@@ -100,12 +100,12 @@ impl Sgd8bit {
         BOOK
     }
 
-    /// Which state the optimizer keeps for large parameters.
+    /// The format of the state that the optimizer keeps for large parameters.
     pub fn format(&self) -> StateFormat {
         StateFormat::sgd(self.momentum.map(|_| BOOK), self.options.min_elements)
     }
 
-    /// The step of a small parameter, or without momentum.
+    /// The step of a small parameter, or of any parameter without momentum.
     fn step_full<const D: usize>(
         &self,
         lr: LearningRate,
@@ -148,7 +148,7 @@ impl Optimizer for Sgd8bit {
                 check_shape(shape, &tensor);
                 (time, Some(velocity.translated(BOOK, shape.iter().product())))
             }
-            // How many steps were taken only matters for the noise.
+            // The number of steps matters only for the noise.
             Some(Sgd8bitState::Full(state)) => {
                 (0, state.into_velocity().map(|velocity| QuantizedMoment::of_tensor(BOOK, velocity)))
             }
@@ -181,7 +181,7 @@ impl Optimizer for Sgd8bit {
     }
 }
 
-/// The name in records.
+/// The name of the velocity in records.
 const VELOCITY: &str = "velocity";
 
 impl<const D: usize> RecordState for Sgd8bitState<D> {
@@ -201,7 +201,7 @@ impl<const D: usize> RecordState for Sgd8bitState<D> {
                 let velocity = QuantizedMoment::unflatten(prefix, VELOCITY, count, source, device)?;
                 Some(Self::Quantized { time, shape, velocity })
             }
-            // Codes whose header cannot be read; without momentum there is nothing to read at all.
+            // The codes are there, but their header cannot be read. Without momentum there is nothing to read.
             None if source.has_under(&join_path(prefix, VELOCITY)) => None,
             None => FusedSgdState::state_unflatten(prefix, source, device).map(Self::Full),
         }

@@ -1,4 +1,4 @@
-//! The numbers of a step.
+//! The numbers of a step that do not differ between elements.
 
 use crate::fused::Betas;
 
@@ -7,7 +7,7 @@ use crate::fused::Betas;
 pub(super) struct AdamWRule {
     pub(super) betas: Betas,
     pub(super) epsilon: f32,
-    /// What weight decay leaves of the parameter: 1 without decay.
+    /// The factor of the parameter after weight decay: 1 without decay.
     pub(super) keep: f32,
     /// The learning rate, with the correction of the first moment.
     pub(super) rate: f32,

@@ -1,4 +1,4 @@
-//! A parameter's update, by the device on which it is.
+//! A parameter's update, by the kind of device that the parameter is on.
 
 #[cfg(feature = "cube")]
 use burn::backend::Cube;
@@ -19,7 +19,7 @@ pub(super) fn is_quantized<const D: usize>(parameter: &Tensor<D>, min_elements: 
     count > 0 && count >= min_elements && matches!(parameter.dtype(), DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// Lets `step` update a parameter of 16 bits in f32, and rounds it back. A parameter of another dtype is updated as it is.
+/// Calls `step` with a 16-bit parameter in f32, and rounds the result back. A parameter of another dtype is passed as it is.
 pub(super) fn in_f32<S, const D: usize>(
     parameter: Tensor<D>,
     gradient: Tensor<D>,
@@ -82,7 +82,8 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
     }
 }
 
-/// One operation. Inputs: parameter, codes and scales of each moment, gradient. Outputs: the same without the gradient.
+/// Records the update as one operation. Inputs are parameter, codes and scales of each moment, and gradient. Outputs are the same without
+/// the gradient.
 fn recorded<R: Rule<N>, const D: usize, const N: usize>(
     parameter: Tensor<D>,
     gradient: Tensor<D>,

@@ -7,9 +7,10 @@ use super::leaves::Leaves;
 use super::state::{Kept, State};
 use crate::error::Error;
 
-/// Hands back a record whose state is of a format: the large parameters have the format's code books.
+/// Returns the record if its state has the format: large parameters must have the format's code books.
 ///
-/// burn leaves a parameter without state if it cannot read its record, and says nothing. A program that resumes checks the record first:
+/// If burn cannot read the state of a parameter from a record, it leaves the parameter without state and reports nothing. A program that
+/// resumes checks the record first:
 ///
 /// ```
 /// use burn::optim::{AdamWConfig, ModuleOptimizer};
@@ -24,8 +25,8 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`Error::StateFormat`] names the first parameter with other code books, with moments of f32, f16 or bf16 although it is large, or
-/// with the state of another optimizer, and says what to do. [`Error::Record`] if the record cannot be read.
+/// [`Error::StateFormat`] names the first parameter with other code books, with moments of f32, f16 or bf16 although it is large, or with
+/// the state of another optimizer. It also says how to proceed. [`Error::Record`] if the record cannot be read.
 pub fn check_record(record: OptimizerRecord, format: &StateFormat) -> Result<OptimizerRecord, Error> {
     changed(record, format, |state, name| {
         let found = |found: String, advice| {
@@ -53,8 +54,8 @@ pub fn check_record(record: OptimizerRecord, format: &StateFormat) -> Result<Opt
     })
 }
 
-/// The record with the moments of large parameters as codes of `format`: of burn's `AdamW` or `Sgd` with momentum, or of this crate with
-/// other code books.
+/// Converts the moments of large parameters in a record to codes of `format`. The record is of burn's `AdamW` or `Sgd` with momentum, or
+/// of this crate with other code books.
 ///
 /// The error of a moment is at most half of the distance between the two entries of the code book around it, times the largest absolute
 /// value of its block: with 8 bits 0.011 of that value or less for the first moment, 0.002 for the root of the second (0.004 for
@@ -70,9 +71,9 @@ pub fn to_quantized(record: OptimizerRecord, format: &StateFormat) -> Result<Opt
     })
 }
 
-/// The record with all moments in f32 (those of 64 bits stay as they are), as burn's `AdamW` or `Sgd` with momentum reads it. The values
-/// are exactly those that the codes stand for: nothing is lost. `format` is that of the optimizer which wrote the record; its code books
-/// do not matter.
+/// Converts all moments in a record to f32, which burn's `AdamW` or `Sgd` with momentum can read. Moments of 64 bits stay as they are.
+/// The values are exactly those that the codes stand for: nothing is lost. `format` is the format of the optimizer that wrote the record;
+/// its code books do not matter.
 ///
 /// # Errors
 /// [`Error::StateFormat`] for the state of another optimizer, and [`Error::Record`] if the record cannot be read.
@@ -80,7 +81,7 @@ pub fn to_f32(record: OptimizerRecord, format: &StateFormat) -> Result<Optimizer
     changed(record, format, |state, _| state.in_f32())
 }
 
-/// The record after `change` of the state of each parameter, which also gets the parameter's name.
+/// Applies `change` to the state of each parameter in a record. `change` also gets the parameter's name.
 fn changed(
     record: OptimizerRecord,
     format: &StateFormat,

@@ -1,19 +1,19 @@
-//! Which state an optimizer keeps for large parameters.
+//! The format of the state that an optimizer keeps for large parameters.
 
 use std::fmt;
 
 use crate::blocks::CodeBook;
 
-/// Which state an optimizer of this crate keeps for large parameters; small ones have f32 moments.
+/// The format of the state that an optimizer of this crate keeps for large parameters. Small ones have f32 moments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateFormat {
     pub(super) moments: Vec<Moment>,
     pub(super) min_elements: usize,
-    /// Whether f32 moments have a number of steps.
+    /// Whether a state with f32 moments has a number of steps.
     pub(super) counts_steps: bool,
 }
 
-/// A moment of both kinds of state.
+/// The names of a moment in both kinds of state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
     /// Its name among codes, and below `momentum` among f32 moments.

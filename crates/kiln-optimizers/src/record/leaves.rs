@@ -1,4 +1,5 @@
-//! A record as the named tensors and numbers of each parameter. burn's own fields are private: it is written to memory and read again.
+//! A record as the named tensors and numbers of each parameter. burn's own fields are private, so the record is written to memory and
+//! read again.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +44,7 @@ impl Values {
         (self.dtype == DType::F32).then(|| bytemuck::pod_collect_to_vec(&self.bytes))
     }
 
-    /// The values in f32, if they are of 16 bits.
+    /// The values in f32, if they have 16 bits.
     pub(super) fn widened(&self) -> Option<Vec<f32>> {
         let value: fn(u16) -> f32 = match self.dtype {
             DType::F16 => |bits| f16::from_bits(bits).to_f32(),
@@ -103,7 +104,7 @@ fn unreadable(error: burn_pack::Error) -> Error {
     Error::Record(error.to_string())
 }
 
-/// Id and leaf of a name.
+/// Splits a name into the parameter's id and the leaf.
 fn split(name: &str) -> Result<(u64, String), Error> {
     let parts = name.split_once('.').and_then(|(id, leaf)| Some((id.parse().ok()?, leaf.to_owned())));
     parts.ok_or_else(|| Error::Record(format!("`{name}` does not begin with the id of a parameter")))

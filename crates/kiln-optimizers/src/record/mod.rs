@@ -1,4 +1,4 @@
-//! Records of optimizers: which state they hold, and how it becomes that of another format.
+//! Records of optimizers: finds the format of their state, and converts it to another format.
 
 mod convert;
 mod format;

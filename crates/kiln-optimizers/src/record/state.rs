@@ -7,16 +7,16 @@ use super::leaves::{Parameter, Values};
 use crate::blocks::{Blocks, CodeBook, dequantize, elements, quantize};
 use crate::error::Error;
 
-/// Where burn's record keeps f32 moments.
+/// The name of the group of f32 moments in burn's record.
 const MOMENTUM: &str = "momentum";
 const TIME: &str = "time";
-/// What burn adds to every state.
+/// The name of the number that burn adds to every state.
 const RANK: &str = "__rank";
 const MAX: &str = "momentum.max_moment_2";
 
 /// The moments of a parameter.
 pub(super) struct State {
-    /// The number of steps. f32 moments of SGD do not know it.
+    /// The number of steps. It is unknown for f32 moments of SGD.
     pub(super) time: u64,
     pub(super) shape: Vec<usize>,
     pub(super) count: usize,
@@ -33,8 +33,8 @@ pub(super) enum Kept {
 }
 
 impl State {
-    /// The moments of a format, whatever their code books; none if the state has others. A number of codes or a block size that does
-    /// not fit is none too.
+    /// Reads the moments of a format, whatever their code books. `None` if the state has other moments, or if the number of codes or the
+    /// block size does not fit.
     pub(super) fn read(parameter: &mut Parameter, format: &StateFormat) -> Option<Self> {
         let rank = parameter.scalars.get(RANK).copied();
         let number = |parameter: &Parameter, name: &str| u64::try_from(*parameter.scalars.get(name)?).ok();
@@ -67,14 +67,14 @@ impl State {
         Some(Self { time, count: elements(&shape)?, shape, moments, rank })
     }
 
-    /// Whether the optimizer of a format keeps the moments as codes. Those of 64 bits belong to a parameter of 64 bits, whose state is never
-    /// quantised.
+    /// Whether an optimizer of this format keeps the moments as codes. Moments of 64 bits belong to a parameter of 64 bits, whose state
+    /// is never quantised.
     pub(super) fn is_large(&self, format: &StateFormat) -> bool {
         let wide = |kept: &Kept| matches!(kept, Kept::Other(values) if values.widened().is_none());
         self.count > 0 && self.count >= format.min_elements && !self.moments.iter().any(wide)
     }
 
-    /// The state with all moments that can be as codes.
+    /// The state with codes for all moments that can have them.
     pub(super) fn quantized(self, format: &StateFormat) -> Result<Self, Error> {
         let moments = self.moments.into_iter().zip(&format.moments).map(|(kept, Moment { book, .. })| match kept {
             Kept::F32(values) => Ok(Kept::Codes(*book, quantize(&values, *book)?)),
@@ -90,7 +90,7 @@ impl State {
         Ok(Self { moments: moments.collect::<Result<_, _>>()?, ..self })
     }
 
-    /// The state with all moments in f32, but those of 64 bits.
+    /// The state with all moments in f32, except those of 64 bits.
     pub(super) fn in_f32(self) -> Result<Self, Error> {
         let moments = self.moments.into_iter().map(|kept| match kept {
             Kept::Codes(book, blocks) => Ok(Kept::F32(dequantize(&blocks, book)?)),

@@ -5,8 +5,9 @@ pub(super) const SMALLEST: u32 = 0x0080_0000;
 /// The largest number of bf16, by its bits in f32.
 pub(super) const LARGEST: u32 = 0x7F7F_0000;
 
-/// The bits of `value` in bf16: one of the two numbers of bf16 beside it, by 16 bits of noise. The mean over all noise is `value`. Zero,
-/// numbers below the smallest normal one, those from the largest of bf16 on, infinities and NaN are rounded to the nearest number.
+/// The bits of `value` in bf16: one of the two bf16 numbers beside it, chosen by 16 bits of noise. The mean over all noise is `value`.
+/// Zero, numbers below the smallest normal one, numbers from the largest bf16 number on, infinities and NaN are rounded to the nearest
+/// number.
 #[inline(always)]
 pub(super) fn rounded(value: f32, noise: u32) -> u16 {
     let bits = value.to_bits();

@@ -5,8 +5,8 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 use super::bits::{LARGEST, SMALLEST};
 use super::noise::{FACTORS, Key};
 
-/// Values in bf16, with the bits of [`rounded`](super::bits::rounded). Scratch memory: about six tensors in f32, if the device does not
-/// join operations.
+/// Rounds values to bf16, with the bits of [`rounded`](super::bits::rounded). Scratch memory: about six tensors in f32, if the device
+/// does not join operations.
 pub(super) fn round<const D: usize>(values: Tensor<D>, first: usize, key: Key) -> Tensor<D> {
     let nearest = values.clone().cast(DType::BF16).cast(DType::F32);
     let distance = values.clone() - nearest.clone();
@@ -15,10 +15,11 @@ pub(super) fn round<const D: usize>(values: Tensor<D>, first: usize, key: Key) -
     let aside = nearest.clone().abs() * (1.25 / 256.0);
     let aside = aside.clone().mask_where(distance.clone().lower_elem(0.0), -aside);
     let other = (nearest.clone() + aside).cast(DType::BF16).cast(DType::F32);
-    // Of 65,536 values of noise, how many must go to the neighbour.
+    // The number of the 65,536 values of noise at which the value goes to the neighbour.
     let share = (distance.clone() / (other.clone() - nearest.clone()) * 65_536.0).round();
     let noise = noise(&values, first, key);
-    // Bits carry over at large noise: away from zero. So the neighbour gets small noise if it is nearer to zero, else large noise.
+    // Large noise carries over in the bits, away from zero. So small noise leads to the neighbour if it is nearer to zero, and large
+    // noise otherwise.
     let is_inward = (distance * values.clone().sign()).lower_elem(0.0);
     let noise = (-noise.clone() + 65_535.0).mask_where(is_inward, noise);
     let magnitude = values.abs();
@@ -53,7 +54,7 @@ mod tests {
 
     #[test]
     fn bits_are_those_of_the_rule() {
-        // All binades, both signs, numbers of bf16 and what is beside them, and special numbers.
+        // All binades, both signs, bf16 numbers and numbers beside them, and special numbers.
         let mut bits: Vec<u32> = (0..1 << 16).map(|i: u32| i << 16 | (i.wrapping_mul(0x9E37) & 0xFFFF)).collect();
         bits.extend((0..1 << 16).map(|i: u32| i << 16));
         bits.extend((0..1 << 16).flat_map(|i: u32| [i << 16 | 1, i << 16 | 0x8000, i << 16 | 0xFFFF]));

@@ -25,7 +25,7 @@ pub(super) fn widened(values: &FlexTensor) -> FlexTensor {
     tensor(to, values.shape())
 }
 
-/// Values in bf16, rounded with the noise of the elements from `first` on.
+/// Rounds values to bf16, with the noise of the elements from `first` on.
 pub(super) fn round(values: &FlexTensor, first: usize, key: Key) -> FlexTensor {
     let values = values.to_contiguous();
     let from: &[f32] = values.storage();

@@ -1,9 +1,9 @@
-//! Noise that is a function of its position: 16 bits for each element of each step.
+//! Noise that depends only on its position: 16 bits for each element of each step.
 
 /// The odd factor of each round.
 pub(super) const FACTORS: [u32; 6] = [0xD2B5, 0xCD9F, 0xA6E5, 0xF14B, 0xB8D3, 0xE35D];
 
-/// What the noise of a parameter's step depends on besides the element.
+/// The key of a parameter's noise in one step. With the element's index it determines the noise.
 ///
 /// Noise is a Feistel network over the element's index, in the manner of Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2,
 /// 3"): for a key, all 2^32 indices have different outputs, of which 16 bits are used. Products are of 16 bits by 16, so that devices
@@ -12,7 +12,7 @@ pub(super) const FACTORS: [u32; 6] = [0xD2B5, 0xCD9F, 0xA6E5, 0xF14B, 0xB8D3, 0x
 pub(super) struct Key(pub(super) [u32; FACTORS.len()]);
 
 impl Key {
-    /// `salt` sets parameters apart that have the same seed.
+    /// The key of a step. Parameters with the same seed have different `salt`.
     pub(super) fn new(seed: u64, salt: u64, step: u64) -> Self {
         let mut state = mixed(mixed(mixed(seed) ^ salt) ^ step);
         Self(std::array::from_fn(|_| {

@@ -1,4 +1,4 @@
-//! The optimizer.
+//! Any burn optimizer on parameters in bf16 without a master copy.
 
 use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{DType, Device, Tensor};
@@ -16,7 +16,7 @@ use crate::place::Place;
 /// stochastically (Gupta et al. 2015; for bf16: Zamirai et al. 2020, "Revisiting BFloat16 Training"; torchao's `bf16_stochastic_round`).
 ///
 /// bf16 has 8 bits: numbers between 1 and 2 are 1/128 apart. Rounding to the nearest number loses an update of less than half that
-/// distance, in every step anew. Stochastic rounding goes up with the probability that makes the mean the exact result:
+/// distance, in every step anew. Stochastic rounding rounds up with the probability that makes the mean the exact result:
 /// `E[round(x)] = x`. Updates of any size then survive on average over the steps.
 ///
 /// # When it works
@@ -28,9 +28,9 @@ use crate::place::Place;
 /// - Parameters in other dtypes are updated by the inner optimizer alone.
 ///
 /// # The same bits
-/// The noise is a function of (seed, salt, step, element). The salt is made of the parameter's first values when its state is made, and
-/// is part of the state's record with the step: a run that is resumed has the bits of one that was not. Chunks do not change the bits of
-/// an elementwise optimizer. All devices round alike; numbers below 2^-126 aside, which some devices replace by 0.
+/// The noise depends on (seed, salt, step, element). The salt is made from the parameter's first values when its state is made. It is
+/// part of the state's record, as is the step: a run that is resumed has the same bits as one without interruption. Chunks do not change
+/// the bits of an elementwise optimizer. All devices round alike, except for numbers below 2^-126, which some devices replace by 0.
 ///
 /// ```
 /// use burn::module::{Module, ModuleMapper, Param};
@@ -71,7 +71,8 @@ impl<O: Optimizer> StochasticBf16<O> {
         Self { optimizer, seed, elements: usize::MAX }
     }
 
-    /// The same for chunks of at least `elements` and less than twice as many elements of a parameter.
+    /// [`new`](Self::new) for an update in chunks of a parameter, of at least `elements` and less than twice as many elements. The
+    /// temporary tensors of a step are then those of one chunk.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] when `elements` is 0.

@@ -9,7 +9,7 @@ use super::noise::Key;
 use crate::capture::operation;
 use crate::primitive;
 
-/// Values in f32. Those of bf16 on the CPU device are converted in several threads.
+/// Converts values to f32. bf16 values on the CPU device are converted in several threads.
 pub(super) fn widened<const D: usize>(values: Tensor<D>) -> Tensor<D> {
     match values.device().as_dispatch() {
         #[cfg(feature = "flex")]
@@ -20,7 +20,7 @@ pub(super) fn widened<const D: usize>(values: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// Values in bf16, rounded with the noise of the elements from `first` on. `values` are f32, without a graph.
+/// Rounds values to bf16, with the noise of the elements from `first` on. `values` are f32, without a graph.
 pub(super) fn round<const D: usize>(values: Tensor<D>, first: usize, key: Key) -> Tensor<D> {
     match values.device().as_dispatch() {
         #[cfg(feature = "flex")]

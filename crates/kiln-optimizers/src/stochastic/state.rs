@@ -1,16 +1,17 @@
-//! The state of a parameter.
+//! The state of a parameter that is rounded stochastically.
 
 use burn::optim::{RecordState, StateSink, StateSource, join_path};
 use burn::tensor::Device;
 
 use crate::parts::Parts;
 
-/// State of [`StochasticBf16`](super::StochasticBf16) for one parameter: that of the inner optimizer, and what the noise depends on.
+/// State of [`StochasticBf16`](super::StochasticBf16) for one parameter: the inner optimizer's state, and the numbers that determine the
+/// noise.
 #[derive(Clone, Debug)]
 pub struct StochasticState<S> {
-    /// Steps that were taken.
+    /// Number of steps so far.
     pub(super) step: u64,
-    /// Sets this parameter's noise apart from that of others.
+    /// Makes this parameter's noise different from the noise of others.
     pub(super) salt: u64,
     pub(super) inner: Option<Parts<S>>,
 }

@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 const ALL: [CodeBook; 5] =
     [CodeBook::Dynamic, CodeBook::DynamicUnsigned, CodeBook::Root, CodeBook::Dynamic4, CodeBook::Linear4];
 
-/// As `values` of the script that records.
+/// The numbers of `values` in the script that recorded the results.
 fn values(count: u64, seed: u64, exponents: u64) -> Vec<f32> {
     let value = |index: u64| {
         let (index, modulus) = (index + seed, 1 << 32);
@@ -20,7 +20,7 @@ fn values(count: u64, seed: u64, exponents: u64) -> Vec<f32> {
     (0..count).map(value).collect()
 }
 
-/// As `ties` of the script that records.
+/// The numbers of `ties` in the script that recorded the results.
 fn ties(book: &[f32]) -> Vec<f32> {
     let middle = |pair: &[f32]| (pair[0] + pair[1]) / 2.0;
     let middles = book.windows(2).map(middle);
@@ -29,7 +29,7 @@ fn ties(book: &[f32]) -> Vec<f32> {
     all.chunks(size - 1).flat_map(|part| [&[1.0], part].concat()).collect()
 }
 
-/// One code a byte.
+/// The codes, with one code in each byte.
 fn unpacked(blocks: &Blocks, book: CodeBook) -> Vec<u8> {
     match book.bits() {
         4 => blocks.codes.iter().flat_map(|byte| [byte >> 4, byte & 15]).take(blocks.count).collect(),
@@ -75,7 +75,7 @@ fn codes_and_scales_are_those_of_bitsandbytes_and_torchao() {
     }
 }
 
-/// Half of the distances to the entries beside one.
+/// Half of the distances from an entry to the entries beside it.
 fn half_gaps(entries: &[f32], code: usize) -> f64 {
     let at = |code: usize| f64::from(entries[code]);
     let below = if code > 0 { at(code) - at(code - 1) } else { 0.0 };
@@ -83,7 +83,7 @@ fn half_gaps(entries: &[f32], code: usize) -> f64 {
     f64::max(below, above) / 2.0
 }
 
-/// The stated bounds, for values of any kind.
+/// Checks the stated bounds, for values of any kind.
 fn is_near(values: &[f32], book: CodeBook) -> Result<(), TestCaseError> {
     let values: Vec<f32> = match book.is_signed() {
         true => values.to_vec(),
@@ -107,14 +107,14 @@ fn is_near(values: &[f32], book: CodeBook) -> Result<(), TestCaseError> {
             CodeBook::Root => prop_assert!((part.sqrt() - entry.sqrt()).abs() <= 0.5001 / 255.0, "{part} {entry}"),
             // The smallest number above 0 is never 0.
             CodeBook::DynamicUnsigned if code == 1 => prop_assert!(part > 0.0 && part <= 5.6e-7),
-            // Nothing is below 1/16.
+            // No entry is below 1/16.
             CodeBook::Linear4 if code == 0 => prop_assert!(part <= 1.501 / 16.0),
             _ => {
                 let bound = half_gaps(book.entries(), code) * 1.00001 + 1e-12;
                 prop_assert!((part - entry).abs() <= bound, "{} as {}: {}", part, entry, bound);
             }
         }
-        // One rounding, also to denormal numbers.
+        // Encoding and decoding round once, also for denormal numbers.
         prop_assert!((back - entry * scale).abs() <= 1e-7 * (entry * scale).abs() + 1e-45);
     }
     Ok(())

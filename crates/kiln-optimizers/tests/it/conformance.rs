@@ -1,4 +1,4 @@
-//! What every optimizer of the crate must do, whatever its state.
+//! Requirements on every optimizer of the crate, whatever its state.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::compare::{bits, record, tensor};
 
 const RATES: [f64; 4] = [1e-2, 3e-4, 0.0, 0.1];
 
-/// The state through a record and back.
+/// Writes the state into a record and reads it back.
 fn resumed<S: RecordState>(state: S) -> S {
     let mut sink = StateSink::default();
     state.state_flatten("7", &mut sink);
@@ -30,8 +30,8 @@ fn bytes(state: &impl RecordState) -> usize {
     sink.tensors.iter().map(|(_, data)| data.as_bytes().len()).sum()
 }
 
-/// Steps of one shape: the same with a state that goes through a record before each, on a clone that is held, and on one to four
-/// threads.
+/// Takes steps with one shape. Results must be the same with a state that goes through a record before each step, on a clone that is
+/// held, and on one to four threads.
 fn steps<O: Optimizer, const D: usize>(name: &str, optimizer: &O, shape: [usize; D], dtype: DType) {
     let device = Device::flex();
     let start = tensor(shape, 5, 2.0, dtype, &device);
@@ -63,7 +63,7 @@ fn steps<O: Optimizer, const D: usize>(name: &str, optimizer: &O, shape: [usize;
     }
 }
 
-/// `most`: the bytes of state a parameter.
+/// `most` is the largest number of bytes of state for each parameter.
 fn conforms(name: &str, optimizer: &impl Optimizer, most: f64) {
     steps(name, optimizer, [33, 33], DType::BF16);
     steps(name, optimizer, [33, 33], DType::F16);

@@ -19,7 +19,7 @@ fn gradient<const D: usize>(shape: [usize; D], step: u64, dtype: DType) -> Tenso
     Tensor::from_data(TensorData::new(values, shape), (&Device::flex(), dtype))
 }
 
-/// Takes steps with both optimizers; parameters and records must have the same bits after each.
+/// Takes steps with both optimizers. Parameters and records must have the same bits after each.
 fn same<const D: usize>(name: &str, ours: &impl Optimizer, burns: &impl Optimizer, shape: [usize; D], dtype: DType) {
     let start = tensor(shape, 7, 2.0, dtype, &Device::flex());
     let (mut got, mut expected) = (start.clone(), start);
@@ -38,7 +38,7 @@ fn sgd(momentum: Option<MomentumConfig>, penalty: Option<f32>) -> SgdConfig {
     SgdConfig::new().with_momentum(momentum).with_weight_decay(penalty.map(WeightDecayConfig::new))
 }
 
-/// All optimizers, on a shape.
+/// Compares all optimizers, on a shape.
 fn all<const D: usize>(shape: [usize; D], dtype: DType) {
     for config in [
         AdamWConfig::new(),

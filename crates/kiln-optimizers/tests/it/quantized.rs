@@ -1,4 +1,4 @@
-//! What only optimizers with quantised state have: their settings, their accuracy, and where their state is.
+//! Properties of optimizers with quantised state: their settings, their accuracy, and the place of their state.
 
 use burn::backend::Flex;
 use burn::optim::momentum::MomentumConfig;
@@ -54,7 +54,7 @@ fn the_first_step_is_that_of_full_moments() {
         let in_f32 = |tensor: &Tensor<2>| tensor.clone().cast(FloatDType::F32);
         let check = |got: Tensor<2>, expected: Tensor<2>| {
             assert_eq!(got.dtype(), dtype);
-            // Two roundings of the last bit, and that of the parameter's dtype.
+            // The result is rounded twice in the last bit, and once to the parameter's dtype.
             let bound = match dtype {
                 DType::F32 => 3e-7,
                 DType::F16 => 1e-3,
@@ -123,7 +123,7 @@ fn a_gradient_that_is_not_finite_shows_in_the_scale_of_its_block_and_in_no_other
     }
 }
 
-/// Least squares of a matrix by steps of an optimizer: the loss at the end.
+/// Solves least squares of a matrix by steps of an optimizer, and returns the loss at the end.
 fn regression(optimizer: &impl Optimizer, rate: f64) -> f64 {
     let device = Device::flex();
     let target = tensor([96, 64], 1, 1.0, DType::F32, &device);

@@ -1,4 +1,4 @@
-//! Records of optimizers: they resume, are recognised, and become those of other formats.
+//! Records of optimizers: they resume, are recognised, and are converted to other formats.
 
 use burn::module::Param;
 use burn::nn::Linear;
@@ -75,7 +75,7 @@ fn a_run_that_is_interrupted_after_any_step_has_the_same_bits() {
     }
 }
 
-/// Of a run with an optimizer: the record, and the model.
+/// The record and the model after a run with an optimizer.
 fn record_of(optimizer: impl Into<ModuleOptimizer>) -> (OptimizerRecord, Linear) {
     let mut optimizer = optimizer.into();
     let model = steps(&mut optimizer, model(), 0..3);
@@ -126,7 +126,7 @@ fn records_become_those_of_full_moments_and_back() {
         let [full, again] = copy(to_f32(record, &format).unwrap());
         assert!(check_record(to_quantized(again, &format).unwrap(), &format).is_ok());
 
-        // One more step with each: the moments of both are the same, up to what 8 bits leave of them afterwards.
+        // One more step with each optimizer: the moments of both are the same, up to the rounding to 8 bits afterwards.
         let mut burns = config().init().load_record(full);
         let mut ours = ModuleOptimizer::from(optimizer).load_record(original);
         let (left, right) = (steps(&mut burns, model.clone(), 3..4), steps(&mut ours, model, 3..4));
@@ -162,7 +162,7 @@ fn a_run_of_burns_adamw_goes_on_with_8_bits() {
     }
 }
 
-/// The record with other numbers; `change` gets the name without the parameter's id.
+/// Replaces the numbers of the record by `change`, which gets the name without the parameter's id.
 fn changed(record: OptimizerRecord, change: impl Fn(&str, Scalar) -> Scalar) -> OptimizerRecord {
     let reader = Reader::from_bytes(record.into_bytes().unwrap()).unwrap();
     let (scalars, paths) = (reader.scalars().clone(), reader.metadata().clone());
@@ -277,7 +277,7 @@ fn quantised_moments_are_within_the_stated_bounds() {
         let [original, again] = copy(original);
         let pairs = |record, back, name| moments(record, name).into_iter().zip(moments(back, name));
         let [back_1, back_2] = back;
-        // Errors of values, each with its value, as parts of the largest of its block.
+        // Errors of values, each with its value, as parts of the largest value of its block.
         let errors = |left: &[f32], right: &[f32], root: bool| -> Vec<(f64, f64)> {
             let of = |x: f32| if root { f64::from(x).sqrt() } else { f64::from(x) };
             let blocks = left.chunks(block).zip(right.chunks(block));

@@ -65,7 +65,7 @@ fn bits_depend_on_seed_and_parameter() {
     let shape = [64, 64];
     let expected = run(&StochasticBf16::new(adamw(), 5), shape);
     assert_ne!(run(&StochasticBf16::new(adamw(), 6), shape), expected);
-    // Two parameters that differ in their first value alone: the others get other noise.
+    // The two parameters differ in their first value alone. Their other values get different noise.
     let step = |first: f32| {
         let parameter =
             start(shape).slice_assign([0..1, 0..1], Tensor::from_data([[first]], (&Device::flex(), DType::BF16)));
@@ -117,7 +117,7 @@ fn a_run_resumes_with_the_same_bits_after_every_step() {
 
 #[test]
 fn the_mean_of_a_step_is_that_of_f32() {
-    // One value many times: noise alone makes its copies differ.
+    // One value many times: only noise makes its copies differ.
     let count = 1 << 16;
     let value = |value: f32, dtype| Tensor::<1>::full([count], value, (&Device::flex(), dtype));
     let sgd = SgdConfig::new().build();
@@ -178,7 +178,7 @@ impl ModuleMapper for To {
     }
 }
 
-/// The loss of a linear model that learns another one, before and after training. All compute in f32 with the stored weights.
+/// The loss of a linear model that learns another one, before and after training. Both compute in f32 with the stored weights.
 fn trained(dtype: DType, mut optimizer: ModuleOptimizer, rate: f64) -> [f64; 2] {
     let device = Device::flex().autodiff();
     let weights = |seed, scale| tensor([16, 8], seed, scale, DType::F32, &device);

@@ -12,7 +12,7 @@ use burn::tensor::{DType, Tensor};
 thread_local! {
     static ISLANDS: Cell<usize> = const { Cell::new(0) };
     static LAST_USED: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
-    /// While a program is recorded: the tensors that are parameters or their casts, and the paths of these.
+    /// The tensors of the program in recording that are parameters or their casts, with their paths. `None` while nothing is recorded.
     static RECORDED: RefCell<Option<HashMap<TensorId, Arc<str>>>> = const { RefCell::new(None) };
 }
 
@@ -39,8 +39,8 @@ pub fn in_f32<const D: usize, const E: usize>(x: Tensor<D>, f: impl FnOnce(Tenso
     uncast(|| f(x.cast(DType::F32))).cast(dtype)
 }
 
-/// Runs `f`, in which parameters under a [`Policy`](crate::Policy) are read as they are stored. A model that is merged
-/// (`model.materialize()`) in it keeps the precision of its stored parameters.
+/// Runs `f` with parameters under a [`Policy`](crate::Policy) read as they are stored. A model that is merged inside of `f`
+/// (`model.materialize()`) keeps the precision of its stored parameters.
 ///
 /// ```
 /// use burn::module::Module;
@@ -56,7 +56,7 @@ pub fn in_f32<const D: usize, const E: usize>(x: Tensor<D>, f: impl FnOnce(Tenso
 /// # Ok::<(), kiln_precision::Error>(())
 /// ```
 pub fn uncast<R>(f: impl FnOnce() -> R) -> R {
-    /// Counts the call down when it ends, also by a panic.
+    /// Decreases the count of nested calls when the call ends, even by a panic.
     struct Island;
     impl Drop for Island {
         fn drop(&mut self) {
@@ -68,7 +68,8 @@ pub fn uncast<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// What [`Autocast`] attaches: casts a parameter whenever a layer reads it. The stored parameter, its gradient and its record stay f32.
+/// The reparameterization that [`Autocast`] attaches: it casts a parameter whenever a layer reads it. The stored parameter, its gradient
+/// and its record stay f32.
 #[derive(Module, Debug)]
 pub struct CastTo {
     #[module(skip)]
@@ -95,7 +96,7 @@ impl Reparameterization for CastTo {
 /// Attaches [`CastTo`] to the parameters of one model. Made by [`Policy::reparameterizer`](crate::Policy::reparameterizer).
 #[derive(Clone, Debug)]
 pub struct Autocast {
-    /// The dtype that the parameter at a path is read in; none for buffers.
+    /// The dtype in which the parameter at each path is read. Buffers have no entry.
     pub(super) dtypes: HashMap<String, DType>,
 }
 

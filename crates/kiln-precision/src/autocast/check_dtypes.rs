@@ -69,9 +69,9 @@ pub fn check_dtypes<M: Module, O>(
     })
 }
 
-/// Finds the first recorded operation whose float operands have different dtypes. burn's recorder panics at most of them, but
-/// accepts matmul and attention. A custom operation checks its operands itself: kiln-layers' norms take f32 weights beside an input of 16
-/// bits.
+/// Finds the first recorded operation whose float operands have different dtypes. burn's recorder panics at most of them, but accepts
+/// matmul and attention. Custom operations are skipped, since they check their operands themselves: kiln-layers' norms take f32 weights
+/// with an input of 16 bits.
 fn mixed(graph: &CapturedGraph, mut parameters: HashMap<TensorId, Arc<str>>) -> Result<(), Error> {
     for operation in &graph.graph.operations {
         let inputs: Vec<_> = operation.inputs().filter(|tensor| tensor.dtype.is_float()).collect();
@@ -92,13 +92,13 @@ fn mixed(graph: &CapturedGraph, mut parameters: HashMap<TensorId, Arc<str>>) -> 
     Ok(())
 }
 
-/// The name of an operation in burn's debug output, the innermost in `Float(F32, Matmul(MatmulOpIr { ... }))`.
+/// The name of an operation: the innermost one in burn's debug output, such as `Float(F32, Matmul(MatmulOpIr { ... }))`.
 fn name(debug: &str) -> &str {
     let head = debug.split("OpIr").next().unwrap_or(debug);
     head.rsplit(|c: char| !c.is_alphanumeric()).next().filter(|name| !name.is_empty()).unwrap_or("an operation")
 }
 
-/// Whether a panic is burn's refusal of operands of two dtypes.
+/// Whether a panic means that burn refused operands of two dtypes.
 fn is_mismatch(message: &str) -> bool {
     message.contains("DTypeMismatch") || message.contains("dtype mismatch")
 }

@@ -1,4 +1,4 @@
-//! Policies: which parameters are read, or stored, in which precision.
+//! Policies: the precision in which each parameter is read or stored.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -53,13 +53,13 @@ impl Policy {
         self
     }
 
-    /// Keeps layer, RMS, group and instance norms in f32, for models that run their norms in f32.
+    /// Keeps the parameters of layer, RMS, group and instance norms in f32, for models that run their norms in f32.
     pub fn keep_norms(mut self) -> Self {
         self.keep_norms = true;
         self
     }
 
-    /// The same exceptions with another precision to compute in.
+    /// Sets the precision that layers compute in. The parameters that stay f32 are not changed.
     #[must_use]
     pub fn computing_in(self, compute: Precision) -> Self {
         Self { compute, ..self }
@@ -70,8 +70,8 @@ impl Policy {
         self.compute
     }
 
-    /// `model`, whose layers read their parameters in [`compute`](Self::compute). Stored parameters, gradients,
-    /// optimizer state and records stay f32: a record of the result loads into the plain model bit for bit.
+    /// Makes the layers of `model` read their parameters in [`compute`](Self::compute). Stored parameters, gradients, optimizer state and
+    /// records stay f32: a record of the result loads into the plain model bit for bit.
     ///
     /// The cast is part of the graph (burn's `Reparameterization`), so that gradients are f32. Each layer that reads a parameter
     /// keeps a 16-bit copy of it until the backward pass.
@@ -87,8 +87,9 @@ impl Policy {
         Ok(model.apply_reparameterization(autocast))
     }
 
-    /// What [`autocast`](Self::autocast) attaches to the parameters of `model`, for programs that attach more: a parameter of burn holds
-    /// one reparameterization, so that all of them are attached at once, the cast last. Under f32 nothing is attached.
+    /// The reparameterization that [`autocast`](Self::autocast) attaches to the parameters of `model`, for programs that attach more than
+    /// one. A parameter of burn holds one reparameterization, so all of them must be attached at once, with the cast last. Under f32
+    /// nothing is attached.
     ///
     /// # Errors
     /// Those of [`autocast`](Self::autocast).
@@ -100,7 +101,7 @@ impl Policy {
         Ok(Autocast { dtypes })
     }
 
-    /// `model` with its parameters *stored* in [`compute`](Self::compute), for training with
+    /// Converts the parameters of `model` so that they are *stored* in [`compute`](Self::compute), for training with
     /// `StochasticBf16` of kiln-optimizers. Its gradients and records then have that dtype too.
     ///
     /// Load a record before this call: a record replaces the dtypes of parameters.
@@ -140,7 +141,7 @@ impl Policy {
         Ok(model.map(&mut Store(dtypes, vec![])))
     }
 
-    /// The dtype that each parameter is read in, by path, without running statistics.
+    /// The dtype in which each parameter is read, by path. Running statistics are left out.
     fn dtypes(&self, model: &impl Module) -> Result<HashMap<String, DType>, Error> {
         let parameters = Parameters::of(model);
         if let Some((path, by)) = parameters.reparameterized.first() {

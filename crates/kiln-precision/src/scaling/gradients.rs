@@ -1,4 +1,4 @@
-//! All gradients of a model: their norm, their origin, and their scale.
+//! All gradients of a model: their norm, the parameters they belong to, and their scale.
 
 use std::collections::HashSet;
 

@@ -68,7 +68,7 @@ pub struct LossScaler {
     state: ScalerState,
 }
 
-/// Whether a step updates the parameters, with gradients that are not unscaled yet.
+/// The decision whether a step updates the parameters, with gradients that are not unscaled yet.
 #[derive(Debug)]
 #[must_use]
 pub enum Decision {
@@ -78,7 +78,7 @@ pub enum Decision {
     Skip,
 }
 
-/// Whether a step updates the parameters.
+/// The decision whether a step updates the parameters.
 #[derive(Debug)]
 #[must_use]
 pub enum ScalerOutcome {
@@ -129,7 +129,7 @@ impl LossScaler {
         Ok(())
     }
 
-    /// `loss`, a scalar, in f32 and multiplied by the scale.
+    /// Converts `loss`, a scalar, to f32 and multiplies it by the scale.
     ///
     /// # Errors
     /// [`Error::NotAScalar`].
@@ -156,7 +156,7 @@ impl LossScaler {
         Ok(match self.decide(probed, max_norm)? {
             Decision::Apply(prepared) => {
                 let Prepared { gradients, factor, norm } = prepared;
-                // One multiplication unscales and clips; a factor of 1 needs none.
+                // A single multiplication unscales and clips. A factor of 1 needs none.
                 let gradients = if factor == 1.0 { gradients } else { scale(model, gradients, factor) };
                 ScalerOutcome::Apply { gradients, norm }
             }
@@ -164,8 +164,8 @@ impl LossScaler {
         })
     }
 
-    /// The first half of [`update`](Self::update): updates the scale. The caller unscales and clips the gradients one by one, in
-    /// an update without memory for a second copy of all gradients.
+    /// The first half of [`update`](Self::update): updates the scale. The caller then unscales and clips the gradients one by one, for an
+    /// update without memory for a second copy of all gradients.
     ///
     /// # Errors
     /// Those of [`update`](Self::update).

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::precision::Precision;
 
-/// The factor of the loss that keeps small gradients above zero in f16 (Micikevicius et al. 2018, section 3.2).
+/// The loss scale: a factor on the loss that keeps small gradients above zero in f16 (Micikevicius et al. 2018, section 3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Scaling {
-    /// No scale, for f32 and bf16.
+    /// No loss scale, for f32 and bf16.
     #[default]
     None,
     /// A fixed factor.
@@ -46,31 +46,31 @@ impl ScalerConfig {
         Self::default()
     }
 
-    /// The same with another first scale.
+    /// Sets the first scale.
     pub fn with_initial(mut self, initial: f64) -> Self {
         self.initial = initial;
         self
     }
 
-    /// The same with another factor for growth.
+    /// Sets the factor of the scale after [`interval`](Self::interval) steps without overflow, above 1.
     pub fn with_growth(mut self, growth: f64) -> Self {
         self.growth = growth;
         self
     }
 
-    /// The same with another factor for an overflow.
+    /// Sets the factor of the scale at an overflow, between 0 and 1.
     pub fn with_backoff(mut self, backoff: f64) -> Self {
         self.backoff = backoff;
         self
     }
 
-    /// The same with growth after `steps` steps without overflow.
+    /// Sets the number of steps without overflow before the scale grows.
     pub fn with_interval(mut self, steps: u32) -> Self {
         self.interval = steps;
         self
     }
 
-    /// The same with another least scale.
+    /// Sets the least scale. An overflow at this scale is an error.
     pub fn with_floor(mut self, floor: f64) -> Self {
         self.floor = floor;
         self
@@ -94,7 +94,7 @@ fn require(field: &'static str, value: f64, holds: bool, expected: &'static str)
     }
 }
 
-/// Whether a scale is a normal number above 0 in f32, the dtype of losses.
+/// Whether a scale is a normal number above 0 in f32, which is the dtype of losses.
 fn in_f32(scale: f64) -> bool {
     scale > 0.0 && (scale as f32).is_normal()
 }
@@ -108,7 +108,7 @@ impl Scaling {
         }
     }
 
-    /// Checks the numbers.
+    /// Checks that each setting is in its range.
     ///
     /// # Errors
     /// [`Error::InvalidScaler`].

@@ -93,8 +93,8 @@ impl ScaledGradients {
         self.probe_with(model, vec![]).map(|(probed, _)| probed)
     }
 
-    /// As [`probe`](Self::probe), and reads the tensors in `extra_scalars` as well, in their order: the device's queue is empty
-    /// at this point, so that reading them costs little. Returns all their elements.
+    /// Does the work of [`probe`](Self::probe), and reads the tensors in `extra_scalars` as well, in their order. Reading them costs
+    /// little, since the device's queue is empty at this point. Returns all their elements.
     ///
     /// # Errors
     /// Those of [`probe`](Self::probe).
@@ -111,8 +111,8 @@ impl ScaledGradients {
         if foreign > 0 {
             return Err(Error::OtherModel { foreign });
         }
-        // One read for all, so that the device is waited for once. They are not joined: a concatenation could hide that one of them was
-        // never written.
+        // All tensors are read at once, so that the program waits for the device only once. They are not concatenated: a concatenation
+        // could hide that one of them was never written.
         let device = squares.device();
         let extra_scalars = extra_scalars.into_iter().map(|extra| extra.to_device(&device));
         let all = std::iter::once(squares).chain(extra_scalars);
@@ -125,7 +125,7 @@ impl ScaledGradients {
     }
 }
 
-/// The f32 values of `data`. CubeCL copies them from the device only now, which may fail.
+/// The f32 values of `data`. CubeCL copies them from the device at this moment, which may fail.
 fn values(data: TensorData) -> Result<Vec<f64>, Error> {
     data.bytes().read(Default::default()).map_err(|e| Error::Device(e.to_string()))?;
     Ok(data.iter::<f32>().map(f64::from).collect())

@@ -11,7 +11,7 @@ pub(super) fn sum_of_squares<const D: usize>(gradient: Tensor<D>) -> Tensor<1> {
     gradient.cast(DType::F32).square().sum()
 }
 
-/// On burn's CPU device.
+/// The sum on burn's CPU device.
 #[cfg(feature = "flex")]
 mod flex {
     use burn::backend::DispatchDevice;
@@ -20,14 +20,14 @@ mod flex {
     /// From this many elements on, the device adds partial sums in the order in which threads finish them, so that the last bits differ
     /// from run to run (burn-flex 0.22, `sum_f32_contiguous`).
     const LARGE: usize = 4 << 20;
-    /// The most elements of a part: it and its squares stay in a core's cache.
+    /// The largest number of elements of a part, so that the part and its squares stay in a core's cache.
     const PART: usize = 128 << 10;
 
     pub(super) fn sums_in_any_order<const D: usize>(gradient: &Tensor<D>) -> bool {
         matches!(gradient.device().as_dispatch(), DispatchDevice::Flex(_)) && gradient.shape().num_elements() >= LARGE
     }
 
-    /// The sum of the sums of both halves. Where a tensor is cut depends on its shape alone.
+    /// Adds the sums of both halves, recursively. The place where a tensor is cut depends only on its shape.
     pub(super) fn in_halves<const D: usize>(gradient: Tensor<D>) -> Tensor<1> {
         let dims = gradient.dims();
         // Halves along the first axis lie side by side in memory.

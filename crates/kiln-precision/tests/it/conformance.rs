@@ -1,4 +1,4 @@
-//! Which of burn's layers work in which precision: the table of `docs/mixed-precision.md`, measured.
+//! The table of `docs/mixed-precision.md`, measured: whether each of burn's layers works in each precision.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -17,7 +17,7 @@ use crate::support::alone;
 /// `[B, T, C]` of every input.
 const SHAPE: [usize; 3] = [4, 8, 16];
 
-/// How far output and gradients may be from f32, relative L2 over all numbers: a few roundings of the format.
+/// The largest distance of output and gradients from f32, relative L2 over all numbers: a few roundings of the format.
 fn tolerance(precision: Precision) -> f64 {
     match precision {
         Precision::F32 => 0.0,
@@ -102,7 +102,7 @@ fn row<M: Module>(name: &'static str, init: fn(&Device) -> M, forward: fn(&M, Te
     Row { name, f16: verdict(init, forward, Precision::F16), bf16: verdict(init, forward, Precision::BF16) }
 }
 
-/// 4,096 ids, most of them the same one: its gradient is a sum of thousands.
+/// 4,096 ids, most of them equal: the gradient of that id is a sum of thousands of terms.
 fn ids(device: &Device) -> Tensor<2, Int> {
     let ids: Vec<i64> = (0..4096).map(|i| if i % 4 == 0 { i % 11 } else { 3 }).collect();
     Tensor::from_data(TensorData::new(ids, [4, 1024]), device)

@@ -32,7 +32,7 @@ fn numbers(shape: [usize; 2]) -> Vec<f32> {
     (0..shape[0] * shape[1]).map(next).collect()
 }
 
-/// What `run` returns, which is the same each time with one to four threads.
+/// Returns the result of `run`, which must be the same each time with one to four threads.
 fn same_each_time<T: PartialEq + Send>(times: usize, run: impl Fn() -> T + Sync) -> T {
     let expected = run();
     for threads in 1..=4 {
@@ -47,7 +47,7 @@ fn same_each_time<T: PartialEq + Send>(times: usize, run: impl Fn() -> T + Sync)
 #[test]
 fn sums_of_squares_have_the_same_bits() {
     let device = Device::flex();
-    // As GPT-2's embedding, whole and with the axes swapped.
+    // A gradient as large as GPT-2's embedding, as it is and with the axes swapped.
     let (shape, values) = ([40_000, 1_000], numbers([40_000, 1_000]));
     let exact: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
     let gradient = Tensor::<2>::from_data(TensorData::new(values, shape), &device);

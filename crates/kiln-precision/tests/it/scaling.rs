@@ -104,7 +104,7 @@ fn a_scale_that_starts_at_two_to_the_thirty_recovers_by_itself() {
             }
         }
     }
-    // Skips come first, without a gap, and then none: the scale has found where f16 holds the gradients.
+    // Skips come first, without a gap, and then there are none: the scale has reached a size at which f16 holds the gradients.
     assert!(!skips.is_empty() && skips.len() < 30, "{skips:?}");
     assert_eq!(skips, (0..skips.len()).collect::<Vec<_>>());
     assert_eq!(
@@ -164,10 +164,10 @@ fn wrong_numbers_and_gradients_are_refused() {
     let (model, other) = (Net::new(&device), Net::new(&device));
     let (x, y) = data(&device);
     let scaler = LossScaler::for_precision(Precision::F16);
-    // Gradients of another model, and none at all.
+    // First gradients of another model, then no gradients.
     let strange = scaler.scale(other.loss(x.clone(), y.clone())).unwrap().backward(&model);
     assert_eq!(strange.probe(&model).map(|_| ()).unwrap_err(), Error::NoGradients);
-    // Some of another model: they would keep their scale.
+    // Some of the gradients belong to another model: they would keep their scale.
     let both = scaler.scale(model.loss(x.clone(), y.clone())).unwrap().backward(&model);
     assert_eq!(both.probe(&model.first).map(|_| ()).unwrap_err(), Error::OtherModel { foreign: 4 });
     let several = scaler.scale(Tensor::ones([3], &device)).map(|_| ()).unwrap_err();

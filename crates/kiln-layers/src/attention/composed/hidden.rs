@@ -1,4 +1,4 @@
-//! Which pairs of query and key are hidden, and which weights are dropped, for a block of queries.
+//! The pairs of query and key that are hidden, and the weights that are dropped, for a block of queries.
 
 use std::ops::Range;
 
@@ -10,16 +10,16 @@ use super::super::terms::Sizes;
 use super::super::terms::{Masked, Seed, Terms};
 use crate::composed::{Wide, bools, mixed, word};
 
-/// Samples, queries and keys that are computed at a time.
+/// Samples, queries and keys that are computed together.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     pub(super) samples: Range<usize>,
     pub(super) queries: Range<usize>,
-    /// The keys from the first on that any of the queries may see.
+    /// Number of keys, from the first on, up to the last one that any of the queries may see.
     pub(super) keys: usize,
 }
 
-/// The numbers of a range along one of four dimensions.
+/// The numbers of a range, as a tensor along one of four dimensions.
 fn numbers<B: Backend>(range: Range<usize>, dim: usize, device: &Device<B>) -> IntTensor<B> {
     let mut shape = [1; 4];
     shape[dim] = range.len();
@@ -27,7 +27,7 @@ fn numbers<B: Backend>(range: Range<usize>, dim: usize, device: &Device<B>) -> I
     B::int_reshape(numbers, Shape::new(shape))
 }
 
-/// `scores`, `[samples, heads, queries, keys]`, with -inf for pairs that are hidden.
+/// Sets the scores of hidden pairs in `scores`, `[samples, heads, queries, keys]`, to -inf.
 pub(super) fn hide<B: Backend>(mut scores: Wide<B>, block: &Block, sizes: Sizes, terms: &Terms<B>) -> Wide<B> {
     let (device, settings) = (scores.device(), &terms.settings);
     let dtype = bools::<B>(&device);
@@ -51,7 +51,7 @@ pub(super) fn hide<B: Backend>(mut scores: Wide<B>, block: &Block, sizes: Sizes,
     if let Masked::Pairs(pairs) = &terms.masked {
         let shape = pairs.shape();
         let ranges = [block.samples.clone(), 0..sizes.heads, block.queries.clone(), 0..block.keys];
-        // A dimension of 1 stands for all.
+        // A mask dimension of length 1 is for all indices.
         let ranges =
             ranges.into_iter().zip(shape.iter()).map(|(range, length)| if *length == 1 { 0..1 } else { range });
         let pairs = B::bool_slice(pairs.clone(), &ranges.map(Slice::from).collect::<Vec<_>>());
@@ -60,7 +60,7 @@ pub(super) fn hide<B: Backend>(mut scores: Wide<B>, block: &Block, sizes: Sizes,
     scores
 }
 
-/// The weights that are dropped, `[samples, heads, queries, keys]`: a function of seed, sample, head, query and key.
+/// A mask of the weights that are dropped, `[samples, heads, queries, keys]`. It depends only on seed, sample, head, query and key.
 pub(super) fn dropped<B: Backend>(block: &Block, sizes: Sizes, terms: &Terms<B>) -> Option<BoolTensor<B>> {
     let Seed::Number(seed) = &terms.seed else { return None };
     let device = seed.device();

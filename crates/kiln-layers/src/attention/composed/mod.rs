@@ -1,17 +1,17 @@
-//! Exact attention in a backend's own operations, by blocks of queries with all keys that they see; the backward pass computes each block's
-//! probabilities again from the kept sums.
+//! Exact attention in a backend's own operations, by blocks of queries with all keys that they see. The backward pass computes each
+//! block's probabilities again from the saved sums.
 //!
-//! Peak beside inputs and outputs, in f32, with G samples at a time and Q queries of a block:
-//! - scores, `G heads Q keys` values, at most [`SCORES`] bytes (more only where one query of each head of a sample has more): two such
-//!   tensors forward and three backward, where burn fuses maybe one less; with a mask also one of bool, with dropout two of I64 and one
-//!   of bool where burn does not fuse;
-//! - queries, keys, values and result of the samples: `G depth (2 heads time + 2 kv_heads keys)` values forward, twice as many backward.
+//! Peak memory in addition to inputs and outputs, in f32, with G samples at a time and Q queries of a block:
+//! - Scores: `G heads Q keys` values, at most [`SCORES`] bytes (more only if one query of each head of a sample has more). There are two
+//!   such tensors forward and three backward, and perhaps one less if burn fuses. A mask adds one bool tensor. Dropout adds two I64
+//!   tensors and one bool tensor if burn does not fuse.
+//! - Queries, keys, values and result of the samples: `G depth (2 heads time + 2 kv_heads keys)` values forward, twice as many backward.
 //!
-//! G is as many samples as have all their scores within the bound, at least one; Q is as many queries as fit then. So the peak does not grow
-//! with the batch beyond these bounds.
+//! G is the number of samples whose scores are all within the bound, and at least one. Q is the number of queries that then fit. So the
+//! peak does not grow with the batch beyond these bounds.
 //!
-//! Multiply-adds, half of them where the mask is causal and blocks are small: `2 samples heads time keys depth` forward, `5 samples heads
-//! time keys depth` backward.
+//! Multiply-adds: `2 samples heads time keys depth` forward, `5 samples heads time keys depth` backward. It is half as many if the mask
+//! is causal and blocks are small.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ use hidden::{Block, dropped, hide};
 
 mod hidden;
 
-/// Bytes of the scores of a block. Few in tests, so that small inputs have several blocks.
+/// Bytes of the scores of a block. The number is small in tests, so that small inputs have several blocks.
 const SCORES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
 
 /// The sizes and terms of one call.
@@ -60,7 +60,7 @@ impl<'a, B: Backend> Call<'a, B> {
         full::<B>(Shape::new(shape), 0.0, &self.device, dtype)
     }
 
-    /// The samples that are computed at a time.
+    /// Ranges of samples that are computed together.
     fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<B> {
         let Sizes { samples, heads, time, keys, .. } = self.sizes;
         let size = (SCORES / (4 * heads * time * keys)).clamp(1, samples);
@@ -78,7 +78,7 @@ impl<'a, B: Backend> Call<'a, B> {
         })
     }
 
-    /// Rows of all heads, as rows of the heads of keys that they belong to, and back.
+    /// Reshapes rows of all heads into rows of the heads of keys that serve them, or back.
     fn by_keys(&self, rows: Wide<B>) -> Wide<B> {
         let [samples, heads, count, length] = rows.shape().dims();
         let kv_heads = self.sizes.kv_heads;
@@ -91,13 +91,13 @@ impl<'a, B: Backend> Call<'a, B> {
         rows.reshape([samples, heads, count * kv_heads / heads, length])
     }
 
-    /// The scores of a block; those of hidden pairs are -inf.
+    /// The scores of a block. Hidden pairs have -inf.
     fn scores(&self, queries: Wide<B>, keys: Wide<B>, block: &Block) -> Wide<B> {
         let scores = self.by_keys(queries * self.terms.settings.scale).matmul(keys.transpose());
         hide(self.by_queries(scores), block, self.sizes, self.terms)
     }
 
-    /// Weights without those that are dropped; the others grow accordingly.
+    /// Sets the dropped weights to zero, and scales the others up accordingly.
     fn drop(&self, weights: Wide<B>, block: &Block) -> Wide<B> {
         match dropped(block, self.sizes, self.terms) {
             Some(dropped) => weights.fill(dropped, 0.0) * (1.0 / (1.0 - self.terms.settings.dropout)) as f32,
@@ -105,8 +105,8 @@ impl<'a, B: Backend> Call<'a, B> {
         }
     }
 
-    /// The output `[samples, time, heads, depth]`, and the logarithm of each row's sum of exponentials in f32, `[samples, heads, time]`,
-    /// which is 0 for a query that sees nothing. `load`: queries, keys and values of samples.
+    /// The output `[samples, time, heads, depth]`, and the logarithm of each row's sum of exponentials in f32, `[samples, heads, time]`.
+    /// The logarithm is 0 for a query that sees nothing. `load` returns queries, keys and values of samples.
     fn forward(&self, load: impl Fn(&Range<usize>) -> [Wide<B>; 3]) -> [FloatTensor<B>; 2] {
         let Sizes { samples, heads, time, depth, .. } = self.sizes;
         let mut output = self.zeros([samples, time, heads, depth], self.dtype);
@@ -134,8 +134,8 @@ impl<'a, B: Backend> Call<'a, B> {
         [output, log_sums]
     }
 
-    /// Gives `store` the gradients of queries, keys and values of each group of samples. `load`: queries, keys, values, output and gradient
-    /// of samples.
+    /// Passes the gradients of queries, keys and values of each group of samples to `store`. `load` returns queries, keys, values, output
+    /// and gradient of samples.
     fn backward(
         &self,
         load: impl Fn(&Range<usize>) -> [Wide<B>; 5],
@@ -187,7 +187,7 @@ fn samples_of<B: Backend>(tensor: &FloatTensor<B>, group: &Range<usize>) -> Wide
     Wide::of(&slice::<B>(tensor, std::slice::from_ref(group)))
 }
 
-/// Part `part` of samples of `[samples, time, parts width]`, as `[samples, heads, time, depth]`.
+/// Part `part` of samples of a tensor `[samples, time, parts width]`, as `[samples, heads, time, depth]`.
 fn part_of<B: Backend>(
     rows: &FloatTensor<B>,
     group: &Range<usize>,
@@ -207,7 +207,7 @@ pub(super) fn packed_forward<B: Backend>(qkv: &FloatTensor<B>, terms: &Terms<B>)
     [B::float_reshape(output, Shape::new([samples, time, heads * depth])), log_sums]
 }
 
-/// The gradient of packed inputs. `saved`: input, output and logarithms of sums.
+/// The gradient of packed inputs. `saved` has input, output and logarithms of sums.
 pub(super) fn packed_backward<B: Backend>(
     [qkv, output, log_sums]: &[FloatTensor<B>; 3],
     gradient: &FloatTensor<B>,
@@ -237,7 +237,7 @@ pub(super) fn grouped_forward<B: Backend>(inputs: &[FloatTensor<B>; 3], terms: &
     [B::float_permute(output, &[0, 2, 1, 3]), log_sums]
 }
 
-/// The gradients of queries, keys and values that are wanted. `saved`: output and logarithms of sums.
+/// The gradients of queries, keys and values that are wanted. `saved` has output and logarithms of sums.
 pub(super) fn grouped_backward<B: Backend>(
     inputs: &[FloatTensor<B>; 3],
     [output, log_sums]: &[FloatTensor<B>; 2],

@@ -1,4 +1,4 @@
-//! Composed attention beside the kernels of the Flex device.
+//! Composed attention compared with the kernels of the Flex device.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ fn packed_as_the_kernels() {
     }
 }
 
-/// Every third pair is hidden, and all of the second query.
+/// A mask that hides every third pair, and all pairs of the second query.
 fn pairs(time: usize, keys: usize) -> FlexTensor {
     let hidden: Vec<bool> = (0..time * keys).map(|pair| pair % 3 == 1 || pair / keys == 1).collect();
     let layout = Layout::contiguous(Shape::new([1, 1, time, keys]));
@@ -92,7 +92,8 @@ fn dropping(heads: usize, causal: bool, rate: f64) -> Terms<Flex> {
     terms
 }
 
-/// Which weights are kept, 1 or 0, `[samples, heads, time, keys]`: read off by equal scores and values that are rows of the identity.
+/// The weights that are kept, as 1 or 0, `[samples, heads, time, keys]`. They are read from equal scores and values that are rows of the
+/// identity.
 fn kept([samples, kv_heads, time, keys]: [usize; 4], terms: &Terms<Flex>) -> Vec<f32> {
     let (heads, rate) = (terms.settings.heads, terms.settings.dropout as f32);
     let filled = |shape: [usize; 4], value: &dyn Fn(usize) -> f32| {
@@ -124,7 +125,7 @@ fn grouped_dropout_has_the_outputs_and_gradients_of_its_mask() {
     let (samples, heads, kv_heads, depth, rate) = (3, 4, 2, 5, 0.3);
     for (time, keys, causal) in [(13, 7, false), (40, 30, false), (30, 40, true)] {
         let (what, terms) = (format!("{time} {keys} {causal}"), dropping(heads, causal, rate));
-        // Causal terms hide some weights: whether they are kept does not matter.
+        // Causal terms hide some weights. It does not matter whether these are kept.
         let kept = kept([samples, kv_heads, time, keys], &dropping(heads, false, rate));
         let inputs = [
             ([samples, heads, time, depth], 1),
@@ -172,7 +173,8 @@ fn grouped_dropout_has_the_outputs_and_gradients_of_its_mask() {
     }
 }
 
-/// Without masks and with equal scores, each output is the mean over the keys of what was not dropped; the backward pass drops the same.
+/// Without masks and with equal scores, each output is the mean over the keys of the weights that are not dropped. The backward pass
+/// drops the same weights.
 #[test]
 fn dropout_drops_its_rate_and_the_same_in_both_passes() {
     let (samples, heads, time) = (2, 2, 64);
@@ -189,7 +191,7 @@ fn dropout_drops_its_rate_and_the_same_in_both_passes() {
     let of_values: f32 = to_f32(&gradient).chunks(3 * heads).map(|row| row[2 * heads..].iter().sum::<f32>()).sum();
     assert!((of_values / to_f32(&output).iter().sum::<f32>() - 1.0).abs() < 1e-4, "{of_values}");
 
-    // A block in the middle drops what the whole drops there.
+    // A block in the middle drops the same weights there as the whole call.
     let call = Call::<Flex>::packed(&gradient, &terms);
     let bits = |queries: std::ops::Range<usize>| {
         let block = Block { samples: 1..2, queries, keys: time };

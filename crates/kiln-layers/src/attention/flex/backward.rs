@@ -12,12 +12,12 @@ use crate::simd::LANES;
 pub(super) struct Task<'a, E> {
     pub(super) sample: usize,
     pub(super) kv_head: usize,
-    /// Gradients that are wanted: of the queries of all heads that it serves, `[time, heads / kv_heads * depth]`, of the keys and of the
-    /// values, `[keys, depth]`.
+    /// The gradients that are wanted: of the queries of all heads that it serves, `[time, heads / kv_heads * depth]`, of the keys and of
+    /// the values, `[keys, depth]`.
     pub(super) gradients: [Option<Grid<'a, E>>; 3],
 }
 
-/// What the forward pass left, and the gradient of its output.
+/// The tensors that the forward pass saved, and the gradient of its output.
 pub(super) struct Saved<'a, E> {
     pub(super) inputs: [Heads<'a, E>; 3],
     pub(super) out: Heads<'a, E>,
@@ -26,7 +26,7 @@ pub(super) struct Saved<'a, E> {
     pub(super) gradient: Heads<'a, E>,
 }
 
-/// Memory of a task.
+/// Buffers of a task.
 #[derive(Default)]
 pub(super) struct Scratch {
     queries: Vec<f32>,
@@ -70,7 +70,7 @@ pub(super) fn backward<E: Stored>(call: &Call<'_>, saved: &Saved<'_, E>, task: T
     }
 }
 
-/// The gradients of a span of queries, and what the span adds to those of keys and values.
+/// The gradients of a span of queries, and the span's contribution to those of keys and values.
 fn span<E: Stored>(
     call: &Call<'_>,
     saved: &Saved<'_, E>,

@@ -1,4 +1,4 @@
-//! What one call of attention hides.
+//! Sizes of one call of attention, and the scores that it hides.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
@@ -31,15 +31,15 @@ impl<'a> Call<'a> {
         Self { sizes, settings, dropout, masked }
     }
 
-    /// Where the keys end that the first `queries` queries of a sample see.
+    /// The end of the keys that the first `queries` queries of a sample see.
     pub(super) fn last_key(&self, sample: usize, queries: usize) -> usize {
         let Sizes { time, keys, .. } = self.sizes;
         let limit = self.settings.key_lengths.as_ref().map_or(keys, |lengths| lengths[sample]);
         if self.settings.causal { (queries + keys).saturating_sub(time).min(limit) } else { limit }
     }
 
-    /// The number of the first `keys` keys from `key` on that each query from `query` on sees. The boolean mask sets the scores that it
-    /// hides to negative infinity.
+    /// The number of keys that each query from `query` on sees, of the `keys` keys from `key` on. Scores that the boolean mask hides are
+    /// set to negative infinity.
     pub(super) fn hide(
         &self,
         [sample, head, query, key]: [usize; 4],
@@ -51,7 +51,7 @@ impl<'a> Call<'a> {
         }
         let Some(masked) = &self.masked else { return };
         let (layout, shape, values) = (masked.layout(), masked.shape(), masked.storage::<u8>());
-        // A dimension of 1 stands for all.
+        // A mask dimension of length 1 is for all indices.
         let step = |dimension: usize| match shape[dimension] {
             1 => 0,
             _ => layout.strides()[dimension].unsigned_abs(),
@@ -71,7 +71,7 @@ impl<'a> Call<'a> {
 }
 
 simd! {
-/// Sets the scores that are hidden to negative infinity; whether all are.
+/// Sets the hidden scores to negative infinity. Returns whether all are hidden.
 fn hide_row(scores: &mut [f32], hidden: &[u8]) -> bool {
     let mut seen = 0;
     for (score, &hidden) in scores.iter_mut().zip(hidden) {

@@ -1,27 +1,27 @@
-//! Random numbers of attention dropout: a function of seed, head, query and key.
+//! Random numbers of attention dropout. They depend only on seed, head, query and key.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 
 use crate::simd::simd;
 
-/// Counters that are computed side by side. Each gives 4 numbers.
+/// Counters that are computed together as vectors. Each gives 4 numbers.
 const LANES: usize = 16;
-/// Numbers of one step: keys from a multiple of it on.
+/// Numbers of one step. A step is for keys from a multiple of it on.
 const STEP: usize = 4 * LANES;
 
-/// Which weights are dropped.
+/// The dropout of one call: seed, threshold and factor.
 #[derive(Clone, Copy)]
 pub(super) struct Dropout {
     seed: [u32; 2],
-    /// A weight is dropped if its number is less.
+    /// A weight is dropped if its random number is less than this.
     threshold: u32,
     /// The factor of the weights that are kept.
     pub(super) factor: f32,
 }
 
 impl Dropout {
-    /// `seed`: a tensor of one integer.
+    /// `seed` is a tensor of one integer.
     pub(super) fn new(seed: &FlexTensor, rate: f64) -> Self {
         let seed = seed.to_contiguous();
         let number = match seed.dtype() {
@@ -39,13 +39,13 @@ impl Dropout {
         Self { seed: [number as u32, (number >> 32) as u32], threshold, factor: (1.0 / (1.0 - rate)) as f32 }
     }
 
-    /// Sets the dropped weights of a block to zero. `values`: rows of `stride`, of which `seen[row]` values count. `head` is counted over
-    /// all samples; `key` is a multiple of the numbers of a step.
+    /// Sets the dropped weights of a block to zero. `values` are rows of `stride`, of which the first `seen[row]` values count. `head` is
+    /// counted over all samples. `key` is a multiple of the numbers of a step.
     pub(super) fn drop(&self, values: &mut [f32], stride: usize, seen: &[usize], [head, query, key]: [usize; 3]) {
         drop_rows(values, stride, seen, [head, query, key], self.seed, self.threshold);
     }
 
-    /// Makes the dropped weights of a block negative, and writes the others into `kept`, with zeros for the dropped ones.
+    /// Makes the dropped weights of a block negative, and copies the weights into `kept`, with zeros for the dropped ones.
     pub(super) fn sign(
         &self,
         values: &mut [f32],
@@ -81,7 +81,7 @@ simd! { fn sign_dropped(values: &mut [f32], kept: &[f32]) {
     }
 }}
 
-/// Philox 4x32-10 (Salmon et al. 2011) of `LANES` counters from `first` on.
+/// Philox 4x32-10 (Salmon et al. 2011) for `LANES` counters from `first` on.
 #[inline(always)]
 fn philox(first: u32, row: u32, head: u64, seed: [u32; 2]) -> [[u32; LANES]; 4] {
     let mut words = [[0; LANES], [row; LANES], [head as u32; LANES], [(head >> 32) as u32; LANES]];

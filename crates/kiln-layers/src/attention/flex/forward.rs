@@ -20,7 +20,7 @@ pub(super) struct Task<'a, E> {
     pub(super) log_sums: &'a mut [f32],
 }
 
-/// Memory of a task.
+/// Buffers of a task.
 #[derive(Default)]
 pub(super) struct Scratch {
     queries: Vec<f32>,

@@ -12,14 +12,14 @@ use crate::cpu::stored::Stored;
 #[derive(Clone, Copy)]
 pub(super) struct Heads<'a, E> {
     values: &'a [E],
-    /// Where the first row begins.
+    /// The index of the first row.
     start: usize,
-    /// Distances of samples, of heads and of rows.
+    /// The distances between samples, between heads and between rows.
     strides: [usize; 3],
     depth: usize,
 }
 
-/// The tensor itself if its last dimension lies side by side, or a copy.
+/// The tensor itself if the values of its last dimension lie side by side, otherwise a copy.
 pub(super) fn readable(tensor: &FlexTensor) -> FlexTensor {
     let strides = tensor.layout().strides();
     match strides.last() == Some(&1) && strides.iter().all(|stride| *stride >= 0) {
@@ -64,7 +64,7 @@ pub(super) struct Grid<'a, E> {
     first: *mut E,
     rows: usize,
     columns: usize,
-    /// The distance of rows.
+    /// The distance between rows.
     stride: usize,
     borrowed: PhantomData<&'a mut [E]>,
 }

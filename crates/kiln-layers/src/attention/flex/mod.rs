@@ -1,15 +1,16 @@
 //! Exact attention on the CPU by blocks: forward with an online softmax, backward by computing each block again
 //! (FlashAttention-2, Dao 2023).
 //!
-//! A task of the forward pass is a span of queries of one head; a task of the backward pass is one head of keys and values with all
-//! heads of queries that it serves. No task adds to what another one writes, so that the number of threads changes nothing.
+//! A task of the forward pass is a span of queries of one head. A task of the backward pass is one head of keys and values with all heads
+//! of queries that it serves. No task adds to the results of another one, so that results do not depend on the number of threads.
 //!
 //! Scratch memory in bytes for each thread, with S = min(time, `SPAN`), Q = min(time, `QUERIES`), and K = min(keys, `KEYS`) rounded up to
-//! 32: forward 4 (2 S depth + 2 K depth + Q K + S) + 8 Q; backward 4 (3 S depth + 3 K depth + 2 Q K + 2 keys depth + S) + 8 Q. Each has the
-//! f32 values of a row more with 16-bit inputs. Inputs and gradients whose last dimension does not lie side by side are copied.
+//! 32: forward 4 (2 S depth + 2 K depth + Q K + S) + 8 Q; backward 4 (3 S depth + 3 K depth + 2 Q K + 2 keys depth + S) + 8 Q. With
+//! 16-bit inputs, each takes the f32 values of one row more. Inputs and gradients whose last dimension does not lie side by side are
+//! copied.
 //!
-//! Multiply-adds, with P the pairs of query and key in the blocks that are not hidden (without masks time keys; causal, with as many keys as
-//! queries, about time (time + `QUERIES`) / 2): forward 2 batch heads P depth, backward 5 batch heads P depth.
+//! Multiply-adds: forward 2 batch heads P depth, backward 5 batch heads P depth. P is the number of pairs of query and key in the blocks
+//! that are not hidden: time keys without masks, and about time (time + `QUERIES`) / 2 for a causal mask with as many keys as queries.
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{Flex, TensorMetadata};
@@ -44,7 +45,7 @@ fn grouped_sizes([queries, keys, _]: &[FlexTensor; 3]) -> Sizes {
     Sizes { samples, heads, kv_heads: keys[1], time, keys: keys[2], depth }
 }
 
-/// Values that lie in memory as `[batch, rows, heads, depth]`, as a tensor `[batch, heads, rows, depth]`.
+/// Turns values that lie in memory as `[batch, rows, heads, depth]` into a tensor `[batch, heads, rows, depth]`.
 fn by_heads<E: Stored>(values: Vec<E>, [samples, heads, rows, depth]: [usize; 4]) -> FlexTensor {
     let layout = Layout::contiguous(Shape::new([samples, rows, heads, depth])).transpose(1, 2);
     FlexTensor::new(Bytes::from_elems(values), layout, E::dtype())
@@ -99,7 +100,7 @@ fn run_backward<E: Stored>(call: &Call<'_>, saved: &Saved<'_, E>, tasks: Vec<bac
     });
 }
 
-/// The gradient of packed inputs. `saved`: input, output and logarithms of sums.
+/// The gradient of packed inputs. `saved` has input, output and logarithms of sums.
 pub(super) fn packed_backward(saved: &[FlexTensor; 3], gradient: &FlexTensor, terms: &Terms<Flex>) -> FlexTensor {
     fn run<E: Stored>(
         [qkv, out, log_sums]: &[FlexTensor; 3],
@@ -135,7 +136,7 @@ pub(super) fn packed_backward(saved: &[FlexTensor; 3], gradient: &FlexTensor, te
     by_dtype!(saved[0].dtype(), E => run::<E>(saved, gradient, terms), else gradient.clone())
 }
 
-/// The gradients of queries, keys and values that are wanted. `saved`: output and logarithms of sums.
+/// The gradients of queries, keys and values that are wanted. `saved` has output and logarithms of sums.
 pub(super) fn grouped_backward(
     inputs: &[FlexTensor; 3],
     saved: &[FlexTensor; 2],
@@ -191,7 +192,7 @@ pub(super) fn grouped_backward(
     )
 }
 
-/// Blocks of columns of each sample.
+/// Divides each sample into blocks of columns.
 fn blocks<E>(values: &mut [E], rows: usize, columns: usize, width: usize) -> impl Iterator<Item = Grid<'_, E>> {
     Grid::new(values, columns).row_blocks(rows).flat_map(move |grid| grid.column_blocks(width))
 }

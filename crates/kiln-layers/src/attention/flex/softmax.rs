@@ -3,7 +3,7 @@
 use crate::cpu::math::exp;
 use crate::simd::{LANES, pair_sums, simd};
 
-/// One value of all lanes, in pairs.
+/// Combines the values of all lanes into one, in pairs.
 #[inline(always)]
 fn reduced(mut lanes: [f32; LANES], both: impl Fn(f32, f32) -> f32) -> f32 {
     let mut count = LANES;
@@ -16,7 +16,7 @@ fn reduced(mut lanes: [f32; LANES], both: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// The largest of values in whole lanes. NaN is passed over.
+/// The largest value, in whole lanes. NaN is ignored.
 #[inline(always)]
 fn largest_of(values: &[f32]) -> f32 {
     let larger = |left: f32, right: f32| if right > left { right } else { left };
@@ -30,15 +30,15 @@ fn largest_of(values: &[f32]) -> f32 {
 }
 
 simd! {
-/// Turns scores, rows of `stride`, a multiple of the lanes, into exp(score - largest of the row so far). Of row `r`, the first `seen[r]` scores
-/// count; the others become zero. `sums` and `out`, `[rows, depth]`, are put on the new largest score.
+/// Turns scores into exp(score - largest of the row so far). Scores are rows of `stride`, a multiple of the lanes. Of row `r`, the first
+/// `seen[r]` scores count; the others become zero. `sums` and `out`, `[rows, depth]`, are scaled to the new largest score.
 pub(super) fn online_softmax(scores: &mut [f32], stride: usize, seen: &[usize], largest: &mut [f32], sums: &mut [f32], out: &mut [f32], depth: usize) {
     for (row, (scores, &seen)) in scores.chunks_exact_mut(stride).zip(seen).enumerate() {
         if seen == 0 {
             scores.fill(0.0);
             continue;
         }
-        // Whole lanes are computed; those that do not count add nothing.
+        // Whole lanes are computed. Values that do not count add nothing.
         let whole = seen.next_multiple_of(LANES);
         scores[seen..whole].fill(f32::NEG_INFINITY);
         let new = largest_of(&scores[..whole]).max(largest[row]);
@@ -70,7 +70,7 @@ pub(super) fn finish(out: &mut [f32], depth: usize, largest: &[f32], sums: &mut 
 }}
 
 simd! {
-/// Turns scores, rows of `stride`, a multiple of the lanes, into probabilities; those that do not count become zero.
+/// Turns scores into probabilities. Scores are rows of `stride`, a multiple of the lanes. Those that do not count become zero.
 pub(super) fn probabilities(scores: &mut [f32], stride: usize, seen: &[usize], log_sums: &[f32]) {
     for ((scores, &seen), &log_sum) in scores.chunks_exact_mut(stride).zip(seen).zip(log_sums) {
         for chunk in scores[..seen.next_multiple_of(LANES)].chunks_exact_mut(LANES) {
@@ -112,8 +112,8 @@ pub(super) fn transpose(rows: &[f32], depth: usize, out: &mut [f32], stride: usi
 }}
 
 simd! {
-/// Turns gradients of probabilities into gradients of scores. A negative probability belongs to a weight that was dropped; the gradients of
-/// the others are multiplied by `factor`.
+/// Turns gradients of probabilities into gradients of scores. A negative probability belongs to a weight that was dropped. The gradients
+/// of the other weights are multiplied by `factor`.
 pub(super) fn score_gradients(probabilities: &[f32], gradients: &mut [f32], stride: usize, products: &[f32], factor: f32) {
     let rows = probabilities.chunks_exact(stride).zip(gradients.chunks_exact_mut(stride)).zip(products);
     for ((probabilities, gradients), &product) in rows {
@@ -125,7 +125,7 @@ pub(super) fn score_gradients(probabilities: &[f32], gradients: &mut [f32], stri
 }}
 
 simd! {
-/// The product of each row of `left` with that of `right`, `[rows, depth]` both.
+/// The product of each row of `left` with the same row of `right`. Both are `[rows, depth]`.
 pub(super) fn products(left: &[f32], right: &[f32], depth: usize, out: &mut [f32]) {
     for ((left, right), out) in left.chunks_exact(depth).zip(right.chunks_exact(depth)).zip(out) {
         *out = pair_sums(left, right, |a, b| [a * b, 0.0])[0];

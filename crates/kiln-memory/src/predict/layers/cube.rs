@@ -1,6 +1,6 @@
-//! Tensors that exist for a moment on CubeCL devices, by the formulas in the `composed.rs` of each operation of kiln-layers: where burn
-//! does not join steps of a composition into one kernel, each makes a tensor in f32. The numbers are bounds, measured with CUDA's software
-//! driver (docs/cuda.md).
+//! Temporary tensors on CubeCL devices, by the formulas in the `composed.rs` of each operation of kiln-layers. Where burn does not join
+//! steps of a composition into one kernel, each step makes a tensor in f32. The numbers are upper bounds, measured with the CUDA emulator
+//! (docs/cuda.md).
 
 use super::operation::Operation;
 use super::work::Attention;
@@ -25,13 +25,13 @@ pub(super) fn attention(attention: &Attention) -> u64 {
     of_block(attention, 2, 4)
 }
 
-/// In f32 the scores' gradient is joined with what is made of it. `half`: 16 bits are read.
+/// In f32 the gradient of the scores is joined with the operations that read it. `half` says that 16 bits are read.
 pub(super) fn attention_backward(attention: &Attention, half: bool) -> u64 {
     let (scores, rows) = if half { (3, 8) } else { (2, 7) };
     of_block(attention, scores, rows)
 }
 
-/// A chunk's logits and four tensors of its rows, 16-bit weights in f32, and the part of their gradient that a chunk adds.
+/// The logits of a chunk and four tensors of its rows, a copy of 16-bit weights in f32, and the part of their gradient that a chunk adds.
 pub(super) fn loss(operation: &Operation<'_>) -> u64 {
     const LOGITS: u64 = 128 << 20;
     let (rows, width, classes) = (operation.dim(0, 0).max(1), operation.dim(0, 1), operation.dim(1, 1));

@@ -7,7 +7,7 @@ use super::super::memory::Memory;
 use super::operation::Operation;
 use super::work::Attention;
 
-/// Bytes of so many f32 values.
+/// Bytes of a number of f32 values.
 fn wide(values: u64) -> u64 {
     4 * values
 }
@@ -17,7 +17,7 @@ fn of_threads(tasks: u64, values: u64, memory: &Memory<'_>) -> u64 {
     wide(values) * tasks.min(memory.profile.threads.max(1) as u64)
 }
 
-/// The same for a kernel that needs buffers only for 16 bits.
+/// Buffers of the threads that run `tasks` if the operation has 16 bits: `values` f32 values each. In f32 there are none.
 fn of_half(operation: &Operation<'_>, tasks: u64, values: u64, memory: &Memory<'_>) -> u64 {
     if operation.is_half() { of_threads(tasks, values, memory) } else { 0 }
 }
@@ -37,20 +37,20 @@ pub(super) fn chunks(operation: &Operation<'_>, buffers: u64, memory: &Memory<'_
     of_half(operation, elements.div_ceil(CHUNK), buffers * CHUNK.min(elements), memory)
 }
 
-/// Both ways: two buffers of a chunk, or of a row that is longer.
+/// Forward and backward: two buffers of a chunk, or of a row if it is longer.
 pub(super) fn softmax(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     let task = CHUNK.max(operation.dim_from_end(0, 0));
     of_half(operation, operation.elements(0).div_ceil(task), 2 * task, memory)
 }
 
-/// Both ways: at most 64 KiB.
+/// Forward and backward: at most 64 KiB for each thread.
 pub(super) fn add_relu(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     const PIECE: u64 = 4096;
     let elements = operation.elements(0);
     of_half(operation, elements.div_ceil(PIECE), 3 * PIECE.min(elements), memory)
 }
 
-/// By some rows; weight and bias are copied.
+/// Buffers of some rows. Weight and bias are copied.
 pub(super) fn norm(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     const ROWS: u64 = 8;
     let width = operation.dim_from_end(0, 0);
@@ -58,14 +58,14 @@ pub(super) fn norm(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     wide(2 * width) + of_half(operation, rows.div_ceil(ROWS), 2 * ROWS.min(rows) * width, memory)
 }
 
-/// By rows, with the gradients of weight and bias for each of 16 groups of rows.
+/// Buffers of some rows, and the gradients of weight and bias for each of 16 groups of rows.
 pub(super) fn norm_backward(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     const GROUPS: u64 = 16;
     let width = operation.dim_from_end(0, 0);
     let rows = operation.elements(0) / width.max(1);
     let groups = rows.div_ceil(rows.div_ceil(GROUPS).max(1));
     let row = of_threads(groups, width, memory) + of_half(operation, groups, 2 * width, memory);
-    // The sums of all groups, when the rows are done, and the copy of one of them.
+    // After the rows, the sums of all groups exist, and a copy of one of them.
     let sums = wide(3 * width);
     wide(width) + wide(2 * width) * groups + row.max(sums)
 }
@@ -76,7 +76,7 @@ pub(super) fn group_norm(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 
     wide(2 * channels) + of_half(operation, channels, 2 * operation.elements(0) / channels.max(1), memory)
 }
 
-/// Both ways: a slice for each sample of a block of channels, and 64 KiB for each thread. The first input has the shape
+/// Forward and backward: a slice for each sample of a block of channels, and 64 KiB for each thread. The first input has the shape
 /// `[samples, channels, ..]`.
 pub(super) fn batch_norm(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     const RUN: u64 = 512;
@@ -84,7 +84,7 @@ pub(super) fn batch_norm(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 
     let (samples, channels) = (operation.dim(0, 0), operation.dim(0, 1));
     let plane = operation.elements(0) / (samples * channels).max(1);
     let blocks = channels.div_ceil((RUN / plane.max(1)).max(1));
-    // Of each channel: its parameters and statistics, and its sums in f64.
+    // For each channel: its parameters and statistics, and its sums in f64.
     16 * samples * blocks + wide(24 * channels) + of_half(operation, blocks * samples, BUFFERS, memory)
 }
 
@@ -119,7 +119,7 @@ pub(super) fn attention_backward(sizes: &Attention, operation: &Operation<'_>, m
     of_threads(tasks, values, memory) + of_half(operation, tasks, sizes.depth, memory)
 }
 
-/// Logits and hidden rows of a chunk, some values for each row, a block of a 16-bit weight, and what the products pack.
+/// Logits and hidden rows of a chunk, some values for each row, a block of a 16-bit weight, and the operands that the products pack.
 pub(super) fn loss(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     const CHUNK: u64 = 2 << 20;
     const ROWS: u64 = 256;
@@ -139,7 +139,7 @@ pub(super) fn loss(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     wide(chunk * (width + classes)) + 32 * rows + wide(operation.elements(2)) + block + logits.max(of_weight)
 }
 
-/// With a prologue or in 16 bits: `copies` of the inputs of at most 256 rows, for 16 bits also the outputs, and 256 lines of the weight.
+/// With a prologue or in 16 bits: `copies` of the inputs of at most 256 rows. In 16 bits also the outputs, and 256 lines of the weight.
 pub(super) fn linear(operation: &Operation<'_>, weight: usize, copies: u64, memory: &Memory<'_>) -> u64 {
     const ROWS: u64 = 256;
     let (inputs, outputs) = (operation.dim(weight, 0), operation.dim(weight, 1));
@@ -151,12 +151,12 @@ pub(super) fn linear(operation: &Operation<'_>, weight: usize, copies: u64, memo
     of_rows + of_half + packed([together, inputs, outputs], true, memory)
 }
 
-/// Values that a task of a convolution copies at most.
+/// The largest number of values that a task of a convolution copies.
 const IMAGES: u64 = 48 << 10;
-/// Tasks that a batch of images is cut into.
+/// Number of tasks that a batch of images is divided into.
 const TASKS: u64 = 8;
 
-/// Values of a task's images, `elements` in the whole batch of planes of `[height, width]`, each with a line of zeros.
+/// Values of a task's images, each with a line of zeros. The whole batch has `elements` values in planes of `[height, width]`.
 fn of_images(elements: u64, [height, width]: [u64; 2]) -> u64 {
     elements.div_ceil(TASKS) * (height + 1) * (width + 1) / (height * width).max(1)
 }
@@ -165,8 +165,8 @@ fn plane(operation: &Operation<'_>, input: usize) -> [u64; 2] {
     [operation.dim_from_end(input, 1), operation.dim_from_end(input, 0)]
 }
 
-/// A weight in f32, in the order of the kernel and for 16 bits in its own, and for each thread copied images of the source and the
-/// sums of the target, which has planes of the same size or smaller ones.
+/// A weight in f32 in the order of the kernel (in 16 bits also in its own order), and for each thread copied images of the source and the
+/// sums of the target. The target has planes of the same size or smaller ones.
 pub(super) fn conv2d(operation: &Operation<'_>, [source, weight]: [usize; 2], memory: &Memory<'_>) -> u64 {
     let copies = if operation.is_half() { 2 } else { 1 };
     let images = [operation.elements(source), operation.out_elements(0)]
@@ -174,7 +174,7 @@ pub(super) fn conv2d(operation: &Operation<'_>, [source, weight]: [usize; 2], me
     wide(copies * operation.elements(weight)) + of_threads(TASKS, images[0] + images[1], memory)
 }
 
-/// Partial sums of the gradient, for 16 bits the gradient in f32, and some images of input and gradient for each thread.
+/// Partial sums of the gradient, in 16 bits the gradient in f32, and some images of input and gradient for each thread.
 pub(super) fn conv2d_weight_backward(operation: &Operation<'_>, memory: &Memory<'_>) -> u64 {
     const SUMS: u64 = 256 << 10;
     let (weight, threads) = (wide(operation.out_elements(0)), memory.profile.threads.max(1) as u64);

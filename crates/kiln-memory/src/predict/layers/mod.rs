@@ -1,4 +1,4 @@
-//! Memory and work of the operations of kiln-layers, which a trace knows by their ids alone.
+//! Memory and work of the operations of kiln-layers. A trace knows these only by their ids.
 
 mod cube;
 mod flex;
@@ -14,7 +14,7 @@ use super::sizes::Sizes;
 use operation::Operation;
 use rules::{Rule, rule};
 
-/// Places of the outputs and workspace on burn's CPU device.
+/// Where the outputs of an operation are, and its workspace, on burn's CPU device.
 pub(super) fn on_flex(memory: &Memory<'_>, index: usize) -> Effect {
     let operation = Operation::new(memory.trace, memory.sizes, index);
     let Some(rule) = rule(operation.id) else { return Effect::new(Output::New, 0) };
@@ -35,7 +35,7 @@ fn has_rows(strides: &[isize]) -> bool {
     strides.iter().all(|stride| *stride >= 0) && strides.iter().rev().take(2).any(|stride| *stride == 1)
 }
 
-/// The places of the outputs. An input is written over if nobody else holds it and it is all that its buffer holds.
+/// Where the outputs are. An input is overwritten if it has no other handle and if its buffer holds nothing else.
 fn places(memory: &Memory<'_>, index: usize, operation: &Operation<'_>, rule: &Rule) -> Vec<Output> {
     let mut places = vec![Output::New; operation.outputs.len()];
     for (input, output) in rule.like {
@@ -61,17 +61,17 @@ fn places(memory: &Memory<'_>, index: usize, operation: &Operation<'_>, rule: &R
     places
 }
 
-/// Places of the outputs and workspace on a CubeCL device: all outputs are new.
+/// Where the outputs of an operation are, and its workspace, on a CubeCL device: all outputs are new.
 pub(super) fn on_cube(memory: &Memory<'_>, index: usize) -> Effect {
     let operation = Operation::new(memory.trace, memory.sizes, index);
     Effect::new(Output::New, rule(operation.id).map_or(0, |rule| (rule.cube)(&operation)))
 }
 
-/// What an operation computes.
+/// The computation of an operation, for estimates of its time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
     pub(super) multiply_adds: f64,
-    /// Bytes that it moves besides reading each input and writing each output once.
+    /// Bytes that it moves in addition to reading each input and writing each output once.
     pub(super) more_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! An operation that burn does not have: its id, its scalars, and the sizes of its tensors.
+//! A custom operation, which burn does not have: its id, its scalars, and the sizes of its tensors.
 
 use burn::tensor::DType;
 
@@ -6,9 +6,9 @@ use crate::trace::{Detail, StepTrace, Use};
 
 use super::super::sizes::Sizes;
 
-/// An operation at one batch size.
+/// A custom operation at one batch size.
 pub(super) struct Operation<'a> {
-    /// Such as `kiln::attention`.
+    /// The id, such as `kiln::attention`.
     pub(super) id: &'a str,
     pub(super) inputs: &'a [Use],
     pub(super) outputs: &'a [u32],
@@ -28,7 +28,7 @@ impl<'a> Operation<'a> {
         Self { id: kind.short(), inputs, outputs, scalars, trace, sizes }
     }
 
-    /// A dimension of an input; 1 for one that it does not have.
+    /// A dimension of an input; 1 if the input does not have it.
     pub(super) fn dim(&self, input: usize, dim: usize) -> u64 {
         self.shape(input).get(dim).map_or(1, |size| *size as u64)
     }
@@ -74,7 +74,7 @@ impl<'a> Operation<'a> {
         })
     }
 
-    /// A scalar that is not negative; 0 for one that was not recorded.
+    /// A scalar that is not negative; 0 if it was not recorded.
     pub(super) fn scalar(&self, position: usize) -> u64 {
         self.scalars.get(position).and_then(|value| u64::try_from(*value).ok()).unwrap_or(0)
     }

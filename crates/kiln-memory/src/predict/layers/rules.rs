@@ -1,6 +1,6 @@
-//! The table of operations. The contract of inputs, outputs and scalars is in the `graph.rs` of each operation of kiln-layers.
+//! The table of operations. The `graph.rs` of each operation in kiln-layers defines its inputs, outputs and scalars.
 //!
-//! An id that is not in the table has new outputs and no workspace, and takes the time of the bytes that it moves.
+//! An operation whose id is not in the table has new outputs and no workspace. Its time is that of the bytes that it moves.
 
 use super::super::memory::Memory;
 use super::operation::Operation;
@@ -9,22 +9,22 @@ use super::{cube, flex, work};
 /// The rules of one operation. Tensors are numbered in the order in which the operation was recorded with them.
 pub(super) struct Rule {
     id: &'static str,
-    /// On the CPU device: inputs in whose memory an output is written if nobody else holds them, with these outputs. Of several for one
-    /// input or one output, the first that can be.
+    /// On the CPU device: pairs of an input and the output that is written in its memory, if the input has no other handle. If several
+    /// pairs have the same input or output, the first one that is possible counts.
     pub(super) over: &'static [(usize, usize)],
-    /// On the CPU device: inputs that are read as they lie if the values of a row or a column lie side by side. Others are copied into
+    /// On the CPU device: inputs that are read without a copy if the values of a row or a column lie side by side. Others are copied into
     /// row-major order.
     pub(super) any_order: &'static [usize],
-    /// On the CPU device: inputs in whose order an output lies, with these outputs.
+    /// On the CPU device: pairs of an input and the output that has the same layout.
     pub(super) like: &'static [(usize, usize)],
-    /// Scratch memory of the kernel on the CPU device, copies of inputs not counted.
+    /// Scratch memory of the kernel on the CPU device, without copies of inputs.
     pub(super) flex: fn(&Operation<'_>, &Memory<'_>) -> u64,
-    /// Bytes of the tensors that exist for a moment on a CubeCL device.
+    /// Bytes of the temporary tensors on a CubeCL device.
     pub(super) cube: fn(&Operation<'_>) -> u64,
     pub(super) multiply_adds: fn(&Operation<'_>) -> f64,
 }
 
-/// An operation that needs nothing besides its tensors.
+/// An operation that needs no memory besides its tensors.
 const PLAIN: Rule =
     Rule { id: "", over: &[], any_order: &[], like: &[], flex: |_, _| 0, cube: |_| 0, multiply_adds: |_| 0.0 };
 
@@ -103,8 +103,8 @@ static RULES: &[Rule] = &[
         cube: |op| cube::wide(op, 0, 2),
         ..PLAIN
     },
-    // x, weight, bias, mean, variance, maybe residual; gradient, what is kept. The residual's gradient takes the memory. Scalars: whether
-    // it trains, whether hard-swish follows.
+    // x, weight, bias, mean, variance, maybe residual; gradient, saved tensors. The residual's gradient takes the memory. Scalars:
+    // whether it trains, whether hard-swish follows.
     Rule {
         id: "kiln::batch_norm",
         over: &[(0, 0)],
@@ -263,7 +263,7 @@ static RULES: &[Rule] = &[
     Rule { id: "kiln::momentum_update", over: &[(0, 0), (1, 1)], ..PLAIN },
     Rule { id: "kiln::adam_update", over: &[(0, 0), (1, 1), (2, 2)], ..PLAIN },
     Rule { id: "kiln::adamw_update", over: &[(0, 0), (1, 1), (2, 2)], ..PLAIN },
-    // parameter, codes and scales of each moment, gradient; both devices have kernels without tensors in between
+    // parameter, codes and scales of each moment, gradient; the kernels of both devices make no temporary tensors
     Rule { id: "kiln::momentum_8bit_update", over: &[(0, 0), (1, 1), (2, 2)], ..PLAIN },
     Rule { id: "kiln::adamw_8bit_update", over: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..PLAIN },
     Rule { id: "kiln::adamw_4bit_update", over: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..PLAIN },

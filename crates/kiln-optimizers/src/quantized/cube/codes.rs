@@ -1,7 +1,7 @@
-//! The codes of a block in a kernel, of which each unit has two neighbouring values.
+//! The codes of a block in a kernel. Each unit handles two neighbouring values.
 //!
-//! Arithmetic is that of `blocks::codec`, rounding by rounding. The one difference: values that are not finite may have other codes, whose
-//! scale, which is not finite either, makes them NaN all the same.
+//! The arithmetic is that of `blocks::codec`, with the same roundings. There is one difference: values that are not finite may get other
+//! codes. Their scale is not finite either, and makes them NaN in both.
 
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
@@ -16,7 +16,7 @@ pub(super) fn table_length(book: CodeBook) -> usize {
     2 * book.entries().len()
 }
 
-/// Codes and scales of a moment.
+/// The codes and scales of a moment.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Codes {
     pub(super) codes: Box<[u8]>,
@@ -25,20 +25,20 @@ pub(super) struct Codes {
     pub(super) book: CodeBook,
 }
 
-/// Noise of a step, as [`Noise`](crate::blocks::Noise) has it.
+/// The two words of a step's [`Noise`](crate::blocks::Noise).
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct NoiseKey {
     pub(super) key: u32,
     pub(super) stream: u32,
 }
 
-/// A product that is rounded for itself: compilers do not make it one operation with a sum, as they may do with `a * b`.
+/// A product that is rounded by itself. Compilers do not fuse it with a sum, as they may do with `a * b`.
 #[cube]
 pub(super) fn product(a: f32, b: f32) -> f32 {
     fma(a, b, -0.0f32)
 }
 
-/// The part of `tables` that is the table of a book, in shared memory.
+/// Copies the table of a book from `tables` into shared memory.
 #[cube]
 pub(super) fn table(tables: &[f32], #[comptime] begin: usize, #[comptime] length: usize) -> Shared<[f32]> {
     let mut table = Shared::<[f32]>::new_slice(length);
@@ -50,7 +50,7 @@ pub(super) fn table(tables: &[f32], #[comptime] begin: usize, #[comptime] length
     table
 }
 
-/// Puts the larger of a unit's absolute values among those of its cube, as bits: these are ordered as numbers are, and NaN is above
+/// Puts the larger of a unit's two absolute values among those of its cube, as bits. Bits have the order of the numbers, and NaN is above
 /// infinity, so that no scale hides it.
 #[cube]
 pub(super) fn put_largest(values: &Array<f32>, largest: &mut Shared<[u32]>, #[comptime] begin: usize) {
@@ -62,7 +62,7 @@ pub(super) fn put_largest(values: &Array<f32>, largest: &mut Shared<[u32]>, #[co
     largest[begin + UNIT_POS as usize] = own;
 }
 
-/// Leaves the largest of each moment's numbers in their first place.
+/// Reduces the numbers of each moment to the largest, which is left in their first place.
 #[cube]
 pub(super) fn reduce_largest(largest: &mut Shared<[u32]>, #[comptime] moments: usize, #[comptime] units: usize) {
     let unit = UNIT_POS as usize;
@@ -84,7 +84,7 @@ pub(super) fn reduce_largest(largest: &mut Shared<[u32]>, #[comptime] moments: u
 
 #[cube]
 impl Codes {
-    /// Decodes a unit's values; those behind the last of the parameter are 0.
+    /// Decodes a unit's values. Values after the end of the parameter are 0.
     pub(super) fn decode(
         &self,
         table: &Shared<[f32]>,
@@ -106,7 +106,7 @@ impl Codes {
         }
     }
 
-    /// Encodes a unit's values, of which the block's largest has the bits `largest`.
+    /// Encodes a unit's values. `largest` has the bits of the block's largest value.
     pub(super) fn encode(
         &mut self,
         table: &Shared<[f32]>,
@@ -156,8 +156,8 @@ impl Codes {
     }
 }
 
-/// The part of the scale that a value is, and the code of the entry that is nearest to it: how many thresholds are not above it, by a
-/// binary search. A block of zeros is divided by 1.
+/// Returns a value as a part of the scale, and the code of the nearest entry. The code is the number of thresholds that are not above the
+/// part, by a binary search. A block of zeros is divided by 1.
 #[cube]
 fn nearest_entry(table: &Shared<[f32]>, value: f32, scale: f32, #[comptime] bits: u32) -> (f32, u32) {
     let entries = comptime!(1usize << bits);
@@ -172,7 +172,8 @@ fn nearest_entry(table: &Shared<[f32]>, value: f32, scale: f32, #[comptime] bits
     (part, code)
 }
 
-/// The same with [`CodeBook::Root`], whose codes are the rounded roots of values. A block of zeros is multiplied by 0.
+/// Returns a value as a part of the scale, and its nearest code in [`CodeBook::Root`], whose codes are rounded roots of the parts. A
+/// block of zeros is multiplied by 0.
 #[cube]
 fn nearest_root(value: f32, scale: f32) -> (f32, u32) {
     let factor = select(scale == 0.0f32, 0.0f32, 255.0f32 / scale.sqrt());
@@ -181,11 +182,11 @@ fn nearest_root(value: f32, scale: f32) -> (f32, u32) {
     (part, u32::cast_from(min(place + 0.5f32, 255.0f32)))
 }
 
-/// One of the two codes around a part of the scale, as `blocks::codec` chooses it.
+/// Chooses one of the two codes around a part of the scale, as `blocks::codec` does.
 #[cube]
 fn at_random(table: &Shared<[f32]>, part: f32, nearest: u32, least: u32, noise: f32, #[comptime] most: u32) -> u32 {
     let at = table[nearest as usize];
-    // One beyond the codes at either end is taken as the last.
+    // A code outside of the book at either end is replaced by the last one.
     let above = min(nearest + 1, most);
     let below = max(nearest, least + 1) - 1;
     let other = select(part >= at, above, below);
@@ -193,7 +194,7 @@ fn at_random(table: &Shared<[f32]>, part: f32, nearest: u32, least: u32, noise: 
     select(noise < share, other, nearest)
 }
 
-/// [`Noise::at`](crate::blocks::Noise::at).
+/// The number of [`Noise::at`](crate::blocks::Noise::at).
 #[cube]
 fn noise_at(index: u32, noise: &NoiseKey) -> f32 {
     f32::cast_from(mixed(mixed(index ^ noise.key) + noise.stream) >> 8u32) * (1.0f32 / 16_777_216.0f32)

@@ -1,4 +1,4 @@
-//! The kernels: a cube takes blocks one after the other, a unit two neighbouring values of a block.
+//! The kernels. A cube handles blocks one after the other, and a unit handles two neighbouring values of a block.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::cubecl;
@@ -18,10 +18,10 @@ use crate::fused::Betas;
 /// Units of a cube for the largest blocks.
 pub(super) const MOST_UNITS: u32 = 128;
 
-/// The most cubes: enough for all multiprocessors of large cards, and few enough that each reads the tables for several blocks.
+/// The most cubes: enough for all multiprocessors of large GPUs, and few enough that each reads the tables for several blocks.
 const MOST_CUBES: usize = 4096;
 
-/// What all updates take.
+/// The arguments that all updates have in common.
 pub(super) struct Launch {
     pub(super) parameter: CubeTensor,
     pub(super) gradient: CubeTensor,
@@ -109,8 +109,8 @@ impl Launch {
     }
 }
 
-/// The parameter's next value and the kernel's argument for it: the parameter itself, the first of the kernel's tensors, if nobody else
-/// holds it.
+/// The parameter's next value and the kernel's argument for it. The parameter, which is the first of the kernel's tensors, is overwritten
+/// if no other handle to it exists.
 fn next_values(parameter: &CubeTensor) -> (CubeTensor, LinearViewLaunch) {
     match parameter.can_mut() && parameter.is_nonoverlapping() {
         true => (parameter.clone(), parameter.as_linear_view_alias(0)),
@@ -123,8 +123,8 @@ fn next_values(parameter: &CubeTensor) -> (CubeTensor, LinearViewLaunch) {
 }
 
 impl Moment {
-    /// The next moment, and the kernel's arguments for this and that one. `position`: that of the codes among the kernel's tensors, after
-    /// which come the scales.
+    /// The next moment, and the kernel's arguments for the old and the new one. `position` is the index of the codes among the kernel's
+    /// tensors; the scales follow them.
     fn split(self, position: usize) -> (Self, CodesLaunch, CodesLaunch) {
         let book = self.book;
         let (codes, scales) = (into_contiguous(self.codes), into_contiguous(self.scales));
@@ -138,7 +138,7 @@ impl Moment {
     }
 }
 
-/// As [`next_values`], of contiguous tensors.
+/// The next value of a contiguous tensor and the kernel's argument for it. The tensor is overwritten if no other handle to it exists.
 fn next_buffer(tensor: &CubeTensor, position: usize) -> (CubeTensor, BufferArg) {
     let shape = tensor.meta.shape().clone();
     match tensor.can_mut() {
@@ -156,7 +156,7 @@ fn key(noise: Option<Noise>) -> NoiseKeyLaunch {
     NoiseKeyLaunch::new(key, stream)
 }
 
-/// The numbers of [`AdamWRule`]; `rest` is what a beta lacks of 1.
+/// The numbers of [`AdamWRule`]. `rest` is 1 minus a beta.
 #[derive(CubeType, CubeLaunch)]
 struct AdamWSettings {
     beta_1: f32,

@@ -1,8 +1,8 @@
 //! An update on CubeCL devices (CUDA, ROCm, Metal, Vulkan ..): one kernel for each parameter.
 //!
-//! Each block of values is decoded, updated in f32 and encoded by one cube of units (a thread block), and only codes, scales and
-//! parameter are written. Memory besides them: the tables of the code books, 4 KB. A tensor that nobody else holds is changed in place.
-//! Any other stays as it is, and its next value is a new tensor.
+//! One cube of units (a thread block) decodes, updates in f32 and encodes each block of values. Only codes, scales and parameter are
+//! written. Memory besides them: the tables of the code books, 4 KB. A tensor is changed in place if no other handle to it exists.
+//! Otherwise it stays as it is, and its next value is a new tensor.
 
 mod codes;
 mod kernels;
@@ -24,12 +24,12 @@ pub(super) struct Moment {
     pub(super) scales: FloatTensor<Cube>,
 }
 
-/// Whether a device has as many units in a cube as the kernels ask for. The CPU runtime, whose units are cores, has not.
+/// Whether a device allows as many units in a cube as the kernels need. The CPU runtime does not, since its units are cores.
 pub(super) fn has_kernel(device: &burn_cubecl::CubeDevice) -> bool {
     device.client().properties().hardware.max_units_per_cube >= kernels::MOST_UNITS
 }
 
-/// The tables of code books, one after the other: entries, thresholds, and one number that fills up.
+/// The tables of code books, one after the other. Each has entries, thresholds, and one number of padding.
 pub(super) fn tables<const N: usize>(books: [CodeBook; N], device: &Device) -> Tensor<1> {
     let mut numbers = Vec::with_capacity(books.map(codes::table_length).iter().sum());
     for book in books {
@@ -41,7 +41,7 @@ pub(super) fn tables<const N: usize>(books: [CodeBook; N], device: &Device) -> T
     Tensor::from_data(TensorData::new(numbers, [count]), (device, DType::F32))
 }
 
-/// The updates as operations of the backend. Outputs: parameter, codes and scales.
+/// The updates as operations of the backend. Outputs are parameter, codes and scales.
 #[backend_extension(Cube, Fusion)]
 pub(super) trait BlockwiseUpdate: Backend {
     #[allow(clippy::too_many_arguments, reason = "operations take tensors one by one")]
