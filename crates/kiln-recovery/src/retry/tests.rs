@@ -5,9 +5,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::shortage::FAILED_RETURNS;
-use super::{Controller, Patience};
+use super::{Controller, Ladder, Patience, Remedy, SavingLevel, Setting};
 use crate::failure::{Failure, Kind};
-use crate::ladder::{Ladder, Remedy, SavingLevel, Setting};
 use crate::search::{MicroBatchSearch, MicroBatchSearchConfig};
 
 const INTERVAL: u32 = 25;

@@ -9,8 +9,8 @@ use burn::module::Module;
 use burn::tensor::Device;
 use kiln_precision::ScalerState;
 use kiln_recovery::{
-    Failure, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Reclaim, Recovery, Remedy, Rung, Shrink,
-    Situation, reclaim,
+    FailedAttempt, Failure, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Reclaim, Recovery, Remedy,
+    RetryPolicy, Shrink, reclaim,
 };
 use kiln_training::{Batch, Checkpoints, Error, OptimizerConfig, RunState, ScheduleConfig, StepReport};
 use tempfile::TempDir;
@@ -49,8 +49,8 @@ struct Witness {
     failures: Arc<Mutex<Vec<Failure>>>,
 }
 
-impl Rung for Witness {
-    fn remedy(&self, situation: &Situation<'_>) -> Option<Remedy> {
+impl RetryPolicy for Witness {
+    fn remedy(&self, situation: &FailedAttempt<'_>) -> Option<Remedy> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(situation.failure.clone());
         (self.then == Then::Again).then_some(Remedy::Reclaim)
     }

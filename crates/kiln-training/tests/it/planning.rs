@@ -170,7 +170,7 @@ fn stages_and_replicas_take_an_allowed_optimizer_only_where_nothing_fits_otherwi
         }
         let between = small + small * 3 / 100;
         let plan = planner.stage_plan(&layout, between).unwrap();
-        assert_eq!((&plan.optimizer, &plan.step().optimizer), (&adamw8bit, &adamw8bit));
+        assert_eq!((&plan.optimizer, &plan.step.optimizer), (&adamw8bit, &adamw8bit));
         assert!(plan.fits && plan.peak_bytes <= between && plan.to_string().contains("adamw8bit"), "{plan}");
         // Another optimizer is not used unless it is allowed.
         let error = self::planner(sizes).stage_plan(&layout, between).unwrap_err();

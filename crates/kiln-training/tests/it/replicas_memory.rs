@@ -347,7 +347,7 @@ fn what_is_learned_is_about_the_setting_that_the_replicas_agreed_on() {
         let rank = communicator.rank();
         let starts = [2 * MICRO, MICRO];
         let mut trainer = Watched::build(case.builder(Some(communicator), false), &vec![0; SIZE]);
-        let recovery = recovery(SIZE, starts[rank], Ladder::standard()).measuring(move || Some(1000 + rank as u64));
+        let recovery = recovery(SIZE, starts[rank], Ladder::standard()).with_peak(move || Some(1000 + rank as u64));
         trainer.set_recovery(Some(recovery));
         for at in 0..3 {
             let batch: Vec<usize> = (SIZE * at..SIZE * (at + 1)).collect();

@@ -1,14 +1,13 @@
 //! Gradients of stages, added up over micro-batches.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use kiln_accumulation::Accumulator;
 
-use super::locks::{into_inner, lock};
 use super::readers::Uses;
 use crate::error::Error;
 
@@ -17,20 +16,20 @@ use crate::error::Error;
 ///
 /// A parameter that several stages use, such as an embedding that is also the output layer, has a gradient in each of them. They are
 /// added for each micro-batch before the micro-batch is added to the sum. One backward pass through all stages adds them in this order,
-/// so that the sum has the same bits. Gradients of later stages are held until the first of these stages has its own.
+/// so that the sum has the same bits. Gradients of later stages wait until the first of these stages has its own.
 ///
 /// Stages add to their sums concurrently.
 pub(crate) struct StageGradients {
     sums: Vec<Mutex<Accumulator>>,
     /// Gradients of parameters that an earlier stage uses as well, by micro-batch.
-    held: Mutex<HashMap<usize, GradientsParams>>,
+    waiting: Mutex<HashMap<usize, GradientsParams>>,
     uses: Uses,
 }
 
 impl StageGradients {
     /// No gradients.
     pub(crate) fn new(stages: usize, uses: Uses) -> Self {
-        Self { sums: (0..stages).map(|_| Mutex::default()).collect(), held: Mutex::default(), uses }
+        Self { sums: (0..stages).map(|_| Mutex::default()).collect(), waiting: Mutex::default(), uses }
     }
 
     /// Adds a stage's gradients of one micro-batch.
@@ -48,12 +47,12 @@ impl StageGradients {
         if let Some(stage) = foreign(model, &gradients, |id| !uses.may_be_in(id, stage)).map(|id| uses.first(id)) {
             return Err(Error::Bypassed { stage });
         }
-        let waits = |id: ParamId| uses.is_shared(id) && uses.first(id) < stage;
-        let mut held = lock(&self.held).remove(&micro_batch).unwrap_or_default();
-        model.visit(&mut Move { from: &mut gradients, to: &mut held, of: &waits });
-        model.visit(&mut Move { from: &mut held, to: &mut gradients, of: &|id| !waits(id) });
-        if !held.is_empty() {
-            lock(&self.held).insert(micro_batch, held);
+        let must_wait = |id: ParamId| uses.is_shared(id) && uses.first(id) < stage;
+        let mut waiting = lock(&self.waiting).remove(&micro_batch).unwrap_or_default();
+        model.visit(&mut Move { from: &mut gradients, to: &mut waiting, of: &must_wait });
+        model.visit(&mut Move { from: &mut waiting, to: &mut gradients, of: &|id| !must_wait(id) });
+        if !waiting.is_empty() {
+            lock(&self.waiting).insert(micro_batch, waiting);
         }
         if !gradients.is_empty() {
             lock(&self.sums[stage]).add(model, gradients)?;
@@ -67,9 +66,9 @@ impl StageGradients {
     /// [`Error::Accumulation`].
     pub(crate) fn finish(self, model: &impl Module) -> Result<GradientsParams, Error> {
         // The first stage has no gradient for these.
-        let mut held: Vec<_> = into_inner(self.held).into_iter().collect();
-        held.sort_by_key(|(micro_batch, _)| *micro_batch);
-        for (_, gradients) in held {
+        let mut waiting: Vec<_> = into_inner(self.waiting).into_iter().collect();
+        waiting.sort_by_key(|(micro_batch, _)| *micro_batch);
+        for (_, gradients) in waiting {
             lock(&self.sums[0]).add(model, gradients)?;
         }
         let mut all = GradientsParams::new();
@@ -115,4 +114,14 @@ fn foreign(model: &impl Module, gradients: &GradientsParams, is: impl Fn(ParamId
     let mut find = Find(gradients, is, None);
     model.visit(&mut find);
     find.2
+}
+
+/// Locks a mutex even if another holder panicked: the run has then failed.
+pub(super) fn lock<V>(mutex: &Mutex<V>) -> MutexGuard<'_, V> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the value even if a holder panicked.
+pub(super) fn into_inner<V>(mutex: Mutex<V>) -> V {
+    mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::failure::Failure;
-use super::kind::Kind;
+use super::messages::Kind;
 use crate::error::Error;
 
 /// Injects failures at named boundaries of a program, for tests and demonstrations on a device that cannot fail.

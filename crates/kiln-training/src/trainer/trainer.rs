@@ -1,21 +1,83 @@
-//! Read access to a trainer: its model, its position, its plan, and its measurements.
+//! The trainer: its parts, and read access to its model, its position, its plan and its measurements.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use burn::tensor::Device;
+use kiln_checkpointing::Plan;
 use kiln_memory::{Measured, Meter, Prediction, thread_scratch_bytes};
 use kiln_precision::ScalerState;
 use kiln_recovery::Recovery;
 
-use super::events::Event;
-use super::run::Trainer;
+use super::attach::Edit;
+use super::events::{Event, Every, RunLength};
+use super::watch::Watch;
+use crate::checkpoints::Checkpoints;
 use crate::error::Error;
-use crate::planning::{DeviceLayout, Remedy, StageLoad, StagePlan, StepPlan};
-use crate::progress::Progress;
-use crate::stages::{StageMemory, StageMeter, StageSizes};
+use crate::optimizer::OptimizerGroups;
+use crate::planning::{DeviceLayout, Planner, Remedy, StageLoad, StagePlan, StepPlan};
+use crate::progress::{BestConfig, Progress};
+use crate::stages::{StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
 use crate::task::Task;
-use crate::transaction::{CHUNKS, chunk_bytes};
+use crate::transaction::{CHUNKS, Compute, ModelState, chunk_bytes};
+
+pub(super) type MakeOptimizer<M> = Box<dyn Fn(&M) -> OptimizerGroups>;
+pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
+
+/// A model in training inside a memory budget. Made by [`Trainer::builder`].
+///
+/// A [`step`](Self::step) applies completely or not at all: parameters, optimizer state, batch-norm's statistics, loss scale and position
+/// change together. If memory runs out, the step is tried again on the same batch, with smaller micro-batches, recomputed blocks or after
+/// a pause. Smaller micro-batches give the same result up to rounding, except for batch-norm, which normalises each micro-batch by
+/// itself, and dropout, which draws masks for each.
+///
+/// A step seeds the device's random numbers, which burn keeps once per process. Replicas take turns. Two independent trainers in threads
+/// of one process draw from the same numbers, so that dropout does not repeat bit for bit.
+pub struct Trainer<T: Task> {
+    pub(super) task: T,
+    pub(super) run: ModelState<T::Model>,
+    pub(super) optimizer: MakeOptimizer<T::Model>,
+    pub(super) recovery: Option<Recovery>,
+    /// Whether measured peaks tell the recovery which sizes fit.
+    pub(super) learns_peaks: bool,
+    /// The limit of samples on the device at once, in a run without recovery. `None`: the whole batch.
+    pub(super) micro_batch: Option<usize>,
+    /// The checkpoint plan, followed by stronger plans, each of which keeps less than the one before.
+    pub(super) plans: Vec<Plan>,
+    /// Whether blocks may draw random numbers.
+    pub(super) draws_random: bool,
+    pub(super) planner: Option<Planner>,
+    pub(super) plan: Option<StepPlan>,
+    pub(super) stage_plan: Option<StagePlan>,
+    pub(super) limit: Option<u64>,
+    pub(super) meter: Option<Meter>,
+    pub(super) watch: Arc<Watch>,
+    pub(super) length: RunLength,
+    /// Samples of the data that the run began with, once it has seen data.
+    pub(super) samples: Option<usize>,
+    /// Batches of an epoch, once the data is known.
+    pub(super) batches: Option<usize>,
+    pub(super) every: Every,
+    pub(super) checkpoints: Option<Checkpoints>,
+    /// The metric that the run is judged by, if any.
+    pub(super) best: Option<BestConfig>,
+    pub(super) progress: Progress,
+    /// The step of the newest checkpoint that this trainer has read or written.
+    pub(super) saved: u64,
+    /// Whether a checkpoint of a run with another number of steps may be resumed.
+    pub(super) takes_other_length: bool,
+    /// Whether sizes that fit according to a checkpoint are ignored.
+    pub(super) forgets_sizes: bool,
+    pub(super) observer: Option<Observer>,
+    pub(super) edit: Option<Edit<T::Model>>,
+    /// The step before which the model was last edited.
+    pub(super) edited: Option<u64>,
+    /// Computes gradients: one micro-batch after the other, or in stages.
+    pub(super) compute: Compute<T>,
+    /// The stages that the model is divided into, if any.
+    pub(super) staged: Option<Staged>,
+}
 
 impl<T: Task> Trainer<T> {
     /// The task.
@@ -74,8 +136,7 @@ impl<T: Task> Trainer<T> {
     /// The number of replicas that share the heap with this one, itself included: on the CPU device, those of this process. Otherwise 1.
     pub fn replicas_on_heap(&self) -> usize {
         let on_heap = self.device().clone().inner().memory_pool_usage().is_none();
-        let replicas = self.run.replicas.as_ref().filter(|_| on_heap);
-        replicas.map_or(1, |replicas| replicas.communicator.in_this_process().max(1))
+        if on_heap { self.run.group.in_this_process() } else { 1 }
     }
 
     /// The bytes that a step may take, if there is a budget. On the CPU device all replicas of this process share it.
