@@ -114,3 +114,18 @@ pub enum Error {
     #[error("the model cannot be recorded: {0}")]
     Record(String),
 }
+
+impl Error {
+    pub(crate) fn invalid(what: &'static str, value: impl ToString, expected: &'static str) -> Self {
+        Self::InvalidSetting { what, value: value.to_string(), expected }
+    }
+
+    /// The error of a path that is none of `known`.
+    pub(crate) fn unknown<S: AsRef<str>>(path: &str, known: impl IntoIterator<Item = S>) -> Self {
+        let known = known.into_iter().fold(String::new(), |all, path| match all.is_empty() {
+            true => path.as_ref().to_owned(),
+            false => all + ", " + path.as_ref(),
+        });
+        Self::UnknownParameter { path: path.to_owned(), known }
+    }
+}

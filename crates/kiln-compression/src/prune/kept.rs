@@ -75,25 +75,15 @@ impl Kept {
             let ascending = own.channels.windows(2).all(|pair| pair[0] < pair[1]);
             if !ascending || own.channels.last().is_none_or(|last| *last >= own.group.size) {
                 let value = format!("{:?} of {}", own.channels, own.group.size);
-                return Err(Error::InvalidSetting {
-                    what: "the kept channels of a group",
-                    value,
-                    expected: "at least one, ascending, below the group's size",
-                });
+                let expected = "at least one, ascending, below the group's size";
+                return Err(Error::invalid("the kept channels of a group", value, expected));
             }
             for Member { path, axis, block } in &own.group.members {
-                let Some(shape) = shapes.get(path) else {
-                    let known = shapes.keys().cloned().collect::<Vec<_>>().join(", ");
-                    return Err(Error::UnknownParameter { path: path.clone(), known });
-                };
+                let shape = shapes.get(path).ok_or_else(|| Error::unknown(path, shapes.keys()))?;
                 let size = own.group.size * block;
                 if shape.get(*axis) != Some(&size) {
                     let value = format!("{shape:?} for '{path}' where axis {axis} of the group has {size}");
-                    return Err(Error::InvalidSetting {
-                        what: "the shape of a parameter",
-                        value,
-                        expected: "the group's size at its axis",
-                    });
+                    return Err(Error::invalid("the shape of a parameter", value, "the group's size at its axis"));
                 }
             }
         }

@@ -77,10 +77,7 @@ impl FakeQuantizer {
     pub fn with_inputs(self, momentum: f64) -> Result<Self, Error> {
         match (0.0..=1.0).contains(&momentum) {
             true => Ok(Self { momentum: Some(momentum), ..self }),
-            false => {
-                let (what, value) = ("the momentum of input ranges", momentum.to_string());
-                Err(Error::InvalidSetting { what, value, expected: "0 to 1" })
-            }
+            false => Err(Error::invalid("the momentum of input ranges", momentum, "0 to 1")),
         }
     }
 

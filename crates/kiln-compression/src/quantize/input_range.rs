@@ -4,12 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, RunningState};
+use burn::module::{Flag, Module, Param, RunningState};
 use burn::tensor::{DType, Device, Tensor};
 
 use super::range::{Calibrator, Range, RangeMethod};
 use crate::Error;
-use crate::parameters::Place;
+use crate::parameters::{Edit, Met, Place, edited, walk};
 
 /// The range that the inputs of one layer have, as a moving average over batches, and their fake quantisation to unsigned 8-bit integers
 /// with a zero point. [`FakeQuantizer::with_inputs`](super::FakeQuantizer::with_inputs) says how it moves.
@@ -218,31 +218,18 @@ pub fn calibrate<R>(method: RangeMethod, run: impl FnOnce() -> R) -> Result<(BTr
 
 /// The ranges of a model's inputs by the path of the layer's weight. Ranges that were never set are left out.
 pub fn input_ranges(model: &impl Module) -> BTreeMap<String, Range> {
-    #[derive(Default)]
-    struct Read {
-        place: Place,
-        found: BTreeMap<String, Range>,
-    }
-    impl ModuleVisitor for Read {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.place.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.place.leave();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if (self.place.field(), self.place.kind()) == PLACE
-                && let [low, high] = param.val().into_data().iter::<f32>().collect::<Vec<_>>()[..]
-                && low <= high
-            {
-                self.found.insert(self.place.parameter(), Range { low, high });
-            }
-        }
-    }
-    let mut read = Read::default();
+    let mut found = BTreeMap::new();
     // `valid` folds the updates of all threads in.
-    model.valid().visit(&mut read);
-    read.found
+    walk(&model.valid(), |place, met| {
+        if let Met::Float(param) = met
+            && place.is_in(PLACE)
+            && let [low, high] = param.value().into_data().iter::<f32>().collect::<Vec<_>>()[..]
+            && low <= high
+        {
+            found.insert(place.parameter(), Range { low, high });
+        }
+    });
+    found
 }
 
 /// `model` with these ranges of its inputs; others stay as they are.
@@ -251,22 +238,15 @@ pub fn input_ranges(model: &impl Module) -> BTreeMap<String, Range> {
 /// [`Error::UnknownParameter`] for a path whose layer has no range, [`Error::InvalidSetting`] for ends that are not finite or not in order.
 pub fn set_input_ranges<M: Module>(model: M, ranges: &BTreeMap<String, Range>) -> Result<M, Error> {
     struct Write<'a> {
-        place: Place,
         ranges: &'a BTreeMap<String, Range>,
         found: BTreeSet<String>,
     }
-    impl ModuleMapper for Write<'_> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.place.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.place.leave();
-        }
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            if (self.place.field(), self.place.kind()) != PLACE {
+    impl Edit for Write<'_> {
+        fn float<const D: usize>(&mut self, place: &Place, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if !place.is_in(PLACE) {
                 return param;
             }
-            let path = self.place.parameter();
+            let path = place.parameter();
             let range = self.ranges.get(&path).copied();
             self.found.insert(path);
             match range {
@@ -279,18 +259,15 @@ pub fn set_input_ranges<M: Module>(model: M, ranges: &BTreeMap<String, Range>) -
     let in_order = |range: &Range| range.low.is_finite() && range.high.is_finite() && range.low <= range.high;
     if let Some((path, Range { low, high })) = ranges.iter().find(|(_, range)| !in_order(range)) {
         let value = format!("{low} to {high} for '{path}'");
-        return Err(Error::InvalidSetting { what: "the range of an input", value, expected: "finite ends in order" });
+        return Err(Error::invalid("the range of an input", value, "finite ends in order"));
     }
-    let mut write = Write { place: Place::default(), ranges, found: BTreeSet::new() };
+    let mut write = Write { ranges, found: BTreeSet::new() };
     // The ends of a range are shared by clones of a module; `valid` makes new ones.
     let autodiff = model.devices().iter().any(|device| device.is_autodiff());
     let own = if autodiff { model.valid().train() } else { model.valid() };
-    let model = own.map(&mut write);
+    let model = edited(own, &mut write);
     match ranges.keys().find(|path| !write.found.contains(*path)) {
-        Some(path) => {
-            let known = write.found.into_iter().collect::<Vec<_>>().join(", ");
-            Err(Error::UnknownParameter { path: path.clone(), known })
-        }
+        Some(path) => Err(Error::unknown(path, &write.found)),
         None => Ok(model),
     }
 }

@@ -4,6 +4,7 @@ use super::blocks::Granularity;
 use super::codes::WeightRange;
 use super::weights::check_bits;
 use crate::Error;
+use crate::parameters::is_below;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -110,12 +111,12 @@ impl Quantization {
     pub(crate) fn chosen(&self, path: &str, kind: &str, dimensions: usize) -> Option<u8> {
         let asked = match self.only.is_empty() {
             true => dimensions >= 2 && (self.embeddings || kind != "Embedding"),
-            false => self.only.iter().any(|named| names(named, path)),
+            false => self.only.iter().any(|named| is_below(path, named)),
         };
-        if !asked || self.skip.iter().any(|named| names(named, path)) {
+        if !asked || self.skip.iter().any(|named| is_below(path, named)) {
             return None;
         }
-        let fitting = self.bits_of.iter().filter(|(named, _)| names(named, path));
+        let fitting = self.bits_of.iter().filter(|(named, _)| is_below(path, named));
         Some(fitting.max_by_key(|(named, _)| named.len()).map_or(self.bits, |(_, bits)| *bits))
     }
 
@@ -124,16 +125,11 @@ impl Quantization {
         check_bits(self.bits)?;
         self.bits_of.values().try_for_each(|bits| check_bits(*bits))?;
         let paths = self.only.iter().chain(&self.skip).chain(self.bits_of.keys());
-        match paths.into_iter().find(|named| !known.iter().any(|path| names(named, path))) {
-            Some(path) => Err(Error::UnknownParameter { path: path.clone(), known: known.join(", ") }),
+        match paths.into_iter().find(|named| !known.iter().any(|path| is_below(path, named))) {
+            Some(path) => Err(Error::unknown(path, known)),
             None => Ok(()),
         }
     }
-}
-
-/// Whether `named` is `path` or a module that it lies in.
-fn names(named: &str, path: &str) -> bool {
-    path.strip_prefix(named).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 #[cfg(test)]
