@@ -124,29 +124,38 @@ fn loss(outputs: impl Tensors) -> Option<Tensor<1>> {
     sum.0
 }
 
-fn bytes(tensors: impl Tensors) -> u64 {
-    struct Bytes(u64);
-    impl TensorMap for Bytes {
-        fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-            self.0 += (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
-            tensor
+/// Counts the bytes of tensors, and of parameters that need a gradient.
+struct Bytes(u64);
+
+impl Bytes {
+    fn add<const D: usize>(&mut self, tensor: &Tensor<D>) {
+        self.0 += (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
+    }
+}
+
+impl TensorMap for Bytes {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.add(&tensor);
+        tensor
+    }
+}
+
+impl ModuleVisitor for Bytes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        if tensor.is_require_grad() {
+            self.add(&tensor);
         }
     }
+}
+
+fn bytes(tensors: impl Tensors) -> u64 {
     let mut bytes = Bytes(0);
     let _ = tensors.map(&mut bytes);
     bytes.0
 }
 
 fn gradient_bytes(module: &impl Module) -> u64 {
-    struct Bytes(u64);
-    impl ModuleVisitor for Bytes {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let tensor = param.val();
-            if tensor.is_require_grad() {
-                self.0 += (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
-            }
-        }
-    }
     let mut bytes = Bytes(0);
     module.visit(&mut bytes);
     bytes.0

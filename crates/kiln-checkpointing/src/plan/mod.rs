@@ -1,12 +1,10 @@
 //! A chain of blocks: which of them are recomputed, what that costs, and the fastest choice within a budget.
 
-mod bound;
 mod chain;
 mod cost;
 mod measure;
 mod segments;
 mod solve;
-mod stronger;
 mod text;
 
 pub use chain::Chain;
