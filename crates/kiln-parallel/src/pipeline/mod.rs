@@ -1,16 +1,14 @@
 //! Stages that run on threads of their own and hand tensors to each other.
 
-mod coroutine;
+mod boundary;
 mod graph;
 mod hand_over;
-mod hop;
 mod outcome;
 mod part;
 mod run;
 mod sync;
-mod turns;
 mod worker;
 
-pub use hop::Hop;
-pub use outcome::{Ran, Stopped};
-pub use run::{Pipeline, Way};
+pub use boundary::StageBoundary;
+pub use outcome::{PipelineOutput, Stopped};
+pub use run::{Execution, Pipeline};

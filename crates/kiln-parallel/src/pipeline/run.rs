@@ -6,33 +6,32 @@ use std::time::Duration;
 
 use burn::tensor::{Device, Gradients, Tensor};
 
-use super::hop::Hop;
-use super::outcome::{Failure, Ran, Stopped};
-use super::turns::in_turns;
+use super::boundary::StageBoundary;
+use super::outcome::{Failure, PipelineOutput, Stopped};
 use super::worker::{Functions, Run};
 use crate::error::Error;
-use crate::schedule::{Action, Schedule};
+use crate::schedule::{Action, Schedule, in_turns};
 
-/// How the stages of a run share the processor. Both ways give the same bits if the forward pass draws no random numbers.
+/// How the stages of a run are executed. Both ways give the same bits if the forward pass draws no random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum Execution {
     /// Each stage has a thread. Stages work at the same time, and their random numbers are drawn in the order in which they happen to work.
     #[default]
     Threads,
     /// The calling thread performs the actions of all stages one at a time, in a fixed order. The memory of each action can be measured,
     /// and random numbers are drawn in the same order in every run.
-    InTurns,
+    Serial,
 }
 
 /// Runs the stages of a model over the micro-batches of a batch.
 ///
-/// A forward pass is written as for one device; [`Hop`] says where a stage ends. The example of the crate trains a model.
+/// A forward pass is written as for one device; [`StageBoundary`] says where a stage ends. The example of the crate trains a model.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     schedule: Schedule,
     stages: usize,
     micro_batches: usize,
-    way: Way,
+    execution: Execution,
     time_limit: Duration,
     devices: Vec<Device>,
 }
@@ -44,15 +43,15 @@ impl Pipeline {
     /// [`Error::InvalidSetting`] for no stages.
     pub fn new(schedule: Schedule, stages: usize, micro_batches: usize) -> Result<Self, Error> {
         if stages == 0 {
-            return Err(Error::InvalidSetting { field: "stages", value: "0".into(), expected: "1 or more" });
+            return Err(Error::invalid("stages", 0, "1 or more"));
         }
-        let (way, time_limit) = (Way::default(), Duration::from_secs(600));
-        Ok(Self { schedule, stages, micro_batches, way, time_limit, devices: vec![] })
+        let (execution, time_limit) = (Execution::default(), Duration::from_secs(600));
+        Ok(Self { schedule, stages, micro_batches, execution, time_limit, devices: vec![] })
     }
 
-    /// Sets how the stages share the processor.
-    pub fn way(mut self, way: Way) -> Self {
-        self.way = way;
+    /// Sets how the stages are executed.
+    pub fn execution(mut self, execution: Execution) -> Self {
+        self.execution = execution;
         self
     }
 
@@ -75,8 +74,8 @@ impl Pipeline {
 
     /// Runs the forward and backward passes of all micro-batches through all stages.
     ///
-    /// `forward(micro_batch, hop)` is the forward pass of one micro-batch through all stages. It ends each stage but the last with
-    /// [`Hop::next`] and returns the loss, at which the backward pass begins. It runs on a thread of its own, which is suspended where a
+    /// `forward(micro_batch, boundary)` is the forward pass of one micro-batch through all stages. It ends each stage but the last with
+    /// [`StageBoundary::next`] and returns the loss, at which the backward pass begins. It runs on a thread of its own, which is suspended where a
     /// stage ends.
     ///
     /// `gradients(stage, micro_batch, gradients)` takes the gradients of the leaves that a stage's part of the forward pass used. It is
@@ -87,12 +86,12 @@ impl Pipeline {
     /// The gradients have the bits of a backward pass through the whole graph of the micro-batch, with one exception: a leaf that several
     /// stages use, or a tensor that is carried and used more than once in the same stage, may have its terms added in another order.
     ///
-    /// With [`Way::Threads`], **a leaf must not be used by several stages in several micro-batches**, because burn 0.22.1 keeps everything
+    /// With [`Execution::Threads`], **a leaf must not be used by several stages in several micro-batches**, because burn 0.22.1 keeps everything
     /// that shares a leaf in one graph, and two threads that extend and differentiate the same graph can wait for each other for ever. A
     /// leaf may be used by several stages in one micro-batch, or by one stage in several micro-batches. A forward pass that uses the same
     /// parameter in several stages makes new leaves of it in each micro-batch (`param.val().detach().require_grad()`).
     ///
-    /// A tensor with a gradient that reaches a later stage without [`Hop::carry`] ends the run with [`Error::Bypassed`], if the stage that
+    /// A tensor with a gradient that reaches a later stage without [`StageBoundary::carry`] ends the run with [`Error::Bypassed`], if the stage that
     /// made it needs its graph as well: the later stage's backward pass has consumed it. If nothing else needs the graph, the gradients are
     /// right.
     ///
@@ -103,10 +102,10 @@ impl Pipeline {
     ///
     /// # Panics
     /// With the payload of a panic in one of the functions, after all threads have ended.
-    pub fn run<E, F, G>(&self, forward: F, gradients: G) -> Result<Ran, Stopped<E>>
+    pub fn run<E, F, G>(&self, forward: F, gradients: G) -> Result<PipelineOutput, Stopped<E>>
     where
         E: Send,
-        F: Fn(usize, &Hop<'_>) -> Result<Tensor<1>, E> + Sync,
+        F: Fn(usize, &StageBoundary<'_>) -> Result<Tensor<1>, E> + Sync,
         G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
     {
         self.run_guarded(forward, gradients, |_, _| Ok(()))
@@ -116,19 +115,19 @@ impl Pipeline {
     ///
     /// # Errors
     /// Those of [`run`](Self::run).
-    pub fn run_guarded<E, F, G, H>(&self, forward: F, gradients: G, guard: H) -> Result<Ran, Stopped<E>>
+    pub fn run_guarded<E, F, G, H>(&self, forward: F, gradients: G, guard: H) -> Result<PipelineOutput, Stopped<E>>
     where
         E: Send,
-        F: Fn(usize, &Hop<'_>) -> Result<Tensor<1>, E> + Sync,
+        F: Fn(usize, &StageBoundary<'_>) -> Result<Tensor<1>, E> + Sync,
         G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
         H: Fn(usize, Action) -> Result<(), E> + Sync,
     {
         let actions = self.schedule.actions(self.stages, self.micro_batches);
         let functions = Functions { forward, gradients, guard };
         let run = Run::new(functions, self.stages, self.micro_batches, self.time_limit, &self.devices);
-        match self.way {
-            Way::InTurns => thread::scope(|scope| run.work(scope, in_turns(&actions))),
-            Way::Threads => thread::scope(|scope| {
+        match self.execution {
+            Execution::Serial => thread::scope(|scope| run.work(scope, in_turns(&actions))),
+            Execution::Threads => thread::scope(|scope| {
                 let run = &run;
                 let mut workers = vec![];
                 for (stage, actions) in actions.into_iter().enumerate() {

@@ -1,10 +1,10 @@
 //! The operations that replicas take part in together.
 
 use std::fmt;
-use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
+use super::pieces::length;
 use crate::error::Error;
 
 /// Collective operations between the replicas of a model. All replicas call the same operations in the same order, each with the values of
@@ -13,7 +13,6 @@ use crate::error::Error;
 /// An operation that a replica does not join within the time limit ends with [`Error::Waited`] on the others, which names it. After an
 /// error the group is broken: every later operation of every replica ends with an error at once. When a replica ends in the middle of an
 /// operation, the operation may succeed on some replicas and fail on others. Work that must happen on all replicas or on none needs an
-/// [agreement](super::agreement::agree) before it.
 /// [agreement](super::agreement::agree) before it.
 ///
 /// Tensors have one dimension, are f32, have no autodiff graph, and stay on the caller's device.
@@ -62,36 +61,30 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     fn leave(&self, reason: &str);
 }
 
-impl<C: Communicator + ?Sized> Communicator for Arc<C> {
-    fn rank(&self) -> usize {
-        (**self).rank()
+/// Checks the arguments of [`reduce_scatter`](Communicator::reduce_scatter).
+pub(super) fn check_parts(parts: &[Tensor<1>], replicas: usize) -> Result<(), Error> {
+    if parts.len() != replicas {
+        return Err(Error::invalid("number of parts", parts.len(), "one for each replica"));
     }
+    parts.iter().try_for_each(check_values)
+}
 
-    fn replicas(&self) -> usize {
-        (**self).replicas()
+/// Checks the arguments of [`all_gather`](Communicator::all_gather).
+pub(super) fn check_gather(values: &Tensor<1>, lengths: &[usize], rank: usize, replicas: usize) -> Result<(), Error> {
+    if lengths.len() != replicas {
+        return Err(Error::invalid("number of lengths", lengths.len(), "one for each replica"));
     }
-
-    fn in_this_process(&self) -> usize {
-        (**self).in_this_process()
+    if lengths[rank] != length(values) {
+        let expected = "the length that the list has for this replica";
+        return Err(Error::invalid("number of elements of all_gather", length(values), expected));
     }
+    check_values(values)
+}
 
-    fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        (**self).exchange(message)
-    }
-
-    fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error> {
-        (**self).all_reduce(values)
-    }
-
-    fn reduce_scatter(&self, parts: Vec<Tensor<1>>) -> Result<Tensor<1>, Error> {
-        (**self).reduce_scatter(parts)
-    }
-
-    fn all_gather(&self, values: Tensor<1>, lengths: &[usize]) -> Result<Vec<Tensor<1>>, Error> {
-        (**self).all_gather(values, lengths)
-    }
-
-    fn leave(&self, reason: &str) {
-        (**self).leave(reason);
+/// Checks the argument of [`all_reduce`](Communicator::all_reduce).
+pub(super) fn check_values(values: &Tensor<1>) -> Result<(), Error> {
+    match values.dtype() {
+        DType::F32 => Ok(()),
+        dtype => Err(Error::invalid("dtype of values that replicas exchange", format!("{dtype:?}"), "F32")),
     }
 }

@@ -1,9 +1,10 @@
 //! Groups of groups: processes with several devices each.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 
-use super::arguments;
-use super::communicator::Communicator;
+use super::communicator::{Communicator, check_gather, check_parts, check_values};
 use super::pieces::{cut, joined, length, lengths, nothing};
 use crate::error::Error;
 
@@ -14,7 +15,7 @@ use crate::error::Error;
 /// out inside. So a sum adds the replicas of each process first: `(v0 + v1) + (v2 + v3)` for two processes with two replicas each. All
 /// replicas get the same bits, but not those of the sum in the order of the ranks.
 ///
-/// All replicas of a process share one `between`, as an [`Arc`](std::sync::Arc), and only the leader operates it. A replica that leaves, or
+/// All replicas of a process share one `between`, and only the leader operates it. A replica that leaves, or
 /// is dropped, leaves both groups, so that all processes learn of it. Replicas of other processes may get [`Error::Left`] with the rank of
 /// a leader; the reason then names the replica that left.
 ///
@@ -23,7 +24,7 @@ use crate::error::Error;
 #[derive(Debug)]
 pub struct Nested<I: Communicator, B: Communicator> {
     inside: I,
-    between: B,
+    between: Arc<B>,
 }
 
 impl<I: Communicator, B: Communicator> Nested<I, B> {
@@ -32,7 +33,7 @@ impl<I: Communicator, B: Communicator> Nested<I, B> {
     /// # Errors
     /// Those of [`exchange`](Communicator::exchange). [`Error::Differs`] on every replica when processes have different numbers of
     /// replicas.
-    pub fn new(inside: I, between: B) -> Result<Self, Error> {
+    pub fn new(inside: I, between: Arc<B>) -> Result<Self, Error> {
         let nested = Self { inside, between };
         let own = (nested.inside.replicas() as u64).to_le_bytes();
         // Processes without replicas do not exist, so that each sends eight bytes.
@@ -123,7 +124,7 @@ impl<I: Communicator, B: Communicator> Communicator for Nested<I, B> {
 
     fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error> {
         self.run(|nested| {
-            arguments::all_reduce(&values)?;
+            check_values(&values)?;
             let sum = nested.sum_inside(values.clone())?;
             let sum = nested.led(|between| between.all_reduce(sum))?;
             nested.hand_out(sum, length(&values), &values)
@@ -132,7 +133,7 @@ impl<I: Communicator, B: Communicator> Communicator for Nested<I, B> {
 
     fn reduce_scatter(&self, parts: Vec<Tensor<1>>) -> Result<Tensor<1>, Error> {
         self.run(|nested| {
-            arguments::reduce_scatter(&parts, nested.replicas())?;
+            check_parts(&parts, nested.replicas())?;
             let like = parts[nested.rank()].clone();
             let lengths = lengths(&parts);
             let replicas = nested.inside.replicas();
@@ -149,7 +150,7 @@ impl<I: Communicator, B: Communicator> Communicator for Nested<I, B> {
 
     fn all_gather(&self, values: Tensor<1>, lengths: &[usize]) -> Result<Vec<Tensor<1>>, Error> {
         self.run(|nested| {
-            arguments::all_gather(&values, lengths, nested.rank(), nested.replicas())?;
+            check_gather(&values, lengths, nested.rank(), nested.replicas())?;
             let replicas = nested.inside.replicas();
             let own = &lengths[nested.between.rank() * replicas..][..replicas];
             let processes: Vec<usize> = lengths.chunks(replicas).map(|lengths| lengths.iter().sum()).collect();

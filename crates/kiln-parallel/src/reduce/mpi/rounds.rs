@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::message::{End, Header, Reason};
 use super::transfer::{Backoff, Pending};
 use crate::error::Error;
-use crate::reduce::meeting::Call;
+use crate::reduce::rendezvous::Call;
 
 /// The operation and the values of a replica for a round.
 pub(super) struct Round {
@@ -39,25 +39,22 @@ pub(super) struct Parcels {
 /// A request to the thread.
 pub(super) enum Job {
     Round(Round, Sender<Result<Parcels, Error>>),
-    /// Look at [`Wishes`].
+    /// Look at the [`EndRequest`].
     Look,
 }
 
-/// Requests that the thread has to notice in the middle of a round too.
-#[derive(Default)]
-pub(super) struct Wishes {
-    /// The error with which this replica ends the group.
-    end: Mutex<Option<Error>>,
-}
+/// The error with which this replica asks to end the group. The thread notices it in the middle of a round too.
+#[derive(Clone, Default)]
+pub(super) struct EndRequest(Arc<Mutex<Option<Error>>>);
 
-impl Wishes {
-    /// Ends the group, unless it has ended.
-    pub(super) fn wish_end(&self, error: Error) {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+impl EndRequest {
+    /// Keeps the first error.
+    pub(super) fn set(&self, error: Error) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 
-    pub(super) fn end(&self) -> Option<Error> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn get(&self) -> Option<Error> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -83,7 +80,7 @@ pub(super) struct Rounds {
     pub(super) time_limit: Duration,
     /// The most elements that are sent at once.
     pub(super) piece: NonZeroUsize,
-    pub(super) wishes: Arc<Wishes>,
+    pub(super) end_request: EndRequest,
     /// Dropped when the thread has finalised MPI, or when it never will.
     pub(super) running: Option<Sender<()>>,
     pub(super) jobs: Receiver<Job>,
@@ -122,9 +119,9 @@ impl Rounds {
         drop(self.running);
     }
 
-    /// Ends the group if this replica wishes it.
+    /// Ends the group if this replica asks for it.
     fn look(&mut self) {
-        if let Some(error) = self.wishes.end() {
+        if let Some(error) = self.end_request.get() {
             self.end(&error);
         }
     }
@@ -284,7 +281,7 @@ impl Rounds {
         deadline: Option<Instant>,
         missing: impl Iterator<Item = usize>,
     ) -> Option<Error> {
-        if let Some(error) = self.wishes.end().or_else(|| self.others_end(round)) {
+        if let Some(error) = self.end_request.get().or_else(|| self.others_end(round)) {
             return Some(error);
         }
         deadline.filter(|deadline| Instant::now() >= *deadline).map(|_| {
