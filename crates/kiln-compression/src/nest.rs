@@ -88,7 +88,7 @@ fn part<R: Reparameterizer, const D: usize>(
 /// The name of a [`Nested`] in the paths of its parts.
 pub(crate) const NESTED: &str = "nested";
 
-/// What [`Nest`] attaches.
+/// The reparameterization that [`Nest`] attaches.
 #[derive(Clone, Debug)]
 pub struct Nested<A, B> {
     /// Changes the stored value.

@@ -13,7 +13,7 @@ use crate::Error;
 /// The container of what is attached to a parameter, as visitors see it.
 const ATTACHED: &str = "Reparameterization";
 
-/// Where a walk is in the model.
+/// The place of a walk in the model.
 #[derive(Debug, Default)]
 pub(crate) struct Place {
     /// Names of fields, and what kind of module holds each: `Struct:Linear`, `Vec`, `Reparameterization`.
@@ -62,7 +62,7 @@ pub(crate) fn is_below(path: &str, module: &str) -> bool {
     path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// What a walk meets.
+/// The items of a walk.
 pub(crate) enum Met<'a> {
     /// The beginning of a reparameterization of this name. Its tensors follow.
     Attached(&'a str),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// How a segment of a chain is run.
+/// The mode of a segment of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -23,11 +23,11 @@ pub enum Mode {
 pub struct PlanSegment {
     /// The blocks, counted from zero.
     pub blocks: Range<usize>,
-    /// How they are run.
+    /// Their mode.
     pub mode: Mode,
 }
 
-/// How the blocks of a chain are run: segments that follow each other without a gap.
+/// A plan for the blocks of a chain: segments that follow each other without a gap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<PlanSegment>", into = "Vec<PlanSegment>")]
 pub struct Plan {

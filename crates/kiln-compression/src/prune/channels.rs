@@ -22,7 +22,7 @@ pub struct Multiplied {
     pub path: String,
     /// The shape of its weight.
     pub shape: Vec<usize>,
-    /// How often each element of the weight is multiplied in a forward pass.
+    /// Multiplications of each element of the weight in a forward pass.
     pub times: usize,
 }
 

@@ -9,7 +9,7 @@ use super::shrink::{Shapes, check_parts};
 use crate::Error;
 use crate::parameters::{Met, walk};
 
-/// How many channels are removed.
+/// A target for the removal of channels.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ChannelPruning {
@@ -64,7 +64,7 @@ impl ChannelPruning {
 }
 
 impl Channels {
-    /// How much each channel of each group matters: the L2 norm of all that belongs to it in weights of two or more dimensions and in gammas
+    /// The importance of each channel of each group: the L2 norm of all its values in weights of two or more dimensions and in gammas
     /// of norms, on the input side and on the output side (Torch-Pruning's group magnitude).
     ///
     /// # Errors

@@ -13,7 +13,7 @@ pub struct Member {
     pub path: String,
     /// The number of the axis.
     pub axis: usize,
-    /// How many entries in a row the axis has for each channel: 1, and more where a layer reads flattened maps.
+    /// Consecutive entries of the axis for each channel: 1, or more where a layer reads flattened maps.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub block: usize,
 }
@@ -29,7 +29,7 @@ fn is_one(block: &usize) -> bool {
 /// Axes that have the same channels. A channel is removed from all of them or from none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelGroup {
-    /// How many channels.
+    /// Number of channels.
     pub size: usize,
     /// The axes, in the order of the model's fields.
     pub members: Vec<Member>,
@@ -91,7 +91,7 @@ impl Kept {
     }
 }
 
-/// What is kept of an axis.
+/// The entries of an axis that are kept.
 #[derive(Clone, Debug)]
 pub(super) struct Cut {
     pub(super) axis: usize,

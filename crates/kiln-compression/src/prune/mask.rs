@@ -85,7 +85,7 @@ impl Masks {
         self.split(path).map(|(_, outside)| outside)
     }
 
-    /// Where masks are attached.
+    /// The paths of the parameters that get masks.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.paths.iter().map(String::as_str)
     }

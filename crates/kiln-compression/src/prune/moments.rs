@@ -66,7 +66,7 @@ pub fn mask_moments(optimizer: ModuleOptimizer, model: &impl Module) -> Result<M
 
 /// Cuts an optimizer's moments as [`shrink`](crate::shrink) cuts the parameters. `model` is the model before or after it is cut: only its ids are read.
 ///
-/// What [`mask_moments`] says of records holds here too.
+/// The notes of [`mask_moments`] on records apply.
 ///
 /// The example of [`mask_channels`](crate::mask_channels) trains on with the moments that stay.
 ///

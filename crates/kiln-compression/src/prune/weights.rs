@@ -8,7 +8,7 @@ use super::mask::{MaskedLayer, input_axis, masked_layers, with_masks};
 use crate::Error;
 use crate::parameters::for_each;
 
-/// Over what a sparsity is counted.
+/// The weights among which a sparsity is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
@@ -19,15 +19,15 @@ pub enum Scope {
     Layer,
 }
 
-/// Which weights are pruned.
+/// A method that chooses the weights to prune.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Pruning {
-    /// Those of the smallest magnitude (Han et al. 2015).
+    /// The weights of the smallest magnitude (Han et al. 2015).
     Magnitude {
         /// The part that is pruned, from 0 to 1.
         sparsity: f64,
-        /// Over what it is counted.
+        /// The weights among which it is counted.
         #[serde(default)]
         scope: Scope,
     },
@@ -35,18 +35,18 @@ pub enum Pruning {
     Random {
         /// The part that is pruned, from 0 to 1.
         sparsity: f64,
-        /// Over what it is counted.
+        /// The weights among which it is counted.
         #[serde(default)]
         scope: Scope,
-        /// Where the random numbers start: a seed and a model give one choice.
+        /// Random seed. One seed and one model give one choice.
         seed: u64,
     },
     /// All but the `n` largest of each `m` weights that follow each other along the input dimension (Mishra et al. 2021). An input
     /// dimension that `m` does not divide has its rest left dense, as the three channels of an image.
     NOfM {
-        /// How many are kept; 1 or more.
+        /// The number of weights that are kept, at least 1.
         n: usize,
-        /// Of how many; more than `n`.
+        /// The size of a group of weights, more than `n`.
         m: usize,
     },
 }
@@ -111,7 +111,7 @@ struct Layer {
     values: Vec<f32>,
 }
 
-/// Prunes a model that has [`Masks`](crate::Masks). What is pruned stays pruned: a sparsity below that of the model changes nothing.
+/// Prunes a model that has [`Masks`](crate::Masks). Pruned weights stay pruned: a sparsity below that of the model changes nothing.
 ///
 /// Only weights of linear layers and convolutions are pruned, also where other parameters have masks. The stored values do not change, see
 /// [`zero_pruned`](crate::zero_pruned). After each call give the optimizer the masks ([`mask_moments`](crate::mask_moments)).
@@ -168,21 +168,21 @@ pub fn prune<M: Module>(model: M, how: &Pruning) -> Result<M, Error> {
     Ok(with_masks(model, masks))
 }
 
-/// Keeps every weight again. The weights have the values that they had when they were pruned, or zeros after
+/// Uses every weight again. The weights have the values that they had when they were pruned, or zeros after
 /// [`zero_pruned`](crate::zero_pruned).
 pub fn unprune<M: Module>(model: M) -> M {
     let all = masked_layers(&model).into_iter().map(|layer| (layer.site.path, vec![true; layer.kept.len()])).collect();
     with_masks(model, all)
 }
 
-/// How much of a model is pruned.
+/// The sparsity of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sparsity {
     /// The parameters that have masks, in the order of the model's fields.
     pub layers: Vec<LayerSparsity>,
 }
 
-/// How much of a parameter is pruned.
+/// The sparsity of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerSparsity {
     /// The path of the parameter.
@@ -208,7 +208,7 @@ impl Sparsity {
     }
 }
 
-/// How much of a model's masks is pruned, by layer and in all.
+/// The sparsity of a model that has masks, by layer and in total.
 pub fn sparsity(model: &impl Module) -> Sparsity {
     let count = |layer: MaskedLayer| LayerSparsity {
         pruned: layer.kept.iter().filter(|kept| !**kept).count(),

@@ -10,7 +10,7 @@ use burn::module::Module;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What one number of bits costs a weight.
+/// The cost of one number of bits for a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct BitChoice {
     /// Bits of a code.
@@ -86,7 +86,7 @@ pub fn bit_choices<M: Module>(
     }
 }
 
-/// The choice of least error within a budget.
+/// The assignment with the least error within a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
     /// Bits of each weight by its path.

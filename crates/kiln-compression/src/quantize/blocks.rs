@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How many values of a weight share a scale.
+/// The values of a weight that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {

@@ -22,7 +22,7 @@ const VERSION: u32 = 1;
 /// The key of the description in the file's metadata.
 const KEY: &str = "kiln_quantized";
 
-/// What the metadata say, as JSON.
+/// The description in the metadata, as JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
@@ -158,7 +158,7 @@ struct Plain {
     data: Option<TensorData>,
 }
 
-/// What a tensor holds.
+/// The kind of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Float,

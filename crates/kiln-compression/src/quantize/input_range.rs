@@ -1,8 +1,10 @@
 //! The range of a layer's input, followed while training, and inputs brought to the values that integers can have.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::thread::LocalKey;
 
 use burn::module::{Flag, Module, Param, RunningState};
 use burn::tensor::{DType, Device, Tensor};
@@ -80,7 +82,7 @@ fn fake_quantize_affine(x: Tensor<1>, values: Tensor<1>, low: Tensor<1>, high: T
     (passed.clone() - passed.detach()) + simulated
 }
 
-/// What a calibration has seen of each layer's input.
+/// The inputs that a calibration has observed, by layer.
 struct Calibration {
     method: RangeMethod,
     seen: BTreeMap<String, Calibrator>,
@@ -89,55 +91,53 @@ struct Calibration {
 
 impl Calibration {
     fn observe(&mut self, path: &str, values: &[f32]) -> Result<(), Error> {
-        if !self.seen.contains_key(path) {
-            self.seen.insert(path.to_owned(), Calibrator::new(self.method)?);
-        }
-        match self.seen.get_mut(path) {
-            Some(calibrator) => calibrator.observe(values),
-            None => Ok(()),
-        }
+        let calibrator = match self.seen.entry(path.to_owned()) {
+            Entry::Occupied(seen) => seen.into_mut(),
+            Entry::Vacant(new) => new.insert(Calibrator::new(self.method)?),
+        };
+        calibrator.observe(values)
     }
 }
 
 thread_local! {
-    /// Whether weights are read to learn about the input of their layer.
-    static ASKING: Cell<bool> = const { Cell::new(false) };
-    /// The range of the input of the layer whose weight was read last.
-    static ANSWER: RefCell<Option<InputRange>> = const { RefCell::new(None) };
-    /// What calibration has seen, while it runs.
+    /// While [`input_map`] searches for an input range: that of the layer whose weight was read last.
+    static SEARCH: RefCell<Option<Option<InputRange>>> = const { RefCell::new(None) };
+    /// The calibration that runs.
     static CALIBRATION: RefCell<Option<Calibration>> = const { RefCell::new(None) };
 }
 
-/// Answers a question for the input of the layer, if one is asked, and returns whether it is.
-pub(super) fn answer(range: Option<&InputRange>) -> bool {
-    let asking = ASKING.get();
-    if asking {
-        ANSWER.set(range.cloned());
+/// Runs `f` while a thread-local has this value, and returns its value at the end. The value before is restored, also after a panic.
+pub(super) fn during<T, R>(
+    local: &'static LocalKey<RefCell<Option<T>>>,
+    value: T,
+    f: impl FnOnce() -> R,
+) -> (R, Option<T>) {
+    struct Restore<T: 'static>(&'static LocalKey<RefCell<Option<T>>>, Option<T>);
+    impl<T> Drop for Restore<T> {
+        fn drop(&mut self) {
+            self.0.set(self.1.take());
+        }
     }
-    asking
+    let restore = Restore(local, local.replace(Some(value)));
+    let result = f();
+    (result, restore.0.take())
 }
 
-/// What happens to the elements of a layer's input on their way in.
+/// Notes the input range of the layer whose weight is read, if [`input_map`] searches for it. Returns whether it does.
+pub(super) fn note_range(range: Option<&InputRange>) -> bool {
+    SEARCH.with_borrow_mut(|search| search.as_mut().map(|found| *found = range.cloned()).is_some())
+}
+
+/// A change of the elements of a layer's input.
 pub type InputMap = Box<dyn FnOnce(Tensor<1>) -> Tensor<1>>;
 
-/// What happens to the input of the layer whose weight `read_weight` reads; nothing where the layer's input is not simulated.
+/// The fake quantisation of the input of the layer whose weight `read_weight` reads; `None` if the layer's input is not simulated.
 ///
 /// This is the hook of layers that ask for one, as those of kiln-models do: `kiln_models::on_layer_input(kiln_compression::input_map)`. In
 /// a layer of one's own, [`simulate_input`] is simpler.
 pub fn input_map(read_weight: &dyn Fn()) -> Option<InputMap> {
-    /// Ends the question, also by a panic, and goes on with the one around it.
-    struct Asked(bool, Option<InputRange>);
-    impl Drop for Asked {
-        fn drop(&mut self) {
-            ASKING.set(self.0);
-            ANSWER.set(self.1.take());
-        }
-    }
-    let asked = Asked(ASKING.replace(true), ANSWER.take());
-    read_weight();
-    let answer = ANSWER.take();
-    drop(asked);
-    let range = answer?;
+    let ((), found) = during(&SEARCH, None, read_weight);
+    let range = found??;
     Some(Box::new(move |x| match observe(&range, &x) {
         true => x,
         false => range.simulate(x),
@@ -192,18 +192,8 @@ pub fn simulate_input<const D: usize, const W: usize>(weight: &Param<Tensor<W>>,
 /// [`Error::InvalidSetting`] for a percentile out of range, [`Error::NotFinite`] for an input that is infinite or not a number, [`Error::Read`] when a
 /// device cannot give an input.
 pub fn calibrate<R>(method: RangeMethod, run: impl FnOnce() -> R) -> Result<(BTreeMap<String, Range>, R), Error> {
-    /// Ends the calibration, also by a panic, and goes on with the one around it.
-    struct Running(Option<Calibration>);
-    impl Drop for Running {
-        fn drop(&mut self) {
-            CALIBRATION.set(self.0.take());
-        }
-    }
     let own = Calibration { method, seen: BTreeMap::new(), failed: None };
-    let running = Running(CALIBRATION.replace(Some(own)));
-    let result = run();
-    let calibration = CALIBRATION.take();
-    drop(running);
+    let (result, calibration) = during(&CALIBRATION, own, run);
     let mut ranges = BTreeMap::new();
     if let Some(Calibration { seen, failed, .. }) = calibration {
         if let Some(error) = failed {

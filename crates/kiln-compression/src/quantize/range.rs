@@ -5,7 +5,7 @@ use super::weights::check_finite;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 
-/// How a range is chosen from the values of calibration batches.
+/// The method that chooses a range from the values of calibration batches.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RangeMethod {

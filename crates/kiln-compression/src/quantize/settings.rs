@@ -8,7 +8,7 @@ use crate::parameters::is_below;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How [`quantize`](super::quantize) quantises the weights of a model.
+/// The settings of [`quantize`](super::quantize): which weights of a model, and with how many bits.
 ///
 /// A path is that of a parameter, `layer1.0.conv1.weight`, or of a module, which stands for all parameters inside: `layer1`. By default
 /// all parameters of two dimensions and more are quantised except those of embeddings: biases and norms are left alone.
@@ -33,17 +33,17 @@ pub struct Quantization {
     pub bits: u8,
     /// Which values share a scale.
     pub granularity: Granularity,
-    /// How the range of a block is chosen.
+    /// The method that chooses the range of a block.
     pub range: WeightRange,
     /// Whether scales are rounded to 16 bits.
     pub half_scales: bool,
     /// Whether embeddings are quantised too.
     pub embeddings: bool,
-    /// If not empty, only what these paths name is quantised, whatever its dimensions are.
+    /// If not empty, only the parameters at or below these paths are quantised, of any number of dimensions.
     pub only: Vec<String>,
-    /// What these paths name is left alone.
+    /// Parameters at or below these paths are not quantised.
     pub skip: Vec<String>,
-    /// Other bits for what these paths name. The longest path that fits counts.
+    /// Other bits for the parameters at or below these paths. The longest matching path counts.
     pub bits_of: BTreeMap<String, u8>,
 }
 
@@ -74,7 +74,7 @@ impl Quantization {
         Self { granularity, ..self }
     }
 
-    /// Sets how the range of a block is chosen.
+    /// Sets the method that chooses the range of a block.
     pub fn range(self, range: WeightRange) -> Self {
         Self { range, ..self }
     }
@@ -89,25 +89,25 @@ impl Quantization {
         Self { embeddings: true, ..self }
     }
 
-    /// Adds a path to those that alone are quantised.
+    /// Quantises only the parameters at or below this path, and those of further calls.
     pub fn only(mut self, path: impl Into<String>) -> Self {
         self.only.push(path.into());
         self
     }
 
-    /// Leaves alone what a path names.
+    /// Does not quantise the parameters at or below a path.
     pub fn skip(mut self, path: impl Into<String>) -> Self {
         self.skip.push(path.into());
         self
     }
 
-    /// Sets other bits for what a path names.
+    /// Sets the bits of the parameters at or below a path.
     pub fn bits_of(mut self, path: impl Into<String>, bits: u8) -> Self {
         self.bits_of.insert(path.into(), bits);
         self
     }
 
-    /// The bits of a parameter, none if it is left alone.
+    /// The bits of a parameter; `None` if it is not quantised.
     pub(crate) fn chosen(&self, path: &str, kind: &str, dimensions: usize) -> Option<u8> {
         let asked = match self.only.is_empty() {
             true => dimensions >= 2 && (self.embeddings || kind != "Embedding"),
