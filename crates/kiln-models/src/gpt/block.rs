@@ -80,7 +80,7 @@ impl GptBlock {
 
     /// Runs the block on tokens that follow those in `past`, and adds their keys and values to `past`. It uses burn's own layers, since
     /// nothing is kept for a backward pass.
-    pub(super) fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Place) -> Tensor<3> {
+    pub(super) fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Position) -> Tensor<3> {
         let attended = self.attn.extend(layer_norm(&self.ln_1, x_btc.clone()), past, at);
         let x_btc = x_btc + self.drop.forward(attended);
         let fed = self.mlp.stock(layer_norm(&self.ln_2, x_btc.clone()));
@@ -100,7 +100,7 @@ impl Attention {
         self.joined(causal_attention(query, key, value))
     }
 
-    fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Place) -> Tensor<3> {
+    fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Position) -> Tensor<3> {
         let [query, key, value] = self.projected(x_btc);
         let (key, value) = past.add(key, value, at);
         self.joined(attend_to_past(query, key, value))
@@ -188,7 +188,7 @@ pub(super) struct KeysValues {
 
 /// The position of new tokens in the text.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct Position {
     /// Tokens before them.
     pub(super) past: usize,
     /// The longest text.
@@ -197,14 +197,14 @@ pub(super) struct Place {
 
 impl KeysValues {
     /// Writes the keys and values `[B, H, T, D]` of new tokens, and returns those of all tokens, `[B, H, P + T, D]`.
-    fn add(&mut self, key: Tensor<4>, value: Tensor<4>, at: Place) -> (Tensor<4>, Tensor<4>) {
+    fn add(&mut self, key: Tensor<4>, value: Tensor<4>, at: Position) -> (Tensor<4>, Tensor<4>) {
         (add(&mut self.keys, key, at), add(&mut self.values, value, at))
     }
 }
 
 /// Writes `new` into `room` after `past` tokens. The tensor is taken out of `room` while it is written, so that a backend can write
 /// without a copy.
-fn add(room: &mut Option<Tensor<4>>, new: Tensor<4>, Place { past, context }: Place) -> Tensor<4> {
+fn add(room: &mut Option<Tensor<4>>, new: Tensor<4>, Position { past, context }: Position) -> Tensor<4> {
     let [b, h, t, d] = new.dims();
     let all = room.take().unwrap_or_else(|| Tensor::zeros([b, h, context, d], (&new.device(), new.dtype())));
     let all = all.slice_assign([0..b, 0..h, past..past + t, 0..d], new);

@@ -7,7 +7,7 @@ use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_layers::LinearCrossEntropy;
 
-use super::block::{GptBlock, GptCache, KeysValues, Place};
+use super::block::{GptBlock, GptCache, KeysValues, Position};
 use super::config::GptConfig;
 use crate::Error;
 use crate::layers::{layer_norm, output, usable};
@@ -164,7 +164,7 @@ impl Gpt {
         if let Some(texts) = cache.texts().filter(|texts| *texts != b) {
             return invalid("number of texts", b, format!("{texts} as in the cache"));
         }
-        let at = Place { past, context };
+        let at = Position { past, context };
         cache.blocks.resize_with(self.h.len(), KeysValues::default);
         let x_btc = self.embed_after(past, ids_bt);
         let x_btc = self.h.iter().zip(&mut cache.blocks).fold(x_btc, |x, (block, own)| block.extend(x, own, at));

@@ -24,7 +24,7 @@ pub struct EncoderBlock {
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
 #[allow(missing_docs, reason = "named after the networks")]
-pub enum EncoderLayers {
+pub(super) enum EncoderLayers {
     ResNet(ResNetBlock),
     MobileNetV2(MobileNetBlock),
 }

@@ -15,10 +15,9 @@ use crate::Error;
 use crate::layers::{self, ConvNorm, ConvShape, conv_norm_names, output, usable};
 
 use config::LEVELS;
-use encoder::{Encoder, names};
+use encoder::{Encoder, EncoderBlock, names};
 
 pub use config::{UnetConfig, UnetEncoder};
-pub use encoder::{EncoderBlock, EncoderLayers};
 
 /// One block of a [`Unet`] as a chain. Each block passes on the newest features, and those features of the encoder that the
 /// decoder has not read yet, from the largest image to the smallest.
