@@ -9,6 +9,6 @@ mod text;
 
 pub use chain::Chain;
 pub use cost::{ChainCost, Cost, PlanCost};
-pub use measure::{Gauge, MemoryUse, measure_blocks};
+pub use measure::{MemoryUse, measure_blocks};
 pub use segments::{Mode, Plan, PlanSegment};
 pub use solve::{least, solve};
