@@ -1,6 +1,7 @@
 //! The operations that replicas take part in together.
 
 use std::fmt;
+use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
@@ -59,6 +60,40 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Leaves the group for good, because of `reason`. The others learn of it at their next operation, which ends with [`Error::Left`].
     /// Does not wait for anyone.
     fn leave(&self, reason: &str);
+}
+
+impl<C: Communicator + ?Sized> Communicator for Arc<C> {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn replicas(&self) -> usize {
+        (**self).replicas()
+    }
+
+    fn in_this_process(&self) -> usize {
+        (**self).in_this_process()
+    }
+
+    fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        (**self).exchange(message)
+    }
+
+    fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error> {
+        (**self).all_reduce(values)
+    }
+
+    fn reduce_scatter(&self, parts: Vec<Tensor<1>>) -> Result<Tensor<1>, Error> {
+        (**self).reduce_scatter(parts)
+    }
+
+    fn all_gather(&self, values: Tensor<1>, lengths: &[usize]) -> Result<Vec<Tensor<1>>, Error> {
+        (**self).all_gather(values, lengths)
+    }
+
+    fn leave(&self, reason: &str) {
+        (**self).leave(reason);
+    }
 }
 
 /// Checks the arguments of [`reduce_scatter`](Communicator::reduce_scatter).

@@ -46,13 +46,13 @@ pub struct Local {
 
 /// The state that the replicas of a group share.
 struct Group {
-    rendezvous: Mutex<Rendezvous<Parcel>>,
+    rendezvous: Mutex<Rendezvous<Contribution>>,
     changed: Condvar,
 }
 
 /// The values of a replica for a round.
 #[derive(Default)]
-struct Parcel {
+struct Contribution {
     message: Vec<u8>,
     tensors: Vec<Tensor<1>>,
 }
@@ -75,11 +75,16 @@ impl Local {
         self
     }
 
-    /// Brings a parcel to the next round, and waits for those of the others.
-    fn meet(&self, operation: &'static str, lengths: Vec<usize>, parcel: Parcel) -> Result<Arc<[Parcel]>, Error> {
+    /// Brings a contribution to the next round, and waits for those of the others.
+    fn meet(
+        &self,
+        operation: &'static str,
+        lengths: Vec<usize>,
+        contribution: Contribution,
+    ) -> Result<Arc<[Contribution]>, Error> {
         let deadline = Instant::now().checked_add(self.time_limit);
         let mut rendezvous = locked(&self.group.rendezvous);
-        let joined = rendezvous.join(self.rank, Call { operation, lengths }, parcel);
+        let joined = rendezvous.join(self.rank, Call { operation, lengths }, contribution);
         self.group.changed.notify_all();
         let round = joined?;
         loop {
@@ -102,7 +107,7 @@ impl Local {
     #[cfg(feature = "cuda")]
     pub(super) fn meet_for(&self, operation: &'static str, length: usize) -> Result<(), Error> {
         let _turn = locked(&self.turn);
-        self.meet(operation, vec![length], Parcel::default()).map(drop)
+        self.meet(operation, vec![length], Contribution::default()).map(drop)
     }
 
     /// Breaks the group if what this replica brings does not fit, so that the others do not wait.
@@ -121,15 +126,17 @@ impl Local {
     /// Hands `parts[r]` to replica `r`. Returns the sum of the parts that all replicas have for this one.
     fn sum_of_own(&self, parts: Vec<Tensor<1>>, operation: &'static str) -> Result<Tensor<1>, Error> {
         let device = parts[self.rank].device();
-        let parcels = self.meet(operation, lengths(&parts), Parcel { tensors: parts, ..Parcel::default() })?;
-        Ok(summed(parcels.iter().map(|parcel| parcel.tensors[self.rank].clone()), &device))
+        let contributions =
+            self.meet(operation, lengths(&parts), Contribution { tensors: parts, ..Contribution::default() })?;
+        Ok(summed(contributions.iter().map(|contribution| contribution.tensors[self.rank].clone()), &device))
     }
 
     /// The tensors of all replicas, on the device of this replica's.
     fn all(&self, own: Tensor<1>, lengths: &[usize], operation: &'static str) -> Result<Vec<Tensor<1>>, Error> {
         let device = own.device();
-        let parcels = self.meet(operation, lengths.to_vec(), Parcel { tensors: vec![own], ..Parcel::default() })?;
-        let tensors = parcels.iter().flat_map(|parcel| &parcel.tensors);
+        let contributions =
+            self.meet(operation, lengths.to_vec(), Contribution { tensors: vec![own], ..Contribution::default() })?;
+        let tensors = contributions.iter().flat_map(|contribution| &contribution.tensors);
         Ok(tensors.map(|tensor| tensor.clone().to_device(&device)).collect())
     }
 }
@@ -149,9 +156,9 @@ impl Communicator for Local {
 
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let _turn = locked(&self.turn);
-        let parcel = Parcel { message: message.to_vec(), ..Parcel::default() };
-        let parcels = self.meet("exchange", vec![], parcel)?;
-        Ok(parcels.iter().map(|parcel| parcel.message.clone()).collect())
+        let contribution = Contribution { message: message.to_vec(), ..Contribution::default() };
+        let contributions = self.meet("exchange", vec![], contribution)?;
+        Ok(contributions.iter().map(|contribution| contribution.message.clone()).collect())
     }
 
     fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error> {

@@ -1,7 +1,5 @@
 //! Groups of groups: processes with several devices each.
 
-use std::sync::Arc;
-
 use burn::tensor::Tensor;
 
 use super::communicator::{Communicator, check_gather, check_parts, check_values};
@@ -15,7 +13,7 @@ use crate::error::Error;
 /// out inside. So a sum adds the replicas of each process first: `(v0 + v1) + (v2 + v3)` for two processes with two replicas each. All
 /// replicas get the same bits, but not those of the sum in the order of the ranks.
 ///
-/// All replicas of a process share one `between`, and only the leader operates it. A replica that leaves, or
+/// All replicas of a process share one `between`, as an [`Arc`](std::sync::Arc), and only the leader operates it. A replica that leaves, or
 /// is dropped, leaves both groups, so that all processes learn of it. Replicas of other processes may get [`Error::Left`] with the rank of
 /// a leader; the reason then names the replica that left.
 ///
@@ -24,7 +22,7 @@ use crate::error::Error;
 #[derive(Debug)]
 pub struct Nested<I: Communicator, B: Communicator> {
     inside: I,
-    between: Arc<B>,
+    between: B,
 }
 
 impl<I: Communicator, B: Communicator> Nested<I, B> {
@@ -33,7 +31,7 @@ impl<I: Communicator, B: Communicator> Nested<I, B> {
     /// # Errors
     /// Those of [`exchange`](Communicator::exchange). [`Error::Differs`] on every replica when processes have different numbers of
     /// replicas.
-    pub fn new(inside: I, between: Arc<B>) -> Result<Self, Error> {
+    pub fn new(inside: I, between: B) -> Result<Self, Error> {
         let nested = Self { inside, between };
         let own = (nested.inside.replicas() as u64).to_le_bytes();
         // Processes without replicas do not exist, so that each sends eight bytes.

@@ -17,7 +17,7 @@ use mpi::Threading;
 use mpi::environment::initialize_with_threading;
 use mpi::topology::Communicator as _;
 
-use self::rounds::{EndRequest, Job, Parcels, Round, Rounds};
+use self::rounds::{Contributions, EndRequest, Job, Round, Rounds};
 use crate::error::Error;
 use crate::reduce::communicator::{Communicator, check_gather, check_parts, check_values};
 use crate::reduce::pieces::{cut, even_lengths, length, lengths};
@@ -110,7 +110,7 @@ impl Mpi {
     }
 
     /// Asks the thread for a round.
-    fn meet(&self, round: Round) -> Result<Parcels, Error> {
+    fn meet(&self, round: Round) -> Result<Contributions, Error> {
         let operation = round.call.operation;
         let (reply, outcome) = channel();
         let jobs = self.jobs.as_ref().ok_or_else(|| gone(operation))?;
@@ -146,14 +146,14 @@ impl Mpi {
 
     /// One list of values for each replica, one after the other: the sum of those at `rank`.
     fn sum_of_own(&self, values: Vec<f32>, lengths: &[usize], operation: &'static str) -> Result<Vec<f32>, Error> {
-        let parcels = self.meet(Round {
+        let contributions = self.meet(Round {
             call: Call { operation, lengths: lengths.to_vec() },
             message: vec![],
             values,
             parts: ranges(lengths),
             incoming: vec![lengths[self.rank]; self.replicas],
         })?;
-        let mut values = parcels.values;
+        let mut values = contributions.values;
         let (sum, others) = values.split_at_mut(lengths[self.rank]);
         for values in others.chunks_exact(sum.len().max(1)) {
             sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
@@ -164,14 +164,14 @@ impl Mpi {
 
     /// The values of all replicas, one after the other.
     fn all(&self, own: Vec<f32>, lengths: &[usize], operation: &'static str) -> Result<Vec<f32>, Error> {
-        let parcels = self.meet(Round {
+        let contributions = self.meet(Round {
             call: Call { operation, lengths: lengths.to_vec() },
             message: vec![],
             parts: vec![0..own.len(); self.replicas],
             values: own,
             incoming: lengths.to_vec(),
         })?;
-        Ok(parcels.values)
+        Ok(contributions.values)
     }
 }
 
@@ -186,14 +186,14 @@ impl Communicator for Mpi {
 
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let _turn = self.turn.lock();
-        let parcels = self.meet(Round {
+        let contributions = self.meet(Round {
             call: Call { operation: "exchange", lengths: vec![] },
             message: message.to_vec(),
             values: vec![],
             parts: vec![0..0; self.replicas],
             incoming: vec![0; self.replicas],
         })?;
-        Ok(parcels.messages)
+        Ok(contributions.messages)
     }
 
     fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error> {

@@ -30,7 +30,7 @@ pub(super) struct Round {
 }
 
 /// The messages and values of all replicas for this one, in the order of the ranks.
-pub(super) struct Parcels {
+pub(super) struct Contributions {
     pub(super) messages: Vec<Vec<u8>>,
     /// The values of all, one after the other.
     pub(super) values: Vec<f32>,
@@ -38,7 +38,7 @@ pub(super) struct Parcels {
 
 /// A request to the thread.
 pub(super) enum Job {
-    Round(Round, Sender<Result<Parcels, Error>>),
+    Round(Round, Sender<Result<Contributions, Error>>),
     /// Look at the [`EndRequest`].
     Look,
 }
@@ -154,7 +154,7 @@ impl Rounds {
     }
 
     /// One round: all replicas learn which operation each of them calls, then messages and values go to their receivers.
-    fn meet(&mut self, round: &Round, reply: &Sender<Result<Parcels, Error>>) -> Result<Parcels, Error> {
+    fn meet(&mut self, round: &Round, reply: &Sender<Result<Contributions, Error>>) -> Result<Contributions, Error> {
         let deadline = Instant::now().checked_add(self.time_limit);
         let own = Header::new(&round.call.to_string(), round.message.len(), self.piece);
         let headers = self.headers(round, &own, deadline, reply)?;
@@ -163,9 +163,9 @@ impl Rounds {
             let (expected, found) = (headers[first].call.clone(), headers[rank].call.clone());
             return Err(Error::Lengths { rank, operation: round.call.operation, found, first, expected });
         }
-        let parcels = self.transfer(round, &headers, deadline, reply)?;
+        let contributions = self.transfer(round, &headers, deadline, reply)?;
         self.round += 1;
-        Ok(parcels)
+        Ok(contributions)
     }
 
     /// Sends the header to all and waits for those of all. This depends on the network alone, so that it can end at any time.
@@ -174,7 +174,7 @@ impl Rounds {
         round: &Round,
         own: &Header,
         deadline: Option<Instant>,
-        reply: &Sender<Result<Parcels, Error>>,
+        reply: &Sender<Result<Contributions, Error>>,
     ) -> Result<Vec<Header>, Error> {
         let bytes = encoded(own);
         let mut headers: Vec<Option<Header>> = vec![None; self.replicas];
@@ -223,8 +223,8 @@ impl Rounds {
         round: &Round,
         headers: &[Header],
         deadline: Option<Instant>,
-        reply: &Sender<Result<Parcels, Error>>,
-    ) -> Result<Parcels, Error> {
+        reply: &Sender<Result<Contributions, Error>>,
+    ) -> Result<Contributions, Error> {
         let mut messages: Vec<Vec<u8>> = headers.iter().map(|header| vec![0; header.bytes]).collect();
         let mut values = vec![0.0; round.incoming.iter().sum()];
         let own = self.rank;
@@ -271,7 +271,7 @@ impl Rounds {
                 backoff.pause(moved);
             }
         });
-        Ok(Parcels { messages, values })
+        Ok(Contributions { messages, values })
     }
 
     /// The error of a round that cannot go on: a replica has ended, or the time is over.
@@ -323,7 +323,7 @@ impl Rounds {
 
     /// Ends the group while MPI still holds buffers, which must live as long as MPI may write to them: this thread keeps them for the
     /// rest of the process. MPI is not finalised, so that `mpirun` ends the other processes when this one ends.
-    fn strand(&mut self, error: &Error, reply: Option<&Sender<Result<Parcels, Error>>>) -> ! {
+    fn strand(&mut self, error: &Error, reply: Option<&Sender<Result<Contributions, Error>>>) -> ! {
         if let Some(reply) = reply {
             let _ = reply.send(Err(error.clone()));
         }
