@@ -15,32 +15,13 @@ use crate::parameters::{Site, sites};
 /// Sets an optimizer's moments to zero where `model` is pruned: momentum of SGD, both moments of Adam, whatever an optimizer of burn keeps
 /// for each element. Everything else keeps its bits.
 ///
-/// A pruned weight has a gradient of zero. Call this after each change of the masks, or the weight moves on until its momentum has died
-/// out. What an optimizer keeps in another shape than the parameter's stays as it is (Adafactor's rows and columns).
+/// A pruned weight has a gradient of zero, but its momentum still moves it: call this after each change of the masks. State of another shape
+/// than the parameter's stays as it is (Adafactor's rows and columns).
 ///
 /// The state goes through burn's record, so that it works with any optimizer. It is then on burn's default device until the next step, and
 /// floats of a state that burn derives are in the default dtype of that device.
 ///
-/// ```
-/// use burn::module::Module;
-/// use burn::nn::LinearConfig;
-/// use burn::optim::{AdamWConfig, GradientsParams};
-/// use burn::tensor::{Device, Tensor};
-/// use kiln_compression::{Masks, Pruning, mask_moments, prune};
-///
-/// let device = Device::flex().autodiff();
-/// let model = LinearConfig::new(4, 4).init(&device);
-/// let masks = Masks::of(&model);
-/// let mut model = model.apply_reparameterization(masks);
-/// let mut optimizer = AdamWConfig::new().init();
-/// let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).sum();
-/// let gradients = GradientsParams::from_grads(loss.backward(), &model);
-/// model = optimizer.step(0.01, model, gradients);
-///
-/// model = prune(model, &Pruning::magnitude(0.5))?;
-/// optimizer = mask_moments(optimizer, &model)?;
-/// # Ok::<(), kiln_compression::Error>(())
-/// ```
+/// The example of [`prune`](crate::prune) calls it in a training loop.
 ///
 /// # Errors
 /// [`Error::Optimizer`] for a state that cannot be recorded.

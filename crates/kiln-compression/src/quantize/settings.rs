@@ -137,33 +137,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matrices_are_chosen_by_default() {
-        let settings = Quantization::bits(8);
-        assert_eq!(settings.chosen("fc.weight", "Linear", 2), Some(8));
-        assert_eq!(settings.chosen("fc.bias", "Linear", 1), None);
-        assert_eq!(settings.chosen("tokens.weight", "Embedding", 2), None);
-        assert_eq!(settings.embeddings().chosen("tokens.weight", "Embedding", 2), Some(8));
-    }
-
-    #[test]
-    fn paths_name_parameters_and_modules() {
-        let settings = Quantization::bits(8).skip("a.1").bits_of("a", 4).bits_of("a.2.weight", 6);
-        let bits = |path| settings.chosen(path, "Linear", 2);
-        assert_eq!(
-            (bits("a.0.weight"), bits("a.1.weight"), bits("a.2.weight"), bits("a.10.weight")),
-            (Some(4), None, Some(6), Some(4))
-        );
-        assert_eq!(bits("ab.weight"), Some(8));
-        assert!(settings.check(&["a.1.weight", "a.2.weight"]).is_ok());
-        assert!(matches!(settings.check(&["a.2.weight"]), Err(Error::UnknownParameter { .. })));
+    fn matrices_are_chosen_by_default_and_paths_name_parameters_and_modules() {
+        let all = Quantization::bits(8);
+        let some = Quantization::bits(8).skip("a.1").bits_of("a", 4).bits_of("a.2.weight", 6);
         let only = Quantization::bits(8).only("tokens").only("norm.gamma");
-        assert_eq!(only.chosen("tokens.weight", "Embedding", 2), Some(8));
-        assert_eq!(only.chosen("norm.gamma", "LayerNorm", 1), Some(8));
-        assert_eq!(only.chosen("fc.weight", "Linear", 2), None);
-    }
-
-    #[test]
-    fn other_bits_are_checked() {
+        for (settings, path, kind, dimensions, bits) in [
+            (&all, "fc.weight", "Linear", 2, Some(8)),
+            (&all, "fc.bias", "Linear", 1, None),
+            (&all, "tokens.weight", "Embedding", 2, None),
+            (&all.clone().embeddings(), "tokens.weight", "Embedding", 2, Some(8)),
+            (&some, "a.0.weight", "Linear", 2, Some(4)),
+            (&some, "a.1.weight", "Linear", 2, None),
+            (&some, "a.2.weight", "Linear", 2, Some(6)),
+            (&some, "a.10.weight", "Linear", 2, Some(4)),
+            (&some, "ab.weight", "Linear", 2, Some(8)),
+            (&only, "tokens.weight", "Embedding", 2, Some(8)),
+            (&only, "norm.gamma", "LayerNorm", 1, Some(8)),
+            (&only, "fc.weight", "Linear", 2, None),
+        ] {
+            assert_eq!(settings.chosen(path, kind, dimensions), bits, "{path}");
+        }
+        assert!(some.check(&["a.1.weight", "a.2.weight"]).is_ok());
+        assert!(matches!(some.check(&["a.2.weight"]), Err(Error::UnknownParameter { .. })));
         assert!(matches!(Quantization::bits(1).check(&[]), Err(Error::InvalidSetting { .. })));
         assert!(matches!(Quantization::bits(8).bits_of("a", 9).check(&["a"]), Err(Error::InvalidSetting { .. })));
     }
