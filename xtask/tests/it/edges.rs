@@ -6,22 +6,26 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The allowed dependencies of each crate. A technique crate (data, layers, optimizers, precision, accumulation, checkpointing, memory,
-/// recovery) depends on no other crate of the workspace. kiln-training is the only library that uses two of them, and kiln-models is
-/// built of kiln-layers.
-const ALLOWED: [(&str, &[&str]); 18] = [
-    ("kiln-accumulation", &[]),
-    ("kiln-checkpointing", &[]),
-    ("kiln-compression", &[]),
+/// The ground floor, which every technique may use.
+const GROUND: &[&str] = &["kiln-operations"];
+
+/// The allowed dependencies of each crate. A technique (data, layers, optimizers, precision, accumulation, checkpointing, memory,
+/// recovery, ..) depends on no other technique. kiln-training is the only library that uses two of them, and kiln-models is built of
+/// kiln-layers.
+const ALLOWED: [(&str, &[&str]); 19] = [
+    ("kiln-accumulation", GROUND),
+    ("kiln-checkpointing", GROUND),
+    ("kiln-compression", GROUND),
     ("kiln-cuda-sim", &[]),
-    ("kiln-data", &[]),
-    ("kiln-layers", &[]),
-    ("kiln-memory", &[]),
+    ("kiln-data", GROUND),
+    ("kiln-layers", GROUND),
+    ("kiln-memory", GROUND),
     ("kiln-models", &["kiln-layers"]),
-    ("kiln-optimizers", &[]),
-    ("kiln-parallel", &[]),
-    ("kiln-precision", &[]),
-    ("kiln-recovery", &[]),
+    ("kiln-operations", &[]),
+    ("kiln-optimizers", GROUND),
+    ("kiln-parallel", GROUND),
+    ("kiln-precision", GROUND),
+    ("kiln-recovery", GROUND),
     (
         "kiln-training",
         &[

@@ -18,12 +18,12 @@ const REQUIRED: [(&str, &[(&str, &str)]); 8] = [
     ("kiln-checkpointing", &[("burn-autodiff", PINNED)]),
     ("kiln-cli", &[("cubecl", PINNED_CUBECL)]),
     ("kiln-compression", &[("burn-pack", COMPATIBLE)]),
-    ("kiln-layers", &[("burn-router", PINNED)]),
     (
         "kiln-memory",
         &[("burn-autodiff", PINNED), ("burn-cubecl", PINNED), ("burn-flex", PINNED), ("cubecl-runtime", PINNED_CUBECL)],
     ),
-    ("kiln-optimizers", &[("burn-cubecl", PINNED), ("burn-pack", COMPATIBLE), ("burn-router", PINNED)]),
+    ("kiln-operations", &[("burn-router", PINNED)]),
+    ("kiln-optimizers", &[("burn-cubecl", PINNED), ("burn-pack", COMPATIBLE)]),
     ("kiln-parallel", &[("burn-autodiff", PINNED)]),
     ("kiln-training", &[("burn-pack", COMPATIBLE)]),
 ];

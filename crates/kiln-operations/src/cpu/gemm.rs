@@ -2,7 +2,7 @@
 
 /// A matrix in a slice.
 #[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a> {
+pub struct Matrix<'a> {
     values: &'a [f32],
     rows: usize,
     columns: usize,
@@ -12,17 +12,17 @@ pub(crate) struct Matrix<'a> {
 
 impl<'a> Matrix<'a> {
     /// A matrix whose rows follow each other without gaps.
-    pub(crate) fn new(values: &'a [f32], rows: usize, columns: usize) -> Self {
+    pub fn new(values: &'a [f32], rows: usize, columns: usize) -> Self {
         Self::strided(values, rows, columns, columns)
     }
 
     /// A matrix whose rows are `row_stride` values apart.
-    pub(crate) fn strided(values: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+    pub fn strided(values: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
         Self { values, rows, columns, row_stride, column_stride: 1 }
     }
 
     /// The transposed matrix.
-    pub(crate) fn transposed(self) -> Self {
+    pub fn transposed(self) -> Self {
         Self {
             rows: self.columns,
             columns: self.rows,
@@ -40,7 +40,7 @@ impl<'a> Matrix<'a> {
 
 /// Whether a product replaces the values of its output, or is added to them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Output {
+pub enum Output {
     /// The output is replaced by the product.
     Replace,
     /// The product is added to the output.
@@ -49,7 +49,7 @@ pub(crate) enum Output {
 
 /// The threads that compute a product.
 #[derive(Clone, Copy)]
-pub(crate) enum Threads {
+pub enum Threads {
     /// The calling thread, which runs one of several tasks.
     One,
     /// All threads of rayon's pool.
@@ -61,7 +61,7 @@ pub(crate) enum Threads {
 /// # Panics
 /// When the sizes do not fit together, which is a bug of this crate.
 #[allow(unsafe_code)]
-pub(crate) fn multiply(
+pub fn multiply(
     (out, out_stride, output): (&mut [f32], usize, Output),
     left: Matrix<'_>,
     right: Matrix<'_>,

@@ -1,6 +1,8 @@
-//! Compiles a function three times, for AVX-512, AVX2 and any processor, and calls the best version that the processor supports.
+//! Functions that are compiled for AVX-512, AVX2 and any processor, and sums in a fixed order.
 
-/// Defines a function whose body the compiler vectorises for the instruction sets of the processor that runs it.
+/// Defines a function that is compiled three times, for AVX-512, AVX2 and any processor. A call runs the best version that the processor
+/// supports.
+#[macro_export]
 macro_rules! simd {
     ($(#[$attribute:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $output:ty)? $body:block) => {
         $(#[$attribute])*
@@ -35,15 +37,14 @@ macro_rules! simd {
         }
     };
 }
-pub(crate) use simd;
 
 /// Number of partial sums that are computed together. The compiler does not reorder sums of floats, so it vectorises only sums that are
 /// written so.
-pub(crate) const LANES: usize = 32;
+pub const LANES: usize = 32;
 
 /// The sum of partial sums: halves are added to each other until one is left.
 #[inline(always)]
-pub(crate) fn lanes_sum(mut lanes: [f32; LANES]) -> f32 {
+pub fn lanes_sum(mut lanes: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {
@@ -56,7 +57,7 @@ pub(crate) fn lanes_sum(mut lanes: [f32; LANES]) -> f32 {
 
 /// Sums of two values of each element, in a fixed order.
 #[inline(always)]
-pub(crate) fn sums(values: &[f32], each: impl Fn(f32) -> [f32; 2]) -> [f32; 2] {
+pub fn sums(values: &[f32], each: impl Fn(f32) -> [f32; 2]) -> [f32; 2] {
     let mut lanes = [[0.0f32; LANES]; 2];
     let chunks = values.chunks_exact(LANES);
     let mut total = [0.0f32; 2];
@@ -77,7 +78,7 @@ pub(crate) fn sums(values: &[f32], each: impl Fn(f32) -> [f32; 2]) -> [f32; 2] {
 
 /// Sums of two values of each pair, in a fixed order.
 #[inline(always)]
-pub(crate) fn pair_sums(left: &[f32], right: &[f32], each: impl Fn(f32, f32) -> [f32; 2]) -> [f32; 2] {
+pub fn pair_sums(left: &[f32], right: &[f32], each: impl Fn(f32, f32) -> [f32; 2]) -> [f32; 2] {
     let mut lanes = [[0.0f32; LANES]; 2];
     let (left_chunks, right_chunks) = (left.chunks_exact(LANES), right.chunks_exact(LANES));
     let mut total = [0.0f32; 2];
@@ -98,7 +99,7 @@ pub(crate) fn pair_sums(left: &[f32], right: &[f32], each: impl Fn(f32, f32) -> 
 
 /// The largest value, or negative infinity if there are no values.
 #[inline(always)]
-pub(crate) fn maximum(values: &[f32]) -> f32 {
+pub fn maximum(values: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = values.chunks_exact(LANES);
     let rest = chunks.remainder();

@@ -1,17 +1,14 @@
 //! Tensors of burn's CPU device that an update writes in place.
 
 use burn::backend::TensorMetadata;
-use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{Bytes, Element, Shape};
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Element;
 use bytemuck::{Pod, Zeroable};
 
-/// A tensor of values in row-major order.
-pub(crate) fn tensor<E: Element + Pod + Send + Sync>(values: Vec<E>, shape: Shape) -> FlexTensor {
-    FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), E::dtype())
-}
+use super::stored::tensor;
 
 /// The memory into which the next values of a tensor are written.
-pub(crate) enum Place<E> {
+pub enum Place<E> {
     /// The memory of the tensor itself.
     Same(FlexTensor),
     /// New memory, since another handle to the tensor exists.
@@ -20,7 +17,7 @@ pub(crate) enum Place<E> {
 
 impl<E: Element + Pod + Send + Sync> Place<E> {
     /// Chooses the tensor's own memory if no other handle to it exists. A tensor that is not contiguous is copied first.
-    pub(crate) fn of(values: FlexTensor) -> Self {
+    pub fn of(values: FlexTensor) -> Self {
         let contiguous = values.to_contiguous();
         drop(values); // or else it would count as somebody else
         match contiguous.is_unique() {
@@ -33,7 +30,7 @@ impl<E: Element + Pod + Send + Sync> Place<E> {
     }
 
     /// The values, to be changed.
-    pub(crate) fn values(&mut self) -> Values<'_, E> {
+    pub fn values(&mut self) -> Values<'_, E> {
         match self {
             Self::Same(tensor) => Values { next: tensor.storage_mut(), last: None },
             Self::New(tensor, next) => Values { next, last: Some(tensor.storage()) },
@@ -41,7 +38,7 @@ impl<E: Element + Pod + Send + Sync> Place<E> {
     }
 
     /// The tensor after the change.
-    pub(crate) fn tensor(self) -> FlexTensor {
+    pub fn tensor(self) -> FlexTensor {
         match self {
             Self::Same(tensor) => tensor,
             Self::New(last, next) => tensor(next, last.shape()),
@@ -50,7 +47,7 @@ impl<E: Element + Pod + Send + Sync> Place<E> {
 }
 
 /// Values that a step changes.
-pub(crate) struct Values<'a, E> {
+pub struct Values<'a, E> {
     next: &'a mut [E],
     /// The values before the step, if they are not in `next`.
     last: Option<&'a [E]>,
@@ -58,7 +55,7 @@ pub(crate) struct Values<'a, E> {
 
 impl<'a, E: Zeroable + Copy> Values<'a, E> {
     /// Takes off the first `count` values, or all if there are fewer.
-    pub(crate) fn split_off(&mut self, count: usize) -> Self {
+    pub fn split_off(&mut self, count: usize) -> Self {
         let count = count.min(self.next.len());
         Self {
             next: self.next.split_off_mut(..count).unwrap_or_default(),
@@ -67,7 +64,7 @@ impl<'a, E: Zeroable + Copy> Values<'a, E> {
     }
 
     /// Copies the values before the step to the place of the next ones, and returns them to be changed.
-    pub(crate) fn filled(self) -> &'a mut [E] {
+    pub fn filled(self) -> &'a mut [E] {
         if let Some(last) = self.last {
             self.next.copy_from_slice(last);
         }

@@ -3,7 +3,7 @@
 /// The exponential by Cephes' polynomial, within 1e-7 of the exact value for arguments in [-87, 88]. It is 0 below and infinity above.
 /// NaN stays NaN.
 #[inline(always)]
-pub(crate) fn exp(argument: f32) -> f32 {
+pub fn exp(argument: f32) -> f32 {
     /// Adding this number rounds to an integer, which is then in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     let x = argument.clamp(-87.0, 88.0);
@@ -26,7 +26,7 @@ pub(crate) fn exp(argument: f32) -> f32 {
 
 /// The normal distribution function of `x`, within 3e-7, and exp(-x²/2). Abramowitz and Stegun 7.1.26.
 #[inline(always)]
-pub(crate) fn normal_cdf(x: f32) -> (f32, f32) {
+pub fn normal_cdf(x: f32) -> (f32, f32) {
     let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
     let t = 1.0 / z.mul_add(0.327_591_1, 1.0);
     let density = exp(-(z * z));
@@ -40,7 +40,7 @@ pub(crate) fn normal_cdf(x: f32) -> (f32, f32) {
 
 /// The logistic function.
 #[inline(always)]
-pub(crate) fn sigmoid(x: f32) -> f32 {
+pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 

@@ -7,13 +7,13 @@ use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Element, Shape};
 use bytemuck::Zeroable;
 use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+pub use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::simd::simd;
+use crate::simd;
 
 /// A type of floating-point values that tensors keep.
-pub(crate) trait Stored: Element + bytemuck::Pod + Send + Sync {
+pub trait Stored: Element + bytemuck::Pod + Send + Sync {
     /// The values as f32: the values themselves, or widened copies in `buffer`.
     fn widened<'a>(values: &'a [Self], buffer: &'a mut Vec<f32>) -> &'a [f32];
 
@@ -100,6 +100,7 @@ sixteen_bits! {
 }
 
 /// Evaluates an expression with `$type` as the type of the values of a dtype, or `$other` for other dtypes.
+#[macro_export]
 macro_rules! by_dtype {
     ($dtype:expr, $type:ident => $body:expr, else $other:expr) => {
         match $dtype {
@@ -108,34 +109,32 @@ macro_rules! by_dtype {
                 $body
             }
             burn::tensor::DType::F16 => {
-                type $type = half::f16;
+                type $type = $crate::cpu::stored::f16;
                 $body
             }
             burn::tensor::DType::BF16 => {
-                type $type = half::bf16;
+                type $type = $crate::cpu::stored::bf16;
                 $body
             }
             _ => $other,
         }
     };
 }
-pub(crate) use by_dtype;
-
 /// A tensor of values in row-major order.
-pub(crate) fn tensor<E: Stored>(values: Vec<E>, shape: Shape) -> FlexTensor {
+pub fn tensor<E: Element + bytemuck::Pod + Send + Sync>(values: Vec<E>, shape: Shape) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), E::dtype())
 }
 
 /// A tensor of zeros, in memory that the system gives as zeros. burn's own function writes the memory twice, and needs twice its size for
 /// a short time.
-pub(crate) fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
+pub fn zeros(shape: Shape, dtype: DType) -> FlexTensor {
     let count = shape.num_elements();
     by_dtype!(dtype, E => tensor(bytemuck::zeroed_vec::<E>(count), shape), else FlexTensor::zeros(shape, dtype))
 }
 
 /// A tensor to be written to, in row-major order: the tensor itself if no other handle to it exists and it fills its memory, otherwise a
 /// copy made by all threads.
-pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
+pub fn owned(tensor: FlexTensor) -> FlexTensor {
     const CHUNK: usize = 1 << 16;
     let (shape, dtype) = (tensor.shape(), tensor.dtype());
     let covers = |tensor: &FlexTensor| tensor.bytes().len() == shape.num_elements() * dtype.size();
@@ -154,7 +153,7 @@ pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
 }
 
 /// All values of a tensor as f32.
-pub(crate) fn to_f32(tensor: &FlexTensor) -> Vec<f32> {
+pub fn to_f32(tensor: &FlexTensor) -> Vec<f32> {
     let tensor = tensor.to_contiguous();
     by_dtype!(tensor.dtype(), E => {
         let mut buffer = vec![];
@@ -163,7 +162,7 @@ pub(crate) fn to_f32(tensor: &FlexTensor) -> Vec<f32> {
 }
 
 /// A tensor of f32 values, kept in `dtype`.
-pub(crate) fn from_f32(values: Vec<f32>, shape: Shape, dtype: DType) -> FlexTensor {
+pub fn from_f32(values: Vec<f32>, shape: Shape, dtype: DType) -> FlexTensor {
     by_dtype!(dtype, E => {
         let mut kept = vec![E::zeroed(); values.len()];
         E::written(&mut kept, &mut vec![], |out| out.copy_from_slice(&values));
@@ -172,7 +171,7 @@ pub(crate) fn from_f32(values: Vec<f32>, shape: Shape, dtype: DType) -> FlexTens
 }
 
 /// The number of rows of a tensor, and their length. A row is along the last dimension.
-pub(crate) fn rows(tensor: &FlexTensor) -> (usize, usize) {
+pub fn rows(tensor: &FlexTensor) -> (usize, usize) {
     let shape = tensor.shape();
     let length = shape.last().copied().unwrap_or(1);
     (shape.num_elements() / length.max(1), length)
@@ -180,7 +179,7 @@ pub(crate) fn rows(tensor: &FlexTensor) -> (usize, usize) {
 
 /// The samples of group `index` if `count` samples are divided into at most `groups` groups. The groups do not depend on the number of
 /// threads, so sums over them always have the same bits.
-pub(crate) fn group(index: usize, count: usize, groups: usize) -> Range<usize> {
+pub fn group(index: usize, count: usize, groups: usize) -> Range<usize> {
     let size = count.div_ceil(groups).max(1);
     (index * size).min(count)..((index + 1) * size).min(count)
 }
