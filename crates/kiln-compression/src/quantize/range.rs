@@ -1,10 +1,11 @@
 //! The range of activations, calibrated on batches.
 
 use super::histogram::Histogram;
+use super::weights::check_finite;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 
-/// How a range is chosen from the values of calibration batches.
+/// The method that chooses a range from the values of calibration batches.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RangeMethod {
@@ -44,11 +45,9 @@ impl Calibrator {
     /// [`Error::InvalidSetting`] if a percentile is not above 50 and at most 100.
     pub fn new(method: RangeMethod) -> Result<Self, Error> {
         match method {
-            RangeMethod::Percentile(percent) if !(percent > 50.0 && percent <= 100.0) => Err(Error::InvalidSetting {
-                what: "the percentile of a range",
-                value: percent.to_string(),
-                expected: "above 50 and at most 100",
-            }),
+            RangeMethod::Percentile(percent) if !(percent > 50.0 && percent <= 100.0) => {
+                Err(Error::invalid("the percentile of a range", percent, "above 50 and at most 100"))
+            }
             _ => Ok(Self { method, histogram: Histogram::new() }),
         }
     }
@@ -59,9 +58,7 @@ impl Calibrator {
     ///
     /// [`Error::NotFinite`] if a value is infinite or not a number. Nothing of the batch is taken then.
     pub fn observe(&mut self, values: &[f32]) -> Result<(), Error> {
-        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-            return Err(Error::NotFinite { what: "an activation", value: value.to_string() });
-        }
+        check_finite("an activation", values)?;
         self.histogram.observe(values);
         Ok(())
     }
@@ -74,11 +71,7 @@ impl Calibrator {
     pub fn range(&self) -> Result<Range, Error> {
         let histogram = &self.histogram;
         if histogram.total() == 0 {
-            return Err(Error::InvalidSetting {
-                what: "the number of calibration values",
-                value: "0".into(),
-                expected: "at least 1",
-            });
+            return Err(Error::invalid("the number of calibration values", 0, "at least 1"));
         }
         let (low, high) = (histogram.least(), histogram.most());
         Ok(match self.method {

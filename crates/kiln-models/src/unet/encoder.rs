@@ -3,12 +3,11 @@
 use burn::module::Module;
 use burn::nn::pool::MaxPool2d;
 use burn::tensor::{Device, Tensor};
-use kiln_layers::max_pool2d;
 
 use super::config::{EncoderConfig, LEVELS};
 use crate::Error;
-use crate::lean::{output, usable};
-use crate::mobilenet_v2::{MobileNetV2Block, MobileNetV2Config};
+use crate::layers::{max_pool2d, usable};
+use crate::mobilenet::{MobileNetBlock, MobileNetV2Config};
 use crate::resnet::{ResNetBlock, ResNetConfig};
 
 /// One block of the encoder.
@@ -25,17 +24,16 @@ pub struct EncoderBlock {
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
 #[allow(missing_docs, reason = "named after the networks")]
-pub enum EncoderLayers {
+pub(super) enum EncoderLayers {
     ResNet(ResNetBlock),
-    MobileNetV2(MobileNetV2Block),
+    MobileNetV2(MobileNetBlock),
 }
 
 impl EncoderBlock {
     /// `[B, C, H, W]` to `[B, C', H', W']`.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         let x = match &self.pool {
-            Some(pool) if usable(self.lean, &x) => output(max_pool2d(pool, x)),
-            Some(pool) => pool.forward(x),
+            Some(pool) => max_pool2d(pool, usable(self.lean, &x), x),
             None => x,
         };
         match &self.layers {

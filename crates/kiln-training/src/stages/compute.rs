@@ -8,7 +8,7 @@ use burn::tensor::{Device, Gradients, Tensor};
 use kiln_accumulation::{RunningStatistics, Weight, WeightedLoss};
 use kiln_checkpointing::Plan;
 use kiln_memory::warm_thread;
-use kiln_parallel::{Action, Pipeline, Stopped, Timeline, Way};
+use kiln_parallel::{Action, Execution, Pipeline, Stopped, Timeline};
 use kiln_recovery::{forget, reclaim, renewed};
 
 use super::division::Division;
@@ -102,13 +102,13 @@ where
         uses,
     };
     // Random numbers are one stream per process, and memory is one heap: stages that draw or are measured take turns.
-    let way = if inputs.draws_random || staged.meter.is_some() { Way::InTurns } else { Way::Threads };
+    let execution = if inputs.draws_random || staged.meter.is_some() { Execution::Serial } else { Execution::Threads };
     staged.meter.iter().for_each(StageMeter::begin);
     // The caller has flushed the first stage's device.
     division.other_devices().try_for_each(Device::flush)?;
     let _random = inputs.draws_random.then(hold_random_numbers);
     let pipeline =
-        Pipeline::new(division.schedule, division.count(), parts.len())?.way(way).devices(&division.devices[..]);
+        Pipeline::new(division.schedule, division.count(), parts.len())?.execution(execution).devices(&division.devices[..]);
     let ran = pipeline.run_guarded(
         |micro_batch, hop| run.forward(micro_batch, &parts[micro_batch], hop),
         |stage, micro_batch, gradients| run.take(stage, micro_batch, gradients),
@@ -187,7 +187,7 @@ impl<T: Task> Run<'_, T> {
         &self,
         micro_batch: usize,
         (weight, part): &(Weight, Part<'_, T::Batch>),
-        hop: &kiln_parallel::Hop<'_>,
+        hop: &kiln_parallel::StageBoundary<'_>,
     ) -> Result<Tensor<1>, Error> {
         let Inputs { task, staged, plan, draws_random, share, loss_scale, .. } = *self.inputs;
         let division = &staged.division;
@@ -208,7 +208,7 @@ impl<T: Task> Run<'_, T> {
         let evidence = pass.into_evidence()?;
         if hop.stage() + 1 < division.count() {
             let (found, expected) = (hop.stage() + 1, division.count());
-            return Err(Error::Parallel(kiln_parallel::Error::Hops { micro_batch, found, expected }));
+            return Err(Error::Parallel(kiln_parallel::Error::StageCount { micro_batch, found, expected }));
         }
         lock(&self.evidence).extend(evidence);
         let WeightedLoss { mean, scaled } =

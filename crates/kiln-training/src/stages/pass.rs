@@ -2,7 +2,7 @@
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 use kiln_checkpointing::{Plan, TensorMap, Tensors};
-use kiln_parallel::Hop;
+use kiln_parallel::StageBoundary;
 
 use super::division::Division;
 use crate::error::Error;
@@ -11,7 +11,7 @@ use crate::error::Error;
 #[derive(Clone, Copy)]
 pub(crate) struct StagePass<'a> {
     pub(crate) division: &'a Division,
-    pub(crate) hop: &'a Hop<'a>,
+    pub(crate) hop: &'a StageBoundary<'a>,
     pub(crate) plan: &'a Plan,
     pub(crate) draws_random: bool,
     /// Called at the end of a stage, and at the beginning of the next one.
@@ -51,7 +51,7 @@ impl<'a> StagePass<'a> {
 
 /// Hands tensors to the next stage.
 struct Carry<'a> {
-    hop: &'a Hop<'a>,
+    hop: &'a StageBoundary<'a>,
     device: &'a Device,
 }
 

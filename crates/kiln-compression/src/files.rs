@@ -1,9 +1,38 @@
-//! Files that are written beside their place and then renamed.
+//! Files: tensors of safetensors, and files that are written beside their place and then renamed.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use tempfile::NamedTempFile;
+
+/// A tensor as it is in a file of safetensors.
+pub(crate) struct Stored {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Stored {
+    pub(crate) fn f32(shape: Vec<usize>, values: &[f32]) -> Self {
+        Self { dtype: Dtype::F32, shape, bytes: bytemuck::cast_slice(values).to_vec() }
+    }
+
+    pub(crate) fn of(view: &TensorView<'_>) -> Self {
+        Self { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: view.data().to_vec() }
+    }
+}
+
+/// The tensors as safetensors takes them, in the order of their names.
+pub(crate) fn views(tensors: &BTreeMap<String, Stored>) -> Result<Vec<(&str, TensorView<'_>)>, String> {
+    let mut views = Vec::with_capacity(tensors.len());
+    for (name, Stored { dtype, shape, bytes }) in tensors {
+        views.push((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).map_err(|error| error.to_string())?));
+    }
+    Ok(views)
+}
 
 /// Replaces the file at `path` as a whole: at no time is there a part of it, also when the machine stops.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {

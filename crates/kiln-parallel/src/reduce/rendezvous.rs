@@ -28,10 +28,10 @@ impl fmt::Display for Call {
 /// The results of a round are kept until every replica has taken them. The next round may gather before that, but it cannot be complete: it
 /// needs the replicas that have not taken the results yet.
 #[cfg_attr(test, derive(Clone))]
-pub(super) struct Meeting<T> {
+pub(super) struct Rendezvous<T> {
     /// Rounds that are complete.
     round: u64,
-    /// What the replicas brought to the round that gathers.
+    /// The values that replicas brought to the round that gathers.
     brought: Vec<Option<T>>,
     /// The operation of that round, and the first replica that called it.
     call: Option<(usize, Call)>,
@@ -41,7 +41,7 @@ pub(super) struct Meeting<T> {
     end: Option<Error>,
 }
 
-impl<T> Meeting<T> {
+impl<T> Rendezvous<T> {
     pub(super) fn new(replicas: usize) -> Self {
         let brought = (0..replicas).map(|_| None).collect();
         Self { round: 0, brought, call: None, results: None, end: None }
@@ -74,7 +74,7 @@ impl<T> Meeting<T> {
         Ok(round)
     }
 
-    /// What all replicas brought to `round`, which this replica has joined; none while the round gathers.
+    /// The values that all replicas brought to `round`, which this replica has joined; none while the round gathers.
     pub(super) fn outcome(&mut self, rank: usize, round: u64) -> Option<Result<Arc<[T]>, Error>> {
         if self.round > round
             && let Some((results, left)) = &mut self.results
@@ -145,7 +145,7 @@ mod tests {
 
     #[derive(Clone)]
     struct State {
-        meeting: Meeting<(usize, usize)>,
+        rendezvous: Rendezvous<(usize, usize)>,
         /// For each replica: the steps done, the round that it waits in, and what came out.
         replicas: Vec<(usize, Option<u64>, Vec<Outcome>)>,
     }
@@ -153,7 +153,7 @@ mod tests {
     /// Runs every order of the replicas' steps, and calls `check` with what came out on each replica.
     fn explore(programs: &[Vec<Step>], check: &mut impl FnMut(&[Vec<Outcome>])) -> usize {
         let replicas = vec![(0, None, vec![]); programs.len()];
-        let mut open = vec![State { meeting: Meeting::new(programs.len()), replicas }];
+        let mut open = vec![State { rendezvous: Rendezvous::new(programs.len()), replicas }];
         let mut orders = 0;
         while let Some(state) = open.pop() {
             let before = open.len();
@@ -166,7 +166,7 @@ mod tests {
                 for (rank, (done, waits, _)) in state.replicas.iter().enumerate() {
                     assert!(*done == programs[rank].len() && waits.is_none(), "replica {rank} waits: {outcomes:?}");
                 }
-                assert!(state.meeting.results.is_none() || state.meeting.end.is_some(), "results are kept");
+                assert!(state.rendezvous.results.is_none() || state.rendezvous.end.is_some(), "results are kept");
                 check(&outcomes);
                 orders += 1;
             }
@@ -179,16 +179,16 @@ mod tests {
         let (done, waits, _) = state.replicas[rank];
         let Some(step) = program.get(done) else { return vec![] };
         let mut after = state.clone();
-        let State { meeting, replicas } = &mut after;
+        let State { rendezvous, replicas } = &mut after;
         let (done, waiting, outcomes) = &mut replicas[rank];
         match (step, waits) {
             (Step::Leave, _) => {
-                meeting.leave(rank, "done");
+                rendezvous.leave(rank, "done");
                 *done += 1;
             }
             (Step::Meet(operation) | Step::MeetOrExpire(operation), None) => {
                 let call = Call { operation, lengths: vec![] };
-                match meeting.join(rank, call, (rank, outcomes.len())) {
+                match rendezvous.join(rank, call, (rank, outcomes.len())) {
                     Ok(round) => *waiting = Some(round),
                     Err(error) => {
                         outcomes.push(Err(error));
@@ -197,10 +197,10 @@ mod tests {
                 }
             }
             (step, Some(round)) => {
-                let outcome = meeting.outcome(rank, round).map(|outcome| outcome.map(|all| all.to_vec()));
+                let outcome = rendezvous.outcome(rank, round).map(|outcome| outcome.map(|all| all.to_vec()));
                 let outcome = match (outcome, step) {
                     (Some(outcome), _) => outcome,
-                    (None, Step::MeetOrExpire(_)) => Err(meeting.expire(rank, 5)),
+                    (None, Step::MeetOrExpire(_)) => Err(rendezvous.expire(rank, 5)),
                     (None, _) => return vec![],
                 };
                 outcomes.push(outcome);

@@ -19,7 +19,7 @@ pub(super) type Parts = Mutex<Vec<Part>>;
 /// [`next`](Self::next) does both for a single tensor. Integer and boolean tensors go to the next device by `Tensor::to_device`.
 ///
 /// A forward pass should drop the tensors that it does not need before a stage ends. Tensors that it holds stay in memory until it goes on.
-pub struct Hop<'a> {
+pub struct StageBoundary<'a> {
     hand_over: &'a HandOver,
     parts: &'a Parts,
     stages: usize,
@@ -28,7 +28,7 @@ pub struct Hop<'a> {
     carried: RefCell<Carried>,
 }
 
-/// The tensors on their way to the next stage.
+/// The tensors carried to the next stage.
 #[derive(Default)]
 struct Carried {
     /// The next stage's part, with its inputs.
@@ -39,7 +39,7 @@ struct Carried {
 /// The payload of the panic that unwinds a forward pass of a run that has stopped.
 pub(super) struct Unwind;
 
-impl<'a> Hop<'a> {
+impl<'a> StageBoundary<'a> {
     pub(super) fn new(hand_over: &'a HandOver, parts: &'a Parts, stages: usize, micro_batch: usize) -> Self {
         Self { hand_over, parts, stages, micro_batch, stage: Cell::new(0), carried: RefCell::default() }
     }
@@ -87,7 +87,7 @@ impl<'a> Hop<'a> {
     /// the forward pass.
     ///
     /// # Errors
-    /// [`Error::Hops`] if this was the last stage. [`Error::Backend`] if this build has no support for the backend of a carried tensor.
+    /// [`Error::StageCount`] if this was the last stage. [`Error::Backend`] if this build has no support for the backend of a carried tensor.
     pub fn arrive(&self) -> Result<(), Error> {
         let stage = self.stage.get();
         let Carried { next, failed } = self.carried.take();
@@ -95,7 +95,11 @@ impl<'a> Hop<'a> {
             return Err(error);
         }
         if stage + 1 >= self.stages {
-            return Err(Error::Hops { micro_batch: self.micro_batch, found: self.stages + 1, expected: self.stages });
+            return Err(Error::StageCount {
+                micro_batch: self.micro_batch,
+                found: self.stages + 1,
+                expected: self.stages,
+            });
         }
         self.parts.lock().unwrap_or_else(PoisonError::into_inner).push(next);
         match self.hand_over.arrive(stage, self.micro_batch) {
