@@ -15,7 +15,7 @@ mod sim;
 mod stages;
 mod steps;
 mod sticky;
-#[path = "../it/support.rs"]
+#[path = "../../../../../crates/kiln-training/tests/it/support.rs"]
 mod support;
 mod tasks;
 mod waits;
