@@ -3,7 +3,7 @@
 use burn::module::{Param, ParamId};
 use burn::nn::pool::MaxPool2dConfig;
 use burn::nn::{
-    BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+    BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, Linear, 
     PaddingConfig2d, RmsNorm, RmsNormConfig, RotaryEncodingConfig,
 };
 use burn::tensor::{DType, Device, Tensor, activation};
@@ -71,9 +71,7 @@ fn linear_of(by_rows: bool, x: &[Tensor<4>]) -> Linear {
     let [_, _, rows, columns] = x[0].dims();
     let weight = x[0].clone().reshape([rows, columns]);
     let weight = if by_rows { weight } else { weight.transpose() };
-    let [inputs, outputs] = weight.dims();
-    let layer = LinearConfig::new(inputs, outputs).with_bias(by_rows).init(&x[0].device());
-    Linear { weight: Param::initialized(ParamId::new(), weight), bias: x.get(1).map(vector), ..layer }
+    Linear { weight: Param::initialized(ParamId::new(), weight), bias: x.get(1).map(vector) }
 }
 
 fn group_norm_of(groups: usize, x: &[Tensor<4>]) -> GroupNorm {
