@@ -120,11 +120,7 @@ impl DistillationLoss {
     pub fn new(temperature: f64) -> Result<Self, Error> {
         match temperature.is_finite() && temperature > 0.0 {
             true => Ok(Self { temperature, rows: None }),
-            false => Err(Error::InvalidSetting {
-                what: "the temperature",
-                value: temperature.to_string(),
-                expected: "a finite number above 0",
-            }),
+            false => Err(Error::invalid("the temperature", temperature, "a finite number above 0")),
         }
     }
 

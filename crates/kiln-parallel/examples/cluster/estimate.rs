@@ -13,7 +13,7 @@ const PARAMETER_BYTES: f64 = 2.0;
 /// Bytes of Adam's two moments and of the master weight, in f32.
 const OPTIMIZER_BYTES: f64 = 12.0;
 
-/// Bytes that one card needs.
+/// Bytes that one GPU needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Memory {
     pub(crate) parameters: f64,
@@ -40,13 +40,13 @@ pub(crate) struct Estimate {
     pub(crate) reduction: f64,
     /// The share of the pipeline's time in which stages are idle.
     pub(crate) bubble: f64,
-    /// Operations a second that each card reaches over the whole step, recomputed ones included.
+    /// Operations a second that each GPU reaches over the whole step, recomputed ones included.
     pub(crate) flops: f64,
-    /// The most bytes that one card sends in a step, for each kind of link.
+    /// The most bytes that one GPU sends in a step, for each kind of link.
     pub(crate) traffic: Traffic,
-    /// The memory of the card that needs the most.
+    /// The memory of the GPU that needs the most.
     pub(crate) memory: Memory,
-    /// Whether that is at most the memory of a card.
+    /// Whether that is at most the memory of a GPU.
     pub(crate) fits: bool,
 }
 
@@ -62,10 +62,10 @@ pub(crate) struct Estimate {
 ///   products for very small micro-batches.
 ///
 /// # Errors
-/// For a batch that does not divide evenly, and for more stages and replicas than cards or more stages than layers.
+/// For a batch that does not divide evenly, and for more stages and replicas than GPUs or more stages than layers.
 pub(crate) fn estimate(model: &Model, cluster: &Cluster, layout: &Layout) -> Result<Estimate> {
     let Layout { stages, replicas, micro_batches, .. } = *layout;
-    let (parts, cards) = (replicas * micro_batches, cluster.hosts * cluster.cards_per_host);
+    let (parts, gpus) = (replicas * micro_batches, cluster.hosts * cluster.gpus_per_host);
     if parts == 0 || !model.batch.is_multiple_of(parts) {
         return Err(format!(
             "{replicas} replicas with {micro_batches} micro-batches do not divide {} sequences",
@@ -73,24 +73,24 @@ pub(crate) fn estimate(model: &Model, cluster: &Cluster, layout: &Layout) -> Res
         )
         .into());
     }
-    if stages * replicas > cards {
-        return Err(format!("{stages} stages of {replicas} replicas on {cards} cards").into());
+    if stages * replicas > gpus {
+        return Err(format!("{stages} stages of {replicas} replicas on {gpus} GPUs").into());
     }
     let layers = divide(model, stages)?;
     let case = Case::new(model, cluster, layout, &layers);
     case.estimate(case.memory())
 }
 
-/// The layouts that use all cards and fit into their memory, the fastest first; of equally fast ones, the one that needs the least memory.
+/// The layouts that use all GPUs and fit into their memory, the fastest first; of equally fast ones, the one that needs the least memory.
 /// Empty if none fits.
 ///
-/// All divisions of the cards into stages and replicas are compared, with all numbers of micro-batches that divide the batch, with and without
+/// All divisions of the GPUs into stages and replicas are compared, with all numbers of micro-batches that divide the batch, with and without
 /// sharding and recomputation, and with replicas or stages inside of hosts.
 pub(crate) fn best_layouts(model: &Model, cluster: &Cluster, gradient_bytes: f64) -> Result<Vec<Estimate>> {
-    let cards = cluster.hosts * cluster.cards_per_host;
+    let gpus = cluster.hosts * cluster.gpus_per_host;
     let mut found = vec![];
-    for stages in divisors(cards).filter(|stages| *stages <= model.layers) {
-        let replicas = cards / stages;
+    for stages in divisors(gpus).filter(|stages| *stages <= model.layers) {
+        let replicas = gpus / stages;
         if !model.batch.is_multiple_of(replicas) {
             continue;
         }
@@ -238,20 +238,20 @@ impl<'a> Case<'a> {
             seconds = seconds.max(ends[stage] + after);
             traffic = traffic.max(summed.and(self.activation_traffic(stage, &boundaries)));
         }
-        let cards = (layout.stages * layout.replicas) as f64;
+        let gpus = (layout.stages * layout.replicas) as f64;
         Ok(Estimate {
             layout: *layout,
             seconds,
             reduction: seconds - timeline.seconds(),
             bubble: timeline.bubble(),
-            flops: self.model.flops(layout.recompute) / seconds / cards,
+            flops: self.model.flops(layout.recompute) / seconds / gpus,
             traffic,
             fits: self.fits(&memory),
             memory,
         })
     }
 
-    /// Bytes that a card of a stage sends to its neighbours: outputs to the next stage, gradients to the one before.
+    /// Bytes that a GPU of a stage sends to its neighbours: outputs to the next stage, gradients to the one before.
     fn activation_traffic(&self, stage: usize, boundaries: &[usize]) -> Traffic {
         let bytes = self.layout.micro_batches as f64 * self.sequences * self.model.boundary_bytes();
         let neighbours = [boundaries.get(stage), stage.checked_sub(1).and_then(|before| boundaries.get(before))];

@@ -1,4 +1,4 @@
-//! What is given: a model, the cards of a cluster and their links, and which card is which stage of which replica.
+//! What is given: a model, the GPUs of a cluster and their links, and which GPU is which stage of which replica.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,25 +83,25 @@ impl Link {
     }
 }
 
-/// Hosts with the same number of equal cards.
+/// Hosts with the same number of equal GPUs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cluster {
     pub(crate) hosts: usize,
-    pub(crate) cards_per_host: usize,
-    /// Floating-point operations a second that a training step reaches on a card, not those of its data sheet.
+    pub(crate) gpus_per_host: usize,
+    /// Floating-point operations a second that a training step reaches on a GPU, not those of its data sheet.
     pub(crate) flops: f64,
-    /// Bytes of a card.
+    /// Bytes of a GPU.
     pub(crate) memory: f64,
-    /// The link of each card to the other cards of its host.
+    /// The link of each GPU to the other GPUs of its host.
     pub(crate) inside: Link,
-    /// The link of each host to the others. Its cards share it.
+    /// The link of each host to the others. Its GPUs share it.
     pub(crate) between: Link,
 }
 
-/// Bytes that one card sends.
+/// Bytes that one GPU sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Traffic {
-    /// To cards of its host.
+    /// To GPUs of its host.
     pub(crate) inside: f64,
     /// To other hosts.
     pub(crate) between: f64,
@@ -122,18 +122,18 @@ impl Traffic {
 /// The replicas of one stage, by where they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// Rings inside of hosts have this many cards.
+    /// Rings inside of hosts have this many GPUs.
     pub(crate) local: usize,
-    /// Rings between hosts have this many cards.
+    /// Rings between hosts have this many GPUs.
     pub(crate) hosts: usize,
-    /// Cards of one host that send to other hosts at the same time, those of other groups included.
+    /// GPUs of one host that send to other hosts at the same time, those of other groups included.
     pub(crate) senders: usize,
 }
 
 impl Group {
-    /// Traffic and seconds of a reduce-scatter of `bytes`: a ring inside of each host, then a ring between hosts for the part of each card.
+    /// Traffic and seconds of a reduce-scatter of `bytes`: a ring inside of each host, then a ring between hosts for the part of each GPU.
     ///
-    /// A ring of `n` sends `(n - 1) / n` of the bytes from each card in `n - 1` steps (Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce
+    /// A ring of `n` sends `(n - 1) / n` of the bytes from each GPU in `n - 1` steps (Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce
     /// Algorithms for Clusters of Workstations"). An all-gather is the same in reverse, and an all-reduce is both: `2 (n - 1) / n`.
     pub(crate) fn reduce_scatter(&self, cluster: &Cluster, bytes: f64) -> (Traffic, f64) {
         let (local, hosts) = (self.local as f64, self.hosts as f64);
@@ -148,16 +148,16 @@ impl Group {
     }
 }
 
-/// What the cards of a host share.
+/// What the GPUs of a host share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inside {
-    /// Neighbouring cards are replicas of one stage: gradients are summed inside of a host first, activations go to another host.
+    /// Neighbouring GPUs are replicas of one stage: gradients are summed inside of a host first, activations go to another host.
     Replicas,
-    /// Neighbouring cards are stages of one replica: activations stay inside of a host, all gradients go to other hosts.
+    /// Neighbouring GPUs are stages of one replica: activations stay inside of a host, all gradients go to other hosts.
     Stages,
 }
 
-/// How a model is trained on `stages * replicas` cards, under 1F1B.
+/// How a model is trained on `stages * replicas` GPUs, under 1F1B.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Layout {
     /// Stages of each replica.
@@ -166,7 +166,7 @@ pub(crate) struct Layout {
     pub(crate) replicas: usize,
     /// Micro-batches of each replica in a batch.
     pub(crate) micro_batches: usize,
-    /// What the cards of a host share.
+    /// What the GPUs of a host share.
     pub(crate) inside: Inside,
     /// Each replica keeps and updates only its share of the optimizer state (ZeRO stage 1).
     pub(crate) shard_optimizer: bool,
@@ -183,13 +183,13 @@ impl Layout {
         Self { stages, replicas, micro_batches, inside, shard_optimizer: false, gradient_bytes, recompute: false }
     }
 
-    /// The host of a card.
+    /// The host of a GPU.
     fn host(&self, cluster: &Cluster, stage: usize, replica: usize) -> usize {
-        let card = match self.inside {
+        let gpu = match self.inside {
             Inside::Replicas => stage * self.replicas + replica,
             Inside::Stages => replica * self.stages + stage,
         };
-        card / cluster.cards_per_host
+        gpu / cluster.gpus_per_host
     }
 
     /// The replicas of each stage.
@@ -205,7 +205,7 @@ impl Layout {
             })
             .collect();
         let even = |counts: &BTreeMap<usize, usize>| counts.values().collect::<BTreeSet<_>>().len() == 1;
-        // In a ring between hosts all cards of a host send. In one ring over uneven hosts only one card of each host does.
+        // In a ring between hosts all GPUs of a host send. In one ring over uneven hosts only one GPU of each host does.
         let mut senders: BTreeMap<usize, usize> = BTreeMap::new();
         for counts in members.iter().filter(|counts| counts.len() > 1) {
             for (host, count) in counts {
@@ -221,7 +221,7 @@ impl Layout {
         members.iter().map(group).collect()
     }
 
-    /// For each boundary between two stages: the cards of one host that send over it to another host at the same time, or 0 if it lies inside
+    /// For each boundary between two stages: the GPUs of one host that send over it to another host at the same time, or 0 if it lies inside
     /// of hosts for all replicas.
     pub(crate) fn boundaries(&self, cluster: &Cluster) -> Vec<usize> {
         let mut senders: BTreeMap<usize, usize> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! The tables of the guide to parallel training: schedules, divisions of blocks, and layouts for 8 and for 1,000 cards.
+//! The tables of the guide to parallel training: schedules, divisions of blocks, and layouts for 8 and for 1,000 GPUs.
 //!
 //! Everything is calculated; no device is used: `cargo run --example cluster`
 
@@ -24,8 +24,8 @@ pub(crate) fn print(out: &mut impl Write) -> Result {
     schedules(out)?;
     transfers(out)?;
     balance(out)?;
-    eight_cards(out)?;
-    thousand_cards(out)?;
+    eight_gpus(out)?;
+    thousand_gpus(out)?;
     stages_of_a_thousand(out)?;
     links(out)?;
     sharding(out)?;
@@ -121,11 +121,11 @@ fn balance(out: &mut impl Write) -> Result {
     Ok(())
 }
 
-/// Hosts of 8 cards. A card of 80 GB has 72 GB for training.
+/// Hosts of 8 GPUs. A GPU of 80 GB has 72 GB for training.
 fn hosts(hosts: usize) -> Cluster {
     Cluster {
         hosts,
-        cards_per_host: 8,
+        gpus_per_host: 8,
         flops: 400e12,
         memory: 72.0 * GIGA,
         inside: Link { bytes_per_second: 300.0 * GIGA, latency: 10e-6 },
@@ -158,8 +158,8 @@ const COLUMNS: [&str; 12] = [
     "step",
     "bubble",
     "sums",
-    "a card",
-    "TFLOP/s a card",
+    "a GPU",
+    "TFLOP/s a GPU",
 ];
 
 fn row(out: &mut impl Write, name: &str, found: &Estimate) -> Result {
@@ -212,8 +212,8 @@ fn rows(out: &mut impl Write, name: &str, found: &[Estimate], each: bool) -> Res
     Ok(())
 }
 
-fn eight_cards(out: &mut impl Write) -> Result {
-    let title = "8 cards in one host, 512 sequences of 2,048 tokens, the fastest layout with each number of stages:";
+fn eight_gpus(out: &mut impl Write) -> Result {
+    let title = "8 GPUs in one host, 512 sequences of 2,048 tokens, the fastest layout with each number of stages:";
     table(out, title, &COLUMNS)?;
     for name in ["1.7 B", "7.5 B", "18 B", "39 B"] {
         let (name, found) = fitting(name, &hosts(1), 512)?;
@@ -222,10 +222,10 @@ fn eight_cards(out: &mut impl Write) -> Result {
     Ok(())
 }
 
-fn thousand_cards(out: &mut impl Write) -> Result {
+fn thousand_gpus(out: &mut impl Write) -> Result {
     let slow = Cluster { between: Link { bytes_per_second: 10.0 * GIGA, latency: 50e-6 }, ..hosts(125) };
     for (title, cluster) in [("320 GB/s", hosts(125)), ("10 GB/s", slow)] {
-        let title = format!("1,000 cards on 125 hosts, {title} between hosts, 2,000 sequences, the fastest layout:");
+        let title = format!("1,000 GPUs on 125 hosts, {title} between hosts, 2,000 sequences, the fastest layout:");
         table(out, &title, &COLUMNS)?;
         for name in ["7.5 B", "39 B", "175 B", "530 B", "1 T"] {
             let (name, found) = fitting(name, &cluster, 2000)?;
@@ -236,7 +236,7 @@ fn thousand_cards(out: &mut impl Write) -> Result {
 }
 
 fn stages_of_a_thousand(out: &mut impl Write) -> Result {
-    table(out, "175 B on the 1,000 cards with 320 GB/s, the fastest layout with each number of stages:", &COLUMNS)?;
+    table(out, "175 B on the 1,000 GPUs with 320 GB/s, the fastest layout with each number of stages:", &COLUMNS)?;
     let (name, found) = fitting("175 B", &hosts(125), 2000)?;
     rows(out, &name, &found, true)?;
     table(out, "The same with larger batches, the fastest layout:", &COLUMNS)?;
@@ -247,11 +247,11 @@ fn stages_of_a_thousand(out: &mut impl Write) -> Result {
     Ok(())
 }
 
-/// Bytes that a card sends in a step, by what the cards of a host share.
+/// Bytes that a GPU sends in a step, by what the GPUs of a host share.
 fn links(out: &mut impl Write) -> Result {
     let columns =
         ["stages", "replicas", "inside a host", "optimizer", "gradients", "inside, GB", "between, GB", "step"];
-    table(out, "175 B on the 1,000 cards, what the card that sends the most sends in a step:", &columns)?;
+    table(out, "175 B on the 1,000 GPUs, what the GPU that sends the most sends in a step:", &columns)?;
     let model = gpt("175 B", 2000);
     for (stages, replicas) in [(25, 40), (40, 25)] {
         for inside in [Inside::Replicas, Inside::Stages] {
@@ -274,10 +274,10 @@ fn links(out: &mut impl Write) -> Result {
     Ok(())
 }
 
-/// Memory of 8 cards, step by step.
+/// Memory of 8 GPUs, step by step.
 fn sharding(out: &mut impl Write) -> Result {
-    let columns = ["model", "layout", "weights", "gradients", "optimizer", "activations", "a card", "step"];
-    table(out, "8 cards, micro-batches of one sequence, 64 sequences, GB on the card that needs the most:", &columns)?;
+    let columns = ["model", "layout", "weights", "gradients", "optimizer", "activations", "a GPU", "step"];
+    table(out, "8 GPUs, micro-batches of one sequence, 64 sequences, GB on the GPU that needs the most:", &columns)?;
     for name in ["1.7 B", "7.5 B", "18 B"] {
         let model = gpt(name, 64);
         let replicas = Layout::new(1, 8, 8);
@@ -307,7 +307,7 @@ fn sharding(out: &mut impl Write) -> Result {
     Ok(())
 }
 
-/// Published runs of a model: the batch, the stages of a replica, and for each number of replicas the TFLOP/s that a card reached.
+/// Published runs of a model: the batch, the stages of a replica, and for each number of replicas the TFLOP/s that a GPU reached.
 pub(crate) type Runs = (&'static str, usize, usize, [(usize, f64); 3]);
 
 /// GPT on 8-way tensor-parallel hosts (Narayanan et al. 2021, table 2).
@@ -316,14 +316,14 @@ pub(crate) const PUBLISHED: [Runs; 2] = [
     ("530 B", 2240, 35, [(2, 171.0), (4, 167.0), (8, 159.0)]),
 ];
 
-/// What is calculated for each run. Each host is taken as one card, whose speed is chosen so that the first run agrees.
+/// What is calculated for each run. Each host is taken as one GPU, whose speed is chosen so that the first run agrees.
 pub(crate) fn calculated((name, batch, stages, runs): Runs) -> Result<[Estimate; 3]> {
     let model = gpt(name, batch);
     let run = |replicas: usize, speed: f64| {
         let layout = Layout { recompute: true, ..Layout::new(stages, replicas, batch / replicas) };
         let between = Link { bytes_per_second: 200.0 * GIGA, latency: 20e-6 };
         let (flops, memory) = (8.0 * speed * 1e12, 8.0 * 80.0 * GIGA);
-        let cluster = Cluster { hosts: stages * replicas, cards_per_host: 1, flops, memory, between, ..hosts(1) };
+        let cluster = Cluster { hosts: stages * replicas, gpus_per_host: 1, flops, memory, between, ..hosts(1) };
         estimate(&model, &cluster, &layout)
     };
     let (first, published) = runs[0];
@@ -335,20 +335,20 @@ pub(crate) fn calculated((name, batch, stages, runs): Runs) -> Result<[Estimate;
     Ok([first?, second?, third?])
 }
 
-/// TFLOP/s of one of the 8 cards of a host that is taken as one.
+/// TFLOP/s of one of the 8 GPUs of a host that is taken as one.
 pub(crate) fn teraflops(host: &Estimate) -> f64 {
     host.flops / 8.0 / 1e12
 }
 
 fn published(out: &mut impl Write) -> Result {
-    let columns = ["model", "stages", "replicas", "cards", "published TFLOP/s a card", "calculated", "difference"];
+    let columns = ["model", "stages", "replicas", "GPUs", "published TFLOP/s a GPU", "calculated", "difference"];
     table(out, "Published and calculated strong scaling:", &columns)?;
     for published in PUBLISHED {
         let (name, _, stages, runs) = published;
         for (row, ((replicas, published), found)) in runs.iter().zip(calculated(published)?).enumerate() {
-            let (found, cards) = (teraflops(&found), 8 * stages * replicas);
+            let (found, gpus) = (teraflops(&found), 8 * stages * replicas);
             let difference = if row == 0 { "chosen".into() } else { percent(found / published - 1.0) };
-            writeln!(out, "| {name} | {stages} | {replicas} | {cards} | {published} | {found:.1} | {difference} |")?;
+            writeln!(out, "| {name} | {stages} | {replicas} | {gpus} | {published} | {found:.1} | {difference} |")?;
         }
     }
     Ok(())

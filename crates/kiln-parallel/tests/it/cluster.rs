@@ -17,16 +17,16 @@ fn gpt(layers: usize, width: u32, batch: usize) -> Model {
     Model { layers, width: width.into(), batch }
 }
 
-/// The parameters of a model, from the 2 bytes that each has on a card that holds all of them.
+/// The parameters of a model, from the 2 bytes that each has on a GPU that holds all of them.
 fn parameters(model: &Model) -> f64 {
     estimate(model, &hosts(1), &Layout::new(1, 1, 1)).unwrap().memory.parameters / 2.0
 }
 
-/// Hosts of 8 cards with 80 GB.
+/// Hosts of 8 GPUs with 80 GB.
 fn hosts(hosts: usize) -> Cluster {
     Cluster {
         hosts,
-        cards_per_host: 8,
+        gpus_per_host: 8,
         flops: 400e12,
         memory: 80.0 * GIGA,
         inside: Link { bytes_per_second: 300.0 * GIGA, latency: 1e-5 },
@@ -55,7 +55,7 @@ fn parameters_are_those_of_the_published_models() {
     }
 }
 
-/// Narayanan et al. 2021, 5.1: 300 billion tokens take 34 days on 1,024 cards at 140 teraFLOP/s.
+/// Narayanan et al. 2021, 5.1: 300 billion tokens take 34 days on 1,024 GPUs at 140 teraFLOP/s.
 #[test]
 fn operations_give_the_published_days_of_gpt_3() {
     let model = gpt(96, 12288, 1536);
@@ -79,7 +79,7 @@ fn memory_is_that_of_zero() {
     close(states(&Layout { shard_optimizer: true, ..plain }), 31.4, 0.001);
 }
 
-/// Table 2 of Narayanan et al. 2021: the same batch on two and four times the cards. The speed of a card is taken from the first row, the
+/// Table 2 of Narayanan et al. 2021: the same batch on two and four times the GPUs. The speed of a GPU is taken from the first row, the
 /// others are predicted.
 #[test]
 fn strong_scaling_is_that_of_the_published_runs() {
@@ -92,7 +92,7 @@ fn strong_scaling_is_that_of_the_published_runs() {
     }
 }
 
-/// Patarasuk and Yuan 2009: each card sends `2 (n - 1) / n` of the bytes.
+/// Patarasuk and Yuan 2009: each GPU sends `2 (n - 1) / n` of the bytes.
 #[test]
 fn sums_send_the_published_share_of_the_bytes() {
     let model = gpt(4, 1024, 64);
@@ -108,7 +108,7 @@ fn sums_send_the_published_share_of_the_bytes() {
 }
 
 #[test]
-fn the_best_layouts_fit_use_all_cards_and_are_sorted() {
+fn the_best_layouts_fit_use_all_gpus_and_are_sorted() {
     let (model, cluster) = (gpt(36, 4096, 512), hosts(1));
     let found = best_layouts(&model, &cluster, 4.0).unwrap();
     assert!(found.len() > 10);
@@ -117,19 +117,19 @@ fn the_best_layouts_fit_use_all_cards_and_are_sorted() {
         assert_eq!(*best, estimate(&model, &cluster, &best.layout).unwrap());
     }
     assert!(found.windows(2).all(|pair| pair[0].seconds <= pair[1].seconds));
-    // One card cannot hold 18 bytes for each of the parameters.
+    // One GPU cannot hold 18 bytes for each of the parameters.
     assert!(found.iter().all(|best| best.layout.shard_optimizer || best.layout.stages > 1));
     let large = gpt(128, 25600, 512);
     assert_eq!(best_layouts(&large, &cluster, 4.0).unwrap(), []);
 }
 
 #[test]
-fn a_thousand_cards_train_a_model_that_none_of_them_holds() {
+fn a_thousand_gpus_train_a_model_that_none_of_them_holds() {
     let model = gpt(96, 12288, 2000);
     let found = best_layouts(&model, &hosts(125), 4.0).unwrap();
     let best = found.first().unwrap();
     assert!(best.layout.stages > 8 && best.layout.stages * best.layout.replicas == 1000, "{best:?}");
-    // Not faster than all operations on all cards, and not twice as slow.
+    // Not faster than all operations on all GPUs, and not twice as slow.
     let ideal = model.flops(best.layout.recompute) / (1000.0 * 400e12);
     assert!((ideal..2.0 * ideal).contains(&best.seconds), "{best:?}");
 }
@@ -139,7 +139,7 @@ fn layouts_that_cannot_be_are_errors() {
     let model = gpt(4, 64, 8);
     let message = |layout| estimate(&model, &hosts(1), &layout).unwrap_err().to_string();
     assert!(message(Layout::new(8, 1, 1)).starts_with("stages = 8 for 4 blocks"));
-    assert_eq!(message(Layout::new(2, 8, 1)), "2 stages of 8 replicas on 8 cards");
+    assert_eq!(message(Layout::new(2, 8, 1)), "2 stages of 8 replicas on 8 GPUs");
     assert_eq!(message(Layout::new(1, 3, 1)), "3 replicas with 1 micro-batches do not divide 8 sequences");
     assert!(message(Layout::new(1, 0, 1)).starts_with("0 replicas"));
 }
@@ -152,14 +152,14 @@ fn a_ring_sends_its_share_in_its_steps() {
     let sent = |inside, between| Traffic { inside, between };
     assert_eq!(sum(8, 1), (sent(700.0, 0.0), 7.0 + 7.0 * 0.5));
     assert_eq!(sum(1, 1), (Traffic::default(), 0.0));
-    // The 8 cards of a host first sum among themselves. Together they send 3/4 of the bytes to other hosts, as one card alone would.
+    // The 8 GPUs of a host first sum among themselves. Together they send 3/4 of the bytes to other hosts, as one GPU alone would.
     assert_eq!(sum(8, 4), (sent(700.0, 75.0), 7.0 + 3.5 + 3.0 + 75.0 * 8.0 / 10.0));
     // 8 stages in a host, each with replicas in other hosts only: 8 times as many bytes leave the host.
     assert_eq!(sum(1, 4), (sent(0.0, 600.0), 3.0 + 600.0 * 8.0 / 10.0));
 }
 
 #[test]
-fn cards_of_a_host_sum_inside_first_or_all_send_to_other_hosts() {
+fn gpus_of_a_host_sum_inside_first_or_all_send_to_other_hosts() {
     let of = |inside, stages, replicas, count| {
         let layout = Layout { inside, ..Layout::new(stages, replicas, 1) };
         (layout.groups(&hosts(count)), layout.boundaries(&hosts(count)))
@@ -194,8 +194,8 @@ proptest! {
         let model = gpt(12, 1024, 2 * layout.replicas * layout.micro_batches);
         let cluster = hosts(8);
         let found = estimate(&model, &cluster, &layout).unwrap();
-        let cards = (layout.stages * layout.replicas) as f64;
-        prop_assert!(found.seconds * cards * cluster.flops >= 0.999_999 * model.flops(layout.recompute));
+        let gpus = (layout.stages * layout.replicas) as f64;
+        prop_assert!(found.seconds * gpus * cluster.flops >= 0.999_999 * model.flops(layout.recompute));
         prop_assert!(found.reduction >= 0.0 && (0.0..1.0).contains(&found.bubble));
         let link =
             |link: Link| Link { bytes_per_second: link.bytes_per_second * better, latency: link.latency / better };
