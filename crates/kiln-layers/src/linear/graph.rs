@@ -170,7 +170,7 @@ impl LinearKernels for Capture {
         let last = shape.num_dims() - 1;
         shape[last] = weight.shape()[1];
         let statistics = match prologue {
-            Prologue::Norm(_) => statistics_like(&x),
+            Prologue::Norm(_) => statistics_like(&x.shape()),
             _ => (Shape::new([0, 2]), DType::F32),
         };
         let outputs = [(shape, x.dtype()), statistics];
