@@ -10,8 +10,8 @@ use anyhow::{Result, bail};
 use kiln_data::printable;
 use serde_json::{Map, Value, json};
 
+use crate::interrupt::Interrupt;
 use crate::output::{json_line, path_json};
-use crate::train::interrupt::Interrupt;
 
 /// Classes with their shares, the largest first: probabilities for an image, or parts of its pixels.
 pub(super) type Shares = Vec<(usize, f64)>;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::status::Session;
 use crate::page::{Mark, grouped};
-use crate::train::directory::HISTORY;
+use crate::run_directory::HISTORY;
 
 /// The moments that charts mark.
 pub(super) fn marks(directory: &Path, sessions: &[Session]) -> Vec<Mark> {

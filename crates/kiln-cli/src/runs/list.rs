@@ -9,13 +9,13 @@ use anyhow::{Context, Result};
 use kiln_data::printable;
 use serde_json::{Value, json};
 
-use super::status::now;
 use super::summary::RunSummary;
 use super::table::{lines, width};
 use crate::cli::{Runs, RunsOrder, program};
+use crate::host::now;
 use crate::output::{path_json, print_json};
 use crate::page::{Goal, Measure};
-use crate::train::directory::CONFIG;
+use crate::settings_file::CONFIG;
 use crate::usage::Usage;
 
 /// The titles of the columns.

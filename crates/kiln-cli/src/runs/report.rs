@@ -11,8 +11,8 @@ use super::status::Status;
 use super::summary::RunSummary;
 use crate::atomic::replace;
 use crate::page::{RunPage, Samples, State};
-use crate::pipelines::MemorySetting;
-use crate::train::directory::CONFIG;
+use crate::settings_file::CONFIG;
+use crate::values::MemorySetting;
 
 pub(super) const REPORT: &str = "report.html";
 
@@ -21,8 +21,7 @@ pub(super) fn write_report(directory: &Path, samples: &Samples, more: [&str; 2],
     let summary = RunSummary::read(directory)?;
     let status = summary.status.clone().unwrap_or_default();
     let settings = fs::read_to_string(directory.join(CONFIG)).unwrap_or_default();
-    let memory =
-        summary.settings["run"]["memory"].as_str().and_then(|text| MemorySetting::try_from(text.to_owned()).ok());
+    let memory = summary.settings["run"]["memory"].as_str().and_then(|text| text.parse().ok());
     let budget = match memory {
         Some(MemorySetting::Bytes(bytes)) => Some(bytes),
         Some(MemorySetting::Auto) | None => None,

@@ -9,10 +9,12 @@ use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::settings::model;
-use super::status::{Status, written};
+use super::status::Status;
+use crate::host::written;
 use crate::metrics;
 use crate::page::{Best, Measure, State, best, main_measure, series};
-use crate::train::directory::{CONFIG, LOCK};
+use crate::run_directory::LOCK;
+use crate::settings_file::CONFIG;
 
 /// A run on disk.
 pub(super) struct RunSummary {

@@ -6,20 +6,21 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::pipelines::{PipelineSettings, Replicas, Run, RunSettings, SharedTask};
-use crate::usage::Usage;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use kiln_data::Replica;
-use kiln_models::SafetensorsModel;
 use kiln_parallel::{Communicator, Local, Nested};
 use kiln_training::{Checkpoints, Finish};
 
-use super::begin::{saves_first, start_from};
-use super::drive::{drive, into_cli_error, start};
-use super::goes_on::plans_again;
-use super::interrupt::Interrupt;
-use crate::cli::RunArgs;
+use super::build::{build, into_cli_error};
+use super::drive::drive;
+use super::initial_state::{saves_first, start_from};
+use super::prepare::RunCommand;
+use super::resume::plans_again;
+use crate::cli::CallArgs;
+use crate::interrupt::Interrupt;
+use crate::pipelines::{CHECKPOINTS, Pipeline, Replicas, Run, RunSettings};
+use crate::usage::Usage;
 
 /// The longest time that a replica waits for another one of its process while both wait for other processes: longer than these wait.
 const INSIDE: Duration = Duration::from_secs(900);
@@ -38,18 +39,11 @@ pub(crate) fn place(settings: &mut RunSettings, thread: usize) -> Result<()> {
     Ok(())
 }
 
-/// Trains the run on the number of replicas in its settings. `prepare` makes the run of another replica of this process.
-pub(crate) fn train<T, S>(
-    (run, device): (Run<T, S>, Device),
-    arguments: &RunArgs,
-    prepare: impl Fn(usize) -> Result<(Run<T, S>, Device)> + Sync,
-) -> Result<ExitCode>
-where
-    T: SharedTask<Model: SafetensorsModel>,
-    S: PipelineSettings,
-{
-    let Some(replicas) = run.setup.settings.run().parallel.replicas.clone() else {
-        return drive(run, &device, arguments, None);
+/// Trains the run of a command on the number of replicas in its settings.
+pub(crate) fn train<C: RunCommand>(command: &C) -> Result<ExitCode> {
+    let (call, (run, device)) = (command.call(), command.prepare(0)?);
+    let Some(replicas) = run.setup.settings.run.parallel.replicas.clone() else {
+        return drive(run, &device, call, None);
     };
     let processes = if replicas.mpi { Some(mpi::communicator()?) } else { None };
     if processes.as_ref().is_some_and(|processes| processes.replicas() == 1) {
@@ -64,23 +58,23 @@ where
         })
     };
     let mut group = threads(&replicas)?.into_iter();
-    let Some(first) = group.next() else { return drive(run, &device, arguments, None) };
+    let Some(first) = group.next() else { return drive(run, &device, call, None) };
     thread::scope(|scope| {
-        let (prepare, join) = (&prepare, &join);
+        let join = &join;
         let others = group.enumerate().map(|(index, inside)| {
             let failed = inside.clone();
             let work = move || {
-                let communicator = tell(&inside.clone(), || join(inside))?;
-                tell(&communicator.clone(), || follow(prepare(index + 1)?, arguments, communicator))
+                let communicator = or_leave(&inside.clone(), || join(inside))?;
+                or_leave(&communicator.clone(), || follow(command.prepare(index + 1)?, call, communicator))
             };
             let started = thread::Builder::new().spawn_scoped(scope, work);
-            tell(&failed, || started.context("cannot start a thread for a replica"))
+            or_leave(&failed, || started.context("cannot start a thread for a replica"))
         });
         let others = others.collect::<Result<Vec<_>>>()?;
-        let outcome = tell(&first.clone(), || join(first)).and_then(|communicator| {
-            tell(&communicator.clone(), || match first_process {
-                true => drive(run, &device, arguments, Some(communicator)),
-                false => follow((run, device), arguments, communicator),
+        let outcome = or_leave(&first.clone(), || join(first)).and_then(|communicator| {
+            or_leave(&communicator.clone(), || match first_process {
+                true => drive(run, &device, call, Some(communicator)),
+                false => follow((run, device), call, communicator),
             })
         });
         for other in others {
@@ -109,21 +103,17 @@ fn threads(Replicas { mpi, here }: &Replicas) -> Result<Vec<Arc<dyn Communicator
 }
 
 /// Runs a replica's part. If it fails, the other replicas are told the reason.
-fn tell<C: Communicator + ?Sized, R>(communicator: &Arc<C>, work: impl FnOnce() -> Result<R>) -> Result<R> {
+fn or_leave<C: Communicator + ?Sized, R>(communicator: &Arc<C>, work: impl FnOnce() -> Result<R>) -> Result<R> {
     work().inspect_err(|error| communicator.leave(&format!("{error:#}")))
 }
 
 /// Takes the steps of a run whose files another replica writes.
-fn follow<T, S>(
-    (run, device): (Run<T, S>, Device),
-    arguments: &RunArgs,
+fn follow<P: Pipeline>(
+    (run, device): (Run<P>, Device),
+    call: &CallArgs,
     communicator: Arc<dyn Communicator>,
-) -> Result<ExitCode>
-where
-    T: SharedTask<Model: SafetensorsModel>,
-    S: PipelineSettings,
-{
-    let settings = run.setup.settings.run();
+) -> Result<ExitCode> {
+    let settings = &run.setup.settings.run;
     let keep = settings.keep;
     // A signal reaches every process of mpirun. Among threads only the first replica listens, and all stop if one is asked to.
     let listens = |replicas: &Replicas| replicas.mpi && settings.replica.index().is_multiple_of(replicas.here.count());
@@ -131,21 +121,21 @@ where
         true => Interrupt::listen()?,
         false => Interrupt::default(),
     };
-    let (mut trainer, setup) = start(run, &device, arguments, &interrupt, Some(communicator))?;
-    let directory = arguments.resume.as_ref().map(|run| run.join(crate::pipelines::CHECKPOINTS));
+    let (mut trainer, setup) = build(run, &device, call, &interrupt, Some(communicator))?;
+    let directory = call.resume.as_ref().map(|run| run.join(CHECKPOINTS));
     if directory.is_none() {
-        start_from(&mut trainer, setup.settings.run())?;
+        start_from(&mut trainer, &setup.settings.run)?;
     }
     trainer.set_checkpoints(Checkpoints::new(directory.clone().unwrap_or_default(), keep)?);
     let _ = trainer.set_data(&setup.data.train)?;
     if directory.is_some() {
         if trainer.resume()?.is_none() {
-            start_from(&mut trainer, setup.settings.run())?;
+            start_from(&mut trainer, &setup.settings.run)?;
         }
-        if plans_again(arguments) {
+        if plans_again(&call.given) {
             trainer.save()?;
         }
-    } else if saves_first(&setup.settings) {
+    } else if saves_first(&setup.settings.run, setup.settings.compression.as_ref()) {
         // If the optimizer's state is divided, the first replica needs this one's part for its first checkpoint.
         trainer.save()?;
     }

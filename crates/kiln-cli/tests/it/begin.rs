@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::classify::photos;
-use super::support::{fixture, output, stderr, text};
+use super::support::{config, done, fixture, output, refused, stderr, text};
 use serde_json::Value;
 
 /// The values of a tensor of a safetensors file.
@@ -33,7 +33,7 @@ fn a_network_begins_with_a_file_of_torchvision_and_trains_in_part() {
     assert!(!said.contains("num_batches_tracked"), "{said}");
     let list: Value = serde_json::from_str(&fs::read_to_string(at.join("run/init.json")).unwrap()).unwrap();
     assert_eq!(list["new"], serde_json::json!(["fc.bias", "fc.weight"]));
-    let config = fs::read_to_string(at.join("run/config.toml")).unwrap();
+    let config = config(&at.join("run"));
     assert!(config.contains("weights.safetensors") && config.contains("\"layer1\""), "{config}");
 
     // The frozen layers are those of the file, also after a resume, which does not read it again.
@@ -42,8 +42,7 @@ fn a_network_begins_with_a_file_of_torchvision_and_trains_in_part() {
     };
     fs::rename(at.join("weights.safetensors"), at.join("reference.safetensors")).unwrap();
     for more in [&[][..], &["--max-steps", "4"]] {
-        let resumed = output(at, &[&["train", "classify", "--resume", "run"], more].concat());
-        assert!(resumed.status.success(), "{}", stderr(&resumed));
+        done(at, &[&["train", "classify", "--resume", "run"], more].concat());
         for frozen in ["conv1.weight", "bn1.weight", "layer1.1.conv2.weight"] {
             assert!(same("run", frozen), "{frozen}");
         }
@@ -63,11 +62,7 @@ fn a_network_begins_with_a_file_of_torchvision_and_trains_in_part() {
         (&["--init", "reference.safetensors", "--stem", "imagenet", "--channels", "gray"], 1, &["--channels 3"]),
         (&["--init", "reference.safetensors", "--from", "run"], 2, &["--init", "--from"]),
     ] {
-        let refused = output(at, &[&run[..], options, &["--out", "refused"]].concat());
-        let said = stderr(&refused);
-        assert_eq!(refused.status.code(), Some(code), "{options:?}: {said}");
-        let error = said.lines().find(|line| line.starts_with("error: ")).unwrap();
-        assert!(parts.iter().all(|part| error.contains(part)), "{options:?}: {error}");
+        refused(at, &[&run[..], options, &["--out", "refused"]].concat(), code, parts);
         assert!(!at.join("refused").exists(), "{options:?}");
     }
 }
@@ -78,17 +73,13 @@ fn a_decoder_of_another_context_says_which_option_fits() {
     let at = folder.path();
     let data = text(at, 8000).display().to_string();
     let run = ["train", "gpt", "--data", &data, "--batch-size", "4", "--max-steps", "2"];
-    let first = output(at, &[&run[..], &["--context", "16", "--out", "first"]].concat());
-    assert!(first.status.success(), "{}", stderr(&first));
-    let refused = output(at, &[&run[..], &["--context", "8", "--init", "first"]].concat());
-    assert!(stderr(&refused).contains("--context 16"), "{}", stderr(&refused));
+    done(at, &[&run[..], &["--context", "16", "--out", "first"]].concat());
     let foreign = fixture("reference/gpt2.safetensors").display().to_string();
-    let refused = output(at, &[&run[..], &["--context", "24", "--init", &foreign]].concat());
-    assert!(
-        stderr(&refused).contains("wte.weight") && stderr(&refused).contains("--tokenizer"),
-        "{}",
-        stderr(&refused)
-    );
+    for (context, init, parts) in
+        [("8", "first", &["--context 16"][..]), ("24", &foreign, &["wte.weight", "--tokenizer"])]
+    {
+        refused(at, &[&run[..], &["--context", context, "--init", init]].concat(), 1, parts);
+    }
     let replicas = ["--context", "16", "--init", "first", "--replicas", "2", "--out", "second"];
     let second = output(at, &[&run[..], &replicas].concat());
     let said = stderr(&second);

@@ -3,40 +3,26 @@
 use std::fs;
 use std::path::Path;
 
-use super::support::{output, stderr, text};
+use super::support::{config, done, lines, refused, results, stderr, text, weights};
 use serde_json::Value;
 
 const MODEL: [&str; 6] = ["--context", "16", "--batch-size", "4", "--seed", "3"];
 
 /// Runs `train gpt` and returns what it said, which must have succeeded.
 fn train(at: &Path, arguments: &[&str]) -> String {
-    let done = output(at, &[&["train", "gpt"], arguments].concat());
-    assert!(done.status.success(), "{arguments:?}: {}", stderr(&done));
-    stderr(&done)
+    stderr(&done(at, &[&["train", "gpt"], arguments].concat()))
 }
 
-/// Runs a command that must be refused as a mistake in the call.
-fn refused(at: &Path, arguments: &[&str], parts: &[&str]) {
-    let done = output(at, &[&["train", "gpt"], arguments].concat());
-    let text = stderr(&done);
-    assert_eq!(done.status.code(), Some(2), "{arguments:?}: {text}");
-    let error = text.lines().find(|line| line.starts_with("error: ")).unwrap();
-    assert!(parts.iter().all(|part| error.contains(part)), "{arguments:?}: {error}");
-}
-
-/// The lines of a file of JSON lines.
-fn lines(path: &Path) -> Vec<Value> {
-    fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+/// Runs a command of `train gpt` that must be refused as a mistake in the call.
+#[track_caller]
+fn mistake(at: &Path, arguments: &[&str], parts: &[&str]) {
+    refused(at, &[&["train", "gpt"], arguments].concat(), 2, parts);
 }
 
 /// The steps of a run and their learning rates.
 fn steps(run: &Path) -> Vec<(u64, f64)> {
     let steps = lines(&run.join("metrics.jsonl")).into_iter().filter(|line| line["kind"] == "step");
     steps.map(|line| (line["step"].as_u64().unwrap(), line["learning_rate"].as_f64().unwrap())).collect()
-}
-
-fn weights(run: &Path) -> Vec<u8> {
-    fs::read(run.join("model.safetensors")).unwrap()
 }
 
 /// Text to train on, and a settings file with a constant learning rate.
@@ -108,15 +94,15 @@ fn a_finished_run_goes_on_and_its_history_says_how() {
     let said = train(at, &["--resume", "run", "--epochs", "1", "--memory", "1GiB", "--save-every", "50"]);
     assert!(said.contains("run.max_steps: 20 becomes none") && said.contains("run.memory: none becomes"), "{said}");
     assert!(steps(&run).len() > 20);
-    let config = fs::read_to_string(run.join("config.toml")).unwrap();
+    let config = config(&run);
     assert!(config.contains("memory = \"1073741824B\"") && !config.contains("max_steps"), "{config}");
     let said = train(at, &["--resume", "run"]);
     assert!(said.contains("already finished"), "{said}");
 
-    refused(at, &["--resume", "run", "--max-steps", "4"], &["--max-steps is 4", "has taken"]);
+    mistake(at, &["--resume", "run", "--max-steps", "4"], &["--max-steps is 4", "has taken"]);
     let options = ["--batch-size", "--seed", "--freeze", "--init", "--context"].map(|option| (option, "8"));
     for (option, value) in options.into_iter().chain([("--optimizer", "adamw8bit"), ("--base-batch", "2")]) {
-        refused(
+        mistake(
             at,
             &["--resume", "run", option, value],
             &[&format!("{option} cannot change"), "--from run", "--init run"],
@@ -144,9 +130,9 @@ fn options_win_over_what_a_file_says_of_the_length_and_the_beginning() {
     // A run that started from another one, as a template for one that begins with weights.
     train(at, &["--from", "a run", "--out", "next", "--max-steps", "2"]);
     train(at, &["--config", "next/config.toml", "--init", "a run", "--out", "begun"]);
-    let config = fs::read_to_string(at.join("begun/config.toml")).unwrap();
+    let config = config(&at.join("begun"));
     assert!(config.contains("init = ") && !config.contains("from = "), "{config}");
-    refused(at, &["--from", "a run", "--weights", "five"], &["--weights", "--from"]);
+    mistake(at, &["--from", "a run", "--weights", "five"], &["--weights", "--from"]);
 }
 
 #[test]
@@ -164,22 +150,20 @@ fn a_new_run_starts_from_the_state_of_another_one() {
     assert_eq!(steps(&at.join("next")).iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2, 3, 4]);
     let began = &lines(&at.join("next/history.jsonl"))[0];
     assert!(began["from"].as_str().unwrap().ends_with("/run"), "{began}");
-    let config = fs::read_to_string(at.join("next/config.toml")).unwrap();
-    assert!(config.contains("from = ") && config.contains("batch_size = 8"), "{config}");
+    let next = config(&at.join("next"));
+    assert!(next.contains("from = ") && next.contains("batch_size = 8"), "{next}");
 
     // It is a run like any other: without its first run it goes on, and others start from it.
     fs::rename(at.join("run"), at.join("moved")).unwrap();
     train(at, &["--resume", "next", "--max-steps", "6"]);
     train(at, &["--from", "next/checkpoints/best", "--out", "third", "--max-steps", "2", "--freeze", "wte,h.0"]);
-    assert!(fs::read_to_string(at.join("third/config.toml")).unwrap().contains("\"h.0\""));
+    assert!(config(&at.join("third")).contains("\"h.0\""));
 
-    let other = output(at, &["train", "gpt", "--from", "moved", "--out", "sgd", "--optimizer", "sgd"]);
-    let text = stderr(&other);
-    assert!(!other.status.success() && text.contains("its optimizer is AdamW") && text.contains("--init "), "{text}");
+    let other = ["train", "gpt", "--from", "moved", "--out", "sgd", "--optimizer", "sgd"];
+    refused(at, &other, 1, &["its optimizer is AdamW", "--init "]);
     assert!(!at.join("sgd").exists());
-    refused(at, &["--from", "moved", "--config", "constant.toml"], &["--config", "--from"]);
-    let none = output(at, &["train", "gpt", "--from", "absent"]);
-    assert!(stderr(&none).contains("cannot start from 'absent'"), "{}", stderr(&none));
+    mistake(at, &["--from", "moved", "--config", "constant.toml"], &["--config", "--from"]);
+    refused(at, &["train", "gpt", "--from", "absent"], 1, &["cannot start from 'absent'"]);
 }
 
 #[test]
@@ -191,11 +175,10 @@ fn a_run_ends_when_it_gets_no_better_and_keeps_its_best() {
     let still = ["--learning-rate", "1e-30", "--freeze", "wte,wpe", "--freeze", "h", "--evaluate-every", "1"];
     let begin = ["--config", "constant.toml", "--data", &data, "--out", "run", "--max-steps", "30"];
     let arguments = [&["train", "gpt"], &begin[..], &MODEL, &still, &["--patience", "3", "--json"]].concat();
-    let done = output(at, &arguments);
-    assert!(done.status.success(), "{}", stderr(&done));
-    assert!(stderr(&done).contains("ended early at step 4, after 3 evaluations"), "{}", stderr(&done));
-    let results: Value = serde_json::from_slice(&done.stdout).unwrap();
-    assert_eq!((&results["ended_early"], &results["best_step"]), (&true.into(), &1.into()), "{results}");
+    let ended = done(at, &arguments);
+    assert!(stderr(&ended).contains("ended early at step 4, after 3 evaluations"), "{}", stderr(&ended));
+    let found: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert_eq!((&found["ended_early"], &found["best_step"]), (&true.into(), &1.into()), "{found}");
 
     let said = train(at, &["--resume", "run"]);
     assert!(said.contains("ended early at step 4") && said.contains("--resume run --patience 6"), "{said}");
@@ -208,15 +191,11 @@ fn a_run_ends_when_it_gets_no_better_and_keeps_its_best() {
     assert_eq!(steps(&at.join("run")).len(), 8);
 
     let figure = |options: &[&str]| {
-        let done = output(at, &[&["eval", "gpt", "--json", "--checkpoint"], options].concat());
-        assert!(done.status.success(), "{}", stderr(&done));
-        serde_json::from_slice::<Value>(&done.stdout).unwrap()["bits_per_byte"].as_f64().unwrap()
+        results(at, &[&["eval", "gpt", "--checkpoint"], options].concat())["bits_per_byte"].as_f64().unwrap()
     };
-    assert_eq!(figure(&["run", "--best"]), results["best_bits_per_byte"].as_f64().unwrap());
+    assert_eq!(figure(&["run", "--best"]), found["best_bits_per_byte"].as_f64().unwrap());
     assert_eq!(figure(&["run/checkpoints/best"]), figure(&["run", "--best"]));
-    let file = output(at, &["eval", "gpt", "--checkpoint", "run/model.safetensors", "--best"]);
-    assert_eq!(file.status.code(), Some(2), "{}", stderr(&file));
+    refused(at, &["eval", "gpt", "--checkpoint", "run/model.safetensors", "--best"], 2, &["--best"]);
     fs::remove_dir_all(at.join("run/checkpoints/best")).unwrap();
-    let none = output(at, &["eval", "gpt", "--checkpoint", "run", "--best"]);
-    assert!(stderr(&none).contains("has no best checkpoint"), "{}", stderr(&none));
+    refused(at, &["eval", "gpt", "--checkpoint", "run", "--best"], 1, &["has no best checkpoint"]);
 }
