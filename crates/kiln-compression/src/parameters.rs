@@ -63,7 +63,7 @@ pub(crate) fn is_below(path: &str, module: &str) -> bool {
 }
 
 /// The items of a walk.
-pub(crate) enum Met<'a> {
+pub(crate) enum Item<'a> {
     /// The beginning of a reparameterization of this name. Its tensors follow.
     Attached(&'a str),
     /// A float parameter or running statistic.
@@ -141,28 +141,28 @@ pub(crate) fn dense<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
 }
 
 /// Calls `each` with everything in a model, in the order of its fields.
-pub(crate) fn walk(model: &impl Module, each: impl FnMut(&Place, Met<'_>)) {
+pub(crate) fn walk(model: &impl Module, each: impl FnMut(&Place, Item<'_>)) {
     struct Walk<F>(Place, F);
-    impl<F: FnMut(&Place, Met<'_>)> ModuleVisitor for Walk<F> {
+    impl<F: FnMut(&Place, Item<'_>)> ModuleVisitor for Walk<F> {
         fn enter_module(&mut self, name: &str, container: &str) {
             self.0.enter(name, container);
             if container == ATTACHED {
-                (self.1)(&self.0, Met::Attached(name));
+                (self.1)(&self.0, Item::Attached(name));
             }
         }
         fn exit_module(&mut self, _: &str, _: &str) {
             self.0.leave();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            (self.1)(&self.0, Met::Float(param));
+            (self.1)(&self.0, Item::Float(param));
         }
         fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
             let read = || param.val().try_into_data().map_err(|error| error.to_string());
-            (self.1)(&self.0, Met::Int(param.lazy_shape().to_vec(), &read));
+            (self.1)(&self.0, Item::Int(param.lazy_shape().to_vec(), &read));
         }
         fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
             let read = || param.val().try_into_data().map_err(|error| error.to_string());
-            (self.1)(&self.0, Met::Bool(param.lazy_shape().to_vec(), &read));
+            (self.1)(&self.0, Item::Bool(param.lazy_shape().to_vec(), &read));
         }
     }
     model.visit(&mut Walk(Place::default(), each));
@@ -200,10 +200,10 @@ impl Site {
 /// The float parameters and running statistics of a model, without those of reparameterizations. None of them is initialised by this.
 pub(crate) fn sites(model: &impl Module) -> Vec<Site> {
     let mut sites: Vec<Site> = vec![];
-    walk(model, |place, met| match (met, sites.last_mut()) {
-        (Met::Attached(name), Some(site)) => site.parts.push(name.to_owned()),
-        (Met::Float(_), Some(site)) if place.is_inner() => site.has_inner = true,
-        (Met::Float(param), _) => sites.push(Site::new(place, param)),
+    walk(model, |place, item| match (item, sites.last_mut()) {
+        (Item::Attached(name), Some(site)) => site.parts.push(name.to_owned()),
+        (Item::Float(_), Some(site)) if place.is_inner() => site.has_inner = true,
+        (Item::Float(param), _) => sites.push(Site::new(place, param)),
         _ => {}
     });
     sites
@@ -245,9 +245,9 @@ pub(crate) fn for_each(
     mut each: impl FnMut(&Parameter<'_>) -> Result<(), Error>,
 ) -> Result<BTreeSet<String>, Error> {
     let (mut changed, mut result) = (BTreeSet::new(), Ok(()));
-    walk(model, |place, met| match met {
-        Met::Attached(_) => drop(changed.insert(place.parameter())),
-        Met::Float(param) if result.is_ok() && !place.is_inner() => {
+    walk(model, |place, item| match item {
+        Item::Attached(_) => drop(changed.insert(place.parameter())),
+        Item::Float(param) if result.is_ok() && !place.is_inner() => {
             let (path, kind) = (place.parameter(), place.kind().to_owned());
             let (shape, dtype) = (param.stored_shape(), param.dtype());
             result = each(&Parameter { path, kind, shape, dtype, param });

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::low_rank::{Adapter, LowRank};
 use crate::Error;
-use crate::parameters::{Edit, Met, Place, dense, edited, sites_by_path, walk};
+use crate::parameters::{Edit, Item, Place, dense, edited, sites_by_path, walk};
 
 /// The values of one [`Adapter`], in f32 on the host.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,8 +79,8 @@ impl Adapters {
     /// [`Error::Adapter`] when the device cannot give the values, or the model has none.
     pub fn of<M: Module>(model: &M) -> Result<Self, Error> {
         let (mut found, mut failed) = (BTreeMap::<String, BTreeMap<String, TensorData>>::new(), None);
-        walk(model, |place, met| {
-            let (Met::Float(param), Some(part)) = (met, part(place)) else { return };
+        walk(model, |place, item| {
+            let (Item::Float(param), Some(part)) = (item, part(place)) else { return };
             let (path, part) = (place.parameter(), part.to_owned());
             match param.value().try_into_vec_as::<f32>() {
                 Ok(values) => {

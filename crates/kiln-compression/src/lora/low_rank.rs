@@ -7,7 +7,7 @@ use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Distribution, FloatDType, Tensor, TensorData};
 
 use crate::Error;
-use crate::parameters::{Met, Site, dense, sites, walk};
+use crate::parameters::{Item, Site, dense, sites, walk};
 
 /// Attaches an [`Adapter`] to the weights of chosen layers and freezes everything else.
 ///
@@ -90,8 +90,8 @@ impl LowRank {
         self.chosen(model)?;
         let (mut magnitudes, mut failed) = (BTreeMap::new(), None);
         // The stored weights of a materialised model are those that layers read.
-        walk(&model.clone().materialize(), |place, met| {
-            let (Met::Float(param), path) = (met, place.parameter()) else { return };
+        walk(&model.clone().materialize(), |place, item| {
+            let (Item::Float(param), path) = (item, place.parameter()) else { return };
             let [inputs, outputs] = param.shape()[..] else { return };
             if failed.is_some() || place.is_inner() || !self.is_target(&path) {
                 return;

@@ -13,7 +13,7 @@ use super::axes::Axes;
 use super::kept::{ChannelGroup, Kept, Member};
 use super::rules;
 use crate::Error;
-use crate::parameters::{Met, walk};
+use crate::parameters::{Item, walk};
 
 /// A layer that multiplies and adds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,8 +138,8 @@ struct Parameters(Vec<(TensorId, String, Vec<usize>)>);
 impl Parameters {
     fn of(model: &impl Module) -> Self {
         let mut found = vec![];
-        walk(model, |place, met| {
-            if let Met::Float(param) = met
+        walk(model, |place, item| {
+            if let Item::Float(param) = item
                 && let Some(id) = param.recorded()
             {
                 found.push((id, place.parameter(), param.shape()));

@@ -7,7 +7,7 @@ use super::channels::Channels;
 use super::kept::Kept;
 use super::shrink::{Shapes, check_parts};
 use crate::Error;
-use crate::parameters::{Met, walk};
+use crate::parameters::{Item, walk};
 
 /// A target for the removal of channels.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,8 +74,8 @@ impl Channels {
         all.check(&Shapes::of(model).0)?;
         check_parts(model, &all)?;
         let mut sums: Vec<Vec<f32>> = self.groups.iter().map(|group| vec![0.0; group.size]).collect();
-        walk(model, |place, met| {
-            let Met::Float(param) = met else { return };
+        walk(model, |place, item| {
+            let Item::Float(param) = item else { return };
             let (path, shape) = (place.parameter(), param.shape());
             if place.is_inner() || (shape.len() < 2 && place.field() != "gamma") {
                 return;

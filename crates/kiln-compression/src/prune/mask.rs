@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Tensor, TensorData};
 use super::channels::Channels;
 use crate::Error;
 use crate::nest::NESTED;
-use crate::parameters::{Edit, Met, Place, Site, edited, is_below, leaf, sites, walk};
+use crate::parameters::{Edit, Item, Place, Site, edited, is_below, leaf, sites, walk};
 
 /// The field of [`Mask`] that holds the mask, and the type around it, as visitors see them.
 const MASK: (&str, &str) = ("kept", "Mask");
@@ -149,8 +149,8 @@ pub(super) fn input_axis(site: &Site) -> Option<usize> {
 /// When a device cannot give a mask.
 pub(super) fn masked_layers(model: &impl Module) -> Vec<MaskedLayer> {
     let mut masks = BTreeMap::new();
-    walk(model, |place, met| {
-        if let Met::Bool(_, read) = met
+    walk(model, |place, item| {
+        if let Item::Bool(_, read) = item
             && place.is_in(MASK)
         {
             let path = place.parameter();

@@ -6,7 +6,7 @@ use super::model::QuantizedModel;
 use super::weights::QuantizedWeight;
 use crate::Error;
 use crate::files::{self, Stored, views};
-use crate::parameters::{self, Met, walk};
+use crate::parameters::{self, Item, walk};
 use burn::module::Module;
 use burn::tensor::{DType, TensorData};
 use half::f16;
@@ -169,14 +169,14 @@ enum Kind {
 /// The tensors of `model`, with the values of those whose path `read` accepts. Refuses reparameterizations.
 fn plain_tensors(model: &impl Module, read: impl Fn(&str) -> bool) -> Result<Vec<Plain>, Error> {
     let mut tensors: Result<Vec<Plain>, Error> = Ok(vec![]);
-    walk(model, |place, met| {
+    walk(model, |place, item| {
         let (Ok(found), path) = (&mut tensors, place.parameter()) else { return };
         let read = |data: &dyn Fn() -> Result<TensorData, String>| read(&path).then(data).transpose();
-        let (kind, shape, data) = match met {
-            Met::Attached(_) => return tensors = Err(Error::Reparameterized { path }),
-            Met::Float(param) => (Kind::Float, param.stored_shape(), read(&|| param.data())),
-            Met::Int(shape, data) => (Kind::Int, shape, read(data)),
-            Met::Bool(shape, data) => (Kind::Bool, shape, read(data)),
+        let (kind, shape, data) = match item {
+            Item::Attached(_) => return tensors = Err(Error::Reparameterized { path }),
+            Item::Float(param) => (Kind::Float, param.stored_shape(), read(&|| param.data())),
+            Item::Int(shape, data) => (Kind::Int, shape, read(data)),
+            Item::Bool(shape, data) => (Kind::Bool, shape, read(data)),
         };
         match data {
             Ok(data) => found.push(Plain { path, shape, kind, data }),

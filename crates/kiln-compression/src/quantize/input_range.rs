@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::range::{Calibrator, Range, RangeMethod};
 use crate::Error;
-use crate::parameters::{Edit, Met, Place, edited, walk};
+use crate::parameters::{Edit, Item, Place, edited, walk};
 
 /// The range that the inputs of one layer have, as a moving average over batches, and their fake quantisation to unsigned 8-bit integers
 /// with a zero point. [`FakeQuantizer::with_inputs`](super::FakeQuantizer::with_inputs) says how it moves.
@@ -210,8 +210,8 @@ pub fn calibrate<R>(method: RangeMethod, run: impl FnOnce() -> R) -> Result<(BTr
 pub fn input_ranges(model: &impl Module) -> BTreeMap<String, Range> {
     let mut found = BTreeMap::new();
     // `valid` folds the updates of all threads in.
-    walk(&model.valid(), |place, met| {
-        if let Met::Float(param) = met
+    walk(&model.valid(), |place, item| {
+        if let Item::Float(param) = item
             && place.is_in(PLACE)
             && let [low, high] = param.value().into_data().iter::<f32>().collect::<Vec<_>>()[..]
             && low <= high
