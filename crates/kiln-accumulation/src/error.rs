@@ -1,6 +1,6 @@
 //! The errors of this crate.
 
-use crate::split::Weight;
+use crate::weight::Weight;
 
 /// Errors of splitting a batch and of feeding a window.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -5,7 +5,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
 use crate::error::Error;
-use crate::split::{Weight, share};
+use crate::split::share;
+use crate::weight::Weight;
 
 /// The loss of a micro-batch as a part of the loss of its batch, for a program that runs the backward pass itself. A
 /// [`Window`](crate::Window) also runs the backward pass and adds the gradients.

@@ -52,10 +52,12 @@ mod error;
 mod gradients;
 mod running_statistics;
 mod split;
+mod weight;
 mod window;
 
 pub use error::Error;
 pub use gradients::{Accumulator, WeightedLoss};
 pub use running_statistics::RunningStatistics;
-pub use split::{Split, Weight};
+pub use split::Split;
+pub use weight::Weight;
 pub use window::{Accumulated, Fed, Scaled, Unscaled, Window};

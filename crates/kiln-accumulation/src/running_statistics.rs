@@ -6,7 +6,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
 use crate::error::Error;
-use crate::split::{Weight, share};
+use crate::split::share;
+use crate::weight::Weight;
 
 /// Updates running statistics, as those of batch-norm, once per window, by the weighted mean of the micro-batches' statistics.
 ///

@@ -8,7 +8,8 @@ use burn::tensor::Tensor;
 
 use crate::error::Error;
 use crate::gradients::{Accumulator, WeightedLoss};
-use crate::split::{Weight, share};
+use crate::split::share;
+use crate::weight::Weight;
 
 /// Sums the gradients of one batch: it takes micro-batches until their weights add up to the weight of the batch.
 ///

@@ -27,8 +27,8 @@ impl<'a> From<&'a StepPlan> for Steps<'a> {
 }
 
 impl<'a> From<&'a StagePlan> for Steps<'a> {
-    fn from(StagePlan { micro_batch, precision, checkpoints, optimizer, layout, .. }: &'a StagePlan) -> Self {
-        Self { micro_batch: *micro_batch, precision: *precision, checkpoints, optimizer, layout: Some(layout) }
+    fn from(plan: &'a StagePlan) -> Self {
+        Self { layout: Some(&plan.layout), ..Self::from(&plan.step) }
     }
 }
 

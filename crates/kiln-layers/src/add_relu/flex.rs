@@ -7,11 +7,12 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use crate::cpu::stored::{Stored, by_dtype, owned, zeros};
-use crate::simd::simd;
+use super::cost::PIECE;
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::stored::{Stored, owned, zeros};
+use kiln_operations::simd;
 
-/// Values of a piece, and the fewest pieces of a task.
-const PIECE: usize = 4096;
+/// The fewest pieces of a task.
 const PIECES: usize = 8;
 
 simd! { fn add_piece(y: &mut [f32], a: &[f32], b: &[f32]) {

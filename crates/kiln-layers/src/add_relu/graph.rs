@@ -4,8 +4,9 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Capture, backend_extension};
 
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::record;
+use kiln_operations::{like, operation};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait AddReluLayer: Backend {
@@ -66,13 +67,13 @@ impl AddReluKernels for burn::backend::Flex {
 impl AddReluKernels for Capture {
     fn add_relu(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let output = like(&a);
-        let [y] = operation("kiln::add_relu", vec![a, b], &[], [output]);
+        let [y] = operation(&super::cost::FORWARD, vec![a, b], &[], [output]);
         y
     }
 
     fn add_relu_backward(y: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
         let output = like(&y);
-        let [dx] = operation("kiln::add_relu_backward", vec![y, gradient], &[], [output]);
+        let [dx] = operation(&super::cost::BACKWARD, vec![y, gradient], &[], [output]);
         dx
     }
 }

@@ -1,6 +1,7 @@
 //! Residual addition and the ReLU after it.
 
 mod composed;
+mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

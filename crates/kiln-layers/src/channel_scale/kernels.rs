@@ -3,7 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Capture};
 
-use crate::capture::{like, operation};
+use kiln_operations::{like, operation};
 
 /// The product of each plane of `[images, channels, height, width]` and a number. `scale` is `[images, channels, 1, 1]`.
 pub(crate) trait ChannelScaleKernels: Backend {
@@ -42,7 +42,7 @@ impl ChannelScaleKernels for burn::backend::Flex {
 impl ChannelScaleKernels for Capture {
     fn channel_scale(x: FloatTensor<Self>, scale: FloatTensor<Self>) -> FloatTensor<Self> {
         let output = like(&x);
-        let [y] = operation("kiln::channel_scale", vec![x, scale], &[], [output]);
+        let [y] = operation(&super::cost::FORWARD, vec![x, scale], &[], [output]);
         y
     }
 
@@ -52,6 +52,6 @@ impl ChannelScaleKernels for Capture {
         gradient: FloatTensor<Self>,
     ) -> [FloatTensor<Self>; 2] {
         let outputs = [like(&gradient), like(&scale)];
-        operation("kiln::channel_scale_backward", vec![x, scale, gradient], &[], outputs)
+        operation(&super::cost::BACKWARD, vec![x, scale, gradient], &[], outputs)
     }
 }

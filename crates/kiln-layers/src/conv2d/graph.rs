@@ -6,8 +6,9 @@ use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extensio
 use burn::tensor::Shape;
 
 use super::{Convolution, Geometry};
-use crate::capture::operation;
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::operation;
+use kiln_operations::record;
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait Conv2dLayer: Backend {
@@ -133,7 +134,7 @@ impl Conv2dKernels for Capture {
         let (image, kernel) = (x.shape(), weight.shape());
         let [height, width] = geometry.output([image[2], image[3]], [kernel[2], kernel[3]]);
         let output = (Shape::new([image[0], kernel[0], height, width]), x.dtype());
-        let [y] = operation("kiln::conv2d", vec![x, weight, bias], &geometry.scalars(), [output]);
+        let [y] = operation(&super::cost::FORWARD, vec![x, weight, bias], &geometry.scalars(), [output]);
         y
     }
 
@@ -144,7 +145,7 @@ impl Conv2dKernels for Capture {
         geometry: Geometry,
     ) -> FloatTensor<Self> {
         let output = (shape, gradient.dtype());
-        let [dx] = operation("kiln::conv2d_x_backward", vec![weight, gradient], &geometry.scalars(), [output]);
+        let [dx] = operation(&super::cost::INPUT_BACKWARD, vec![weight, gradient], &geometry.scalars(), [output]);
         dx
     }
 
@@ -155,13 +156,13 @@ impl Conv2dKernels for Capture {
         geometry: Geometry,
     ) -> FloatTensor<Self> {
         let output = (shape, gradient.dtype());
-        let [dw] = operation("kiln::conv2d_weight_backward", vec![x, gradient], &geometry.scalars(), [output]);
+        let [dw] = operation(&super::cost::WEIGHT_BACKWARD, vec![x, gradient], &geometry.scalars(), [output]);
         dw
     }
 
     fn conv2d_bias_gradient(gradient: FloatTensor<Self>) -> FloatTensor<Self> {
         let output = (Shape::new([gradient.shape()[1]]), gradient.dtype());
-        let [db] = operation("kiln::conv2d_bias_backward", vec![gradient], &[], [output]);
+        let [db] = operation(&super::cost::BIAS_BACKWARD, vec![gradient], &[], [output]);
         db
     }
 }

@@ -39,8 +39,8 @@ mod tests {
 
     use super::dropped;
     use crate::composed::tests::assert_independent;
-    use crate::cpu::stored::{from_f32, to_f32};
     use crate::dropout::DropoutSettings;
+    use kiln_operations::cpu::stored::{from_f32, to_f32};
 
     #[test]
     fn the_rate_is_dropped_and_the_same_each_time() {

@@ -6,11 +6,11 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::DropoutSettings;
-use crate::cpu::stored::{Stored, by_dtype, owned};
-use crate::simd::simd;
+use super::cost::CHUNK;
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::stored::{Stored, owned};
+use kiln_operations::simd;
 
-/// Values of a task, a multiple of `BLOCK`.
-const CHUNK: usize = 16 * 1024;
 /// Number of generators that are computed together.
 const LANES: usize = 16;
 /// Number of values of `LANES` generators, four for each.

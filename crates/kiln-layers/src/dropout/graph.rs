@@ -5,8 +5,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Capture, backend_extension};
 
 use super::DropoutSettings;
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::record;
+use kiln_operations::{like, operation};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait DropoutLayer: Backend {
@@ -49,7 +50,7 @@ impl DropoutKernels for burn::backend::Flex {
 impl DropoutKernels for Capture {
     fn dropped(x: FloatTensor<Self>, _settings: DropoutSettings) -> FloatTensor<Self> {
         let output = like(&x);
-        let [y] = operation("kiln::dropout", vec![x], &[], [output]);
+        let [y] = operation(&super::cost::DROPOUT, vec![x], &[], [output]);
         y
     }
 }

@@ -1,6 +1,7 @@
 //! Dropout whose mask is computed again in the backward pass.
 
 mod composed;
+mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

@@ -6,8 +6,9 @@ use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extensio
 use burn::tensor::{DType, Shape};
 
 use super::GroupNormSettings;
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::record;
+use kiln_operations::{like, operation};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait GroupNormLayer: Backend {
@@ -111,7 +112,7 @@ impl GroupNormKernels for Capture {
     ) -> [FloatTensor<Self>; 2] {
         let statistics = (Shape::new([x.shape()[0], settings.groups, 2]), DType::F32);
         let outputs = [like(&x), statistics];
-        operation("kiln::group_norm", vec![x, weight, bias], &[settings.groups as i64], outputs)
+        operation(&super::cost::FORWARD, vec![x, weight, bias], &[settings.groups as i64], outputs)
     }
 
     fn group_norm_backward(
@@ -124,6 +125,6 @@ impl GroupNormKernels for Capture {
     ) -> [Option<FloatTensor<Self>>; 3] {
         let outputs = [like(&x), like(&weight), like(&weight)];
         let scalars = [settings.groups as i64];
-        operation("kiln::group_norm_backward", vec![x, statistics, weight, gradient], &scalars, outputs).map(Some)
+        operation(&super::cost::BACKWARD, vec![x, statistics, weight, gradient], &scalars, outputs).map(Some)
     }
 }

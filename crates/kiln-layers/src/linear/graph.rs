@@ -6,9 +6,10 @@ use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extensio
 use burn::tensor::{DType, Shape};
 
 use super::{LinearParameters, Prologue};
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
 use crate::norm::statistics_like;
+use kiln_operations::record;
+use kiln_operations::{like, operation};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait LinearLayer: Backend {
@@ -173,7 +174,7 @@ impl LinearKernels for Capture {
             _ => (Shape::new([0, 2]), DType::F32),
         };
         let outputs = [(shape, x.dtype()), statistics];
-        operation("kiln::linear", vec![x, norm_weight, norm_bias, weight, bias], &[kind(prologue)], outputs)
+        operation(&super::cost::FORWARD, vec![x, norm_weight, norm_bias, weight, bias], &[kind(prologue)], outputs)
     }
 
     fn prologue_linear_weight_backward(
@@ -186,7 +187,7 @@ impl LinearKernels for Capture {
     ) -> [FloatTensor<Self>; 2] {
         let outputs = [like(&weight), (Shape::new([weight.shape()[1]]), weight.dtype())];
         let inputs = vec![x, statistics, norm_weight, norm_bias, weight, gradient];
-        operation("kiln::linear_weight_backward", inputs, &[kind(prologue)], outputs)
+        operation(&super::cost::WEIGHT_BACKWARD, inputs, &[kind(prologue)], outputs)
     }
 
     fn prologue_linear_input_backward(
@@ -199,6 +200,6 @@ impl LinearKernels for Capture {
     ) -> [FloatTensor<Self>; 3] {
         let outputs = [like(&x), like(&norm_weight), like(&norm_weight)];
         let inputs = vec![x, statistics, norm_weight, norm_bias, weight, gradient];
-        operation("kiln::linear_input_backward", inputs, &[kind(prologue)], outputs)
+        operation(&super::cost::INPUT_BACKWARD, inputs, &[kind(prologue)], outputs)
     }
 }

@@ -1,6 +1,7 @@
 //! Linear layers, alone or with the norm or the activation before them.
 
 mod composed;
+mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

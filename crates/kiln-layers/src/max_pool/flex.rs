@@ -13,8 +13,9 @@ use rayon::prelude::*;
 
 use super::settings::with_planes;
 use super::settings::{POSITIONS, Windows};
-use crate::cpu::stored::{Stored, by_dtype, zeros};
-use crate::simd::simd;
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::stored::{Stored, zeros};
+use kiln_operations::simd;
 
 /// The position for a window that lies entirely in the padding.
 const NONE: u8 = POSITIONS as u8;

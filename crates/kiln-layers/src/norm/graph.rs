@@ -6,8 +6,9 @@ use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extensio
 use burn::tensor::{DType, Shape};
 
 use super::NormSettings;
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::record;
+use kiln_operations::{like, operation};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait NormLayer: Backend {
@@ -117,7 +118,7 @@ impl NormKernels for Capture {
         settings: NormSettings,
     ) -> [FloatTensor<Self>; 2] {
         let outputs = [like(&x), statistics_like(&x)];
-        operation("kiln::norm", vec![x, weight, bias], &[i64::from(settings.centred)], outputs)
+        operation(&super::cost::FORWARD, vec![x, weight, bias], &[i64::from(settings.centred)], outputs)
     }
 
     fn norm_backward(
@@ -130,6 +131,6 @@ impl NormKernels for Capture {
     ) -> [Option<FloatTensor<Self>>; 3] {
         let outputs = [like(&x), like(&weight), like(&weight)];
         let scalars = [i64::from(settings.centred)];
-        operation("kiln::norm_backward", vec![x, statistics, weight, gradient], &scalars, outputs).map(Some)
+        operation(&super::cost::BACKWARD, vec![x, statistics, weight, gradient], &scalars, outputs).map(Some)
     }
 }

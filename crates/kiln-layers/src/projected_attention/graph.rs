@@ -5,8 +5,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, backend_extension};
 
 use crate::attention::{AttentionKernels, Terms};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
 use crate::linear::{LinearKernels, LinearParameters, LinearSaved, gradients};
+use kiln_operations::record;
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait ProjectedAttentionLayer: Backend {

@@ -9,8 +9,9 @@ use rayon::prelude::*;
 
 use super::settings::Direction;
 use super::{RotaryOptions, RotaryPairs};
-use crate::cpu::stored::{Stored, by_dtype};
-use crate::simd::simd;
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::stored::Stored;
+use kiln_operations::simd;
 
 /// Rows of a task.
 const ROWS: usize = 64;

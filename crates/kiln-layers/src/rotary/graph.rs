@@ -6,8 +6,9 @@ use burn::backend::{Autodiff, Backend, Capture, backend_extension};
 
 use super::RotaryOptions;
 use super::settings::Direction;
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::record;
+use kiln_operations::{like, operation};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait RotaryLayer: Backend {
@@ -50,8 +51,8 @@ impl RotaryKernels for burn::backend::Flex {
 impl RotaryKernels for Capture {
     fn rotated(x: FloatTensor<Self>, _options: RotaryOptions, direction: Direction) -> FloatTensor<Self> {
         let name = match direction {
-            Direction::Forward => "kiln::rotary",
-            Direction::Back => "kiln::rotary_backward",
+            Direction::Forward => &super::cost::FORWARD,
+            Direction::Back => &super::cost::BACKWARD,
         };
         let output = like(&x);
         let [rotated] = operation(name, vec![x], &[], [output]);

@@ -1,6 +1,7 @@
 //! Rotary position embedding.
 
 mod composed;
+mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

@@ -7,12 +7,12 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use crate::cpu::math::exp;
-use crate::cpu::stored::{Stored, by_dtype, owned, rows, tensor};
-use crate::simd::{LANES, lanes_sum, maximum, pair_sums, simd};
-
-/// Values of a task, rounded up to whole rows.
-const CHUNK: usize = 16 * 1024;
+use super::cost::CHUNK;
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::math::exp;
+use kiln_operations::cpu::stored::{Stored, owned, rows, tensor};
+use kiln_operations::simd;
+use kiln_operations::simd::{LANES, lanes_sum, maximum, pair_sums};
 
 simd! { fn softmax_rows(y: &mut [f32], x: &[f32], classes: usize) {
     for (y, x) in y.chunks_exact_mut(classes).zip(x.chunks_exact(classes)) {

@@ -4,8 +4,9 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Capture, backend_extension};
 
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::record;
+use kiln_operations::{like, operation};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait SoftmaxLayer: Backend {
@@ -59,13 +60,13 @@ impl SoftmaxKernels for burn::backend::Flex {
 impl SoftmaxKernels for Capture {
     fn softmax_of_rows(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let output = like(&x);
-        let [y] = operation("kiln::softmax", vec![x], &[], [output]);
+        let [y] = operation(&super::cost::FORWARD, vec![x], &[], [output]);
         y
     }
 
     fn softmax_of_rows_backward(y: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
         let output = like(&y);
-        let [dx] = operation("kiln::softmax_backward", vec![y, gradient], &[], [output]);
+        let [dx] = operation(&super::cost::BACKWARD, vec![y, gradient], &[], [output]);
         dx
     }
 }

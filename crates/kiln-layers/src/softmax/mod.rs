@@ -1,6 +1,7 @@
 //! Softmax over the last dimension.
 
 mod composed;
+mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

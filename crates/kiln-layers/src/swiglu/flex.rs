@@ -6,12 +6,11 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use crate::cpu::math::sigmoid;
-use crate::cpu::stored::{Stored, by_dtype, owned, tensor};
-use crate::simd::simd;
-
-/// Values of a task.
-const CHUNK: usize = 8 * 1024;
+use super::cost::CHUNK;
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::math::sigmoid;
+use kiln_operations::cpu::stored::{Stored, owned, tensor};
+use kiln_operations::simd;
 
 simd! { fn product(y: &mut [f32], gate: &[f32], up: &[f32]) {
     for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {

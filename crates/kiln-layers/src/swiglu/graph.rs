@@ -4,8 +4,9 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Capture, backend_extension};
 
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::record;
+use kiln_operations::{like, operation};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait SwigluLayer: Backend {
@@ -64,7 +65,7 @@ impl SwigluKernels for burn::backend::Flex {
 impl SwigluKernels for Capture {
     fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         let output = like(&gate);
-        let [y] = operation("kiln::swiglu", vec![gate, up], &[], [output]);
+        let [y] = operation(&super::cost::FORWARD, vec![gate, up], &[], [output]);
         y
     }
 
@@ -74,6 +75,6 @@ impl SwigluKernels for Capture {
         gradient: FloatTensor<Self>,
     ) -> [FloatTensor<Self>; 2] {
         let outputs = [like(&gate), like(&up)];
-        operation("kiln::swiglu_backward", vec![gate, up, gradient], &[], outputs)
+        operation(&super::cost::BACKWARD, vec![gate, up, gradient], &[], outputs)
     }
 }

@@ -1,6 +1,7 @@
 //! SwiGLU.
 
 mod composed;
+mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

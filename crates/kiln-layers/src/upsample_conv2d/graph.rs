@@ -6,7 +6,8 @@ use burn::backend::{Autodiff, Backend, backend_extension};
 
 use super::steps::{backward, forward};
 use crate::conv2d::{Conv2dKernels, Convolution};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::record;
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait UpsampleConv2dLayer: Backend {

@@ -3,9 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::config::{addressable, invalid, multiplier, one, positive, setters, sides, some_pixels, three, yes};
-use crate::mobilenet::MobileNetV2Config;
-use crate::resnet::ResNetConfig;
+use crate::config::{addressable, one, positive, setters, sides, some_pixels, three, yes};
 
 /// Number of times that the encoder halves the image. The decoder has as many blocks, which double it again.
 pub(super) const LEVELS: usize = 5;
@@ -114,22 +112,6 @@ impl UnetConfig {
         sides(size, |value| value.is_multiple_of(1 << LEVELS), "a multiple of 32")
     }
 
-    /// The classifier whose blocks are the encoder.
-    pub(super) fn encoder(&self) -> Result<EncoderConfig, Error> {
-        multiplier("width", self.width)?;
-        if self.encoder == UnetEncoder::MobileNetV2 {
-            let config = MobileNetV2Config::new(1).with_width(self.width);
-            return Ok(EncoderConfig::MobileNetV2(config.with_channels(self.channels).with_lean(self.lean)));
-        }
-        let config = ResNetConfig::named(self.encoder.name(), 1)?;
-        let width = (config.width as f64 * self.width).round();
-        if width < 1.0 {
-            return Err(invalid("width", self.width, "at least 1/64, one channel in the first stage"));
-        }
-        let config = config.with_width(width as usize).with_channels(self.channels).with_lean(self.lean);
-        Ok(EncoderConfig::ResNet(config))
-    }
-
     pub(super) fn check(&self) -> Result<(), Error> {
         let Self { classes, channels, decoder, .. } = *self;
         positive([("classes", classes), ("channels", channels)])?;
@@ -138,10 +120,4 @@ impl UnetConfig {
         addressable("decoder", largest, &[3, 3, largest, largest])?;
         addressable("classes", classes, &[3, 3, decoder[LEVELS - 1], classes])
     }
-}
-
-/// The configuration of a classifier without its head.
-pub(super) enum EncoderConfig {
-    ResNet(ResNetConfig),
-    MobileNetV2(MobileNetV2Config),
 }

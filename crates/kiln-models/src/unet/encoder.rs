@@ -4,8 +4,9 @@ use burn::module::Module;
 use burn::nn::pool::MaxPool2d;
 use burn::tensor::{Device, Tensor};
 
-use super::config::{EncoderConfig, LEVELS};
+use super::config::{LEVELS, UnetConfig, UnetEncoder};
 use crate::Error;
+use crate::config::{invalid, multiplier};
 use crate::layers::{max_pool2d, usable};
 use crate::mobilenet::{MobileNetBlock, MobileNetV2Config};
 use crate::resnet::{ResNetBlock, ResNetConfig};
@@ -49,12 +50,20 @@ pub(super) struct Encoder {
     pub(super) channels: [usize; LEVELS],
 }
 
-impl EncoderConfig {
-    pub(super) fn init(&self, device: &Device) -> Result<Encoder, Error> {
-        match self {
-            Self::ResNet(config) => resnet(config, device),
-            Self::MobileNetV2(config) => mobilenet_v2(config, device),
+impl UnetConfig {
+    /// Builds the encoder on `device`.
+    pub(super) fn init_encoder(&self, device: &Device) -> Result<Encoder, Error> {
+        multiplier("width", self.width)?;
+        if self.encoder == UnetEncoder::MobileNetV2 {
+            let config = MobileNetV2Config::new(1).with_width(self.width);
+            return mobilenet_v2(&config.with_channels(self.channels).with_lean(self.lean), device);
         }
+        let config = ResNetConfig::named(self.encoder.name(), 1)?;
+        let width = (config.width as f64 * self.width).round();
+        if width < 1.0 {
+            return Err(invalid("width", self.width, "at least 1/64, one channel in the first stage"));
+        }
+        resnet(&config.with_width(width as usize).with_channels(self.channels).with_lean(self.lean), device)
     }
 }
 

@@ -156,7 +156,7 @@ impl UnetConfig {
     /// [`Error::InvalidConfig`] for sizes of 0 or too large to be addressed, and a width out of range.
     pub fn init(&self, device: &Device) -> Result<Unet, Error> {
         self.check()?;
-        let Encoder { blocks, channels } = self.encoder()?.init(device)?;
+        let Encoder { blocks, channels } = self.init_encoder(device)?;
         let mut from = channels[LEVELS - 1];
         let mut decoder = vec![];
         for (level, to) in self.decoder.into_iter().enumerate() {

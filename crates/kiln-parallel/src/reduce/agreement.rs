@@ -35,7 +35,8 @@ impl Number {
         Self::Equal(name.into(), value)
     }
 
-    fn value(&self) -> u64 {
+    /// The value of this replica.
+    pub fn value(&self) -> u64 {
         match self {
             Self::Sum(value) | Self::Least(value) | Self::Most(value) | Self::Equal(_, value) => *value,
         }

@@ -1,7 +1,7 @@
 //! A pass that ends a stage between two blocks of a chain.
 
 use burn::tensor::{Bool, Device, Int, Tensor};
-use kiln_checkpointing::{Plan, TensorMap, Tensors};
+use kiln_checkpointing::{TensorMap, Tensors};
 use kiln_parallel::StageBoundary;
 
 use super::division::Division;
@@ -12,8 +12,6 @@ use crate::error::Error;
 pub(crate) struct StagePass<'a> {
     pub(crate) division: &'a Division,
     pub(crate) hop: &'a StageBoundary<'a>,
-    pub(crate) plan: &'a Plan,
-    pub(crate) draws_random: bool,
     /// Called at the end of a stage, and at the beginning of the next one.
     pub(crate) between: &'a dyn Fn(Moment) -> Result<(), Error>,
 }

@@ -7,13 +7,13 @@ use kiln_recovery::{Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery};
 
 use super::builder::TrainerBuilder;
 use super::events::RunLength;
-use super::run::Trainer;
+use super::trainer::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::planning::{Checkpointing, DeviceLayout, Planner, StagePlan, StepPlan};
 use crate::progress::Progress;
-use crate::replicas::{Replicas, telling};
+use crate::replicas::Group;
 use crate::schedule::Schedule;
 use crate::stages::{Division, Readers, Staged};
 use crate::task::Task;
@@ -28,11 +28,11 @@ impl<T: Task> TrainerBuilder<'_, T> {
     /// [`Error::NothingFits`] if no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and [`Error::Recovery`]
     /// for invalid settings; [`Error::Model`] if the model cannot be made; the errors of [`planner`](Self::planner) if a plan is needed.
     pub fn build(self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
-        let communicator = self.communicator.clone();
-        telling(communicator.as_deref(), || self.build_here(device, sample))
+        let group = Group::new(self.communicator.clone(), self.shards_optimizer);
+        group.tell_end(|| self.build_in(group.clone(), device, sample))
     }
 
-    fn build_here(mut self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
+    fn build_in(mut self, group: Group, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
         let device = device.clone().autodiff();
         let plain = device.clone().inner();
         let on_heap = plain.memory_pool_usage().is_none();
@@ -42,8 +42,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
                 self.compared_optimizers.extend(others);
             }
         }
-        let replicas = self.communicator.take().filter(|communicator| communicator.replicas() > 1);
-        let count = replicas.as_ref().map_or(1, |communicator| communicator.replicas());
+        let count = group.replicas();
         // A replica takes its part of a batch.
         let batch = self.batch_size.map_or(sample.len(), |batch| batch.div_ceil(count));
         self.check(batch)?;
@@ -64,9 +63,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
         settings.check()?; // before anything is recorded
         let planner = self.planner_of(on_heap, sample, batch)?;
         // The replicas of a process share its heap.
-        let sharing =
-            replicas.as_ref().map_or(1, |communicator| if on_heap { communicator.in_this_process() } else { 1 });
-        let share = limit.map(|limit| limit / sharing.max(1) as u64);
+        let sharing = if on_heap { group.in_this_process() } else { 1 };
+        let share = limit.map(|limit| limit / sharing as u64);
         let layout = self.layout(on_heap, count);
         let stage_plan = match (&layout, &planner) {
             (None, _) => None,
@@ -75,7 +73,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             (Some(_), None) => None,
         };
         let plan = match (&stage_plan, &planner) {
-            (Some(plan), _) => Some(plan.step()),
+            (Some(plan), _) => Some(plan.step.clone()),
             (None, Some(planner)) => Some(self.choose(planner, share)?),
             (None, None) => None,
         };
@@ -104,18 +102,13 @@ impl<T: Task> TrainerBuilder<'_, T> {
         };
         let of_step = limit.map(|limit| limit.saturating_sub(beside));
         let watch = Watch::new(plain, meter.clone(), of_step, self.guard.take());
-        let replicas = replicas.map(|communicator| Replicas {
-            communicator,
-            draws_random,
-            shards_optimizer: self.shards_optimizer,
-        });
-        let mut run = ModelState::new(&self.init, &self.attach, &self.optimizer, self.seed, settings, replicas)?;
+        let mut run = ModelState::new(&self.init, &self.attach, &self.optimizer, self.seed, settings, group)?;
         run.guard = Some(watch.guard());
         let staged = match (self.stages, &stage_plan, &planner) {
-            (Some((config, compute)), Some(plan), Some(planner)) => {
+            (Some(config), Some(plan), Some(planner)) => {
                 let division = Division::of(config, &plan.stages, &planner.between(), &device)?;
                 let readers = Readers::new(&planner.readers(), &division.stages)?;
-                let staged = Staged::new(division, readers, compute);
+                let staged = Staged::new(division, readers);
                 run.model = staged.place(run.model);
                 Some(staged)
             }
@@ -131,17 +124,9 @@ impl<T: Task> TrainerBuilder<'_, T> {
             // On the CPU device the host is the device.
             let ladder = if on_heap { ladder } else { ladder.with_offload() };
             let recovery = Recovery::new(device, search, ladder).with_patience(self.patience);
-            let recovery = match self.pause {
+            Some(match self.pause {
                 Some(pause) => recovery.with_pause(pause),
                 None => recovery,
-            };
-            // The peak of a pool is that of its readings, which miss the true maximum.
-            Some(match on_heap {
-                true => {
-                    let watch = watch.clone();
-                    recovery.measuring(move || watch.highest_peak())
-                }
-                false => recovery,
             })
         } else {
             None
@@ -151,6 +136,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             run,
             optimizer: self.optimizer,
             recovery,
+            learns_peaks: on_heap,
             micro_batch,
             plans,
             draws_random,
@@ -173,6 +159,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             observer: self.observer,
             edit: self.edit,
             edited: None,
+            compute: self.compute,
             staged,
         })
     }
@@ -208,7 +195,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
     /// The division of the run among devices, if any.
     fn layout(&self, on_heap: bool, replicas: usize) -> Option<DeviceLayout> {
-        let layout = self.stages.as_ref().map(|(config, _)| {
+        let layout = self.stages.as_ref().map(|config| {
             let number = |device: &Device| config.devices.iter().position(|other| other == device).unwrap_or(0);
             let layout = DeviceLayout::new(config.devices.len()).with_schedule(config.schedule);
             let layout = DeviceLayout { cuts: config.cuts.clone(), ..layout };
