@@ -138,3 +138,11 @@ pub(crate) fn check_classes(run: &Path, classes: &[String]) -> Result<()> {
     }
     Ok(())
 }
+
+/// Refuses data as [`check_classes`] does, for the run that a checkpoint belongs to, if it belongs to one.
+pub(crate) fn check_classes_of(checkpoint: &Path, classes: &[String]) -> Result<()> {
+    match settings_beside(checkpoint).as_deref().and_then(Path::parent) {
+        Some(run) => check_classes(run, classes),
+        None => Ok(()),
+    }
+}

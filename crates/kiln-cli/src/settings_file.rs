@@ -150,7 +150,10 @@ fn merge(base: &mut Table, over: Table) {
 
 #[cfg(test)]
 mod tests {
+    use kiln_data::BadSamples;
+
     use super::*;
+    use crate::pipelines::{classify, next_token, segment};
 
     fn file(text: &str) -> SettingsFile {
         SettingsFile { path: "run/config.toml".into(), tables: text.parse().unwrap() }
@@ -172,6 +175,34 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             assert_eq!(SettingsFile::read(&path).unwrap().tables, text.parse::<Table>().unwrap());
         }
+    }
+
+    #[test]
+    fn every_recipe_is_read_over_the_defaults_of_its_pipeline() {
+        let recipes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+        let mut read = 0;
+        for entry in std::fs::read_dir(recipes).unwrap() {
+            let path = entry.unwrap().path();
+            let file = SettingsFile::read(&path).unwrap();
+            let name = path.display();
+            if Classify::KIND.has(&file.tables) {
+                let images = classify::open(None).unwrap().train;
+                let defaults = classify::recipe(&images, classify::DEFAULT, None).unwrap();
+                let settings = resolve::<Classify>(Some(&defaults), Some(&file), Table::new()).unwrap();
+                assert_eq!(Some(settings.data.images.size), file.number("images", "size"), "{name}");
+            } else if Segment::KIND.has(&file.tables) {
+                let data = segment::open(None, None).unwrap();
+                let tiles = segment::tiles(&data, [128, 64, 32], Some(255), BadSamples::FAIL).unwrap();
+                let defaults = segment::recipe(&data, &tiles.train, false, BadSamples::FAIL).unwrap();
+                let settings = resolve::<Segment>(Some(&defaults), Some(&file), Table::new()).unwrap();
+                assert_eq!(Some(settings.data.tiles.size), file.number("tiles", "size"), "{name}");
+            } else {
+                let settings = resolve::<NextToken>(Some(&next_token::recipe()), Some(&file), Table::new()).unwrap();
+                assert_eq!(Some(settings.model.context), file.number("model", "context"), "{name}");
+            }
+            read += 1;
+        }
+        assert!(read >= 4, "{read}");
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub(crate) struct CompressArgs {
     /// Memory that a step may take, as in 300MiB, or auto [default: no limit]
     #[arg(long, value_name = "SIZE", help_heading = "Training")]
     pub(crate) memory: Option<MemorySetting>,
-    /// What all randomness is derived from [default: that of the run]
+    /// Random seed [default: that of the run]
     #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
     pub(crate) seed: Option<u64>,
     /// End stdout with one JSON object of results

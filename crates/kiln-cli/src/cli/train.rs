@@ -65,7 +65,7 @@ pub(crate) struct CallArgs {
     /// They count for all its attempts together; after them the run ends.
     #[arg(long, value_name = "SECONDS", help_heading = "Memory")]
     pub(crate) wait_for_memory: Option<u64>,
-    /// Have memory run out with this probability, to see runs recover [default: 0]
+    /// Simulate running out of memory with this probability (testing) [default: 0]
     ///
     /// It runs out at each boundary of a step.
     #[arg(long, value_name = "P", help_heading = "Memory")]

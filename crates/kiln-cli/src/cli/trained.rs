@@ -98,7 +98,7 @@ pub struct Sample {
     /// Draw only from the fewest tokens whose probabilities reach P [default: 1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f64>,
-    /// What all randomness is derived from [default: a new one, which is printed]
+    /// Random seed [default: a new one, which is printed]
     ///
     /// The same seed generates the same text.
     #[arg(long)]
@@ -124,7 +124,7 @@ pub struct Predict {
     /// Image files, and folders of them, with the folders in them
     #[arg(value_name = "IMAGE", required = true)]
     pub(crate) images: Vec<PathBuf>,
-    /// Classes that are told of an image, the likeliest first
+    /// Classes to print for an image, the likeliest first
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) top: usize,
     /// Of a segmentation: draw classes over images, DIR/NAME.png [default: none]

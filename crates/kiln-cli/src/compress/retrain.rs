@@ -30,6 +30,14 @@ fn shown(bytes: u64) -> String {
     ByteSize(bytes).to_string()
 }
 
+/// The figures of a smaller model, beside the metric and the bytes of the one before.
+fn findings<P: Compressible>(was: f64, more: &[(&str, f64)], [dense, bytes]: [u64; 2], page: Page) -> Findings {
+    let bytes = [("bytes_before", dense as f64), ("bytes", bytes as f64)];
+    let named = more.iter().copied().chain(bytes).map(|(name, value)| (name.to_owned(), value));
+    let figures = [(format!("{}_before", P::METRIC), was)].into_iter().chain(named).collect();
+    Findings { figures, files: vec![written(page)], ..Findings::default() }
+}
+
 pub(super) fn prune<P: Compressible>(settings: SettingsOf<P>, arguments: &CompressPrune) -> Result<ExitCode> {
     let compress = &arguments.compress;
     let (mut before, _) = before::<P>(settings, compress)?;
@@ -67,16 +75,7 @@ pub(super) fn prune<P: Compressible>(settings: SettingsOf<P>, arguments: &Compre
                 })
                 .collect(),
         };
-        Ok(Findings {
-            figures: vec![
-                (format!("{}_before", P::METRIC), was),
-                ("sparsity".into(), sparsity.total()),
-                ("bytes_before".into(), dense as f64),
-                ("bytes".into(), bytes as f64),
-            ],
-            files: vec![written(page)],
-            ..Findings::default()
-        })
+        Ok(findings::<P>(was, &[("sparsity", sparsity.total())], [dense, bytes], page))
     })
 }
 
@@ -131,17 +130,8 @@ pub(super) fn shrink<P: Compressible>(settings: SettingsOf<P>, arguments: &Compr
             columns: vec!["weight", "before", "after"],
             rows: rows.clone(),
         };
-        Ok(Findings {
-            figures: vec![
-                (format!("{}_before", P::METRIC), was),
-                ("multiply_adds_before".into(), was_macs as f64),
-                ("multiply_adds".into(), macs as f64),
-                ("bytes_before".into(), dense as f64),
-                ("bytes".into(), bytes as f64),
-            ],
-            files: vec![written(page)],
-            ..Findings::default()
-        })
+        let work = [("multiply_adds_before", was_macs as f64), ("multiply_adds", macs as f64)];
+        Ok(findings::<P>(was, &work, [dense, bytes], page))
     })
 }
 
@@ -170,14 +160,6 @@ pub(super) fn distill<P: Compressible>(settings: SettingsOf<P>, arguments: &Comp
             columns: vec![],
             rows: vec![],
         };
-        Ok(Findings {
-            figures: vec![
-                (format!("{}_before", P::METRIC), was),
-                ("bytes_before".into(), dense as f64),
-                ("bytes".into(), bytes as f64),
-            ],
-            files: vec![written(page)],
-            ..Findings::default()
-        })
+        Ok(findings::<P>(was, &[], [dense, bytes], page))
     })
 }

@@ -2,7 +2,6 @@
 
 mod segment;
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -16,11 +15,9 @@ use crate::cli::{Eval, EvalArgs};
 use crate::device;
 use crate::log::RESULT;
 use crate::output::print_json;
-use crate::pipelines::{
-    Classify, NextToken, Pipeline, Segment, SettingsOf, classify, load_to_evaluate, next_token, settings_beside,
-};
+use crate::pipelines::{Classify, NextToken, Pipeline, Segment, SettingsOf, classify, load_to_evaluate, next_token};
 use crate::progress::{Progress, Watched};
-use crate::run_directory::check_classes;
+use crate::run_directory::check_classes_of;
 use crate::settings_file::SettingsFile;
 use crate::trained::best;
 
@@ -31,7 +28,7 @@ pub(crate) fn run(command: Eval) -> Result<ExitCode> {
             let device = device::open(&settings.run.device)?;
             let test = classify::decoded(classify::open(settings.run.data.as_deref())?.test, &settings);
             classify::check_against(&test, &settings)?;
-            check_run(&arguments, test.classes())?;
+            check_classes_of(&arguments.checkpoint, test.classes())?;
             let task = classify::classify(&settings)?.weighing_classes(&test);
             let test = classify::test_loader(test, &settings)?;
             report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings)
@@ -64,14 +61,6 @@ fn settings<P: Pipeline>(arguments: &mut EvalArgs) -> Result<SettingsOf<P>> {
         (run.batch_size, run.micro_batch) = (samples, None);
     }
     Ok(settings)
-}
-
-/// Refuses data with other classes than those of the run that the checkpoint belongs to.
-fn check_run(arguments: &EvalArgs, classes: &[String]) -> Result<()> {
-    match settings_beside(&arguments.checkpoint).as_deref().and_then(Path::parent) {
-        Some(run) => check_classes(run, classes),
-        None => Ok(()),
-    }
 }
 
 fn report<P: Pipeline>(

@@ -10,13 +10,13 @@ use kiln_data::{TileSet, printable, write_classes};
 use kiln_training::Error;
 use serde_json::{Map, Value, json};
 
-use super::check_run;
 use crate::cli::EvalSegment;
 use crate::log::RESULT;
 use crate::output::{path_json, print_json};
 use crate::outputs::{Input, outputs};
 use crate::pipelines::SegmentSettings;
 use crate::pipelines::segment::{Predictor, Scores, TileSettings, check_images, open, part, test_loader};
+use crate::run_directory::check_classes_of;
 use crate::usage::Usage;
 
 pub(super) fn run(arguments: &EvalSegment, mut settings: SegmentSettings) -> Result<ExitCode> {
@@ -37,7 +37,7 @@ pub(super) fn run(arguments: &EvalSegment, mut settings: SegmentSettings) -> Res
     if images.is_empty() {
         let settings = &predictor.settings;
         let data = open(settings.run.data.as_deref(), Some(settings.model.classes))?;
-        check_run(eval, &data.classes)?;
+        check_classes_of(&eval.checkpoint, &data.classes)?;
         let TileSettings { size, overlap: [_, overlap], ignore, .. } = settings.data.tiles;
         let (bad, classes) = (settings.run.bad_samples, data.classes.len());
         let (test, _) = part(&data.images.test, classes, [size, overlap], ignore.0, bad)?;

@@ -45,7 +45,7 @@ pub struct RunSettings {
     #[arg(long, value_parser = device)]
     #[serde(deserialize_with = "any_device_name")]
     pub device: String,
-    /// What all randomness is derived from [default: 1]
+    /// Random seed [default: 1]
     #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
     pub seed: u64,
     /// Passes over the data
@@ -70,7 +70,7 @@ pub struct RunSettings {
     #[arg(long, value_parser = PRECISION, value_name = "NAME", help_heading = "Precision")]
     #[serde(default)]
     pub precision: Precision,
-    /// Keep fewer activations and compute them again [default: none]
+    /// Gradient checkpointing: recompute activations [default: none]
     ///
     /// none, every:K blocks, sqrt, offload, or auto:SIZE: the fastest plan whose step is predicted to stay within a size,
     /// as in auto:140MiB.
@@ -271,7 +271,12 @@ impl RunSettings {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::{Arg, Command, FromArgMatches};
+
     use super::*;
+    use crate::given::Given;
 
     #[test]
     fn a_batch_is_never_larger_than_the_data() {
@@ -288,6 +293,43 @@ mod tests {
         }
         let mut run = RunSettings { micro_batch: Some(65), ..RunSettings::new(1, 64) };
         assert!(run.fit_batch(1000).unwrap_err().0.contains("--micro-batch is 65"));
+    }
+
+    /// Options whose value is not the number 7.
+    const VALUES: [(&str, &str); 8] = [
+        ("data", "text"),
+        ("device", "gpu:3"),
+        ("precision", "amp"),
+        ("checkpointing", "sqrt"),
+        ("memory", "7MiB"),
+        ("loader_memory", "7MiB"),
+        ("bad_samples", "skip:7"),
+        ("optimizer_offload", ""),
+    ];
+
+    #[test]
+    fn each_option_changes_the_setting_of_its_name_alone() {
+        let table = |run: &RunSettings| toml::Table::try_from(run).unwrap();
+        let defaults = || RunSettings::new(1, 8);
+        // Options of the call, which some of these exclude.
+        let others = ["resume", "config"].map(|name| Arg::new(name).long(name));
+        let command = || Given::<RunSettings>::augment_args(Command::new("run").no_binary_name(true));
+        let own = command();
+        let options: Vec<&Arg> = own.get_arguments().collect();
+        assert!(options.len() > 20, "{}", options.len());
+        for option in options {
+            let (id, long) = (option.get_id().as_str(), format!("--{}", option.get_long().unwrap()));
+            let value = VALUES.iter().find(|(name, _)| *name == id).map_or("7", |(_, value)| *value);
+            let words = [long.as_str(), value].into_iter().filter(|word| !word.is_empty());
+            let matches = command().args(&others).try_get_matches_from(words).unwrap();
+            let mut run = defaults();
+            Given::<RunSettings>::from_arg_matches(&matches).unwrap().apply(&mut run).unwrap();
+            let (before, after) = (table(&defaults()), table(&run));
+            let names = before.keys().chain(after.keys()).filter(|name| before.get(*name) != after.get(*name));
+            assert_eq!(names.collect::<BTreeSet<_>>(), BTreeSet::from([&id.to_owned()]), "{long}");
+            let read: RunSettings = after.clone().try_into().unwrap();
+            assert_eq!(table(&read), after, "a file with {long}");
+        }
     }
 
     #[test]

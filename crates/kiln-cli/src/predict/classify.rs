@@ -12,7 +12,7 @@ use kiln_data::{BatchPlan, Error, Image, ImageBatch, ImageFile, Loader, Normaliz
 use kiln_models::Classifier;
 
 use super::files::images;
-use super::outcome::{Told, largest, probabilities};
+use super::outcome::{Printer, largest, probabilities};
 use crate::cli::Predict;
 use crate::device;
 use crate::interrupt::Interrupt;
@@ -46,7 +46,7 @@ pub(super) fn run(arguments: &Predict, mut settings: ClassifySettings) -> Result
     let model = load_to_evaluate(settings.model.init(&device)?, compression, &policy, &weights(&arguments.trained)?)?;
 
     let normalize = normalization(&settings);
-    let mut told = Told::new(arguments.json, names, Interrupt::listen()?);
+    let mut printer = Printer::new(arguments.json, names, Interrupt::listen()?);
     let loader = loader(paths.clone(), &settings)?;
     'batches: for batch in loader.epoch(0, 0) {
         let batch = batch?;
@@ -57,16 +57,16 @@ pub(super) fn run(arguments: &Predict, mut settings: ClassifySettings) -> Result
             let next = match image {
                 Ok(_) => {
                     let logits = found.next().unwrap_or_default();
-                    told.image(path, "probability", &largest(probabilities(logits), arguments.top), &[])?
+                    printer.image(path, "probability", &largest(probabilities(logits), arguments.top), &[])?
                 }
-                Err(error) => told.failure(path, &error.to_string())?,
+                Err(error) => printer.failure(path, &error.to_string())?,
             };
             if next == ControlFlow::Break(()) {
                 break 'batches;
             }
         }
     }
-    told.finish(paths.len())
+    printer.finish(paths.len())
 }
 
 /// The logits of the readable images, one after the other.

@@ -9,7 +9,7 @@ use kiln_data::printable;
 use kiln_training::Error;
 
 use super::files::images;
-use super::outcome::{Shares, Told, largest};
+use super::outcome::{Printer, Shares, largest};
 use super::overlay::Overlay;
 use crate::cli::Predict;
 use crate::interrupt::Interrupt;
@@ -30,23 +30,23 @@ pub(super) fn run(arguments: &Predict, mut settings: SegmentSettings) -> Result<
     let out = arguments.out.as_deref().map(|folder| outputs(&inputs, &[], ("--out", folder), "png")).transpose()?;
     let predictor = Predictor::open(settings, &weights(&arguments.trained)?)?;
 
-    let mut told = Told::new(arguments.json, names, Interrupt::listen()?);
+    let mut printer = Printer::new(arguments.json, names, Interrupt::listen()?);
     for (number, input) in inputs.iter().enumerate() {
         let picture = out.as_ref().map(|pictures| pictures[number].as_path());
-        let next = match shares(&predictor, &input.path, picture, told.classes()) {
+        let next = match shares(&predictor, &input.path, picture, printer.classes()) {
             Ok(shares) => {
                 let more: Vec<_> = picture.map(|path| ("picture", path_json(path))).into_iter().collect();
                 let shown: Shares = shares.into_iter().take(arguments.top).collect();
-                told.image(&input.path, "share", &shown, &more)?
+                printer.image(&input.path, "share", &shown, &more)?
             }
-            Err(error) if is_of_the_image(&error) => told.failure(&input.path, &format!("{error:#}"))?,
+            Err(error) if is_of_the_image(&error) => printer.failure(&input.path, &format!("{error:#}"))?,
             Err(error) => return Err(error),
         };
         if next == ControlFlow::Break(()) {
             break;
         }
     }
-    told.finish(inputs.len())
+    printer.finish(inputs.len())
 }
 
 /// Whether the image caused the error, so that other images can still be predicted: it cannot be read, or does not fit the model.

@@ -24,7 +24,7 @@ fn of(sessions: &[Session], changes: impl Iterator<Item = Value>) -> Vec<Mark> {
     let mut marks: Vec<Mark> = resumed.collect();
     for line in changes.filter(|line| line["kind"] != "began") {
         let Some(step) = line["step"].as_u64() else { continue };
-        let text = format!("After step {}: {}.", grouped(step), said(&line));
+        let text = format!("After step {}: {}.", grouped(step), description(&line));
         match marks.iter_mut().find(|mark| mark.step == step) {
             Some(mark) => {
                 mark.name = "changed".into();
@@ -49,7 +49,7 @@ fn of(sessions: &[Session], changes: impl Iterator<Item = Value>) -> Vec<Mark> {
 }
 
 /// Describes a change of a setting.
-fn said(line: &Value) -> String {
+fn description(line: &Value) -> String {
     let words = |value: &Value| match value {
         Value::Null => "none".to_owned(),
         Value::String(text) => text.clone(),

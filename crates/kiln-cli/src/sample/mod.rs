@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     let settings = match Trained::open(&arguments.trained)? {
         Trained::Gpt(settings) => settings,
         other => bail!(Usage(format!(
-            "'{run}' is {}, expected a run of `train gpt`; `{} predict {run} IMAGE..` tells what images show",
+            "'{run}' is {}, expected a run of `train gpt`; `{} predict {run} IMAGE..` classifies or segments images",
             other.kind(),
             program(),
             run = printable(&run),

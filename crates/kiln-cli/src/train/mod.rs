@@ -7,6 +7,7 @@ mod initial_state;
 mod observe;
 mod options;
 mod prepare;
+mod processes;
 mod replicas;
 mod results;
 mod resume;
@@ -30,6 +31,6 @@ pub(crate) fn run(command: Train) -> Result<ExitCode> {
         Train::Segment(command) => train(&command),
         Train::Gpt(command) => train(&command),
     };
-    replicas::finish();
+    processes::finish();
     outcome
 }

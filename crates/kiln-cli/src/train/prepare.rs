@@ -7,7 +7,7 @@ use kiln_models::{ClassifierConfig, GptConfig, UnetEncoder};
 use toml::{Table, Value};
 
 use super::options::{apply, refuse_changes, settings_file};
-use super::replicas::place;
+use super::processes::place;
 use crate::cli::{CallArgs, NetworkArgs, OfStep, SegmentArgs, TrainClassify, TrainGpt, TrainSegment};
 use crate::pipelines::segment::{IgnoredClass, balanced_class_weights};
 use crate::pipelines::{Classify, ClassifySettings, GptSettings, NextToken, Pipeline, Run, Segment, SegmentSettings};

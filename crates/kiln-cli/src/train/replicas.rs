@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use burn::tensor::Device;
-use kiln_data::Replica;
 use kiln_parallel::{Communicator, Local, Nested};
 use kiln_training::{Checkpoints, Finish};
 
@@ -16,28 +15,14 @@ use super::build::{build, into_cli_error};
 use super::drive::drive;
 use super::initial_state::{saves_first, start_from};
 use super::prepare::RunCommand;
+use super::processes::communicator;
 use super::resume::plans_again;
 use crate::cli::CallArgs;
 use crate::interrupt::Interrupt;
-use crate::pipelines::{CHECKPOINTS, Pipeline, Replicas, Run, RunSettings};
-use crate::usage::Usage;
+use crate::pipelines::{CHECKPOINTS, Pipeline, Replicas, Run};
 
 /// The longest time that a replica waits for another one of its process while both wait for other processes: longer than these wait.
 const INSIDE: Duration = Duration::from_secs(900);
-
-/// Sets the index of this replica in the settings. `thread` counts the replicas of this process.
-pub(crate) fn place(settings: &mut RunSettings, thread: usize) -> Result<()> {
-    settings.parallel.check()?;
-    let Some(Replicas { mpi, here }) = &settings.parallel.replicas else { return Ok(()) };
-    let (process, processes) = if *mpi { mpi::world()? } else { (0, 1) };
-    let (index, count) = (process * here.count() + thread, processes * here.count());
-    if !settings.batch_size.is_multiple_of(count) {
-        let batch = settings.batch_size;
-        bail!(Usage(format!("--batch-size is {batch}, expected a multiple of the {count} replicas, which divide it")));
-    }
-    settings.replica = Replica::new(index, count)?;
-    Ok(())
-}
 
 /// Trains the run of a command on the number of replicas in its settings.
 pub(crate) fn train<C: RunCommand>(command: &C) -> Result<ExitCode> {
@@ -45,7 +30,7 @@ pub(crate) fn train<C: RunCommand>(command: &C) -> Result<ExitCode> {
     let Some(replicas) = run.setup.settings.run.parallel.replicas.clone() else {
         return drive(run, &device, call, None);
     };
-    let processes = if replicas.mpi { Some(mpi::communicator()?) } else { None };
+    let processes = if replicas.mpi { Some(communicator()?) } else { None };
     if processes.as_ref().is_some_and(|processes| processes.replicas() == 1) {
         tracing::warn!("--replicas mpi in one process: several are started by mpirun, as in mpirun -n 2");
     }
@@ -147,62 +132,4 @@ fn follow<P: Pipeline>(
         Finish::Complete | Finish::EndedEarly => ExitCode::SUCCESS,
         Finish::Stopped => ExitCode::from(130),
     })
-}
-
-/// Disconnects from the processes that mpirun started, if any. A process that ends without it counts as failed.
-pub(crate) fn finish() {
-    mpi::finish();
-}
-
-/// The processes that mpirun started.
-#[cfg(feature = "mpi")]
-mod mpi {
-    use std::sync::{Arc, Mutex, PoisonError};
-    use std::time::Duration;
-
-    use anyhow::Result;
-    use kiln_parallel::{Communicator, Mpi};
-
-    /// The longest time that a process waits for another one.
-    const WAIT: Duration = Duration::from_secs(600);
-
-    static WORLD: Mutex<Option<Arc<Mpi>>> = Mutex::new(None);
-
-    pub(super) fn communicator() -> Result<Arc<dyn Communicator>> {
-        let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
-        let mpi = match world.take() {
-            Some(mpi) => mpi,
-            None => Arc::new(Mpi::init(WAIT)?),
-        };
-        Ok(world.insert(mpi).clone())
-    }
-
-    /// The number of this process, and the number of all processes.
-    pub(super) fn world() -> Result<(usize, usize)> {
-        let communicator = communicator()?;
-        Ok((communicator.rank(), communicator.replicas()))
-    }
-
-    pub(super) fn finish() {
-        drop(WORLD.lock().unwrap_or_else(PoisonError::into_inner).take());
-    }
-}
-
-#[cfg(not(feature = "mpi"))]
-mod mpi {
-    use std::sync::Arc;
-
-    use crate::usage::Usage;
-    use anyhow::{Result, bail};
-    use kiln_parallel::Communicator;
-
-    pub(super) fn communicator() -> Result<Arc<dyn Communicator>> {
-        bail!(Usage("--replicas mpi needs a build with --features mpi, as docs/parallelism.md says".into()))
-    }
-
-    pub(super) fn world() -> Result<(usize, usize)> {
-        communicator().map(|_| (0, 1))
-    }
-
-    pub(super) fn finish() {}
 }
