@@ -3,8 +3,8 @@
 use burn::module::{Param, ParamId};
 use burn::nn::pool::MaxPool2dConfig;
 use burn::nn::{
-    BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, Linear, 
-    PaddingConfig2d, RmsNorm, RmsNormConfig, RotaryEncodingConfig,
+    BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, Linear, PaddingConfig2d,
+    RmsNorm, RmsNormConfig, RotaryEncodingConfig,
 };
 use burn::tensor::{DType, Device, Tensor, activation};
 use kiln_layers::{
