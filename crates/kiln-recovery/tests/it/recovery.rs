@@ -87,7 +87,7 @@ fn a_stronger_plan_lets_micro_batches_grow_back() {
     // The first plan does not fit at all, the second fits 8.
     let fits = |setting: Setting| if setting.plan == 0 { fits(setting, 0) } else { fits(setting, 4) };
     for _ in 0..20 {
-        let done = recovery.run(16, 0, |setting| fits(setting), no_check).unwrap();
+        let done = recovery.run(16, 0, &fits, no_check).unwrap();
         assert_eq!(done.value.plan, 1);
         // A failure with the first plan says nothing about the second.
         assert!(recovery.sizes().state().buckets[&0].fails.is_none_or(|fails| fails > 8));
@@ -124,7 +124,7 @@ fn a_weaker_plan_that_still_fails_costs_one_attempt_and_rests() {
     let fits = |setting: Setting| if setting.plan == 0 { fits(setting, 0) } else { Ok(setting) };
     let mut failures = vec![];
     for batch in 0..60 {
-        let done = recovery.run(8, 0, |setting| fits(setting), no_check).unwrap();
+        let done = recovery.run(8, 0, &fits, no_check).unwrap();
         assert_eq!(done.value.plan, 1);
         if batch > 0 && !done.tries.is_empty() {
             let remedies: Vec<Remedy> = done.tries.iter().map(|tried| tried.remedy).collect();
@@ -200,7 +200,7 @@ fn a_batch_that_only_had_bad_luck_keeps_its_size() {
 #[test]
 fn a_short_batch_leaves_the_size_as_it_was() {
     let mut recovery = recovery(MicroBatchSearchConfig::new(16), Ladder::standard());
-    let done = recovery.run(3, 0, |setting| Ok::<_, StepError>(setting), no_check).unwrap();
+    let done = recovery.run(3, 0, Ok::<_, StepError>, no_check).unwrap();
     assert_eq!((done.value.micro_batch, recovery.setting(16, 0).micro_batch), (3, 16));
 }
 
