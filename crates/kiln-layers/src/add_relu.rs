@@ -4,7 +4,7 @@ use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::Tensor;
 use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all, run};
 
 use crate::check::{main_input, same_dtype, same_size};
@@ -39,10 +39,6 @@ impl Kernel for AddRelu {
             Self::Forward => &FORWARD,
             Self::Backward => &BACKWARD,
         }
-    }
-
-    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
-        vec![inputs[0].clone()]
     }
 
     fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {

@@ -4,7 +4,7 @@ use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::Tensor;
 use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all, run};
 
 use crate::check::main_input;
@@ -41,10 +41,6 @@ struct Dropout {
 impl Kernel for Dropout {
     fn cost(&self) -> &'static Cost {
         &DROPOUT
-    }
-
-    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
-        inputs.to_vec()
     }
 
     fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {

@@ -4,7 +4,7 @@ use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::Tensor;
 use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all, run};
 
 use crate::check::main_input;
@@ -113,10 +113,6 @@ impl Kernel for Rotary {
             Direction::Forward => &FORWARD,
             Direction::Back => &BACKWARD,
         }
-    }
-
-    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
-        inputs.to_vec()
     }
 
     fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {

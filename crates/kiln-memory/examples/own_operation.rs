@@ -2,8 +2,7 @@
 
 use burn::backend::{Backend, tensor::FloatTensor};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::SgdConfig;
-use burn::tensor::{DType, Shape, Tensor};
+use burn::{optim::SgdConfig, tensor::Tensor};
 use kiln_memory::{BackendProfile, Error, Prediction, Recorder, StepOptions, record_step};
 use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, run};
 
@@ -19,10 +18,6 @@ static BACKWARD: Cost = Cost { cube: |call| call.bytes(0), ..Cost::new("own::squ
 impl Kernel for Square {
     fn cost(&self) -> &'static Cost {
         if matches!(self, Self::Forward) { &FORWARD } else { &BACKWARD }
-    }
-
-    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
-        vec![inputs[0].clone()]
     }
 
     fn composed<B: Backend>(&self, mut inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {

@@ -24,8 +24,10 @@ pub trait Kernel: Clone + Debug + Send + 'static {
         vec![]
     }
 
-    /// Shapes and dtypes of the outputs, from those of the inputs.
-    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)>;
+    /// Shapes and dtypes of the outputs, from those of the inputs. By default there is one output like the first input.
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        inputs[..1].to_vec()
+    }
 
     /// Computes the outputs in a backend's own operations.
     fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>>;

@@ -6,8 +6,7 @@ use burn::backend::{Autodiff, Backend, Capture, backend_extension};
 
 use super::Activation;
 use crate::graph::without_gradients;
-use kiln_operations::{Light, record, record_light};
-use kiln_operations::{like, operation};
+use kiln_operations::{Light, like, operation, record, record_light};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait ActivationLayer: Backend {
@@ -75,7 +74,7 @@ impl ActivationKernels for burn::backend::Flex {
 impl ActivationKernels for Capture {
     fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
         let output = like(&x);
-        let [y] = operation(&super::cost::FORWARD, vec![x], &[activation as i64], [output]);
+        let [y] = operation(&super::settings::FORWARD, vec![x], &[activation as i64], [output]);
         y
     }
 
@@ -85,7 +84,7 @@ impl ActivationKernels for Capture {
         activation: Activation,
     ) -> FloatTensor<Self> {
         let output = like(&kept);
-        let [dx] = operation(&super::cost::BACKWARD, vec![kept, gradient], &[activation as i64], [output]);
+        let [dx] = operation(&super::settings::BACKWARD, vec![kept, gradient], &[activation as i64], [output]);
         dx
     }
 }

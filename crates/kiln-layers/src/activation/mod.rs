@@ -1,7 +1,6 @@
 //! Activations that keep one tensor for the backward pass.
 
 pub(crate) mod composed;
-mod cost;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
 mod functions;

@@ -7,8 +7,7 @@ use burn::tensor::{DType, Shape};
 
 use super::terms::Terms;
 use crate::graph::without_gradients;
-use kiln_operations::record;
-use kiln_operations::{like, operation};
+use kiln_operations::{like, operation, record};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait AttentionLayer: Backend {

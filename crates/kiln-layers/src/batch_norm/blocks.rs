@@ -6,7 +6,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::cost::{PIECE, RUN};
+use super::settings::{PIECE, RUN};
 
 /// Values of a strip, the least work that is divided among threads within a block.
 const STRIP: usize = 64 * 1024;

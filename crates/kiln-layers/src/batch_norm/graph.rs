@@ -9,8 +9,7 @@ use burn::tensor::{DType, Shape};
 use super::settings::{BatchNormOutput, BatchNormSaved};
 use super::{BatchNormParameters, NormActivation, NormSettings};
 use crate::graph::without_gradients;
-use kiln_operations::record;
-use kiln_operations::{like, operation};
+use kiln_operations::{like, operation, record};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait BatchNormLayer: Backend {
@@ -213,11 +212,11 @@ impl BatchNormKernels for Capture {
         let (y, statistics, running) = match training {
             true => {
                 let outputs = [output, statistics, of_mean, of_variance];
-                let [y, statistics, mean, variance] = operation(&super::cost::FORWARD, inputs, &scalars, outputs);
+                let [y, statistics, mean, variance] = operation(&super::settings::FORWARD, inputs, &scalars, outputs);
                 (y, statistics, [mean, variance])
             }
             false => {
-                let [y, statistics] = operation(&super::cost::FORWARD, inputs, &scalars, [output, statistics]);
+                let [y, statistics] = operation(&super::settings::FORWARD, inputs, &scalars, [output, statistics]);
                 (y, statistics, running)
             }
         };
@@ -232,7 +231,7 @@ impl BatchNormKernels for Capture {
     ) -> FloatTensor<Self> {
         let output = like(&x);
         let [y] =
-            operation(&super::cost::AGAIN, vec![x, statistics, weight, bias], &[hard_swish(activation)], [output]);
+            operation(&super::settings::AGAIN, vec![x, statistics, weight, bias], &[hard_swish(activation)], [output]);
         y
     }
 
@@ -253,9 +252,9 @@ impl BatchNormKernels for Capture {
         let inputs = [gradient].into_iter().chain(kept).chain([saved.statistics, saved.weight, saved.bias]).collect();
         if wanted[3] {
             let [x, weight, bias] = outputs;
-            return operation(&super::cost::BACKWARD, inputs, &scalars, [x, weight, bias, of_residual]).map(Some);
+            return operation(&super::settings::BACKWARD, inputs, &scalars, [x, weight, bias, of_residual]).map(Some);
         }
-        let [x, weight, bias] = operation(&super::cost::BACKWARD, inputs, &scalars, outputs).map(Some);
+        let [x, weight, bias] = operation(&super::settings::BACKWARD, inputs, &scalars, outputs).map(Some);
         [x, weight, bias, None]
     }
 }

@@ -7,7 +7,6 @@ mod blocks;
 #[cfg(feature = "flex")]
 mod channel;
 mod composed;
-mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::cost::{CACHED, TASKS};
 use super::plan::{Class, Side, Tap};
+use super::settings::{CACHED, TASKS};
 use super::tile::{Factors, LANES, ROWS, WIDTH, add_products};
 use kiln_operations::cpu::stored::Stored;
 

@@ -3,7 +3,6 @@
 mod composed;
 #[cfg(feature = "flex")]
 mod correlation;
-mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

@@ -6,8 +6,8 @@ use rayon::prelude::*;
 
 use super::Geometry;
 use super::correlation::{Buffers, Correlation};
-use super::cost::{CACHED, PARTS, TASKS};
 use super::plan::{Side, Tap, held};
+use super::settings::{CACHED, PARTS, TASKS};
 use super::tile::{Factors, LANES, ROWS, add_products};
 use kiln_operations::cpu::stored::{Stored, group};
 use kiln_operations::simd;

@@ -7,10 +7,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
 use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
 
-use super::cost::{BACKWARD, FORWARD};
-use super::settings::GroupNormSettings;
+use super::settings::{BACKWARD, FORWARD, GroupNormSettings};
 
-/// A group norm. A missing parameter has no elements. The gradients are computed from input, statistics, weight and gradient of the output.
+/// A group norm. A missing parameter has no elements. The gradients are computed from input, statistics, weight and gradient of
+/// the output.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GroupedNorm {
     Forward(GroupNormSettings),

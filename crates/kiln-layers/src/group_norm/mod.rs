@@ -1,7 +1,6 @@
 //! Group norm and instance norm, on burn's modules.
 
 mod composed;
-mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

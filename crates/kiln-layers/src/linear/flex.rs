@@ -14,8 +14,8 @@ use burn::tensor::{DType, Shape};
 use rayon::prelude::*;
 
 use super::Prologue;
-use super::cost::ROWS;
 use super::prologue::{Rows, Statistics};
+use super::settings::ROWS;
 use super::values::{widened, written};
 use super::weight::Weight;
 use kiln_operations::cpu::stored::{from_f32, owned, tensor, to_f32, zeros};

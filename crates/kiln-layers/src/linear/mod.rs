@@ -1,7 +1,6 @@
 //! Linear layers, alone or with the norm or the activation before them.
 
 mod composed;
-mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;
@@ -17,6 +16,6 @@ mod weight;
 
 pub(crate) use functions::{Input, parameters};
 pub use functions::{activation_linear, linear, norm_linear};
-pub(crate) use graph::{LinearKernels, LinearSaved, gradients};
+pub(crate) use graph::{LinearSaved, gradients, prologue_linear};
 pub(crate) use parameters::LinearParameters;
 pub(crate) use settings::Prologue;

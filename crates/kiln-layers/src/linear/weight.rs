@@ -6,7 +6,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 
-use super::cost::BLOCK;
+use super::settings::BLOCK;
 use super::values::widened;
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
 use kiln_operations::cpu::stored::zeros;

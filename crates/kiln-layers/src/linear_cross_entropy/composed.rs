@@ -13,8 +13,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::{DType, Shape, Slice};
 
-use super::cost::LOGITS;
-use super::settings::{Inputs, LossGradients, kept_dtype};
+use super::settings::{Inputs, LOGITS, LossGradients, kept_dtype};
 use super::{LossOptions, Reduction};
 use crate::composed::{Wide, bools, full, put, slice};
 

@@ -14,10 +14,9 @@ use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::cost::{CLASSES, chunk_rows};
 use super::row::{Classes, add};
 use super::scale::swapped;
-use super::settings::{LossGradients, LossInputs};
+use super::settings::{CLASSES, LossGradients, LossInputs, chunk_rows};
 use super::weight::{Weight, row_stride};
 use super::{LossOptions, Reduction};
 use kiln_operations::by_dtype;

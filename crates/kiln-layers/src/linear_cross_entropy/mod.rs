@@ -1,7 +1,6 @@
 //! The cross-entropy of a linear output layer. The logits of the whole batch are never in memory.
 
 mod composed;
-mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

@@ -5,10 +5,9 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use rayon::prelude::*;
 
-use super::cost::SCALED as CHUNK;
-use kiln_operations::by_dtype;
+use super::settings::SCALED as CHUNK;
 use kiln_operations::cpu::stored::{Stored, tensor};
-use kiln_operations::simd;
+use kiln_operations::{by_dtype, simd};
 
 simd! { fn times(values: &mut [f32], factor: f32) {
     values.iter_mut().for_each(|value| *value *= factor);

@@ -7,8 +7,8 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use rayon::prelude::*;
 
-use super::cost::BLOCK;
 use super::scale::swapped;
+use super::settings::BLOCK;
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::gemm::Matrix;
 use kiln_operations::cpu::stored::Stored;

@@ -1,7 +1,6 @@
 //! Max pooling over planes, on burn's module.
 
 mod composed;
-mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

@@ -7,10 +7,10 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
 use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
 
-use super::cost::{BACKWARD, FORWARD};
-use super::settings::NormSettings;
+use super::settings::{BACKWARD, FORWARD, NormSettings};
 
-/// A norm over the last dimension. A missing bias has no elements. The gradients are computed from input, statistics, weight and gradient of the output.
+/// A norm over the last dimension. A missing bias has no elements. The gradients are computed from input, statistics, weight and gradient of
+/// the output.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RowNorm {
     Forward(NormSettings),

@@ -1,7 +1,6 @@
 //! Layer norm and RMS norm over the last dimension, on burn's modules.
 
 pub(crate) mod composed;
-mod cost;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
 mod functions;
