@@ -82,7 +82,7 @@ fn a_classifier_tells_classes_as_its_evaluation_does() {
         (&["run", "photos", "--batch-size", "0"], 2, &["--batch-size is 0"]),
         (&["run", "none"], 2, &["no image in 'none'", ".jpg"]),
         (&["absent", "photos"], 1, &["absent", "no such file"]),
-        (&["run"], 2, &["IMAGE"]),
+        (&["run"], 2, &["required arguments were not provided"]),
     ] {
         refused(at, &[&["predict"], arguments].concat(), code, parts);
     }
