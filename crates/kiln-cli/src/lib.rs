@@ -29,7 +29,6 @@ mod memory;
 mod metrics;
 mod models;
 pub mod output;
-mod page;
 pub mod pipelines;
 mod plan;
 mod predict;

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
+use crate::atomic::replace;
 use crate::output::{path_json, print_json};
 use crate::pipelines::{PipelineSettings, Run, SharedTask};
 use crate::usage::Usage;
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 use crate::cli::{Memory, RunArgs, TrainClassify, TrainGpt, TrainSegment};
 use crate::plan::{devices, heading};
 use crate::train::interrupt::Interrupt;
-use crate::train::{into_cli_error, prepare, report, segment, start};
+use crate::train::{into_cli_error, memory_page, prepare, report, segment, start};
 
 /// The first step also allocates the optimizer's state, the second is like all that follow, the third is measured.
 const STEPS: u64 = 3;
@@ -95,7 +96,8 @@ fn profile<T: SharedTask, S: PipelineSettings>(
         std::fs::create_dir_all(&folder)?;
     }
     let page = folder.join(format!("memory-{}.html", setup.name));
-    report.write_html(&page)?;
+    let shown = memory_page(&report)?;
+    replace(&page, shown.html().as_bytes())?;
     match arguments.step.json {
         true => {
             let mut json: Value = serde_json::from_str(&report.json())?;
@@ -108,7 +110,7 @@ fn profile<T: SharedTask, S: PipelineSettings>(
         }
         false => {
             let mut out = std::io::stdout().lock();
-            write!(out, "{}", report.text(HOLDERS))?;
+            write!(out, "{}", shown.text(HOLDERS))?;
             if let (Some(plan), Some(measured)) = (trainer.stage_plan(), trainer.stage_memory()) {
                 write!(out, "\n{}{}\n{}", heading(plan), devices(plan), compared(plan, &measured))?;
             }

@@ -9,7 +9,7 @@ use serde_json::Value;
 /// The allowed dependencies of each crate. A technique crate (data, layers, optimizers, precision, accumulation, checkpointing, memory,
 /// recovery) depends on no other crate of the workspace. kiln-training is the only library that uses two of them, and kiln-models is
 /// built of kiln-layers.
-const ALLOWED: [(&str, &[&str]); 18] = [
+const ALLOWED: [(&str, &[&str]); 19] = [
     ("kiln-accumulation", &[]),
     ("kiln-checkpointing", &[]),
     ("kiln-compression", &[]),
@@ -22,6 +22,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
     ("kiln-parallel", &[]),
     ("kiln-precision", &[]),
     ("kiln-recovery", &[]),
+    ("kiln-report", &[]),
     (
         "kiln-training",
         &[
@@ -50,6 +51,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
             "kiln-parallel",
             "kiln-precision",
             "kiln-recovery",
+            "kiln-report",
             "kiln-training",
         ],
     ),
@@ -68,6 +70,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
             "kiln-parallel",
             "kiln-precision",
             "kiln-recovery",
+            "kiln-report",
             "kiln-training",
         ],
     ),

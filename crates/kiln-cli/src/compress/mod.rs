@@ -1,10 +1,8 @@
 //! `cargo xtask compress`: smaller models out of runs.
 
 mod family;
-mod page;
 mod quantize;
 mod trained;
-mod write;
 
 use std::process::ExitCode;
 

@@ -19,13 +19,12 @@ use kiln_compression::{
 };
 use kiln_data::printable;
 use kiln_precision::uncast;
+use kiln_report::CompressionPage;
 use kiln_training::{BatchSource, Pass, Task, evaluate};
 use serde_json::{Map, Value, json};
 
 use super::family::{Family, model_of, source, with_settings};
-use super::page::Page;
-use super::trained::{Before, before, metric_of};
-use super::write::written;
+use super::trained::{Before, before, metric_of, page_file};
 use crate::cli::CompressQuantize;
 use crate::train::directory::RunDirectory;
 
@@ -117,7 +116,7 @@ fn calibrated<S: Family>(
     let after = metric_of::<S>(&figures)?;
     let report = outcome.integers.report(&outcome.model)?;
     tracing::info!("quantised weights:\n{report}"); // the columns stand below each other
-    written(outcome.page(&report, before.metric, after, &Shown::of(arguments)))(directory.path())?;
+    page_file(outcome.page(&report, before.metric, after, &Shown::of(arguments)))(directory.path())?;
     let (name, was) = (S::METRIC, before.metric);
     tracing::info!(
         "{name} {was:.4} becomes {after:.4}, {} become {}: {}",
@@ -195,7 +194,7 @@ fn trained<S: Family>(
             ("bytes".into(), outcome.bytes[1] as f64),
         ];
         found.extend(figures.into_iter().map(|(name, value)| (name.to_owned(), value)));
-        let files = vec![written(page), Box::new(move |directory: &Path| outcome.save(directory))];
+        let files = vec![page_file(page), Box::new(move |directory: &Path| outcome.save(directory))];
         Ok(Findings { figures: found, files, ..Findings::default() })
     })
 }
@@ -253,7 +252,7 @@ impl<S: Family> Outcome<S> {
         Ok(evaluate(&probe.task, &model, &probe.setup.data.test, device)?)
     }
 
-    fn page(&self, report: &ErrorReport, was: f64, after: f64, shown: &Shown) -> Page {
+    fn page(&self, report: &ErrorReport, was: f64, after: f64, shown: &Shown) -> CompressionPage {
         let rows = report.weights.iter().map(|weight| {
             let ratio = weight.sqnr_db.map_or("exact".into(), |ratio| format!("{ratio:.1}"));
             let range = self.ranges.get(&weight.path);
@@ -269,7 +268,7 @@ impl<S: Family> Outcome<S> {
             ]
         });
         let block = shown.block.map_or("an output channel".to_owned(), |block| format!("at most {block} values"));
-        Page {
+        CompressionPage {
             title: "Quantised model".into(),
             figures: vec![
                 [S::METRIC.into(), format!("{was:.4}"), format!("{after:.4}")],
@@ -280,7 +279,9 @@ impl<S: Family> Outcome<S> {
                 ("weights that share a scale".into(), block),
                 ("inputs of layers".into(), if shown.inputs { "8 bits" } else { "f32" }.into()),
             ],
-            columns: vec!["weight", "bits", "signal to error, dB", "largest error", "bytes before", "bytes", "input"],
+            columns: ["weight", "bits", "signal to error, dB", "largest error", "bytes before", "bytes", "input"]
+                .map(str::to_owned)
+                .into(),
             rows: rows.collect(),
         }
     }

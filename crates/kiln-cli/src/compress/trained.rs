@@ -1,8 +1,10 @@
 //! `compress prune`, `shrink` and `distill`: models that are made smaller and trained.
 
+use std::path::Path;
 use std::process::ExitCode;
 
-use crate::pipelines::{CompressionSettings, Findings, PruneSettings, Run, TeacherSettings};
+use crate::atomic::replace;
+use crate::pipelines::{CompressionSettings, Findings, PruneSettings, Run, TeacherSettings, WriteInto};
 use crate::usage::Usage;
 use anyhow::{Result, anyhow, bail};
 use burn::module::Module;
@@ -10,11 +12,10 @@ use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_compression::{ChannelPruning, Channels, Gradual, Scope, Shapes, reshape_like, shrink as shrunk, sparsity};
 use kiln_data::printable;
+use kiln_report::CompressionPage;
 use kiln_training::{Checkpointing, evaluate};
 
 use super::family::{Family, check_data, model_of, source, with_settings};
-use super::page::Page;
-use super::write::written;
 use crate::cli::{CompressArgs, CompressDistill, CompressPrune, CompressShrink, RunArgs, StepArgs};
 use crate::train::drive;
 use crate::train::overlay::absolute;
@@ -154,14 +155,14 @@ fn prune_run<S: Family>(settings: S, arguments: &CompressPrune) -> Result<ExitCo
         let pruned: usize = sparsity.layers.iter().map(|layer| layer.pruned).sum();
         let bits: usize = sparsity.layers.iter().map(|layer| layer.total).sum();
         let bytes = dense - 4 * pruned as u64 + (bits as u64).div_ceil(8);
-        let page = Page {
+        let page = CompressionPage {
             title: "Pruned weights".into(),
             figures: vec![
                 ["sparsity".into(), "0".into(), format!("{:.4}", sparsity.total())],
                 ["bytes, without zeros".into(), shown(dense), shown(bytes)],
             ],
             facts: vec![(format!("{} before", S::METRIC), format!("{was:.4}"))],
-            columns: vec!["layer", "weights", "left out", "share"],
+            columns: ["layer", "weights", "left out", "share"].map(str::to_owned).into(),
             rows: sparsity
                 .layers
                 .iter()
@@ -178,7 +179,7 @@ fn prune_run<S: Family>(settings: S, arguments: &CompressPrune) -> Result<ExitCo
                 ("bytes_before".into(), dense as f64),
                 ("bytes".into(), bytes as f64),
             ],
-            files: vec![written(page)],
+            files: vec![page_file(page)],
             ..Findings::default()
         })
     })
@@ -229,14 +230,14 @@ fn shrink_run<S: Family>(settings: S, arguments: &CompressShrink) -> Result<Exit
     before.settings.own_compression().shapes = Some(new);
     let was = before.metric;
     before.train(Some(small), compress, move |_, _, _| {
-        let page = Page {
+        let page = CompressionPage {
             title: "Removed channels".into(),
             figures: vec![
                 ["multiply-adds".into(), was_macs.to_string(), macs.to_string()],
                 ["bytes".into(), shown(dense), shown(bytes)],
             ],
             facts: vec![(format!("{} before", S::METRIC), format!("{was:.4}"))],
-            columns: vec!["weight", "before", "after"],
+            columns: ["weight", "before", "after"].map(str::to_owned).into(),
             rows: rows.clone(),
         };
         Ok(Findings {
@@ -247,7 +248,7 @@ fn shrink_run<S: Family>(settings: S, arguments: &CompressShrink) -> Result<Exit
                 ("bytes_before".into(), dense as f64),
                 ("bytes".into(), bytes as f64),
             ],
-            files: vec![written(page)],
+            files: vec![page_file(page)],
             ..Findings::default()
         })
     })
@@ -276,7 +277,7 @@ fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<Ex
     let (was, dense) = (before.metric, dense_bytes(&before.model));
     before.train(None, compress, move |model, _, _| {
         let bytes = dense_bytes(model);
-        let page = Page {
+        let page = CompressionPage {
             title: "A student and its teacher".into(),
             figures: vec![["bytes".into(), shown(dense), shown(bytes)]],
             facts: vec![(format!("{} of the teacher", S::METRIC), format!("{was:.4}"))],
@@ -289,8 +290,13 @@ fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<Ex
                 ("bytes_before".into(), dense as f64),
                 ("bytes".into(), bytes as f64),
             ],
-            files: vec![written(page)],
+            files: vec![page_file(page)],
             ..Findings::default()
         })
     })
+}
+
+/// Returns a function that writes a page into the directory of a run.
+pub(super) fn page_file(page: CompressionPage) -> WriteInto {
+    Box::new(move |directory: &Path| replace(&directory.join("compression.html"), page.html().as_bytes()))
 }

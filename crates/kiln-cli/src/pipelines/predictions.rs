@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::run::{Finder, Findings};
-use crate::page::Prediction;
+use kiln_report::Prediction;
 
 /// Images that are shown at most.
 const SHOWN: usize = 12;

@@ -21,7 +21,7 @@ use super::parallel::Places;
 use super::settings::{ClassifySettings, GptSettings, RunSettings, SegmentSettings};
 use super::sizes::MemorySetting;
 use crate::HEAP;
-use crate::page::{Prediction, Text};
+use kiln_report::{Prediction, Text};
 
 /// Makes the plain model on a device.
 pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, InitError>>;

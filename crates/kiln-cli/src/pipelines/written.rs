@@ -10,7 +10,7 @@ use kiln_models::{Gpt, GptReader, Sampling};
 use rand::RngExt;
 
 use super::run::{Finder, Findings};
-use crate::page::Text;
+use kiln_report::Text;
 
 /// The most tokens to write, and the time limit.
 const TOKENS: usize = 120;

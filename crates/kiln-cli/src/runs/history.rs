@@ -6,8 +6,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::status::Session;
-use crate::page::{Mark, grouped};
 use crate::train::directory::HISTORY;
+use kiln_report::{Mark, grouped};
 
 /// The moments that charts mark.
 pub(super) fn marks(directory: &Path, sessions: &[Session]) -> Vec<Mark> {

@@ -14,9 +14,9 @@ use super::summary::RunSummary;
 use super::table::{lines, width};
 use crate::cli::{Runs, RunsOrder, program};
 use crate::output::{path_json, print_json};
-use crate::page::{Goal, Measure};
 use crate::train::directory::CONFIG;
 use crate::usage::Usage;
+use kiln_report::{Goal, Measure};
 
 /// The titles of the columns.
 pub(super) const HEAD: [&str; 10] =

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::page::{bytes, grouped};
 use crate::words::numbered;
+use kiln_report::{bytes, grouped};
 
 /// Text for a setting that is not set.
 const UNSET: &str = "-";

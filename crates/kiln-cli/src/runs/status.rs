@@ -9,7 +9,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 
 use crate::atomic::replace;
-use crate::page::State;
+use kiln_report::State;
 
 const STATUS: &str = "status.json";
 

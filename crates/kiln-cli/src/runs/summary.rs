@@ -11,8 +11,8 @@ use time::OffsetDateTime;
 use super::settings::model;
 use super::status::{Status, written};
 use crate::metrics;
-use crate::page::{Best, Measure, State, best, main_measure, series};
 use crate::train::directory::{CONFIG, LOCK};
+use kiln_report::{Best, Measure, State, best, main_measure, series};
 
 /// A run on disk.
 pub(super) struct RunSummary {

@@ -25,9 +25,10 @@ use super::goes_on::{adjust, check_length, ended, note_changes, plans_again};
 use super::history::write_beginning;
 use super::interrupt::Interrupt;
 use super::observe::Observer;
-use super::results::{predicted_peak, report, results, samples};
-use super::schedule::{STYLE, section};
+use super::results::{memory_page, predicted_peak, report, results, samples};
+use super::schedule::schedule;
 use crate::advice::advised;
+use crate::atomic::replace;
 use crate::cli::RunArgs;
 use crate::log::{RESULT, fitted, is_quiet};
 use crate::metrics::MetricsWriter;
@@ -195,24 +196,21 @@ where
     for (name, value) in findings.figures {
         results[name] = json!(value);
     }
-    let schedule = trainer.timeline().map_or(String::new(), |timeline| section(&timeline, trainer.stage_plan()));
+    let schedule = trainer.timeline().map(|timeline| schedule(&timeline, trainer.stage_plan()));
     let outcome = match finish {
         Finish::Stopped => Outcome::Stopped(go_on),
         _ => Outcome::Finished,
     };
     let of_results = results.as_object().cloned().unwrap_or_default();
-    let report_path = observer.end(
-        outcome,
-        of_results,
-        &samples(findings.pictures, findings.predictions, findings.text),
-        [&schedule, STYLE],
-    )?;
+    let report_path =
+        observer.end(outcome, of_results, samples(findings.pictures, findings.predictions, findings.text), schedule)?;
     if step > at {
         tracing::info!("report: {}", printable(&report_path));
     }
     if let Some(measured) = trainer.measured() {
         let path = directory.file("memory.html");
-        report(&trainer, &setup, Some(measured))?.with_run_peak(observer.peak_bytes).write_html(&path)?;
+        let report = report(&trainer, &setup, Some(measured))?.with_run_peak(observer.peak_bytes);
+        replace(&path, memory_page(&report)?.html().as_bytes())?;
         let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
         let (predicted, peak) = (shown(predicted_peak(&trainer)), shown(observer.peak_bytes));
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", printable(&path));

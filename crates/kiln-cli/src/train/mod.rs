@@ -18,7 +18,7 @@ mod schedule;
 pub(crate) mod segment;
 
 pub(crate) use drive::{drive, into_cli_error, start};
-pub(crate) use results::report;
+pub(crate) use results::{memory_page, report};
 
 use std::process::ExitCode;
 
