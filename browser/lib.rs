@@ -1,1 +1,1 @@
-//! Nothing but tests: the memory report, opened in Chromium.
+//! Nothing but tests: the pages of kiln-report, opened in Chromium.

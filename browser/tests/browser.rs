@@ -7,20 +7,11 @@
     reason = "a test ends at what goes wrong, and says what it measures"
 )]
 
-#[path = "../../crates/kiln-cli/src/page/mod.rs"]
-#[allow(dead_code, unused_imports, reason = "the program uses the rest")]
-mod page;
-mod run_pages;
-
-#[path = "../../crates/kiln-memory/tests/it/large_step.rs"]
+#[path = "../../crates/kiln-report/tests/it/large_step.rs"]
 mod common;
-#[path = "../../crates/kiln-cli/src/compress/page.rs"]
-mod compression;
+mod run_pages;
 mod screens;
 mod support;
-#[path = "../../crates/kiln-cli/src/words.rs"]
-#[allow(dead_code, reason = "the program uses the rest")]
-mod words;
 
 use std::env;
 use std::io::{BufRead, BufReader, ErrorKind, Write, stderr};
@@ -28,14 +19,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use common::{measured, prediction};
+use common::{breakdown_at, measured, prediction};
 use fantoccini::actions::{InputSource, KeyAction, KeyActions, MouseActions, PointerAction};
 use fantoccini::key::Key;
 use fantoccini::wd::{Capabilities, WebDriverCompatibleCommand};
 use fantoccini::{Client, ClientBuilder, Locator};
 use http::Method;
 use hyper_util::client::legacy::connect::HttpConnector;
-use kiln_memory::{MemoryReport, Prediction};
+use kiln_report::{Category, CompressionPage, MemoryPage, PredictedStep};
 use serde_json::{Value, json};
 use url::{ParseError, Url};
 
@@ -98,10 +89,11 @@ fn chromium() -> Option<PathBuf> {
 
 /// Opens a report's page and looks at it; whatever is found, the browser is closed.
 async fn in_browser<F: Future<Output = ()> + Send + 'static>(
-    report: &MemoryReport,
-    look: impl FnOnce(Client, MemoryReport) -> F,
+    report: &MemoryPage,
+    look: impl FnOnce(Client, MemoryPage) -> F,
 ) {
-    in_browser_with(&[], |page| report.write_html(page).unwrap(), |client| look(client, report.clone())).await;
+    in_browser_with(&[], |page| std::fs::write(page, report.html()).unwrap(), |client| look(client, report.clone()))
+        .await;
 }
 
 /// The same for any page, in a browser with more switches.
@@ -119,6 +111,7 @@ async fn in_browser_with<F: Future<Output = ()> + Send + 'static>(
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page.html");
     write(&page);
+    keep(&page);
     let profile = format!("--user-data-dir={}", folder.path().join("profile").display());
     let switches = [
         "--headless",
@@ -156,6 +149,15 @@ async fn in_browser_with<F: Future<Output = ()> + Send + 'static>(
     if let Err(error) = outcome {
         std::panic::resume_unwind(error.into_panic());
     }
+}
+
+/// Copies a page to the folder `KILN_PAGES`, if it is given, where somebody can look at it.
+fn keep(page: &Path) {
+    let Some(folder) = env::var_os("KILN_PAGES") else { return };
+    let html = std::fs::read_to_string(page).unwrap();
+    let (_, title) = html.split_once("<title>").unwrap();
+    let name: String = title.chars().take(20).map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
+    std::fs::write(Path::new(&folder).join(format!("{name}-{}.html", html.len())), html).unwrap();
 }
 
 /// What the browser has logged since the last call: errors of scripts, of the content policy and of requests.
@@ -245,18 +247,17 @@ fn size(bytes: u64) -> String {
 }
 
 /// Everything in the panel, compared with the report.
-fn check(moment: &Value, report: &MemoryReport) {
+fn check(moment: &Value, report: &MemoryPage) {
     let prediction = report.prediction.as_ref().unwrap();
     let at = moment["index"].as_u64().unwrap() as usize;
     let operation = &prediction.operations[at];
     assert_eq!(moment["operation"], json!(operation.name));
     assert_eq!(moment["live"], json!(operation.live_bytes));
     assert_eq!(moment["shown"], json!(size(operation.live_bytes)));
-    let mut expected = prediction.breakdown_at(at);
-    expected.add(kiln_memory::Category::Workspace, operation.live_bytes - expected.total());
+    let expected = breakdown_at(prediction, at);
     for row in moment["categories"].as_array().unwrap() {
-        let category = serde_json::from_value(row[0].clone()).unwrap();
-        assert_eq!(row[1], json!(expected.of(category)), "{category} at {at}");
+        let category: Category = serde_json::from_value(row[0].clone()).unwrap();
+        assert_eq!(row[1], json!(expected.get(&category).copied().unwrap_or(0)), "{category} at {at}");
     }
     let groups = groups(prediction, at);
     let shown = groups.iter().take(12).map(|group| json!([group.name, group.category.to_string(), group.bytes]));
@@ -269,12 +270,18 @@ fn check(moment: &Value, report: &MemoryReport) {
 struct Group {
     pattern: String,
     name: String,
-    category: kiln_memory::Category,
+    category: Category,
     bytes: u64,
 }
 
+/// A report of a step, with what was measured or without.
+fn page(title: &str, prediction: PredictedStep, is_measured: bool) -> MemoryPage {
+    let measured = is_measured.then(|| measured(&prediction));
+    MemoryPage { title: title.into(), prediction: Some(prediction), measured, ..MemoryPage::default() }
+}
+
 /// The groups that are alive at an operation, largest first; those of the same size in the order of their buffers.
-fn groups(prediction: &Prediction, at: usize) -> Vec<Group> {
+fn groups(prediction: &PredictedStep, at: usize) -> Vec<Group> {
     let mut groups: Vec<Group> = vec![];
     for buffer in prediction.buffers.iter().filter(|buffer| (buffer.born..=buffer.dies).contains(&at)) {
         let path = buffer.path.clone().filter(|path| !path.is_empty()).unwrap_or(format!("({})", buffer.operation));
@@ -297,8 +304,7 @@ fn groups(prediction: &Prediction, at: usize) -> Vec<Group> {
 
 #[tokio::test]
 async fn pointing_at_a_large_step_shows_what_is_alive() {
-    let prediction = prediction(4400);
-    let report = MemoryReport::new("ResNet-50").with_measured(measured(&prediction)).with_prediction(prediction);
+    let report = page("ResNet-50", prediction(4400), true);
     in_browser(&report, async |client, report| {
         let prediction = report.prediction.as_ref().unwrap();
         let at_first = moment(&client).await;
@@ -334,7 +340,7 @@ async fn pointing_at_a_large_step_shows_what_is_alive() {
 
 #[tokio::test]
 async fn arrow_keys_move_the_cursor() {
-    let report = MemoryReport::new("Small").with_prediction(prediction(400));
+    let report = page("Small", prediction(400), false);
     in_browser(&report, async |client, report| {
         let mut stops = vec![];
         while stops.last() != Some(&json!("plot")) {
@@ -358,19 +364,18 @@ async fn arrow_keys_move_the_cursor() {
 
 #[tokio::test]
 async fn numbers_in_the_tables_are_those_of_the_json() {
-    let prediction = prediction(1200);
-    let report = MemoryReport::new("Tables").with_measured(measured(&prediction)).with_prediction(prediction);
+    let report = page("Tables", prediction(1200), true);
     in_browser(&report, async |client, report| {
         let data: Value = run(&client, "return JSON.parse(document.getElementById('data').textContent)").await;
-        assert!(common::read::<MemoryReport>(data) == report);
+        assert!(common::read::<MemoryPage>(data) == report);
         let (prediction, measured) = (report.prediction.as_ref().unwrap(), report.measured.as_ref().unwrap());
         let column = |query: &str| {
-            format!("return [...document.querySelectorAll('{query}')].map((cell) => Number(cell.dataset.bytes))")
+            format!("return [...document.querySelectorAll('{query}')].map((cell) => Number(cell.dataset.bytes ?? cell.dataset.value))")
         };
         let phases = prediction.phases.iter().map(|phase| phase.peak_bytes).collect::<Vec<_>>();
         let ran = measured.phases.iter().map(|phase| phase.peak_bytes).collect::<Vec<_>>();
         let alive: u64 = prediction.alive_at(prediction.peak_at).iter().map(|buffer| buffer.bytes).sum();
-        let mut shares: Vec<_> = prediction.breakdown.0.values().copied().filter(|bytes| *bytes > 0).collect();
+        let mut shares: Vec<_> = prediction.breakdown.values().copied().filter(|bytes| *bytes > 0).collect();
         shares.sort_by(|a, b| b.cmp(a));
         for (query, expected) in [
             ("#predicted-peak", vec![prediction.peak_bytes]),
@@ -387,7 +392,7 @@ async fn numbers_in_the_tables_are_those_of_the_json() {
             assert!(bytes.len() > 2, "{level}: {bytes:?}");
             assert_eq!(bytes.iter().sum::<u64>(), alive, "each {level} counts its buffers once");
         }
-        let error = run(&client, "return Number(document.getElementById('error').dataset.error)").await;
+        let error = run(&client, "return Number(document.getElementById('error').dataset.value)").await;
         assert!((error.as_f64().unwrap() - report.error().unwrap()).abs() < 1e-12);
     })
     .await;
@@ -395,8 +400,7 @@ async fn numbers_in_the_tables_are_those_of_the_json() {
 
 #[tokio::test]
 async fn a_measurement_alone_can_be_read() {
-    let prediction = prediction(100);
-    let report = MemoryReport::new("Measured").with_measured(measured(&prediction));
+    let report = MemoryPage { prediction: None, ..page("Measured", prediction(100), true) };
     in_browser(&report, async |client, report| {
         point(&client, 0.5).await;
         let moment = moment(&client).await;
@@ -413,7 +417,7 @@ async fn names_are_text_and_an_empty_report_is_a_page() {
     for buffer in value["buffers"].as_array_mut().unwrap() {
         buffer["path"] = json!(attack);
     }
-    let report = MemoryReport::new(attack).with_prediction(common::read(value));
+    let report = page(attack, common::read(value), false);
     in_browser(&report, async |client, report| {
         point(&client, 0.4).await;
         check(&moment(&client).await, &report);
@@ -421,7 +425,7 @@ async fn names_are_text_and_an_empty_report_is_a_page() {
         assert_eq!(run(&client, "return document.title").await, json!(report.title));
     })
     .await;
-    in_browser(&MemoryReport::new("Empty"), async |client, _| {
+    in_browser(&MemoryPage { title: "Empty".into(), ..MemoryPage::default() }, async |client, _| {
         let words = client.find(Locator::Id("nothing")).await.unwrap().text().await.unwrap();
         assert_eq!(words, "Nothing was predicted and nothing was measured.");
         // The log is one that would show an error.
@@ -437,14 +441,14 @@ async fn the_page_of_a_smaller_model_fits_wide_and_narrow_screens() {
     let text = str::to_owned;
     let row =
         |layer: usize| vec![format!("layer{layer}.0.downsample.conv.weight"), text("4"), text("19.3"), text("8192")];
-    let page = compression::Page {
+    let page = CompressionPage {
         title: text("Quantised model <4 bits>"),
         figures: vec![
             [text("test_accuracy"), text("0.8460"), text("0.8550")],
             [text("bytes"), text("2.7 MiB"), text("398.1 KiB")],
         ],
         facts: vec![(text("weights that share a scale"), text("at most 64 values"))],
-        columns: vec!["weight", "bits", "signal to error, dB", "bytes"],
+        columns: ["weight", "bits", "signal to error, dB", "bytes"].map(text).into(),
         rows: (0..20).map(row).collect(),
     };
     for (size, dark) in [((1400, 900), false), ((1400, 900), true), ((390, 800), false), ((390, 800), true)] {
@@ -460,7 +464,7 @@ async fn the_page_of_a_smaller_model_fits_wide_and_narrow_screens() {
                     width: innerWidth, needed: document.documentElement.scrollWidth,
                     tiles: [...document.querySelectorAll('.tile')].map((tile) => [tile.querySelector('b').textContent, box(tile).right]),
                     rows: document.querySelectorAll('#layers tbody tr').length,
-                    cells: document.querySelectorAll('#layers tbody td').length,
+                    cells: document.querySelectorAll('#layers tbody :is(th, td)').length,
                 }",
             )
             .await;

@@ -37,7 +37,7 @@ pub(crate) fn files(root: &Path, results: &Results) -> Result<Vec<(PathBuf, Stri
         };
         files[place].1 = between(&files[place].1, marker, &content).with_context(|| file.to_owned())?;
     }
-    for (name, svg) in chart::all(results)? {
+    for (name, svg) in chart::all(results) {
         files.push((root.join(format!("docs/bench-{name}.svg")), svg));
     }
     Ok(files)

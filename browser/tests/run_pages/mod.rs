@@ -5,9 +5,9 @@ use std::time::Duration;
 use fantoccini::actions::{InputSource, MouseActions, PointerAction};
 use fantoccini::key::Key;
 use fantoccini::{Client, Locator};
+use kiln_report::{ComparedRun, ComparisonPage, Mark, Prediction, RunPage, Samples, State, Text};
 use serde_json::{Value, json};
 
-use super::page::{ComparedRun, ComparisonPage, Mark, Prediction, RunPage, Samples, State, Text};
 use super::support::{SCREENS, on_screen, shown};
 use super::{in_browser_with, press, pretend, run};
 
@@ -46,25 +46,25 @@ fn report(state: State) -> String {
     let samples = Samples { predictions: (0..12).map(prediction).collect(), text: Some(text), pictures: vec![] };
     let mark = Mark { step: 7_000, name: "resumed".into(), text: "Resumed after step 7,000.".into() };
     RunPage {
-        name: "resnet-with-a-rather-long-name-that-somebody-chose-001",
+        name: "resnet-with-a-rather-long-name-that-somebody-chose-001".into(),
         state,
-        detail: "To go on: kiln train resnet --resume runs/resnet-with-a-rather-long-name-that-somebody-chose-001",
-        recipe: "resnet18, 704,218 parameters; 4,000 samples of the data set of the project; 20,000 steps of 64",
-        metrics: &metrics(1.0),
+        detail: "To go on: kiln train resnet --resume runs/resnet-with-a-rather-long-name-that-somebody-chose-001".into(),
+        recipe: "resnet18, 704,218 parameters; 4,000 samples of the data set of the project; 20,000 steps of 64".into(),
+        metrics: metrics(1.0),
         total_steps: Some(STEPS),
         seconds: Some(4_000.0),
-        results: &json!({
+        results: json!({
             "peak_bytes": 280 << 20, "predicted_peak_bytes": 270 << 20, "samples_per_second": 1234.5, "waiting_for_data": 0.25,
             "loader_decode_seconds": 60.0, "loader_read_seconds": 3.0, "loader_peak_bytes": 5 << 20,
             "left_out": ["photos/a-file-with-a-very-long-name/that-cannot-be-read-at-all.jpg: not a JPEG"], "bad_samples": 1,
         }),
-        budget: Some(300 << 20),
-        marks: &[mark],
-        samples: &samples,
-        more: ["", ""],
-        changed: &[["run.batch_size".into(), "64".into(), "32".into()]],
-        settings: "[run]\nbatch_size = 64\n[images]\nlabel_smoothing = 0.1\n",
-        facts: &[("processor".into(), "A processor with a name that is rather long, 64 threads".into())],
+        budget_bytes: Some(300 << 20),
+        marks: vec![mark],
+        samples,
+        changed: vec![["run.batch_size".into(), "64".into(), "32".into()]],
+        settings: "[run]\nbatch_size = 64\n[images]\nlabel_smoothing = 0.1\n".into(),
+        facts: vec![("processor".into(), "A processor with a name that is rather long, 64 threads".into())],
+        ..RunPage::default()
     }
     .html()
 }
@@ -72,15 +72,14 @@ fn report(state: State) -> String {
 fn comparison() -> String {
     let run = |index: usize| ComparedRun {
         name: format!("gpt-{index:03}"),
-        state: "finished",
+        state: State::Finished,
         metrics: metrics(1.0 + index as f64 / 4.0),
         peak_bytes: Some(300 << 20),
         seconds: Some(100.0),
         samples_per_second: Some(1e4),
     };
-    let runs: Vec<_> = (0..5).map(run).collect();
-    let settings = [("schedule.peak".to_owned(), vec!["0.003".to_owned(); 5])];
-    ComparisonPage { runs: &runs, settings: &settings }.html()
+    let settings = vec![("schedule.peak".to_owned(), vec!["0.003".to_owned(); 5])];
+    ComparisonPage { runs: (0..5).map(run).collect(), settings }.html()
 }
 
 /// What a page looks like.

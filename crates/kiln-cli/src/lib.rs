@@ -29,7 +29,6 @@ mod metrics;
 mod models;
 pub mod output;
 mod outputs;
-mod page;
 pub mod pipelines;
 mod plan;
 mod predict;

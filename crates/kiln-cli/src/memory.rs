@@ -10,11 +10,12 @@ use kiln_data::printable;
 use kiln_training::{StageMemory, StagePlan};
 use serde_json::{Value, json};
 
+use crate::atomic::replace;
 use crate::cli::Memory;
 use crate::interrupt::Interrupt;
 use crate::output::{path_json, print_json};
 use crate::plan::{devices, heading};
-use crate::train::{RunCommand, build, into_cli_error, report};
+use crate::train::{RunCommand, build, into_cli_error, memory_page, report};
 use crate::usage::Usage;
 
 /// The first step also allocates the optimizer's state, the second is like all that follow, the third is measured.
@@ -78,7 +79,8 @@ fn profile<C: RunCommand>(command: &C) -> Result<ExitCode> {
         std::fs::create_dir_all(&folder)?;
     }
     let page = folder.join(format!("memory-{}.html", setup.name));
-    report.write_html(&page)?;
+    let shown = memory_page(&report)?;
+    replace(&page, shown.html().as_bytes())?;
     match call.json {
         true => {
             let mut json: Value = serde_json::from_str(&report.json())?;
@@ -91,7 +93,7 @@ fn profile<C: RunCommand>(command: &C) -> Result<ExitCode> {
         }
         false => {
             let mut out = std::io::stdout().lock();
-            write!(out, "{}", report.text(HOLDERS))?;
+            write!(out, "{}", shown.text(HOLDERS))?;
             if let (Some(plan), Some(measured)) = (trainer.stage_plan(), trainer.stage_memory()) {
                 write!(out, "\n{}{}\n{}", heading(plan), devices(plan), compared(plan, &measured))?;
             }

@@ -1,20 +1,9 @@
 //! The error of this crate.
 
-use std::io;
-use std::path::PathBuf;
-
 /// The errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file could not be written.
-    #[error("cannot write '{path}'")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
     /// A step cannot be recorded at these batch sizes.
     #[error("recorded at batch sizes {} and {}, expected two different ones, the smaller first, of at least 1", batches[0], batches[1])]
     Batch {

@@ -10,7 +10,7 @@
 //! - [`StepTrace::with_plan`], [`largest_batch`](StepTrace::largest_batch), [`explain`](StepTrace::explain): the step under a
 //!   checkpoint plan, the largest batch that fits, and the changes that would lower the peak.
 //! - [`CountingAllocator`], [`Meter`], [`StepMeter`]: the memory in use, on the heap or in a device's pool.
-//! - [`MemoryReport`]: prediction and measurement as text, JSON, a picture, and a page to explore.
+//! - [`MemoryReport`]: prediction and measurement as JSON, of which kiln-report makes a page to explore, a text and a picture.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};

@@ -12,7 +12,7 @@ const GROUND: &[&str] = &["kiln-operations"];
 /// The allowed dependencies of each crate. A technique (data, layers, optimizers, precision, accumulation, checkpointing, memory,
 /// recovery, ..) depends on no other technique. kiln-training is the only library that uses two of them, and kiln-models is built of
 /// kiln-layers.
-const ALLOWED: [(&str, &[&str]); 18] = [
+const ALLOWED: [(&str, &[&str]); 19] = [
     ("kiln-accumulation", GROUND),
     ("kiln-checkpointing", GROUND),
     ("kiln-compression", GROUND),
@@ -25,6 +25,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
     ("kiln-parallel", GROUND),
     ("kiln-precision", GROUND),
     ("kiln-recovery", GROUND),
+    ("kiln-report", &[]),
     (
         "kiln-training",
         &[
@@ -53,6 +54,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
             "kiln-parallel",
             "kiln-precision",
             "kiln-recovery",
+            "kiln-report",
             "kiln-training",
         ],
     ),
@@ -71,6 +73,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
             "kiln-parallel",
             "kiln-precision",
             "kiln-recovery",
+            "kiln-report",
             "kiln-training",
         ],
     ),

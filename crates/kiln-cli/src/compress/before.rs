@@ -8,9 +8,9 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_data::printable;
 use kiln_models::{Classifier, ClassifierConfig, Gpt, GptConfig};
+use kiln_report::CompressionPage;
 use kiln_training::evaluate;
 
-use super::page::Page;
 use crate::atomic::replace;
 use crate::cli::{CallArgs, CompressArgs};
 use crate::pipelines::classify::Network;
@@ -259,6 +259,6 @@ pub(super) fn dense_bytes(model: &impl Module) -> u64 {
 }
 
 /// Returns a function that writes a page into the directory of a run.
-pub(super) fn written(page: Page) -> WriteInto {
+pub(super) fn written(page: CompressionPage) -> WriteInto {
     Box::new(move |directory: &Path| replace(&directory.join("compression.html"), page.html().as_bytes()))
 }

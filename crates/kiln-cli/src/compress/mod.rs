@@ -1,7 +1,6 @@
 //! `kiln compress`: smaller models out of runs.
 
 mod before;
-mod page;
 mod quantize;
 mod retrain;
 

@@ -14,11 +14,11 @@ use kiln_compression::{
 };
 use kiln_data::printable;
 use kiln_precision::uncast;
+use kiln_report::CompressionPage;
 use kiln_training::{BatchSource, Pass, evaluate};
 use serde_json::{Map, Value, json};
 
 use super::before::{Before, Compressible, before, metric_of, model_of, written};
-use super::page::Page;
 use crate::atomic::replace;
 use crate::cli::CompressQuantize;
 use crate::output::{path_json, print_json};
@@ -197,7 +197,7 @@ fn trained<P: Compressible>(
             ("bytes".into(), outcome.bytes[1] as f64),
         ];
         found.extend(figures.into_iter().map(|(name, value)| (name.to_owned(), value)));
-        let files = vec![written(page), Box::new(move |directory: &Path| outcome.save(directory))];
+        let files = vec![page_file(page), Box::new(move |directory: &Path| outcome.save(directory))];
         Ok(Findings { figures: found, files, ..Findings::default() })
     })
 }
@@ -255,7 +255,7 @@ impl<P: Compressible> Outcome<P> {
         Ok(evaluate(&probe.task, &model, &probe.setup.data.test, device)?)
     }
 
-    fn page(&self, report: &ErrorReport, was: f64, after: f64, shown: &Shown) -> Page {
+    fn page(&self, report: &ErrorReport, was: f64, after: f64, shown: &Shown) -> CompressionPage {
         let rows = report.weights.iter().map(|weight| {
             let ratio = weight.sqnr_db.map_or("exact".into(), |ratio| format!("{ratio:.1}"));
             let range = self.ranges.get(&weight.path);
@@ -271,7 +271,7 @@ impl<P: Compressible> Outcome<P> {
             ]
         });
         let block = shown.block.map_or("an output channel".to_owned(), |block| format!("at most {block} values"));
-        Page {
+        CompressionPage {
             title: "Quantised model".into(),
             figures: vec![
                 [P::METRIC.into(), format!("{was:.4}"), format!("{after:.4}")],
@@ -282,7 +282,9 @@ impl<P: Compressible> Outcome<P> {
                 ("weights that share a scale".into(), block),
                 ("inputs of layers".into(), if shown.inputs { "8 bits" } else { "f32" }.into()),
             ],
-            columns: vec!["weight", "bits", "signal to error, dB", "largest error", "bytes before", "bytes", "input"],
+            columns: ["weight", "bits", "signal to error, dB", "largest error", "bytes before", "bytes", "input"]
+                .map(str::to_owned)
+                .into(),
             rows: rows.collect(),
         }
     }

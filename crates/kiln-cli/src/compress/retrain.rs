@@ -7,10 +7,10 @@ use bytesize::ByteSize;
 use kiln_compression::{
     ChannelPruning, Channels, Gradual, Scope, Shapes, reshape_like, shrink as without_channels, sparsity,
 };
+use kiln_report::CompressionPage;
 use kiln_training::Checkpointing;
 
 use super::before::{Compressible, before, dense_bytes, written};
-use super::page::Page;
 use crate::cli::{CompressDistill, CompressPrune, CompressShrink};
 use crate::pipelines::{CompressionSettings, Findings, PruneSettings, SettingsOf, TeacherSettings};
 use crate::usage::Usage;
@@ -31,7 +31,12 @@ fn shown(bytes: u64) -> String {
 }
 
 /// The figures of a smaller model, beside the metric and the bytes of the one before.
-fn findings<P: Compressible>(was: f64, more: &[(&str, f64)], [dense, bytes]: [u64; 2], page: Page) -> Findings {
+fn findings<P: Compressible>(
+    was: f64,
+    more: &[(&str, f64)],
+    [dense, bytes]: [u64; 2],
+    page: CompressionPage,
+) -> Findings {
     let bytes = [("bytes_before", dense as f64), ("bytes", bytes as f64)];
     let named = more.iter().copied().chain(bytes).map(|(name, value)| (name.to_owned(), value));
     let figures = [(format!("{}_before", P::METRIC), was)].into_iter().chain(named).collect();
@@ -58,14 +63,14 @@ pub(super) fn prune<P: Compressible>(settings: SettingsOf<P>, arguments: &Compre
         let pruned: usize = sparsity.layers.iter().map(|layer| layer.pruned).sum();
         let bits: usize = sparsity.layers.iter().map(|layer| layer.total).sum();
         let bytes = dense - 4 * pruned as u64 + (bits as u64).div_ceil(8);
-        let page = Page {
+        let page = CompressionPage {
             title: "Pruned weights".into(),
             figures: vec![
                 ["sparsity".into(), "0".into(), format!("{:.4}", sparsity.total())],
                 ["bytes, without zeros".into(), shown(dense), shown(bytes)],
             ],
             facts: vec![(format!("{} before", P::METRIC), format!("{was:.4}"))],
-            columns: vec!["layer", "weights", "left out", "share"],
+            columns: ["layer", "weights", "left out", "share"].map(str::to_owned).into(),
             rows: sparsity
                 .layers
                 .iter()
@@ -120,14 +125,14 @@ pub(super) fn shrink<P: Compressible>(settings: SettingsOf<P>, arguments: &Compr
     before.compression().shapes = Some(new);
     let was = before.metric;
     before.train(Some(small), compress, move |_, _, _| {
-        let page = Page {
+        let page = CompressionPage {
             title: "Removed channels".into(),
             figures: vec![
                 ["multiply-adds".into(), was_macs.to_string(), macs.to_string()],
                 ["bytes".into(), shown(dense), shown(bytes)],
             ],
             facts: vec![(format!("{} before", P::METRIC), format!("{was:.4}"))],
-            columns: vec!["weight", "before", "after"],
+            columns: ["weight", "before", "after"].map(str::to_owned).into(),
             rows: rows.clone(),
         };
         let work = [("multiply_adds_before", was_macs as f64), ("multiply_adds", macs as f64)];
@@ -153,7 +158,7 @@ pub(super) fn distill<P: Compressible>(settings: SettingsOf<P>, arguments: &Comp
     let (was, dense) = (before.metric, dense_bytes(&before.model));
     before.train(None, compress, move |model, _, _| {
         let bytes = dense_bytes(model);
-        let page = Page {
+        let page = CompressionPage {
             title: "A student and its teacher".into(),
             figures: vec![["bytes".into(), shown(dense), shown(bytes)]],
             facts: vec![(format!("{} of the teacher", P::METRIC), format!("{was:.4}"))],

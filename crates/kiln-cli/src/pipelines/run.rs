@@ -6,6 +6,7 @@ use burn::tensor::Device;
 use kiln_data::{Loader, TrainTest};
 use kiln_memory::BackendProfile;
 use kiln_parallel::Communicator;
+use kiln_report::{Prediction, Text};
 use kiln_training::{
     BatchSource, BestConfig, Checkpointing, Error, PlannedOptimizer, StagesConfig, StepPlan, Trainer, TrainerBuilder,
 };
@@ -16,7 +17,6 @@ use super::parallel::Places;
 use super::pipeline::{Pipeline, SettingsOf};
 use super::settings::RunSettings;
 use crate::HEAP;
-use crate::page::{Prediction, Text};
 use crate::values::MemorySetting;
 
 /// Makes the plain model on a device.

@@ -13,9 +13,9 @@ use super::table::{lines, width};
 use crate::atomic::replace;
 use crate::cli::Compare;
 use crate::host::now;
-use crate::page::{ComparedRun, ComparisonPage};
 use crate::usage::Usage;
 use kiln_data::printable;
+use kiln_report::{ComparedRun, ComparisonPage};
 
 pub(crate) fn run(arguments: &Compare) -> Result<()> {
     let mut runs = vec![];
@@ -35,8 +35,7 @@ pub(crate) fn run(arguments: &Compare) -> Result<()> {
     let all: Vec<BTreeMap<String, String>> = runs.iter().map(|run| flat(&run.settings)).collect();
     let settings = differences(&all);
     show(&runs, &settings)?;
-    let compared: Vec<ComparedRun> = runs.into_iter().map(compared).collect();
-    let page = ComparisonPage { runs: &compared, settings: &settings };
+    let page = ComparisonPage { runs: runs.into_iter().map(compared).collect(), settings };
     let out = arguments.out.as_deref().unwrap_or(Path::new("compare.html"));
     replace(out, page.html().as_bytes())?;
     tracing::info!("comparison: {}", printable(&out));
@@ -80,7 +79,7 @@ fn names(runs: &[(&str, &Path)]) -> Vec<String> {
 
 fn compared(run: RunSummary) -> ComparedRun {
     ComparedRun {
-        state: run.state.word(),
+        state: run.state,
         peak_bytes: run.peak_bytes(),
         seconds: run.seconds(),
         samples_per_second: run.result("samples_per_second"),

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use kiln_report::{Mark, grouped};
 use serde_json::Value;
 
 use super::status::Session;
-use crate::page::{Mark, grouped};
 use crate::run_directory::HISTORY;
 
 /// The moments that charts mark.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use kiln_data::printable;
+use kiln_report::{Goal, Measure};
 use serde_json::{Value, json};
 
 use super::summary::RunSummary;
@@ -14,7 +15,6 @@ use super::table::{lines, width};
 use crate::cli::{Runs, RunsOrder, program};
 use crate::host::now;
 use crate::output::{path_json, print_json};
-use crate::page::{Goal, Measure};
 use crate::settings_file::CONFIG;
 use crate::usage::Usage;
 

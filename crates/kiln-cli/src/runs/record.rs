@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use kiln_report::{Samples, Schedule};
 use serde_json::{Map, Value};
 
 use super::report::{REPORT, write_report};
 use super::settings::recipe;
 use super::status::{Noted, Session, Status};
 use crate::host::{facts, now};
-use crate::page::Samples;
 
 /// The largest share of a run's time that is spent on the report, which grows with the run.
 const SHARE: f64 = 0.02;
@@ -74,7 +74,7 @@ impl RunRecord {
         self.status.write(&self.directory)?;
         let now = Instant::now();
         if self.reported.is_none_or(|(at, took)| is_due(now.duration_since(at), took)) {
-            write_report(&self.directory, &Samples::default(), ["", ""], true)?;
+            write_report(&self.directory, Samples::default(), None, true)?;
             self.reported = Some((now, now.elapsed()));
         }
         Ok(())
@@ -86,8 +86,8 @@ impl RunRecord {
         &mut self,
         outcome: Outcome,
         results: Map<String, Value>,
-        samples: &Samples,
-        more: [&str; 2],
+        samples: Samples,
+        schedule: Option<Schedule>,
         has_steps: bool,
     ) -> Result<PathBuf> {
         self.note(results.into_iter().filter(|(name, _)| has_steps || !is_of_steps(name)).collect());
@@ -102,7 +102,7 @@ impl RunRecord {
         self.status.write(&self.directory)?;
         let report = self.directory.join(REPORT);
         if has_steps || !report.exists() {
-            write_report(&self.directory, samples, more, false)?;
+            write_report(&self.directory, samples, schedule, false)?;
         }
         Ok(report)
     }
@@ -173,14 +173,12 @@ mod tests {
         record.refresh(object(json!({"peak_bytes": 1 << 20, "samples_per_second": null}))).unwrap();
         assert!(page().contains("class=\"state running\"") && page().contains("1.0 MiB"), "{}", page());
         let outcome = Outcome::Stopped("kiln train gpt --resume <run>".into());
-        record.end(outcome, Map::new(), &Samples::default(), ["", ""], true).unwrap();
+        record.end(outcome, Map::new(), Samples::default(), None, true).unwrap();
         assert!(page().contains("state stopped") && page().contains("To go on: kiln train gpt --resume &lt;run&gt;"));
 
         // Another process continues: it keeps the defaults, and the figures that it does not have.
         let mut record = begin(folder, 4);
-        record
-            .end(Outcome::Finished, object(json!({"peak_bytes": null})), &Samples::default(), ["", ""], true)
-            .unwrap();
+        record.end(Outcome::Finished, object(json!({"peak_bytes": null})), Samples::default(), None, true).unwrap();
         let status = Status::read(folder).unwrap();
         assert_eq!(
             (status.state, status.sessions.len(), &status.results["peak_bytes"]),
@@ -194,7 +192,7 @@ mod tests {
         // A process without remaining work is not a session.
         let mut record = begin(folder, 9);
         let idle = object(json!({"peak_bytes": 7, "loader_read_seconds": 0.0, "test_loss": 0.5}));
-        record.end(Outcome::Finished, idle, &Samples::default(), ["", ""], false).unwrap();
+        record.end(Outcome::Finished, idle, Samples::default(), None, false).unwrap();
         let status = Status::read(folder).unwrap();
         assert_eq!((status.sessions.len(), &status.results["peak_bytes"]), (2, &json!(1 << 20)));
         assert_eq!((&status.results["test_loss"], &status.results["loader_read_seconds"]), (&json!(0.5), &Value::Null));

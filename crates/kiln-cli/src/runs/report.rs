@@ -4,48 +4,51 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
+use kiln_report::{RunPage, Samples, Schedule, State};
 
 use super::history::marks;
 use super::settings::changed;
 use super::status::Status;
 use super::summary::RunSummary;
 use crate::atomic::replace;
-use crate::page::{RunPage, Samples, State};
 use crate::settings_file::CONFIG;
 use crate::values::MemorySetting;
 
 pub(super) const REPORT: &str = "report.html";
 
-/// Writes the page. `more` is a section in HTML, and its styles. `is_working` says whether the caller's process continues the run.
-pub(super) fn write_report(directory: &Path, samples: &Samples, more: [&str; 2], is_working: bool) -> Result<()> {
+/// Writes the page. `is_working` says whether the caller's process continues the run.
+pub(super) fn write_report(
+    directory: &Path,
+    samples: Samples,
+    schedule: Option<Schedule>,
+    is_working: bool,
+) -> Result<()> {
     let summary = RunSummary::read(directory)?;
     let status = summary.status.clone().unwrap_or_default();
-    let settings = fs::read_to_string(directory.join(CONFIG)).unwrap_or_default();
     let memory = summary.settings["run"]["memory"].as_str().and_then(|text| text.parse().ok());
-    let budget = match memory {
+    let budget_bytes = match memory {
         Some(MemorySetting::Bytes(bytes)) => Some(bytes),
         Some(MemorySetting::Auto) | None => None,
     };
     let state = if is_working { State::Running } else { status.state(false) };
-    let html = RunPage {
-        name: &summary.name,
+    let page = RunPage {
         state,
-        detail: &detail(&status, state),
-        recipe: &status.recipe,
-        metrics: &summary.metrics,
+        detail: detail(&status, state),
         total_steps: summary.total_steps(),
         seconds: summary.seconds(),
-        results: &status.results,
-        budget,
-        marks: &marks(directory, &status.sessions),
+        budget_bytes,
+        marks: marks(directory, &status.sessions),
         samples,
-        more,
-        changed: &changed(&summary.settings, &status.defaults),
-        settings: &settings,
-        facts: &status.facts,
-    }
-    .html();
-    replace(&directory.join(REPORT), html.as_bytes())
+        schedule,
+        changed: changed(&summary.settings, &status.defaults),
+        settings: fs::read_to_string(directory.join(CONFIG)).unwrap_or_default(),
+        name: summary.name,
+        recipe: status.recipe,
+        metrics: summary.metrics,
+        results: status.results,
+        facts: status.facts,
+    };
+    replace(&directory.join(REPORT), page.html().as_bytes())
 }
 
 /// The sentence below the title.

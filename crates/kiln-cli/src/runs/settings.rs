@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use kiln_report::{bytes, grouped};
 use serde_json::Value;
 
-use crate::page::{bytes, grouped};
 use crate::words::numbered;
 
 /// Text for a setting that is not set.

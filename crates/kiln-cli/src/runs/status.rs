@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use kiln_report::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::atomic::replace;
-use crate::page::State;
 
 const STATUS: &str = "status.json";
 

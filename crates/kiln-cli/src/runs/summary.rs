@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use kiln_data::printable;
+use kiln_report::{Best, Measure, State, best, main_measure, series};
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -12,7 +13,6 @@ use super::settings::model;
 use super::status::Status;
 use crate::host::written;
 use crate::metrics;
-use crate::page::{Best, Measure, State, best, main_measure, series};
 use crate::run_directory::LOCK;
 use crate::settings_file::CONFIG;
 

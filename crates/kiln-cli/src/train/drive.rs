@@ -20,10 +20,11 @@ use super::build::{build, into_cli_error};
 use super::history::write_beginning;
 use super::initial_state::{report_taken, saves_first, start_from};
 use super::observe::Observer;
-use super::results::{predicted_peak, report, results, samples};
+use super::results::{memory_page, predicted_peak, report, results, samples};
 use super::resume::{check_length, ended, note_changes};
-use super::schedule::{STYLE, section};
+use super::schedule::schedule;
 use crate::advice::advised;
+use crate::atomic::replace;
 use crate::cli::CallArgs;
 use crate::interrupt::Interrupt;
 use crate::log::{RESULT, fitted, is_quiet};
@@ -283,14 +284,14 @@ impl<P: Pipeline> Session<P> {
         for (name, value) in findings.figures {
             results[name] = json!(value);
         }
-        let schedule = trainer.timeline().map_or(String::new(), |timeline| section(&timeline, trainer.stage_plan()));
+        let schedule = trainer.timeline().map(|timeline| schedule(&timeline, trainer.stage_plan()));
         let outcome = match finish {
             Finish::Stopped => Outcome::Stopped(self.command.clone()),
             _ => Outcome::Finished,
         };
         let noted = results.as_object().cloned().unwrap_or_default();
         let samples = samples(findings.pictures, findings.predictions, findings.text);
-        let path = observer.end(outcome, noted, &samples, [&schedule, STYLE])?;
+        let path = observer.end(outcome, noted, samples, schedule)?;
         if self.step() > self.at {
             tracing::info!("report: {}", printable(&path));
         }
@@ -301,7 +302,8 @@ impl<P: Pipeline> Session<P> {
     fn write_memory(&self, peak_bytes: Option<u64>) -> Result<()> {
         let Some(measured) = self.trainer.measured() else { return Ok(()) };
         let path = self.directory.file("memory.html");
-        report(&self.trainer, &self.setup, Some(measured))?.with_run_peak(peak_bytes).write_html(&path)?;
+        let report = report(&self.trainer, &self.setup, Some(measured))?.with_run_peak(peak_bytes);
+        replace(&path, memory_page(&report)?.html().as_bytes())?;
         let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
         let (predicted, peak) = (shown(predicted_peak(&self.trainer)), shown(peak_bytes));
         tracing::info!("peak: predicted {predicted}, measured {peak}: {}", printable(&path));

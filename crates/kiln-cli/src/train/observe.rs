@@ -7,13 +7,13 @@ use std::time::Instant;
 use anyhow::Result;
 use indicatif::ProgressBar;
 use kiln_data::{Bottleneck, LoaderStats, printable};
+use kiln_report::{Samples, Schedule};
 use kiln_training::{Evaluation, Event, StepReport};
 use serde_json::{Map, Value, json};
 
 use crate::interrupt::Interrupt;
 use crate::log::fitted;
 use crate::metrics::MetricsWriter;
-use crate::page::Samples;
 use crate::progress::{Progress, Status};
 use crate::runs::{Outcome, RunRecord};
 use crate::words::counted;
@@ -197,17 +197,17 @@ impl Observer {
         &mut self,
         outcome: Outcome,
         results: Map<String, Value>,
-        samples: &Samples,
-        more: [&str; 2],
+        samples: Samples,
+        schedule: Option<Schedule>,
     ) -> Result<std::path::PathBuf> {
-        self.record.end(outcome, results, samples, more, self.steps > 0)
+        self.record.end(outcome, results, samples, schedule, self.steps > 0)
     }
 
     /// Notes that the run failed with `error`, and writes the report, as [`end`](Self::end) does. If that fails too, it only logs the
     /// failure, because `error` is more important to the user.
     pub(crate) fn fail(&mut self, error: &anyhow::Error) {
         let outcome = Outcome::Failed(format!("{error:#}"));
-        if let Err(error) = self.end(outcome, self.results(), &Samples::default(), ["", ""]) {
+        if let Err(error) = self.end(outcome, self.results(), Samples::default(), None) {
             tracing::debug!("{error:#}");
         }
     }

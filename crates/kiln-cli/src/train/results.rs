@@ -1,16 +1,16 @@
 //! The results of a run: its figures, samples of the model's output, and the memory of its steps.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use base64::Engine;
 use bytesize::ByteSize;
 use kiln_memory::{Measured, MemoryReport};
+use kiln_report::{MemoryPage, Picture, Prediction, Samples, Text};
 use kiln_training::{Finish, MemoryBudget, StageLoad, StagePlan, StepPlan, Task, Trainer};
 use serde_json::{Value, json};
 
 use super::observe::Observer;
 use super::schedule::figures;
 use crate::output::path_json;
-use crate::page::{Picture, Prediction, Samples, Text};
 use crate::pipelines::{ClassCounts, Pipeline, Setup};
 use crate::run_directory::RunDirectory;
 
@@ -105,6 +105,11 @@ pub(crate) fn report<P: Pipeline>(
         Some(measured) => report.with_measured(measured),
         None => report,
     })
+}
+
+/// The report in the form that is written: as a page and as text.
+pub(crate) fn memory_page(report: &MemoryReport) -> Result<MemoryPage> {
+    serde_json::from_str(&report.json()).context("cannot read the memory report")
 }
 
 /// The predicted memory of each device: a line for each stage.

@@ -176,7 +176,7 @@ fn a_run_in_stages_shows_its_schedule_and_what_each_device_holds() {
     assert_eq!(results["micro_batch"], 2, "two micro-batches for each stage");
     assert_eq!(results["devices"].as_array().map(Vec::len), Some(2));
     let page = fs::read_to_string(at.join("run/report.html")).unwrap();
-    assert_eq!(page.matches("<rect class=\"backward\" x").count(), 8, "two stages, four micro-batches");
+    assert_eq!(page.matches("<rect class=\"f-backward\" x").count(), 8, "two stages, four micro-batches");
     assert!(page.contains("Schedule of the last step") && page.contains("color-scheme"));
     let memory = fs::read_to_string(at.join("run/memory.html")).unwrap();
     assert!(memory.contains("stage 1, predicted"), "{memory}");

@@ -2,11 +2,14 @@
 
 use std::fmt;
 
+use bytesize::ByteSize;
+
 use crate::category::Category;
 
-use super::columns::columns;
 use super::explanation::{BufferGroup, Explanation, Suggestion};
-use super::figures::{percent, size};
+
+/// The width that rows stay within.
+const WIDTH: usize = 80;
 
 /// The largest number of buffers in `must_go` that the text names.
 const NAMED: usize = 8;
@@ -24,7 +27,8 @@ impl fmt::Display for Explanation {
         rows.retain(|(_, bytes)| *bytes > 0);
         rows.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         let row = |(category, bytes): &(Category, u64)| {
-            vec![category.to_string(), size(*bytes), percent(*bytes, self.peak_bytes) + " %"]
+            let share = 100.0 * *bytes as f64 / self.peak_bytes.max(1) as f64;
+            vec![category.to_string(), size(*bytes), format!("{share:.1} %")]
         };
         table(f, "At the peak", &[1, 2], rows.iter().map(row))?;
         table(f, "Largest groups of buffers", &[1], self.groups.iter().map(BufferGroup::cells))?;
@@ -79,7 +83,12 @@ impl Suggestion {
     }
 }
 
-/// Writes a table with a heading; columns of numbers are aligned to the right.
+/// Bytes for readers, in a suitable unit: `1.5 GiB`.
+fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string()
+}
+
+/// Writes a table with a heading. Columns of numbers are aligned to the right. If a row is too long, its last cell, a note, is below it.
 fn table(
     f: &mut fmt::Formatter<'_>,
     heading: &str,
@@ -87,7 +96,35 @@ fn table(
     rows: impl Iterator<Item = Vec<String>>,
 ) -> fmt::Result {
     let rows: Vec<_> = rows.collect();
-    write!(f, "\n{heading}\n{}", columns(numbers, &rows))
+    let length = |text: &str| text.chars().count();
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| length(cell)).max().unwrap_or(0);
+    let padded = |(column, cell): (usize, &String)| match (numbers.contains(&column), width(column)) {
+        (true, width) => format!("  {cell:>width$}"),
+        (false, width) => format!("  {cell:<width$}"),
+    };
+    write!(f, "\n{heading}\n")?;
+    for row in &rows {
+        let cells: Vec<String> = row.iter().enumerate().map(padded).collect();
+        if length(cells.concat().trim_end()) <= WIDTH {
+            writeln!(f, "{}", cells.concat().trim_end())?;
+            continue;
+        }
+        let Some((note, _)) = row.split_last() else { continue };
+        let mut line = cells[..cells.len() - 1].concat().trim_end().to_owned();
+        let mut is_note = false;
+        for word in note.split(' ') {
+            if !is_note || length(&line) + 1 + length(word) > WIDTH {
+                writeln!(f, "{line}")?;
+                line = format!("      {word}");
+                is_note = true;
+            } else {
+                line = format!("{line} {word}");
+            }
+        }
+        writeln!(f, "{line}")?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

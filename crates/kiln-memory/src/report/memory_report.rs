@@ -7,14 +7,16 @@ use crate::predict::Prediction;
 
 use super::explanation::Suggestion;
 
-/// The predicted and measured memory of a training step, for readers (text, page, picture) and for programs (JSON).
+/// The predicted and measured memory of a training step. `MemoryPage` of kiln-report makes a page, a text and a picture of its JSON.
 ///
 /// ```
 /// use kiln_memory::MemoryReport;
 ///
 /// let report = MemoryReport::new("ResNet-50").with_fact("batch", 32);
-/// assert!(report.text(10).starts_with("ResNet-50\n"));
-/// assert!(report.html().contains("<dt>batch</dt><dd>32</dd>"));
+/// let page: kiln_report::MemoryPage = serde_json::from_str(&report.json())?;
+/// assert!(page.text(10).starts_with("ResNet-50\n"));
+/// assert!(page.html().contains("<dt>batch</dt><dd>32</dd>"));
+/// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -99,17 +101,13 @@ impl MemoryReport {
     /// The error of the predicted peak relative to the measured one. It is negative if the prediction is too low. `None` if one of the
     /// peaks is missing or the measured one is zero.
     pub fn error(&self) -> Option<f64> {
-        relative_error(self.prediction.as_ref().map(|p| p.peak_bytes), self.measured.as_ref().map(|m| m.peak_bytes))
+        let predicted = self.prediction.as_ref()?.peak_bytes as f64;
+        let measured = self.measured.as_ref()?.peak_bytes as f64;
+        (measured > 0.0).then(|| predicted / measured - 1.0)
     }
 
-    /// The whole report as JSON, on one line.
+    /// The whole report as JSON, on one line. A time that is not finite is `null`.
     pub fn json(&self) -> String {
         serde_json::to_string(self).expect("strings, numbers and lists of them have a JSON form")
     }
-}
-
-/// See [`MemoryReport::error`].
-pub(super) fn relative_error(predicted: Option<u64>, measured: Option<u64>) -> Option<f64> {
-    let (predicted, measured) = (predicted? as f64, measured? as f64);
-    (measured > 0.0).then(|| predicted / measured - 1.0)
 }

@@ -1,4 +1,4 @@
-//! Tests of recording, prediction, explanation and report.
+//! Tests of recording, prediction and explanation.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -11,7 +11,6 @@ mod chain_costs;
 mod errors;
 mod estimates;
 mod explain;
-mod large_step;
 mod layers;
 #[path = "../lean.rs"]
 mod lean;
@@ -21,6 +20,5 @@ mod picture;
 mod profiles;
 mod properties;
 mod quantized;
-mod report;
 mod stages;
 mod steps;

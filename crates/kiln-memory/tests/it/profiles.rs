@@ -26,8 +26,9 @@ fn bytes_of_the_loader_are_named_apart_and_take_no_time() {
     let trace = mlp((64, 2), F32, &adamw(), StepOptions::default());
     let loaded = trace.predict(8, &flex().with_loader_bytes(loader)).unwrap();
     let report = MemoryReport::new("Loaded").with_prediction(loaded);
-    assert!(report.text(5).contains("data loader"));
-    assert!(report.svg().contains(">data loader<") && report.html().contains("data-category=\"data-loader\""));
+    let page: kiln_report::MemoryPage = serde_json::from_str(&report.json()).unwrap();
+    assert!(page.text(5).contains("data loader"));
+    assert!(page.svg().contains(">data loader<") && page.html().contains("data-category=\"data-loader\""));
 }
 
 #[test]

@@ -10,10 +10,10 @@ use image::imageops::{FilterType, resize};
 use image::{ImageFormat, RgbImage};
 use kiln_data::{ImageBatch, ImageSet, Normalize, Transform};
 use kiln_models::Classifier;
+use kiln_report::Prediction;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::page::Prediction;
 use crate::pipelines::run::{Finder, Findings};
 
 /// Images that are shown at most.

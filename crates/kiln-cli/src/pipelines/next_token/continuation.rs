@@ -7,9 +7,9 @@ use burn::data::dataset::Dataset;
 use burn::module::Module;
 use kiln_data::{TextTokens, Tokenizer, sample_rng};
 use kiln_models::{Gpt, GptReader, Sampling};
+use kiln_report::Text;
 use rand::RngExt;
 
-use crate::page::Text;
 use crate::pipelines::run::{Finder, Findings};
 
 /// The most tokens to write, and the time limit.
