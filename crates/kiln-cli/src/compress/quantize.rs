@@ -197,7 +197,7 @@ fn trained<P: Compressible>(
             ("bytes".into(), outcome.bytes[1] as f64),
         ];
         found.extend(figures.into_iter().map(|(name, value)| (name.to_owned(), value)));
-        let files = vec![page_file(page), Box::new(move |directory: &Path| outcome.save(directory))];
+        let files = vec![written(page), Box::new(move |directory: &Path| outcome.save(directory))];
         Ok(Findings { figures: found, files, ..Findings::default() })
     })
 }
