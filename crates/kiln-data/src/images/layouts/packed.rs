@@ -1,6 +1,6 @@
-//! Gray images and labels in the IDX format of the MNIST family.
+//! Images in few files: the IDX format of the MNIST family, and the binary format of CIFAR-10.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -111,7 +111,7 @@ pub fn write_idx_gz(path: impl AsRef<Path>, shape: &[usize], bytes: &[u8]) -> Re
     };
     if magic == 0 || shape.iter().product::<usize>() != bytes.len() || shape.iter().any(|d| *d > u32::MAX as usize) {
         let value = format!("{shape:?} for {} bytes", bytes.len());
-        return Err(Error::InvalidSetting { field: "shape", value, expected: "1 or 3 dimensions of the bytes' size" });
+        return Err(Error::setting("shape", value, "1 or 3 dimensions of the bytes' size"));
     }
     let write = || -> std::io::Result<()> {
         let mut encoder = GzEncoder::new(File::create(path)?, Compression::best());
@@ -122,5 +122,44 @@ pub fn write_idx_gz(path: impl AsRef<Path>, shape: &[usize], bytes: &[u8]) -> Re
         encoder.write_all(bytes)?;
         encoder.finish()?.sync_all()
     };
-    write().map_err(|reason| Error::Write { path: path.to_owned(), reason })
+    write().map_err(|reason| Error::write(path, reason))
+}
+
+const SIDE: usize = 32;
+const PLANE: usize = SIDE * SIDE;
+const RECORD: usize = 1 + 3 * PLANE;
+
+/// The classes of CIFAR-10, by label.
+pub(crate) const CLASSES: [&str; 10] =
+    ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
+
+impl ImageSet {
+    /// 32x32 RGB images in CIFAR-10's binary format: records of a label byte and three colour planes.
+    ///
+    /// # Errors
+    /// [`Error::Read`] when a file is missing, [`Error::Format`] when one does not consist of records
+    /// with labels below 10.
+    ///
+    /// Source: <https://www.cs.toronto.edu/~kriz/cifar.html>, "binary version".
+    pub fn cifar10(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self, Error> {
+        let (mut pixels, mut labels) = (vec![], vec![]);
+        for path in files {
+            let path = path.as_ref();
+            let bytes = fs::read(path).map_err(|e| Error::read(path, e))?;
+            if bytes.is_empty() || bytes.len() % RECORD != 0 {
+                let reason = format!("{} bytes, expected a multiple of {RECORD}", bytes.len());
+                return Err(Error::format(path, reason));
+            }
+            for record in bytes.chunks_exact(RECORD) {
+                let label = usize::from(record[0]);
+                if label >= CLASSES.len() {
+                    return Err(Error::format(path, format!("label {label}, expected below {}", CLASSES.len())));
+                }
+                labels.push(label);
+                let planes = &record[1..];
+                pixels.extend((0..PLANE).flat_map(|i| [planes[i], planes[PLANE + i], planes[2 * PLANE + i]]));
+            }
+        }
+        Ok(Self::in_memory(pixels, [SIDE, SIDE, 3], labels, CLASSES.map(String::from).to_vec()))
+    }
 }

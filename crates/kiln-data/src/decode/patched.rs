@@ -1,26 +1,36 @@
-//! A reader that changes single bytes of a file so that decoders skip metadata.
+//! A reader that changes or inserts bytes of a file, so that decoders skip metadata and find the end of damaged data.
 
 use std::io::{self, BufRead, Read, Seek, SeekFrom};
 
-use super::reader::PIECE;
+use super::source::PIECE;
 
 /// Changes single bytes of a file while it is read, so that a decoder skips metadata instead of keeping it.
 pub(crate) trait Patch {
     /// Reads and changes the next bytes of the file.
     ///
     /// # Errors
-    /// [`Refused`] for bytes that the file must not have; the bytes before them are still read.
-    fn patch(&mut self, piece: &mut [u8]) -> Result<(), Refused>;
+    /// [`Stop`] where bytes must be inserted or the file must not be as it is; the bytes before are still read.
+    fn patch(&mut self, piece: &mut [u8]) -> Result<(), Stop>;
+
+    /// The bytes that are missing at the end of the file, at most [`MOST_INSERTED`]. Called until there are none.
+    fn ending(&mut self) -> &'static [u8] {
+        &[]
+    }
 }
 
-/// The first `at` bytes of a piece are valid, the others are refused.
+/// The first `at` bytes of a piece were read and changed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Refused {
-    pub(crate) at: usize,
-    pub(crate) reason: &'static str,
+pub(crate) enum Stop {
+    /// The others are refused.
+    Refuse { at: usize, reason: &'static str },
+    /// At most [`MOST_INSERTED`] bytes come before the others. A piece has at most one place of this kind.
+    Insert { at: usize, bytes: &'static [u8] },
 }
 
-/// A file with the changes of its [`Patch`]. Positions are the file's own; reading single bytes is fast.
+/// The most bytes that a [`Patch`] inserts at a time.
+pub(crate) const MOST_INSERTED: usize = 32;
+
+/// A file with the changes of its [`Patch`]. Positions count what is read, inserted bytes included; reading single bytes is fast.
 ///
 /// It is read forwards. Seeking back is possible by [`BACK`] bytes, for decoders that look ahead.
 #[derive(Debug)]
@@ -42,7 +52,7 @@ const BACK: usize = 256;
 impl<R: Read, P: Patch> Patched<R, P> {
     /// From where `input` is, the start of a file.
     pub(crate) fn new(input: R, patch: P) -> Self {
-        let piece = vec![0; BACK + PIECE].into();
+        let piece = vec![0; BACK + PIECE + MOST_INSERTED].into();
         Self { input, patch, piece, at: BACK, end: BACK, position: 0, refused: None }
     }
 
@@ -55,20 +65,39 @@ impl<R: Read, P: Patch> Patched<R, P> {
         }
         self.piece.copy_within(self.end - BACK..self.end, 0);
         (self.at, self.end) = (BACK, BACK);
-        let length = self.input.read(&mut self.piece[BACK..])?;
-        let fine = match self.patch.patch(&mut self.piece[BACK..BACK + length]) {
-            Ok(()) => length,
-            Err(Refused { at, reason }) => {
-                self.refused = Some(reason);
-                at
+        let length = self.input.read(&mut self.piece[BACK..BACK + PIECE])?;
+        self.end += length;
+        let mut from = BACK;
+        loop {
+            match self.patch.patch(&mut self.piece[from..self.end]) {
+                Ok(()) => break,
+                Err(Stop::Refuse { at, reason }) => {
+                    (self.end, self.refused) = (from + at, Some(reason));
+                    break;
+                }
+                Err(Stop::Insert { at, bytes }) => {
+                    from += at;
+                    self.piece.copy_within(from..self.end, from + bytes.len());
+                    self.insert(from, bytes);
+                    from += bytes.len();
+                }
             }
-        };
-        self.end = BACK + fine;
-        self.position += fine as u64;
+        }
+        if length == 0 {
+            let missing = self.patch.ending();
+            self.insert(self.end, missing);
+        }
+        self.position += (self.end - BACK) as u64;
         match self.refused {
-            Some(reason) if fine == 0 => Err(io::Error::other(reason)),
+            Some(reason) if self.end == BACK => Err(io::Error::other(reason)),
             _ => Ok(()),
         }
+    }
+
+    /// Writes bytes, for which there is room, at a place of the piece.
+    fn insert(&mut self, at: usize, bytes: &[u8]) {
+        self.piece[at..at + bytes.len()].copy_from_slice(bytes);
+        self.end += bytes.len();
     }
 }
 
@@ -144,9 +173,9 @@ mod tests {
     struct NoNine;
 
     impl Patch for NoNine {
-        fn patch(&mut self, piece: &mut [u8]) -> Result<(), Refused> {
+        fn patch(&mut self, piece: &mut [u8]) -> Result<(), Stop> {
             let nine = piece.iter().position(|byte| *byte == 9);
-            nine.map_or(Ok(()), |at| Err(Refused { at, reason: "nine" }))
+            nine.map_or(Ok(()), |at| Err(Stop::Refuse { at, reason: "nine" }))
         }
     }
 
