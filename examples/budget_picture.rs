@@ -6,11 +6,10 @@
 use std::error::Error;
 
 use burn::tensor::{Int, Tensor, TensorData};
-use kiln_checkpointing::Plan;
-use kiln_memory::{BackendProfile, Prediction};
 use kiln_models::{Gpt, GptBlock, GptConfig};
-use kiln_precision::Precision;
-use kiln_training::{LossFn, OptimizerConfig, Pass, Planner, StepPlan, Trainer};
+use kiln_training::{
+    BackendProfile, LossFn, OptimizerConfig, Pass, Plan, Planner, Precision, Prediction, StepPlan, Trainer,
+};
 
 const VOCAB: usize = 50_257;
 const CONTEXT: usize = 1024;

@@ -8,8 +8,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_memory::CountingAllocator;
-use kiln_training::{MemoryBudget, Pass, Task, Trainer};
+use kiln_training::{CountingAllocator, MemoryBudget, Pass, Task, Trainer};
 
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator::new();

@@ -1,6 +1,6 @@
 //! What a training run reached, and the counter of its bytes.
 
-use kiln_memory::CountingAllocator;
+use kiln_training::CountingAllocator;
 
 /// Counts the bytes of the heap, where the tensors of the CPU device are.
 #[global_allocator]

@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Fuzz(Fuzz),
     /// Find out what this does on a GPU: a numbered list of checks and measurements, each in a process of its own
     Gpu(benches::gpu::GpuArguments),
+    /// Measure the sources: lines, short files, exported names that nothing uses, copied constants
+    House,
     /// Pack the program and its fixtures into dist/*.tar.xz for a machine without Rust
     Dist(Dist),
     /// Pack each crate as crates.io would get it, and compile the packages; publishes nothing
@@ -42,9 +44,12 @@ pub(crate) struct Check {
     /// Leave out the tests, where they have just run
     #[arg(long)]
     pub(crate) without_tests: bool,
+    /// Check the CUDA emulator and the tests of burn's CUDA backend on it, and nothing else; with TEST, only the tests of that name
+    #[arg(long, value_name = "TEST", num_args = 0..=1, conflicts_with = "without_tests")]
+    pub(crate) cuda: Option<Option<String>>,
     /// Compare the public interfaces of the libraries with those at this revision, and nothing else; needs cargo-semver-checks
     /// (scripts/publish-tools.sh)
-    #[arg(long, value_name = "REVISION", conflicts_with = "without_tests")]
+    #[arg(long, value_name = "REVISION", conflicts_with_all = ["without_tests", "cuda"])]
     pub(crate) semver: Option<String>,
     /// With --semver: only this crate [default: all libraries]
     #[arg(long = "crate", value_name = "NAME", requires = "semver")]

@@ -6,6 +6,7 @@ mod dist;
 mod figures;
 mod fixtures;
 mod fuzz;
+mod house;
 mod package;
 mod tokens;
 
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         Command::Figures(command) => figures::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Gpu(command) => benches::gpu::run(&command),
+        Command::House => house::run().map(|()| ExitCode::SUCCESS),
         Command::Dist(command) => dist::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Package => package::run().map(|()| ExitCode::SUCCESS),
     })

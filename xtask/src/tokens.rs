@@ -1,7 +1,22 @@
-//! The tokens of a Rust source, without comments, documentation and tests.
+//! Rust sources of a folder, and their tokens without comments, documentation and tests.
+
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use proc_macro2::{Delimiter, Group, LexError, TokenStream, TokenTree};
+
+/// The Rust files of a folder and of its folders; a file is its own. A folder that is not there has none.
+pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
+    if path.file_name().is_some_and(|name| name == "target") {
+        return vec![];
+    }
+    if let Ok(entries) = path.read_dir() {
+        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        return paths.iter().flat_map(|path| files(path)).collect();
+    }
+    path.extension().is_some_and(|extension| extension == "rs").then(|| path.to_owned()).into_iter().collect()
+}
 
 /// The code that is compiled outside of tests.
 pub(crate) fn code(text: &str) -> Result<TokenStream> {

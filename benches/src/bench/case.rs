@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow, bail};
 use kiln_precision::Precision;
 use kiln_training::Checkpointing;
 
-use kiln_cli::pipelines::{MemorySetting, Places, Replicas, RunSettings};
+use kiln_cli::pipelines::{Places, Replicas, RunSettings};
 use kiln_cli::usage::Usage;
 
 /// A group of cases that alternate.
@@ -98,7 +98,7 @@ impl Setting {
             Self::MicroBatch(samples) => run.micro_batch = Some(*samples),
             Self::Checkpointing(checkpointing) => run.checkpointing = checkpointing.clone(),
             Self::Memory(text) => {
-                run.memory = Some(MemorySetting::try_from((*text).to_owned()).map_err(|error| anyhow!(error))?);
+                run.memory = Some(text.parse().map_err(|error: String| anyhow!(error))?);
             }
             Self::Stages(stages) => run.parallel.stages = Some(Places::Count(*stages)),
             Self::Replicas(replicas) => run.parallel.replicas = Some(Replicas::threads(Places::Count(*replicas))),
@@ -225,7 +225,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use kiln_cli::pipelines::next_token_fixture_recipe;
+    use kiln_cli::pipelines::next_token::fixture_recipe;
 
     fn names(wanted: &[&str]) -> Vec<String> {
         let wanted: Vec<String> = wanted.iter().map(|name| name.to_string()).collect();
@@ -237,7 +237,7 @@ mod tests {
         let cases = all();
         assert_eq!(cases.iter().map(Case::to_string).collect::<BTreeSet<_>>().len(), cases.len());
         for case in &cases {
-            let mut run = next_token_fixture_recipe().run;
+            let mut run = fixture_recipe().run;
             case.apply(&mut run, "cuda:1").unwrap();
             let clips = case.settings.contains(&Setting::ClipNorm(1.0));
             assert_eq!((run.device.as_str(), run.clip_norm.is_some()), ("cuda:1", clips), "{case}");

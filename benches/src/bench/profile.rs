@@ -18,7 +18,7 @@ use super::statistics::Spread;
 use super::steps::{batches, gpt, prepare, resnet};
 use super::table::markdown;
 use kiln_cli::heap::heap_use;
-use kiln_cli::pipelines::{Chained, PipelineSettings, Run};
+use kiln_cli::pipelines::{Chained, Pipeline, Run};
 use kiln_cli::units::MIB;
 
 /// Steps that are timed, after some that are not.
@@ -54,13 +54,13 @@ pub(crate) fn show(case: &Case, device: &str) -> Result<ExitCode> {
     profile(run, &device, case)
 }
 
-fn profile<T: Chained, S: PipelineSettings>(run: Run<T, S>, plain: &Device, case: &Case) -> Result<ExitCode> {
+fn profile<P: Chained + Pipeline>(run: Run<P>, plain: &Device, case: &Case) -> Result<ExitCode> {
     let device = plain.clone().autodiff();
     let batches = batches(&run)?;
     let backend = run.setup.profile(&device)?;
     let on_heap = backend.kernels == Kernels::Flex;
     let (builder, sample, setup) = prepare(run, backend.clone(), Loop::Kiln)?;
-    let settings = setup.settings.run();
+    let settings = &setup.settings.run;
     let (batch_size, micro_batch) = (settings.batch_size, settings.micro_batch.unwrap_or(settings.batch_size));
     let micro_batch = micro_batch.min(batch_size);
     let planner = builder.planner(&backend, &sample, batch_size)?;
@@ -93,7 +93,7 @@ fn profile<T: Chained, S: PipelineSettings>(run: Run<T, S>, plain: &Device, case
         let copy = trainer.model().valid().train(); // running statistics move while blocks are measured
         let measure = |_| {
             let (x, _) = task.begin(&copy, &batch, &device);
-            measure_blocks(&Chain::new(&task.blocks(&copy)).deterministic(), x, T::forward, &heap_use)
+            measure_blocks(&Chain::new(&task.blocks(&copy)).deterministic(), x, P::forward, &heap_use)
         };
         let measured: Vec<Vec<Cost>> = (0..STEPS).map(measure).collect();
         text += &format!("\n{}", blocks(&measured));

@@ -16,10 +16,8 @@ use kiln_training::{Checkpointing, Pass, ScheduleConfig, Task, Trainer, TrainerB
 use super::case::{Case, Loop};
 use super::child::{Footprint, Turn, serve, timed};
 use kiln_cli::HEAP;
-use kiln_cli::pipelines::{
-    Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, NextToken, PipelineSettings, Run, RunSettings, Setup,
-    SharedTask, classify_fixture_recipe, classify_run, divided, next_token_fixture_recipe, next_token_run, open_images,
-};
+use kiln_cli::pipelines::classify::Network;
+use kiln_cli::pipelines::{Classify, NextToken, Pipeline, Run, RunSettings, Setup, classify, divided, next_token};
 use kiln_cli::process::{Resident, living_threads_seconds};
 
 /// The number of batches that steps use in turn. They are loaded before the measurement.
@@ -33,24 +31,24 @@ const WARMUP: usize = 2;
 const PATIENCE: usize = 40;
 
 /// The ResNet of a case, and its device. `rank` is the number of the replica.
-pub(crate) fn resnet(case: &Case, device: &str, rank: usize) -> Result<(Run<Classify, ClassifySettings>, Device)> {
-    let data = open_images(None)?;
-    let mut settings = classify_fixture_recipe(&data.train, DEFAULT_CLASSIFIER, None)?;
+pub(crate) fn resnet(case: &Case, device: &str, rank: usize) -> Result<(Run<Classify>, Device)> {
+    let data = classify::open(None)?;
+    let mut settings = classify::fixture_recipe(&data.train, classify::DEFAULT, None)?;
     case.apply(&mut settings.run, device)?;
     place(&mut settings.run, rank)?;
-    settings.model = settings.model.with_lean(case.lean());
+    settings.model = Network(settings.model.0.with_lean(case.lean()));
     settings.schedule = SCHEDULE;
-    classify_run(settings, data)
+    classify::run(settings, data)
 }
 
 /// The GPT of a case, and its device.
-pub(crate) fn gpt(case: &Case, device: &str, rank: usize) -> Result<(Run<NextToken, GptSettings>, Device)> {
-    let mut settings = next_token_fixture_recipe();
+pub(crate) fn gpt(case: &Case, device: &str, rank: usize) -> Result<(Run<NextToken>, Device)> {
+    let mut settings = next_token::fixture_recipe();
     case.apply(&mut settings.run, device)?;
     place(&mut settings.run, rank)?;
     settings.model.lean = case.lean();
     settings.schedule = SCHEDULE;
-    next_token_run(settings)
+    next_token::run(settings)
 }
 
 /// Sets the replica of a run, among those that its settings ask for.
@@ -62,28 +60,24 @@ fn place(run: &mut RunSettings, rank: usize) -> Result<()> {
 }
 
 /// The batches that steps use.
-pub(crate) fn batches<T: Task, S>(run: &Run<T, S>) -> Result<Vec<T::Batch>> {
+pub(crate) fn batches<P: Pipeline>(run: &Run<P>) -> Result<Vec<P::Batch>> {
     let batches = run.setup.data.train.epoch(0, 0).take(BATCHES).collect::<Result<Vec<_>, _>>()?;
     ensure!(!batches.is_empty(), "there is no batch");
     Ok(batches)
 }
 
 /// The builder of a case's trainer, its sample, and the rest of the run.
-pub(crate) type Prepared<T, S> = (TrainerBuilder<'static, T>, <T as Task>::Batch, Setup<<T as Task>::Batch, S>);
+pub(crate) type Prepared<P> = (TrainerBuilder<'static, P>, <P as Task>::Batch, Setup<P>);
 
 /// Prepares the trainer of a case. [`Loop::Kiln`] has no recovery, and no prediction unless a setting needs one.
-pub(crate) fn prepare<T: Task, S: PipelineSettings>(
-    run: Run<T, S>,
-    profile: BackendProfile,
-    takes: Loop,
-) -> Result<Prepared<T, S>> {
+pub(crate) fn prepare<P: Pipeline>(run: Run<P>, profile: BackendProfile, takes: Loop) -> Result<Prepared<P>> {
     let (builder, setup) = run.into_builder();
     let (sample, loader_bytes) = setup.sample()?;
     let builder = builder.with_profile(profile);
     let builder = match takes {
         Loop::Armed => builder.with_loader_bytes(loader_bytes),
-        _ if setup.settings.run().checkpointing == Checkpointing::None
-            && setup.settings.run().parallel.stages.is_none() =>
+        _ if setup.settings.run.checkpointing == Checkpointing::None
+            && setup.settings.run.parallel.stages.is_none() =>
         {
             builder.without_recovery().without_prediction()
         }
@@ -140,8 +134,8 @@ impl<T: Task> Stepper<T> {
 }
 
 /// Takes the steps of another replica.
-fn follow<T: SharedTask, S: PipelineSettings>(
-    run: Run<T, S>,
+fn follow<P: Pipeline>(
+    run: Run<P>,
     (device, profile): (&Device, BackendProfile),
     takes: Loop,
     communicator: Local,
@@ -149,7 +143,7 @@ fn follow<T: SharedTask, S: PipelineSettings>(
 ) -> Result<()> {
     let batches = batches(&run)?;
     let (builder, sample, setup) = prepare(run, profile, takes)?;
-    let builder = divided(builder, setup.settings.run(), device, Some(Arc::new(communicator)))?;
+    let builder = divided(builder, &setup.settings.run, device, Some(Arc::new(communicator)))?;
     let mut trainer = builder.build(device, &sample)?;
     for (batch, ()) in batches.iter().cycle().zip(goes) {
         let _ = trainer.step(batch)?;
@@ -160,11 +154,11 @@ fn follow<T: SharedTask, S: PipelineSettings>(
 /// Takes steps on request.
 ///
 /// `other` makes the run of another replica.
-pub(crate) fn turns<T: SharedTask, S: PipelineSettings>(
-    run: Run<T, S>,
+pub(crate) fn turns<P: Pipeline>(
+    run: Run<P>,
     plain: &Device,
     takes: Loop,
-    other: impl Fn(usize) -> Result<Run<T, S>> + Clone + Send + 'static,
+    other: impl Fn(usize) -> Result<Run<P>> + Clone + Send + 'static,
 ) -> Result<ExitCode> {
     let device = plain.clone().autodiff();
     let batches = batches(&run)?;
@@ -176,14 +170,14 @@ pub(crate) fn turns<T: SharedTask, S: PipelineSettings>(
     let (mut stepper, setup) = match takes {
         Loop::Burn => {
             let Run { task, init, setup, .. } = run;
-            device.seed(setup.settings.run().seed);
+            device.seed(setup.settings.run.seed);
             let model = init(&device)?;
-            let optimizer = setup.settings.optimizer().groups(&model).init();
+            let optimizer = setup.settings.optimizer.groups(&model).init();
             (Stepper::Burn { task, model: Some(model), optimizer }, setup)
         }
         Loop::Kiln | Loop::Armed => {
             let mut others = vec![];
-            let replicas = run.setup.settings.run().replica.count();
+            let replicas = run.setup.settings.run.replica.count();
             let mut group = Local::group(replicas).into_iter();
             let own = group.next().map(|own| Arc::new(own) as Arc<dyn Communicator>);
             for (index, communicator) in group.enumerate() {
@@ -194,7 +188,7 @@ pub(crate) fn turns<T: SharedTask, S: PipelineSettings>(
                 thread::spawn(move || follow(other(index + 1)?, (&device, profile), takes, communicator, &goes));
             }
             let (builder, sample, setup) = prepare(run, profile, takes)?;
-            let builder = divided(builder, setup.settings.run(), plain, own)?;
+            let builder = divided(builder, &setup.settings.run, plain, own)?;
             (Stepper::Kiln { trainer: builder.build(&device, &sample)?, others }, setup)
         }
     };

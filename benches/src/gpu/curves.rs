@@ -11,7 +11,6 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use burn::tensor::Device;
 use kiln_models::SafetensorsModel;
 use kiln_precision::Precision;
-use kiln_training::Task;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -19,10 +18,7 @@ use super::commands::{last_json, wait_for};
 use super::context::{Context, WRITING};
 use super::measure::short;
 use kiln_cli::output::print_json;
-use kiln_cli::pipelines::{
-    DEFAULT_CLASSIFIER, PipelineSettings, Run, RunSettings, classify_fixture_recipe, classify_run,
-    next_token_fixture_recipe, next_token_run, open_images,
-};
+use kiln_cli::pipelines::{Pipeline, Run, RunSettings, classify, next_token};
 
 /// One run, as the command line of its process.
 #[derive(Serialize, Deserialize)]
@@ -186,30 +182,26 @@ pub(crate) fn child(device: &str, request: &str) -> Result<ExitCode> {
     };
     match request.pipeline.as_str() {
         "resnet" => {
-            let data = open_images(None)?;
-            let mut settings = classify_fixture_recipe(&data.train, DEFAULT_CLASSIFIER, None)?;
+            let data = classify::open(None)?;
+            let mut settings = classify::fixture_recipe(&data.train, classify::DEFAULT, None)?;
             adjust(&mut settings.run);
-            let (run, device) = classify_run(settings, data)?;
+            let (run, device) = classify::run(settings, data)?;
             train(run, &device, &request)
         }
         "gpt" => {
-            let mut settings = next_token_fixture_recipe();
+            let mut settings = next_token::fixture_recipe();
             adjust(&mut settings.run);
-            let (run, device) = next_token_run(settings)?;
+            let (run, device) = next_token::run(settings)?;
             train(run, &device, &request)
         }
         other => bail!("there is no pipeline '{other}'"),
     }
 }
 
-fn train<T, S>(mut run: Run<T, S>, device: &Device, request: &Request) -> Result<ExitCode>
-where
-    T: Task<Model: SafetensorsModel>,
-    S: PipelineSettings,
-{
+fn train<P: Pipeline>(mut run: Run<P>, device: &Device, request: &Request) -> Result<ExitCode> {
     let device = device.clone().autodiff();
     if request.steps == 0 {
-        device.seed(run.setup.settings.run().seed);
+        device.seed(run.setup.settings.run.seed);
         (run.init)(&device)?.save_safetensors(&request.weights)?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -48,19 +48,16 @@
 //! *Architecture invariant*: this crate knows no data set, no optimizer and no precision policy. It sees sizes, a
 //! model's parameters, and losses.
 
-mod accumulator;
 mod error;
+mod gradients;
 mod running_statistics;
-mod share;
 mod split;
 mod weight;
-mod weighted_loss;
 mod window;
 
-pub use accumulator::Accumulator;
 pub use error::Error;
+pub use gradients::{Accumulator, WeightedLoss};
 pub use running_statistics::RunningStatistics;
 pub use split::Split;
 pub use weight::Weight;
-pub use weighted_loss::WeightedLoss;
 pub use window::{Accumulated, Fed, Scaled, Unscaled, Window};

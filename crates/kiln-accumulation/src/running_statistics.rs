@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
 use crate::error::Error;
-use crate::share::share;
+use crate::split::share;
 use crate::weight::Weight;
 
 /// Updates running statistics, as those of batch-norm, once per window, by the weighted mean of the micro-batches' statistics.
@@ -109,24 +109,57 @@ impl RunningStatistics {
     }
 }
 
-/// The place of a visitor in a module, which tells running statistics from other floats.
-#[derive(Default)]
-struct Place {
-    /// Whether the field is called as statistics are.
+/// A walk over a module that tells running statistics from other floats.
+struct Walk<F> {
+    /// For each field down to the place of the walk: whether it is called as statistics are.
     stack: Vec<bool>,
+    each: F,
 }
 
-impl Place {
+impl<F> Walk<F> {
+    fn new(each: F) -> Self {
+        Self { stack: vec![], each }
+    }
+
     fn enter(&mut self, name: &str) {
         self.stack.push(name.starts_with("running_"));
     }
 
-    fn leave(&mut self) {
+    fn is_statistic<const D: usize>(&self, param: &Param<Tensor<D>>) -> bool {
+        D == 1 && self.stack.last() == Some(&true) && !param.is_require_grad()
+    }
+}
+
+impl<F: FnMut(ParamId, Tensor<1>)> ModuleVisitor for Walk<F> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.enter(name);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
         self.stack.pop();
     }
 
-    fn is_statistic<const D: usize>(&self, param: &Param<Tensor<D>>) -> bool {
-        D == 1 && self.stack.last() == Some(&true) && !param.is_require_grad()
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.is_statistic(param) {
+            (self.each)(param.id, same(param.val()));
+        }
+    }
+}
+
+impl ModuleMapper for Walk<&HashMap<ParamId, Tensor<1>>> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.enter(name);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.stack.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.each.get(&param.id).filter(|_| self.is_statistic(&param)) {
+            Some(value) => param.map(|_| same(value.clone())),
+            None => param,
+        }
     }
 }
 
@@ -140,27 +173,9 @@ fn read(model: &impl Module) -> HashMap<ParamId, Tensor<1>> {
 
 /// The statistics in the order of the fields, without what threads have not merged yet.
 fn visit(model: &impl Module) -> Vec<(ParamId, Tensor<1>)> {
-    #[derive(Default)]
-    struct Read {
-        place: Place,
-        found: Vec<(ParamId, Tensor<1>)>,
-    }
-    impl ModuleVisitor for Read {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.place.enter(name);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.place.leave();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if self.place.is_statistic(param) {
-                self.found.push((param.id, same(param.val())));
-            }
-        }
-    }
-    let mut read = Read::default();
-    model.visit(&mut read);
-    read.found
+    let mut found = vec![];
+    model.visit(&mut Walk::new(|id, value| found.push((id, value))));
+    found
 }
 
 /// Merges the updates of all threads into the statistics: burn keeps each thread's last update apart until `valid` is called.
@@ -175,27 +190,8 @@ fn same<const D: usize, const E: usize>(statistic: Tensor<D>) -> Tensor<E> {
 }
 
 fn write(model: &impl Module, values: &HashMap<ParamId, Tensor<1>>) {
-    if values.is_empty() {
-        return;
+    if !values.is_empty() {
+        // Clones of a module share their running statistics, so mapping a clone writes to the model.
+        let _ = model.clone().map(&mut Walk::new(values));
     }
-    struct Write<'a> {
-        place: Place,
-        values: &'a HashMap<ParamId, Tensor<1>>,
-    }
-    impl ModuleMapper for Write<'_> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.place.enter(name);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.place.leave();
-        }
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            match self.values.get(&param.id).filter(|_| self.place.is_statistic(&param)) {
-                Some(value) => param.map(|_| same(value.clone())),
-                None => param,
-            }
-        }
-    }
-    // Clones of a module share their running statistics, so mapping a clone writes to the model.
-    let _ = model.clone().map(&mut Write { place: Place::default(), values });
 }

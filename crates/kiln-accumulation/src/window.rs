@@ -6,11 +6,10 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use crate::accumulator::Accumulator;
 use crate::error::Error;
-use crate::share::share;
+use crate::gradients::{Accumulator, WeightedLoss};
+use crate::split::share;
 use crate::weight::Weight;
-use crate::weighted_loss::WeightedLoss;
 
 /// Sums the gradients of one batch: it takes micro-batches until their weights add up to the weight of the batch.
 ///
@@ -147,16 +146,8 @@ impl<S> Window<S> {
         if !(scale > 0.0 && scale.is_finite()) {
             return Err(Error::Scale(scale));
         }
-        Ok(Self {
-            total,
-            own,
-            fed: 0,
-            micro_batches: 0,
-            scale,
-            loss: None,
-            sum: Accumulator::new(),
-            state: PhantomData,
-        })
+        let (sum, state) = (Accumulator::new(), PhantomData);
+        Ok(Self { total, own, fed: 0, micro_batches: 0, scale, loss: None, sum, state })
     }
 
     /// The weight that is missing until the window is complete.

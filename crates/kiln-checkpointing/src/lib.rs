@@ -40,9 +40,7 @@ mod plan;
 
 pub use autograd::{Checkpoint, TensorMap, Tensors, checkpoint};
 pub use error::Error;
-pub use plan::{
-    Chain, ChainCost, Cost, Gauge, MemoryUse, Mode, Plan, PlanCost, PlanSegment, least, measure_blocks, solve,
-};
+pub use plan::{Chain, ChainCost, Cost, MemoryUse, Mode, Plan, PlanCost, PlanSegment, least, measure_blocks, solve};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/checkpointing.md")]

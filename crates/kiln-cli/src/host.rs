@@ -1,6 +1,6 @@
 //! The machine and the sources of this program, on which every figure depends.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use time::OffsetDateTime;
@@ -55,9 +55,45 @@ pub fn today() -> String {
     OffsetDateTime::now_utc().date().to_string()
 }
 
+/// The present time in UTC.
+pub(crate) fn now() -> String {
+    written(OffsetDateTime::now_utc())
+}
+
+/// A time in the format `2026-11-21T08:30:00Z`.
+pub(crate) fn written(time: OffsetDateTime) -> String {
+    let (date, hour, minute, second) = (time.date(), time.hour(), time.minute(), time.second());
+    format!("{date}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Kiln's directory in the user's cache, which may not exist yet. Everything in it may be deleted at any time. `None` if there is no home
+/// directory.
+pub fn cache_directory() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
+    Some(cache.join("kiln"))
+}
+
 /// Cargo's profile.
 pub fn profile() -> &'static str {
     if cfg!(debug_assertions) { "dev" } else { "release" }
+}
+
+/// The facts of this program on this machine, each with its name.
+pub(crate) fn facts(device: &str) -> Vec<(String, String)> {
+    let version = match Revision::of_program().word() {
+        commit if commit == unknown() => env!("CARGO_PKG_VERSION").to_owned(),
+        commit => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
+    };
+    let facts = [
+        ("kiln", version),
+        ("burn", env!("KILN_BURN").to_owned()),
+        ("compiler", env!("KILN_RUSTC").to_owned()),
+        ("device", device.to_owned()),
+        ("processor", format!("{}, {} threads", processor(), processors())),
+        ("system", format!("{} ({})", std::env::consts::OS, std::env::consts::ARCH)),
+    ];
+    facts.map(|(name, fact)| (name.to_owned(), fact)).to_vec()
 }
 
 /// The text for a fact that cannot be determined.
@@ -80,6 +116,8 @@ mod tests {
         let day = OffsetDateTime::from_unix_timestamp(951_782_400).unwrap();
         assert_eq!(day.date().to_string(), "2000-02-29");
         assert_eq!(today().len(), 10);
+        let time = OffsetDateTime::from_unix_timestamp(951_782_400 + 3_723).unwrap();
+        assert_eq!(written(time), "2000-02-29T01:02:03Z");
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub fn ensure() -> Result<()> {
     let given = std::env::var_os("CUDA_PATH").map(PathBuf::from);
     let beside = crate::fixtures::bundle().map(|bundle| bundle.join("cuda/nvidia/cu13"));
     // The files that scripts/cuda-compiler.sh installs.
-    let installed = crate::cache::directory().map(|cache| cache.with_file_name("kiln-cuda").join("nvidia/cu13"));
+    let installed = crate::host::cache_directory().map(|cache| cache.with_file_name("kiln-cuda").join("nvidia/cu13"));
     let others: Vec<PathBuf> = beside.into_iter().chain(installed).collect();
     match toolkit(given.as_deref(), &others, holds_libdevice) {
         Toolkit::Found => Ok(()),

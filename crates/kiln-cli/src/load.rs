@@ -3,50 +3,37 @@
 use std::path::Path;
 use std::time::Instant;
 
-use crate::HEAP;
-use crate::log::RESULT;
-use crate::process::{Resident, processor_seconds};
-use crate::size;
-use crate::usage::Usage;
 use anyhow::{Result, ensure};
 use bytesize::ByteSize;
-use kiln_data::{
-    BadSamples, Damage, DecodeOptions, ImageBatch, ImageSet, LoaderConfig, Order, Quality, Transform, open_images,
-};
+use kiln_data::{DecodeOptions, ImageBatch, ImageSet, LoaderConfig, Order, Transform, open_images};
 use serde_json::json;
 
+use crate::HEAP;
 use crate::advice::advised_on_loading;
 use crate::cli::Load;
+use crate::log::RESULT;
 use crate::output::print_json;
+use crate::process::{Resident, processor_seconds};
+use crate::usage::Usage;
 use crate::words::counted;
 
 pub(crate) fn run(arguments: &Load) -> Result<()> {
     let size = arguments.image_size as usize;
-    let transform = match arguments.transform.as_str() {
+    let transform = match arguments.transform {
         "whole" => Transform::new(size),
         "evaluation" => Transform::evaluation(size),
         _ => Transform::training(size, 0.25), // there are three
     };
-    let quality = match arguments.decode.as_str() {
-        "exact" => Quality::Exact,
-        _ => Quality::Fast, // there are two
-    };
-    let damage = match arguments.damaged_images.as_str() {
-        "refuse" => Damage::Refuse,
-        _ => Damage::Repair, // there are two
-    };
-    let budget = size::bytes(&arguments.loader_memory).map_err(|error| Usage(format!("--loader-memory: {error}")))?;
     ensure!(arguments.epochs > 0, Usage("--epochs is 0, expected at least 1".into()));
-    let bad_samples: BadSamples = arguments.bad_samples.parse()?;
-    let set =
-        open(&arguments.data)?.with_decode_options(DecodeOptions::new().with_quality(quality).with_damage(damage));
+    let decoding = DecodeOptions::new().with_quality(arguments.decode).with_damage(arguments.damaged_images);
+    let set = open(&arguments.data)?.with_decode_options(decoding);
     let (workers, batch_size) = (arguments.workers as usize, (arguments.batch_size as usize).min(set.len()));
     let order = Order::Shuffled { seed: 0 };
     let config = LoaderConfig::new(batch_size)
         .with_order(order)
         .with_workers(workers)
-        .with_budget(budget)
-        .with_bad_samples(bad_samples);
+        .with_budget(arguments.loader_memory.0)
+        .with_bad_samples(arguments.bad_samples);
     let images = set.len();
     let loader = ImageBatch::loader(set, transform, 0, config)?;
 

@@ -4,21 +4,19 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::atomic::replace;
-use crate::output::{path_json, print_json};
-use crate::pipelines::{PipelineSettings, Run, SharedTask};
-use crate::usage::Usage;
 use anyhow::{Result, bail};
-use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_data::printable;
 use kiln_training::{StageMemory, StagePlan};
 use serde_json::{Value, json};
 
-use crate::cli::{Memory, RunArgs, TrainClassify, TrainGpt, TrainSegment};
+use crate::atomic::replace;
+use crate::cli::Memory;
+use crate::interrupt::Interrupt;
+use crate::output::{path_json, print_json};
 use crate::plan::{devices, heading};
-use crate::train::interrupt::Interrupt;
-use crate::train::{into_cli_error, memory_page, prepare, report, segment, start};
+use crate::train::{RunCommand, build, into_cli_error, memory_page, report};
+use crate::usage::Usage;
 
 /// The first step also allocates the optimizer's state, the second is like all that follow, the third is measured.
 const STEPS: u64 = 3;
@@ -27,21 +25,9 @@ const HOLDERS: usize = 12;
 
 pub(crate) fn run(command: Memory) -> Result<ExitCode> {
     match command {
-        Memory::Classify(arguments) => {
-            let arguments = TrainClassify::from(arguments);
-            let (run, device) = prepare::classify(&arguments, 0)?;
-            profile(run, &device, &arguments.run)
-        }
-        Memory::Segment(arguments) => {
-            let arguments = TrainSegment::from(arguments);
-            let (run, device) = segment::segment(&arguments)?;
-            profile(run, &device, &arguments.run)
-        }
-        Memory::Gpt(arguments) => {
-            let arguments = TrainGpt::from(arguments);
-            let (run, device) = prepare::gpt(&arguments, 0)?;
-            profile(run, &device, &arguments.run)
-        }
+        Memory::Classify(command) => profile(&command),
+        Memory::Segment(command) => profile(&command),
+        Memory::Gpt(command) => profile(&command),
     }
 }
 
@@ -68,17 +54,14 @@ fn compared(plan: &StagePlan, measured: &[StageMemory]) -> String {
     text
 }
 
-fn profile<T: SharedTask, S: PipelineSettings>(
-    run: Run<T, S>,
-    device: &Device,
-    arguments: &RunArgs,
-) -> Result<ExitCode> {
-    if run.setup.settings.run().parallel.replicas.is_some() {
+fn profile<C: RunCommand>(command: &C) -> Result<ExitCode> {
+    let (call, (run, device)) = (command.call(), command.prepare(0)?);
+    if run.setup.settings.run.parallel.replicas.is_some() {
         bail!(Usage(
             "parallel.replicas in the settings file divides a batch, expected one replica to be measured".into()
         ));
     }
-    let (mut trainer, setup) = start(run, device, arguments, &Interrupt::default(), None)?;
+    let (mut trainer, setup) = build(run, &device, call, &Interrupt::default(), None)?;
     let _ = trainer.set_data(&setup.data.train)?; // learning rates depend on the number of steps
     let of_stages = trainer.measure_stages()?;
     if !of_stages {
@@ -91,14 +74,14 @@ fn profile<T: SharedTask, S: PipelineSettings>(
         peak = peak.max(trainer.step(&batch).map_err(into_cli_error)?.peak_bytes);
     }
     let report = report(&trainer, &setup, trainer.measured())?.with_run_peak(peak);
-    let folder = arguments.out.clone().unwrap_or_default();
+    let folder = call.out.clone().unwrap_or_default();
     if !folder.as_os_str().is_empty() {
         std::fs::create_dir_all(&folder)?;
     }
     let page = folder.join(format!("memory-{}.html", setup.name));
     let shown = memory_page(&report)?;
     replace(&page, shown.html().as_bytes())?;
-    match arguments.step.json {
+    match call.json {
         true => {
             let mut json: Value = serde_json::from_str(&report.json())?;
             json["page"] = path_json(&page);

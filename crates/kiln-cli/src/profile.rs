@@ -36,7 +36,7 @@ pub fn of(device: &Device, name: &str) -> Result<BackendProfile> {
 
 fn path(name: &str) -> Option<PathBuf> {
     let card = card_index(name).and_then(Card::of).map(|card| card.name);
-    Some(crate::cache::directory()?.join(file_name(name, card.as_deref())))
+    Some(crate::host::cache_directory()?.join(file_name(name, card.as_deref())))
 }
 
 /// The name of a profile's file. It includes the GPU's name, because another GPU may get the same number later, and the version of the

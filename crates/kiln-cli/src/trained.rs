@@ -1,22 +1,18 @@
-//! The trained model that a command uses: its pipeline, settings, weights and classes.
+//! The trained model that a command uses: its pipeline, settings and weights.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use kiln_data::printable;
 use kiln_training::Checkpoints;
-use serde::de::DeserializeOwned;
-use toml::Table;
 
 use crate::cli::TrainedArgs;
 use crate::pipelines::{
-    CHECKPOINTS, ClassifySettings, CompressionSettings, GptSettings, INPUT_RANGES, Kind, QUANTIZED, RunSettings,
-    SegmentSettings, best_of, settings_beside,
+    CHECKPOINTS, Classify, ClassifySettings, CompressionSettings, GptSettings, INPUT_RANGES, Kind, MODEL, NextToken,
+    Pipeline, QUANTIZED, RunSettings, Segment, SegmentSettings, best_of,
 };
-use crate::train::directory::CLASSES;
-use crate::train::overlay::read;
+use crate::settings_file::SettingsFile;
 use crate::usage::Usage;
-use crate::words::counted;
 
 /// The settings of a run of one of the pipelines.
 pub(crate) enum Trained {
@@ -26,35 +22,33 @@ pub(crate) enum Trained {
 }
 
 impl Trained {
+    /// The settings in a file, by the table that tells their pipeline.
+    ///
+    /// # Errors
+    /// [`Usage`] for the settings of no pipeline, and those that are damaged.
+    pub(crate) fn read(file: &SettingsFile) -> Result<Self> {
+        let is = |kind: Kind| kind.has(&file.tables);
+        if is(Classify::KIND) {
+            Ok(Self::Classify(Box::new(file.settings::<Classify>()?)))
+        } else if is(Segment::KIND) {
+            Ok(Self::Segment(Box::new(file.settings::<Segment>()?)))
+        } else if is(NextToken::KIND) {
+            Ok(Self::Gpt(Box::new(file.settings::<NextToken>()?)))
+        } else {
+            let origin = file.origin();
+            bail!(Usage(format!("{origin} is not of a run, expected a table [images], [tiles] or [text]")))
+        }
+    }
+
     /// Reads the settings of the run that the arguments name, with the device from the arguments.
     pub(crate) fn open(arguments: &TrainedArgs) -> Result<Self> {
-        let run = &arguments.run;
-        if !run.exists() {
-            bail!("cannot load '{}': no such file or directory", printable(&run));
-        }
-        let file = match &arguments.config {
-            Some(file) => file.clone(),
-            None => settings_beside(run).with_context(|| {
-                format!("no config.toml beside or above '{}', expected one, or --config", printable(&run))
-            })?,
-        };
-        let table = read(&file)?;
-        let mut trained = match Kind::of(&table) {
-            Some(Kind::Classify) => Self::Classify(parsed(table, &file)?),
-            Some(Kind::Segment) => Self::Segment(parsed(table, &file)?),
-            Some(Kind::Gpt) => Self::Gpt(parsed(table, &file)?),
-            None => bail!(Usage(format!(
-                "config '{}' is not of a run, expected a table [images], [tiles] or [text]",
-                printable(&file)
-            ))),
-        };
-        let run = trained.run_mut();
-        run.device = arguments.device.clone().unwrap_or_else(|| "flex".into());
-        run.memory = None; // it is that of steps
+        let mut trained = Self::read(&SettingsFile::of_checkpoint(&arguments.run, arguments.config.as_ref())?)?;
+        trained.run_mut().leave_training(arguments.device.as_ref());
         Ok(trained)
     }
 
-    fn run_mut(&mut self) -> &mut RunSettings {
+    /// The settings of every run.
+    pub(crate) fn run_mut(&mut self) -> &mut RunSettings {
         match self {
             Self::Classify(settings) => &mut settings.run,
             Self::Segment(settings) => &mut settings.run,
@@ -65,17 +59,11 @@ impl Trained {
     /// The kind of the model, for messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
-            Self::Classify(_) => Kind::Classify.model(),
-            Self::Segment(_) => Kind::Segment.model(),
-            Self::Gpt(_) => Kind::Gpt.model(),
+            Self::Classify(_) => Classify::KIND.model,
+            Self::Segment(_) => Segment::KIND.model,
+            Self::Gpt(_) => NextToken::KIND.model,
         }
     }
-}
-
-fn parsed<S: DeserializeOwned>(table: Table, file: &Path) -> Result<Box<S>> {
-    table.try_into().map(Box::new).map_err(|error: toml::de::Error| {
-        Usage(format!("config '{}' is damaged: {}", printable(&file), error.message())).into()
-    })
 }
 
 /// The best checkpoint of a run, for `--best`.
@@ -94,7 +82,7 @@ pub(crate) fn weights(arguments: &TrainedArgs) -> Result<PathBuf> {
     if arguments.best {
         return best(run);
     }
-    let file = run.join("model.safetensors");
+    let file = run.join(MODEL);
     let is_alone = file.is_file() && !run.join("manifest.json").exists() && !run.join(QUANTIZED).exists();
     match is_alone && Checkpoints::new(run.join(CHECKPOINTS), 1)?.newest()?.is_none() {
         true => Ok(file),
@@ -106,18 +94,4 @@ pub(crate) fn weights(arguments: &TrainedArgs) -> Result<PathBuf> {
 pub(crate) fn simulates_inputs(compression: Option<&CompressionSettings>, run: &Path) -> bool {
     let in_training = compression.and_then(|own| own.quantize.as_ref()).is_some_and(|own| own.input_momentum.is_some());
     in_training || run.join(INPUT_RANGES).is_file()
-}
-
-/// The names of the `count` classes of a run, from the directory around its weights. `None` if the run does not name them.
-pub(crate) fn classes(run: &Path, count: usize) -> Result<Option<Vec<String>>> {
-    let Some(file) = settings_beside(run).map(|config| config.with_file_name(CLASSES)).filter(|file| file.is_file())
-    else {
-        return Ok(None);
-    };
-    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read '{}'", printable(&file)))?;
-    let names: Vec<String> = text.lines().map(str::to_owned).collect();
-    if names.len() != count {
-        bail!("'{}' has {}, expected {count} as the model", printable(&file), counted(names.len(), "class"));
-    }
-    Ok(Some(names))
 }

@@ -13,9 +13,6 @@ const BYTES: u64 = 128 << 20;
 const TENSORS: u64 = 8;
 /// The lowest logarithm of a probability: its exponential is 0 in f32, and 0 times it is 0.
 const LOWEST: f32 = -1.0e4;
-/// From this many elements on, burn's CPU device adds partial sums in the order in which threads finish them (burn-flex 0.22), so that
-/// the last bits differ from run to run.
-const LARGE: usize = 4 << 20;
 
 /// The outputs of a teacher for N rows. No gradient reaches them.
 #[derive(Clone, Debug)]
@@ -123,11 +120,7 @@ impl DistillationLoss {
     pub fn new(temperature: f64) -> Result<Self, Error> {
         match temperature.is_finite() && temperature > 0.0 {
             true => Ok(Self { temperature, rows: None }),
-            false => Err(Error::InvalidSetting {
-                what: "the temperature",
-                value: temperature.to_string(),
-                expected: "a finite number above 0",
-            }),
+            false => Err(Error::invalid("the temperature", temperature, "a finite number above 0")),
         }
     }
 
@@ -232,7 +225,7 @@ fn with_gradient(loss: Tensor<1>, x: Tensor<2>, gradient: Tensor<2>) -> Tensor<1
 
 /// The sum of all elements, `[1]`. Many elements are added one dimension after the other, which has a fixed order.
 fn sum(x: Tensor<2>) -> Tensor<1> {
-    match x.shape().num_elements() < LARGE {
+    match x.shape().num_elements() < kiln_operations::LARGE_SUM {
         true => x.sum(),
         false => x.sum_dim(1).sum_dim(0).reshape([1]),
     }

@@ -7,19 +7,19 @@ pub enum Error {
     /// A number is out of range.
     #[error("{what} is {value}, expected {expected}")]
     InvalidSetting {
-        /// What the number sets.
+        /// The setting.
         what: &'static str,
-        /// The number.
+        /// Its value.
         value: String,
-        /// What is accepted.
+        /// The values that are accepted.
         expected: &'static str,
     },
     /// A number is infinite or not a number.
     #[error("{what} is {value}, expected a finite number")]
     NotFinite {
-        /// What the number is.
+        /// The quantity.
         what: &'static str,
-        /// The number.
+        /// Its value.
         value: String,
     },
     /// A path names no parameter of the model.
@@ -35,7 +35,7 @@ pub enum Error {
     BudgetTooSmall {
         /// The budget.
         budget: u64,
-        /// What the smallest choices need.
+        /// Bytes that the smallest choices need.
         smallest: u64,
     },
     /// A tensor has another shape than the parameter of the model.
@@ -59,7 +59,7 @@ pub enum Error {
     Read {
         /// The parameter.
         path: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A tensor has a shape that does not fit the others.
@@ -69,7 +69,7 @@ pub enum Error {
         what: &'static str,
         /// Its shape.
         found: Vec<usize>,
-        /// What fits.
+        /// The shapes that fit.
         expected: String,
     },
     /// Adapters that do not fit a model, or each other.
@@ -77,7 +77,7 @@ pub enum Error {
     Adapter {
         /// The path of the parameter.
         path: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A device does not hold the values of a quantisation scheme.
@@ -93,7 +93,7 @@ pub enum Error {
     Load {
         /// The file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A file cannot be written.
@@ -101,7 +101,7 @@ pub enum Error {
     Save {
         /// The file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A model is to be pruned and has no masks.
@@ -113,4 +113,19 @@ pub enum Error {
     /// A forward pass cannot be recorded.
     #[error("the model cannot be recorded: {0}")]
     Record(String),
+}
+
+impl Error {
+    pub(crate) fn invalid(what: &'static str, value: impl ToString, expected: &'static str) -> Self {
+        Self::InvalidSetting { what, value: value.to_string(), expected }
+    }
+
+    /// The error of a path that is none of `known`.
+    pub(crate) fn unknown<S: AsRef<str>>(path: &str, known: impl IntoIterator<Item = S>) -> Self {
+        let known = known.into_iter().fold(String::new(), |all, path| match all.is_empty() {
+            true => path.as_ref().to_owned(),
+            false => all + ", " + path.as_ref(),
+        });
+        Self::UnknownParameter { path: path.to_owned(), known }
+    }
 }

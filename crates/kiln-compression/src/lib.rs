@@ -27,9 +27,9 @@
 //! *Architecture invariant*: this crate knows no data, no training loop and no architecture. It sees modules, their parameters by
 //! path, and closures.
 
-mod atomic;
 mod distill;
 mod error;
+mod files;
 mod lora;
 mod nest;
 mod parameters;

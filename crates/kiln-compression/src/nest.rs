@@ -88,7 +88,7 @@ fn part<R: Reparameterizer, const D: usize>(
 /// The name of a [`Nested`] in the paths of its parts.
 pub(crate) const NESTED: &str = "nested";
 
-/// What [`Nest`] attaches.
+/// The reparameterization that [`Nest`] attaches.
 #[derive(Clone, Debug)]
 pub struct Nested<A, B> {
     /// Changes the stored value.
@@ -97,35 +97,32 @@ pub struct Nested<A, B> {
     pub then: Option<B>,
 }
 
+fn visit_part<R: Reparameterization, V: ModuleVisitor>(part: &Option<R>, visitor: &mut V) {
+    if let Some(part) = part {
+        visitor.enter_module(R::NAME, "Reparameterization");
+        part.visit(visitor);
+        visitor.exit_module(R::NAME, "Reparameterization");
+    }
+}
+
+fn map_part<R: Reparameterization, M: ModuleMapper>(part: Option<R>, mapper: &mut M) -> Option<R> {
+    part.map(|part| {
+        mapper.enter_module(R::NAME, "Reparameterization");
+        let part = part.map(mapper);
+        mapper.exit_module(R::NAME, "Reparameterization");
+        part
+    })
+}
+
 // burn's derive asks for a display of the parts, which reparameterizations need not have.
 impl<A: Reparameterization, B: Reparameterization> Module for Nested<A, B> {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        if let Some(first) = &self.first {
-            visitor.enter_module(A::NAME, "Reparameterization");
-            first.visit(visitor);
-            visitor.exit_module(A::NAME, "Reparameterization");
-        }
-        if let Some(then) = &self.then {
-            visitor.enter_module(B::NAME, "Reparameterization");
-            then.visit(visitor);
-            visitor.exit_module(B::NAME, "Reparameterization");
-        }
+        visit_part(&self.first, visitor);
+        visit_part(&self.then, visitor);
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        let first = self.first.map(|first| {
-            mapper.enter_module(A::NAME, "Reparameterization");
-            let first = first.map(mapper);
-            mapper.exit_module(A::NAME, "Reparameterization");
-            first
-        });
-        let then = self.then.map(|then| {
-            mapper.enter_module(B::NAME, "Reparameterization");
-            let then = then.map(mapper);
-            mapper.exit_module(B::NAME, "Reparameterization");
-            then
-        });
-        Self { first, then }
+        Self { first: map_part(self.first, mapper), then: map_part(self.then, mapper) }
     }
 
     fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {

@@ -228,6 +228,18 @@ impl Error {
         Self::Read { path: path.to_owned(), reason }
     }
 
+    pub(crate) fn write(path: &Path, reason: std::io::Error) -> Self {
+        Self::Write { path: path.to_owned(), reason }
+    }
+
+    pub(crate) fn no_data_set(path: &Path, reason: impl Into<String>) -> Self {
+        Self::NoDataSet { path: path.to_owned(), reason: reason.into() }
+    }
+
+    pub(crate) fn setting(field: &'static str, value: impl Into<String>, expected: &'static str) -> Self {
+        Self::InvalidSetting { field, value: value.into(), expected }
+    }
+
     pub(crate) fn format(path: &Path, reason: impl Into<String>) -> Self {
         Self::Format { path: path.to_owned(), reason: reason.into() }
     }

@@ -39,18 +39,15 @@
 //! ```
 
 mod caught;
-mod class_names;
 mod decode;
-mod directory;
 mod error;
+mod files;
 mod images;
 mod loader;
 mod order;
-mod partial;
 mod printable;
 mod text;
 mod tiles;
-mod train_test;
 
 pub use caught::panics_are_errors;
 pub use decode::{
@@ -58,6 +55,7 @@ pub use decode::{
     Oversized, Quality, Raster, RasterWindow, SampleType, Samples, View,
 };
 pub use error::Error;
+pub use files::TrainTest;
 pub use images::{
     Crop, ImageBatch, ImageSet, LabeledImage, Mix, MixedLabels, Normalize, Pixels, Transform, images_below,
     open_images, write_idx_gz,
@@ -76,7 +74,6 @@ pub use tiles::{
     Blend, ClassIds, ClassRows, Classes, MaskedImages, Stitch, TileArea, TileBatch, TileConfig, TileGrid, TilePlace,
     TileSet, TileTensors, open_masked_images, stitch, write_classes,
 };
-pub use train_test::TrainTest;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/data-loading.md")]

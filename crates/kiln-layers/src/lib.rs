@@ -27,7 +27,8 @@
 //! backward pass and compute in bounded blocks, and burn fuses them. burn's capture device records them. On any other device each
 //! function returns [`Error::UnsupportedDevice`].
 //!
-//! *Architecture invariant*: this crate knows burn and none of the other crates. Each operation is one node of burn's graph.
+//! *Architecture invariant*: this crate knows burn and kiln-operations, and no technique. Each operation is one node of burn's graph, and
+//! states beside its kernel what it costs.
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};
@@ -46,13 +47,10 @@ mod activation;
 mod add_relu;
 mod attention;
 mod batch_norm;
-mod capture;
 mod channel_scale;
 mod check;
 mod composed;
 mod conv2d;
-#[cfg(feature = "flex")]
-mod cpu;
 mod dropout;
 mod error;
 mod graph;
@@ -65,8 +63,6 @@ mod norm_conv2d;
 mod projected_attention;
 mod rotary;
 mod segmentation_loss;
-#[cfg_attr(not(feature = "flex"), allow(dead_code, unused, reason = "only kernels of the CPU device are called"))]
-mod simd;
 mod softmax;
 mod swiglu;
 mod upsample_conv2d;

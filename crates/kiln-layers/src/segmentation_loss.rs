@@ -2,13 +2,10 @@
 // B images, C classes, H height, W width
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
+use kiln_operations::LARGE_SUM;
 
 use crate::check::same_size;
 use crate::error::Error;
-
-/// From this many elements on, burn's CPU device adds partial sums in the order in which threads finish them (burn-flex 0.22), so that
-/// the last bits differ from run to run. Its sums over one dimension have a fixed order.
-const LARGE: usize = 4 << 20;
 
 /// The loss of a semantic segmentation: cross-entropy (with weights of classes) plus the soft Dice loss (Milletari et al. 2016, V-Net).
 ///
@@ -86,7 +83,7 @@ impl SegmentationLoss {
         let (value, gradient) = self.value_and_gradient(logits.clone().detach(), classes, weights);
         // The derivative of the sum of logits times constants are the constants.
         let linear = logits * gradient;
-        let linear = if linear.shape().num_elements() < LARGE { linear.sum() } else { pixels(linear).sum() };
+        let linear = if linear.shape().num_elements() < LARGE_SUM { linear.sum() } else { pixels(linear).sum() };
         Ok(value + linear.clone() - linear.detach())
     }
 

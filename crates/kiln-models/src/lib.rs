@@ -1,7 +1,7 @@
 //! Reference models for burn: image classifiers, a U-Net for segmentation, and a GPT-2-style decoder.
 //!
 //! - [`ResNet`], the residual networks of 18 to 101 layers.
-//! - [`MobileNetV2`], [`MobileNetV3`] and [`ShuffleNetV2`], networks of few parameters and multiply-adds.
+//! - [`MobileNet`] (versions 2 and 3) and [`ShuffleNetV2`], networks of few parameters and multiply-adds.
 //! - [`Vit`], the vision transformer, in DeiT's sizes.
 //! - [`Classifier`], any of these by name.
 //! - [`Unet`], semantic segmentation with the blocks of a ResNet or a MobileNetV2 as its encoder.
@@ -41,32 +41,24 @@
 //! ```
 
 mod classifier;
-mod conv_norm;
-mod defaults;
+mod config;
 mod error;
 mod gpt;
-mod layer;
-mod lean;
-mod matching;
-mod mobilenet_v2;
-mod mobilenet_v3;
-mod norms;
+mod layers;
+mod mobilenet;
 mod resnet;
 mod safetensors;
 mod shufflenet_v2;
-mod sizes;
 mod unet;
 mod vit;
 
 pub use classifier::{Classifier, ClassifierBlock, ClassifierConfig};
 pub use error::Error;
 pub use gpt::{Gpt, GptBlock, GptCache, GptConfig, GptReader, Sampling};
-pub use layer::{InputHook, InputMap, on_layer_input};
-pub use matching::Matched;
-pub use mobilenet_v2::{ConvRelu6, InvertedResidual, MobileNetV2, MobileNetV2Block, MobileNetV2Config};
-pub use mobilenet_v3::{ConvHardSwish, InvertedResidualV3, MobileNetV3, MobileNetV3Block, MobileNetV3Config};
-pub use resnet::{ResNet, ResNetBlock, ResNetConfig, ResidualBlock, Stem, StemLayers};
-pub use safetensors::SafetensorsModel;
-pub use shufflenet_v2::{ConvRelu, ShuffleBlock, ShuffleNetV2, ShuffleNetV2Block, ShuffleNetV2Config};
-pub use unet::{DecoderBlock, EncoderBlock, EncoderLayers, Unet, UnetBlock, UnetConfig, UnetEncoder};
-pub use vit::{Patches, Vit, VitBlock, VitConfig, VitEncoder};
+pub use layers::{InputHook, InputMap, on_layer_input};
+pub use mobilenet::{MobileNet, MobileNetBlock, MobileNetV2Config, MobileNetV3Config};
+pub use resnet::{ResNet, ResNetBlock, ResNetConfig, Stem};
+pub use safetensors::{Matched, SafetensorsModel};
+pub use shufflenet_v2::{ShuffleNetV2, ShuffleNetV2Block, ShuffleNetV2Config};
+pub use unet::{Unet, UnetBlock, UnetConfig, UnetEncoder};
+pub use vit::{Vit, VitBlock, VitConfig};

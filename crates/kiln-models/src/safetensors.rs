@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use burn::module::Module;
-use burn::store::{BurnToPyTorchAdapter, KeyRemapper, ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::store::{
+    ApplyError, ApplyResult, BurnToPyTorchAdapter, KeyRemapper, ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore,
+};
+use burn::tensor::{DType, Tensor};
 
 use crate::Error;
 use crate::gpt::Gpt;
-use crate::matching::{Matched, matching, one_line};
-use crate::mobilenet_v2::MobileNetV2;
-use crate::mobilenet_v3::MobileNetV3;
+use crate::mobilenet::MobileNet;
 use crate::resnet::ResNet;
 use crate::shufflenet_v2::ShuffleNetV2;
 use crate::unet::Unet;
@@ -17,8 +18,7 @@ use crate::vit::Vit;
 
 /// A model that is read from and written to safetensors files under the names and layouts of its reference implementation.
 ///
-/// Files of a [`ResNet`], a [`MobileNetV2`], a [`MobileNetV3`] and a [`ShuffleNetV2`] load into torchvision's models of these names, files
-/// of a [`Vit`] into timm's, files of a [`Unet`] into segmentation_models_pytorch's, files of a [`Gpt`] into transformers'
+/// Files of a [`ResNet`], a [`MobileNet`] and a [`ShuffleNetV2`] load into torchvision's models of these names, files of a [`Vit`] into timm's, files of a [`Unet`] into segmentation_models_pytorch's, files of a [`Gpt`] into transformers'
 /// `GPT2LMHeadModel`, and the other way round.
 pub trait SafetensorsModel: Module + Sized {
     #[doc(hidden)]
@@ -37,11 +37,7 @@ pub trait SafetensorsModel: Module + Sized {
     fn load_safetensors(mut self, path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
-        if !path.is_file() {
-            return Err(fail("no such file".into()));
-        }
-        let mut store = self.reading(SafetensorsStore::from_file(path)).allow_partial(true).validate(false);
-        let result = self.load_from(&mut store).map_err(|e| fail(one_line(&e)))?;
+        let result = read(&mut self, path)?;
         if let Some(error) = result.errors.first() {
             return Err(fail(format!("not a checkpoint of this model: {}", one_line(error))));
         }
@@ -60,10 +56,12 @@ pub trait SafetensorsModel: Module + Sized {
     ///
     /// # Errors
     /// [`Error::Load`] when the file cannot be read or has no tensor of this model, [`Error::Shape`] for a tensor of another shape.
-    fn load_matching(self, path: impl AsRef<Path>) -> Result<(Self, Matched), Error> {
+    fn load_matching(mut self, path: impl AsRef<Path>) -> Result<(Self, Matched), Error> {
         let path = path.as_ref();
-        let (store, head) = (self.reading(SafetensorsStore::from_file(path)), self.head_path());
-        matching(self, path, store, head)
+        let result = read(&mut self, path)?;
+        let matched = matched(result, path, self.head_path())?;
+        // Files of large models are often in 16 bits, and a layer computes in the dtype of its parameters.
+        Ok((self.map(&mut Full), matched))
     }
 
     /// Writes all parameters and buffers to `path`. An older file is replaced when the new one is complete.
@@ -78,6 +76,78 @@ pub trait SafetensorsModel: Module + Sized {
             .save_into(&mut self.writing(store))
             .map_err(|e| Error::Save { path: path.to_owned(), reason: one_line(&e) })
     }
+}
+
+/// The paths of a model's tensors and of a file's tensors, after the model was read from the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Matched {
+    /// Tensors of the model that have the values of the file.
+    pub taken: Vec<String>,
+    /// Tensors of the model that the file lacks, or that it has for another number of classes. They keep their initial values.
+    pub new: Vec<String>,
+    /// Tensors of the file that the model does not have.
+    pub unused: Vec<String>,
+}
+
+/// Reads those tensors of the file at `path` that `model` has.
+fn read<M: SafetensorsModel>(model: &mut M, path: &Path) -> Result<ApplyResult, Error> {
+    let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+    if !path.is_file() {
+        return Err(fail("no such file".into()));
+    }
+    let mut store = model.reading(SafetensorsStore::from_file(path)).allow_partial(true).validate(false);
+    model.load_from(&mut store).map_err(|e| fail(one_line(&e)))
+}
+
+/// The paths of tensors after a file was read. `head` is the path of the layer of classes, if there is one.
+fn matched(result: ApplyResult, path: &Path, head: Option<&str>) -> Result<Matched, Error> {
+    let fail = |reason: String| Error::Load { path: path.to_owned(), reason };
+    let mut new: Vec<String> = result.missing.into_iter().map(|(name, _)| name).collect();
+    for error in result.errors {
+        match error {
+            ApplyError::ShapeMismatch { path: name, .. } if head.is_some_and(|head| is_below(&name, head)) => {
+                new.push(name)
+            }
+            ApplyError::ShapeMismatch { path: name, expected, found } => {
+                let (expected, found) = (expected.to_vec(), found.to_vec());
+                return Err(Error::Shape { path: path.to_owned(), name, expected, found });
+            }
+            other => return Err(fail(one_line(&other))),
+        }
+    }
+    if result.applied.is_empty() {
+        let first = result.unused.first().map_or_else(|| "nothing".to_owned(), |name| format!("'{name}'"));
+        return Err(fail(format!("no tensor of it fits this model; its first is {first}")));
+    }
+    new.sort();
+    let (mut taken, unused) = (result.applied, result.unused);
+    taken.sort();
+    Ok(Matched { taken, new, unused })
+}
+
+/// Whether the tensor `name` belongs to the layer `layer`.
+fn is_below(name: &str, layer: &str) -> bool {
+    name.strip_prefix(layer).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// Makes parameters f32.
+struct Full;
+
+impl ModuleMapper for Full {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if param.val().dtype() == DType::F32 {
+            return param;
+        }
+        let learns = param.is_require_grad();
+        param.map(|tensor| tensor.detach().set_require_grad(false).cast(DType::F32)).set_require_grad(learns)
+    }
+}
+
+/// The first line of an error's text that is not empty.
+fn one_line(error: &impl std::fmt::Display) -> String {
+    let text = error.to_string();
+    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown error").to_owned()
 }
 
 fn remap(patterns: &[(&str, &str)]) -> KeyRemapper {
@@ -114,7 +184,7 @@ macro_rules! by_names {
     )+};
 }
 
-by_names!(MobileNetV2: "classifier", MobileNetV3: "classifier", ShuffleNetV2: "fc", Unet: "head", Vit: "head");
+by_names!(MobileNet: "classifier", ShuffleNetV2: "fc", Unet: "head", Vit: "head");
 
 impl SafetensorsModel for ResNet {
     fn reading(&self, store: SafetensorsStore) -> SafetensorsStore {

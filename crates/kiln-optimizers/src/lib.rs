@@ -16,7 +16,7 @@
 //! feature of another runtime) have kernels for state in 8 or 4 bits. Everything else is composed of burn's operations. burn's capture
 //! device records an update as one operation.
 //!
-//! *Architecture invariant*: this crate knows burn and none of the other crates. An optimizer sees one parameter at a time, and no model.
+//! *Architecture invariant*: this crate knows burn and kiln-operations, and no technique. An optimizer sees one parameter at a time, and no model.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
@@ -34,10 +34,7 @@
 //! ```
 
 mod blocks;
-mod capture;
 mod chunks;
-#[cfg(feature = "flex")]
-mod cpu;
 mod elementwise;
 mod error;
 mod fused;
@@ -48,8 +45,6 @@ mod place;
 mod primitive;
 mod quantized;
 mod record;
-#[cfg_attr(not(feature = "flex"), allow(dead_code, unused, reason = "only kernels of the CPU device are called"))]
-mod simd;
 mod stochastic;
 
 pub use blocks::{Blocks, CodeBook, check_finite, dequantize, quantize};

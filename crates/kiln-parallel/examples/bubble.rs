@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let layer = || LinearConfig::new(WIDTH, WIDTH).init(&device);
     let model: Vec<Stage> = (0..stages).map(|_| Stage { layers: (0..LAYERS).map(|_| layer()).collect() }).collect();
     let input = Tensor::<2>::random([ROWS, WIDTH], Distribution::Default, &device);
-    let forward = |hop: &kiln_parallel::Hop<'_>| {
+    let forward = |boundary: &kiln_parallel::StageBoundary<'_>| {
         let (last, first) = model.split_last().ok_or(kiln_parallel::Error::InvalidSetting {
             field: "stages",
             value: "0".into(),
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         })?;
         let mut x = input.clone();
         for stage in first {
-            x = hop.next(stage.forward(x), &device)?;
+            x = boundary.next(stage.forward(x), &device)?;
         }
         Ok::<_, kiln_parallel::Error>(last.forward(x).square().mean())
     };
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let kept = Mutex::new(0);
             let begun = Instant::now();
             let ran = Pipeline::new(*schedule, stages, micro_batches)?.run(
-                |_, hop| forward(hop),
+                |_, boundary| forward(boundary),
                 |_, _, _| {
                     *kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner) += 1;
                     Ok(())

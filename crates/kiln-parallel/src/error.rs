@@ -50,7 +50,7 @@ pub enum Error {
     Left {
         /// The replica that left.
         rank: usize,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The group is broken by an earlier error.
@@ -91,7 +91,7 @@ pub enum Error {
     },
     /// A forward pass did not end as many stages as the pipeline has.
     #[error("the forward pass of micro-batch {micro_batch} came to a stage {found}, expected {expected} stages")]
-    Hops {
+    StageCount {
         /// The micro-batch.
         micro_batch: usize,
         /// The stages that the forward pass came to.
@@ -107,7 +107,7 @@ pub enum Error {
         /// The tensor's device.
         device: String,
     },
-    /// A later stage has used a tensor of a stage, and its graph, without [`Hop::carry`](crate::Hop::carry).
+    /// A later stage has used a tensor of a stage, and its graph, without [`StageBoundary::carry`](crate::StageBoundary::carry).
     #[error(
         "a tensor of stage {stage} reached a later stage of micro-batch {micro_batch} without the pipeline, expected every tensor with a \
          gradient to go from stage to stage by `carry`"
@@ -146,6 +146,10 @@ fn place(doing: Option<Action>) -> String {
 }
 
 impl Error {
+    pub(crate) fn invalid(field: &'static str, value: impl ToString, expected: &'static str) -> Self {
+        Self::InvalidSetting { field, value: value.to_string(), expected }
+    }
+
     /// The error of later operations in a group that this error has ended.
     pub(crate) fn afterwards(&self) -> Self {
         match self {

@@ -1,6 +1,6 @@
 //! Training on several devices for any burn program: model stages, replicas, sharded optimizer state.
 //!
-//! [`Pipeline`] runs a model whose stages are on several devices. The forward pass of a micro-batch says where a stage ends ([`Hop`]); a
+//! [`Pipeline`] runs a model whose stages are on several devices. The forward pass of a micro-batch says where a stage ends ([`StageBoundary`]); a
 //! [`Schedule`] says in which order stages work on micro-batches. Losses and gradients have the bits of a plain loop over the micro-batches.
 //!
 //! ```
@@ -33,11 +33,11 @@
 //! for _ in 0..20 {
 //!     let sums = Mutex::new(GradientsAccumulator::new());
 //!     let ran = pipeline.run(
-//!         |micro_batch, hop| -> Result<Tensor<1>, Error> {
+//!         |micro_batch, boundary| -> Result<Tensor<1>, Error> {
 //!             let input = inputs[micro_batch].clone();
 //!             let targets = input.clone().sum_dim(1).to_device(&devices[1]);
 //!             let x = relu(model.first.forward(input));
-//!             let x = hop.next(x, &devices[1])?; // the first stage ends here
+//!             let x = boundary.next(x, &devices[1])?; // the first stage ends here
 //!             let loss = (model.second.forward(x) - targets).square().mean();
 //!             Ok(loss / micro_batches as f32)
 //!         },
@@ -62,7 +62,7 @@ mod reduce;
 mod schedule;
 
 pub use error::Error;
-pub use pipeline::{Hop, Pipeline, Ran, Stopped, Way};
+pub use pipeline::{Execution, Pipeline, PipelineOutput, StageBoundary, Stopped};
 #[cfg(feature = "mpi")]
 pub use reduce::Mpi;
 #[cfg(feature = "cuda")]

@@ -4,9 +4,9 @@
 //! - [`Probe`]: were these tensors written? A failed allocation on a device is silent until something reads the tensor.
 //! - [`attempt`]: runs a closure completely or not at all, and frees unused device memory after a failure.
 //! - [`MicroBatchSearch`]: finds the largest size that fits with few failures, and follows it when the free memory changes.
-//! - [`Ladder`]: chooses the next remedy. [`Exhausted`] hands the batch back with a report when none is left.
+//! - [`Ladder`]: chooses the next remedy. [`ExhaustionReport`] says what was tried when none is left.
 //! - [`Patience`]: how long a batch waits for memory that another process holds, before it is given up.
-//! - [`Recovery`]: all of these in one loop.
+//! - [`Recovery`]: all of these in one loop ([`Recovery::run`]), or in a loop of one's own ([`Recovery::start`], [`Recovery::after`]).
 //! - [`Injector`]: failures on purpose, for a device that has none.
 //!
 //! ```
@@ -26,16 +26,15 @@
 //! let mut recovery = Recovery::new(device.clone(), MicroBatchSearch::new(MicroBatchSearchConfig::new(8))?, Ladder::standard());
 //! for _ in 0..3 {
 //!     let batch = Tensor::<2>::ones([8, 4], &device);
-//!     let sum = |batch: &Tensor<2>, micro_batch: usize| -> Result<Tensor<1>, StepError> {
+//!     let sum = |setting: Setting| -> Result<Tensor<1>, StepError> {
 //!         let mut sum = Tensor::zeros([1], &device);
-//!         for part in batch.clone().split(micro_batch, 0) {
+//!         for part in batch.clone().split(setting.micro_batch, 0) {
 //!             faults.check("forward")?;
 //!             sum = sum + part.sum();
 //!         }
 //!         Ok(sum)
 //!     };
-//!     let work = |batch: &Tensor<2>, setting: Setting| sum(batch, setting.micro_batch);
-//!     let done = recovery.run(8, 0, batch, work, |sum, probe| {
+//!     let done = recovery.run(8, 0, sum, |sum, probe| {
 //!         probe.add(sum);
 //!     })?;
 //!     assert_eq!(done.value.into_scalar::<f32>(), 32.0);
@@ -55,7 +54,6 @@
 mod attempt;
 mod error;
 mod failure;
-mod ladder;
 mod recovery;
 mod report;
 mod retry;
@@ -64,12 +62,12 @@ mod search;
 pub use attempt::{AttemptOutcome, Probe, attempt, forget, reclaim, renewed};
 pub use error::Error;
 pub use failure::{Failure, Injector, Kind, classify};
-pub use ladder::{
-    Ladder, Offload, Reclaim, Relaxation, Remedy, Rung, SavingLevel, Setting, Shrink, Situation, Strengthen,
-};
 pub use recovery::{Recovered, Recovery, RecoveryState, Stopped};
-pub use report::{DeviceFigures, Exhausted, ExhaustionReport, MemoryHolder, Try};
-pub use retry::{Patience, Pauses, Shortage};
+pub use report::{DeviceFigures, ExhaustionReport, MemoryHolder};
+pub use retry::{
+    Attempts, FailedAttempt, Ladder, Offload, Patience, Pauses, Reclaim, Relaxation, Remedy, RetryPolicy, SavingLevel,
+    Setting, Shortage, Shrink, Strengthen, Try,
+};
 pub use search::{LinearFit, MicroBatchSearch, MicroBatchSearchConfig, MicroBatchSearchState, SizeSearch};
 
 /// The guide's examples.

@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::attempt::{AttemptOutcome, Probe, attempt};
 use crate::failure::Failure;
-use crate::ladder::{Ladder, Relaxation, Remedy, SavingLevel, Setting};
-use crate::report::{DeviceFigures, Exhausted, ExhaustionReport, Try};
-use crate::retry::{Batch, Controller, Patience, Pauses, Shortage, can_pass};
+use crate::report::{DeviceFigures, ExhaustionReport};
+use crate::retry::{
+    Attempts, Controller, Ladder, Patience, Pauses, Relaxation, Remedy, SavingLevel, Setting, Shortage, Try, can_pass,
+};
 use crate::search::{MicroBatchSearch, MicroBatchSearchState};
 
 /// Trains batch after batch. Each batch is tried until it fits or nothing is left to try.
@@ -30,25 +31,18 @@ use crate::search::{MicroBatchSearch, MicroBatchSearchState};
 pub struct Recovery {
     device: Device,
     controller: Controller,
-    peak: Peak,
-    pause: Pause,
+    /// Reads the peak bytes of an attempt.
+    peak: Callback<dyn Fn() -> Option<u64> + Send>,
+    /// Pauses, unless the caller ends the wait.
+    pause: Callback<dyn FnMut(Duration) -> ControlFlow<()> + Send>,
 }
 
-/// Reads the peak bytes of an attempt.
-struct Peak(Box<dyn Fn() -> Option<u64> + Send>);
+/// A function of the caller, which `Debug` shows by its name.
+struct Callback<F: ?Sized>(Box<F>);
 
-impl fmt::Debug for Peak {
+impl<F: ?Sized> fmt::Debug for Callback<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Peak")
-    }
-}
-
-/// Pauses, unless the caller ends the wait.
-struct Pause(Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>);
-
-impl fmt::Debug for Pause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Pause")
+        f.write_str("Callback")
     }
 }
 
@@ -85,10 +79,13 @@ pub struct Recovered<T> {
 }
 
 /// The reason why a batch was not trained.
-pub enum Stopped<B, E> {
+#[derive(Debug, thiserror::Error)]
+pub enum Stopped<E> {
     /// Nothing is left to try.
-    Exhausted(Box<Exhausted<B>>),
+    #[error("{0}")]
+    Exhausted(Box<ExhaustionReport>),
     /// Not a memory failure, or the loss of the device. The error of the work, unchanged.
+    #[error(transparent)]
     Other(E),
 }
 
@@ -102,14 +99,14 @@ impl Recovery {
         Self {
             device,
             controller: Controller::new(search, ladder),
-            peak: Peak(Box::new(|| None)),
-            pause: Pause(Box::new(sleep)),
+            peak: Callback(Box::new(|| None)),
+            pause: Callback(Box::new(sleep)),
         }
     }
 
     /// Starts with a stronger level than the default, for example from a prediction. No weaker level is tried later.
     #[must_use]
-    pub fn starting_with(mut self, level: SavingLevel) -> Self {
+    pub fn with_level(mut self, level: SavingLevel) -> Self {
         (self.controller.level, self.controller.least) = (level, level);
         self
     }
@@ -117,8 +114,8 @@ impl Recovery {
     /// Calls `peak` after each success for the peak bytes of the attempt, counted like the
     /// [limit](crate::MicroBatchSearchConfig::with_limit). From two sizes on, a linear fit through the peaks predicts the next.
     #[must_use]
-    pub fn measuring(self, peak: impl Fn() -> Option<u64> + Send + 'static) -> Self {
-        Self { peak: Peak(Box::new(peak)), ..self }
+    pub fn with_peak(self, peak: impl Fn() -> Option<u64> + Send + 'static) -> Self {
+        Self { peak: Callback(Box::new(peak)), ..self }
     }
 
     /// Sets how long one batch may wait for memory. Default: 5 minutes.
@@ -132,7 +129,7 @@ impl Recovery {
     /// example: the batch is then given up at once.
     #[must_use]
     pub fn with_pause(self, pause: impl FnMut(Duration) -> ControlFlow<()> + Send + 'static) -> Self {
-        Self { pause: Pause(Box::new(pause)), ..self }
+        Self { pause: Callback(Box::new(pause)), ..self }
     }
 
     /// The state, to save it with the run.
@@ -174,77 +171,92 @@ impl Recovery {
 
     /// Trains a batch of `samples` in shape bucket `bucket`.
     ///
-    /// `work` is called with the batch and a setting, once for each attempt. It must change nothing outside itself and only read `batch`.
-    /// `evidence` adds to the probe the tensors that prove that the result was written. See [`attempt`].
+    /// `work` is called with a setting, once for each attempt. It must change nothing outside itself. `check` adds to the probe the tensors
+    /// that must have been written for the result to count. See [`attempt`].
     ///
     /// # Errors
-    /// [`Stopped::Exhausted`] hands the batch back with a report. [`Stopped::Other`] is the error of `work`.
+    /// [`Stopped::Exhausted`] has a report of the attempts. [`Stopped::Other`] is the error of `work`.
     ///
     /// # Panics
-    /// When `work` or `evidence` panics for another reason than memory.
-    pub fn run<B, T, E>(
+    /// When `work` or `check` panics for another reason than memory.
+    pub fn run<T, E>(
         &mut self,
         samples: usize,
         bucket: u64,
-        batch: B,
-        mut work: impl FnMut(&B, Setting) -> Result<T, E>,
-        evidence: impl FnMut(&T, &mut Probe),
-    ) -> Result<Recovered<T>, Stopped<B, E>>
+        mut work: impl FnMut(Setting) -> Result<T, E>,
+        mut check: impl FnMut(&T, &mut Probe),
+    ) -> Result<Recovered<T>, Stopped<E>>
     where
         E: Error + From<ExecutionError> + 'static,
     {
-        self.run_shared(samples, bucket, batch, |batch, setting| work(batch, *setting), evidence)
-    }
-
-    /// [`run`](Self::run) for a batch of which other replicas train parts at the same time. Before it begins, `work` may replace the
-    /// setting that it gets by the one that all replicas can run with. The sizes are then learned for the setting that ran.
-    ///
-    /// # Errors
-    /// Those of [`run`](Self::run).
-    ///
-    /// # Panics
-    /// When `work` or `evidence` panics for another reason than memory.
-    pub fn run_shared<B, T, E>(
-        &mut self,
-        samples: usize,
-        bucket: u64,
-        batch: B,
-        mut work: impl FnMut(&B, &mut Setting) -> Result<T, E>,
-        mut evidence: impl FnMut(&T, &mut Probe),
-    ) -> Result<Recovered<T>, Stopped<B, E>>
-    where
-        E: Error + From<ExecutionError> + 'static,
-    {
-        let mut progress = self.controller.start(samples, bucket);
-        let mut tries: Vec<Try> = vec![];
+        let mut attempts = self.start(samples, bucket);
         loop {
-            let mut setting = progress.setting();
-            let outcome = attempt(&self.device, || work(&batch, &mut setting), &mut evidence);
-            progress.ran_with(setting);
-            let failure = match outcome {
+            let setting = attempts.setting();
+            match attempt(&self.device, || work(setting), &mut check) {
                 AttemptOutcome::Done(value) => {
-                    self.controller.succeeded(&progress, (self.peak.0)());
-                    return Ok(Recovered { value, setting, tries, waited: progress.waited() });
+                    self.succeeded(&attempts, None);
+                    let (tries, waited) = (attempts.failed().to_vec(), attempts.waited());
+                    return Ok(Recovered { value, setting, tries, waited });
+                }
+                AttemptOutcome::Failed(failure) => {
+                    self.after(&mut attempts, &failure).map_err(Stopped::Exhausted)?;
                 }
                 AttemptOutcome::Other(error) => return Err(Stopped::Other(error)),
-                AttemptOutcome::Failed(failure) => failure,
-            };
-            let remedy = self.controller.failed(&mut progress, &failure);
-            tracing::warn!(micro_batch = setting.micro_batch, plan = setting.plan, "{failure}; {remedy}");
-            let mut tried = Try { setting, failure, remedy };
-            let interrupted = match remedy {
-                Remedy::Wait(pause) if (self.pause.0)(pause).is_break() => true,
-                Remedy::GiveUp => false,
-                _ => {
-                    tries.push(tried);
-                    continue;
-                }
-            };
-            tried.remedy = Remedy::GiveUp;
-            tries.push(tried);
-            let report = self.report(&progress, bucket, tries, interrupted);
-            return Err(Stopped::Exhausted(Box::new(Exhausted { batch, report })));
+            }
         }
+    }
+
+    /// Begins a batch of `samples` in shape bucket `bucket`, in a loop of one's own: after each failed attempt follows [`after`](Self::after),
+    /// after one that succeeded [`succeeded`](Self::succeeded).
+    ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use kiln_recovery::{Failure, Kind, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Recovery};
+    ///
+    /// let search = MicroBatchSearch::new(MicroBatchSearchConfig::new(8))?;
+    /// let mut recovery = Recovery::new(Device::flex(), search, Ladder::standard());
+    /// let mut attempts = recovery.start(8, 0);
+    /// while attempts.setting().micro_batch > 3 {
+    ///     recovery.after(&mut attempts, &Failure::new(Kind::OutOfMemory, "no memory"))?;
+    /// }
+    /// recovery.succeeded(&attempts, None);
+    /// assert_eq!((attempts.setting().micro_batch, recovery.setting(8, 0).micro_batch), (2, 2));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn start(&self, samples: usize, bucket: u64) -> Attempts {
+        self.controller.start(samples, bucket)
+    }
+
+    /// Decides what follows a failed attempt, and pauses if that is a pause. The next attempt has the new [`Attempts::setting`].
+    ///
+    /// # Errors
+    /// A report of the attempts if nothing is left to try, or if the caller has ended the wait.
+    pub fn after(&mut self, attempts: &mut Attempts, failure: &Failure) -> Result<(), Box<ExhaustionReport>> {
+        let setting = attempts.setting();
+        let remedy = self.controller.failed(attempts, failure);
+        tracing::warn!(micro_batch = setting.micro_batch, plan = setting.plan, "{failure}; {remedy}");
+        let interrupted = matches!(remedy, Remedy::Wait(pause) if (self.pause.0)(pause).is_break());
+        if !interrupted && remedy != Remedy::GiveUp {
+            return Ok(());
+        }
+        let mut tries = attempts.failed().to_vec();
+        if let Some(last) = tries.last_mut() {
+            last.remedy = Remedy::GiveUp;
+        }
+        let search = &self.controller.search;
+        Err(Box::new(ExhaustionReport {
+            tries,
+            waited: attempts.waited(),
+            interrupted,
+            device: DeviceFigures { total: search.config().limit(), ..DeviceFigures::of(&self.device) },
+            fit: search.fit(attempts.bucket()),
+            ..ExhaustionReport::default()
+        }))
+    }
+
+    /// Learns from the attempt that succeeded. `peak`: its peak bytes, if measured. Otherwise those of [`with_peak`](Self::with_peak) count.
+    pub fn succeeded(&mut self, attempts: &Attempts, peak: Option<u64>) {
+        self.controller.succeeded(attempts, peak.or_else(|| (self.peak.0)()));
     }
 
     /// Pauses before another try at work that is not a batch, such as an update of parameters. The pauses grow, and their sum stays within
@@ -276,45 +288,5 @@ impl Recovery {
         let Some(pause) = pauses.next(self.controller.patience.total()) else { return false };
         tracing::warn!("{failure}; another try in {pause:?}");
         (self.pause.0)(pause).is_continue()
-    }
-
-    fn report(&self, progress: &Batch, bucket: u64, tries: Vec<Try>, interrupted: bool) -> ExhaustionReport {
-        let search = &self.controller.search;
-        ExhaustionReport {
-            tries,
-            waited: progress.waited(),
-            interrupted,
-            device: DeviceFigures { total: search.config().limit(), ..DeviceFigures::of(&self.device) },
-            fit: search.fit(bucket),
-            ..ExhaustionReport::default()
-        }
-    }
-}
-
-impl<B, E: fmt::Debug> fmt::Debug for Stopped<B, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exhausted(exhausted) => f.debug_tuple("Exhausted").field(exhausted).finish(),
-            Self::Other(error) => f.debug_tuple("Other").field(error).finish(),
-        }
-    }
-}
-
-impl<B, E: fmt::Display> fmt::Display for Stopped<B, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exhausted(exhausted) => exhausted.fmt(f),
-            Self::Other(error) => error.fmt(f),
-        }
-    }
-}
-
-impl<B, E: Error + 'static> Error for Stopped<B, E> {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Exhausted(_) => None,
-            // It prints as the error itself, so the next source is the source of that error.
-            Self::Other(error) => error.source(),
-        }
     }
 }

@@ -1,6 +1,5 @@
 //! The report of a batch that did not fit, for people and for programs.
 
-use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
@@ -8,20 +7,8 @@ use burn::tensor::Device;
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
-use crate::ladder::{Remedy, Setting};
+use crate::retry::Try;
 use crate::search::LinearFit;
-
-/// A failed attempt and the answer to it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Try {
-    /// The setting of the attempt.
-    pub setting: Setting,
-    /// The failure.
-    pub failure: Failure,
-    /// The answer.
-    pub remedy: Remedy,
-}
 
 /// The memory of a device in bytes, as far as known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,32 +117,11 @@ impl fmt::Display for ExhaustionReport {
     }
 }
 
-/// No remedy was left for a batch. The batch comes back untrained.
-pub struct Exhausted<B> {
-    /// The batch.
-    pub batch: B,
-    /// The attempts and their answers, and suggestions.
-    pub report: ExhaustionReport,
-}
-
-impl<B> fmt::Debug for Exhausted<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exhausted").field("report", &self.report).finish_non_exhaustive()
-    }
-}
-
-impl<B> fmt::Display for Exhausted<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.report.fmt(f)
-    }
-}
-
-impl<B> Error for Exhausted<B> {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::Kind;
+    use crate::failure::{Failure, Kind};
+    use crate::retry::{Remedy, Setting};
 
     fn report() -> ExhaustionReport {
         let setting = |micro_batch, plan, offload| Setting { micro_batch, plan, offload };
@@ -189,9 +155,8 @@ largest holders:
   1.0 GiB  saved activations
 suggestions:
   a plan with segments of 1 saves 700 MiB";
-        let exhausted = Exhausted { batch: (), report: report() };
-        assert_eq!(exhausted.to_string(), expected);
-        assert_eq!(exhausted.report.sizes(), [2, 1]);
+        assert_eq!(report().to_string(), expected);
+        assert_eq!(report().sizes(), [2, 1]);
     }
 
     #[test]

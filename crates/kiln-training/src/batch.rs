@@ -1,10 +1,13 @@
-//! The trait of batches on the host, which a step cuts into micro-batches.
+//! Batches on the host, and their parts: a step cuts them into micro-batches, an evaluation into parts that fit into memory.
 
 use std::ops::Range;
 
-use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use kiln_accumulation::Weight;
 use kiln_data::{ImageBatch, Samples, TextBatch, TileBatch};
+use kiln_recovery::{AttemptOutcome, attempt};
+
+use crate::error::Error;
 
 /// A batch of samples in host memory.
 ///
@@ -211,10 +214,47 @@ impl<B> Part<'_, B> {
     }
 }
 
+/// Runs `work` on the batches, with at most `at_once` samples of a batch on the device. When memory runs out it halves that number and
+/// continues. `done` gets each part and its result, in order. Batches without a readable sample are skipped.
+pub(crate) fn in_parts<B: Batch, R>(
+    batches: impl Iterator<Item = Result<B, Error>>,
+    device: &Device,
+    at_once: impl Fn(&B) -> usize,
+    mut work: impl FnMut(&B) -> Result<R, Error>,
+    mut done: impl FnMut(&B, R) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut room = usize::MAX;
+    for batch in batches {
+        let batch = match batch {
+            Err(Error::Data(kiln_data::Error::NothingLeft { .. })) => continue,
+            batch => batch?,
+        };
+        let samples = batch.len();
+        let mut next = 0;
+        while next < samples {
+            let range = next..samples.min(next.saturating_add(room.min(at_once(&batch)).max(1)));
+            let part =
+                if range.len() == samples { Part::Whole(&batch) } else { Part::Slice(batch.slice(range.clone())) };
+            match attempt(device, || work(part.batch()), |_, _| {}) {
+                AttemptOutcome::Done(result) => {
+                    done(part.batch(), result)?;
+                    next = range.end;
+                }
+                AttemptOutcome::Failed(failure) if range.len() > 1 => {
+                    room = range.len() / 2;
+                    tracing::warn!("evaluation: {failure}; continuing with {room} samples at once");
+                }
+                AttemptOutcome::Failed(failure) => return Err(Error::Memory(failure)),
+                AttemptOutcome::Other(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::Device;
 
     #[test]
     fn tensor_data_is_cut_along_its_first_axis() {

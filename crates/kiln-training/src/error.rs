@@ -261,6 +261,24 @@ pub enum Error {
 }
 
 impl Error {
+    /// The failure, if the error is a lack of memory on this replica, after which the step can be tried again. Otherwise the error.
+    ///
+    /// An error of the group must not be tried again, although its text may quote another replica's lack of memory.
+    pub(crate) fn into_failure(self) -> Result<kiln_recovery::Failure, Self> {
+        match self {
+            Self::Parallel(_) | Self::Replica { .. } => Err(self),
+            error => kiln_recovery::classify(&error).filter(|failure| failure.is_recoverable()).ok_or(error),
+        }
+    }
+
+    /// The error of kiln-accumulation about a micro-batch of `step`.
+    pub(crate) fn of_accumulation(step: u64, error: kiln_accumulation::Error) -> Self {
+        match error {
+            kiln_accumulation::Error::NoGradients => Self::NoGradients { step },
+            error => Self::Accumulation(error),
+        }
+    }
+
     /// The error of kiln-precision about the gradients of `step`.
     pub(crate) fn at(step: u64, error: kiln_precision::Error) -> Self {
         match error {
@@ -268,5 +286,21 @@ impl Error {
             kiln_precision::Error::Device(reason) => Self::Device { step, reason },
             error => Self::Precision(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_group_is_no_lack_of_memory() {
+        let reason = "out of device memory allocating 64 bytes";
+        let of_group = Error::Replica { rank: 1, reason: reason.into() };
+        assert!(kiln_recovery::classify(&of_group).is_some(), "by its text, it would be tried again");
+        assert!(matches!(of_group.into_failure(), Err(Error::Replica { rank: 1, .. })));
+        assert!(matches!(Error::NoPrediction.into_failure(), Err(Error::NoPrediction)));
+        let own = Error::Lost(burn::tensor::ExecutionError::with_context(reason));
+        assert_eq!(own.into_failure().map(|failure| failure.bytes()).ok(), Some(Some(64)));
     }
 }

@@ -65,7 +65,6 @@ mod checkpoints;
 mod error;
 mod metrics;
 mod optimizer;
-mod parts;
 mod pass;
 mod planning;
 mod progress;
@@ -100,7 +99,19 @@ pub use tiles::{Predicted, TilePredictor};
 pub use trainer::{Evaluation, Event, Every, Finish, RunLength, Trainer, TrainerBuilder, evaluate, evaluate_in_parts};
 pub use transaction::{Boundary, Guard, StepReport};
 
-pub use kiln_recovery::Setting;
+// The types of the technique crates that this crate's functions take and return: a program needs burn and this crate.
+pub use kiln_accumulation::Weight;
+pub use kiln_checkpointing::{Mode, Plan, PlanSegment, Tensors};
+pub use kiln_compression::Nest;
+pub use kiln_data::{Blend, Loader, TileBatch, TileSet, TrainTest};
+pub use kiln_memory::{BackendProfile, CountingAllocator, Measured, Meter, Prediction, StageEstimate};
+pub use kiln_optimizers::{AdamW4bit, AdamW8bit, FusedAdamW, FusedSgd, Offloaded, Sgd8bit};
+pub use kiln_parallel::{Communicator, Local, Schedule as PipelineSchedule, Stages, Timeline};
+pub use kiln_precision::{Policy, Precision, ScalerState, Scaling};
+pub use kiln_recovery::{
+    ExhaustionReport, Failure, Injector, Kind as FailureKind, Ladder, MicroBatchSearch, MicroBatchSearchConfig,
+    Patience, Recovery, Setting,
+};
 
 /// Tests the examples of docs/accumulation.md, which use two technique crates. Only this crate may do so.
 #[cfg(doctest)]

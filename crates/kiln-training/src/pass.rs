@@ -14,8 +14,8 @@ use crate::stages::StagePass;
 
 /// A model that a [`Task`](crate::Task) computes a loss or metrics with, and the device to compute on.
 ///
-/// A task runs the same code in three situations: in training under a checkpoint plan, in evaluation, and once while a step is recorded
-/// to predict its memory. A task does not need to tell them apart.
+/// A task runs the same code for three purposes: in training under a checkpoint plan, in evaluation, and once while a step is recorded to
+/// predict its memory. A task does not need to tell them apart.
 pub struct Pass<'a, M> {
     model: &'a M,
     /// The device of the stage that the pass is in.
@@ -24,38 +24,36 @@ pub struct Pass<'a, M> {
     devices: Vec<Device>,
     /// Index of the device that the pass has reached.
     come_to: Cell<Option<usize>>,
-    situation: Situation<'a>,
+    purpose: Purpose<'a>,
     /// The block that the next chain begins with, in the numbering of the plan.
     next_block: Cell<usize>,
     failed: RefCell<Option<Error>>,
     /// One element of each tensor that was named.
-    evidence: RefCell<Vec<Tensor<1>>>,
+    named: RefCell<Vec<Tensor<1>>>,
 }
 
-/// How chains are run.
+/// What a pass is for, which decides how chains are run.
 #[derive(Clone, Copy)]
-enum Situation<'a> {
+enum Purpose<'a> {
     /// One block after the other.
-    Plain,
+    Evaluation,
     /// One block after the other, with a recorded cut at both ends of each block. The lengths of the chains are noted.
-    Recorded { recorder: &'a Recorder, chains: &'a RefCell<Vec<usize>> },
-    /// Under the checkpoint plan.
-    Planned { plan: &'a Plan, draws_random: bool },
-    /// Under the checkpoint plan, with the end of a stage between some blocks.
-    Staged(StagePass<'a>),
+    Recording { recorder: &'a Recorder, chains: &'a RefCell<Vec<usize>> },
+    /// Under the checkpoint plan. In stages, some blocks are the last of their stage.
+    Training { plan: &'a Plan, draws_random: bool, stages: Option<StagePass<'a>> },
 }
 
 impl<'a, M> Pass<'a, M> {
-    fn new(model: &'a M, device: &'a Device, situation: Situation<'a>) -> Self {
+    fn new(model: &'a M, device: &'a Device, purpose: Purpose<'a>) -> Self {
         Self {
             model,
             device: Cell::new(device),
             devices: vec![],
             come_to: Cell::new(None),
-            situation,
+            purpose,
             next_block: Cell::new(0),
             failed: RefCell::new(None),
-            evidence: RefCell::default(),
+            named: RefCell::default(),
         }
     }
 
@@ -66,22 +64,22 @@ impl<'a, M> Pass<'a, M> {
         M: Module,
     {
         let devices = Some(model.devices()).filter(|devices| devices.len() > 1).unwrap_or_default();
-        Self { devices, ..Self::new(model, device, Situation::Plain) }
+        Self { devices, ..Self::new(model, device, Purpose::Evaluation) }
     }
 
     /// The pass that is recorded.
     pub(crate) fn recorded(model: &'a M, recorder: &'a Recorder, chains: &'a RefCell<Vec<usize>>) -> Self {
-        Self::new(model, recorder.device(), Situation::Recorded { recorder, chains })
+        Self::new(model, recorder.device(), Purpose::Recording { recorder, chains })
     }
 
     /// A training pass; `draws_random` says whether blocks may draw random numbers.
-    pub(crate) fn planned(model: &'a M, device: &'a Device, plan: &'a Plan, draws_random: bool) -> Self {
-        Self::new(model, device, Situation::Planned { plan, draws_random })
+    pub(crate) fn training(model: &'a M, device: &'a Device, plan: &'a Plan, draws_random: bool) -> Self {
+        Self::new(model, device, Purpose::Training { plan, draws_random, stages: None })
     }
 
     /// A training pass through stages.
-    pub(crate) fn staged(model: &'a M, stages: StagePass<'a>) -> Self {
-        Self::new(model, stages.device(), Situation::Staged(stages))
+    pub(crate) fn in_stages(model: &'a M, plan: &'a Plan, draws_random: bool, stages: StagePass<'a>) -> Self {
+        Self::new(model, stages.device(), Purpose::Training { plan, draws_random, stages: Some(stages) })
     }
 
     /// The model.
@@ -126,9 +124,9 @@ impl<'a, M> Pass<'a, M> {
         X: Tensors,
         F: Fn(&B, X) -> X + Clone + Send + 'static,
     {
-        match self.situation {
-            Situation::Plain => blocks.into_iter().fold(x, |x, block| f(block, self.followed(block, x))),
-            Situation::Recorded { recorder, chains } => {
+        match self.purpose {
+            Purpose::Evaluation => blocks.into_iter().fold(x, |x, block| f(block, self.followed(block, x))),
+            Purpose::Recording { recorder, chains } => {
                 recorder.cut();
                 let mut length = 0;
                 let x = blocks.into_iter().fold(x, |x, block| {
@@ -140,29 +138,18 @@ impl<'a, M> Pass<'a, M> {
                 chains.borrow_mut().push(length);
                 x
             }
-            Situation::Planned { plan, draws_random } => {
+            Purpose::Training { plan, draws_random, stages } => {
                 let (blocks, first) = self.numbered(blocks);
-                self.planned_part(&blocks, first, x, f, (plan, draws_random))
-            }
-            Situation::Staged(stages) => {
-                let (blocks, first) = self.numbered(blocks);
-                let mut x = x;
-                let mut next = 0;
+                let (mut x, mut next) = (x, 0);
                 for end in 1..=blocks.len() {
-                    if stages.division.stage_at(first + end).is_none() && end < blocks.len() {
-                        continue;
+                    let begins = |stages: StagePass<'_>| stages.division.stage_at(first + end).is_some();
+                    if end == blocks.len() || stages.is_some_and(begins) {
+                        x = self.crossed(stages, first + next, x);
+                        x = self.part(&blocks[next..end], first + next, x, f.clone(), (plan, draws_random));
+                        next = end;
                     }
-                    x = self.crossed(&stages, first + next, x);
-                    x = self.planned_part(
-                        &blocks[next..end],
-                        first + next,
-                        x,
-                        f.clone(),
-                        (stages.plan, stages.draws_random),
-                    );
-                    next = end;
                 }
-                self.crossed(&stages, first + next, x)
+                self.crossed(stages, first + next, x)
             }
         }
     }
@@ -192,7 +179,7 @@ impl<'a, M> Pass<'a, M> {
     }
 
     /// Runs blocks, the first of which has the number `first`, as a plan says.
-    fn planned_part<B, X, F>(&self, blocks: &[&B], first: usize, x: X, f: F, (plan, draws_random): (&Plan, bool)) -> X
+    fn part<B, X, F>(&self, blocks: &[&B], first: usize, x: X, f: F, (plan, draws_random): (&Plan, bool)) -> X
     where
         B: Module + 'static,
         X: Tensors,
@@ -214,7 +201,8 @@ impl<'a, M> Pass<'a, M> {
     }
 
     /// Ends the current stage, if another one begins with block number `block`.
-    fn crossed<X: Tensors>(&self, stages: &StagePass<'a>, block: usize, x: X) -> X {
+    fn crossed<X: Tensors>(&self, stages: Option<StagePass<'a>>, block: usize, x: X) -> X {
+        let Some(stages) = stages else { return x };
         let (x, crossed) = stages.cross(block, x);
         match crossed {
             Ok(()) => self.device.set(stages.device()),
@@ -233,25 +221,25 @@ impl<'a, M> Pass<'a, M> {
     /// # use burn::tensor::Tensor;
     /// # use kiln_training::Pass;
     /// fn joined<M>(pass: &Pass<'_, M>, left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
-    ///     pass.evidence(&left);
-    ///     pass.evidence(&right);
+    ///     pass.check_written(&left);
+    ///     pass.check_written(&right);
     ///     Tensor::cat(vec![left, right], 1)
     /// }
     /// ```
     ///
     /// The cost is a copy of one element and one query to the device's thread. Outside of training it does nothing.
-    pub fn evidence<const D: usize>(&self, tensor: &Tensor<D>) {
-        if matches!(self.situation, Situation::Planned { .. } | Situation::Staged(_)) && !tensor.dims().contains(&0) {
+    pub fn check_written<const D: usize>(&self, tensor: &Tensor<D>) {
+        if matches!(self.purpose, Purpose::Training { .. }) && !tensor.dims().contains(&0) {
             let element = tensor.clone().inner().slice(std::array::from_fn::<_, D, _>(|_| 0..1));
-            self.evidence.borrow_mut().push(element.reshape([1]));
+            self.named.borrow_mut().push(element.reshape([1]));
         }
     }
 
     /// Returns one element of each tensor that was named, or the error of a chain.
-    pub(crate) fn into_evidence(self) -> Result<Vec<Tensor<1>>, Error> {
+    pub(crate) fn into_named(self) -> Result<Vec<Tensor<1>>, Error> {
         match self.failed.into_inner() {
             Some(error) => Err(error),
-            None => Ok(self.evidence.into_inner()),
+            None => Ok(self.named.into_inner()),
         }
     }
 }

@@ -1,4 +1,6 @@
-//! The position of a run, which determines all randomness.
+//! The position of a run, which determines all randomness, and the lock of the random numbers.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +94,15 @@ impl RunState {
     pub(crate) fn after_unread(self, counts: bool) -> Self {
         Self { batch: self.batch + 1, unread: self.unread + u64::from(counts), ..self }
     }
+}
+
+/// burn's devices of one kind have one stream of random numbers per process. Code that seeds it and draws from it holds this lock, so
+/// that replicas in other threads do not draw in between.
+static STREAM: Mutex<()> = Mutex::new(());
+
+/// Holds the stream until the guard is dropped.
+pub(crate) fn hold_random_numbers() -> MutexGuard<'static, ()> {
+    STREAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -5,10 +5,9 @@ use std::marker::PhantomData;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use crate::batch::Batch;
+use crate::batch::{Batch, in_parts};
 use crate::error::Error;
 use crate::metrics::{Metric, Metrics, Totals};
-use crate::parts::in_parts;
 use crate::pass::Pass;
 use crate::source::BatchSource;
 

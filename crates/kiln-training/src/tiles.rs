@@ -6,8 +6,8 @@ use std::ops::Range;
 use burn::tensor::{Device, ExecutionError, Tensor};
 use kiln_data::{Blend, Stitch, TileBatch, TileSet};
 
+use crate::batch::in_parts;
 use crate::error::Error;
-use crate::parts::in_parts;
 
 /// Predicts whole images from their tiles, within the memory of some tiles and one row of them.
 ///

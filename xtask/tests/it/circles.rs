@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::edges::packages;
+use super::edges::all_packages;
 use super::source::{Import, Source};
 
 /// Circles that are allowed: none. An entry names a crate and the files of its folder that form a circle.
@@ -208,7 +208,7 @@ fn circles_of(folder: &Path, roots: &[PathBuf]) -> BTreeMap<Vec<String>, String>
 #[test]
 fn files_do_not_use_each_other_in_a_circle() {
     let mut found = BTreeMap::new();
-    for package in packages() {
+    for package in all_packages() {
         let folder = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap();
         let name = package["name"].as_str().unwrap();
         let targets = package["targets"].as_array().unwrap();

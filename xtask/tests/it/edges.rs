@@ -6,22 +6,25 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The allowed dependencies of each crate. A technique crate (data, layers, optimizers, precision, accumulation, checkpointing, memory,
-/// recovery) depends on no other crate of the workspace. kiln-training is the only library that uses two of them, and kiln-models is
-/// built of kiln-layers.
+/// The ground floor, which every technique may use.
+const GROUND: &[&str] = &["kiln-operations"];
+
+/// The allowed dependencies of each crate. A technique (data, layers, optimizers, precision, accumulation, checkpointing, memory,
+/// recovery, ..) depends on no other technique. kiln-training is the only library that uses two of them, and kiln-models is built of
+/// kiln-layers.
 const ALLOWED: [(&str, &[&str]); 19] = [
-    ("kiln-accumulation", &[]),
-    ("kiln-checkpointing", &[]),
-    ("kiln-compression", &[]),
-    ("kiln-cuda-sim", &[]),
-    ("kiln-data", &[]),
-    ("kiln-layers", &[]),
-    ("kiln-memory", &[]),
+    ("kiln-accumulation", GROUND),
+    ("kiln-checkpointing", GROUND),
+    ("kiln-compression", GROUND),
+    ("kiln-data", GROUND),
+    ("kiln-layers", GROUND),
+    ("kiln-memory", GROUND),
     ("kiln-models", &["kiln-layers"]),
-    ("kiln-optimizers", &[]),
-    ("kiln-parallel", &[]),
-    ("kiln-precision", &[]),
-    ("kiln-recovery", &[]),
+    ("kiln-operations", &[]),
+    ("kiln-optimizers", GROUND),
+    ("kiln-parallel", GROUND),
+    ("kiln-precision", GROUND),
+    ("kiln-recovery", GROUND),
     ("kiln-report", &[]),
     (
         "kiln-training",
@@ -87,8 +90,19 @@ fn cargo(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// The packages of the workspace.
 pub(crate) fn packages() -> Vec<Value> {
-    let metadata: Value = serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version", "1"])).unwrap();
+    packages_of("Cargo.toml")
+}
+
+/// The packages of the workspace, and those of the CUDA emulator's.
+pub(crate) fn all_packages() -> Vec<Value> {
+    [packages(), packages_of("tools/cuda-sim/Cargo.toml")].concat()
+}
+
+fn packages_of(manifest: &str) -> Vec<Value> {
+    let metadata = cargo(&["metadata", "--no-deps", "--format-version", "1", "--manifest-path", manifest]);
+    let metadata: Value = serde_json::from_str(&metadata).unwrap();
     metadata["packages"].as_array().unwrap().clone()
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use super::edges::packages;
-use super::source::files;
+use super::edges::all_packages;
+use super::tokens::files;
 
 /// Folders with files that may lack the line: none.
 const WITHOUT: &[&str] = &[];
@@ -15,7 +15,7 @@ fn files_open_with_a_line_that_says_what_is_in_them() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut without = BTreeSet::new();
     let mut wrong = String::new();
-    for package in packages() {
+    for package in all_packages() {
         let folder = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned();
         let folder = if folder.join("src").exists() { folder.join("src") } else { folder };
         let name = folder.strip_prefix(root).unwrap().to_string_lossy().into_owned();

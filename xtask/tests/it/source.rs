@@ -1,22 +1,13 @@
 //! What a Rust source has: which modules a file declares, which names it defines and which paths it uses.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::{fs, mem};
+use std::mem;
 
 use anyhow::Result;
 use proc_macro2::Spacing;
 use proc_macro2::TokenTree::{self, Group, Ident, Punct};
 
 use super::tokens::{code, is};
-
-/// The Rust files of a folder and of its folders; a file is its own.
-pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
-    if path.is_dir() {
-        return fs::read_dir(path).unwrap().flat_map(|entry| files(&entry.unwrap().path())).collect();
-    }
-    path.extension().is_some_and(|extension| extension == "rs").then(|| path.to_owned()).into_iter().collect()
-}
 
 /// The part of a source file that is compiled outside of tests.
 #[derive(Debug, Default)]

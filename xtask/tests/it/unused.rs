@@ -6,14 +6,14 @@ use std::path::Path;
 
 use proc_macro2::{TokenStream, TokenTree};
 
-use super::edges::packages;
-use super::source::files;
-use super::tokens::code;
+use super::edges::all_packages;
+use super::tokens::{code, files};
 
 /// Dependencies whose names stand in no source, with the reason.
-const UNNAMED: [(&str, &str, &str); 2] = [
+const UNNAMED: [(&str, &str, &str); 3] = [
     ("browser", "serde", "a file of kiln-memory's tests that is part of its test needs it"),
-    ("kiln-training", "kiln-cuda-sim", "its tests load the library that cargo builds of it"),
+    ("kiln-tests", "burn-pack", "a file of kiln-training's tests that is part of its test needs it"),
+    ("kiln-tests", "kiln-cuda-sim", "its tests load the library that cargo builds of it"),
 ];
 
 /// The words of all sources of a package: those that are compiled for others, and those of tests and examples too.
@@ -50,7 +50,7 @@ fn sources_name_each_dependency() {
     let mut unused = vec![];
     let mut unnamed =
         BTreeSet::from(UNNAMED.map(|(package, dependency, _)| (package.to_owned(), dependency.to_owned())));
-    for package in packages() {
+    for package in all_packages() {
         let name = package["name"].as_str().unwrap();
         let folder = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap();
         let mut words = Words::default();

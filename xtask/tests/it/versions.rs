@@ -1,6 +1,6 @@
 //! Which releases of burn, of CubeCL and of Rust the crates require.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -18,12 +18,12 @@ const REQUIRED: [(&str, &[(&str, &str)]); 8] = [
     ("kiln-checkpointing", &[("burn-autodiff", PINNED)]),
     ("kiln-cli", &[("cubecl", PINNED_CUBECL)]),
     ("kiln-compression", &[("burn-pack", COMPATIBLE)]),
-    ("kiln-layers", &[("burn-router", PINNED)]),
     (
         "kiln-memory",
         &[("burn-autodiff", PINNED), ("burn-cubecl", PINNED), ("burn-flex", PINNED), ("cubecl-runtime", PINNED_CUBECL)],
     ),
-    ("kiln-optimizers", &[("burn-cubecl", PINNED), ("burn-pack", COMPATIBLE), ("burn-router", PINNED)]),
+    ("kiln-operations", &[("burn-router", PINNED)]),
+    ("kiln-optimizers", &[("burn-cubecl", PINNED), ("burn-pack", COMPATIBLE)]),
     ("kiln-parallel", &[("burn-autodiff", PINNED)]),
     ("kiln-training", &[("burn-pack", COMPATIBLE)]),
 ];
@@ -69,6 +69,34 @@ fn the_tested_release_of_burn_is_the_one_that_is_pinned() {
         };
         assert_eq!(format!("={version}"), pin, "{name}");
     }
+}
+
+/// The CUDA emulator's workspace shares compiled crates with this one, and its tests are those of this one's dependencies.
+#[test]
+fn the_emulators_workspace_has_the_versions_and_profiles_of_this_one() {
+    let (here, there) = (toml("Cargo.toml"), toml("tools/cuda-sim/Cargo.toml"));
+    let (ours, theirs) = (&here["workspace"], &there["workspace"]);
+    assert_eq!(ours["lints"], theirs["lints"]);
+    for (key, value) in theirs["package"].as_table().unwrap() {
+        assert_eq!(&ours["package"][key], value, "workspace.package.{key}");
+    }
+    let external = theirs["dependencies"].as_table().unwrap().iter().filter(|(_, value)| value.get("path").is_none());
+    for (name, value) in external {
+        let ours = ours["dependencies"].get(name);
+        assert!(ours.is_none_or(|ours| ours == value), "{name}: {value}, and {ours:?} in Cargo.toml");
+    }
+    let mut profile = there["profile"]["dev"].clone();
+    profile["package"].as_table_mut().unwrap().remove("kiln-cuda-sim").unwrap();
+    assert_eq!(here["profile"]["dev"], profile);
+
+    let locked = |file| -> BTreeSet<(String, String)> {
+        let packages = toml(file)["package"].as_array().unwrap().clone();
+        let external = packages.into_iter().filter(|package| package.get("source").is_some());
+        external.map(|package| (package["name"].to_string(), package["version"].to_string())).collect()
+    };
+    let (ours, theirs) = (locked("Cargo.lock"), locked("tools/cuda-sim/Cargo.lock"));
+    let others: Vec<_> = theirs.difference(&ours).collect();
+    assert!(others.is_empty(), "not in Cargo.lock: {others:?}; copy it to tools/cuda-sim and run cargo there");
 }
 
 /// The minimum is tested because it is the only toolchain: cargo refuses to compile a dependency that needs a newer one.

@@ -6,86 +6,84 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor};
-use burn::module::{ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
 use super::graph::Hub;
-use super::tensors::TensorMap;
+use super::tensors::{TensorMap, Tensors};
 
-/// The module's parameters that need a gradient.
-pub(crate) struct Parameters<B, C> {
-    /// One entry for every float parameter in the order of visiting; a shared parameter is visited twice.
-    pub(crate) nodes: Vec<Option<NodeId>>,
-    /// One of the parameters: it makes the segment tracked when no input is.
-    pub(crate) anchor: Option<NodeGuard>,
-    /// The device of a tensor that is not on the segment's backend.
-    pub(crate) elsewhere: Option<String>,
-    marker: PhantomData<(B, C)>,
-}
-
-impl<B, C> Default for Parameters<B, C> {
-    fn default() -> Self {
-        Self { nodes: vec![], anchor: None, elsewhere: None, marker: PhantomData }
-    }
-}
-
-impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Parameters<B, C>
-where
-    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
-{
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.val();
-        let mut node = None;
-        if tensor.is_require_grad() {
-            let device = tensor.device();
-            match tensor.try_into_primitive::<Autodiff<B, C>>() {
-                Ok(primitive) => {
-                    node = Some(primitive.id());
-                    self.anchor.get_or_insert_with(|| primitive.node());
-                }
-                Err(_) => self.elsewhere = Some(format!("{device:?}")),
-            }
-        }
-        self.nodes.push(node);
-    }
-}
-
-/// An input that needs a gradient.
+/// A tensor that needs a gradient, in the graph around the segment.
 #[derive(Clone, Copy)]
-pub(crate) struct InputId {
+pub(crate) struct Source {
     pub(crate) node: NodeId,
-    /// Whether the input is a leaf: no operation before it waits for its gradient.
+    /// Whether it is a leaf: no operation before it waits for its gradient.
     pub(crate) leaf: bool,
 }
 
-/// The inputs that need a gradient.
-pub(crate) struct Inputs<B, C> {
-    /// One entry for every float input in their order, tracked or not.
-    pub(crate) ids: Vec<Option<InputId>>,
+/// The parameters of a module, or the inputs, that need a gradient.
+pub(crate) struct Sources<B, C> {
+    /// One entry for every float in the order of visiting, tracked or not; a shared parameter is visited twice.
+    pub(crate) all: Vec<Option<Source>>,
     pub(crate) guards: Vec<NodeGuard>,
     /// The device of a tensor that is not on the segment's backend.
     pub(crate) elsewhere: Option<String>,
     marker: PhantomData<(B, C)>,
 }
 
-impl<B, C> Default for Inputs<B, C> {
-    fn default() -> Self {
-        Self { ids: vec![], guards: vec![], elsewhere: None, marker: PhantomData }
+impl<B: Backend, C: CheckpointStrategy> Sources<B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
+    fn new() -> Self {
+        Self { all: vec![], guards: vec![], elsewhere: None, marker: PhantomData }
+    }
+
+    /// The parameters of a module. The guards are that of one parameter, which makes the segment tracked when no input is.
+    pub(crate) fn of_module(module: &impl Module) -> Self {
+        let mut sources = Self::new();
+        module.visit(&mut sources);
+        sources.guards.truncate(1);
+        sources
+    }
+
+    pub(crate) fn of_inputs(inputs: impl Tensors) -> Self {
+        let mut sources = Self::new();
+        let _ = inputs.map(&mut sources);
+        sources
+    }
+
+    fn add<const D: usize>(&mut self, tensor: Tensor<D>) {
+        let (leaf, device) = (tensor.is_require_grad(), tensor.device());
+        let primitive = tensor.is_tracked().then(|| tensor.try_into_primitive::<Autodiff<B, C>>());
+        self.all.push(match primitive {
+            Some(Ok(primitive)) => {
+                self.guards.push(primitive.node());
+                Some(Source { node: primitive.id(), leaf })
+            }
+            Some(Err(_)) => {
+                self.elsewhere = Some(format!("{device:?}"));
+                None
+            }
+            None => None,
+        });
     }
 }
 
-impl<B: Backend, C: CheckpointStrategy> TensorMap for Inputs<B, C>
+impl<B: Backend, C: CheckpointStrategy> ModuleVisitor for Sources<B, C>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
+{
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(param.val());
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> TensorMap for Sources<B, C>
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
 {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        let (leaf, tracked) = (tensor.is_require_grad(), tensor.is_tracked());
-        let primitive = tracked.then(|| tensor.clone().try_into_primitive::<Autodiff<B, C>>().ok()).flatten();
-        if tracked && primitive.is_none() {
-            self.elsewhere = Some(format!("{:?}", tensor.device()));
-        }
-        self.ids.push(primitive.as_ref().map(|primitive| InputId { node: primitive.id(), leaf }));
-        self.guards.extend(primitive.map(|primitive| primitive.node()));
+        self.add(tensor.clone());
         tensor
     }
 }

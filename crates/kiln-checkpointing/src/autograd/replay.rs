@@ -3,7 +3,6 @@
 use std::marker::PhantomData;
 
 use burn::backend::TensorMetadata;
-use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
@@ -16,7 +15,7 @@ use burn::backend::{
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
-use super::forward::{InputId, Untracked, describe};
+use super::forward::{Source, Untracked, describe};
 use super::tensors::TensorMap;
 
 /// Sets burn's checkpointing strategy of all parameters, which `valid` and `train` reset.
@@ -37,25 +36,25 @@ impl ModuleMapper for Restrategize {
 
 /// Makes leaves of the inputs that need a gradient.
 pub(crate) struct Leaves<B: Backend, C> {
-    ids: std::vec::IntoIter<Option<InputId>>,
-    leaves: Vec<(InputId, FloatTensor<Autodiff<B>>)>,
+    sources: std::vec::IntoIter<Option<Source>>,
+    leaves: Vec<(Source, FloatTensor<Autodiff<B>>)>,
     marker: PhantomData<C>,
 }
 
 impl<B: Backend, C> Leaves<B, C> {
-    pub(crate) fn of(ids: Vec<Option<InputId>>) -> Self {
-        Self { ids: ids.into_iter(), leaves: vec![], marker: PhantomData }
+    pub(crate) fn of(sources: Vec<Option<Source>>) -> Self {
+        Self { sources: sources.into_iter(), leaves: vec![], marker: PhantomData }
     }
 
     /// Hands the leaves' gradients to the outer graph.
     pub(crate) fn register(self, mut inner: Option<&mut Gradients>, outer: &mut Gradients) {
-        for (id, leaf) in self.leaves {
+        for (source, leaf) in self.leaves {
             match inner.as_mut().and_then(|inner| inner.remove::<B>(&leaf)) {
-                Some(gradient) => outer.register::<B>(id.node, gradient),
+                Some(gradient) => outer.register::<B>(source.node, gradient),
                 // The operation before this input expects a gradient even if the segment did not use the input.
-                None if !id.leaf => {
+                None if !source.leaf => {
                     let zeros = B::float_zeros(leaf.shape(), &leaf.device(), leaf.dtype().into());
-                    outer.register::<B>(id.node, zeros);
+                    outer.register::<B>(source.node, zeros);
                 }
                 None => {}
             }
@@ -69,10 +68,10 @@ where
 {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         let tensor = Untracked.float(tensor);
-        let Some(id) = self.ids.next().flatten() else { return tensor };
+        let Some(source) = self.sources.next().flatten() else { return tensor };
         let leaf = tensor.require_grad();
         if let Ok(primitive) = leaf.clone().try_into_primitive::<Autodiff<B, C>>() {
-            self.leaves.push((id, primitive));
+            self.leaves.push((source, primitive));
         }
         leaf
     }
@@ -139,21 +138,21 @@ impl<B: Backend> Backward<B, 1> for Inject {
 /// Hands the parameters' gradients to the outer graph.
 pub(crate) struct Push<'a, B: Backend, C> {
     inner: &'a mut Gradients,
-    nodes: std::vec::IntoIter<Option<NodeId>>,
-    found: Vec<(NodeId, FloatTensor<B>)>,
+    parameters: std::vec::IntoIter<Option<Source>>,
+    found: Vec<(Source, FloatTensor<B>)>,
     marker: PhantomData<C>,
 }
 
 impl<'a, B: Backend, C> Push<'a, B, C> {
-    /// `nodes` are those of the outer graph, in the order that the module is visited in.
-    pub(crate) fn new(inner: &'a mut Gradients, nodes: Vec<Option<NodeId>>) -> Self {
-        Self { inner, nodes: nodes.into_iter(), found: vec![], marker: PhantomData }
+    /// `parameters` are those of the outer graph, in the order that the module is visited in.
+    pub(crate) fn new(inner: &'a mut Gradients, parameters: Vec<Option<Source>>) -> Self {
+        Self { inner, parameters: parameters.into_iter(), found: vec![], marker: PhantomData }
     }
 
     /// Registers the gradients, the last parameter first, as a backward pass does.
     pub(crate) fn register(self, outer: &mut Gradients) {
-        for (node, gradient) in self.found.into_iter().rev() {
-            outer.register::<B>(node, gradient);
+        for (source, gradient) in self.found.into_iter().rev() {
+            outer.register::<B>(source.node, gradient);
         }
     }
 }
@@ -163,11 +162,11 @@ where
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>>,
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(node) = self.nodes.next().flatten()
+        if let Some(source) = self.parameters.next().flatten()
             && let Ok(primitive) = param.val().try_into_primitive::<Autodiff<B, C>>()
             && let Some(gradient) = self.inner.remove::<B>(&primitive)
         {
-            self.found.push((node, gradient));
+            self.found.push((source, gradient));
         }
     }
 }

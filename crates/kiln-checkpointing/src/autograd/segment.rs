@@ -7,7 +7,7 @@ use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor, G
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use super::forward::{Attach, Inputs, Outputs, Parameters, Untracked};
+use super::forward::{Attach, Outputs, Sources, Untracked};
 use super::graph::hub;
 use super::offload::Saved;
 use super::replay::{Leaves, Push, Restrategize, Roots, backward};
@@ -57,10 +57,8 @@ where
     F: Fn(&M, I) -> O + Send + 'static,
     DispatchTensor: DispatchKindConversion<Autodiff<B, C>> + DispatchKindConversion<B>,
 {
-    let mut parameters = Parameters::<B, C>::default();
-    module.visit(&mut parameters);
-    let mut tracked = Inputs::<B, C>::default();
-    let _ = inputs.clone().map(&mut tracked);
+    let parameters = Sources::<B, C>::of_module(module);
+    let tracked = Sources::<B, C>::of_inputs(inputs.clone());
     if let Some(device) = parameters.elsewhere.or(tracked.elsewhere) {
         return Err(Error::Backend { segment: segment.name, device });
     }
@@ -83,12 +81,12 @@ where
 
     let saved = Saved::new(inputs, segment.offload);
     let saved = saved.map_err(|reason| Error::Offload { segment: segment.name.clone(), reason })?;
-    let (nodes, ids, expected) = (parameters.nodes, tracked.ids, seen.described);
+    let (of_module, of_inputs, expected) = (parameters.all, tracked.all, seen.described);
     let (name, device, count) = (segment.name.clone(), segment.device().clone().inner(), expected.len());
     let replay = move |given: Vec<Option<FloatTensor<B>>>, outer: &mut Gradients| -> Result<(), Error> {
         let module = snapshot.train().map(&mut Restrategize(segment.strategy));
         let inputs = saved.restore(segment.device());
-        let mut leaves = Leaves::<B, C>::of(ids);
+        let mut leaves = Leaves::<B, C>::of(of_inputs);
         let inputs = inputs.map(&mut leaves);
         let outputs = segment.seeded(seed, 1, || f(&module, inputs));
 
@@ -98,13 +96,13 @@ where
         let mut inner = backward::<B, C>(roots);
         leaves.register(inner.as_mut(), outer);
         if let Some(inner) = &mut inner {
-            let mut push = Push::<B, C>::new(inner, nodes);
+            let mut push = Push::<B, C>::new(inner, of_module);
             module.visit(&mut push);
             push.register(outer);
         }
         Ok(())
     };
-    let guards = tracked.guards.into_iter().chain(parameters.anchor).collect();
+    let guards = tracked.guards.into_iter().chain(parameters.guards).collect();
     let Ok(token) = Tensor::<1>::zeros([1], &device).try_into_primitive::<B>() else {
         return Err(Error::Backend { segment: name, device: format!("{device:?}") });
     };

@@ -20,12 +20,11 @@ pub struct MemoryUse {
     pub peak: u64,
 }
 
-/// A function that runs a closure once and reports the bytes in use around it, from a counting allocator on the CPU or the
-/// memory pool's figures on a GPU.
-pub type Gauge<'a> = dyn Fn(&mut dyn FnMut()) -> MemoryUse + 'a;
-
 /// Runs each block of `chain` by itself, forward and backward on `x`, and measures its memory and time. A block runs once
 /// before it is measured, so that memory that is allocated once and kept is not counted.
+///
+/// `memory_of` runs a closure once and reports the bytes in use around it, from a counting allocator on the CPU or the memory pool's figures
+/// on a GPU.
 ///
 /// Running statistics move and random numbers are drawn: measure a copy of the model (`model.valid().train()`) where that
 /// matters.
@@ -39,7 +38,7 @@ pub type Gauge<'a> = dyn Fn(&mut dyn FnMut()) -> MemoryUse + 'a;
 /// # fn reset_peak() {}
 ///
 /// // The three functions are those of your allocator or device.
-/// let gauge = |run: &mut dyn FnMut()| {
+/// let memory_of = |run: &mut dyn FnMut()| {
 ///     let before = bytes_in_use();
 ///     reset_peak();
 ///     run();
@@ -48,10 +47,15 @@ pub type Gauge<'a> = dyn Fn(&mut dyn FnMut()) -> MemoryUse + 'a;
 /// let device = Device::flex().autodiff();
 /// let layers: Vec<_> = (0..3).map(|_| LinearConfig::new(8, 8).init(&device)).collect();
 /// let x = Tensor::<2>::ones([4, 8], &device);
-/// let costs = measure_blocks(&Chain::new(&layers), x, |layer, x| layer.forward(x), &gauge);
+/// let costs = measure_blocks(&Chain::new(&layers), x, |layer, x| layer.forward(x), &memory_of);
 /// assert_eq!((costs.len(), costs[0].input, costs[0].gradients), (3, 4 * 8 * 4, (8 * 8 + 8) * 4));
 /// ```
-pub fn measure_blocks<B, X, F>(chain: &Chain<B>, x: X, f: F, gauge: &Gauge) -> Vec<Cost>
+pub fn measure_blocks<B, X, F>(
+    chain: &Chain<B>,
+    x: X,
+    f: F,
+    memory_of: &dyn Fn(&mut dyn FnMut()) -> MemoryUse,
+) -> Vec<Cost>
 where
     B: Module + 'static,
     X: Tensors,
@@ -70,20 +74,20 @@ where
         }
         sync();
         let (mut output, mut forward) = (None, 0.0);
-        let pass = gauge(&mut || {
+        let pass = memory_of(&mut || {
             let started = Instant::now();
             output = Some(f(block, x.clone().map(&mut Leaf)));
             sync();
             forward = started.elapsed().as_secs_f64();
         });
-        let Some(y) = output else { break }; // a gauge that does not run its closure measures nothing
+        let Some(y) = output else { break }; // a function that does not run the closure measures nothing
         let (input, gradients) = (bytes(x), gradient_bytes(block));
         let saved = (pass.after + input).saturating_sub(pass.before + bytes(y.clone()));
         let mut workspace = pass.peak.saturating_sub(pass.after);
         x = y.clone().map(&mut Untracked);
         if let Some(loss) = loss(y) {
             let (mut loss, mut found) = (Some(loss), None);
-            let backward = gauge(&mut || {
+            let backward = memory_of(&mut || {
                 found = loss.take().map(|loss| loss.backward());
                 sync();
             });
@@ -124,29 +128,38 @@ fn loss(outputs: impl Tensors) -> Option<Tensor<1>> {
     sum.0
 }
 
-fn bytes(tensors: impl Tensors) -> u64 {
-    struct Bytes(u64);
-    impl TensorMap for Bytes {
-        fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-            self.0 += (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
-            tensor
+/// Counts the bytes of tensors, and of parameters that need a gradient.
+struct Bytes(u64);
+
+impl Bytes {
+    fn add<const D: usize>(&mut self, tensor: &Tensor<D>) {
+        self.0 += (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
+    }
+}
+
+impl TensorMap for Bytes {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.add(&tensor);
+        tensor
+    }
+}
+
+impl ModuleVisitor for Bytes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        if tensor.is_require_grad() {
+            self.add(&tensor);
         }
     }
+}
+
+fn bytes(tensors: impl Tensors) -> u64 {
     let mut bytes = Bytes(0);
     let _ = tensors.map(&mut bytes);
     bytes.0
 }
 
 fn gradient_bytes(module: &impl Module) -> u64 {
-    struct Bytes(u64);
-    impl ModuleVisitor for Bytes {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let tensor = param.val();
-            if tensor.is_require_grad() {
-                self.0 += (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
-            }
-        }
-    }
     let mut bytes = Bytes(0);
     module.visit(&mut bytes);
     bytes.0

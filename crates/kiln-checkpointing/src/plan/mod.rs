@@ -1,16 +1,14 @@
 //! A chain of blocks: which of them are recomputed, what that costs, and the fastest choice within a budget.
 
-mod bound;
 mod chain;
 mod cost;
 mod measure;
 mod segments;
 mod solve;
-mod stronger;
 mod text;
 
 pub use chain::Chain;
 pub use cost::{ChainCost, Cost, PlanCost};
-pub use measure::{Gauge, MemoryUse, measure_blocks};
+pub use measure::{MemoryUse, measure_blocks};
 pub use segments::{Mode, Plan, PlanSegment};
 pub use solve::{least, solve};

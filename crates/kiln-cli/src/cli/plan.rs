@@ -3,22 +3,24 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, value_parser};
+use kiln_parallel::Schedule;
+use kiln_precision::Precision;
 
 use super::examples;
-use super::values::{OPTIMIZER, PLANNED_DEVICE, PRECISION, SCHEDULE, a_size};
+use crate::values::{OPTIMIZER, PLANNED_DEVICE, PRECISION, SCHEDULE, Size};
 
 /// Nothing is computed: the figures are those of a recorded step.
 #[derive(Args)]
 pub(crate) struct PlanArgs {
     /// Memory that a step may take, as in 24GiB; no such device is needed
-    #[arg(long, value_name = "SIZE", value_parser = a_size)]
-    pub(crate) memory: String,
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Size,
     /// Samples per step
     #[arg(long, visible_alias = "bs", alias = "batch", value_name = "N", default_value_t = 32)]
     pub(crate) batch_size: u32,
-    /// Whose rules and speed to go by: a usual card, or this machine's CPU (flex)
+    /// Whose rules and speed to go by: a usual GPU, or this machine's CPU (flex)
     #[arg(long, value_parser = PLANNED_DEVICE, value_name = "NAME", default_value = "cuda")]
-    pub(crate) device: String,
+    pub(crate) device: &'static str,
     /// Data set for the command of `train` that is printed [default: a placeholder]
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
@@ -26,12 +28,12 @@ pub(crate) struct PlanArgs {
     ///
     /// A step in f16 takes the memory and the time of one in bf16.
     #[arg(long, value_parser = PRECISION, value_name = "NAME")]
-    pub(crate) precision: Option<String>,
+    pub(crate) precision: Option<Precision>,
     /// The optimizer [default: that of the recipe]
     ///
     /// Ways with its state in host memory are compared as well on cuda, and without this option those with the recipe's optimizer in 8 bits.
     #[arg(long, value_parser = OPTIMIZER, value_name = "NAME")]
-    pub(crate) optimizer: Option<String>,
+    pub(crate) optimizer: Option<&'static str>,
     /// Use burn's own layers, which keep more memory, to compare
     #[arg(long, help_heading = "Model")]
     pub(crate) stock_layers: bool,
@@ -40,7 +42,7 @@ pub(crate) struct PlanArgs {
     pub(crate) stages: Option<u32>,
     /// The order in which stages work on micro-batches [default: 1f1b]
     #[arg(long, value_parser = SCHEDULE, value_name = "NAME", help_heading = "Several devices")]
-    pub(crate) schedule: Option<String>,
+    pub(crate) schedule: Option<Schedule>,
     /// Copies of the model that compute a part of every batch each [default: 1]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=4096), help_heading = "Several devices")]
     pub(crate) replicas: Option<u32>,

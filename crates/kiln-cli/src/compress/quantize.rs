@@ -4,11 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::atomic::replace;
-use crate::output::{path_json, print_json};
-use crate::pipelines::{Findings, INPUT_RANGES, QUANTIZED, QuantizeSettings, Run, load_to_evaluate, simulate_inputs};
-use crate::size;
-use crate::usage::Usage;
 use anyhow::{Result, bail};
 use burn::module::Module;
 use burn::tensor::Device;
@@ -20,13 +15,18 @@ use kiln_compression::{
 use kiln_data::printable;
 use kiln_precision::uncast;
 use kiln_report::CompressionPage;
-use kiln_training::{BatchSource, Pass, Task, evaluate};
+use kiln_training::{BatchSource, Pass, evaluate};
 use serde_json::{Map, Value, json};
 
-use super::family::{Family, model_of, source, with_settings};
-use super::trained::{Before, before, metric_of, page_file};
+use super::before::{Before, Compressible, before, metric_of, model_of, written};
+use crate::atomic::replace;
 use crate::cli::CompressQuantize;
-use crate::train::directory::RunDirectory;
+use crate::output::{path_json, print_json};
+use crate::pipelines::{
+    Findings, INPUT_RANGES, QUANTIZED, QuantizeSettings, Run, SettingsOf, load_to_evaluate, simulate_inputs,
+};
+use crate::run_directory::RunDirectory;
+use crate::usage::Usage;
 
 /// Default number of passes over the data if the model is trained for its bits.
 const EPOCHS: u64 = 3;
@@ -35,15 +35,18 @@ const RATE: f64 = 0.1;
 /// How far a batch moves the ranges of inputs, as in torch.ao.
 const MOMENTUM: f64 = 0.01;
 
-pub(super) fn run(arguments: &CompressQuantize) -> Result<ExitCode> {
+/// Refuses options of training if the model is quantised as it is.
+pub(super) fn check(arguments: &CompressQuantize) -> Result<()> {
     let of_training = [
         ("--learning-rate", arguments.compress.learning_rate.is_some()),
         ("--memory", arguments.compress.memory.is_some()),
     ];
-    if let (false, Some((option, _))) = (trains(arguments), of_training.iter().find(|(_, given)| *given)) {
-        bail!(Usage(format!("{option} is for training, expected --epochs or --max-steps beside it")));
+    match of_training.iter().find(|(_, given)| *given && !trains(arguments)) {
+        Some((option, _)) => {
+            bail!(Usage(format!("{option} is for training, expected --epochs or --max-steps beside it")))
+        }
+        None => Ok(()),
     }
-    with_settings!(source(&arguments.compress)?, settings => quantize_run(*settings, arguments))
 }
 
 /// Whether the model is trained in few bits.
@@ -51,10 +54,10 @@ fn trains(arguments: &CompressQuantize) -> bool {
     arguments.compress.epochs.is_some() || arguments.compress.max_steps.is_some()
 }
 
-fn quantize_run<S: Family>(settings: S, arguments: &CompressQuantize) -> Result<ExitCode> {
+pub(super) fn run<P: Compressible>(settings: SettingsOf<P>, arguments: &CompressQuantize) -> Result<ExitCode> {
     let method = method(&arguments.calibrate)?;
     let trains = trains(arguments);
-    let (before, probe) = before(settings, &arguments.compress)?;
+    let (before, probe) = before::<P>(settings, &arguments.compress)?;
     let weights = weights(arguments, &before.model, trains)?;
     match trains {
         true => trained(before, probe, weights, arguments),
@@ -64,15 +67,14 @@ fn quantize_run<S: Family>(settings: S, arguments: &CompressQuantize) -> Result<
 
 /// The weights to quantise, and the bits of each.
 fn weights(arguments: &CompressQuantize, model: &impl Module, trains: bool) -> Result<Quantization> {
-    let granularity = arguments.block.map_or(Granularity::Channel, |block| Granularity::Block(block as usize));
+    let granularity = arguments.block.map_or(Granularity::Channel, Granularity::Block);
     let mut settings = Quantization {
         skip: arguments.skip.clone(),
         // Training simulates ranges that clip no weight.
         range: if trains { WeightRange::Max } else { WeightRange::LeastSquares },
         ..Quantization::bits(arguments.bits).granularity(granularity).half_scales()
     };
-    if let Some(budget) = &arguments.budget {
-        let bytes = size::bytes(budget).map_err(|error| Usage(format!("--budget: {error}")))?;
+    if let Some(bytes) = arguments.budget {
         let bits: Vec<u8> = (2..=arguments.bits).filter(|bits| ![5, 7].contains(bits)).collect();
         let choices = bit_choices(model, &settings, &bits, &BTreeMap::new())?;
         settings.bits_of = assign_bits(&choices, bytes)?.bits;
@@ -93,9 +95,9 @@ fn method(text: &str) -> Result<RangeMethod> {
 }
 
 /// Quantises the model as it is.
-fn calibrated<S: Family>(
-    before: Before<S>,
-    probe: &Run<S::Task, S>,
+fn calibrated<P: Compressible>(
+    before: Before<P>,
+    probe: &Run<P>,
     weights: &Quantization,
     method: RangeMethod,
     arguments: &CompressQuantize,
@@ -105,19 +107,20 @@ fn calibrated<S: Family>(
         true => ranges_of(&before, probe, &integers, weights, method, arguments)?,
         false => BTreeMap::new(),
     };
-    let mut settings = before.settings.clone().with_lean(!arguments.inputs);
-    settings.own_compression().quantize =
+    let mut settings = before.settings.clone();
+    P::set_lean(&mut settings.model, !arguments.inputs);
+    settings.compression.get_or_insert_default().quantize =
         Some(QuantizeSettings { weights: weights.clone(), input_momentum: arguments.inputs.then_some(0.0) });
     let directory = RunDirectory::create(arguments.compress.out.as_deref(), probe.setup.name, &settings)?;
     directory.write_classes(&probe.setup.classes)?;
-    let outcome = Outcome::<S>::of(integers, before.model, ranges)?;
+    let outcome = Outcome::<P>::of(integers, before.model, ranges)?;
     outcome.save(directory.path())?;
     let figures = outcome.evaluate(&settings, probe, &before.device, directory.path())?;
-    let after = metric_of::<S>(&figures)?;
+    let after = metric_of::<P>(&figures)?;
     let report = outcome.integers.report(&outcome.model)?;
     tracing::info!("quantised weights:\n{report}"); // the columns stand below each other
-    page_file(outcome.page(&report, before.metric, after, &Shown::of(arguments)))(directory.path())?;
-    let (name, was) = (S::METRIC, before.metric);
+    written(outcome.page(&report, before.metric, after, &Shown::of(arguments)))(directory.path())?;
+    let (name, was) = (P::METRIC, before.metric);
     tracing::info!(
         "{name} {was:.4} becomes {after:.4}, {} become {}: {}",
         ByteSize(outcome.bytes[0]),
@@ -137,9 +140,9 @@ fn calibrated<S: Family>(
 }
 
 /// The ranges of layers' inputs on training batches, for the model with quantised weights.
-fn ranges_of<S: Family>(
-    before: &Before<S>,
-    probe: &Run<S::Task, S>,
+fn ranges_of<P: Compressible>(
+    before: &Before<P>,
+    probe: &Run<P>,
     integers: &QuantizedModel,
     weights: &Quantization,
     method: RangeMethod,
@@ -147,7 +150,7 @@ fn ranges_of<S: Family>(
 ) -> Result<BTreeMap<String, Range>> {
     simulate_inputs();
     let device = before.device.clone().inner();
-    let plain = integers.apply(model_of(&before.source, &arguments.compress, false, &device)?)?;
+    let plain = integers.apply(model_of::<P>(&before.source, &arguments.compress, false, &device)?)?;
     let inputs = FakeQuantizer::of(&plain, weights)?.with_inputs(0.0)?.inputs_only();
     let model = plain.apply_reparameterization(inputs);
     let batches = BatchSource::epoch(&probe.setup.data.train, 0, 0).take(arguments.calibration_batches as usize);
@@ -167,34 +170,34 @@ fn ranges_of<S: Family>(
 }
 
 /// Trains the model while its weights are rounded to the values of its integers.
-fn trained<S: Family>(
-    mut before: Before<S>,
-    probe: Run<S::Task, S>,
+fn trained<P: Compressible>(
+    mut before: Before<P>,
+    probe: Run<P>,
     weights: Quantization,
     arguments: &CompressQuantize,
 ) -> Result<ExitCode> {
-    before.set_length(&arguments.compress, EPOCHS, RATE)?;
-    before.settings = before.settings.with_lean(!arguments.inputs);
+    before.set_length(&arguments.compress, EPOCHS, RATE);
+    P::set_lean(&mut before.settings.model, !arguments.inputs);
     let input_momentum = arguments.inputs.then_some(MOMENTUM);
-    before.settings.own_compression().quantize = Some(QuantizeSettings { weights: weights.clone(), input_momentum });
+    before.compression().quantize = Some(QuantizeSettings { weights: weights.clone(), input_momentum });
     let (start, was, settings) = (before.model.clone(), before.metric, before.settings.clone());
     let shown = Shown::of(arguments);
     before.train(Some(start), &arguments.compress, move |model, device, _| {
         let plain = uncast(|| unsimulated(|| model.clone().materialize())).valid();
         let integers = quantize(&plain, &weights)?;
-        let outcome = Outcome::<S>::of(integers, plain, input_ranges(model))?;
+        let outcome = Outcome::<P>::of(integers, plain, input_ranges(model))?;
         let folder = tempfile::tempdir()?;
         outcome.save(folder.path())?;
         let figures = outcome.evaluate(&settings, &probe, device, folder.path())?;
-        let after = metric_of::<S>(&figures)?;
+        let after = metric_of::<P>(&figures)?;
         let page = outcome.page(&outcome.integers.report(&outcome.model)?, was, after, &shown);
         let mut found = vec![
-            (format!("{}_before", S::METRIC), was),
+            (format!("{}_before", P::METRIC), was),
             ("bytes_before".into(), outcome.bytes[0] as f64),
             ("bytes".into(), outcome.bytes[1] as f64),
         ];
         found.extend(figures.into_iter().map(|(name, value)| (name.to_owned(), value)));
-        let files = vec![page_file(page), Box::new(move |directory: &Path| outcome.save(directory))];
+        let files = vec![written(page), Box::new(move |directory: &Path| outcome.save(directory))];
         Ok(Findings { figures: found, files, ..Findings::default() })
     })
 }
@@ -202,7 +205,7 @@ fn trained<S: Family>(
 /// The requested settings, for the page.
 struct Shown {
     bits: u8,
-    block: Option<u32>,
+    block: Option<usize>,
     inputs: bool,
 }
 
@@ -213,17 +216,17 @@ impl Shown {
 }
 
 /// A quantised model.
-struct Outcome<S: Family> {
+struct Outcome<P: Compressible> {
     integers: QuantizedModel,
     /// The model that was quantised.
-    model: S::Model,
+    model: P::Model,
     ranges: BTreeMap<String, Range>,
     /// Bytes of all parameters, before and after.
     bytes: [u64; 2],
 }
 
-impl<S: Family> Outcome<S> {
-    fn of(integers: QuantizedModel, model: S::Model, ranges: BTreeMap<String, Range>) -> Result<Self> {
+impl<P: Compressible> Outcome<P> {
+    fn of(integers: QuantizedModel, model: P::Model, ranges: BTreeMap<String, Range>) -> Result<Self> {
         let bytes = integers.bytes(&model)?;
         // Two numbers for each range.
         let bytes = [bytes.before, bytes.after + 8 * ranges.len() as u64];
@@ -242,13 +245,13 @@ impl<S: Family> Outcome<S> {
     /// The metrics of the model in the files of `directory`.
     fn evaluate(
         &self,
-        settings: &S,
-        probe: &Run<S::Task, S>,
+        settings: &SettingsOf<P>,
+        probe: &Run<P>,
         device: &Device,
         directory: &Path,
     ) -> Result<Vec<(&'static str, f64)>> {
-        let plain = settings.plain(self.ranges.is_empty(), &device.clone().inner())?;
-        let model = load_to_evaluate(plain, settings.compression(), &settings.run().policy(), directory)?;
+        let plain = P::plain(&settings.model, self.ranges.is_empty(), &device.clone().inner())?;
+        let model = load_to_evaluate(plain, settings.compression.as_ref(), &settings.run.policy(), directory)?;
         Ok(evaluate(&probe.task, &model, &probe.setup.data.test, device)?)
     }
 
@@ -271,7 +274,7 @@ impl<S: Family> Outcome<S> {
         CompressionPage {
             title: "Quantised model".into(),
             figures: vec![
-                [S::METRIC.into(), format!("{was:.4}"), format!("{after:.4}")],
+                [P::METRIC.into(), format!("{was:.4}"), format!("{after:.4}")],
                 ["bytes".into(), ByteSize(self.bytes[0]).to_string(), ByteSize(self.bytes[1]).to_string()],
             ],
             facts: vec![

@@ -1,76 +1,80 @@
 //! `kiln eval`: metrics of a checkpoint on held-out data.
 
-mod checkpoint;
 mod segment;
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::device;
-use crate::output::print_json;
-use crate::pipelines::{
-    ClassifySettings, GptSettings, Kind, PipelineSettings, check_against, classify, classify_test_loader,
-    decoded_images, load_to_evaluate, next_token, next_token_test_loader, open_images, open_text, settings_beside,
-};
 use anyhow::Result;
 use burn::tensor::Device;
 use kiln_data::Loader;
-use kiln_models::SafetensorsModel;
-use kiln_training::{Task, evaluate_in_parts};
+use kiln_training::evaluate_in_parts;
 use serde_json::{Map, Value, json};
 
-use checkpoint::{apply, chosen, settings};
-
 use crate::cli::{Eval, EvalArgs};
+use crate::device;
 use crate::log::RESULT;
+use crate::output::print_json;
+use crate::pipelines::{Classify, NextToken, Pipeline, Segment, SettingsOf, classify, load_to_evaluate, next_token};
 use crate::progress::{Progress, Watched};
-use crate::train::prepare::check_classes;
+use crate::run_directory::check_classes_of;
+use crate::settings_file::SettingsFile;
+use crate::trained::best;
 
 pub(crate) fn run(command: Eval) -> Result<ExitCode> {
     match command {
         Eval::Classify(mut arguments) => {
-            chosen(&mut arguments)?;
-            let mut settings: ClassifySettings = settings(&arguments, Kind::Classify)?;
-            apply(&arguments, &mut settings.run);
+            let settings = settings::<Classify>(&mut arguments)?;
             let device = device::open(&settings.run.device)?;
-            let test = decoded_images(open_images(settings.run.data.as_deref())?.test, &settings);
-            check_against(&test, &settings)?;
-            if let Some(run) = settings_beside(&arguments.checkpoint).as_deref().and_then(Path::parent) {
-                check_classes(run, test.classes())?;
-            }
-            let task = classify(&settings)?.weighing_classes(&test);
-            let test = classify_test_loader(test, &settings)?;
+            let test = classify::decoded(classify::open(settings.run.data.as_deref())?.test, &settings);
+            classify::check_against(&test, &settings)?;
+            check_classes_of(&arguments.checkpoint, test.classes())?;
+            let task = classify::classify(&settings)?.weighing_classes(&test);
+            let test = classify::test_loader(test, &settings)?;
             report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings)
         }
         Eval::Segment(mut arguments) => {
-            chosen(&mut arguments.eval)?;
-            segment::run(&arguments)
+            let settings = settings::<Segment>(&mut arguments.eval)?;
+            segment::run(&arguments, settings)
         }
         Eval::Gpt(mut arguments) => {
-            chosen(&mut arguments)?;
-            let mut settings: GptSettings = settings(&arguments, Kind::Gpt)?;
-            apply(&arguments, &mut settings.run);
+            let settings = settings::<NextToken>(&mut arguments)?;
             let device = device::open(&settings.run.device)?;
-            let (tokenizer, task) = next_token(&settings)?;
-            let test = next_token_test_loader(open_text(&settings, &tokenizer)?.test, &settings.run)?;
+            let (tokenizer, task) = next_token::next_token(&settings)?;
+            let test = next_token::test_loader(next_token::open(&settings, &tokenizer)?.test, &settings.run)?;
             report(&arguments, &device, &task, &test, settings.model.init(&device)?, &settings)
         }
     }
 }
 
-fn report<T: Task<Model: SafetensorsModel>>(
+/// The settings of a checkpoint, with the data, the device and the batch of the arguments. `--best` chooses the checkpoint.
+fn settings<P: Pipeline>(arguments: &mut EvalArgs) -> Result<SettingsOf<P>> {
+    if arguments.best {
+        arguments.checkpoint = best(&arguments.checkpoint)?;
+    }
+    let file = SettingsFile::of_checkpoint(&arguments.checkpoint, arguments.config.as_ref())?;
+    let mut settings = file.settings::<P>()?;
+    let run = &mut settings.run;
+    run.leave_training(arguments.device.as_ref());
+    run.data = arguments.data.clone().or(run.data.take());
+    if let Some(samples) = arguments.batch_size {
+        (run.batch_size, run.micro_batch) = (samples, None);
+    }
+    Ok(settings)
+}
+
+fn report<P: Pipeline>(
     arguments: &EvalArgs,
     device: &Device,
-    task: &T,
-    test: &Loader<T::Batch>,
-    model: T::Model,
-    settings: &impl PipelineSettings,
+    task: &P,
+    test: &Loader<P::Batch>,
+    model: P::Model,
+    settings: &SettingsOf<P>,
 ) -> Result<ExitCode> {
-    let run = settings.run();
+    let run = &settings.run;
     // In the precision of the training, so that the figures are those of the run.
     kiln_precision::check_device(device, run.precision)?;
-    let model = load_to_evaluate(model, settings.compression(), &run.policy(), &arguments.checkpoint)?;
+    let model = load_to_evaluate(model, settings.compression.as_ref(), &run.policy(), &arguments.checkpoint)?;
     let started = Instant::now();
     // At most as many samples at once as in training, so that the figures are those of the run.
     let figures = evaluate_in_parts(

@@ -4,59 +4,52 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use crate::output::{path_json, print_json};
-use crate::pipelines::{
-    Kind, Scores, SegmentPredictor, SegmentSettings, TileSettings, check_segment_images, open_segments, segment_part,
-    segment_test_loader, settings_beside,
-};
-use crate::usage::Usage;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_data::{TileSet, printable, write_classes};
 use kiln_training::Error;
 use serde_json::{Map, Value, json};
 
-use super::checkpoint::{apply, settings};
 use crate::cli::EvalSegment;
 use crate::log::RESULT;
-use crate::train::prepare::check_classes;
+use crate::output::{path_json, print_json};
+use crate::outputs::{Input, outputs};
+use crate::pipelines::SegmentSettings;
+use crate::pipelines::segment::{Predictor, Scores, TileSettings, check_images, open, part, test_loader};
+use crate::run_directory::check_classes_of;
+use crate::usage::Usage;
 
-pub(super) fn run(arguments: &EvalSegment) -> Result<ExitCode> {
+pub(super) fn run(arguments: &EvalSegment, mut settings: SegmentSettings) -> Result<ExitCode> {
     let eval = &arguments.eval;
-    let mut settings: SegmentSettings = settings(eval, Kind::Segment)?;
-    apply(eval, &mut settings.run);
-    let tiles = &mut settings.tiles;
+    let tiles = &mut settings.data.tiles;
     if let Some(size) = arguments.tile {
-        (tiles.size, tiles.overlap) = (size as usize, [0, size as usize / 4]);
+        (tiles.size, tiles.overlap) = (size, [0, size / 4]);
     }
     if let Some(overlap) = arguments.overlap {
-        tiles.overlap[1] = overlap as usize;
+        tiles.overlap[1] = overlap;
     }
     let side = tiles.size;
     settings.model.check_input([side; 2]).map_err(|_| Usage(format!("--tile is {side}, expected a multiple of 32")))?;
-    let predictor = SegmentPredictor::open(settings, &eval.checkpoint)?;
+    let predictor = Predictor::open(settings, &eval.checkpoint)?;
 
     let (started, mut results) = (Instant::now(), Map::new());
-    let (mut images, mut inputs) = (arguments.image.clone(), vec![]);
+    let (mut images, mut masks) = (arguments.image.clone(), vec![]);
     if images.is_empty() {
         let settings = &predictor.settings;
-        let data = open_segments(settings.run.data.as_deref(), Some(settings.model.classes))?;
-        if let Some(run) = settings_beside(&eval.checkpoint).as_deref().and_then(Path::parent) {
-            check_classes(run, &data.classes)?;
-        }
-        let TileSettings { size, overlap: [_, overlap], ignore, .. } = settings.tiles;
+        let data = open(settings.run.data.as_deref(), Some(settings.model.classes))?;
+        check_classes_of(&eval.checkpoint, &data.classes)?;
+        let TileSettings { size, overlap: [_, overlap], ignore, .. } = settings.data.tiles;
         let (bad, classes) = (settings.run.bad_samples, data.classes.len());
-        let (test, _) = segment_part(&data.images.test, classes, [size, overlap], ignore.0, bad)?;
-        check_segment_images(settings, &test)?;
-        let masks = data.images.test.pairs.iter().map(|(_, mask)| mask.clone());
-        inputs.extend(masks);
+        let (test, _) = part(&data.images.test, classes, [size, overlap], ignore.0, bad)?;
+        check_images(settings, &test)?;
+        masks = data.images.test.pairs.iter().map(|(_, mask)| mask.clone()).collect();
         images = (0..test.images()).map(|image| test.path(image).to_owned()).collect();
         results = score(&predictor, &test, &data.classes)?;
     }
     if let Some(folder) = &arguments.predict {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make '{}'", printable(&folder)))?;
-        inputs.extend(images.iter().cloned());
-        let paths = outputs(&images, &inputs, folder)?;
+        let inputs: Vec<Input> = images.iter().map(|image| Input::file(image)).collect();
+        let paths = outputs(&inputs, &masks, ("--predict", folder), "tif")?;
         let written = images.iter().zip(&paths).map(|(image, path)| write(&predictor, image, path));
         let written = written.collect::<Result<Vec<_>>>()?;
         results.insert("predictions".into(), written.iter().map(|path| path_json(path)).collect());
@@ -68,35 +61,13 @@ pub(super) fn run(arguments: &EvalSegment) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The output file of each image: its name in `folder`. Input files are not replaced, and no file is written twice.
-fn outputs(images: &[PathBuf], inputs: &[PathBuf], folder: &Path) -> Result<Vec<PathBuf>> {
-    let inputs: Vec<PathBuf> = inputs.iter().filter_map(|input| input.canonicalize().ok()).collect();
-    let mut paths: Vec<PathBuf> = vec![];
-    for image in images {
-        let path = folder.join(image.file_stem().unwrap_or_default()).with_added_extension("tif");
-        let shown = printable(&path);
-        if path.canonicalize().is_ok_and(|path| inputs.contains(&path)) {
-            return Err(
-                Usage(format!("'{shown}' is an image or a mask that is read, expected another --predict")).into()
-            );
-        }
-        if paths.contains(&path) {
-            return Err(
-                Usage(format!("two images would be written to '{shown}', expected images of different names")).into()
-            );
-        }
-        paths.push(path);
-    }
-    Ok(paths)
-}
-
 /// Scores on images with masks.
-fn score(predictor: &SegmentPredictor, test: &TileSet, classes: &[String]) -> Result<Map<String, Value>> {
-    let SegmentPredictor { task, model, device, settings } = predictor;
-    let loader = segment_test_loader(test, settings)?;
+fn score(predictor: &Predictor, test: &TileSet, classes: &[String]) -> Result<Map<String, Value>> {
+    let Predictor { task, model, device, settings } = predictor;
+    let loader = test_loader(test, settings)?;
     let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
     let Scores { confusion, cross_entropy } =
-        task.score(model, test, batches, device, predictor.at_once(), |_| Ok(()))?;
+        task.score(model, test, batches, device, settings.run.at_once(), |_| Ok(()))?;
     let mut figures = vec![
         ("test_miou".to_owned(), confusion.mean_iou()),
         ("test_accuracy".to_owned(), confusion.accuracy()),
@@ -109,7 +80,7 @@ fn score(predictor: &SegmentPredictor, test: &TileSet, classes: &[String]) -> Re
 }
 
 /// Writes the classes of an image of any size to `path`, and returns the path.
-fn write(predictor: &SegmentPredictor, image: &Path, path: &Path) -> Result<PathBuf> {
+fn write(predictor: &Predictor, image: &Path, path: &Path) -> Result<PathBuf> {
     let set = predictor.tiles(image)?;
     let size = set.grid(0).size();
     let bar = ProgressBar::new(size[0] as u64);

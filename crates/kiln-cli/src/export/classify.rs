@@ -11,11 +11,13 @@ use super::python::{classifier, with_shapes_of_the_file};
 use super::readme::{MODULE, Readme};
 use crate::cli::TrainedArgs;
 use crate::device;
-use crate::pipelines::{ClassifySettings, load_merged, normalization};
-use crate::trained::{classes, simulates_inputs, weights};
+use crate::pipelines::classify::normalization;
+use crate::pipelines::{ClassifySettings, load_merged};
+use crate::run_directory::classes;
+use crate::trained::{simulates_inputs, weights};
 
 pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &ClassifySettings) -> Result<()> {
-    let (config, path) = (&settings.model, weights(trained)?);
+    let (config, path) = (&settings.model.0, weights(trained)?);
     let compression = settings.compression.as_ref();
     let names = classes(&trained.run, config.classes())?;
     let device = device::open(&settings.run.device)?;
@@ -23,7 +25,7 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &Classify
         .with_context(|| format!("cannot read the model of '{}'", printable(&trained.run)))?;
     model.save_safetensors(folder.file(WEIGHTS))?;
 
-    let preprocessing = Preprocessing::new(settings.images.size, normalization(settings));
+    let preprocessing = Preprocessing::new(settings.data.images.size, normalization(settings));
     folder.json("labels.json", &labels(names.as_deref(), config.classes()))?;
     folder.json("preprocessor_config.json", &preprocessing.json())?;
     let shapes = compression.and_then(|own| own.shapes.as_ref());

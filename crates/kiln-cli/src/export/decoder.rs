@@ -24,7 +24,7 @@ pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &GptSetti
     folder.json("config.json", &config(settings))?;
 
     let prompt = "Call me";
-    let (input, text) = match &settings.text.tokenizer {
+    let (input, text) = match &settings.data.text.tokenizer {
         TokenizerKind::Bytes => {
             let ids = format!("ids = torch.tensor([list(\"{prompt}\".encode())])  # a token is a byte");
             (vec!["import torch".to_owned(), ids], "bytes(ids[0].tolist()).decode(errors=\"replace\")")

@@ -12,10 +12,11 @@ use super::readme::Readme;
 use crate::cli::TrainedArgs;
 use crate::device;
 use crate::pipelines::{SegmentSettings, load_any};
-use crate::trained::{classes, weights};
+use crate::run_directory::classes;
+use crate::trained::weights;
 
 pub(super) fn export(folder: &Folder, trained: &TrainedArgs, settings: &SegmentSettings) -> Result<()> {
-    let (config, tiles) = (&settings.model, &settings.tiles);
+    let (config, tiles) = (&settings.model, &settings.data.tiles);
     let names = classes(&trained.run, config.classes)?;
     let device = device::open(&settings.run.device)?;
     let model = load_any(config.init(&device)?, &weights(trained)?)?;

@@ -1,6 +1,5 @@
 //! The metrics of a run on disk: `metrics.jsonl`, a table for spreadsheets, and event files for TensorBoard.
 
-mod csv;
 mod events;
 mod lines;
 mod tfrecord;

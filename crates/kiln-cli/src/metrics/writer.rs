@@ -8,9 +8,8 @@ use anyhow::{Context, Result};
 use kiln_data::printable;
 use serde_json::Value;
 
-use super::csv::{Columns, rows_until};
 use super::events::EventFile;
-use super::lines::{METRICS, step, texts};
+use super::lines::{Columns, METRICS, rows_until, step, texts};
 use crate::atomic::replace;
 
 const CSV: &str = "metrics.csv";

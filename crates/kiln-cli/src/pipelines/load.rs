@@ -15,24 +15,12 @@ use super::compression::{CompressionSettings, simulate_inputs};
 
 /// The folder of a run directory that its checkpoints are in.
 pub const CHECKPOINTS: &str = "checkpoints";
+/// The file of a run's weights in its directory.
+pub const MODEL: &str = "model.safetensors";
 /// The file of quantised weights in a run directory.
 pub const QUANTIZED: &str = "quantized.safetensors";
 /// The file of the ranges of layers' inputs, beside the quantised weights.
 pub const INPUT_RANGES: &str = "input-ranges.json";
-
-/// Why the initial model of a run cannot be made.
-#[derive(Debug, thiserror::Error)]
-pub enum InitError {
-    /// The configuration is refused.
-    #[error(transparent)]
-    Model(#[from] kiln_models::Error),
-    /// The compression does not fit the model.
-    #[error(transparent)]
-    Compression(#[from] kiln_compression::Error),
-    /// The weights that the run starts from cannot be read.
-    #[error("{0}")]
-    Weights(String),
-}
 
 /// Loads the model of a run directory (from its newest whole checkpoint), of one checkpoint, or of a safetensors file.
 ///

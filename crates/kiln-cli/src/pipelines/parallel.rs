@@ -1,29 +1,41 @@
 //! How a run is divided among devices.
 
+use std::str::FromStr;
+
 use anyhow::{Result, bail};
+use clap::Args;
 use kiln_parallel::Schedule;
 use serde::{Deserialize, Serialize};
 
-use crate::device_name::canonical;
 use crate::usage::Usage;
+use crate::values::{SCHEDULE, device_name};
 
 /// The most replicas in the threads of one process, and the most stages.
 const MOST: usize = 64;
 
-/// How a run is divided among devices.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// How a run is divided among devices. A run goes on with other ones than it was started with.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParallelSettings {
-    /// The replicas of the model, each of which computes a part of every batch.
+    /// Copies of the model that compute a part of every batch each [default: 1]
+    ///
+    /// A number (in threads, on --device), one for each of some devices, as in gpu:0,gpu:1, mpi (one in each process that
+    /// mpirun starts), or mpi:2 and mpi:gpu:0,gpu:1 (several in each).
+    #[arg(long, value_name = "N", help_heading = "Several devices")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<Replicas>,
-    /// Whether each replica keeps only a part of the optimizer state.
+    /// Divide the optimizer's state among the replicas (ZeRO stage 1)
+    #[arg(long, help_heading = "Several devices")]
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shard_optimizer: bool,
-    /// The stages that the model is divided into.
+    /// Divide the model's blocks: a number of stages, or a device for each [default: 1]
+    ///
+    /// A number of stages is on --device; devices are named as in gpu:0,gpu:1.
+    #[arg(long, value_name = "N", help_heading = "Several devices")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages: Option<Places>,
-    /// The order in which stages work on micro-batches.
+    /// The order in which stages work on micro-batches [default: 1f1b]
+    #[arg(long, value_parser = SCHEDULE, value_name = "NAME", help_heading = "Several devices")]
     #[serde(default, skip_serializing_if = "is_default")]
     pub schedule: Schedule,
 }
@@ -98,19 +110,27 @@ impl ParallelSettings {
     }
 }
 
-impl TryFrom<String> for Places {
-    type Error = String;
+impl FromStr for Places {
+    type Err = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let refused =
             || format!("'{text}' names no places, expected a number from 1 to {MOST} or devices, as in cuda:0,cuda:1");
         if text.starts_with(|first: char| first.is_ascii_digit()) {
             let count = text.parse().ok().filter(|count| (1..=MOST).contains(count));
             return count.map(Self::Count).ok_or_else(refused);
         }
-        let names: Vec<String> = text.split(',').map(canonical).collect();
+        let names: Vec<String> = text.split(',').map(device_name).collect();
         let named = |name: &String| name.starts_with(|first: char| first.is_ascii_alphabetic());
         if names.iter().all(named) && names.len() <= MOST { Ok(Self::Devices(names)) } else { Err(refused()) }
+    }
+}
+
+impl TryFrom<String> for Places {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
     }
 }
 
@@ -130,19 +150,27 @@ impl Replicas {
     }
 }
 
-impl TryFrom<String> for Replicas {
-    type Error = String;
+impl FromStr for Replicas {
+    type Err = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let places = |text: &str| {
             let wrong = |error| format!("{error}, mpi, or mpi: and such places in each process");
-            Places::try_from(text.to_owned()).map_err(wrong)
+            text.parse::<Places>().map_err(wrong)
         };
         match text.strip_prefix("mpi") {
             Some("") => Ok(Self { mpi: true, here: Places::Count(1) }),
             Some(here) if here.starts_with(':') => Ok(Self { mpi: true, here: places(&here[1..])? }),
-            _ => places(&text).map(Self::threads),
+            _ => places(text).map(Self::threads),
         }
+    }
+}
+
+impl TryFrom<String> for Replicas {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
     }
 }
 
@@ -162,19 +190,15 @@ mod tests {
 
     #[test]
     fn places_are_read_as_they_are_written() {
-        for text in ["2", "cuda:0,cuda:1", "flex"] {
-            assert_eq!(String::from(Places::try_from(text.to_owned()).unwrap()), text);
-        }
-        assert_eq!(Places::try_from("cuda:0, cuda:1".to_owned()).unwrap().device(1, "flex"), "cuda:1");
-        for text in ["0", "65", "", "2,3", "cuda:0,", "-1", "2x"] {
-            assert!(Places::try_from(text.to_owned()).is_err(), "{text}");
-        }
-        for text in ["mpi", "mpi:2", "mpi:cuda:0,cuda:1", "2"] {
-            let replicas = Replicas::try_from(text.to_owned()).unwrap();
+        for text in ["2", "cuda:0,cuda:1", "flex", "mpi", "mpi:2", "mpi:cuda:0,cuda:1"] {
+            let replicas: Replicas = text.parse().unwrap();
             assert_eq!(replicas.mpi, text.starts_with("mpi"));
             assert_eq!(String::from(replicas), text);
         }
-        assert!(Replicas::try_from("0".to_owned()).unwrap_err().contains("mpi"));
+        assert_eq!("gpu:0, cuda:1".parse::<Places>().unwrap().device(1, "flex"), "cuda:1");
+        for text in ["0", "65", "", "2,3", "cuda:0,", "-1", "2x"] {
+            assert!(text.parse::<Places>().is_err() && text.parse::<Replicas>().unwrap_err().contains("mpi"), "{text}");
+        }
     }
 
     #[test]

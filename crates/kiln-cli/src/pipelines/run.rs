@@ -1,27 +1,23 @@
 //! One run of a pipeline: its task, data and settings, and the trainer that they make.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use burn::tensor::Device;
 use kiln_data::{Loader, TrainTest};
 use kiln_memory::BackendProfile;
-use kiln_models::Matched;
 use kiln_parallel::Communicator;
+use kiln_report::{Prediction, Text};
 use kiln_training::{
-    Batch, BatchSource, BestConfig, Checkpointing, Error, Goal, OptimizerConfig, PlannedOptimizer, ScheduleConfig,
-    StagesConfig, StepPlan, Task, Trainer, TrainerBuilder,
+    BatchSource, BestConfig, Checkpointing, Error, PlannedOptimizer, StagesConfig, StepPlan, Trainer, TrainerBuilder,
 };
 
-use super::class_counts::ClassCounts;
-use super::compression::CompressionSettings;
-use super::load::InitError;
+use super::classify::ClassCounts;
+use super::initial_model::{InitError, InitialModel, Taken};
 use super::parallel::Places;
-use super::settings::{ClassifySettings, GptSettings, RunSettings, SegmentSettings};
-use super::sizes::MemorySetting;
+use super::pipeline::{Pipeline, SettingsOf};
+use super::settings::RunSettings;
 use crate::HEAP;
-use kiln_report::{Prediction, Text};
+use crate::values::MemorySetting;
 
 /// Makes the plain model on a device.
 pub type Init<M> = Box<dyn Fn(&Device) -> Result<M, InitError>>;
@@ -31,9 +27,6 @@ pub type Finder<M> = Box<dyn Fn(&M, &Device, usize) -> anyhow::Result<Findings>>
 
 /// Writes files into a directory.
 pub type WriteInto = Box<dyn FnOnce(&std::path::Path) -> anyhow::Result<()>>;
-
-/// The tensors of a file that a model has taken, once the model exists.
-pub type Taken = Rc<RefCell<Option<Matched>>>;
 
 /// The contents of a report beside the metrics.
 #[derive(Default)]
@@ -54,23 +47,21 @@ pub struct Findings {
 const SAMPLES: usize = 3;
 
 /// One run, ready to be built.
-pub struct Run<T: Task, S> {
+pub struct Run<P: Pipeline> {
     /// The task.
-    pub task: T,
+    pub task: P,
     /// Makes the model.
-    pub init: Init<T::Model>,
+    pub init: Init<P::Model>,
     /// Collects the contents of the report beside the metrics, for the model at the end of the run.
-    pub findings: Option<Finder<T::Model>>,
+    pub findings: Option<Finder<P::Model>>,
     /// The rest, which stays with the caller when the task goes to the trainer.
-    pub setup: Setup<T::Batch, S>,
+    pub setup: Setup<P>,
 }
 
 /// Data and settings of a run.
-pub struct Setup<B, S> {
+pub struct Setup<P: Pipeline> {
     /// The prefix of run directories' names.
     pub name: &'static str,
-    /// The command of `train` that continues such a run.
-    pub command: &'static str,
     /// Names of the classes, where there are any.
     pub classes: Vec<String>,
     /// Images of each class, of a classifier.
@@ -80,113 +71,34 @@ pub struct Setup<B, S> {
     /// Why data was left out before the run began.
     pub left_out: Vec<String>,
     /// Batches to train and to evaluate on.
-    pub data: TrainTest<Loader<B>>,
+    pub data: TrainTest<Loader<P::Batch>>,
     /// The default settings of the run, as if only the command and the data set were given, if they are known.
     pub defaults: Option<serde_json::Value>,
     /// The settings.
-    pub settings: S,
+    pub settings: SettingsOf<P>,
     /// The tensors that the model began with, once it is made.
     pub taken: Taken,
 }
 
-/// A task that several threads can work on, as stages do.
-pub trait SharedTask: Task<Model: Sync, Batch: Sync> + Sync {}
-
-impl<T: Task<Model: Sync, Batch: Sync> + Sync> SharedTask for T {}
-
-/// Settings of one of the pipelines.
-pub trait PipelineSettings: serde::Serialize + serde::de::DeserializeOwned {
-    /// The metric that runs are judged by.
-    const METRIC: &'static str;
-    /// Which values of the metric are better.
-    const GOAL: Goal;
-
-    /// Settings of every run.
-    fn run(&self) -> &RunSettings;
-
-    /// Mutable access to the settings of every run, before the run starts.
-    fn run_mut(&mut self) -> &mut RunSettings;
-
-    /// The optimizer.
-    fn optimizer(&self) -> OptimizerConfig;
-
-    /// Mutable access to the optimizer, before the run starts.
-    fn optimizer_mut(&mut self) -> &mut OptimizerConfig;
-
-    /// The learning rate.
-    fn schedule(&self) -> ScheduleConfig;
-
-    /// Mutable access to the learning rate, before the run starts.
-    fn schedule_mut(&mut self) -> &mut ScheduleConfig;
-
-    /// The compression of the model, if any.
-    fn compression(&self) -> Option<&CompressionSettings>;
-
-    /// Mutable access to the compression of the model, before the run starts. `None` if the settings have none.
-    fn compression_mut(&mut self) -> Option<&mut CompressionSettings>;
+impl<P: Pipeline> Setup<P> {
+    /// Data and settings, without anything to say about them.
+    pub(super) fn new(name: &'static str, data: TrainTest<Loader<P::Batch>>, settings: SettingsOf<P>) -> Self {
+        let (classes, notes, left_out) = (vec![], vec![], vec![]);
+        let (class_counts, defaults, taken) = (None, None, Taken::default());
+        Self { name, classes, class_counts, notes, left_out, data, defaults, settings, taken }
+    }
 }
-
-macro_rules! settings {
-    ($($settings:ty: $metric:literal, $goal:ident, $compression:expr, $compression_mut:expr);*) => {$(
-        impl PipelineSettings for $settings {
-            const METRIC: &'static str = $metric;
-            const GOAL: Goal = Goal::$goal;
-
-            fn compression(&self) -> Option<&CompressionSettings> {
-                let compression: fn(&Self) -> Option<&CompressionSettings> = $compression;
-                compression(self)
-            }
-
-            fn compression_mut(&mut self) -> Option<&mut CompressionSettings> {
-                let compression: fn(&mut Self) -> Option<&mut CompressionSettings> = $compression_mut;
-                compression(self)
-            }
-
-            fn run(&self) -> &RunSettings {
-                &self.run
-            }
-
-            fn run_mut(&mut self) -> &mut RunSettings {
-                &mut self.run
-            }
-
-            fn optimizer(&self) -> OptimizerConfig {
-                self.optimizer
-            }
-
-            fn optimizer_mut(&mut self) -> &mut OptimizerConfig {
-                &mut self.optimizer
-            }
-
-            fn schedule(&self) -> ScheduleConfig {
-                self.schedule
-            }
-
-            fn schedule_mut(&mut self) -> &mut ScheduleConfig {
-                &mut self.schedule
-            }
-        }
-    )*};
-}
-
-settings!(
-    ClassifySettings: "test_accuracy", Highest,
-        |settings| settings.compression.as_ref(), |settings| settings.compression.as_mut();
-    GptSettings: "bits_per_byte", Lowest,
-        |settings| settings.compression.as_ref(), |settings| settings.compression.as_mut();
-    SegmentSettings: "test_miou", Highest, |_| None, |_| None
-);
 
 /// Divides the work of `builder`'s trainer among stages, as the settings say, and makes it one of the replicas of `communicator`.
 ///
 /// # Errors
 /// Those of the stages' devices.
-pub fn divided<'a, T: SharedTask>(
-    builder: TrainerBuilder<'a, T>,
+pub fn divided<'a, P: Pipeline>(
+    builder: TrainerBuilder<'a, P>,
     run: &RunSettings,
     device: &Device,
     communicator: Option<Arc<dyn Communicator>>,
-) -> anyhow::Result<TrainerBuilder<'a, T>> {
+) -> anyhow::Result<TrainerBuilder<'a, P>> {
     let builder = match &run.parallel.stages {
         Some(places) => {
             let devices = match places {
@@ -207,33 +119,46 @@ pub fn divided<'a, T: SharedTask>(
 }
 
 /// How a run is judged. A run with gradual pruning is not: its best model would be the one with most weights.
-fn judged<S: PipelineSettings>(settings: &S) -> Option<BestConfig> {
-    if settings.compression().is_some_and(|compression| compression.prune.is_some()) {
+fn judged<P: Pipeline>(settings: &SettingsOf<P>) -> Option<BestConfig> {
+    if settings.compression.as_ref().is_some_and(|compression| compression.prune.is_some()) {
         return None;
     }
-    let patience = settings.run().patience.filter(|patience| *patience > 0);
-    Some(BestConfig::new(S::METRIC, S::GOAL).with_patience(patience))
+    let patience = settings.run.patience.filter(|patience| *patience > 0);
+    Some(BestConfig::new(P::METRIC, P::GOAL).with_patience(patience))
 }
 
-impl<T: Task, S: PipelineSettings> Run<T, S> {
+impl<P: Pipeline> Run<P> {
+    /// A run whose model `init` makes, and which then takes the shapes and the weights that the settings name.
+    pub(super) fn new(
+        task: P,
+        init: impl Fn(&Device) -> Result<P::Model, kiln_models::Error> + 'static,
+        findings: Finder<P::Model>,
+        mut setup: Setup<P>,
+    ) -> Self {
+        let initial = InitialModel::new(&setup.settings.run, setup.settings.compression.as_ref());
+        setup.taken = initial.taken();
+        let init = Box::new(move |device: &Device| initial.load(init(device)?, device));
+        Self { task, init, findings: Some(findings), setup }
+    }
+
     /// Notes the settings that the run would have without options and files.
     #[must_use]
-    pub fn with_defaults(mut self, defaults: Option<&S>) -> Self {
+    pub fn with_defaults(mut self, defaults: Option<&SettingsOf<P>>) -> Self {
         self.setup.defaults = defaults.and_then(|defaults| serde_json::to_value(defaults).ok());
         self
     }
 
     /// The builder of the run's trainer with the run's settings, and the rest of the run.
-    pub fn into_builder(self) -> (TrainerBuilder<'static, T>, Setup<T::Batch, S>) {
+    pub fn into_builder(self) -> (TrainerBuilder<'static, P>, Setup<P>) {
         let Self { task, init, setup, .. } = self;
-        let (run, optimizer) = (setup.settings.run().clone(), setup.settings.optimizer());
+        let (run, optimizer) = (setup.settings.run.clone(), setup.settings.optimizer);
         let offload = run.optimizer_offload;
         let builder = Trainer::try_builder(task, init)
             .with_optimizer(move |model| match offload {
                 true => optimizer.offloaded_groups(model),
                 false => optimizer.groups(model),
             })
-            .with_schedule(setup.settings.schedule())
+            .with_schedule(setup.settings.schedule)
             .with_batch_scaling(run.batch_scaling)
             .with_steps(setup.total_steps())
             .with_seed(run.seed)
@@ -244,9 +169,9 @@ impl<T: Task, S: PipelineSettings> Run<T, S> {
             .with_batch_size(run.batch_size)
             .with_every(run.every())
             .with_frozen(run.freeze.clone())
-            .with_best(judged(&setup.settings))
+            .with_best(judged::<P>(&setup.settings))
             .with_allocator(&HEAP);
-        let compression = setup.settings.compression().filter(|compression| compression.attaches()).cloned();
+        let compression = setup.settings.compression.as_ref().filter(|compression| compression.attaches()).cloned();
         let builder = match compression {
             Some(compression) => compression.into_builder(builder),
             None => builder,
@@ -263,26 +188,31 @@ impl<T: Task, S: PipelineSettings> Run<T, S> {
     }
 }
 
-impl<B: Batch, S: PipelineSettings> Setup<B, S> {
+impl<P: Pipeline> Setup<P> {
+    /// Batches of an epoch.
+    pub fn batches(&self) -> u64 {
+        self.data.train.batches() as u64
+    }
+
     /// Steps of the whole run.
     pub fn total_steps(&self) -> u64 {
-        let run = self.settings.run();
-        let epochs = run.epochs.saturating_mul(self.data.train.batches() as u64);
-        run.max_steps.unwrap_or(u64::MAX).min(epochs)
+        let run = &self.settings.run;
+        run.max_steps.unwrap_or(u64::MAX).min(run.epochs.saturating_mul(self.batches()))
     }
 
     /// The epochs of the whole run, unless a number of steps ends it before they are over.
     pub fn epochs(&self) -> Option<u64> {
-        let run = self.settings.run();
-        let steps = run.epochs.saturating_mul(self.data.train.batches() as u64);
-        (self.total_steps() == steps).then_some(run.epochs)
+        let epochs = self.settings.run.epochs;
+        (self.total_steps() == epochs.saturating_mul(self.batches())).then_some(epochs)
     }
 
     /// Some samples of the first batch, with which steps are recorded, and a bound of the bytes that the loader takes beside a step.
     ///
     /// # Errors
     /// Those of the loader.
-    pub fn sample(&self) -> Result<(B, u64), Error> {
+    pub fn sample(&self) -> Result<(P::Batch, u64), Error> {
+        use kiln_training::Batch;
+
         let Some(batch) = BatchSource::epoch(&self.data.train, 0, 0).next() else {
             let expected = "at least one batch to plan a step from";
             return Err(Error::InvalidSetting { field: "number of batches", value: "0".into(), expected });
@@ -301,17 +231,16 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
 
     /// Notes in the settings how steps are taken, so that the run resumes in the same way.
     pub fn note(&mut self, plan: &StepPlan, limit: Option<u64>) {
-        let run = self.settings.run_mut();
+        let run = &mut self.settings.run;
         if run.parallel.stages.is_some() {
             run.micro_batch = Some(plan.micro_batch); // two for each stage, where none was given
         }
         run.optimizer_offload |= plan.optimizer.is_on_host();
         if let PlannedOptimizer::Other { name, .. } = &plan.optimizer
-            && let Ok(other) = self.settings.optimizer().switched(name)
+            && let Ok(other) = self.settings.optimizer.switched(name)
         {
-            *self.settings.optimizer_mut() = other;
+            self.settings.optimizer = other;
         }
-        let run = self.settings.run_mut();
         if let Some(limit) = limit {
             run.memory = Some(MemorySetting::Bytes(limit));
             run.precision = plan.precision;
@@ -328,6 +257,6 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
     /// # Errors
     /// Those of [`crate::profile::of`].
     pub fn profile(&self, device: &Device) -> anyhow::Result<BackendProfile> {
-        crate::profile::of(device, &self.settings.run().device)
+        crate::profile::of(device, &self.settings.run.device)
     }
 }

@@ -1,103 +1,164 @@
-//! Settings of the pipelines, in the format of a run's `config.toml`.
+//! Settings of every run, in the format of its `config.toml`. The fields are the options of the command line as well.
 
 use std::path::PathBuf;
 
-use kiln_data::{BadSamples, Damage, LoaderConfig, Normalize, Quality, Replica, TokenizerKind};
-use kiln_models::{ClassifierConfig, GptConfig, UnetConfig};
+use clap::Args;
+use kiln_data::{BadSamples, LoaderConfig, Replica};
 use kiln_precision::{Policy, Precision};
 use kiln_training::{BatchScaling, Checkpointing, Every, OptimizerConfig, ScheduleConfig};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::compression::CompressionSettings;
 use super::parallel::{ParallelSettings, Places, Replicas};
-use super::sizes::{LoaderMemory, MemorySetting};
-use crate::device_name::canonical;
 use crate::usage::Usage;
+use crate::values::{LoaderMemory, MemorySetting, PRECISION, absolute_path, device, device_name, number};
 use crate::words::counted;
 
-/// Settings of every run.
+/// Settings of a run: the tables of every pipeline, and those of one of them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Settings<Data, Model> {
+    /// Settings of every run.
+    pub run: RunSettings,
+    /// How data reach the model, and the loss: tables of one pipeline.
+    #[serde(flatten)]
+    pub data: Data,
+    /// The model.
+    pub model: Model,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// The learning rate.
+    pub schedule: ScheduleConfig,
+    /// How the model is made smaller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<CompressionSettings>,
+}
+
+/// Settings of every run. What is not given comes from --config, then from the recipe.
+#[derive(Args, Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSettings {
-    /// The data set. `None` is the one in fixtures/.
+    /// Data set [default: the small one of the project]
+    #[arg(long, value_name = "PATH", value_parser = absolute_path(), help_heading = "Data")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
-    /// The device by name: flex or cuda:N.
-    #[serde(deserialize_with = "device_name")]
+    /// Where to compute: cpu, or gpu:N (also called flex and cuda:N) [default: cpu]
+    #[arg(long, value_parser = device)]
+    #[serde(deserialize_with = "any_device_name")]
     pub device: String,
-    /// The seed of all randomness.
+    /// Random seed [default: 1]
+    #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
     pub seed: u64,
-    /// Passes over the data.
+    /// Passes over the data
+    #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
     pub epochs: u64,
-    /// Steps at most.
+    /// Stop after this many steps, even within an epoch
+    #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<u64>,
-    /// Samples of a batch.
+    /// Samples per step
+    #[arg(long, visible_alias = "bs", alias = "batch", value_name = "N", value_parser = number::<usize>, help_heading = "Training")]
     pub batch_size: usize,
-    /// Samples on the device at once. `None`: the whole batch.
+    /// Samples on the device at once [default: the batch]
+    ///
+    /// A larger batch is cut into micro-batches, whose gradients are added up.
+    #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Memory")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<usize>,
-    /// The precision that the model computes in.
+    /// What layers compute in; f16 has a dynamic loss scale [default: f32]
+    ///
+    /// Also accepted: fp32 and float32; fp16, float16, half and amp; bfloat16.
+    #[arg(long, value_parser = PRECISION, value_name = "NAME", help_heading = "Precision")]
     #[serde(default)]
     pub precision: Precision,
-    /// The blocks that are recomputed.
+    /// Gradient checkpointing: recompute activations [default: none]
+    ///
+    /// none, every:K blocks, sqrt, offload, or auto:SIZE: the fastest plan whose step is predicted to stay within a size,
+    /// as in auto:140MiB.
+    #[arg(long, value_name = "PLAN", help_heading = "Memory")]
     #[serde(default)]
     pub checkpointing: Checkpointing,
-    /// Bytes that a step may take. `None`: no limit.
+    /// Memory that a step may take, as in 300MiB, or auto [default: no limit]
+    ///
+    /// Picks micro-batch and checkpoint plan before the first step, and cuts batches smaller when memory runs out all the
+    /// same. auto is nine tenths of the memory that is free.
+    #[arg(long, value_name = "SIZE", help_heading = "Memory")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySetting>,
-    /// The global norm that gradients are clipped to.
+    /// Scale gradients down to this global norm
+    #[arg(long, value_name = "NORM", help_heading = "Training")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
-    /// Threads that load data.
+    /// Threads that load data
+    #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Data")]
     pub workers: usize,
-    /// Bytes on the host for batches in flight and images being decoded.
+    /// Host memory for batches that wait and images being decoded [default: 1GiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Data")]
     #[serde(default)]
     pub loader_memory: LoaderMemory,
-    /// What happens to samples that cannot be read.
+    /// What to do about samples that cannot be read [default: fail]
+    ///
+    /// fail ends the run, skip:N leaves out at most N of them, and substitute:N puts other samples in their places.
+    #[arg(long, value_name = "POLICY", help_heading = "Data")]
     #[serde(default = "fail")]
     pub bad_samples: BadSamples,
-    /// Steps between two evaluations within an epoch; 0: none.
+    /// Measure the model every N steps besides the end of each epoch (0: only then)
+    #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
     pub evaluate_every: u64,
-    /// Steps between two checkpoints within an epoch; 0: none.
+    /// Save a checkpoint every N steps besides the end of each epoch [default: 500]
+    #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Checkpoints")]
     pub save_every: u64,
-    /// Checkpoints that are kept.
+    /// Keep the newest N checkpoints, and the best one in any case [default: 3]
+    #[arg(long, value_name = "N", value_parser = number::<usize>, help_heading = "Checkpoints")]
     pub keep: usize,
-    /// Whether the optimizer's state is in host memory.
+    /// Keep the optimizer's state in host memory; the numbers stay the same
+    ///
+    /// A parameter's state is copied to the device while the parameter is updated.
+    #[arg(long, help_heading = "Memory")]
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optimizer_offload: bool,
-    /// The batch that the learning rate is meant for. `None`: that of the run.
+    /// The batch that the learning rate is meant for. `None`: that of the run. From --base-batch and --batch-rule.
+    #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_scaling: Option<BatchScaling>,
-    /// The run ends after this many evaluations in a row without a better value of the main metric. `None` or 0: never.
+    /// End the run after N evaluations in a row without a better result (0: never) [default: 0]
+    ///
+    /// The result is test_accuracy, test_miou or bits_per_byte.
+    #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<u64>,
-    /// A safetensors file, or a run directory, with the initial weights of the model. Those that fit are used.
+    /// Begin with the weights of a .safetensors file or a run [default: random]
+    ///
+    /// The names are those of torchvision, timm or Hugging Face. Weights that fit are taken; a layer for another number of
+    /// classes is new.
+    #[arg(long, value_name = "FILE", value_parser = absolute_path(), conflicts_with = "from", help_heading = "Model")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
-    /// The run, or its checkpoint, that gave the initial weights and optimizer state.
+    /// Begin a new run with weights, optimizer state and settings of RUN
+    #[arg(long, value_name = "RUN", value_parser = absolute_path(), conflicts_with_all = ["resume", "config"], help_heading = "Checkpoints")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<PathBuf>,
-    /// Paths of parameters and modules that are not trained.
+    /// Do not train parameters whose paths begin with PATH, as layer1
+    ///
+    /// Several paths are separated by commas, or the option is given again.
+    #[arg(long, value_name = "PATH", value_delimiter = ',', help_heading = "Training")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub freeze: Vec<String>,
     /// Whether a checkpoint has the initial weights of the run, so that no other file is read for them.
+    #[arg(skip)]
     #[serde(skip)]
     pub begun: bool,
     /// How the run is divided among devices.
+    #[arg(skip)]
     #[serde(default, skip_serializing_if = "ParallelSettings::is_none")]
     pub parallel: ParallelSettings,
     /// The index of this replica.
+    #[arg(skip = Replica::ALONE)]
     #[serde(skip)]
     pub replica: Replica,
 }
 
-fn device_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    String::deserialize(deserializer).map(|name| canonical(&name))
-}
-
-fn fast() -> Quality {
-    Quality::Fast
+fn any_device_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    String::deserialize(deserializer).map(|name| device_name(&name))
 }
 
 fn fail() -> BadSamples {
@@ -146,20 +207,14 @@ impl RunSettings {
     /// [`Usage`] for a micro-batch that is larger than the batch.
     pub fn fit_batch(&mut self, samples: usize) -> Result<(), Usage> {
         if let Some(micro_batch) = self.micro_batch.filter(|micro_batch| *micro_batch > self.batch_size) {
-            let batch = self.batch_size;
-            return Err(Usage(format!(
-                "--micro-batch is {micro_batch}, expected at most the {} of a batch",
-                counted(batch, "sample")
-            )));
+            let batch = counted(self.batch_size, "sample");
+            return Err(Usage(format!("--micro-batch is {micro_batch}, expected at most the {batch} of a batch")));
         }
         let most = samples - samples % self.replica.count();
         if self.batch_size > most && most > 0 {
             if self.replica.index() == 0 {
-                tracing::warn!(
-                    "the data set has {}: batches of {most}, not of {}",
-                    counted(samples, "sample"),
-                    self.batch_size
-                );
+                let (has, batch) = (counted(samples, "sample"), self.batch_size);
+                tracing::warn!("the data set has {has}: batches of {most}, not of {batch}");
             }
             self.batch_size = most;
             self.micro_batch = self.micro_batch.map(|micro_batch| micro_batch.min(most));
@@ -201,190 +256,92 @@ impl RunSettings {
     pub fn every(&self) -> Every {
         Every::epoch().with_evaluation(self.evaluate_every).with_checkpoint(self.save_every)
     }
-}
 
-/// Settings of `train classify`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ClassifySettings {
-    /// Settings of every run.
-    pub run: RunSettings,
-    /// How images reach the model.
-    pub images: ImageSettings,
-    /// The model.
-    #[serde(with = "super::model")]
-    pub model: ClassifierConfig,
-    /// The optimizer.
-    pub optimizer: OptimizerConfig,
-    /// The learning rate.
-    pub schedule: ScheduleConfig,
-    /// How the model is made smaller.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compression: Option<CompressionSettings>,
-}
-
-/// How images reach the model.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ImageSettings {
-    /// Pixels per side.
-    pub size: usize,
-    /// Whether an image is shrunk from all of its pixels or from some of them.
-    #[serde(default = "fast")]
-    pub decode: Quality,
-    /// The policy for damaged images that are still readable.
-    #[serde(default)]
-    pub damaged_images: Damage,
-    /// Smallest part of an image that a training crop may show.
-    pub min_area: f64,
-    /// Probability mass spread over all classes.
-    pub label_smoothing: f64,
-    /// Alpha of mixup; 0: off.
-    #[serde(default)]
-    pub mixup: f64,
-    /// Alpha of CutMix; 0: off.
-    #[serde(default)]
-    pub cutmix: f64,
-    /// Probability of overwriting a rectangle of a training image with noise.
-    #[serde(default)]
-    pub erase: f64,
-}
-
-/// Settings of `train gpt`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct GptSettings {
-    /// Settings of every run.
-    pub run: RunSettings,
-    /// How text reaches the model.
-    pub text: TextSettings,
-    /// The model.
-    pub model: GptConfig,
-    /// The optimizer.
-    pub optimizer: OptimizerConfig,
-    /// The learning rate.
-    pub schedule: ScheduleConfig,
-    /// How the model is made smaller.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compression: Option<CompressionSettings>,
-}
-
-/// How text reaches the model.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TextSettings {
-    /// The tokenizer.
-    pub tokenizer: TokenizerKind,
-    /// Fraction at the end of the text that is held out.
-    pub held_out: f64,
-}
-
-/// Settings of `train segment`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SegmentSettings {
-    /// Settings of every run.
-    pub run: RunSettings,
-    /// How images reach the model.
-    pub tiles: TileSettings,
-    /// The loss.
-    pub loss: LossSettings,
-    /// The model.
-    pub model: UnetConfig,
-    /// The optimizer.
-    pub optimizer: OptimizerConfig,
-    /// The learning rate.
-    pub schedule: ScheduleConfig,
-}
-
-/// How large images reach the model.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TileSettings {
-    /// Rows and columns of a tile, a multiple of 32.
-    pub size: usize,
-    /// The least number of rows and columns that neighbouring tiles share: in training, and in predictions.
-    pub overlap: [usize; 2],
-    /// The class id of ignored pixels: a number, or "none".
-    pub ignore: IgnoredClass,
-    /// Whether images have samples of 8 bits, which are scaled to [0, 1].
-    pub eight_bit: bool,
-    /// Mean and deviation of each band, measured on some training tiles when the run began.
-    pub normalize: Normalize,
-}
-
-/// The class id of ignored pixels, in its written form: a number or `none`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "IgnoredText", into = "IgnoredText")]
-pub struct IgnoredClass(pub Option<u16>);
-
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum IgnoredText {
-    Id(u16),
-    Text(String),
-}
-
-impl From<IgnoredClass> for IgnoredText {
-    fn from(IgnoredClass(id): IgnoredClass) -> Self {
-        id.map_or(Self::Text("none".into()), Self::Id)
+    /// Samples on the device at once outside of training steps: as many as in one.
+    pub fn at_once(&self) -> usize {
+        self.micro_batch.unwrap_or(self.batch_size)
     }
-}
 
-impl TryFrom<IgnoredText> for IgnoredClass {
-    type Error = String;
-
-    fn try_from(text: IgnoredText) -> Result<Self, String> {
-        match text {
-            IgnoredText::Id(id) => Ok(Self(Some(id))),
-            IgnoredText::Text(text) => text.parse(),
-        }
+    /// Prepares the settings for a command that takes no training step of the run: on its own device, without its memory budget.
+    pub(crate) fn leave_training(&mut self, device: Option<&String>) {
+        self.device = device.cloned().unwrap_or_else(|| "flex".into());
+        self.memory = None;
     }
-}
-
-impl std::str::FromStr for IgnoredClass {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match (text, text.parse()) {
-            ("none", _) => Ok(Self(None)),
-            (_, Ok(id)) => Ok(Self(Some(id))),
-            _ => Err(format!("the ignored class is '{text}', expected none or a class id from 0 to 65535")),
-        }
-    }
-}
-
-/// The loss of a segmentation.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LossSettings {
-    /// Factor of the cross-entropy.
-    pub cross_entropy: f64,
-    /// Factor of the Dice loss.
-    pub dice: f64,
-    /// Weights of the classes in the cross-entropy. `None`: all 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub class_weights: Option<Vec<f32>>,
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::{Arg, Command, FromArgMatches};
+
     use super::*;
+    use crate::given::Given;
 
     #[test]
     fn a_batch_is_never_larger_than_the_data() {
         let run = |samples, replicas| {
-            let mut run = RunSettings::new(1, 64);
+            let mut run = RunSettings { micro_batch: Some(32), ..RunSettings::new(1, 64) };
             run.replica = Replica::new(0, replicas).unwrap();
-            run.micro_batch = Some(32);
             run.fit_batch(samples).unwrap();
             (run.batch_size, run.micro_batch)
         };
-        assert_eq!(run(64, 1), (64, Some(32)));
-        assert_eq!(run(41, 1), (41, Some(32)));
-        assert_eq!(run(41, 2), (40, Some(32)));
-        assert_eq!(run(9, 1), (9, Some(9)));
+        for (samples, replicas, expected) in
+            [(64, 1, (64, Some(32))), (41, 1, (41, Some(32))), (41, 2, (40, Some(32))), (9, 1, (9, Some(9)))]
+        {
+            assert_eq!(run(samples, replicas), expected);
+        }
         let mut run = RunSettings { micro_batch: Some(65), ..RunSettings::new(1, 64) };
         assert!(run.fit_batch(1000).unwrap_err().0.contains("--micro-batch is 65"));
+    }
+
+    /// Options whose value is not the number 7.
+    const VALUES: [(&str, &str); 8] = [
+        ("data", "text"),
+        ("device", "gpu:3"),
+        ("precision", "amp"),
+        ("checkpointing", "sqrt"),
+        ("memory", "7MiB"),
+        ("loader_memory", "7MiB"),
+        ("bad_samples", "skip:7"),
+        ("optimizer_offload", ""),
+    ];
+
+    #[test]
+    fn each_option_changes_the_setting_of_its_name_alone() {
+        let table = |run: &RunSettings| toml::Table::try_from(run).unwrap();
+        let defaults = || RunSettings::new(1, 8);
+        // Options of the call, which some of these exclude.
+        let others = ["resume", "config"].map(|name| Arg::new(name).long(name));
+        let command = || Given::<RunSettings>::augment_args(Command::new("run").no_binary_name(true));
+        let own = command();
+        let options: Vec<&Arg> = own.get_arguments().collect();
+        assert!(options.len() > 20, "{}", options.len());
+        for option in options {
+            let (id, long) = (option.get_id().as_str(), format!("--{}", option.get_long().unwrap()));
+            let value = VALUES.iter().find(|(name, _)| *name == id).map_or("7", |(_, value)| *value);
+            let words = [long.as_str(), value].into_iter().filter(|word| !word.is_empty());
+            let matches = command().args(&others).try_get_matches_from(words).unwrap();
+            let mut run = defaults();
+            Given::<RunSettings>::from_arg_matches(&matches).unwrap().apply(&mut run).unwrap();
+            let (before, after) = (table(&defaults()), table(&run));
+            let names = before.keys().chain(after.keys()).filter(|name| before.get(*name) != after.get(*name));
+            assert_eq!(names.collect::<BTreeSet<_>>(), BTreeSet::from([&id.to_owned()]), "{long}");
+            let read: RunSettings = after.clone().try_into().unwrap();
+            assert_eq!(table(&read), after, "a file with {long}");
+        }
+    }
+
+    #[test]
+    fn devices_and_sizes_in_a_file_have_other_names_and_a_unit() {
+        let run = "device = 'gpu'\nseed = 1\nepochs = 1\nbatch_size = 1\nworkers = 1\nevaluate_every = 0\nsave_every = 0\nkeep = 1\n";
+        assert_eq!(toml::from_str::<RunSettings>(run).unwrap().device, "cuda:0");
+        for (line, expected) in [
+            ("memory = 300", "memory: 300 has no unit, expected e.g. 300MiB"),
+            ("loader_memory = '300'", "loader memory: 300 has no unit"),
+        ] {
+            let error = toml::from_str::<RunSettings>(&format!("{run}{line}\n")).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

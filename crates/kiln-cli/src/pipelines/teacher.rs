@@ -1,22 +1,22 @@
 //! A teacher: a model that another one learns from.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use kiln_compression::DistillationLoss;
 use kiln_data::printable;
 use kiln_models::SafetensorsModel;
-use serde::de::DeserializeOwned;
 
-use super::compression::{CompressionSettings, TeacherSettings};
 use super::load::{load_merged, settings_beside};
+use super::pipeline::{Pipeline, SettingsOf, parse};
 use crate::usage::Usage;
 
 type Init<M> = Box<dyn Fn(&Device) -> Result<M, kiln_models::Error> + Send + Sync>;
 
-/// A teacher: a model that another one learns from, for inference.
-pub(super) struct Tutor<M> {
+/// Something that a teacher has in common with its student: what it is, the teacher's number, and the student's.
+pub(super) type Compared = (&'static str, usize, usize);
+
+/// A model that another one learns from, for inference.
+pub(super) struct TeacherModel<M> {
     init: Init<M>,
     /// On the autodiff device of the steps, frozen: its outputs have no gradients.
     model: M,
@@ -27,26 +27,47 @@ pub(super) struct Tutor<M> {
     pub(super) share: f64,
 }
 
-impl<M: SafetensorsModel> Tutor<M> {
-    /// Loads the model of the settings' checkpoint to `device`. `init` makes the plain model. `compression` is that of the teacher's own
-    /// run.
+impl<M: SafetensorsModel> TeacherModel<M> {
+    /// Loads the teacher of a run to `device`, if the settings name one. `compared` gives the numbers in which both must agree, and
+    /// `init` what makes the plain model, both from the settings of the teacher's own run.
     ///
     /// # Errors
-    /// [`Usage`] for numbers out of range, and the error of a checkpoint that cannot be read.
-    pub(super) fn load(
-        settings: &TeacherSettings,
-        init: impl Fn(&Device) -> Result<M, kiln_models::Error> + Send + Sync + 'static,
-        compression: Option<&CompressionSettings>,
+    /// [`Usage`] for numbers out of range and for another teacher, and the error of a checkpoint that cannot be read.
+    pub(super) fn open<P, F>(
+        student: &SettingsOf<P>,
         device: &Device,
-    ) -> Result<Self> {
-        let TeacherSettings { checkpoint, temperature, share } = settings;
-        if !(0.0..=1.0).contains(share) {
+        compared: impl Fn(&SettingsOf<P>) -> Result<[Compared; 2]>,
+        init: impl Fn(&SettingsOf<P>) -> F,
+    ) -> Result<Option<Self>>
+    where
+        P: Pipeline<Model = M>,
+        F: Fn(&Device) -> Result<M, kiln_models::Error> + Send + Sync + 'static,
+    {
+        let Some(settings) = student.compression.as_ref().and_then(|compression| compression.teacher.as_ref()) else {
+            return Ok(None);
+        };
+        let (checkpoint, share) = (&settings.checkpoint, settings.share);
+        let file = settings_beside(checkpoint).with_context(|| {
+            let shown = printable(checkpoint);
+            format!("no config.toml in or above '{shown}', expected a run directory or one of its checkpoints")
+        })?;
+        let shown = printable(&file);
+        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read '{shown}'"))?;
+        let foreign = |error: &str| Usage(format!("config '{shown}' is of another model or damaged: {error}"));
+        let tables = text.parse().map_err(|error: toml::de::Error| foreign(error.message()))?;
+        let own = parse::<P>(tables, "teacher").map_err(|error| foreign(&error.0))?;
+        for (what, teacher, student) in compared(&own)? {
+            if teacher != student {
+                bail!(Usage(format!("the teacher has {teacher} {what}, expected {student} as the student")));
+            }
+        }
+        if !(0.0..=1.0).contains(&share) {
             bail!(Usage(format!("the teacher's share of the loss is {share}, expected a number from 0 to 1")));
         }
-        let loss = DistillationLoss::new(*temperature).map_err(|error| Usage(error.to_string()))?;
-        let device = device.clone().autodiff();
-        let model = load_merged(init(&device)?, compression, checkpoint)?.freeze();
-        Ok(Self { init: Box::new(init), model, device, loss, share: *share })
+        let loss = DistillationLoss::new(settings.temperature).map_err(|error| Usage(error.to_string()))?;
+        let (device, init) = (device.clone().autodiff(), init(&own));
+        let model = load_merged(init(&device)?, own.compression.as_ref(), checkpoint)?.freeze();
+        Ok(Some(Self { init: Box::new(init), model, device, loss, share }))
     }
 
     /// Bytes of its parameters and running statistics, in f32.
@@ -61,18 +82,4 @@ impl<M: SafetensorsModel> Tutor<M> {
             false => (self.init)(device).map_or_else(|_| self.model.clone(), |model| model.freeze()),
         }
     }
-}
-
-/// The settings of the run that a checkpoint belongs to, from the directory around it.
-pub(super) fn settings_of<S: DeserializeOwned>(checkpoint: &Path) -> Result<S> {
-    let file = settings_beside(checkpoint).with_context(|| {
-        format!(
-            "no config.toml in or above '{}', expected a run directory or one of its checkpoints",
-            printable(&checkpoint)
-        )
-    })?;
-    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read '{}'", printable(&file)))?;
-    toml::from_str(&text).map_err(|error| {
-        Usage(format!("config '{}' is of another model or damaged: {}", printable(&file), error.message())).into()
-    })
 }

@@ -2,7 +2,7 @@
 
 use kiln_checkpointing::Plan as Checkpoints;
 use kiln_precision::Precision;
-use kiln_training::{PlannedOptimizer, StagePlan, StepPlan};
+use kiln_training::{DeviceLayout, PlannedOptimizer, StagePlan, StepPlan};
 
 use crate::cli::{PlanArgs, program};
 use crate::shell::quoted;
@@ -10,51 +10,78 @@ use crate::shell::quoted;
 /// The widest line of a command.
 const WIDTH: usize = 76;
 
+/// How a planned step is taken.
+pub(super) struct Steps<'a> {
+    micro_batch: usize,
+    precision: Precision,
+    checkpoints: &'a Checkpoints,
+    optimizer: &'a PlannedOptimizer,
+    /// How it is divided among devices.
+    layout: Option<&'a DeviceLayout>,
+}
+
+impl<'a> From<&'a StepPlan> for Steps<'a> {
+    fn from(StepPlan { micro_batch, precision, checkpoints, optimizer, .. }: &'a StepPlan) -> Self {
+        Self { micro_batch: *micro_batch, precision: *precision, checkpoints, optimizer, layout: None }
+    }
+}
+
+impl<'a> From<&'a StagePlan> for Steps<'a> {
+    fn from(plan: &'a StagePlan) -> Self {
+        Self { layout: Some(&plan.layout), ..Self::from(&plan.step) }
+    }
+}
+
 /// The words of a command: those that say what is trained (`train`, the pipeline, its data and its model), followed by the options of the
-/// plan.
-pub(super) fn of_plan(what: &[String], arguments: &PlanArgs, plan: &StepPlan) -> Vec<String> {
+/// planned steps.
+pub(super) fn words<'a>(what: &[String], arguments: &PlanArgs, steps: impl Into<Steps<'a>>) -> Vec<String> {
+    let steps = steps.into();
+    let on_gpu = arguments.device == "cuda";
     let mut words = begin(what, arguments);
-    words.extend(["--micro-batch".into(), plan.micro_batch.to_string()]);
-    words.extend(["--precision".into(), plan.precision.to_string()]);
-    checkpointing(&mut words, &plan.checkpoints);
-    optimizer(&mut words, &plan.optimizer, arguments);
-    if arguments.device == "cuda" {
+    words.extend(["--micro-batch".into(), steps.micro_batch.to_string()]);
+    words.extend(["--precision".into(), steps.precision.to_string()]);
+    if steps.checkpoints.recomputed() > 0 {
+        words.extend(["--checkpointing".into(), steps.checkpoints.to_string()]);
+    }
+    let optimizer = match steps.optimizer {
+        PlannedOptimizer::Other { name, .. } => Some(name.clone()),
+        _ => arguments.optimizer.map(str::to_owned),
+    };
+    words.extend(optimizer.into_iter().flat_map(|name| ["--optimizer".into(), name]));
+    if steps.optimizer.is_on_host() {
+        words.push("--optimizer-offload".into());
+    }
+    if let Some(layout) = steps.layout {
+        division(&mut words, layout, on_gpu);
+    }
+    if on_gpu {
         words.extend(["--device".into(), "cuda:0".into()]);
     }
     words
 }
 
-/// The words of a command as in [`of_plan`], for a step that is divided among devices.
-pub(super) fn of_stages(what: &[String], arguments: &PlanArgs, plan: &StagePlan) -> Vec<String> {
-    let mut words = begin(what, arguments);
-    words.extend(["--micro-batch".into(), plan.micro_batch.to_string()]);
-    words.extend(["--precision".into(), plan.precision.to_string()]);
-    checkpointing(&mut words, &plan.checkpoints);
-    optimizer(&mut words, &plan.optimizer, arguments);
-    let (stages, replicas, on_card) = (plan.layout.stages(), plan.layout.replicas, arguments.device == "cuda");
+/// Adds the options that divide a step among devices.
+fn division(words: &mut Vec<String>, layout: &DeviceLayout, on_gpu: bool) {
+    let (stages, replicas) = (layout.stages(), layout.replicas);
     let places = |count: usize, named: bool| match named {
         true => (0..count).map(|index| format!("cuda:{index}")).collect::<Vec<_>>().join(","),
         false => count.to_string(),
     };
     if stages > 1 {
-        words.extend(["--stages".into(), places(stages, on_card && replicas == 1)]);
-        words.extend(["--schedule".into(), plan.layout.schedule.to_string()]);
+        words.extend(["--stages".into(), places(stages, on_gpu && replicas == 1)]);
+        words.extend(["--schedule".into(), layout.schedule.to_string()]);
     }
     if replicas > 1 {
-        words.extend(["--replicas".into(), places(replicas, on_card && stages == 1)]);
+        words.extend(["--replicas".into(), places(replicas, on_gpu && stages == 1)]);
     }
-    if plan.layout.shards_optimizer {
+    if layout.shards_optimizer {
         words.push("--shard-optimizer".into());
     }
-    if on_card {
-        words.extend(["--device".into(), "cuda:0".into()]);
-    }
-    words
 }
 
 /// Notes on the differences between the command and `train` with only a memory limit.
 pub(super) fn notes(arguments: &PlanArgs, plan: &StepPlan) -> Vec<String> {
-    let memory = arguments.memory.replace(' ', "");
+    let memory = &arguments.memory.text;
     let bits = (plan.precision != Precision::F32 && arguments.precision.is_none()).then_some("--allow-bf16");
     let small =
         (!plan.optimizer.has_same_numbers() && arguments.optimizer.is_none()).then_some("--allow-8bit-optimizer");
@@ -82,30 +109,12 @@ fn begin(what: &[String], arguments: &PlanArgs) -> Vec<String> {
     words.extend(["--batch-size".into(), arguments.batch_size.to_string()]);
     if arguments.device == "cuda" {
         // On the CPU the loader takes a part of the limit, which the plan does not include; see `notes`.
-        words.extend(["--memory".into(), arguments.memory.replace(' ', "")]);
+        words.extend(["--memory".into(), arguments.memory.text.clone()]);
     }
     if arguments.stock_layers {
         words.push("--stock-layers".into());
     }
     words
-}
-
-fn optimizer(words: &mut Vec<String>, planned: &PlannedOptimizer, arguments: &PlanArgs) {
-    match (planned, &arguments.optimizer) {
-        (PlannedOptimizer::Other { name, .. }, _) | (_, Some(name)) => {
-            words.extend(["--optimizer".into(), name.clone()])
-        }
-        _ => {}
-    }
-    if planned.is_on_host() {
-        words.push("--optimizer-offload".into());
-    }
-}
-
-fn checkpointing(words: &mut Vec<String>, plan: &Checkpoints) {
-    if plan.recomputed() > 0 {
-        words.extend(["--checkpointing".into(), plan.to_string()]);
-    }
 }
 
 /// The command in a shell's notation. If it is too long, its lines end in a backslash.

@@ -36,11 +36,8 @@ pub(super) fn layout(arguments: &PlanArgs) -> Result<Option<DeviceLayout>> {
             "--batch-size is {batch}, expected a multiple of the {replicas} replicas, which divide it"
         )));
     }
-    let schedule = match schedule {
-        Some(schedule) => schedule.parse().map_err(|e: kiln_parallel::Error| Usage(e.to_string()))?,
-        None => Default::default(),
-    };
-    let layout = DeviceLayout::new(stages).with_schedule(schedule).with_replicas(replicas, *shard_optimizer);
+    let layout =
+        DeviceLayout::new(stages).with_schedule(schedule.unwrap_or_default()).with_replicas(replicas, *shard_optimizer);
     // The CPU has one memory for all.
     Ok(Some(if arguments.device == "flex" { layout.on_one_device() } else { layout }))
 }
@@ -56,7 +53,7 @@ pub(super) fn print(
     let shared = arguments.device == "flex";
     let share = if shared { limit / layout.replicas as u64 } else { limit };
     let plan = planner.stage_plan(layout, share)?;
-    let train = command::of_stages(what, arguments, &plan);
+    let train = command::words(what, arguments, &plan);
     if arguments.json {
         let value = serde_json::to_value(&plan)?;
         return print_json(

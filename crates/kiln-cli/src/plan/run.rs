@@ -2,12 +2,9 @@
 
 use std::io::Write;
 
-use crate::output::print_json;
-use crate::pipelines::{NextToken, classify_for_planning, segment_for_planning};
-use crate::size;
-use crate::usage::Usage;
 use anyhow::Result;
 use burn::tensor::Device;
+use bytesize::ByteSize;
 use kiln_data::{ClassIds, Classes, ImageBatch, Samples, TextBatch, TileArea, TileBatch};
 use kiln_memory::BackendProfile;
 use kiln_models::{ClassifierConfig, GptConfig, UnetConfig, UnetEncoder};
@@ -16,8 +13,13 @@ use kiln_training::{OptimizerConfig, StepPlan, Task, Trainer, TrainerBuilder};
 use serde_json::json;
 
 use super::table::{Facts, legend, table};
-use super::{command, divided, ways};
+use super::{candidates, command, divided};
 use crate::cli::{Plan, PlanArgs};
+use crate::output::print_json;
+use crate::pipelines::NextToken;
+use crate::pipelines::classify::classify_for_planning;
+use crate::pipelines::segment::segment_for_planning;
+use crate::usage::Usage;
 use crate::words::counted;
 
 /// Samples that a step is recorded with.
@@ -120,19 +122,19 @@ fn plan<T: Task>(
 ) -> Result<()> {
     let Subject { name, what, optimizer } = subject;
     let batch = arguments.batch_size as usize;
-    let limit = size::bytes(&arguments.memory).map_err(|error| Usage(format!("--memory: {error}")))?;
-    let profile = match arguments.device.as_str() {
+    let limit = arguments.memory.bytes;
+    let profile = match arguments.device {
         "flex" => crate::profile::of(&Device::flex(), "flex")?,
         _ => BackendProfile::cuda(), // there are two
     };
-    let optimizer = match arguments.optimizer.as_deref() {
+    let optimizer = match arguments.optimizer {
         None => optimizer,
         Some(name) => OptimizerConfig::named(name).map_err(|error| Usage(error.to_string()))?,
     };
-    let precisions = match &arguments.precision {
+    let precisions = match arguments.precision {
         // A step in f16 takes the memory and the time of one in bf16, and needs a loss scale.
         None => vec![Precision::F32, Precision::BF16],
-        Some(text) => vec![text.parse().map_err(|e: kiln_precision::Error| Usage(e.to_string()))?],
+        Some(precision) => vec![precision],
     };
     let builder = builder
         .with_optimizer(move |model| optimizer.groups(model))
@@ -151,14 +153,14 @@ fn plan<T: Task>(
     if let Some(layout) = layout {
         return divided::print((name.as_str(), what.as_slice()), arguments, &planner, &layout, limit);
     }
-    let all = ways::all(&planner, limit, arguments.all)?;
-    let chosen = ways::chosen(&all);
-    let train = chosen.as_ref().map(|plan| command::of_plan(&what, arguments, plan));
+    let all = candidates::all(&planner, limit, arguments.all)?;
+    let chosen = candidates::chosen(&all);
+    let train = chosen.as_ref().map(|plan| command::words(&what, arguments, plan));
     let quickest = all.iter().map(|plan| plan.seconds).fold(f64::INFINITY, f64::min);
     if arguments.json {
         let row = |plan: &StepPlan| row(plan, &optimizer, quickest);
         let recommended = chosen.as_ref().map(row);
-        let shown = if arguments.all { all } else { ways::brief(all, batch) };
+        let shown = if arguments.all { all } else { candidates::brief(all, batch) };
         return print_json(&json!({
             "model": name, "batch": batch, "limit_bytes": limit, "device": profile.name,
             "rows": shown.iter().map(row).collect::<Vec<_>>(), "recommended": recommended, "command": train,
@@ -166,12 +168,12 @@ fn plan<T: Task>(
     }
     let shown = match &chosen {
         _ if arguments.all => all,
-        Some(chosen) => ways::best(&all, chosen),
-        None => ways::nearest(&all),
+        Some(chosen) => candidates::best(&all, chosen),
+        None => candidates::nearest(&all),
     };
     let mut out = std::io::stdout().lock();
     let facts = Facts { optimizer: optimizer.name(), quickest, limit };
-    writeln!(out, "{name}\nbatches of {batch} within {} on {}\n", size::shown(limit), profile.name)?;
+    writeln!(out, "{name}\nbatches of {batch} within {} on {}\n", ByteSize(limit), profile.name)?;
     writeln!(out, "{}\n{}", table(&shown, chosen.as_ref(), &facts), legend(&shown, chosen.is_some()))?;
     match train {
         Some(train) => {

@@ -12,12 +12,14 @@ use kiln_data::{BatchPlan, Error, Image, ImageBatch, ImageFile, Loader, Normaliz
 use kiln_models::Classifier;
 
 use super::files::images;
-use super::outcome::{Told, largest, probabilities};
+use super::outcome::{Printer, largest, probabilities};
 use crate::cli::Predict;
 use crate::device;
-use crate::pipelines::{ClassifySettings, decode_options, load_to_evaluate, normalization};
-use crate::train::interrupt::Interrupt;
-use crate::trained::{classes, weights};
+use crate::interrupt::Interrupt;
+use crate::pipelines::classify::{decode_options, normalization};
+use crate::pipelines::{ClassifySettings, load_to_evaluate};
+use crate::run_directory::classes;
+use crate::trained::weights;
 use crate::usage::Usage;
 
 /// An image in the model's input format, or the reason why it could not be read.
@@ -33,7 +35,7 @@ pub(super) fn run(arguments: &Predict, mut settings: ClassifySettings) -> Result
     }
     let run = &arguments.trained.run;
     settings.run.batch_size = arguments.batch_size;
-    settings.model.check_input([settings.images.size; 2])?;
+    settings.model.check_input([settings.data.images.size; 2])?;
     let inputs = images(&arguments.images)?;
     let paths: Arc<[PathBuf]> = inputs.into_iter().map(|input| input.path).collect();
     let names = classes(run, settings.model.classes())?;
@@ -44,7 +46,7 @@ pub(super) fn run(arguments: &Predict, mut settings: ClassifySettings) -> Result
     let model = load_to_evaluate(settings.model.init(&device)?, compression, &policy, &weights(&arguments.trained)?)?;
 
     let normalize = normalization(&settings);
-    let mut told = Told::new(arguments.json, names, Interrupt::listen()?);
+    let mut printer = Printer::new(arguments.json, names, Interrupt::listen()?);
     let loader = loader(paths.clone(), &settings)?;
     'batches: for batch in loader.epoch(0, 0) {
         let batch = batch?;
@@ -55,16 +57,16 @@ pub(super) fn run(arguments: &Predict, mut settings: ClassifySettings) -> Result
             let next = match image {
                 Ok(_) => {
                     let logits = found.next().unwrap_or_default();
-                    told.image(path, "probability", &largest(probabilities(logits), arguments.top), &[])?
+                    printer.image(path, "probability", &largest(probabilities(logits), arguments.top), &[])?
                 }
-                Err(error) => told.failure(path, &error.to_string())?,
+                Err(error) => printer.failure(path, &error.to_string())?,
             };
             if next == ControlFlow::Break(()) {
                 break 'batches;
             }
         }
     }
-    told.finish(paths.len())
+    printer.finish(paths.len())
 }
 
 /// The logits of the readable images, one after the other.
@@ -87,7 +89,7 @@ fn predict(model: &Classifier, batch: &[Loaded], normalize: &Normalize, device: 
 
 /// Batches of the images at `paths`, in this order, cropped and resized as for an evaluation, within the loader's budget.
 fn loader(paths: Arc<[PathBuf]>, settings: &ClassifySettings) -> Result<Loader<Vec<Loaded>>> {
-    let transform = Transform::evaluation(settings.images.size);
+    let transform = Transform::evaluation(settings.data.images.size);
     transform.check()?;
     let (channels, options) = (settings.model.channels(), decode_options(settings));
     let bytes_of_image = (channels * transform.size * transform.size) as u64;

@@ -10,14 +10,14 @@ use anyhow::{Result, bail};
 use kiln_data::printable;
 use serde_json::{Map, Value, json};
 
+use crate::interrupt::Interrupt;
 use crate::output::{json_line, path_json};
-use crate::train::interrupt::Interrupt;
 
 /// Classes with their shares, the largest first: probabilities for an image, or parts of its pixels.
 pub(super) type Shares = Vec<(usize, f64)>;
 
 /// Reports images on stdout, one line each, and counts them.
-pub(super) struct Told {
+pub(super) struct Printer {
     is_json: bool,
     classes: Vec<String>,
     interrupt: Interrupt,
@@ -27,7 +27,7 @@ pub(super) struct Told {
     is_closed: bool,
 }
 
-impl Told {
+impl Printer {
     pub(super) fn new(is_json: bool, classes: Vec<String>, interrupt: Interrupt) -> Self {
         Self { is_json, classes, interrupt, started: Instant::now(), predicted: 0, failed: 0, is_closed: false }
     }
@@ -68,7 +68,7 @@ impl Told {
         tracing::warn!("{error}");
         match self.is_json {
             true => self.line(&json_line(&json!({ "file": path_json(path), "error": error }))?),
-            false => Ok(self.go_on()),
+            false => Ok(self.flow()),
         }
     }
 
@@ -77,11 +77,11 @@ impl Told {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => self.is_closed = true,
             written => written?,
         }
-        Ok(self.go_on())
+        Ok(self.flow())
     }
 
     /// Whether stdout is still open.
-    fn go_on(&self) -> ControlFlow<()> {
+    fn flow(&self) -> ControlFlow<()> {
         match self.is_closed || self.interrupt.requested() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),

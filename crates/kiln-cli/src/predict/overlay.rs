@@ -9,7 +9,7 @@ use kiln_data::{Normalize, printable};
 use super::legend::legend;
 use super::outcome::Shares;
 use crate::atomic::replace;
-use crate::pipelines::{class_colour, every_nth_pixel};
+use crate::pipelines::segment::{class_colour, every_nth_pixel};
 
 /// Rows and columns of a picture at most. Larger images are shown with some of their pixels only.
 const SIDE: usize = 2048;
@@ -84,7 +84,7 @@ fn beside(left: &RgbImage, right: &RgbImage) -> RgbImage {
 #[cfg(test)]
 mod tests {
     use super::Overlay;
-    use crate::pipelines::class_colour;
+    use crate::pipelines::segment::class_colour;
 
     #[test]
     fn large_images_are_shown_by_some_of_their_pixels() {

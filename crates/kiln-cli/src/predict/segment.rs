@@ -8,14 +8,17 @@ use anyhow::{Context, Result, anyhow};
 use kiln_data::printable;
 use kiln_training::Error;
 
-use super::files::{images, pictures};
-use super::outcome::{Shares, Told, largest};
+use super::files::images;
+use super::outcome::{Printer, Shares, largest};
 use super::overlay::Overlay;
 use crate::cli::Predict;
+use crate::interrupt::Interrupt;
 use crate::output::path_json;
-use crate::pipelines::{SegmentPredictor, SegmentSettings};
-use crate::train::interrupt::Interrupt;
-use crate::trained::{classes, weights};
+use crate::outputs::outputs;
+use crate::pipelines::SegmentSettings;
+use crate::pipelines::segment::Predictor;
+use crate::run_directory::classes;
+use crate::trained::weights;
 use crate::usage::Usage;
 
 pub(super) fn run(arguments: &Predict, mut settings: SegmentSettings) -> Result<ExitCode> {
@@ -24,26 +27,26 @@ pub(super) fn run(arguments: &Predict, mut settings: SegmentSettings) -> Result<
     let count = settings.model.classes;
     let names = classes(run, count)?.unwrap_or_else(|| (0..count).map(|class| format!("class {class}")).collect());
     let inputs = images(&arguments.images)?;
-    let out = arguments.out.as_deref().map(|folder| pictures(&inputs, folder)).transpose()?;
-    let predictor = SegmentPredictor::open(settings, &weights(&arguments.trained)?)?;
+    let out = arguments.out.as_deref().map(|folder| outputs(&inputs, &[], ("--out", folder), "png")).transpose()?;
+    let predictor = Predictor::open(settings, &weights(&arguments.trained)?)?;
 
-    let mut told = Told::new(arguments.json, names, Interrupt::listen()?);
+    let mut printer = Printer::new(arguments.json, names, Interrupt::listen()?);
     for (number, input) in inputs.iter().enumerate() {
         let picture = out.as_ref().map(|pictures| pictures[number].as_path());
-        let next = match shares(&predictor, &input.path, picture, told.classes()) {
+        let next = match shares(&predictor, &input.path, picture, printer.classes()) {
             Ok(shares) => {
                 let more: Vec<_> = picture.map(|path| ("picture", path_json(path))).into_iter().collect();
                 let shown: Shares = shares.into_iter().take(arguments.top).collect();
-                told.image(&input.path, "share", &shown, &more)?
+                printer.image(&input.path, "share", &shown, &more)?
             }
-            Err(error) if is_of_the_image(&error) => told.failure(&input.path, &format!("{error:#}"))?,
+            Err(error) if is_of_the_image(&error) => printer.failure(&input.path, &format!("{error:#}"))?,
             Err(error) => return Err(error),
         };
         if next == ControlFlow::Break(()) {
             break;
         }
     }
-    told.finish(inputs.len())
+    printer.finish(inputs.len())
 }
 
 /// Whether the image caused the error, so that other images can still be predicted: it cannot be read, or does not fit the model.
@@ -56,7 +59,7 @@ fn is_of_the_image(error: &anyhow::Error) -> bool {
 }
 
 /// The share of each class in an image, the largest first. Draws the classes to `picture`.
-fn shares(predictor: &SegmentPredictor, path: &Path, picture: Option<&Path>, names: &[String]) -> Result<Shares> {
+fn shares(predictor: &Predictor, path: &Path, picture: Option<&Path>, names: &[String]) -> Result<Shares> {
     let (set, classes) = (predictor.tiles(path)?, predictor.settings.model.classes);
     let mut overlay = picture.map(|_| Overlay::new(set.grid(0).size()));
     let mut counts = vec![0u64; classes];
@@ -73,7 +76,7 @@ fn shares(predictor: &SegmentPredictor, path: &Path, picture: Option<&Path>, nam
     if let (Some(overlay), Some(picture)) = (overlay, picture) {
         let folder = picture.parent().ok_or_else(|| anyhow!("'{}' is in no directory", printable(&picture)))?;
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make '{}'", printable(&folder)))?;
-        overlay.write(path, &predictor.settings.tiles.normalize, &shares, names, picture)?;
+        overlay.write(path, &predictor.settings.data.tiles.normalize, &shares, names, picture)?;
     }
     Ok(shares)
 }

@@ -8,11 +8,11 @@ use anyhow::{Result, bail};
 
 use super::list::{FLEXIBLE, HEAD, RIGHT, row};
 use super::settings::{differences, flat};
-use super::status::now;
 use super::summary::RunSummary;
 use super::table::{lines, width};
 use crate::atomic::replace;
 use crate::cli::Compare;
+use crate::host::now;
 use crate::usage::Usage;
 use kiln_data::printable;
 use kiln_report::{ComparedRun, ComparisonPage};

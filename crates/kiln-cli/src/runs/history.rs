@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use kiln_report::{Mark, grouped};
 use serde_json::Value;
 
 use super::status::Session;
-use crate::train::directory::HISTORY;
-use kiln_report::{Mark, grouped};
+use crate::run_directory::HISTORY;
 
 /// The moments that charts mark.
 pub(super) fn marks(directory: &Path, sessions: &[Session]) -> Vec<Mark> {
@@ -24,7 +24,7 @@ fn of(sessions: &[Session], changes: impl Iterator<Item = Value>) -> Vec<Mark> {
     let mut marks: Vec<Mark> = resumed.collect();
     for line in changes.filter(|line| line["kind"] != "began") {
         let Some(step) = line["step"].as_u64() else { continue };
-        let text = format!("After step {}: {}.", grouped(step), said(&line));
+        let text = format!("After step {}: {}.", grouped(step), description(&line));
         match marks.iter_mut().find(|mark| mark.step == step) {
             Some(mark) => {
                 mark.name = "changed".into();
@@ -49,7 +49,7 @@ fn of(sessions: &[Session], changes: impl Iterator<Item = Value>) -> Vec<Mark> {
 }
 
 /// Describes a change of a setting.
-fn said(line: &Value) -> String {
+fn description(line: &Value) -> String {
     let words = |value: &Value| match value {
         Value::Null => "none".to_owned(),
         Value::String(text) => text.clone(),

@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use kiln_data::printable;
+use kiln_report::{Goal, Measure};
 use serde_json::{Value, json};
 
-use super::status::now;
 use super::summary::RunSummary;
 use super::table::{lines, width};
 use crate::cli::{Runs, RunsOrder, program};
+use crate::host::now;
 use crate::output::{path_json, print_json};
-use crate::train::directory::CONFIG;
+use crate::settings_file::CONFIG;
 use crate::usage::Usage;
-use kiln_report::{Goal, Measure};
 
 /// The titles of the columns.
 pub(super) const HEAD: [&str; 10] =

@@ -9,9 +9,7 @@ mod settings;
 mod status;
 mod summary;
 mod table;
-mod versions;
 
 pub(crate) use compare::run as compare;
 pub(crate) use list::run as list;
 pub(crate) use record::{About, Outcome, RunRecord};
-pub(crate) use status::now;

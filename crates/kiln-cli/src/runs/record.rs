@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use super::report::{REPORT, write_report};
 use super::settings::recipe;
-use super::status::{Noted, Session, Status, now};
-use super::versions::facts;
+use super::status::{Noted, Session, Status};
+use crate::host::{facts, now};
 
 /// The largest share of a run's time that is spent on the report, which grows with the run.
 const SHARE: f64 = 0.02;

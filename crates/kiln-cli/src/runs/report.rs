@@ -11,8 +11,8 @@ use super::settings::changed;
 use super::status::Status;
 use super::summary::RunSummary;
 use crate::atomic::replace;
-use crate::pipelines::MemorySetting;
-use crate::train::directory::CONFIG;
+use crate::settings_file::CONFIG;
+use crate::values::MemorySetting;
 
 pub(super) const REPORT: &str = "report.html";
 
@@ -25,8 +25,7 @@ pub(super) fn write_report(
 ) -> Result<()> {
     let summary = RunSummary::read(directory)?;
     let status = summary.status.clone().unwrap_or_default();
-    let memory =
-        summary.settings["run"]["memory"].as_str().and_then(|text| MemorySetting::try_from(text.to_owned()).ok());
+    let memory = summary.settings["run"]["memory"].as_str().and_then(|text| text.parse().ok());
     let budget_bytes = match memory {
         Some(MemorySetting::Bytes(bytes)) => Some(bytes),
         Some(MemorySetting::Auto) | None => None,

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use kiln_report::{bytes, grouped};
 use serde_json::Value;
 
 use crate::words::numbered;
-use kiln_report::{bytes, grouped};
 
 /// Text for a setting that is not set.
 const UNSET: &str = "-";

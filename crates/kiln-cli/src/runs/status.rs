@@ -4,12 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use kiln_report::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use time::OffsetDateTime;
 
 use crate::atomic::replace;
-use kiln_report::State;
 
 const STATUS: &str = "status.json";
 
@@ -85,20 +84,10 @@ impl Status {
     }
 }
 
-/// The present time in UTC.
-pub(crate) fn now() -> String {
-    written(OffsetDateTime::now_utc())
-}
-
-/// A time in the format `2026-11-21T08:30:00Z`.
-pub(super) fn written(time: OffsetDateTime) -> String {
-    let (date, hour, minute, second) = (time.date(), time.hour(), time.minute(), time.second());
-    format!("{date}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::now;
 
     #[test]
     fn a_status_is_read_as_it_was_written() {
@@ -122,11 +111,5 @@ mod tests {
         assert_eq!((status.state(true), status.state(false)), (State::Running, State::Killed));
         let failed = Status { state: Noted::Failed, ..status };
         assert_eq!((failed.state(true), failed.state(false)), (State::Running, State::Failed));
-    }
-
-    #[test]
-    fn times_can_be_sorted_as_text() {
-        let time = OffsetDateTime::from_unix_timestamp(951_782_400 + 3_723).unwrap();
-        assert_eq!(written(time), "2000-02-29T01:02:03Z");
     }
 }

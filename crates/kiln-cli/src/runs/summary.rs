@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use kiln_data::printable;
+use kiln_report::{Best, Measure, State, best, main_measure, series};
 use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::settings::model;
-use super::status::{Status, written};
+use super::status::Status;
+use crate::host::written;
 use crate::metrics;
-use crate::train::directory::{CONFIG, LOCK};
-use kiln_report::{Best, Measure, State, best, main_measure, series};
+use crate::run_directory::LOCK;
+use crate::settings_file::CONFIG;
 
 /// A run on disk.
 pub(super) struct RunSummary {

@@ -8,7 +8,7 @@ use kiln_data::sample_rng;
 use kiln_models::{GptReader, Sampling};
 use rand::RngExt;
 
-use super::utf8::Utf8Stream;
+use super::text::Utf8Stream;
 
 /// A decoder that has read a prompt, and the settings of the continuation.
 pub(super) struct Generator<'a> {

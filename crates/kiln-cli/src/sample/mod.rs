@@ -2,8 +2,7 @@
 
 mod generate;
 mod output;
-mod prompt;
-mod utf8;
+mod text;
 
 use std::process::ExitCode;
 
@@ -15,8 +14,9 @@ use rand::RngExt;
 
 use crate::cli::{Sample, program};
 use crate::device;
-use crate::pipelines::{load_to_evaluate, next_token};
-use crate::train::interrupt::Interrupt;
+use crate::interrupt::Interrupt;
+use crate::pipelines::load_to_evaluate;
+use crate::pipelines::next_token::next_token;
 use crate::trained::{Trained, simulates_inputs, weights};
 use crate::usage::Usage;
 use crate::words::counted;
@@ -30,14 +30,14 @@ pub(crate) fn run(arguments: &Sample) -> Result<ExitCode> {
     let settings = match Trained::open(&arguments.trained)? {
         Trained::Gpt(settings) => settings,
         other => bail!(Usage(format!(
-            "'{run}' is {}, expected a run of `train gpt`; `{} predict {run} IMAGE..` tells what images show",
+            "'{run}' is {}, expected a run of `train gpt`; `{} predict {run} IMAGE..` classifies or segments images",
             other.kind(),
             program(),
             run = printable(&run),
         ))),
     };
     let (tokenizer, _) = next_token(&settings)?;
-    let prompt = prompt::read(arguments)?;
+    let prompt = text::prompt(arguments)?;
     let ids = tokenizer.encode(&prompt)?;
     let device = device::open(&settings.run.device)?;
     kiln_precision::check_device(&device, settings.run.precision)?;

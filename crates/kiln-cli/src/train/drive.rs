@@ -1,239 +1,335 @@
 //! One run, from its settings to its report.
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::output::print_json;
-use crate::pipelines::{ClassCounts, Findings, PipelineSettings, Run, Setup, SharedTask, divided, is_untrained};
-use crate::usage::Usage;
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Error, Result, bail};
 use burn::module::Module;
 use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_data::{Loader, LoaderStats, printable};
 use kiln_models::SafetensorsModel;
 use kiln_parallel::Communicator;
-use kiln_recovery::{Injector, Patience};
-use kiln_training::{Batch, BatchSource, Checkpoints, Finish, Task, Trainer, TrainingData};
-use serde_json::json;
+use kiln_training::{Batch, BatchSource, Checkpoints, Finish, Trainer, TrainingData};
+use serde_json::{Value, json};
 
-use super::begin::{saves_first, start_from, tell};
-use super::directory::RunDirectory;
-use super::goes_on::{adjust, check_length, ended, note_changes, plans_again};
+use super::build::{build, into_cli_error};
 use super::history::write_beginning;
-use super::interrupt::Interrupt;
+use super::initial_state::{report_taken, saves_first, start_from};
 use super::observe::Observer;
 use super::results::{memory_page, predicted_peak, report, results, samples};
+use super::resume::{check_length, ended, note_changes};
 use super::schedule::schedule;
 use crate::advice::advised;
 use crate::atomic::replace;
-use crate::cli::RunArgs;
+use crate::cli::CallArgs;
+use crate::interrupt::Interrupt;
 use crate::log::{RESULT, fitted, is_quiet};
 use crate::metrics::MetricsWriter;
+use crate::output::print_json;
+use crate::pipelines::{ClassCounts, Finder, Findings, MODEL, Pipeline, Run, Setup, is_untrained};
 use crate::progress::{Progress, Watched};
+use crate::run_directory::RunDirectory;
 use crate::runs::{About, Outcome, RunRecord};
 use crate::shell::quoted;
 use crate::words::counted;
 
 /// Trains the run's model and writes the run directory. With several replicas this is the first one, which writes.
-pub(crate) fn drive<T, S>(
-    mut run: Run<T, S>,
+pub(crate) fn drive<P: Pipeline>(
+    mut run: Run<P>,
     device: &Device,
-    arguments: &RunArgs,
+    call: &CallArgs,
     communicator: Option<Arc<dyn Communicator>>,
-) -> Result<ExitCode>
-where
-    T: SharedTask<Model: SafetensorsModel>,
-    S: PipelineSettings,
-{
-    let checkpoints = Checkpoints::new("", run.setup.settings.run().keep)?; // refused before a directory is made
+) -> Result<ExitCode> {
+    let checkpoints = Checkpoints::new("", run.setup.settings.run.keep)?; // refused before a directory is made
     let interrupt = Interrupt::listen()?;
     let finder = run.findings.take();
-    let (mut trainer, setup) = start(run, device, arguments, &interrupt, communicator)?;
-    if arguments.resume.is_none() {
-        start_from(&mut trainer, setup.settings.run())?;
-    }
-    let directory = match &arguments.resume {
-        Some(path) if is_untrained(path)? => {
-            bail!("'{}' holds a model that was quantised as it was: there is nothing to go on with", printable(&path))
-        }
-        Some(path) => RunDirectory::existing(path),
-        None => {
-            let directory = RunDirectory::create(arguments.out.as_deref(), setup.name, &setup.settings)?;
-            directory.write_classes(&setup.classes)?;
-            write_beginning(&directory, setup.settings.run())?;
-            directory
-        }
-    };
-    let _lock = directory.lock()?;
-    trainer.set_checkpoints(checkpoints.within(directory.checkpoints()));
-    let total = trainer.set_data(&setup.data.train)?;
-    let mut resumed_from = None;
-    if arguments.resume.is_some() {
-        resumed_from = trainer.resume()?;
-        if resumed_from.is_none() {
-            tracing::info!("no checkpoint in {} yet; starting over", printable(directory.path()));
-            start_from(&mut trainer, setup.settings.run())?;
-        }
-    }
-    if let Some(taken) = setup.taken.take() {
-        tell(&directory, setup.settings.run(), &taken)?;
-    }
-    if arguments.resume.is_none() && saves_first(&setup.settings) {
-        trainer.save()?;
-    }
-    let path = quoted(&directory.path().display().to_string());
-    let go_on = format!("{} train {} --resume {path}", crate::cli::program(), setup.command);
-    let at = trainer.state().step;
-    let mut over = None;
-    if arguments.resume.is_some() {
-        check_length(arguments, at, total)?;
-        over = ended(&trainer, S::METRIC, setup.settings.run().patience, &go_on);
-        if let (Some(path), None) = (resumed_from, &over) {
-            tracing::info!("going on from {}", printable(&path));
-        }
-        note_changes(&mut trainer, &setup.settings, &directory, arguments)?;
-    }
-    match &over {
-        Some(text) => tracing::info!("{}", fitted(text.split("; "), "; ")),
-        None => announce(&setup, trainer.model().num_params(), total, &directory),
-    }
-    let (train, before) = (setup.data.train.clone(), setup.data.train.stats());
-    let about = About {
-        command: setup.command,
-        settings: serde_json::to_value(&setup.settings)?,
-        defaults: setup.defaults.clone(),
-        device: &setup.settings.run().device,
-        parameters: trainer.model().num_params(),
-        samples: setup.data.train.samples(),
-        total_steps: total,
-        predicted_peak_bytes: predicted_peak(&trainer),
-    };
-    let record = RunRecord::begin(directory.path(), about, at)?;
-    let metrics = MetricsWriter::after(directory.path(), at)?;
-    let (progress, limit) = (Progress::new(), trainer.limit_bytes());
-    let batches = BatchSource::batches(&setup.data.train) as u64;
-    let observer =
-        Observer::new((metrics, record), &progress, (at, total, batches), limit, interrupt.clone(), move || {
-            since(&before, &train.stats())
-        })?;
-    let observer = Rc::new(RefCell::new(observer));
-    let seen = observer.clone();
-    trainer.observe(move |event| seen.borrow_mut().see(event));
-    trainer.measure_step(1); // the first step also allocates the optimizer's state
-    let data = WatchedData { train: &setup.data.train, test: Watched::new(&setup.data.test, &progress) };
-    let outcome = trainer.fit(&data);
+    let (trainer, setup) = build(run, device, call, &interrupt, communicator)?;
+    let mut session = Session::open(trainer, setup, checkpoints, call)?;
+    let observer = session.observe(&interrupt)?;
+    let before = session.setup.data.train.stats();
+    let progress = observer.borrow().progress.clone();
+    let outcome = session.fit(&progress);
     let mut observer = observer.borrow_mut();
     observer.finish();
     if let Some(failure) = observer.failure.take() {
         observer.fail(&failure);
         return Err(failure);
     }
-    let step = trainer.state().step;
-    let loaded = since(&before, &setup.data.train.stats());
+    let loaded = since(&before, &session.setup.data.train.stats());
     // With epochs of one batch each, it is unknown how long the batch was in use.
     if loaded.used_seconds > 0.0 {
         tracing::info!("data: {}", fitted(loaded.to_string().split("; "), "; "));
     }
-    let finish = match outcome {
-        Ok(finish) => finish,
-        // The user ended the wait for memory; the run is saved.
-        Err(kiln_training::Error::Exhausted { .. }) if interrupt.requested() => Finish::Stopped,
-        Err(error) => {
-            let lower = match error {
-                kiln_training::Error::NotFinite { .. } => {
-                    format!(" --learning-rate {}", setup.settings.schedule().peak / 2.0)
-                }
-                _ => String::new(),
-            };
-            let mut error = advised(into_cli_error(error));
-            if step > at {
-                error = error.context(format!("ended after step {step}; to go on: {go_on}{lower}"));
-            }
-            observer.fail(&error);
-            return Err(error);
-        }
-    };
-    if finish == Finish::Stopped {
-        let parts = [format!("stopped after step {step}"), format!("to go on: {go_on}")];
-        tracing::info!(target: RESULT, "{}", fitted(parts, "; "));
-    }
-    if let (Finish::EndedEarly, true, Some(text)) =
-        (finish, step > at, ended(&trainer, S::METRIC, setup.settings.run().patience, &go_on))
-    {
-        tracing::info!("{}", fitted(text.split("; "), "; "));
-    }
-    let metrics = match (finish, &observer.last) {
-        (Finish::Stopped, _) => vec![], // the model has changed since it was evaluated
-        (Finish::Complete | Finish::EndedEarly, Some(last)) => last.metrics.clone(),
-        // The run had ended before it was resumed.
-        (Finish::Complete | Finish::EndedEarly, None) => trainer.evaluate(&data.test)?.metrics,
-    };
-    match setup.settings.compression().is_some_and(|compression| compression.attaches()) {
-        true => {
-            // The attachments to the parameters are merged into them.
-            let merged = kiln_precision::uncast(|| trainer.model().clone().materialize());
-            merged.save_safetensors(directory.file("model.safetensors"))?;
-        }
-        false => trainer.model().save_safetensors(directory.file("model.safetensors"))?,
-    }
-    let findings = match &finder {
-        Some(find) if finish != Finish::Stopped => {
-            let run = setup.settings.run();
-            find(trainer.model(), device, run.micro_batch.unwrap_or(run.batch_size))?
-        }
-        _ => Findings::default(),
-    };
-    if let (Some(best), Some(path)) = (trainer.progress().best, directory.best()?) {
-        tracing::info!("best: {} {:.4} at step {}: {}", S::METRIC, best.value, best.step, printable(&path));
-    }
-    let mut results = results(&trainer, &setup, &observer, &directory, finish, &metrics);
-    for write in findings.files {
-        write(directory.path())?;
-    }
-    for (name, value) in findings.figures {
-        results[name] = json!(value);
-    }
-    let schedule = trainer.timeline().map(|timeline| schedule(&timeline, trainer.stage_plan()));
-    let outcome = match finish {
-        Finish::Stopped => Outcome::Stopped(go_on),
-        _ => Outcome::Finished,
-    };
-    let of_results = results.as_object().cloned().unwrap_or_default();
-    let report_path =
-        observer.end(outcome, of_results, samples(findings.pictures, findings.predictions, findings.text), schedule)?;
-    if step > at {
-        tracing::info!("report: {}", printable(&report_path));
-    }
-    if let Some(measured) = trainer.measured() {
-        let path = directory.file("memory.html");
-        let report = report(&trainer, &setup, Some(measured))?.with_run_peak(observer.peak_bytes);
-        replace(&path, memory_page(&report)?.html().as_bytes())?;
-        let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
-        let (predicted, peak) = (shown(predicted_peak(&trainer)), shown(observer.peak_bytes));
-        tracing::info!("peak: predicted {predicted}, measured {peak}: {}", printable(&path));
-    }
+    let finish = session.finish(outcome, &interrupt, &mut observer)?;
+    let metrics = session.metrics(finish, &observer)?;
+    session.save_model()?;
+    let findings = session.findings(finish, finder.as_ref(), device)?;
+    let results = session.write_report(finish, &metrics, findings, &mut observer)?;
+    session.write_memory(observer.peak_bytes)?;
     if is_quiet() && finish != Finish::Stopped {
-        let begin = format!("{}: step {step}", printable(directory.path()));
+        let begin = format!("{}: step {}", printable(session.directory.path()), session.step());
         let figures = metrics.iter().map(|(name, value)| format!("{name} {value:.4}"));
         tracing::info!(target: RESULT, "{}", fitted([begin].into_iter().chain(figures), "  "));
     }
-    if arguments.step.json {
+    if call.json {
         print_json(&results)?;
     }
     Ok(if finish == Finish::Stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-/// Prints the model and the data of the training, and the run's directory.
-fn announce<B: Batch, S: PipelineSettings>(
-    setup: &Setup<B, S>,
-    parameters: usize,
+/// The work of this process on a run.
+struct Session<P: Pipeline> {
+    trainer: Trainer<P>,
+    setup: Setup<P>,
+    directory: RunDirectory,
+    /// Keeps other processes from the run.
+    _lock: File,
+    /// The step that this process continues after.
+    at: u64,
+    /// Steps of the whole run.
     total: u64,
-    directory: &RunDirectory,
-) {
-    let (samples, device) = (setup.data.train.samples(), &setup.settings.run().device);
+    /// The command that continues the run.
+    command: String,
+}
+
+impl<P: Pipeline> Session<P> {
+    /// Opens the directory of a run, and gives the trainer its state at the step that this process continues after.
+    fn open(mut trainer: Trainer<P>, setup: Setup<P>, checkpoints: Checkpoints, call: &CallArgs) -> Result<Self> {
+        if call.resume.is_none() {
+            start_from(&mut trainer, &setup.settings.run)?;
+        }
+        let directory = directory(&setup, call)?;
+        let lock = directory.lock()?;
+        trainer.set_checkpoints(checkpoints.within(directory.checkpoints()));
+        let total = trainer.set_data(&setup.data.train)?;
+        let mut resumed_from = None;
+        if call.resume.is_some() {
+            resumed_from = trainer.resume()?;
+            if resumed_from.is_none() {
+                tracing::info!("no checkpoint in {} yet; starting over", printable(directory.path()));
+                start_from(&mut trainer, &setup.settings.run)?;
+            }
+        }
+        if let Some(taken) = setup.taken.take() {
+            report_taken(&directory, &setup.settings.run, &taken)?;
+        }
+        if call.resume.is_none() && saves_first(&setup.settings.run, setup.settings.compression.as_ref()) {
+            trainer.save()?;
+        }
+        let path = quoted(&directory.path().display().to_string());
+        let command = format!("{} train {} --resume {path}", crate::cli::program(), P::KIND.command);
+        let at = trainer.state().step;
+        let mut session = Self { trainer, setup, directory, _lock: lock, at, total, command };
+        session.announce(resumed_from.as_deref(), call)?;
+        Ok(session)
+    }
+
+    /// Says what is trained, or that the run has ended already, and notes the changed settings of a continued run.
+    fn announce(&mut self, resumed_from: Option<&std::path::Path>, call: &CallArgs) -> Result<()> {
+        let Self { trainer, setup, directory, at, total, command, .. } = self;
+        let mut over = None;
+        if call.resume.is_some() {
+            check_length(call, &setup.settings.run, *at, *total)?;
+            over = ended(trainer, setup.settings.run.patience, command);
+            if let (Some(path), None) = (resumed_from, &over) {
+                tracing::info!("going on from {}", printable(&path));
+            }
+            note_changes::<P>(trainer, &setup.settings, directory, &call.given)?;
+        }
+        match &over {
+            Some(text) => tracing::info!("{}", fitted(text.split("; "), "; ")),
+            None => announce(setup, trainer.model().num_params(), *total, directory),
+        }
+        Ok(())
+    }
+
+    /// Writes metrics, progress and the notes about the run while the trainer works.
+    fn observe(&mut self, interrupt: &Interrupt) -> Result<Rc<RefCell<Observer>>> {
+        let Self { trainer, setup, directory, at, total, .. } = self;
+        let (train, before) = (setup.data.train.clone(), setup.data.train.stats());
+        let about = About {
+            command: P::KIND.command,
+            settings: serde_json::to_value(&setup.settings)?,
+            defaults: setup.defaults.clone(),
+            device: &setup.settings.run.device,
+            parameters: trainer.model().num_params(),
+            samples: setup.data.train.samples(),
+            total_steps: *total,
+            predicted_peak_bytes: predicted_peak(trainer),
+        };
+        let record = RunRecord::begin(directory.path(), about, *at)?;
+        let metrics = MetricsWriter::after(directory.path(), *at)?;
+        let length = (*at, *total, setup.batches());
+        let limit = trainer.limit_bytes();
+        let data = move || since(&before, &train.stats());
+        let observer = Observer::new((metrics, record), Progress::new(), length, limit, interrupt.clone(), data)?;
+        let observer = Rc::new(RefCell::new(observer));
+        let seen = observer.clone();
+        trainer.observe(move |event| seen.borrow_mut().see(event));
+        trainer.measure_step(1); // the first step also allocates the optimizer's state
+        Ok(observer)
+    }
+
+    fn fit(&mut self, progress: &Progress) -> Result<Finish, kiln_training::Error> {
+        let Self { trainer, setup, .. } = self;
+        trainer.fit(&WatchedData { train: &setup.data.train, test: Watched::new(&setup.data.test, progress) })
+    }
+
+    /// The step that the run has come to.
+    fn step(&self) -> u64 {
+        self.trainer.state().step
+    }
+
+    /// Says how the steps ended. An error says how to continue.
+    fn finish(
+        &self,
+        outcome: Result<Finish, kiln_training::Error>,
+        interrupt: &Interrupt,
+        observer: &mut Observer,
+    ) -> Result<Finish> {
+        let (step, command) = (self.step(), &self.command);
+        let finish = match outcome {
+            Ok(finish) => finish,
+            // The user ended the wait for memory; the run is saved.
+            Err(kiln_training::Error::Exhausted { .. }) if interrupt.requested() => Finish::Stopped,
+            Err(error) => {
+                let error = self.failed(error);
+                observer.fail(&error);
+                return Err(error);
+            }
+        };
+        match finish {
+            Finish::Stopped => {
+                let parts = [format!("stopped after step {step}"), format!("to go on: {command}")];
+                tracing::info!(target: RESULT, "{}", fitted(parts, "; "));
+            }
+            Finish::EndedEarly if step > self.at => {
+                if let Some(text) = ended(&self.trainer, self.setup.settings.run.patience, command) {
+                    tracing::info!("{}", fitted(text.split("; "), "; "));
+                }
+            }
+            _ => {}
+        }
+        Ok(finish)
+    }
+
+    fn failed(&self, error: kiln_training::Error) -> Error {
+        let lower = match error {
+            kiln_training::Error::NotFinite { .. } => {
+                format!(" --learning-rate {}", self.setup.settings.schedule.peak / 2.0)
+            }
+            _ => String::new(),
+        };
+        let (step, command, error) = (self.step(), &self.command, advised(into_cli_error(error)));
+        match step > self.at {
+            true => error.context(format!("ended after step {step}; to go on: {command}{lower}")),
+            false => error,
+        }
+    }
+
+    /// The metrics of the model at the end.
+    fn metrics(&mut self, finish: Finish, observer: &Observer) -> Result<Vec<(&'static str, f64)>> {
+        Ok(match (finish, &observer.last) {
+            (Finish::Stopped, _) => vec![], // the model has changed since it was evaluated
+            (Finish::Complete | Finish::EndedEarly, Some(last)) => last.metrics.clone(),
+            // The run had ended before it was resumed.
+            (Finish::Complete | Finish::EndedEarly, None) => {
+                let test = Watched::new(&self.setup.data.test, &observer.progress);
+                self.trainer.evaluate(&test)?.metrics
+            }
+        })
+    }
+
+    /// Writes the weights in one file. Attachments to the parameters are merged into them.
+    fn save_model(&self) -> Result<()> {
+        let (model, file) = (self.trainer.model(), self.directory.file(MODEL));
+        match self.setup.settings.compression.as_ref().is_some_and(|compression| compression.attaches()) {
+            true => kiln_precision::uncast(|| model.clone().materialize()).save_safetensors(file)?,
+            false => model.save_safetensors(file)?,
+        }
+        Ok(())
+    }
+
+    /// The contents of the report beside the metrics. Their files are written.
+    fn findings(&self, finish: Finish, finder: Option<&Finder<P::Model>>, device: &Device) -> Result<Findings> {
+        let mut findings = match finder {
+            Some(find) if finish != Finish::Stopped => {
+                find(self.trainer.model(), device, self.setup.settings.run.at_once())?
+            }
+            _ => Findings::default(),
+        };
+        for write in std::mem::take(&mut findings.files) {
+            write(self.directory.path())?;
+        }
+        Ok(findings)
+    }
+
+    /// Notes the results and writes the report of the run. Returns the results.
+    fn write_report(
+        &self,
+        finish: Finish,
+        metrics: &[(&'static str, f64)],
+        findings: Findings,
+        observer: &mut Observer,
+    ) -> Result<Value> {
+        let Self { trainer, setup, directory, .. } = self;
+        if let (Some(best), Some(path)) = (trainer.progress().best, directory.best()?) {
+            tracing::info!("best: {} {:.4} at step {}: {}", P::METRIC, best.value, best.step, printable(&path));
+        }
+        let mut results = results(trainer, setup, observer, directory, finish, metrics);
+        for (name, value) in findings.figures {
+            results[name] = json!(value);
+        }
+        let schedule = trainer.timeline().map(|timeline| schedule(&timeline, trainer.stage_plan()));
+        let outcome = match finish {
+            Finish::Stopped => Outcome::Stopped(self.command.clone()),
+            _ => Outcome::Finished,
+        };
+        let noted = results.as_object().cloned().unwrap_or_default();
+        let samples = samples(findings.pictures, findings.predictions, findings.text);
+        let path = observer.end(outcome, noted, samples, schedule)?;
+        if self.step() > self.at {
+            tracing::info!("report: {}", printable(&path));
+        }
+        Ok(results)
+    }
+
+    /// Writes the report of the memory of a step, if one was measured.
+    fn write_memory(&self, peak_bytes: Option<u64>) -> Result<()> {
+        let Some(measured) = self.trainer.measured() else { return Ok(()) };
+        let path = self.directory.file("memory.html");
+        let report = report(&self.trainer, &self.setup, Some(measured))?.with_run_peak(peak_bytes);
+        replace(&path, memory_page(&report)?.html().as_bytes())?;
+        let shown = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| ByteSize(bytes).to_string());
+        let (predicted, peak) = (shown(predicted_peak(&self.trainer)), shown(peak_bytes));
+        tracing::info!("peak: predicted {predicted}, measured {peak}: {}", printable(&path));
+        Ok(())
+    }
+}
+
+/// The directory of a run: that of the run to resume, or a new one.
+fn directory<P: Pipeline>(setup: &Setup<P>, call: &CallArgs) -> Result<RunDirectory> {
+    match &call.resume {
+        Some(path) if is_untrained(path)? => {
+            bail!("'{}' holds a model that was quantised as it was: there is nothing to go on with", printable(&path))
+        }
+        Some(path) => Ok(RunDirectory::existing(path)),
+        None => {
+            let directory = RunDirectory::create(call.out.as_deref(), setup.name, &setup.settings)?;
+            directory.write_classes(&setup.classes)?;
+            write_beginning(&directory, &setup.settings.run)?;
+            Ok(directory)
+        }
+    }
+}
+
+/// Prints the model and the data of the training, and the run's directory.
+fn announce<P: Pipeline>(setup: &Setup<P>, parameters: usize, total: u64, directory: &RunDirectory) {
+    let (samples, device) = (setup.data.train.samples(), &setup.settings.run.device);
     tracing::info!(
         "{}: {}, {}, {} on {device}",
         setup.name,
@@ -272,114 +368,4 @@ impl<B: Batch> TrainingData for WatchedData<'_, B> {
     fn test(&self) -> Option<&dyn BatchSource<Batch = B>> {
         Some(&self.test)
     }
-}
-
-/// A trainer that is ready for its first step, and the rest of its run.
-pub(crate) type Started<T, S> = (Trainer<T>, Setup<<T as Task>::Batch, S>);
-
-/// Builds the trainer: predicts, plans and allocates. Afterwards the settings describe how steps are taken.
-pub(crate) fn start<T, S>(
-    mut run: Run<T, S>,
-    device: &Device,
-    arguments: &RunArgs,
-    interrupt: &Interrupt,
-    communicator: Option<Arc<dyn Communicator>>,
-) -> Result<Started<T, S>>
-where
-    T: SharedTask,
-    S: PipelineSettings,
-{
-    if run.setup.total_steps() == 0 {
-        bail!(Usage("the run has 0 steps, expected at least 1 epoch and 1 step".into()));
-    }
-    let seed = run.setup.settings.run().seed;
-    if arguments.resume.is_some() || arguments.begin.from.is_some() {
-        let batches = BatchSource::batches(&run.setup.data.train);
-        adjust(run.setup.settings.run_mut(), arguments, batches);
-    }
-    warn_of_patience(&run.setup);
-    let (builder, mut setup) = run.into_builder();
-    let profile = setup.profile(device)?;
-    let (sample, loader_bytes) = setup.sample()?;
-    let interrupt = interrupt.clone();
-    let mut builder =
-        builder.with_profile(profile).with_loader_bytes(loader_bytes).with_pause(move |pause| interrupt.wait(pause));
-    // An unreadable batch does not make a run of a fixed number of epochs longer.
-    if let Some(epochs) = setup.epochs() {
-        builder = builder.with_epochs(epochs);
-    }
-    if let Some(chance) = arguments.inject_oom {
-        let faults = Injector::chance(chance, seed).map_err(|e| Usage(format!("--inject-oom: {e}")))?;
-        builder = builder.with_guard(move |boundary| faults.check(boundary.name()));
-    }
-    builder = divided(builder, setup.settings.run(), device, communicator)?;
-    if let Some(seconds) = arguments.wait_for_memory {
-        builder = builder.with_patience(Patience::new(std::time::Duration::from_secs(seconds)));
-    }
-    if arguments.step.allow_bf16 && setup.settings.run().precision != kiln_precision::Precision::BF16 {
-        builder = builder.allow_precision(kiln_precision::Precision::BF16);
-    }
-    if arguments.step.optimizer.allow_8bit_optimizer {
-        let optimizer = setup.settings.optimizer();
-        let Some(small) = optimizer.in_8bit() else {
-            bail!(Usage(format!(
-                "--allow-8bit-optimizer: {} has no form in 8 bits, expected adamw or sgd",
-                optimizer.name()
-            )));
-        };
-        builder = match setup.settings.run().optimizer_offload {
-            true => builder.allow_optimizer_on_host(small.name(), move |model| small.offloaded_groups(model)),
-            false => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
-        };
-    }
-    if arguments.resume.is_some() {
-        // The settings of a run determine its length.
-        builder = builder.allowing_other_length();
-        builder = if plans_again(arguments) { builder.forgetting_sizes() } else { builder.keeping_plan() };
-    }
-    // For the report: other options for the run.
-    builder = builder.compare_precision(kiln_precision::Precision::BF16);
-    if let (Some(small), false) = (setup.settings.optimizer().in_8bit(), setup.settings.run().optimizer_offload) {
-        builder = builder.compare_optimizer(small.name(), move |model| small.groups(model));
-    }
-    let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes))?;
-    if let Some(plan) = trainer.plan() {
-        setup.note(plan, trainer.limit_bytes());
-    }
-    Ok((trainer, setup))
-}
-
-/// If no plan fits, names the option that makes the largest part of a step smaller.
-fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
-    let kiln_training::Error::NothingFits { largest_bytes, .. } = &error else { return error.into() };
-    let advice = match loader_bytes >= *largest_bytes {
-        true => "--loader-memory makes the loader's part smaller",
-        false => {
-            "a smaller model, image or context makes it smaller, --allow-bf16 where activations are the largest part, and \
-             --allow-8bit-optimizer where optimizer state is"
-        }
-    };
-    anyhow!("{error}; {advice}")
-}
-
-/// Warns if a run has too few evaluations for its patience.
-fn warn_of_patience<B: Batch, S: PipelineSettings>(setup: &Setup<B, S>) {
-    let run = setup.settings.run();
-    let Some(patience) = run.patience.filter(|patience| *patience > 0 && run.replica.index() == 0) else { return };
-    let total = setup.total_steps();
-    let within = total.checked_div(run.evaluate_every).unwrap_or(0);
-    let evaluations = within + total.div_ceil((BatchSource::batches(&setup.data.train) as u64).max(1));
-    if evaluations <= patience {
-        tracing::warn!(
-            "--patience {patience} ends no run of {}; --evaluate-every N has more of them",
-            counted(evaluations, "evaluation")
-        );
-    }
-}
-
-/// Prints the report of a batch that does not fit, which has many lines, before the error.
-pub(crate) fn into_cli_error(error: kiln_training::Error) -> anyhow::Error {
-    let kiln_training::Error::Exhausted { step, report } = error else { return error.into() };
-    tracing::warn!("step {step}: {report}");
-    anyhow!("step {step}: the batch does not fit into memory after {}", counted(report.tries.len(), "attempt"))
 }

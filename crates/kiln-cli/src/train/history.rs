@@ -1,16 +1,16 @@
 //! `history.jsonl`: how a run began, and later changes of it.
 
-use crate::atomic::replace;
 use anyhow::{Context, Result};
 use kiln_data::printable;
 use serde::Serialize;
 use serde_json::{Value, json};
 use toml::Table;
 
-use super::directory::{HISTORY, RunDirectory};
+use crate::atomic::replace;
+use crate::host::now;
 use crate::output::path_json;
 use crate::pipelines::RunSettings;
-use crate::runs::now;
+use crate::run_directory::{HISTORY, RunDirectory};
 
 /// A setting of a continued run that has a new value.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -11,7 +11,7 @@ use kiln_report::{Samples, Schedule};
 use kiln_training::{Evaluation, Event, StepReport};
 use serde_json::{Map, Value, json};
 
-use super::interrupt::Interrupt;
+use crate::interrupt::Interrupt;
 use crate::log::fitted;
 use crate::metrics::MetricsWriter;
 use crate::progress::{Progress, Status};
@@ -25,7 +25,7 @@ const RECENT: usize = 50;
 pub(crate) struct Observer {
     metrics: MetricsWriter,
     record: RunRecord,
-    progress: Progress,
+    pub(crate) progress: Progress,
     bar: ProgressBar,
     total_steps: u64,
     /// Batches of an epoch.
@@ -55,7 +55,7 @@ impl Observer {
     /// An observer that shows the loader's statistics from `data` beside the loss.
     pub(crate) fn new(
         (metrics, record): (MetricsWriter, RunRecord),
-        progress: &Progress,
+        progress: Progress,
         (at_step, total_steps, batches): (u64, u64, u64),
         limit_bytes: Option<u64>,
         interrupt: Interrupt,
@@ -65,7 +65,7 @@ impl Observer {
             metrics,
             record,
             bar: progress.steps(total_steps, at_step)?,
-            progress: progress.clone(),
+            progress,
             total_steps,
             batches,
             limit_bytes,

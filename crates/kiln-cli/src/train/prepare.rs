@@ -1,195 +1,272 @@
 //! Makes a run from the command line: combines recipe, settings file and options.
 
-use std::path::Path;
-
-use crate::pipelines::{
-    CHECKPOINTS, Classify, ClassifySettings, DEFAULT_CLASSIFIER, GptSettings, Kind, NextToken, Run,
-    classify_fixture_recipe, classify_recipe, classify_run, next_token_fixture_recipe, next_token_recipe,
-    next_token_run, open_images,
-};
-use crate::usage::Usage;
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use kiln_data::{Tokenizer, printable};
-use kiln_models::{ClassifierConfig, GptConfig};
-use kiln_training::Checkpoints;
+use kiln_data::{BadSamples, TileSet, Tokenizer, TokenizerKind};
+use kiln_models::{ClassifierConfig, GptConfig, UnetEncoder};
+use toml::{Table, Value};
 
-use super::arguments::{borrowed, refuse_changes, settings_table};
-use super::directory::CLASSES;
-use super::optimizer::lay_optimizer_over;
-use super::overlay::{absolute, data_of, resolve};
-use super::replicas::place;
-use crate::cli::{RunArgs, TrainClassify, TrainGpt};
+use super::options::{apply, refuse_changes, settings_file};
+use super::processes::place;
+use crate::cli::{CallArgs, NetworkArgs, OfStep, SegmentArgs, TrainClassify, TrainGpt, TrainSegment};
+use crate::pipelines::segment::{IgnoredClass, balanced_class_weights};
+use crate::pipelines::{Classify, ClassifySettings, GptSettings, NextToken, Pipeline, Run, Segment, SegmentSettings};
+use crate::pipelines::{classify, next_token, segment};
+use crate::run_directory::check_classes;
+use crate::settings_file::{SettingsFile, resolve};
+use crate::usage::Usage;
 
-/// Returns the classifier's run that the arguments describe, and its device, for one of the replicas of this process.
-pub(crate) fn classify(arguments: &TrainClassify, thread: usize) -> Result<(Run<Classify, ClassifySettings>, Device)> {
-    let own = &arguments.classify;
-    let model_options = [
-        ("--model", own.model.is_some()),
-        ("--width", own.width.is_some()),
-        ("--stem", own.stem.is_some()),
-        ("--image-size", own.image_size.is_some()),
-        ("--channels", own.channels.is_some()),
-        ("--decode", own.decode.is_some()),
-        ("--damaged-images", own.damaged_images.is_some()),
-        ("--label-smoothing", own.label_smoothing.is_some()),
-        ("--mixup", own.mixup.is_some()),
-        ("--cutmix", own.cutmix.is_some()),
-        ("--erase", own.erase.is_some()),
-        ("--drop-path", own.drop_path.is_some()),
-    ];
-    refuse_changes(&arguments.run, &[&model_options[..], &own.teacher.given()].concat())?;
-    let file = settings_table(&arguments.run, Kind::Classify)?;
-    let file = borrowed(file.as_ref());
-    let mut overlay = arguments.run.overlay()?;
-    arguments.parallel.lay_over(&mut overlay);
-    own.teacher.lay_over(&mut overlay)?;
-    let named = file.as_ref().and_then(|(_, table)| table.get("model")?.get("name")?.as_str().map(str::to_owned));
-    let model = own.model.clone().or(named).unwrap_or_else(|| DEFAULT_CLASSIFIER.to_owned());
-    let model = match model.as_str() {
-        // The default size of a network that is named without one.
-        "vit" => "vit_tiny",
-        "shufflenet_v2" => "shufflenet_v2_x1_0",
-        name => name,
-    };
-    let family = ClassifierConfig::named(model, 1)?; // lists the names that exist
-    overlay.set("model", "name", own.model.clone());
-    overlay.set("model", "lean", arguments.run.step.stock_layers.then_some(false));
-    overlay.set("model", "channels", own.channels.as_ref().map(|channels| if channels == "1" { 1 } else { 3 }));
-    overlay.set("model", "width", own.width.map(|width| width_of(&family, width)).transpose()?);
-    overlay.set("model", "stem", own.stem.clone());
-    if let ClassifierConfig::Vit(_) = family {
-        overlay.set("model", "image", own.image_size.map(i64::from));
-        overlay.set("model", "drop_path", own.drop_path);
-    } else if own.drop_path.is_some() {
-        bail!(Usage(format!("--drop-path is not an option of {}, expected a vit", family.name())));
-    }
-    overlay.set("images", "size", own.image_size.map(i64::from));
-    overlay.set("images", "decode", own.decode.clone());
-    overlay.set("images", "damaged_images", own.damaged_images.clone());
-    overlay.set("images", "label_smoothing", own.label_smoothing);
-    overlay.set("images", "mixup", own.mixup);
-    overlay.set("images", "cutmix", own.cutmix);
-    overlay.set("images", "erase", own.erase);
+/// A command that describes a run.
+pub(crate) trait RunCommand: Sync {
+    /// The pipeline of the run.
+    type Pipeline: Pipeline;
 
-    let mut defaults = None;
-    let (mut settings, data): (ClassifySettings, _) = if arguments.run.resume.is_some() {
-        let settings: ClassifySettings = resolve(None, file, overlay)?;
-        let data = open_images(settings.run.data.as_deref())?;
-        (settings, data)
-    } else {
-        let path = arguments.run.step.data.clone().or_else(|| data_of(file.as_ref()));
-        let data = open_images(path.as_deref())?;
-        let in_file = file.as_ref().and_then(|(_, table)| table.get("images")?.get("size")?.as_integer());
-        let size = own.image_size.map(|size| size as usize).or(in_file.and_then(|size| usize::try_from(size).ok()));
-        let recipe = if path.is_some() { classify_recipe } else { classify_fixture_recipe }(&data.train, model, size)?;
-        let settings = resolve(Some(&recipe), file, overlay)?;
-        defaults = Some(recipe);
-        (settings, data)
-    };
-    if let Some(run) = &arguments.run.resume {
-        check_classes(run, data.train.classes())?;
-    }
-    lay_optimizer_over(&mut settings, &arguments.run)?;
-    place(&mut settings.run, thread)?;
-    settings.run.begun = has_weights(&arguments.run)?;
-    let (run, device) = classify_run(settings, data)?;
-    Ok((run.with_defaults(defaults.as_ref()), device))
+    /// The options that are no settings.
+    fn call(&self) -> &CallArgs;
+
+    /// The run and its device, for one of the replicas of this process.
+    fn prepare(&self, replica: usize) -> Result<(Run<Self::Pipeline>, Device)>;
 }
 
-/// Whether the initial weights of a run are in a checkpoint: its own, or that of the run that it starts from.
-pub(crate) fn has_weights(arguments: &RunArgs) -> Result<bool> {
-    match &arguments.resume {
-        Some(run) => Ok(!Checkpoints::new(run.join(CHECKPOINTS), 1)?.list()?.is_empty()),
-        None => Ok(arguments.begin.from.is_some()),
+impl<C: RunCommand> RunCommand for OfStep<C> {
+    type Pipeline = C::Pipeline;
+
+    fn call(&self) -> &CallArgs {
+        self.0.call()
+    }
+
+    fn prepare(&self, replica: usize) -> Result<(Run<C::Pipeline>, Device)> {
+        self.0.prepare(replica)
+    }
+}
+
+impl RunCommand for TrainClassify {
+    type Pipeline = Classify;
+
+    fn call(&self) -> &CallArgs {
+        &self.call
+    }
+
+    fn prepare(&self, replica: usize) -> Result<(Run<Classify>, Device)> {
+        refuse_changes(&self.call)?;
+        let file = settings_file::<Classify>(&self.run, &self.call)?;
+        let named = file.as_ref().and_then(|file| file.text("model", "name"));
+        let name = match self.network.model.as_deref().or(named).unwrap_or(classify::DEFAULT) {
+            // The default size of a network that is named without one.
+            "vit" => "vit_tiny",
+            "shufflenet_v2" => "shufflenet_v2_x1_0",
+            name => name,
+        };
+        let image_size = self.images.value::<usize>("image_size");
+        let network = self.network.table(name, image_size, self.call.stock_layers)?;
+        let network = Table::from_iter([("model".to_owned(), Value::Table(network))]);
+        let (mut settings, data, defaults): (ClassifySettings, _, _) = if let Some(run) = &self.call.resume {
+            let settings = resolve::<Classify>(None, file.as_ref(), network)?;
+            let data = classify::open(settings.run.data.as_deref())?;
+            check_classes(run, data.train.classes())?;
+            (settings, data, None)
+        } else {
+            let path = self.run.path("data").or_else(|| file.as_ref()?.text("run", "data").map(Into::into));
+            let data = classify::open(path.as_deref())?;
+            let size = image_size.or_else(|| file.as_ref()?.number("images", "size"));
+            let recipe = if path.is_some() { classify::recipe } else { classify::fixture_recipe };
+            let recipe = recipe(&data.train, name, size)?;
+            (resolve::<Classify>(Some(&recipe), file.as_ref(), network)?, data, Some(recipe))
+        };
+        self.images.apply(&mut settings.data.images)?;
+        self.teacher.apply(&mut settings.compression);
+        self.parallel.apply(&mut settings.run.parallel)?;
+        apply::<Classify>(&mut settings, &self.run, &self.call)?;
+        place(&mut settings.run, replica)?;
+        let (run, device) = classify::run(settings, data)?;
+        Ok((run.with_defaults(defaults.as_ref()), device))
+    }
+}
+
+impl NetworkArgs {
+    /// The options as the table of the network `name`.
+    fn table(&self, name: &str, image_size: Option<usize>, stock_layers: bool) -> Result<Table> {
+        let family = ClassifierConfig::named(name, 1)?; // lists the names that exist
+        let mut table = Table::try_from(self)?;
+        if let Some(width) = self.width {
+            table.insert("width".into(), width_of(&family, width)?);
+        }
+        if stock_layers {
+            table.insert("lean".into(), false.into());
+        }
+        match (family, image_size) {
+            (ClassifierConfig::Vit(_), Some(size)) => drop(table.insert("image".into(), Value::Integer(size as i64))),
+            (ClassifierConfig::Vit(_), None) => {}
+            (other, _) if self.drop_path.is_some() => {
+                bail!(Usage(format!("--drop-path is not an option of {}, expected a vit", other.name())))
+            }
+            _ => {}
+        }
+        Ok(table)
     }
 }
 
 /// Converts `--width` to the format of a network's settings.
-fn width_of(family: &ClassifierConfig, width: f64) -> Result<toml::Value> {
+fn width_of(family: &ClassifierConfig, width: f64) -> Result<Value> {
     match family {
-        ClassifierConfig::ResNet(_) if width.fract() == 0.0 => Ok(toml::Value::Integer(width as i64)),
+        ClassifierConfig::ResNet(_) if width.fract() == 0.0 => Ok(Value::Integer(width as i64)),
         ClassifierConfig::ResNet(_) => bail!(Usage(format!("--width is {width}, expected channels of a ResNet"))),
-        ClassifierConfig::MobileNetV2(_) | ClassifierConfig::MobileNetV3(_) => Ok(toml::Value::Float(width)),
+        ClassifierConfig::MobileNetV2(_) | ClassifierConfig::MobileNetV3(_) => Ok(Value::Float(width)),
         other => bail!(Usage(format!("--width is not an option of {}, expected resnet or mobilenet", other.name()))),
     }
 }
 
-/// Refuses data whose labels mean other classes than those of the run in `run`, if the run names its classes.
-pub(crate) fn check_classes(run: &Path, classes: &[String]) -> Result<()> {
-    let Ok(text) = std::fs::read_to_string(run.join(CLASSES)) else { return Ok(()) };
-    let known: Vec<&str> = text.lines().collect();
-    if known != classes {
-        bail!("the classes of the data set are {classes:?}, expected {known:?} as in '{}'", printable(&run));
+impl RunCommand for TrainGpt {
+    type Pipeline = NextToken;
+
+    fn call(&self) -> &CallArgs {
+        &self.call
     }
-    Ok(())
+
+    fn prepare(&self, replica: usize) -> Result<(Run<NextToken>, Device)> {
+        let given = &self.call.given;
+        refuse_changes(&self.call)?;
+        if self.lora.weights.is_some() && given.any(&["init", "from"]) {
+            bail!(Usage(
+                "--weights takes all weights of the same model, --init those that fit, --from those of a run with its optimizer's state: \
+                 expected one of the three"
+                    .into()
+            ));
+        }
+        let mut file = settings_file::<NextToken>(&self.run, &self.call)?;
+        if let (Some(_), Some(file)) = (&self.lora.weights, &mut file) {
+            file.remove("run", &["init", "from"]); // the option replaces the initial weights in the file
+        }
+        let in_file = |key: &str| file.as_ref().is_some_and(|file| file.get("run", key).is_some());
+        let has_data = given.any(&["data"]) || in_file("data");
+        let mut recipe = if has_data { next_token::recipe() } else { next_token::fixture_recipe() };
+        if given.any(&["epochs"]) || in_file("epochs") {
+            recipe.run.max_steps = None; // whole epochs were asked for
+        }
+        let defaults = self.call.resume.is_none().then_some(&recipe);
+        let mut settings: GptSettings = resolve::<NextToken>(defaults, file.as_ref(), Table::new())?;
+        self.apply(&mut settings)?;
+        self.lora.apply(&mut settings.compression);
+        self.teacher.apply(&mut settings.compression);
+        self.parallel.apply(&mut settings.run.parallel)?;
+        apply::<NextToken>(&mut settings, &self.run, &self.call)?;
+        place(&mut settings.run, replica)?;
+        let (run, device) = next_token::run(settings)?;
+        Ok((run.with_defaults(defaults), device))
+    }
 }
 
-/// Returns the decoder's run that the arguments describe, and its device, for one of the replicas of this process.
-pub(crate) fn gpt(arguments: &TrainGpt, thread: usize) -> Result<(Run<NextToken, GptSettings>, Device)> {
-    let own = &arguments.gpt;
-    let model_options = [
-        ("--model", own.model.is_some()),
-        ("--context", own.context.is_some()),
-        ("--tokenizer", own.tokenizer.is_some()),
-        ("--dropout", own.dropout.is_some()),
-    ];
-    let given = [&model_options[..], &own.lora.given(), &own.teacher.given()].concat();
-    refuse_changes(&arguments.run, &given)?;
-    if own.lora.weights.is_some() && (arguments.run.begin.init.is_some() || arguments.run.begin.from.is_some()) {
-        bail!(Usage(
-            "--weights takes all weights of the same model, --init those that fit, --from those of a run with its optimizer's state: \
-             expected one of the three"
-                .into()
-        ));
+impl TrainGpt {
+    /// Applies the options of the model and the tokenizer.
+    fn apply(&self, settings: &mut GptSettings) -> Result<()> {
+        let (own, model) = (&self.gpt, &mut settings.model);
+        if let Some(name) = &own.model {
+            let named = GptConfig::named(name, 1, 1)?;
+            (model.layers, model.heads, model.width) = (named.layers, named.heads, named.width);
+        }
+        model.context = own.context.unwrap_or(model.context);
+        model.dropout = own.dropout.unwrap_or(model.dropout);
+        model.lean &= !self.call.stock_layers;
+        if let Some(directory) = &own.tokenizer {
+            model.vocab = Tokenizer::bpe(directory)?.vocab();
+            settings.data.text.tokenizer = TokenizerKind::Bpe(directory.clone());
+        }
+        if settings.model.context == 0 {
+            bail!(Usage("--context is 0, expected at least 1 token".into()));
+        }
+        Ok(())
     }
-    let mut file = settings_table(&arguments.run, Kind::Gpt)?;
-    if own.lora.weights.is_some()
-        && let Some(toml::Value::Table(run)) = file.as_mut().and_then(|(_, table)| table.get_mut("run"))
-    {
-        // The option replaces the initial weights in the file.
-        run.remove("init");
-        run.remove("from");
-    }
-    let file = borrowed(file.as_ref());
-
-    let named = arguments.run.step.data.is_some() || data_of(file.as_ref()).is_some();
-    let mut recipe = if named { next_token_recipe() } else { next_token_fixture_recipe() };
-    let in_file =
-        |key: &str| file.as_ref().is_some_and(|(_, table)| table.get("run").is_some_and(|run| run.get(key).is_some()));
-    if arguments.run.epochs.is_some() || in_file("epochs") {
-        recipe.run.max_steps = None; // whole epochs were asked for
-    }
-    let defaults = arguments.run.resume.is_none().then_some(&recipe);
-
-    let mut overlay = arguments.run.overlay()?;
-    arguments.parallel.lay_over(&mut overlay);
-    own.lora.lay_over(&mut overlay)?;
-    own.teacher.lay_over(&mut overlay)?;
-    if let Some(name) = &own.model {
-        let named = GptConfig::named(name, 1, 1)?;
-        overlay.set("model", "layers", Some(named.layers as i64));
-        overlay.set("model", "heads", Some(named.heads as i64));
-        overlay.set("model", "width", Some(named.width as i64));
-    }
-    overlay.set("model", "context", own.context.map(i64::from));
-    overlay.set("model", "dropout", own.dropout);
-    overlay.set("model", "lean", arguments.run.step.stock_layers.then_some(false));
-    if let Some(directory) = &own.tokenizer {
-        overlay.set("text", "tokenizer", Some(toml::Table::from_iter([bpe(directory)?])));
-        overlay.set("model", "vocab", Some(Tokenizer::bpe(directory)?.vocab() as i64));
-    }
-    let mut settings: GptSettings = resolve(defaults, file, overlay)?;
-    lay_optimizer_over(&mut settings, &arguments.run)?;
-    place(&mut settings.run, thread)?;
-    settings.run.begun = has_weights(&arguments.run)?;
-    if settings.model.context == 0 {
-        bail!(Usage("--context is 0, expected at least 1 token".into()));
-    }
-    let (run, device) = next_token_run(settings)?;
-    Ok((run.with_defaults(defaults), device))
 }
 
-fn bpe(directory: &Path) -> Result<(String, toml::Value)> {
-    Ok(("bpe".to_owned(), absolute(directory)?.into()))
+/// Rows and columns of a tile.
+const TILE: usize = 128;
+/// The class id that often means pixels without a label.
+const IGNORE: u16 = 255;
+
+impl RunCommand for TrainSegment {
+    type Pipeline = Segment;
+
+    fn call(&self) -> &CallArgs {
+        &self.call
+    }
+
+    fn prepare(&self, _: usize) -> Result<(Run<Segment>, Device)> {
+        refuse_changes(&self.call)?;
+        let file = settings_file::<Segment>(&self.run, &self.call)?;
+        if let Some(run) = &self.call.resume {
+            let mut settings: SegmentSettings = resolve::<Segment>(None, file.as_ref(), Table::new())?;
+            apply::<Segment>(&mut settings, &self.run, &self.call)?;
+            let data = segment::open(settings.run.data.as_deref(), Some(settings.model.classes))?;
+            check_classes(run, &data.classes)?;
+            let tiles = &settings.data.tiles;
+            let ([overlap, of_test], bad) = (tiles.overlap, settings.run.bad_samples);
+            let tiles = segment::tiles(&data, [tiles.size, overlap, of_test], tiles.ignore.0, bad)?;
+            return segment::run(settings, &data, tiles);
+        }
+        let path = self.run.path("data").or_else(|| file.as_ref()?.text("run", "data").map(Into::into));
+        let classes = self.segment.classes.or_else(|| file.as_ref()?.number("model", "classes"));
+        let data = segment::open(path.as_deref(), classes)?;
+        let (sizes, ignore, bad) = self.tiling(file.as_ref())?;
+        let tiles = segment::tiles(&data, sizes, ignore.0, bad)?;
+        let recipe = segment::recipe(&data, &tiles.train, path.is_none(), bad)?;
+        let mut settings: SegmentSettings = resolve::<Segment>(Some(&recipe), file.as_ref(), Table::new())?;
+        let [size, overlap, of_test] = sizes;
+        let own = &mut settings.data.tiles;
+        (own.size, own.overlap, own.ignore) = (size, [overlap, of_test], ignore);
+        self.segment.apply(&mut settings, &tiles.train, bad)?;
+        settings.model.lean &= !self.call.stock_layers;
+        apply::<Segment>(&mut settings, &self.run, &self.call)?;
+        let (run, device) = segment::run(settings, &data, tiles)?;
+        Ok((run.with_defaults(Some(&recipe)), device))
+    }
+}
+
+/// The size of tiles and their overlaps in training and in evaluation, the ignored class, and the policy for bad samples.
+type Tiling = ([usize; 3], IgnoredClass, BadSamples);
+
+impl TrainSegment {
+    /// How images are cut into tiles, which is known before the recipe.
+    fn tiling(&self, file: Option<&SettingsFile>) -> Result<Tiling> {
+        let own = &self.segment;
+        let in_file = |table: &str, key: &str| file.and_then(|file| file.get(table, key)).cloned();
+        let size = own.tile.or_else(|| file?.number("tiles", "size")).unwrap_or(TILE);
+        let overlaps = in_file("tiles", "overlap").and_then(|value| value.try_into::<[usize; 2]>().ok());
+        let overlap = own.overlap.or(overlaps.map(|[overlap, _]| overlap)).unwrap_or(size / 2);
+        let of_test = overlaps.map_or(size / 4, |[_, of_test]| of_test);
+        let refused = |error: toml::de::Error| Usage(error.message().to_owned());
+        let ignore = match (own.ignore, in_file("tiles", "ignore")) {
+            (Some(ignore), _) => ignore,
+            (None, Some(value)) => value.try_into().map_err(refused)?,
+            (None, None) => IgnoredClass(Some(IGNORE)),
+        };
+        let bad = match (self.run.value("bad_samples"), in_file("run", "bad_samples")) {
+            (Some(bad), _) => bad,
+            (None, Some(value)) => value.try_into().map_err(refused)?,
+            (None, None) => BadSamples::FAIL,
+        };
+        Ok(([size, overlap, of_test], ignore, bad))
+    }
+}
+
+impl SegmentArgs {
+    /// Applies the options of the model and the loss. Class weights are measured on the tiles `train` if they are to be balanced.
+    fn apply(&self, settings: &mut SegmentSettings, train: &TileSet, bad: BadSamples) -> Result<()> {
+        let (model, loss) = (&mut settings.model, &mut settings.data.loss);
+        if let Some(name) = &self.encoder {
+            model.encoder = UnetEncoder::named(name)?;
+        }
+        model.width = self.width.unwrap_or(model.width);
+        model.classes = self.classes.unwrap_or(model.classes);
+        loss.dice = self.dice.unwrap_or(loss.dice);
+        loss.class_weights = match self.class_weights.as_deref() {
+            None => loss.class_weights.take(),
+            Some("balanced") => Some(balanced_class_weights(train, bad)?),
+            Some(list) => {
+                let parsed: Result<Vec<f32>, _> = list.split(',').map(|weight| weight.trim().parse()).collect();
+                let expected = "expected balanced or a number for each class, as in 1,2.5,1";
+                Some(parsed.map_err(|_| Usage(format!("--class-weights is '{list}', {expected}")))?)
+            }
+        };
+        Ok(())
+    }
 }

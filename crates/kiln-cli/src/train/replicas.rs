@@ -6,52 +6,31 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::pipelines::{PipelineSettings, Replicas, Run, RunSettings, SharedTask};
-use crate::usage::Usage;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use burn::tensor::Device;
-use kiln_data::Replica;
-use kiln_models::SafetensorsModel;
 use kiln_parallel::{Communicator, Local, Nested};
 use kiln_training::{Checkpoints, Finish};
 
-use super::begin::{saves_first, start_from};
-use super::drive::{drive, into_cli_error, start};
-use super::goes_on::plans_again;
-use super::interrupt::Interrupt;
-use crate::cli::RunArgs;
+use super::build::{build, into_cli_error};
+use super::drive::drive;
+use super::initial_state::{saves_first, start_from};
+use super::prepare::RunCommand;
+use super::processes::communicator;
+use super::resume::plans_again;
+use crate::cli::CallArgs;
+use crate::interrupt::Interrupt;
+use crate::pipelines::{CHECKPOINTS, Pipeline, Replicas, Run};
 
 /// The longest time that a replica waits for another one of its process while both wait for other processes: longer than these wait.
 const INSIDE: Duration = Duration::from_secs(900);
 
-/// Sets the index of this replica in the settings. `thread` counts the replicas of this process.
-pub(crate) fn place(settings: &mut RunSettings, thread: usize) -> Result<()> {
-    settings.parallel.check()?;
-    let Some(Replicas { mpi, here }) = &settings.parallel.replicas else { return Ok(()) };
-    let (process, processes) = if *mpi { mpi::world()? } else { (0, 1) };
-    let (index, count) = (process * here.count() + thread, processes * here.count());
-    if !settings.batch_size.is_multiple_of(count) {
-        let batch = settings.batch_size;
-        bail!(Usage(format!("--batch-size is {batch}, expected a multiple of the {count} replicas, which divide it")));
-    }
-    settings.replica = Replica::new(index, count)?;
-    Ok(())
-}
-
-/// Trains the run on the number of replicas in its settings. `prepare` makes the run of another replica of this process.
-pub(crate) fn train<T, S>(
-    (run, device): (Run<T, S>, Device),
-    arguments: &RunArgs,
-    prepare: impl Fn(usize) -> Result<(Run<T, S>, Device)> + Sync,
-) -> Result<ExitCode>
-where
-    T: SharedTask<Model: SafetensorsModel>,
-    S: PipelineSettings,
-{
-    let Some(replicas) = run.setup.settings.run().parallel.replicas.clone() else {
-        return drive(run, &device, arguments, None);
+/// Trains the run of a command on the number of replicas in its settings.
+pub(crate) fn train<C: RunCommand>(command: &C) -> Result<ExitCode> {
+    let (call, (run, device)) = (command.call(), command.prepare(0)?);
+    let Some(replicas) = run.setup.settings.run.parallel.replicas.clone() else {
+        return drive(run, &device, call, None);
     };
-    let processes = if replicas.mpi { Some(mpi::communicator()?) } else { None };
+    let processes = if replicas.mpi { Some(communicator()?) } else { None };
     if processes.as_ref().is_some_and(|processes| processes.replicas() == 1) {
         tracing::warn!("--replicas mpi in one process: several are started by mpirun, as in mpirun -n 2");
     }
@@ -64,23 +43,23 @@ where
         })
     };
     let mut group = threads(&replicas)?.into_iter();
-    let Some(first) = group.next() else { return drive(run, &device, arguments, None) };
+    let Some(first) = group.next() else { return drive(run, &device, call, None) };
     thread::scope(|scope| {
-        let (prepare, join) = (&prepare, &join);
+        let join = &join;
         let others = group.enumerate().map(|(index, inside)| {
             let failed = inside.clone();
             let work = move || {
-                let communicator = tell(&inside.clone(), || join(inside))?;
-                tell(&communicator.clone(), || follow(prepare(index + 1)?, arguments, communicator))
+                let communicator = or_leave(&inside.clone(), || join(inside))?;
+                or_leave(&communicator.clone(), || follow(command.prepare(index + 1)?, call, communicator))
             };
             let started = thread::Builder::new().spawn_scoped(scope, work);
-            tell(&failed, || started.context("cannot start a thread for a replica"))
+            or_leave(&failed, || started.context("cannot start a thread for a replica"))
         });
         let others = others.collect::<Result<Vec<_>>>()?;
-        let outcome = tell(&first.clone(), || join(first)).and_then(|communicator| {
-            tell(&communicator.clone(), || match first_process {
-                true => drive(run, &device, arguments, Some(communicator)),
-                false => follow((run, device), arguments, communicator),
+        let outcome = or_leave(&first.clone(), || join(first)).and_then(|communicator| {
+            or_leave(&communicator.clone(), || match first_process {
+                true => drive(run, &device, call, Some(communicator)),
+                false => follow((run, device), call, communicator),
             })
         });
         for other in others {
@@ -109,21 +88,17 @@ fn threads(Replicas { mpi, here }: &Replicas) -> Result<Vec<Arc<dyn Communicator
 }
 
 /// Runs a replica's part. If it fails, the other replicas are told the reason.
-fn tell<C: Communicator + ?Sized, R>(communicator: &Arc<C>, work: impl FnOnce() -> Result<R>) -> Result<R> {
+fn or_leave<C: Communicator + ?Sized, R>(communicator: &Arc<C>, work: impl FnOnce() -> Result<R>) -> Result<R> {
     work().inspect_err(|error| communicator.leave(&format!("{error:#}")))
 }
 
 /// Takes the steps of a run whose files another replica writes.
-fn follow<T, S>(
-    (run, device): (Run<T, S>, Device),
-    arguments: &RunArgs,
+fn follow<P: Pipeline>(
+    (run, device): (Run<P>, Device),
+    call: &CallArgs,
     communicator: Arc<dyn Communicator>,
-) -> Result<ExitCode>
-where
-    T: SharedTask<Model: SafetensorsModel>,
-    S: PipelineSettings,
-{
-    let settings = run.setup.settings.run();
+) -> Result<ExitCode> {
+    let settings = &run.setup.settings.run;
     let keep = settings.keep;
     // A signal reaches every process of mpirun. Among threads only the first replica listens, and all stop if one is asked to.
     let listens = |replicas: &Replicas| replicas.mpi && settings.replica.index().is_multiple_of(replicas.here.count());
@@ -131,21 +106,21 @@ where
         true => Interrupt::listen()?,
         false => Interrupt::default(),
     };
-    let (mut trainer, setup) = start(run, &device, arguments, &interrupt, Some(communicator))?;
-    let directory = arguments.resume.as_ref().map(|run| run.join(crate::pipelines::CHECKPOINTS));
+    let (mut trainer, setup) = build(run, &device, call, &interrupt, Some(communicator))?;
+    let directory = call.resume.as_ref().map(|run| run.join(CHECKPOINTS));
     if directory.is_none() {
-        start_from(&mut trainer, setup.settings.run())?;
+        start_from(&mut trainer, &setup.settings.run)?;
     }
     trainer.set_checkpoints(Checkpoints::new(directory.clone().unwrap_or_default(), keep)?);
     let _ = trainer.set_data(&setup.data.train)?;
     if directory.is_some() {
         if trainer.resume()?.is_none() {
-            start_from(&mut trainer, setup.settings.run())?;
+            start_from(&mut trainer, &setup.settings.run)?;
         }
-        if plans_again(arguments) {
+        if plans_again(&call.given) {
             trainer.save()?;
         }
-    } else if saves_first(&setup.settings) {
+    } else if saves_first(&setup.settings.run, setup.settings.compression.as_ref()) {
         // If the optimizer's state is divided, the first replica needs this one's part for its first checkpoint.
         trainer.save()?;
     }
@@ -157,62 +132,4 @@ where
         Finish::Complete | Finish::EndedEarly => ExitCode::SUCCESS,
         Finish::Stopped => ExitCode::from(130),
     })
-}
-
-/// Disconnects from the processes that mpirun started, if any. A process that ends without it counts as failed.
-pub(crate) fn finish() {
-    mpi::finish();
-}
-
-/// The processes that mpirun started.
-#[cfg(feature = "mpi")]
-mod mpi {
-    use std::sync::{Arc, Mutex, PoisonError};
-    use std::time::Duration;
-
-    use anyhow::Result;
-    use kiln_parallel::{Communicator, Mpi};
-
-    /// The longest time that a process waits for another one.
-    const WAIT: Duration = Duration::from_secs(600);
-
-    static WORLD: Mutex<Option<Arc<Mpi>>> = Mutex::new(None);
-
-    pub(super) fn communicator() -> Result<Arc<dyn Communicator>> {
-        let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
-        let mpi = match world.take() {
-            Some(mpi) => mpi,
-            None => Arc::new(Mpi::init(WAIT)?),
-        };
-        Ok(world.insert(mpi).clone())
-    }
-
-    /// The number of this process, and the number of all processes.
-    pub(super) fn world() -> Result<(usize, usize)> {
-        let communicator = communicator()?;
-        Ok((communicator.rank(), communicator.replicas()))
-    }
-
-    pub(super) fn finish() {
-        drop(WORLD.lock().unwrap_or_else(PoisonError::into_inner).take());
-    }
-}
-
-#[cfg(not(feature = "mpi"))]
-mod mpi {
-    use std::sync::Arc;
-
-    use crate::usage::Usage;
-    use anyhow::{Result, bail};
-    use kiln_parallel::Communicator;
-
-    pub(super) fn communicator() -> Result<Arc<dyn Communicator>> {
-        bail!(Usage("--replicas mpi needs a build with --features mpi, as docs/parallelism.md says".into()))
-    }
-
-    pub(super) fn world() -> Result<(usize, usize)> {
-        communicator().map(|_| (0, 1))
-    }
-
-    pub(super) fn finish() {}
 }

@@ -8,30 +8,30 @@ use kiln_report::{MemoryPage, Picture, Prediction, Samples, Text};
 use kiln_training::{Finish, MemoryBudget, StageLoad, StagePlan, StepPlan, Task, Trainer};
 use serde_json::{Value, json};
 
-use super::directory::RunDirectory;
 use super::observe::Observer;
 use super::schedule::figures;
 use crate::output::path_json;
-use crate::pipelines::{ClassCounts, PipelineSettings, Setup};
+use crate::pipelines::{ClassCounts, Pipeline, Setup};
+use crate::run_directory::RunDirectory;
 
 /// The figures of a run as JSON.
-pub(super) fn results<T: Task, S: PipelineSettings>(
-    trainer: &Trainer<T>,
-    setup: &Setup<T::Batch, S>,
+pub(super) fn results<P: Pipeline>(
+    trainer: &Trainer<P>,
+    setup: &Setup<P>,
     observer: &Observer,
     directory: &RunDirectory,
     finish: Finish,
     metrics: &[(&'static str, f64)],
 ) -> Value {
     let state = trainer.state();
-    let batch = setup.settings.run().batch_size;
+    let batch = setup.settings.run.batch_size;
     let micro_batch = trainer.recovery().map_or(batch, |recovery| recovery.setting(batch, 0).micro_batch);
     let mut results = observer.results();
     results.insert("finished".into(), json!(finish != Finish::Stopped));
     results.insert("ended_early".into(), json!(finish == Finish::EndedEarly));
     if let Some(best) = trainer.progress().best {
         results.insert("best_step".into(), json!(best.step));
-        results.insert(format!("best_{}", S::METRIC), json!(best.value));
+        results.insert(format!("best_{}", P::METRIC), json!(best.value));
     }
     results.extend(metrics.iter().map(|(name, value)| ((*name).to_owned(), json!(value))));
     if let Some((class, accuracy)) = setup.class_counts.as_ref().and_then(ClassCounts::majority) {
@@ -71,13 +71,13 @@ pub(super) fn predicted_peak<T: Task>(trainer: &Trainer<T>) -> Option<u64> {
 }
 
 /// The predicted memory of a step beside the measured memory.
-pub(crate) fn report<T: Task, S: PipelineSettings>(
-    trainer: &Trainer<T>,
-    setup: &Setup<T::Batch, S>,
+pub(crate) fn report<P: Pipeline>(
+    trainer: &Trainer<P>,
+    setup: &Setup<P>,
     measured: Option<Measured>,
 ) -> Result<MemoryReport> {
     let mut report = MemoryReport::new(format!("{}: memory of a training step", setup.name));
-    let run = setup.settings.run();
+    let run = &setup.settings.run;
     let facts = |plan: &StepPlan| {
         [
             ("batch", plan.batch.to_string()),
@@ -100,7 +100,7 @@ pub(crate) fn report<T: Task, S: PipelineSettings>(
     let free = MemoryBudget::FractionOfFree(1.0).bytes(&trainer.device().clone().inner()).ok();
     let held = trainer.meter().map_or(0, |meter| meter.live_bytes());
     let report = report.with_limit(trainer.limit_bytes()).with_available(free.map(|free| free + held));
-    let report = report.with_suggestions(crate::remedies::suggestions(trainer));
+    let report = report.with_suggestions(crate::advice::suggestions(trainer));
     Ok(match measured {
         Some(measured) => report.with_measured(measured),
         None => report,

@@ -1,24 +1,8 @@
 //! Wrong input ends with one clear line, the right exit code, and nothing overwritten.
 
 use std::fs;
-use std::path::Path;
 
-use super::support::{fixture, output, stderr, text};
-
-/// Runs the program and checks its exit code and that its last line is an error that contains all `parts`.
-#[track_caller]
-fn refused(folder: &Path, arguments: &[&str], code: i32, parts: &[&str]) {
-    let output = output(folder, arguments);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
-    let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
-    assert_eq!(errors.len(), 1, "{arguments:?}: {text}");
-    assert!(!text.contains("panicked"), "{text}");
-    for part in parts {
-        assert!(errors[0].contains(part), "{arguments:?}: '{}' lacks '{part}'", errors[0]);
-    }
-    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
-}
+use super::support::{done, fixture, output, refused, results, stderr, text};
 
 #[test]
 fn data_that_is_not_there_or_not_data() {
@@ -155,7 +139,7 @@ fn configurations() {
     let refused_option = |option: &'static str, value: &'static str, parts: &[&str]| {
         refused(at, &["train", "resnet", "--config", "fine.toml", option, value], 2, parts);
     };
-    refused_option("--bad-samples", "ignore", &["command line", "ignore"]);
+    refused_option("--bad-samples", "ignore", &["--bad-samples", "ignore", "fail, skip:N"]);
     refused_option("--stem", "square", &["--stem", "square"]);
     fs::remove_file(at.join("fine.toml")).unwrap();
     assert_eq!(fs::read_dir(at).unwrap().count(), 5, "something was written");
@@ -168,7 +152,7 @@ fn runs_and_checkpoints() {
     let data = text(at, 8000);
     let data = data.to_str().unwrap();
     let run = ["train", "gpt", "--data", data, "--max-steps", "2", "--context", "16", "--out", "run"];
-    assert!(output(at, &run).status.success());
+    done(at, &run);
 
     // Nothing is overwritten, and a directory that cannot be resumed is reported.
     refused(at, &run, 2, &["'run'", "not an empty directory", "--resume"]);
@@ -188,24 +172,19 @@ fn runs_and_checkpoints() {
     let elsewhere = tempfile::tempdir().unwrap();
     fs::write(at.join("data.toml"), "[run]\ndata = \"text.txt\"\n").unwrap();
     let named = ["train", "gpt", "--config", "data.toml", "--max-steps", "1", "--context", "16", "--out", "named"];
-    assert!(output(at, &named).status.success());
+    done(at, &named);
     let named = at.join("named");
-    let evaluated = output(elsewhere.path(), &["eval", "gpt", "--checkpoint", named.to_str().unwrap()]);
-    assert!(evaluated.status.success(), "{}", stderr(&evaluated));
+    done(elsewhere.path(), &["eval", "gpt", "--checkpoint", named.to_str().unwrap()]);
 
     // Other data than the run began with, from another directory.
     fs::write(data, fs::read_to_string(data).unwrap().repeat(2)).unwrap();
     let run_path = at.join("run");
     refused(elsewhere.path(), &["train", "gpt", "--resume", run_path.to_str().unwrap()], 1, &["the data has changed"]);
     text(at, 8000);
-    assert!(output(elsewhere.path(), &["train", "gpt", "--resume", run_path.to_str().unwrap()]).status.success());
+    done(elsewhere.path(), &["train", "gpt", "--resume", run_path.to_str().unwrap()]);
 
     // The run's own checkpoint, its directory, and its safetensors file all evaluate to the same.
-    let figure = |checkpoint: &str| {
-        let output = output(at, &["eval", "gpt", "--checkpoint", checkpoint, "--json"]);
-        assert!(output.status.success(), "{}", stderr(&output));
-        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["bits_per_byte"].as_f64().unwrap()
-    };
+    let figure = |checkpoint: &str| results(at, &["eval", "gpt", "--checkpoint", checkpoint])["bits_per_byte"].clone();
     let expected = figure("run");
     assert_eq!(figure("run/checkpoints/step-00000002"), expected);
     assert_eq!(figure("run/model.safetensors"), expected);

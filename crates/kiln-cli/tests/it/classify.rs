@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::support::{fixture, output, stderr};
+use super::support::{config, done, fixture, output, refused, stderr, weights};
 
 /// Writes one photograph as two classes, with a part for training and a part for evaluation.
 pub(crate) fn photos(folder: &Path) {
@@ -27,16 +27,13 @@ fn every_family_is_trained_resumed_and_evaluated() {
         let run = ["train", "classify", "--model", model, "--data", "photos", "--out", model, "--epochs", "1"];
         let run = [run.as_slice(), &["--image-size", "32", "--batch-size", "2"]].concat();
         let smaller: &[&str] = if model.starts_with("mobilenet") { &["--width", "0.1"] } else { &[] };
-        let trained = output(at, &[&*run, smaller].concat());
-        assert!(trained.status.success(), "{}", stderr(&trained));
-        let settings = fs::read_to_string(at.join(model).join("config.toml")).unwrap();
+        done(at, &[&*run, smaller].concat());
+        let settings = config(&at.join(model));
         assert!(settings.contains(&format!("name = \"{model}\"")), "{settings}");
         // It has come to its end: nothing is left to do.
-        let resumed = output(at, &["train", "classify", "--resume", model]);
-        assert!(resumed.status.success(), "{}", stderr(&resumed));
+        done(at, &["train", "classify", "--resume", model]);
         let checkpoint = format!("{model}/model.safetensors");
-        let evaluated = output(at, &["eval", "classify", "--checkpoint", &checkpoint]);
-        assert!(evaluated.status.success(), "{}", stderr(&evaluated));
+        let evaluated = done(at, &["eval", "classify", "--checkpoint", &checkpoint]);
         assert!(stderr(&evaluated).contains("test_accuracy"), "{}", stderr(&evaluated));
     }
 }
@@ -57,9 +54,8 @@ fn small_files_are_trained_at_their_size_and_gray_ones_as_gray_on_request() {
     }
     let train = ["train", "classify", "--data", "shades", "--batch-size", "64", "--width", "4", "--max-steps", "2"];
     let trained = |out: &str, options: &[&str]| {
-        let trained = output(at, &[&train[..], &["--out", out], options].concat());
-        assert!(trained.status.success(), "{}", stderr(&trained));
-        let settings: toml::Table = fs::read_to_string(at.join(out).join("config.toml")).unwrap().parse().unwrap();
+        let trained = done(at, &[&train[..], &["--out", out], options].concat());
+        let settings: toml::Table = config(&at.join(out)).parse().unwrap();
         (stderr(&trained), settings)
     };
     let (said, settings) = trained("rgb", &[]);
@@ -83,31 +79,25 @@ fn small_files_are_trained_at_their_size_and_gray_ones_as_gray_on_request() {
         &["predict", "gray", "shades/val"],
         &["compress", "quantize", "gray", "--out", "integers"],
     ] {
-        let done = output(at, arguments);
-        assert!(done.status.success(), "{arguments:?}: {}", stderr(&done));
+        done(at, arguments);
     }
     let begun = output(at, &[&train[..], &["--init", "gray", "--out", "no"]].concat());
     assert!(stderr(&begun).contains("--channels 1"), "{}", stderr(&begun));
-    let refused = output(at, &["train", "classify", "--channels", "3"]); // IDX files of gray images
-    assert!(refused.status.code() == Some(2) && stderr(&refused).contains("channels is 3"), "{}", stderr(&refused));
+    refused(at, &["train", "classify", "--channels", "3"], 2, &["channels is 3"]); // IDX files of gray images
 }
 
 #[test]
 fn a_run_of_another_pipeline_is_refused_with_the_command_for_it() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let trained = output(at, &["train", "classify", "--max-steps", "1", "--width", "4", "--out", "run"]);
-    assert!(trained.status.success(), "{}", stderr(&trained));
+    done(at, &["train", "classify", "--max-steps", "1", "--width", "4", "--out", "run"]);
     for arguments in [
         &["train", "gpt", "--resume", "run"][..],
         &["train", "segment", "--from", "run"],
         &["eval", "gpt", "--checkpoint", "run"],
         &["eval", "segment", "--checkpoint", "run"],
     ] {
-        let refused = output(at, arguments);
-        let said = stderr(&refused);
-        assert_eq!(refused.status.code(), Some(2), "{arguments:?}: {said}");
-        assert!(said.contains("is of an image classifier") && said.contains("train classify"), "{said}");
+        refused(at, arguments, 2, &["is of an image classifier", "train classify"]);
     }
 }
 
@@ -119,9 +109,8 @@ fn mixed_erased_and_dropped_runs_have_the_same_numbers_however_they_are_taken() 
     let run = |name: &str, options: &[&str]| {
         let run = ["train", "classify", "--model", "vit_tiny", "--data", "photos", "--out", name, "--image-size", "16"];
         let run = [&run, ["--batch-size", "4", "--micro-batch", "2", "--epochs", "3"].as_slice(), options].concat();
-        let trained = output(at, &run);
-        assert!(trained.status.success(), "{}", stderr(&trained));
-        fs::read(at.join(name).join("model.safetensors")).unwrap()
+        done(at, &run);
+        weights(&at.join(name))
     };
     let on = ["--mixup", "0.8", "--cutmix", "1", "--erase", "0.5", "--drop-path", "0.5"];
     let expected = run("on", &on);
@@ -134,8 +123,8 @@ fn mixed_erased_and_dropped_runs_have_the_same_numbers_however_they_are_taken() 
         assert!(settings.contains(line), "{line} in {settings}");
     }
     for option in ["--mixup", "--cutmix", "--erase", "--drop-path"] {
-        let refused = output(at, &["train", "classify", "--resume", "on", option, "0.2"]);
-        assert!(stderr(&refused).contains(&format!("{option} cannot change")), "{}", stderr(&refused));
+        let parts = [format!("{option} cannot change")];
+        refused(at, &["train", "classify", "--resume", "on", option, "0.2"], 2, &[&parts[0]]);
     }
 }
 
@@ -151,9 +140,7 @@ fn what_does_not_fit_a_network_is_refused() {
         (&["--width", "2.5"], ["--width", "2.5"]),
         (&["--model", "mobilenet_v2", "--width", "0"], ["width is 0", "above 0"]),
     ] {
-        let refused = output(folder.path(), &[&["train", "classify"], options].concat());
-        let text = stderr(&refused);
-        assert!(!refused.status.success() && expected.iter().all(|part| text.contains(part)), "{options:?}: {text}");
+        refused(folder.path(), &[&["train", "classify"], options].concat(), 2, &expected);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "something was written");
     }
 }

@@ -5,15 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::support::{output, stderr, text};
-
-/// The results of a command that succeeds.
-fn results(folder: &Path, arguments: &[&str]) -> Value {
-    let output = output(folder, &[arguments, &["--json"]].concat());
-    assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
-    let text = String::from_utf8(output.stdout).unwrap();
-    serde_json::from_str(text.lines().last().unwrap()).unwrap()
-}
+use super::support::{done, output, results, stderr, text, weights};
 
 fn number(results: &Value, name: &str) -> f64 {
     results[name].as_f64().unwrap_or_else(|| panic!("no {name} in {results}"))
@@ -22,8 +14,7 @@ fn number(results: &Value, name: &str) -> f64 {
 /// A short run of the default network, narrower.
 fn classifier(folder: &Path) {
     let run = ["train", "resnet", "--width", "8", "--max-steps", "16", "--batch-size", "32", "--out", "run"];
-    let trained = output(folder, &run);
-    assert!(trained.status.success(), "{}", stderr(&trained));
+    done(folder, &run);
 }
 
 /// `eval` gives what the command gave.
@@ -88,11 +79,11 @@ fn a_classifier_is_made_smaller_in_every_way() {
         );
     }
     // A run that was killed before its first step goes on from the weights that it began with.
-    let finished = fs::read(at.join("pruned/model.safetensors")).unwrap();
+    let finished = weights(&at.join("pruned"));
     fs::remove_dir_all(at.join("pruned/checkpoints/step-00000006")).unwrap();
     let resumed = output(at, &["train", "classify", "--resume", "pruned"]);
     assert!(stderr(&resumed).contains("step-00000000"), "{}", stderr(&resumed));
-    assert!(fs::read(at.join("pruned/model.safetensors")).unwrap() == finished);
+    assert!(weights(&at.join("pruned")) == finished);
     // A smaller model is a run like any other: it can be made smaller again, and it has come to its end.
     let twice = results(at, &["compress", "quantize", "shrunk", "--out", "twice"]);
     check_evaluation(at, "classify", "twice", "test_accuracy", &twice);

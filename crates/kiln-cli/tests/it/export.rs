@@ -5,12 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::support::{fixture, output, stderr, text};
-
-fn done(folder: &Path, arguments: &[&str]) {
-    let output = output(folder, arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
-}
+use super::support::{done, fixture, output, refused, text, weights};
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
@@ -36,7 +31,7 @@ fn a_classifier_has_weights_labels_preprocessing_and_lines_of_python() {
     let out = at.join("run/export");
     let exported = tensors(&out.join("model.safetensors"));
     assert_eq!(exported["conv1.weight"]["shape"], json!([4, 1, 7, 7]));
-    assert_eq!(fs::read(out.join("model.safetensors")).unwrap(), fs::read(at.join("run/model.safetensors")).unwrap());
+    assert_eq!(fs::read(out.join("model.safetensors")).unwrap(), weights(&at.join("run")));
     assert_eq!(parsed(&out.join("labels.json"))["id2label"]["9"], "Ankle boot");
     let preprocessing = parsed(&out.join("preprocessor_config.json"));
     assert_eq!((&preprocessing["crop_size"]["height"], &preprocessing["image_mean"]), (&json!(28), &json!([0.286])));
@@ -45,9 +40,7 @@ fn a_classifier_has_weights_labels_preprocessing_and_lines_of_python() {
     assert!(read(&out.join("model.py")).contains("_make_layer(block, 32, 2, stride=2)"));
     assert!(!out.join("config.json").exists());
     // What is there stays.
-    let refused = output(at, &["export", "run"]);
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("run/export' exists"), "{}", stderr(&refused));
+    refused(at, &["export", "run"], 2, &["run/export' exists"]);
     done(at, &["export", "run/model.safetensors", "--out", "again"]);
     assert_eq!(read(&at.join("again/README.md")), read(&out.join("README.md")));
 
@@ -56,17 +49,14 @@ fn a_classifier_has_weights_labels_preprocessing_and_lines_of_python() {
     fs::remove_dir_all(at.join("run/checkpoints/best")).unwrap();
     fs::rename(at.join("other/checkpoints/best"), at.join("run/checkpoints/best")).unwrap();
     done(at, &["export", "run", "--best", "--out", "best"]);
-    let model = |run: &str| fs::read(at.join(run).join("model.safetensors")).unwrap();
+    let model = |run: &str| weights(&at.join(run));
     assert!(model("best") == model("other") && model("best") != model("run"));
     assert_eq!(parsed(&at.join("best/labels.json")), parsed(&out.join("labels.json")));
 
     for (format, expected) in [("onnx", ["no library writes", "README.md"]), ("gguf", ["'gguf'", "safetensors"])] {
-        let refused = output(at, &["export", "run", "--format", format, "--out", "no"]);
-        assert_eq!(refused.status.code(), Some(2));
-        assert!(expected.iter().all(|part| stderr(&refused).contains(part)), "{}", stderr(&refused));
+        refused(at, &["export", "run", "--format", format, "--out", "no"], 2, &expected);
     }
-    let refused = output(at, &["export", "run/model.safetensors"]);
-    assert!(stderr(&refused).contains("expected --out"), "{}", stderr(&refused));
+    refused(at, &["export", "run/model.safetensors"], 2, &["expected --out"]);
     assert!(!at.join("no").exists());
 }
 

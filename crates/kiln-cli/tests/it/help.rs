@@ -1,11 +1,10 @@
 //! The help of every command, the words that options take, and what a wrong word is answered with.
 
-use std::fs;
 use std::path::Path;
 
 use clap::{Arg, Command, Subcommand};
 
-use super::support::{kiln, output, stderr, text};
+use super::support::{config, done, kiln, output, stderr, text};
 
 /// Options whose help says no default: without them nothing is done, or nothing is given.
 const WITHOUT_DEFAULT: [&str; 10] =
@@ -124,9 +123,8 @@ fn a_command_lists_only_what_it_takes() {
 
 /// The settings that a run of one step writes down.
 fn settings(folder: &Path, out: &str, arguments: &[&str]) -> toml::Table {
-    let run = output(folder, &[arguments, &["--max-steps", "1", "--out", out]].concat());
-    assert!(run.status.success(), "{arguments:?}: {}", stderr(&run));
-    fs::read_to_string(folder.join(out).join("config.toml")).unwrap().parse().unwrap()
+    done(folder, &[arguments, &["--max-steps", "1", "--out", out]].concat());
+    config(&folder.join(out)).parse().unwrap()
 }
 
 #[test]

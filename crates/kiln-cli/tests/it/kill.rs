@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use super::support::{kiln, output, stderr, text};
+use super::support::{done, kiln, output, stderr, text, weights};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -54,8 +54,7 @@ fn killed_and_resumed_again_and_again_the_curve_is_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let data = text(folder.path(), 8000);
     let data = data.to_str().unwrap();
-    let whole = output(folder.path(), &train_hard(data, "whole"));
-    assert!(whole.status.success(), "{}", stderr(&whole));
+    done(folder.path(), &train_hard(data, "whole"));
     let expected = metrics(&folder.path().join("whole"));
     assert!(expected.len() > 60, "{} lines", expected.len());
 
@@ -65,15 +64,13 @@ fn killed_and_resumed_again_and_again_the_curve_is_the_same() {
         kills += usize::from(kill_at(folder.path(), &["train", "gpt", "--resume", "killed"], &run, lines));
     }
     assert!(kills >= 4, "only {kills} kills hit a running process");
-    let last = output(folder.path(), &["train", "gpt", "--resume", "killed", "--json"]);
-    assert!(last.status.success(), "{}", stderr(&last));
+    let last = done(folder.path(), &["train", "gpt", "--resume", "killed", "--json"]);
     assert_eq!(metrics(&run), expected);
-    let model = |run: &str| fs::read(folder.path().join(run).join("model.safetensors")).unwrap();
+    let model = |run: &str| weights(&folder.path().join(run));
     assert!(model("killed") == model("whole"), "the final weights differ");
 
     // Resuming a run that is complete measures it again and changes nothing.
-    let again = output(folder.path(), &["train", "gpt", "--resume", "killed", "--json"]);
-    assert!(again.status.success(), "{}", stderr(&again));
+    let again = done(folder.path(), &["train", "gpt", "--resume", "killed", "--json"]);
     assert_eq!(metrics(&run), expected);
     let figure = |output: &std::process::Output| {
         let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -83,16 +80,14 @@ fn killed_and_resumed_again_and_again_the_curve_is_the_same() {
 
     // The best checkpoint is that of the run without kills.
     let best = |run: &str| {
-        let evaluated = output(folder.path(), &["eval", "gpt", "--checkpoint", run, "--best", "--json"]);
-        assert!(evaluated.status.success(), "{}", stderr(&evaluated));
+        let evaluated = done(folder.path(), &["eval", "gpt", "--checkpoint", run, "--best", "--json"]);
         figure(&evaluated)
     };
     assert_eq!(best("killed"), best("whole"));
     assert!(best("whole") <= figure(&last));
 
     // Measured from its checkpoint, in the precision of the run, it is the same model.
-    let evaluated = output(folder.path(), &["eval", "gpt", "--checkpoint", "killed", "--json"]);
-    assert!(evaluated.status.success(), "{}", stderr(&evaluated));
+    let evaluated = done(folder.path(), &["eval", "gpt", "--checkpoint", "killed", "--json"]);
     assert_eq!(figure(&evaluated), figure(&last));
 }
 
@@ -115,13 +110,11 @@ fn killed_at_fifty_random_moments_the_curve_is_the_same() {
     let begun = Instant::now();
     let optimizers = ["adamw", "adamw8bit"]; // one for each worker, which are told apart by their seeds
     for optimizer in optimizers {
-        let whole = output(folder, &train_little(data, optimizer, optimizer));
-        assert!(whole.status.success(), "{}", stderr(&whole));
+        done(folder, &train_little(data, optimizer, optimizer));
     }
     // From the start of a process to its end, with two of them at work.
     let lifetime = begun.elapsed().mul_f64(0.75);
-    let result =
-        |run: &str| (metrics(&folder.join(run)), fs::read(folder.join(run).join("model.safetensors")).unwrap());
+    let result = |run: &str| (metrics(&folder.join(run)), weights(&folder.join(run)));
 
     // Runs until so many of them were killed: where each was, and whether there was something to resume.
     let kill_some = |seed: u64| {
@@ -195,8 +188,7 @@ fn interrupted_from_the_keyboard_a_run_saves_and_says_how_to_go_on() {
     let mut quiet = kiln(folder.path(), &["train", "gpt", "--resume", "run"]).stderr(Stdio::piped()).spawn().unwrap();
     drop(quiet.stderr.take());
     assert!(quiet.wait().unwrap().success());
-    let rest = output(folder.path(), &["train", "gpt", "--resume", "run"]);
-    assert!(rest.status.success(), "{}", stderr(&rest));
+    done(folder.path(), &["train", "gpt", "--resume", "run"]);
     let whole = output(folder.path(), &train(data.to_str().unwrap(), "whole"));
     assert!(whole.status.success());
     assert_eq!(metrics(&run), metrics(&folder.path().join("whole")));

@@ -2,15 +2,14 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what goes wrong")]
 
 mod bad_input;
-mod begin;
 mod classify;
 mod completions;
 mod compress;
 mod export;
 #[cfg(unix)]
 mod fetch;
-mod goes_on;
 mod help;
+mod initial_weights;
 #[cfg(unix)]
 mod kill;
 #[cfg(feature = "mpi")]
@@ -24,6 +23,7 @@ mod predict;
 mod progress;
 #[cfg(unix)]
 mod report;
+mod resume;
 mod runs;
 mod sample;
 mod segment;

@@ -9,7 +9,7 @@ use std::process::Output;
 use serde_json::Value;
 
 use super::predict::photos;
-use super::support::{fixture, kiln, output, stderr, text};
+use super::support::{done, fixture, kiln, output, segmentation, stderr, text};
 
 /// A name that is not UTF-8: `café` in Latin-1, and `end`.
 fn latin1(end: &str) -> OsString {
@@ -47,8 +47,7 @@ fn a_path_that_no_settings_can_hold_is_refused_before_anything_runs() {
     fs::create_dir(at.join(latin1(".data"))).unwrap();
     fs::copy(at.join("text.txt"), at.join(latin1(".txt"))).unwrap();
     let gpt = ["train", "gpt", "--data", "text.txt", "--out"];
-    let trained = output(at, &[&gpt[..], &["run"], &SMALL].concat());
-    assert!(trained.status.success(), "{}", stderr(&trained));
+    done(at, &[&gpt[..], &["run"], &SMALL].concat());
     let files = fs::read_dir(at).unwrap().count();
     let calls: [(&[&str], &OsStr, &[&str]); 8] = [
         (&gpt, &bad, &SMALL),
@@ -78,8 +77,7 @@ fn paths_that_are_not_utf8_are_written_with_the_replacement_character() {
     let at = folder.path();
     text(at, 4000);
     let (run, shown) = (latin1(""), "caf\u{fffd}");
-    let trained = output(at, &[&["train", "gpt", "--data", "text.txt", "--out", "run"][..], &SMALL].concat());
-    assert!(trained.status.success(), "{}", stderr(&trained));
+    done(at, &[&["train", "gpt", "--data", "text.txt", "--out", "run"][..], &SMALL].concat());
     fs::rename(at.join("run"), at.join(&run)).unwrap();
 
     let resumed = with_path(at, &["train", "gpt", "--resume"], &run, &["--max-steps", "2", "--json"]);
@@ -100,11 +98,7 @@ fn paths_that_are_not_utf8_are_written_with_the_replacement_character() {
 fn pictures_and_images_may_have_names_that_are_not_utf8() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    fs::write(at.join("small.toml"), "[model]\ndecoder = [8, 8, 8, 8, 4]\n").unwrap();
-    let run = ["train", "segment", "--out", "run", "--max-steps", "1", "--batch-size", "2", "--tile", "96"];
-    let small = ["--overlap", "0", "--encoder", "mobilenet_v2", "--width", "0.1", "--config", "small.toml"];
-    let trained = output(at, &[&run[..], &small].concat());
-    assert!(trained.status.success(), "{}", stderr(&trained));
+    segmentation(at, &[]);
     let images = fixture("segmentation/test/images");
     let image = fs::read_dir(images).unwrap().next().unwrap().unwrap().path();
     fs::copy(image, at.join(latin1(".tif"))).unwrap();
@@ -129,12 +123,10 @@ fn a_name_is_one_line_and_controls_no_terminal() {
     let bad = at.join("photos/train/red/bad\n\u{1b}]0;title\u{7}\u{9b}2J.png");
     fs::write(&bad, "no image").unwrap();
     let run = ["train", "classify", "--data", "photos", "--out", "run", "--image-size", "32", "--batch-size", "4"];
-    let trained = output(at, &[&run[..], &["--width", "8", "--epochs", "1", "--bad-samples", "skip:1"]].concat());
-    assert!(trained.status.success(), "{}", stderr(&trained));
+    let trained = done(at, &[&run[..], &["--width", "8", "--epochs", "1", "--bad-samples", "skip:1"]].concat());
     assert_plain(&trained.stderr);
     assert!(stderr(&trained).contains("red/bad\\n\\u{1b}]0;title\\u{7}\\u{9b}2J.png"), "{}", stderr(&trained));
-    let loaded = output(at, &["load", "photos", "--bad-samples", "skip:1", "--json"]);
-    assert!(loaded.status.success(), "{}", stderr(&loaded));
+    let loaded = done(at, &["load", "photos", "--bad-samples", "skip:1", "--json"]);
     assert_plain(&loaded.stderr);
     let failed = output(at, &["load", "photos"]);
     assert_eq!((failed.status.code(), stderr(&failed).lines().count()), (Some(1), 1), "{}", stderr(&failed));
@@ -167,8 +159,7 @@ fn a_name_is_one_line_and_controls_no_terminal() {
     assert_plain(&runs.stderr);
     let table = String::from_utf8_lossy(&runs.stdout).into_owned();
     assert!(table.lines().count() == 2 && table.contains("run\\n\\u{1b}[1m"), "{table}");
-    let quoted = output(at, &["plan", "classify", "--data", "a\n\u{1b}b", "--memory", "1GiB"]);
-    assert!(quoted.status.success(), "{}", stderr(&quoted));
+    let quoted = done(at, &["plan", "classify", "--data", "a\n\u{1b}b", "--memory", "1GiB"]);
     assert_plain(&quoted.stdout);
     assert!(String::from_utf8_lossy(&quoted.stdout).contains("$'a\\u000a\\u001bb'"));
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use super::support::{kiln, output, stderr, text};
+use super::support::{config, done, kiln, lines, refused, stderr, text, weights};
 
 fn train<'a>(data: &'a str, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let run = ["train", "gpt", "--data", data, "--out", out, "--seed", "3", "--save-every", "4"];
@@ -13,14 +13,9 @@ fn train<'a>(data: &'a str, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     run.into_iter().chain(model).chain(more.iter().copied()).collect()
 }
 
-fn model(run: &Path) -> Vec<u8> {
-    fs::read(run.join("model.safetensors")).unwrap()
-}
-
 fn losses(run: &Path) -> Vec<f64> {
-    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    lines.filter(|line| line["kind"] == "step").map(|line| line["loss"].as_f64().unwrap()).collect()
+    let steps = lines(&run.join("metrics.jsonl")).into_iter().filter(|line| line["kind"] == "step");
+    steps.map(|line| line["loss"].as_f64().unwrap()).collect()
 }
 
 #[test]
@@ -30,9 +25,8 @@ fn replicas_and_stages_give_the_weights_of_a_run_without() {
     let data = text(at, 8000);
     let data = data.to_str().unwrap();
     let run = |out: &str, more: &[&str]| {
-        let done = output(at, &train(data, out, &[&["--max-steps", "12"], more].concat()));
-        assert!(done.status.success(), "{more:?}: {}", stderr(&done));
-        (model(&at.join(out)), losses(&at.join(out)))
+        done(at, &train(data, out, &[&["--max-steps", "12"], more].concat()));
+        (weights(&at.join(out)), losses(&at.join(out)))
     };
     let halves = run("halves", &["--micro-batch", "2"]);
     for (out, more) in [
@@ -52,14 +46,13 @@ fn replicas_and_stages_give_the_weights_of_a_run_without() {
     for step in ["step-00000012", "step-00000008"] {
         fs::remove_dir_all(killed.join("checkpoints").join(step)).unwrap();
     }
-    let rest = output(at, &["train", "gpt", "--resume", "whole", "--replicas", "2", "--stages", "2"]);
-    assert!(rest.status.success(), "{}", stderr(&rest));
+    done(at, &["train", "gpt", "--resume", "whole", "--replicas", "2", "--stages", "2"]);
     let again = losses(&killed);
     assert_eq!(again[..4], expected.1[..4]);
     for (again, expected) in again.iter().zip(&expected.1) {
         assert!((again - expected).abs() < 1e-4 * expected, "{again}, expected {expected}");
     }
-    let config = fs::read_to_string(killed.join("config.toml")).unwrap();
+    let config = config(&killed);
     assert!(config.contains("[run.parallel]") && config.contains("replicas = \"4\""), "{config}");
 }
 
@@ -106,19 +99,10 @@ fn options_that_cannot_be_are_refused() {
         (&["--stages", "flex,flex", "--replicas", "2"], &["--stages names devices"]),
         (&["--stages", "tpu:0,tpu:1"], &["tpu:0"]),
     ] {
-        let refused = output(at, &train(data, "run", more));
-        let text = stderr(&refused);
-        assert_eq!(refused.status.code(), Some(2), "{more:?}: {text}");
-        assert!(parts.iter().all(|part| text.contains(part)), "{more:?}: {text}");
-        assert!(!text.contains("panicked"), "{text}");
+        refused(at, &train(data, "run", more), 2, parts);
         assert!(!at.join("run").exists(), "{more:?}: a run directory was made for nothing");
     }
-    let refused = output(at, &["train", "segment", "--replicas", "2"]);
-    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    refused(at, &["train", "segment", "--replicas", "2"], 2, &["--replicas"]);
     #[cfg(not(feature = "mpi"))]
-    {
-        let refused = output(at, &train(data, "run", &["--replicas", "mpi"]));
-        assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
-        assert!(stderr(&refused).contains("docs/parallelism.md"));
-    }
+    refused(at, &train(data, "run", &["--replicas", "mpi"]), 2, &["docs/parallelism.md"]);
 }

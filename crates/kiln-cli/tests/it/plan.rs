@@ -4,14 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::support::{output, stderr, text};
+use super::support::{config, output, stderr, stdout, text};
 use serde_json::Value;
-
-fn stdout(folder: &Path, arguments: &[&str]) -> String {
-    let output = output(folder, arguments);
-    assert!(output.status.success(), "{}", stderr(&output));
-    String::from_utf8(output.stdout).unwrap()
-}
 
 const SMALL: [&str; 10] =
     ["plan", "gpt", "--model", "gpt-tiny", "--context", "64", "--vocab", "256", "--precision", "f32"];
@@ -57,7 +51,7 @@ fn run_settings(folder: &Path, command: &str, out: &str) -> toml::Table {
     let command = format!("{command} --max-steps 1 --out {out}");
     let run = Command::new("sh").args(["-c", &command]).current_dir(folder).output().unwrap();
     assert!(run.status.success(), "{command}: {}", stderr(&run));
-    let text = fs::read_to_string(folder.join(out).join("config.toml")).unwrap();
+    let text = config(&folder.join(out));
     text.parse::<toml::Table>().unwrap()["run"].as_table().unwrap().clone()
 }
 
@@ -186,7 +180,7 @@ fn a_run_in_stages_shows_its_schedule_and_what_each_device_holds() {
     assert!(page.contains("Schedule of the last step") && page.contains("color-scheme"));
     let memory = fs::read_to_string(at.join("run/memory.html")).unwrap();
     assert!(memory.contains("stage 1, predicted"), "{memory}");
-    assert!(fs::read_to_string(at.join("run/config.toml")).unwrap().contains("micro_batch = 2"));
+    assert!(config(&at.join("run")).contains("micro_batch = 2"));
 
     let memory = [&["memory", "gpt"], &settings[..], &["--stages", "2", "--json", "--out", "memory"]].concat();
     let memory: Value = serde_json::from_str(&stdout(at, &memory)).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::support::{fixture, output, stderr};
+use super::support::{done, fixture, json_lines, output, refused, results, segmentation, stderr, stdout};
 
 /// Two classes of plain images that are easily distinguished; each image is of one class. They are in `folder`/photos.
 pub(super) fn photos(folder: &Path) {
@@ -21,7 +21,7 @@ pub(super) fn photos(folder: &Path) {
     }
 }
 
-fn lines(output: &std::process::Output) -> Vec<Value> {
+fn told(output: &std::process::Output) -> Vec<Value> {
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -32,14 +32,10 @@ fn a_classifier_tells_classes_as_its_evaluation_does() {
     let at = folder.path();
     photos(at);
     let run = ["train", "classify", "--data", "photos", "--out", "run", "--image-size", "32", "--batch-size", "4"];
-    let trained = output(at, &[&run[..], &["--width", "8", "--epochs", "3"]].concat());
-    assert!(trained.status.success(), "{}", stderr(&trained));
-    let evaluated = output(at, &["eval", "classify", "--checkpoint", "run", "--json"]);
-    let accuracy = lines(&evaluated)[0]["test_accuracy"].as_f64().unwrap();
+    done(at, &[&run[..], &["--width", "8", "--epochs", "3"]].concat());
+    let accuracy = results(at, &["eval", "classify", "--checkpoint", "run"])["test_accuracy"].as_f64().unwrap();
 
-    let predicted = output(at, &["predict", "run", "photos/val", "--json", "--batch-size", "3"]);
-    assert!(predicted.status.success(), "{}", stderr(&predicted));
-    let found = lines(&predicted);
+    let found = json_lines(at, &["predict", "run", "photos/val", "--batch-size", "3"]);
     let files: Vec<&str> = found.iter().map(|line| line["file"].as_str().unwrap()).collect();
     assert_eq!(files.len(), 16);
     assert!(files.is_sorted(), "{files:?}");
@@ -55,13 +51,12 @@ fn a_classifier_tells_classes_as_its_evaluation_does() {
 
     // The best checkpoint is the newest, or one that is equally good.
     let best = output(at, &["predict", "run", "photos/val/red/1.png", "--json", "--best"]);
-    assert_eq!(lines(&best)[0]["classes"][0]["class"], "red", "{}", stderr(&best));
+    assert_eq!(told(&best)[0]["classes"][0]["class"], "red", "{}", stderr(&best));
     let file = output(at, &["predict", "run/model.safetensors", "photos/val/red/1.png", "--best"]);
     assert!(file.status.code() == Some(2) && stderr(&file).contains("is no run directory"), "{}", stderr(&file));
 
     // Text: a line for each image, with as many classes as are asked for.
-    let told = output(at, &["predict", "run", "photos/val/red/1.png", "--top", "1"]);
-    let text = String::from_utf8(told.stdout).unwrap();
+    let text = stdout(at, &["predict", "run", "photos/val/red/1.png", "--top", "1"]);
     assert!(text.starts_with("photos/val/red/1.png: ") && !text.contains(','), "{text}");
 
     // Unreadable images are named, and the others are reported.
@@ -71,7 +66,7 @@ fn a_classifier_tells_classes_as_its_evaluation_does() {
     fs::write(at.join("mixed/notes.txt"), "left out").unwrap();
     let mixed = output(at, &["predict", "run", "mixed", "absent.jpg", "--json"]);
     assert_eq!(mixed.status.code(), Some(1));
-    let (text, found) = (stderr(&mixed), lines(&mixed));
+    let (text, found) = (stderr(&mixed), told(&mixed));
     assert!(
         text.contains("error: 2 of 3 images could not be predicted")
             && text.contains("extension of an image format are skipped: 1"),
@@ -87,12 +82,9 @@ fn a_classifier_tells_classes_as_its_evaluation_does() {
         (&["run", "photos", "--batch-size", "0"], 2, &["--batch-size is 0"]),
         (&["run", "none"], 2, &["no image in 'none'", ".jpg"]),
         (&["absent", "photos"], 1, &["absent", "no such file"]),
-        (&["run"], 2, &["IMAGE"]),
+        (&["run"], 2, &["required arguments were not provided"]),
     ] {
-        let refused = output(at, &[&["predict"], arguments].concat());
-        let text = stderr(&refused);
-        assert_eq!(refused.status.code(), Some(code), "{arguments:?}: {text}");
-        assert!(refused.stdout.is_empty() && parts.iter().all(|part| text.contains(part)), "{arguments:?}: {text}");
+        refused(at, &[&["predict"], arguments].concat(), code, parts);
     }
 }
 
@@ -100,11 +92,7 @@ fn a_classifier_tells_classes_as_its_evaluation_does() {
 fn a_segmentation_draws_classes_and_tells_their_shares() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    fs::write(at.join("small.toml"), "[model]\ndecoder = [8, 8, 8, 8, 4]\n").unwrap();
-    let run = ["train", "segment", "--out", "run", "--max-steps", "2", "--batch-size", "2", "--tile", "96"];
-    let small = ["--overlap", "0", "--encoder", "mobilenet_v2", "--width", "0.1", "--config", "small.toml"];
-    let trained = output(at, &[&run[..], &small].concat());
-    assert!(trained.status.success(), "{}", stderr(&trained));
+    segmentation(at, &[]);
 
     let images = fixture("segmentation/test/images");
     let images = images.to_str().unwrap();
@@ -113,7 +101,7 @@ fn a_segmentation_draws_classes_and_tells_their_shares() {
     let text = stderr(&predicted);
     assert_eq!(predicted.status.code(), Some(1), "{text}");
     assert!(text.contains("'gray.png' has 1 band,") && text.contains("1 of 3 images"), "{text}");
-    let found = lines(&predicted);
+    let found = told(&predicted);
     assert_eq!(found.len(), 3);
     for line in &found[..2] {
         let classes = line["classes"].as_array().unwrap();
@@ -128,9 +116,7 @@ fn a_segmentation_draws_classes_and_tells_their_shares() {
         assert!(black > 20, "{line}: {black} pixels of letters");
     }
     // Input files are not replaced.
-    let refused = output(at, &["predict", "run", "gray.png", "--out", "."]);
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("is an image that is read"), "{}", stderr(&refused));
+    refused(at, &["predict", "run", "gray.png", "--out", "."], 2, &["is an image that is read"]);
 }
 
 #[test]
@@ -140,8 +126,5 @@ fn a_decoder_predicts_no_images() {
     let data = super::support::text(at, 20_000);
     let run = ["train", "gpt", "--data", data.to_str().unwrap(), "--out", "run", "--context", "8", "--max-steps", "1"];
     assert!(output(at, &run).status.success());
-    let refused = output(at, &["predict", "run", "x.png"]);
-    assert_eq!(refused.status.code(), Some(2));
-    let text = stderr(&refused);
-    assert!(text.contains("a decoder of text") && text.contains("sample run"), "{text}");
+    refused(at, &["predict", "run", "x.png"], 2, &["a decoder of text", "sample run"]);
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use super::support::{fixture, kiln, output, stderr, text};
+use super::support::{done, fixture, kiln, lines, output, stderr, text};
 use serde_json::Value;
 
 fn status(run: &Path) -> Value {
@@ -14,11 +14,6 @@ fn status(run: &Path) -> Value {
 
 fn page(run: &Path) -> String {
     fs::read_to_string(run.join("report.html")).unwrap()
-}
-
-fn lines(run: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
-    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// The table has the rows of the lines, and a value where they have one, to the last digit.
@@ -54,7 +49,7 @@ fn a_run_can_be_looked_at_while_it_runs_and_after_it_was_killed_and_resumed() {
         [&train, ["--evaluate-every", "5", "--context", "16", "--batch-size", "2", "--seed", "5"].as_slice()].concat();
     let mut child = kiln(at, &train).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(120);
-    while lines(&run).len() < 14 {
+    while lines(&run.join("metrics.jsonl")).len() < 14 {
         assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none(), "the run does not get on");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -64,8 +59,7 @@ fn a_run_can_be_looked_at_while_it_runs_and_after_it_was_killed_and_resumed() {
     child.wait().unwrap();
     assert_eq!(status(&run)["state"], "running");
 
-    let rest = output(at, &["train", "gpt", "--resume", "run"]);
-    assert!(rest.status.success(), "{}", stderr(&rest));
+    done(at, &["train", "gpt", "--resume", "run"]);
     let (html, noted) = (page(&run), status(&run));
     assert_eq!((&noted["state"], noted["sessions"].as_array().unwrap().len()), (&"finished".into(), 2));
     let step = noted["sessions"][1]["from_step"].as_u64().unwrap();
@@ -94,8 +88,7 @@ fn a_run_can_be_looked_at_while_it_runs_and_after_it_was_killed_and_resumed() {
     assert_eq!(events(&run), 2);
 
     // A second run with equal settings has the same text and the same table.
-    let again = output(at, &train.iter().map(|word| if *word == "run" { "again" } else { word }).collect::<Vec<_>>());
-    assert!(again.status.success(), "{}", stderr(&again));
+    done(at, &train.iter().map(|word| if *word == "run" { "again" } else { word }).collect::<Vec<_>>());
     let written =
         |html: &str| html.split_once("<blockquote>").unwrap().1.split_once("</blockquote>").unwrap().0.to_owned();
     assert_eq!(written(&page(&at.join("again"))), written(&html));
@@ -131,8 +124,7 @@ fn a_run_that_fails_has_a_report_that_says_why() {
         "--workers",
         "1",
     ];
-    let finished = output(at, &[&run, ["--out", "good"].as_slice()].concat());
-    assert!(finished.status.success(), "{}", stderr(&finished));
+    done(at, &[&run, ["--out", "good"].as_slice()].concat());
     let html = page(&at.join("good"));
     assert!(html.contains("Predictions on held-out images") && html.contains(" of 6 are right."), "{html}");
     assert_eq!(html.matches("data:image/png;base64,").count(), 6);

@@ -3,18 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use super::support::{output, stderr, text};
-use serde_json::Value;
+use super::support::{done, output, refused, results, stderr, text};
 
 fn train(folder: &Path, data: &str, out: &str, options: &[&str]) {
     let run = ["train", "gpt", "--data", data, "--out", out, "--max-steps", "6", "--evaluate-every", "3"];
     let run = [&run, ["--context", "16", "--batch-size", "4"].as_slice(), options].concat();
-    let trained = output(folder, &run);
-    assert!(trained.status.success(), "{}", stderr(&trained));
-}
-
-fn stdout(output: &std::process::Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    done(folder, &run);
 }
 
 #[test]
@@ -34,9 +28,8 @@ fn runs_are_listed_and_compared() {
     fs::create_dir_all(at.join("runs/broken")).unwrap();
     fs::write(at.join("runs/broken/config.toml"), "[run\n").unwrap();
 
-    let listed = output(at, &["runs"]);
-    assert!(listed.status.success(), "{}", stderr(&listed));
-    let table = stdout(&listed);
+    let listed = done(at, &["runs"]);
+    let table = String::from_utf8(listed.stdout.clone()).unwrap();
     assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines.len(), 3, "{table}");
@@ -46,17 +39,15 @@ fn runs_are_listed_and_compared() {
     let said = stderr(&listed);
     assert!(said.contains("runs/notes' is no run") && said.contains("broken/config.toml' is damaged"), "{said}");
 
-    let listed = output(at, &["runs", "runs", "--json", "--sort", "name"]);
-    let json: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let json = results(at, &["runs", "runs", "--sort", "name"]);
     assert_eq!((&json[0]["name"], &json[0]["status"]), (&"first".into(), &"killed".into()));
     assert_eq!((&json[1]["step"], &json[1]["total_steps"]), (&6.into(), &6.into()));
     let best = json[1]["best"].as_f64().unwrap();
     assert!(best > 1.0 && best <= json[1]["last"].as_f64().unwrap());
     assert!(json[1]["peak_bytes"].as_u64().unwrap() > 1 << 20 && json[1]["seconds"].as_f64().unwrap() > 0.0);
 
-    let compared = output(at, &["compare", "runs/first", "runs/second", "runs/broken", "--out", "both.html"]);
-    assert!(compared.status.success(), "{}", stderr(&compared));
-    let table = stdout(&compared);
+    let compared = done(at, &["compare", "runs/first", "runs/second", "runs/broken", "--out", "both.html"]);
+    let table = String::from_utf8(compared.stdout.clone()).unwrap();
     let rate = table.lines().find(|line| line.starts_with("schedule.peak")).unwrap();
     assert!(rate.contains("0.003") && rate.contains("0.001"), "{table}");
     assert!(!table.contains("run.seed"), "{table}");
@@ -73,11 +64,7 @@ fn what_is_no_run_is_said() {
     let at = folder.path();
     let empty = output(at, &["runs"]);
     assert!(empty.status.success() && stderr(&empty).contains("no runs in 'runs'"), "{}", stderr(&empty));
-    let missing = output(at, &["runs", "elsewhere"]);
-    assert_eq!(missing.status.code(), Some(2));
-    assert!(stderr(&missing).contains("'elsewhere' does not exist"), "{}", stderr(&missing));
-    let nothing = output(at, &["compare", "elsewhere"]);
-    assert_eq!(nothing.status.code(), Some(2));
-    assert!(stderr(&nothing).contains("none of these is a run"), "{}", stderr(&nothing));
+    refused(at, &["runs", "elsewhere"], 2, &["'elsewhere' does not exist"]);
+    refused(at, &["compare", "elsewhere"], 2, &["none of these is a run"]);
     assert_eq!(fs::read_dir(at).unwrap().count(), 0, "something was written");
 }

@@ -7,23 +7,19 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use super::support::{fixture, kiln, output, stderr, text};
+use super::support::{done, fixture, json_lines, kiln, refused, stderr, text};
 
 /// A small run in `folder`/`name` on some of the book.
 fn trained(folder: &Path, name: &str, options: &[&str]) {
     let data = text(folder, 40_000);
     let run = ["train", "gpt", "--data", data.to_str().unwrap(), "--out", name, "--context", "16", "--max-steps", "12"];
-    let trained = output(folder, &[&run[..], options].concat());
-    assert!(trained.status.success(), "{}", stderr(&trained));
+    done(folder, &[&run[..], options].concat());
 }
 
 /// The lines of JSON of `sample`.
 #[track_caller]
 fn sampled(folder: &Path, arguments: &[&str]) -> Vec<Value> {
-    let output = output(folder, &[&["sample"], arguments, &["--json"]].concat());
-    assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
-    let lines = String::from_utf8(output.stdout).unwrap();
-    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    json_lines(folder, &[&["sample"], arguments].concat())
 }
 
 #[test]
@@ -65,8 +61,7 @@ fn text_comes_with_its_prompt_from_wherever_it_is() {
     trained(at, "run", &["--tokenizer", bpe.to_str().unwrap()]);
     fs::write(at.join("prompt.txt"), "Ahab café").unwrap();
     let options = ["--tokens", "30", "--seed", "3", "--top-k", "50", "--top-p", "0.9"];
-    let of_file = output(at, &[&["sample", "run", "--prompt-file", "prompt.txt"], &options[..]].concat());
-    assert!(of_file.status.success(), "{}", stderr(&of_file));
+    let of_file = done(at, &[&["sample", "run", "--prompt-file", "prompt.txt"], &options[..]].concat());
     assert!(stderr(&of_file).contains("30 tokens in") && stderr(&of_file).contains("tokens/s; --seed 3"));
     let written = String::from_utf8(of_file.stdout).unwrap();
     assert!(written.starts_with("Ahab café") && written.ends_with('\n'), "{written}");
@@ -89,10 +84,8 @@ fn adapters_16_bits_and_integers_are_sampled_from() {
     trained(at, "plain", &[]);
     trained(at, "adapted", &["--weights", "plain", "--lora", "4"]);
     trained(at, "half", &["--precision", "bf16"]);
-    let quantized = output(at, &["compress", "quantize", "plain", "--bits", "4", "--block", "32", "--out", "integers"]);
-    assert!(quantized.status.success(), "{}", stderr(&quantized));
-    let simulated = output(at, &["compress", "quantize", "plain", "--inputs", "--out", "inputs"]);
-    assert!(simulated.status.success(), "{}", stderr(&simulated));
+    done(at, &["compress", "quantize", "plain", "--bits", "4", "--block", "32", "--out", "integers"]);
+    done(at, &["compress", "quantize", "plain", "--inputs", "--out", "inputs"]);
     for run in ["adapted", "half", "integers", "inputs"] {
         let cached = ["--prompt", "the ", "--temperature", "0", "--tokens", "10"];
         let text = sampled(at, &[&[run], &cached[..]].concat())[0]["text"].clone();
@@ -149,8 +142,7 @@ fn calls_that_cannot_be_sampled_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     trained(at, "run", &[]);
-    let images = output(at, &["train", "classify", "--out", "images", "--max-steps", "1", "--width", "4"]);
-    assert!(images.status.success(), "{}", stderr(&images));
+    done(at, &["train", "classify", "--out", "images", "--max-steps", "1", "--width", "4"]);
     fs::create_dir(at.join("empty")).unwrap();
     fs::write(at.join("latin1.txt"), [0x63, 0xe9]).unwrap();
     fs::write(at.join("nothing.txt"), "").unwrap();
@@ -170,11 +162,6 @@ fn calls_that_cannot_be_sampled_are_refused() {
         (&["run", "--prompt-file", "absent.txt"], 1, &["absent.txt"]),
         (&["run", "--device", "tpu"], 2, &["unknown device 'tpu'"]),
     ] {
-        let refused = output(at, &[&["sample"], arguments].concat());
-        let text = stderr(&refused);
-        assert_eq!(refused.status.code(), Some(code), "{arguments:?}: {text}");
-        assert!(refused.stdout.is_empty(), "{arguments:?}");
-        let last = text.lines().last().unwrap_or_default();
-        assert!(last.starts_with("error: ") && parts.iter().all(|part| last.contains(part)), "{arguments:?}: {text}");
+        refused(at, &[&["sample"], arguments].concat(), code, parts);
     }
 }

@@ -8,52 +8,45 @@ use tiff::encoder::TiffEncoder;
 use tiff::encoder::colortype::{Gray8, RGB8};
 use tiff::tags::Tag;
 
-use super::support::{fixture, kiln, output, stderr};
-
-/// A small run in `folder`/run on the fixture.
-fn trained(folder: &Path, options: &[&str]) {
-    fs::write(folder.join("small.toml"), "[model]\ndecoder = [8, 8, 8, 8, 4]\n").unwrap();
-    let run = ["train", "segment", "--out", "run", "--max-steps", "2", "--batch-size", "2", "--tile", "96"];
-    let small = ["--overlap", "0", "--encoder", "mobilenet_v2", "--width", "0.1", "--config", "small.toml"];
-    let trained = output(folder, &[&run[..], &small, options].concat());
-    assert!(trained.status.success(), "{}", stderr(&trained));
-}
+use super::support::{config, done, fixture, kiln, output, refused, segmentation, stderr, weights};
 
 #[test]
 fn a_run_is_trained_resumed_evaluated_and_predicts() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    trained(at, &["--class-weights", "balanced", "--save-every", "1", "--json"]);
-    let settings = fs::read_to_string(at.join("run/config.toml")).unwrap();
+    segmentation(at, &["--class-weights", "balanced", "--save-every", "1", "--json"]);
+    let settings = config(&at.join("run"));
     for part in ["encoder = \"mobilenet_v2\"", "size = 96", "class_weights = [", "ignore = 255"] {
         assert!(settings.contains(part), "{settings}");
     }
     let report = fs::read_to_string(at.join("run/report.html")).unwrap();
     assert_eq!(report.matches("data:image/png;base64,").count(), 2, "a picture of each image that is held out");
     // Without its last checkpoint, the run takes its second step again, with the same numbers.
-    let model = fs::read(at.join("run/model.safetensors")).unwrap();
+    let model = weights(&at.join("run"));
     let checkpoints = fs::read_dir(at.join("run/checkpoints")).unwrap().map(|entry| entry.unwrap().path());
     let last = checkpoints.max().unwrap();
     fs::remove_dir_all(&last).unwrap();
     fs::remove_file(at.join("run/model.safetensors")).unwrap();
     let resumed = output(at, &["train", "segment", "--resume", "run"]);
     assert!(resumed.status.success() && stderr(&resumed).contains("going on from"), "{}", stderr(&resumed));
-    assert!(fs::read(at.join("run/model.safetensors")).unwrap() == model, "another model");
-    let refused = output(at, &["train", "segment", "--resume", "run", "--tile", "64"]);
-    assert!(stderr(&refused).contains("--tile cannot change"), "{}", stderr(&refused));
+    assert!(weights(&at.join("run")) == model, "another model");
+    refused(at, &["train", "segment", "--resume", "run", "--tile", "64"], 2, &["--tile cannot change"]);
 
     let arguments = ["eval", "segment", "--checkpoint", "run", "--predict", "classes", "--json"];
     // Input files are not replaced, and no file is written twice.
     let masks = fixture("segmentation/test/masks");
     for (folder, images, expected) in [
         (masks.to_str().unwrap(), &[][..], "is an image or a mask that is read"),
-        ("out", &["--image", "run/a/x.tif", "run/b/x.png"], "two images would be written to 'out/x.tif'"),
+        ("out", &["--image", "run/a/x.tif", "run/b/x.png"], "would both be written to 'out/x.tif'"),
     ] {
-        let refused = output(at, &[&["eval", "segment", "--checkpoint", "run", "--predict", folder], images].concat());
-        assert!(stderr(&refused).contains(expected), "{}", stderr(&refused));
+        refused(
+            at,
+            &[&["eval", "segment", "--checkpoint", "run", "--predict", folder], images].concat(),
+            2,
+            &[expected],
+        );
     }
-    let evaluated = output(at, &arguments);
-    assert!(evaluated.status.success(), "{}", stderr(&evaluated));
+    let evaluated = done(at, &arguments);
     let results: serde_json::Value = serde_json::from_slice(&evaluated.stdout).unwrap();
     let of_run = fs::read_to_string(at.join("run/metrics.jsonl")).unwrap();
     let last: serde_json::Value = serde_json::from_str(of_run.lines().last().unwrap()).unwrap();
@@ -191,7 +184,7 @@ fn an_image_of_900_megapixels_is_predicted_in_512_mib() {
 fn predicted_in_512_mib(height: u32, width: u32) {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    trained(at, &[]);
+    segmentation(at, &[]);
     large(&at.join("large.tif"), height, width);
     let arguments = ["eval", "segment", "--checkpoint", "run", "--image", "large.tif", "--predict", "classes"];
     let tiles = ["--tile", "512", "--overlap", "32", "--batch-size", "1"];

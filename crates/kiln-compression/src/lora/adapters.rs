@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterization};
+use burn::module::{Module, Param, Reparameterization};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
-use super::low_rank::{Adapter, LowRank, dense};
+use super::low_rank::{Adapter, LowRank};
 use crate::Error;
-use crate::parameters::{Place, Site, sites};
+use crate::parameters::{Edit, Item, Place, dense, edited, sites_by_path, walk};
 
 /// The values of one [`Adapter`], in f32 on the host.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,13 +30,14 @@ impl Factors {
     }
 
     fn adapter(&self, device: &Device) -> Adapter {
-        let matrix = |data: &TensorData| Param::from_tensor(Tensor::from_data(data.clone(), (device, DType::F32)));
-        let vector = |data: TensorData| Param::from_tensor(Tensor::from_data(data, (device, DType::F32)));
+        fn param<const D: usize>(data: TensorData, device: &Device) -> Param<Tensor<D>> {
+            Param::from_tensor(Tensor::from_data(data, (device, DType::F32)))
+        }
         Adapter {
-            a: matrix(&self.a),
-            b: matrix(&self.b),
-            magnitude: self.magnitude.clone().map(vector),
-            scale: vector(TensorData::from([self.scale])),
+            a: param(self.a.clone(), device),
+            b: param(self.b.clone(), device),
+            magnitude: self.magnitude.clone().map(|data| param(data, device)),
+            scale: param(TensorData::from([self.scale]), device),
         }
     }
 }
@@ -77,17 +78,27 @@ impl Adapters {
     /// # Errors
     /// [`Error::Adapter`] when the device cannot give the values, or the model has none.
     pub fn of<M: Module>(model: &M) -> Result<Self, Error> {
-        let mut reading = Reading::default();
-        model.visit(&mut reading);
-        if let Some(error) = reading.error {
+        let (mut found, mut failed) = (BTreeMap::<String, BTreeMap<String, TensorData>>::new(), None);
+        walk(model, |place, item| {
+            let (Item::Float(param), Some(part)) = (item, part(place)) else { return };
+            let (path, part) = (place.parameter(), part.to_owned());
+            match param.value().try_into_vec_as::<f32>() {
+                Ok(values) => {
+                    found.entry(path).or_default().insert(part, TensorData::new(values, param.shape()));
+                }
+                Err(reason) => drop(failed.get_or_insert(mismatch(&path, reason.to_string()))),
+            }
+        });
+        if let Some(error) = failed {
             return Err(error);
         }
         let mut by_path = BTreeMap::new();
-        for (path, parts) in reading.parts {
-            let Parts { a: Some(a), b: Some(b), magnitude, scale: Some(scale) } = parts else {
+        for (path, mut parts) in found {
+            let scale = parts.remove("scale").and_then(|data| data.iter::<f32>().next());
+            let (Some(a), Some(b), Some(scale)) = (parts.remove("a"), parts.remove("b"), scale) else {
                 return Err(mismatch(&path, "a part of it is missing"));
             };
-            by_path.insert(path, Factors { a, b, magnitude, scale });
+            by_path.insert(path, Factors { a, b, magnitude: parts.remove("magnitude"), scale });
         }
         match by_path.is_empty() {
             true => Err(mismatch("", "the model has no adapters")),
@@ -148,7 +159,7 @@ impl Adapters {
     /// for a model that has adapters attached, [`Error::Reparameterized`] for a weight that something else is attached to.
     pub fn merge_into<M: Module>(&self, plain: M) -> Result<M, Error> {
         self.check_bases(&plain)?;
-        Ok(plain.map(&mut Merging { adapters: self, place: Place::default(), sign: 1.0 }))
+        Ok(edited(plain, &mut Merge { adapters: self, sign: 1.0 }))
     }
 
     /// `merged` with these adapters subtracted from its weights. The difference from the weights before the merge is one rounding of the
@@ -162,20 +173,17 @@ impl Adapters {
         if let Some((path, _)) = self.iter().find(|(_, factors)| factors.magnitude.is_some()) {
             return Err(mismatch(path, "a DoRA cannot be subtracted: keep the plain weights"));
         }
-        Ok(merged.map(&mut Merging { adapters: self, place: Place::default(), sign: -1.0 }))
+        Ok(edited(merged, &mut Merge { adapters: self, sign: -1.0 }))
     }
 
     fn check_bases<M: Module>(&self, model: &M) -> Result<(), Error> {
-        let sites: BTreeMap<String, Site> = sites(model).into_iter().map(|site| (site.path.clone(), site)).collect();
-        if let Some(site) = sites.values().find(|site| site.parts.contains(Adapter::NAME)) {
+        let sites = sites_by_path(model);
+        if let Some(site) = sites.values().find(|site| site.parts.iter().any(|part| part == Adapter::NAME)) {
             return Err(mismatch(&site.path, "the model has adapters attached, expected a plain model"));
         }
         for (path, factors) in self.iter() {
             let [inputs, _, outputs] = factors.sizes();
-            let Some(site) = sites.get(path) else {
-                let known = sites.into_keys().collect::<Vec<_>>().join(", ");
-                return Err(Error::UnknownParameter { path: path.to_owned(), known });
-            };
+            let site = sites.get(path).ok_or_else(|| Error::unknown(path, sites.keys()))?;
             if site.shape != [inputs, outputs] {
                 let reason = format!("made for [{inputs}, {outputs}], the weight is {:?}", site.shape);
                 return Err(mismatch(path, reason));
@@ -187,8 +195,8 @@ impl Adapters {
 
     /// The values in place of those of the adapters that `model` has.
     fn put<M: Module>(&self, model: M) -> Result<M, Error> {
-        let mut writing = Writing { adapters: self, place: Place::default(), written: BTreeMap::new() };
-        let model = model.map(&mut writing);
+        let mut writing = Write { adapters: self, written: BTreeMap::new() };
+        let model = edited(model, &mut writing);
         for (path, factors) in self.iter() {
             let expected = 3 + usize::from(factors.magnitude.is_some());
             if writing.written.remove(path) != Some(expected) {
@@ -211,85 +219,31 @@ fn part(place: &Place) -> Option<&str> {
     (place.is_inner() && place.kind() == "Adapter").then(|| place.field())
 }
 
-#[derive(Default)]
-struct Parts {
-    a: Option<TensorData>,
-    b: Option<TensorData>,
-    magnitude: Option<TensorData>,
-    scale: Option<f32>,
-}
-
-#[derive(Default)]
-struct Reading {
-    place: Place,
-    parts: BTreeMap<String, Parts>,
-    error: Option<Error>,
-}
-
-impl ModuleVisitor for Reading {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.place.leave();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(part) = part(&self.place) else { return };
-        let path = self.place.parameter();
-        let data = match param.val().try_into_data_dtype(DType::F32) {
-            Ok(data) => data,
-            Err(reason) => {
-                self.error.get_or_insert(mismatch(&path, reason.to_string()));
-                return;
-            }
-        };
-        let parts = self.parts.entry(path).or_default();
-        match part {
-            "a" => parts.a = Some(data),
-            "b" => parts.b = Some(data),
-            "magnitude" => parts.magnitude = Some(data),
-            _ => parts.scale = data.iter::<f32>().next(),
-        }
-    }
-}
-
-struct Writing<'a> {
+/// Gives the adapters of a model these values.
+struct Write<'a> {
     adapters: &'a Adapters,
-    place: Place,
     /// How many parts of the adapter at a path got a value.
     written: BTreeMap<String, usize>,
 }
 
-impl ModuleMapper for Writing<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.place.leave();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(part) = part(&self.place) else { return param };
-        let path = self.place.parameter();
-        let written = self.written.entry(path.clone()).or_default();
-        let Some(factors) = self.adapters.by_path.get(&path) else { return param };
+impl Edit for Write<'_> {
+    fn float<const D: usize>(&mut self, place: &Place, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(part) = part(place) else { return param };
+        let path = place.parameter();
+        let factors = self.adapters.by_path.get(&path);
+        let written = self.written.entry(path).or_default();
+        let Some(factors) = factors else { return param };
+        // A magnitude without a value is counted as well, so that the number of parts does not fit.
+        *written += 1;
         let data = match part {
             "a" => factors.a.clone(),
             "b" => factors.b.clone(),
             "scale" => TensorData::from([factors.scale]),
             _ => match &factors.magnitude {
                 Some(magnitude) => magnitude.clone(),
-                // Counted, so that the number of parts does not fit.
-                None => {
-                    *written += 1;
-                    return param;
-                }
+                None => return param,
             },
         };
-        *written += 1;
         let (dtype, device, trained) = (param.dtype(), param.lazy_device(), param.is_require_grad());
         param.map(|_| {
             let value = Tensor::<D>::from_data(data, (&device, DType::F32)).cast(FloatDType::from(dtype)).detach();
@@ -298,26 +252,16 @@ impl ModuleMapper for Writing<'_> {
     }
 }
 
-struct Merging<'a> {
+/// Adds the products of adapters, times `sign`, to the weights of a model.
+struct Merge<'a> {
     adapters: &'a Adapters,
-    place: Place,
     sign: f32,
 }
 
-impl ModuleMapper for Merging<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.place.leave();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(factors) = self.adapters.by_path.get(&self.place.parameter()) else { return param };
-        if self.place.is_inner() {
-            return param;
-        }
+impl Edit for Merge<'_> {
+    fn float<const D: usize>(&mut self, place: &Place, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let factors = self.adapters.by_path.get(&place.parameter());
+        let Some(factors) = factors.filter(|_| !place.is_inner()) else { return param };
         let trained = param.is_require_grad();
         let factors = Factors { scale: self.sign * factors.scale, ..factors.clone() };
         param.map(|weight| {

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
+use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Distribution, FloatDType, Tensor, TensorData};
 
 use crate::Error;
-use crate::parameters::{Place, Site, sites};
+use crate::parameters::{Item, Site, dense, sites, walk};
 
 /// Attaches an [`Adapter`] to the weights of chosen layers and freezes everything else.
 ///
@@ -58,16 +58,15 @@ impl LowRank {
     /// # Errors
     /// [`Error::InvalidSetting`] for a rank of 0, an alpha that is not finite, or no target.
     pub fn new<T: Into<String>>(rank: usize, alpha: f64, targets: impl IntoIterator<Item = T>) -> Result<Self, Error> {
-        let invalid = |what, value: String, expected| Err(Error::InvalidSetting { what, value, expected });
         let targets: Vec<String> = targets.into_iter().map(Into::into).collect();
         if rank == 0 {
-            return invalid("the rank of adapters", "0".into(), "at least 1");
+            return Err(Error::invalid("the rank of adapters", 0, "at least 1"));
         }
         if !alpha.is_finite() {
-            return invalid("alpha", alpha.to_string(), "a finite number");
+            return Err(Error::invalid("alpha", alpha, "a finite number"));
         }
         if targets.is_empty() {
-            return invalid("the number of targets", "0".into(), "at least 1");
+            return Err(Error::invalid("the number of targets", 0, "at least 1"));
         }
         Ok(Self { rank, scale: alpha / rank as f64, targets, dora: false, magnitudes: BTreeMap::new() })
     }
@@ -87,14 +86,26 @@ impl LowRank {
     ///
     /// # Errors
     /// [`Error::UnknownParameter`] for a target that names no weight of rank 2, [`Error::Read`] when a device cannot give its values.
-    pub fn with_magnitudes_of<M: Module>(mut self, model: &M) -> Result<Self, Error> {
+    pub fn with_magnitudes_of<M: Module>(self, model: &M) -> Result<Self, Error> {
         self.chosen(model)?;
-        let mut read = Norms { place: Place::default(), targets: &self.targets, found: Ok(BTreeMap::new()) };
-        // A visitor sees stored weights.
-        model.clone().materialize().visit(&mut read);
-        self.magnitudes = read.found?;
-        self.dora = true;
-        Ok(self)
+        let (mut magnitudes, mut failed) = (BTreeMap::new(), None);
+        // The stored weights of a materialised model are those that layers read.
+        walk(&model.clone().materialize(), |place, item| {
+            let (Item::Float(param), path) = (item, place.parameter()) else { return };
+            let [inputs, outputs] = param.shape()[..] else { return };
+            if failed.is_some() || place.is_inner() || !self.is_target(&path) {
+                return;
+            }
+            let weight = param.value().cast(FloatDType::F32).reshape([inputs, outputs]);
+            match norms(weight).try_into_vec_as::<f32>() {
+                Ok(norms) => drop(magnitudes.insert(path, norms)),
+                Err(reason) => failed = Some(Error::Read { path, reason: reason.to_string() }),
+            }
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(Self { magnitudes, dora: true, ..self }),
+        }
     }
 
     /// `plain` with adapters.
@@ -120,10 +131,7 @@ impl LowRank {
         let mut matrices: Vec<Site> = sites(model).into_iter().filter(|site| site.shape.len() == 2).collect();
         matrices.sort_by(|a, b| a.path.cmp(&b.path));
         match self.targets.iter().find(|target| !matrices.iter().any(|site| names(target, &site.path))) {
-            Some(target) => {
-                let known = matrices.into_iter().map(|site| site.path).collect::<Vec<_>>().join(", ");
-                Err(Error::UnknownParameter { path: target.clone(), known })
-            }
+            Some(target) => Err(Error::unknown(target, matrices.iter().map(|site| &site.path))),
             None => Ok(matrices.into_iter().filter(|site| self.is_target(&site.path)).collect()),
         }
     }
@@ -215,14 +223,6 @@ impl Reparameterization for Adapter {
     }
 }
 
-/// The values of a weight that may be quantised.
-pub(super) fn dense<const D: usize>(weight: Tensor<D>) -> Tensor<D> {
-    match weight.dtype() {
-        DType::QFloat(_) => weight.dequantize(),
-        _ => weight,
-    }
-}
-
 /// The norm of each output's weights: `[I, O]` to `[O]`. An output whose weights are all 0 has the least positive norm, so that a
 /// division by it gives 0.
 fn norms(weight_io: Tensor<2>) -> Tensor<1> {
@@ -235,37 +235,6 @@ fn names(target: &str, path: &str) -> bool {
     let layer = path.rsplit_once('.').map_or("", |(layer, _)| layer);
     let ends = layer.strip_suffix(target).is_some_and(|front| front.is_empty() || front.ends_with('.'));
     path == target || ends
-}
-
-/// The norms of the outputs' weights, as layers read them.
-struct Norms<'a> {
-    place: Place,
-    targets: &'a [String],
-    found: Result<BTreeMap<String, Vec<f32>>, Error>,
-}
-
-impl ModuleVisitor for Norms<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.place.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.place.leave();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let (path, shape) = (self.place.parameter(), param.lazy_shape());
-        let is_target = D == 2 && !self.place.is_inner() && self.targets.iter().any(|target| names(target, &path));
-        let Ok(found) = &mut self.found else { return };
-        if !is_target {
-            return;
-        }
-        let weight = dense(param.val()).cast(FloatDType::F32).reshape([shape[0], shape[1]]);
-        match norms(weight).try_into_vec_as::<f32>() {
-            Ok(norms) => drop(found.insert(path, norms)),
-            Err(reason) => self.found = Err(Error::Read { path, reason: reason.to_string() }),
-        }
-    }
 }
 
 #[cfg(test)]

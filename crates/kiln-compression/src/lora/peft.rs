@@ -11,7 +11,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use super::adapters::{Adapters, Factors};
 use super::peft_config::{Config, none};
 use crate::Error;
-use crate::atomic;
+use crate::files::{self, Stored, views};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -72,7 +72,7 @@ impl Adapters {
                 vec![(A, vec![rank, inputs], transposed(&factors.a)), (B, vec![outputs, rank], transposed(&factors.b))];
             parts.extend(factors.magnitude.iter().map(|data| (MAGNITUDE, vec![outputs], numbers(data))));
             for (suffix, shape, values) in parts {
-                tensors.insert(format!("{PREFIX}{name}{suffix}"), (shape, values));
+                tensors.insert(format!("{PREFIX}{name}{suffix}"), Stored::f32(shape, &values));
             }
             if !target_modules.insert(name.clone()) {
                 let reason = format!("two layers are called '{name}'");
@@ -95,17 +95,8 @@ impl Adapters {
             alpha_pattern: None,
         };
         let save = |path: &Path, reason: String| Error::Save { path: path.to_owned(), reason };
-        let views: Vec<(&String, Result<TensorView<'_>, _>)> = tensors
-            .iter()
-            .map(|(name, (shape, values))| {
-                (name, TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values)))
-            })
-            .collect();
         let (weights, config_path) = (directory.join(WEIGHTS), directory.join(CONFIG));
-        let mut checked = Vec::with_capacity(views.len());
-        for (name, view) in views {
-            checked.push((name, view.map_err(|e| save(&weights, e.to_string()))?));
-        }
+        let tensors = views(&tensors).map_err(|reason| save(&weights, reason))?;
         let text = serde_json::to_string_pretty(&config).map_err(|e| save(&config_path, e.to_string()))?;
         let mut metadata = HashMap::from([("format".into(), "pt".into()), (OWN_CONFIG.into(), text.clone())]);
         match fs::read(&config_path) {
@@ -113,19 +104,19 @@ impl Adapters {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(save(&config_path, e.to_string())),
         }
-        let tensors = checked.iter().map(|(name, view)| (name.as_str(), view.data()));
-        metadata.insert(CHECKSUM.into(), hex(checksum(alpha, &metadata, tensors)));
-        let bytes = serialize(checked, Some(metadata)).map_err(|e| save(&weights, e.to_string()))?;
+        let parts = tensors.iter().map(|(name, view)| (*name, view.data()));
+        metadata.insert(CHECKSUM.into(), hex(checksum(alpha, &metadata, parts)));
+        let bytes = serialize(tensors, Some(metadata)).map_err(|e| save(&weights, e.to_string()))?;
 
         fs::create_dir_all(directory).map_err(|e| save(directory, e.to_string()))?;
         // The weights come first: they carry the configuration.
         let mut staged = Vec::new();
         for (path, bytes) in [(weights, &bytes[..]), (config_path, text.as_bytes())] {
-            let file = step().and_then(|()| atomic::stage(&path, bytes)).map_err(|e| save(&path, e.to_string()))?;
+            let file = step().and_then(|()| files::stage(&path, bytes)).map_err(|e| save(&path, e.to_string()))?;
             staged.push((path, file));
         }
         for (path, file) in staged {
-            step().and_then(|()| atomic::put(file, &path)).map_err(|e| save(&path, e.to_string()))?;
+            step().and_then(|()| files::put(file, &path)).map_err(|e| save(&path, e.to_string()))?;
         }
         Ok(())
     }

@@ -19,9 +19,9 @@ pub(super) struct Axes<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Set {
     pub(super) number: usize,
-    /// How many channels it has.
+    /// Number of channels.
     pub(super) size: usize,
-    /// How many entries the axis has for each channel.
+    /// Entries of the axis for each channel.
     pub(super) block: usize,
 }
 

@@ -3,18 +3,17 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::backend::Capture;
 use burn::backend::capture::{CapturedGraph, TensorId};
 use burn::backend::ir::{ModuleOperationIr, OperationIr};
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor};
+use burn::module::Module;
+use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use super::axes::Axes;
 use super::kept::{ChannelGroup, Kept, Member};
 use super::rules;
 use crate::Error;
-use crate::parameters::Place;
+use crate::parameters::{Item, walk};
 
 /// A layer that multiplies and adds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +22,7 @@ pub struct Multiplied {
     pub path: String,
     /// The shape of its weight.
     pub shape: Vec<usize>,
-    /// How often each element of the weight is multiplied in a forward pass.
+    /// Multiplications of each element of the weight in a forward pass.
     pub times: usize,
 }
 
@@ -95,7 +94,7 @@ impl Channels {
         let run = || {
             device.capture_scope(|scope| {
                 let model = init(&device);
-                model.visit(&mut parameters);
+                parameters = Parameters::of(&model);
                 drop(forward(&model, &device));
                 scope.complete([], [])
             })
@@ -132,39 +131,30 @@ impl Channels {
     }
 }
 
-/// The parameters and running statistics of a model that is recorded.
+/// The parameters and running statistics of a model that is recorded: their ids, paths and shapes.
 #[derive(Default)]
-struct Parameters {
-    place: Place,
-    found: Vec<(TensorId, String, Vec<usize>)>,
-}
-
-impl ModuleVisitor for Parameters {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.place.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.place.leave();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.val();
-        let shape = value.shape().to_vec();
-        if let Ok(primitive) = value.try_into_primitive::<Capture>() {
-            self.found.push((primitive.id(), self.place.parameter(), shape));
-        }
-    }
-}
+struct Parameters(Vec<(TensorId, String, Vec<usize>)>);
 
 impl Parameters {
+    fn of(model: &impl Module) -> Self {
+        let mut found = vec![];
+        walk(model, |place, item| {
+            if let Item::Float(param) = item
+                && let Some(id) = param.recorded()
+            {
+                found.push((id, place.parameter(), param.shape()));
+            }
+        });
+        Self(found)
+    }
+
     fn channels(&self, graph: &CapturedGraph) -> Channels {
         let operations = &graph.graph.operations;
-        let is_parameter: HashSet<TensorId> = self.found.iter().map(|(id, ..)| *id).collect();
+        let is_parameter: HashSet<TensorId> = self.0.iter().map(|(id, ..)| *id).collect();
         let read: HashSet<TensorId> = operations.iter().flat_map(|op| op.inputs().map(|tensor| tensor.id)).collect();
         // A parameter and its views, such as its transpose.
         let mut of_tensor: HashMap<TensorId, (&str, &[usize])> =
-            self.found.iter().map(|(id, path, shape)| (*id, (path.as_str(), shape.as_slice()))).collect();
+            self.0.iter().map(|(id, path, shape)| (*id, (path.as_str(), shape.as_slice()))).collect();
         let mut axes = Axes::default();
         let mut layers = vec![];
         for operation in operations {
@@ -203,7 +193,7 @@ impl Parameters {
     fn groups(&self, axes: &mut Axes<TensorId>, read: &HashSet<TensorId>) -> Vec<ChannelGroup> {
         let mut groups: Vec<ChannelGroup> = vec![];
         let mut of_set: HashMap<usize, usize> = HashMap::new();
-        for (id, path, shape) in self.found.iter().filter(|(id, ..)| read.contains(id)) {
+        for (id, path, shape) in self.0.iter().filter(|(id, ..)| read.contains(id)) {
             for (axis, size) in shape.iter().enumerate().filter(|(_, size)| **size > 1) {
                 let Some(set) = axes.set((*id, axis, *size)).filter(|set| set.size > 1) else { continue };
                 let index = *of_set.entry(set.number).or_insert(groups.len());

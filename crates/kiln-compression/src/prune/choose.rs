@@ -1,6 +1,6 @@
 //! Which weights are kept: functions on numbers.
 
-/// What a choice sees of a layer.
+/// The weights of a layer, for a choice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Weights<'a> {
     /// The stored values.

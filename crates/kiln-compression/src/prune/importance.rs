@@ -1,17 +1,15 @@
 //! How much channels matter, and how many are kept.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::module::Module;
 use serde::{Deserialize, Serialize};
 
 use super::channels::Channels;
 use super::kept::Kept;
-use super::shapes::Shapes;
-use super::shrink::check_parts;
+use super::shrink::{Shapes, check_parts};
 use crate::Error;
-use crate::parameters::Place;
+use crate::parameters::{Item, walk};
 
-/// How many channels are removed.
+/// A target for the removal of channels.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ChannelPruning {
@@ -50,16 +48,15 @@ impl ChannelPruning {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let wrong = |what, value: String, expected| Err(Error::InvalidSetting { what, value, expected });
         match *self {
             Self::Uniform { round_to: 0, .. } | Self::MultiplyAdds { round_to: 0, .. } => {
-                wrong("round_to", "0".into(), "1 or more")
+                Err(Error::invalid("round_to", 0, "1 or more"))
             }
             Self::Uniform { ratio, .. } if !(0.0..1.0).contains(&ratio) => {
-                wrong("ratio", ratio.to_string(), "0 to below 1")
+                Err(Error::invalid("ratio", ratio, "0 to below 1"))
             }
             Self::MultiplyAdds { left, .. } if !(left > 0.0 && left <= 1.0) => {
-                wrong("left", left.to_string(), "above 0 to 1")
+                Err(Error::invalid("left", left, "above 0 to 1"))
             }
             _ => Ok(()),
         }
@@ -67,50 +64,33 @@ impl ChannelPruning {
 }
 
 impl Channels {
-    /// How much each channel of each group matters: the L2 norm of all that belongs to it in weights of two or more dimensions and in gammas
+    /// The importance of each channel of each group: the L2 norm of all its values in weights of two or more dimensions and in gammas
     /// of norms, on the input side and on the output side (Torch-Pruning's group magnitude).
     ///
     /// # Errors
     /// Those of [`shrink`](crate::shrink).
     pub fn importance(&self, model: &impl Module) -> Result<Vec<Vec<f32>>, Error> {
-        struct Squares<'a> {
-            place: Place,
-            channels: &'a Channels,
-            sums: Vec<Vec<f32>>,
-        }
-        impl ModuleVisitor for Squares<'_> {
-            fn enter_module(&mut self, name: &str, container: &str) {
-                self.place.enter(name, container);
-            }
-            fn exit_module(&mut self, _: &str, _: &str) {
-                self.place.leave();
-            }
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                if self.place.is_inner() || (D < 2 && self.place.field() != "gamma") {
-                    return;
-                }
-                let path = self.place.parameter();
-                for (group, sums) in self.channels.groups.iter().zip(&mut self.sums) {
-                    for member in group.members.iter().filter(|member| member.path == path) {
-                        let shape = param.lazy_shape();
-                        let value = param.base().detach();
-                        let outer: usize = shape[..member.axis].iter().product();
-                        let inner: usize = shape[member.axis + 1..].iter().product();
-                        let squares =
-                            value.square().reshape([outer, group.size, member.block * inner]).sum_dim(2).sum_dim(0);
-                        let squares = squares.into_data().iter::<f32>().collect::<Vec<_>>();
-                        sums.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square);
-                    }
-                }
-            }
-        }
         let all = self.all();
         all.check(&Shapes::of(model).0)?;
         check_parts(model, &all)?;
-        let sums = self.groups.iter().map(|group| vec![0.0; group.size]).collect();
-        let mut squares = Squares { place: Place::default(), channels: self, sums };
-        model.visit(&mut squares);
-        Ok(squares.sums.into_iter().map(|group| group.into_iter().map(f32::sqrt).collect()).collect())
+        let mut sums: Vec<Vec<f32>> = self.groups.iter().map(|group| vec![0.0; group.size]).collect();
+        walk(model, |place, item| {
+            let Item::Float(param) = item else { return };
+            let (path, shape) = (place.parameter(), param.shape());
+            if place.is_inner() || (shape.len() < 2 && place.field() != "gamma") {
+                return;
+            }
+            for (group, sums) in self.groups.iter().zip(&mut sums) {
+                for member in group.members.iter().filter(|member| member.path == path) {
+                    let outer: usize = shape[..member.axis].iter().product();
+                    let inner: usize = shape[member.axis + 1..].iter().product();
+                    let squares = param.stored().detach().square().reshape([outer, group.size, member.block * inner]);
+                    let squares = squares.sum_dim(2).sum_dim(0).into_data();
+                    sums.iter_mut().zip(squares.iter::<f32>()).for_each(|(sum, square)| *sum += square);
+                }
+            }
+        });
+        Ok(sums.into_iter().map(|group| group.into_iter().map(f32::sqrt).collect()).collect())
     }
 
     /// Chooses the channels to keep by their [`importance`](Self::importance) in `model`.
@@ -132,11 +112,9 @@ impl Channels {
                     self.multiply_adds(&Kept::new(groups))
                 };
                 let target = (first(&sizes) as f64 * left) as u64;
-                under_target(&importance, round_to, target, first).ok_or(Error::InvalidSetting {
-                    what: "left",
-                    value: left.to_string(),
-                    expected: "multiply-adds that the prunable channels can be reduced to",
-                })?
+                let expected = "multiply-adds that the prunable channels can be reduced to";
+                under_target(&importance, round_to, target, first)
+                    .ok_or_else(|| Error::invalid("left", left, expected))?
             }
         };
         let kept = importance.iter().zip(counts).map(|(group, count)| best(group, count));

@@ -13,7 +13,7 @@ pub struct Member {
     pub path: String,
     /// The number of the axis.
     pub axis: usize,
-    /// How many entries in a row the axis has for each channel: 1, and more where a layer reads flattened maps.
+    /// Consecutive entries of the axis for each channel: 1, or more where a layer reads flattened maps.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub block: usize,
 }
@@ -29,7 +29,7 @@ fn is_one(block: &usize) -> bool {
 /// Axes that have the same channels. A channel is removed from all of them or from none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelGroup {
-    /// How many channels.
+    /// Number of channels.
     pub size: usize,
     /// The axes, in the order of the model's fields.
     pub members: Vec<Member>,
@@ -75,25 +75,15 @@ impl Kept {
             let ascending = own.channels.windows(2).all(|pair| pair[0] < pair[1]);
             if !ascending || own.channels.last().is_none_or(|last| *last >= own.group.size) {
                 let value = format!("{:?} of {}", own.channels, own.group.size);
-                return Err(Error::InvalidSetting {
-                    what: "the kept channels of a group",
-                    value,
-                    expected: "at least one, ascending, below the group's size",
-                });
+                let expected = "at least one, ascending, below the group's size";
+                return Err(Error::invalid("the kept channels of a group", value, expected));
             }
             for Member { path, axis, block } in &own.group.members {
-                let Some(shape) = shapes.get(path) else {
-                    let known = shapes.keys().cloned().collect::<Vec<_>>().join(", ");
-                    return Err(Error::UnknownParameter { path: path.clone(), known });
-                };
+                let shape = shapes.get(path).ok_or_else(|| Error::unknown(path, shapes.keys()))?;
                 let size = own.group.size * block;
                 if shape.get(*axis) != Some(&size) {
                     let value = format!("{shape:?} for '{path}' where axis {axis} of the group has {size}");
-                    return Err(Error::InvalidSetting {
-                        what: "the shape of a parameter",
-                        value,
-                        expected: "the group's size at its axis",
-                    });
+                    return Err(Error::invalid("the shape of a parameter", value, "the group's size at its axis"));
                 }
             }
         }
@@ -101,7 +91,7 @@ impl Kept {
     }
 }
 
-/// What is kept of an axis.
+/// The entries of an axis that are kept.
 #[derive(Clone, Debug)]
 pub(super) struct Cut {
     pub(super) axis: usize,

@@ -38,18 +38,17 @@ impl Gradual {
     /// # Errors
     /// [`Error::InvalidSetting`] for steps that do not follow each other, and sparsities out of range or in the wrong order.
     pub fn check(&self) -> Result<(), Error> {
-        let wrong = |what, value: String, expected| Err(Error::InvalidSetting { what, value, expected });
         if self.to_step <= self.from_step {
-            return wrong("to_step", self.to_step.to_string(), "a step after from_step");
+            return Err(Error::invalid("to_step", self.to_step, "a step after from_step"));
         }
         if self.every == 0 {
-            return wrong("every", "0".into(), "1 or more");
+            return Err(Error::invalid("every", 0, "1 or more"));
         }
         if !(0.0..1.0).contains(&self.final_sparsity) {
-            return wrong("final_sparsity", self.final_sparsity.to_string(), "0 to below 1");
+            return Err(Error::invalid("final_sparsity", self.final_sparsity, "0 to below 1"));
         }
         if !(0.0..=self.final_sparsity).contains(&self.initial) {
-            return wrong("initial", self.initial.to_string(), "0 to final_sparsity");
+            return Err(Error::invalid("initial", self.initial, "0 to final_sparsity"));
         }
         Ok(())
     }

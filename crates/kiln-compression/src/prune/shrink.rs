@@ -1,27 +1,16 @@
-//! Channels that are not kept: masked, or removed.
+//! Channels that are not kept: masked, or removed; and the shapes of a shrunk model, for a model that is built anew.
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, Param, Reparameterization};
-use burn::optim::ModuleOptimizer;
-use burn::tensor::{Bool, Bytes, Int, Shape, Tensor, TensorData};
+use burn::module::{Module, Param, Reparameterization};
+use burn::tensor::{Device, Int, Tensor};
+use serde::{Deserialize, Serialize};
 
-use super::channels::Channels;
 use super::kept::{Cut, Kept, elements};
-use super::layers::{MASK, Replace, leaf, masked_layers};
-use super::mask::Masks;
-use super::moments::{State, edit};
-use super::shapes::Shapes;
+use super::mask::{masked_layers, with_masks};
 use crate::Error;
-use crate::parameters::{Place, Site, sites};
+use crate::parameters::{Edit, Place, edited, leaf, sites, sites_by_path};
 use crate::quantize::FakeQuant;
-
-impl Masks {
-    /// Masks for every parameter that has channels of a group: weights, biases, gammas and betas. For [`mask_channels`].
-    pub fn of_channels(channels: &Channels) -> Self {
-        Self::at(channels.groups.iter().flat_map(|group| group.members.iter().map(|member| member.path.clone())))
-    }
-}
 
 /// Whether a parameter is a running statistic of a norm, which has no mask: gamma and beta are masked.
 fn is_statistic(path: &str) -> bool {
@@ -49,16 +38,22 @@ fn is_statistic(path: &str) -> bool {
 /// # fn forward(net: &Net, device: &Device) -> Tensor<4> {
 /// #     net.second.forward(net.first.forward(Tensor::ones([1, 3, 16, 16], device)))
 /// # }
-/// use kiln_compression::{ChannelPruning, Channels, Masks, mask_channels, shrink};
+/// use burn::optim::{AdamWConfig, GradientsParams};
+/// use kiln_compression::{ChannelPruning, Channels, Masks, mask_channels, shrink, shrink_moments};
 ///
-/// let device = Device::flex();
+/// let device = Device::flex().autodiff();
 /// let channels = Channels::of(build, forward)?;
 /// let net = build(&device).apply_reparameterization(Masks::of_channels(&channels));
 /// let kept = channels.choose(&net, &ChannelPruning::uniform(0.5))?;
-/// let masked = mask_channels(net, &kept)?; // train it, then:
-/// let small = shrink(masked.clone(), &kept)?.materialize();
-/// let difference = (forward(&masked, &device) - forward(&small, &device)).abs().max();
-/// assert!(difference.into_scalar::<f32>() < 1e-5);
+/// let (mut net, mut optimizer) = (mask_channels(net, &kept)?, AdamWConfig::new().init());
+/// let gradients = GradientsParams::from_grads(forward(&net, &device).sum().backward(), &net);
+/// net = optimizer.step(1e-3, net, gradients); // .. more steps, then:
+///
+/// let small = shrink(net.clone(), &kept)?.materialize();
+/// let difference = (forward(&net, &device) - forward(&small, &device)).abs().max();
+/// assert!(difference.into_scalar::<f32>() < 1e-4);
+/// // To train the small model, shrink the moments as well.
+/// optimizer = shrink_moments(optimizer, &net, &kept)?;
 /// # Ok::<(), kiln_compression::Error>(())
 /// ```
 ///
@@ -66,22 +61,20 @@ fn is_statistic(path: &str) -> bool {
 /// [`Error::UnknownParameter`] for a parameter of a group without a mask, [`Error::InvalidSetting`] for a choice that does not fit the model.
 pub fn mask_channels<M: Module>(model: M, kept: &Kept) -> Result<M, Error> {
     kept.check(&Shapes::of(&model).0)?;
-    let mut layers: BTreeMap<_, _> =
-        masked_layers(&model, false).into_iter().map(|layer| (layer.path.clone(), layer)).collect();
+    let layers: BTreeMap<_, _> = masked_layers(&model).into_iter().map(|own| (own.site.path.clone(), own)).collect();
     let mut masks = BTreeMap::new();
     for (path, cuts) in kept.cuts() {
-        let Some(layer) = layers.remove(path) else {
-            if is_statistic(path) {
-                continue;
+        match layers.get(path) {
+            Some(layer) => {
+                let inside = elements(&layer.site.shape, &cuts);
+                let kept = layer.kept.iter().zip(inside).map(|(own, inside)| *own && inside).collect();
+                masks.insert(path.to_owned(), kept);
             }
-            let known = layers.into_keys().collect::<Vec<_>>().join(", ");
-            return Err(Error::UnknownParameter { path: path.to_owned(), known });
-        };
-        let inside = elements(&layer.shape, &cuts);
-        let kept = layer.kept.iter().zip(inside).map(|(own, inside)| *own && inside).collect();
-        masks.insert(path.to_owned(), kept);
+            None if is_statistic(path) => {}
+            None => return Err(Error::unknown(path, layers.keys())),
+        }
     }
-    Ok(model.map(&mut Replace { place: Place::default(), kept: masks }))
+    Ok(with_masks(model, masks))
 }
 
 /// Removes the channels that are not kept: the dense, smaller model. Masks are cut along, and parameters keep their ids, so that the
@@ -100,12 +93,19 @@ pub fn mask_channels<M: Module>(model: M, kept: &Kept) -> Result<M, Error> {
 pub fn shrink<M: Module>(model: M, kept: &Kept) -> Result<M, Error> {
     kept.check(&Shapes::of(&model).0)?;
     check_parts(&model, kept)?;
-    let cuts = kept.cuts();
+    let mut shrink = Shrink(kept.cuts());
+    let mut masks = BTreeMap::new();
+    for layer in masked_layers(&model) {
+        if let Some(cuts) = shrink.0.get(layer.site.path.as_str()) {
+            let own = layer.kept.into_iter().zip(elements(&layer.site.shape, cuts));
+            masks.insert(layer.site.path, own.filter_map(|(own, inside)| inside.then_some(own)).collect());
+        }
+    }
     let is_tracked = model.devices().iter().any(|device| device.is_autodiff());
     // New running statistics: those of a clone stay.
     let own = if is_tracked { model.valid().train() } else { model.valid() };
     drop(model);
-    Ok(own.map(&mut Shrink { place: Place::default(), cuts, shape: vec![] }))
+    Ok(with_masks(edited(own, &mut shrink), masks))
 }
 
 /// Refuses a choice of channels of a parameter that has them in what is attached to it, besides its mask.
@@ -113,33 +113,19 @@ pub(super) fn check_parts(model: &impl Module, kept: &Kept) -> Result<(), Error>
     let cuts = kept.cuts();
     let mut sites = sites(model).into_iter().filter(|site| cuts.contains_key(site.path.as_str()));
     // What has parameters of its own has the number of channels, and so have the blocks of codes. A mask is cut along.
-    match sites.find(|site| site.has_inner || site.parts.contains(FakeQuant::NAME)) {
+    match sites.find(|site| site.has_inner || site.parts.iter().any(|part| part == FakeQuant::NAME)) {
         Some(site) => Err(Error::Reparameterized { path: site.path }),
         None => Ok(()),
     }
 }
 
-struct Shrink<'a> {
-    place: Place,
-    cuts: BTreeMap<&'a str, Vec<Cut>>,
-    /// Of the parameter that was cut last, before it was cut.
-    shape: Vec<usize>,
-}
+/// Cuts parameters by path.
+struct Shrink<'a>(BTreeMap<&'a str, Vec<Cut>>);
 
-impl ModuleMapper for Shrink<'_> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.place.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.place.leave();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(cuts) = self.cuts.get(self.place.parameter().as_str()).filter(|_| !self.place.is_inner()) else {
-            return param;
-        };
-        self.shape = param.lazy_shape().to_vec();
+impl Edit for Shrink<'_> {
+    fn float<const D: usize>(&mut self, place: &Place, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let cuts = self.0.get(place.parameter().as_str()).filter(|_| !place.is_inner());
+        let Some(cuts) = cuts else { return param };
         param.map(|tensor| {
             leaf(tensor, |tensor| {
                 cuts.iter().fold(tensor, |tensor, cut| {
@@ -150,90 +136,80 @@ impl ModuleMapper for Shrink<'_> {
             })
         })
     }
+}
 
-    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
-        let is_mask = self.place.is_inner() && (self.place.field(), self.place.kind()) == MASK;
-        match self.cuts.get(self.place.parameter().as_str()) {
-            Some(cuts) if is_mask => param.map(|old| {
-                let device = old.device();
-                let inside = elements(&self.shape, cuts);
-                let own = old.into_data();
-                let own = own.iter::<bool>().zip(inside);
-                let own: Vec<bool> = own.filter_map(|(own, inside)| inside.then_some(own)).collect();
-                let shape = Shape::from(std::iter::once(own.len()).chain((1..D).map(|_| 1)).collect::<Vec<_>>());
-                Tensor::from_data(TensorData::new(own, shape), &device)
-            }),
-            _ => param,
-        }
+/// The shapes of a model's parameters and running statistics by path. Saved beside a record of a shrunk model, they make a model that is
+/// built anew fit it ([`reshape_like`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Shapes(pub BTreeMap<String, Vec<usize>>);
+
+impl Shapes {
+    /// The shapes of a model.
+    pub fn of(model: &impl Module) -> Self {
+        Self(sites(model).into_iter().map(|site| (site.path, site.shape)).collect())
     }
 }
 
-/// Cuts an optimizer's moments as [`shrink`] cuts the parameters. `model` is the model before or after it is cut: only its ids are read.
-///
-/// What [`mask_moments`](crate::mask_moments) says of records holds here too.
+/// The first values of each axis, as a tensor of its own: a slice could keep the memory of the whole.
+fn first<const D: usize>(tensor: Tensor<D>, shape: &[usize]) -> Tensor<D> {
+    let device = tensor.device();
+    // On the device for recordings the whole would be counted beside its part, and values do not matter.
+    if device.clone().inner() == Device::capture() {
+        let mut sizes = [0; D];
+        sizes.copy_from_slice(shape);
+        return Tensor::zeros(sizes, (&device, tensor.dtype())).set_require_grad(tensor.is_require_grad());
+    }
+    leaf(tensor, |tensor| {
+        shape.iter().enumerate().fold(tensor, |tensor, (axis, size)| match tensor.dims()[axis] == *size {
+            true => tensor,
+            false => tensor.select(axis, Tensor::<1, Int>::arange(0..*size as i64, &device.clone().inner())),
+        })
+    })
+}
+
+/// Cuts the parameters of a model that was built anew to these shapes, so that a record of the model with these shapes loads into it. Of
+/// each axis the first values stay. Attach masks after this.
 ///
 /// ```
-/// # use burn::module::Module;
-/// # use burn::nn::conv::{Conv2d, Conv2dConfig};
-/// # use burn::tensor::{Device, Tensor};
-/// # #[derive(Module, Debug)]
-/// # struct Net {
-/// #     first: Conv2d,
-/// #     second: Conv2d,
-/// # }
-/// # fn build(device: &Device) -> Net {
-/// #     Net {
-/// #         first: Conv2dConfig::new([3, 8], [3, 3]).init(device),
-/// #         second: Conv2dConfig::new([8, 5], [3, 3]).init(device),
-/// #     }
-/// # }
-/// # fn forward(net: &Net, device: &Device) -> Tensor<4> {
-/// #     net.second.forward(net.first.forward(Tensor::ones([1, 3, 16, 16], device)))
-/// # }
-/// use burn::optim::{AdamWConfig, GradientsParams};
-/// use kiln_compression::{ChannelPruning, Channels, shrink, shrink_moments};
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Device;
+/// use kiln_compression::{Shapes, reshape_like};
 ///
-/// let device = Device::flex().autodiff();
-/// let channels = Channels::of(build, forward)?;
-/// let (mut net, mut optimizer) = (build(&device), AdamWConfig::new().init());
-/// for _ in 0..2 {
-///     let gradients = GradientsParams::from_grads(forward(&net, &device).sum().backward(), &net);
-///     net = optimizer.step(1e-3, net, gradients);
-///     let kept = channels.choose(&net, &ChannelPruning::uniform(0.0))?; // all
-///     optimizer = shrink_moments(optimizer, &net, &kept)?;
-///     net = shrink(net, &kept)?;
-/// }
+/// let device = Device::flex();
+/// let shapes = Shapes::of(&LinearConfig::new(3, 2).init(&device));
+/// let linear = reshape_like(LinearConfig::new(8, 8).init(&device), &shapes)?;
+/// assert_eq!(linear.weight.dims(), [3, 2]);
 /// # Ok::<(), kiln_compression::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`Error::Optimizer`] for a state that cannot be recorded, and for one that does not have the shape that the parameter had (Adafactor's rows
-/// and columns, blocks of 8 bits): build a new optimizer then.
-pub fn shrink_moments(optimizer: ModuleOptimizer, model: &impl Module, kept: &Kept) -> Result<ModuleOptimizer, Error> {
-    let cuts = kept.cuts();
-    let paths: BTreeMap<u64, Site> = sites(model)
-        .into_iter()
-        .filter(|site| cuts.contains_key(site.path.as_str()))
-        .map(|site| (site.id.val(), site))
-        .collect();
-    edit(optimizer, |id, state| {
-        let Some((site, cuts)) = paths.get(&id).and_then(|site| Some((site, cuts.get(site.path.as_str())?))) else {
-            return Ok(state);
-        };
-        let fits = |cut: &Cut| state.shape.get(cut.axis) == Some(&cut.size);
-        if state.shape.num_dims() != site.shape.len() || !cuts.iter().all(fits) {
-            let State { name, shape, .. } = state;
-            return Err(Error::Optimizer(format!(
-                "'{name}' of '{}' is {shape:?}, not the parameter's shape",
-                site.path
-            )));
+/// [`Error::UnknownParameter`] for a path that the model does not have, [`Error::InvalidSetting`] for a shape that is larger than that of
+/// the model or has another number of dimensions, [`Error::Reparameterized`] for a parameter to be cut that something is attached to.
+pub fn reshape_like<M: Module>(model: M, shapes: &Shapes) -> Result<M, Error> {
+    struct Reshape<'a>(&'a Shapes);
+    impl Edit for Reshape<'_> {
+        fn float<const D: usize>(&mut self, place: &Place, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            match self.0.0.get(&place.parameter()) {
+                Some(shape) if !place.is_inner() && param.lazy_shape()[..] != shape[..] => {
+                    param.map(|tensor| first(tensor, shape))
+                }
+                _ => param,
+            }
         }
-        let size = state.element_size()?;
-        let inside = elements(&state.shape, cuts);
-        let own = state.bytes.chunks_exact(size).zip(inside).filter(|(_, inside)| *inside);
-        let bytes = Bytes::from_bytes_vec(own.flat_map(|(element, _)| element.iter().copied()).collect());
-        let mut shape = state.shape.clone();
-        cuts.iter().for_each(|cut| shape[cut.axis] = cut.entries.len());
-        Ok(State { shape, bytes, ..state })
-    })
+    }
+    let known = sites_by_path(&model);
+    for (path, shape) in &shapes.0 {
+        let site = known.get(path).ok_or_else(|| Error::unknown(path, known.keys()))?;
+        let own = &site.shape;
+        if own.len() != shape.len() || own.iter().zip(shape).any(|(own, size)| size > own || *size == 0) {
+            let value = format!("{shape:?} for '{path}' of {own:?}");
+            return Err(Error::invalid("a shape", value, "as many dimensions, none larger, none empty"));
+        }
+        if own != shape {
+            site.expect_plain()?;
+        }
+    }
+    Ok(edited(model, &mut Reshape(shapes)))
 }

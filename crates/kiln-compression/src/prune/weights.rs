@@ -1,16 +1,14 @@
 //! Single weights of a model with masks: pruned, counted, set to zero.
 
-use std::collections::BTreeMap;
-
 use burn::module::Module;
 use serde::{Deserialize, Serialize};
 
 use super::choose::{Weights, magnitude, n_of_m, pruned_count, random};
-use super::layers::{MaskedLayer, Replace, Zero, masked_layers};
+use super::mask::{MaskedLayer, input_axis, masked_layers, with_masks};
 use crate::Error;
-use crate::parameters::Place;
+use crate::parameters::for_each;
 
-/// Over what a sparsity is counted.
+/// The weights among which a sparsity is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
@@ -21,15 +19,15 @@ pub enum Scope {
     Layer,
 }
 
-/// Which weights are pruned.
+/// A method that chooses the weights to prune.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Pruning {
-    /// Those of the smallest magnitude (Han et al. 2015).
+    /// The weights of the smallest magnitude (Han et al. 2015).
     Magnitude {
         /// The part that is pruned, from 0 to 1.
         sparsity: f64,
-        /// Over what it is counted.
+        /// The weights among which it is counted.
         #[serde(default)]
         scope: Scope,
     },
@@ -37,18 +35,18 @@ pub enum Pruning {
     Random {
         /// The part that is pruned, from 0 to 1.
         sparsity: f64,
-        /// Over what it is counted.
+        /// The weights among which it is counted.
         #[serde(default)]
         scope: Scope,
-        /// Where the random numbers start: a seed and a model give one choice.
+        /// Random seed. One seed and one model give one choice.
         seed: u64,
     },
     /// All but the `n` largest of each `m` weights that follow each other along the input dimension (Mishra et al. 2021). An input
     /// dimension that `m` does not divide has its rest left dense, as the three channels of an image.
     NOfM {
-        /// How many are kept; 1 or more.
+        /// The number of weights that are kept, at least 1.
         n: usize,
-        /// Of how many; more than `n`.
+        /// The size of a group of weights, more than `n`.
         m: usize,
     },
 }
@@ -67,18 +65,17 @@ impl Pruning {
     fn check(&self) -> Result<(), Error> {
         match *self {
             Self::Magnitude { sparsity, .. } | Self::Random { sparsity, .. } if !(0.0..=1.0).contains(&sparsity) => {
-                Err(Error::InvalidSetting { what: "sparsity", value: sparsity.to_string(), expected: "0 to 1" })
+                Err(Error::invalid("sparsity", sparsity, "0 to 1"))
             }
-            Self::NOfM { n, m } if n == 0 || n >= m => {
-                Err(Error::InvalidSetting { what: "n", value: n.to_string(), expected: "1 to m - 1" })
-            }
+            Self::NOfM { n, m } if n == 0 || n >= m => Err(Error::invalid("n", n, "1 to m - 1")),
             _ => Ok(()),
         }
     }
 
     /// The masks of the layers.
-    fn choose(&self, layers: &[MaskedLayer]) -> Vec<Vec<bool>> {
-        let weights: Vec<_> = layers.iter().map(|layer| Weights { values: &layer.base, kept: &layer.kept }).collect();
+    fn choose(&self, layers: &[Layer]) -> Vec<Vec<bool>> {
+        let weights = layers.iter().map(|layer| Weights { values: &layer.values, kept: &layer.masked.kept });
+        let weights: Vec<_> = weights.collect();
         let unstructured = |sparsity, scope, seed: Option<u64>| {
             let parts: Vec<&[Weights<'_>]> = match scope {
                 Scope::Global => vec![&weights],
@@ -97,9 +94,8 @@ impl Pruning {
             Self::Magnitude { sparsity, scope } => unstructured(sparsity, scope, None),
             Self::Random { sparsity, scope, seed } => unstructured(sparsity, scope, Some(seed)),
             Self::NOfM { n, m } => {
-                let one = |(layer, weights): (&MaskedLayer, &Weights<'_>)| match layer.input_axis {
-                    Some(axis) => n_of_m(*weights, &layer.shape, axis, [n, m]),
-                    None => layer.kept.clone(),
+                let one = |(layer, weights): (&Layer, &Weights<'_>)| {
+                    n_of_m(*weights, &layer.masked.site.shape, layer.input_axis, [n, m])
                 };
                 layers.iter().zip(&weights).map(one).collect()
             }
@@ -107,10 +103,18 @@ impl Pruning {
     }
 }
 
-/// Prunes a model that has [`Masks`](crate::Masks). What is pruned stays pruned: a sparsity below that of the model changes nothing.
+/// The weight of a linear layer or a convolution that has a mask.
+struct Layer {
+    masked: MaskedLayer,
+    input_axis: usize,
+    /// The stored values, unless they do not matter.
+    values: Vec<f32>,
+}
+
+/// Prunes a model that has [`Masks`](crate::Masks). Pruned weights stay pruned: a sparsity below that of the model changes nothing.
 ///
 /// Only weights of linear layers and convolutions are pruned, also where other parameters have masks. The stored values do not change, see
-/// [`zero_pruned`]. After each call give the optimizer the masks ([`mask_moments`](crate::mask_moments)).
+/// [`zero_pruned`](crate::zero_pruned). After each call give the optimizer the masks ([`mask_moments`](crate::mask_moments)).
 ///
 /// ```
 /// use burn::module::Module;
@@ -137,74 +141,48 @@ impl Pruning {
 ///
 /// # Errors
 /// [`Error::InvalidSetting`] for a sparsity out of range, [`Error::NoMasks`] for a model without masks, [`Error::Reparameterized`] for
-/// weights that are stored as codes, whose magnitudes are not those of the weights: materialize the model and mask it then.
+/// weights that are stored as codes, whose magnitudes are not those of the weights: materialize the model and mask it then. [`Error::Read`]
+/// when a device cannot give the values.
 pub fn prune<M: Module>(model: M, how: &Pruning) -> Result<M, Error> {
     how.check()?;
-    let mut layers = masked_layers(&model, true);
     // Biases and norms have masks for whole channels only.
-    layers.retain(|layer| layer.input_axis.is_some());
+    let layer = |masked: MaskedLayer| Some(Layer { input_axis: input_axis(&masked.site)?, masked, values: vec![] });
+    let mut layers: Vec<Layer> = masked_layers(&model).into_iter().filter_map(layer).collect();
     if layers.is_empty() {
         return Err(Error::NoMasks);
     }
-    if let Some(packed) = layers.iter().find(|layer| layer.is_packed && !matches!(how, Pruning::Random { .. })) {
-        return Err(Error::Reparameterized { path: packed.path.clone() });
+    if !matches!(how, Pruning::Random { .. }) {
+        for_each(&model, |parameter| {
+            let Some(layer) = layers.iter_mut().find(|layer| layer.masked.site.path == parameter.path) else {
+                return Ok(());
+            };
+            if !parameter.dtype.is_float() {
+                return Err(Error::Reparameterized { path: parameter.path.clone() });
+            }
+            layer.values = parameter.values()?;
+            Ok(())
+        })?;
     }
     let kept = how.choose(&layers);
-    let kept = layers.into_iter().map(|layer| layer.path).zip(kept).collect();
-    Ok(model.map(&mut Replace { place: Place::default(), kept }))
+    let masks = layers.into_iter().map(|layer| layer.masked.site.path).zip(kept).collect();
+    Ok(with_masks(model, masks))
 }
 
-/// Keeps every weight again. The weights have the values that they had when they were pruned, or zeros after [`zero_pruned`].
+/// Uses every weight again. The weights have the values that they had when they were pruned, or zeros after
+/// [`zero_pruned`](crate::zero_pruned).
 pub fn unprune<M: Module>(model: M) -> M {
-    let all = masked_layers(&model, false).into_iter().map(|layer| (layer.path, vec![true; layer.kept.len()]));
-    let kept = all.collect();
-    model.map(&mut Replace { place: Place::default(), kept })
+    let all = masked_layers(&model).into_iter().map(|layer| (layer.site.path, vec![true; layer.kept.len()])).collect();
+    with_masks(model, all)
 }
 
-/// The masks of a model by the path of the parameter: row-major, true where a weight is kept.
-pub fn masks_of(model: &impl Module) -> BTreeMap<String, Vec<bool>> {
-    masked_layers(model, false).into_iter().map(|layer| (layer.path, layer.kept)).collect()
-}
-
-/// Replaces the masks at these paths, as [`masks_of`] gives them. Masks at other paths stay as they are.
-///
-/// # Errors
-/// [`Error::UnknownParameter`] for a path without a mask, [`Error::InvalidSetting`] for a mask of another length.
-pub fn set_masks<M: Module>(model: M, masks: BTreeMap<String, Vec<bool>>) -> Result<M, Error> {
-    let known = masks_of(&model);
-    for (path, mask) in &masks {
-        let Some(own) = known.get(path) else {
-            let known = known.into_keys().collect::<Vec<_>>().join(", ");
-            return Err(Error::UnknownParameter { path: path.clone(), known });
-        };
-        if own.len() != mask.len() {
-            let value = format!("{} for '{path}' of {} elements", mask.len(), own.len());
-            return Err(Error::InvalidSetting {
-                what: "the length of a mask",
-                value,
-                expected: "one for each element",
-            });
-        }
-    }
-    Ok(model.map(&mut Replace { place: Place::default(), kept: masks }))
-}
-
-/// Sets the stored values to zero where a model is pruned. What the model computes does not change: where a mask comes after another part of
-/// a [`Nest`](crate::Nest), which may compute other elements from the pruned ones, the stored values stay.
-pub fn zero_pruned<M: Module>(model: M) -> M {
-    let layers = masked_layers(&model, false).into_iter().filter(|layer| layer.is_first);
-    let kept = layers.map(|layer| (layer.path, layer.kept)).collect();
-    model.map(&mut Zero { place: Place::default(), kept })
-}
-
-/// How much of a model is pruned.
+/// The sparsity of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sparsity {
     /// The parameters that have masks, in the order of the model's fields.
     pub layers: Vec<LayerSparsity>,
 }
 
-/// How much of a parameter is pruned.
+/// The sparsity of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerSparsity {
     /// The path of the parameter.
@@ -230,12 +208,12 @@ impl Sparsity {
     }
 }
 
-/// How much of a model's masks is pruned, by layer and in all.
+/// The sparsity of a model that has masks, by layer and in total.
 pub fn sparsity(model: &impl Module) -> Sparsity {
     let count = |layer: MaskedLayer| LayerSparsity {
         pruned: layer.kept.iter().filter(|kept| !**kept).count(),
         total: layer.kept.len(),
-        path: layer.path,
+        path: layer.site.path,
     };
-    Sparsity { layers: masked_layers(model, false).into_iter().map(count).collect() }
+    Sparsity { layers: masked_layers(model).into_iter().map(count).collect() }
 }

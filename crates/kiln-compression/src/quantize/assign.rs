@@ -1,10 +1,16 @@
-//! The bits of each weight under a budget of bytes.
+//! The bits of each weight under a budget of bytes: what each number of bits costs, and the best choice.
 
+use super::codes;
+use super::error_report::squared_error;
+use super::model::{blocks_of, for_each_chosen};
+use super::settings::Quantization;
+use super::weights::{check_bits, check_finite, packed_bytes};
 use crate::Error;
+use burn::module::Module;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What one number of bits costs a weight.
+/// The cost of one number of bits for a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct BitChoice {
     /// Bits of a code.
@@ -24,7 +30,63 @@ pub struct LayerChoices {
     pub choices: Vec<BitChoice>,
 }
 
-/// The choice of least error within a budget.
+/// The choices of bits for each weight that `settings` chooses, for [`assign_bits`](super::assign_bits).
+///
+/// The error of a choice is the sum of squared errors of the weight's values, which does not see what the model makes of them, times the
+/// weight's sensitivity: 1 unless `sensitivities` has its path. A common sensitivity is the mean squared gradient of the loss (Z. Dong et
+/// al., "HAWQ", ICCV 2019, in its diagonal form). The bits in `settings` are not read.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Device;
+/// use kiln_compression::{Quantization, assign_bits, bit_choices, quantize};
+///
+/// let model = LinearConfig::new(64, 10).init(&Device::flex());
+/// let mut settings = Quantization::default();
+/// let choices = bit_choices(&model, &settings, &[2, 4, 8], &Default::default())?;
+/// settings.bits_of = assign_bits(&choices, 400)?.bits;
+/// let quantized = quantize(&model, &settings)?;
+/// assert_eq!(quantized.weights()["weight"].bits(), 4);
+/// # Ok::<(), kiln_compression::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`quantize`](super::quantize); [`Error::InvalidSetting`] if a sensitivity is negative or not finite, and
+/// [`Error::UnknownParameter`] if it belongs to no chosen weight.
+pub fn bit_choices<M: Module>(
+    model: &M,
+    settings: &Quantization,
+    bits: &[u8],
+    sensitivities: &BTreeMap<String, f64>,
+) -> Result<Vec<LayerChoices>, Error> {
+    bits.iter().try_for_each(|bits| check_bits(*bits))?;
+    if let Some(value) = sensitivities.values().find(|value| !(**value >= 0.0 && value.is_finite())) {
+        return Err(Error::invalid("a sensitivity", value, "a finite number of at least 0"));
+    }
+    let mut layers = Vec::new();
+    for_each_chosen(model, settings, |parameter, _| {
+        let blocks = blocks_of(parameter, settings);
+        let values = parameter.values()?;
+        check_finite("a weight", &values)?;
+        let sensitivity = sensitivities.get(&parameter.path).copied().unwrap_or(1.0);
+        let choice = |bits: &u8| {
+            let scales = codes::scales(&values, &blocks, *bits, settings.range, settings.half_scales);
+            let codes = codes::codes(&values, &blocks, &scales, *bits);
+            let error = squared_error(&values, &codes::values(&codes, &blocks, &scales));
+            let bytes = packed_bytes(codes.len(), scales.len(), *bits, settings.half_scales);
+            BitChoice { bits: *bits, bytes, error: error * sensitivity }
+        };
+        layers.push(LayerChoices { path: parameter.path.clone(), choices: bits.iter().map(choice).collect() });
+        Ok(())
+    })?;
+    match sensitivities.keys().find(|path| !layers.iter().any(|layer| layer.path == **path)) {
+        Some(path) => Err(Error::unknown(path, layers.iter().map(|layer| &layer.path))),
+        None => Ok(layers),
+    }
+}
+
+/// The assignment with the least error within a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
     /// Bits of each weight by its path.
@@ -87,11 +149,7 @@ pub fn assign_bits(layers: &[LayerChoices], budget: u64) -> Result<Assignment, E
 /// The choices of which none has both fewer bytes and less error, from the fewest bytes to the least error.
 fn front(layer: &LayerChoices) -> Result<Vec<BitChoice>, Error> {
     if let Some(choice) = layer.choices.iter().find(|choice| !(choice.error >= 0.0 && choice.error.is_finite())) {
-        return Err(Error::InvalidSetting {
-            what: "the error of a choice of bits",
-            value: choice.error.to_string(),
-            expected: "a finite number of at least 0",
-        });
+        return Err(Error::invalid("the error of a choice of bits", choice.error, "a finite number of at least 0"));
     }
     let mut choices = layer.choices.clone();
     choices.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.error.total_cmp(&b.error)));
@@ -102,11 +160,7 @@ fn front(layer: &LayerChoices) -> Result<Vec<BitChoice>, Error> {
         }
     }
     match front.is_empty() {
-        true => Err(Error::InvalidSetting {
-            what: "the choices of bits of a weight",
-            value: "none".into(),
-            expected: "at least one",
-        }),
+        true => Err(Error::invalid("the choices of bits of a weight", "none", "at least one")),
         false => Ok(front),
     }
 }
@@ -249,8 +303,8 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_model_is_assigned_at_once() {
-        // 200 weights of 7 choices each, whose bytes have no common divisor.
+    fn a_deep_model_is_assigned() {
+        // 200 weights of 7 choices each, whose bytes have no common divisor. Without bounds the search would not end.
         let choices: Vec<Vec<(u64, f64)>> = (0..200_u64)
             .map(|layer| {
                 let values = 1_000 + 7_919 * (layer * layer % 389);
@@ -261,26 +315,26 @@ mod tests {
             })
             .collect();
         let eight: u64 = choices.iter().map(|choices| choices[6].0).sum();
-        let started = std::time::Instant::now();
         for share in [3, 4, 5, 6, 7] {
             let assignment = assign_bits(&layers(&choices), eight * share / 8).unwrap();
             assert!(assignment.bytes <= eight * share / 8);
         }
-        assert!(started.elapsed().as_secs() < 10);
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
         #[test]
         fn the_choice_is_the_best_of_all(
-            choices in prop::collection::vec(prop::collection::vec((0_u64..40, 0_u32..30), 1..5), 0..6), budget in 0_u64..160,
+            choices in prop::collection::vec(prop::collection::vec((0_u64..40, 0.0_f64..30.0), 1..5), 0..6), budget in 0_u64..160, whole: bool,
         ) {
             let choices: Vec<Vec<(u64, f64)>> =
-                choices.into_iter().map(|layer| layer.into_iter().map(|(bytes, error)| (bytes, f64::from(error))).collect()).collect();
+                choices.into_iter().map(|layer| layer.into_iter().map(|(bytes, error)| (bytes, if whole { error.round() } else { error })).collect()).collect();
             let layers = layers(&choices);
             match (assign_bits(&layers, budget), brute_force(&choices, budget)) {
                 (Ok(assignment), Some(least)) => {
-                    prop_assert_eq!(assignment.error, least);
+                    // Errors that are whole numbers add up exactly, others in another order.
+                    let rounding = if whole { 0.0 } else { 1e-11 };
+                    prop_assert!((assignment.error - least).abs() <= rounding);
                     prop_assert!(assignment.bytes <= budget);
                     let picked = layers.iter().map(|layer| {
                         let bits = assignment.bits[&layer.path];
@@ -288,21 +342,10 @@ mod tests {
                     });
                     let picked: Vec<BitChoice> = picked.collect();
                     prop_assert_eq!(picked.iter().map(|choice| choice.bytes).sum::<u64>(), assignment.bytes);
-                    prop_assert_eq!(picked.iter().map(|choice| choice.error).sum::<f64>(), assignment.error);
+                    prop_assert!((picked.iter().map(|choice| choice.error).sum::<f64>() - assignment.error).abs() <= 1e-11);
                 }
                 (Err(Error::BudgetTooSmall { smallest, .. }), None) => prop_assert!(smallest > budget),
                 (assignment, least) => prop_assert!(false, "{assignment:?} {least:?}"),
-            }
-        }
-
-        #[test]
-        fn real_errors_are_the_least_too(
-            choices in prop::collection::vec(prop::collection::vec((1_u64..1000, 0.0_f64..1.0), 1..6), 1..6), budget in 500_u64..4000,
-        ) {
-            let found = assign_bits(&layers(&choices), budget).ok().map(|assignment| assignment.error);
-            match (found, brute_force(&choices, budget)) {
-                (Some(found), Some(least)) => prop_assert!((found - least).abs() <= 1e-11),
-                (found, least) => prop_assert_eq!(found, least),
             }
         }
     }

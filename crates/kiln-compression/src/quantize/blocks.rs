@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How many values of a weight share a scale.
+/// The values of a weight that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
@@ -105,32 +105,27 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn blocks(groups: usize, length: usize, columns: usize) -> Blocks {
-        Blocks { groups, length, columns }
-    }
-
     #[test]
-    fn a_linear_weight_has_its_channels_in_columns() {
-        assert_eq!(Blocks::of(&[12, 5], true, Granularity::Tensor), blocks(1, 60, 1));
-        assert_eq!(Blocks::of(&[12, 5], true, Granularity::Channel), blocks(1, 12, 5));
-        assert_eq!(Blocks::of(&[12, 5], true, Granularity::Block(5)), blocks(3, 4, 5));
-        assert_eq!(Blocks::of(&[13, 5], true, Granularity::Block(5)), blocks(13, 1, 5));
-        assert_eq!(Blocks::of(&[12, 5], true, Granularity::Block(100)), blocks(1, 12, 5));
-    }
-
-    #[test]
-    fn a_kernel_is_not_split() {
-        assert_eq!(Blocks::of(&[4, 6, 3, 3], false, Granularity::Channel), blocks(4, 54, 1));
-        assert_eq!(Blocks::of(&[4, 6, 3, 3], false, Granularity::Block(32)), blocks(8, 27, 1));
-        assert_eq!(Blocks::of(&[4, 6, 3, 3], false, Granularity::Block(1)), blocks(24, 9, 1));
-        assert_eq!(Blocks::of(&[4, 6, 3, 3], false, Granularity::Block(0)), blocks(24, 9, 1));
-    }
-
-    #[test]
-    fn one_dimension_is_one_channel() {
-        assert_eq!(Blocks::of(&[6], false, Granularity::Channel), blocks(1, 6, 1));
-        assert_eq!(Blocks::of(&[6], true, Granularity::Block(4)), blocks(2, 3, 1));
-        assert_eq!(Blocks::of(&[0, 3], true, Granularity::Block(4)), blocks(1, 0, 1));
+    fn channels_are_columns_or_rows_and_kernels_are_not_split() {
+        use Granularity::{Block, Channel, Tensor};
+        for (shape, output_last, granularity, [groups, length, columns]) in [
+            (&[12, 5][..], true, Tensor, [1, 60, 1]),
+            (&[12, 5], true, Channel, [1, 12, 5]),
+            (&[12, 5], true, Block(5), [3, 4, 5]),
+            (&[13, 5], true, Block(5), [13, 1, 5]),
+            (&[12, 5], true, Block(100), [1, 12, 5]),
+            (&[4, 6, 3, 3], false, Channel, [4, 54, 1]),
+            (&[4, 6, 3, 3], false, Block(32), [8, 27, 1]),
+            (&[4, 6, 3, 3], false, Block(1), [24, 9, 1]),
+            (&[4, 6, 3, 3], false, Block(0), [24, 9, 1]),
+            // One dimension is one channel.
+            (&[6], false, Channel, [1, 6, 1]),
+            (&[6], true, Block(4), [2, 3, 1]),
+            (&[0, 3], true, Block(4), [1, 0, 1]),
+        ] {
+            let blocks = Blocks::of(shape, output_last, granularity);
+            assert_eq!(blocks, Blocks { groups, length, columns }, "{shape:?} {granularity:?}");
+        }
     }
 
     proptest! {

@@ -4,7 +4,7 @@ use super::blocks::Blocks;
 use half::f16;
 use serde::{Deserialize, Serialize};
 
-/// How the range of a block of weights is chosen.
+/// The method that chooses the range of a block of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightRange {

@@ -85,32 +85,17 @@ const PATH: usize = 34;
 
 impl fmt::Display for ErrorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:<PATH$} {:>4} {:>8} {:>10} {:>9} {:>9}",
-            "weight", "bits", "SQNR dB", "max error", "before", "after"
-        )?;
+        let mut row = |[path, bits, ratio, largest, before, after]: [&str; 6], end: &str| {
+            write!(f, "{path:<PATH$} {bits:>4} {ratio:>8} {largest:>10} {before:>9} {after:>9}{end}")
+        };
+        row(["weight", "bits", "SQNR dB", "max error", "before", "after"], "\n")?;
         for WeightError { path, bits, sqnr_db, largest, before, after } in &self.weights {
-            let path = shortened(path);
             let ratio = sqnr_db.map_or_else(|| "exact".to_owned(), |ratio| format!("{ratio:.1}"));
-            writeln!(
-                f,
-                "{path:<PATH$} {bits:>4} {ratio:>8} {largest:>10.3e} {:>9} {:>9}",
-                size(*before),
-                size(*after)
-            )?;
+            let (path, bits, largest) = (shortened(path), bits.to_string(), format!("{largest:.3e}"));
+            row([&path, &bits, &ratio, &largest, &size(*before), &size(*after)], "\n")?;
         }
         let sum = |bytes: fn(&WeightError) -> u64| size(self.weights.iter().map(bytes).sum());
-        write!(
-            f,
-            "{:<PATH$} {:>4} {:>8} {:>10} {:>9} {:>9}",
-            "all",
-            "",
-            "",
-            "",
-            sum(|weight| weight.before),
-            sum(|weight| weight.after)
-        )
+        row(["all", "", "", "", &sum(|weight| weight.before), &sum(|weight| weight.after)], "")
     }
 }
 

@@ -1,6 +1,6 @@
 //! Fake quantisation: a model that computes in floats with exactly the values that its integers will have.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
@@ -8,7 +8,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::blocks::Blocks;
 use super::codes::largest_code;
-use super::input_range::{InputRange, answer};
+use super::input_range::{InputRange, during, note_range};
 use super::model::{blocks_of, for_each_chosen};
 use super::settings::Quantization;
 use crate::Error;
@@ -40,7 +40,7 @@ use crate::Error;
 #[derive(Clone, Debug)]
 pub struct FakeQuantizer {
     weights: BTreeMap<String, Option<WeightCodes>>,
-    /// How far a batch moves the ranges of inputs; none: inputs are not simulated.
+    /// The share by which a batch moves the ranges of inputs; `None` if inputs are not simulated.
     momentum: Option<f64>,
 }
 
@@ -77,10 +77,7 @@ impl FakeQuantizer {
     pub fn with_inputs(self, momentum: f64) -> Result<Self, Error> {
         match (0.0..=1.0).contains(&momentum) {
             true => Ok(Self { momentum: Some(momentum), ..self }),
-            false => {
-                let (what, value) = ("the momentum of input ranges", momentum.to_string());
-                Err(Error::InvalidSetting { what, value, expected: "0 to 1" })
-            }
+            false => Err(Error::invalid("the momentum of input ranges", momentum, "0 to 1")),
         }
     }
 
@@ -113,27 +110,18 @@ impl Reparameterizer for FakeQuantizer {
 }
 
 thread_local! {
-    /// How many calls of [`unsimulated`] this thread is in.
-    static UNSIMULATED: Cell<usize> = const { Cell::new(0) };
+    /// Set while [`unsimulated`] runs.
+    static UNSIMULATED: RefCell<Option<()>> = const { RefCell::new(None) };
 }
 
 /// Runs `f`, in which weights under [`FakeQuant`] are read as they are, without the simulation: a model that is merged in it
 /// (`model.materialize()`) keeps its masks and adapters, and is ready for [`quantize`](super::quantize).
 pub fn unsimulated<R>(f: impl FnOnce() -> R) -> R {
-    /// Counts the call down when it ends, also by a panic.
-    struct Call;
-    impl Drop for Call {
-        fn drop(&mut self) {
-            UNSIMULATED.set(UNSIMULATED.get() - 1);
-        }
-    }
-    UNSIMULATED.set(UNSIMULATED.get() + 1);
-    let _call = Call;
-    f()
+    during(&UNSIMULATED, (), f).0
 }
 
-/// What [`FakeQuantizer`] attaches to a weight: a layer reads the weight as its integers would give it, and the
-/// gradient passes to the stored weight unchanged (the straight-through estimator, Bengio et al. 2013).
+/// The reparameterization that [`FakeQuantizer`] attaches: a layer reads the weight as its integers would give it, and the gradient
+/// passes to the stored weight unchanged (the straight-through estimator, Bengio et al. 2013).
 ///
 /// The range of each block is its largest magnitude, at every reading anew, so that no weight is clipped.
 #[derive(Module, Debug)]
@@ -158,7 +146,7 @@ impl Reparameterization for FakeQuant {
     const NAME: &'static str = "fake_quant";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let passes = answer(self.input.as_ref()) || UNSIMULATED.get() > 0;
+        let passes = note_range(self.input.as_ref()) || UNSIMULATED.with_borrow(Option::is_some);
         let Some(codes) = self.weight.filter(|_| !passes) else { return base };
         let dtype = base.dtype();
         let base = base.cast(DType::F32);

@@ -3,13 +3,12 @@
 use super::blocks::Blocks;
 use super::codes;
 use super::model::QuantizedModel;
-use super::plain::{self, Kind, Plain};
 use super::weights::QuantizedWeight;
 use crate::Error;
-use crate::atomic;
-use crate::parameters;
+use crate::files::{self, Stored, views};
+use crate::parameters::{self, Item, walk};
 use burn::module::Module;
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use half::f16;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -23,7 +22,7 @@ const VERSION: u32 = 1;
 /// The key of the description in the file's metadata.
 const KEY: &str = "kiln_quantized";
 
-/// What the metadata say, as JSON.
+/// The description in the metadata, as JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
@@ -78,7 +77,7 @@ impl QuantizedModel {
         self.check(model)?;
         // Running statistics take in their last update only when they are asked to.
         drop(model.valid());
-        let rest = plain::tensors(model, |path| !self.weights().contains_key(path))?;
+        let rest = plain_tensors(model, |path| !self.weights().contains_key(path))?;
 
         let mut tensors = BTreeMap::new();
         let mut entries = BTreeMap::new();
@@ -91,8 +90,8 @@ impl QuantizedModel {
         let save = |reason: String| Error::Save { path: path.to_owned(), reason };
         for Plain { path: name, shape, data, .. } in rest {
             let Some(data) = data else { continue };
-            let dtype = plain::stored(data.dtype())
-                .ok_or_else(|| save(format!("'{name}' has the dtype {:?}", data.dtype())))?;
+            let dtype =
+                stored_dtype(data.dtype()).ok_or_else(|| save(format!("'{name}' has the dtype {:?}", data.dtype())))?;
             let bytes = match dtype {
                 Dtype::BOOL => data.iter::<bool>().map(u8::from).collect(),
                 _ => data.as_bytes().to_vec(),
@@ -100,19 +99,13 @@ impl QuantizedModel {
             tensors.insert(name, Stored { dtype, shape, bytes });
         }
 
-        let mut views = Vec::with_capacity(tensors.len());
-        for (name, Stored { dtype, shape, bytes }) in &tensors {
-            views.push((
-                name.as_str(),
-                TensorView::new(*dtype, shape.clone(), bytes).map_err(|error| save(error.to_string()))?,
-            ));
-        }
-        let crc32 = checksum(&entries, views.iter().map(|(name, view)| (*name, view))).map_err(&save)?;
+        let views = views(&tensors).map_err(save)?;
+        let crc32 = checksum(&entries, views.iter().map(|(name, view)| (*name, view))).map_err(save)?;
         let description = Description { version: VERSION, crc32, weights: entries };
         let description = serde_json::to_string(&description).map_err(|error| save(error.to_string()))?;
         let metadata = HashMap::from([(KEY.to_owned(), description)]);
         let bytes = safetensors::serialize(views, Some(metadata)).map_err(|error| save(error.to_string()))?;
-        atomic::write(path, &bytes).map_err(|error| save(error.to_string()))
+        files::write(path, &bytes).map_err(|error| save(error.to_string()))
     }
 
     /// Reads a file that [`save`](Self::save) wrote: `model` with the values of the file, the quantised weights in f32, and these weights
@@ -126,14 +119,13 @@ impl QuantizedModel {
         let path = path.as_ref();
         let load = |reason: String| Error::Load { path: path.to_owned(), reason };
         let bytes = std::fs::read(path).map_err(|error| load(error.to_string()))?;
-        let (quantized, mut rest) = read(&bytes).map_err(&load)?;
+        let (quantized, mut rest) = read(&bytes).map_err(load)?;
         quantized.check(&model)?;
 
-        let slots = plain::tensors(&model, |_| false)?;
+        let slots = plain_tensors(&model, |_| false)?;
         let known: BTreeSet<&str> = slots.iter().map(|slot| slot.path.as_str()).collect();
         if let Some(name) = rest.keys().find(|name| !known.contains(name.as_str())) {
-            let known = known.iter().copied().collect::<Vec<_>>().join(", ");
-            return Err(Error::UnknownParameter { path: name.clone(), known });
+            return Err(Error::unknown(name, known));
         }
         let mut values = BTreeMap::new();
         for slot in slots {
@@ -143,11 +135,8 @@ impl QuantizedModel {
                     let stored =
                         rest.remove(&slot.path).ok_or_else(|| load(format!("it has no tensor '{}'", slot.path)))?;
                     if stored.shape != slot.shape {
-                        return Err(Error::ShapeMismatch {
-                            path: slot.path,
-                            found: stored.shape,
-                            expected: slot.shape,
-                        });
+                        let (found, expected) = (stored.shape, slot.shape);
+                        return Err(Error::ShapeMismatch { path: slot.path, found, expected });
                     }
                     let (dtype, wanted) = (stored.dtype, slot.kind);
                     data(stored, wanted)
@@ -160,11 +149,66 @@ impl QuantizedModel {
     }
 }
 
-/// A tensor as it is in the file.
-struct Stored {
-    dtype: Dtype,
+/// A tensor of a module that is stored as it is: a parameter of any kind or a running statistic.
+struct Plain {
+    path: String,
     shape: Vec<usize>,
-    bytes: Vec<u8>,
+    kind: Kind,
+    /// Its values, if they were asked for.
+    data: Option<TensorData>,
+}
+
+/// The kind of a tensor's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Float,
+    Int,
+    Bool,
+}
+
+/// The tensors of `model`, with the values of those whose path `read` accepts. Refuses reparameterizations.
+fn plain_tensors(model: &impl Module, read: impl Fn(&str) -> bool) -> Result<Vec<Plain>, Error> {
+    let mut tensors: Result<Vec<Plain>, Error> = Ok(vec![]);
+    walk(model, |place, item| {
+        let (Ok(found), path) = (&mut tensors, place.parameter()) else { return };
+        let read = |data: &dyn Fn() -> Result<TensorData, String>| read(&path).then(data).transpose();
+        let (kind, shape, data) = match item {
+            Item::Attached(_) => return tensors = Err(Error::Reparameterized { path }),
+            Item::Float(param) => (Kind::Float, param.stored_shape(), read(&|| param.data())),
+            Item::Int(shape, data) => (Kind::Int, shape, read(data)),
+            Item::Bool(shape, data) => (Kind::Bool, shape, read(data)),
+        };
+        match data {
+            Ok(data) => found.push(Plain { path, shape, kind, data }),
+            Err(reason) => tensors = Err(Error::Read { path, reason }),
+        }
+    });
+    tensors
+}
+
+/// burn's dtypes of numbers, and those of safetensors.
+const DTYPES: [(DType, Dtype); 12] = [
+    (DType::F64, Dtype::F64),
+    (DType::F32, Dtype::F32),
+    (DType::F16, Dtype::F16),
+    (DType::BF16, Dtype::BF16),
+    (DType::I64, Dtype::I64),
+    (DType::I32, Dtype::I32),
+    (DType::I16, Dtype::I16),
+    (DType::I8, Dtype::I8),
+    (DType::U64, Dtype::U64),
+    (DType::U32, Dtype::U32),
+    (DType::U16, Dtype::U16),
+    (DType::U8, Dtype::U8),
+];
+
+/// The dtype in a file of a tensor with burn's `dtype`; none for quantised tensors.
+fn stored_dtype(dtype: DType) -> Option<Dtype> {
+    match dtype {
+        DType::Flex32 => Some(Dtype::F32),
+        DType::Bool(_) => Some(Dtype::BOOL),
+        _ => DTYPES.into_iter().find(|(burn, _)| *burn == dtype).map(|(_, stored)| stored),
+    }
 }
 
 fn codes_of(weight: &QuantizedWeight) -> Stored {
@@ -183,9 +227,7 @@ fn scales_of(weight: &QuantizedWeight) -> Stored {
             let bytes = scales.iter().flat_map(|scale| f16::from_f32(*scale).to_le_bytes()).collect();
             Stored { dtype: Dtype::F16, shape, bytes }
         }
-        false => {
-            Stored { dtype: Dtype::F32, shape, bytes: scales.iter().flat_map(|scale| scale.to_le_bytes()).collect() }
-        }
+        false => Stored::f32(shape, scales),
     }
 }
 
@@ -223,10 +265,7 @@ fn read(bytes: &[u8]) -> Result<(QuantizedModel, BTreeMap<String, Stored>), Stri
     let parts: BTreeSet<String> =
         weights.keys().flat_map(|name| [format!("{name}.codes"), format!("{name}.scales")]).collect();
     let rest = tensors.iter().filter(|(name, _)| !parts.contains(**name));
-    let rest = rest.map(|(name, view)| {
-        let stored = Stored { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: view.data().to_vec() };
-        ((*name).to_owned(), stored)
-    });
+    let rest = rest.map(|(name, view)| ((*name).to_owned(), Stored::of(view)));
     Ok((QuantizedModel::new(weights), rest.collect()))
 }
 
@@ -254,12 +293,13 @@ fn weight(entry: &Entry, codes: &TensorView<'_>, scales: &TensorView<'_>) -> Res
 
 /// The values of a stored tensor, if it can be one of `kind`.
 fn data(stored: Stored, kind: Kind) -> Option<TensorData> {
+    let Stored { dtype, shape, bytes } = stored;
     if kind == Kind::Bool {
-        let is_bool = stored.dtype == Dtype::BOOL;
-        return is_bool
-            .then(|| TensorData::new(stored.bytes.iter().map(|byte| *byte != 0).collect::<Vec<_>>(), stored.shape));
+        let values = || bytes.iter().map(|byte| *byte != 0).collect::<Vec<_>>();
+        return (dtype == Dtype::BOOL).then(|| TensorData::new(values(), shape));
     }
-    Some(TensorData::from_bytes_vec(stored.bytes, stored.shape, kind.dtype(stored.dtype)?))
+    let (dtype, _) = DTYPES.into_iter().find(|(_, stored)| *stored == dtype)?;
+    (dtype.is_float() == (kind == Kind::Float)).then(|| TensorData::from_bytes_vec(bytes, shape, dtype))
 }
 
 fn checksum<'a, 'b: 'a>(

@@ -9,12 +9,14 @@ const BINS: usize = 2048;
 pub(crate) struct Histogram {
     counts: Vec<u64>,
     low: f64,
-    /// 0 as long as all values are the same.
-    width: f64,
-    least: f32,
-    most: f32,
-    total: u64,
-    zeros: u64,
+    /// The width of a bin; 0 as long as all values are the same.
+    pub(super) width: f64,
+    pub(super) least: f32,
+    pub(super) most: f32,
+    /// Number of values.
+    pub(super) total: u64,
+    /// Number of values that are exactly 0.
+    pub(super) zeros: u64,
 }
 
 impl Histogram {
@@ -47,28 +49,6 @@ impl Histogram {
             self.zeros += u64::from(*value == 0.0);
         }
         self.total += values.len() as u64;
-    }
-
-    pub(crate) fn least(&self) -> f32 {
-        self.least
-    }
-
-    pub(crate) fn most(&self) -> f32 {
-        self.most
-    }
-
-    pub(crate) fn total(&self) -> u64 {
-        self.total
-    }
-
-    /// How many values are exactly 0.
-    pub(crate) fn zeros(&self) -> u64 {
-        self.zeros
-    }
-
-    /// The width of a bin.
-    pub(crate) fn width(&self) -> f64 {
-        self.width
     }
 
     /// The bins that are not empty: where each begins, and its count.
@@ -154,7 +134,7 @@ mod tests {
     fn zeros_are_counted_apart() {
         let mut histogram = Histogram::new();
         histogram.observe(&[0.0, -0.0, 1.0, 2.0]);
-        assert_eq!((histogram.zeros(), histogram.total()), (2, 4));
+        assert_eq!((histogram.zeros, histogram.total), (2, 4));
     }
 
     proptest! {
@@ -167,18 +147,18 @@ mod tests {
             }
             let all = batches.iter().enumerate().flat_map(|(index, batch)| batch.iter().map(move |value| value * 10_f32.powi(index as i32 - 3)));
             let all: Vec<f64> = all.map(f64::from).collect();
-            prop_assert_eq!(histogram.total(), all.len() as u64);
+            prop_assert_eq!(histogram.total, all.len() as u64);
             prop_assert_eq!(histogram.bins().map(|(_, count)| count).sum::<u64>(), all.len() as u64);
             for number in &all {
                 // Rounding may move a value that lies on a border by one bin.
-                let room = 2.0 * histogram.width();
+                let room = 2.0 * histogram.width;
                 let exact = |number: f64| all.iter().filter(|value| **value < number).count() as u64;
                 prop_assert!(count_below(&histogram, number - room) <= exact(*number));
                 prop_assert!(count_below(&histogram, number + room) >= exact(*number));
             }
             // The width is at most twice what the range needs, after widening on both sides at most four times.
-            let span = f64::from(histogram.most()) - f64::from(histogram.least());
-            prop_assert!(histogram.width() * BINS as f64 <= 4.0 * span * 1.001);
+            let span = f64::from(histogram.most) - f64::from(histogram.least);
+            prop_assert!(histogram.width * BINS as f64 <= 4.0 * span * 1.001);
         }
     }
 }

@@ -1,15 +1,17 @@
 //! The range of a layer's input, followed while training, and inputs brought to the values that integers can have.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::thread::LocalKey;
 
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, RunningState};
+use burn::module::{Flag, Module, Param, RunningState};
 use burn::tensor::{DType, Device, Tensor};
 
 use super::range::{Calibrator, Range, RangeMethod};
 use crate::Error;
-use crate::parameters::Place;
+use crate::parameters::{Edit, Item, Place, edited, walk};
 
 /// The range that the inputs of one layer have, as a moving average over batches, and their fake quantisation to unsigned 8-bit integers
 /// with a zero point. [`FakeQuantizer::with_inputs`](super::FakeQuantizer::with_inputs) says how it moves.
@@ -80,7 +82,7 @@ fn fake_quantize_affine(x: Tensor<1>, values: Tensor<1>, low: Tensor<1>, high: T
     (passed.clone() - passed.detach()) + simulated
 }
 
-/// What a calibration has seen of each layer's input.
+/// The inputs that a calibration has observed, by layer.
 struct Calibration {
     method: RangeMethod,
     seen: BTreeMap<String, Calibrator>,
@@ -89,55 +91,53 @@ struct Calibration {
 
 impl Calibration {
     fn observe(&mut self, path: &str, values: &[f32]) -> Result<(), Error> {
-        if !self.seen.contains_key(path) {
-            self.seen.insert(path.to_owned(), Calibrator::new(self.method)?);
-        }
-        match self.seen.get_mut(path) {
-            Some(calibrator) => calibrator.observe(values),
-            None => Ok(()),
-        }
+        let calibrator = match self.seen.entry(path.to_owned()) {
+            Entry::Occupied(seen) => seen.into_mut(),
+            Entry::Vacant(new) => new.insert(Calibrator::new(self.method)?),
+        };
+        calibrator.observe(values)
     }
 }
 
 thread_local! {
-    /// Whether weights are read to learn about the input of their layer.
-    static ASKING: Cell<bool> = const { Cell::new(false) };
-    /// The range of the input of the layer whose weight was read last.
-    static ANSWER: RefCell<Option<InputRange>> = const { RefCell::new(None) };
-    /// What calibration has seen, while it runs.
+    /// While [`input_map`] searches for an input range: that of the layer whose weight was read last.
+    static SEARCH: RefCell<Option<Option<InputRange>>> = const { RefCell::new(None) };
+    /// The calibration that runs.
     static CALIBRATION: RefCell<Option<Calibration>> = const { RefCell::new(None) };
 }
 
-/// Answers a question for the input of the layer, if one is asked, and returns whether it is.
-pub(super) fn answer(range: Option<&InputRange>) -> bool {
-    let asking = ASKING.get();
-    if asking {
-        ANSWER.set(range.cloned());
+/// Runs `f` while a thread-local has this value, and returns its value at the end. The value before is restored, also after a panic.
+pub(super) fn during<T, R>(
+    local: &'static LocalKey<RefCell<Option<T>>>,
+    value: T,
+    f: impl FnOnce() -> R,
+) -> (R, Option<T>) {
+    struct Restore<T: 'static>(&'static LocalKey<RefCell<Option<T>>>, Option<T>);
+    impl<T> Drop for Restore<T> {
+        fn drop(&mut self) {
+            self.0.set(self.1.take());
+        }
     }
-    asking
+    let restore = Restore(local, local.replace(Some(value)));
+    let result = f();
+    (result, restore.0.take())
 }
 
-/// What happens to the elements of a layer's input on their way in.
+/// Notes the input range of the layer whose weight is read, if [`input_map`] searches for it. Returns whether it does.
+pub(super) fn note_range(range: Option<&InputRange>) -> bool {
+    SEARCH.with_borrow_mut(|search| search.as_mut().map(|found| *found = range.cloned()).is_some())
+}
+
+/// A change of the elements of a layer's input.
 pub type InputMap = Box<dyn FnOnce(Tensor<1>) -> Tensor<1>>;
 
-/// What happens to the input of the layer whose weight `read_weight` reads; nothing where the layer's input is not simulated.
+/// The fake quantisation of the input of the layer whose weight `read_weight` reads; `None` if the layer's input is not simulated.
 ///
 /// This is the hook of layers that ask for one, as those of kiln-models do: `kiln_models::on_layer_input(kiln_compression::input_map)`. In
 /// a layer of one's own, [`simulate_input`] is simpler.
 pub fn input_map(read_weight: &dyn Fn()) -> Option<InputMap> {
-    /// Ends the question, also by a panic, and goes on with the one around it.
-    struct Asked(bool, Option<InputRange>);
-    impl Drop for Asked {
-        fn drop(&mut self) {
-            ASKING.set(self.0);
-            ANSWER.set(self.1.take());
-        }
-    }
-    let asked = Asked(ASKING.replace(true), ANSWER.take());
-    read_weight();
-    let answer = ANSWER.take();
-    drop(asked);
-    let range = answer?;
+    let ((), found) = during(&SEARCH, None, read_weight);
+    let range = found??;
     Some(Box::new(move |x| match observe(&range, &x) {
         true => x,
         false => range.simulate(x),
@@ -192,18 +192,8 @@ pub fn simulate_input<const D: usize, const W: usize>(weight: &Param<Tensor<W>>,
 /// [`Error::InvalidSetting`] for a percentile out of range, [`Error::NotFinite`] for an input that is infinite or not a number, [`Error::Read`] when a
 /// device cannot give an input.
 pub fn calibrate<R>(method: RangeMethod, run: impl FnOnce() -> R) -> Result<(BTreeMap<String, Range>, R), Error> {
-    /// Ends the calibration, also by a panic, and goes on with the one around it.
-    struct Running(Option<Calibration>);
-    impl Drop for Running {
-        fn drop(&mut self) {
-            CALIBRATION.set(self.0.take());
-        }
-    }
     let own = Calibration { method, seen: BTreeMap::new(), failed: None };
-    let running = Running(CALIBRATION.replace(Some(own)));
-    let result = run();
-    let calibration = CALIBRATION.take();
-    drop(running);
+    let (result, calibration) = during(&CALIBRATION, own, run);
     let mut ranges = BTreeMap::new();
     if let Some(Calibration { seen, failed, .. }) = calibration {
         if let Some(error) = failed {
@@ -218,31 +208,18 @@ pub fn calibrate<R>(method: RangeMethod, run: impl FnOnce() -> R) -> Result<(BTr
 
 /// The ranges of a model's inputs by the path of the layer's weight. Ranges that were never set are left out.
 pub fn input_ranges(model: &impl Module) -> BTreeMap<String, Range> {
-    #[derive(Default)]
-    struct Read {
-        place: Place,
-        found: BTreeMap<String, Range>,
-    }
-    impl ModuleVisitor for Read {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.place.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.place.leave();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if (self.place.field(), self.place.kind()) == PLACE
-                && let [low, high] = param.val().into_data().iter::<f32>().collect::<Vec<_>>()[..]
-                && low <= high
-            {
-                self.found.insert(self.place.parameter(), Range { low, high });
-            }
-        }
-    }
-    let mut read = Read::default();
+    let mut found = BTreeMap::new();
     // `valid` folds the updates of all threads in.
-    model.valid().visit(&mut read);
-    read.found
+    walk(&model.valid(), |place, item| {
+        if let Item::Float(param) = item
+            && place.is_in(PLACE)
+            && let [low, high] = param.value().into_data().iter::<f32>().collect::<Vec<_>>()[..]
+            && low <= high
+        {
+            found.insert(place.parameter(), Range { low, high });
+        }
+    });
+    found
 }
 
 /// `model` with these ranges of its inputs; others stay as they are.
@@ -251,22 +228,15 @@ pub fn input_ranges(model: &impl Module) -> BTreeMap<String, Range> {
 /// [`Error::UnknownParameter`] for a path whose layer has no range, [`Error::InvalidSetting`] for ends that are not finite or not in order.
 pub fn set_input_ranges<M: Module>(model: M, ranges: &BTreeMap<String, Range>) -> Result<M, Error> {
     struct Write<'a> {
-        place: Place,
         ranges: &'a BTreeMap<String, Range>,
         found: BTreeSet<String>,
     }
-    impl ModuleMapper for Write<'_> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.place.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.place.leave();
-        }
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            if (self.place.field(), self.place.kind()) != PLACE {
+    impl Edit for Write<'_> {
+        fn float<const D: usize>(&mut self, place: &Place, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if !place.is_in(PLACE) {
                 return param;
             }
-            let path = self.place.parameter();
+            let path = place.parameter();
             let range = self.ranges.get(&path).copied();
             self.found.insert(path);
             match range {
@@ -279,18 +249,15 @@ pub fn set_input_ranges<M: Module>(model: M, ranges: &BTreeMap<String, Range>) -
     let in_order = |range: &Range| range.low.is_finite() && range.high.is_finite() && range.low <= range.high;
     if let Some((path, Range { low, high })) = ranges.iter().find(|(_, range)| !in_order(range)) {
         let value = format!("{low} to {high} for '{path}'");
-        return Err(Error::InvalidSetting { what: "the range of an input", value, expected: "finite ends in order" });
+        return Err(Error::invalid("the range of an input", value, "finite ends in order"));
     }
-    let mut write = Write { place: Place::default(), ranges, found: BTreeSet::new() };
+    let mut write = Write { ranges, found: BTreeSet::new() };
     // The ends of a range are shared by clones of a module; `valid` makes new ones.
     let autodiff = model.devices().iter().any(|device| device.is_autodiff());
     let own = if autodiff { model.valid().train() } else { model.valid() };
-    let model = own.map(&mut write);
+    let model = edited(own, &mut write);
     match ranges.keys().find(|path| !write.found.contains(*path)) {
-        Some(path) => {
-            let known = write.found.into_iter().collect::<Vec<_>>().join(", ");
-            Err(Error::UnknownParameter { path: path.clone(), known })
-        }
+        Some(path) => Err(Error::unknown(path, &write.found)),
         None => Ok(model),
     }
 }

@@ -2,7 +2,6 @@
 
 mod assign;
 mod blocks;
-mod choices;
 mod codes;
 mod error_report;
 mod fake_quant;
@@ -11,14 +10,12 @@ mod histogram;
 mod input_range;
 mod model;
 mod packed;
-mod plain;
 mod range;
 mod settings;
 mod weights;
 
-pub use assign::{Assignment, BitChoice, LayerChoices, assign_bits};
+pub use assign::{Assignment, BitChoice, LayerChoices, assign_bits, bit_choices};
 pub use blocks::{Blocks, Granularity};
-pub use choices::bit_choices;
 pub use codes::WeightRange;
 pub use error_report::{ErrorReport, WeightError};
 pub use fake_quant::{FakeQuant, FakeQuantizer, unsimulated};

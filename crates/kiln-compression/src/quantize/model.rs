@@ -7,7 +7,7 @@ use crate::Error;
 use crate::parameters::{self, Parameter};
 use burn::module::Module;
 use burn::tensor::TensorData;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Quantises the weights of `model` after training.
 ///
@@ -52,20 +52,16 @@ pub(crate) fn for_each_chosen<M: Module>(
     settings: &Quantization,
     mut each: impl FnMut(&Parameter<'_>, u8) -> Result<(), Error>,
 ) -> Result<(), Error> {
+    let sites = parameters::sites(model);
+    settings.check(&sites.iter().map(|site| site.path.as_str()).collect::<Vec<_>>())?;
     let mut chosen = BTreeMap::new();
-    let mut known = Vec::new();
-    let changed = parameters::for_each(model, |parameter| {
-        if let Some(bits) = settings.chosen(&parameter.path, &parameter.kind, parameter.shape.len()) {
-            chosen.insert(parameter.path.clone(), bits);
+    for site in &sites {
+        if let Some(bits) = settings.chosen(&site.path, &site.kind, site.shape.len()) {
+            site.expect_plain()?;
+            chosen.insert(site.path.as_str(), bits);
         }
-        known.push(parameter.path.clone());
-        Ok(())
-    })?;
-    settings.check(&known.iter().map(String::as_str).collect::<Vec<_>>())?;
-    if let Some(path) = chosen.keys().find(|path| changed.contains(*path)) {
-        return Err(Error::Reparameterized { path: path.clone() });
     }
-    parameters::for_each(model, |parameter| match chosen.get(&parameter.path) {
+    parameters::for_each(model, |parameter| match chosen.get(parameter.path.as_str()) {
         Some(bits) => each(parameter, *bits),
         None => Ok(()),
     })?;
@@ -140,23 +136,18 @@ impl QuantizedModel {
         }
     }
 
-    fn check_shapes<M: Module>(&self, model: &M) -> Result<std::collections::BTreeSet<String>, Error> {
+    /// Checks that the model has these weights. Returns the parameters that have a reparameterization.
+    fn check_shapes<M: Module>(&self, model: &M) -> Result<BTreeSet<String>, Error> {
         let mut shapes = BTreeMap::new();
         let changed = parameters::for_each(model, |parameter| {
             shapes.insert(parameter.path.clone(), parameter.shape.clone());
             Ok(())
         })?;
         for (path, weight) in &self.weights {
-            match shapes.get(path) {
-                None => {
-                    let known = shapes.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-                    return Err(Error::UnknownParameter { path: path.clone(), known });
-                }
-                Some(expected) if expected != weight.shape() => {
-                    let (found, expected) = (weight.shape().to_vec(), expected.clone());
-                    return Err(Error::ShapeMismatch { path: path.clone(), found, expected });
-                }
-                Some(_) => {}
+            let shape = shapes.get(path).ok_or_else(|| Error::unknown(path, shapes.keys()))?;
+            if shape != weight.shape() {
+                let (found, expected) = (weight.shape().to_vec(), shape.clone());
+                return Err(Error::ShapeMismatch { path: path.clone(), found, expected });
             }
         }
         Ok(changed)

@@ -23,8 +23,8 @@ impl QuantizedModel {
         Ok(model.apply_reparameterization(self.packing()))
     }
 
-    /// What [`apply_packed`](Self::apply_packed) attaches, for a [`Nest`](crate::Nest) with another reparameterization: adapters over
-    /// codes, for instance. Weights that do not fit the model are left alone.
+    /// The reparameterizer of [`apply_packed`](Self::apply_packed), for a [`Nest`](crate::Nest) with another one: adapters over codes,
+    /// for instance. Weights that do not fit the model are left alone.
     ///
     /// ```
     /// use burn::module::Module;

@@ -1,10 +1,11 @@
 //! The range of activations, calibrated on batches.
 
 use super::histogram::Histogram;
+use super::weights::check_finite;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 
-/// How a range is chosen from the values of calibration batches.
+/// The method that chooses a range from the values of calibration batches.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RangeMethod {
@@ -44,11 +45,9 @@ impl Calibrator {
     /// [`Error::InvalidSetting`] if a percentile is not above 50 and at most 100.
     pub fn new(method: RangeMethod) -> Result<Self, Error> {
         match method {
-            RangeMethod::Percentile(percent) if !(percent > 50.0 && percent <= 100.0) => Err(Error::InvalidSetting {
-                what: "the percentile of a range",
-                value: percent.to_string(),
-                expected: "above 50 and at most 100",
-            }),
+            RangeMethod::Percentile(percent) if !(percent > 50.0 && percent <= 100.0) => {
+                Err(Error::invalid("the percentile of a range", percent, "above 50 and at most 100"))
+            }
             _ => Ok(Self { method, histogram: Histogram::new() }),
         }
     }
@@ -59,9 +58,7 @@ impl Calibrator {
     ///
     /// [`Error::NotFinite`] if a value is infinite or not a number. Nothing of the batch is taken then.
     pub fn observe(&mut self, values: &[f32]) -> Result<(), Error> {
-        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-            return Err(Error::NotFinite { what: "an activation", value: value.to_string() });
-        }
+        check_finite("an activation", values)?;
         self.histogram.observe(values);
         Ok(())
     }
@@ -73,14 +70,10 @@ impl Calibrator {
     /// [`Error::InvalidSetting`] if no value was taken.
     pub fn range(&self) -> Result<Range, Error> {
         let histogram = &self.histogram;
-        if histogram.total() == 0 {
-            return Err(Error::InvalidSetting {
-                what: "the number of calibration values",
-                value: "0".into(),
-                expected: "at least 1",
-            });
+        if histogram.total == 0 {
+            return Err(Error::invalid("the number of calibration values", 0, "at least 1"));
         }
-        let (low, high) = (histogram.least(), histogram.most());
+        let (low, high) = (histogram.least, histogram.most);
         Ok(match self.method {
             RangeMethod::MinMax => Range { low, high },
             RangeMethod::Percentile(percent) => {
@@ -139,7 +132,7 @@ impl Affine {
 /// its largest extent, until nothing improves.
 fn least_squares(histogram: &Histogram) -> Range {
     const PARTS: u32 = 128;
-    let (least, most) = (f64::from(histogram.least()).min(0.0), f64::from(histogram.most()).max(0.0));
+    let (least, most) = (f64::from(histogram.least).min(0.0), f64::from(histogram.most).max(0.0));
     let mut best = (expected_error(histogram, least, most), least, most);
     for _ in 0..8 {
         let before = best.0;
@@ -156,7 +149,7 @@ fn least_squares(histogram: &Histogram) -> Range {
             break;
         }
     }
-    Range { low: (best.1 as f32).max(histogram.least().min(0.0)), high: best.2 as f32 }
+    Range { low: (best.1 as f32).max(histogram.least.min(0.0)), high: best.2 as f32 }
 }
 
 /// The sum of squared errors with 255 steps from `low` to `high`: a twelfth of a step's square for each value inside that is not
@@ -164,14 +157,14 @@ fn least_squares(histogram: &Histogram) -> Range {
 fn expected_error(histogram: &Histogram, low: f64, high: f64) -> f64 {
     let step = (high - low) / 255.0;
     let rounding = step * step / 12.0;
-    let width = histogram.width();
+    let width = histogram.width;
     let spread = width * width / 12.0;
     let bins = histogram.bins().map(|(begin, count)| {
         let center = begin + 0.5 * width;
         let outside = (low - center).max(center - high).max(0.0);
         count as f64 * if outside > 0.0 { outside * outside + spread } else { rounding }
     });
-    bins.sum::<f64>() - histogram.zeros() as f64 * rounding
+    bins.sum::<f64>() - histogram.zeros as f64 * rounding
 }
 
 #[cfg(test)]

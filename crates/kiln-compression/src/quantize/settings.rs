@@ -4,10 +4,11 @@ use super::blocks::Granularity;
 use super::codes::WeightRange;
 use super::weights::check_bits;
 use crate::Error;
+use crate::parameters::is_below;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How [`quantize`](super::quantize) quantises the weights of a model.
+/// The settings of [`quantize`](super::quantize): which weights of a model, and with how many bits.
 ///
 /// A path is that of a parameter, `layer1.0.conv1.weight`, or of a module, which stands for all parameters inside: `layer1`. By default
 /// all parameters of two dimensions and more are quantised except those of embeddings: biases and norms are left alone.
@@ -32,17 +33,17 @@ pub struct Quantization {
     pub bits: u8,
     /// Which values share a scale.
     pub granularity: Granularity,
-    /// How the range of a block is chosen.
+    /// The method that chooses the range of a block.
     pub range: WeightRange,
     /// Whether scales are rounded to 16 bits.
     pub half_scales: bool,
     /// Whether embeddings are quantised too.
     pub embeddings: bool,
-    /// If not empty, only what these paths name is quantised, whatever its dimensions are.
+    /// If not empty, only the parameters at or below these paths are quantised, of any number of dimensions.
     pub only: Vec<String>,
-    /// What these paths name is left alone.
+    /// Parameters at or below these paths are not quantised.
     pub skip: Vec<String>,
-    /// Other bits for what these paths name. The longest path that fits counts.
+    /// Other bits for the parameters at or below these paths. The longest matching path counts.
     pub bits_of: BTreeMap<String, u8>,
 }
 
@@ -73,7 +74,7 @@ impl Quantization {
         Self { granularity, ..self }
     }
 
-    /// Sets how the range of a block is chosen.
+    /// Sets the method that chooses the range of a block.
     pub fn range(self, range: WeightRange) -> Self {
         Self { range, ..self }
     }
@@ -88,34 +89,34 @@ impl Quantization {
         Self { embeddings: true, ..self }
     }
 
-    /// Adds a path to those that alone are quantised.
+    /// Quantises only the parameters at or below this path, and those of further calls.
     pub fn only(mut self, path: impl Into<String>) -> Self {
         self.only.push(path.into());
         self
     }
 
-    /// Leaves alone what a path names.
+    /// Does not quantise the parameters at or below a path.
     pub fn skip(mut self, path: impl Into<String>) -> Self {
         self.skip.push(path.into());
         self
     }
 
-    /// Sets other bits for what a path names.
+    /// Sets the bits of the parameters at or below a path.
     pub fn bits_of(mut self, path: impl Into<String>, bits: u8) -> Self {
         self.bits_of.insert(path.into(), bits);
         self
     }
 
-    /// The bits of a parameter, none if it is left alone.
+    /// The bits of a parameter; `None` if it is not quantised.
     pub(crate) fn chosen(&self, path: &str, kind: &str, dimensions: usize) -> Option<u8> {
         let asked = match self.only.is_empty() {
             true => dimensions >= 2 && (self.embeddings || kind != "Embedding"),
-            false => self.only.iter().any(|named| names(named, path)),
+            false => self.only.iter().any(|named| is_below(path, named)),
         };
-        if !asked || self.skip.iter().any(|named| names(named, path)) {
+        if !asked || self.skip.iter().any(|named| is_below(path, named)) {
             return None;
         }
-        let fitting = self.bits_of.iter().filter(|(named, _)| names(named, path));
+        let fitting = self.bits_of.iter().filter(|(named, _)| is_below(path, named));
         Some(fitting.max_by_key(|(named, _)| named.len()).map_or(self.bits, |(_, bits)| *bits))
     }
 
@@ -124,16 +125,11 @@ impl Quantization {
         check_bits(self.bits)?;
         self.bits_of.values().try_for_each(|bits| check_bits(*bits))?;
         let paths = self.only.iter().chain(&self.skip).chain(self.bits_of.keys());
-        match paths.into_iter().find(|named| !known.iter().any(|path| names(named, path))) {
-            Some(path) => Err(Error::UnknownParameter { path: path.clone(), known: known.join(", ") }),
+        match paths.into_iter().find(|named| !known.iter().any(|path| is_below(path, named))) {
+            Some(path) => Err(Error::unknown(path, known)),
             None => Ok(()),
         }
     }
-}
-
-/// Whether `named` is `path` or a module that it lies in.
-fn names(named: &str, path: &str) -> bool {
-    path.strip_prefix(named).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 #[cfg(test)]
@@ -141,33 +137,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matrices_are_chosen_by_default() {
-        let settings = Quantization::bits(8);
-        assert_eq!(settings.chosen("fc.weight", "Linear", 2), Some(8));
-        assert_eq!(settings.chosen("fc.bias", "Linear", 1), None);
-        assert_eq!(settings.chosen("tokens.weight", "Embedding", 2), None);
-        assert_eq!(settings.embeddings().chosen("tokens.weight", "Embedding", 2), Some(8));
-    }
-
-    #[test]
-    fn paths_name_parameters_and_modules() {
-        let settings = Quantization::bits(8).skip("a.1").bits_of("a", 4).bits_of("a.2.weight", 6);
-        let bits = |path| settings.chosen(path, "Linear", 2);
-        assert_eq!(
-            (bits("a.0.weight"), bits("a.1.weight"), bits("a.2.weight"), bits("a.10.weight")),
-            (Some(4), None, Some(6), Some(4))
-        );
-        assert_eq!(bits("ab.weight"), Some(8));
-        assert!(settings.check(&["a.1.weight", "a.2.weight"]).is_ok());
-        assert!(matches!(settings.check(&["a.2.weight"]), Err(Error::UnknownParameter { .. })));
+    fn matrices_are_chosen_by_default_and_paths_name_parameters_and_modules() {
+        let all = Quantization::bits(8);
+        let some = Quantization::bits(8).skip("a.1").bits_of("a", 4).bits_of("a.2.weight", 6);
         let only = Quantization::bits(8).only("tokens").only("norm.gamma");
-        assert_eq!(only.chosen("tokens.weight", "Embedding", 2), Some(8));
-        assert_eq!(only.chosen("norm.gamma", "LayerNorm", 1), Some(8));
-        assert_eq!(only.chosen("fc.weight", "Linear", 2), None);
-    }
-
-    #[test]
-    fn other_bits_are_checked() {
+        for (settings, path, kind, dimensions, bits) in [
+            (&all, "fc.weight", "Linear", 2, Some(8)),
+            (&all, "fc.bias", "Linear", 1, None),
+            (&all, "tokens.weight", "Embedding", 2, None),
+            (&all.clone().embeddings(), "tokens.weight", "Embedding", 2, Some(8)),
+            (&some, "a.0.weight", "Linear", 2, Some(4)),
+            (&some, "a.1.weight", "Linear", 2, None),
+            (&some, "a.2.weight", "Linear", 2, Some(6)),
+            (&some, "a.10.weight", "Linear", 2, Some(4)),
+            (&some, "ab.weight", "Linear", 2, Some(8)),
+            (&only, "tokens.weight", "Embedding", 2, Some(8)),
+            (&only, "norm.gamma", "LayerNorm", 1, Some(8)),
+            (&only, "fc.weight", "Linear", 2, None),
+        ] {
+            assert_eq!(settings.chosen(path, kind, dimensions), bits, "{path}");
+        }
+        assert!(some.check(&["a.1.weight", "a.2.weight"]).is_ok());
+        assert!(matches!(some.check(&["a.2.weight"]), Err(Error::UnknownParameter { .. })));
         assert!(matches!(Quantization::bits(1).check(&[]), Err(Error::InvalidSetting { .. })));
         assert!(matches!(Quantization::bits(8).bits_of("a", 9).check(&["a"]), Err(Error::InvalidSetting { .. })));
     }

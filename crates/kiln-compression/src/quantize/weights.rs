@@ -47,9 +47,7 @@ impl QuantizedWeight {
     ) -> Result<Self, Error> {
         check_bits(bits)?;
         check_count("the number of values", values.len(), shape, &blocks)?;
-        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-            return Err(Error::NotFinite { what: "a weight", value: value.to_string() });
-        }
+        check_finite("a weight", values)?;
         let scales = codes::scales(values, &blocks, bits, range, half_scales);
         let codes = codes::codes(values, &blocks, &scales, bits);
         Ok(Self { shape: shape.to_vec(), bits, blocks, codes, scales, half_scales })
@@ -71,19 +69,18 @@ impl QuantizedWeight {
     ) -> Result<Self, Error> {
         check_bits(bits)?;
         check_count("the number of codes", codes.len(), shape, &blocks)?;
-        let invalid = |what, value: String, expected| Err(Error::InvalidSetting { what, value, expected });
         if scales.len() != blocks.count() {
-            return invalid("the number of scales", scales.len().to_string(), "one for each block");
+            return Err(Error::invalid("the number of scales", scales.len(), "one for each block"));
         }
         if let Some(code) = codes.iter().find(|code| f32::from(code.unsigned_abs()) > largest_code(bits)) {
-            return invalid("a code", code.to_string(), "at most 2^(bits - 1) - 1 in magnitude");
+            return Err(Error::invalid("a code", code, "at most 2^(bits - 1) - 1 in magnitude"));
         }
         if let Some(scale) = scales.iter().find(|scale| !(**scale > 0.0 && scale.is_finite())) {
-            return invalid("a scale", scale.to_string(), "a positive finite number");
+            return Err(Error::invalid("a scale", scale, "a positive finite number"));
         }
         if half_scales && let Some(scale) = scales.iter().find(|scale| half::f16::from_f32(**scale).to_f32() != **scale)
         {
-            return invalid("a scale", scale.to_string(), "a number of 16 bits");
+            return Err(Error::invalid("a scale", scale, "a number of 16 bits"));
         }
         Ok(Self { shape: shape.to_vec(), bits, blocks, codes, scales, half_scales })
     }
@@ -138,7 +135,14 @@ pub(crate) fn packed_bytes(values: usize, scales: usize, bits: u8, half_scales: 
 pub(crate) fn check_bits(bits: u8) -> Result<(), Error> {
     match bits {
         2..=8 => Ok(()),
-        _ => Err(Error::InvalidSetting { what: "the bits of a weight", value: bits.to_string(), expected: "2 to 8" }),
+        _ => Err(Error::invalid("the bits of a weight", bits, "2 to 8")),
+    }
+}
+
+pub(crate) fn check_finite(what: &'static str, values: &[f32]) -> Result<(), Error> {
+    match values.iter().find(|value| !value.is_finite()) {
+        Some(value) => Err(Error::NotFinite { what, value: value.to_string() }),
+        None => Ok(()),
     }
 }
 
@@ -148,11 +152,7 @@ fn check_count(what: &'static str, count: usize, shape: &[usize], blocks: &Block
     let blocks = [blocks.groups, blocks.columns, blocks.length];
     match product(&blocks) == Some(count) && product(&blocks[..2]).is_some() && product(shape) == Some(count) {
         true => Ok(()),
-        false => Err(Error::InvalidSetting {
-            what,
-            value: count.to_string(),
-            expected: "as many as the shape and the blocks have",
-        }),
+        false => Err(Error::invalid(what, count, "as many as the shape and the blocks have")),
     }
 }
 

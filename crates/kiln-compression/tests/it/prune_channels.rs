@@ -14,7 +14,7 @@ use kiln_compression::{
     shrink_moments,
 };
 use kiln_models::{
-    MobileNetV2, MobileNetV2Config, MobileNetV3Config, ResNet, ResNetConfig, ShuffleNetV2Config, Stem, UnetConfig,
+    MobileNet, MobileNetV2Config, MobileNetV3Config, ResNet, ResNetConfig, ShuffleNetV2Config, Stem, UnetConfig,
     VitConfig,
 };
 use serde::Deserialize;
@@ -52,7 +52,7 @@ fn resnet_channels(config: &ResNetConfig, size: usize) -> Result<Channels, Error
     )
 }
 
-fn mobilenet(config: &MobileNetV2Config, device: &Device) -> MobileNetV2 {
+fn mobilenet(config: &MobileNetV2Config, device: &Device) -> MobileNet {
     config.clone().with_lean(false).init(device).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -4,12 +4,9 @@ use std::io::{Read, Seek};
 
 use super::formats::{jpeg, other, png, tiff};
 use super::header::{Format, Header, MAX_PIXELS};
-use super::path::DecodePath;
-use super::pixels::image::Image;
-use super::pixels::rect::Rect;
-use super::source::guard::guarded;
-use super::source::reader::Reader;
-use super::source::reason::Reason;
+use super::options::DecodePath;
+use super::pixels::image::{Image, Rect};
+use super::source::{Reader, Reason, guarded};
 
 /// The facts of each format that planning and decoding need.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +22,7 @@ impl Codec {
     pub(super) fn open(reader: &mut Reader) -> Result<(Header, Self), Reason> {
         let mut start = [0; 16];
         let length = fill(reader, &mut start)?;
-        reader.rewind().map_err(|e| e.to_string())?;
+        reader.rewind()?;
         let (header, codec) = guarded(|| match format(&start[..length]) {
             Some(Format::Jpeg) => jpeg::header(reader).map(|(header, layout)| (header, Self::Jpeg(layout))),
             Some(Format::Png) => png::header(reader).map(|(header, layout)| (header, Self::Png(layout))),
@@ -82,10 +79,10 @@ impl Codec {
 }
 
 /// Reads until the buffer is full or the input ends.
-fn fill(reader: &mut Reader, buffer: &mut [u8]) -> Result<usize, String> {
+fn fill(reader: &mut Reader, buffer: &mut [u8]) -> Result<usize, Reason> {
     let mut length = 0;
     while length < buffer.len() {
-        match reader.read(&mut buffer[length..]).map_err(|e| e.to_string())? {
+        match reader.read(&mut buffer[length..])? {
             0 => break,
             read => length += read,
         }

@@ -8,15 +8,14 @@ use std::sync::Arc;
 use crate::error::Error;
 
 use super::codec::Codec;
-use super::crop_bound::{self, RandomCrops};
 use super::header::Header;
 use super::options::{Damage, DecodeOptions, Oversized, Quality};
 use super::pixels::image::Image;
 use super::pixels::orientation::Orientation;
 use super::pixels::resample;
 use super::pixels::view::View;
-use super::plan::{self, DecodePlan};
-use super::source::reader::{Input, Reader};
+use super::plan::{DecodePlan, Planner, RandomCrops, within};
+use super::source::{Input, Reader};
 
 /// An open image file. Its header has been read, and no pixel decoded.
 ///
@@ -123,28 +122,27 @@ impl ImageFile {
     /// [`Error::TooLarge`] when every way takes more than the limit.
     pub fn plan(&self, view: &View, channels: usize, options: &DecodeOptions) -> Result<DecodePlan, Error> {
         if ![1, 3].contains(&channels) {
-            let value = channels.to_string();
-            return Err(Error::InvalidSetting { field: "channels", value, expected: "1 (gray) or 3 (RGB)" });
+            return Err(Error::setting("channels", channels.to_string(), "1 (gray) or 3 (RGB)"));
         }
         view.check(self.header.height, self.header.width)?;
         self.planned(view, channels, options)
     }
 
     fn planned(&self, view: &View, channels: usize, options: &DecodeOptions) -> Result<DecodePlan, Error> {
-        plan::plan(&self.header, &self.codec, view, channels, options, self.file_bytes).map_err(|bytes| {
-            Error::TooLarge {
-                path: self.path.clone(),
-                height: self.header.height,
-                width: self.header.width,
-                bytes,
-                limit: options.limit,
-            }
+        self.planner(channels, options).plan(view).map_err(|bytes| {
+            let Header { height, width, .. } = self.header;
+            Error::TooLarge { path: self.path.clone(), height, width, bytes, limit: options.limit }
         })
+    }
+
+    fn planner<'a>(&'a self, channels: usize, options: &'a DecodeOptions) -> Planner<'a> {
+        let Self { header, codec, file_bytes, .. } = self;
+        Planner { header, codec, channels, options, file_bytes: *file_bytes }
     }
 
     /// An upper bound of [`DecodePlan::bytes`] over all plans for one of `crops`.
     pub(crate) fn random_crop_bytes(&self, crops: &RandomCrops, channels: usize, options: &DecodeOptions) -> u64 {
-        crop_bound::most_bytes(&self.header, &self.codec, crops, channels, options, self.file_bytes)
+        self.planner(channels, options).most_bytes(crops)
     }
 
     /// Decodes by a plan for this file: upright, resized, mirrored if planned, 8 bits a sample.
@@ -221,7 +219,7 @@ impl Decoded {
         let Self { path, image, orientation, size, .. } = self;
         let area = orientation.stored_area(&plan.view.area, size);
         let target = orientation.size([plan.view.height, plan.view.width]);
-        let resized = resample::crop_resize(image, &plan::within(&area, &plan.part, plan.path.factor()), target);
+        let resized = resample::crop_resize(image, &within(&area, &plan.part, plan.path.factor()), target);
         let resized = resized.map_err(|reason| Error::Resize { path, reason })?;
         let turn = if plan.view.flip { orientation.then_mirror() } else { orientation };
         let upright = turn.apply(resized);

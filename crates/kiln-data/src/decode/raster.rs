@@ -1,7 +1,9 @@
-//! A large image that is read window by window.
+//! A large image that is read window by window, in the type of its samples.
 
 use std::io::Seek;
 use std::path::{Path, PathBuf};
+
+use ::tiff::tags::SampleFormat;
 
 use crate::error::Error;
 
@@ -10,12 +12,8 @@ use super::formats::png;
 use super::formats::tiff::{Chunks, Piece};
 use super::header::Header;
 use super::image_file::ImageFile;
-use super::pixels::image::Image;
-use super::pixels::rect::Rect;
-use super::samples::{SampleType, Samples, sample_type, to_f32};
-use super::source::guard::guarded;
-use super::source::reader::{READER_BYTES, Reader};
-use super::source::reason::Reason;
+use super::pixels::image::{Image, Rect};
+use super::source::{READER_BYTES, Reader, Reason, guarded};
 
 /// A part of a [`Raster`].
 #[derive(Clone, Debug, PartialEq)]
@@ -159,7 +157,7 @@ impl Raster {
         if !(inside(top, height, self.size[0]) && inside(left, width, self.size[1])) {
             let [rows, columns] = self.size;
             let value = format!("{height}x{width} at ({top}, {left}) of {rows}x{columns}");
-            return Err(Error::InvalidSetting { field: "window", value, expected: "a part of the image" });
+            return Err(Error::setting("window", value, "a part of the image"));
         }
         let part = Rect { top, left, bottom: top + height, right: left + width };
         let (bands, eight) = (self.bands, self.sample_type == SampleType::U8);
@@ -216,7 +214,7 @@ fn rows(
     part: &Rect,
     mut put: impl FnMut(usize, usize, &[u8]),
 ) -> Result<(), Reason> {
-    reader.rewind().map_err(|e| e.to_string())?;
+    reader.rewind()?;
     let bytes = if header.bits == 16 { 2 } else { 1 };
     let (stored, kept) = (layout.pixels.samples() * bytes, header.channels * bytes);
     let mut row = vec![0; part.size()[1] * kept];
@@ -232,4 +230,74 @@ fn rows(
         }
         put(part.top + y, part.left, &row);
     })
+}
+
+/// The type of a sample in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it all")]
+pub enum SampleType {
+    U8,
+    U16,
+    U32,
+    U64,
+    I8,
+    I16,
+    I32,
+    I64,
+    F16,
+    F32,
+    F64,
+}
+
+/// Samples of 8 bits, or as floats.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Samples {
+    /// Samples of a file of [`SampleType::U8`].
+    U8(Vec<u8>),
+    /// Samples of any other type, not scaled; integers keep their 24 leading bits.
+    F32(Vec<f32>),
+}
+
+/// The type of a TIFF's samples.
+pub(super) fn sample_type(format: SampleFormat, bits: usize) -> Result<SampleType, Reason> {
+    Ok(match (format, bits) {
+        (SampleFormat::Uint, 1 | 2 | 4 | 8) => SampleType::U8,
+        (SampleFormat::Uint, 16) => SampleType::U16,
+        (SampleFormat::Uint, 32) => SampleType::U32,
+        (SampleFormat::Uint, 64) => SampleType::U64,
+        (SampleFormat::Int, 8) => SampleType::I8,
+        (SampleFormat::Int, 16) => SampleType::I16,
+        (SampleFormat::Int, 32) => SampleType::I32,
+        (SampleFormat::Int, 64) => SampleType::I64,
+        (SampleFormat::IEEEFP, 16) => SampleType::F16,
+        (SampleFormat::IEEEFP, 32) => SampleType::F32,
+        (SampleFormat::IEEEFP, 64) => SampleType::F64,
+        _ => {
+            return Err(Reason::Unsupported(format!(
+                "{format:?} samples of {bits} bits, expected integers or floats of 8 to 64"
+            )));
+        }
+    })
+}
+
+/// Samples in the machine's byte order to floats.
+pub(super) fn to_f32(kind: SampleType, bytes: &[u8], out: &mut [f32]) {
+    fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+        out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| *out = value(*bytes));
+    }
+    match kind {
+        SampleType::U8 => each(bytes, out, |[byte]| f32::from(byte)),
+        SampleType::I8 => each(bytes, out, |bytes| f32::from(i8::from_ne_bytes(bytes))),
+        SampleType::U16 => each(bytes, out, |bytes| f32::from(u16::from_ne_bytes(bytes))),
+        SampleType::I16 => each(bytes, out, |bytes| f32::from(i16::from_ne_bytes(bytes))),
+        SampleType::U32 => each(bytes, out, |bytes| u32::from_ne_bytes(bytes) as f32),
+        SampleType::I32 => each(bytes, out, |bytes| i32::from_ne_bytes(bytes) as f32),
+        SampleType::U64 => each(bytes, out, |bytes| u64::from_ne_bytes(bytes) as f32),
+        SampleType::I64 => each(bytes, out, |bytes| i64::from_ne_bytes(bytes) as f32),
+        SampleType::F16 => each(bytes, out, |bytes| half::f16::from_ne_bytes(bytes).to_f32()),
+        SampleType::F32 => each(bytes, out, f32::from_ne_bytes),
+        SampleType::F64 => each(bytes, out, |bytes| f64::from_ne_bytes(bytes) as f32),
+    }
 }

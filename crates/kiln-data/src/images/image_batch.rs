@@ -1,8 +1,9 @@
-//! A batch of images on the host, and its copy to a device.
+//! A batch of images on the host, and its normalised copy on a device.
 
 use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
 
 use crate::decode::Image;
 use crate::error::Error;
@@ -11,7 +12,6 @@ use crate::order::sample_rng;
 
 use super::image_set::ImageSet;
 use super::mix::{Mix, MixedLabels};
-use super::normalize::Normalize;
 use super::pixels::Pixels;
 use super::transform::Transform;
 
@@ -171,6 +171,25 @@ fn pack(image: &Image, pixels: &mut Vec<u8>) {
             for channel in 0..channels {
                 pixels.extend(image.pixels[channel..].iter().step_by(channels));
             }
+        }
+    }
+}
+
+/// Mean and standard deviation per channel, of samples scaled to [0, 1].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Normalize {
+    /// One mean per channel.
+    pub mean: Vec<f32>,
+    /// One standard deviation per channel.
+    pub std: Vec<f32>,
+}
+
+impl Normalize {
+    /// The figures of ImageNet for RGB, which torchvision's weights expect; of Fashion-MNIST otherwise.
+    pub fn for_channels(channels: usize) -> Self {
+        match channels {
+            3 => Self { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225] },
+            _ => Self { mean: vec![0.2860; channels], std: vec![0.3530; channels] },
         }
     }
 }

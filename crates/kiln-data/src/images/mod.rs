@@ -5,15 +5,13 @@ mod image_batch;
 mod image_set;
 mod layouts;
 mod mix;
-mod normalize;
 mod pixels;
 mod transform;
 
-pub use image_batch::ImageBatch;
+pub use image_batch::{ImageBatch, Normalize};
 pub use image_set::{ImageSet, LabeledImage};
 pub(crate) use layouts::is_image;
 pub use layouts::{images_below, open_images, write_idx_gz};
 pub use mix::{Mix, MixedLabels};
-pub use normalize::Normalize;
 pub use pixels::Pixels;
 pub use transform::{Crop, Transform};

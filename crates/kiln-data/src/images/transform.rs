@@ -91,18 +91,15 @@ impl Transform {
     /// probability outside of [0, 1].
     pub fn check(&self) -> Result<(), Error> {
         if !(1..=MOST_PIXELS).contains(&self.size) {
-            let value = self.size.to_string();
-            return Err(Error::InvalidSetting { field: "image size", value, expected: "from 1 to 65535" });
+            return Err(Error::setting("image size", self.size.to_string(), "from 1 to 65535"));
         }
         if let Crop::Center(fraction) | Crop::Random(fraction) = self.crop
             && !(fraction > 0.0 && fraction <= 1.0)
         {
-            let value = fraction.to_string();
-            return Err(Error::InvalidSetting { field: "crop", value, expected: "a fraction above 0, at most 1" });
+            return Err(Error::setting("crop", fraction.to_string(), "a fraction above 0, at most 1"));
         }
         if !(0.0..=1.0).contains(&self.erase) {
-            let value = self.erase.to_string();
-            return Err(Error::InvalidSetting { field: "erase", value, expected: "a probability in [0, 1]" });
+            return Err(Error::setting("erase", self.erase.to_string(), "a probability in [0, 1]"));
         }
         Ok(())
     }

@@ -7,8 +7,7 @@ use crate::error::Error;
 use crate::order::{LoaderState, Sampler};
 
 use super::bad_samples::BadSampleReport;
-use super::batch_plan::BatchPlan;
-use super::config::LoaderConfig;
+use super::config::{BatchPlan, LoaderConfig};
 use super::stats::LoaderStats;
 use super::threads::{Batches, Bytes, CopyBatch, DevicePrefetch, Make, Shared, Source, Worker, Workers};
 
@@ -194,13 +193,13 @@ impl<O: Send + 'static> Loader<O> {
 
     /// The samples that could not be read so far, each once.
     pub fn bad_samples(&self) -> Vec<BadSampleReport> {
-        self.shared.bad_samples()
+        self.shared.bad.reports()
     }
 
     /// The damaged samples whose pixels could be decoded so far, each once. [`Damage`](crate::Damage) decides whether they were delivered
     /// or are bad samples.
     pub fn repairable_samples(&self) -> Vec<BadSampleReport> {
-        self.shared.repairable_samples()
+        self.shared.bad.repairable()
     }
 
     /// A loader over a part of this loader's samples.

@@ -1,4 +1,4 @@
-//! The settings of a loader.
+//! The settings of a loader, and the samples of one batch.
 
 use serde::{Deserialize, Serialize};
 
@@ -109,3 +109,14 @@ impl LoaderConfig {
 
 /// The most threads, and the most batches ahead: more do not make a loader faster.
 const MOST_THREADS: usize = 1024;
+
+/// Which samples make a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchPlan {
+    /// The epoch, counted from zero.
+    pub epoch: u64,
+    /// The batch within the epoch, counted from zero.
+    pub index: usize,
+    /// The samples, in the order they have in the batch.
+    pub ids: Vec<usize>,
+}

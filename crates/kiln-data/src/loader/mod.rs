@@ -2,7 +2,6 @@
 
 mod bad_samples;
 mod batch_loader;
-mod batch_plan;
 mod budget;
 mod burn_loader;
 mod config;
@@ -11,8 +10,7 @@ mod threads;
 
 pub use bad_samples::{BadSample, BadSampleReport, BadSamples};
 pub use batch_loader::Loader;
-pub use batch_plan::BatchPlan;
 pub use burn_loader::BurnLoader;
-pub use config::LoaderConfig;
+pub use config::{BatchPlan, LoaderConfig};
 pub use stats::{Bottleneck, LoaderStats, Stage};
 pub use threads::{Batches, Worker};

@@ -198,7 +198,7 @@ impl Counters {
         self.used.fetch_add(time.as_nanos() as u64, Relaxed);
     }
 
-    pub(crate) fn snapshot(&self, bad: usize, repairable: usize, in_flight: InFlight) -> LoaderStats {
+    pub(crate) fn snapshot(&self, [bad, repairable]: [usize; 2], in_flight: InFlight) -> LoaderStats {
         let seconds = |nanos: &AtomicU64| nanos.load(Relaxed) as f64 / 1e9;
         let stage = |stage: Stage| seconds(&self.stages[stage as usize]);
         LoaderStats {
@@ -227,13 +227,13 @@ mod tests {
     #[test]
     fn a_consumer_that_waits_makes_the_loader_the_bottleneck() {
         let counters = Counters::default();
-        let before = counters.snapshot(0, 0, InFlight::default());
+        let before = counters.snapshot([0, 0], InFlight::default());
         assert_eq!((before.samples_per_second(), before.waiting()), (0.0, 0.0));
         counters.delivered(30);
         counters.waited(Duration::from_millis(500));
         counters.used(Duration::from_millis(1000));
         counters.timed(Stage::Decode, || std::thread::sleep(Duration::from_millis(2)));
-        let now = counters.snapshot(1, 2, InFlight { bytes: 5, peak: 1 << 20, image_peak: 0 }).since(&before);
+        let now = counters.snapshot([1, 2], InFlight { bytes: 5, peak: 1 << 20, image_peak: 0 }).since(&before);
         assert_eq!((now.bottleneck(), now.longest_stage().to_string().as_str()), (Bottleneck::Loader, "decode"));
         assert_eq!((now.samples, now.batches, now.bytes_in_flight), (30, 1, 5));
         let text = now.to_string();

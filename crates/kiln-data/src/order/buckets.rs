@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rand::Rng;
 
 use super::epoch_order::EpochOrder;
-use super::sample_rng::sample_rng;
+use super::random::sample_rng;
 
 /// The id of the first pool in [`sample_rng`]; later pools have lower ids. Orders have higher ids, samples much lower ones.
 const POOLS: u64 = u64::MAX / 2;

@@ -2,9 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::permutation::Permutation;
-use super::sample_rng::sample_rng;
-use super::splitmix::Draws;
+use super::random::{Draws, Permutation, sample_rng};
 use super::weights::Weights;
 
 /// The order in which an epoch visits its samples: a pure function of (seed, epoch). Each position is computed by itself,

@@ -3,17 +3,13 @@
 mod buckets;
 mod epoch_order;
 mod loader_state;
-mod permutation;
-mod replica;
-mod sample_rng;
+mod random;
 mod sampler;
-mod splitmix;
 mod weights;
 
 pub use epoch_order::{EpochOrder, Order};
 pub use loader_state::LoaderState;
-pub use replica::Replica;
-pub(crate) use sample_rng::batch_rng;
-pub use sample_rng::sample_rng;
-pub use sampler::{Remainder, Sampler};
+pub(crate) use random::batch_rng;
+pub use random::sample_rng;
+pub use sampler::{Remainder, Replica, Sampler};
 pub use weights::Weights;

@@ -1,4 +1,4 @@
-//! The samples that make a batch, and the state from which a run resumes.
+//! The samples that make a batch, the part of a replica in it, and the state from which a run resumes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,51 @@ use crate::error::Error;
 use super::buckets::{Buckets, Epoch};
 use super::epoch_order::{EpochOrder, Order};
 use super::loader_state::LoaderState;
-use super::replica::Replica;
+
+/// One of several replicas of a model that are trained together, each on its part of every batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replica {
+    index: usize,
+    count: usize,
+}
+
+impl Default for Replica {
+    fn default() -> Self {
+        Self::ALONE
+    }
+}
+
+impl Replica {
+    /// The only replica.
+    pub const ALONE: Self = Self { index: 0, count: 1 };
+
+    /// Replica number `index` of `count`, counted from zero.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] when `index` is not below `count`.
+    pub fn new(index: usize, count: usize) -> Result<Self, Error> {
+        if index >= count {
+            return Err(Error::setting("replica", format!("{index} of {count}"), "an index below the count"));
+        }
+        Ok(Self { index, count })
+    }
+
+    /// The number of this replica, counted from zero.
+    pub fn index(self) -> usize {
+        self.index
+    }
+
+    /// How many replicas there are.
+    pub fn count(self) -> usize {
+        self.count
+    }
+
+    /// This replica's part of `samples`: contiguous; the sizes of two parts differ by at most one sample.
+    pub(super) fn part(self, samples: usize) -> Range<usize> {
+        let bound = |index: usize| (index as u128 * samples as u128 / self.count as u128) as usize;
+        bound(self.index)..bound(self.index + 1)
+    }
+}
 
 /// The policy for the samples at the end of an epoch that do not fill a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,7 +114,7 @@ impl Sampler {
         remainder: Remainder,
         replica: Replica,
     ) -> Result<Self, Error> {
-        let refused = |field, value: String, expected| Err(Error::InvalidSetting { field, value, expected });
+        let refused = |field, value: String, expected| Err(Error::setting(field, value, expected));
         if batch_size == 0 {
             return refused("batch size", "0".into(), "at least 1");
         }
@@ -123,11 +167,11 @@ impl Sampler {
     pub fn bucketed(self, lengths: impl Into<Arc<[u32]>>, pool: usize) -> Result<Self, Error> {
         let lengths = lengths.into();
         if pool == 0 {
-            return Err(Error::InvalidSetting { field: "pool", value: "0".into(), expected: "at least 1" });
+            return Err(Error::setting("pool", "0", "at least 1"));
         }
         if lengths.len() != self.samples {
             let value = format!("{} for {} samples", lengths.len(), self.samples);
-            return Err(Error::InvalidSetting { field: "lengths", value, expected: "one length a sample" });
+            return Err(Error::setting("lengths", value, "one length a sample"));
         }
         let buckets = Some(Buckets { lengths, pool });
         let fingerprint = fingerprint(&self.order, self.remainder, buckets.as_ref());

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 
-use super::token_file::TokenFile;
-use super::tokens::Tokens;
+use super::token_file::{TokenFile, Tokens};
 
 /// Texts of different lengths as token ids: sentences, paragraphs or articles, each a sample. The ids are in memory, or in a
 /// file that is read document by document.
@@ -74,8 +73,7 @@ impl Documents {
     /// [`Error::InvalidSetting`] for a length below 2.
     pub fn cut_to(self, length: u32) -> Result<Self, Error> {
         if length < 2 {
-            let value = length.to_string();
-            return Err(Error::InvalidSetting { field: "length", value, expected: "at least 2" });
+            return Err(Error::setting("length", length.to_string(), "at least 2"));
         }
         let lengths = self.lengths.iter().map(|of| length.min(*of)).collect();
         Ok(Self { lengths, ..self })

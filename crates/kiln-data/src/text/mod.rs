@@ -8,7 +8,6 @@ mod text_files;
 mod text_tokens;
 mod token_file;
 mod tokenizer;
-mod tokens;
 
 pub use document_batch::{DocumentBatch, DocumentTensors};
 pub use documents::Documents;

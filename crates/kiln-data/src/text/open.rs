@@ -6,7 +6,7 @@ use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::error::Error;
-use crate::train_test::TrainTest;
+use crate::files::TrainTest;
 
 use super::text_files::TextFiles;
 use super::text_tokens::TextTokens;
@@ -70,7 +70,7 @@ pub fn open_text_cached(
         if let Some(tokens) = TokenFile::open(&file).ok().filter(|tokens| tokens.vocab() == tokenizer.vocab()) {
             return Ok(tokens);
         }
-        std::fs::create_dir_all(cache).map_err(|reason| Error::Write { path: cache.to_owned(), reason })?;
+        std::fs::create_dir_all(cache).map_err(|reason| Error::write(cache, reason))?;
         let tokens = files.write(range, tokenizer, &file)?;
         if TextFiles::open(path)?.fingerprint() != files.fingerprint() {
             let _ = std::fs::remove_file(&file);
@@ -85,8 +85,7 @@ pub fn open_text_cached(
 /// The bytes to train on and to test on, divided between two characters.
 fn parts(files: &TextFiles, held_out: f64) -> Result<[Range<u64>; 2], Error> {
     if !(held_out > 0.0 && held_out < 1.0) {
-        let value = held_out.to_string();
-        return Err(Error::InvalidSetting { field: "held out", value, expected: "a fraction between 0 and 1" });
+        return Err(Error::setting("held out", held_out.to_string(), "a fraction between 0 and 1"));
     }
     let cut = files.character_boundary((files.bytes() as f64 * (1.0 - held_out)) as u64)?;
     Ok([0..cut, cut..files.bytes()])

@@ -8,8 +8,8 @@ use std::time::UNIX_EPOCH;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::directory::list;
 use crate::error::Error;
+use crate::files::list;
 
 use super::token_file::{TokenFile, TokenFileWriter};
 use super::tokenizer::Tokenizer;

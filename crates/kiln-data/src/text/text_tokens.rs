@@ -4,8 +4,7 @@ use burn::data::dataset::{Dataset, DatasetError};
 
 use crate::error::Error;
 
-use super::token_file::TokenFile;
-use super::tokens::Tokens;
+use super::token_file::{TokenFile, Tokens};
 
 /// A text as token ids, divided into windows of equal length. The ids are in memory, or in a file that is read window by
 /// window.
@@ -37,11 +36,11 @@ impl TextTokens {
 
     fn over(tokens: Tokens, length: usize) -> Result<Self, Error> {
         if length == 0 {
-            return Err(Error::InvalidSetting { field: "length", value: "0".into(), expected: "at least 1" });
+            return Err(Error::setting("length", "0", "at least 1"));
         }
         if tokens.len().div_ceil(2) <= length {
             let value = format!("{} tokens for a length of {length}", tokens.len());
-            return Err(Error::InvalidSetting { field: "text", value, expected: "more than twice the length" });
+            return Err(Error::setting("text", value, "more than twice the length"));
         }
         Ok(Self { tokens, length, stride: length })
     }

@@ -33,8 +33,7 @@ impl Classes {
 
     pub(super) fn check(&self) -> Result<(), Error> {
         if !(1..=1 << 16).contains(&self.count) {
-            let value = self.count.to_string();
-            return Err(Error::InvalidSetting { field: "classes", value, expected: "1 to 65536" });
+            return Err(Error::setting("classes", self.count.to_string(), "1 to 65536"));
         }
         Ok(())
     }

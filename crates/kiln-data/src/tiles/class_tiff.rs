@@ -12,7 +12,7 @@ use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
 use crate::error::Error;
-use crate::partial::{partial, sync_directory};
+use crate::files::{partial, publish};
 
 /// Rows and columns of a tile in the file.
 const TILE: usize = 256;
@@ -83,22 +83,15 @@ pub fn write_classes<E: From<Error>>(
         true => image.write::<TiffKindStandard, _>(&mut target, classes, fill),
         false => image.write::<TiffKindBig, _>(&mut target, classes, fill),
     }?;
-    target.flush().map_err(|e| write_error(path, e))?;
+    target.flush().map_err(|e| Error::write(path, e))?;
     drop(target);
-    file.as_file().sync_all().map_err(|e| write_error(path, e))?;
-    file.persist(path).map_err(|e| write_error(path, e.error))?;
-    sync_directory(path).map_err(|e| write_error(path, e))?;
-    Ok(())
-}
-
-fn write_error(path: &Path, reason: std::io::Error) -> Error {
-    Error::Write { path: path.to_owned(), reason }
+    Ok(publish(file, path)?)
 }
 
 fn encode_error(path: &Path, error: TiffError) -> Error {
     match error {
-        TiffError::IoError(reason) => write_error(path, reason),
-        other => write_error(path, std::io::Error::other(other.to_string())),
+        TiffError::IoError(reason) => Error::write(path, reason),
+        other => Error::write(path, std::io::Error::other(other.to_string())),
     }
 }
 
@@ -197,7 +190,7 @@ impl ClassRows<'_> {
     /// [`Error::Write`] when the file cannot be written.
     pub fn row(&mut self, ids: &[u16]) -> Result<(), Error> {
         let [height, width] = self.size;
-        let refuse = |field, value: String, expected| Err(Error::InvalidSetting { field, value, expected });
+        let refuse = |field, value: String, expected| Err(Error::setting(field, value, expected));
         if self.rows == height {
             return refuse("rows", format!("more than {height}"), "as many as the image has");
         }

@@ -2,11 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::class_names::check_names;
-use crate::directory::list;
 use crate::error::Error;
+use crate::files::{TrainTest, check_names, list};
 use crate::images::is_image;
-use crate::train_test::TrainTest;
 
 /// The extensions of masks, in the order in which they are looked for.
 const OF_MASKS: [&str; 3] = ["tif", "tiff", "png"];
@@ -55,7 +53,7 @@ pub fn open_masked_images(root: impl AsRef<Path>) -> Result<TrainTest<MaskedImag
     let test = ["test", "val"].map(|name| root.join(name)).into_iter().find(|path| path.is_dir());
     let (train, Some(test)) = (root.join("train"), test) else {
         let reason = "expected images/ and masks/, or train/ and test/ of those";
-        return Err(Error::NoDataSet { path: root.to_owned(), reason: reason.into() });
+        return Err(Error::no_data_set(root, reason));
     };
     Ok(TrainTest { train: masked(pairs(&train)?), test: masked(pairs(&test)?) })
 }

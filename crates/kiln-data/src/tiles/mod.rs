@@ -3,7 +3,6 @@
 mod blend;
 mod class_ids;
 mod class_tiff;
-mod config;
 mod folder;
 mod grid;
 mod place;
@@ -15,9 +14,8 @@ mod tile_set;
 pub use blend::Blend;
 pub use class_ids::{ClassIds, Classes};
 pub use class_tiff::{ClassRows, write_classes};
-pub use config::TileConfig;
 pub use folder::{MaskedImages, open_masked_images};
-pub use grid::{TileArea, TileGrid};
+pub use grid::{TileArea, TileConfig, TileGrid};
 pub use stitch::{Stitch, stitch};
 pub use tile_batch::{TileBatch, TileTensors};
 pub use tile_set::{TilePlace, TileSet};

@@ -83,9 +83,7 @@ impl Source {
         };
         Ok(Patch { samples, ids, height, width })
     }
-}
 
-impl Source {
     /// Whole rows of the mask, `[rows, width]`.
     pub(super) fn mask_rows(
         &self,

@@ -54,7 +54,7 @@ impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
     /// [`Error::InvalidSetting`] for no classes.
     pub fn new(grid: TileGrid, classes: usize, blend: Blend, write: F) -> Result<Self, Error> {
         if classes == 0 {
-            return Err(Error::InvalidSetting { field: "classes", value: "0".into(), expected: "at least 1" });
+            return Err(Error::setting("classes", "0", "at least 1"));
         }
         let rows = vec![0.0; classes * grid.size()[1] * held_rows(&grid)];
         Ok(Self { grid, classes, write, next: 0, rows, weights: Weights::new(&grid, blend) })
@@ -79,7 +79,7 @@ impl<F: FnMut(usize, &[f32]) -> Result<(), Error>> Stitch<F> {
         let side = self.grid.tile();
         if prediction.len() != self.classes * side * side {
             let value = format!("{} values for {} classes and tiles of {side}", prediction.len(), self.classes);
-            return Err(Error::InvalidSetting { field: "prediction", value, expected: "classes * tile * tile values" });
+            return Err(Error::setting("prediction", value, "classes * tile * tile values"));
         }
         let area = self.grid.area(tile);
         let (width, held) = (self.grid.size()[1], held_rows(&self.grid));

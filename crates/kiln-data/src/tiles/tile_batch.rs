@@ -176,7 +176,7 @@ impl TileBatch {
         let Normalize { mean, std } = normalize;
         if [mean.len(), std.len()] != [bands; 2] {
             let value = format!("{} means and {} deviations for {bands} bands", mean.len(), std.len());
-            return Err(Error::InvalidSetting { field: "normalize", value, expected: "one of each for a band" });
+            return Err(Error::setting("normalize", value, "one of each for a band"));
         }
         let bytes = |bytes: Vec<u8>| {
             Tensor::<3, Int>::from_data(TensorData::new(bytes, [b, h, w]), (device, DType::U8)).float()

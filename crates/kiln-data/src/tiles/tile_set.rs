@@ -10,8 +10,7 @@ use crate::loader::{BadSample, BadSamples, BatchPlan, Worker};
 use crate::printable::printable;
 
 use super::class_ids::{ClassIds, Classes};
-use super::config::TileConfig;
-use super::grid::{TileArea, TileGrid};
+use super::grid::{TileArea, TileConfig, TileGrid};
 use super::source::{Patch, Source};
 
 /// The position of a tile of a [`TileSet`].
@@ -159,7 +158,7 @@ impl TileSet {
             grids.push(grid);
         }
         if sources.is_empty() {
-            return Err(Error::InvalidSetting { field: "images", value: "none".into(), expected: "at least one" });
+            return Err(Error::setting("images", "none", "at least one"));
         }
         Ok((Self { sources: sources.into(), grids: grids.into(), firsts: firsts.into(), classes, config }, left_out))
     }

@@ -1,20 +1,14 @@
 //! Damaged JPEGs that are read nevertheless, with a warning, and those that are not.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kiln_data::{
     BadSamples, Damage, DecodeOptions, DecodedImage, Error, ImageBatch, ImageFile, ImageSet, LoaderConfig, Quality,
     Transform, View,
 };
 
-fn directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/images")
-}
-
-fn fixture(name: &str) -> Vec<u8> {
-    fs::read(directory().join(name)).unwrap()
-}
+use crate::fixtures::image_bytes;
 
 fn decode(bytes: &[u8], damage: Damage, quality: Quality) -> Result<DecodedImage, Error> {
     let file = ImageFile::from_bytes("photo.jpg", bytes)?;
@@ -75,7 +69,7 @@ fn damage_around_the_pixels_is_read_over() {
     for name in
         ["baseline-420.jpg", "baseline-444.jpg", "gray.jpg", "restarts.jpg", "progressive.jpg", "orientation-6.jpg"]
     {
-        let jpeg = fixture(name);
+        let jpeg = image_bytes(name);
         for quality in [Quality::Exact, Quality::Fast] {
             let whole = decode(&jpeg, Damage::Refuse, quality).unwrap();
             assert_eq!(whole.damage, None, "{name}");
@@ -96,7 +90,7 @@ fn damage_around_the_pixels_is_read_over() {
 
 #[test]
 fn fill_bytes_and_other_segments_are_no_damage() {
-    let jpeg = fixture("baseline-444.jpg");
+    let jpeg = image_bytes("baseline-444.jpg");
     let whole = decode(&jpeg, Damage::Refuse, Quality::Exact).unwrap();
     for file in
         [between(&jpeg, &[0xff; 9]), between(&jpeg, b"\xff\xee\0\x07other"), between(&jpeg, b"\xff\xfe\0\x06text")]
@@ -107,7 +101,7 @@ fn fill_bytes_and_other_segments_are_no_damage() {
 
 #[test]
 fn bytes_between_later_segments_and_before_markers_are_read_over() {
-    let jpeg = fixture("progressive.jpg");
+    let jpeg = image_bytes("progressive.jpg");
     let whole = decode(&jpeg, Damage::Refuse, Quality::Exact).unwrap();
     // Tables between the scans.
     let first = segments(&jpeg).last().unwrap().to;
@@ -116,7 +110,7 @@ fn bytes_between_later_segments_and_before_markers_are_read_over() {
     let read = decode(&insert(&jpeg, after, b"bytes"), Damage::Repair, Quality::Exact).unwrap();
     assert!(read.image == whole.image && read.damage.is_some());
     // Behind the coded data.
-    let jpeg = fixture("baseline-420.jpg");
+    let jpeg = image_bytes("baseline-420.jpg");
     let whole = decode(&jpeg, Damage::Refuse, Quality::Exact).unwrap();
     let read = decode(&insert(&jpeg, jpeg.len() - 2, &[0x55; 40]), Damage::Repair, Quality::Exact).unwrap();
     assert!(read.image == whole.image);
@@ -125,7 +119,7 @@ fn bytes_between_later_segments_and_before_markers_are_read_over() {
 #[test]
 fn an_end_marker_may_be_missing_but_no_pixels() {
     for name in ["baseline-420.jpg", "baseline-444.jpg", "gray.jpg", "restarts.jpg"] {
-        let jpeg = fixture(name);
+        let jpeg = image_bytes(name);
         let end = jpeg.len() - 2;
         assert_eq!(jpeg[end..], [0xff, 0xd9], "{name}");
         for quality in [Quality::Exact, Quality::Fast] {
@@ -145,7 +139,7 @@ fn an_end_marker_may_be_missing_but_no_pixels() {
         }
     }
     // Several scans: the last one tells.
-    let jpeg = fixture("progressive.jpg");
+    let jpeg = image_bytes("progressive.jpg");
     assert!(decode(&jpeg[..jpeg.len() - 2], Damage::Repair, Quality::Exact).is_err());
     for quality in [Quality::Exact, Quality::Fast] {
         let ended = [&jpeg[..jpeg.len() - 400], &[0xff, 0xd9]].concat();
@@ -156,16 +150,16 @@ fn an_end_marker_may_be_missing_but_no_pixels() {
 
 #[test]
 fn a_loader_counts_the_images_that_it_repaired_or_refused() {
-    let directory_ = tempfile::tempdir().unwrap();
-    let class = directory_.path().join("photos");
+    let directory = tempfile::tempdir().unwrap();
+    let class = directory.path().join("photos");
     fs::create_dir(&class).unwrap();
-    let jpeg = fixture("baseline-444.jpg");
+    let jpeg = image_bytes("baseline-444.jpg");
     fs::write(class.join("0-whole.jpg"), &jpeg).unwrap();
     fs::write(class.join("1-damaged.jpg"), between(&jpeg, b"bytes")).unwrap();
     fs::write(class.join("2-damaged.jpg"), &jpeg[..jpeg.len() - 2]).unwrap();
     fs::write(class.join("3-cut.jpg"), &jpeg[..jpeg.len() / 2]).unwrap();
     for (damage, read) in [(Damage::Repair, 3), (Damage::Refuse, 1)] {
-        let set = ImageSet::folder(directory_.path()).unwrap();
+        let set = ImageSet::folder(directory.path()).unwrap();
         let set = set.with_decode_options(DecodeOptions::new().with_damage(damage));
         let config = LoaderConfig::new(4).with_bad_samples(BadSamples::skip(9));
         let loader = ImageBatch::loader(set, Transform::evaluation(64), 0, config).unwrap();

@@ -3,22 +3,19 @@
 #![allow(clippy::print_stdout, reason = "figures are shown on demand")]
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use kiln_data::{
     Area, DecodeOptions, DecodePath, Error, Format, Image, ImageFile, Orientation, Oversized, Quality, View,
 };
 use safetensors::SafeTensors;
 
+use crate::fixtures::fixture;
+
 /// left, top, right, bottom, as in the script.
 const CROP: [f64; 4] = [101.5, 40.25, 613.75, 489.5];
 
-fn directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/images")
-}
-
 fn open(name: &str) -> ImageFile {
-    ImageFile::open(directory().join(name)).unwrap()
+    ImageFile::open(fixture("images").join(name)).unwrap()
 }
 
 fn decode(file: ImageFile, view: &View, channels: usize, quality: Quality) -> Image {
@@ -42,7 +39,7 @@ struct Case {
 
 /// Every view that was recorded.
 fn cases() -> Vec<Case> {
-    let bytes = fs::read(directory().join("expected.safetensors")).unwrap();
+    let bytes = fs::read(fixture("images/expected.safetensors")).unwrap();
     let recorded = SafeTensors::deserialize(&bytes).unwrap();
     let case = |(name, tensor): (&str, safetensors::tensor::TensorView)| {
         let [height, width, channels] = tensor.shape() else { panic!("{:?}", tensor.shape()) };

@@ -1,12 +1,13 @@
 //! Directories of images: their layouts, their files, and one clear line about a directory that is none.
 
 use std::fs;
-use std::path::Path;
 
 use burn::data::dataset::Dataset;
 use image::{DynamicImage, GrayImage, ImageFormat, Luma, Rgb, RgbImage, Rgba, RgbaImage};
-use kiln_data::{Error, Image, ImageSet, open_images};
+use kiln_data::{Image, ImageSet, open_images};
 use tempfile::{TempDir, tempdir};
+
+use crate::fixtures::{assert_one_line, shown};
 
 /// A directory with a 3x2 PNG at each of `files`, whose gray is the file's position in the list.
 fn folder(files: &[&str]) -> TempDir {
@@ -23,13 +24,6 @@ fn folder(files: &[&str]) -> TempDir {
 fn contents(set: &ImageSet) -> Vec<(usize, u8)> {
     let sample = |id| set.load(id).unwrap();
     (0..set.len()).map(|id| (sample(id).label, sample(id).image.pixels[0])).collect()
-}
-
-#[track_caller]
-fn assert_one_line(error: Error, parts: &[&str]) {
-    let error = error.to_string();
-    assert_eq!(error.lines().count(), 1, "{error}");
-    parts.iter().for_each(|part| assert!(error.contains(part), "{error:?} lacks {part:?}"));
 }
 
 #[test]
@@ -189,7 +183,6 @@ fn a_damaged_or_missing_image_is_an_error_of_its_own_sample() {
     fs::write(file("b/half.png"), &whole[..whole.len() / 2]).unwrap();
     fs::remove_file(file("c/gone.png")).unwrap();
 
-    let shown = |path: &Path| format!("'{}'", path.display());
     let other = "is damaged or of another format: ";
     for (id, name, part) in [(0, "a/text.png", other), (1, "b/half.png", other), (2, "c/gone.png", "cannot read ")] {
         assert_one_line(set.load(id).unwrap_err(), &[&shown(&file(name)), part]);

@@ -7,6 +7,7 @@ mod burn_loader;
 mod damage;
 mod decode;
 mod documents;
+mod fixtures;
 mod folders;
 mod hostile;
 mod images;

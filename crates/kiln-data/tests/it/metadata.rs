@@ -1,20 +1,8 @@
 //! Orientations wherever programs write them, and animations whose frames are damaged.
 
-use std::fs;
-use std::path::Path;
+use kiln_data::{ImageFile, Orientation};
 
-use kiln_data::{DecodeOptions, Image, ImageFile, Orientation, View};
-
-fn fixture(name: &str) -> Vec<u8> {
-    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/images").join(name)).unwrap()
-}
-
-fn decode(bytes: &[u8]) -> Image {
-    let file = ImageFile::from_bytes("file", bytes).unwrap();
-    let view = View::whole(file.header().height, file.header().width);
-    let plan = file.plan(&view, 3, &DecodeOptions::new()).unwrap();
-    file.decode(&plan).unwrap()
-}
+use crate::fixtures::{decode, image_bytes};
 
 fn orientation(bytes: &[u8]) -> Option<Orientation> {
     Some(ImageFile::from_bytes("file", bytes).unwrap().header().orientation)
@@ -41,8 +29,8 @@ const XMP: &[u8] = b"<x:xmpmeta><rdf:Description tiff:Orientation=\"6\"/></x:xmp
 
 #[test]
 fn exif_of_a_png_counts_before_and_behind_the_pixels() {
-    let turned = decode(&fixture("orientation-6.png"));
-    let plain = fixture("rgb.png");
+    let turned = decode(&image_bytes("orientation-6.png"));
+    let plain = image_bytes("rgb.png");
     let six = exif(6);
     let named = [b"Exif\0\0", &six[..]].concat();
     let hexadecimal: String = six.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -68,7 +56,7 @@ fn exif_of_a_png_counts_before_and_behind_the_pixels() {
 
 #[test]
 fn exif_of_a_webp_counts_with_and_without_its_name() {
-    let original = fixture("orientation-5.webp");
+    let original = image_bytes("orientation-5.webp");
     let turned = decode(&original);
     let at = (12..original.len()).find(|at| original[*at..].starts_with(b"EXIF")).unwrap();
     let length = u32::from_le_bytes(original[at + 4..at + 8].try_into().unwrap()) as usize;
@@ -92,7 +80,7 @@ fn exif_of_a_webp_counts_with_and_without_its_name() {
 
 #[test]
 fn xmp_of_a_jpeg_counts_without_exif() {
-    let jpeg = fixture("baseline-444.jpg");
+    let jpeg = image_bytes("baseline-444.jpg");
     let segment = |name: &[u8], body: &[u8]| {
         let length = (name.len() + body.len() + 2) as u16;
         [&[0xff, 0xe1][..], &length.to_be_bytes(), name, body].concat()
@@ -106,7 +94,7 @@ fn xmp_of_a_jpeg_counts_without_exif() {
 
 #[test]
 fn frames_out_of_order_do_not_keep_the_image_of_a_png_from_being_read() {
-    let plain = fixture("rgb.png");
+    let plain = image_bytes("rgb.png");
     let control =
         [&7u32.to_be_bytes()[..], &144u32.to_be_bytes(), &97u32.to_be_bytes(), &[0; 8], &[0, 1, 0, 1, 0, 0]].concat();
     let animated = before(&plain, b"IDAT", &png_chunk(b"acTL", &[0, 0, 0, 2, 0, 0, 0, 0]));

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Cursor;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use image::{ImageFormat, Rgb, RgbImage};
@@ -13,9 +13,10 @@ use kiln_data::{
 use proptest::prelude::*;
 use tempfile::{TempDir, tempdir};
 
+use crate::fixtures::fixture;
+
 fn fixtures() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/images");
-    let mut paths: Vec<PathBuf> = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut paths: Vec<PathBuf> = fs::read_dir(fixture("images")).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| ImageFile::open(path).is_ok());
     paths.sort();
     assert!(paths.len() > 40);

@@ -1,26 +1,14 @@
 //! Windows of rasters against what tifffile reads of them (fixtures/geotiff/record.py).
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use kiln_data::{DecodeOptions, Error, ImageFile, Raster, SampleType, Samples, View};
 use safetensors::SafeTensors;
 
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
-}
+use crate::fixtures::{fixture, floats};
 
 fn open(name: &str) -> Raster {
     Raster::open(fixture(name), 16 << 20).unwrap()
-}
-
-/// As floats, whatever they are.
-fn values(samples: Samples) -> Vec<f32> {
-    match samples {
-        Samples::U8(samples) => samples.into_iter().map(f32::from).collect(),
-        Samples::F32(samples) => samples,
-        other => panic!("{other:?}"),
-    }
 }
 
 #[test]
@@ -44,7 +32,7 @@ fn windows_of_every_sample_type_are_what_tifffile_reads() {
             safetensors::Dtype::U8 => expected.data().iter().map(|byte| f32::from(*byte)).collect(),
             _ => expected.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
         };
-        assert!(values(window.samples) == expected, "{name}");
+        assert!(floats(&window.samples) == expected, "{name}");
     }
 }
 
@@ -55,11 +43,11 @@ fn windows_tile_the_image() {
     {
         let mut raster = open(name);
         let [height, width, bands] = [raster.height(), raster.width(), raster.bands()];
-        let whole = values(raster.window(0, 0, height, width).unwrap().samples);
+        let whole = floats(&raster.window(0, 0, height, width).unwrap().samples);
         for top in (0..height).step_by(45).rev() {
             for left in (0..width).step_by(52) {
                 let [rows, columns] = [45.min(height - top), 52.min(width - left)];
-                let part = values(raster.window(top, left, rows, columns).unwrap().samples);
+                let part = floats(&raster.window(top, left, rows, columns).unwrap().samples);
                 for (y, row) in part.chunks(columns * bands).enumerate() {
                     let at = ((top + y) * width + left) * bands;
                     assert!(row == &whole[at..at + row.len()], "{name} at {top}, {left}, row {y}");
@@ -73,10 +61,10 @@ fn windows_tile_the_image() {
 fn sixteen_bits_stay_sixteen_and_the_orientation_is_left_alone() {
     let mut deep = open("images/gray-16.png");
     assert_eq!(deep.sample_type(), SampleType::U16);
-    let samples = values(deep.window(0, 0, 97, 144).unwrap().samples);
+    let samples = floats(&deep.window(0, 0, 97, 144).unwrap().samples);
     assert!(samples.iter().any(|sample| *sample > 255.0) && samples.iter().any(|sample| sample % 256.0 != 0.0));
     let mut same = open("images/gray-16.tif");
-    assert!(values(same.window(0, 0, 97, 144).unwrap().samples) == samples);
+    assert!(floats(&same.window(0, 0, 97, 144).unwrap().samples) == samples);
 
     let mut turned = open("images/orientation-6.png");
     assert_eq!([turned.height(), turned.width()], [97, 144]);

@@ -1,11 +1,12 @@
 //! Images in the files of MNIST and CIFAR-10, whole and damaged.
 
 use std::fs;
-use std::path::Path;
 
-use kiln_data::{Error, Image, ImageSet, open_images, write_idx_gz};
+use kiln_data::{Image, ImageSet, open_images, write_idx_gz};
 use proptest::prelude::*;
 use tempfile::tempdir;
+
+use crate::fixtures::{assert_one_line, shown};
 
 const IMAGES: u32 = 0x0803;
 const LABELS: u32 = 0x0801;
@@ -14,17 +15,6 @@ const DIGITS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 /// The bytes of an IDX file, whether or not they agree with each other.
 fn idx(magic: u32, shape: &[u32], bytes: &[u8]) -> Vec<u8> {
     [magic].iter().chain(shape).flat_map(|word| word.to_be_bytes()).chain(bytes.iter().copied()).collect()
-}
-
-#[track_caller]
-fn assert_one_line(error: Error, parts: &[&str]) {
-    let error = error.to_string();
-    assert_eq!(error.lines().count(), 1, "{error}");
-    parts.iter().for_each(|part| assert!(error.contains(part), "{error:?} lacks {part:?}"));
-}
-
-fn shown(path: &Path) -> String {
-    format!("'{}'", path.display())
 }
 
 #[test]

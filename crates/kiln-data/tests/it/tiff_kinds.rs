@@ -1,22 +1,10 @@
 //! Kinds of TIFF that the decoder below does not read by itself: tiles in planes, bits in reverse order, colours multiplied
 //! by alpha, palettes with more samples, directories in a circle.
 
-use std::fs;
-use std::path::Path;
-
 use kiln_data::{DecodeOptions, Image, ImageFile, Raster, Samples, View};
 use proptest::prelude::*;
 
-fn fixture(name: &str) -> Vec<u8> {
-    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/images").join(name)).unwrap()
-}
-
-fn decode(bytes: &[u8]) -> Image {
-    let file = ImageFile::from_bytes("file", bytes).unwrap();
-    let view = View::whole(file.header().height, file.header().width);
-    let plan = file.plan(&view, 3, &DecodeOptions::new()).unwrap();
-    file.decode(&plan).unwrap()
-}
+use crate::fixtures::{decode, image_bytes};
 
 /// An entry of a directory: tag, type, values.
 type Entry = (u16, u16, Vec<u32>);
@@ -94,7 +82,7 @@ const FILL_ORDER: u16 = 266;
 
 #[test]
 fn tiles_in_planes_are_read() {
-    let rgb = decode(&fixture("rgb.png"));
+    let rgb = decode(&image_bytes("rgb.png"));
     let gray = |image: &Image, band: usize, y: usize, x: usize| match y < image.height && x < image.width {
         true => image.pixels[(y * image.width + x) * 3 + band],
         false => 99, // padding
@@ -137,7 +125,7 @@ fn tiles_in_planes_are_read() {
 fn bits_in_reverse_order_are_read() {
     // One bit, fax; LZW; Zstandard; PackBits; bytes as they are; JPEG, whose bits have an order of their own.
     for name in ["fax.tif", "strips-lzw.tif", "tiles-zstd.tif", "white-is-zero.tif", "strip.tif", "tiles-jpeg.tif"] {
-        let file = fixture(name);
+        let file = image_bytes(name);
         let tags = entries(&file);
         let values = |wanted: [u16; 2]| {
             let tag = tags.iter().find(|(tag, ..)| wanted.contains(tag));
@@ -157,7 +145,7 @@ fn bits_in_reverse_order_are_read() {
 
 #[test]
 fn colours_that_were_multiplied_by_alpha_are_divided_by_it() {
-    let file = fixture("rgba.tif");
+    let file = image_bytes("rgba.tif");
     let associated = with(&file, &[(338, 3, vec![1])]);
     let mut raster = ImageFile::from_bytes("file", file).and_then(|file| Raster::new(file, 1 << 20)).unwrap();
     let Samples::U8(samples) = raster.window(0, 0, 97, 144).unwrap().samples else { panic!("no bytes") };
@@ -194,7 +182,7 @@ fn samples_behind_the_index_of_a_palette_are_no_colour() {
 
 #[test]
 fn directories_in_a_circle_do_not_keep_the_first_image_from_being_read() {
-    let file = fixture("strip.tif");
+    let file = image_bytes("strip.tif");
     let mut circle = append(file.clone(), &entries(&file));
     let (start, end) = (circle[4..8].to_vec(), circle.len());
     circle[end - 4..].copy_from_slice(&start);
@@ -214,7 +202,7 @@ proptest! {
     ) {
         let names = ["planar.tif", "rgba.tif", "fax.tif", "tiles-jpeg.tif", "strips-lzw.tif", "gray-16.tif", "restarts.jpg",
             "orientation-5.webp"];
-        let mut file = fixture(names[which]);
+        let mut file = image_bytes(names[which]);
         // The first and the last bytes of a TIFF are its directory.
         let length = file.len();
         for (index, byte) in changes {

@@ -12,23 +12,13 @@ use kiln_data::{
 use safetensors::{Dtype, SafeTensors};
 use tempfile::tempdir;
 
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
-}
+use crate::fixtures::{fixture, floats};
 
 /// Of 187x152 pixels each, one band: unsigned 16-bit strips, float tiles, signed 16-bit BigTIFF strips.
 const TERRAIN: [&str; 3] = ["geotiff/elevation.tif", "geotiff/relief.tif", "geotiff/signed.tif"];
 
 fn terrain() -> [PathBuf; 3] {
     TERRAIN.map(fixture)
-}
-
-fn floats(samples: &Samples) -> Vec<f32> {
-    match samples {
-        Samples::U8(samples) => samples.iter().map(|sample| f32::from(*sample)).collect(),
-        Samples::F32(samples) => samples.clone(),
-        other => panic!("{other:?}"),
-    }
 }
 
 /// All pixels, `[bands, height, width]`, and that shape.

@@ -23,6 +23,10 @@ fn fixtures() -> Vec<PathBuf> {
     paths
 }
 
+fn fixture(name: &str) -> Vec<u8> {
+    fs::read(fixtures().into_iter().find(|path| path.ends_with(name)).unwrap()).unwrap()
+}
+
 fn decode(bytes: &[u8], quality: Quality, oversized: Oversized) -> Result<Image, Error> {
     let file = ImageFile::from_bytes("image", bytes)?;
     let view = View::whole(file.header().height, file.header().width).with_size(20, 20);
@@ -85,7 +89,7 @@ fn a_file_that_is_cut_short_is_an_error_or_lacks_nothing() {
 #[test]
 fn what_the_name_says_does_not_matter() {
     let root = tempdir().unwrap();
-    let png = fs::read(fixtures().into_iter().find(|path| path.ends_with("rgb.png")).unwrap()).unwrap();
+    let png = fixture("rgb.png");
     let path = root.path().join("photo.jpg");
     fs::write(&path, &png).unwrap();
     assert_eq!(ImageFile::open(&path).unwrap().header().width, 144);
@@ -97,22 +101,18 @@ fn what_the_name_says_does_not_matter() {
     assert!(matches!(ImageFile::open(root.path().join("absent.png")), Err(Error::Read { .. })));
 }
 
+/// `times` times the same bytes, as a stream of zlib.
+fn deflated(bytes: &[u8], times: usize) -> Vec<u8> {
+    let mut zlib = flate2::write::ZlibEncoder::new(vec![], flate2::Compression::best());
+    (0..times).for_each(|_| std::io::Write::write_all(&mut zlib, bytes).unwrap());
+    zlib.finish().unwrap()
+}
+
 /// A PNG with these values in its header and the given image data.
 fn png_of(width: u32, height: u32, depth: u8, colour: u8, data: &[u8]) -> Vec<u8> {
-    let mut png = b"\x89PNG\r\n\x1a\n".to_vec();
-    let mut chunk = |name: &[u8], body: &[u8]| {
-        png.extend((body.len() as u32).to_be_bytes());
-        let mut crc = flate2::Crc::new();
-        crc.update(name);
-        crc.update(body);
-        png.extend([name, body].concat());
-        png.extend(crc.sum().to_be_bytes());
-    };
-    let sizes = [width.to_be_bytes(), height.to_be_bytes()].concat();
-    chunk(b"IHDR", &[&sizes[..], &[depth, colour, 0, 0, 0]].concat());
-    chunk(b"IDAT", data);
-    chunk(b"IEND", &[]);
-    png
+    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[depth, colour, 0, 0, 0]].concat();
+    let chunks = [large::chunk(b"IHDR", &header), large::chunk(b"IDAT", data), large::chunk(b"IEND", &[])];
+    [b"\x89PNG\r\n\x1a\n".to_vec(), chunks.concat()].concat()
 }
 
 #[test]
@@ -157,10 +157,7 @@ fn sizes_that_cannot_be() {
 fn a_bomb_is_refused_before_it_goes_off_and_its_reduction_stays_small() {
     let _alone = alone();
     // 2.7 GB of zeros in 2.6 MB.
-    let mut zlib = flate2::write::ZlibEncoder::new(vec![], flate2::Compression::fast());
-    let row = vec![0; 30_000 * 3 + 1];
-    (0..300).for_each(|_| std::io::Write::write_all(&mut zlib, &row).unwrap());
-    let bomb = png_of(30_000, 30_000, 8, 2, &zlib.finish().unwrap());
+    let bomb = png_of(30_000, 30_000, 8, 2, &deflated(&[0; 30_000 * 3 + 1], 300));
     let error = decode(&bomb, Quality::Exact, Oversized::Refuse).unwrap_err();
     assert!(matches!(error, Error::TooLarge { height: 30_000, bytes, limit: LIMIT, .. } if bytes > 2_700_000_000));
     assert_error(&bomb, "takes");
@@ -169,15 +166,8 @@ fn a_bomb_is_refused_before_it_goes_off_and_its_reduction_stays_small() {
     assert!(matches!(error, Error::Format { .. }), "{error}");
 
     // A text chunk that inflates to 1 GiB is skipped.
-    let mut text = flate2::write::ZlibEncoder::new(vec![], flate2::Compression::best());
-    (0..1024).for_each(|_| std::io::Write::write_all(&mut text, &vec![b'a'; MIB]).unwrap());
-    let body = [b"Comment\0\0", &text.finish().unwrap()[..]].concat();
-    let mut zlib = flate2::write::ZlibEncoder::new(vec![], flate2::Compression::fast());
-    std::io::Write::write_all(&mut zlib, &[0; 20 * 61]).unwrap();
-    let plain = png_of(20, 20, 8, 2, &zlib.finish().unwrap());
-    let mut crc = flate2::Crc::new();
-    [b"zTXt", &body[..]].iter().for_each(|part| crc.update(part));
-    let chunk = [&(body.len() as u32).to_be_bytes(), b"zTXt", &body[..], &crc.sum().to_be_bytes()].concat();
+    let chunk = large::chunk(b"zTXt", &[b"Comment\0\0", &deflated(&vec![b'a'; MIB], 1024)[..]].concat());
+    let plain = png_of(20, 20, 8, 2, &deflated(&[0; 61], 20));
     let with_text = [&plain[..33], &chunk, &plain[33..]].concat();
     assert_eq!(survive(&with_text).unwrap().pixels, [0; 20 * 20 * 3]);
 }
@@ -293,8 +283,7 @@ fn a_hundred_thousand_tiles_are_read_where_they_are_wanted() {
 fn metadata_that_lie() {
     let _alone = alone();
     // A WebP whose EXIF claims 3 GB, and one whose image data claim another size than the canvas.
-    let path = fixtures().into_iter().find(|path| path.ends_with("orientation-5.webp")).unwrap();
-    let webp = fs::read(path).unwrap();
+    let webp = fixture("orientation-5.webp");
     let exif = webp.windows(4).position(|name| name == b"EXIF").unwrap();
     let mut claims = webp.clone();
     claims[exif + 4..exif + 8].copy_from_slice(&3_000_000_000u32.to_le_bytes());
@@ -328,8 +317,7 @@ fn metadata_that_lie() {
 #[test]
 fn zstandard_within_a_tiff_keeps_a_small_window() {
     let _alone = alone();
-    let path = fixtures().into_iter().find(|path| path.ends_with("tiles-zstd.tif")).unwrap();
-    let tiff = fs::read(path).unwrap();
+    let tiff = fixture("tiles-zstd.tif");
     let frame = tiff.windows(4).position(|magic| magic == [0x28, 0xb5, 0x2f, 0xfd]).unwrap();
     // A window of 128 MiB, and content of 4 GB in a single segment.
     for header in [&[0x00, 0x88][..], &[0xa0, 0xff, 0xff, 0xff, 0xff]] {
@@ -355,8 +343,7 @@ fn a_jpeg_within_a_tiff_is_not_taken_at_its_word() {
 #[test]
 fn a_jpeg_of_endless_scans_ends() {
     let _alone = alone();
-    let progressive = fixtures().into_iter().find(|path| path.ends_with("progressive.jpg")).unwrap();
-    let jpeg = fs::read(progressive).unwrap();
+    let jpeg = fixture("progressive.jpg");
     // A refinement scan repeated: each costs a pass over the image.
     let first = jpeg.windows(2).rposition(|pair| pair == [0xff, 0xda]).unwrap();
     let scan = &jpeg[first..jpeg.len() - 2];

@@ -75,7 +75,7 @@ mod tests {
     use crate::activation::Activation;
     use crate::activation::graph::ActivationKernels;
     use crate::composed::tests::{DTYPES, assert_close, numbers};
-    use crate::cpu::stored::from_f32;
+    use kiln_operations::cpu::stored::from_f32;
 
     const ALL: [Activation; 4] = [Activation::Gelu, Activation::GeluTanh, Activation::Silu, Activation::Relu];
 

@@ -8,12 +8,10 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::Activation;
-use crate::cpu::math::{normal_cdf, sigmoid};
-use crate::cpu::stored::{Stored, by_dtype, owned, tensor};
-use crate::simd::simd;
-
-/// Values of a task: input and output stay in a core's second-level cache.
-const CHUNK: usize = 16 * 1024;
+use super::settings::CHUNK;
+use kiln_operations::cpu::math::{normal_cdf, sigmoid};
+use kiln_operations::cpu::stored::{Stored, owned, tensor};
+use kiln_operations::{by_dtype, simd};
 
 /// 2 sqrt(2 / pi), of the tanh approximation: gelu(x) = x sigmoid(SCALE (x + CUBIC x³)).
 const SCALE: f32 = 1.595_769_2;

@@ -5,8 +5,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Capture, backend_extension};
 
 use super::Activation;
-use crate::capture::{like, operation};
-use crate::graph::{Light, record, record_light, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::{Light, like, operation, record, record_light};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait ActivationLayer: Backend {
@@ -74,7 +74,7 @@ impl ActivationKernels for burn::backend::Flex {
 impl ActivationKernels for Capture {
     fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
         let output = like(&x);
-        let [y] = operation("kiln::activation", vec![x], &[activation as i64], [output]);
+        let [y] = operation(&super::settings::FORWARD, vec![x], &[activation as i64], [output]);
         y
     }
 
@@ -84,7 +84,7 @@ impl ActivationKernels for Capture {
         activation: Activation,
     ) -> FloatTensor<Self> {
         let output = like(&kept);
-        let [dx] = operation("kiln::activation_backward", vec![kept, gradient], &[activation as i64], [output]);
+        let [dx] = operation(&super::settings::BACKWARD, vec![kept, gradient], &[activation as i64], [output]);
         dx
     }
 }

@@ -1,4 +1,6 @@
-//! The kinds of activations.
+//! The activations, and their cost.
+
+use kiln_operations::Cost;
 
 /// An elementwise activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,3 +15,20 @@ pub enum Activation {
     /// max(x, 0); see [`relu`](crate::relu).
     Relu,
 }
+
+/// Values of a task: input and output stay in a core's second-level cache.
+pub(super) const CHUNK: usize = 16 * 1024;
+
+pub(super) static FORWARD: Cost = Cost {
+    flex: |call, cpu| call.chunks(CHUNK, 2, cpu),
+    cube: |call| call.wide(0, 2),
+    ..Cost::new("kiln::activation")
+};
+
+/// Inputs: what is kept, gradient.
+pub(super) static BACKWARD: Cost = Cost {
+    over: &[(1, 0)],
+    flex: |call, cpu| call.chunks(CHUNK, 2, cpu),
+    cube: |call| call.wide(0, 5),
+    ..Cost::new("kiln::activation_backward")
+};

@@ -6,8 +6,8 @@ use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extensio
 use burn::tensor::{DType, Shape};
 
 use super::terms::Terms;
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::{like, operation, record};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait AttentionLayer: Backend {
@@ -149,7 +149,7 @@ impl AttentionKernels for Capture {
         let shape = qkv.shape();
         let output = (Shape::new([shape[0], shape[1], shape[2] / 3]), qkv.dtype());
         let log_sums = (Shape::new([shape[0], terms.settings.heads, shape[1]]), DType::F32);
-        operation("kiln::attention", terms.with([qkv]), &terms.scalars(), [output, log_sums])
+        operation(&super::cost::PACKED, terms.with([qkv]), &terms.scalars(), [output, log_sums])
     }
 
     fn packed_attention_backward(
@@ -158,14 +158,14 @@ impl AttentionKernels for Capture {
         terms: &Terms<Self>,
     ) -> FloatTensor<Self> {
         let (like_input, inputs) = (like(&saved[0]), terms.with(saved.into_iter().chain([gradient])));
-        let [gradient] = operation("kiln::attention_backward", inputs, &terms.scalars(), [like_input]);
+        let [gradient] = operation(&super::cost::PACKED_BACKWARD, inputs, &terms.scalars(), [like_input]);
         gradient
     }
 
     fn grouped_attention(inputs: [FloatTensor<Self>; 3], terms: &Terms<Self>) -> [FloatTensor<Self>; 2] {
         let (output, shape) = (like(&inputs[0]), inputs[0].shape());
         let log_sums = (Shape::new([shape[0], shape[1], shape[2]]), DType::F32);
-        operation("kiln::grouped_attention", terms.with(inputs), &terms.scalars(), [output, log_sums])
+        operation(&super::cost::GROUPED, terms.with(inputs), &terms.scalars(), [output, log_sums])
     }
 
     fn grouped_attention_backward(
@@ -177,7 +177,7 @@ impl AttentionKernels for Capture {
     ) -> [Option<FloatTensor<Self>>; 3] {
         let outputs = inputs.each_ref().map(like);
         let inputs = terms.with(inputs.into_iter().chain(saved).chain([gradient]));
-        let gradients = operation("kiln::grouped_attention_backward", inputs, &terms.scalars(), outputs);
+        let gradients = operation(&super::cost::GROUPED_BACKWARD, inputs, &terms.scalars(), outputs);
         let mut gradients = gradients.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient));
         [(); 3].map(|()| gradients.next().flatten())
     }

@@ -1,6 +1,7 @@
 //! Attention that never has the whole matrix of scores in memory.
 
 mod composed;
+mod cost;
 #[cfg(feature = "flex")]
 mod flex;
 mod functions;

@@ -12,7 +12,8 @@ use super::channel::Channel;
 use super::flex::{change, channels};
 use super::pieces::{Line, normalise};
 use super::settings::Bend;
-use crate::cpu::stored::{Stored, by_dtype, to_f32, zeros};
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::stored::{Stored, to_f32, zeros};
 
 /// `statistics` are those of the forward pass. `parameters` are weight and bias.
 pub(super) fn output(

@@ -6,11 +6,8 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-/// The number of consecutive values of a sample that a task has at least, if the tensor has as many. Small planes are taken several at a
-/// time.
-const RUN: usize = 512;
-/// The most values of a piece, so that a piece and its factors and sums stay in a core's first-level cache.
-const PIECE: usize = 1024;
+use super::settings::{PIECE, RUN};
+
 /// Values of a strip, the least work that is divided among threads within a block.
 const STRIP: usize = 64 * 1024;
 /// The most samples of a strip. f32 sums have no more terms than this for each value of a piece.

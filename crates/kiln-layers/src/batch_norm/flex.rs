@@ -17,8 +17,9 @@ use super::pieces::{
 };
 use super::settings::{BatchNormOutput, BatchNormSaved};
 use super::{NormActivation, NormSettings};
-use crate::cpu::stored::owned;
-use crate::cpu::stored::{Stored, by_dtype, from_f32, tensor, to_f32, zeros};
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::stored::owned;
+use kiln_operations::cpu::stored::{Stored, from_f32, tensor, to_f32, zeros};
 
 /// Mean and biased variance of each channel of a block. The values are those of `apart` if it is there, otherwise those of `column`.
 fn moments<E: Stored>(blocks: &Blocks, block: usize, column: &[&mut [E]], apart: Option<&[E]>) -> Vec<[f64; 2]> {

@@ -8,8 +8,8 @@ use burn::tensor::{DType, Shape};
 
 use super::settings::{BatchNormOutput, BatchNormSaved};
 use super::{BatchNormParameters, NormActivation, NormSettings};
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::{like, operation, record};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait BatchNormLayer: Backend {
@@ -212,11 +212,11 @@ impl BatchNormKernels for Capture {
         let (y, statistics, running) = match training {
             true => {
                 let outputs = [output, statistics, of_mean, of_variance];
-                let [y, statistics, mean, variance] = operation("kiln::batch_norm", inputs, &scalars, outputs);
+                let [y, statistics, mean, variance] = operation(&super::settings::FORWARD, inputs, &scalars, outputs);
                 (y, statistics, [mean, variance])
             }
             false => {
-                let [y, statistics] = operation("kiln::batch_norm", inputs, &scalars, [output, statistics]);
+                let [y, statistics] = operation(&super::settings::FORWARD, inputs, &scalars, [output, statistics]);
                 (y, statistics, running)
             }
         };
@@ -231,7 +231,7 @@ impl BatchNormKernels for Capture {
     ) -> FloatTensor<Self> {
         let output = like(&x);
         let [y] =
-            operation("kiln::batch_norm_again", vec![x, statistics, weight, bias], &[hard_swish(activation)], [output]);
+            operation(&super::settings::AGAIN, vec![x, statistics, weight, bias], &[hard_swish(activation)], [output]);
         y
     }
 
@@ -252,9 +252,9 @@ impl BatchNormKernels for Capture {
         let inputs = [gradient].into_iter().chain(kept).chain([saved.statistics, saved.weight, saved.bias]).collect();
         if wanted[3] {
             let [x, weight, bias] = outputs;
-            return operation("kiln::batch_norm_backward", inputs, &scalars, [x, weight, bias, of_residual]).map(Some);
+            return operation(&super::settings::BACKWARD, inputs, &scalars, [x, weight, bias, of_residual]).map(Some);
         }
-        let [x, weight, bias] = operation("kiln::batch_norm_backward", inputs, &scalars, outputs).map(Some);
+        let [x, weight, bias] = operation(&super::settings::BACKWARD, inputs, &scalars, outputs).map(Some);
         [x, weight, bias, None]
     }
 }

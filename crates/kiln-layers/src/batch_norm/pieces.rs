@@ -1,7 +1,7 @@
 //! The loops over pieces. Each value of a piece has its own factors, so that pieces may hold many channels.
 
 use super::settings::{Bend, HARD_SWISH};
-use crate::simd::simd;
+use kiln_operations::simd;
 
 impl Bend {
     /// Applies the activation. NaN stays NaN.

@@ -8,8 +8,9 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use crate::cpu::stored::{Stored, by_dtype, from_f32, owned, to_f32};
-use crate::simd::{pair_sums, simd};
+use kiln_operations::cpu::stored::{Stored, from_f32, owned, to_f32};
+use kiln_operations::simd::pair_sums;
+use kiln_operations::{by_dtype, simd};
 
 /// The fewest values of a task.
 const TASK: usize = 32 * 1024;

@@ -4,7 +4,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
 
-use crate::cpu::stored::{from_f32, to_f32};
+use kiln_operations::cpu::stored::{from_f32, to_f32};
 
 pub(crate) const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 

@@ -5,13 +5,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::plan::{Class, Side, Tap};
+use super::settings::{CACHED, TASKS};
 use super::tile::{Factors, LANES, ROWS, WIDTH, add_products};
-use crate::cpu::stored::Stored;
+use kiln_operations::cpu::stored::Stored;
 
-/// The most values that a task has copied. It has the same number of sums. Both stay in a core's second-level cache.
-const CACHED: usize = 48 * 1024;
-/// Number of tasks that a batch is divided into, if it has enough images.
-pub(super) const TASKS: usize = 8;
 /// Values that a tile reads of the channels whose products are summed together. They stay in the first-level cache.
 const CACHED_FIRST: usize = 6 * 1024;
 

@@ -23,8 +23,9 @@ use super::Geometry;
 use super::correlation::{Correlation, Kernels};
 use super::plan::{Copies, Movement, Side};
 use super::weight::{Sizes, depthwise_gradient};
-use crate::cpu::stored::{Stored, by_dtype, from_f32, tensor, to_f32};
-use crate::simd::{simd, sums};
+use kiln_operations::cpu::stored::{Stored, from_f32, tensor, to_f32};
+use kiln_operations::simd::sums;
+use kiln_operations::{by_dtype, simd};
 
 simd! { fn sum(values: &[f32]) -> f32 {
     sums(values, |value| [value, 0.0])[0]

@@ -4,8 +4,8 @@ use burn::backend::Dispatch;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2d;
 use burn::tensor::Tensor;
+use kiln_operations::run;
 
-use super::graph::Conv2dLayer;
 use super::parameters::Convolution;
 use super::settings::Geometry;
 use crate::check::{main_input, same_dtype, same_size};
@@ -25,7 +25,8 @@ use crate::error::Error;
 /// stride, dilation or number of groups that is impossible, or when the kernel is larger than the padded input.
 pub fn conv2d(conv: &Conv2d, x: Tensor<4>) -> Result<Tensor<4>, Error> {
     let convolution = convolution(conv, &x)?;
-    Ok(Tensor::from_dispatch(<Dispatch as Conv2dLayer>::conv2d_layer(x.into_dispatch(), convolution)))
+    let Convolution { weight, bias, geometry } = convolution;
+    Ok(Tensor::from_dispatch(run(geometry, vec![x.into_dispatch(), weight, bias]).remove(0)))
 }
 
 /// Checks `conv` against `x`, and returns its weight, bias and geometry. Without a bias, the bias is zero.

@@ -1,28 +1,104 @@
 //! Convolution as an operation of burn's graph.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+#[cfg(feature = "flex")]
+use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extension};
-use burn::tensor::Shape;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, Shape};
+use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
 
-use super::{Convolution, Geometry};
-use crate::capture::operation;
-use crate::graph::{record, without_gradients};
+use super::settings::{BIAS_BACKWARD, FORWARD, Geometry, INPUT_BACKWARD, WEIGHT_BACKWARD};
 
-#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
-pub(crate) trait Conv2dLayer: Backend {
-    fn conv2d_layer(x: FloatTensor<Self>, #[extension_type] convolution: Convolution<Self>) -> FloatTensor<Self>;
+/// The computations of a convolution.
+#[derive(Clone, Debug)]
+enum Convolve {
+    /// From x, weight and bias.
+    Forward(Geometry),
+    /// The gradient of an input of a shape, from weight and gradient.
+    InputGradient(Geometry, Shape),
+    /// The gradient of a weight of a shape, from x and gradient.
+    WeightGradient(Geometry, Shape),
+    /// The sum over each channel of the gradient.
+    BiasGradient,
+}
+
+impl Kernel for Convolve {
+    fn cost(&self) -> &'static Cost {
+        match self {
+            Self::Forward(_) => &FORWARD,
+            Self::InputGradient(..) => &INPUT_BACKWARD,
+            Self::WeightGradient(..) => &WEIGHT_BACKWARD,
+            Self::BiasGradient => &BIAS_BACKWARD,
+        }
+    }
+
+    fn scalars(&self) -> Vec<i64> {
+        match self {
+            Self::Forward(geometry) | Self::InputGradient(geometry, _) | Self::WeightGradient(geometry, _) => {
+                geometry.scalars().into()
+            }
+            Self::BiasGradient => vec![],
+        }
+    }
+
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        let (first, dtype) = &inputs[0];
+        let shape = match self {
+            Self::Forward(geometry) => {
+                let kernel = &inputs[1].0;
+                let [height, width] = geometry.output([first[2], first[3]], [kernel[2], kernel[3]]);
+                Shape::new([first[0], kernel[0], height, width])
+            }
+            Self::InputGradient(_, shape) | Self::WeightGradient(_, shape) => shape.clone(),
+            Self::BiasGradient => Shape::new([first[1]]),
+        };
+        vec![(shape, inputs.get(1).filter(|_| !matches!(self, Self::Forward(_))).map_or(*dtype, |(_, dtype)| *dtype))]
+    }
+
+    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        use super::composed::{bias_gradient, forward, input_gradient, weight_gradient};
+        vec![match self.clone() {
+            Self::Forward(geometry) => {
+                let [x, weight, bias] = all(inputs);
+                forward::<B>(x, weight, bias, geometry)
+            }
+            Self::InputGradient(geometry, shape) => {
+                let [weight, gradient] = all(inputs);
+                input_gradient::<B>(weight, gradient, shape, geometry)
+            }
+            Self::WeightGradient(geometry, shape) => {
+                let [x, gradient] = all(inputs);
+                weight_gradient::<B>(x, gradient, shape, geometry)
+            }
+            Self::BiasGradient => {
+                let [gradient] = all(inputs);
+                bias_gradient::<B>(gradient)
+            }
+        }]
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        use super::flex::{bias_gradient, forward, input_gradient, weight_gradient};
+        vec![match self.clone() {
+            Self::Forward(geometry) => forward(&inputs[0], &inputs[1], &inputs[2], geometry),
+            Self::InputGradient(geometry, shape) => input_gradient(&inputs[0], &inputs[1], shape, geometry),
+            Self::WeightGradient(geometry, shape) => weight_gradient(&inputs[0], &inputs[1], shape, geometry),
+            Self::BiasGradient => bias_gradient(&inputs[0]),
+        }]
+    }
 }
 
 /// Convolution on a backend without gradients.
-pub(crate) trait Conv2dKernels: Backend {
+pub(crate) trait Conv2dKernels: Runs {
     fn conv2d_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         geometry: Geometry,
     ) -> FloatTensor<Self> {
-        super::composed::forward::<Self>(x, weight, bias, geometry)
+        let [y] = all(Self::run(&Convolve::Forward(geometry), vec![x, weight, bias]));
+        y
     }
 
     /// The gradient of an input of `shape`.
@@ -32,7 +108,8 @@ pub(crate) trait Conv2dKernels: Backend {
         shape: Shape,
         geometry: Geometry,
     ) -> FloatTensor<Self> {
-        super::composed::input_gradient::<Self>(weight, gradient, shape, geometry)
+        let [dx] = all(Self::run(&Convolve::InputGradient(geometry, shape), vec![weight, gradient]));
+        dx
     }
 
     /// The gradient of a weight of `shape`.
@@ -42,42 +119,41 @@ pub(crate) trait Conv2dKernels: Backend {
         shape: Shape,
         geometry: Geometry,
     ) -> FloatTensor<Self> {
-        super::composed::weight_gradient::<Self>(x, gradient, shape, geometry)
+        let [dw] = all(Self::run(&Convolve::WeightGradient(geometry, shape), vec![x, gradient]));
+        dw
     }
 
     /// The sum over each channel.
     fn conv2d_bias_gradient(gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        super::composed::bias_gradient::<Self>(gradient)
+        let [db] = all(Self::run(&Convolve::BiasGradient, vec![gradient]));
+        db
     }
 }
 
-without_gradients!(Conv2dLayer, Conv2dKernels {
-    fn conv2d_layer(x: FloatTensor<Self>, convolution: Convolution<Self>) -> FloatTensor<Self> {
-        let Convolution { weight, bias, geometry } = convolution;
-        Self::conv2d_forward(x, weight, bias, geometry)
-    }
-});
+impl<B: Runs> Conv2dKernels for B {}
 
-impl<B: Conv2dKernels, C: CheckpointStrategy> Conv2dLayer for Autodiff<B, C> {
-    fn conv2d_layer(x: FloatTensor<Self>, convolution: Convolution<Self>) -> FloatTensor<Self> {
-        let ((x, of_x), (convolution, [of_weight, of_bias])) = (x.into_parts(), convolution.into_parts());
-        record::<B, C, _, 3>(
-            "convolution",
-            [of_x, of_weight, of_bias],
-            |_| {
-                let Convolution { weight, bias, geometry } = convolution;
-                (B::conv2d_forward(x.clone(), weight.clone(), bias, geometry), Some((x, weight, geometry)))
-            },
-            |(x, weight, geometry), gradient, wanted| {
-                let shape = x.shape();
-                gradients::<B>((|| x, shape), (weight, geometry), gradient, wanted)
-            },
-        )
+impl Operation for Geometry {
+    const NAME: &'static str = "convolution";
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, tracked: bool) -> Computed<B> {
+        let saved = if tracked { inputs[..2].to_vec() } else { vec![] };
+        Computed { outputs: B::run(&Convolve::Forward(*self), inputs), saved }
+    }
+
+    fn gradient<B: Runs>(
+        &self,
+        saved: Vec<FloatTensor<B>>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let [x, weight] = all(saved);
+        let shape = x.shape();
+        gradients::<B>((|| x, shape), (weight, *self), gradient, [wanted[0], wanted[1], wanted[2]]).into()
     }
 }
 
 /// The gradients of input, weight and bias that are wanted. The input is given by a function that computes it, and by its shape.
-pub(crate) fn gradients<B: Conv2dKernels>(
+pub(crate) fn gradients<B: Runs>(
     (x, shape): (impl FnOnce() -> FloatTensor<B>, Shape),
     (weight, geometry): (FloatTensor<B>, Geometry),
     gradient: FloatTensor<B>,
@@ -87,81 +163,4 @@ pub(crate) fn gradients<B: Conv2dKernels>(
     let of_weight = for_weight.then(|| B::conv2d_weight_gradient(x(), gradient.clone(), weight.shape(), geometry));
     let of_x = for_x.then(|| B::conv2d_input_gradient(weight, gradient, shape, geometry));
     [of_x, of_weight, of_bias]
-}
-
-#[cfg(feature = "flex")]
-impl Conv2dKernels for burn::backend::Flex {
-    fn conv2d_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
-        super::flex::forward(&x, &weight, &bias, geometry)
-    }
-
-    fn conv2d_input_gradient(
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        shape: Shape,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
-        super::flex::input_gradient(&weight, &gradient, shape, geometry)
-    }
-
-    fn conv2d_weight_gradient(
-        x: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        shape: Shape,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
-        super::flex::weight_gradient(&x, &gradient, shape, geometry)
-    }
-
-    fn conv2d_bias_gradient(gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        super::flex::bias_gradient(&gradient)
-    }
-}
-
-impl Conv2dKernels for Capture {
-    fn conv2d_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
-        let (image, kernel) = (x.shape(), weight.shape());
-        let [height, width] = geometry.output([image[2], image[3]], [kernel[2], kernel[3]]);
-        let output = (Shape::new([image[0], kernel[0], height, width]), x.dtype());
-        let [y] = operation("kiln::conv2d", vec![x, weight, bias], &geometry.scalars(), [output]);
-        y
-    }
-
-    fn conv2d_input_gradient(
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        shape: Shape,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
-        let output = (shape, gradient.dtype());
-        let [dx] = operation("kiln::conv2d_x_backward", vec![weight, gradient], &geometry.scalars(), [output]);
-        dx
-    }
-
-    fn conv2d_weight_gradient(
-        x: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        shape: Shape,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
-        let output = (shape, gradient.dtype());
-        let [dw] = operation("kiln::conv2d_weight_backward", vec![x, gradient], &geometry.scalars(), [output]);
-        dw
-    }
-
-    fn conv2d_bias_gradient(gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        let output = (Shape::new([gradient.shape()[1]]), gradient.dtype());
-        let [db] = operation("kiln::conv2d_bias_backward", vec![gradient], &[], [output]);
-        db
-    }
 }

@@ -1,6 +1,6 @@
 //! The kernel of all products: a few rows of the output stay in registers.
 
-use crate::simd::simd;
+use kiln_operations::simd;
 
 /// Number of values in a vector of AVX-512.
 pub(super) const LANES: usize = 16;

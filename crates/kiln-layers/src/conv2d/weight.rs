@@ -5,16 +5,14 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::Geometry;
-use super::correlation::{Buffers, Correlation, TASKS};
+use super::correlation::{Buffers, Correlation};
 use super::plan::{Side, Tap, held};
+use super::settings::{CACHED, PARTS, TASKS};
 use super::tile::{Factors, LANES, ROWS, add_products};
-use crate::cpu::stored::{Stored, group};
-use crate::simd::{pair_sums, simd};
+use kiln_operations::cpu::stored::{Stored, group};
+use kiln_operations::simd;
+use kiln_operations::simd::pair_sums;
 
-/// Number of values that a task copies together. It is twice as many if that makes whole groups of [`PIXELS`].
-const CACHED: usize = 48 * 1024;
-/// Number of values in the sums of all groups of images together.
-const PARTS: usize = 64 * 1024;
 /// Pixels whose products are summed together. The values that a tile reads of them stay in the first-level cache.
 const PIXELS: usize = 64;
 

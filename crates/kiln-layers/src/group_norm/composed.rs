@@ -88,7 +88,7 @@ mod tests {
     use super::{backward, forward};
     use crate::composed::tests::{DTYPES, assert_close, numbers};
     use crate::group_norm::GroupNormSettings;
-    use crate::group_norm::graph::GroupNormKernels;
+    use crate::group_norm::flex;
 
     #[test]
     fn as_the_kernels() {
@@ -98,13 +98,13 @@ mod tests {
                 let settings = GroupNormSettings { groups, epsilon: 1e-5 };
                 let [x, gradient] = [1, 2].map(|seed| numbers(shape, seed, 3.0, dtype));
                 let [weight, bias] = [3, 4].map(|seed| numbers([shape[1]], seed, 1.0, weights));
-                let kernels = <Flex as GroupNormKernels>::group_norm(x.clone(), weight.clone(), bias.clone(), settings);
+                let kernels = flex::forward(&x, &weight, &bias, settings);
                 for (composed, kernel) in forward::<Flex>(&x, &weight, &bias, settings).iter().zip(&kernels) {
                     assert_close(composed, kernel, &what);
                 }
                 let composed = backward::<Flex>(&x, &kernels[1], &weight, &gradient, settings, [true; 3]);
                 let [_, statistics] = kernels;
-                let kernels = Flex::group_norm_backward(x, statistics, weight, gradient, settings, [true; 3]);
+                let kernels = flex::backward(&x, &statistics, &weight, gradient, settings, [true; 3]);
                 for (composed, kernel) in composed.into_iter().flatten().zip(kernels.into_iter().flatten()) {
                     assert_close(&composed, &kernel, &what);
                 }

@@ -9,8 +9,9 @@ use burn::tensor::Shape;
 use rayon::prelude::*;
 
 use super::GroupNormSettings;
-use crate::cpu::stored::{Stored, by_dtype, from_f32, owned, tensor, to_f32};
-use crate::simd::{pair_sums, simd, sums};
+use kiln_operations::cpu::stored::{Stored, from_f32, owned, tensor, to_f32};
+use kiln_operations::simd::{pair_sums, sums};
+use kiln_operations::{by_dtype, simd};
 
 simd! { fn sum(x: &[f32]) -> f32 { sums(x, |x| [x, 0.0])[0] } }
 

@@ -1,11 +1,9 @@
 //! Group norm and instance norm, on burn's modules.
 
-use burn::backend::Dispatch;
 use burn::module::Param;
 use burn::nn::{GroupNorm, InstanceNorm};
 use burn::tensor::{DType, Tensor};
 
-use super::graph::GroupNormLayer;
 use super::settings::GroupNormSettings;
 use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
@@ -62,10 +60,8 @@ fn run<const D: usize>(
     }
     same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
     let settings = GroupNormSettings { groups, epsilon: epsilon as f32 };
-    Ok(Tensor::from_dispatch(<Dispatch as GroupNormLayer>::group_norm_layer(
-        x.into_dispatch(),
-        weight.into_dispatch(),
-        bias.into_dispatch(),
-        settings,
-    )))
+    Ok(Tensor::from_dispatch(
+        kiln_operations::run(settings, [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch()].into())
+            .remove(0),
+    ))
 }

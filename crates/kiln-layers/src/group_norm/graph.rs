@@ -1,129 +1,97 @@
 //! Group norm as an operation of burn's graph.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extension};
-use burn::tensor::{DType, Shape};
-
-use super::GroupNormSettings;
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
-
-#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
-pub(crate) trait GroupNormLayer: Backend {
-    fn group_norm_layer(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: GroupNormSettings,
-    ) -> FloatTensor<Self>;
-}
-
-/// Group norm on a backend without gradients. A missing parameter has no elements.
-pub(crate) trait GroupNormKernels: Backend {
-    /// The output, and mean and reciprocal deviation of each group of a sample in f32, `[samples, groups, 2]`.
-    fn group_norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: GroupNormSettings,
-    ) -> [FloatTensor<Self>; 2] {
-        super::composed::forward::<Self>(&x, &weight, &bias, settings)
-    }
-
-    /// The gradients of input, weight and bias.
-    fn group_norm_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        settings: GroupNormSettings,
-        wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
-        super::composed::backward::<Self>(&x, &statistics, &weight, &gradient, settings, wanted)
-    }
-}
-
-without_gradients!(GroupNormLayer, GroupNormKernels {
-    fn group_norm_layer(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: GroupNormSettings,
-    ) -> FloatTensor<Self> {
-        let [y, _] = <Self as GroupNormKernels>::group_norm(x, weight, bias, settings);
-        y
-    }
-});
-
-impl<B: GroupNormKernels, C: CheckpointStrategy> GroupNormLayer for Autodiff<B, C> {
-    fn group_norm_layer(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: GroupNormSettings,
-    ) -> FloatTensor<Self> {
-        let ((x, of_x), (weight, of_weight), (bias, of_bias)) =
-            (x.into_parts(), weight.into_parts(), bias.into_parts());
-        record::<B, C, _, 3>(
-            "group norm",
-            [of_x, of_weight, of_bias],
-            |_| {
-                let [y, statistics] = B::group_norm(x.clone(), weight.clone(), bias, settings);
-                (y, Some((x, statistics, weight, settings)))
-            },
-            |(x, statistics, weight, settings), gradient, wanted| {
-                B::group_norm_backward(x, statistics, weight, gradient, settings, wanted)
-            },
-        )
-    }
-}
-
+use burn::backend::Backend;
 #[cfg(feature = "flex")]
-impl GroupNormKernels for burn::backend::Flex {
-    fn group_norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: GroupNormSettings,
-    ) -> [FloatTensor<Self>; 2] {
-        super::flex::forward(&x, &weight, &bias, settings)
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Shape};
+use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
+
+use super::settings::{BACKWARD, FORWARD, GroupNormSettings};
+
+/// A group norm. A missing parameter has no elements. The gradients are computed from input, statistics, weight and gradient of
+/// the output.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum GroupedNorm {
+    Forward(GroupNormSettings),
+    /// The flags say which gradients are wanted. Others have no meaning.
+    Backward(GroupNormSettings, [bool; 3]),
+}
+
+impl Kernel for GroupedNorm {
+    fn cost(&self) -> &'static Cost {
+        match self {
+            Self::Forward(_) => &FORWARD,
+            Self::Backward(..) => &BACKWARD,
+        }
     }
 
-    fn group_norm_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        settings: GroupNormSettings,
-        wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
-        super::flex::backward(&x, &statistics, &weight, gradient, settings, wanted)
+    fn scalars(&self) -> Vec<i64> {
+        let (Self::Forward(settings) | Self::Backward(settings, _)) = self;
+        vec![settings.groups as i64]
+    }
+
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        match self {
+            Self::Forward(settings) => {
+                vec![inputs[0].clone(), (Shape::new([inputs[0].0[0], settings.groups, 2]), DType::F32)]
+            }
+            Self::Backward(..) => [0, 2, 2].map(|input: usize| inputs[input].clone()).into(),
+        }
+    }
+
+    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        match *self {
+            Self::Forward(settings) => {
+                let [x, weight, bias] = all(inputs);
+                super::composed::forward::<B>(&x, &weight, &bias, settings).into()
+            }
+            Self::Backward(settings, wanted) => {
+                let [x, statistics, weight, gradient] = all(inputs);
+                let unused = weight.clone();
+                let gradients = super::composed::backward::<B>(&x, &statistics, &weight, &gradient, settings, wanted);
+                gradients.map(|gradient| gradient.unwrap_or_else(|| unused.clone())).into()
+            }
+        }
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        match *self {
+            Self::Forward(settings) => {
+                let [x, weight, bias] = all(inputs);
+                super::flex::forward(&x, &weight, &bias, settings).into()
+            }
+            Self::Backward(settings, wanted) => {
+                let [x, statistics, weight, gradient] = all(inputs);
+                let gradients = super::flex::backward(&x, &statistics, &weight, gradient, settings, wanted);
+                gradients.map(|gradient| gradient.unwrap_or_else(|| weight.clone())).into()
+            }
+        }
     }
 }
 
-impl GroupNormKernels for Capture {
-    fn group_norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: GroupNormSettings,
-    ) -> [FloatTensor<Self>; 2] {
-        let statistics = (Shape::new([x.shape()[0], settings.groups, 2]), DType::F32);
-        let outputs = [like(&x), statistics];
-        operation("kiln::group_norm", vec![x, weight, bias], &[settings.groups as i64], outputs)
+impl Operation for GroupNormSettings {
+    const NAME: &'static str = "group norm";
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, tracked: bool) -> Computed<B> {
+        let kept = if tracked { inputs[..2].to_vec() } else { vec![] };
+        let [y, statistics] = all(B::run(&GroupedNorm::Forward(*self), inputs));
+        let saved = match <[_; 2]>::try_from(kept) {
+            Ok([x, weight]) => vec![x, statistics, weight],
+            Err(_) => vec![],
+        };
+        Computed { outputs: vec![y], saved }
     }
 
-    fn group_norm_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        settings: GroupNormSettings,
-        _wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
-        let outputs = [like(&x), like(&weight), like(&weight)];
-        let scalars = [settings.groups as i64];
-        operation("kiln::group_norm_backward", vec![x, statistics, weight, gradient], &scalars, outputs).map(Some)
+    fn gradient<B: Runs>(
+        &self,
+        mut saved: Vec<FloatTensor<B>>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        saved.push(gradient);
+        let made = B::run(&GroupedNorm::Backward(*self, [wanted[0], wanted[1], wanted[2]]), saved);
+        made.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
     }
 }

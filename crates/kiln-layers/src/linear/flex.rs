@@ -15,12 +15,11 @@ use rayon::prelude::*;
 
 use super::Prologue;
 use super::prologue::{Rows, Statistics};
+use super::settings::ROWS;
 use super::values::{widened, written};
 use super::weight::Weight;
-use crate::cpu::stored::{from_f32, owned, tensor, to_f32, zeros};
+use kiln_operations::cpu::stored::{from_f32, owned, tensor, to_f32, zeros};
 
-/// Rows of a chunk.
-const ROWS: usize = 256;
 /// Columns of a task that sums the rows of a gradient.
 const COLUMNS: usize = 64;
 

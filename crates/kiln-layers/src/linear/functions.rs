@@ -4,7 +4,6 @@ use burn::backend::Dispatch;
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor};
 
-use super::graph::LinearLayer;
 use super::parameters::LinearParameters;
 use super::settings::Prologue;
 use crate::activation::Activation;
@@ -79,8 +78,9 @@ pub(crate) enum Input<'a> {
 }
 
 fn run<const D: usize>(input: Input<'_>, linear: &Linear, x: Tensor<D>) -> Result<Tensor<D>, Error> {
-    let parameters = parameters(input, linear, &x)?;
-    Ok(Tensor::from_dispatch(<Dispatch as LinearLayer>::linear_layer(x.into_dispatch(), parameters)))
+    let LinearParameters { norm_weight, norm_bias, weight, bias, prologue } = parameters(input, linear, &x)?;
+    let inputs = vec![x.into_dispatch(), norm_weight, norm_bias, weight, bias];
+    Ok(Tensor::from_dispatch(kiln_operations::run(prologue, inputs).remove(0)))
 }
 
 /// Checks a linear layer against `x`, and returns its parameters and prologue.

@@ -1,82 +1,132 @@
 //! Linear layers with a prologue as an operation of burn's graph.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::Backend;
+#[cfg(feature = "flex")]
+use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Shape};
+use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
 
-use super::{LinearParameters, Prologue};
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
+use super::Prologue;
+use super::settings::{FORWARD, INPUT_BACKWARD, WEIGHT_BACKWARD};
 use crate::norm::statistics_like;
 
-#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
-pub(crate) trait LinearLayer: Backend {
-    fn linear_layer(x: FloatTensor<Self>, #[extension_type] parameters: LinearParameters<Self>) -> FloatTensor<Self>;
+/// The computations of a linear layer with a prologue. A missing parameter has no elements.
+#[derive(Clone, Copy, Debug)]
+enum Layer {
+    /// Output, and the [statistics](crate::norm) of each row if the prologue is a norm, from x, norm's weight and bias, weight and bias.
+    Forward(Prologue),
+    /// The gradients of weight and bias, from x, statistics, norm's weight and bias, weight and gradient.
+    WeightBackward(Prologue),
+    /// The gradients of the input and of the norm's weight and bias, from the same.
+    InputBackward(Prologue),
 }
 
-/// Linear layers on a backend without gradients. A missing parameter has no elements. `norm` has weight and bias.
-pub(crate) trait LinearKernels: Backend {
-    /// The output, and the [statistics](crate::norm) of each row if the prologue is a norm.
-    fn prologue_linear(
-        x: FloatTensor<Self>,
-        norm: [FloatTensor<Self>; 2],
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> [FloatTensor<Self>; 2] {
-        super::composed::forward::<Self>(x, norm, weight, bias, prologue)
+impl Kernel for Layer {
+    fn cost(&self) -> &'static Cost {
+        match self {
+            Self::Forward(_) => &FORWARD,
+            Self::WeightBackward(_) => &WEIGHT_BACKWARD,
+            Self::InputBackward(_) => &INPUT_BACKWARD,
+        }
     }
 
-    /// The gradients of weight and bias.
-    fn prologue_linear_weight_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        norm: [FloatTensor<Self>; 2],
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> [FloatTensor<Self>; 2] {
-        let _ = statistics;
-        super::composed::weight_gradient::<Self>(x, norm, weight, gradient, prologue)
+    /// The kind of prologue.
+    fn scalars(&self) -> Vec<i64> {
+        let (Self::Forward(prologue) | Self::WeightBackward(prologue) | Self::InputBackward(prologue)) = self;
+        vec![match prologue {
+            Prologue::None => 0,
+            Prologue::Norm(_) => 1,
+            Prologue::Activation(_) => 2,
+        }]
     }
 
-    /// The gradients of the input and of the norm's weight and bias.
-    fn prologue_linear_input_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        norm: [FloatTensor<Self>; 2],
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> [FloatTensor<Self>; 3] {
-        super::composed::input_gradient::<Self>(x, statistics, norm, weight, gradient, prologue)
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        let (x, dtype) = inputs[0].clone();
+        match self {
+            Self::Forward(prologue) => {
+                let statistics = match prologue {
+                    Prologue::Norm(_) => statistics_like(&x),
+                    _ => (Shape::new([0, 2]), DType::F32),
+                };
+                let mut shape = x;
+                let last = shape.num_dims() - 1;
+                shape[last] = inputs[3].0[1];
+                vec![(shape, dtype), statistics]
+            }
+            Self::WeightBackward(_) => {
+                let (weight, dtype) = inputs[4].clone();
+                let bias = (Shape::new([weight[1]]), dtype);
+                vec![(weight, dtype), bias]
+            }
+            Self::InputBackward(_) => vec![(x, dtype), inputs[2].clone(), inputs[2].clone()],
+        }
+    }
+
+    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        use super::composed::{forward, input_gradient, weight_gradient};
+        match *self {
+            Self::Forward(prologue) => {
+                let [x, norm_weight, norm_bias, weight, bias] = all(inputs);
+                forward::<B>(x, [norm_weight, norm_bias], weight, bias, prologue).into()
+            }
+            Self::WeightBackward(prologue) => {
+                let [x, _, norm_weight, norm_bias, weight, gradient] = all(inputs);
+                weight_gradient::<B>(x, [norm_weight, norm_bias], weight, gradient, prologue).into()
+            }
+            Self::InputBackward(prologue) => {
+                let [x, statistics, norm_weight, norm_bias, weight, gradient] = all(inputs);
+                input_gradient::<B>(x, statistics, [norm_weight, norm_bias], weight, gradient, prologue).into()
+            }
+        }
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        use super::flex::{forward, input_gradient, weight_gradient};
+        match *self {
+            Self::Forward(prologue) => {
+                let [x, norm_weight, norm_bias, weight, bias] = all(inputs);
+                forward(&x, [&norm_weight, &norm_bias], &weight, &bias, prologue).into()
+            }
+            Self::WeightBackward(prologue) => {
+                let [x, statistics, norm_weight, norm_bias, weight, gradient] = all(inputs);
+                weight_gradient(&x, &statistics, [&norm_weight, &norm_bias], &weight, &gradient, prologue).into()
+            }
+            Self::InputBackward(prologue) => {
+                let [x, statistics, norm_weight, norm_bias, weight, gradient] = all(inputs);
+                input_gradient(x, &statistics, [&norm_weight, &norm_bias], &weight, &gradient, prologue).into()
+            }
+        }
     }
 }
 
-without_gradients!(LinearLayer, LinearKernels {
-    fn linear_layer(x: FloatTensor<Self>, parameters: LinearParameters<Self>) -> FloatTensor<Self> {
-        let LinearParameters { norm_weight, norm_bias, weight, bias, prologue } = parameters;
-        let [y, _] = Self::prologue_linear(x, [norm_weight, norm_bias], weight, bias, prologue);
-        y
-    }
-});
+/// The output, and the statistics of each row, from x, norm's weight and bias, weight and bias.
+pub(crate) fn prologue_linear<B: Runs>(inputs: [FloatTensor<B>; 5], prologue: Prologue) -> [FloatTensor<B>; 2] {
+    all(B::run(&Layer::Forward(prologue), inputs.into()))
+}
 
-impl<B: LinearKernels, C: CheckpointStrategy> LinearLayer for Autodiff<B, C> {
-    fn linear_layer(x: FloatTensor<Self>, parameters: LinearParameters<Self>) -> FloatTensor<Self> {
-        let (x, of_x) = x.into_parts();
-        let (parameters, [of_norm_weight, of_norm_bias, of_weight, of_bias]) = parameters.into_parts();
-        let LinearParameters { norm_weight, norm_bias, weight, bias, prologue } = parameters;
-        record::<B, C, _, 5>(
-            "linear",
-            [of_x, of_norm_weight, of_norm_bias, of_weight, of_bias],
-            |_| {
-                let norm = [norm_weight, norm_bias];
-                let [y, statistics] = B::prologue_linear(x.clone(), norm.clone(), weight.clone(), bias, prologue);
-                (y, Some(LinearSaved { x, statistics, norm, weight, prologue }))
-            },
-            gradients::<B>,
-        )
+impl Operation for Prologue {
+    const NAME: &'static str = "linear";
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, tracked: bool) -> Computed<B> {
+        let mut saved = if tracked { inputs[..4].to_vec() } else { vec![] };
+        let [y, statistics] = all(B::run(&Layer::Forward(*self), inputs));
+        if tracked {
+            saved.insert(1, statistics);
+        }
+        Computed { outputs: vec![y], saved }
+    }
+
+    fn gradient<B: Runs>(
+        &self,
+        saved: Vec<FloatTensor<B>>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let [x, statistics, norm_weight, norm_bias, weight] = all(saved);
+        let saved = LinearSaved { x, statistics, norm: [norm_weight, norm_bias], weight, prologue: *self };
+        gradients::<B>(saved, gradient, all(wanted.to_vec())).into()
     }
 }
 
@@ -93,7 +143,7 @@ pub(crate) struct LinearSaved<T> {
 }
 
 /// The gradients of input, norm's weight and bias, and the layer's weight and bias.
-pub(crate) fn gradients<B: LinearKernels>(
+pub(crate) fn gradients<B: Runs>(
     saved: LinearSaved<FloatTensor<B>>,
     gradient: FloatTensor<B>,
     [for_x, for_norm_weight, for_norm_bias, for_weight, for_bias]: [bool; 5],
@@ -102,103 +152,18 @@ pub(crate) fn gradients<B: LinearKernels>(
     let (mut of_x, mut of_norm_weight, mut of_norm_bias, mut of_weight, mut of_bias) = (None, None, None, None, None);
     if for_weight || for_bias {
         let (LinearSaved { x, statistics, norm, weight, prologue }, gradient) = (saved.clone(), gradient.clone());
-        let gradients = B::prologue_linear_weight_backward(x, statistics, norm, weight, gradient, prologue);
-        [of_weight, of_bias] = gradients.map(Some);
+        let gradients = B::run(&Layer::WeightBackward(prologue), listed(x, statistics, norm, weight, gradient));
+        [of_weight, of_bias] = all(gradients).map(Some);
     }
     if for_x || for_norm_weight || for_norm_bias {
         let LinearSaved { x, statistics, norm, weight, prologue } = saved;
-        let gradients = B::prologue_linear_input_backward(x, statistics, norm, weight, gradient, prologue);
-        [of_x, of_norm_weight, of_norm_bias] = gradients.map(Some);
+        let gradients = B::run(&Layer::InputBackward(prologue), listed(x, statistics, norm, weight, gradient));
+        [of_x, of_norm_weight, of_norm_bias] = all(gradients).map(Some);
     }
     [of_x, of_norm_weight, of_norm_bias, of_weight, of_bias]
 }
 
-#[cfg(feature = "flex")]
-impl LinearKernels for burn::backend::Flex {
-    fn prologue_linear(
-        x: FloatTensor<Self>,
-        norm: [FloatTensor<Self>; 2],
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> [FloatTensor<Self>; 2] {
-        super::flex::forward(&x, norm.each_ref(), &weight, &bias, prologue)
-    }
-
-    fn prologue_linear_weight_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        norm: [FloatTensor<Self>; 2],
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> [FloatTensor<Self>; 2] {
-        super::flex::weight_gradient(&x, &statistics, norm.each_ref(), &weight, &gradient, prologue)
-    }
-
-    fn prologue_linear_input_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        norm: [FloatTensor<Self>; 2],
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> [FloatTensor<Self>; 3] {
-        super::flex::input_gradient(x, &statistics, norm.each_ref(), &weight, &gradient, prologue)
-    }
-}
-
-/// The kind of prologue. Scratch memory and time depend on it.
-fn kind(prologue: Prologue) -> i64 {
-    match prologue {
-        Prologue::None => 0,
-        Prologue::Norm(_) => 1,
-        Prologue::Activation(_) => 2,
-    }
-}
-
-impl LinearKernels for Capture {
-    fn prologue_linear(
-        x: FloatTensor<Self>,
-        [norm_weight, norm_bias]: [FloatTensor<Self>; 2],
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> [FloatTensor<Self>; 2] {
-        let mut shape = x.shape();
-        let last = shape.num_dims() - 1;
-        shape[last] = weight.shape()[1];
-        let statistics = match prologue {
-            Prologue::Norm(_) => statistics_like(&x),
-            _ => (Shape::new([0, 2]), DType::F32),
-        };
-        let outputs = [(shape, x.dtype()), statistics];
-        operation("kiln::linear", vec![x, norm_weight, norm_bias, weight, bias], &[kind(prologue)], outputs)
-    }
-
-    fn prologue_linear_weight_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        [norm_weight, norm_bias]: [FloatTensor<Self>; 2],
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> [FloatTensor<Self>; 2] {
-        let outputs = [like(&weight), (Shape::new([weight.shape()[1]]), weight.dtype())];
-        let inputs = vec![x, statistics, norm_weight, norm_bias, weight, gradient];
-        operation("kiln::linear_weight_backward", inputs, &[kind(prologue)], outputs)
-    }
-
-    fn prologue_linear_input_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        [norm_weight, norm_bias]: [FloatTensor<Self>; 2],
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        prologue: Prologue,
-    ) -> [FloatTensor<Self>; 3] {
-        let outputs = [like(&x), like(&norm_weight), like(&norm_weight)];
-        let inputs = vec![x, statistics, norm_weight, norm_bias, weight, gradient];
-        operation("kiln::linear_input_backward", inputs, &[kind(prologue)], outputs)
-    }
+/// The inputs of a backward pass in their order.
+fn listed<T>(x: T, statistics: T, [norm_weight, norm_bias]: [T; 2], weight: T, gradient: T) -> Vec<T> {
+    vec![x, statistics, norm_weight, norm_bias, weight, gradient]
 }

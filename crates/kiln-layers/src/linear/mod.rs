@@ -16,6 +16,6 @@ mod weight;
 
 pub(crate) use functions::{Input, parameters};
 pub use functions::{activation_linear, linear, norm_linear};
-pub(crate) use graph::{LinearKernels, LinearSaved, gradients};
+pub(crate) use graph::{LinearSaved, gradients, prologue_linear};
 pub(crate) use parameters::LinearParameters;
 pub(crate) use settings::Prologue;

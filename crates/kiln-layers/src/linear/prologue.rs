@@ -9,9 +9,10 @@ use rayon::prelude::*;
 use super::Prologue;
 use super::values::widened;
 use crate::activation::flex::{activate, activation_gradient};
-use crate::cpu::stored::{Stored, by_dtype, to_f32};
 use crate::norm::flex::bias_of;
 use crate::norm::rows::{norm_input_gradients, norm_parameter_gradients, norm_rows, norm_rows_again};
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::stored::{Stored, to_f32};
 
 /// Rows of a task.
 const ROWS: usize = 16;

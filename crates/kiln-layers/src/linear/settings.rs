@@ -1,7 +1,8 @@
-//! The prologue of a linear layer.
+//! The prologue and the cost of a linear layer.
 
 use crate::activation::Activation;
 use crate::norm::NormSettings;
+use kiln_operations::{Call, Cost, Cpu};
 
 /// The prologue: an operation on the input before the product.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,4 +13,53 @@ pub(crate) enum Prologue {
     Norm(NormSettings),
     /// An activation.
     Activation(Activation),
+}
+
+/// Rows of a chunk.
+pub(super) const ROWS: usize = 256;
+/// Rows of a 16-bit weight that are widened at a time.
+pub(super) const BLOCK: usize = 256;
+
+/// Inputs: x, weight and bias of the norm, weight, bias. Scalar: 0 without a prologue.
+pub(super) static FORWARD: Cost = Cost {
+    any_order: &[3],
+    flex: |call, cpu| scratch(call, 3, 1, cpu),
+    cube: |call| call.bytes(0),
+    multiply_adds: |call| multiply_adds(call, 3),
+    ..Cost::new("kiln::linear")
+};
+
+/// Inputs: x, statistics, weight and bias of the norm, weight, gradient. Scalar: 0 without a prologue.
+pub(super) static WEIGHT_BACKWARD: Cost = Cost {
+    any_order: &[4],
+    like: &[(4, 0)],
+    flex: |call, cpu| scratch(call, 4, 1, cpu),
+    cube: |call| 2 * call.bytes(0),
+    multiply_adds: |call| multiply_adds(call, 4),
+    ..Cost::new("kiln::linear_weight_backward")
+};
+
+/// Inputs and scalar of [`WEIGHT_BACKWARD`].
+pub(super) static INPUT_BACKWARD: Cost = Cost {
+    any_order: &[4],
+    flex: |call, cpu| scratch(call, 4, 2, cpu),
+    cube: |call| 2 * call.bytes(0),
+    multiply_adds: |call| multiply_adds(call, 4),
+    ..Cost::new("kiln::linear_input_backward")
+};
+
+/// With a prologue or in 16 bits: `copies` of the inputs of some rows. In 16 bits also the outputs, and some lines of the weight.
+fn scratch(call: &Call<'_>, weight: usize, copies: u64, cpu: &Cpu) -> u64 {
+    let (inputs, outputs) = (call.dim(weight, 0), call.dim(weight, 1));
+    let rows = call.elements(0) / inputs.max(1);
+    let (prologue, half) = (call.scalar(0) > 0, call.reads_half(0));
+    let together = if prologue || half { rows.min(ROWS as u64) } else { rows };
+    let of_rows = if prologue || half { 4 * (copies * together * inputs) } else { 0 };
+    let of_half = if half { 4 * (together * outputs) + 4 * (BLOCK as u64 * inputs.max(outputs)) } else { 0 };
+    of_rows + of_half + cpu.packed([together, inputs, outputs], true)
+}
+
+/// Rows `[.., inputs]` times a weight `[inputs, outputs]`.
+fn multiply_adds(call: &Call<'_>, weight: usize) -> f64 {
+    call.elements(0) as f64 * call.dim(weight, 1) as f64
 }

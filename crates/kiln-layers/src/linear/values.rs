@@ -6,7 +6,8 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use rayon::prelude::*;
 
-use crate::cpu::stored::{Stored, by_dtype};
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::stored::Stored;
 
 /// Values of a task.
 const CHUNK: usize = 1 << 14;

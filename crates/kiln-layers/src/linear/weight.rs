@@ -6,12 +6,11 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 
+use super::settings::BLOCK;
 use super::values::widened;
-use crate::cpu::gemm::{Matrix, Output, Threads, multiply};
-use crate::cpu::stored::zeros;
+use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
+use kiln_operations::cpu::stored::zeros;
 
-/// Rows of a 16-bit weight that are widened at a time.
-const BLOCK: usize = 256;
 /// Bytes of a 16-bit weight's gradient that are summed in f32 at a time. For each such part, all inputs are read and the prologue is
 /// computed.
 const GRADIENT: usize = 4 << 20;

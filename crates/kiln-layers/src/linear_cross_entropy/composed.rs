@@ -13,13 +13,9 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::{DType, Shape, Slice};
 
-use super::settings::{Inputs, LossGradients, kept_dtype};
+use super::settings::{Inputs, LOGITS, LossGradients, kept_dtype};
 use super::{LossOptions, Reduction};
 use crate::composed::{Wide, bools, full, put, slice};
-
-/// Bytes of logits at a time. With fewer rows, a GPU needs more time to read the weights than to multiply by them. The number is small in
-/// tests, so that small inputs have several chunks.
-const LOGITS: usize = if cfg!(test) { 512 } else { 128 << 20 };
 
 /// The loss in f32: `[1]`, or `[rows]` without a reduction.
 pub(super) fn loss<B: Backend>(inputs: Inputs<B>, options: LossOptions) -> FloatTensor<B> {

@@ -16,28 +16,17 @@ use rayon::prelude::*;
 
 use super::row::{Classes, add};
 use super::scale::swapped;
-use super::settings::{LossGradients, LossInputs};
+use super::settings::{CLASSES, LossGradients, LossInputs, chunk_rows};
 use super::weight::{Weight, row_stride};
 use super::{LossOptions, Reduction};
-use crate::cpu::gemm::{Matrix, Output, Threads, multiply};
-use crate::cpu::stored::{Stored, by_dtype, tensor, to_f32};
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
+use kiln_operations::cpu::stored::{Stored, tensor, to_f32};
 
-/// Bytes of the logits and hidden rows of a chunk, provided that these are at least [`ROWS`] rows.
-const CHUNK: usize = 2 << 20;
-/// The number of rows of a chunk below which its products become slower.
-const ROWS: usize = 256;
-/// Number of classes of a product for the gradient of the weight.
-const CLASSES: usize = 2048;
 /// The fewest values of a task.
 const TASK: usize = 1 << 14;
 
 type Inputs = LossInputs<FlexTensor, FlexTensor>;
-
-/// Rows of a chunk.
-fn chunk_rows(rows: usize, width: usize, classes: usize) -> usize {
-    let most = (CHUNK / (4 * (width + classes).max(1))).max(ROWS);
-    rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
-}
 
 /// A row that counts.
 struct Row {

@@ -7,8 +7,8 @@ use burn::tensor::{DType, FloatDType, Shape};
 
 use super::settings::{Inputs, LossGradients, LossInputs, kept_dtype};
 use super::{LossOptions, Reduction};
-use crate::capture::operation;
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::{operation, record};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait LossLayer: Backend {
@@ -143,7 +143,7 @@ impl LossKernels for Capture {
     fn loss(inputs: Inputs<Self>, options: LossOptions) -> FloatTensor<Self> {
         let length = if options.reduction == Reduction::None { inputs.hidden.shape()[0] } else { 1 };
         let output = (Shape::new([length]), DType::F32);
-        let [loss] = operation("kiln::linear_cross_entropy", listed(inputs), &[], [output]);
+        let [loss] = operation(&super::settings::LOSS, listed(inputs), &[], [output]);
         loss
     }
 
@@ -162,8 +162,7 @@ impl LossKernels for Capture {
             part(wanted[1], &inputs.weight, DType::F32),
             part(wanted[2], &inputs.bias, DType::F32),
         ];
-        let [loss, hidden, weight, bias] =
-            operation("kiln::linear_cross_entropy_gradients", listed(inputs), &[], outputs);
+        let [loss, hidden, weight, bias] = operation(&super::settings::GRADIENTS, listed(inputs), &[], outputs);
         let gradients = LossGradients {
             hidden: wanted[0].then_some(hidden),
             weight: wanted[1].then_some(weight),
@@ -174,7 +173,7 @@ impl LossKernels for Capture {
 
     fn scaled(gradient: FloatTensor<Self>, factor: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         let output = (gradient.shape(), dtype);
-        let [scaled] = operation("kiln::scaled", vec![gradient, factor], &[], [output]);
+        let [scaled] = operation(&super::settings::SCALE, vec![gradient, factor], &[], [output]);
         scaled
     }
 }

@@ -1,7 +1,8 @@
 //! The loss of one row, and the gradient of its logits.
 
-use crate::cpu::math::exp;
-use crate::simd::{LANES, maximum, pair_sums, simd, sums};
+use kiln_operations::cpu::math::exp;
+use kiln_operations::simd;
+use kiln_operations::simd::{LANES, maximum, pair_sums, sums};
 
 simd! { pub(super) fn add(row: &mut [f32], bias: &[f32]) {
     row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);

@@ -5,11 +5,9 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use rayon::prelude::*;
 
-use crate::cpu::stored::{Stored, by_dtype, tensor};
-use crate::simd::simd;
-
-/// Values of a task.
-const CHUNK: usize = 1 << 14;
+use super::settings::SCALED as CHUNK;
+use kiln_operations::cpu::stored::{Stored, tensor};
+use kiln_operations::{by_dtype, simd};
 
 simd! { fn times(values: &mut [f32], factor: f32) {
     values.iter_mut().for_each(|value| *value *= factor);

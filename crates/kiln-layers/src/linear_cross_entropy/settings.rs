@@ -1,8 +1,9 @@
-//! The settings and tensors of the loss, and its gradients.
+//! The settings and tensors of the loss, and its gradients, and the cost of the operation.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::tensor::IntTensor;
 use burn::tensor::DType;
+use kiln_operations::{Call, Cost, Cpu};
 
 /// The settings of the loss that are not tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,4 +66,79 @@ pub(crate) struct LossGradients<T> {
 /// of f16 before a loss scale is applied.
 pub(crate) fn kept_dtype(dtype: DType) -> DType {
     if dtype == DType::F16 { DType::F32 } else { dtype }
+}
+
+/// Bytes of the logits and hidden rows of a chunk, provided that these are at least [`ROWS`] rows.
+pub(super) const CHUNK: usize = 2 << 20;
+/// The number of rows of a chunk below which its products become slower.
+pub(super) const ROWS: usize = 256;
+/// Number of classes of a product for the gradient of the weight.
+pub(super) const CLASSES: usize = 2048;
+/// Bytes of a block of a 16-bit weight that is widened to f32.
+pub(super) const BLOCK: usize = 2 << 20;
+/// Values of a task that scales a gradient.
+pub(super) const SCALED: usize = 1 << 14;
+/// Bytes of logits at a time on devices without kernels of this crate. With fewer rows, a GPU needs more time to read the weights than to
+/// multiply by them. The number is small in tests, so that small inputs have several chunks.
+pub(super) const LOGITS: usize = if cfg!(test) { 512 } else { 128 << 20 };
+
+/// Inputs: hidden rows, weight, bias, targets, weights of classes, weights of rows.
+pub(super) static LOSS: Cost =
+    Cost { any_order: &[0, 1], flex, cube, multiply_adds: logits, ..Cost::new("kiln::linear_cross_entropy") };
+
+/// Inputs of [`LOSS`]. A gradient that is not wanted has no elements.
+pub(super) static GRADIENTS: Cost = Cost {
+    any_order: &[0, 1],
+    like: &[(1, 2)],
+    flex,
+    cube,
+    multiply_adds: |call| {
+        let wanted = [1, 2].into_iter().filter(|output| call.out_elements(*output) > 0).count();
+        logits(call) * (1 + wanted) as f64
+    },
+    ..Cost::new("kiln::linear_cross_entropy_gradients")
+};
+
+/// Inputs: a gradient that was kept, the gradient of the loss.
+pub(super) static SCALE: Cost = Cost {
+    over: &[(0, 0)],
+    any_order: &[0],
+    like: &[(0, 0)],
+    flex: |call, cpu| call.chunks(SCALED, 2, cpu),
+    cube: |call| call.wide(0, 1),
+    ..Cost::new("kiln::scaled")
+};
+
+/// Rows of a chunk.
+pub(super) fn chunk_rows(rows: usize, width: usize, classes: usize) -> usize {
+    let most = (CHUNK / (4 * (width + classes).max(1))).max(ROWS);
+    rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
+}
+
+/// Logits of hidden rows `[rows, width]` by a weight `[width, classes]`.
+fn logits(call: &Call<'_>) -> f64 {
+    call.elements(0) as f64 * call.dim(1, 1) as f64
+}
+
+/// Logits and hidden rows of a chunk, some values for each row, a block of a 16-bit weight, and the operands that the products pack.
+fn flex(call: &Call<'_>, cpu: &Cpu) -> u64 {
+    let (rows, width, classes) = (call.dim(0, 0), call.dim(0, 1), call.dim(1, 1));
+    let chunk = chunk_rows(rows as usize, width as usize, classes as usize) as u64;
+    let block = if call.reads_half(1) { (BLOCK as u64).min(call.wide(1, 1)) } else { 0 };
+    let by_class = call.inputs.get(1).is_some_and(|weight| weight.strides.last() != Some(&1));
+    let logits = cpu.packed([chunk, width, classes], true);
+    let of_weight = match call.out_elements(2) {
+        0 => 0,
+        _ if by_class => cpu.packed([classes.min(CLASSES as u64), chunk, width], false),
+        _ => cpu.packed([width, chunk, classes], false),
+    };
+    4 * (chunk * (width + classes)) + 32 * rows + call.wide(2, 1) + block + logits.max(of_weight)
+}
+
+/// The logits of a chunk and four tensors of its rows, a copy of 16-bit weights in f32, and the part of their gradient that a chunk adds.
+fn cube(call: &Call<'_>) -> u64 {
+    let (rows, width, classes) = (call.dim(0, 0).max(1), call.dim(0, 1), call.dim(1, 1));
+    let chunk = (LOGITS as u64 / (4 * classes).max(1)).clamp(1, rows);
+    let weights = u64::from(call.reads_half(1)) + u64::from(chunk < rows && call.out_elements(2) > 0);
+    4 * chunk * (classes + 4 * width) + call.wide(1, weights)
 }

@@ -8,11 +8,10 @@ use burn::tensor::DType;
 use rayon::prelude::*;
 
 use super::scale::swapped;
-use crate::cpu::gemm::Matrix;
-use crate::cpu::stored::{Stored, by_dtype};
-
-/// Bytes of a block of a 16-bit weight that is widened to f32.
-const BLOCK: usize = 2 << 20;
+use super::settings::BLOCK;
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::gemm::Matrix;
+use kiln_operations::cpu::stored::Stored;
 
 /// The distance between the rows of a matrix, if the values of a row follow each other.
 pub(super) fn row_stride(matrix: &FlexTensor) -> Option<usize> {

@@ -11,8 +11,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::ops::PadMode;
 use burn::tensor::{DType, IntDType, Shape};
 
-use super::settings::with_planes;
-use super::settings::{POSITIONS, Windows};
+use super::settings::{POSITIONS, Windows, with_planes};
 use crate::composed::{Wide, bools, full, slice};
 
 impl Windows {

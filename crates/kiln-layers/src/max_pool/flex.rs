@@ -11,10 +11,9 @@ use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType};
 use rayon::prelude::*;
 
-use super::settings::with_planes;
-use super::settings::{POSITIONS, Windows};
-use crate::cpu::stored::{Stored, by_dtype, zeros};
-use crate::simd::simd;
+use super::settings::{POSITIONS, Windows, with_planes};
+use kiln_operations::cpu::stored::{Stored, zeros};
+use kiln_operations::{by_dtype, simd};
 
 /// The position for a window that lies entirely in the padding.
 const NONE: u8 = POSITIONS as u8;

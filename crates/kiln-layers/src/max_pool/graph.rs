@@ -7,8 +7,8 @@ use burn::tensor::DType;
 
 use super::Windows;
 use super::settings::with_planes;
-use crate::capture::operation;
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::{operation, record};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait MaxPoolLayer: Backend {
@@ -85,11 +85,11 @@ impl MaxPoolKernels for Capture {
         let (shape, dtype) = (with_planes(&x.shape(), windows.output), x.dtype());
         let scalars = windows.kernel.map(|size| size as i64);
         if !positions {
-            let [y] = operation("kiln::max_pool", vec![x], &scalars, [(shape, dtype)]);
+            let [y] = operation(&super::settings::FORWARD, vec![x], &scalars, [(shape, dtype)]);
             return (y, None);
         }
         let outputs = [(shape.clone(), dtype), (shape, DType::U8)];
-        let [y, positions] = operation("kiln::max_pool", vec![x], &scalars, outputs);
+        let [y, positions] = operation(&super::settings::FORWARD, vec![x], &scalars, outputs);
         (y, Some(positions))
     }
 
@@ -100,7 +100,7 @@ impl MaxPoolKernels for Capture {
     ) -> FloatTensor<Self> {
         let output = (with_planes(&gradient.shape(), windows.input), gradient.dtype());
         let scalars = windows.kernel.map(|size| size as i64);
-        let [dx] = operation("kiln::max_pool_backward", vec![positions, gradient], &scalars, [output]);
+        let [dx] = operation(&super::settings::BACKWARD, vec![positions, gradient], &scalars, [output]);
         dx
     }
 }

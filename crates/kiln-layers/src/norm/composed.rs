@@ -90,7 +90,7 @@ mod tests {
     use super::{backward, forward};
     use crate::composed::tests::{DTYPES, assert_close, numbers};
     use crate::norm::NormSettings;
-    use crate::norm::graph::NormKernels;
+    use crate::norm::flex;
 
     #[test]
     fn as_the_kernels() {
@@ -103,14 +103,13 @@ mod tests {
                 let (x, gradient) = (numbers(shape, 1, 3.0, dtype), numbers(shape, 2, 1.0, dtype));
                 let weight = numbers([shape[2]], 3, 1.0, weights);
                 let bias = numbers([if centred { shape[2] } else { 0 }], 4, 1.0, weights);
-                let kernel = Flex::norm(x.clone(), weight.clone(), bias.clone(), settings);
+                let kernel = flex::forward(&x, &weight, &bias, settings);
                 let composed = forward::<Flex>(x.clone(), weight.clone(), bias, settings);
                 for (composed, kernel) in composed.iter().zip(&kernel) {
                     assert_close(composed, kernel, &what);
                 }
                 let ([_, statistics], wanted) = (kernel, [true, true, centred]);
-                let inputs = (x.clone(), statistics.clone(), weight.clone(), gradient.clone());
-                let kernel = Flex::norm_backward(inputs.0, inputs.1, inputs.2, inputs.3, settings, wanted);
+                let kernel = flex::backward(&x, &statistics, &weight, gradient.clone(), settings, wanted);
                 let composed = backward::<Flex>(x, statistics, weight, gradient, settings, wanted);
                 for (composed, kernel) in composed.iter().zip(&kernel) {
                     if let (Some(composed), Some(kernel)) = (composed, kernel) {

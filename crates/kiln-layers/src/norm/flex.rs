@@ -11,12 +11,9 @@ use rayon::prelude::*;
 
 use super::NormSettings;
 use super::rows::{norm_input_gradients, norm_parameter_gradients, norm_rows};
-use crate::cpu::stored::{Stored, by_dtype, from_f32, group, owned, rows, tensor, to_f32};
-
-/// Rows of a task.
-const ROWS: usize = 8;
-/// Number of partial sums of the parameters' gradients.
-const GROUPS: usize = 16;
+use super::settings::{GROUPS, ROWS};
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::stored::{Stored, from_f32, group, owned, rows, tensor, to_f32};
 
 /// The bias as f32. A missing bias, which has no elements, is 0.
 pub(crate) fn bias_of(bias: &FlexTensor, width: usize) -> Vec<f32> {

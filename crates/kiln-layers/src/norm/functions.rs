@@ -1,11 +1,9 @@
 //! Layer norm and RMS norm over the last dimension, on burn's modules.
 
-use burn::backend::Dispatch;
 use burn::module::{Content, DisplaySettings, ModuleDisplay};
 use burn::nn::{LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
 
-use super::graph::NormLayer;
 use super::settings::NormSettings;
 use crate::check::{main_input, same_dtype, same_size, supported};
 use crate::error::Error;
@@ -88,5 +86,5 @@ fn run<const D: usize>(norm: Norm<'_>, x: Tensor<D>) -> Result<Tensor<D>, Error>
     main_input("the input", &x)?;
     let (weight, bias, settings) = norm.parameters(x.dims()[D - 1])?;
     let (weight, bias) = (weight.into_dispatch(), bias.into_dispatch());
-    Ok(Tensor::from_dispatch(<Dispatch as NormLayer>::norm_layer(x.into_dispatch(), weight, bias, settings)))
+    Ok(Tensor::from_dispatch(kiln_operations::run(settings, vec![x.into_dispatch(), weight, bias]).remove(0)))
 }

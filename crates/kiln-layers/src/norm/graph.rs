@@ -1,135 +1,101 @@
 //! Norms over the last dimension as an operation of burn's graph.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extension};
-use burn::tensor::{DType, Shape};
-
-use super::NormSettings;
-use crate::capture::{like, operation};
-use crate::graph::{record, without_gradients};
-
-#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
-pub(crate) trait NormLayer: Backend {
-    fn norm_layer(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: NormSettings,
-    ) -> FloatTensor<Self>;
-}
-
-/// Norms on a backend without gradients. A missing bias has no elements.
-pub(crate) trait NormKernels: Backend {
-    /// The output, and mean and reciprocal deviation of each row in f32, `[rows, 2]`.
-    fn norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: NormSettings,
-    ) -> [FloatTensor<Self>; 2] {
-        super::composed::forward::<Self>(x, weight, bias, settings)
-    }
-
-    /// The gradients of input, weight and bias.
-    fn norm_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        settings: NormSettings,
-        wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
-        super::composed::backward::<Self>(x, statistics, weight, gradient, settings, wanted)
-    }
-}
-
-without_gradients!(NormLayer, NormKernels {
-    fn norm_layer(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: NormSettings,
-    ) -> FloatTensor<Self> {
-        let [y, _] = <Self as NormKernels>::norm(x, weight, bias, settings);
-        y
-    }
-});
-
-impl<B: NormKernels, C: CheckpointStrategy> NormLayer for Autodiff<B, C> {
-    fn norm_layer(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: NormSettings,
-    ) -> FloatTensor<Self> {
-        let ((x, of_x), (weight, of_weight), (bias, of_bias)) =
-            (x.into_parts(), weight.into_parts(), bias.into_parts());
-        record::<B, C, _, 3>(
-            "norm",
-            [of_x, of_weight, of_bias],
-            |_| {
-                let [y, statistics] = B::norm(x.clone(), weight.clone(), bias, settings);
-                (y, Some((x, statistics, weight, settings)))
-            },
-            |(x, statistics, weight, settings), gradient, wanted| {
-                B::norm_backward(x, statistics, weight, gradient, settings, wanted)
-            },
-        )
-    }
-}
-
+use burn::backend::Backend;
 #[cfg(feature = "flex")]
-impl NormKernels for burn::backend::Flex {
-    fn norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: NormSettings,
-    ) -> [FloatTensor<Self>; 2] {
-        super::flex::forward(&x, &weight, &bias, settings)
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Shape};
+use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
+
+use super::settings::{BACKWARD, FORWARD, NormSettings};
+
+/// A norm over the last dimension. A missing bias has no elements. The gradients are computed from input, statistics, weight and gradient of
+/// the output.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RowNorm {
+    Forward(NormSettings),
+    /// The flags say which gradients are wanted. Others have no meaning.
+    Backward(NormSettings, [bool; 3]),
+}
+
+impl Kernel for RowNorm {
+    fn cost(&self) -> &'static Cost {
+        match self {
+            Self::Forward(_) => &FORWARD,
+            Self::Backward(..) => &BACKWARD,
+        }
     }
 
-    fn norm_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        settings: NormSettings,
-        wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
-        super::flex::backward(&x, &statistics, &weight, gradient, settings, wanted)
+    fn scalars(&self) -> Vec<i64> {
+        let (Self::Forward(settings) | Self::Backward(settings, _)) = self;
+        vec![i64::from(settings.centred)]
+    }
+
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        match self {
+            Self::Forward(_) => vec![inputs[0].clone(), statistics_like(&inputs[0].0)],
+            Self::Backward(..) => [0, 2, 2].map(|input: usize| inputs[input].clone()).into(),
+        }
+    }
+
+    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        match *self {
+            Self::Forward(settings) => {
+                let [x, weight, bias] = all(inputs);
+                super::composed::forward::<B>(x, weight, bias, settings).into()
+            }
+            Self::Backward(settings, wanted) => {
+                let [x, statistics, weight, gradient] = all(inputs);
+                let unused = weight.clone();
+                let gradients = super::composed::backward::<B>(x, statistics, weight, gradient, settings, wanted);
+                gradients.map(|gradient| gradient.unwrap_or_else(|| unused.clone())).into()
+            }
+        }
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        match *self {
+            Self::Forward(settings) => {
+                let [x, weight, bias] = all(inputs);
+                super::flex::forward(&x, &weight, &bias, settings).into()
+            }
+            Self::Backward(settings, wanted) => {
+                let [x, statistics, weight, gradient] = all(inputs);
+                let gradients = super::flex::backward(&x, &statistics, &weight, gradient, settings, wanted);
+                gradients.map(|gradient| gradient.unwrap_or_else(|| weight.clone())).into()
+            }
+        }
     }
 }
 
-/// Shape and dtype of the statistics of `x`'s rows.
-pub(crate) fn statistics_like(x: &FloatTensor<Capture>) -> (Shape, DType) {
-    let shape = x.shape();
-    let width = shape.last().copied().unwrap_or(1).max(1);
-    (Shape::new([shape.num_elements() / width, 2]), DType::F32)
+impl Operation for NormSettings {
+    const NAME: &'static str = "norm";
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, tracked: bool) -> Computed<B> {
+        let kept = if tracked { inputs[..2].to_vec() } else { vec![] };
+        let [y, statistics] = all(B::run(&RowNorm::Forward(*self), inputs));
+        let saved = match <[_; 2]>::try_from(kept) {
+            Ok([x, weight]) => vec![x, statistics, weight],
+            Err(_) => vec![],
+        };
+        Computed { outputs: vec![y], saved }
+    }
+
+    fn gradient<B: Runs>(
+        &self,
+        mut saved: Vec<FloatTensor<B>>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        saved.push(gradient);
+        let made = B::run(&RowNorm::Backward(*self, [wanted[0], wanted[1], wanted[2]]), saved);
+        made.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
+    }
 }
 
-impl NormKernels for Capture {
-    fn norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: NormSettings,
-    ) -> [FloatTensor<Self>; 2] {
-        let outputs = [like(&x), statistics_like(&x)];
-        operation("kiln::norm", vec![x, weight, bias], &[i64::from(settings.centred)], outputs)
-    }
-
-    fn norm_backward(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        settings: NormSettings,
-        _wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
-        let outputs = [like(&x), like(&weight), like(&weight)];
-        let scalars = [i64::from(settings.centred)];
-        operation("kiln::norm_backward", vec![x, statistics, weight, gradient], &scalars, outputs).map(Some)
-    }
+/// Shape and dtype of the statistics of the rows of a tensor of shape `x`: mean and reciprocal deviation in f32, `[rows, 2]`.
+pub(crate) fn statistics_like(x: &Shape) -> (Shape, DType) {
+    let width = x.last().copied().unwrap_or(1).max(1);
+    (Shape::new([x.num_elements() / width, 2]), DType::F32)
 }

@@ -1,7 +1,8 @@
 //! The arithmetic of layer norm and RMS norm on rows of f32.
 
 use super::NormSettings;
-use crate::simd::{pair_sums, simd, sums};
+use kiln_operations::simd;
+use kiln_operations::simd::{pair_sums, sums};
 
 /// Mean and reciprocal deviation of a row. The mean is 0 if the norm does not subtract it.
 #[inline(always)]

@@ -7,7 +7,7 @@ use burn::backend::{Autodiff, Backend, TensorMetadata};
 use super::kernels::NormConv2dKernels;
 use crate::batch_norm::{BatchNormOutput, BatchNormParameters, BatchNormSaved, NormActivation};
 use crate::conv2d::{Convolution, gradients};
-use crate::graph::record;
+use kiln_operations::record;
 
 /// The output, the new running statistics, and the statistics of the pass. The output is written over the convolution's output.
 pub(super) fn forward<B: NormConv2dKernels>(

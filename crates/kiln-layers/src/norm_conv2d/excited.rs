@@ -7,7 +7,7 @@ use burn::backend::{Autodiff, Backend, TensorMetadata};
 use super::kernels::{NormConv2dKernels, again};
 use crate::batch_norm::{BatchNormOutput, BatchNormParameters, BatchNormSaved};
 use crate::conv2d::{Convolution, gradients};
-use crate::graph::record;
+use kiln_operations::record;
 
 /// The output, and the statistics of the pass.
 pub(super) fn forward<B: NormConv2dKernels>(

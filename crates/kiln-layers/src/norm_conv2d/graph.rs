@@ -8,7 +8,8 @@ use super::kernels::{NormConv2dKernels, backward};
 use super::{conv_norm, excited, residual_end};
 use crate::batch_norm::{BatchNormKernels, BatchNormOutput, BatchNormParameters, BatchNormSaved};
 use crate::conv2d::{Conv2dKernels, Convolution};
-use crate::graph::{record, without_gradients};
+use crate::graph::without_gradients;
+use kiln_operations::record;
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait NormConv2dLayer: Backend {

@@ -7,7 +7,7 @@ use burn::backend::{Autodiff, Backend};
 use super::kernels::{NormConv2dKernels, again, backward};
 use crate::batch_norm::{BatchNormOutput, BatchNormParameters, BatchNormSaved};
 use crate::conv2d::Convolution;
-use crate::graph::record;
+use kiln_operations::record;
 
 /// The output, and the new running statistics and the statistics of the pass of both norms.
 pub(super) struct Made<T> {

@@ -5,8 +5,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, backend_extension};
 
 use crate::attention::{AttentionKernels, Terms};
-use crate::graph::{record, without_gradients};
-use crate::linear::{LinearKernels, LinearParameters, LinearSaved, gradients};
+use crate::graph::without_gradients;
+use crate::linear::{LinearParameters, LinearSaved, gradients, prologue_linear};
+use kiln_operations::{Runs, record};
 
 #[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
 pub(crate) trait ProjectedAttentionLayer: Backend {
@@ -18,7 +19,7 @@ pub(crate) trait ProjectedAttentionLayer: Backend {
 }
 
 /// The bodies use the kernels of linear layer and attention.
-pub(crate) trait ProjectedAttentionKernels: LinearKernels + AttentionKernels {}
+pub(crate) trait ProjectedAttentionKernels: Runs + AttentionKernels {}
 
 #[cfg(feature = "flex")]
 impl ProjectedAttentionKernels for burn::backend::Flex {}
@@ -37,9 +38,9 @@ without_gradients!(ProjectedAttentionLayer, ProjectedAttentionKernels {
 });
 
 /// Queries, keys and values, and the statistics of the input's rows.
-fn project<B: LinearKernels>(x: FloatTensor<B>, linear: LinearParameters<B>) -> [FloatTensor<B>; 2] {
+fn project<B: Runs>(x: FloatTensor<B>, linear: LinearParameters<B>) -> [FloatTensor<B>; 2] {
     let LinearParameters { norm_weight, norm_bias, weight, bias, prologue } = linear;
-    B::prologue_linear(x, [norm_weight, norm_bias], weight, bias, prologue)
+    prologue_linear::<B>([x, norm_weight, norm_bias, weight, bias], prologue)
 }
 
 impl<B: ProjectedAttentionKernels, C: CheckpointStrategy> ProjectedAttentionLayer for Autodiff<B, C> {

@@ -1,10 +1,10 @@
 //! The convolution of a doubled image joined with another image of its size, on burn's module.
 
-use burn::backend::Dispatch;
 use burn::nn::conv::Conv2d;
 use burn::tensor::Tensor;
+use kiln_operations::run;
 
-use super::graph::UpsampleConv2dLayer;
+use super::graph::UpsampleConv2d;
 use crate::check::{same_dtype, same_size};
 use crate::conv2d::{Geometry, convolution};
 use crate::error::Error;
@@ -42,18 +42,14 @@ pub fn upsample_conv2d(conv: &Conv2d, x: Tensor<4>, skip: Option<Tensor<4>>) -> 
         weight: burn::module::Param::initialized(conv.weight.id, weight.clone().narrow(1, 0, channels)),
         ..conv.clone()
     };
-    let mut convolution = convolution(&part, &x)?;
+    let convolution = convolution(&part, &x)?;
     if convolution.geometry != Geometry::SAME || weight.dims()[2..] != [3, 3] {
         let value = format!("{:?} with a kernel of {:?}", convolution.geometry, &weight.dims()[2..]);
         let expected = "a 3x3 kernel, a stride of 1, zeros of one pixel around, no dilation and one group";
         return Err(Error::InvalidSetting { name: "the convolution", value, expected });
     }
-    convolution.weight = weight.into_dispatch();
-    let x = x.into_dispatch();
-    Ok(Tensor::from_dispatch(match skip {
-        Some(skip) => {
-            <Dispatch as UpsampleConv2dLayer>::upsample_cat_conv2d_layer(x, skip.into_dispatch(), convolution)
-        }
-        None => <Dispatch as UpsampleConv2dLayer>::upsample_conv2d_layer(x, convolution),
-    }))
+    let operation = UpsampleConv2d { joins: skip.is_some() };
+    let inputs = [x.into_dispatch()].into_iter().chain(skip.map(Tensor::into_dispatch));
+    let inputs = inputs.chain([weight.into_dispatch(), convolution.bias]).collect();
+    Ok(Tensor::from_dispatch(run(operation, inputs).remove(0)))
 }

@@ -1,80 +1,46 @@
 //! The convolution of a doubled image and another as an operation of burn's graph.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, backend_extension};
+use kiln_operations::{Computed, Operation, Runs};
 
 use super::steps::{backward, forward};
-use crate::conv2d::{Conv2dKernels, Convolution};
-use crate::graph::{record, without_gradients};
 
-#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
-pub(crate) trait UpsampleConv2dLayer: Backend {
-    fn upsample_conv2d_layer(
-        x: FloatTensor<Self>,
-        #[extension_type] convolution: Convolution<Self>,
-    ) -> FloatTensor<Self>;
-
-    /// The convolution of the doubled input joined with another input of the doubled size.
-    fn upsample_cat_conv2d_layer(
-        x: FloatTensor<Self>,
-        skip: FloatTensor<Self>,
-        #[extension_type] convolution: Convolution<Self>,
-    ) -> FloatTensor<Self>;
+/// The convolution of the doubled input, alone or joined with another input of the doubled size. Inputs are x, maybe the other one, weight
+/// and bias.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UpsampleConv2d {
+    pub(super) joins: bool,
 }
 
-/// The bodies use the kernels of convolutions.
-pub(crate) trait UpsampleConv2dKernels: Conv2dKernels {}
+impl Operation for UpsampleConv2d {
+    const NAME: &'static str = "convolution of a doubled image";
 
-#[cfg(feature = "flex")]
-impl UpsampleConv2dKernels for burn::backend::Flex {}
-impl UpsampleConv2dKernels for burn::backend::Capture {}
-
-without_gradients!(UpsampleConv2dLayer, UpsampleConv2dKernels {
-    fn upsample_conv2d_layer(x: FloatTensor<Self>, convolution: Convolution<Self>) -> FloatTensor<Self> {
-        forward::<Self>(x, None, convolution.weight, convolution.bias)
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, tracked: bool) -> Computed<B> {
+        let saved = if tracked { inputs[..inputs.len() - 1].to_vec() } else { vec![] };
+        let mut inputs = inputs.into_iter();
+        let mut next = || inputs.next().unwrap_or_else(|| unreachable!("3 inputs, or 4 if it joins two"));
+        let (x, skip) = (next(), self.joins.then(&mut next));
+        let (weight, bias) = (next(), next());
+        Computed { outputs: vec![forward::<B>(x, skip, weight, bias)], saved }
     }
 
-    fn upsample_cat_conv2d_layer(
-        x: FloatTensor<Self>,
-        skip: FloatTensor<Self>,
-        convolution: Convolution<Self>,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(x, Some(skip), convolution.weight, convolution.bias)
-    }
-});
-
-impl<B: UpsampleConv2dKernels, C: CheckpointStrategy> UpsampleConv2dLayer for Autodiff<B, C> {
-    fn upsample_conv2d_layer(x: FloatTensor<Self>, convolution: Convolution<Self>) -> FloatTensor<Self> {
-        let ((x, of_x), (convolution, [of_weight, of_bias])) = (x.into_parts(), convolution.into_parts());
-        let Convolution { weight, bias, .. } = convolution;
-        record::<B, C, _, 3>(
-            "convolution of a doubled image",
-            [of_x, of_weight, of_bias],
-            |_| (forward::<B>(x.clone(), None, weight.clone(), bias), Some((x, weight))),
-            |(x, weight), gradient, [for_x, for_weight, for_bias]| {
-                let [of_x, _, of_weight, of_bias] =
-                    backward::<B>((x, None), weight, gradient, [for_x, false, for_weight, for_bias]);
-                [of_x, of_weight, of_bias]
-            },
-        )
-    }
-
-    fn upsample_cat_conv2d_layer(
-        x: FloatTensor<Self>,
-        skip: FloatTensor<Self>,
-        convolution: Convolution<Self>,
-    ) -> FloatTensor<Self> {
-        let ((x, of_x), (skip, of_skip)) = (x.into_parts(), skip.into_parts());
-        let (Convolution { weight, bias, .. }, [of_weight, of_bias]) = convolution.into_parts();
-        record::<B, C, _, 4>(
-            "convolution of a doubled image and another",
-            [of_x, of_skip, of_weight, of_bias],
-            |_| {
-                let y = forward::<B>(x.clone(), Some(skip.clone()), weight.clone(), bias);
-                (y, Some((x, skip, weight)))
-            },
-            |(x, skip, weight), gradient, wanted| backward::<B>((x, Some(skip)), weight, gradient, wanted),
-        )
+    fn gradient<B: Runs>(
+        &self,
+        saved: Vec<FloatTensor<B>>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let mut saved = saved.into_iter();
+        let mut next = || saved.next().unwrap_or_else(|| unreachable!("the inputs without the bias"));
+        let (x, skip) = (next(), self.joins.then(&mut next));
+        let weight = next();
+        match *wanted {
+            [for_x, for_weight, for_bias] => {
+                let wanted = [for_x, false, for_weight, for_bias];
+                let [of_x, _, of_weight, of_bias] = backward::<B>((x, skip), weight, gradient, wanted);
+                vec![of_x, of_weight, of_bias]
+            }
+            _ => backward::<B>((x, skip), weight, gradient, [wanted[0], wanted[1], wanted[2], wanted[3]]).into(),
+        }
     }
 }

@@ -7,6 +7,7 @@ use burn::tensor::{DType, Shape};
 use super::phases::{from_squares, phases, phases_backward, to_squares};
 use crate::composed::{Wide, cat, full, slice};
 use crate::conv2d::{Conv2dKernels, Geometry};
+use kiln_operations::Runs;
 
 /// The geometry, which the public function has checked.
 const SAME: Geometry = Geometry::SAME;
@@ -23,7 +24,7 @@ fn parts<B: Backend>(weight: &FloatTensor<B>, channels: usize) -> [FloatTensor<B
     [0..channels, channels..shape[1]].map(|inputs| slice::<B>(weight, &[0..shape[0], inputs]))
 }
 
-pub(super) fn forward<B: Conv2dKernels>(
+pub(super) fn forward<B: Runs>(
     x: FloatTensor<B>,
     skip: Option<FloatTensor<B>>,
     weight: FloatTensor<B>,
@@ -51,7 +52,7 @@ pub(super) fn forward<B: Conv2dKernels>(
 }
 
 /// The gradients that are wanted, of both inputs, weight and bias.
-pub(super) fn backward<B: Conv2dKernels>(
+pub(super) fn backward<B: Runs>(
     (x, skip): (FloatTensor<B>, Option<FloatTensor<B>>),
     weight: FloatTensor<B>,
     gradient: FloatTensor<B>,

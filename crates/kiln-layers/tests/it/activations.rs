@@ -1,61 +1,18 @@
-//! Activations compared with burn's own.
+//! Activations at extreme values, and under burn's checkpointing.
 
-use burn::tensor::{DType, Device, Tensor, activation};
+use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{Error, gelu, gelu_tanh, relu, silu};
 
-use crate::compare::{distance, tensor, tolerance, values};
+use crate::compare::{tensor, values};
 
 type Layer = fn(Tensor<2>) -> Result<Tensor<2>, Error>;
-type Reference = fn(Tensor<2>) -> Tensor<2>;
 
-const ALL: [(&str, Layer, Reference); 4] = [
-    ("gelu", gelu, activation::gelu),
-    ("gelu_tanh", gelu_tanh, activation::gelu_approximate),
-    ("silu", silu, activation::silu),
-    ("relu", relu, activation::relu),
-];
-
-/// The output and the gradient of the input for a given gradient of the output.
-fn both(x: &Tensor<2>, gradient: &Tensor<2>, f: impl Fn(Tensor<2>) -> Tensor<2>) -> [Vec<f64>; 2] {
-    let x = x.clone().require_grad();
-    let y = f(x.clone());
-    let weighted = y.clone().cast(DType::F32) * gradient.clone();
-    let dx = x.grad(&weighted.sum().backward()).unwrap();
-    [values(&y), values(&dx)]
-}
+const ALL: [(&str, Layer); 4] = [("gelu", gelu), ("gelu_tanh", gelu_tanh), ("silu", silu), ("relu", relu)];
 
 #[test]
-fn values_and_gradients_are_those_of_burn() {
+fn extreme_values_are_computed() {
     let device = Device::flex().autodiff();
-    for (name, layer, reference) in ALL {
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
-            // One value, a prime number of them, and more than a task takes.
-            for shape in [[1, 1], [7, 13], [131, 257]] {
-                let x = tensor(shape, 1, 6.0, dtype, &device);
-                let gradient = tensor(shape, 2, 1.0, DType::F32, &device);
-                let got = both(&x, &gradient, |x| layer(x).unwrap());
-                let expected = both(&x.clone().cast(DType::F32), &gradient, reference);
-                for (got, expected) in got.iter().zip(&expected) {
-                    let far = distance(got, expected);
-                    assert!(far < tolerance(dtype), "{name} {dtype:?} {shape:?}: {far}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn views_and_extreme_values_are_computed() {
-    let device = Device::flex().autodiff();
-    for (name, layer, reference) in ALL {
-        let x = tensor([40, 30], 3, 3.0, DType::F32, &device);
-        let view = |x: Tensor<2>| x.slice([3..29, 5..23]).transpose();
-        let gradient = tensor([18, 26], 4, 1.0, DType::F32, &device);
-        let got = both(&x, &gradient, |x| layer(view(x)).unwrap());
-        let expected = both(&x, &gradient, |x| reference(view(x)));
-        for (got, expected) in got.iter().zip(&expected) {
-            assert!(distance(got, expected) < 3e-5, "{name}");
-        }
+    for (name, layer) in ALL {
         let extreme = Tensor::<2>::from_floats([[-1e30, -100.0, -0.0, 0.0, 1e-30, 100.0, 1e30]], &device);
         let y = values(&layer(extreme).unwrap());
         assert_eq!((y[0], y[1], y[2], y[3], y[5]), (0.0, y[1], 0.0, 0.0, 100.0), "{name}: {y:?}");
@@ -67,7 +24,7 @@ fn views_and_extreme_values_are_computed() {
 fn infinities_nan_and_tiny_values_are_those_of_torch() {
     let device = Device::flex().autodiff();
     let (inf, nan) = (f32::INFINITY, f32::NAN);
-    for (name, layer, _) in ALL {
+    for (name, layer) in ALL {
         // The column is in a full vector, or in the remainder of one.
         for column in [0, 36] {
             let mut row = [0.5f32; 37];
@@ -107,7 +64,7 @@ fn balanced_checkpointing_gives_the_same_gradients() {
         let weight = tensor([7, 7], 2, 1.0, DType::F32, &device).require_grad();
         let constant = tensor([5, 7], 3, 1.0, DType::F32, &device);
         let mut hidden = x.clone() + gelu(constant).unwrap();
-        for (_, layer, _) in ALL {
+        for (_, layer) in ALL {
             hidden = layer(hidden.clone() + 0.5).unwrap().matmul(weight.clone()) + layer(hidden).unwrap();
         }
         let gradients = hidden.sum().backward();

@@ -6,26 +6,21 @@ use kiln_layers::{Error, add_relu};
 
 use crate::compare::{distance, tensor, tolerance, values};
 
-/// Output and gradients of both summands.
-fn all(shape: [usize; 2], dtype: DType, f: impl Fn(Tensor<2>, Tensor<2>) -> Tensor<2>) -> Vec<Vec<f64>> {
-    let device = Device::flex().autodiff();
-    let [a, b] = [1, 2].map(|seed| tensor(shape, seed, 1.0, dtype, &device).require_grad());
-    let gradient = tensor(shape, 3, 1.0, DType::F32, &device);
-    let y = f(a.clone(), b.clone());
-    let gradients = (y.clone().cast(DType::F32) * gradient).sum().backward();
-    vec![values(&y), values(&a.grad(&gradients).unwrap()), values(&b.grad(&gradients).unwrap())]
-}
-
+/// The laws compare f32: in 16 bits, sums that are rounded to zero have the gradient of the rounded sum.
 #[test]
-fn values_and_gradients_are_those_of_burn() {
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for shape in [[1, 1], [7, 13], [131, 257], [0, 5]] {
-            let got = all(shape, dtype, |a, b| add_relu(a, b).unwrap());
-            let expected = all(shape, dtype, |a, b| relu(a.cast(DType::F32) + b.cast(DType::F32)));
-            for (got, expected) in got.iter().zip(&expected) {
-                assert!(distance(got, expected) < tolerance(dtype), "{dtype:?} {shape:?}");
-            }
-        }
+fn values_and_gradients_in_16_bits_are_those_of_burn() {
+    let device = Device::flex().autodiff();
+    for dtype in [DType::F16, DType::BF16] {
+        let all = |f: fn(Tensor<2>, Tensor<2>) -> Tensor<2>| {
+            let [a, b] = [1, 2].map(|seed| tensor([131, 257], seed, 1.0, dtype, &device).require_grad());
+            let y = f(a.clone(), b.clone());
+            let gradient = tensor([131, 257], 3, 1.0, DType::F32, &device);
+            let gradients = (y.clone().cast(DType::F32) * gradient).sum().backward();
+            [values(&y), values(&a.grad(&gradients).unwrap()), values(&b.grad(&gradients).unwrap())]
+        };
+        let got = all(|a, b| add_relu(a, b).unwrap());
+        let expected = all(|a, b| relu(a.cast(DType::F32) + b.cast(DType::F32)));
+        assert!(got.iter().zip(&expected).all(|(got, expected)| distance(got, expected) < tolerance(dtype)));
     }
 }
 

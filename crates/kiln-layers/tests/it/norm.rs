@@ -1,11 +1,11 @@
-//! Layer norm and RMS norm compared with their formulas.
+//! Layer norm and RMS norm: missing parts, frozen parameters, and rows that are hard.
 
 use burn::module::Param;
 use burn::nn::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{Norm, layer_norm, rms_norm};
 
-use crate::compare::{distance, tensor, tolerance, values};
+use crate::compare::{distance, tensor, values};
 
 const EPSILON: f64 = 3e-4;
 
@@ -38,47 +38,6 @@ pub(crate) fn norms(width: usize, dtype: DType, device: &Device) -> (LayerNorm, 
 }
 
 #[test]
-fn values_and_gradients_are_those_of_the_formulas() {
-    let device = Device::flex().autodiff();
-    for (dtype, parameters) in [
-        (DType::F32, DType::F32),
-        (DType::F16, DType::F32),
-        (DType::BF16, DType::F32),
-        (DType::F16, DType::F16),
-        (DType::BF16, DType::BF16),
-    ] {
-        for shape in [[1, 1, 7], [2, 3, 64], [3, 47, 131]] {
-            let (layer, rms) = norms(shape[2], parameters, &device);
-            let gradient = tensor(shape, 4, 1.0, DType::F32, &device);
-            for norm in [Norm::Layer(&layer), Norm::Rms(&rms)] {
-                let run = |plain: bool| {
-                    let x = tensor(shape, 1, 2.0, dtype, &device).require_grad();
-                    let y = match (plain, norm) {
-                        (true, _) => formula(norm, x.clone().cast(DType::F32)),
-                        (false, Norm::Rms(rms)) => rms_norm(rms, x.clone()).unwrap(),
-                        _ => layer_norm(&layer, x.clone()).unwrap(),
-                    };
-                    let gradients = (y.clone().cast(DType::F32) * gradient.clone()).sum().backward();
-                    let mut all = vec![values(&y), values(&x.grad(&gradients).unwrap())];
-                    let parameters = [Some(&layer.gamma), layer.beta.as_ref(), Some(&rms.gamma)];
-                    let found = parameters.into_iter().flatten().filter_map(|p| p.val().grad(&gradients));
-                    all.extend(found.map(|gradient| values(&gradient)));
-                    all
-                };
-                let (got, expected) = (run(false), run(true));
-                assert_eq!(got.len(), expected.len());
-                for (part, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                    let far = distance(got, expected);
-                    // The gradient of the output is rounded to the dtype before it is summed over rows.
-                    let tolerance = if part < 2 { tolerance(dtype) } else { 2.0 * tolerance(dtype) };
-                    assert!(far < tolerance, "{norm:?} {dtype:?} {parameters:?} {shape:?} part {part}: {far}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
 fn a_missing_bias_is_zero_and_a_constant_row_becomes_the_bias() {
     let device = Device::flex().autodiff();
     let x = tensor([2, 5, 16], 1, 1.0, DType::F32, &device);
@@ -93,14 +52,10 @@ fn a_missing_bias_is_zero_and_a_constant_row_becomes_the_bias() {
 }
 
 #[test]
-fn views_empty_inputs_and_frozen_parameters_are_taken() {
+fn frozen_parameters_and_constants_get_no_gradient() {
     let device = Device::flex().autodiff();
     let (norm, rms) = norms(16, DType::F32, &device);
     let x = tensor([16, 40], 1, 1.0, DType::F32, &device).require_grad();
-    let view = x.clone().slice([0..16, 3..20]).transpose();
-    let y = layer_norm(&norm, view.clone()).unwrap();
-    assert!(distance(&values(&y), &values(&formula(Norm::Layer(&norm), view))) < 3e-5);
-    assert_eq!(layer_norm(&norm, Tensor::<3>::zeros([0, 4, 16], &device)).unwrap().dims(), [0, 4, 16]);
     let (norm, rms) = (burn::module::Module::no_grad(norm), burn::module::Module::no_grad(rms));
     let y = layer_norm(&norm, x.clone().transpose().slice([0..40, 0..16])).unwrap()
         + rms_norm(&rms, x.clone().transpose()).unwrap();

@@ -1,34 +1,9 @@
-//! Rotary embedding compared with burn's module and with its definition.
+//! Rotary embedding compared with its definition.
 
-use burn::nn::RotaryEncodingConfig;
 use burn::tensor::{DType, Device, Tensor};
 use kiln_layers::{RotaryOptions, RotaryPairs, rotary};
 
-use crate::compare::{distance, tensor, tolerance, values};
-
-#[test]
-fn values_and_gradients_are_those_of_burns_module() {
-    let device = Device::flex().autodiff();
-    let stock = RotaryEncodingConfig::new(200, 16).init(&device);
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for (shape, first) in [([1, 1, 1, 16], 0), ([2, 3, 7, 16], 5), ([1, 2, 131, 16], 60)] {
-            let gradient = tensor(shape, 2, 1.0, DType::F32, &device);
-            let run = |plain: bool| {
-                let x = tensor(shape, 1, 1.0, dtype, &device).require_grad();
-                let y = match plain {
-                    true => stock.apply(x.clone().cast(DType::F32), first),
-                    false => rotary(x.clone(), RotaryOptions::new().with_first_position(first)).unwrap(),
-                };
-                let gradients = (y.clone().cast(DType::F32) * gradient.clone()).sum().backward();
-                [values(&y), values(&x.grad(&gradients).unwrap())]
-            };
-            for (got, expected) in run(false).iter().zip(&run(true)) {
-                let far = distance(got, expected);
-                assert!(far < tolerance(dtype), "{dtype:?} {shape:?}: {far}");
-            }
-        }
-    }
-}
+use crate::compare::{tensor, values};
 
 #[test]
 fn halves_are_adjacent_pairs_in_another_order_and_views_are_read_as_they_are() {

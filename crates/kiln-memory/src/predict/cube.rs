@@ -2,7 +2,7 @@
 
 use crate::trace::{Detail, Kind};
 
-use super::layers;
+use super::custom;
 use super::memory::{Effect, Memory, Output, Strides};
 
 /// The workspace of an operation, and where its first output is.
@@ -16,7 +16,7 @@ pub(super) fn effect(memory: &Memory<'_>, index: usize) -> Effect {
     let (kind, inputs) = (graph.kind(operation), graph.inputs(operation));
     let new = |workspace| Effect::new(Output::New, workspace);
     if kind.is_custom() {
-        return layers::on_cube(memory, index);
+        return custom::on_cube(memory, index);
     }
     let (Some(input), Some(out)) = (inputs.first().map(|input| input.tensor), graph.outputs(operation).first()) else {
         return new(0);

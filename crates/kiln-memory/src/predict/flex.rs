@@ -2,13 +2,13 @@
 //! kernel.
 
 use burn::tensor::DType;
+use kiln_operations::Product;
 
 use crate::trace::Detail;
 
+use super::custom;
 use super::flex_modules;
 use super::flex_site::Site;
-use super::gemm::{Gemm, batched};
-use super::layers;
 use super::memory::{Effect, Memory, Output, Strides};
 
 /// The workspace of an operation, and where its first output is.
@@ -32,7 +32,7 @@ pub(super) fn effect(memory: &Memory, index: usize) -> Effect {
         ("Bool" | "Int", _) if at.inputs.len() == 2 => at.binary(),
         ("Bool" | "Int", _) => at.unary(),
         ("NumericFloat" | "NumericInt", _) => at.numeric(kind),
-        ("Custom", _) => layers::on_flex(memory, index),
+        ("Custom", _) => custom::on_flex(memory, index),
         _ => at.fresh(0),
     }
 }
@@ -72,7 +72,7 @@ impl Site<'_> {
         let m = shape.iter().rev().nth(1).copied().unwrap_or(1);
         let dtype = self.input(0).map(|tensor| self.memory.dtype(tensor));
         let in_order = dtype == Some(DType::BF16); // as copies are
-        let gemm = Gemm {
+        let gemm = Product {
             m,
             k: last(0),
             n: last(1),
@@ -81,7 +81,7 @@ impl Site<'_> {
             half: dtype == Some(DType::F16),
         };
         let batch = shape.iter().rev().skip(2).product();
-        let packed = batched(gemm, batch, self.memory.profile);
+        let packed = gemm.batched(batch, &self.memory.profile.cpu());
         if dtype == Some(DType::BF16) {
             // Both operands, and the result twice, exist in f32. The operands are freed before the result is converted.
             let operands = 2 * (self.bytes(0) + self.bytes(1));

@@ -1,13 +1,13 @@
 //! Memory that convolutions on burn's CPU device take, by the formulas of burn-flex 0.22.1 (`ops/conv.rs`, `ops/conv_transpose.rs`).
 
 use burn::tensor::DType;
+use kiln_operations::{Cpu, Product};
 
 use crate::trace::Detail;
 
 use super::flex_site::Site;
-use super::gemm::Gemm;
 use super::memory::{Effect, Output};
-use super::profile::BackendProfile;
+
 use super::sizes::row_major;
 
 /// Bytes that kernels in bf16 take for f32 copies of their operands and for the f32 result.
@@ -121,13 +121,13 @@ impl Conv {
     }
 
     /// Bytes of a forward pass: patches are copied tile by tile (im2col), the input as a whole in channels-last order.
-    pub(super) fn forward(&self, profile: &BackendProfile) -> u64 {
+    pub(super) fn forward(&self, cpu: &Cpu) -> u64 {
         let (channels, outputs) = (self.channels / self.groups, self.outputs / self.groups);
         let places = product(&self.out_spatial);
         if self.is_pointwise() {
             let gemm =
-                Gemm { m: outputs, k: channels, n: places, left_rows: true, right_rows: true, half: self.size == 2 };
-            return gemm.packed(profile) * gemm.at_once(self.samples, profile);
+                Product { m: outputs, k: channels, n: places, left_rows: true, right_rows: true, half: self.size == 2 };
+            return gemm.packed(cpu) * gemm.at_once(self.samples, cpu);
         }
         let depthwise = channels == 1 && self.groups == self.channels && self.groups == self.outputs;
         let few = self.groups == 1 && self.channels <= 4 && self.outputs <= 16;
@@ -136,7 +136,7 @@ impl Conv {
         }
         if self.is_direct() {
             let (stride, taps) = (self.stride.last().copied(), product(&self.kernel));
-            let gemm = Gemm {
+            let gemm = Product {
                 m: outputs,
                 k: channels,
                 n: places,
@@ -144,23 +144,23 @@ impl Conv {
                 right_rows: stride == Some(1),
                 half: false,
             };
-            return gemm.packed(profile) * gemm.at_once(self.samples, profile);
+            return gemm.packed(cpu) * gemm.at_once(self.samples, cpu);
         }
         let patch = channels * product(&self.kernel);
         let tile = places.min(512);
-        let gemm = Gemm { m: outputs, k: patch, n: tile, left_rows: true, right_rows: false, half: self.size == 2 };
-        let jobs = gemm.at_once(self.samples * places.div_ceil(512), profile);
-        let scratch = (patch * tile + outputs * tile) as u64 * self.size + gemm.packed(profile);
+        let gemm = Product { m: outputs, k: patch, n: tile, left_rows: true, right_rows: false, half: self.size == 2 };
+        let jobs = gemm.at_once(self.samples * places.div_ceil(512), cpu);
+        let scratch = (patch * tile + outputs * tile) as u64 * self.size + gemm.packed(cpu);
         self.weight_bytes() + self.x_bytes() + jobs * scratch
     }
 
     /// Bytes of the gradient of x: one product for all taps, in tiles of 8 MiB, added into the output.
-    pub(super) fn transposed(&self, profile: &BackendProfile) -> u64 {
+    pub(super) fn transposed(&self, cpu: &Cpu) -> u64 {
         let taps = self.channels / self.groups * product(&self.kernel);
         let places = product(&self.out_spatial);
         let limit = (8 << 20) / self.size as usize;
         let tile = if taps * places <= limit { places } else { (limit / taps.max(1)).clamp(1, places.max(1)) };
-        let gemm = Gemm {
+        let gemm = Product {
             m: taps,
             k: self.outputs / self.groups,
             n: tile,
@@ -170,14 +170,14 @@ impl Conv {
         };
         let jobs = self.samples * self.groups;
         let spread = jobs > 1 && self.samples * self.channels * product(&self.spatial) >= 262_144;
-        let scratch = (taps * tile) as u64 * self.size + gemm.packed(profile);
-        scratch * if spread { gemm.at_once(jobs, profile) } else { 1 }
+        let scratch = (taps * tile) as u64 * self.size + gemm.packed(cpu);
+        scratch * if spread { gemm.at_once(jobs, cpu) } else { 1 }
     }
 
     /// Memory of the gradient of the weight: a convolution of x with the gradient of the output, with batch and channels exchanged. Its
     /// result is transposed, and may have a rim that is cut off. `x` and `gradient` are the indices of these inputs.
     pub(super) fn weight(&self, at: &Site<'_>, [x, gradient]: [usize; 2]) -> Effect {
-        let profile = at.memory.profile;
+        let cpu = &at.memory.profile.cpu();
         let many = |dims: [usize; 2]| dims.iter().all(|dim| *dim > 1);
         if self.groups > 1 {
             let each = (self.x_bytes() + self.out_bytes()) / self.groups as u64;
@@ -207,7 +207,7 @@ impl Conv {
         strides.swap(0, 1);
         let element = at.out_bytes() / product(at.out_shape()).max(1) as u64;
         let bytes = (self.channels * self.outputs * product(rim)) as u64 * element;
-        let workspace = converted(at, [(x, x_copy), (gradient, gradient_copy)], bytes, exchanged.forward(profile));
+        let workspace = converted(at, [(x, x_copy), (gradient, gradient_copy)], bytes, exchanged.forward(cpu));
         Effect::new(Output::Strided { bytes, strides }, workspace)
     }
 }

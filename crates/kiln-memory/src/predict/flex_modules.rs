@@ -8,7 +8,12 @@ pub(super) fn effect(at: &Site<'_>, kind: &str) -> Effect {
     match kind {
         "Conv1d" | "Conv2d" | "Conv3d" => {
             let conv = Conv::of(at);
-            at.fresh(converted(at, [(0, at.copy(0)), (1, at.copy(1))], at.out_bytes(), conv.forward(at.memory.profile)))
+            at.fresh(converted(
+                at,
+                [(0, at.copy(0)), (1, at.copy(1))],
+                at.out_bytes(),
+                conv.forward(&at.memory.profile.cpu()),
+            ))
         }
         "Conv1dXBackward" | "Conv2dXBackward" | "Conv3dXBackward" => {
             // Only the shape of x is read.
@@ -17,7 +22,7 @@ pub(super) fn effect(at: &Site<'_>, kind: &str) -> Effect {
                 at,
                 [(2, at.copy(2)), (1, at.copy(1))],
                 at.out_bytes(),
-                conv.transposed(at.memory.profile),
+                conv.transposed(&at.memory.profile.cpu()),
             ))
         }
         "Conv1dWeightBackward" | "Conv2dWeightBackward" | "Conv3dWeightBackward" => {
@@ -39,7 +44,7 @@ pub(super) fn effect(at: &Site<'_>, kind: &str) -> Effect {
                 at,
                 [(0, at.copy(0)), (1, at.copy(1))],
                 at.out_bytes(),
-                conv.transposed(at.memory.profile),
+                conv.transposed(&at.memory.profile.cpu()),
             ))
         }
         "MaxPool1d" | "MaxPool2d" | "MaxPool1dWithIndices" | "MaxPool2dWithIndices" => {

@@ -1,5 +1,6 @@
 //! The figures of a device that predictions need.
 
+use kiln_operations::Cpu;
 use serde::{Deserialize, Serialize};
 
 /// The rules for the memory of operations.
@@ -50,7 +51,7 @@ pub struct BackendProfile {
     pub threads: usize,
     /// Bytes of a core's second-level cache, on the CPU. The scratch memory of matrix products depends on it.
     pub cache_bytes: u64,
-    /// f32 values of a vector in matrix products, on the CPU: 16 with AVX-512, which kiln-layers enables in gemm, else 8.
+    /// f32 values of a vector in matrix products, on the CPU: 16 with AVX-512, which kiln-operations enables in gemm, else 8.
     #[serde(default = "eight")]
     pub lanes: usize,
     /// Bytes of an element of an integer tensor.
@@ -170,6 +171,11 @@ impl BackendProfile {
         self.half_flops = MATMUL_EFFICIENCY * card.half_flops;
         self.bandwidth = BANDWIDTH_EFFICIENCY * card.bandwidth;
         self
+    }
+
+    /// The processor's figures on which scratch memory depends.
+    pub(crate) fn cpu(&self) -> Cpu {
+        Cpu { threads: self.threads, cache_bytes: self.cache_bytes, lanes: self.lanes }
     }
 
     /// Bytes that the allocator takes for a buffer of `bytes`.

@@ -4,7 +4,7 @@ use burn::tensor::DType;
 
 use crate::trace::{Kind, StepTrace};
 
-use super::layers::Work;
+use super::custom;
 use super::profile::BackendProfile;
 use super::sizes::Sizes;
 
@@ -64,11 +64,11 @@ impl<'a> Clock<'a> {
         }
         let read: u64 = inputs.iter().map(|input| self.sizes.bytes(input.tensor)).sum();
         let written: u64 = outputs.iter().map(|output| self.sizes.bytes(*output)).sum();
-        let custom = match model {
-            CostModel::Custom => Work::of(self.trace, self.sizes, index, self.profile),
-            _ => Work::default(),
+        let (multiply_adds, more_bytes) = match model {
+            CostModel::Custom => custom::work(self.trace, self.sizes, index, self.profile),
+            _ => (0.0, 0),
         };
-        let moving = (read + written).saturating_add(custom.more_bytes) as f64 / self.profile.bandwidth;
+        let moving = (read + written).saturating_add(more_bytes) as f64 / self.profile.bandwidth;
         if model == CostModel::Elementwise {
             return self.profile.launch + moving;
         }
@@ -83,7 +83,7 @@ impl<'a> Clock<'a> {
             CostModel::Conv => 2.0 * product(out) * patch(),
             CostModel::ConvBackward => 2.0 * product(input(2)) * patch(),
             CostModel::ConvTranspose => 2.0 * product(input(0)) * patch(),
-            CostModel::Custom => 2.0 * custom.multiply_adds,
+            CostModel::Custom => 2.0 * multiply_adds,
             CostModel::View | CostModel::Elementwise => 0.0,
         };
         let dtype = inputs.first().map(|input| self.trace.tensors[input.tensor as usize].dtype);

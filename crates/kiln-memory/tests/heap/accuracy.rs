@@ -19,7 +19,7 @@ use kiln_layers::{
     batch_norm, batch_norm_excited_conv2d, batch_norm_relu, conv2d, conv2d_batch_norm_activated, gelu_tanh, silu,
 };
 use kiln_memory::{BackendProfile, StepOptions};
-use kiln_models::{GptConfig, MobileNetV3, MobileNetV3Config, ResNetConfig, Stem};
+use kiln_models::{GptConfig, MobileNet, MobileNetV3Config, ResNetConfig, Stem};
 use kiln_precision::Precision;
 
 /// The most scratch memory that each thread keeps for matrix products. It is chance which threads have taken theirs already.
@@ -204,7 +204,7 @@ fn lean_images() -> Vec<String> {
     );
     let network = Layers(
         |d: &Device| MobileNetV3Config::large(10).with_width(0.25).init(d).unwrap(),
-        |model: &MobileNetV3, batch, d: &Device| model.forward(Tensor::zeros([batch, 3, 64, 64], d)).square().mean(),
+        |model: &MobileNet, batch, d: &Device| model.forward(Tensor::zeros([batch, 3, 64, 64], d)).square().mean(),
     );
     let mut wrong = vec![];
     for precision in [Precision::F32, Precision::BF16] {

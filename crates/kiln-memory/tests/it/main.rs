@@ -15,6 +15,7 @@ mod layers;
 #[path = "../lean.rs"]
 mod lean;
 mod offloaded;
+mod own_operation;
 mod picture;
 mod profiles;
 mod properties;

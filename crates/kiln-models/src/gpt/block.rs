@@ -1,19 +1,16 @@
-//! One block of the decoder: attention and a feed-forward layer.
-// B batch, T time, C width, H heads
+//! One block of the decoder: attention and a feed-forward layer, with the keys and values of tokens that were read before.
+// B batch, T new tokens, P tokens read before, S context, C width, H heads, D width of a head
 
 use burn::module::Module;
-use burn::nn::{Dropout, DropoutConfig, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::activation::gelu_approximate;
+use burn::nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear};
+use burn::tensor::activation::{gelu_approximate, softmax};
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Bool, DType, Device, Tensor};
 use kiln_layers::{Activation, Mask, activation_linear, linear, norm_linear, norm_self_attention};
 
-use super::cache::{KeysValues, Place, attend_to_past};
 use super::config::GptConfig;
-use crate::layer;
-use crate::lean::{output, usable};
-use crate::norms::layer_norm;
+use crate::layers::{self, layer_norm, normal_linear, output, usable};
 
 /// One pre-norm decoder block: causal self-attention, then a feed-forward layer, each added to its input.
 #[derive(Module, Debug)]
@@ -40,22 +37,21 @@ struct Mlp {
 }
 
 impl GptBlock {
-    pub(super) fn new(config: &GptConfig, inner: &Initializer, residual: &Initializer, device: &Device) -> Self {
+    /// The weights of projections that write into the residual stream have the deviation `residual`, the others `inner`.
+    pub(super) fn new(config: &GptConfig, inner: f64, residual: f64, device: &Device) -> Self {
         let width = config.width;
-        let projection = |from, to, weights: &Initializer| {
-            let mut layer = LinearConfig::new(from, to).with_initializer(weights.clone()).init(device);
-            layer.bias = Some(Initializer::Zeros.init([to], device));
-            layer
-        };
         Self {
             ln_1: LayerNormConfig::new(width).init(device),
             attn: Attention {
-                c_attn: projection(width, 3 * width, inner),
-                c_proj: projection(width, width, residual),
+                c_attn: normal_linear(width, 3 * width, inner, device),
+                c_proj: normal_linear(width, width, residual, device),
                 heads: config.heads,
             },
             ln_2: LayerNormConfig::new(width).init(device),
-            mlp: Mlp { c_fc: projection(width, 4 * width, inner), c_proj: projection(4 * width, width, residual) },
+            mlp: Mlp {
+                c_fc: normal_linear(width, 4 * width, inner, device),
+                c_proj: normal_linear(4 * width, width, residual, device),
+            },
             drop: DropoutConfig::new(config.dropout).init(),
             lean: config.lean,
         }
@@ -84,7 +80,7 @@ impl GptBlock {
 
     /// Runs the block on tokens that follow those in `past`, and adds their keys and values to `past`. It uses burn's own layers, since
     /// nothing is kept for a backward pass.
-    pub(super) fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Place) -> Tensor<3> {
+    pub(super) fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Position) -> Tensor<3> {
         let attended = self.attn.extend(layer_norm(&self.ln_1, x_btc.clone()), past, at);
         let x_btc = x_btc + self.drop.forward(attended);
         let fed = self.mlp.stock(layer_norm(&self.ln_2, x_btc.clone()));
@@ -104,7 +100,7 @@ impl Attention {
         self.joined(causal_attention(query, key, value))
     }
 
-    fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Place) -> Tensor<3> {
+    fn extend(&self, x_btc: Tensor<3>, past: &mut KeysValues, at: Position) -> Tensor<3> {
         let [query, key, value] = self.projected(x_btc);
         let (key, value) = past.add(key, value, at);
         self.joined(attend_to_past(query, key, value))
@@ -113,7 +109,7 @@ impl Attention {
     /// Queries, keys and values `[B, H, T, D]`.
     fn projected(&self, x_btc: Tensor<3>) -> [Tensor<4>; 3] {
         let [b, t, c] = x_btc.dims();
-        let qkv = layer::linear(&self.c_attn, x_btc);
+        let qkv = layers::linear(&self.c_attn, x_btc);
         [0, 1, 2].map(|i| {
             let part_btc = qkv.clone().slice([0..b, 0..t, i * c..(i + 1) * c]);
             part_btc.reshape([b, t, self.heads, c / self.heads]).swap_dims(1, 2)
@@ -123,7 +119,7 @@ impl Attention {
     /// Turns the heads' results `[B, H, T, D]` into `[B, T, C]`.
     fn joined(&self, y_bhtd: Tensor<4>) -> Tensor<3> {
         let [b, h, t, d] = y_bhtd.dims();
-        layer::linear(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, h * d]))
+        layers::linear(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, h * d]))
     }
 }
 
@@ -146,6 +142,87 @@ impl Mlp {
     }
 
     fn stock(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        layer::linear(&self.c_proj, gelu_approximate(layer::linear(&self.c_fc, x_btc)))
+        layers::linear(&self.c_proj, gelu_approximate(layers::linear(&self.c_fc, x_btc)))
     }
+}
+
+/// The keys and values of all blocks for the tokens that a [`Gpt`](crate::Gpt) has read with [`extend`](crate::Gpt::extend).
+///
+/// It has room for the model's whole context from the first token on: `2 * layers * context * width` numbers for each text of the batch.
+/// A clone shares them until the clone or the original is extended.
+#[derive(Clone, Debug, Default)]
+pub struct GptCache {
+    pub(super) blocks: Vec<KeysValues>,
+    tokens: usize,
+    texts: usize,
+}
+
+impl GptCache {
+    /// A cache without tokens.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Number of tokens of each text that were read.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Number of texts that are read side by side; `None` before the first tokens.
+    pub(super) fn texts(&self) -> Option<usize> {
+        (self.tokens > 0).then_some(self.texts)
+    }
+
+    /// Notes that `tokens` more tokens of `texts` texts were read.
+    pub(super) fn advance(&mut self, texts: usize, tokens: usize) {
+        (self.texts, self.tokens) = (texts, self.tokens + tokens);
+    }
+}
+
+/// The keys and values of one block, each `[B, H, S, D]`, of which the first P rows are written.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KeysValues {
+    keys: Option<Tensor<4>>,
+    values: Option<Tensor<4>>,
+}
+
+/// The position of new tokens in the text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    /// Tokens before them.
+    pub(super) past: usize,
+    /// The longest text.
+    pub(super) context: usize,
+}
+
+impl KeysValues {
+    /// Writes the keys and values `[B, H, T, D]` of new tokens, and returns those of all tokens, `[B, H, P + T, D]`.
+    fn add(&mut self, key: Tensor<4>, value: Tensor<4>, at: Position) -> (Tensor<4>, Tensor<4>) {
+        (add(&mut self.keys, key, at), add(&mut self.values, value, at))
+    }
+}
+
+/// Writes `new` into `room` after `past` tokens. The tensor is taken out of `room` while it is written, so that a backend can write
+/// without a copy.
+fn add(room: &mut Option<Tensor<4>>, new: Tensor<4>, Position { past, context }: Position) -> Tensor<4> {
+    let [b, h, t, d] = new.dims();
+    let all = room.take().unwrap_or_else(|| Tensor::zeros([b, h, context, d], (&new.device(), new.dtype())));
+    let all = all.slice_assign([0..b, 0..h, past..past + t, 0..d], new);
+    room.insert(all).clone().narrow(2, 0, past + t)
+}
+
+/// Attention of the queries `[B, H, T, D]` of the newest T tokens to keys and values `[B, H, P + T, D]`: token t attends to the tokens
+/// before it and to itself. The softmax is computed in f32, as under torch's autocast.
+fn attend_to_past(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> Tensor<4> {
+    let (dtype, [_, _, t, d], [_, _, all, _]) = (query.dtype(), query.dims(), key.dims());
+    // Division first: the product alone could exceed the range of f16.
+    let scores = (query / (d as f64).sqrt()).matmul(key.transpose()).cast(DType::F32);
+    let scores = match t {
+        1 => scores,
+        _ => {
+            let future = Tensor::<2, Bool>::tril_mask([t, all], (all - t) as i64, &scores.device()).unsqueeze();
+            scores.mask_fill(future, f32::NEG_INFINITY)
+        }
+    };
+    softmax(scores, 3).cast(dtype).matmul(value)
 }

@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::defaults::yes;
-use crate::sizes::{addressable, positive};
+use crate::config::{addressable, invalid, positive, probability, setters, yes};
 
 /// The configuration of a [`Gpt`](crate::Gpt).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,6 +26,19 @@ pub struct GptConfig {
     /// otherwise. True by default.
     #[serde(default = "yes")]
     pub lean: bool,
+}
+
+setters! { GptConfig:
+    /// Sets the number of blocks.
+    with_layers(layers: usize);
+    /// Sets the number of attention heads per block, which must divide the width.
+    with_heads(heads: usize);
+    /// Sets the width of the residual stream, in numbers per token.
+    with_width(width: usize);
+    /// Sets the dropout probability, in [0, 1).
+    with_dropout(dropout: f64);
+    /// Sets whether the blocks and the loss use kiln-layers' operations (true) or burn's own (false).
+    with_lean(lean: bool);
 }
 
 impl GptConfig {
@@ -71,36 +83,6 @@ impl GptConfig {
         }
     }
 
-    /// Sets the number of blocks.
-    pub fn with_layers(mut self, layers: usize) -> Self {
-        self.layers = layers;
-        self
-    }
-
-    /// Sets the number of attention heads per block, which must divide the width.
-    pub fn with_heads(mut self, heads: usize) -> Self {
-        self.heads = heads;
-        self
-    }
-
-    /// Sets the width of the residual stream, in numbers per token.
-    pub fn with_width(mut self, width: usize) -> Self {
-        self.width = width;
-        self
-    }
-
-    /// Sets the dropout probability, in [0, 1).
-    pub fn with_dropout(mut self, dropout: f64) -> Self {
-        self.dropout = dropout;
-        self
-    }
-
-    /// Sets whether the blocks and the loss use kiln-layers' operations (true) or burn's own (false).
-    pub fn with_lean(mut self, lean: bool) -> Self {
-        self.lean = lean;
-        self
-    }
-
     /// Checks that sequences of `tokens` tokens can be read.
     ///
     /// # Errors
@@ -122,13 +104,9 @@ impl GptConfig {
         addressable("width", width, &[4, width, width])?;
         addressable("vocab", vocab, &[vocab, width])?;
         addressable("context", context, &[context, width])?;
-        let invalid = |field, value: String, expected: String| Err(Error::InvalidConfig { field, value, expected });
         if !width.is_multiple_of(heads) {
-            return invalid("heads", heads.to_string(), format!("a divisor of the width, {width}"));
+            return Err(invalid("heads", heads, format!("a divisor of the width, {width}")));
         }
-        if !(0.0..1.0).contains(&dropout) {
-            return invalid("dropout", dropout.to_string(), "a number in [0, 1)".into());
-        }
-        Ok(())
+        probability("dropout", dropout)
     }
 }

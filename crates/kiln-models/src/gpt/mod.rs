@@ -1,14 +1,12 @@
 //! A GPT-2-style decoder: Radford et al. 2019, as transformers builds it.
 
 mod block;
-mod cache;
 mod config;
 mod model;
 mod reader;
 mod sampling;
 
-pub use block::GptBlock;
-pub use cache::GptCache;
+pub use block::{GptBlock, GptCache};
 pub use config::GptConfig;
 pub use model::Gpt;
 pub use reader::GptReader;

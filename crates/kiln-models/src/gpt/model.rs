@@ -7,12 +7,10 @@ use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_layers::LinearCrossEntropy;
 
-use super::block::GptBlock;
-use super::cache::{GptCache, KeysValues, Place};
+use super::block::{GptBlock, GptCache, KeysValues, Position};
 use super::config::GptConfig;
 use crate::Error;
-use crate::lean::{output, usable};
-use crate::norms::layer_norm;
+use crate::layers::{layer_norm, output, usable};
 
 /// GPT-2's `initializer_range`.
 const STD: f64 = 0.02;
@@ -40,14 +38,14 @@ impl GptConfig {
     /// [`Error::InvalidConfig`] for a size of 0, heads that do not divide the width, or a dropout outside of [0, 1).
     pub fn init(&self, device: &Device) -> Result<Gpt, Error> {
         self.check()?;
-        let normal = |std| Initializer::Normal { mean: 0.0, std };
-        let residual_std = STD / (2.0 * self.layers as f64).sqrt();
-        let embedding = |rows| EmbeddingConfig::new(rows, self.width).with_initializer(normal(STD)).init(device);
+        let normal = Initializer::Normal { mean: 0.0, std: STD };
+        let residual = STD / (2.0 * self.layers as f64).sqrt();
+        let embedding = |rows| EmbeddingConfig::new(rows, self.width).with_initializer(normal.clone()).init(device);
         Ok(Gpt {
             wte: embedding(self.vocab),
             wpe: embedding(self.context),
             drop: DropoutConfig::new(self.dropout).init(),
-            h: (0..self.layers).map(|_| GptBlock::new(self, &normal(STD), &normal(residual_std), device)).collect(),
+            h: (0..self.layers).map(|_| GptBlock::new(self, STD, residual, device)).collect(),
             ln_f: LayerNormConfig::new(self.width).init(device),
             lean: self.lean,
         })
@@ -166,7 +164,7 @@ impl Gpt {
         if let Some(texts) = cache.texts().filter(|texts| *texts != b) {
             return invalid("number of texts", b, format!("{texts} as in the cache"));
         }
-        let at = Place { past, context };
+        let at = Position { past, context };
         cache.blocks.resize_with(self.h.len(), KeysValues::default);
         let x_btc = self.embed_after(past, ids_bt);
         let x_btc = self.h.iter().zip(&mut cache.blocks).fold(x_btc, |x, (block, own)| block.extend(x, own, at));

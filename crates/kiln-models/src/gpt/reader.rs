@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::cache::GptCache;
+use super::block::GptCache;
 use super::model::Gpt;
 use crate::Error;
 

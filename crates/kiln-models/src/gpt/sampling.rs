@@ -1,6 +1,7 @@
 //! Chooses the next token from its logits: greedily, or at random among the likely ones.
 
 use crate::Error;
+use crate::config::invalid;
 
 /// The settings by which the next token is chosen from its logits.
 ///
@@ -40,15 +41,12 @@ impl Sampling {
     /// # Errors
     /// [`Error::InvalidConfig`] for a temperature that is negative or not finite, a `top_k` of 0, and a `top_p` outside of (0, 1].
     pub fn check(&self) -> Result<(), Error> {
-        let invalid = |field, value: String, expected: &str| {
-            Err(Error::InvalidConfig { field, value, expected: expected.to_owned() })
-        };
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return invalid("temperature", self.temperature.to_string(), "a number of at least 0");
+            return Err(invalid("temperature", self.temperature, "a number of at least 0"));
         }
         match (self.top_k, self.top_p) {
-            (Some(0), _) => invalid("top-k", "0".into(), "at least 1"),
-            (_, Some(p)) if !(p > 0.0 && p <= 1.0) => invalid("top-p", p.to_string(), "a number above 0, at most 1"),
+            (Some(0), _) => Err(invalid("top-k", 0, "at least 1")),
+            (_, Some(p)) if !(p > 0.0 && p <= 1.0) => Err(invalid("top-p", p, "a number above 0, at most 1")),
             _ => Ok(()),
         }
     }

@@ -3,10 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::defaults::{one, three, yes};
-use crate::mobilenet_v2::MobileNetV2Config;
-use crate::resnet::ResNetConfig;
-use crate::sizes::{addressable, multiplier, positive, some_pixels};
+use crate::config::{addressable, one, positive, setters, sides, some_pixels, three, yes};
 
 /// Number of times that the encoder halves the image. The decoder has as many blocks, which double it again.
 pub(super) const LEVELS: usize = 5;
@@ -87,40 +84,23 @@ fn decoder() -> [usize; LEVELS] {
     [256, 128, 64, 32, 16]
 }
 
+setters! { UnetConfig:
+    /// Sets the classifier whose blocks are the encoder.
+    with_encoder(encoder: UnetEncoder);
+    /// Sets the number of channels of the input images.
+    with_channels(channels: usize);
+    /// Sets the factor of the encoder's numbers of channels.
+    with_width(width: f64);
+    /// Sets the channels of the decoder's blocks, from the smallest image to the largest.
+    with_decoder(decoder: [usize; LEVELS]);
+    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
+    with_lean(lean: bool);
+}
+
 impl UnetConfig {
     /// A U-Net on ResNet-18 for images of three channels: 14.3 million parameters.
     pub fn new(classes: usize) -> Self {
         Self { classes, channels: three(), encoder: resnet18(), width: one(), decoder: decoder(), lean: yes() }
-    }
-
-    /// Sets the classifier whose blocks are the encoder.
-    pub fn with_encoder(mut self, encoder: UnetEncoder) -> Self {
-        self.encoder = encoder;
-        self
-    }
-
-    /// Sets the number of channels of the input images.
-    pub fn with_channels(mut self, channels: usize) -> Self {
-        self.channels = channels;
-        self
-    }
-
-    /// Sets the factor of the encoder's numbers of channels.
-    pub fn with_width(mut self, width: f64) -> Self {
-        self.width = width;
-        self
-    }
-
-    /// Sets the channels of the decoder's blocks, from the smallest image to the largest.
-    pub fn with_decoder(mut self, channels: [usize; LEVELS]) -> Self {
-        self.decoder = channels;
-        self
-    }
-
-    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
-    pub fn with_lean(mut self, lean: bool) -> Self {
-        self.lean = lean;
-        self
     }
 
     /// Checks that images of `[height, width]` pixels can be read: the encoder halves them five times.
@@ -129,28 +109,7 @@ impl UnetConfig {
     /// [`Error::InvalidInput`] for a height or width that is not a multiple of 32.
     pub fn check_input(&self, size: [usize; 2]) -> Result<(), Error> {
         some_pixels(size)?;
-        let sides = [("image height", size[0]), ("image width", size[1])];
-        match sides.into_iter().find(|(_, value)| value % (1 << LEVELS) != 0) {
-            Some((size, value)) => Err(Error::InvalidInput { size, value, expected: "a multiple of 32".into() }),
-            None => Ok(()),
-        }
-    }
-
-    /// The classifier whose blocks are the encoder.
-    pub(super) fn encoder(&self) -> Result<EncoderConfig, Error> {
-        multiplier("width", self.width)?;
-        if self.encoder == UnetEncoder::MobileNetV2 {
-            let config = MobileNetV2Config::new(1).with_width(self.width);
-            return Ok(EncoderConfig::MobileNetV2(config.with_channels(self.channels).with_lean(self.lean)));
-        }
-        let config = ResNetConfig::named(self.encoder.name(), 1)?;
-        let width = (config.width as f64 * self.width).round();
-        if width < 1.0 {
-            let expected = "at least 1/64, one channel in the first stage".to_owned();
-            return Err(Error::InvalidConfig { field: "width", value: self.width.to_string(), expected });
-        }
-        let config = config.with_width(width as usize).with_channels(self.channels).with_lean(self.lean);
-        Ok(EncoderConfig::ResNet(config))
+        sides(size, |value| value.is_multiple_of(1 << LEVELS), "a multiple of 32")
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
@@ -161,10 +120,4 @@ impl UnetConfig {
         addressable("decoder", largest, &[3, 3, largest, largest])?;
         addressable("classes", classes, &[3, 3, decoder[LEVELS - 1], classes])
     }
-}
-
-/// The configuration of a classifier without its head.
-pub(super) enum EncoderConfig {
-    ResNet(ResNetConfig),
-    MobileNetV2(MobileNetV2Config),
 }

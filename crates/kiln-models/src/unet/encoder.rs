@@ -3,12 +3,12 @@
 use burn::module::Module;
 use burn::nn::pool::MaxPool2d;
 use burn::tensor::{Device, Tensor};
-use kiln_layers::max_pool2d;
 
-use super::config::{EncoderConfig, LEVELS};
+use super::config::{LEVELS, UnetConfig, UnetEncoder};
 use crate::Error;
-use crate::lean::{output, usable};
-use crate::mobilenet_v2::{MobileNetV2Block, MobileNetV2Config};
+use crate::config::{invalid, multiplier};
+use crate::layers::{max_pool2d, usable};
+use crate::mobilenet::{MobileNetBlock, MobileNetV2Config};
 use crate::resnet::{ResNetBlock, ResNetConfig};
 
 /// One block of the encoder.
@@ -25,17 +25,16 @@ pub struct EncoderBlock {
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a chain has few blocks, and burn has no modules in boxes")]
 #[allow(missing_docs, reason = "named after the networks")]
-pub enum EncoderLayers {
+pub(super) enum EncoderLayers {
     ResNet(ResNetBlock),
-    MobileNetV2(MobileNetV2Block),
+    MobileNetV2(MobileNetBlock),
 }
 
 impl EncoderBlock {
     /// `[B, C, H, W]` to `[B, C', H', W']`.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         let x = match &self.pool {
-            Some(pool) if usable(self.lean, &x) => output(max_pool2d(pool, x)),
-            Some(pool) => pool.forward(x),
+            Some(pool) => max_pool2d(pool, usable(self.lean, &x), x),
             None => x,
         };
         match &self.layers {
@@ -51,12 +50,20 @@ pub(super) struct Encoder {
     pub(super) channels: [usize; LEVELS],
 }
 
-impl EncoderConfig {
-    pub(super) fn init(&self, device: &Device) -> Result<Encoder, Error> {
-        match self {
-            Self::ResNet(config) => resnet(config, device),
-            Self::MobileNetV2(config) => mobilenet_v2(config, device),
+impl UnetConfig {
+    /// Builds the encoder on `device`.
+    pub(super) fn init_encoder(&self, device: &Device) -> Result<Encoder, Error> {
+        multiplier("width", self.width)?;
+        if self.encoder == UnetEncoder::MobileNetV2 {
+            let config = MobileNetV2Config::new(1).with_width(self.width);
+            return mobilenet_v2(&config.with_channels(self.channels).with_lean(self.lean), device);
         }
+        let config = ResNetConfig::named(self.encoder.name(), 1)?;
+        let width = (config.width as f64 * self.width).round();
+        if width < 1.0 {
+            return Err(invalid("width", self.width, "at least 1/64, one channel in the first stage"));
+        }
+        resnet(&config.with_width(width as usize).with_channels(self.channels).with_lean(self.lean), device)
     }
 }
 

@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::defaults::{three, yes};
-use crate::sizes::{addressable, positive};
+use crate::config::{addressable, invalid, positive, probability, setters, sides, three, yes};
 
 /// The configuration of a [`Vit`](crate::Vit).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,6 +48,21 @@ fn two_hundred_twenty_four() -> usize {
     224
 }
 
+setters! { VitConfig:
+    /// Sets the height and width of the input images, in pixels.
+    with_image(image: usize);
+    /// Sets the height and width of a patch, in pixels.
+    with_patch(patch: usize);
+    /// Sets the number of encoder blocks.
+    with_blocks(blocks: usize);
+    /// Sets the probability of leaving out a branch of the last block, in [0, 1). It rises in equal steps from 0 in the first block.
+    with_drop_path(drop_path: f64);
+    /// Sets the number of channels of the input images.
+    with_channels(channels: usize);
+    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
+    with_lean(lean: bool);
+}
+
 impl VitConfig {
     /// The names that [`named`](Self::named) accepts.
     pub const NAMES: &'static str = "vit_tiny, vit_small, vit_base";
@@ -86,42 +100,6 @@ impl VitConfig {
         self
     }
 
-    /// Sets the height and width of the input images, in pixels.
-    pub fn with_image(mut self, image: usize) -> Self {
-        self.image = image;
-        self
-    }
-
-    /// Sets the height and width of a patch, in pixels.
-    pub fn with_patch(mut self, patch: usize) -> Self {
-        self.patch = patch;
-        self
-    }
-
-    /// Sets the number of encoder blocks.
-    pub fn with_blocks(mut self, blocks: usize) -> Self {
-        self.blocks = blocks;
-        self
-    }
-
-    /// Sets the probability of leaving out a branch of the last block, in [0, 1). It rises in equal steps from 0 in the first block.
-    pub fn with_drop_path(mut self, drop_path: f64) -> Self {
-        self.drop_path = drop_path;
-        self
-    }
-
-    /// Sets the number of channels of the input images.
-    pub fn with_channels(mut self, channels: usize) -> Self {
-        self.channels = channels;
-        self
-    }
-
-    /// Sets whether the blocks use kiln-layers' operations (true) or burn's own (false).
-    pub fn with_lean(mut self, lean: bool) -> Self {
-        self.lean = lean;
-        self
-    }
-
     /// The probability of leaving out a branch of block `block`, counted from 0.
     pub(super) fn drop_path_of(&self, block: usize) -> f64 {
         match self.blocks {
@@ -139,12 +117,8 @@ impl VitConfig {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] for another size than [`image`](Self::image).
-    pub fn check_input(&self, [height, width]: [usize; 2]) -> Result<(), Error> {
-        let sizes = [("image height", height), ("image width", width)];
-        match sizes.into_iter().find(|(_, value)| *value != self.image) {
-            Some((size, value)) => Err(Error::InvalidInput { size, value, expected: self.image.to_string() }),
-            None => Ok(()),
-        }
+    pub fn check_input(&self, size: [usize; 2]) -> Result<(), Error> {
+        sides(size, |value| value == self.image, &self.image.to_string())
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
@@ -152,17 +126,12 @@ impl VitConfig {
         positive([("classes", classes), ("channels", channels), ("image", image), ("patch", patch)])?;
         positive([("blocks", blocks), ("width", width), ("heads", heads)])?;
         if !width.is_multiple_of(heads) {
-            let expected = format!("a divisor of width, which is {width}");
-            return Err(Error::InvalidConfig { field: "heads", value: heads.to_string(), expected });
+            return Err(invalid("heads", heads, format!("a divisor of width, which is {width}")));
         }
         if !image.is_multiple_of(patch) {
-            let expected = format!("a multiple of patch, which is {patch}");
-            return Err(Error::InvalidConfig { field: "image", value: image.to_string(), expected });
+            return Err(invalid("image", image, format!("a multiple of patch, which is {patch}")));
         }
-        if !(0.0..1.0).contains(&drop_path) {
-            let expected = "a number in [0, 1)".to_owned();
-            return Err(Error::InvalidConfig { field: "drop_path", value: drop_path.to_string(), expected });
-        }
+        probability("drop_path", drop_path)?;
         addressable("channels", channels, &[patch, patch, channels, width])?;
         addressable("image", image, &[image / patch, image / patch, width])?;
         addressable("width", width, &[4, width, width])?;

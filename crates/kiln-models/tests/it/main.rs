@@ -4,5 +4,6 @@
 mod errors;
 mod generate;
 mod matching;
+mod precision;
 mod pruned;
 mod reference;

@@ -7,8 +7,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use kiln_models::{
-    GptConfig, MobileNetV2, MobileNetV2Config, MobileNetV3, MobileNetV3Config, ResNet, ResNetConfig, SafetensorsModel,
-    ShuffleNetV2, ShuffleNetV2Config, Stem, Unet, UnetConfig, UnetEncoder, Vit, VitConfig,
+    GptConfig, MobileNet, MobileNetV2Config, MobileNetV3Config, ResNet, ResNetConfig, SafetensorsModel, ShuffleNetV2,
+    ShuffleNetV2Config, Stem, Unet, UnetConfig, UnetEncoder, Vit, VitConfig,
 };
 use safetensors::SafeTensors;
 
@@ -211,7 +211,7 @@ fn in_torchvisions_mobilenet(path: String) -> String {
 fn mobilenet_v2_agrees_with_torchvision() {
     for lean in [true, false] {
         let init = |device: &Device| mobilenet_v2(lean).init(device).unwrap();
-        check_classifier("mobilenet_v2", init, MobileNetV2::forward, in_torchvisions_mobilenet, 0.1);
+        check_classifier("mobilenet_v2", init, MobileNet::forward, in_torchvisions_mobilenet, 0.1);
     }
 }
 
@@ -238,7 +238,7 @@ fn in_torchvisions_mobilenet_v3(path: String) -> String {
 fn mobilenet_v3_agrees_with_torchvision() {
     for lean in [true, false] {
         let init = |device: &Device| mobilenet_v3(lean).init(device).unwrap();
-        let forward = MobileNetV3::forward;
+        let forward = MobileNet::forward;
         check_classifier("mobilenet_v3_large", init, forward, in_torchvisions_mobilenet_v3, 0.01);
     }
 }

@@ -6,7 +6,7 @@
 use super::book::{CodeBook, square};
 use super::lookup::{Key, SIZE};
 use super::noise::Noise;
-use crate::simd::simd;
+use kiln_operations::simd;
 
 /// Writes the values that the codes of a block stand for.
 pub(crate) fn decode(book: CodeBook, codes: &[u8], scale: f32, values: &mut [f32]) {

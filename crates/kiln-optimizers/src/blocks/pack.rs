@@ -1,6 +1,6 @@
 //! Two 4-bit codes in a byte: the first in the upper half, as in torchao.
 
-use crate::simd::simd;
+use kiln_operations::simd;
 
 simd! {
     /// Writes the codes of `bytes`. The last byte gives one code or two.

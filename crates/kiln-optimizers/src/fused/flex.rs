@@ -10,7 +10,7 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::rule::Rule;
-use crate::cpu::{Place, Values};
+use kiln_operations::cpu::place::{Place, Values};
 
 /// Values of a task: its tensors stay in a core's second-level cache.
 const TASK: usize = 16 * 1024;

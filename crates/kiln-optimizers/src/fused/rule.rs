@@ -2,12 +2,12 @@
 //!
 //! Products and sums are rounded one by one; none is fused into a multiply-add.
 
-use crate::simd::simd;
+use kiln_operations::{Cost, simd};
 
 /// A rule that changes a parameter and its `N` - 1 state tensors in a step, from the gradient.
 pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
-    /// The name of the recorded operation.
-    const NAME: &'static str;
+    /// The cost of the recorded operation, whose inputs are parameter, state and gradient.
+    const COST: &'static Cost;
 
     /// Changes corresponding values of parameter and state.
     fn apply(self, values: [&mut [f32]; N], gradient: &[f32]);
@@ -48,7 +48,7 @@ pub(super) struct AdamWRule {
 }
 
 impl Rule<3> for AdamWRule {
-    const NAME: &'static str = "kiln::adamw_update";
+    const COST: &'static Cost = &Cost { over: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::adamw_update") };
 
     fn apply(self, [parameter, first, second]: [&mut [f32]; 3], gradient: &[f32]) {
         adamw(parameter, first, second, gradient, self);
@@ -77,7 +77,7 @@ pub(super) struct AdamRule {
 }
 
 impl Rule<3> for AdamRule {
-    const NAME: &'static str = "kiln::adam_update";
+    const COST: &'static Cost = &Cost { over: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::adam_update") };
 
     fn apply(self, [parameter, first, second]: [&mut [f32]; 3], gradient: &[f32]) {
         adam(parameter, first, second, gradient, self);
@@ -101,7 +101,7 @@ pub(super) struct SgdRule {
 }
 
 impl Rule<1> for SgdRule {
-    const NAME: &'static str = "kiln::sgd_update";
+    const COST: &'static Cost = &Cost { over: &[(0, 0)], ..Cost::new("kiln::sgd_update") };
 
     fn apply(self, [parameter]: [&mut [f32]; 1], gradient: &[f32]) {
         sgd(parameter, gradient, self);
@@ -126,7 +126,7 @@ pub(super) struct MomentumRule {
 }
 
 impl Rule<2> for MomentumRule {
-    const NAME: &'static str = "kiln::momentum_update";
+    const COST: &'static Cost = &Cost { over: &[(0, 0), (1, 1)], ..Cost::new("kiln::momentum_update") };
 
     fn apply(self, [parameter, velocity]: [&mut [f32]; 2], gradient: &[f32]) {
         momentum(parameter, velocity, gradient, self);

@@ -6,8 +6,8 @@ use burn::backend::{Capture, DispatchDevice};
 use burn::tensor::{DType, Tensor};
 
 use super::rule::Rule;
-use crate::capture::{like, operation};
 use crate::primitive::float;
+use kiln_operations::{like, operations};
 
 /// Whether [`update`] accepts the tensors: in f32, of one shape, without a graph, on the CPU device or a recording device.
 pub(super) fn is_fused<const D: usize>(parameter: &Tensor<D>, others: &[&Tensor<D>]) -> bool {
@@ -43,7 +43,7 @@ pub(super) fn update<R: Rule<N>, const D: usize, const N: usize>(
             let values = values.map(float::<Capture, D>);
             let outputs = values.iter().map(like).collect();
             let inputs = values.into_iter().chain([gradient]).collect();
-            let mut made = operation(R::NAME, inputs, outputs).into_iter().map(Tensor::from_primitive::<Capture>);
+            let mut made = operations(R::COST, inputs, &[], outputs).into_iter().map(Tensor::from_primitive::<Capture>);
             std::array::from_fn(|_| made.next().unwrap_or_else(|| unreachable!("as many outputs as were asked for")))
         }
     }

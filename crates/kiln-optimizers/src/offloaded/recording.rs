@@ -2,8 +2,8 @@
 
 use burn::backend::Capture;
 use burn::tensor::{Device, Tensor};
+use kiln_operations::{Cost, operations};
 
-use crate::capture::operation;
 use crate::place::Place;
 use crate::primitive;
 
@@ -19,11 +19,11 @@ pub(super) enum Mark {
 /// Records a mark: an operation on an empty tensor, without outputs.
 pub(super) fn mark(place: Place, mark: Mark, device: &Device) {
     if place == Place::Recording {
-        let name = match mark {
-            Mark::FromHost => "kiln::state_from_host",
-            Mark::ToHost => "kiln::state_to_host",
+        let cost = match mark {
+            Mark::FromHost => const { &Cost::new("kiln::state_from_host") },
+            Mark::ToHost => const { &Cost::new("kiln::state_to_host") },
         };
         let empty = primitive::float::<Capture, 1>(Tensor::zeros([0], device));
-        operation(name, vec![empty], vec![]);
+        operations(cost, vec![empty], &[], vec![]);
     }
 }

@@ -12,12 +12,13 @@ use super::steps::{AdamWRule, MomentumRule};
 #[cfg(feature = "cube")]
 use crate::blocks::Noise;
 use crate::fused::Betas;
-use crate::simd::simd;
+use kiln_operations::{Cost, simd};
 
 /// A rule that changes a parameter and its `N` moments in a step, from the gradient.
 pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
-    /// The names of the recorded operation: with moments of 8 bits, and of 4 bits.
-    const NAMES: [&'static str; 2];
+    /// The costs of the recorded operation: with moments of 8 bits, and of 4 bits. Its inputs are parameter, codes and scales of each
+    /// moment, and gradient. The kernels make no temporary tensors.
+    const COSTS: [&'static Cost; 2];
 
     /// Changes corresponding values of parameter and moments.
     fn apply(self, parameter: &mut [f32], gradient: &[f32], moments: [&mut [f32]; N]);
@@ -43,7 +44,10 @@ pub(super) trait Rule<const N: usize>: Copy + Send + Sync {
 }
 
 impl Rule<2> for AdamWRule {
-    const NAMES: [&'static str; 2] = ["kiln::adamw_8bit_update", "kiln::adamw_4bit_update"];
+    const COSTS: [&'static Cost; 2] = [
+        &Cost { over: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..Cost::new("kiln::adamw_8bit_update") },
+        &Cost { over: &[(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)], ..Cost::new("kiln::adamw_4bit_update") },
+    ];
 
     fn apply(self, parameter: &mut [f32], gradient: &[f32], [first, second]: [&mut [f32]; 2]) {
         adamw(parameter, gradient, first, second, self);
@@ -100,7 +104,10 @@ simd! {
 }
 
 impl Rule<1> for MomentumRule {
-    const NAMES: [&'static str; 2] = ["kiln::momentum_8bit_update", "kiln::momentum_4bit_update"];
+    const COSTS: [&'static Cost; 2] = [
+        &Cost { over: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::momentum_8bit_update") },
+        &Cost { over: &[(0, 0), (1, 1), (2, 2)], ..Cost::new("kiln::momentum_4bit_update") },
+    ];
 
     fn apply(self, parameter: &mut [f32], gradient: &[f32], [velocity]: [&mut [f32]; 1]) {
         momentum(parameter, gradient, velocity, self);

@@ -10,8 +10,8 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::moment::QuantizedMoment;
 use super::rule::Rule;
 use crate::blocks::Noise;
-use crate::capture::{like, operation};
 use crate::primitive::{float, int};
+use kiln_operations::{like, operations};
 
 /// Whether moments of a parameter are kept as codes.
 pub(super) fn is_quantized<const D: usize>(parameter: &Tensor<D>, min_elements: usize) -> bool {
@@ -97,7 +97,7 @@ fn recorded<R: Rule<N>, const D: usize, const N: usize>(
     }
     let outputs = inputs.iter().map(like).collect();
     inputs.push(float::<Capture, D>(gradient));
-    let mut made = operation(R::NAMES[usize::from(bits == 4)], inputs, outputs).into_iter();
+    let mut made = operations(R::COSTS[usize::from(bits == 4)], inputs, &[], outputs).into_iter();
     let mut next = || made.next().unwrap_or_else(|| unreachable!("as many outputs as were asked for"));
     let parameter = Tensor::from_primitive::<Capture>(next());
     let moments = books.map(|book| {

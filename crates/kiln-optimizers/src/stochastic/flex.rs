@@ -10,8 +10,8 @@ use rayon::prelude::*;
 
 use super::bits::rounded;
 use super::noise::Key;
-use crate::cpu::tensor;
-use crate::simd::simd;
+use kiln_operations::cpu::stored::tensor;
+use kiln_operations::simd;
 
 /// Values of a task.
 const TASK: usize = 16 * 1024;

@@ -6,8 +6,11 @@ use burn::backend::{Capture, DispatchDevice, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 
 use super::noise::Key;
-use crate::capture::operation;
 use crate::primitive;
+use kiln_operations::{Cost, operation};
+
+/// The cost of rounding values in f32.
+static ROUND: Cost = Cost { cube: |call| call.wide(0, 6), ..Cost::new("kiln::stochastic_round") };
 
 /// Converts values to f32. bf16 values on the CPU device are converted in several threads.
 pub(super) fn widened<const D: usize>(values: Tensor<D>) -> Tensor<D> {
@@ -30,11 +33,8 @@ pub(super) fn round<const D: usize>(values: Tensor<D>, first: usize, key: Key) -
         DispatchDevice::Capture(_) => {
             let values = primitive::float::<Capture, D>(values);
             let output = (values.shape(), DType::BF16);
-            let mut outputs = operation("kiln::stochastic_round", vec![values], vec![output]);
-            match outputs.pop() {
-                Some(rounded) => Tensor::from_primitive::<Capture>(rounded),
-                None => unreachable!("an operation has the outputs that were asked for"),
-            }
+            let [rounded] = operation(&ROUND, vec![values], &[], [output]);
+            Tensor::from_primitive::<Capture>(rounded)
         }
         _ => super::composed::round(values, first, key),
     }

@@ -22,7 +22,7 @@ struct State {
     stopped: bool,
 }
 
-/// Where a micro-batch is.
+/// The place of a micro-batch.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     /// Before the forward pass of a stage.
@@ -46,7 +46,7 @@ pub(super) enum Doing {
     Nothing,
 }
 
-/// Why a wait has ended before its condition held.
+/// The reason why a wait ended before its condition held.
 #[derive(Debug, PartialEq)]
 pub(super) enum Ended {
     /// The run is stopped.

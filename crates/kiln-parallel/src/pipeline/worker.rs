@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Gradients, StreamId, Tensor};
 
-use super::coroutine::{self, Outcome};
+use super::boundary::{Parts, StageBoundary};
 use super::hand_over::{Doing, Ended, HandOver};
-use super::hop::{Hop, Parts};
-use super::outcome::{Failure, First, Ran};
+use super::outcome::{Failure, First, ForwardEnd, PipelineOutput, run_forward};
 use super::part::Part;
 use crate::error::Error;
 use crate::schedule::{Action, Timeline, Work};
@@ -42,13 +41,13 @@ pub(super) struct Run<'d, E, F, G, H> {
     devices: &'d [Device],
 }
 
-/// Why an action was not completed: a failure, or that the run was stopped by another one.
+/// The reason why an action was not completed: a failure, or `None` if another failure stopped the run.
 type Halt<E> = Option<Failure<E>>;
 
 impl<'d, E, F, G, H> Run<'d, E, F, G, H>
 where
     E: Send,
-    F: Fn(usize, &Hop<'_>) -> Result<Tensor<1>, E> + Sync,
+    F: Fn(usize, &StageBoundary<'_>) -> Result<Tensor<1>, E> + Sync,
     G: Fn(usize, usize, Gradients) -> Result<(), E> + Sync,
     H: Fn(usize, Action) -> Result<(), E> + Sync,
 {
@@ -163,27 +162,27 @@ where
         let parts = &self.parts[micro_batch];
         let forward = || {
             let (stage, outcome) =
-                coroutine::run(&self.functions.forward, &self.hand_over, parts, self.stages, micro_batch);
-            if matches!(outcome, Outcome::Panic(_) | Outcome::Unwound) {
+                run_forward(&self.functions.forward, &self.hand_over, parts, self.stages, micro_batch);
+            if matches!(outcome, ForwardEnd::Panic(_) | ForwardEnd::Unwound) {
                 self.flush();
             }
             (stage, outcome)
         };
         let (stage, outcome) = self.stream.executes(forward);
         match outcome {
-            Outcome::Loss(loss) if stage + 1 == self.stages => {
+            ForwardEnd::Loss(loss) if stage + 1 == self.stages => {
                 *lock(&self.losses[micro_batch]) = Some((*loss).clone().inner());
                 if let Some(part) = lock(parts).last_mut() {
                     part.loss = Some(*loss);
                 }
                 self.hand_over.returned(stage, micro_batch);
             }
-            Outcome::Loss(_) => {
-                self.fail(Error::Hops { micro_batch, found: stage + 1, expected: self.stages }.into());
+            ForwardEnd::Loss(_) => {
+                self.fail(Error::StageCount { micro_batch, found: stage + 1, expected: self.stages }.into());
             }
-            Outcome::Error(error) => self.fail(Failure::of(stage, Action::Forward(micro_batch), error)),
-            Outcome::Panic(payload) => self.fail(Failure::Panic(payload)),
-            Outcome::Unwound => {}
+            ForwardEnd::Error(error) => self.fail(Failure::of(stage, Action::Forward(micro_batch), error)),
+            ForwardEnd::Panic(payload) => self.fail(Failure::Panic(payload)),
+            ForwardEnd::Unwound => {}
         }
     }
 
@@ -204,10 +203,10 @@ where
     }
 
     /// The result of the run, after all its threads have ended. After a failure, releases the graphs that stages held.
-    pub(super) fn end(self) -> Result<Ran, Failure<E>> {
+    pub(super) fn end(self) -> Result<PipelineOutput, Failure<E>> {
         let Some(failure) = self.failure.take() else {
             let losses = self.losses.iter().filter_map(|loss| lock(loss).take()).collect();
-            return Ok(Ran {
+            return Ok(PipelineOutput {
                 losses,
                 timeline: Timeline { stages: self.stages, work: std::mem::take(&mut lock(&self.work)) },
             });

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::communicator::Communicator;
 use crate::error::Error;
 
-/// How the work of one replica ended.
+/// The outcome of one replica's work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
     /// The work is done.
@@ -35,7 +35,8 @@ impl Number {
         Self::Equal(name.into(), value)
     }
 
-    fn value(&self) -> u64 {
+    /// The value of this replica.
+    pub fn value(&self) -> u64 {
         match self {
             Self::Sum(value) | Self::Least(value) | Self::Most(value) | Self::Equal(_, value) => *value,
         }
@@ -55,7 +56,7 @@ impl Number {
 /// The vote of one replica: how its work ended, and its numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vote<const N: usize> {
-    /// How its work ended.
+    /// The outcome of its work.
     pub status: Status,
     /// Its numbers, of the same kinds and in the same order on every replica.
     pub numbers: [Number; N],
@@ -71,7 +72,7 @@ pub enum Verdict<const N: usize> {
     OutOfMemory {
         /// The first replica whose memory ran out.
         rank: usize,
-        /// What it said.
+        /// Its reason.
         reason: String,
         /// The numbers of all, in the order of the vote.
         numbers: [u64; N],
@@ -80,7 +81,7 @@ pub enum Verdict<const N: usize> {
     Failed {
         /// The first replica that failed.
         rank: usize,
-        /// What it said.
+        /// Its reason.
         reason: String,
     },
 }

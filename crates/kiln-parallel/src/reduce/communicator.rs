@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
+use super::pieces::length;
 use crate::error::Error;
 
 /// Collective operations between the replicas of a model. All replicas call the same operations in the same order, each with the values of
@@ -13,7 +14,6 @@ use crate::error::Error;
 /// An operation that a replica does not join within the time limit ends with [`Error::Waited`] on the others, which names it. After an
 /// error the group is broken: every later operation of every replica ends with an error at once. When a replica ends in the middle of an
 /// operation, the operation may succeed on some replicas and fail on others. Work that must happen on all replicas or on none needs an
-/// [agreement](super::agreement::agree) before it.
 /// [agreement](super::agreement::agree) before it.
 ///
 /// Tensors have one dimension, are f32, have no autodiff graph, and stay on the caller's device.
@@ -93,5 +93,33 @@ impl<C: Communicator + ?Sized> Communicator for Arc<C> {
 
     fn leave(&self, reason: &str) {
         (**self).leave(reason);
+    }
+}
+
+/// Checks the arguments of [`reduce_scatter`](Communicator::reduce_scatter).
+pub(super) fn check_parts(parts: &[Tensor<1>], replicas: usize) -> Result<(), Error> {
+    if parts.len() != replicas {
+        return Err(Error::invalid("number of parts", parts.len(), "one for each replica"));
+    }
+    parts.iter().try_for_each(check_values)
+}
+
+/// Checks the arguments of [`all_gather`](Communicator::all_gather).
+pub(super) fn check_gather(values: &Tensor<1>, lengths: &[usize], rank: usize, replicas: usize) -> Result<(), Error> {
+    if lengths.len() != replicas {
+        return Err(Error::invalid("number of lengths", lengths.len(), "one for each replica"));
+    }
+    if lengths[rank] != length(values) {
+        let expected = "the length that the list has for this replica";
+        return Err(Error::invalid("number of elements of all_gather", length(values), expected));
+    }
+    check_values(values)
+}
+
+/// Checks the argument of [`all_reduce`](Communicator::all_reduce).
+pub(super) fn check_values(values: &Tensor<1>) -> Result<(), Error> {
+    match values.dtype() {
+        DType::F32 => Ok(()),
+        dtype => Err(Error::invalid("dtype of values that replicas exchange", format!("{dtype:?}"), "F32")),
     }
 }

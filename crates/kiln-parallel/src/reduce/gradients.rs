@@ -2,20 +2,19 @@
 
 use std::collections::BTreeSet;
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
-use super::buckets::buckets;
 use super::communicator::Communicator;
-use super::parameters::{EachParameter, elements, for_each};
-use super::pieces::{cut, joined};
+use super::parameters::{AnyParam, for_each};
+use super::pieces::{buckets, cut, joined};
 use crate::error::Error;
 
 /// The sum of all replicas' gradients of `model`, in f32. A parameter with a gradient on some replicas has the sum of these on all
 /// replicas. Replicas do not divide: weight the losses, so that the sum is the gradient of the whole batch.
 ///
-/// For each bucket of at most `bucket_bytes` ([`BUCKET_BYTES`](super::buckets::BUCKET_BYTES) is a good choice), in this order:
+/// For each bucket of at most `bucket_bytes` ([`BUCKET_BYTES`](super::pieces::BUCKET_BYTES) is a good choice), in this order:
 ///
 /// 1. `ready` receives a function that copies the bucket's gradients into one tensor. It calls the function, proves that the tensor was
 ///    written, and [agrees](super::agreement::agree) with the other replicas that all have theirs. When one has not, `ready` returns an
@@ -42,11 +41,28 @@ pub fn sum_gradients<E: From<Error>>(
     let elements = elements_with_gradients(communicator, model, &gradients)?;
     for bucket in buckets(&elements, bucket_bytes) {
         let bucket = BTreeSet::from_iter(bucket);
-        let own = ready(&|| flat(model, &gradients, &bucket))?;
-        remove(model, &mut gradients, &bucket);
+        let in_bucket = |each: &mut dyn FnMut(&dyn AnyParam)| {
+            for_each(model, |index, param| {
+                if bucket.contains(&index) {
+                    each(param)
+                }
+            });
+        };
+        let own = ready(&|| {
+            let mut parts = vec![];
+            in_bucket(&mut |param| parts.push(param.gradient(&gradients)));
+            let device = parts[0].device();
+            joined(parts, &device)
+        })?;
+        in_bucket(&mut |param| param.remove_gradient(&mut gradients));
         let sums = communicator.all_reduce(own)?;
         let lengths: Vec<usize> = bucket.iter().map(|index| elements[*index]).collect();
-        register(model, &mut gradients, &bucket, cut(&sums, &lengths));
+        let mut sums = cut(&sums, &lengths).into_iter();
+        in_bucket(&mut |param| {
+            if let Some(sum) = sums.next() {
+                param.register_gradient(&mut gradients, sum);
+            }
+        });
     }
     Ok(gradients)
 }
@@ -57,16 +73,11 @@ fn elements_with_gradients(
     model: &impl Module,
     gradients: &GradientsParams,
 ) -> Result<Vec<usize>, Error> {
-    struct Describe<'a>(&'a GradientsParams, Vec<(u64, bool)>);
-    impl EachParameter for Describe<'_> {
-        fn parameter<const D: usize>(&mut self, _: usize, param: &Param<Tensor<D>>) {
-            self.1.push((elements(param) as u64, self.0.get::<D>(param.id).is_some()));
-        }
-    }
-    let mut own = Describe(gradients, vec![]);
-    for_each(model, &mut own);
-    let message: Vec<u8> =
-        own.1.iter().flat_map(|(elements, has)| (elements << 1 | u64::from(*has)).to_le_bytes()).collect();
+    let mut message: Vec<u8> = vec![];
+    for_each(model, |_, param| {
+        let word = (param.elements() as u64) << 1 | u64::from(param.has_gradient(gradients));
+        message.extend(word.to_le_bytes());
+    });
     let messages = communicator.exchange(&message)?;
     let read = |message: &Vec<u8>| -> Vec<(u64, bool)> {
         let words = message.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
@@ -91,51 +102,4 @@ fn different(rank: usize, found: &[u64], expected: &[u64]) -> Error {
         None => (format!("{} parameters", found.len()), format!("{} parameters", expected.len())),
     };
     Error::Lengths { rank, operation: "sum_gradients", found, first: 0, expected }
-}
-
-/// The gradients of a bucket in one tensor, with zeros for those that this replica lacks.
-fn flat(model: &impl Module, gradients: &GradientsParams, bucket: &BTreeSet<usize>) -> Tensor<1> {
-    struct Flatten<'a>(&'a GradientsParams, &'a BTreeSet<usize>, Vec<Tensor<1>>);
-    impl EachParameter for Flatten<'_> {
-        fn parameter<const D: usize>(&mut self, index: usize, param: &Param<Tensor<D>>) {
-            if self.1.contains(&index) {
-                self.2.push(match self.0.get::<D>(param.id) {
-                    Some(gradient) => gradient.inner().cast(DType::F32).reshape([elements(param)]),
-                    None => Tensor::zeros([elements(param)], (&param.base().device().inner(), DType::F32)),
-                });
-            }
-        }
-    }
-    let mut flatten = Flatten(gradients, bucket, vec![]);
-    for_each(model, &mut flatten);
-    let device = flatten.2[0].device();
-    joined(flatten.2, &device)
-}
-
-fn remove(model: &impl Module, gradients: &mut GradientsParams, bucket: &BTreeSet<usize>) {
-    struct Remove<'a>(&'a mut GradientsParams, &'a BTreeSet<usize>);
-    impl EachParameter for Remove<'_> {
-        fn parameter<const D: usize>(&mut self, index: usize, param: &Param<Tensor<D>>) {
-            if self.1.contains(&index) {
-                self.0.remove::<D>(param.id);
-            }
-        }
-    }
-    for_each(model, &mut Remove(gradients, bucket));
-}
-
-/// Gives a bucket's parameters their sums, in the order of the parameters.
-fn register(model: &impl Module, gradients: &mut GradientsParams, bucket: &BTreeSet<usize>, sums: Vec<Tensor<1>>) {
-    struct Register<'a>(&'a mut GradientsParams, &'a BTreeSet<usize>, std::vec::IntoIter<Tensor<1>>);
-    impl EachParameter for Register<'_> {
-        fn parameter<const D: usize>(&mut self, index: usize, param: &Param<Tensor<D>>) {
-            if self.1.contains(&index)
-                && let Some(sum) = self.2.next()
-            {
-                let value = param.base();
-                self.0.register::<D>(param.id, sum.to_device(&value.device().inner()).reshape(value.shape()));
-            }
-        }
-    }
-    for_each(model, &mut Register(gradients, bucket, sums.into_iter()));
 }

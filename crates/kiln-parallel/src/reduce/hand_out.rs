@@ -1,15 +1,14 @@
 //! Parameters that their owners hand to the other replicas after an update.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Tensor};
 
-use super::buckets::buckets;
 use super::communicator::Communicator;
 use super::ownership::{Ownership, learned};
-use super::parameters::{EachParameter, elements, for_each};
-use super::pieces::{cut, joined, nothing};
+use super::parameters::for_each;
+use super::pieces::{buckets, cut, joined, nothing};
 use crate::error::Error;
 
 /// Returns `model` with the values that each parameter has on its owner. Each replica hands out the parameters that it owns, in buckets of
@@ -36,7 +35,7 @@ pub fn hand_out<M: Module, E: From<Error>>(
     if ownership.replicas() != replicas || ownership.parameters() != learned.len() {
         let value = format!("{} parameters, {} replicas", ownership.parameters(), ownership.replicas());
         let expected = "the ownership of this model's parameters that require gradients, among this group";
-        return Err(Error::InvalidSetting { field: "ownership", value, expected }.into());
+        return Err(Error::invalid("ownership", value, expected).into());
     }
     fits_f32(&model)?;
     if replicas == 1 {
@@ -72,18 +71,14 @@ pub fn hand_out<M: Module, E: From<Error>>(
 
 /// The values of parameters, in one tensor of f32.
 fn flat(model: &impl Module, ids: &[ParamId]) -> Tensor<1> {
-    struct Flatten<'a>(&'a [ParamId], BTreeMap<usize, Tensor<1>>);
-    impl EachParameter for Flatten<'_> {
-        fn parameter<const D: usize>(&mut self, index: usize, param: &Param<Tensor<D>>) {
-            if self.0.contains(&param.id) {
-                self.1.insert(index, param.base().inner().cast(DType::F32).reshape([elements(param)]));
-            }
+    let mut parts = vec![];
+    for_each(model, |_, param| {
+        if ids.contains(&param.id()) {
+            parts.push(param.values());
         }
-    }
-    let mut flatten = Flatten(ids, BTreeMap::new());
-    for_each(model, &mut flatten);
-    match flatten.1.values().next().map(Tensor::device).or_else(|| model.devices().first().cloned()) {
-        Some(device) => joined(flatten.1.into_values(), &device.inner()),
+    });
+    match parts.first().map(Tensor::device).or_else(|| model.devices().first().cloned()) {
+        Some(device) => joined(parts, &device.inner()),
         None => nothing(&Default::default()),
     }
 }
@@ -110,23 +105,15 @@ impl ModuleMapper for Write {
 
 /// Refuses parameters whose values f32 cannot hold.
 fn fits_f32(model: &impl Module) -> Result<(), Error> {
-    struct Find(Option<DType>);
-    impl EachParameter for Find {
-        fn parameter<const D: usize>(&mut self, _: usize, param: &Param<Tensor<D>>) {
-            let dtype = param.base().dtype();
-            if param.is_require_grad() && !matches!(dtype, DType::F32 | DType::Flex32 | DType::F16 | DType::BF16) {
-                self.0 = Some(dtype);
-            }
+    let mut found = None;
+    for_each(model, |_, param| {
+        let dtype = param.dtype();
+        if param.requires_grad() && !matches!(dtype, DType::F32 | DType::Flex32 | DType::F16 | DType::BF16) {
+            found = Some(dtype);
         }
-    }
-    let mut find = Find(None);
-    for_each(model, &mut find);
-    find.0.map_or(Ok(()), |dtype| {
-        let value = format!("{dtype:?}");
-        Err(Error::InvalidSetting {
-            field: "dtype of a parameter that replicas share",
-            value,
-            expected: "F32, F16 or BF16",
-        })
+    });
+    found.map_or(Ok(()), |dtype| {
+        let field = "dtype of a parameter that replicas share";
+        Err(Error::invalid(field, format!("{dtype:?}"), "F32, F16 or BF16"))
     })
 }

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
 
-use super::arguments;
-use super::communicator::Communicator;
-use super::meeting::{Call, Meeting};
+use super::communicator::{Communicator, check_gather, check_parts, check_values};
 use super::pieces::{cut, even_lengths, joined, length, lengths, summed};
+use super::rendezvous::{Call, Rendezvous};
 use crate::error::Error;
 
 /// A replica on a thread of one process, with a device of its own or the same device as others.
@@ -47,13 +46,13 @@ pub struct Local {
 
 /// The state that the replicas of a group share.
 struct Group {
-    meeting: Mutex<Meeting<Parcel>>,
+    rendezvous: Mutex<Rendezvous<Contribution>>,
     changed: Condvar,
 }
 
 /// The values of a replica for a round.
 #[derive(Default)]
-struct Parcel {
+struct Contribution {
     message: Vec<u8>,
     tensors: Vec<Tensor<1>>,
 }
@@ -64,7 +63,7 @@ impl Local {
 
     /// The replicas of a group, one for each thread.
     pub fn group(replicas: usize) -> Vec<Self> {
-        let group = Arc::new(Group { meeting: Mutex::new(Meeting::new(replicas)), changed: Condvar::new() });
+        let group = Arc::new(Group { rendezvous: Mutex::new(Rendezvous::new(replicas)), changed: Condvar::new() });
         let replica =
             |rank| Self { rank, replicas, time_limit: Self::TIME_LIMIT, group: group.clone(), turn: Mutex::new(()) };
         (0..replicas).map(replica).collect()
@@ -76,26 +75,31 @@ impl Local {
         self
     }
 
-    /// Brings a parcel to the next round, and waits for those of the others.
-    fn meet(&self, operation: &'static str, lengths: Vec<usize>, parcel: Parcel) -> Result<Arc<[Parcel]>, Error> {
+    /// Brings a contribution to the next round, and waits for those of the others.
+    fn meet(
+        &self,
+        operation: &'static str,
+        lengths: Vec<usize>,
+        contribution: Contribution,
+    ) -> Result<Arc<[Contribution]>, Error> {
         let deadline = Instant::now().checked_add(self.time_limit);
-        let mut meeting = locked(&self.group.meeting);
-        let joined = meeting.join(self.rank, Call { operation, lengths }, parcel);
+        let mut rendezvous = locked(&self.group.rendezvous);
+        let joined = rendezvous.join(self.rank, Call { operation, lengths }, contribution);
         self.group.changed.notify_all();
         let round = joined?;
         loop {
-            if let Some(outcome) = meeting.outcome(self.rank, round) {
+            if let Some(outcome) = rendezvous.outcome(self.rank, round) {
                 return outcome;
             }
             // A deadline beyond the range of the clock is none.
             let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                let error = meeting.expire(self.rank, self.time_limit.as_secs());
+                let error = rendezvous.expire(self.rank, self.time_limit.as_secs());
                 self.group.changed.notify_all();
                 return Err(error);
             }
-            let waited = self.group.changed.wait_timeout(meeting, left);
-            meeting = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.group.changed.wait_timeout(rendezvous, left);
+            rendezvous = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -103,34 +107,36 @@ impl Local {
     #[cfg(feature = "cuda")]
     pub(super) fn meet_for(&self, operation: &'static str, length: usize) -> Result<(), Error> {
         let _turn = locked(&self.turn);
-        self.meet(operation, vec![length], Parcel::default()).map(drop)
+        self.meet(operation, vec![length], Contribution::default()).map(drop)
     }
 
     /// Breaks the group if what this replica brings does not fit, so that the others do not wait.
     pub(super) fn check(&self, fits: Result<(), Error>) -> Result<(), Error> {
         fits.inspect_err(|error| {
-            locked(&self.group.meeting).refuse(self.rank, error);
+            locked(&self.group.rendezvous).refuse(self.rank, error);
             self.group.changed.notify_all();
         })
     }
 
     /// The error of a group of one replica that has ended.
     fn alone(&self) -> Result<(), Error> {
-        locked(&self.group.meeting).ended().map_or(Ok(()), Err)
+        locked(&self.group.rendezvous).ended().map_or(Ok(()), Err)
     }
 
     /// Hands `parts[r]` to replica `r`. Returns the sum of the parts that all replicas have for this one.
     fn sum_of_own(&self, parts: Vec<Tensor<1>>, operation: &'static str) -> Result<Tensor<1>, Error> {
         let device = parts[self.rank].device();
-        let parcels = self.meet(operation, lengths(&parts), Parcel { tensors: parts, ..Parcel::default() })?;
-        Ok(summed(parcels.iter().map(|parcel| parcel.tensors[self.rank].clone()), &device))
+        let contributions =
+            self.meet(operation, lengths(&parts), Contribution { tensors: parts, ..Contribution::default() })?;
+        Ok(summed(contributions.iter().map(|contribution| contribution.tensors[self.rank].clone()), &device))
     }
 
     /// The tensors of all replicas, on the device of this replica's.
     fn all(&self, own: Tensor<1>, lengths: &[usize], operation: &'static str) -> Result<Vec<Tensor<1>>, Error> {
         let device = own.device();
-        let parcels = self.meet(operation, lengths.to_vec(), Parcel { tensors: vec![own], ..Parcel::default() })?;
-        let tensors = parcels.iter().flat_map(|parcel| &parcel.tensors);
+        let contributions =
+            self.meet(operation, lengths.to_vec(), Contribution { tensors: vec![own], ..Contribution::default() })?;
+        let tensors = contributions.iter().flat_map(|contribution| &contribution.tensors);
         Ok(tensors.map(|tensor| tensor.clone().to_device(&device)).collect())
     }
 }
@@ -150,14 +156,14 @@ impl Communicator for Local {
 
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let _turn = locked(&self.turn);
-        let parcel = Parcel { message: message.to_vec(), ..Parcel::default() };
-        let parcels = self.meet("exchange", vec![], parcel)?;
-        Ok(parcels.iter().map(|parcel| parcel.message.clone()).collect())
+        let contribution = Contribution { message: message.to_vec(), ..Contribution::default() };
+        let contributions = self.meet("exchange", vec![], contribution)?;
+        Ok(contributions.iter().map(|contribution| contribution.message.clone()).collect())
     }
 
     fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error> {
         let _turn = locked(&self.turn);
-        self.check(arguments::all_reduce(&values))?;
+        self.check(check_values(&values))?;
         if self.replicas == 1 {
             return self.alone().map(|()| values);
         }
@@ -171,7 +177,7 @@ impl Communicator for Local {
 
     fn reduce_scatter(&self, mut parts: Vec<Tensor<1>>) -> Result<Tensor<1>, Error> {
         let _turn = locked(&self.turn);
-        self.check(arguments::reduce_scatter(&parts, self.replicas))?;
+        self.check(check_parts(&parts, self.replicas))?;
         if self.replicas == 1 {
             return self.alone().map(|()| parts.remove(0));
         }
@@ -181,7 +187,7 @@ impl Communicator for Local {
 
     fn all_gather(&self, values: Tensor<1>, lengths: &[usize]) -> Result<Vec<Tensor<1>>, Error> {
         let _turn = locked(&self.turn);
-        self.check(arguments::all_gather(&values, lengths, self.rank, self.replicas))?;
+        self.check(check_gather(&values, lengths, self.rank, self.replicas))?;
         if self.replicas == 1 {
             return self.alone().map(|()| vec![values]);
         }
@@ -190,7 +196,7 @@ impl Communicator for Local {
     }
 
     fn leave(&self, reason: &str) {
-        locked(&self.group.meeting).leave(self.rank, reason);
+        locked(&self.group.rendezvous).leave(self.rank, reason);
         self.group.changed.notify_all();
     }
 }

@@ -1,13 +1,10 @@
 //! Sums over replicas, and the part of the optimizer state that each replica owns.
 
 mod agreement;
-mod arguments;
-mod buckets;
 mod communicator;
 mod gradients;
 mod hand_out;
 mod local;
-mod meeting;
 #[cfg(feature = "mpi")]
 mod mpi;
 #[cfg(feature = "cuda")]
@@ -16,9 +13,9 @@ mod nested;
 mod ownership;
 mod parameters;
 mod pieces;
+mod rendezvous;
 
 pub use agreement::{Number, Status, Verdict, Vote, agree};
-pub use buckets::BUCKET_BYTES;
 pub use communicator::Communicator;
 pub use gradients::sum_gradients;
 pub use hand_out::hand_out;
@@ -29,3 +26,4 @@ pub use mpi::Mpi;
 pub use nccl::Nccl;
 pub use nested::Nested;
 pub use ownership::Ownership;
+pub use pieces::BUCKET_BYTES;

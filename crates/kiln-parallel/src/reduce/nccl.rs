@@ -5,8 +5,7 @@ use std::time::Duration;
 use burn::tensor::distributed::{ReduceOperation, all_reduce};
 use burn::tensor::{Device, Tensor};
 
-use super::arguments;
-use super::communicator::Communicator;
+use super::communicator::{Communicator, check_values};
 use super::local::{LeaveOnPanic, Local};
 use super::pieces::length;
 use crate::error::Error;
@@ -32,12 +31,12 @@ impl Nccl {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a device that two replicas would share, which NCCL refuses.
-    pub fn group(cards: &[usize]) -> Result<Vec<Self>, Error> {
-        if let Some(twice) = cards.iter().enumerate().find(|(at, card)| cards[..*at].contains(card)) {
-            let (field, value) = ("CUDA devices of replicas", format!("{} twice", twice.1));
-            return Err(Error::InvalidSetting { field, value, expected: "a device of its own for each replica" });
+    pub fn group(devices: &[usize]) -> Result<Vec<Self>, Error> {
+        if let Some(twice) = devices.iter().enumerate().find(|(at, device)| devices[..*at].contains(device)) {
+            let value = format!("{} twice", twice.1);
+            return Err(Error::invalid("CUDA devices of replicas", value, "a device of its own for each replica"));
         }
-        let devices: Vec<Device> = cards.iter().map(|card| Device::cuda(*card)).collect();
+        let devices: Vec<Device> = devices.iter().map(|device| Device::cuda(*device)).collect();
         let replicas = Local::group(devices.len()).into_iter();
         Ok(replicas.map(|local| Self { local, devices: devices.clone() }).collect())
     }
@@ -72,7 +71,7 @@ impl Communicator for Nccl {
         if self.replicas() == 1 || length(&values) == 0 {
             return self.local.all_reduce(values);
         }
-        self.local.check(arguments::all_reduce(&values))?;
+        self.local.check(check_values(&values))?;
         self.local.meet_for("all_reduce by NCCL", length(&values))?;
         let _leave = LeaveOnPanic(&self.local);
         let device = values.device();

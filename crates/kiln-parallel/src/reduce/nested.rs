@@ -2,8 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::arguments;
-use super::communicator::Communicator;
+use super::communicator::{Communicator, check_gather, check_parts, check_values};
 use super::pieces::{cut, joined, length, lengths, nothing};
 use crate::error::Error;
 
@@ -123,7 +122,7 @@ impl<I: Communicator, B: Communicator> Communicator for Nested<I, B> {
 
     fn all_reduce(&self, values: Tensor<1>) -> Result<Tensor<1>, Error> {
         self.run(|nested| {
-            arguments::all_reduce(&values)?;
+            check_values(&values)?;
             let sum = nested.sum_inside(values.clone())?;
             let sum = nested.led(|between| between.all_reduce(sum))?;
             nested.hand_out(sum, length(&values), &values)
@@ -132,7 +131,7 @@ impl<I: Communicator, B: Communicator> Communicator for Nested<I, B> {
 
     fn reduce_scatter(&self, parts: Vec<Tensor<1>>) -> Result<Tensor<1>, Error> {
         self.run(|nested| {
-            arguments::reduce_scatter(&parts, nested.replicas())?;
+            check_parts(&parts, nested.replicas())?;
             let like = parts[nested.rank()].clone();
             let lengths = lengths(&parts);
             let replicas = nested.inside.replicas();
@@ -149,7 +148,7 @@ impl<I: Communicator, B: Communicator> Communicator for Nested<I, B> {
 
     fn all_gather(&self, values: Tensor<1>, lengths: &[usize]) -> Result<Vec<Tensor<1>>, Error> {
         self.run(|nested| {
-            arguments::all_gather(&values, lengths, nested.rank(), nested.replicas())?;
+            check_gather(&values, lengths, nested.rank(), nested.replicas())?;
             let replicas = nested.inside.replicas();
             let own = &lengths[nested.between.rank() * replicas..][..replicas];
             let processes: Vec<usize> = lengths.chunks(replicas).map(|lengths| lengths.iter().sum()).collect();

@@ -1,9 +1,8 @@
 //! Which replica owns the optimizer state of which parameter: ZeRO, stage 1 (Rajbhandari et al. 2020).
 
-use burn::module::{Module, Param, ParamId};
-use burn::tensor::Tensor;
+use burn::module::{Module, ParamId};
 
-use super::parameters::{EachParameter, elements, for_each};
+use super::parameters::for_each;
 
 /// The owner of each parameter. Only the owner keeps optimizer state for it and updates it, and hands the new value to the others
 /// ([`hand_out`](super::hand_out::hand_out)).
@@ -76,17 +75,13 @@ impl Ownership {
 
 /// The float parameters of a model that require gradients, and their numbers of elements.
 pub(super) fn learned(model: &impl Module) -> Vec<(ParamId, usize)> {
-    struct Learned(Vec<(ParamId, usize)>);
-    impl EachParameter for Learned {
-        fn parameter<const D: usize>(&mut self, _: usize, param: &Param<Tensor<D>>) {
-            if param.is_require_grad() {
-                self.0.push((param.id, elements(param)));
-            }
+    let mut learned = vec![];
+    for_each(model, |_, param| {
+        if param.requires_grad() {
+            learned.push((param.id(), param.elements()));
         }
-    }
-    let mut learned = Learned(vec![]);
-    for_each(model, &mut learned);
-    learned.0
+    });
+    learned
 }
 
 #[cfg(test)]

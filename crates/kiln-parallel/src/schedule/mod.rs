@@ -1,7 +1,5 @@
 //! The order in which stages work on micro-batches, and how blocks are divided among stages: pure functions without tensors.
 
-mod action;
-mod block;
 mod order;
 mod simulate;
 mod split;
@@ -9,9 +7,8 @@ mod stages;
 mod timeline;
 mod units;
 
-pub use action::Action;
-pub use block::{BlockCost, DeviceLimit, SplitOptions};
 pub use order::Schedule;
+pub(crate) use order::in_turns;
 pub use simulate::{StageCost, simulate};
-pub use stages::{Load, Stages};
-pub use timeline::{Timeline, Work};
+pub use stages::{BlockCost, DeviceLimit, Load, SplitOptions, Stages};
+pub use timeline::{Action, Timeline, Work};

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::action::Action;
+use super::timeline::Action;
 use crate::error::Error;
 
 /// The order in which stages work on the micro-batches of a batch. All schedules give the same gradients, bit for bit.
@@ -68,13 +68,36 @@ impl FromStr for Schedule {
             "sequential" => Ok(Self::Sequential),
             "gpipe" => Ok(Self::GPipe),
             "1f1b" => Ok(Self::OneForwardOneBackward),
-            _ => Err(Error::InvalidSetting {
-                field: "schedule",
-                value: text.to_owned(),
-                expected: "sequential, gpipe or 1f1b",
-            }),
+            _ => Err(Error::invalid("schedule", text, "sequential, gpipe or 1f1b")),
         }
     }
+}
+
+/// The actions of all stages, one at a time: each time the first stage whose next action may run performs it. Pairs are a stage and its
+/// action. Stops at actions that can never run, which no [`Schedule`] has.
+pub(crate) fn in_turns(actions: &[Vec<Action>]) -> Vec<(usize, Action)> {
+    let stages = actions.len();
+    let micro_batches = actions.iter().flatten().map(|action| action.micro_batch() + 1).max().unwrap_or(0);
+    let mut next = vec![0; stages];
+    let (mut forward, mut backward) = (vec![0; micro_batches], vec![0; micro_batches]);
+    let mut order = vec![];
+    // The numbers say how many stages have done the forward and the backward pass of each micro-batch.
+    while let Some((stage, action)) = (0..stages).find_map(|stage| {
+        let action = *actions[stage].get(next[stage])?;
+        let may_run = match action {
+            Action::Forward(i) => forward[i] == stage,
+            Action::Backward(i) => forward[i] == stages && backward[i] == stages - 1 - stage,
+        };
+        may_run.then_some((stage, action))
+    }) {
+        match action {
+            Action::Forward(i) => forward[i] += 1,
+            Action::Backward(i) => backward[i] += 1,
+        }
+        next[stage] += 1;
+        order.push((stage, action));
+    }
+    order
 }
 
 #[cfg(test)]
@@ -105,5 +128,27 @@ mod tests {
             assert_eq!(schedule.to_string().parse::<Schedule>().unwrap(), schedule);
         }
         assert!("zigzag".parse::<Schedule>().is_err());
+    }
+
+    #[test]
+    fn every_action_has_its_turn_once() {
+        for schedule in [Schedule::Sequential, Schedule::GPipe, Schedule::OneForwardOneBackward] {
+            for (stages, micro_batches) in
+                (1..6).flat_map(|stages| (1..9).map(move |micro_batches| (stages, micro_batches)))
+            {
+                let actions = schedule.actions(stages, micro_batches);
+                let order = in_turns(&actions);
+                for (stage, expected) in actions.iter().enumerate() {
+                    let found: Vec<Action> = order.iter().filter(|turn| turn.0 == stage).map(|turn| turn.1).collect();
+                    assert_eq!(&found, expected, "{schedule}, stage {stage} of {stages}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn actions_that_wait_for_each_other_have_no_turn() {
+        let actions = [vec![Action::Backward(0), Action::Forward(0)], vec![Action::Forward(0), Action::Backward(0)]];
+        assert!(in_turns(&actions).is_empty());
     }
 }

@@ -2,9 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::action::Action;
 use super::order::Schedule;
-use super::timeline::{Timeline, Work};
+use super::timeline::{Action, Timeline, Work};
 use crate::error::Error;
 
 /// Seconds that a stage takes for one micro-batch.
@@ -109,17 +108,16 @@ impl Run<'_> {
 }
 
 fn check(micro_batches: usize, costs: &[StageCost]) -> Result<(), Error> {
-    let wrong = |field, value: String, expected| Err(Error::InvalidSetting { field, value, expected });
     if costs.is_empty() {
-        return wrong("stages", "0".into(), "at least 1");
+        return Err(Error::invalid("stages", 0, "at least 1"));
     }
     if micro_batches == 0 {
-        return wrong("micro_batches", "0".into(), "at least 1");
+        return Err(Error::invalid("micro_batches", 0, "at least 1"));
     }
     for cost in costs {
         for (field, seconds) in [("forward", cost.forward), ("backward", cost.backward), ("transfer", cost.transfer)] {
             if !seconds.is_finite() || seconds < 0.0 {
-                return wrong(field, seconds.to_string(), "seconds, finite and not negative");
+                return Err(Error::invalid(field, seconds, "seconds, finite and not negative"));
             }
         }
     }

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use super::block::{BlockCost, DeviceLimit, SplitOptions, check};
-use super::stages::{Load, Stages, check_count};
+use super::stages::{BlockCost, DeviceLimit, Load, SplitOptions, Stages, check, check_count};
 use crate::error::Error;
 
 impl Stages {
@@ -61,11 +60,9 @@ impl Stages {
         let chain = Chain::new(blocks, devices, options)?;
         let covered = self.ranges().last().map_or(0, |range| range.end);
         if (self.ranges().len(), covered) != (devices.len(), blocks.len()) {
-            return Err(Error::InvalidSetting {
-                field: "stages",
-                value: format!("{} stages of {covered} blocks", self.ranges().len()),
-                expected: "as many stages as devices, and as many blocks as there are costs",
-            });
+            let value = format!("{} stages of {covered} blocks", self.ranges().len());
+            let expected = "as many stages as devices, and as many blocks as there are costs";
+            return Err(Error::invalid("stages", value, expected));
         }
         Ok(chain.loaded(self))
     }

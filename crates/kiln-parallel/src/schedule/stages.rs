@@ -1,13 +1,68 @@
-//! A division of a chain of blocks into stages.
+//! A division of a chain of blocks into stages, the costs of blocks, and the limits of devices.
 
 use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::order::Schedule;
 use super::simulate::StageCost;
 use super::units::{duration, size};
 use crate::error::Error;
+
+/// Time and memory of one block for one micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BlockCost {
+    /// Seconds of its forward and backward pass on a device of speed 1.
+    pub seconds: f64,
+    /// Bytes of its weights, their gradients and their optimizer state.
+    pub parameter_bytes: u64,
+    /// Bytes that it keeps of a micro-batch for the backward pass.
+    pub activation_bytes: u64,
+    /// Bytes that it needs besides these while it runs.
+    pub workspace_bytes: u64,
+    /// Bytes of its output for a micro-batch.
+    pub output_bytes: u64,
+}
+
+/// The memory and the speed of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceLimit {
+    /// Bytes that a stage may use.
+    pub bytes: u64,
+    /// Relative speed: a device of speed 2 takes half the seconds of [`BlockCost::seconds`].
+    pub speed: f64,
+}
+
+impl DeviceLimit {
+    /// A device of speed 1.
+    pub fn new(bytes: u64) -> Self {
+        Self { bytes, speed: 1.0 }
+    }
+}
+
+/// The schedule of the stages, and the link between them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SplitOptions {
+    /// Decides how many micro-batches each stage holds ([`Schedule::in_flight`]).
+    pub schedule: Schedule,
+    /// Micro-batches in a batch.
+    pub micro_batches: usize,
+    /// Bytes per second from one stage to the next. Without a value, transfers do not count.
+    pub link: Option<f64>,
+}
+
+impl SplitOptions {
+    /// Stages that run `micro_batches` under `schedule`. Transfers do not count.
+    pub fn new(schedule: Schedule, micro_batches: usize) -> Self {
+        Self { schedule, micro_batches, link: None }
+    }
+
+    /// Counts transfers between neighbouring stages, at `bytes_per_second`.
+    pub fn with_link(self, bytes_per_second: f64) -> Self {
+        Self { link: Some(bytes_per_second), ..self }
+    }
+}
 
 /// Contiguous ranges of blocks, one for each stage, that cover a chain of blocks. No range is empty.
 ///
@@ -59,11 +114,8 @@ impl Stages {
         check_count(blocks, 1)?;
         let bounds: Vec<usize> = [0].iter().chain(cuts).chain([&blocks]).copied().collect();
         if bounds.windows(2).any(|pair| pair[0] >= pair[1]) {
-            return Err(Error::InvalidSetting {
-                field: "cuts",
-                value: format!("{cuts:?} of {blocks} blocks"),
-                expected: "rising numbers above 0 and below the number of blocks",
-            });
+            let value = format!("{cuts:?} of {blocks} blocks");
+            return Err(Error::invalid("cuts", value, "rising numbers above 0 and below the number of blocks"));
         }
         Ok(Self::of(bounds.windows(2).map(|pair| pair[0]..pair[1]).collect()))
     }
@@ -98,16 +150,32 @@ impl Stages {
     }
 }
 
+/// Checks that all numbers are possible.
+pub(super) fn check(blocks: &[BlockCost], devices: &[DeviceLimit], options: &SplitOptions) -> Result<(), Error> {
+    if options.micro_batches == 0 {
+        return Err(Error::invalid("micro_batches", 0, "at least 1"));
+    }
+    let positive = |value: f64| value.is_finite() && value > 0.0;
+    if let Some(link) = options.link.filter(|link| !positive(*link)) {
+        return Err(Error::invalid("link", link, "bytes a second, finite and above 0"));
+    }
+    if let Some(device) = devices.iter().find(|device| !positive(device.speed)) {
+        return Err(Error::invalid("speed", device.speed, "finite and above 0"));
+    }
+    let seconds = |block: &&BlockCost| !block.seconds.is_finite() || block.seconds < 0.0;
+    if let Some(block) = blocks.iter().find(seconds) {
+        return Err(Error::invalid("seconds", block.seconds, "seconds, finite and not negative"));
+    }
+    Ok(())
+}
+
 pub(super) fn check_count(blocks: usize, stages: usize) -> Result<(), Error> {
     if blocks == 0 {
-        return Err(Error::InvalidSetting { field: "blocks", value: "0".into(), expected: "at least 1" });
+        return Err(Error::invalid("blocks", 0, "at least 1"));
     }
     if stages == 0 || stages > blocks {
-        return Err(Error::InvalidSetting {
-            field: "stages",
-            value: format!("{stages} for {blocks} blocks"),
-            expected: "at least 1, and at most one for each block",
-        });
+        let value = format!("{stages} for {blocks} blocks");
+        return Err(Error::invalid("stages", value, "at least 1, and at most one for each block"));
     }
     Ok(())
 }
@@ -148,11 +216,8 @@ impl TryFrom<Unchecked> for Stages {
         let cuts: Vec<usize> = ranges.iter().skip(1).map(|range| range.start).collect();
         let stages = Self::at(blocks, &cuts)?;
         if stages.ranges != ranges || !(loads.is_empty() || loads.len() == ranges.len()) {
-            return Err(Error::InvalidSetting {
-                field: "stages",
-                value: format!("{ranges:?} with {} loads", loads.len()),
-                expected: "ranges that cover all blocks, and a load for each or none",
-            });
+            let value = format!("{ranges:?} with {} loads", loads.len());
+            return Err(Error::invalid("stages", value, "ranges that cover all blocks, and a load for each or none"));
         }
         Ok(stages.and_loads(loads))
     }

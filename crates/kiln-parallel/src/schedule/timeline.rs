@@ -1,11 +1,37 @@
-//! The actions of all stages, with their times.
+//! Actions, and the actions of all stages with their times.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::action::Action;
 use super::units::duration;
+
+/// An action of a stage on one micro-batch. Micro-batches are counted from zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Action {
+    /// The forward pass of the stage's blocks.
+    Forward(usize),
+    /// Their backward pass.
+    Backward(usize),
+}
+
+impl Action {
+    /// The micro-batch.
+    pub fn micro_batch(self) -> usize {
+        match self {
+            Self::Forward(micro_batch) | Self::Backward(micro_batch) => micro_batch,
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Forward(micro_batch) => write!(f, "forward {micro_batch}"),
+            Self::Backward(micro_batch) => write!(f, "backward {micro_batch}"),
+        }
+    }
+}
 
 /// One action of one stage. Times are seconds from an origin that all stages share.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

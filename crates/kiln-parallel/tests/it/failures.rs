@@ -10,10 +10,10 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use burn::tensor::Tensor;
-use kiln_parallel::{Action, Error, Hop, Pipeline, Schedule, Stopped, Way};
+use kiln_parallel::{Action, Error, Execution, Pipeline, Schedule, StageBoundary, Stopped};
 
 use crate::model::{Chain, Numbers, in_stages, inputs, plainly};
-use crate::pipeline::{SCHEDULES, WAYS};
+use crate::pipeline::{EXECUTIONS, SCHEDULES};
 
 const STAGES: usize = 3;
 const MICRO_BATCHES: usize = 4;
@@ -111,14 +111,14 @@ fn run_with(
     let threads = Threads::new();
     let ran = catch_unwind(AssertUnwindSafe(|| {
         pipeline.run_guarded(
-            |micro_batch, hop: &Hop<'_>| {
+            |micro_batch, boundary: &StageBoundary<'_>| {
                 threads.see();
-                let inside = |hop: &Hop<'_>| {
+                let inside = |boundary: &StageBoundary<'_>| {
                     threads.see();
-                    injected.at(hop.stage(), Action::Forward(micro_batch), Place::Inside)
+                    injected.at(boundary.stage(), Action::Forward(micro_batch), Place::Inside)
                 };
-                inside(hop)?;
-                let loss = model.forward_with(inputs[micro_batch].clone().autodiff(), &CUTS, Some(hop), inside)?;
+                inside(boundary)?;
+                let loss = model.forward_with(inputs[micro_batch].clone().autodiff(), &CUTS, Some(boundary), inside)?;
                 Ok(loss)
             },
             |stage, micro_batch, _| {
@@ -158,12 +158,12 @@ fn ends(work: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn every_place(schedule: Schedule, way: Way) {
+fn every_place(schedule: Schedule, execution: Execution) {
     let model = Chain::new(3, false);
     let inputs = inputs(MICRO_BATCHES);
     let models = vec![model.clone(); MICRO_BATCHES];
     let expected: Numbers = plainly(&models, &inputs);
-    let pipeline = Pipeline::new(schedule, STAGES, MICRO_BATCHES).unwrap().way(way);
+    let pipeline = Pipeline::new(schedule, STAGES, MICRO_BATCHES).unwrap().execution(execution);
     for (stage, actions) in schedule.actions(STAGES, MICRO_BATCHES).into_iter().enumerate() {
         for action in actions {
             for place in [Place::Guard, Place::Inside] {
@@ -182,8 +182,10 @@ fn every_place(schedule: Schedule, way: Way) {
 #[test]
 fn a_failure_at_any_action_ends_the_run_with_it_and_the_next_run_has_the_right_bits() {
     ends(|| {
-        for (schedule, way) in SCHEDULES.into_iter().flat_map(|schedule| WAYS.map(|way| (schedule, way))) {
-            every_place(schedule, way);
+        for (schedule, execution) in
+            SCHEDULES.into_iter().flat_map(|schedule| EXECUTIONS.map(|execution| (schedule, execution)))
+        {
+            every_place(schedule, execution);
         }
     });
 }
@@ -192,10 +194,10 @@ fn a_failure_at_any_action_ends_the_run_with_it_and_the_next_run_has_the_right_b
 fn in_turns_nothing_begins_after_a_failure() {
     let model = Chain::new(3, false);
     let inputs = inputs(MICRO_BATCHES);
-    let pipeline = Pipeline::new(Schedule::GPipe, STAGES, MICRO_BATCHES).unwrap().way(Way::InTurns);
+    let pipeline = Pipeline::new(Schedule::GPipe, STAGES, MICRO_BATCHES).unwrap().execution(Execution::Serial);
     let begun = Mutex::new(vec![]);
     let stopped = pipeline.run_guarded(
-        |i, hop| model.forward::<Error>(inputs[i].clone().autodiff(), &CUTS, Some(hop)).map_err(|_| ()),
+        |i, boundary| model.forward::<Error>(inputs[i].clone().autodiff(), &CUTS, Some(boundary)).map_err(|_| ()),
         |stage, _, _| if stage == 1 { Err(()) } else { Ok(()) },
         |stage, action| {
             begun.lock().unwrap().push((stage, action));
@@ -228,7 +230,9 @@ fn the_first_of_two_failures_is_returned() {
         let (sender, receiver) = signal();
         let pipeline = Pipeline::new(Schedule::GPipe, 2, 2).unwrap();
         let stopped = pipeline.run_guarded(
-            |i, hop| model.forward::<Error>(inputs[i].clone().autodiff(), &[1], Some(hop)).map_err(|_| "forward"),
+            |i, boundary| {
+                model.forward::<Error>(inputs[i].clone().autodiff(), &[1], Some(boundary)).map_err(|_| "forward")
+            },
             |_, _, _| Ok(()),
             |stage, action| match (stage, action) {
                 (0, Action::Forward(1)) => {
@@ -258,7 +262,7 @@ fn a_stage_that_waits_too_long_says_for_whom() {
         let limit = Duration::from_millis(500);
         let pipeline = Pipeline::new(Schedule::GPipe, 3, 2).unwrap().time_limit(limit);
         let stopped = pipeline.run_guarded(
-            |i, hop| model.forward::<Error>(inputs[i].clone().autodiff(), &CUTS, Some(hop)),
+            |i, boundary| model.forward::<Error>(inputs[i].clone().autodiff(), &CUTS, Some(boundary)),
             |_, _, _| Ok(()),
             |stage, action| {
                 match (stage, action) {

@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, FloatDType, Gradients, Tensor, TensorData};
-use kiln_parallel::{Error, Hop, Pipeline, Ran, Stopped};
+use kiln_parallel::{Error, Pipeline, PipelineOutput, StageBoundary, Stopped};
 
 pub(crate) const WIDTH: usize = 8;
 const ROWS: usize = 3;
@@ -44,9 +44,9 @@ impl Chain {
         &self,
         x: Tensor<2>,
         cuts: &[usize],
-        hop: Option<&Hop<'_>>,
+        boundary: Option<&StageBoundary<'_>>,
     ) -> Result<Tensor<1>, E> {
-        self.forward_with(x, cuts, hop, |_| Ok(()))
+        self.forward_with(x, cuts, boundary, |_| Ok(()))
     }
 
     /// [`forward`](Self::forward) that calls `inside` at the beginning of each stage but the first.
@@ -54,19 +54,19 @@ impl Chain {
         &self,
         x: Tensor<2>,
         cuts: &[usize],
-        hop: Option<&Hop<'_>>,
-        inside: impl Fn(&Hop<'_>) -> Result<(), E>,
+        boundary: Option<&StageBoundary<'_>>,
+        inside: impl Fn(&StageBoundary<'_>) -> Result<(), E>,
     ) -> Result<Tensor<1>, E> {
         let mut x = self.embed.forward(x);
         // A second tensor goes along the stages: the residual of all blocks.
         let mut residual = x.clone();
         for index in 0..=self.blocks.len() {
-            if let Some(hop) = hop {
+            if let Some(boundary) = boundary {
                 for _ in cuts.iter().filter(|cut| **cut == index) {
-                    x = hop.carry(x, &device());
-                    residual = hop.carry(residual, &device());
-                    hop.arrive()?;
-                    inside(hop)?;
+                    x = boundary.carry(x, &device());
+                    residual = boundary.carry(residual, &device());
+                    boundary.arrive()?;
+                    inside(boundary)?;
                 }
             }
             if let Some(block) = self.blocks.get(index) {
@@ -181,10 +181,12 @@ pub(crate) fn in_stages(
     models: &[Chain],
     inputs: &[Tensor<2>],
     cuts: &[usize],
-) -> Result<(Numbers, Ran), Stopped<Error>> {
+) -> Result<(Numbers, PipelineOutput), Stopped<Error>> {
     let sums = Sums::new(inputs.len());
     let ran = pipeline.run(
-        |micro_batch, hop| models[micro_batch].forward(inputs[micro_batch].clone().autodiff(), cuts, Some(hop)),
+        |micro_batch, boundary| {
+            models[micro_batch].forward(inputs[micro_batch].clone().autodiff(), cuts, Some(boundary))
+        },
         |_, micro_batch, gradients| {
             sums.take(&models[micro_batch], micro_batch, gradients);
             Ok(())

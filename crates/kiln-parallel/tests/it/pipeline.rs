@@ -3,14 +3,14 @@
 use std::sync::Mutex;
 
 use burn::tensor::{Distribution, FloatDType, Int, Tensor};
-use kiln_parallel::{Action, Error, Hop, Pipeline, Schedule, Stopped, Way};
+use kiln_parallel::{Action, Error, Execution, Pipeline, Schedule, StageBoundary, Stopped};
 use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::model::{Chain, WIDTH, device, in_stages, inputs, plainly};
 
 pub(crate) const SCHEDULES: [Schedule; 3] = [Schedule::Sequential, Schedule::GPipe, Schedule::OneForwardOneBackward];
-pub(crate) const WAYS: [Way; 2] = [Way::Threads, Way::InTurns];
+pub(crate) const EXECUTIONS: [Execution; 2] = [Execution::Threads, Execution::Serial];
 
 #[test]
 fn every_schedule_and_way_has_the_bits_of_a_plain_loop() {
@@ -22,10 +22,15 @@ fn every_schedule_and_way_has_the_bits_of_a_plain_loop() {
             let inputs = inputs(micro_batches);
             let expected = plainly(&models, &inputs);
             assert_eq!(expected.gradients.len(), 2 + 2 + 5 * 4, "of every parameter");
-            for (schedule, way) in SCHEDULES.into_iter().flat_map(|schedule| WAYS.map(|way| (schedule, way))) {
-                let pipeline = Pipeline::new(schedule, stages, micro_batches).unwrap().way(way);
+            for (schedule, execution) in
+                SCHEDULES.into_iter().flat_map(|schedule| EXECUTIONS.map(|execution| (schedule, execution)))
+            {
+                let pipeline = Pipeline::new(schedule, stages, micro_batches).unwrap().execution(execution);
                 let (found, ran) = in_stages(&pipeline, &models, &inputs, &cuts).unwrap();
-                assert_eq!(found, expected, "{schedule}, {stages} stages, {micro_batches} micro-batches, {way:?}");
+                assert_eq!(
+                    found, expected,
+                    "{schedule}, {stages} stages, {micro_batches} micro-batches, {execution:?}"
+                );
                 for (stage, expected) in schedule.actions(stages, micro_batches).into_iter().enumerate() {
                     let work = ran.timeline.work.iter().filter(|work| work.stage == stage);
                     assert_eq!(work.map(|work| work.action).collect::<Vec<_>>(), expected);
@@ -45,7 +50,7 @@ proptest! {
         places in prop::collection::vec(0usize..6, 0..4),
         micro_batches in 1usize..=6,
         schedule in select(&SCHEDULES),
-        way in select(&WAYS),
+        execution in select(&EXECUTIONS),
         tied: bool,
         dtype in select(&[FloatDType::F32, FloatDType::F16, FloatDType::BF16]),
     ) {
@@ -57,7 +62,7 @@ proptest! {
         let inputs: Vec<_> = inputs(micro_batches).into_iter().map(|input| input.cast(dtype)).collect();
         let expected = plainly(&models, &inputs);
         prop_assert!(!expected.gradients.is_empty());
-        let pipeline = Pipeline::new(schedule, cuts.len() + 1, micro_batches).unwrap().way(way);
+        let pipeline = Pipeline::new(schedule, cuts.len() + 1, micro_batches).unwrap().execution(execution);
         let (found, _) = in_stages(&pipeline, &models, &inputs, &cuts).unwrap();
         prop_assert_eq!(found, expected);
     }
@@ -67,13 +72,15 @@ proptest! {
 fn a_stage_has_its_gradients_in_the_order_of_micro_batches() {
     let model = Chain::new(2, false);
     let inputs = inputs(5);
-    for (schedule, way) in SCHEDULES.into_iter().flat_map(|schedule| WAYS.map(|way| (schedule, way))) {
+    for (schedule, execution) in
+        SCHEDULES.into_iter().flat_map(|schedule| EXECUTIONS.map(|execution| (schedule, execution)))
+    {
         let order = Mutex::new(vec![vec![]; 3]);
-        let pipeline = Pipeline::new(schedule, 3, 5).unwrap().way(way);
-        let forward = |i: usize, hop: &Hop<'_>| {
-            assert_eq!((hop.micro_batch(), hop.stage()), (i, 0));
-            let loss = model.forward::<Error>(inputs[i].clone().autodiff(), &[1, 2], Some(hop));
-            assert_eq!(hop.stage(), 2);
+        let pipeline = Pipeline::new(schedule, 3, 5).unwrap().execution(execution);
+        let forward = |i: usize, boundary: &StageBoundary<'_>| {
+            assert_eq!((boundary.micro_batch(), boundary.stage()), (i, 0));
+            let loss = model.forward::<Error>(inputs[i].clone().autodiff(), &[1, 2], Some(boundary));
+            assert_eq!(boundary.stage(), 2);
             loss
         };
         let ran = pipeline.run(forward, |stage, micro_batch, _| {
@@ -87,7 +94,7 @@ fn a_stage_has_its_gradients_in_the_order_of_micro_batches() {
 
 #[test]
 fn tensors_of_any_rank_and_kind_go_along() {
-    for way in WAYS {
+    for execution in EXECUTIONS {
         let weight = Tensor::<2>::random([WIDTH, WIDTH], Distribution::Default, &device()).require_grad();
         let input = Tensor::<2>::random([4, WIDTH], Distribution::Default, &device());
         let targets = Tensor::<1, Int>::from_ints([1, 0, 3, 2], &device());
@@ -106,32 +113,33 @@ fn tensors_of_any_rank_and_kind_go_along() {
             weight.grad(&loss.backward()).unwrap().into_data()
         };
         let found = Mutex::new(None);
-        let forward = |_: usize, hop: &Hop<'_>| -> Result<_, Error> {
+        let forward = |_: usize, boundary: &StageBoundary<'_>| -> Result<_, Error> {
             let (x, wide) = part(&weight);
-            let (x, wide) = (hop.carry(x, &device()), hop.carry(wide, &device()));
-            let constant = hop.carry(input.clone(), &device());
+            let (x, wide) = (boundary.carry(x, &device()), boundary.carry(wide, &device()));
+            let constant = boundary.carry(input.clone(), &device());
             assert!(x.is_require_grad() && wide.is_require_grad() && !constant.is_tracked());
             let targets = targets.clone().to_device(&device());
-            hop.arrive()?;
+            boundary.arrive()?;
             Ok(rest(x, wide, constant, targets))
         };
-        let ran = Pipeline::new(Schedule::GPipe, 2, 1).unwrap().way(way).run(forward, |stage, _, gradients| {
-            if stage == 0 {
-                *found.lock().unwrap() = weight.grad(&gradients);
-            }
-            Ok(())
-        });
+        let ran =
+            Pipeline::new(Schedule::GPipe, 2, 1).unwrap().execution(execution).run(forward, |stage, _, gradients| {
+                if stage == 0 {
+                    *found.lock().unwrap() = weight.grad(&gradients);
+                }
+                Ok(())
+            });
         ran.unwrap();
         assert_eq!(found.into_inner().unwrap().unwrap().into_data(), expected);
     }
 }
 
 /// Stages whose gradients were taken, each once for each micro-batch.
-fn taken(forward: impl Fn(&Hop<'_>) -> Result<Tensor<1>, Error> + Sync, way: Way) -> Vec<usize> {
+fn taken(forward: impl Fn(&StageBoundary<'_>) -> Result<Tensor<1>, Error> + Sync, execution: Execution) -> Vec<usize> {
     let taken = Mutex::new(vec![]);
-    let pipeline = Pipeline::new(Schedule::OneForwardOneBackward, 3, 2).unwrap().way(way);
+    let pipeline = Pipeline::new(Schedule::OneForwardOneBackward, 3, 2).unwrap().execution(execution);
     let ran = pipeline.run(
-        |_, hop| forward(hop),
+        |_, boundary| forward(boundary),
         |stage, _, _| {
             taken.lock().unwrap().push(stage);
             Ok(())
@@ -145,33 +153,33 @@ fn taken(forward: impl Fn(&Hop<'_>) -> Result<Tensor<1>, Error> + Sync, way: Way
 
 #[test]
 fn stages_that_no_gradient_reaches_are_passed_over() {
-    for way in WAYS {
+    for execution in EXECUTIONS {
         let leaf = || Tensor::<1>::ones([4], &device()).require_grad();
         let device = device();
         // Nothing is learned in the first stage, as in a frozen part of a model.
-        let frozen = |hop: &Hop<'_>| {
-            let x = hop.next(Tensor::<1>::ones([4], &device) * 2, &device)?;
-            let x = hop.next(x * leaf(), &device)?;
+        let frozen = |boundary: &StageBoundary<'_>| {
+            let x = boundary.next(Tensor::<1>::ones([4], &device) * 2, &device)?;
+            let x = boundary.next(x * leaf(), &device)?;
             Ok((x * leaf()).sum())
         };
-        assert_eq!(taken(frozen, way), [1, 1, 2, 2]);
+        assert_eq!(taken(frozen, execution), [1, 1, 2, 2]);
         // The second stage makes no use of what the first one computed.
-        let unused = |hop: &Hop<'_>| {
-            let _ = hop.next(leaf() * 2, &device)?;
-            let x = hop.next(leaf() * 3, &device)?;
+        let unused = |boundary: &StageBoundary<'_>| {
+            let _ = boundary.next(leaf() * 2, &device)?;
+            let x = boundary.next(leaf() * 3, &device)?;
             Ok((x * leaf()).sum())
         };
-        assert_eq!(taken(unused, way), [1, 1, 2, 2]);
+        assert_eq!(taken(unused, execution), [1, 1, 2, 2]);
         // One of two tensors is used.
-        let one_of_two = |hop: &Hop<'_>| {
+        let one_of_two = |boundary: &StageBoundary<'_>| {
             let shared = leaf() * 2;
-            let (used, unused) = (hop.carry(shared.clone() + 1, &device), hop.carry(shared * 3, &device));
-            hop.arrive()?;
+            let (used, unused) = (boundary.carry(shared.clone() + 1, &device), boundary.carry(shared * 3, &device));
+            boundary.arrive()?;
             drop(unused);
-            let x = hop.next(used * leaf(), &device)?;
+            let x = boundary.next(used * leaf(), &device)?;
             Ok(x.sum())
         };
-        assert_eq!(taken(one_of_two, way), [0, 0, 1, 1, 2, 2]);
+        assert_eq!(taken(one_of_two, execution), [0, 0, 1, 1, 2, 2]);
     }
 }
 
@@ -179,12 +187,12 @@ fn stages_that_no_gradient_reaches_are_passed_over() {
 fn a_forward_pass_must_have_as_many_stages_as_the_pipeline() {
     let model = Chain::new(3, false);
     let inputs = inputs(2);
-    for way in WAYS {
-        let pipeline = Pipeline::new(Schedule::GPipe, 3, 2).unwrap().way(way);
+    for execution in EXECUTIONS {
+        let pipeline = Pipeline::new(Schedule::GPipe, 3, 2).unwrap().execution(execution);
         let run = |cuts| in_stages(&pipeline, &vec![model.clone(); 2], &inputs, cuts).map(|_| ()).unwrap_err();
         let few = run(&[1]);
         assert_eq!(few.to_string(), "the forward pass of micro-batch 0 came to a stage 2, expected 3 stages");
-        let many = Error::Hops { micro_batch: 0, found: 4, expected: 3 };
+        let many = Error::StageCount { micro_batch: 0, found: 4, expected: 3 };
         assert_eq!(run(&[1, 2, 3]), Stopped::Failed { stage: 2, action: Action::Forward(0), error: many });
     }
     assert!(matches!(Pipeline::new(Schedule::GPipe, 0, 2), Err(Error::InvalidSetting { field: "stages", .. })));
@@ -192,8 +200,8 @@ fn a_forward_pass_must_have_as_many_stages_as_the_pipeline() {
 
 #[test]
 fn no_micro_batches_are_no_work() {
-    for way in WAYS {
-        let pipeline = Pipeline::new(Schedule::GPipe, 2, 0).unwrap().way(way);
+    for execution in EXECUTIONS {
+        let pipeline = Pipeline::new(Schedule::GPipe, 2, 0).unwrap().execution(execution);
         let ran = pipeline.run(|_, _| Err(()), |_, _, _| Err(())).unwrap();
         assert!(ran.losses.is_empty() && ran.timeline.work.is_empty());
     }

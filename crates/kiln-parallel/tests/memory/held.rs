@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, Gradients, Tensor};
-use kiln_parallel::{Action, Error, Hop, Pipeline, Schedule, Stopped, Way};
+use kiln_parallel::{Action, Error, Execution, Pipeline, Schedule, StageBoundary, Stopped};
 
 use crate::allocator::{live, peak};
 
@@ -16,7 +16,7 @@ const ROWS: usize = 1024;
 /// A tensor between two blocks. burn's own tables grow now and then by less than half of it.
 const BOUNDARY: usize = ROWS * WIDTH * size_of::<f32>();
 const SCHEDULES: [Schedule; 3] = [Schedule::Sequential, Schedule::GPipe, Schedule::OneForwardOneBackward];
-const WAYS: [Way; 2] = [Way::Threads, Way::InTurns];
+const EXECUTIONS: [Execution; 2] = [Execution::Threads, Execution::Serial];
 
 /// The allocator counts for the whole process.
 fn alone() -> MutexGuard<'static, ()> {
@@ -48,11 +48,11 @@ fn input() -> Tensor<2> {
     Tensor::random([ROWS, WIDTH], Distribution::Default, &device())
 }
 
-fn forward<E: From<Error>>(stages: &Stages, x: Tensor<2>, hop: &Hop<'_>) -> Result<Tensor<1>, E> {
+fn forward<E: From<Error>>(stages: &Stages, x: Tensor<2>, boundary: &StageBoundary<'_>) -> Result<Tensor<1>, E> {
     let mut x = x;
     for (stage, blocks) in stages.iter().enumerate() {
         if stage > 0 {
-            x = hop.next(x, &device())?;
+            x = boundary.next(x, &device())?;
         }
         x = blocks.iter().fold(x, |x, block| relu(block.linear.forward(block.norm.forward(x))));
     }
@@ -65,9 +65,9 @@ fn drop_them(_: usize, _: usize, _: Gradients) -> Result<(), Error> {
 
 /// The bytes of the activations of all micro-batches of a run at its worst moment.
 fn worst(schedule: Schedule, stages: &Stages, micro_batches: usize) -> usize {
-    let pipeline = Pipeline::new(schedule, stages.len(), micro_batches).unwrap().way(Way::InTurns);
+    let pipeline = Pipeline::new(schedule, stages.len(), micro_batches).unwrap().execution(Execution::Serial);
     let input = input();
-    let run = || pipeline.run(|_, hop| forward(stages, input.clone(), hop), drop_them);
+    let run = || pipeline.run(|_, boundary| forward(stages, input.clone(), boundary), drop_them);
     run().unwrap(); // the first run allocates what stays
     let (ran, bytes) = peak(run);
     ran.unwrap();
@@ -94,7 +94,7 @@ fn a_stage_frees_its_activations_at_the_end_of_its_backward_pass() {
     // A block keeps at least the normalised tensor, the norm's output and the output of relu.
     const LEAST: usize = BLOCKS * 3 * BOUNDARY;
     let stages = stages(&[BLOCKS, BLOCKS]);
-    let pipeline = Pipeline::new(Schedule::Sequential, 2, 1).unwrap().way(Way::InTurns);
+    let pipeline = Pipeline::new(Schedule::Sequential, 2, 1).unwrap().execution(Execution::Serial);
     let input = input();
     let seen = Mutex::new(vec![]);
     let run = || {
@@ -102,7 +102,7 @@ fn a_stage_frees_its_activations_at_the_end_of_its_backward_pass() {
             seen.lock().unwrap().push(live());
             Ok(())
         };
-        pipeline.run_guarded(|_, hop| forward(&stages, input.clone(), hop), drop_them, guard).unwrap();
+        pipeline.run_guarded(|_, boundary| forward(&stages, input.clone(), boundary), drop_them, guard).unwrap();
     };
     run();
     seen.lock().unwrap().clear();
@@ -141,15 +141,17 @@ impl Failing {
 fn a_failed_run_leaves_nothing_behind() {
     let _alone = alone();
     let input = input();
-    for (schedule, way) in SCHEDULES.into_iter().flat_map(|schedule| WAYS.map(|way| (schedule, way))) {
-        let pipeline = Pipeline::new(schedule, 3, 3).unwrap().way(way);
+    for (schedule, execution) in
+        SCHEDULES.into_iter().flat_map(|schedule| EXECUTIONS.map(|execution| (schedule, execution)))
+    {
+        let pipeline = Pipeline::new(schedule, 3, 3).unwrap().execution(execution);
         // New leaves for each run, so that no later backward pass can release what this one left.
         let run = |failing: Failing, before: bool| {
             let stages = stages(&[2, 2, 2]);
             let fails = |stage, action, now: bool| if now { failing.at(stage, action) } else { Ok(()) };
             let work = || {
                 pipeline.run_guarded(
-                    |_, hop| forward(&stages, input.clone(), hop),
+                    |_, boundary| forward(&stages, input.clone(), boundary),
                     |stage, i, _| fails(stage, Action::Backward(i), !before),
                     |stage, action| fails(stage, action, before),
                 )
@@ -170,12 +172,12 @@ fn a_failed_run_leaves_nothing_behind() {
         }
         // A run without a failure allocates what stays: buffers of this thread for matrix products.
         let stages = stages(&[2, 2, 2]);
-        pipeline.run(|_, hop| forward(&stages, input.clone(), hop), drop_them).unwrap();
+        pipeline.run(|_, boundary| forward(&stages, input.clone(), boundary), drop_them).unwrap();
         for (failing, before) in places {
             let live_before = live();
             run(failing, before);
             let left = live().saturating_sub(live_before);
-            assert!(left < BOUNDARY / 2, "{left} bytes are left after {failing:?}, {schedule}, {way:?}");
+            assert!(left < BOUNDARY / 2, "{left} bytes are left after {failing:?}, {schedule}, {execution:?}");
         }
     }
 }
@@ -184,16 +186,16 @@ fn a_failed_run_leaves_nothing_behind() {
 fn a_forward_pass_that_fails_after_the_first_stage_leaves_nothing_behind() {
     let _alone = alone();
     let input = input();
-    for way in WAYS {
-        let pipeline = Pipeline::new(Schedule::GPipe, 3, 3).unwrap().way(way);
+    for execution in EXECUTIONS {
+        let pipeline = Pipeline::new(Schedule::GPipe, 3, 3).unwrap().execution(execution);
         let mut before = 0;
         for round in 0..3 {
             let stages = stages(&[2, 2, 2]);
             // The first round allocates what stays. What it leaves by mistake is small, so that the other rounds' is not taken for it.
             let input = if round == 0 { input.clone().slice([0..1, 0..WIDTH]) } else { input.clone() };
-            let failing = |_: usize, hop: &Hop<'_>| {
+            let failing = |_: usize, boundary: &StageBoundary<'_>| {
                 let x = stages[0].iter().fold(input.clone(), |x, block| block.linear.forward(x));
-                let x = hop.next(x, &device())?;
+                let x = boundary.next(x, &device())?;
                 let _lost = stages[1].iter().fold(x, |x, block| relu(block.linear.forward(block.norm.forward(x))));
                 Err(Error::Transfer { operation: "test", reason: "injected".into() })
             };
@@ -205,7 +207,7 @@ fn a_forward_pass_that_fails_after_the_first_stage_leaves_nothing_behind() {
             }
         }
         let left = live().saturating_sub(before);
-        eprintln!("LEFT {left} {way:?}");
+        eprintln!("LEFT {left} {execution:?}");
     }
 }
 
@@ -214,14 +216,14 @@ fn a_stage_that_no_gradient_reaches_leaves_nothing_behind() {
     let _alone = alone();
     let input = input();
     let learned = Tensor::<1>::ones([WIDTH], &device()).require_grad();
-    for way in WAYS {
-        let pipeline = Pipeline::new(Schedule::OneForwardOneBackward, 2, 4).unwrap().way(way);
+    for execution in EXECUTIONS {
+        let pipeline = Pipeline::new(Schedule::OneForwardOneBackward, 2, 4).unwrap().execution(execution);
         let run = |input: Tensor<2>| {
             let blocks = stages(&[4]);
-            let forward = |_: usize, hop: &Hop<'_>| {
+            let forward = |_: usize, boundary: &StageBoundary<'_>| {
                 let x =
                     blocks[0].iter().fold(input.clone(), |x, block| relu(block.linear.forward(block.norm.forward(x))));
-                let _unused = hop.next(x, &device())?;
+                let _unused = boundary.next(x, &device())?;
                 Ok(learned.clone().mul_scalar(2).sum())
             };
             pipeline.run(forward, drop_them).unwrap();
@@ -230,7 +232,7 @@ fn a_stage_that_no_gradient_reaches_leaves_nothing_behind() {
         let before = live();
         run(input.clone());
         let left = live().saturating_sub(before);
-        assert!(left < BOUNDARY / 2, "{left} bytes are left, {way:?}");
+        assert!(left < BOUNDARY / 2, "{left} bytes are left, {execution:?}");
     }
 }
 
@@ -238,12 +240,12 @@ fn a_stage_that_no_gradient_reaches_leaves_nothing_behind() {
 fn what_a_failure_inside_of_the_first_stage_leaves_is_released_by_the_next_backward_pass() {
     let _alone = alone();
     let (input, stages) = (input(), stages(&[4, 1]));
-    for way in WAYS {
-        let pipeline = Pipeline::new(Schedule::GPipe, 2, 2).unwrap().way(way);
-        let complete = || pipeline.run(|_, hop| forward(&stages, input.clone(), hop), drop_them).unwrap();
+    for execution in EXECUTIONS {
+        let pipeline = Pipeline::new(Schedule::GPipe, 2, 2).unwrap().execution(execution);
+        let complete = || pipeline.run(|_, boundary| forward(&stages, input.clone(), boundary), drop_them).unwrap();
         drop(complete());
         let before = live();
-        let failing = |_: usize, _: &Hop<'_>| {
+        let failing = |_: usize, _: &StageBoundary<'_>| {
             let _lost = stages[0].iter().fold(input.clone(), |x, block| block.linear.forward(x));
             Err(Error::Transfer { operation: "test", reason: "injected".into() })
         };
@@ -251,6 +253,6 @@ fn what_a_failure_inside_of_the_first_stage_leaves_is_released_by_the_next_backw
         assert!(matches!(stopped, Stopped::Failed { stage: 0, action: Action::Forward(0), .. }));
         drop(complete());
         let left = live().saturating_sub(before);
-        assert!(left < BOUNDARY / 2, "{left} bytes are left, {way:?}");
+        assert!(left < BOUNDARY / 2, "{left} bytes are left, {execution:?}");
     }
 }

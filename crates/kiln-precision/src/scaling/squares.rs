@@ -16,15 +16,14 @@ pub(super) fn sum_of_squares<const D: usize>(gradient: Tensor<D>) -> Tensor<1> {
 mod flex {
     use burn::backend::DispatchDevice;
     use burn::tensor::{DType, Tensor};
+    use kiln_operations::LARGE_SUM;
 
-    /// From this many elements on, the device adds partial sums in the order in which threads finish them, so that the last bits differ
-    /// from run to run (burn-flex 0.22, `sum_f32_contiguous`).
-    const LARGE: usize = 4 << 20;
     /// The largest number of elements of a part, so that the part and its squares stay in a core's cache.
     const PART: usize = 128 << 10;
 
     pub(super) fn sums_in_any_order<const D: usize>(gradient: &Tensor<D>) -> bool {
-        matches!(gradient.device().as_dispatch(), DispatchDevice::Flex(_)) && gradient.shape().num_elements() >= LARGE
+        matches!(gradient.device().as_dispatch(), DispatchDevice::Flex(_))
+            && gradient.shape().num_elements() >= LARGE_SUM
     }
 
     /// Adds the sums of both halves, recursively. The place where a tensor is cut depends only on its shape.

@@ -1,9 +1,10 @@
-//! One attempt at some work, which completes or leaves nothing behind.
+//! One attempt at some work, which completes or leaves nothing behind, in memory and in burn's autodiff graph.
 
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use burn::tensor::{Device, ExecutionError};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Device, ExecutionError, Tensor};
 
 use super::probe::Probe;
 use crate::failure::{Failure, classify};
@@ -22,10 +23,10 @@ pub enum AttemptOutcome<T, E> {
 
 /// Runs `work` once, completely or not at all.
 ///
-/// 1. Operations that burn holds back are handed to the device, so that they cannot be fused with operations that may fail. Nothing
-///    waits for them.
+/// 1. Pending operations are submitted to the device, so that they cannot be fused with operations that may fail. Nothing waits for
+///    them.
 /// 2. `work` runs. It must change nothing outside itself.
-/// 3. `evidence` adds to the probe the tensors that prove the result. Without evidence, an unwritten result is not noticed.
+/// 3. `check` adds to the probe the tensors that must have been written. An unwritten tensor that is not added is not noticed.
 /// 4. If memory ran out, known from an error, a panic or the probe, everything that the attempt held is dropped. Then
 ///    unused device memory is [freed](reclaim).
 ///
@@ -34,16 +35,16 @@ pub enum AttemptOutcome<T, E> {
 /// A failed allocation on the plain Rust heap aborts the process and cannot be caught.
 ///
 /// # Panics
-/// When `work` or `evidence` panics for another reason than memory: the panic continues with its payload.
+/// When `work` or `check` panics for another reason than memory: the panic continues with its payload.
 pub fn attempt<T, E>(
     device: &Device,
     work: impl FnOnce() -> Result<T, E>,
-    evidence: impl FnOnce(&T, &mut Probe),
+    check: impl FnOnce(&T, &mut Probe),
 ) -> AttemptOutcome<T, E>
 where
     E: Error + From<ExecutionError> + 'static,
 {
-    let outcome = once(device, work, evidence);
+    let outcome = once(device, work, check);
     // The frame of the attempt has ended, so that its tensors are dropped.
     if let AttemptOutcome::Failed(_) = outcome {
         reclaim(device);
@@ -65,7 +66,7 @@ pub fn reclaim(device: &Device) {
 fn once<T, E>(
     device: &Device,
     work: impl FnOnce() -> Result<T, E>,
-    evidence: impl FnOnce(&T, &mut Probe),
+    check: impl FnOnce(&T, &mut Probe),
 ) -> AttemptOutcome<T, E>
 where
     E: Error + From<ExecutionError> + 'static,
@@ -79,7 +80,7 @@ where
             Err(error) => return AttemptOutcome::of(error),
         };
         let mut probe = Probe::new();
-        evidence(&value, &mut probe);
+        check(&value, &mut probe);
         match probe.finish() {
             Ok(()) => AttemptOutcome::Done(value),
             Err(error) => {
@@ -109,4 +110,48 @@ impl<T, E: Error + From<ExecutionError> + 'static> AttemptOutcome<T, E> {
             None => Self::Other(error.into()),
         }
     }
+}
+
+/// A copy of `model` whose parameters are new leaves of burn's autodiff graph, with the same values. A backward pass consumes the graph
+/// nodes of its leaves, so an attempt that must be [forgotten](forget) after a failure runs on leaves of its own.
+pub fn renewed<M: Module>(model: &M) -> M {
+    struct Renew;
+    impl ModuleMapper for Renew {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            match param.is_require_grad() {
+                true => param.map(|tensor| tensor.detach().require_grad()),
+                false => param,
+            }
+        }
+    }
+    model.clone().map(&mut Renew)
+}
+
+/// Makes burn's autodiff release the activations of forward passes of `model` whose loss was dropped.
+///
+/// burn releases them at the end of the next backward pass over the same leaves, which is too late for a retry. This function
+/// runs the smallest backward pass there is. The `work` of an [`attempt`](attempt()) calls it when it fails after a
+/// forward pass, once for a [renewed] model.
+pub fn forget<M: Module>(model: &M) {
+    #[derive(Default)]
+    struct Smallest {
+        elements: usize,
+        loss: Option<Tensor<1>>,
+    }
+    impl ModuleVisitor for Smallest {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let value = param.val();
+            let elements = value.shape().num_elements();
+            if value.is_require_grad() && elements > 0 && (self.loss.is_none() || elements < self.elements) {
+                self.elements = elements;
+                self.loss = Some(value.slice(std::array::from_fn::<_, D, _>(|_| 0..1)).sum());
+            }
+        }
+    }
+    // If even this runs out of memory, the next backward pass releases them.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        let mut smallest = Smallest::default();
+        model.visit(&mut smallest);
+        drop(smallest.loss.map(|loss| loss.backward()));
+    }));
 }

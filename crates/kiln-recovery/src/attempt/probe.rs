@@ -18,7 +18,7 @@ use crate::failure::Failure;
 /// Gathering one element of each tensor and reading the result would be a single call. But concatenation on CubeCL writes its
 /// output piece by piece, unless fusion makes one kernel of it. When one piece is skipped because its input is unwritten, the
 /// next piece marks the whole output as written, and the failure is hidden (`cat_with_slice_assign` of burn-backend 0.22.1 and
-/// `Taint` of cubecl-server 0.11.3; seen in `kiln-training/tests/cuda/lost.rs`).
+/// `Taint` of cubecl-server 0.11.3; seen in `tools/cuda-sim/kiln-tests/tests/cuda/lost.rs`).
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

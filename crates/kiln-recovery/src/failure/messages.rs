@@ -1,10 +1,23 @@
-//! All matching of message text.
+//! The kinds of memory failures, and all matching of message text that tells them.
 
 // The messages that each pattern was made for, with their sources, and messages that must not match, are in `fixtures/messages.toml`. The
 // texts of the crates below, by what their names say, are in `fixtures/sources.toml`. For each pattern, a test finds a text that is read
 // differently without the pattern.
 
-use super::kind::Kind;
+use serde::{Deserialize, Serialize};
+
+/// The kind of a memory failure. It decides which remedies can help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Kind {
+    /// No memory was left at that moment. Free memory, use less, or wait.
+    OutOfMemory,
+    /// One buffer is larger than the device ever hands out. A smaller micro-batch helps, freeing memory does not.
+    TooBig,
+    /// The device is lost or poisoned: every operation on it fails until the process ends. Never retried.
+    DeviceLost,
+}
 
 /// The prefixes that the `Display` of [`Failure`](crate::Failure) prints. Each has one of the patterns below.
 pub(crate) const OUT_OF_MEMORY: &str = "out of memory";

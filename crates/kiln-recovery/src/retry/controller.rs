@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::batch::Batch;
+use super::attempts::{Attempts, Try};
+use super::ladder::{FailedAttempt, Ladder};
 use super::patience::Patience;
+use super::relaxation::Relaxation;
+use super::setting::{Remedy, SavingLevel, Setting};
 use super::shortage::Shortage;
 use crate::failure::{Failure, Kind};
-use crate::ladder::{Ladder, Relaxation, Remedy, SavingLevel, Setting, Situation};
 use crate::search::MicroBatchSearch;
 
 /// How many pauses a batch makes to try the same setting again before it takes a reduced one.
@@ -51,37 +53,35 @@ impl Controller {
     }
 
     /// Begins a batch.
-    pub(crate) fn start(&self, samples: usize, bucket: u64) -> Batch {
-        let mut batch = Batch::new(samples, bucket, self.by_capacity(samples, bucket));
+    pub(crate) fn start(&self, samples: usize, bucket: u64) -> Attempts {
+        let mut batch = Attempts::of(samples, bucket, self.by_capacity(samples, bucket));
         if let Some(shortage) = self.shortages.get(&bucket) {
-            let reduced = shortage.reduce(batch.top);
+            let reduced = shortage.reduce(batch.first);
             if shortage.batches_left > 0 {
                 (batch.setting, batch.reduced) = (reduced, true);
             } else {
-                batch.returning = reduced != batch.top;
+                batch.returning = reduced != batch.first;
             }
         }
         batch
     }
 
     /// The attempt failed. After [`Remedy::Wait`] the caller pauses; after [`Remedy::GiveUp`] it stops; else the next attempt
-    /// follows at once, with [`Batch::setting`].
-    pub(crate) fn failed(&mut self, batch: &mut Batch, failure: &Failure) -> Remedy {
-        batch.failed.push(batch.setting.micro_batch);
+    /// follows at once, with [`Attempts::setting`].
+    pub(crate) fn failed(&mut self, batch: &mut Attempts, failure: &Failure) -> Remedy {
+        let setting = batch.setting;
         let remedy = self.answer(batch, failure);
-        if !matches!(remedy, Remedy::Wait(_) | Remedy::Return(_)) {
-            batch.remedies.push(remedy);
-        }
+        batch.failed.push(Try { setting, failure: failure.clone(), remedy });
         remedy
     }
 
-    fn answer(&mut self, batch: &mut Batch, failure: &Failure) -> Remedy {
-        if let Some(bottom) = batch.bottom {
-            if batch.setting == bottom {
-                return self.pause_at_bottom(batch, failure);
+    fn answer(&mut self, batch: &mut Attempts, failure: &Failure) -> Remedy {
+        if let Some(last) = batch.last {
+            if batch.setting == last {
+                return self.pause_at_end(batch, failure);
             }
-            batch.setting = bottom;
-            return Remedy::Return(bottom);
+            batch.setting = last;
+            return Remedy::Return(last);
         }
         if self.relaxation.proven.is_some() && batch.setting.level() == self.level {
             return self.end_trial(batch);
@@ -97,7 +97,7 @@ impl Controller {
     }
 
     /// A weaker level was on trial and failed.
-    fn end_trial(&mut self, batch: &mut Batch) -> Remedy {
+    fn end_trial(&mut self, batch: &mut Attempts) -> Remedy {
         let offload = self.level.offload;
         self.level = self.relaxation.failed().unwrap_or(self.level);
         // The failure says nothing about sizes under the stronger level.
@@ -106,19 +106,20 @@ impl Controller {
     }
 
     /// The setting has not fitted before. The ladder answers, and its answer is recorded.
-    fn lack_of_capacity(&mut self, batch: &mut Batch, failure: &Failure) -> Remedy {
-        let Batch { bucket, setting, .. } = *batch;
+    fn lack_of_capacity(&mut self, batch: &mut Attempts, failure: &Failure) -> Remedy {
+        let Attempts { bucket, setting, .. } = *batch;
         self.relaxation.failed();
         let stepped_up = self.search.fits(bucket).is_some_and(|fits| setting.micro_batch > fits);
         let mut search = self.search.clone();
         // The allocation that failed is the least that the attempt needed.
         let smaller = search.failed(bucket, setting.micro_batch, failure.bytes());
-        let tried = &batch.remedies;
-        let remedy = self.ladder.remedy(&Situation { failure, setting, smaller, stepped_up, passing: false, tried });
+        let tried = &batch.remedies();
+        let remedy =
+            self.ladder.remedy(&FailedAttempt { failure, setting, smaller, stepped_up, passing: false, tried });
         match remedy {
             Remedy::Reclaim => return remedy,
             Remedy::Wait(pause) => return self.pause(batch, pause),
-            Remedy::GiveUp | Remedy::Return(_) => return self.pause_at_bottom(batch, failure),
+            Remedy::GiveUp | Remedy::Return(_) => return self.pause_at_end(batch, failure),
             Remedy::MicroBatch(size) => {
                 self.search = search;
                 self.search.shrink_to(bucket, size);
@@ -141,13 +142,13 @@ impl Controller {
     }
 
     /// The setting has fitted before: it is tried again, then reduced for this batch only.
-    fn passing_shortage(&mut self, batch: &mut Batch, failure: &Failure) -> Remedy {
+    fn passing_shortage(&mut self, batch: &mut Attempts, failure: &Failure) -> Remedy {
         let setting = batch.setting;
         let min = self.search.config().min();
         let smaller = (setting.micro_batch > min).then(|| (setting.micro_batch / 2).max(min));
-        let tried = &batch.remedies;
-        let situation = Situation { failure, setting, smaller, stepped_up: false, passing: true, tried };
-        let remedy = self.ladder.remedy(&situation);
+        let tried = &batch.remedies();
+        let failed = FailedAttempt { failure, setting, smaller, stepped_up: false, passing: true, tried };
+        let remedy = self.ladder.remedy(&failed);
         let same = matches!(remedy, Remedy::Reclaim | Remedy::Wait(_));
         if !same && can_pass(failure) && batch.repeats < REPEATS {
             batch.repeats += 1;
@@ -158,7 +159,7 @@ impl Controller {
         match remedy {
             Remedy::Reclaim => return remedy,
             Remedy::Wait(pause) => return self.pause(batch, pause),
-            Remedy::GiveUp | Remedy::Return(_) => return self.pause_at_bottom(batch, failure),
+            Remedy::GiveUp | Remedy::Return(_) => return self.pause_at_end(batch, failure),
             Remedy::MicroBatch(size) => batch.setting.micro_batch = size.max(min).min(setting.micro_batch),
             Remedy::Plan(plan) => batch.setting.plan = plan,
             Remedy::Offload => batch.setting.offload = true,
@@ -169,11 +170,11 @@ impl Controller {
     }
 
     /// The setting from before a shortage still fails.
-    fn failed_return(&mut self, batch: &mut Batch) -> Remedy {
+    fn failed_return(&mut self, batch: &mut Attempts) -> Remedy {
         batch.returning = false;
         let interval = self.search.config().success_interval();
         let Some(shortage) = self.shortages.get_mut(&batch.bucket) else { return Remedy::Reclaim };
-        batch.setting = shortage.reduce(batch.top);
+        batch.setting = shortage.reduce(batch.first);
         if shortage.return_failed(interval) {
             self.learn(batch.bucket);
             batch.restart(self.by_capacity(batch.samples, batch.bucket));
@@ -197,19 +198,19 @@ impl Controller {
     }
 
     /// The ladder has no answer. Only failures that can pass are worth a wait.
-    fn pause_at_bottom(&self, batch: &mut Batch, failure: &Failure) -> Remedy {
+    fn pause_at_end(&self, batch: &mut Attempts, failure: &Failure) -> Remedy {
         let pause = if can_pass(failure) { batch.pauses.next(self.limit(batch.bucket)) } else { None };
         let Some(pause) = pause else { return Remedy::GiveUp };
-        batch.bottom = Some(batch.setting);
+        batch.last = Some(batch.setting);
         batch.rounds += 1;
         // Every second time the whole batch, because sizes may have been recorded as failing by chance.
         let whole = self.search.config().batch().min(batch.samples.max(1));
-        batch.setting = if batch.rounds % 2 == 1 { batch.top } else { Setting::new(whole, self.level) };
+        batch.setting = if batch.rounds % 2 == 1 { batch.first } else { Setting::new(whole, self.level) };
         Remedy::Wait(pause)
     }
 
-    /// A pause that a rung asks for.
-    fn pause(&self, batch: &mut Batch, pause: Duration) -> Remedy {
+    /// A pause that a policy asks for.
+    fn pause(&self, batch: &mut Attempts, pause: Duration) -> Remedy {
         let limit = self.limit(batch.bucket);
         batch.pauses.take(pause, limit).map_or(Remedy::GiveUp, Remedy::Wait)
     }
@@ -223,8 +224,8 @@ impl Controller {
     }
 
     /// The attempt succeeded, with a peak of `peak` bytes if measured.
-    pub(crate) fn succeeded(&mut self, batch: &Batch, peak: Option<u64>) {
-        let Batch { samples, bucket, setting, .. } = *batch;
+    pub(crate) fn succeeded(&mut self, batch: &Attempts, peak: Option<u64>) {
+        let Attempts { samples, bucket, setting, .. } = *batch;
         let capacity = self.by_capacity(samples, bucket);
         let level = setting.level();
         if batch.lowered {
@@ -264,8 +265,8 @@ impl Controller {
     }
 
     /// A batch fitted with less than the capacity: the search does not record it.
-    fn reduced_fitted(&mut self, batch: &Batch, capacity: Setting, peak: Option<u64>) {
-        let Batch { bucket, setting, .. } = *batch;
+    fn reduced_fitted(&mut self, batch: &Attempts, capacity: Setting, peak: Option<u64>) {
+        let Attempts { bucket, setting, .. } = *batch;
         if let Some(peak) = peak.filter(|_| setting.level() == self.level) {
             self.search.observe(bucket, setting.micro_batch, peak);
         }

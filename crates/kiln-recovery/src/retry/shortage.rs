@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ladder::{SavingLevel, Setting};
+use super::setting::{SavingLevel, Setting};
 
 /// How many times in a row the earlier setting may fail before the reduced one counts as the capacity.
 pub(super) const FAILED_RETURNS: u32 = 5;

@@ -32,10 +32,10 @@ fn recovery(batch: usize) -> (Recovery, Pauses) {
     (recovery, pauses)
 }
 
-fn no_evidence<T>(_: &T, _: &mut Probe) {}
+fn no_check<T>(_: &T, _: &mut Probe) {}
 
-fn full(kind: Kind) -> impl Fn(&(), Setting) -> Result<(), StepError> {
-    move |(), _| Err(Failure::new(kind, "another process holds all of it").into())
+fn full(kind: Kind) -> impl Fn(Setting) -> Result<(), StepError> {
+    move |_| Err(Failure::new(kind, "another process holds all of it").into())
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_thousand_steps_with_failures_at_a_twentieth_of_their_boundaries_end() {
     let (mut reduced, mut whole_fitted) = (0, 0);
     for step in 0..1000 {
         let fitted = recovery.sizes().fits(0) == Some(12);
-        let work = |(): &(), setting: Setting| -> Result<(), StepError> {
+        let work = |setting: Setting| -> Result<(), StepError> {
             for _ in 0..12_usize.div_ceil(setting.micro_batch) {
                 for boundary in ["copy-in", "forward", "backward", "accumulate"] {
                     faults.check(boundary)?;
@@ -53,8 +53,7 @@ fn a_thousand_steps_with_failures_at_a_twentieth_of_their_boundaries_end() {
             }
             Ok(faults.check("probe")?)
         };
-        let done =
-            recovery.run(12, 0, (), work, no_evidence).unwrap_or_else(|stopped| panic!("step {step}: {stopped}"));
+        let done = recovery.run(12, 0, work, no_check).unwrap_or_else(|stopped| panic!("step {step}: {stopped}"));
         whole_fitted += usize::from(fitted);
         reduced += usize::from(fitted && done.setting.micro_batch < 12);
     }
@@ -70,13 +69,13 @@ fn a_thousand_steps_with_failures_at_a_twentieth_of_their_boundaries_end() {
 #[test]
 fn a_batch_waits_until_memory_is_free_again() {
     let (mut recovery, pauses) = recovery(4);
-    let _ = recovery.run(4, 0, (), |(), _| Ok::<_, StepError>(()), no_evidence).unwrap();
+    let _ = recovery.run(4, 0, |_| Ok::<_, StepError>(()), no_check).unwrap();
     let shared = pauses.clone();
-    let work = move |(): &(), _: Setting| match shared.lock().unwrap().iter().sum::<Duration>() {
+    let work = move |_: Setting| match shared.lock().unwrap().iter().sum::<Duration>() {
         waited if waited >= Duration::from_secs(60) => Ok(()),
-        _ => full(Kind::OutOfMemory)(&(), Setting { micro_batch: 1, plan: 0, offload: false }),
+        _ => full(Kind::OutOfMemory)(UNUSED),
     };
-    let done = recovery.run(4, 0, (), work, no_evidence).unwrap();
+    let done = recovery.run(4, 0, work, no_check).unwrap();
     assert_eq!((done.setting.micro_batch, done.waited), (4, pauses.lock().unwrap().iter().sum()));
     assert!(done.waited < Duration::from_secs(120), "{:?}", done.waited);
     assert!(done.tries.iter().any(|tried| matches!(tried.remedy, Remedy::Wait(pause) if pause.as_secs() > 10)));
@@ -87,15 +86,13 @@ fn a_batch_waits_until_memory_is_free_again() {
 fn the_report_says_how_long_the_batch_has_waited() {
     let (recovery, pauses) = recovery(1);
     let mut recovery = recovery.with_patience(Patience::new(Duration::from_secs(1)));
-    let _ = recovery.run(1, 0, (), |(), _| Ok::<_, StepError>(()), no_evidence).unwrap();
-    let Err(Stopped::Exhausted(exhausted)) =
-        recovery.run(1, 0, 7, |_, _| full(Kind::OutOfMemory)(&(), UNUSED), no_evidence)
-    else {
+    let _ = recovery.run(1, 0, |_| Ok::<_, StepError>(()), no_check).unwrap();
+    let Err(Stopped::Exhausted(report)) = recovery.run(1, 0, full(Kind::OutOfMemory), no_check) else {
         panic!("it did not fit")
     };
-    assert_eq!((exhausted.batch, exhausted.report.waited), (7, Duration::from_secs(1)));
+    assert_eq!(report.waited, Duration::from_secs(1));
     assert_eq!(pauses.lock().unwrap().iter().sum::<Duration>(), Duration::from_secs(1));
-    let text = exhausted.to_string();
+    let text = report.to_string();
     assert!(text.starts_with("the batch does not fit into memory after 6 attempts and 1s of pauses\n"), "{text}");
     assert!(text.contains("another process holds all of it; waited 400ms for memory\n"), "{text}");
     assert!(text.ends_with("gave up"), "{text}");
@@ -110,14 +107,14 @@ fn the_caller_ends_the_wait() {
         left -= 1;
         if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
-    let mut recovery = recovery.starting_with(SavingLevel { plan: 1, offload: false });
-    let _ = recovery.run(4, 0, (), |(), _| Ok::<_, StepError>(()), no_evidence).unwrap();
-    let Err(Stopped::Exhausted(exhausted)) = recovery.run(4, 0, (), full(Kind::OutOfMemory), no_evidence) else {
+    let mut recovery = recovery.with_level(SavingLevel { plan: 1, offload: false });
+    let _ = recovery.run(4, 0, |_| Ok::<_, StepError>(()), no_check).unwrap();
+    let Err(Stopped::Exhausted(report)) = recovery.run(4, 0, full(Kind::OutOfMemory), no_check) else {
         panic!("it did not fit")
     };
-    assert!(exhausted.report.interrupted);
-    assert_eq!(exhausted.report.tries.last().map(|tried| tried.remedy), Some(Remedy::GiveUp));
-    assert!(exhausted.to_string().contains("700ms of pauses, which the caller ended\n"), "{exhausted}");
+    assert!(report.interrupted);
+    assert_eq!(report.tries.last().map(|tried| tried.remedy), Some(Remedy::GiveUp));
+    assert!(report.to_string().contains("700ms of pauses, which the caller ended\n"), "{report}");
     // The next batch begins with the setting that had fitted.
     assert_eq!(recovery.setting(4, 0), Setting { micro_batch: 4, plan: 1, offload: false });
 }
@@ -125,10 +122,10 @@ fn the_caller_ends_the_wait() {
 #[test]
 fn a_buffer_too_big_for_an_empty_device_ends_the_run_at_once() {
     let (mut recovery, pauses) = recovery(4);
-    let Err(Stopped::Exhausted(exhausted)) = recovery.run(4, 0, (), full(Kind::TooBig), no_evidence) else {
+    let Err(Stopped::Exhausted(report)) = recovery.run(4, 0, full(Kind::TooBig), no_check) else {
         panic!("it did not fit")
     };
-    assert_eq!((exhausted.report.sizes(), exhausted.report.waited), (vec![4, 2, 1], Duration::ZERO));
+    assert_eq!((report.sizes(), report.waited), (vec![4, 2, 1], Duration::ZERO));
     assert!(pauses.lock().unwrap().is_empty());
 }
 
@@ -138,6 +135,6 @@ fn without_a_hook_the_thread_sleeps() {
     let patience = Patience::new(Duration::from_millis(50)).with_before_first_success(Duration::from_millis(20));
     let mut recovery = Recovery::new(Device::flex(), search, Ladder::standard()).with_patience(patience);
     let begun = Instant::now();
-    assert!(recovery.run(1, 0, (), full(Kind::OutOfMemory), no_evidence).is_err());
+    assert!(recovery.run(1, 0, full(Kind::OutOfMemory), no_check).is_err());
     assert!(begun.elapsed() >= Duration::from_millis(20));
 }

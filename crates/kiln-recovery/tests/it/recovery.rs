@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use burn::tensor::{Device, ExecutionError, Tensor};
 use kiln_recovery::{
-    Failure, Injector, Kind, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Probe, Recovery, Remedy, Rung,
-    SavingLevel, Setting, Shortage, Shrink, Situation, Stopped,
+    FailedAttempt, Failure, Injector, Kind, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Probe,
+    Recovery, Remedy, RetryPolicy, SavingLevel, Setting, Shortage, Shrink, Stopped,
 };
 use proptest::prelude::*;
 
@@ -42,17 +42,15 @@ fn fits(setting: Setting, capacity: usize) -> Result<Setting, StepError> {
     Ok(setting)
 }
 
-fn no_evidence<T>(_: &T, _: &mut Probe) {}
+fn no_check<T>(_: &T, _: &mut Probe) {}
 
 #[test]
-fn the_ladder_goes_from_cleaning_to_giving_up_and_hands_the_batch_back() {
+fn the_ladder_goes_from_cleaning_to_giving_up() {
     let ladder = Ladder::standard().with_plans(3).with_offload();
     let mut recovery = impatient(MicroBatchSearchConfig::new(16).with_min(4), ladder);
-    let batch = Rc::new(vec![1, 2, 3]);
-    let error = recovery.run(16, 0, batch.clone(), |_, setting| fits(setting, 0), no_evidence).unwrap_err();
-    let Stopped::Exhausted(exhausted) = error else { panic!("{error:?}") };
-    assert!(Rc::ptr_eq(&exhausted.batch, &batch), "another batch came back");
-    let remedies: Vec<Remedy> = exhausted.report.tries.iter().map(|tried| tried.remedy).collect();
+    let error = recovery.run(16, 0, |setting| fits(setting, 0), no_check).unwrap_err();
+    let Stopped::Exhausted(report) = error else { panic!("{error:?}") };
+    let remedies: Vec<Remedy> = report.tries.iter().map(|tried| tried.remedy).collect();
     let expected = [
         Remedy::Reclaim,
         Remedy::MicroBatch(8),
@@ -63,8 +61,8 @@ fn the_ladder_goes_from_cleaning_to_giving_up_and_hands_the_batch_back() {
         Remedy::GiveUp,
     ];
     assert_eq!(remedies, expected);
-    assert_eq!(exhausted.report.sizes(), [16, 8, 4]);
-    let text = exhausted.to_string();
+    assert_eq!(report.sizes(), [16, 8, 4]);
+    let text = report.to_string();
     assert!(text.starts_with("the batch does not fit into memory after 7 attempts"), "{text}");
     assert!(text.contains("micro-batch 4, plan 2, offload: out of memory: more than there is; gave up"), "{text}");
 }
@@ -74,7 +72,7 @@ fn each_rung_helps_where_the_one_above_does_not() {
     let ladder = || Ladder::standard().with_plans(2).with_offload();
     let run = |capacity, min| {
         let mut recovery = recovery(MicroBatchSearchConfig::new(16).with_min(min), ladder());
-        recovery.run(16, 0, (), |(), setting| fits(setting, capacity), no_evidence).unwrap().value
+        recovery.run(16, 0, |setting| fits(setting, capacity), no_check).unwrap().value
     };
     assert_eq!(run(16, 4), Setting { micro_batch: 16, plan: 0, offload: false });
     assert_eq!(run(5, 4), Setting { micro_batch: 4, plan: 0, offload: false });
@@ -89,7 +87,7 @@ fn a_stronger_plan_lets_micro_batches_grow_back() {
     // The first plan does not fit at all, the second fits 8.
     let fits = |setting: Setting| if setting.plan == 0 { fits(setting, 0) } else { fits(setting, 4) };
     for _ in 0..20 {
-        let done = recovery.run(16, 0, (), |(), setting| fits(setting), no_evidence).unwrap();
+        let done = recovery.run(16, 0, &fits, no_check).unwrap();
         assert_eq!(done.value.plan, 1);
         // A failure with the first plan says nothing about the second.
         assert!(recovery.sizes().state().buckets[&0].fails.is_none_or(|fails| fails > 8));
@@ -102,7 +100,7 @@ fn memory_that_is_there_again_takes_plans_and_offload_back() {
     let config = MicroBatchSearchConfig::new(16).with_success_interval(3);
     let mut recovery = impatient(config, Ladder::standard().with_plans(3).with_offload());
     let mut run = |capacity| {
-        let done = recovery.run(16, 0, (), |(), setting| fits(setting, capacity), no_evidence);
+        let done = recovery.run(16, 0, |setting| fits(setting, capacity), no_check);
         done.map(|done| (done.value, done.tries.len())).ok()
     };
     // Another process takes all of the memory, and then most of it.
@@ -126,7 +124,7 @@ fn a_weaker_plan_that_still_fails_costs_one_attempt_and_rests() {
     let fits = |setting: Setting| if setting.plan == 0 { fits(setting, 0) } else { Ok(setting) };
     let mut failures = vec![];
     for batch in 0..60 {
-        let done = recovery.run(8, 0, (), |(), setting| fits(setting), no_evidence).unwrap();
+        let done = recovery.run(8, 0, &fits, no_check).unwrap();
         assert_eq!(done.value.plan, 1);
         if batch > 0 && !done.tries.is_empty() {
             let remedies: Vec<Remedy> = done.tries.iter().map(|tried| tried.remedy).collect();
@@ -147,7 +145,7 @@ fn a_step_up_that_fails_is_not_tried_twice() {
     let mut recovery = recovery(config, Ladder::standard());
     let mut tries = vec![];
     for _ in 0..12 {
-        tries.extend(recovery.run(16, 0, (), |(), setting| fits(setting, 5), no_evidence).unwrap().tries);
+        tries.extend(recovery.run(16, 0, |setting| fits(setting, 5), no_check).unwrap().tries);
     }
     assert!(!tries.is_empty() && tries.iter().all(|tried| tried.remedy != Remedy::Reclaim), "{tries:?}");
 }
@@ -158,19 +156,18 @@ fn measured_peaks_give_the_next_size() {
     let last = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let read = last.clone();
     let mut recovery =
-        recovery(config, Ladder::standard()).measuring(move || Some(read.load(std::sync::atomic::Ordering::Relaxed)));
+        recovery(config, Ladder::standard()).with_peak(move || Some(read.load(std::sync::atomic::Ordering::Relaxed)));
     let mut sizes = vec![];
     for _ in 0..4 {
         let done = recovery
             .run(
                 512,
                 0,
-                (),
-                |(), setting| {
+                |setting| {
                     last.store(1000 + 50 * setting.micro_batch as u64, std::sync::atomic::Ordering::Relaxed);
                     fits(setting, 37)
                 },
-                no_evidence,
+                no_check,
             )
             .unwrap();
         sizes.push(done.value.micro_batch);
@@ -181,13 +178,13 @@ fn measured_peaks_give_the_next_size() {
 #[test]
 fn what_never_fits_is_not_tried_again_as_it_was() {
     let mut recovery = recovery(MicroBatchSearchConfig::new(4), Ladder::standard());
-    let work = |(): &(), setting: Setting| {
+    let work = |setting: Setting| {
         if setting.micro_batch == 4 {
             return Err(StepError::from(Failure::new(Kind::TooBig, "a page is 1 GiB")));
         }
         Ok(())
     };
-    let done = recovery.run(4, 0, (), work, no_evidence).unwrap();
+    let done = recovery.run(4, 0, work, no_check).unwrap();
     assert_eq!(done.tries.len(), 1);
     assert_eq!(done.tries[0].remedy, Remedy::MicroBatch(2));
 }
@@ -196,14 +193,14 @@ fn what_never_fits_is_not_tried_again_as_it_was() {
 fn a_batch_that_only_had_bad_luck_keeps_its_size() {
     let faults = Injector::calls([1]);
     let mut recovery = recovery(MicroBatchSearchConfig::new(16), Ladder::standard());
-    let done = recovery.run(16, 0, (), |(), _| Ok::<_, StepError>(faults.check("step")?), no_evidence).unwrap();
+    let done = recovery.run(16, 0, |_| Ok::<_, StepError>(faults.check("step")?), no_check).unwrap();
     assert_eq!((done.setting.micro_batch, done.tries[0].remedy), (16, Remedy::Reclaim));
 }
 
 #[test]
 fn a_short_batch_leaves_the_size_as_it_was() {
     let mut recovery = recovery(MicroBatchSearchConfig::new(16), Ladder::standard());
-    let done = recovery.run(3, 0, (), |(), setting| Ok::<_, StepError>(setting), no_evidence).unwrap();
+    let done = recovery.run(3, 0, Ok::<_, StepError>, no_check).unwrap();
     assert_eq!((done.value.micro_batch, recovery.setting(16, 0).micro_batch), (3, 16));
 }
 
@@ -213,11 +210,11 @@ fn other_errors_and_a_lost_device_end_it_at_once() {
     let mut recovery = recovery(MicroBatchSearchConfig::new(16), Ladder::standard());
     let mut run = |error: fn() -> StepError| {
         runs.set(0);
-        let work = |(): &(), _: Setting| {
+        let work = |_: Setting| {
             runs.set(runs.get() + 1);
             Err::<(), _>(error())
         };
-        let stopped = recovery.run(16, 0, (), work, no_evidence).unwrap_err();
+        let stopped = recovery.run(16, 0, work, no_check).unwrap_err();
         assert_eq!(runs.get(), 1);
         stopped
     };
@@ -246,7 +243,7 @@ fn a_retry_starts_when_everything_of_the_failed_attempt_is_gone() {
         alive.set(alive.get() + 1);
         Held(alive.clone(), Tensor::ones([16, 16], &Device::flex()))
     };
-    let work = |(): &(), setting: Setting| {
+    let work = |setting: Setting| {
         seen.borrow_mut().push(alive.get());
         let mut held = vec![];
         for _ in 0..16_usize.div_ceil(setting.micro_batch) {
@@ -260,7 +257,7 @@ fn a_retry_starts_when_everything_of_the_failed_attempt_is_gone() {
             panic!("Memory location was never initialized");
         }
     };
-    let done = recovery.run(16, 0, (), work, evidence).unwrap();
+    let done = recovery.run(16, 0, work, evidence).unwrap();
     assert_eq!((faults.injected(), done.tries.len()), (4, 4));
     assert!(done.tries[3].failure.is_consequence(), "{:?}", done.tries[3]);
     assert_eq!(*seen.borrow(), vec![0; done.tries.len() + 1]);
@@ -271,16 +268,16 @@ fn a_retry_starts_when_everything_of_the_failed_attempt_is_gone() {
 fn rungs_of_ones_own_are_asked_in_order_and_cannot_loop() {
     #[derive(Debug)]
     struct Stubborn(Remedy);
-    impl Rung for Stubborn {
-        fn remedy(&self, _: &Situation<'_>) -> Option<Remedy> {
+    impl RetryPolicy for Stubborn {
+        fn remedy(&self, _: &FailedAttempt<'_>) -> Option<Remedy> {
             Some(self.0)
         }
     }
     let end = |ladder: Ladder| {
         let mut recovery = impatient(MicroBatchSearchConfig::new(16), ladder);
-        let stopped = recovery.run(16, 0, (), |(), setting| fits(setting, 0), no_evidence).unwrap_err();
-        let Stopped::Exhausted(exhausted) = stopped else { panic!("{stopped:?}") };
-        exhausted.report.tries.len()
+        let stopped = recovery.run(16, 0, |setting| fits(setting, 0), no_check).unwrap_err();
+        let Stopped::Exhausted(report) = stopped else { panic!("{stopped:?}") };
+        report.tries.len()
     };
     // An answer that cannot help is skipped.
     assert_eq!(end(Ladder::new().with(Stubborn(Remedy::MicroBatch(16)))), 1);
@@ -305,10 +302,10 @@ proptest! {
         let mut total = 0.0;
         for (index, samples) in samples.iter().copied().enumerate() {
             let weight = (index + 1) as f32;
-            let mut batch = Tensor::<1>::full([samples], weight, &device);
-            // A batch that came back is tried again, as a caller with patience does.
+            let batch = Tensor::<1>::full([samples], weight, &device);
+            // A batch that was given up is tried again, as a caller with patience does.
             let done = loop {
-                let work = |batch: &Tensor<1>, setting: Setting| {
+                let work = |setting: Setting| {
                     let mut sum = Tensor::<1>::zeros([1], &device);
                     for part in batch.clone().split(setting.micro_batch, 0) {
                         faults.check("forward")?;
@@ -316,9 +313,9 @@ proptest! {
                     }
                     Ok::<_, StepError>(sum)
                 };
-                match recovery.run(samples, 0, batch, work, |sum, probe| { probe.add(sum); }) {
+                match recovery.run(samples, 0, work, |sum, probe| { probe.add(sum); }) {
                     Ok(done) => break done,
-                    Err(Stopped::Exhausted(exhausted)) => batch = exhausted.batch,
+                    Err(Stopped::Exhausted(_)) => {}
                     Err(stopped) => panic!("{stopped:?}"),
                 }
             };
@@ -337,22 +334,25 @@ fn what_is_learned_is_about_the_setting_that_ran() {
     let config = MicroBatchSearchConfig::new(16).with_success_interval(1).with_start(8);
     // Another replica has room for 4.
     let shared = |recovery: &mut Recovery, capacity: usize| {
-        let work = |(): &(), setting: &mut Setting| {
-            setting.micro_batch = setting.micro_batch.min(4);
-            fits(*setting, capacity)
-        };
-        let done = recovery.run_shared(16, 0, (), work, no_evidence).unwrap();
-        let tried: Vec<usize> = done.tries.iter().map(|tried| tried.setting.micro_batch).collect();
-        (done.setting.micro_batch, tried, recovery.state().sizes.buckets[&0].clone())
+        let mut attempts = recovery.start(16, 0);
+        loop {
+            let setting = attempts.setting();
+            attempts.agree_on(Setting { micro_batch: setting.micro_batch.min(4), ..setting });
+            let Err(StepError::Memory(failure)) = fits(attempts.setting(), capacity) else { break };
+            recovery.after(&mut attempts, &failure).unwrap();
+        }
+        recovery.succeeded(&attempts, Some(500));
+        let tried: Vec<usize> = attempts.failed().iter().map(|tried| tried.setting.micro_batch).collect();
+        (attempts.setting().micro_batch, tried, recovery.state().sizes.buckets[&0].clone())
     };
-    let mut roomy = recovery(config.clone(), Ladder::standard()).measuring(|| Some(500));
+    let mut roomy = recovery(config.clone(), Ladder::standard());
     for _ in 0..3 {
         let (ran, tried, known) = shared(&mut roomy, 16);
         assert_eq!((ran, tried.len(), known.size), (4, 0, 8), "8 is still the size of this device");
         assert_eq!((known.fits, known.fails, known.samples), (Some(4), None, vec![(4, 500)]));
         assert!(roomy.state().shortages.is_empty());
     }
-    let mut short = impatient(config, Ladder::new().with(Shrink)).measuring(|| Some(500));
+    let mut short = impatient(config, Ladder::new().with(Shrink));
     let (ran, tried, known) = shared(&mut short, 3);
     assert_eq!((ran, tried), (2, vec![4]), "8 was never tried");
     assert_eq!((known.fits, known.fails, known.samples), (Some(2), Some(4), vec![(2, 500)]));
@@ -371,8 +371,8 @@ fn a_shortage_that_was_edited_is_brought_into_range() {
     recovery.restore(state).unwrap();
     for (bucket, size) in [(0, 2), (1, 16)] {
         assert_eq!(recovery.setting(16, bucket).micro_batch, size);
-        let _ = recovery.run(16, bucket, (), |(), setting| fits(setting, 16), no_evidence).unwrap();
+        let _ = recovery.run(16, bucket, |setting| fits(setting, 16), no_check).unwrap();
         // The earlier setting is tried again, and fails once more.
-        let _ = recovery.run(16, bucket, (), |(), setting| fits(setting, 2), no_evidence).unwrap();
+        let _ = recovery.run(16, bucket, |setting| fits(setting, 2), no_check).unwrap();
     }
 }

@@ -20,7 +20,7 @@ const CHUNK: usize = 1 << 20;
 
 /// Where an optimizer keeps its state.
 #[derive(Clone, Copy, PartialEq)]
-enum Home {
+enum StateDevice {
     Device,
     Host,
 }
@@ -32,70 +32,70 @@ impl OptimizerConfig {
     /// Call [`check`](Self::check) first. If it would refuse the numbers, they are used as they are, with state in f32, and the run
     /// diverges.
     pub fn groups(&self, model: &impl Module) -> OptimizerGroups {
-        self.groups_at(Home::Device, model)
+        self.groups_at(StateDevice::Device, model)
     }
 
     /// Builds the optimizers as [`groups`](Self::groups) does, with their state in host memory ([`Offloaded`]). Numbers and records are
     /// those of `groups`.
     pub fn offloaded_groups(&self, model: &impl Module) -> OptimizerGroups {
-        self.groups_at(Home::Host, model)
+        self.groups_at(StateDevice::Host, model)
     }
 
-    fn groups_at(&self, home: Home, model: &impl Module) -> OptimizerGroups {
+    fn groups_at(&self, state: StateDevice, model: &impl Module) -> OptimizerGroups {
         let kinds = Kinds::of(model);
         let spared = ParamGroup::from_ids(kinds.one_dimensional);
         let groups = match self {
             Self::Muon { momentum, weight_decay } => {
                 let other = Self::adamw().with_weight_decay(*weight_decay);
                 vec![
-                    (ParamGroup::all(), home.whole(muon(*momentum, *weight_decay))),
-                    (ParamGroup::from_ids(kinds.no_matrices), other.part(home, true)),
-                    (spared, other.part(home, false)),
+                    (ParamGroup::all(), state.whole(muon(*momentum, *weight_decay))),
+                    (ParamGroup::from_ids(kinds.no_matrices), other.part(state, true)),
+                    (spared, other.part(state, false)),
                 ]
             }
-            _ => vec![(ParamGroup::all(), self.part(home, true)), (spared, self.part(home, false))],
+            _ => vec![(ParamGroup::all(), self.part(state, true)), (spared, self.part(state, false))],
         };
         OptimizerGroups::of(groups, format!("{self:?}"))
     }
 
     /// The optimizer with or without weight decay.
-    fn part(&self, home: Home, decays: bool) -> Arc<dyn DynOptimizer> {
+    fn part(&self, state: StateDevice, decays: bool) -> Arc<dyn DynOptimizer> {
         let of = |weight_decay: f64| if decays { weight_decay } else { 0.0 };
         match *self {
             Self::Sgd { momentum, weight_decay, nesterov } => {
-                home.by_chunks(FusedSgd::from(sgd(momentum, of(weight_decay), nesterov)))
+                state.by_chunks(FusedSgd::from(sgd(momentum, of(weight_decay), nesterov)))
             }
             Self::Sgd8bit { momentum, weight_decay, nesterov } => {
                 let config = sgd(momentum, of(weight_decay), nesterov);
-                home.or_f32(Sgd8bit::new(&config), FusedSgd::from(config))
+                state.or_f32(Sgd8bit::new(&config), FusedSgd::from(config))
             }
             Self::AdamW { beta1, beta2, epsilon, weight_decay } => {
-                home.by_chunks(FusedAdamW::from(adamw([beta1, beta2], epsilon, of(weight_decay))))
+                state.by_chunks(FusedAdamW::from(adamw([beta1, beta2], epsilon, of(weight_decay))))
             }
             Self::AdamW8bit { beta1, beta2, epsilon, weight_decay } => {
                 let config = adamw([beta1, beta2], epsilon, of(weight_decay));
-                home.or_f32(AdamW8bit::new(&config), FusedAdamW::from(config))
+                state.or_f32(AdamW8bit::new(&config), FusedAdamW::from(config))
             }
             Self::AdamW4bit { beta1, beta2, epsilon, weight_decay } => {
                 let config = adamw([beta1, beta2], epsilon, of(weight_decay));
-                home.or_f32(AdamW4bit::new(&config), FusedAdamW::from(config))
+                state.or_f32(AdamW4bit::new(&config), FusedAdamW::from(config))
             }
             Self::Adafactor { weight_decay } => {
                 let config = AdafactorConfig::new().with_relative_step(false).with_scale_parameter(false);
                 // burn panics for a negative or non-finite weight decay.
                 let decay = Some(of(weight_decay)).filter(|decay| decay.is_finite() && *decay >= 0.0).unwrap_or(0.0);
-                home.whole(config.with_weight_decay(decay as f32).build())
+                state.whole(config.with_weight_decay(decay as f32).build())
             }
             Self::Lion { beta1, beta2, weight_decay } => {
                 let config = LionConfig::new().with_beta_1(beta1 as f32).with_beta_2(beta2 as f32);
-                home.by_chunks(config.with_weight_decay(of(weight_decay) as f32).build())
+                state.by_chunks(config.with_weight_decay(of(weight_decay) as f32).build())
             }
-            Self::Muon { momentum, weight_decay } => home.whole(muon(momentum, of(weight_decay))),
+            Self::Muon { momentum, weight_decay } => state.whole(muon(momentum, of(weight_decay))),
         }
     }
 }
 
-impl Home {
+impl StateDevice {
     /// An optimizer that needs whole parameters.
     fn whole<O: Optimizer>(self, optimizer: O) -> Arc<dyn DynOptimizer> {
         match self {

@@ -143,40 +143,33 @@ impl OptimizerConfig {
     /// # Errors
     /// Those of [`named`](Self::named).
     pub fn switched(self, name: &str) -> Result<Self, Error> {
-        Ok(match (Self::named(name)?, self) {
-            (
-                Self::AdamW { .. },
-                Self::AdamW8bit { beta1, beta2, epsilon, weight_decay }
-                | Self::AdamW4bit { beta1, beta2, epsilon, weight_decay },
-            ) => Self::AdamW { beta1, beta2, epsilon, weight_decay },
-            (
-                Self::AdamW8bit { .. },
-                Self::AdamW { beta1, beta2, epsilon, weight_decay }
-                | Self::AdamW4bit { beta1, beta2, epsilon, weight_decay },
-            ) => Self::AdamW8bit { beta1, beta2, epsilon, weight_decay },
-            (
-                Self::AdamW4bit { .. },
-                Self::AdamW { beta1, beta2, epsilon, weight_decay }
-                | Self::AdamW8bit { beta1, beta2, epsilon, weight_decay },
-            ) => Self::AdamW4bit { beta1, beta2, epsilon, weight_decay },
-            (Self::Sgd { .. }, Self::Sgd8bit { momentum, weight_decay, nesterov }) => {
-                Self::Sgd { momentum, weight_decay, nesterov }
+        let usual = Self::named(name)?;
+        Ok(match self {
+            Self::AdamW { beta1, beta2, epsilon, weight_decay }
+            | Self::AdamW8bit { beta1, beta2, epsilon, weight_decay }
+            | Self::AdamW4bit { beta1, beta2, epsilon, weight_decay } => match usual {
+                Self::AdamW { .. } => Self::AdamW { beta1, beta2, epsilon, weight_decay },
+                Self::AdamW8bit { .. } => Self::AdamW8bit { beta1, beta2, epsilon, weight_decay },
+                Self::AdamW4bit { .. } => Self::AdamW4bit { beta1, beta2, epsilon, weight_decay },
+                _ => usual,
+            },
+            Self::Sgd { momentum, weight_decay, nesterov } | Self::Sgd8bit { momentum, weight_decay, nesterov } => {
+                match usual {
+                    Self::Sgd { .. } => Self::Sgd { momentum, weight_decay, nesterov },
+                    Self::Sgd8bit { .. } => Self::Sgd8bit { momentum, weight_decay, nesterov },
+                    _ => usual,
+                }
             }
-            (Self::Sgd8bit { .. }, Self::Sgd { momentum, weight_decay, nesterov }) => {
-                Self::Sgd8bit { momentum, weight_decay, nesterov }
-            }
-            (usual, own) if usual.name() == own.name() => own,
-            (usual, _) => usual,
+            own if own.name() == name => own,
+            _ => usual,
         })
     }
 
     /// Returns this optimizer with its state in 8 bits and its other settings unchanged. `None` if there is no such version.
     pub fn in_8bit(self) -> Option<Self> {
         match self {
-            Self::Sgd { momentum, weight_decay, nesterov } => Some(Self::Sgd8bit { momentum, weight_decay, nesterov }),
-            Self::AdamW { beta1, beta2, epsilon, weight_decay } => {
-                Some(Self::AdamW8bit { beta1, beta2, epsilon, weight_decay })
-            }
+            Self::Sgd { .. } => self.switched("sgd8bit").ok(),
+            Self::AdamW { .. } => self.switched("adamw8bit").ok(),
             _ => None,
         }
     }

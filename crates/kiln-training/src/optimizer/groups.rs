@@ -1,14 +1,12 @@
 //! The optimizer of a run: any of burn's, with parameter groups.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::ParamGroup;
 use burn::optim::{DynOptimizer, DynState, ModuleOptimizer, Optimizer, SgdConfig, StateSink, StateSource};
 use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
 use kiln_optimizers::OffloadedAny;
-
-use super::unread::Unread;
 
 /// One of burn's optimizers for all parameters, and others for groups of them.
 ///
@@ -141,5 +139,19 @@ impl DynOptimizer for Shared {
             self.unread.note(prefix);
         }
         state
+    }
+}
+
+/// The parameters whose state no optimizer could read, by their names in records. burn leaves them without state and reports nothing.
+#[derive(Clone, Default)]
+pub(super) struct Unread(Arc<Mutex<Vec<String>>>);
+
+impl Unread {
+    pub(super) fn note(&self, parameter: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(parameter.to_owned());
+    }
+
+    pub(super) fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -4,8 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Device, Tensor};
 
-use super::groups::OptimizerGroups;
-use super::unread::Unread;
+use super::groups::{OptimizerGroups, Unread};
 
 impl OptimizerGroups {
     /// Loads the state of `record` into the optimizer of `model`, on `device` or in host memory. On a device with memory of its own, it

@@ -5,7 +5,6 @@ mod config;
 mod groups;
 mod load;
 mod parameters;
-mod unread;
 
 pub use config::OptimizerConfig;
 pub use groups::OptimizerGroups;

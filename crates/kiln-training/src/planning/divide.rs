@@ -10,6 +10,7 @@ use kiln_precision::Precision;
 use super::planner::Planner;
 use super::recorded::{RecordedStep, recomputed_in};
 use super::stage_plan::{DeviceLayout, StageLoad, StagePlan};
+use super::step_plan::StepPlan;
 use crate::error::Error;
 
 /// How often stages are divided again with corrected limits. Corrections are needed because the solver adds up the bytes of blocks.
@@ -18,8 +19,8 @@ const CORRECTIONS: usize = 4;
 /// Micro-batches per stage if the caller does not set their number: the bubble is then at most a third.
 const MICRO_BATCHES: usize = 2;
 
-/// A step that is to be divided in one way.
-struct Way<'a> {
+/// A step with these settings, which is to be divided among devices.
+struct Division<'a> {
     planner: &'a Planner,
     step: &'a RecordedStep,
     layout: &'a DeviceLayout,
@@ -78,12 +79,10 @@ impl Planner {
         layout: &DeviceLayout,
         limit_bytes: u64,
     ) -> Result<StagePlan, Error> {
-        let Some((_, step)) = self.steps.iter().find(|(known, _)| *known == precision) else {
-            return Err(Error::NoPrecision);
-        };
+        let step = self.step_in(precision)?;
         let checkpoints = step.within_chains(checkpoints);
         let micro_batch = micro_batch.clamp(1, self.batch);
-        Way { planner: self, step, layout, precision, checkpoints, micro_batch, limit: limit_bytes }.best()
+        Division { planner: self, step, layout, precision, checkpoints, micro_batch, limit: limit_bytes }.best()
     }
 
     /// The micro-batch of a step in this many stages, unless it is given.
@@ -95,7 +94,7 @@ impl Planner {
         }
     }
 
-    /// The ways in one precision.
+    /// The plans in one precision.
     fn divided(&self, precision: Precision, layout: &DeviceLayout, limit: u64) -> Result<Vec<StagePlan>, Error> {
         let evaluate = |checkpoints: &Plan, size| self.evaluate_stages(precision, checkpoints, size, layout, limit);
         let first = self.micro_batch_for(layout.stages());
@@ -113,11 +112,11 @@ impl Planner {
         let sizes = std::iter::successors(Some(first), |size| (*size > 1).then_some(size / 2));
         let sizes: Vec<usize> = sizes.take(if self.micro_batch.is_some() { 1 } else { usize::MAX }).collect();
         let mut found = vec![];
-        for plan in &plans {
+        for checkpoints in &plans {
             for size in &sizes {
-                let way = evaluate(plan, *size)?;
-                let fits = way.fits;
-                found.push(way);
+                let plan = evaluate(checkpoints, *size)?;
+                let fits = plan.fits;
+                found.push(plan);
                 // Smaller micro-batches of the same plan would only add overhead.
                 if fits {
                     break;
@@ -153,7 +152,7 @@ impl Planner {
     }
 }
 
-impl Way<'_> {
+impl Division<'_> {
     /// The division with the fastest step among those that fit. If none fits, the one whose largest device needs the least memory.
     fn best(&self) -> Result<StagePlan, Error> {
         let (stages, blocks) = (self.layout.stages(), self.step.blocks());
@@ -262,10 +261,7 @@ impl Way<'_> {
         let update = loads.iter().map(|load| load.estimate.update_seconds).fold(0.0, f64::max);
         // A chain of one stage may have no blocks.
         let stages = Stages::at(self.step.blocks().max(1), cuts)?;
-        Ok(StagePlan {
-            layout: self.layout.clone(),
-            stages,
-            loads,
+        let step = StepPlan {
             batch: self.planner.batch,
             micro_batch: self.micro_batch,
             precision: self.precision,
@@ -274,9 +270,9 @@ impl Way<'_> {
             peak_bytes,
             // Each device copies its own part of the state, which takes at most as long as one device that copies all of it.
             seconds: timeline.seconds() + update + self.planner.update_transfer,
-            bubble: timeline.bubble(),
             fits: fits_within(peak_bytes, self.limit),
-        })
+        };
+        Ok(StagePlan { step, layout: self.layout.clone(), stages, loads, bubble: timeline.bubble() })
     }
 
     fn estimate(

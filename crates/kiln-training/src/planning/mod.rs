@@ -4,18 +4,18 @@ mod budget;
 mod checkpointing;
 mod divide;
 mod host_memory;
-mod planned_optimizer;
 mod planner;
 mod recorded;
 mod remedies;
 mod stage_plan;
+mod step_plan;
 
 pub use budget::MemoryBudget;
 pub use checkpointing::Checkpointing;
-pub use planned_optimizer::PlannedOptimizer;
-pub use planner::{Planner, StepPlan};
+pub use planner::Planner;
 pub use remedies::{Remedy, StepChange};
 pub use stage_plan::{DeviceLayout, StageLoad, StagePlan};
+pub use step_plan::{PlannedOptimizer, StepPlan};
 
 pub(crate) use planner::plan_for;
 pub(crate) use recorded::{RecordedStep, StepKind};

@@ -1,73 +1,19 @@
 //! Finds the fastest micro-batch, checkpoint plan and precision that fit into a budget.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
-use bytesize::ByteSize;
 use kiln_checkpointing::{Plan, least, solve};
 use kiln_memory::{BackendProfile, Category, Prediction, fits_within, largest_within};
 use kiln_precision::Precision;
 use kiln_recovery::Setting;
 
-use super::planned_optimizer::PlannedOptimizer;
 use super::recorded::RecordedStep;
+use super::step_plan::{PlannedOptimizer, StepPlan};
 use crate::error::Error;
 
 /// How often a plan is solved again with a corrected budget. Corrections are needed because the solver's model of the peak differs from
 /// the prediction.
 const CORRECTIONS: usize = 4;
-
-/// One way to take a step, with its predicted peak and time.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct StepPlan {
-    /// Samples of a whole batch.
-    pub batch: usize,
-    /// Samples of a micro-batch.
-    pub micro_batch: usize,
-    /// The precision that layers compute in.
-    pub precision: Precision,
-    /// The optimizer.
-    pub optimizer: PlannedOptimizer,
-    /// How the blocks are run.
-    pub checkpoints: Plan,
-    /// The most bytes at once, predicted.
-    pub peak_bytes: u64,
-    /// Estimated seconds of a step on the whole batch.
-    pub seconds: f64,
-    /// Whether the peak stays within the limit that was asked for.
-    pub fits: bool,
-}
-
-impl fmt::Display for StepPlan {
-    /// `micro-batches of 16 of 64, f32, blocks 0 to 1 of 4 recomputed in one segment: predicted peak 96.1 MiB`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { batch, micro_batch, precision, optimizer, checkpoints, peak_bytes, .. } = self;
-        match micro_batch < batch {
-            true => write!(f, "micro-batches of {micro_batch} of {batch}")?,
-            false => write!(f, "whole batches of {batch}")?,
-        }
-        match checkpoints.recomputed() {
-            0 => write!(f, ", {precision}, nothing recomputed")?,
-            _ => write!(f, ", {precision}, {}", checkpoints.describe())?,
-        }
-        if *optimizer != PlannedOptimizer::Own {
-            write!(f, ", {optimizer}")?;
-        }
-        write!(f, ": predicted peak {}", ByteSize(*peak_bytes))
-    }
-}
-
-impl StepPlan {
-    /// The fastest of `plans` that fits. Among plans within 2 % of its time it takes the one with the largest micro-batch, and then the
-    /// one with the lowest peak.
-    pub fn fastest(plans: &[Self]) -> Option<&Self> {
-        let fitting = || plans.iter().filter(|plan| plan.fits);
-        let fastest = fitting().map(|plan| plan.seconds).min_by(f64::total_cmp)?;
-        let fast = fitting().filter(|plan| plan.seconds <= 1.02 * fastest);
-        fast.max_by_key(|plan| (plan.micro_batch, std::cmp::Reverse(plan.peak_bytes)))
-    }
-}
 
 /// The recorded steps of a task on a device, from which plans are made.
 ///
@@ -114,6 +60,15 @@ impl Planner {
         let Some((_, step)) = self.steps.first() else { return Err(Error::NoPrecision) };
         let prediction = step.predict(&Plan::none(self.blocks()), 1, self.batch, &BackendProfile::flex())?;
         Ok(prediction.breakdown_at(0).of(Category::OptimizerState))
+    }
+
+    /// The recorded step in a precision.
+    ///
+    /// # Errors
+    /// [`Error::NoPrecision`].
+    pub(crate) fn step_in(&self, precision: Precision) -> Result<&RecordedStep, Error> {
+        let found = self.steps.iter().find(|(known, _)| *known == precision);
+        found.map(|(_, step)| step).ok_or(Error::NoPrecision)
     }
 
     /// The planner of a plan's optimizer.
@@ -215,7 +170,7 @@ impl Planner {
     /// # Errors
     /// [`Error::Predict`].
     pub fn candidates(&self, precision: Precision, limit_bytes: u64) -> Result<Vec<StepPlan>, Error> {
-        let Some((_, step)) = self.steps.iter().find(|(known, _)| *known == precision) else { return Ok(vec![]) };
+        let Ok(step) = self.step_in(precision) else { return Ok(vec![]) };
         let allowed = largest_within(limit_bytes);
         let mut sizes: Vec<usize> = match self.micro_batch {
             Some(size) => vec![size.min(self.batch)],
@@ -244,9 +199,7 @@ impl Planner {
         micro_batch: usize,
         limit_bytes: u64,
     ) -> Result<StepPlan, Error> {
-        let Some((_, step)) = self.steps.iter().find(|(known, _)| *known == precision) else {
-            return Err(Error::NoPrecision);
-        };
+        let step = self.step_in(precision)?;
         self.of(step, precision, checkpoints.clone(), micro_batch, limit_bytes)
     }
 
@@ -256,15 +209,8 @@ impl Planner {
     /// [`Error::NoPrecision`], [`Error::Predict`].
     pub fn predict(&self, plan: &StepPlan) -> Result<Prediction, Error> {
         let planner = self.of_plan(plan);
-        match planner.steps.iter().find(|(precision, _)| *precision == plan.precision) {
-            Some((_, step)) => step.predict(
-                &plan.checkpoints,
-                plan.micro_batch,
-                plan.batch,
-                self.profile(plan.micro_batch, plan.batch),
-            ),
-            None => Err(Error::NoPrecision),
-        }
+        let profile = self.profile(plan.micro_batch, plan.batch);
+        planner.step_in(plan.precision)?.predict(&plan.checkpoints, plan.micro_batch, plan.batch, profile)
     }
 
     /// The fastest plan for one micro-batch: plain if that fits, else the solver's plan.
@@ -341,30 +287,4 @@ pub(crate) fn plan_for(plans: &[Plan], setting: Setting) -> Plan {
     let Some(plan) = plans.get(setting.plan).or(plans.last()) else { return Plan::none(0) };
     let offloaded = setting.offload.then(|| Plan::offload(plan.blocks(), 1).ok()).flatten();
     offloaded.unwrap_or_else(|| plan.clone())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn plan(seconds: f64, peak_bytes: u64, fits: bool) -> StepPlan {
-        let checkpoints = Plan::none(1);
-        let (precision, optimizer) = (Precision::F32, PlannedOptimizer::Own);
-        StepPlan { batch: 4, micro_batch: 1, precision, optimizer, checkpoints, peak_bytes, seconds, fits }
-    }
-
-    #[test]
-    fn the_fastest_plan_that_fits_is_chosen_and_of_equals_the_largest_micro_batch() {
-        assert!(StepPlan::fastest(&[plan(1.0, 10, false)]).is_none());
-        let plans = [plan(0.5, 90, false), plan(1.01, 40, true), plan(1.0, 60, true), plan(3.0, 10, true)];
-        assert_eq!(StepPlan::fastest(&plans).unwrap().peak_bytes, 40);
-        let larger = StepPlan { micro_batch: 2, ..plan(1.01, 80, true) };
-        assert_eq!(StepPlan::fastest(&[&plans[..], &[larger]].concat()).unwrap().peak_bytes, 80);
-    }
-
-    #[test]
-    fn a_plan_is_explained_in_one_line() {
-        let text = plan(1.0, 3 << 20, true).to_string();
-        assert_eq!(text, "micro-batches of 1 of 4, f32, nothing recomputed: predicted peak 3.0 MiB");
-    }
 }

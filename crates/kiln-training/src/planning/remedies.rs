@@ -3,10 +3,9 @@
 use std::cmp::Reverse;
 
 use kiln_checkpointing::Plan;
-use kiln_precision::Precision;
 
-use super::planner::{Planner, StepPlan};
-use super::recorded::RecordedStep;
+use super::planner::Planner;
+use super::step_plan::StepPlan;
 use crate::error::Error;
 
 /// Savings below one hundredth of the peak are not listed.
@@ -56,7 +55,7 @@ impl Planner {
     pub fn remedies(&self, from: &StepPlan, limit_bytes: Option<u64>) -> Result<Vec<Remedy>, Error> {
         let limit = limit_bytes.unwrap_or(u64::MAX);
         let planner = self.of_plan(from);
-        let step = planner.step_in(from.precision).ok_or(Error::NoPrecision)?;
+        let step = planner.step_in(from.precision)?;
         let of = |checkpoints: &Plan, size: usize| planner.of(step, from.precision, checkpoints.clone(), size, limit);
         let mut found = vec![];
 
@@ -90,19 +89,15 @@ impl Planner {
             ));
         }
         for other in self.alternatives.iter().chain(&self.compared_optimizers) {
-            let Some(step) = other.step_in(from.precision).filter(|_| other.optimizer != from.optimizer) else {
+            let Ok(step) = other.step_in(from.precision) else { continue };
+            if other.optimizer == from.optimizer {
                 continue;
-            };
+            }
             let change =
                 if other.optimizer.has_same_numbers() { StepChange::OffloadedOptimizer } else { StepChange::Optimizer };
             found.push((change, other.of(step, from.precision, from.checkpoints.clone(), from.micro_batch, limit)?));
         }
         Ok(ordered(from, found))
-    }
-
-    /// The recorded step in a precision.
-    fn step_in(&self, precision: Precision) -> Option<&RecordedStep> {
-        self.steps.iter().find(|(known, _)| *known == precision).map(|(_, step)| step)
     }
 }
 
@@ -151,6 +146,8 @@ fn ordered(from: &StepPlan, found: Vec<(StepChange, StepPlan)>) -> Vec<Remedy> {
 
 #[cfg(test)]
 mod tests {
+    use kiln_precision::Precision;
+
     use super::*;
     use crate::planning::PlannedOptimizer;
 

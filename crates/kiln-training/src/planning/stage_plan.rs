@@ -1,17 +1,14 @@
 //! The division of a run among devices, and the predicted load of each device.
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use bytesize::ByteSize;
-use kiln_checkpointing::Plan;
 use kiln_memory::StageEstimate;
 use kiln_parallel::{Schedule, StageCost, Stages};
-use kiln_precision::Precision;
 use serde::{Deserialize, Serialize};
 
-use super::planned_optimizer::PlannedOptimizer;
-use super::planner::StepPlan;
+use super::step_plan::{PlannedOptimizer, StepPlan};
 
 /// How a step is to be divided among devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,35 +104,22 @@ impl StageLoad {
     }
 }
 
-/// A way to take a step on several devices, and its predicted load.
+/// A plan of a step that is divided among devices, with the predicted load of each. Fields of the step are read through it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StagePlan {
+    /// How a replica takes its part of the step. The peak is that of the device that needs the most: the sum of the peaks of its stages. The
+    /// time is without sums over replicas.
+    #[serde(flatten)]
+    pub step: StepPlan,
     /// How the step is divided.
     pub layout: DeviceLayout,
     /// The blocks of each stage.
     pub stages: Stages,
     /// The load of each stage, in one replica.
     pub loads: Vec<StageLoad>,
-    /// Samples of a replica's part of a batch.
-    pub batch: usize,
-    /// Samples of a micro-batch.
-    pub micro_batch: usize,
-    /// The precision that layers compute in.
-    pub precision: Precision,
-    /// The optimizer.
-    #[serde(default)]
-    pub optimizer: PlannedOptimizer,
-    /// How the blocks are run.
-    pub checkpoints: Plan,
-    /// The most bytes at once on the device that needs the most: the sum of the peaks of its stages.
-    pub peak_bytes: u64,
-    /// Estimated seconds of a step, without sums over replicas.
-    pub seconds: f64,
     /// The share of time in which stages are idle during the passes of a batch.
     pub bubble: f64,
-    /// Whether every device stays within the limit that was asked for.
-    pub fits: bool,
 }
 
 impl StagePlan {
@@ -144,25 +128,19 @@ impl StagePlan {
         self.batch.div_ceil(self.micro_batch.max(1))
     }
 
-    /// The plan of the step, without its division.
-    pub fn step(&self) -> StepPlan {
-        StepPlan {
-            batch: self.batch,
-            micro_batch: self.micro_batch,
-            precision: self.precision,
-            optimizer: self.optimizer.clone(),
-            checkpoints: self.checkpoints.clone(),
-            peak_bytes: self.peak_bytes,
-            seconds: self.seconds,
-            fits: self.fits,
-        }
-    }
-
     /// The plan that fits and that [`StepPlan::fastest`] prefers.
     pub(crate) fn fastest(plans: &[Self]) -> Option<&Self> {
-        let steps: Vec<StepPlan> = plans.iter().map(Self::step).collect();
+        let steps: Vec<StepPlan> = plans.iter().map(|plan| plan.step.clone()).collect();
         let fastest = StepPlan::fastest(&steps)?;
         plans.iter().zip(&steps).find(|(_, step)| *step == fastest).map(|(plan, _)| plan)
+    }
+}
+
+impl Deref for StagePlan {
+    type Target = StepPlan;
+
+    fn deref(&self) -> &StepPlan {
+        &self.step
     }
 }
 

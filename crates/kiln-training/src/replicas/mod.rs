@@ -1,15 +1,11 @@
 //! A trainer as one of several replicas, each of which computes a part of every batch.
 
-mod ends;
+mod agreement;
 mod group;
-mod identify;
-mod random;
-mod same;
+mod setup;
 mod shards;
 
-pub(crate) use ends::{set_aside, telling};
-pub(crate) use group::{Replicas, nothing};
-pub(crate) use identify::{checksum, share_ids};
-pub(crate) use random::hold_random_numbers;
-pub(crate) use same::{Fact, same};
+pub(crate) use agreement::WholeBatch;
+pub(crate) use group::Group;
+pub(crate) use setup::{Fact, checksum};
 pub(crate) use shards::{gathered, part, whole};

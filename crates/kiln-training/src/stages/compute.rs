@@ -2,113 +2,63 @@
 
 use std::sync::Mutex;
 
-use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Gradients, Tensor};
 use kiln_accumulation::{RunningStatistics, Weight, WeightedLoss};
-use kiln_checkpointing::Plan;
 use kiln_memory::warm_thread;
-use kiln_parallel::{Action, Pipeline, Stopped, Timeline, Way};
+use kiln_parallel::{Action, Execution, Pipeline, Stopped};
 use kiln_recovery::{forget, reclaim, renewed};
 
-use super::division::Division;
-use super::held::StageGradients;
-use super::locks::{into_inner, lock};
 use super::measured::StageMeter;
 use super::pass::{Moment, StagePass};
-use super::placement::placed;
-use super::readers::{Readers, Uses};
+use super::readers::Uses;
+use super::staged::Staged;
+use super::sums::{StageGradients, into_inner, lock};
 use crate::batch::Part;
 use crate::error::Error;
 use crate::pass::Pass;
-use crate::replicas::hold_random_numbers;
-use crate::state::RunState;
+use crate::state::hold_random_numbers;
 use crate::task::Task;
-use crate::transaction::{Boundary, Computed, Guard, Share};
+use crate::transaction::{Boundary, Computation, Computed, compute_in_turn};
 
-/// Computes gradients of a batch in stages; [`compute`] for one kind of task.
-pub(crate) type Compute<T> = fn(
-    &Inputs<'_, T>,
-    &<T as Task>::Model,
-    &mut RunningStatistics,
-    &[(Weight, Part<'_, <T as Task>::Batch>)],
-) -> Result<(Computed, Vec<Tensor<1>>), Error>;
-
-/// The stages of a run.
-pub(crate) struct Staged<T: Task> {
-    pub(crate) division: Division,
-    pub(crate) compute: Compute<T>,
-    pub(crate) readers: Readers,
-    /// The actions of the stages with their times, of the last attempt that succeeded.
-    timeline: Mutex<Option<Timeline>>,
-    /// Measures the memory of each stage, which then work in turns.
-    pub(crate) meter: Option<StageMeter>,
-}
-
-/// The inputs of a computation of gradients.
-pub(crate) struct Inputs<'a, T: Task> {
-    pub(crate) task: &'a T,
-    pub(crate) staged: &'a Staged<T>,
-    pub(crate) plan: &'a Plan,
-    pub(crate) draws_random: bool,
-    pub(crate) state: RunState,
-    pub(crate) share: Share,
-    pub(crate) loss_scale: f64,
-    pub(crate) guard: Option<&'a Guard>,
-}
-
-impl<T: Task> Staged<T> {
-    pub(crate) fn new(division: Division, readers: Readers, compute: Compute<T>) -> Self {
-        Self { division, readers, compute, timeline: Mutex::default(), meter: None }
-    }
-
-    /// `model` with its parameters on the devices of the stages that use them.
-    pub(crate) fn place<M: Module>(&self, model: M) -> M {
-        let uses = self.readers.in_model(&model);
-        placed(model, &uses, &self.division.devices)
-    }
-
-    /// The actions of the stages with their times, of the last attempt that succeeded.
-    pub(crate) fn timeline(&self) -> Option<Timeline> {
-        lock(&self.timeline).clone()
-    }
-}
-
-/// Computes gradients and loss of the parts of a batch in stages. Also returns the tensors that the task named.
+/// Computes the gradients of micro-batches in stages, each of which works on another micro-batch. Without stages it computes one
+/// micro-batch after the other.
 ///
 /// Each micro-batch has its own copies of the parameters as leaves, so that no two micro-batches share a graph.
-pub(crate) fn compute<T>(
-    inputs: &Inputs<'_, T>,
+pub(crate) fn compute_in_stages<T>(
+    inputs: &Computation<'_, T>,
     model: &T::Model,
     statistics: &mut RunningStatistics,
-    parts: &[(Weight, Part<'_, T::Batch>)],
-) -> Result<(Computed, Vec<Tensor<1>>), Error>
+) -> Result<Computed, Error>
 where
     T: Task + Sync,
     T::Model: Sync,
     T::Batch: Sync,
 {
-    let Inputs { staged, loss_scale, .. } = *inputs;
+    let Some(staged) = inputs.staged else { return compute_in_turn(inputs, model, statistics) };
     let division = &staged.division;
+    let parts: Vec<_> = inputs.micro_batches.iter().collect();
     let uses = staged.readers.in_model(model);
     let run = Run {
         inputs,
+        staged,
         model,
         models: parts.iter().map(|_| Mutex::new(None)).collect(),
         losses: parts.iter().map(|_| Mutex::new(None)).collect(),
-        evidence: Mutex::default(),
+        named: Mutex::default(),
         statistics: Mutex::new(statistics),
         gradients: StageGradients::new(division.count(), uses.clone()),
         uses,
     };
     // Random numbers are one stream per process, and memory is one heap: stages that draw or are measured take turns.
-    let way = if inputs.draws_random || staged.meter.is_some() { Way::InTurns } else { Way::Threads };
+    let execution = if inputs.draws_random || staged.meter.is_some() { Execution::Serial } else { Execution::Threads };
     staged.meter.iter().for_each(StageMeter::begin);
     // The caller has flushed the first stage's device.
     division.other_devices().try_for_each(Device::flush)?;
     let _random = inputs.draws_random.then(hold_random_numbers);
-    let pipeline =
-        Pipeline::new(division.schedule, division.count(), parts.len())?.way(way).devices(&division.devices[..]);
+    let pipeline = Pipeline::new(division.schedule, division.count(), parts.len())?
+        .execution(execution)
+        .devices(&division.devices[..]);
     let ran = pipeline.run_guarded(
         |micro_batch, hop| run.forward(micro_batch, &parts[micro_batch], hop),
         |stage, micro_batch, gradients| run.take(stage, micro_batch, gradients),
@@ -140,7 +90,7 @@ where
     };
     staged.meter.iter().for_each(StageMeter::end);
     *lock(&staged.timeline) = Some(ran.timeline);
-    let Run { losses, evidence, gradients, .. } = run;
+    let Run { losses, named, gradients, .. } = run;
     let gradients = gradients.finish(model)?;
     let means = losses.into_iter().filter_map(into_inner::<Option<Tensor<1>>>);
     let step = inputs.state.next_step();
@@ -148,74 +98,63 @@ where
     if gradients.is_empty() {
         return Err(Error::NoGradients { step });
     }
-    Ok((Computed { gradients, loss, loss_scale, micro_batches: parts.len() }, into_inner(evidence)))
+    let (loss_scale, micro_batches, named) = (inputs.loss_scale, parts.len(), into_inner(named));
+    Ok(Computed { gradients, loss, loss_scale, micro_batches, named })
 }
 
 /// A batch that is computed in stages.
 struct Run<'a, T: Task> {
-    inputs: &'a Inputs<'a, T>,
+    inputs: &'a Computation<'a, T>,
+    staged: &'a Staged,
     model: &'a T::Model,
     /// The leaves of each micro-batch in flight.
     models: Vec<Mutex<Option<T::Model>>>,
     losses: Vec<Mutex<Option<Tensor<1>>>>,
-    evidence: Mutex<Vec<Tensor<1>>>,
+    named: Mutex<Vec<Tensor<1>>>,
     statistics: Mutex<&'a mut RunningStatistics>,
     gradients: StageGradients,
     uses: Uses,
 }
 
-impl<T: Task> Inputs<'_, T> {
-    fn at(&self, boundary: Boundary) -> Result<(), Error> {
-        match self.guard {
-            Some(guard) => Ok(guard(boundary)?),
-            None => Ok(()),
-        }
-    }
-
+impl<T: Task> Run<'_, T> {
     /// Seeds a stage's device for a micro-batch. The first stage gets the seed of a step without stages.
     fn seed(&self, device: &Device, stage: usize, micro_batch: usize) {
-        if stage == 0 || self.draws_random {
-            let seed = self.state.step_seed((self.share.first_micro_batch + micro_batch) as u64);
+        if stage == 0 || self.inputs.draws_random {
+            let seed = self.inputs.state.step_seed((self.inputs.share.first_micro_batch + micro_batch) as u64);
             device.seed(seed ^ (stage as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         }
     }
-}
 
-impl<T: Task> Run<'_, T> {
     /// The forward pass of a micro-batch through all stages.
     fn forward(
         &self,
         micro_batch: usize,
         (weight, part): &(Weight, Part<'_, T::Batch>),
-        hop: &kiln_parallel::Hop<'_>,
+        hop: &kiln_parallel::StageBoundary<'_>,
     ) -> Result<Tensor<1>, Error> {
-        let Inputs { task, staged, plan, draws_random, share, loss_scale, .. } = *self.inputs;
-        let division = &staged.division;
-        staged.meter.iter().for_each(|_| warm_thread(&division.devices[0].clone().inner()));
+        let Computation { task, plan, draws_random, share, loss_scale, .. } = *self.inputs;
+        let division = &self.staged.division;
+        self.staged.meter.iter().for_each(|_| warm_thread(&division.devices[0].clone().inner()));
         let leaves = renewed(self.model);
         *lock(&self.models[micro_batch]) = Some(leaves.clone());
-        self.inputs.seed(&division.devices[0], 0, micro_batch);
+        self.seed(&division.devices[0], 0, micro_batch);
         let between = |moment| match moment {
             Moment::Ends(stage) => self.end(stage, *weight),
             Moment::Begins(stage) => {
-                self.inputs.seed(&division.devices[stage], stage, micro_batch);
+                self.seed(&division.devices[stage], stage, micro_batch);
                 Ok(())
             }
         };
-        let staged = StagePass { division, hop, plan, draws_random, between: &between };
-        let pass = Pass::staged(&leaves, staged);
+        let pass = Pass::in_stages(&leaves, plan, draws_random, StagePass { division, hop, between: &between });
         let loss = task.loss(&pass, part.batch());
-        let evidence = pass.into_evidence()?;
+        let named = pass.into_named()?;
         if hop.stage() + 1 < division.count() {
             let (found, expected) = (hop.stage() + 1, division.count());
-            return Err(Error::Parallel(kiln_parallel::Error::Hops { micro_batch, found, expected }));
+            return Err(Error::Parallel(kiln_parallel::Error::StageCount { micro_batch, found, expected }));
         }
-        lock(&self.evidence).extend(evidence);
-        let WeightedLoss { mean, scaled } =
-            WeightedLoss::new(loss, *weight, share.total, loss_scale).map_err(|e| match e {
-                kiln_accumulation::Error::NoGradients => Error::NoGradients { step: self.inputs.state.next_step() },
-                e => Error::Accumulation(e),
-            })?;
+        lock(&self.named).extend(named);
+        let WeightedLoss { mean, scaled } = WeightedLoss::new(loss, *weight, share.total, loss_scale)
+            .map_err(|e| Error::of_accumulation(self.inputs.state.next_step(), e))?;
         *lock(&self.losses[micro_batch]) = Some(mean);
         self.inputs.at(Boundary::Forward)?;
         self.end(hop.stage(), *weight)?;

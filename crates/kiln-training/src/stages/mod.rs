@@ -2,18 +2,18 @@
 
 mod compute;
 mod division;
-mod held;
-mod locks;
 mod measured;
 mod pass;
-mod placement;
 mod readers;
+mod staged;
+mod sums;
 
 pub use division::StagesConfig;
 pub use measured::StageMemory;
 
-pub(crate) use compute::{Compute, Inputs, Staged, compute};
+pub(crate) use compute::compute_in_stages;
 pub(crate) use division::Division;
 pub(crate) use measured::{StageMeter, StageSizes};
 pub(crate) use pass::StagePass;
 pub(crate) use readers::Readers;
+pub(crate) use staged::Staged;

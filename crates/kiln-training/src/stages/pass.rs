@@ -1,8 +1,8 @@
 //! A pass that ends a stage between two blocks of a chain.
 
 use burn::tensor::{Bool, Device, Int, Tensor};
-use kiln_checkpointing::{Plan, TensorMap, Tensors};
-use kiln_parallel::Hop;
+use kiln_checkpointing::{TensorMap, Tensors};
+use kiln_parallel::StageBoundary;
 
 use super::division::Division;
 use crate::error::Error;
@@ -11,9 +11,7 @@ use crate::error::Error;
 #[derive(Clone, Copy)]
 pub(crate) struct StagePass<'a> {
     pub(crate) division: &'a Division,
-    pub(crate) hop: &'a Hop<'a>,
-    pub(crate) plan: &'a Plan,
-    pub(crate) draws_random: bool,
+    pub(crate) hop: &'a StageBoundary<'a>,
     /// Called at the end of a stage, and at the beginning of the next one.
     pub(crate) between: &'a dyn Fn(Moment) -> Result<(), Error>,
 }
@@ -51,7 +49,7 @@ impl<'a> StagePass<'a> {
 
 /// Hands tensors to the next stage.
 struct Carry<'a> {
-    hop: &'a Hop<'a>,
+    hop: &'a StageBoundary<'a>,
     device: &'a Device,
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use super::events::Evaluation;
-use super::run::Trainer;
+use super::trainer::Trainer;
 use crate::checkpoints::STATE;
 use crate::error::Error;
 use crate::task::Task;
@@ -38,11 +38,8 @@ impl<T: Task> Trainer<T> {
     pub(super) fn keep_best(&self) -> Result<(), Error> {
         let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
         let keep = || checkpoints.keep_best(self.state().step).map(|_| ());
-        match &self.run.replicas {
-            Some(replicas) if replicas.is_first() => replicas.all(keep()),
-            Some(replicas) => replicas.all(Ok(())),
-            None => keep(),
-        }
+        let group = &self.run.group;
+        group.all(if group.is_first() { keep() } else { Ok(()) })
     }
 
     /// Makes the best checkpoint and the run consistent after a resume. A process that was killed between saving a checkpoint and marking
@@ -66,7 +63,7 @@ impl<T: Task> Trainer<T> {
             self.progress = self.progress.without_best();
             return Ok(());
         }
-        match self.run.replicas.as_ref().is_none_or(|replicas| replicas.is_first()) {
+        match self.run.group.is_first() {
             true => checkpoints.keep_best(best.step).map(|_| ()),
             false => Ok(()),
         }

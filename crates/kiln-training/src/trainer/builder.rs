@@ -17,7 +17,7 @@ use kiln_recovery::Patience;
 use super::attach::{Attach, Edit, autocast, below_the_cast};
 use super::events::{Event, Every, RunLength};
 use super::freeze::frozen;
-use super::run::{MakeOptimizer, Observer, Trainer};
+use super::trainer::{MakeOptimizer, Observer, Trainer};
 use crate::batch_scaling::BatchScaling;
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
@@ -25,9 +25,9 @@ use crate::optimizer::OptimizerGroups;
 use crate::planning::{Checkpointing, MemoryBudget, PlannedOptimizer};
 use crate::progress::BestConfig;
 use crate::schedule::Schedule;
-use crate::stages::{Compute, StagesConfig, compute};
+use crate::stages::{StagesConfig, compute_in_stages};
 use crate::task::Task;
-use crate::transaction::{Boundary, Guard};
+use crate::transaction::{Boundary, Compute, Guard, compute_in_turn};
 
 type Pause = Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>;
 
@@ -75,7 +75,8 @@ pub struct TrainerBuilder<'a, T: Task> {
     pub(super) observer: Option<Observer>,
     pub(super) communicator: Option<Arc<dyn Communicator>>,
     pub(super) shards_optimizer: bool,
-    pub(super) stages: Option<(StagesConfig, Compute<T>)>,
+    pub(super) stages: Option<StagesConfig>,
+    pub(super) compute: Compute<T>,
 }
 
 /// An optimizer that may replace the run's own.
@@ -168,6 +169,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             communicator: None,
             shards_optimizer: false,
             stages: None,
+            compute: compute_in_turn::<T>,
         }
     }
 
@@ -370,6 +372,6 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         T::Model: Sync,
         T::Batch: Sync,
     {
-        Self { stages: Some((stages, compute::<T>)), ..self }
+        Self { stages: Some(stages), compute: compute_in_stages::<T>, ..self }
     }
 }

@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 
 use super::events::Evaluation;
-use super::run::Trainer;
+use super::trainer::Trainer;
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::source::BatchSource;
@@ -19,7 +19,7 @@ impl<T: Task> Trainer<T> {
     where
         S: BatchSource<Batch = T::Batch> + ?Sized,
     {
-        let at_once = |batch: &T::Batch| self.setting((batch.len(), batch.shape_key())).micro_batch;
+        let at_once = |batch: &T::Batch| self.setting(batch.len(), batch.shape_key()).micro_batch;
         let metrics = self.task.evaluate(self.model(), data, self.device(), at_once)?;
         let state = self.state();
         Ok(Evaluation { step: state.step, epochs: state.epoch, metrics })

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use super::events::{Evaluation, Event, Finish, RunLength};
-use super::run::Trainer;
+use super::trainer::Trainer;
 use crate::error::Error;
-use crate::replicas::{Replicas, same, telling};
 use crate::source::{BatchSource, TrainingData};
 use crate::state::RunState;
 use crate::task::Task;
@@ -34,12 +33,11 @@ impl<T: Task> Trainer<T> {
     /// the data gives fewer batches than it says, [`Error::NothingRead`] when no batch of an epoch could be read, and
     /// [`Error::InvalidSetting`] for a run of no steps.
     pub fn fit<D: TrainingData<Batch = T::Batch>>(&mut self, data: &D) -> Result<Finish, Error> {
-        let replicas = self.run.replicas.clone();
-        let communicator = replicas.as_ref().map(|replicas| &*replicas.communicator);
-        let total = telling(communicator, || self.begin(data))?;
+        let group = self.run.group.clone();
+        let total = group.tell_end(|| self.begin(data))?;
         let mut fit = Fit { trainer: self, data, total };
         // The group ends before the rescue, because a waiting replica would not learn the reason otherwise.
-        telling(communicator, || fit.steps()).inspect_err(|error| fit.rescue(error))
+        group.tell_end(|| fit.steps()).inspect_err(|error| fit.rescue(error))
     }
 
     /// Notes the size of the data as [`set_data`](Self::set_data), on all replicas or on none, and returns the number of steps.
@@ -47,8 +45,10 @@ impl<T: Task> Trainer<T> {
         let total = self.set_data(data.train());
         // The other replicas have begun, and wait for this replica's update.
         let waiting = self.run.ready().is_err();
-        let Some(replicas) = self.run.replicas.as_ref().filter(|_| !waiting) else { return total };
-        let total = replicas.all(total)?;
+        if waiting {
+            return total;
+        }
+        let total = self.run.group.all(total)?;
         let at = self.state();
         let every = self.every;
         // Facts that decide which operations the replicas call, and in which order.
@@ -61,7 +61,7 @@ impl<T: Task> Trainer<T> {
             ("use of checkpoints", self.checkpoints.is_some().to_string()),
             ("metric that the run is judged by", format!("{:?}", self.best)),
         ];
-        same(&*replicas.communicator, &facts)?;
+        self.run.group.check_equal(&facts)?;
         Ok(total)
     }
 
@@ -205,7 +205,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
 
     /// Whether `stop` is true on any replica.
     fn anywhere(&self, stop: bool) -> Result<bool, Error> {
-        self.trainer.run.replicas.as_ref().map_or(Ok(stop), |replicas| replicas.any(stop))
+        self.trainer.run.group.any(stop)
     }
 
     /// Calls the observer, and returns whether it asks to stop.
@@ -231,8 +231,8 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
             _ => matches!(error, Error::Lost(_) | Error::Device { .. } | Error::Save { .. }),
         };
         // The first replica saves for all. If the state is divided, saving needs all replicas.
-        let saves = |replicas: &Replicas| replicas.is_first() && !replicas.shards_optimizer;
-        let saved_here = self.trainer.run.replicas.as_ref().is_none_or(saves);
+        let group = &self.trainer.run.group;
+        let saved_here = group.is_first() && !group.shards_optimizer;
         if !saved_here || lost || self.trainer.run.ready().is_err() || self.trainer.state().step == self.trainer.saved {
             return;
         }

@@ -8,7 +8,7 @@ use kiln_precision::Precision;
 use kiln_recovery::Patience;
 
 use super::builder::{AllowedOptimizer, TrainerBuilder};
-use super::run::MakeOptimizer;
+use super::trainer::MakeOptimizer;
 use crate::optimizer::OptimizerGroups;
 use crate::planning::{Checkpointing, MemoryBudget, PlannedOptimizer};
 use crate::task::Task;

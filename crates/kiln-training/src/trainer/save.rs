@@ -14,12 +14,12 @@ use kiln_recovery::{AttemptOutcome, Failure, Recovery, RecoveryState, attempt};
 use serde::{Deserialize, Serialize};
 
 use super::attach::other_attachment;
-use super::run::Trainer;
+use super::trainer::Trainer;
 use crate::checkpoints::{Checkpoints, MANIFEST, MODEL, OPTIMIZER, STATE, load_model, load_model_by};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::progress::Progress;
-use crate::replicas::{gathered, part, same, telling, whole};
+use crate::replicas::{gathered, part, whole};
 use crate::state::RunState;
 use crate::task::Task;
 
@@ -85,7 +85,7 @@ impl<T: Task> Trainer<T> {
         self.run.ready()?; // half an update must not be saved
         let step = self.run.state.step;
         let optimizer = self.whole_optimizer(checkpoints)?;
-        if self.run.replicas.as_ref().is_some_and(|replicas| !replicas.is_first()) {
+        if !self.run.group.is_first() {
             return Ok(checkpoints.path_of(step));
         }
         checkpoints.save(step, |path| {
@@ -105,11 +105,7 @@ impl<T: Task> Trainer<T> {
     /// # Errors
     /// Those of [`save`](Self::save), and [`Error::Replica`] for those of another replica.
     pub(super) fn save_on_all(&self) -> Result<PathBuf, Error> {
-        let saved = self.save();
-        match &self.run.replicas {
-            Some(replicas) => replicas.all(saved),
-            None => saved,
-        }
+        self.run.group.all(self.save())
     }
 
     /// Makes [`fit`](Self::fit) save to `checkpoints` from now on.
@@ -123,14 +119,9 @@ impl<T: Task> Trainer<T> {
     /// [`Error::NoCheckpoints`]; [`Error::Load`] if there are checkpoints and none can be used; [`Error::Memory`] and [`Error::Lost`] if
     /// the device has no room for a usable one; [`Error::Replica`] if another replica failed, or found another checkpoint.
     pub fn resume(&mut self) -> Result<Option<PathBuf>, Error> {
-        let replicas = self.run.replicas.clone();
-        let Some(replicas) = replicas else {
-            let resumed = self.resume_here()?;
-            self.check_best()?;
-            return Ok(resumed);
-        };
-        telling(Some(&*replicas.communicator), || {
-            let resumed = replicas.all(self.resume_here())?;
+        let group = self.run.group.clone();
+        group.tell_end(|| {
+            let resumed = group.all(self.resume_here())?;
             let name =
                 resumed.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
             let manifest = resumed.as_ref().and_then(|path| fs::read(path.join(MANIFEST)).ok());
@@ -141,8 +132,8 @@ impl<T: Task> Trainer<T> {
                     format!("{:08x}", crc32fast::hash(&manifest.unwrap_or_default())),
                 ),
             ];
-            same(&*replicas.communicator, &facts)?;
-            replicas.all(self.check_best())?;
+            group.check_equal(&facts)?;
+            group.all(self.check_best())?;
             Ok(resumed)
         })
     }
@@ -154,14 +145,8 @@ impl<T: Task> Trainer<T> {
     /// [`Error::Load`] for a checkpoint that is damaged, of another model, of another optimizer, or with other attachments to its
     /// parameters; [`Error::Memory`] and [`Error::Lost`] if the device has no room for it; [`Error::Replica`] if another replica failed.
     pub fn start_from(&mut self, path: &Path) -> Result<(), Error> {
-        let replicas = self.run.replicas.clone();
-        telling(replicas.as_ref().map(|replicas| &*replicas.communicator), || {
-            let started = self.start_here(path);
-            match &replicas {
-                Some(replicas) => replicas.all(started),
-                None => started,
-            }
-        })
+        let group = self.run.group.clone();
+        group.tell_end(|| group.all(self.start_here(path)))
     }
 
     fn start_here(&mut self, path: &Path) -> Result<(), Error> {
@@ -179,12 +164,11 @@ impl<T: Task> Trainer<T> {
 
     /// On the first replica, the optimizer's state from all replicas if it is divided among them. Otherwise `None`.
     fn whole_optimizer(&self, checkpoints: &Checkpoints) -> Result<Option<Bytes>, Error> {
-        let Some(replicas) = self.run.replicas.as_ref().filter(|replicas| replicas.shards_optimizer) else {
-            return Ok(None);
-        };
+        let group = &self.run.group;
+        let Some(communicator) = group.communicator().filter(|_| group.shards_optimizer) else { return Ok(None) };
         let fail = |reason: String| Error::Save { path: checkpoints.path_of(self.run.state.step), reason };
-        let own = replicas.caught(|| self.run.optimizer.into_bytes().map_err(|e| fail(e.to_string())));
-        let parts = gathered(&*replicas.communicator, &replicas.all(own)?)?;
+        let own = group.caught(|| self.run.optimizer.into_bytes().map_err(|e| fail(e.to_string())));
+        let parts = gathered(communicator, &group.all(own)?)?;
         parts.map(|parts| whole(parts).map_err(fail)).transpose()
     }
 
@@ -264,11 +248,11 @@ impl<T: Task> Trainer<T> {
         let load = || {
             // Clones share running statistics, including those that a thread has not folded in yet; `valid` makes new ones.
             let model = self.model().valid().train();
-            let model = match &self.run.replicas {
-                Some(_) => load_model_by(model, path, |file| {
+            let model = match self.run.group.has_others() {
+                true => load_model_by(model, path, |file| {
                     ModuleRecord::from_bytes(in_memory(file)?).map_err(|e| e.to_string())
                 })?,
-                None => load_model(model, path)?,
+                false => load_model(model, path)?,
             };
             let model = match &self.staged {
                 Some(staged) => staged.place(model),
@@ -280,19 +264,19 @@ impl<T: Task> Trainer<T> {
                 self.compare(saved).map_err(fail)?;
             }
             let file = path.join(OPTIMIZER);
-            let owned = self.run.replicas.as_ref().and_then(|replicas| replicas.owned(&model));
+            let owned = self.run.group.owned(&model);
             let wanted = match purpose {
                 Purpose::Resume => owned,
                 // Parameters that were trained there and are frozen here would have a state that nothing needs.
                 Purpose::Start => owned.or_else(|| Some(trained(&model))),
             };
-            let record = match (wanted, &self.run.replicas) {
+            let record = match (wanted, self.run.group.has_others()) {
                 (Some(wanted), _) => {
                     let all = in_memory(&file).map_err(fail)?;
                     OptimizerRecord::from_bytes(part(all, &wanted).map_err(fail)?)
                 }
-                (None, Some(_)) => OptimizerRecord::from_bytes(in_memory(&file).map_err(fail)?),
-                (None, None) => OptimizerRecord::load(file),
+                (None, true) => OptimizerRecord::from_bytes(in_memory(&file).map_err(fail)?),
+                (None, false) => OptimizerRecord::load(file),
             };
             let record = record.map_err(|e| fail(e.to_string()))?;
             let optimizer = groups.load(record, &model, &plain, false).map_err(fail)?;

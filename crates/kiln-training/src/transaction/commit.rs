@@ -1,39 +1,76 @@
 //! The commit of an attempt: the update of the parameters, and the end of the step.
 
-use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
-use kiln_precision::Decision;
-use kiln_recovery::{AttemptOutcome, Failure, attempt, reclaim};
+use burn::tensor::Tensor;
+use kiln_accumulation::RunningStatistics;
+use kiln_precision::{Decision, Probed};
+use kiln_recovery::{AttemptOutcome, Failure, Pauses, Probe, Recovery, attempt, reclaim};
 
-use super::attempt::Attempted;
-use super::boundary::Boundary;
 use super::model_state::ModelState;
-use super::report::StepReport;
-use super::update::{Update, drop_gradients, gradients_of, probe_chunk};
+use super::report::{Boundary, StepReport};
+use super::update::{TRIES, Update, drop_gradients, gradients_of, probe_chunk};
 use crate::error::Error;
 
-/// How often the update of a single parameter is tried without a pause.
-const TRIES: usize = 8;
+/// The results of forward and backward passes that succeeded. The model is still unchanged.
+pub(crate) struct Attempted {
+    pub(crate) probed: Probed,
+    pub(crate) loss: f64,
+    pub(crate) loss_scale: f64,
+    pub(crate) micro_batches: usize,
+    pub(crate) statistics: RunningStatistics,
+}
+
+/// The failed attempts before the one that succeeded.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lost {
+    pub(crate) failures: usize,
+    pub(crate) seconds: f64,
+    /// The sum of the pauses.
+    pub(crate) waited: Duration,
+}
+
+/// Adds to the probe the tensors that must have been written for an attempt to count. The gradients need no probe: each contributes to the
+/// norm, which has been read.
+pub(crate) fn probe_attempt(statistics: &RunningStatistics, named: &[Tensor<1>], probe: &mut Probe) {
+    for value in statistics.values().chain(named) {
+        probe.add(value);
+    }
+}
+
+/// Waits for memory in work that is not a batch, within the patience of a batch. Without a recovery it does not wait.
+pub(crate) struct Waiting<'a> {
+    recovery: Option<&'a mut Recovery>,
+    pauses: Pauses,
+}
+
+impl<'a> Waiting<'a> {
+    /// A wait that goes on after pauses of the same batch, which took `waited`.
+    pub(crate) fn after(waited: Duration, recovery: Option<&'a mut Recovery>) -> Self {
+        Self { recovery, pauses: Pauses::after(waited) }
+    }
+
+    /// Pauses, and returns whether to try again.
+    pub(crate) fn for_memory(&mut self, failure: &Failure) -> bool {
+        self.recovery.as_mut().is_some_and(|recovery| recovery.pause(&mut self.pauses, failure))
+    }
+}
 
 impl<M: Module> ModelState<M> {
-    /// Applies an attempt that succeeded: to parameters, optimizer, statistics, loss scale and position. Before it, `failures` attempts
-    /// failed, which took `lost_seconds`. Gradients that are not finite skip the step if the loss scale can fall: only the position and
-    /// the scale change. `pause` works as in [`complete_update`](Self::complete_update).
+    /// Applies an attempt that succeeded: to parameters, optimizer, statistics, loss scale and position. Gradients that are not finite skip
+    /// the step if the loss scale can fall: only the position and the scale change.
     ///
     /// # Errors
     /// [`Error::NotFinite`]; everything is then unchanged. [`Error::Unfinished`] when memory ran out during the update.
     pub(crate) fn commit(
         &mut self,
         attempted: Attempted,
-        failures: usize,
-        lost_seconds: f64,
-        pause: impl FnMut(&Failure) -> bool,
+        lost: Lost,
+        recovery: Option<&mut Recovery>,
     ) -> Result<StepReport, Error> {
-        let Attempted { probed, loss, loss_scale, micro_batches, statistics, evidence: _ } = attempted;
+        let Attempted { probed, loss, loss_scale, micro_batches, statistics } = attempted;
         let step = self.state.next_step();
         let rate = self.learning_rate()?;
         if probed.is_finite() && !loss.is_finite() {
@@ -56,15 +93,22 @@ impl<M: Module> ModelState<M> {
             skipped: true,
             loss_scale,
             micro_batches,
-            failures,
-            lost_seconds,
+            failures: lost.failures,
+            lost_seconds: lost.seconds,
             peak_bytes: None,
         };
         match decision {
             Decision::Apply(prepared) => {
                 let report = StepReport { gradient_norm: Some(prepared.norm()), skipped: false, ..report };
-                self.update = Some(Update::new(&self.model, prepared, statistics, rate, report, self.owned().as_ref()));
-                self.complete_update(pause)
+                self.update = Some(Update::new(
+                    &self.model,
+                    prepared,
+                    statistics,
+                    rate,
+                    report,
+                    self.group.owned(&self.model).as_ref(),
+                ));
+                self.complete_update(&mut Waiting::after(lost.waited, recovery))
             }
             Decision::Skip => {
                 self.state = self.state.after_step(true);
@@ -74,107 +118,77 @@ impl<M: Module> ModelState<M> {
     }
 
     /// Completes an update that ran out of memory: updated parameters stay, and the others follow. If a single parameter cannot be
-    /// updated, `pause` waits for memory and returns whether to try again.
+    /// updated, it waits for memory.
     ///
     /// # Errors
     /// [`Error::Unfinished`] again, and [`Error::NoUpdate`] if there is nothing to finish.
-    pub(crate) fn complete_update(&mut self, mut pause: impl FnMut(&Failure) -> bool) -> Result<StepReport, Error> {
+    pub(crate) fn complete_update(&mut self, waiting: &mut Waiting<'_>) -> Result<StepReport, Error> {
         let step = self.state.next_step();
-        let Some(mut update) = self.update.take() else { return Err(Error::NoUpdate { step }) };
-        while let Some((chunk, failures)) = update.left.pop_front() {
+        if self.update.is_none() {
+            return Err(Error::NoUpdate { step });
+        }
+        while let Some(update) = &self.update
+            && let Some(chunk) = update.left.front().map(|(chunk, _)| chunk.clone())
+        {
             let begun = Instant::now();
-            let tried = catch_unwind(AssertUnwindSafe(|| {
-                attempt(
-                    &self.settings.device,
-                    || self.updated(&update, &chunk),
-                    |(_, model), probe| probe_chunk(model, &chunk, probe),
-                )
-            }));
-            let tried = match tried {
-                Ok(tried) => tried,
-                Err(panic) => {
-                    update.left.push_front((chunk, failures));
-                    self.update = Some(update);
-                    resume_unwind(panic);
-                }
-            };
+            let work = || self.updated(update, &chunk);
+            let tried = attempt(&self.settings.device, work, |(_, model), probe| probe_chunk(model, &chunk, probe));
+            let Some(update) = &mut self.update else { break };
             match tried {
                 AttemptOutcome::Done((optimizer, model)) => {
                     (self.optimizer, self.model) = (optimizer, model);
                     drop_gradients(&self.model, &mut update.prepared, &chunk);
+                    update.left.pop_front();
                 }
                 AttemptOutcome::Failed(failure) => {
                     tracing::warn!("step {step}: {failure} while {} parameters were updated", chunk.len());
-                    // Halves need less memory; a single parameter may fit next time.
-                    let (first, second) = chunk.split_at(chunk.len() / 2);
-                    let failures = if first.is_empty() { failures + 1 } else { 0 };
-                    for half in [second, first].into_iter().filter(|half| !half.is_empty()) {
-                        update.left.push_front((half.to_vec(), failures.min(TRIES - 1)));
-                    }
-                    let goes_on = failures < TRIES || pause(&failure);
+                    let goes_on = update.halve_first() < TRIES || waiting.for_memory(&failure);
                     update.report.failures += 1;
                     update.report.lost_seconds += begun.elapsed().as_secs_f64();
                     if !goes_on {
-                        if let Some((_, failures)) = update.left.front_mut() {
-                            *failures = 0;
-                        }
-                        let error = update.unfinished(step, Some(failure));
-                        self.update = Some(update);
-                        return Err(error);
+                        update.forget_failures();
+                        return Err(update.unfinished(step, Some(failure)));
                     }
                 }
-                AttemptOutcome::Other(error) => {
-                    update.left.push_front((chunk, failures));
-                    self.update = Some(update);
-                    return Err(error);
-                }
+                AttemptOutcome::Other(error) => return Err(error),
             }
         }
-        if let Err(error) = self.take_from_owners(&mut update.report, pause) {
-            let error = match error {
-                Error::Memory(failure) => update.unfinished(step, Some(failure)),
-                error => error,
-            };
-            self.update = Some(update);
-            return Err(error);
-        }
+        self.take_from_owners(waiting)?;
+        let Some(update) = self.update.take() else { return Err(Error::NoUpdate { step }) };
         update.statistics.commit(&self.model);
         self.state = self.state.after_step(false);
         Ok(update.report)
     }
 
     /// Takes the parameters that other replicas have updated, and sends them those that this one has updated.
-    fn take_from_owners(
-        &mut self,
-        report: &mut StepReport,
-        mut pause: impl FnMut(&Failure) -> bool,
-    ) -> Result<(), Error> {
-        let Some(replicas) = &self.replicas else { return Ok(()) };
-        let device = &self.settings.device;
+    fn take_from_owners(&mut self, waiting: &mut Waiting<'_>) -> Result<(), Error> {
+        if !self.group.shards_optimizer {
+            return Ok(());
+        }
+        let step = self.state.next_step();
         let mut tries = 1;
         // All replicas get the same errors, and try again together.
-        let model = loop {
-            let ready = match replicas.shards_optimizer {
-                true => replicas.all(self.at(Boundary::HandOut)),
-                false => Ok(()),
-            };
-            match ready.and_then(|()| replicas.hand_out(&self.model)) {
-                Err(Error::Memory(failure)) if tries < TRIES || pause(&failure) => {
-                    tracing::warn!("step {}: {failure} while parameters were handed out", self.state.next_step());
-                    reclaim(device);
-                    tries += 1;
-                    report.failures += 1;
+        loop {
+            let ready = self.group.all(self.at(Boundary::HandOut));
+            let failure = match ready.and_then(|()| self.group.hand_out(&self.model)) {
+                Ok(model) => {
+                    self.model = model;
+                    return Ok(());
                 }
-                handed_out => break handed_out?,
+                Err(Error::Memory(failure)) => failure,
+                Err(error) => return Err(error),
+            };
+            if tries >= TRIES && !waiting.for_memory(&failure) {
+                let unfinished = self.update.as_ref().map(|update| update.unfinished(step, Some(failure.clone())));
+                return Err(unfinished.unwrap_or(Error::Memory(failure)));
             }
-        };
-        self.model = model;
-        Ok(())
-    }
-
-    /// The parameters whose optimizer state this replica keeps. `None` if it keeps all.
-    pub(crate) fn owned(&self) -> Option<HashSet<ParamId>> {
-        self.replicas.as_ref()?.owned(&self.model)
+            tracing::warn!("step {step}: {failure} while parameters were handed out");
+            reclaim(&self.settings.device);
+            tries += 1;
+            if let Some(update) = &mut self.update {
+                update.report.failures += 1;
+            }
+        }
     }
 
     /// Returns optimizer and model with one chunk updated; those of the trainer stay unchanged.

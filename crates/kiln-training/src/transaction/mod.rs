@@ -1,19 +1,14 @@
-//! A step as a transaction: it applies completely or not at all.
+//! A step as a transaction: gradients that change nothing, and their commit.
 
-mod attempt;
-mod boundary;
 mod commit;
-mod computed;
+mod gradients;
 mod model_state;
-mod parameters;
 mod report;
 mod update;
 
-pub use boundary::{Boundary, Guard};
-pub use report::StepReport;
+pub use report::{Boundary, Guard, StepReport};
 
-pub(crate) use attempt::{Attempted, Share};
-pub(crate) use computed::Computed;
+pub(crate) use commit::{Attempted, Lost, Waiting, probe_attempt};
+pub(crate) use gradients::{Computation, Compute, Computed, MicroBatches, Share, Undo, compute_in_turn};
 pub(crate) use model_state::{ModelState, StepSettings};
-pub(crate) use parameters::chunk_bytes;
-pub(crate) use update::CHUNKS;
+pub(crate) use update::{CHUNKS, chunk_bytes};

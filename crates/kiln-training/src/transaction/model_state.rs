@@ -6,14 +6,13 @@ use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::tensor::Device;
 use kiln_precision::{LossScaler, Policy, Scaling};
 
-use super::boundary::{Boundary, Guard};
-use super::parameters::initialize;
-use super::update::Update;
+use super::report::{Boundary, Guard};
+use super::update::{Update, initialize};
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
-use crate::replicas::{Fact, Replicas, checksum, hold_random_numbers, same, share_ids};
+use crate::replicas::{Fact, Group, checksum};
 use crate::schedule::Schedule;
-use crate::state::RunState;
+use crate::state::{RunState, hold_random_numbers};
 
 /// Settings of every step of a run.
 #[derive(Clone)]
@@ -77,8 +76,8 @@ pub(crate) struct ModelState<M> {
     /// The settings of the attachments to the parameters.
     pub(crate) attached: String,
     pub(crate) guard: Option<Guard>,
-    /// The other replicas of the model, if this is one of several.
-    pub(crate) replicas: Option<Replicas>,
+    /// The replicas of the model, of which this is one.
+    pub(crate) group: Group,
     /// An update that ran out of memory: some chunks of the parameters are new, the others still have to be updated.
     pub(crate) update: Option<Update>,
 }
@@ -95,7 +94,7 @@ impl<M: Module> ModelState<M> {
         groups: impl FnOnce(&M) -> OptimizerGroups,
         seed: u64,
         settings: StepSettings,
-        replicas: Option<Replicas>,
+        group: Group,
     ) -> Result<Self, Error> {
         settings.check()?;
         let (model, attached) = {
@@ -105,22 +104,19 @@ impl<M: Module> ModelState<M> {
             initialize(&model);
             attach(model, &settings.policy)?
         };
-        let model = match &replicas {
-            Some(replicas) => share_ids(&*replicas.communicator, model)?,
-            None => model,
-        };
+        let model = group.share_ids(model)?;
         let groups = groups(&model);
-        if let Some(replicas) = &replicas {
+        if group.has_others() {
             let optimizer = groups.description().unwrap_or("not described").to_owned();
             let mut facts = settings.facts();
             facts.extend([
                 ("seed", seed.to_string()),
                 ("optimizer", optimizer),
-                ("division of the optimizer's state", replicas.shards_optimizer.to_string()),
+                ("division of the optimizer's state", group.shards_optimizer.to_string()),
                 ("attachment to the parameters", attached.clone()),
                 ("checksum of the initial parameters", format!("{:08x}", checksum(&model))),
             ]);
-            same(&*replicas.communicator, &facts)?;
+            group.check_equal(&facts)?;
         }
         // An edit may convert the state to a record, from which it comes back to this device.
         let optimizer = groups.init_on(&settings.device.clone().inner());
@@ -138,7 +134,7 @@ impl<M: Module> ModelState<M> {
             settings,
             attached,
             guard,
-            replicas,
+            group,
             update,
         })
     }

@@ -1,8 +1,8 @@
 //! The update of the parameters, one chunk after the other. It can be completed after memory ran out.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 
-use burn::module::{Module, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::tensor::Tensor;
@@ -11,12 +11,14 @@ use kiln_memory::UpdateChunks;
 use kiln_precision::Prepared;
 use kiln_recovery::{Failure, Probe};
 
-use super::parameters::{EachParameter, bytes_of, chunk_bytes, for_each};
 use super::report::StepReport;
 use crate::error::Error;
 
 /// How the parameters are cut into chunks. Below a MiB the saved memory is not worth the calls.
 pub(crate) const CHUNKS: UpdateChunks = UpdateChunks { parts: 8, least: 1 << 20 };
+
+/// How often the update of a single parameter is tried without a pause.
+pub(super) const TRIES: usize = 8;
 
 /// An update of the parameters that is not complete yet.
 pub(crate) struct Update {
@@ -48,6 +50,25 @@ impl Update {
         let left: VecDeque<_> = chunks(model, &prepared).into_iter().map(|chunk| (chunk, 0)).collect();
         let parameters = left.iter().map(|(chunk, _)| chunk.len()).sum();
         Self { prepared, statistics, rate, report, left, parameters }
+    }
+
+    /// Divides the first chunk, which failed: halves need less memory, and a single parameter may fit next time. Returns how often a chunk of
+    /// a single parameter has failed.
+    pub(super) fn halve_first(&mut self) -> usize {
+        let Some((chunk, failures)) = self.left.pop_front() else { return 0 };
+        let (first, second) = chunk.split_at(chunk.len() / 2);
+        let failures = if first.is_empty() { failures + 1 } else { 0 };
+        for half in [second, first].into_iter().filter(|half| !half.is_empty()) {
+            self.left.push_front((half.to_vec(), failures.min(TRIES - 1)));
+        }
+        failures
+    }
+
+    /// Counts the failures of the first chunk from 0 again.
+    pub(super) fn forget_failures(&mut self) {
+        if let Some((_, failures)) = self.left.front_mut() {
+            *failures = 0;
+        }
     }
 
     pub(crate) fn unfinished(&self, step: u64, failure: Option<Failure>) -> Error {
@@ -120,4 +141,60 @@ pub(super) fn probe_chunk(model: &impl Module, chunk: &[ParamId], probe: &mut Pr
         }
     }
     for_each(model, Some(chunk), &mut Add(probe));
+}
+
+/// A function of parameters of any rank.
+trait EachParameter {
+    /// Called once for each parameter, in the order of the fields.
+    fn parameter<const D: usize>(&mut self, param: &Param<Tensor<D>>);
+}
+
+/// Calls `each` for the float parameters of `model`, or only for those in `only`. A parameter that two fields share is visited once.
+fn for_each(model: &impl Module, only: Option<&[ParamId]>, each: &mut impl EachParameter) {
+    struct Walk<'a, E> {
+        only: Option<&'a [ParamId]>,
+        met: BTreeSet<ParamId>,
+        each: &'a mut E,
+    }
+    impl<E: EachParameter> ModuleVisitor for Walk<'_, E> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.only.is_none_or(|only| only.contains(&param.id)) && self.met.insert(param.id) {
+                self.each.parameter(param);
+            }
+        }
+    }
+    model.visit(&mut Walk { only, met: BTreeSet::new(), each });
+}
+
+/// Initialises the parameters that burn would initialise when they are first read.
+pub(crate) fn initialize(model: &impl Module) {
+    struct Read;
+    impl EachParameter for Read {
+        fn parameter<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let _ = param.val();
+        }
+    }
+    for_each(model, None, &mut Read);
+}
+
+/// The most bytes of parameters that `chunks` updates together.
+pub(crate) fn chunk_bytes(model: &impl Module, chunks: UpdateChunks) -> u64 {
+    #[derive(Default)]
+    struct Sizes(Vec<u64>);
+    impl EachParameter for Sizes {
+        fn parameter<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if param.is_require_grad() {
+                self.0.push(bytes_of(param));
+            }
+        }
+    }
+    let mut sizes = Sizes::default();
+    for_each(model, None, &mut sizes);
+    chunks.bytes(&sizes.0)
+}
+
+/// Bytes of a parameter's value.
+fn bytes_of<const D: usize>(param: &Param<Tensor<D>>) -> u64 {
+    let value = param.val();
+    (value.shape().num_elements() * value.dtype().size()) as u64
 }

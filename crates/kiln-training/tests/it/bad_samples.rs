@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use kiln_data::{BadSamples, BatchPlan, Error, Loader, LoaderConfig, Order, TrainTest, Worker};
 use kiln_training::{Checkpoints, Event, Finish, OptimizerConfig, ScheduleConfig};
 
-use crate::support::{Ids, Net, Settings, Watched, batch, builder, settings, turn};
+use crate::support::{Ids, Net, Settings, Watched, batch, beside, builder, settings, temporary};
 
 const SAMPLES: usize = 24;
 
@@ -102,8 +102,8 @@ fn readable(epoch: u64) -> Vec<bool> {
 
 #[test]
 fn a_run_passes_over_batches_of_which_nothing_can_be_read_and_goes_on_from_between_them() {
-    let _turn = turn();
-    let directory = tempfile::tempdir().unwrap();
+    let _turn = beside();
+    let directory = temporary();
     for length in [Length::Steps, Length::Epochs] {
         let folder = directory.path().join(format!("{length:?}"));
         let checkpoints = Checkpoints::new(folder.join("whole"), 2).unwrap();

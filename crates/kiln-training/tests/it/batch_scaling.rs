@@ -7,7 +7,7 @@ use kiln_parallel::Local;
 use kiln_recovery::{Injector, Ladder, Reclaim, Shrink};
 use kiln_training::{BatchRule, BatchScaling, Error, OptimizerConfig, ScheduleConfig};
 
-use crate::support::{Ids, Net, Settings, Watched, batch, builder, device, inject, recovery, settings, turn};
+use crate::support::{Ids, Net, Settings, Watched, batch, beside, builder, device, inject, recovery, settings};
 
 const STEPS: u64 = 6;
 const SCHEDULE: ScheduleConfig = ScheduleConfig { peak: 0.02, warmup: 0.5, floor: 0.1 };
@@ -35,7 +35,7 @@ fn rates(rule: BatchRule, micro_batch: Option<usize>, faults: Option<Injector>) 
 
 #[test]
 fn the_rate_grows_with_the_batch() {
-    let _turn = turn();
+    let _turn = beside();
     for (rule, factor) in [(BatchRule::Linear, 4.0), (BatchRule::Sqrt, 2.0)] {
         let expected: Vec<f64> = (0..STEPS).map(|step| factor * SCHEDULE.rate(step, STEPS)).collect();
         let (found, _) = rates(rule, None, None);
@@ -45,7 +45,7 @@ fn the_rate_grows_with_the_batch() {
 
 #[test]
 fn micro_batches_and_failures_that_cut_them_leave_the_rate_as_it_is() {
-    let _turn = turn();
+    let _turn = beside();
     let (whole, _) = rates(BatchRule::Linear, None, None);
     assert_eq!(rates(BatchRule::Linear, Some(2), None).0, whole);
     // Batches are cut in two, and later in more.
@@ -58,7 +58,7 @@ fn micro_batches_and_failures_that_cut_them_leave_the_rate_as_it_is() {
 
 #[test]
 fn replicas_count() {
-    let _turn = turn();
+    let _turn = beside();
     let (alone, _) = rates(BatchRule::Sqrt, None, None);
     // Each of two replicas has 8 of the 16 samples; it may be told the batch of both or not.
     for batch_size in [Some(16), None] {
@@ -84,7 +84,7 @@ fn replicas_count() {
 
 #[test]
 fn a_rate_that_cannot_be_scaled_ends_the_building() {
-    let _turn = turn();
+    let _turn = beside();
     let build = |rule, base_batch, schedule: ScheduleConfig| {
         let settings = Settings { schedule: schedule.into(), ..settings_of(None) };
         let builder = builder(Ids::net(), |_| Net::new(&[8, 8], false, 0.0), &settings);

@@ -1,45 +1,16 @@
 //! The best checkpoint of a run, and runs that end early, also when they are killed and resumed.
 
-use std::cell::Cell;
 use std::fs;
-use std::ops::ControlFlow;
 use std::path::Path;
-use std::rc::Rc;
 
-use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use kiln_data::TrainTest;
-use kiln_training::{
-    BestConfig, Checkpoints, Error, Event, Every, Finish, Goal, Metric, Metrics, OptimizerConfig, Pass, Task, Trainer,
-    load_model,
-};
+use kiln_training::{BestConfig, Checkpoints, Error, Finish, Goal, Trainer, load_model};
 
-use crate::support::{batch, turn};
+use crate::counting::{Count, Counting, counting};
+use crate::support::{batch, beside, noted, temporary, told};
 
-/// A model that counts its updates.
-#[derive(Module, Debug)]
-struct Count {
-    updates: Param<Tensor<1>>,
-}
-
-/// Each update adds 1, and an evaluation after `2 n` updates gives the value `n` of a table.
-struct Counting(Rc<Vec<f64>>);
-
-impl Task for Counting {
-    type Model = Count;
-    type Batch = Vec<usize>;
-
-    fn loss(&self, pass: &Pass<'_, Count>, _: &Vec<usize>) -> Tensor<1> {
-        -pass.model().updates.val()
-    }
-
-    fn metrics(&self, pass: &Pass<'_, Count>, _: &Vec<usize>) -> Metrics {
-        let updates: f32 = pass.model().updates.val().into_scalar();
-        let value = self.0[updates as usize / 2] as f32;
-        Metrics::new().with("score", Metric::mean(Tensor::from_floats([value], pass.device()), 1))
-    }
-}
-
+/// Values after each second update.
 const VALUES: [f64; 11] = [0.0, 0.25, 0.5, 0.375, 0.5, 0.75, 0.625, 0.5, 0.75, 0.25, 0.125];
 const TOTAL: u64 = 20;
 
@@ -48,19 +19,7 @@ fn data() -> TrainTest<Vec<Vec<usize>>> {
 }
 
 fn trainer(values: &[f64], config: BestConfig, steps: u64) -> Trainer<Counting> {
-    let sgd = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0, nesterov: false };
-    let init = |device: &Device| Count { updates: Param::from_tensor(Tensor::zeros([1], device)) };
-    Trainer::builder(Counting(Rc::new(values.to_vec())), init)
-        .with_optimizer(move |model: &Count| sgd.groups(model))
-        .with_schedule(1.0)
-        .with_steps(steps)
-        .with_every(Every::epoch().with_evaluation(2))
-        .with_best(config)
-        .allowing_other_length()
-        .without_prediction()
-        .without_recovery()
-        .build(&Device::flex(), &batch(0, 4))
-        .unwrap()
+    counting(values, 2, config, steps, |every| every)
 }
 
 fn config() -> BestConfig {
@@ -69,26 +28,22 @@ fn config() -> BestConfig {
 
 /// Updates of the model in a checkpoint.
 fn updates(path: &Path) -> f32 {
-    let model = Count { updates: Param::from_tensor(Tensor::zeros([1], &Device::flex())) };
-    load_model(model, path).unwrap().updates.val().into_scalar()
+    load_model(Count::new(&Device::flex()), path).unwrap().updates.val().into_scalar()
 }
 
 /// Resumes and fits, until this process has seen `steps` steps.
 fn fit(trainer: &mut Trainer<Counting>, checkpoints: &Checkpoints, steps: u64) -> Finish {
     trainer.set_checkpoints(checkpoints.clone());
     trainer.resume().unwrap();
-    let seen = Cell::new(0);
-    trainer.observe(move |event| {
-        seen.set(seen.get() + u64::from(matches!(event, Event::Step(_))));
-        if seen.get() >= steps { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
+    let last = trainer.state().step.saturating_add(steps);
+    let _ = noted(trainer, told, move |report| report.step >= last);
     trainer.fit(&data()).unwrap()
 }
 
 #[test]
 fn the_first_of_the_best_is_kept_beside_the_newest() {
-    let _turn = turn();
-    let folder = tempfile::tempdir().unwrap();
+    let _turn = beside();
+    let folder = temporary();
     let checkpoints = Checkpoints::new(folder.path(), 2).unwrap();
     assert_eq!(checkpoints.best(), None);
     let mut whole = trainer(&VALUES, config(), TOTAL);
@@ -98,7 +53,7 @@ fn the_first_of_the_best_is_kept_beside_the_newest() {
     assert_eq!(updates(&checkpoints.newest().unwrap().unwrap()), 20.0);
 
     // Low values of a loss, in a run that is interrupted after every step.
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
     let lowest = BestConfig::new("score", Goal::Lowest);
     let negated: Vec<f64> = VALUES.iter().map(|value| -value).collect();
@@ -118,9 +73,9 @@ fn the_first_of_the_best_is_kept_beside_the_newest() {
 
 #[test]
 fn a_run_that_gets_no_better_ends_and_goes_on_with_more_patience() {
-    let _turn = turn();
+    let _turn = beside();
     for interrupted in [u64::MAX, 1, 3] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary();
         let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
         let patient = |patience: u64| config().with_patience(patience);
         let mut last = Finish::Stopped;
@@ -147,8 +102,8 @@ fn a_run_that_gets_no_better_ends_and_goes_on_with_more_patience() {
 
 #[test]
 fn the_best_checkpoint_and_the_run_are_brought_together() {
-    let _turn = turn();
-    let folder = tempfile::tempdir().unwrap();
+    let _turn = beside();
+    let folder = temporary();
     let checkpoints = Checkpoints::new(folder.path(), 9).unwrap();
     let _ = fit(&mut trainer(&VALUES, config(), TOTAL), &checkpoints, 11);
     let best = folder.path().join("best");

@@ -14,7 +14,7 @@ use kiln_training::{
 };
 
 use crate::HEAP;
-use crate::support::{CLASSES, Settings, Snapshot, entropy, planned, settings, turn};
+use crate::support::{CLASSES, Settings, Snapshot, beside, entropy, planned, settings, turn};
 
 const SAMPLES: usize = 256;
 const WIDTH: usize = 64;
@@ -173,7 +173,7 @@ fn a_step_takes_no_more_heap_than_its_budget() {
 
 #[test]
 fn a_budget_that_nothing_fits_into_names_the_largest_part() {
-    let _turn = turn();
+    let _turn = beside();
     for (loss, layers) in [(one_chain as Loss, 2), (no_chain, 60)] {
         let limit = 20_000;
         let builder = deep(loss, layers, 0);
@@ -260,7 +260,7 @@ fn least(planner: &Planner, precision: Precision) -> u64 {
 
 #[test]
 fn segments_are_offloaded_when_recomputation_alone_is_not_enough() {
-    let _turn = turn();
+    let _turn = beside();
     let (blocks, samples) = (8, 8 * SAMPLES);
     let builder = deep(one_chain, blocks, 0).with_micro_batch(samples);
     let card = BackendProfile { fixed_bytes: 0, ..BackendProfile::cuda() };
@@ -280,7 +280,7 @@ fn segments_are_offloaded_when_recomputation_alone_is_not_enough() {
 
 #[test]
 fn another_precision_is_taken_only_where_it_is_allowed_and_needed() {
-    let _turn = turn();
+    let _turn = beside();
     let samples = 8 * SAMPLES;
     let data = batch(samples);
     let strict = || deep(in_dtype_of_weights, 8, 0).with_micro_batch(samples);
@@ -303,7 +303,7 @@ fn another_precision_is_taken_only_where_it_is_allowed_and_needed() {
 
 #[test]
 fn batches_that_cannot_be_planned_are_refused() {
-    let _turn = turn();
+    let _turn = beside();
     let device = Device::flex();
     let message = |builder: TrainerBuilder<'_, _>, samples| {
         let built: Result<Trainer<LossFn<Loss, Deep, Batch>>, _> = builder.build(&device, &batch(samples));
@@ -343,7 +343,7 @@ fn batches_that_cannot_be_planned_are_refused() {
 
 #[test]
 fn the_settings_of_a_plan_can_be_kept_beyond_its_budget() {
-    let _turn = turn();
+    let _turn = beside();
     let settings = Settings { micro_batch: Some(64), ..settings(OptimizerConfig::adamw()) };
     let new = || planned(LossFn::new(one_chain as Loss), |device| Deep::new(4, 0, device), &settings);
     let kept = build(new().with_memory(MemoryBudget::Bytes(1000)).keeping_plan());

@@ -1,4 +1,4 @@
-//! Optimizers, schedulers and data loaders of burn in a run: predicted, resumed, and every sample seen.
+//! Optimizers and data loaders of burn in a run: predicted, not confused, and every sample seen.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,82 +11,24 @@ use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::module::{Module, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::optim::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
-use burn::optim::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::optim::lr_scheduler::noam::NoamLrSchedulerConfig;
-use burn::optim::lr_scheduler::step::StepLrSchedulerConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdaGradConfig, AdamConfig, AdamWConfig, RmsPropConfig, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_memory::{BackendProfile, Category};
 use kiln_training::{
-    BatchSource, BurnBatches, Checkpoints, Event, Finish, LossFn, OptimizerConfig, OptimizerGroups, Pass, Schedule,
-    Task, Trainer, TrainerBuilder,
+    BatchSource, BurnBatches, Checkpoints, Event, Finish, LossFn, OptimizerConfig, OptimizerGroups, Pass, Task,
+    Trainer, TrainerBuilder,
 };
 
 use crate::support::{
-    Ids, Loss, Net, Settings, Snapshot, Watched, batch, builder, numbers, planned, settings, trainer, turn,
+    Ids, Loss, Net, Settings, Snapshot, Watched, batch, beside, builder, numbers, planned, settings, temporary, trainer,
 };
 
-const STEPS: u64 = 12;
 const SIZE: usize = 6;
 
-/// Steps from the position of `trainer` to step `end`: their numbers.
-fn steps<T: Task<Batch = Vec<usize>>>(trainer: &mut Trainer<T>, end: u64) -> Vec<String> {
-    let mut seen = vec![];
-    while trainer.state().step < end {
-        let at = trainer.state().step;
-        seen.push(numbers(&trainer.step(&batch(at, SIZE)).unwrap()));
-    }
-    seen
-}
-
-/// Compares a whole run with runs that are interrupted after each step, by all that they report and become.
-fn resumes_alike<T: Task<Batch = Vec<usize>>>(new: impl Fn() -> Trainer<T>, context: &str) {
-    let mut whole = new();
-    let expected = steps(&mut whole, STEPS);
-    let whole = Snapshot::of(&whole);
-    for stop in 1..STEPS {
-        let folder = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
-        let mut first = new();
-        let mut seen = steps(&mut first, stop);
-        first.save_to(&checkpoints).unwrap();
-        let mut second = new();
-        // It may have taken steps of its own before.
-        if stop % 3 == 0 {
-            let _ = steps(&mut second, 5);
-        }
-        second.set_checkpoints(checkpoints);
-        assert!(second.resume().unwrap().is_some());
-        seen.extend(steps(&mut second, STEPS));
-        assert_eq!(seen, expected, "{context}, interrupted after {stop} steps");
-        Snapshot::of(&second).assert_same(&whole, context);
-    }
-}
-
-#[test]
-fn schedulers_of_burn_give_a_resumed_run_the_same_rates() {
-    let _turn = turn();
-    let schedules = [
-        ("linear", Schedule::burn(LinearLrSchedulerConfig::new(0.1, 0.001, 10).init().unwrap())),
-        ("cosine", Schedule::burn(CosineAnnealingLrSchedulerConfig::new(0.1, 5).init().unwrap())),
-        ("exponential", Schedule::burn(ExponentialLrSchedulerConfig::new(0.1, 0.8).init().unwrap())),
-        ("step", Schedule::burn(StepLrSchedulerConfig::new(0.1, 4).init().unwrap())),
-        ("noam", Schedule::burn(NoamLrSchedulerConfig::new(0.1).with_warmup_steps(4).init().unwrap())),
-    ];
-    let net = Net::new(&[8, 16], true, 0.2);
-    for (name, schedule) in schedules {
-        let settings = Settings { schedule, steps: STEPS, ..settings(OptimizerConfig::sgd()) };
-        let init = |_: &Device| net.valid().train();
-        let new = || builder(Ids::net(), init, &settings).build(&Device::flex(), &batch(0, SIZE)).unwrap();
-        let mut trainer = new();
-        let rate = |at| trainer.step(&batch(at, SIZE)).unwrap().learning_rate;
-        let rates: Vec<f64> = (0..STEPS).map(rate).collect();
-        assert!(rates.windows(2).any(|pair| pair[0] != pair[1]), "{name}: {rates:?}");
-        resumes_alike(new, name);
-    }
+/// Takes three steps.
+fn steps(trainer: &mut Trainer<Ids<Net>>) -> Vec<String> {
+    (0..3).map(|at| numbers(&trainer.step(&batch(at, SIZE)).unwrap())).collect()
 }
 
 /// Momentum for the last layer, Adam for the others.
@@ -120,7 +62,7 @@ fn wide() -> TrainerBuilder<'static, impl Task<Model = Wide, Batch = TensorData>
 
 #[test]
 fn the_state_of_every_group_of_parameters_is_predicted() {
-    let _turn = turn();
+    let _turn = beside();
     let x = TensorData::new(vec![0.5f32; 8 * INPUT], [8, INPUT]);
     let (first, last) = (4 * (INPUT * HIDDEN + HIDDEN) as u64, 4 * (HIDDEN * 3 + 3) as u64);
     let plain = SgdConfig::new();
@@ -153,42 +95,22 @@ fn the_state_of_every_group_of_parameters_is_predicted() {
 }
 
 #[test]
-fn a_run_of_two_optimizers_resumes_bit_for_bit() {
-    let _turn = turn();
-    let net = Net::new(&[8, 16, 16], true, 0.2);
-    let settings = Settings { steps: STEPS, ..settings(OptimizerConfig::sgd()) };
-    let new = || {
-        let builder = builder(Ids::net(), |_| net.valid().train(), &settings);
-        builder.with_optimizer(two_optimizers).build(&Device::flex(), &batch(0, SIZE)).unwrap()
-    };
-    resumes_alike(new, "momentum and Adam");
-    // It is not the run of either optimizer alone.
-    let run = |groups: fn(&Net) -> OptimizerGroups| {
-        let builder = builder(Ids::net(), |_| net.valid().train(), &settings);
-        let mut trainer = builder.with_optimizer(groups).build(&Device::flex(), &batch(0, SIZE)).unwrap();
-        steps(&mut trainer, 3)
-    };
-    let both = run(two_optimizers);
-    assert_ne!(both, run(|_| AdamConfig::new().build().into()));
-    assert_ne!(both, run(|_| SgdConfig::new().build().into()));
-}
-
-#[test]
-fn a_run_does_not_resume_with_other_optimizers() {
-    let _turn = turn();
+fn a_run_of_two_optimizers_is_neither_alone_and_does_not_resume_with_others() {
+    let _turn = beside();
     let net = Net::new(&[8, 16], false, 0.0);
     let settings = settings(OptimizerConfig::sgd());
     let new = |groups: fn(&Net) -> OptimizerGroups| {
         let builder = builder(Ids::net(), |_| net.valid().train(), &settings);
         builder.with_optimizer(groups).build(&Device::flex(), &batch(0, SIZE)).unwrap()
     };
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
     let mut first = new(two_optimizers);
-    let _ = steps(&mut first, 3);
+    let both = steps(&mut first);
     first.save_to(&checkpoints).unwrap();
-    let others: [fn(&Net) -> OptimizerGroups; 4] = [
+    let others: [fn(&Net) -> OptimizerGroups; 5] = [
         |_| AdamConfig::new().build().into(),
+        |_| SgdConfig::new().build().into(),
         |_| AdamWConfig::new().build().into(),
         |_| {
             let last = ParamGroup::from_predicate("last");
@@ -199,8 +121,9 @@ fn a_run_does_not_resume_with_other_optimizers() {
             OptimizerGroups::from(AdaGradConfig::new().build()).with_group(last, SgdConfig::new().build())
         },
     ];
-    for (number, other) in others.into_iter().enumerate() {
-        let mut other = new(other);
+    for (number, groups) in others.into_iter().enumerate() {
+        assert_ne!(both, steps(&mut new(groups)), "{number}");
+        let mut other = new(groups);
         let before = Snapshot::of(&other);
         other.set_checkpoints(checkpoints.clone());
         let error = other.resume().unwrap_err().to_string();
@@ -234,7 +157,7 @@ fn loader(workers: usize) -> Arc<dyn DataLoader<Vec<usize>>> {
 #[test]
 fn a_run_over_a_data_loader_of_burn_sees_every_sample_in_every_epoch() {
     const EPOCHS: u64 = 3;
-    let _turn = turn();
+    let _turn = beside();
     for workers in [0, 1, 2, 3] {
         let attempt = Rc::new(RefCell::new(vec![]));
         let noted = attempt.clone();
@@ -272,9 +195,9 @@ fn a_run_over_a_data_loader_of_burn_sees_every_sample_in_every_epoch() {
 
 #[test]
 fn a_run_over_a_data_loader_of_burn_stops_and_goes_on() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16], false, 0.0);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let new = || {
         let mut trainer: Watched<Ids<Net>> =
             trainer(&net, Ids::net(), &Settings { steps: 11, ..settings(OptimizerConfig::sgd()) });

@@ -1,9 +1,6 @@
 //! How runs end and are evaluated: trained steps are kept, and an evaluation takes no more memory than training.
 
-use std::cell::RefCell;
 use std::fs;
-use std::ops::ControlFlow;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -11,11 +8,13 @@ use burn::tensor::Tensor;
 use kiln_data::{BatchPlan, Error as DataError, Loader, LoaderConfig, TrainTest};
 use kiln_recovery::{Failure, Injector, Kind, Ladder};
 use kiln_training::{
-    BatchSource, Boundary, Checkpoints, Epoch, Error, Event, Every, Metric, Metrics, OptimizerConfig, Pass, Task,
-    Trainer, evaluate,
+    BatchSource, Boundary, Checkpoints, Epoch, Error, Every, Metric, Metrics, OptimizerConfig, Pass, Task, Trainer,
+    evaluate,
 };
 
-use crate::support::{Net, Settings, Snapshot, Watched, device, inject, numbers, recovery, settings, trainer, turn};
+use crate::support::{
+    Net, Settings, Snapshot, Watched, beside, device, inject, noted, recovery, settings, temporary, told, trainer, turn,
+};
 
 const SAMPLES: usize = 12;
 const SIZE: usize = 4;
@@ -79,16 +78,7 @@ fn run(
     data: &TrainTest<Loader<Vec<usize>>>,
     checkpoints: &Checkpoints,
 ) -> (Vec<String>, Option<Error>) {
-    let events = Rc::new(RefCell::new(vec![]));
-    let noted = events.clone();
-    trainer.observe(move |event| {
-        match event {
-            Event::Step(report) => noted.borrow_mut().push(numbers(report)),
-            Event::Evaluated(evaluation) => noted.borrow_mut().push(format!("{evaluation:?}")),
-            _ => {}
-        }
-        ControlFlow::Continue(())
-    });
+    let events = noted(trainer, told, |_| false);
     trainer.set_checkpoints(checkpoints.clone());
     let ended = trainer.fit(data);
     (events.take(), ended.err())
@@ -115,7 +105,7 @@ impl BatchSource for Short {
 
 #[test]
 fn data_with_no_batches_or_fewer_than_it_says_ends_the_run() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16], false, 0.0);
     let none = roomy(&net).fit(&Vec::<Vec<usize>>::new()).unwrap_err();
     assert!(matches!(none, Error::InvalidSetting { .. }), "{none}");
@@ -127,7 +117,7 @@ fn data_with_no_batches_or_fewer_than_it_says_ends_the_run() {
 
 #[test]
 fn measuring_takes_no_more_samples_at_once_than_a_step_and_halves_when_memory_runs_out() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16], false, 0.0);
     let task = Measured::with_room(usize::MAX);
     let figures = |task: &Measured| evaluate(task, &net, &data().test, &device());
@@ -159,7 +149,7 @@ fn measuring_takes_no_more_samples_at_once_than_a_step_and_halves_when_memory_ru
 fn a_run_that_ends_with_an_error_keeps_what_was_trained_and_reports_the_rest_when_it_goes_on() {
     let _turn = turn();
     let net = Net::new(&[8, 16], true, 0.2);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let mut whole = roomy(&net);
     let checkpoints = Checkpoints::new(folder.path().join("whole"), 9).unwrap();
     let (expected, error) = run(&mut whole, &data(), &checkpoints);
@@ -205,7 +195,7 @@ fn a_run_that_ends_with_an_error_keeps_what_was_trained_and_reports_the_rest_whe
 
 #[test]
 fn a_run_of_which_no_sample_can_be_read_ends() {
-    let _turn = turn();
+    let _turn = beside();
     let gone = Arc::new(AtomicBool::new(false));
     let shared = gone.clone();
     let load = move |plan: &BatchPlan| match shared.load(Relaxed) {
@@ -213,7 +203,7 @@ fn a_run_of_which_no_sample_can_be_read_ends() {
         true => Err(DataError::NothingLeft { epoch: plan.epoch, batch: plan.index, samples: plan.ids.len() }),
     };
     let data = TrainTest { train: loader(SIZE, load), test: data().test };
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let checkpoints = Checkpoints::new(folder.path(), 2).unwrap();
     let net = Net::new(&[8, 16], false, 0.0);
     let mut trainer = roomy(&net);
@@ -243,9 +233,9 @@ fn a_run_of_which_no_sample_can_be_read_ends() {
 
 #[test]
 fn a_checkpoint_of_the_same_step_is_replaced_without_a_moment_without_one() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16], false, 0.0);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
     let mut first = roomy(&net);
     let _ = first.step(&vec![1, 2, 3]).unwrap();
@@ -271,22 +261,8 @@ fn a_checkpoint_of_the_same_step_is_replaced_without_a_moment_without_one() {
 }
 
 #[test]
-fn a_run_does_not_go_on_with_another_optimizer() {
-    let _turn = turn();
-    let net = Net::new(&[8, 16], false, 0.0);
-    let folder = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
-    roomy(&net).save_to(&checkpoints).unwrap();
-    let other = Settings { optimizer: OptimizerConfig::sgd(), ..run_settings() };
-    let mut other = trainer(&net, Measured::with_room(usize::MAX), &other);
-    other.set_checkpoints(checkpoints);
-    let error = other.resume().unwrap_err().to_string();
-    assert!(error.contains("its optimizer is AdamW") && error.contains("this run has Sgd"), "{error}");
-}
-
-#[test]
 fn time_that_went_into_failed_updates_is_reported() {
-    let _turn = turn();
+    let _turn = beside();
     let mut trainer = roomy(&Net::new(&[8, 16], false, 0.0));
     inject(&mut trainer, Injector::calls([1]).only_at(Boundary::Update.name()));
     let report = trainer.step(&vec![1, 2, 3]).unwrap();

@@ -1,4 +1,4 @@
-//! Parameters that are frozen stay as they are, take no memory for gradients and states, and are frozen again after a resume.
+//! Parameters that are frozen stay as they are, and take no memory for gradients and states.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,13 +6,16 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_pack::Reader;
 use kiln_checkpointing::Plan;
-use kiln_models::{Gpt, GptConfig, ResNet, ResNetBlock, ResNetConfig, Stem};
+use kiln_models::{ResNet, ResNetBlock, ResNetConfig, Stem};
 use kiln_training::{
     Checkpointing, Checkpoints, Error, LossFn, OptimizerConfig, Pass, StepPlan, Task, Trainer, TrainerBuilder,
 };
 
 use crate::HEAP;
-use crate::support::{CLASSES, Settings, Stored, batch, classes, entropy, inputs, planned, settings, stored, turn};
+use crate::case::{Case, Make, Way, gpt};
+use crate::support::{
+    CLASSES, Settings, Stored, batch, beside, classes, entropy, inputs, planned, settings, stored, temporary, turn,
+};
 
 /// The stored tensors by path, all drawn.
 fn values(model: &impl Module) -> BTreeMap<String, Stored> {
@@ -22,7 +25,7 @@ fn values(model: &impl Module) -> BTreeMap<String, Stored> {
 
 /// The ids of the parameters that an optimizer's record has state of.
 fn with_state(trainer: &Trainer<impl Task>) -> BTreeSet<u64> {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let saved = trainer.save_to(&Checkpoints::new(folder.path(), 1).unwrap()).unwrap();
     let tensors = Reader::from_file(saved.join("optimizer.bpk")).unwrap().into_tensors().unwrap();
     tensors.into_iter().map(|tensor| tensor.into_parts().unwrap().3.unwrap()).collect()
@@ -50,18 +53,14 @@ fn builder(
 
 #[test]
 fn frozen_parameters_stay_and_running_statistics_move() {
-    let _turn = turn();
+    let _turn = beside();
     let ids = batch(0, 8);
     for (lean, plan) in [(true, None), (false, None), (true, Some(Plan::every(9, 2).unwrap()))] {
-        let begin = || {
-            let builder = builder(lean, &FROZEN, 8);
-            let builder = match &plan {
-                Some(plan) => builder.with_checkpointing(Checkpointing::Plan(plan.clone())),
-                None => builder,
-            };
-            builder.build(&Device::flex(), &ids).unwrap()
-        };
-        let mut trainer = begin();
+        let mut builder = builder(lean, &FROZEN, 8);
+        if let Some(plan) = plan {
+            builder = builder.with_checkpointing(Checkpointing::Plan(plan));
+        }
+        let mut trainer = builder.build(&Device::flex(), &ids).unwrap();
         let before = values(trainer.model());
         for _ in 0..3 {
             let _ = trainer.step(&ids).unwrap();
@@ -79,23 +78,6 @@ fn frozen_parameters_stay_and_running_statistics_move() {
         assert!(still > 20 && moved > 20, "{still} and {moved}");
         let learned: BTreeSet<u64> = after.values().filter(|stored| stored.learns).map(|stored| stored.id).collect();
         assert_eq!(with_state(&trainer), learned);
-
-        // Another process continues with the same bits.
-        let folder = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
-        trainer.save_to(&checkpoints).unwrap();
-        let mut resumed = begin();
-        resumed.set_checkpoints(checkpoints);
-        assert!(resumed.resume().unwrap().is_some());
-        for trainer in [&mut trainer, &mut resumed] {
-            let _ = trainer.step(&ids).unwrap();
-        }
-        let (expected, values) = (values(trainer.model()), values(resumed.model()));
-        assert_eq!(values.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
-        for (path, Stored { bits, learns, .. }) in &values {
-            assert!(*bits == expected[path].bits, "{path} has other bits, lean {lean}");
-            assert_eq!(*learns, expected[path].learns, "{path}");
-        }
     }
 }
 
@@ -121,7 +103,7 @@ fn the_prediction_knows_what_is_frozen() {
 
 #[test]
 fn paths_that_no_parameter_has_are_refused() {
-    let _turn = turn();
+    let _turn = beside();
     let refused =
         |frozen: &[&str]| builder(true, frozen, 8).build(&Device::flex(), &batch(0, 8)).map(|_| ()).unwrap_err();
     let error = refused(&["layer1", "backbone"]);
@@ -134,25 +116,15 @@ fn paths_that_no_parameter_has_are_refused() {
 /// The embedding is the output layer as well: its gradient of the one does not depend on the other.
 #[test]
 fn a_decoder_with_a_frozen_embedding_trains() {
-    let _turn = turn();
-    let task = LossFn::new(|pass: &Pass<'_, Gpt>, ids: &Vec<usize>| {
-        let text: Vec<i64> = ids.iter().flat_map(|id| (0..9).map(move |i| ((id * 3 + i) % 20) as i64)).collect();
-        let data = burn::tensor::TensorData::new(text, [ids.len(), 9]);
-        let text = Tensor::<2, burn::tensor::Int>::from_data(data, pass.device());
-        let model = pass.model();
-        let x = model.embed(text.clone().slice([0..ids.len(), 0..8]));
-        let x = pass.chain(&model.blocks(), x, kiln_models::GptBlock::forward);
-        model.loss(x, text.slice([0..ids.len(), 1..9]))
-    });
-    let config = GptConfig::tiny(20, 8).with_layers(2).with_width(32);
-    let builder =
-        planned(task, move |device: &Device| config.init(device).unwrap(), &settings(OptimizerConfig::adamw()));
-    let mut trainer = builder.with_frozen(["wte", "wpe", "h.0"]).build(&Device::flex(), &batch(0, 4)).unwrap();
+    let _turn = beside();
+    let case = Case::new(Make::Gpt(gpt(0.0, false).with_width(32)), OptimizerConfig::adamw(), 4, 4);
+    let case = Case { frozen: &["Gpt.wte", "Gpt.wpe", "Gpt.h.0"], ..case };
+    let mut trainer = case.trainer(&Way::default());
     let before = values(trainer.model());
-    let losses: Vec<f64> = (0..8).map(|_| trainer.step(&batch(0, 4)).unwrap().loss).collect();
+    let losses: Vec<f64> = (0..8).map(|_| trainer.step(&case.batch(0)).unwrap().loss).collect();
     assert!(losses[7] < losses[0], "{losses:?}");
     for (path, after) in values(trainer.model()) {
-        let learns = path.starts_with("h.1.") || path.starts_with("ln_f.");
+        let learns = path.starts_with("Gpt.h.1.") || path.starts_with("Gpt.ln_f.");
         assert_eq!(before[&path].bits != after.bits, learns, "{path}");
     }
 }

@@ -1,11 +1,9 @@
 //! Runs that continue with another length or other sizes, and runs that start from another run's state.
 
-use std::ops::ControlFlow;
-
 use kiln_data::TrainTest;
 use kiln_training::{Checkpoints, Error, Event, Finish, OptimizerConfig, Schedule, ScheduleConfig, Trainer};
 
-use crate::support::{Ids, Net, Settings, Snapshot, batch, builder, device, settings, turn};
+use crate::support::{Ids, Net, Settings, Snapshot, batch, beside, builder, device, noted, settings, temporary, turn};
 
 fn data() -> TrainTest<Vec<Vec<usize>>> {
     TrainTest { train: (0..8).map(|step| batch(step, 8)).collect(), test: vec![batch(0, 8)] }
@@ -33,14 +31,8 @@ fn trainer(net: &Net, Given { optimizer, schedule, steps, micro_batch }: Given, 
 
 /// Fits, and returns the rate of each step.
 fn fit(trainer: &mut Trainer<Ids<Net>>, checkpoints: &Checkpoints) -> Vec<f64> {
-    let rates = std::rc::Rc::new(std::cell::RefCell::new(vec![]));
-    let seen = rates.clone();
-    trainer.observe(move |event| {
-        if let Event::Step(report) = event {
-            seen.borrow_mut().push(report.learning_rate);
-        }
-        ControlFlow::Continue(())
-    });
+    let rate = |event: &Event| if let Event::Step(report) = event { Some(report.learning_rate) } else { None };
+    let rates = noted(trainer, rate, |_| false);
     trainer.set_checkpoints(checkpoints.clone());
     assert_eq!(trainer.fit(&data()).unwrap(), Finish::Complete);
     rates.take()
@@ -50,7 +42,7 @@ fn fit(trainer: &mut Trainer<Ids<Net>>, checkpoints: &Checkpoints) -> Vec<f64> {
 fn a_finished_run_goes_on_at_the_rates_of_the_longer_run() {
     let _turn = turn();
     let net = Net::new(&[6, 12], true, 0.2);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let checkpoints = |name: &str| Checkpoints::new(folder.path().join(name), 3).unwrap();
 
     // At a constant rate it is the longer run, bit for bit.
@@ -95,9 +87,9 @@ fn a_finished_run_goes_on_at_the_rates_of_the_longer_run() {
 
 #[test]
 fn another_micro_batch_is_used_from_then_on() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[6, 12], false, 0.0);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let checkpoints = Checkpoints::new(folder.path(), 3).unwrap();
     fit(&mut trainer(&net, Given { micro_batch: Some(8), ..given(0.01, 4) }, false), &checkpoints);
     let mut resumed = trainer(&net, Given { micro_batch: Some(2), ..given(0.01, 8) }, true);
@@ -108,9 +100,9 @@ fn another_micro_batch_is_used_from_then_on() {
 
 #[test]
 fn a_new_run_starts_from_the_state_of_another() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[6, 12], true, 0.0);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
     let mut first = trainer(&net, given(0.01, 8), false);
     fit(&mut first, &checkpoints);

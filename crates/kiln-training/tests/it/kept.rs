@@ -5,16 +5,12 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor};
 use kiln_data::TrainTest;
 use kiln_recovery::Injector;
-use kiln_training::{
-    BestConfig, Boundary, Checkpoints, Error, Event, Every, Finish, Goal, Metric, Metrics, OptimizerConfig, Pass, Task,
-    Trainer,
-};
+use kiln_training::{BestConfig, Boundary, Checkpoints, Error, Event, Finish, Goal, OptimizerConfig, Trainer};
 
-use crate::support::{Ids, Net, Settings, Snapshot, Watched, batch, inject, settings, trainer, turn};
+use crate::counting::Counting;
+use crate::support::{Ids, Net, Settings, Snapshot, Watched, batch, beside, inject, settings, temporary, trainer};
 
 fn net_trainer(net: &Net) -> Watched<Ids<Net>> {
     trainer(net, Ids::net(), &Settings { steps: 9, ..settings(OptimizerConfig::adamw()) })
@@ -35,10 +31,10 @@ fn hide(file: &Path, aside: &Path) {
 
 #[test]
 fn a_checkpoint_that_cannot_be_read_for_a_moment_is_kept_until_the_run_comes_past_it() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16], false, 0.0);
     for file in ["model.bpk", "optimizer.bpk", "state.json", "manifest.json"] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary();
         let checkpoints = Checkpoints::new(folder.path().join("run"), 2).unwrap();
         let mut first = net_trainer(&net);
         first.set_checkpoints(checkpoints.clone());
@@ -78,7 +74,7 @@ fn a_checkpoint_that_cannot_be_read_for_a_moment_is_kept_until_the_run_comes_pas
 
 #[test]
 fn a_later_checkpoint_that_is_damaged_is_removed() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16], false, 0.0);
     type Damage = fn(&Path) -> std::io::Result<()>;
     let damages: [Damage; 4] = [
@@ -88,7 +84,7 @@ fn a_later_checkpoint_that_is_damaged_is_removed() {
         |path| fs::remove_file(path.join("manifest.json")),
     ];
     for (number, damage) in damages.iter().enumerate() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary();
         let checkpoints = Checkpoints::new(folder.path(), 2).unwrap();
         let mut first = net_trainer(&net);
         first.set_checkpoints(checkpoints.clone());
@@ -106,46 +102,11 @@ fn a_later_checkpoint_that_is_damaged_is_removed() {
     }
 }
 
-/// A model that counts its updates.
-#[derive(Module, Debug)]
-struct Count {
-    updates: Param<Tensor<1>>,
-}
-
-/// Each update adds 1. The score after `n` updates is the `n`th of a table.
-struct Counting;
-
+/// Scores after each update of a run of epochs of 3 steps.
 const SCORES: [f64; 10] = [0.0, 0.5, 0.25, 0.75, 0.75, 0.5, 1.0, 0.25, 0.5, 0.0];
-const TOTAL: u64 = 9; // of epochs of 3
-
-impl Task for Counting {
-    type Model = Count;
-    type Batch = Vec<usize>;
-
-    fn loss(&self, pass: &Pass<'_, Count>, _: &Vec<usize>) -> Tensor<1> {
-        -pass.model().updates.val()
-    }
-
-    fn metrics(&self, pass: &Pass<'_, Count>, _: &Vec<usize>) -> Metrics {
-        let updates: f32 = pass.model().updates.val().into_scalar();
-        let score = Tensor::from_floats([SCORES[updates as usize] as f32], pass.device());
-        Metrics::new().with("score", Metric::mean(score, 1))
-    }
-}
 
 fn counting() -> Trainer<Counting> {
-    let sgd = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0, nesterov: false };
-    let init = |device: &Device| Count { updates: Param::from_tensor(Tensor::zeros([1], device)) };
-    Trainer::builder(Counting, init)
-        .with_optimizer(move |model: &Count| sgd.groups(model))
-        .with_schedule(1.0)
-        .with_steps(TOTAL)
-        .with_every(Every::epoch().with_evaluation(1).with_checkpoint(2))
-        .with_best(BestConfig::new("score", Goal::Highest))
-        .without_prediction()
-        .without_recovery()
-        .build(&Device::flex(), &batch(0, 4))
-        .unwrap()
+    crate::counting::counting(&SCORES, 1, BestConfig::new("score", Goal::Highest), 9, |every| every.with_checkpoint(2))
 }
 
 /// The states of all checkpoints in a folder, and of the best one.
@@ -163,9 +124,9 @@ fn states(folder: &Path) -> Vec<(PathBuf, String)> {
 /// The disk disappears at one event, and is there again when the run continues, in this process or in another one.
 #[test]
 fn what_was_due_when_the_disk_was_gone_is_done_when_the_run_goes_on() {
-    let _turn = turn();
+    let _turn = beside();
     let data = TrainTest { train: (0..3).map(|step| batch(step, 4)).collect::<Vec<_>>(), test: vec![batch(0, 4)] };
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let whole = folder.path().join("whole");
     let mut trainer = counting();
     trainer.set_checkpoints(Checkpoints::new(&whole, 99).unwrap());
@@ -220,9 +181,9 @@ fn what_was_due_when_the_disk_was_gone_is_done_when_the_run_goes_on() {
 
 #[test]
 fn steps_that_were_taken_by_hand_are_saved_when_a_run_ends_with_an_error() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16], false, 0.0);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let data: Vec<Vec<usize>> = (0..3).map(|step| batch(step, 4)).collect();
     let fails = |trainer: &mut Watched<Ids<Net>>| {
         inject(trainer, Injector::calls([1]).only_at(Boundary::Forward.name()));

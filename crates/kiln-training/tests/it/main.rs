@@ -6,17 +6,16 @@ mod batch_scaling;
 mod best;
 mod builder;
 mod burn_parts;
-mod checkpointed;
+mod case;
 mod compression;
-mod drop_path;
+mod counting;
 mod ends;
 mod freeze;
 mod goes_on;
-mod group;
 mod kept;
+mod laws;
 mod layouts;
 mod micro_batches;
-mod models;
 mod optimizer;
 mod optimizers_by_name;
 mod picture;
@@ -37,14 +36,14 @@ mod update;
 
 use kiln_memory::CountingAllocator;
 
-/// For the tests that measure the heap. All tests take turns, so that none disturbs them.
+/// For the tests that measure the heap. They run alone, so that none disturbs them.
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator::new();
 
 /// A test that draws random numbers beside another one would rarely change its numbers: a failure that nobody can repeat.
 #[test]
 fn every_test_takes_its_turn() {
-    let _turn = support::turn();
+    let _turn = support::beside();
     let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it")];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -55,7 +54,7 @@ fn every_test_takes_its_turn() {
             }
             let source = std::fs::read_to_string(&path).unwrap();
             let tests = source.lines().filter(|line| line.trim() == "#[test]").count();
-            let turns = source.matches("turn()").count();
+            let turns = source.matches("let _turn = ").count();
             assert!(tests <= turns, "{}: {tests} tests, of which {turns} take their turn", path.display());
         }
     }

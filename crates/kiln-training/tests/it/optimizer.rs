@@ -4,7 +4,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use kiln_training::{LossFn, OptimizerConfig, Pass};
 
-use crate::support::{Settings, Watched, builder, settings, turn};
+use crate::support::{Settings, Watched, beside, builder, settings};
 
 const RATE: f64 = 0.1;
 
@@ -39,14 +39,14 @@ fn assert_near((weight, bias): (f64, f64), expected: (f64, f64)) {
 
 #[test]
 fn sgd_decays_weights_and_not_biases() {
-    let _turn = turn();
+    let _turn = beside();
     let sgd = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.5, nesterov: false };
     assert_near(train(sgd, None, 1), (3.0 - RATE * (1.0 + 0.5 * 3.0), 5.0 - RATE * 2.0));
 }
 
 #[test]
 fn momentum_follows_torch_without_dampening() {
-    let _turn = turn();
+    let _turn = beside();
     // v1 = g, v2 = 0.9 g + g; Nesterov steps along g + 0.9 v.
     let sgd = |nesterov| OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0, nesterov };
     assert_near(train(sgd(false), None, 2), (3.0 - RATE * (1.0 + 1.9), 5.0 - RATE * 2.0 * (1.0 + 1.9)));
@@ -56,14 +56,14 @@ fn momentum_follows_torch_without_dampening() {
 
 #[test]
 fn adamw_steps_by_the_rate_and_decays_weights_apart_from_the_gradient() {
-    let _turn = turn();
+    let _turn = beside();
     let adamw = OptimizerConfig::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.5 };
     assert_near(train(adamw, None, 1), (3.0 * (1.0 - RATE * 0.5) - RATE, 5.0 - RATE));
 }
 
 #[test]
 fn the_weight_decay_of_muon_is_that_of_embeddings_too() {
-    let _turn = turn();
+    let _turn = beside();
     let moved = |weight_decay| {
         let init = |device: &Device| EmbeddingConfig::new(4, 1).init(device);
         let task = LossFn::new(|pass: &Pass<'_, Embedding>, _: &Vec<usize>| pass.model().weight.val().sum() * 0.0);
@@ -88,7 +88,7 @@ fn the_weight_decay_of_muon_is_that_of_embeddings_too() {
 
 #[test]
 fn clipping_goes_by_the_norm_of_all_gradients_together() {
-    let _turn = turn();
+    let _turn = beside();
     let sgd = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0, nesterov: false };
     let norm = 5f64.sqrt(); // of (1, 2)
     assert_near(train(sgd, Some(1.0), 1), (3.0 - RATE / norm, 5.0 - RATE * 2.0 / norm));

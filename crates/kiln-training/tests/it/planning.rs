@@ -18,7 +18,7 @@ use kiln_training::{
 };
 
 use crate::HEAP;
-use crate::support::{Watched, batch, classes, device, entropy, inputs, reclaim, recovery, turn};
+use crate::support::{Watched, batch, beside, classes, device, entropy, inputs, reclaim, recovery, temporary, turn};
 
 const WIDTH: usize = 96;
 const BATCH: usize = 4096;
@@ -76,7 +76,7 @@ fn plain(planner: &Planner, layout: &DeviceLayout, micro_batch: usize) -> StageP
 
 #[test]
 fn the_division_is_the_fastest_of_all() {
-    let _turn = turn();
+    let _turn = beside();
     let planner = planner(&[1, 4, 1, 1, 3, 2]);
     for schedule in [Schedule::OneForwardOneBackward, Schedule::GPipe] {
         let layout = DeviceLayout::new(2).with_schedule(schedule);
@@ -97,7 +97,7 @@ fn the_division_is_the_fastest_of_all() {
 
 #[test]
 fn a_budget_holds_on_each_device() {
-    let _turn = turn();
+    let _turn = beside();
     let planner = planner(&[2, 2, 2, 2]);
     let layout = DeviceLayout::new(2);
     let free = planner.stage_plan(&layout, u64::MAX).unwrap();
@@ -119,7 +119,7 @@ fn a_budget_holds_on_each_device() {
 
 #[test]
 fn replicas_share_the_optimizer_state() {
-    let _turn = turn();
+    let _turn = beside();
     let planner = planner(&[2, 2, 2, 2]);
     let whole = plain(&planner, &DeviceLayout::new(1).with_replicas(4, false), BATCH);
     let shared = plain(&planner, &DeviceLayout::new(1).with_replicas(4, true), BATCH);
@@ -152,7 +152,7 @@ fn least(sizes: &'static [usize], layout: &DeviceLayout) -> [u64; 2] {
 
 #[test]
 fn stages_and_replicas_take_an_allowed_optimizer_only_where_nothing_fits_otherwise() {
-    let _turn = turn();
+    let _turn = beside();
     let sizes = &[2, 2, 2, 2];
     let planner = with_8_bits(sizes).planner(&BackendProfile::flex(), &batch(0, 8), BATCH).unwrap();
     let adamw8bit = PlannedOptimizer::Other { name: "adamw8bit".into(), on_host: false };
@@ -170,7 +170,7 @@ fn stages_and_replicas_take_an_allowed_optimizer_only_where_nothing_fits_otherwi
         }
         let between = small + small * 3 / 100;
         let plan = planner.stage_plan(&layout, between).unwrap();
-        assert_eq!((&plan.optimizer, &plan.step().optimizer), (&adamw8bit, &adamw8bit));
+        assert_eq!((&plan.optimizer, &plan.step.optimizer), (&adamw8bit, &adamw8bit));
         assert!(plan.fits && plan.peak_bytes <= between && plan.to_string().contains("adamw8bit"), "{plan}");
         // Another optimizer is not used unless it is allowed.
         let error = self::planner(sizes).stage_plan(&layout, between).unwrap_err();
@@ -182,7 +182,7 @@ fn stages_and_replicas_take_an_allowed_optimizer_only_where_nothing_fits_otherwi
 
 #[test]
 fn a_run_in_stages_trains_with_the_optimizer_that_was_allowed() {
-    let _turn = turn();
+    let _turn = beside();
     let sizes = &[2, 2, 2, 2];
     let shared = DeviceLayout::new(2).on_one_device();
     let [own, small] = least(sizes, &shared);
@@ -192,7 +192,7 @@ fn a_run_in_stages_trains_with_the_optimizer_that_was_allowed() {
         .build(&device(), &batch(0, 8))
         .unwrap();
     assert_eq!(trainer.plan().unwrap().optimizer.name("adamw"), "adamw8bit");
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let path = trainer.save_to(&kiln_training::Checkpoints::new(folder.path(), 1).unwrap()).unwrap();
     let state = std::fs::read_to_string(path.join("state.json")).unwrap();
     assert!(state.contains("AdamW8bit"), "{state}");
@@ -201,7 +201,7 @@ fn a_run_in_stages_trains_with_the_optimizer_that_was_allowed() {
 /// The report of a batch that does not fit names the memory of the optimizer that the run was planned with.
 #[test]
 fn a_batch_that_does_not_fit_is_explained_with_the_optimizer_of_the_plan() {
-    let _turn = turn();
+    let _turn = beside();
     let sizes = &[2, 2];
     let least = |planner: &Planner| {
         let plans = planner.candidates(Precision::F32, 1).unwrap();
@@ -231,7 +231,7 @@ fn a_batch_that_does_not_fit_is_explained_with_the_optimizer_of_the_plan() {
 
 #[test]
 fn a_plan_takes_an_allowed_optimizer_or_state_on_the_host_only_as_it_is_promised() {
-    let _turn = turn();
+    let _turn = beside();
     let adamw = OptimizerConfig::adamw();
     let small = adamw.in_8bit().unwrap();
     let sizes = &[2, 2];
@@ -305,7 +305,7 @@ fn a_plan_takes_an_allowed_optimizer_or_state_on_the_host_only_as_it_is_promised
 
 #[test]
 fn settings_that_cannot_be_are_errors() {
-    let _turn = turn();
+    let _turn = beside();
     let planner = planner(&[1, 1]);
     assert!(matches!(planner.stage_plan(&DeviceLayout::new(3), u64::MAX), Err(Error::Parallel(_))));
     let cuts = DeviceLayout::new(2).with_cuts([]);
@@ -346,7 +346,7 @@ fn stages_hold_what_is_predicted() {
 
 #[test]
 fn a_run_without_a_micro_batch_has_two_for_each_stage() {
-    let _turn = turn();
+    let _turn = beside();
     let stages = StagesConfig::on(&device(), 2);
     let mut trainer = builder(&[1, 1, 1]).with_stages(stages).build(&device(), &batch(0, BATCH)).unwrap();
     let report = trainer.step(&batch(0, BATCH)).unwrap();
@@ -357,7 +357,7 @@ fn a_run_without_a_micro_batch_has_two_for_each_stage() {
 
 #[test]
 fn replicas_of_a_process_share_its_budget() {
-    let _turn = turn();
+    let _turn = beside();
     let planner = planner(&[2, 2, 2, 2]);
     let peak = plain(&planner, &DeviceLayout::new(1).with_replicas(2, false), BATCH / 4).peak_bytes;
     let limit = 2 * (peak + peak / 20);

@@ -1,4 +1,4 @@
-//! A step that fails at any of its boundaries is repeated, and the run equals an undisturbed one.
+//! Failures that the ladder answers with smaller micro-batches, with another try, or not at all. (The laws repeat a step as it was.)
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -7,151 +7,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_models::{Gpt, GptConfig, ResNet, ResNetConfig, Stem};
-use kiln_precision::{Policy, Precision, ScalerConfig, Scaling};
+use burn::tensor::Tensor;
 use kiln_recovery::{Failure, Injector, Kind, Ladder, Remedy, Shrink};
 use kiln_training::{Boundary, Error, OptimizerConfig, StepReport};
 use proptest::prelude::*;
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
+use crate::case::{Case, Make, Parts, Way, gpt};
+use crate::laws::sets_of;
 use crate::support::{
-    CLASSES, Ids, Loss, Net, Settings, Snapshot, batch, classes, device, entropy, inject, inputs, numbers, reclaim,
-    recovery, settings, trainer, turn,
+    Ids, Loss, Net, Settings, Snapshot, batch, beside, inject, numbers, reclaim, recovery, settings, trainer, turn,
 };
 
-type LossOf<M> = fn(&M, &[usize], &Device) -> Tensor<1>;
-
-/// A model in training, in micro-batches of `start` of `size` samples.
-struct Case<M> {
-    name: String,
-    net: M,
-    loss: LossOf<M>,
-    settings: Settings,
-    size: usize,
-    start: usize,
-}
-
 const STEPS: u64 = 3;
-
-impl<M: Module + 'static> Case<M> {
-    fn run(&self, ladder: Ladder, faults: Injector) -> (Snapshot, Vec<StepReport>, Arc<Injector>) {
-        let mut trainer = trainer(&self.net, Ids(Box::new(self.loss)), &self.settings);
-        trainer.set_recovery(Some(recovery(self.size, self.start, ladder)));
-        let faults = inject(&mut trainer, faults);
-        let reports = (0..STEPS).map(|at| trainer.step(&batch(at, self.size)).unwrap()).collect();
-        (Snapshot::of(&trainer), reports, faults)
-    }
-
-    /// Numbers of calls at which a run is to fail: every one, and random pairs.
-    fn faults(&self, calls: u64) -> Vec<Vec<u64>> {
-        let mut random = StdRng::seed_from_u64(calls);
-        let pair = |_| {
-            let first = random.random_range(1..calls);
-            vec![first, random.random_range(first + 1..=calls)]
-        };
-        (1..=calls).map(|call| vec![call]).chain((0..6).map(pair).collect::<Vec<_>>()).collect()
-    }
-
-    /// Fails at every boundary of three steps, and repeats the step with the same split. The result has the same bits.
-    fn same_split(&self, updates: u64) {
-        let (expected, reports, seen) = self.run(reclaim(), Injector::calls([]));
-        let skipped = reports.iter().filter(|report| report.skipped).count() as u64;
-        // Copy-in, forward, backward and accumulate of each micro-batch, the probe, and the chunks of the update.
-        let parts = (self.size / self.start) as u64;
-        assert_eq!(seen.seen(), STEPS * (4 * parts + 1) + (STEPS - skipped) * updates, "{}", self.name);
-        for calls in self.faults(seen.seen()) {
-            let context = format!("{} with failures at calls {calls:?}", self.name);
-            let (got, redone, faults) = self.run(reclaim(), Injector::calls(calls.clone()));
-            assert_eq!(faults.injected(), calls.len() as u64, "{context}");
-            assert_eq!(redone.iter().map(|report| report.failures).sum::<usize>(), calls.len(), "{context}");
-            got.assert_same(&expected, &context);
-            for (redone, report) in redone.iter().zip(&reports) {
-                assert_eq!(numbers(redone), numbers(report), "{context}");
-            }
-        }
-    }
-
-    /// Fails as [`same_split`](Self::same_split), and repeats the step with smaller micro-batches. The result is equal up to rounding.
-    fn smaller_split(&self) {
-        let (expected, reports, seen) = self.run(Ladder::new().with(Shrink), Injector::calls([]));
-        for calls in self.faults(seen.seen()) {
-            let context = format!("{} with failures at calls {calls:?}", self.name);
-            let (got, redone, faults) = self.run(Ladder::new().with(Shrink), Injector::calls(calls.clone()));
-            assert_eq!(faults.injected(), calls.len() as u64, "{context}");
-            let far = got.distance(&expected);
-            assert!(far < 1e-5, "{context}: {far}");
-            for (redone, report) in redone.iter().zip(&reports) {
-                assert!((redone.loss / report.loss - 1.0).abs() < 1e-5, "{context}: {} {}", redone.loss, report.loss);
-            }
-            // A failure in the update repeats a chunk; all others cut the batch in more pieces from then on.
-            if let [call] = calls[..] {
-                let passes = 4 * (self.size / self.start) as u64 + 1;
-                let in_update = (call - 1) % (seen.seen() / STEPS) >= passes;
-                let cut = redone[STEPS as usize - 1].micro_batches > reports[0].micro_batches;
-                assert_eq!(cut, !in_update, "{context}");
-            }
-        }
-    }
-}
-
-fn resnet() -> (ResNet, LossOf<ResNet>) {
-    let net = ResNetConfig::resnet18(CLASSES).with_width(4).with_stem(Stem::Cifar).init(&device()).unwrap();
-    let loss: LossOf<ResNet> =
-        |model, ids, device| entropy(model.forward(inputs(ids, [ids.len(), 3, 8, 8], device)), classes(ids, device));
-    (net, loss)
-}
-
-/// A GPT of two layers, wide enough for several chunks of an update.
-fn gpt(dropout: f64) -> (Gpt, LossOf<Gpt>) {
-    const VOCAB: usize = 20;
-    let config = GptConfig { layers: 2, ..GptConfig::tiny(VOCAB, 8) }.with_dropout(dropout);
-    let loss: LossOf<Gpt> = |model, ids, device| {
-        let text: Vec<i64> =
-            ids.iter().flat_map(|id| (0..9).map(move |i| ((id * 3 + i * (id % 5 + 1)) % VOCAB) as i64)).collect();
-        let text = Tensor::<2, Int>::from_data(TensorData::new(text, [ids.len(), 9]), device);
-        let logits = model.forward(text.clone().slice([0..ids.len(), 0..8]));
-        let targets = text.slice([0..ids.len(), 1..9]).reshape([8 * ids.len()]);
-        entropy(logits.reshape([8 * ids.len(), VOCAB]), targets)
-    };
-    (config.init(&device()).unwrap(), loss)
-}
-
-/// f32 with both optimizers, and f16 with a scale that overflows in the first step and grows after the third.
-fn variants() -> [(&'static str, Settings); 3] {
-    let scaler =
-        ScalerConfig { initial: 2f64.powi(28), backoff: 2f64.powi(-16), interval: 2, ..ScalerConfig::default() };
-    let half = Settings {
-        policy: Policy::new(Precision::F16).keep_norms(),
-        scaling: Some(Scaling::Dynamic(scaler)),
-        ..settings(OptimizerConfig::sgd())
-    };
-    [
-        ("AdamW in f32", settings(OptimizerConfig::adamw())),
-        ("SGD in f32", settings(OptimizerConfig::sgd())),
-        ("SGD in f16", half),
-    ]
-}
-
-#[test]
-fn a_failure_at_any_boundary_of_a_conv_net_with_batch_norm_changes_nothing() {
-    let _turn = turn();
-    for (name, settings) in variants() {
-        let (net, loss) = resnet();
-        Case { name: format!("ResNet, {name}"), net, loss, settings, size: 4, start: 2 }.same_split(1);
-    }
-}
-
-#[test]
-fn a_failure_at_any_boundary_of_a_gpt_with_dropout_changes_nothing() {
-    let _turn = turn();
-    for (name, settings) in variants() {
-        let (net, loss) = gpt(0.2);
-        Case { name: format!("GPT, {name}"), net, loss, settings, size: 4, start: 2 }.same_split(2);
-    }
-}
 
 // Batch-norm normalises each micro-batch, so that another split is another function. So is dropout, whose masks are drawn per
 // micro-batch. The models here have neither.
@@ -162,13 +29,35 @@ fn a_failure_that_cuts_the_batch_smaller_changes_roundings_only() {
     // would become steps.
     let OptimizerConfig::AdamW { beta1, beta2, weight_decay, .. } = OptimizerConfig::adamw() else { unreachable!() };
     let adamw = OptimizerConfig::AdamW { beta1, beta2, epsilon: 1e-2, weight_decay };
-    for (name, optimizer) in [("AdamW", adamw), ("SGD", OptimizerConfig::sgd())] {
-        let (net, loss) = gpt(0.0);
-        Case { name: format!("GPT, {name}"), net, loss, settings: settings(optimizer), size: 6, start: 6 }
-            .smaller_split();
-        let net = Net::new(&[8, 16, 16], false, 0.0);
-        let settings = settings(optimizer);
-        Case { name: format!("Net, {name}"), net, loss: Net::loss, settings, size: 6, start: 6 }.smaller_split();
+    let chain = Make::Chain(Parts { norms: false, ..Parts::new(2) });
+    for (make, optimizer) in
+        [Make::Gpt(gpt(0.0, false)), chain].iter().flat_map(|make| [adamw, OptimizerConfig::sgd()].map(|of| (make, of)))
+    {
+        let case = Case::new(make.clone(), optimizer, 6, 6);
+        let run = |faults: Injector| {
+            let mut trainer = case.trainer(&Way::default());
+            trainer.set_recovery(Some(recovery(6, 6, Ladder::new().with(Shrink))));
+            let faults = inject(&mut trainer, faults);
+            let reports: Vec<_> = (0..STEPS).map(|at| trainer.step(&case.batch(at)).unwrap()).collect();
+            (Snapshot::of(&trainer), reports, faults)
+        };
+        let (expected, reports, seen) = run(Injector::calls([]));
+        for calls in sets_of(seen.seen(), true) {
+            let context = format!("{make:?} with failures at calls {calls:?}");
+            let (got, redone, faults) = run(Injector::calls(calls.clone()));
+            assert_eq!(faults.injected(), calls.len() as u64, "{context}");
+            let far = got.distance(&expected);
+            assert!(far < 1e-5, "{context}: {far}");
+            for (redone, report) in redone.iter().zip(&reports) {
+                assert!((redone.loss / report.loss - 1.0).abs() < 1e-5, "{context}: {} {}", redone.loss, report.loss);
+            }
+            // A failure in the update repeats a chunk; all others cut the batch in more pieces from then on.
+            if let [call] = calls[..] {
+                let in_update = (call - 1) % (seen.seen() / STEPS) >= 5;
+                let cut = redone[STEPS as usize - 1].micro_batches > reports[0].micro_batches;
+                assert_eq!(cut, !in_update, "{context}");
+            }
+        }
     }
 }
 
@@ -218,7 +107,7 @@ fn any_failures(calls: BTreeSet<u64>) -> Result<(), String> {
 
 #[test]
 fn an_error_that_is_no_memory_failure_passes_through_after_one_attempt() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16, 16], true, 0.2);
     // The task calls it after its forward pass, which has moved batch-norm's statistics.
     type Then = fn(Tensor<1>) -> Tensor<1>;
@@ -240,10 +129,15 @@ fn an_error_that_is_no_memory_failure_passes_through_after_one_attempt() {
     let result = trainer.step(&batch(1, 6));
     assert!(matches!(result, Err(Error::NotFinite { step: 2, what: "loss", .. })), "{result:?}");
     assert_eq!(attempts.get(), 1);
-    next(|loss| Tensor::zeros([1], &loss.device()));
-    let result = trainer.step(&batch(1, 6));
-    assert!(matches!(result, Err(Error::NoGradients { step: 2 })), "{result:?}");
-    assert_eq!(attempts.get(), 1);
+    // Without a gradient, and with one that no parameter has.
+    for unrelated in
+        [(|loss| Tensor::zeros([1], &loss.device())) as Then, |loss| loss.ones_like().detach().require_grad()]
+    {
+        next(unrelated);
+        let result = trainer.step(&batch(1, 6));
+        assert!(matches!(result, Err(Error::NoGradients { step: 2 })), "{result:?}");
+        assert_eq!(attempts.get(), 1);
+    }
 
     #[derive(Debug, PartialEq)]
     struct Payload(u32);
@@ -262,7 +156,7 @@ fn an_error_that_is_no_memory_failure_passes_through_after_one_attempt() {
 
 #[test]
 fn a_lost_device_is_never_tried_again() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16, 16], true, 0.2);
     let boundaries = [
         Boundary::CopyIn,
@@ -327,7 +221,7 @@ fn without_a_recovery_a_failure_is_an_error_and_the_step_can_be_taken_again() {
 
 #[test]
 fn when_nothing_fits_the_model_is_as_it_was_and_the_trainer_goes_on_when_something_does() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16, 16], false, 0.0);
     let undisturbed = {
         let mut trainer = trainer(&net, Ids::net(), &settings(OptimizerConfig::sgd()));

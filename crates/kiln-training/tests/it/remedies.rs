@@ -10,7 +10,7 @@ use kiln_training::{
     TrainerBuilder,
 };
 
-use crate::support::{batch, classes, device, entropy, inputs, turn};
+use crate::support::{batch, beside, classes, device, entropy, inputs};
 
 const WIDTH: usize = 64;
 const BATCH: usize = 512;
@@ -51,7 +51,7 @@ fn changes(remedies: &[Remedy]) -> Vec<StepChange> {
 
 #[test]
 fn remedies_have_the_peaks_of_the_changed_steps() {
-    let _turn = turn();
+    let _turn = beside();
     let trainer = comparing().build(&device(), &batch(0, 8)).unwrap();
     let plan = trainer.plan().unwrap().clone();
     let remedies = trainer.remedies().unwrap();
@@ -78,7 +78,7 @@ fn remedies_have_the_peaks_of_the_changed_steps() {
 
 #[test]
 fn what_is_compared_is_listed_and_never_chosen() {
-    let _turn = turn();
+    let _turn = beside();
     let of = |builder: &TrainerBuilder<'static, Chain>| {
         let planner = planner(builder);
         let plan = planner.choose(u64::MAX).unwrap();
@@ -96,7 +96,7 @@ fn what_is_compared_is_listed_and_never_chosen() {
 
 #[test]
 fn with_a_budget_what_fits_comes_first() {
-    let _turn = turn();
+    let _turn = beside();
     let peak = builder().build(&device(), &batch(0, 8)).unwrap().plan().unwrap().peak_bytes;
     let kept = builder().with_memory(MemoryBudget::Bytes(peak * 3 / 4)).keeping_plan();
     let trainer = kept.build(&device(), &batch(0, 8)).unwrap();

@@ -1,19 +1,21 @@
 //! The optimizer's state of replicas, whole or divided: its bytes, checkpoints, and runs that continue with another number of replicas.
 
-use std::cell::RefCell;
+use std::cell::Cell;
+use std::convert::Infallible;
 use std::fs;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use burn::tensor::Device;
-use kiln_data::{BatchPlan, Error as DataError, Loader, LoaderConfig, Order, Replica};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Device, Tensor};
+use kiln_data::{Loader, LoaderConfig, Order, Replica};
 use kiln_parallel::Communicator;
-use kiln_training::{Checkpoints, Error, Event, Every, Finish, OptimizerConfig, Trainer};
+use kiln_training::{Checkpoints, Error, Every, Finish, OptimizerConfig, Trainer};
 
-use crate::group::{Case, MICRO, on_replicas};
-use crate::support::{Ids, Net, Settings, Snapshot, numbers, turn};
+use crate::case::{Case, Classify, Make, Parts, Samples, Way, on_all};
+use crate::support::{Ids, Net, Settings, Snapshot, Watched, batch, builder, noted, settings, temporary, told, turn};
 
 /// Batches of 6 samples over all replicas, the last one of an epoch short.
 const SIZE: usize = 6;
@@ -21,130 +23,92 @@ const SAMPLES: usize = 22;
 const STEPS: u64 = 9;
 
 /// The part of replica `rank` of `count`.
-fn loader(
-    rank: usize,
-    count: usize,
-    load: impl Fn(&BatchPlan) -> Result<Vec<usize>, DataError> + Send + Sync + 'static,
-) -> Loader<Vec<usize>> {
+fn loader(rank: usize, count: usize) -> Loader<Samples> {
     let config = LoaderConfig::new(SIZE)
         .with_order(Order::Shuffled { seed: 5 })
         .with_replica(Replica::new(rank, count).unwrap());
-    Loader::new(SAMPLES, config, load).unwrap()
+    Loader::new(SAMPLES, config, |plan| Ok(Samples::of(plan.ids.clone()))).unwrap()
 }
 
-/// A run that saves after every second step. With 1, 2 and 3 replicas it has the same numbers. Without dropout and batch-norm they differ
-/// only by the rounding of sums, and sums of equal micro-batches are equal.
-fn case(optimizer: OptimizerConfig) -> Case<Ids<Net>> {
-    let settings = |settings| Settings { steps: STEPS, every: Every::epoch().with_checkpoint(2), ..settings };
-    Case::net(optimizer).with(settings)
-}
-
-/// How a run is divided.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Division {
-    replicas: usize,
-    shards: bool,
+/// A run in micro-batches of two samples that saves after every second step.
+fn case(optimizer: OptimizerConfig) -> Case {
+    let make = Make::Chain(Parts { dropout: 0.2, ..Parts::new(1) });
+    let every = Every::epoch().with_checkpoint(2);
+    Case::new(make, optimizer, SIZE, 2).with(|settings| Settings { steps: STEPS, every, ..settings })
 }
 
 /// Trains until `stop` steps were taken, from the newest checkpoint on; the numbers of the steps, and everything at the end.
-fn fit(case: &Case<Ids<Net>>, division: Division, directory: &Path, stop: u64) -> (Vec<String>, Snapshot) {
+fn fit(case: &Case, replicas: usize, directory: &Path, stop: u64) -> (Vec<String>, Snapshot) {
     let work = |communicator: Option<Arc<dyn Communicator>>| {
         let rank = communicator.as_ref().map_or(0, |communicator| communicator.rank());
         let checkpoints = Checkpoints::new(directory, 2).unwrap();
-        let builder = case.builder(communicator, division.shards).with_checkpoints(checkpoints);
-        let mut trainer: Trainer<Ids<Net>> = builder.build(&Device::flex(), &vec![0; SIZE]).unwrap();
+        let builder = case.builder(&Way::default(), communicator).with_checkpoints(checkpoints);
+        let mut trainer: Trainer<Classify> = builder.build(&Device::flex(), &case.batch(0)).unwrap();
         let _ = trainer.resume().unwrap();
-        let notes = Rc::new(RefCell::new(vec![]));
-        let noted = notes.clone();
-        trainer.observe(move |event| match event {
-            Event::Step(report) => {
-                noted.borrow_mut().push(numbers(report));
-                // Only the first replica asks.
-                if report.step == stop && rank == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            }
-            _ => ControlFlow::Continue(()),
-        });
-        let finish = trainer.fit(&loader(rank, division.replicas, |plan| Ok(plan.ids.clone()))).unwrap();
+        let notes = noted(&mut trainer, told, move |report| report.step == stop);
+        let finish = trainer.fit(&loader(rank, replicas)).unwrap();
         assert_eq!(finish, if stop < STEPS { Finish::Stopped } else { Finish::Complete });
-        assert_eq!(trainer.state().step, stop.min(STEPS), "all stop at the same step");
         (notes.take(), Snapshot::on_first(&trainer))
     };
-    let (notes, snapshot) = match division.replicas {
+    let (notes, snapshot) = match replicas {
         1 => work(None),
-        replicas => {
-            let all = on_replicas(replicas, |communicator| work(Some(communicator)));
-            let mut all: Vec<_> = all.into_iter().map(|ended| ended.unwrap()).collect();
-            assert!(all.iter().all(|(notes, _)| *notes == all[0].0), "all replicas report the same");
-            all.remove(0)
-        }
+        replicas => on_all(replicas, |communicator| work(Some(communicator))).remove(0),
     };
     (notes, snapshot.unwrap())
 }
 
+/// The laws change the number of replicas in every pair; here each replica's part comes from a loader that shuffles.
 #[test]
-fn a_run_goes_on_with_any_number_of_replicas_sharded_or_not() {
+fn a_run_over_a_loader_goes_on_with_another_number_of_replicas() {
     let _turn = turn();
-    let divisions: Vec<Division> =
-        (1..=3).flat_map(|replicas| [false, true].map(|shards| Division { replicas, shards })).collect();
-    for optimizer in [OptimizerConfig::adamw(), OptimizerConfig::sgd()] {
-        // Three micro-batches of two samples, or fewer in the short batches: of one replica, or one on each of three.
-        let case = case(optimizer);
-        let folder = tempfile::tempdir().unwrap();
-        let alone = Division { replicas: 1, shards: false };
-        let three = Division { replicas: 3, shards: false };
-        let (whole, end) = fit(&case, alone, &folder.path().join("whole"), STEPS);
-        // The loader gives the smaller part first, so that a short batch is cut in other places: full batches are the same.
-        let (of_three, end_of_three) = fit(&case, three, &folder.path().join("three"), STEPS);
-        assert_eq!(of_three[..3], whole[..3]);
-        for from in &divisions {
-            for to in &divisions {
-                let context = format!("{optimizer:?}, from {from:?} to {to:?}");
-                let directory = folder.path().join(&context);
-                // Interrupted within an epoch, after two full batches.
-                let (mut seen, _) = fit(&case, *from, &directory, 2);
-                // What was saved is the same for every division of the same micro-batches.
-                let (rest, got) = fit(&case, *to, &directory, STEPS);
-                seen.extend(rest);
-                let expected = match (from.replicas, to.replicas) {
-                    (1 | 3, 1) => (&whole, &end),
-                    (1 | 3, 3) => (&of_three, &end_of_three),
-                    // Two replicas have three samples each, in two micro-batches.
-                    _ => {
-                        assert_eq!(seen.len(), STEPS as usize, "{context}");
-                        continue;
-                    }
-                };
-                assert_eq!(seen, *expected.0, "{context}");
-                got.assert_same(expected.1, &context);
-            }
-        }
-        // Two replicas, however the state is divided.
-        let two = |shards| Division { replicas: 2, shards };
-        let (of_two, end_of_two) = fit(&case, two(false), &folder.path().join("two"), STEPS);
-        for (from, to) in [(false, false), (false, true), (true, false), (true, true)] {
-            let context = format!("{optimizer:?}, two replicas, sharded: {from}, then {to}");
-            let directory = folder.path().join(&context);
-            let (mut seen, _) = fit(&case, two(from), &directory, 3);
-            let (rest, got) = fit(&case, two(to), &directory, STEPS);
-            seen.extend(rest);
-            assert_eq!(seen, of_two, "{context}");
-            got.assert_same(&end_of_two, &context);
-        }
+    let (case, folder) = (case(OptimizerConfig::adamw()), temporary());
+    let at = |name: &str| folder.path().join(name);
+    // Three micro-batches: of one replica, or one on each of three. A short batch is cut in other places by three.
+    let whole = [1, 3].map(|count| fit(&case, count, &at(&format!("whole {count}")), STEPS));
+    assert_eq!(whole[0].0[..3], whole[1].0[..3]);
+    for (from, to, expected) in [(1, 3, &whole[1]), (3, 1, &whole[0])] {
+        let directory = at(&format!("{from} to {to}"));
+        // Interrupted within an epoch, after two full batches.
+        let (mut seen, _) = fit(&case, from, &directory, 2);
+        let (rest, got) = fit(&case, to, &directory, STEPS);
+        seen.extend(rest);
+        assert_eq!(seen, expected.0, "from {from} to {to}");
+        got.assert_same(&expected.1, &format!("from {from} to {to}"));
     }
 }
 
 #[test]
 fn each_replica_holds_its_share_of_the_state() {
     let _turn = turn();
-    let batches: Vec<Vec<usize>> = (0..3).map(|at| (4 * MICRO * at..4 * MICRO * (at + 1)).collect()).collect();
     for optimizer in [OptimizerConfig::adamw(), OptimizerConfig::sgd()] {
         // Layers of the same size, so that shares can be even.
-        let init = |_: &Device| Net::new(&[32; 9], false, 0.0);
-        let case = Case { init, ..Case::net(optimizer) };
-        let whole = case.alone(&batches).state_bytes;
+        let settings = Settings { micro_batch: Some(2), ..settings(optimizer) };
+        // Bytes of the state before the last of three steps.
+        let state = |sharded: bool, replica: Option<(usize, Arc<dyn Communicator>)>| {
+            let bytes = Rc::new(Cell::new(0));
+            let seen = bytes.clone();
+            let look = move |_, _: &Net, optimizer: &ModuleOptimizer| {
+                seen.set(optimizer.into_bytes().unwrap().len());
+                Ok::<_, Infallible>(None)
+            };
+            let mut builder = builder(Ids::net(), |_| Net::new(&[32; 9], false, 0.0), &settings).with_edit(look);
+            if sharded {
+                builder = builder.sharding_optimizer();
+            }
+            let mut own = 0..8;
+            if let Some((replicas, communicator)) = replica {
+                let rank = communicator.rank();
+                (own, builder) = (rank * 8 / replicas..(rank + 1) * 8 / replicas, builder.with_replicas(communicator));
+            }
+            let mut trainer = Watched::build(builder, &batch(0, 8));
+            for step in 0..3 {
+                let _ = trainer.step(&batch(step, 8)[own.clone()].to_vec()).unwrap();
+            }
+            bytes.get()
+        };
+        let whole = state(false, None);
         for replicas in 2..=4 {
-            let bytes =
-                |shards| case.on(replicas, shards, &batches).iter().map(|ended| ended.state_bytes).collect::<Vec<_>>();
+            let bytes = |sharded| on_all(replicas, |communicator| state(sharded, Some((replicas, communicator))));
             // The ids of parameters are of different lengths as text.
             let all_of_it = |bytes: &usize| bytes.abs_diff(whole) < whole / 50;
             assert!(bytes(false).iter().all(all_of_it), "each has all of it");
@@ -161,17 +125,15 @@ fn each_replica_holds_its_share_of_the_state() {
 fn replicas_that_find_other_checkpoints_end() {
     let _turn = turn();
     let case = case(OptimizerConfig::adamw());
-    let folder = tempfile::tempdir().unwrap();
-    let alone = Division { replicas: 1, shards: false };
+    let folder = temporary();
     for (name, stop) in [("a", 4), ("b", 5)] {
-        let _ = fit(&case, alone, &folder.path().join(name), stop);
+        let _ = fit(&case, 1, &folder.path().join(name), stop);
     }
     // The steps of another run with equal settings.
-    let other =
-        Case::net(OptimizerConfig::adamw()).with(|settings| Settings { steps: STEPS, max_norm: None, ..settings });
-    let _ = fit(&other, alone, &folder.path().join("c"), 4);
+    let other = case.clone().with(|settings| Settings { max_norm: None, ..settings });
+    let _ = fit(&other, 1, &folder.path().join("c"), 4);
     let damaged = folder.path().join("d");
-    let _ = fit(&case, alone, &damaged, 4);
+    let _ = fit(&case, 1, &damaged, 4);
     for saved in Checkpoints::new(&damaged, 2).unwrap().list().unwrap() {
         fs::write(saved.join("model.bpk"), "nothing").unwrap();
     }
@@ -182,15 +144,14 @@ fn replicas_that_find_other_checkpoints_end() {
         ("none", "its newest checkpoint is none"),
     ];
     for (second, expected) in cases {
-        let errors = on_replicas(2, |communicator| {
+        let errors = on_all(2, |communicator| {
             let name = ["a", second][communicator.rank()];
             let checkpoints = Checkpoints::new(folder.path().join(name), 2).unwrap();
-            let builder = case.builder(Some(communicator), false).with_checkpoints(checkpoints);
-            let mut trainer: Trainer<Ids<Net>> = builder.build(&Device::flex(), &vec![0; SIZE]).unwrap();
+            let builder = case.builder(&Way::default(), Some(communicator)).with_checkpoints(checkpoints);
+            let mut trainer: Trainer<Classify> = builder.build(&Device::flex(), &case.batch(0)).unwrap();
             trainer.resume().unwrap_err()
         });
         for (rank, error) in errors.into_iter().enumerate() {
-            let error = error.unwrap();
             let text = error.to_string();
             assert!(text.contains(expected), "{second}, replica {rank}: {text}");
             let own = rank == 1 && second == "d";
@@ -202,30 +163,24 @@ fn replicas_that_find_other_checkpoints_end() {
 #[test]
 fn replicas_with_other_settings_are_refused() {
     let _turn = turn();
+    let case = case(OptimizerConfig::adamw());
     let seeds = [3, 3, 4];
-    let errors = on_replicas(3, |communicator| {
+    let errors = on_all(3, |communicator| {
         let seed = seeds[communicator.rank()];
-        let case = case(OptimizerConfig::adamw());
-        let built: Result<Trainer<Ids<Net>>, Error> =
-            case.builder(Some(communicator), false).with_seed(seed).build(&Device::flex(), &vec![0; SIZE]);
-        built.err().unwrap().to_string()
+        let builder = case.builder(&Way::default(), Some(communicator)).with_seed(seed);
+        builder.build(&Device::flex(), &case.batch(0)).err().unwrap().to_string()
     });
     for error in errors {
-        assert_eq!(error.unwrap(), "replica 2 failed: its seed is 4, expected 3 as on replica 0");
+        assert_eq!(error, "replica 2 failed: its seed is 4, expected 3 as on replica 0");
     }
     // Parameters that do not follow from the seed.
-    let errors = on_replicas(2, |communicator| {
-        let case = case(OptimizerConfig::adamw());
+    let errors = on_all(2, |communicator| {
         let rank = communicator.rank();
-        let init = move |_: &Device| {
-            let net = Net::new(&[8, 16, 16], false, 0.0);
-            burn::module::Module::map(net, &mut Shift(rank as f64))
-        };
-        let builder = Trainer::builder((case.task)(), init).with_seed(3).without_prediction();
+        let init = move |_: &Device| Net::new(&[8, 16, 16], false, 0.0).map(&mut Shift(rank as f64));
+        let builder = Trainer::builder(Ids::net(), init).with_seed(3).without_prediction();
         builder.with_replicas(communicator).build(&Device::flex(), &vec![0; SIZE]).err().unwrap().to_string()
     });
     for error in errors {
-        let error = error.unwrap();
         assert!(error.starts_with("replica 1 failed: its checksum of the initial parameters is "), "{error}");
     }
 }
@@ -233,11 +188,8 @@ fn replicas_with_other_settings_are_refused() {
 /// Adds a number to all parameters.
 struct Shift(f64);
 
-impl burn::module::ModuleMapper for Shift {
-    fn map_float<const D: usize>(
-        &mut self,
-        param: burn::module::Param<burn::tensor::Tensor<D>>,
-    ) -> burn::module::Param<burn::tensor::Tensor<D>> {
+impl ModuleMapper for Shift {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|value| (value + self.0).detach().require_grad())
     }
 }

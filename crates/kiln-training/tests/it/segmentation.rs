@@ -13,7 +13,7 @@ use kiln_training::{
 };
 
 use crate::HEAP;
-use crate::support::{device, turn};
+use crate::support::{beside, device, temporary, turn};
 
 const CLASSES: usize = 5;
 type Batch = (TensorData, TensorData);
@@ -103,10 +103,10 @@ fn a_unet_recomputed_by_levels_has_the_same_bits_and_a_third_of_the_peak() {
 /// whole image.
 #[test]
 fn tiles_make_the_prediction_of_the_whole_image() {
-    let _turn = turn();
+    let _turn = beside();
     // The receptive field of a U-Net on ResNet-18 reaches 217 pixels through the encoder and up to 94 through the decoder.
     let ([height, width], tile, margin) = ([832, 704], 704, 320);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let path = folder.path().join("image.tif");
     let row = |y: usize| (0..width).map(|x| (x * x / 7 + 3 * y + y * x / 50) as u16 % 256).collect::<Vec<_>>();
     write_classes::<Error>(&path, [height, width], 256, None, |rows| {
@@ -154,8 +154,8 @@ fn tiles_make_the_prediction_of_the_whole_image() {
 /// A loader that leaves out what it cannot read leaves out whole images, and says which.
 #[test]
 fn images_with_a_tile_that_cannot_be_read_are_left_out() {
-    let _turn = turn();
-    let folder = tempfile::tempdir().unwrap();
+    let _turn = beside();
+    let folder = temporary();
     let paths = ["a", "b", "c"].map(|name| folder.path().join(name).with_extension("tif"));
     for path in &paths {
         let write =

@@ -16,8 +16,8 @@ use kiln_training::{
 };
 
 use crate::support::{
-    Ids, Loss, Net, Settings, Snapshot, Watched, batch, device, inject, numbers, reclaim, recovery, settings, trainer,
-    turn,
+    Ids, Loss, Net, Settings, Snapshot, Watched, batch, beside, device, inject, numbers, reclaim, recovery, settings,
+    temporary, trainer, turn,
 };
 
 #[test]
@@ -131,12 +131,12 @@ fn drops_and_rises(step: u64) -> usize {
 #[test]
 fn micro_batches_follow_memory_down_and_up_and_every_sample_is_trained_once_per_epoch() {
     const EPOCHS: u64 = 16;
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16, 16], false, 0.0);
     let settings = Settings { steps: 5 * EPOCHS, ..settings(OptimizerConfig::sgd()) };
     let run = |cap: fn(u64) -> usize| {
         let (room, mut trainer) = Room::new(&net, &settings, cap);
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary();
         trainer.set_checkpoints(Checkpoints::new(folder.path(), 1).unwrap());
         let steps = Rc::new(RefCell::new(vec![]));
         let trained = Rc::new(RefCell::new(BTreeMap::<u64, Vec<usize>>::new()));
@@ -199,7 +199,7 @@ fn a_resumed_run_cuts_its_batches_as_it_would_have() {
         let finish = trainer.fit(&data()).unwrap();
         (finish, seen.take())
     };
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let (room, mut reference) = new();
     let (_, expected) =
         run((&room, &mut *reference), &Checkpoints::new(folder.path().join("whole"), 1).unwrap(), u64::MAX);
@@ -245,7 +245,7 @@ fn assert_near(got: &Snapshot, expected: &Snapshot, context: &str) {
 #[test]
 fn two_thousand_steps_of_the_usual_recovery_end_near_the_undisturbed_run_wherever_they_fail() {
     const STEPS: u64 = 2000;
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16, 16], false, 0.0);
     let run = |faults: Injector| {
         let mut trainer = recovering(&net, STEPS, Duration::from_secs(300));
@@ -270,7 +270,7 @@ fn two_thousand_steps_of_the_usual_recovery_end_near_the_undisturbed_run_whereve
 
 #[test]
 fn memory_that_is_gone_for_a_while_is_waited_for_in_passes_and_in_updates() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16, 16], false, 0.0);
     /// The boundaries at which memory is short.
     type Place = fn(Boundary) -> bool;
@@ -319,7 +319,7 @@ fn memory_that_is_gone_for_a_while_is_waited_for_in_passes_and_in_updates() {
 
 #[test]
 fn an_update_that_finds_no_memory_within_the_patience_can_be_completed_later() {
-    let _turn = turn();
+    let _turn = beside();
     let net = Net::new(&[8, 16, 16], false, 0.0);
     let mut undisturbed = recovering(&net, 3, Duration::ZERO);
     let _ = undisturbed.step(&batch(0, 6)).unwrap();
@@ -335,13 +335,12 @@ fn an_update_that_finds_no_memory_within_the_patience_can_be_completed_later() {
     let error = trainer.step(&batch(0, 6)).unwrap_err();
     assert!(matches!(error, Error::Unfinished { step: 1, failure: Some(_), .. }), "{error}");
     assert!(begun.elapsed() >= Duration::from_millis(250), "it waited for {:?}", begun.elapsed());
-    // A buffer that is too big for an empty device does not wait.
-    trainer.watch(refuse(Kind::TooBig));
-    let begun = Instant::now();
-    assert!(matches!(trainer.complete_update(), Err(Error::Unfinished { .. })));
-    assert!(begun.elapsed() < Duration::from_millis(250), "it waited for {:?}", begun.elapsed());
+    // A buffer that is too big for an empty device does not wait: the test would take an hour.
+    let mut patient = recovering(&net, 3, Duration::from_secs(3600));
+    patient.watch(refuse(Kind::TooBig));
+    assert!(matches!(patient.step(&batch(0, 6)), Err(Error::Unfinished { .. })));
     trainer.watch(|_| Ok(()));
     let report = trainer.complete_update().unwrap();
-    assert!(report.failures > 16 && report.lost_seconds >= 0.25, "{report:?}");
+    assert!(report.failures > 8 && report.lost_seconds >= 0.25, "{report:?}");
     Snapshot::of(&trainer).assert_same(&Snapshot::of(&undisturbed), "completed");
 }

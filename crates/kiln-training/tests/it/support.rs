@@ -1,10 +1,12 @@
 //! Models, a task over sample numbers, and everything that a step may change, for the proofs of the transactional step.
 #![allow(dead_code, reason = "each binary of tests uses some of it")]
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
+use std::ops::{ControlFlow, Deref, DerefMut};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -16,17 +18,30 @@ use burn_pack::Reader;
 use kiln_precision::{Policy, ScalerState, Scaling};
 use kiln_recovery::{Failure, Injector, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Reclaim, Recovery};
 use kiln_training::{
-    Boundary, Checkpoints, Every, Guard, Metric, Metrics, OptimizerConfig, Pass, RunState, Schedule, ScheduleConfig,
-    StepReport, Task, Trainer, TrainerBuilder,
+    Boundary, Checkpoints, Event, Every, Guard, Metric, Metrics, OptimizerConfig, Pass, RunState, Schedule,
+    ScheduleConfig, StepReport, Task, Trainer, TrainerBuilder,
 };
+use tempfile::TempDir;
 
 pub(crate) const CLASSES: usize = 4;
 
-static TURN: Mutex<()> = Mutex::new(());
+static TURN: RwLock<()> = RwLock::new(());
 
-/// The device's random numbers and the bytes of the heap belong to the process, so that all tests take turns.
-pub(crate) fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// The device's random numbers and the bytes of the heap belong to the process: a test that measures the heap, or whose result depends on
+/// random numbers, runs alone.
+pub(crate) fn turn() -> RwLockWriteGuard<'static, ()> {
+    TURN.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A test that does neither runs beside others that do neither.
+pub(crate) fn beside() -> RwLockReadGuard<'static, ()> {
+    TURN.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A folder in memory, where there is one: a checkpoint waits for its disk.
+pub(crate) fn temporary() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
 }
 
 pub(crate) fn device() -> Device {
@@ -118,7 +133,7 @@ pub(crate) struct Net {
     layers: Vec<Linear>,
     norm: Option<BatchNorm>,
     drop: Dropout,
-    last: Linear,
+    pub(crate) last: Linear,
 }
 
 impl Net {
@@ -226,6 +241,33 @@ where
     Watched::build(builder(task, |_| net.valid().train(), settings), &batch(0, 8))
 }
 
+/// What `note` reads from the events of `trainer` from now on; a run stops where `stops` says so.
+pub(crate) fn noted<T: Task, N: 'static>(
+    trainer: &mut Trainer<T>,
+    mut note: impl FnMut(&Event) -> Option<N> + 'static,
+    mut stops: impl FnMut(&StepReport) -> bool + 'static,
+) -> Rc<RefCell<Vec<N>>> {
+    let notes = Rc::new(RefCell::new(vec![]));
+    let shared = notes.clone();
+    trainer.observe(move |event| {
+        shared.borrow_mut().extend(note(event));
+        match event {
+            Event::Step(report) if stops(report) => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    });
+    notes
+}
+
+/// The numbers of a step and of an evaluation.
+pub(crate) fn told(event: &Event) -> Option<String> {
+    match event {
+        Event::Step(report) => Some(numbers(report)),
+        Event::Evaluated(evaluation) => Some(format!("{evaluation:?}")),
+        _ => None,
+    }
+}
+
 /// Batch number `step`, of `size` samples.
 pub(crate) fn batch(step: u64, size: usize) -> Vec<usize> {
     let first = step as usize * size;
@@ -268,7 +310,7 @@ impl Snapshot {
 
     /// Takes the snapshot of one of several replicas. `None` if another replica saves for all.
     pub(crate) fn on_first<T: Task>(trainer: &Trainer<T>) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary();
         let path = trainer.save_to(&Checkpoints::new(folder.path(), 1).unwrap()).unwrap();
         path.exists().then(|| Self::read(trainer, &path))
     }

@@ -14,7 +14,8 @@ use kiln_training::{Boundary, Checkpoints, Error, Event, Finish, OptimizerConfig
 use proptest::prelude::*;
 
 use crate::support::{
-    Ids, Net, Settings, Snapshot, Watched, batch, inject, numbers, reclaim, recovery, settings, trainer, turn,
+    Ids, Net, Settings, Snapshot, Watched, batch, inject, numbers, reclaim, recovery, settings, temporary, trainer,
+    turn,
 };
 
 /// Chunks of an update of [`net`]: 12 matrices of 256 KiB with their biases, three to a MiB, and what is left.
@@ -74,7 +75,7 @@ fn a_failure_at_any_chunk_repeats_halves_of_it() {
 fn an_update_that_never_fits_waits_for_the_caller_and_nothing_else_happens_meanwhile() {
     let _turn = turn();
     let (mut trainer, expected) = started(&net(), &settings(OptimizerConfig::adamw()));
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let checkpoints = Checkpoints::new(folder.path().join("run"), 1).unwrap();
     assert!(matches!(trainer.complete_update(), Err(Error::NoUpdate { step: 2 })));
     let before = (trainer.state(), trainer.scaler());
@@ -216,7 +217,7 @@ fn a_panic_in_an_update_goes_on_and_the_update_can_still_be_completed() {
 fn a_checkpoint_takes_the_place_of_half_an_update() {
     let _turn = turn();
     let (mut trainer, expected) = started(&net(), &settings(OptimizerConfig::adamw()));
-    let folder = tempfile::tempdir().unwrap();
+    let folder = temporary();
     let checkpoints = Checkpoints::new(folder.path(), 1).unwrap();
     trainer.save_to(&checkpoints).unwrap();
     let saved = Snapshot::of(&trainer);
@@ -258,7 +259,7 @@ fn a_run_goes_on_with_an_update_that_waits_and_reports_the_same_events() {
         });
         let loader = || Loader::new(12, LoaderConfig::new(SIZE), |plan| Ok(plan.ids.clone())).unwrap();
         let data = TrainTest { train: loader(), test: loader() };
-        let folder = tempfile::tempdir().unwrap();
+        let folder = temporary();
         let checkpoints = Checkpoints::new(folder.path(), 9).unwrap();
         trainer.set_checkpoints(checkpoints);
         let (steps, others) = (Rc::new(RefCell::new(vec![])), Rc::new(RefCell::new(vec![])));

@@ -3,13 +3,17 @@
 mod data;
 mod picture;
 mod predictor;
-mod recipe;
+mod run;
 mod score;
+mod settings;
+mod source;
 mod task;
 
-pub use data::{SegmentData, Tiles, class_weights, open, part, test_loader, tiles};
+pub use data::{TileSets, part, test_loader, tiles};
 pub use picture::{class_colour, every_nth_pixel};
 pub use predictor::Predictor;
-pub use recipe::{check_images, recipe, run};
+pub use run::{check_images, run};
 pub use score::{ScoredRow, Scores, largest};
+pub use settings::{IgnoredClass, LossSettings, SegmentSettings, TileSettings, Tiles, recipe};
+pub use source::{SegmentData, balanced_class_weights, open};
 pub use task::{Segment, segment, segment_for_planning};

@@ -8,12 +8,12 @@ use kiln_data::{BadSamples, TileBatch, TileConfig, TileSet};
 use kiln_models::Unet;
 use kiln_training::{Error, Predicted};
 
-use super::recipe::check_images;
+use super::run::check_images;
 use super::score::largest;
+use super::settings::SegmentSettings;
 use super::task::{Segment, segment};
 use crate::device;
 use crate::pipelines::load::load_any;
-use crate::pipelines::settings::SegmentSettings;
 
 /// A trained model with its task, settings and device.
 pub struct Predictor {
@@ -40,18 +40,12 @@ impl Predictor {
         Ok(Self { task: segment(&settings, None)?, model, device, settings })
     }
 
-    /// Tiles on the device at once.
-    pub fn at_once(&self) -> usize {
-        let run = &self.settings.run;
-        run.micro_batch.unwrap_or(run.batch_size)
-    }
-
     /// The tiles of one image.
     ///
     /// # Errors
     /// The error of an image that cannot be read or does not fit the model.
     pub fn tiles(&self, image: &Path) -> Result<TileSet> {
-        let tiles = &self.settings.tiles;
+        let tiles = &self.settings.data.tiles;
         let set = TileSet::new([image], TileConfig::new(tiles.size).with_overlap(tiles.overlap[1]))?;
         check_images(&self.settings, &set)?;
         Ok(set)
@@ -71,7 +65,7 @@ impl Predictor {
         let loading = self.settings.run.loader(set.len()).with_bad_samples(BadSamples::FAIL);
         let loader = TileBatch::loader(set.clone(), None, loading)?;
         let batches = loader.epoch(0, 0).map(|batch| batch.map_err(Error::Data));
-        self.task.predict(&self.model, set, batches, &self.device, self.at_once(), |event| {
+        self.task.predict(&self.model, set, batches, &self.device, self.settings.run.at_once(), |event| {
             if let Predicted::Row { y, values, .. } = event {
                 largest(values, classes, &mut ids);
                 row(y, &ids)?;

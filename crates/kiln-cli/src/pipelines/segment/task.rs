@@ -6,12 +6,12 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kiln_data::{Blend, Normalize, TileBatch, TileSet, TileTensors};
 use kiln_layers::SegmentationLoss;
-use kiln_models::{Unet, UnetBlock};
-use kiln_training::{BatchSource, Error, Pass, Predicted, Task, TilePredictor};
+use kiln_models::{Unet, UnetBlock, UnetConfig};
+use kiln_training::{BatchSource, Error, Goal, Pass, Predicted, Task, TilePredictor};
 
 use super::score::{ScoredRow, Scores, score};
-use crate::pipelines::chained::Chained;
-use crate::pipelines::settings::SegmentSettings;
+use super::settings::{SegmentSettings, Tiles};
+use crate::pipelines::pipeline::{Chained, Kind, Pipeline};
 use crate::usage::Usage;
 
 /// The task of segmentation. Training uses cross-entropy and Dice. Evaluation reports mean IoU, accuracy and cross-entropy of the pixels
@@ -29,9 +29,7 @@ impl Task for Segment {
     type Batch = TileBatch;
 
     fn loss(&self, pass: &Pass<'_, Unet>, batch: &TileBatch) -> Tensor<1> {
-        let (x, truth) = self.begin(pass.model(), batch, pass.device());
-        let x = pass.chain(&self.blocks(pass.model()), x, Self::forward);
-        self.end(pass.model(), x, pass.to_device(truth))
+        self.chain_loss(pass, batch)
     }
 
     /// Evaluates whole images, each joined from its tiles.
@@ -55,6 +53,16 @@ impl Task for Segment {
             ("test_loss", cross_entropy),
         ])
     }
+}
+
+impl Pipeline for Segment {
+    type Data = Tiles;
+    type Config = UnetConfig;
+
+    const KIND: Kind =
+        Kind { tables: &["tiles", "loss"], compresses: false, command: "segment", model: "a segmentation" };
+    const METRIC: &'static str = "test_miou";
+    const GOAL: Goal = Goal::Highest;
 }
 
 impl Chained for Segment {
@@ -144,8 +152,8 @@ impl Segment {
 /// [`Usage`] for numbers of bands or classes that do not fit together, and for invalid shares of losses.
 pub fn segment(settings: &SegmentSettings, test: Option<TileSet>) -> Result<Segment> {
     let (classes, channels) = (settings.model.classes, settings.model.channels);
-    let Normalize { mean, std } = &settings.tiles.normalize;
-    let weights = settings.loss.class_weights.as_ref();
+    let Normalize { mean, std } = &settings.data.tiles.normalize;
+    let weights = settings.data.loss.class_weights.as_ref();
     for (what, found, expected, of) in [
         ("means of bands", mean.len(), channels, "channels of the model"),
         ("deviations of bands", std.len(), channels, "channels of the model"),
@@ -164,7 +172,7 @@ pub fn segment(settings: &SegmentSettings, test: Option<TileSet>) -> Result<Segm
     if let Some(std) = std.iter().find(|std| !(std.is_finite() && **std > 0.0)) {
         return refuse("the deviation of a band", f64::from(*std), "a number above 0");
     }
-    let shares = [settings.loss.cross_entropy, settings.loss.dice];
+    let shares = [settings.data.loss.cross_entropy, settings.data.loss.dice];
     if let Some(share) = shares.iter().find(|share| !(share.is_finite() && **share >= 0.0)) {
         return refuse("the share of a loss", *share, "a number of at least 0");
     }
@@ -176,7 +184,7 @@ pub fn segment(settings: &SegmentSettings, test: Option<TileSet>) -> Result<Segm
         Some(weights) => loss.with_class_weights(weights.clone()),
         None => loss,
     };
-    Ok(Segment { normalize: settings.tiles.normalize.clone(), loss, classes, test })
+    Ok(Segment { normalize: settings.data.tiles.normalize.clone(), loss, classes, test })
 }
 
 /// The task for memory predictions on RGB images, without data.

@@ -1,9 +1,9 @@
 //! The blocks of a GIF: metadata are skipped, and the first frame tells what decoding takes.
 
-use std::io::{BufRead, Read};
+use std::io::BufRead;
 
-use crate::decode::source::patched::{Patch, Refused};
-use crate::decode::source::reader::Reader;
+use crate::decode::patched::{Patch, Stop};
+use crate::decode::source::{Reader, Reason, take};
 
 /// Renames the application extensions of a GIF to comments, because the decoder would keep the colour profile and XMP in
 /// them.
@@ -47,7 +47,7 @@ fn table(flags: u8) -> usize {
 }
 
 impl Patch for Blocks {
-    fn patch(&mut self, piece: &mut [u8]) -> Result<(), Refused> {
+    fn patch(&mut self, piece: &mut [u8]) -> Result<(), Stop> {
         let mut at = 0;
         while at < piece.len() {
             let byte = &mut piece[at];
@@ -107,7 +107,7 @@ impl Patch for Blocks {
 /// into a buffer of its own, and the indices into the palette are copied.
 ///
 /// Source: image 0.25.10, `codecs/gif.rs`; gif 0.14, `reader/converter.rs`.
-pub(super) fn inside(reader: &mut Reader, [height, width]: [usize; 2]) -> Result<u64, String> {
+pub(super) fn inside(reader: &mut Reader, [height, width]: [usize; 2]) -> Result<u64, Reason> {
     let [left, top, columns, rows] = first_frame(reader)?;
     let indices = (rows * columns) as u64;
     let fits = left == 0 && columns == width && top + rows <= height;
@@ -115,41 +115,35 @@ pub(super) fn inside(reader: &mut Reader, [height, width]: [usize; 2]) -> Result
 }
 
 /// Left, top, width and height of the first image descriptor.
-fn first_frame(reader: &mut Reader) -> Result<[usize; 4], String> {
-    let start: [u8; 13] = take(reader)?;
+fn first_frame(reader: &mut Reader) -> Result<[usize; 4], Reason> {
+    let start: [u8; 13] = take(reader, CUT)?;
     skip(reader, table(start[10]))?;
     loop {
-        match take(reader)? {
+        match take(reader, CUT)? {
             [0x21] => {
                 skip(reader, 1)?;
                 loop {
-                    match take(reader)? {
+                    match take(reader, CUT)? {
                         [0] => break,
                         [length] => skip(reader, usize::from(length))?,
                     }
                 }
             }
             [0x2c] => {
-                let [x0, x1, y0, y1, w0, w1, h0, h1]: [u8; 8] = take(reader)?;
+                let [x0, x1, y0, y1, w0, w1, h0, h1]: [u8; 8] = take(reader, CUT)?;
                 let sides = [[x0, x1], [y0, y1], [w0, w1], [h0, h1]];
                 return Ok(sides.map(|bytes| usize::from(u16::from_le_bytes(bytes))));
             }
-            [other] => return Err(format!("block 0x{other:02x} before the first image of the GIF")),
+            [other] => return Err(format!("block 0x{other:02x} before the first image of the GIF").into()),
         }
     }
 }
 
 const CUT: &str = "the GIF ends before its first image";
 
-fn take<const N: usize>(reader: &mut Reader) -> Result<[u8; N], String> {
-    let mut bytes = [0; N];
-    reader.read_exact(&mut bytes).map_err(|_| CUT)?;
-    Ok(bytes)
-}
-
-fn skip(reader: &mut Reader, mut bytes: usize) -> Result<(), String> {
+fn skip(reader: &mut Reader, mut bytes: usize) -> Result<(), Reason> {
     while bytes > 0 {
-        let here = reader.fill_buf().map_err(|e| e.to_string())?.len().min(bytes);
+        let here = reader.fill_buf()?.len().min(bytes);
         if here == 0 {
             return Err(CUT.into());
         }
@@ -162,8 +156,9 @@ fn skip(reader: &mut Reader, mut bytes: usize) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::source::patched::Patched;
+    use crate::decode::patched::Patched;
     use proptest::prelude::*;
+    use std::io::Read;
 
     proptest! {
         #[test]

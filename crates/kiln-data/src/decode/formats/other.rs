@@ -5,12 +5,11 @@ use std::io::{BufRead, Read, Seek};
 use image::{ColorType, ImageDecoder, ImageFormat, ImageReader, Limits};
 
 use crate::decode::header::{Format, Header};
+use crate::decode::patched::Patched;
 use crate::decode::pixels::colour::ColourModel;
 use crate::decode::pixels::image::Image;
 use crate::decode::pixels::orientation::Orientation;
-use crate::decode::source::patched::Patched;
-use crate::decode::source::reader::Reader;
-use crate::decode::source::reason::Reason;
+use crate::decode::source::{Reader, Reason};
 
 use super::{gif, webp};
 
@@ -74,7 +73,7 @@ pub(crate) fn header(reader: &mut Reader, format: Format) -> Result<(Header, Lay
     let bytes_per_sample = usize::from(colour.bytes_per_pixel()) / pixels.samples();
     let size = [height as usize, width as usize];
     let alpha = matches!(pixels, ColourModel::GrayAlpha | ColourModel::Rgba);
-    reader.rewind().map_err(|e| e.to_string())?;
+    reader.rewind()?;
     let (orientation, inside) = match format {
         Format::WebP => {
             let chunks = webp::read(reader, size, alpha)?;

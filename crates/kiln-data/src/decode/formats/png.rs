@@ -5,13 +5,11 @@ use std::io::{Read, Seek};
 use ::png::{ColorType, Decoder, Limits, Transformations};
 
 use crate::decode::header::{Format, Header};
+use crate::decode::patched::{Patch, Patched, Stop};
 use crate::decode::pixels::colour::ColourModel;
-use crate::decode::pixels::image::Image;
-use crate::decode::pixels::rect::Rect;
+use crate::decode::pixels::image::{Image, Rect};
 use crate::decode::pixels::reduce::{self, Boxes};
-use crate::decode::source::patched::{Patch, Patched, Refused};
-use crate::decode::source::reader::Reader;
-use crate::decode::source::reason::Reason;
+use crate::decode::source::{Reader, Reason};
 
 use super::png_exif::{self, Exif};
 
@@ -54,7 +52,7 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
         match &chunk[4..] {
             b"IDAT" => {
                 if !exif.is_certain() {
-                    let next = reader.stream_position().map_err(|e| e.to_string())? + u64::from(length) + 4;
+                    let next = reader.stream_position()? + u64::from(length) + 4;
                     // Past the buffer: a chunk's name is read, and not the chunk.
                     exif.add_rest(reader.get_mut(), next);
                 }
@@ -66,14 +64,14 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
                 reader.read_exact(&mut data).map_err(|_| CUT)?;
                 exif.add(name, &data);
                 let rest = i64::from(length) - data.len() as i64;
-                reader.seek_relative(rest + 4).map_err(|e| e.to_string())?;
+                reader.seek_relative(rest + 4)?;
             }
             name => {
                 if name == b"acTL" {
                     frames = None;
                 }
                 transparent |= name == b"tRNS";
-                reader.seek_relative(i64::from(length) + 4).map_err(|e| e.to_string())?;
+                reader.seek_relative(i64::from(length) + 4)?;
             }
         }
     }
@@ -142,8 +140,8 @@ impl Layout {
             let mut decoder = self.open(reader, width, Transformations::EXPAND | Transformations::STRIP_16)?;
             let height = decoder.info().height as usize;
             let mut pixels = vec![0; width * height * self.pixels.samples()];
-            decoder.next_frame(&mut pixels).map_err(|e| e.to_string())?;
-            decoder.finish().map_err(|e| e.to_string())?;
+            decoder.next_frame(&mut pixels)?;
+            decoder.finish()?;
             self.pixels.convert_in_place(&mut pixels, channels);
             return Ok(Image { pixels, height, width, channels });
         }
@@ -175,13 +173,13 @@ impl Layout {
         let bytes = self.pixels.samples() * depth as usize / 8;
         let mut row = vec![0; width * bytes];
         for y in 0..part.bottom {
-            decoder.read_row(&mut row).map_err(|e| e.to_string())?.ok_or("the PNG has too few rows")?;
+            decoder.read_row(&mut row)?.ok_or("the PNG has too few rows")?;
             if let Some(y) = y.checked_sub(part.top) {
                 take(y, &row[part.left * bytes..part.right * bytes]);
             }
         }
         if part.bottom == decoder.info().height as usize {
-            decoder.finish().map_err(|e| e.to_string())?;
+            decoder.finish()?;
         }
         Ok(())
     }
@@ -199,7 +197,7 @@ impl Layout {
         decoder.set_ignore_text_chunk(true);
         decoder.set_ignore_iccp_chunk(true);
         decoder.set_transformations(transformations);
-        let decoder = decoder.read_info().map_err(|e| e.to_string())?;
+        let decoder = decoder.read_info()?;
         let expected = match self.pixels {
             ColourModel::Gray => ColorType::Grayscale,
             ColourModel::GrayAlpha => ColorType::GrayscaleAlpha,
@@ -232,7 +230,7 @@ struct Chunks {
 }
 
 impl Patch for Chunks {
-    fn patch(&mut self, piece: &mut [u8]) -> Result<(), Refused> {
+    fn patch(&mut self, piece: &mut [u8]) -> Result<(), Stop> {
         let mut at = 0;
         while at < piece.len() {
             let here = self.left.min((piece.len() - at) as u64);

@@ -3,8 +3,7 @@
 use std::io::{Read, Seek, SeekFrom};
 
 use crate::decode::pixels::orientation::Orientation;
-use crate::decode::source::reader::Reader;
-use crate::decode::source::reason::Reason;
+use crate::decode::source::{Reader, Reason, take};
 
 /// Facts in the chunks of a WebP that its decoder does not report.
 #[derive(Debug)]
@@ -34,7 +33,7 @@ const EXIF_BYTES: u64 = 1 << 16;
 ///
 /// Source: RFC 9649, section 2; for the bytes that decoding takes, image-webp 0.2.4, `decoder.rs` and `vp8.rs`.
 pub(super) fn read(reader: &mut Reader, [height, width]: [usize; 2], alpha: bool) -> Result<Chunks, Reason> {
-    let end = reader.seek(SeekFrom::End(0)).map_err(|e| e.to_string())?;
+    let end = reader.seek(SeekFrom::End(0))?;
     let canvas = [height, width];
     let mut found = Found::default();
     let mut at = 12;
@@ -105,14 +104,14 @@ struct Chunk {
 }
 
 impl Chunk {
-    fn at(reader: &mut Reader, at: u64, end: u64) -> Result<Option<Self>, String> {
+    fn at(reader: &mut Reader, at: u64, end: u64) -> Result<Option<Self>, Reason> {
         if at.saturating_add(8) > end {
             return Ok(None);
         }
         // Relative, so that small chunks are skipped within the buffer.
-        let now = reader.stream_position().map_err(|e| e.to_string())?;
-        reader.seek_relative(at.wrapping_sub(now) as i64).map_err(|e| e.to_string())?;
-        let [n0, n1, n2, n3, length @ ..]: [u8; 8] = take(reader)?;
+        let now = reader.stream_position()?;
+        reader.seek_relative(at.wrapping_sub(now) as i64)?;
+        let [n0, n1, n2, n3, length @ ..]: [u8; 8] = take(reader, CUT)?;
         let length = u64::from(u32::from_le_bytes(length));
         let start = at + 8;
         let bytes = length.min(end - start);
@@ -120,24 +119,24 @@ impl Chunk {
     }
 
     /// At most `most` bytes of its body.
-    fn body(&self, reader: &mut Reader, most: u64) -> Result<Vec<u8>, String> {
+    fn body(&self, reader: &mut Reader, most: u64) -> Result<Vec<u8>, Reason> {
         let mut body = vec![0; self.bytes.min(most) as usize];
         self.read(reader, &mut body)?;
         Ok(body)
     }
 
-    fn read(&self, reader: &mut Reader, body: &mut [u8]) -> Result<(), String> {
-        reader.seek(SeekFrom::Start(self.start)).map_err(|e| e.to_string())?;
+    fn read(&self, reader: &mut Reader, body: &mut [u8]) -> Result<(), Reason> {
+        reader.seek(SeekFrom::Start(self.start))?;
         reader.read_exact(body).map_err(|_| CUT.into())
     }
 
-    fn alpha(&self, reader: &mut Reader) -> Result<Alpha, String> {
+    fn alpha(&self, reader: &mut Reader) -> Result<Alpha, Reason> {
         let method = self.body(reader, 1)?;
         Ok(Alpha { stored: method.first().is_some_and(|method| method & 3 == 0), bytes: self.bytes })
     }
 
     /// Checks the coded size: the decoder allocates for it before it compares.
-    fn coded(&self, reader: &mut Reader, expected: [usize; 2]) -> Result<Coded, String> {
+    fn coded(&self, reader: &mut Reader, expected: [usize; 2]) -> Result<Coded, Reason> {
         if self.name == *b"VP8L" {
             return Ok(Coded::Lossless { bytes: self.bytes });
         }
@@ -147,7 +146,9 @@ impl Chunk {
         let [height, width] = [side(8), side(6)];
         if [height, width] != expected {
             let [rows, columns] = expected;
-            return Err(format!("{height}x{width} pixels in the image data of the WebP, expected {rows}x{columns}"));
+            return Err(
+                format!("{height}x{width} pixels in the image data of the WebP, expected {rows}x{columns}").into()
+            );
         }
         Ok(Coded::Lossy { bytes: self.bytes })
     }
@@ -159,13 +160,13 @@ struct Frame {
     frame: u64,
 }
 
-fn frame(reader: &mut Reader, chunk: &Chunk, end: u64) -> Result<Frame, String> {
+fn frame(reader: &mut Reader, chunk: &Chunk, end: u64) -> Result<Frame, Reason> {
     let mut start = [0; 16];
     chunk.read(reader, &mut start)?;
     let side = |at: usize| u32::from_le_bytes([start[at], start[at + 1], start[at + 2], 0]) as usize + 1;
     let [height, width] = [side(9), side(6)];
     if height.max(width) > 1 << 14 {
-        return Err(format!("a frame of {height}x{width} pixels in the WebP, expected at most 16384x16384"));
+        return Err(format!("a frame of {height}x{width} pixels in the WebP, expected at most 16384x16384").into());
     }
     let size = [height, width];
     let pixels = (height * width) as u64;
@@ -228,9 +229,3 @@ fn alpha_bytes(size: [usize; 2], alpha: Option<Alpha>) -> u64 {
 }
 
 const CUT: &str = "the WebP ends too early";
-
-fn take<const N: usize>(reader: &mut Reader) -> Result<[u8; N], String> {
-    let mut bytes = [0; N];
-    reader.read_exact(&mut bytes).map_err(|_| CUT)?;
-    Ok(bytes)
-}

@@ -1,7 +1,6 @@
 //! How the pixels of a file are turned and mirrored to be upright.
 
-use super::area::Area;
-use super::image::Image;
+use super::image::{Area, Image};
 
 /// How the pixels of a file are turned to be upright (EXIF tag 0x0112).
 ///

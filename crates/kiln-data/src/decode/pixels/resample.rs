@@ -4,8 +4,7 @@ use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::{U8, U8x3};
 use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 
-use super::area::Area;
-use super::image::Image;
+use super::image::{Area, Image};
 
 /// The area of `image`, whose channels are 1 or 3, at `[height, width]`, none of which is zero.
 ///

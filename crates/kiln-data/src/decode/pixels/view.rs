@@ -2,8 +2,7 @@
 
 use crate::error::Error;
 
-use super::area::Area;
-use super::image::Image;
+use super::image::{Area, Image};
 use super::orientation::Orientation;
 use super::resample;
 
@@ -67,7 +66,7 @@ impl View {
         };
         if !(within(top, rows, height) && within(left, columns, width)) {
             let value = format!("{rows}x{columns} at ({top}, {left}) of a {height}x{width} image");
-            return Err(Error::InvalidSetting { field: "area", value, expected: "a part of the image" });
+            return Err(Error::setting("area", value, "a part of the image"));
         }
         let side = 1..=MAX_SIDE;
         if !(side.contains(&self.height) && side.contains(&self.width)) {

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::class_names::check_names;
-use crate::directory::list;
 use crate::error::Error;
+use crate::files::{check_names, list};
 use crate::images::image_set::ImageSet;
 use crate::printable::printable;
 
@@ -26,8 +25,7 @@ impl ImageSet {
         let root = root.as_ref();
         let directories: Vec<PathBuf> = list(root)?.into_iter().filter(|path| path.is_dir()).collect();
         if directories.is_empty() {
-            let reason = "expected one directory per class".into();
-            return Err(Error::NoDataSet { path: root.to_owned(), reason });
+            return Err(Error::no_data_set(root, "expected one directory per class"));
         }
         let (mut paths, mut labels, mut classes, mut others) = (vec![], vec![], vec![], 0);
         for directory in directories {

@@ -1,11 +1,10 @@
 //! The layouts of image data sets on disk.
 
-mod cifar;
 mod folder;
-mod idx;
 mod open;
+mod packed;
 
 pub use folder::images_below;
 pub(crate) use folder::is_image;
-pub use idx::write_idx_gz;
 pub use open::open_images;
+pub use packed::write_idx_gz;

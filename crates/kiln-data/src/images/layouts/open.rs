@@ -2,14 +2,12 @@
 
 use std::path::Path;
 
-use crate::class_names::check_names;
-use crate::directory::list;
 use crate::error::Error;
+use crate::files::{TrainTest, check_names, list};
 use crate::images::image_set::ImageSet;
 use crate::order::Order;
-use crate::train_test::TrainTest;
 
-use super::idx::find;
+use super::packed::find;
 
 /// One in this many samples is held out of a data set that has no test part.
 const HELD_OUT: usize = 10;
@@ -30,7 +28,7 @@ const EXPECTED: &str = "expected a directory per class (or train/ and val/ of th
 pub fn open_images(root: impl AsRef<Path>) -> Result<TrainTest<ImageSet>, Error> {
     let root = root.as_ref();
     if root.is_file() {
-        return Err(Error::NoDataSet { path: root.to_owned(), reason: format!("it is a file, {EXPECTED}") });
+        return Err(Error::no_data_set(root, format!("it is a file, {EXPECTED}")));
     }
     let entries = list(root)?;
     if find(root, "train-images-idx3-ubyte").is_some() {
@@ -47,7 +45,7 @@ pub fn open_images(root: impl AsRef<Path>) -> Result<TrainTest<ImageSet>, Error>
         return open_split(root);
     }
     if !entries.iter().any(|path| path.is_dir()) {
-        return Err(Error::NoDataSet { path: root.to_owned(), reason: EXPECTED.into() });
+        return Err(Error::no_data_set(root, EXPECTED));
     }
     hold_out(root, &ImageSet::folder(root)?)
 }
@@ -89,8 +87,7 @@ fn open_split(root: &Path) -> Result<TrainTest<ImageSet>, Error> {
 
 fn hold_out(root: &Path, all: &ImageSet) -> Result<TrainTest<ImageSet>, Error> {
     if all.len() < 2 {
-        let reason = "one image cannot be divided, expected at least 2".into();
-        return Err(Error::NoDataSet { path: root.to_owned(), reason });
+        return Err(Error::no_data_set(root, "one image cannot be divided, expected at least 2"));
     }
     let order = Order::Shuffled { seed: 0 }.of_epoch(all.len(), 0);
     let ids: Vec<usize> = (0..all.len()).map(|position| order.at(position)).collect();

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::loader::budget::Queued;
 
 use super::device_prefetch::DevicePrefetch;
-use super::shared::Shared;
+use super::worker::Shared;
 use super::workers::{Made, Workers};
 
 /// The source of batches.

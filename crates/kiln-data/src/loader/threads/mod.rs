@@ -3,13 +3,12 @@
 mod batches;
 mod device_prefetch;
 mod idle_threads;
-mod shared;
 mod worker;
 mod workers;
 
 pub use batches::Batches;
 pub(super) use batches::Source;
 pub(super) use device_prefetch::{CopyBatch, DevicePrefetch};
-pub(super) use shared::Shared;
+pub(super) use worker::Shared;
 pub use worker::Worker;
 pub(super) use workers::{Bytes, Make, Workers};

@@ -8,12 +8,45 @@ use std::time::Instant;
 use crate::caught::caught;
 use crate::decode::take_reading;
 use crate::error::Error;
-use crate::loader::batch_plan::BatchPlan;
-use crate::loader::stats::Stage;
+use crate::loader::bad_samples::BadSampleLog;
+use crate::loader::budget::Budget;
+use crate::loader::config::{BatchPlan, LoaderConfig};
+use crate::loader::stats::{Counters, LoaderStats, Stage};
 use crate::order::Sampler;
 use crate::printable::printable;
 
-use super::shared::Shared;
+/// The budget, the bad samples and the statistics of a loader.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) budget: Budget,
+    pub(crate) bad: BadSampleLog,
+    pub(super) counters: Counters,
+}
+
+impl Shared {
+    /// For batches of up to `batch` bytes, and images that take up to `image` bytes while they are decoded, if that is
+    /// known.
+    pub(crate) fn new(config: &LoaderConfig, batch: u64, image: Option<u64>) -> Self {
+        let images = image.map_or(u64::MAX, |image| image.saturating_mul(config.workers as u64));
+        // One more than is waiting or in the making: the batch that the consumer has.
+        let wanted = batch.saturating_mul(config.prefetch as u64 + 1);
+        let (budget, bad) = (Budget::new(config.budget, wanted, images), BadSampleLog::new(config.bad_samples));
+        Self { budget, bad, counters: Counters::default() }
+    }
+
+    /// Refuses a budget below two batches of `batch` bytes.
+    pub(crate) fn check(config: &LoaderConfig, batch: u64) -> Result<(), Error> {
+        if batch > config.budget / 2 {
+            let value = format!("{} bytes, with batches of {batch}", config.budget);
+            return Err(Error::setting("budget", value, "at least two batches"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn stats(&self) -> LoaderStats {
+        self.counters.snapshot(self.bad.counts(), self.budget.in_flight())
+    }
+}
 
 /// A thread that makes a batch, for the code that reads the samples: it offers the byte budget, the policy for samples that
 /// cannot be read, and a clock.

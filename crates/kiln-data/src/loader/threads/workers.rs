@@ -12,13 +12,12 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 
 use crate::caught::caught;
 use crate::error::Error;
-use crate::loader::batch_plan::BatchPlan;
 use crate::loader::budget::{Budget, Queued};
+use crate::loader::config::BatchPlan;
 use crate::order::Sampler;
 
 use super::idle_threads::start_thread;
-use super::shared::Shared;
-use super::worker::Worker;
+use super::worker::{Shared, Worker};
 
 /// Makes the batch of a plan.
 pub(crate) type Make<O> = Arc<dyn Fn(&BatchPlan, &Worker) -> Result<O, Error> + Send + Sync>;

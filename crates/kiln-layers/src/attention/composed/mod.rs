@@ -19,15 +19,13 @@ use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
+use super::cost::SCORES;
 use super::terms::Sizes;
 use super::terms::Terms;
 use crate::composed::{Wide, full, put, slice};
 use hidden::{Block, dropped, hide};
 
 mod hidden;
-
-/// Bytes of the scores of a block. The number is small in tests, so that small inputs have several blocks.
-const SCORES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
 
 /// The sizes and terms of one call.
 struct Call<'a, B: Backend> {

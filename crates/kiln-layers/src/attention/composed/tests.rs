@@ -12,7 +12,7 @@ use crate::attention::graph::AttentionKernels;
 use crate::attention::terms::Settings;
 use crate::attention::terms::{Masked, Seed, Terms};
 use crate::composed::tests::{DTYPES, assert_close, assert_independent, numbers};
-use crate::cpu::stored::{from_f32, to_f32};
+use kiln_operations::cpu::stored::{from_f32, to_f32};
 
 fn terms(heads: usize, causal: bool) -> Terms<Flex> {
     let settings = Settings { heads, causal, key_lengths: None, scale: 0.3, dropout: 0.0 };

@@ -4,9 +4,9 @@ use super::blocks::{KEYS, QUERIES, SPAN, sized};
 use super::call::Call;
 use super::grid::{Grid, Heads};
 use super::softmax::{probabilities, products, score_gradients, transpose};
-use crate::cpu::gemm::{Matrix, Output, Threads, multiply};
-use crate::cpu::stored::Stored;
-use crate::simd::LANES;
+use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
+use kiln_operations::cpu::stored::Stored;
+use kiln_operations::simd::LANES;
 
 /// One head of keys and values.
 pub(super) struct Task<'a, E> {

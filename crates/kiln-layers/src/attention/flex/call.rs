@@ -7,7 +7,7 @@ use super::dropout::Dropout;
 use super::grid::readable;
 use crate::attention::terms::{Masked, Seed, Terms};
 use crate::attention::terms::{Settings, Sizes};
-use crate::simd::simd;
+use kiln_operations::simd;
 
 /// Sizes, masks and dropout of one call.
 pub(super) struct Call<'a> {

@@ -3,7 +3,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 
-use crate::simd::simd;
+use kiln_operations::simd;
 
 /// Counters that are computed together as vectors. Each gives 4 numbers.
 const LANES: usize = 16;

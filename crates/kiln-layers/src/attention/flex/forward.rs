@@ -4,9 +4,9 @@ use super::blocks::{KEYS, QUERIES, sized};
 use super::call::Call;
 use super::grid::{Grid, Heads};
 use super::softmax::{finish, online_softmax, transpose};
-use crate::cpu::gemm::{Matrix, Output, Threads, multiply};
-use crate::cpu::stored::Stored;
-use crate::simd::LANES;
+use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
+use kiln_operations::cpu::stored::Stored;
+use kiln_operations::simd::LANES;
 
 /// A span of queries of one head.
 pub(super) struct Task<'a, E> {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 
-use crate::cpu::stored::Stored;
+use kiln_operations::cpu::stored::Stored;
 
 /// The rows of each head of a tensor. The values of a row lie side by side.
 #[derive(Clone, Copy)]

@@ -19,11 +19,12 @@ use rayon::prelude::*;
 
 use super::terms::Sizes;
 use super::terms::Terms;
-use crate::cpu::stored::{Stored, by_dtype, tensor};
 use backward::Saved;
 use blocks::SPAN;
 use call::Call;
 use grid::{Grid, Heads, readable};
+use kiln_operations::by_dtype;
+use kiln_operations::cpu::stored::{Stored, tensor};
 
 mod backward;
 mod blocks;

@@ -1,7 +1,8 @@
 //! The passes over a block of scores.
 
-use crate::cpu::math::exp;
-use crate::simd::{LANES, pair_sums, simd};
+use kiln_operations::cpu::math::exp;
+use kiln_operations::simd;
+use kiln_operations::simd::{LANES, pair_sums};
 
 /// Combines the values of all lanes into one, in pairs.
 #[inline(always)]

@@ -29,7 +29,7 @@ pub(super) struct End {
     pub(super) reason: Reason,
 }
 
-/// Why the group ends for a process.
+/// The reason why the group ends for a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Reason {
     /// Replica `rank` has left: the sender, or a replica that the sender learned it from.

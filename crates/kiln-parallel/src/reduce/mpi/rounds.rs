@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::message::{End, Header, Reason};
 use super::transfer::{Backoff, Pending};
 use crate::error::Error;
-use crate::reduce::meeting::Call;
+use crate::reduce::rendezvous::Call;
 
 /// The operation and the values of a replica for a round.
 pub(super) struct Round {
@@ -30,7 +30,7 @@ pub(super) struct Round {
 }
 
 /// The messages and values of all replicas for this one, in the order of the ranks.
-pub(super) struct Parcels {
+pub(super) struct Contributions {
     pub(super) messages: Vec<Vec<u8>>,
     /// The values of all, one after the other.
     pub(super) values: Vec<f32>,
@@ -38,26 +38,23 @@ pub(super) struct Parcels {
 
 /// A request to the thread.
 pub(super) enum Job {
-    Round(Round, Sender<Result<Parcels, Error>>),
-    /// Look at [`Wishes`].
+    Round(Round, Sender<Result<Contributions, Error>>),
+    /// Look at the [`EndRequest`].
     Look,
 }
 
-/// Requests that the thread has to notice in the middle of a round too.
-#[derive(Default)]
-pub(super) struct Wishes {
-    /// The error with which this replica ends the group.
-    end: Mutex<Option<Error>>,
-}
+/// The error with which this replica asks to end the group. The thread notices it in the middle of a round too.
+#[derive(Clone, Default)]
+pub(super) struct EndRequest(Arc<Mutex<Option<Error>>>);
 
-impl Wishes {
-    /// Ends the group, unless it has ended.
-    pub(super) fn wish_end(&self, error: Error) {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+impl EndRequest {
+    /// Keeps the first error.
+    pub(super) fn set(&self, error: Error) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 
-    pub(super) fn end(&self) -> Option<Error> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn get(&self) -> Option<Error> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -83,7 +80,7 @@ pub(super) struct Rounds {
     pub(super) time_limit: Duration,
     /// The most elements that are sent at once.
     pub(super) piece: NonZeroUsize,
-    pub(super) wishes: Arc<Wishes>,
+    pub(super) end_request: EndRequest,
     /// Dropped when the thread has finalised MPI, or when it never will.
     pub(super) running: Option<Sender<()>>,
     pub(super) jobs: Receiver<Job>,
@@ -122,9 +119,9 @@ impl Rounds {
         drop(self.running);
     }
 
-    /// Ends the group if this replica wishes it.
+    /// Ends the group if this replica asks for it.
     fn look(&mut self) {
-        if let Some(error) = self.wishes.end() {
+        if let Some(error) = self.end_request.get() {
             self.end(&error);
         }
     }
@@ -157,7 +154,7 @@ impl Rounds {
     }
 
     /// One round: all replicas learn which operation each of them calls, then messages and values go to their receivers.
-    fn meet(&mut self, round: &Round, reply: &Sender<Result<Parcels, Error>>) -> Result<Parcels, Error> {
+    fn meet(&mut self, round: &Round, reply: &Sender<Result<Contributions, Error>>) -> Result<Contributions, Error> {
         let deadline = Instant::now().checked_add(self.time_limit);
         let own = Header::new(&round.call.to_string(), round.message.len(), self.piece);
         let headers = self.headers(round, &own, deadline, reply)?;
@@ -166,9 +163,9 @@ impl Rounds {
             let (expected, found) = (headers[first].call.clone(), headers[rank].call.clone());
             return Err(Error::Lengths { rank, operation: round.call.operation, found, first, expected });
         }
-        let parcels = self.transfer(round, &headers, deadline, reply)?;
+        let contributions = self.transfer(round, &headers, deadline, reply)?;
         self.round += 1;
-        Ok(parcels)
+        Ok(contributions)
     }
 
     /// Sends the header to all and waits for those of all. This depends on the network alone, so that it can end at any time.
@@ -177,7 +174,7 @@ impl Rounds {
         round: &Round,
         own: &Header,
         deadline: Option<Instant>,
-        reply: &Sender<Result<Parcels, Error>>,
+        reply: &Sender<Result<Contributions, Error>>,
     ) -> Result<Vec<Header>, Error> {
         let bytes = encoded(own);
         let mut headers: Vec<Option<Header>> = vec![None; self.replicas];
@@ -226,8 +223,8 @@ impl Rounds {
         round: &Round,
         headers: &[Header],
         deadline: Option<Instant>,
-        reply: &Sender<Result<Parcels, Error>>,
-    ) -> Result<Parcels, Error> {
+        reply: &Sender<Result<Contributions, Error>>,
+    ) -> Result<Contributions, Error> {
         let mut messages: Vec<Vec<u8>> = headers.iter().map(|header| vec![0; header.bytes]).collect();
         let mut values = vec![0.0; round.incoming.iter().sum()];
         let own = self.rank;
@@ -274,7 +271,7 @@ impl Rounds {
                 backoff.pause(moved);
             }
         });
-        Ok(Parcels { messages, values })
+        Ok(Contributions { messages, values })
     }
 
     /// The error of a round that cannot go on: a replica has ended, or the time is over.
@@ -284,7 +281,7 @@ impl Rounds {
         deadline: Option<Instant>,
         missing: impl Iterator<Item = usize>,
     ) -> Option<Error> {
-        if let Some(error) = self.wishes.end().or_else(|| self.others_end(round)) {
+        if let Some(error) = self.end_request.get().or_else(|| self.others_end(round)) {
             return Some(error);
         }
         deadline.filter(|deadline| Instant::now() >= *deadline).map(|_| {
@@ -326,7 +323,7 @@ impl Rounds {
 
     /// Ends the group while MPI still holds buffers, which must live as long as MPI may write to them: this thread keeps them for the
     /// rest of the process. MPI is not finalised, so that `mpirun` ends the other processes when this one ends.
-    fn strand(&mut self, error: &Error, reply: Option<&Sender<Result<Parcels, Error>>>) -> ! {
+    fn strand(&mut self, error: &Error, reply: Option<&Sender<Result<Contributions, Error>>>) -> ! {
         if let Some(reply) = reply {
             let _ = reply.send(Err(error.clone()));
         }

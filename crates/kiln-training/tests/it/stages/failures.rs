@@ -13,11 +13,11 @@ use kiln_parallel::Schedule;
 use kiln_recovery::{Failure, Injector, Kind, Ladder, Shrink};
 use kiln_training::{Error, StepReport};
 
-use super::model::{Case, Classify, Parts, Place, SCHEDULES, Shortcut, stages};
-use crate::support::{Settings, Snapshot, inject, numbers, reclaim, recovery, turn};
+use crate::case::{Case, Classify, Parts, Place, SCHEDULES, Shortcut, Way, all_numbers, stages};
+use crate::support::{Snapshot, Watched, inject, numbers, recovery, turn};
 
 /// Runs `work` on a thread of its own. Fails if it takes so long that something must hang.
-pub(super) fn ends(work: impl FnOnce() + Send + 'static) {
+pub(crate) fn ends(work: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = channel();
     let worker = thread::spawn(move || {
         work();
@@ -31,7 +31,7 @@ pub(super) fn ends(work: impl FnOnce() + Send + 'static) {
 }
 
 /// Fails if threads of stages or of micro-batches are left. A thread that was joined may stay in the list for a moment.
-pub(super) fn assert_no_threads(context: &str) {
+fn assert_no_threads(context: &str) {
     let begun = Instant::now();
     let left = || {
         let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
@@ -52,31 +52,12 @@ fn run(
     ladder: Ladder,
     faults: Injector,
 ) -> (Vec<StepReport>, Snapshot, u64) {
-    let mut trainer = case.trainer(Some(stages(3, schedule)));
-    trainer.set_recovery(Some(recovery(case.size, start, ladder)));
+    let mut trainer = case.trainer(&Way::stages(stages(3, schedule)));
+    trainer.set_recovery(Some(recovery(6, start, ladder)));
     let faults = inject(&mut trainer, faults);
-    let reports = (0..case.steps).map(|step| trainer.step(&case.batch(step)).unwrap()).collect();
+    let reports = (0..case.settings.steps).map(|step| trainer.step(&case.batch(step)).unwrap()).collect();
     assert_no_threads("after a run");
     (reports, Snapshot::of(&trainer), faults.seen())
-}
-
-#[test]
-fn a_failure_at_any_boundary_changes_nothing() {
-    ends(|| {
-        let _turn = turn();
-        for schedule in SCHEDULES {
-            let case = Case { steps: 2, ..Case::new(4, 6, 2) };
-            let (reports, expected, seen) = run(&case, schedule, 2, reclaim(), Injector::calls([]));
-            case.run(None).1.assert_same(&expected, "without failures");
-            for call in 1..=seen / case.steps {
-                let context = format!("{schedule}, a failure at call {call}");
-                let (found, snapshot, _) = run(&case, schedule, 2, reclaim(), Injector::calls([call]));
-                assert_eq!((found[0].failures, found[1].failures), (1, 0), "{context}");
-                assert!(found.iter().map(numbers).eq(reports.iter().map(numbers)), "{context}");
-                snapshot.assert_same(&expected, &context);
-            }
-        }
-    });
 }
 
 #[test]
@@ -84,17 +65,17 @@ fn a_failure_that_cuts_the_batch_smaller_ends_with_the_numbers_of_smaller_micro_
     ends(|| {
         let _turn = turn();
         for schedule in SCHEDULES {
-            let case = Case { steps: 2, ..Case::new(4, 6, 6) };
+            let case = Case::chain(4, 6, 6).steps(2);
             let shrink = || Ladder::new().with(Shrink);
             let (reports, expected, _) = run(&case, schedule, 3, shrink(), Injector::calls([]));
             assert_eq!(reports[0].micro_batches, 2);
             let (_, _, seen) = run(&case, schedule, 6, shrink(), Injector::calls([]));
             // The last call of a step is that of the update, which repeats a chunk only.
-            for call in 1..seen / case.steps {
+            for call in 1..seen / case.settings.steps {
                 let context = format!("{schedule}, a failure at call {call}");
                 let (found, snapshot, _) = run(&case, schedule, 6, shrink(), Injector::calls([call]));
                 assert_eq!(found[0].failures, 1, "{context}");
-                assert!(found.iter().map(numbers).eq(reports.iter().map(numbers)), "{context}");
+                assert!(all_numbers(&found) == all_numbers(&reports), "{context}");
                 snapshot.assert_same(&expected, &context);
             }
         }
@@ -120,10 +101,10 @@ fn a_panic_in_any_stage_ends_the_step_with_it() {
                     panic_any(Payload(number));
                 }
             };
-            let plain = Case::new(4, 6, 2);
+            let plain = Case::chain(4, 6, 2);
             let case = Case { task: Classify { hook: Arc::new(hook), ..plain.task.clone() }, ..plain };
-            let mut trainer = case.trainer(Some(stages(3, schedule)));
-            let mut other = case.trainer(None);
+            let mut trainer = case.trainer(&Way::stages(stages(3, schedule)));
+            let mut other = case.trainer(&Way::default());
             for number in 0..3 * places.len() {
                 let context = format!("{schedule}, place {} of micro-batch {}", number / 3, number % 3);
                 let before = Snapshot::of(&trainer);
@@ -149,9 +130,9 @@ fn a_panic_in_any_stage_ends_the_step_with_it() {
 fn an_error_in_any_action_ends_the_step_with_it() {
     ends(|| {
         let _turn = turn();
-        let case = Case::new(4, 6, 2);
+        let case = Case::chain(4, 6, 2);
         for schedule in SCHEDULES {
-            let mut trainer = case.trainer(Some(stages(3, schedule)));
+            let mut trainer = case.trainer(&Way::stages(stages(3, schedule)));
             trainer.set_recovery(Some(recovery(6, 2, Ladder::standard())));
             let counted = inject(&mut trainer, Injector::calls([]));
             let _ = trainer.step(&case.batch(0)).unwrap();
@@ -167,7 +148,7 @@ fn an_error_in_any_action_ends_the_step_with_it() {
             }
             inject(&mut trainer, Injector::off());
             let _ = trainer.step(&case.batch(1)).unwrap();
-            let mut other = case.trainer(None);
+            let mut other = case.trainer(&Way::default());
             for step in 0..2 {
                 let _ = other.step(&case.batch(step)).unwrap();
             }
@@ -195,19 +176,20 @@ fn memory_that_runs_out_inside_a_stage_ends_the_attempt_of_all() {
                     }
                 }
             };
-            let plain = Case::new(4, 6, 3);
+            let plain = Case::chain(4, 6, 3);
             let case = Case { task: Classify { hook: Arc::new(hook), ..plain.task.clone() }, ..plain };
-            let expected = {
-                let smaller = Settings { micro_batch: Some(1), ..case.settings.clone() };
-                Case { settings: smaller, ..Case::new(4, 6, 1) }.run(None)
+            let take = |trainer: &mut Watched<Classify>| -> Vec<StepReport> {
+                (0..case.settings.steps).map(|step| trainer.step(&case.batch(step)).unwrap()).collect()
             };
-            let mut trainer = case.trainer(Some(stages(2, schedule).with_cuts(vec![2])));
+            let mut smaller = Case::chain(4, 6, 1).trainer(&Way::default());
+            let expected = take(&mut smaller);
+            let mut trainer = case.trainer(&Way::stages(stages(2, schedule).with_cuts(vec![2])));
             trainer.set_recovery(Some(recovery(6, 3, Ladder::new().with(Shrink))));
             armed.store(true, SeqCst);
-            let reports = (0..case.steps).map(|step| trainer.step(&case.batch(step)).unwrap()).collect::<Vec<_>>();
+            let reports = take(&mut trainer);
             assert_eq!((reports[0].failures, reports[0].micro_batches), (1, 6), "{schedule}");
-            assert_eq!(reports.iter().map(numbers).collect::<Vec<_>>(), expected.0, "{schedule}");
-            Snapshot::of(&trainer).assert_same(&expected.1, &schedule.to_string());
+            assert_eq!(all_numbers(&reports), all_numbers(&expected), "{schedule}");
+            Snapshot::of(&trainer).assert_same(&Snapshot::of(&smaller), &schedule.to_string());
             assert_no_threads(&schedule.to_string());
         }
     });
@@ -229,10 +211,10 @@ fn a_tensor_that_bypasses_the_chain_is_refused() {
                 (only_tied, recomputed, Shortcut::Bypass),
                 (Parts { tied: false, ..Parts::new(4) }, None, Shortcut::Branch),
             ] {
-                let plain = Case::new(4, 6, 2);
-                let task = Classify { shortcut, ..plain.task.clone() };
-                let case = Case { parts, plan, task, ..plain };
-                let mut trainer = case.trainer(Some(stages(count, schedule)));
+                let case = Case::chain(4, 6, 2).with_parts(|_| parts).named("a bypass");
+                let case = Case { task: Classify { shortcut, ..case.task.clone() }, ..case };
+                let in_stages = |count| Way { plan: plan.clone(), ..Way::stages(stages(count, schedule)) };
+                let mut trainer = case.trainer(&in_stages(count));
                 let before = Snapshot::of(&trainer);
                 for _ in 0..2 {
                     let error = trainer.step(&case.batch(0)).unwrap_err();
@@ -242,7 +224,7 @@ fn a_tensor_that_bypasses_the_chain_is_refused() {
                 Snapshot::of(&trainer).assert_same(&before, "a bypass");
                 assert_no_threads("a bypass");
                 // One stage has no end to bypass.
-                case.check(&case.run(None), stages(1, schedule), "one stage");
+                case.check(&in_stages(1), &case.run(&Way { plan: plan.clone(), ..Way::default() }));
             }
         }
     });

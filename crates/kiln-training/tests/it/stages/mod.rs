@@ -1,7 +1,6 @@
-//! A model in stages trains as a model in one piece.
+//! Runs in stages, beside the laws: any division, failures, and memory.
 
 mod equal;
 mod failures;
-mod model;
-mod released;
-mod resume;
+
+pub(crate) use failures::ends;

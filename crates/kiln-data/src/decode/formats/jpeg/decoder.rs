@@ -6,11 +6,10 @@ use jpeg_decoder::PixelFormat;
 use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 
-use crate::decode::path::DecodePath;
+use crate::decode::options::DecodePath;
 use crate::decode::pixels::colour::ColourModel;
 use crate::decode::pixels::image::Image;
-use crate::decode::source::reader::Reader;
-use crate::decode::source::reason::Reason;
+use crate::decode::source::{Reader, Reason};
 
 use super::layout::Layout;
 use super::segments::{Adapted, adapted};
@@ -26,7 +25,7 @@ pub(crate) fn decode(
     if layout.turbo() {
         return super::turbo::decode(layout, reader, path.factor(), channels);
     }
-    if !layout.sequential() && !ends(&mut reader, layout.first_scan).map_err(|e| e.to_string())? {
+    if !layout.sequential() && !ends(&mut reader, layout.first_scan)? {
         return Err("the JPEG is cut short: it has no end marker".into());
     }
     let (reader, found) = adapted(reader, layout)?;

@@ -5,22 +5,21 @@ use std::ops::Range;
 
 use crate::decode::header::{Format, Header};
 use crate::decode::pixels::orientation::Orientation;
-use crate::decode::source::reader::Reader;
-use crate::decode::source::reason::Reason;
+use crate::decode::source::{Reader, Reason, take};
 
 use super::layout::Layout;
 use super::segments::BETWEEN_SEGMENTS;
 
 /// Reads the markers up to the first scan. Source: ITU-T T.81, annex B.
 pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
-    read_bytes::<2>(reader)?; // the start of the image, by which the format was told
+    take::<2>(reader, CUT)?; // the start of the image, by which the format was told
     let (mut orientation, mut xmp, mut adobe_transform) = (None, None, None);
     let mut frame: Option<Frame> = None;
     let mut damaged = Damaged::default();
     loop {
         let Next { marker, skipped, junk } = next_marker(reader)?;
         if junk {
-            let end = position(reader)? - 2;
+            let end = reader.stream_position()? - 2;
             damaged.add(end - skipped..end, BETWEEN_SEGMENTS);
         }
         // `Segments` refuses the same.
@@ -35,10 +34,10 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
         if marker == 0xd9 {
             return Err("the JPEG ends before its first scan".into());
         }
-        let length = usize::from(u16::from_be_bytes(read_bytes(reader)?));
+        let length = usize::from(u16::from_be_bytes(take(reader, CUT)?));
         let Some(length) = length.checked_sub(2) else {
             if matches!(marker, 0xe0..=0xef | 0xfe) {
-                let end = position(reader)?;
+                let end = reader.stream_position()?;
                 damaged.add(end - 4..end, "it has a segment of metadata without a length");
                 continue;
             }
@@ -56,8 +55,8 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
             }
             0xda => {
                 let frame = frame.ok_or("the JPEG has a scan before its frame header")?;
-                let scanned = usize::from(read_bytes::<1>(reader)?[0]);
-                let first_scan = position(reader)?;
+                let scanned = usize::from(take::<1>(reader, CUT)?[0]);
+                let first_scan = reader.stream_position()?;
                 let orientation: Option<Orientation> = orientation.or(xmp);
                 return Ok(frame.header(
                     scanned,
@@ -83,13 +82,13 @@ pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
                     Some(Some(transform @ 0..=2)) => adobe_transform = Some(transform),
                     // libjpeg ignores it.
                     Some(_) => {
-                        let end = position(reader)?;
+                        let end = reader.stream_position()?;
                         let damage = "its segment of Adobe is cut short or names an unknown transform of colours";
                         damaged.add(end - length as u64 - 4..end, damage);
                     }
                 }
             }
-            _ => reader.seek_relative(length as i64).map_err(|e| e.to_string())?,
+            _ => reader.seek_relative(length as i64)?,
         }
     }
 }
@@ -186,18 +185,18 @@ struct Next {
 }
 
 /// Skips bytes between segments, as libjpeg and Pillow do: also zeros after 0xff, and restarts, which have no segment.
-fn next_marker(reader: &mut Reader) -> Result<Next, String> {
+fn next_marker(reader: &mut Reader) -> Result<Next, Reason> {
     let (mut bytes, mut junk) = (0, false);
     loop {
         bytes += 1;
-        if read_bytes(reader)? != [0xff] {
+        if take(reader, CUT)? != [0xff] {
             junk = true;
             continue;
         }
         let mut marker = 0xff;
         while marker == 0xff {
             bytes += 1;
-            [marker] = read_bytes(reader)?;
+            [marker] = take(reader, CUT)?;
         }
         match marker {
             0x00 | 0x01 | 0xd0..=0xd7 => junk = true,
@@ -206,18 +205,10 @@ fn next_marker(reader: &mut Reader) -> Result<Next, String> {
     }
 }
 
-fn position(reader: &mut Reader) -> Result<u64, String> {
-    reader.stream_position().map_err(|e| e.to_string())
-}
+const CUT: &str = "the JPEG ends within its header";
 
-fn read_bytes<const N: usize>(reader: &mut Reader) -> Result<[u8; N], String> {
-    let mut bytes = [0; N];
-    reader.read_exact(&mut bytes).map_err(|_| "the JPEG ends within its header".to_owned())?;
-    Ok(bytes)
-}
-
-fn read_vec(reader: &mut Reader, length: usize) -> Result<Vec<u8>, String> {
+fn read_vec(reader: &mut Reader, length: usize) -> Result<Vec<u8>, Reason> {
     let mut bytes = vec![0; length];
-    reader.read_exact(&mut bytes).map_err(|_| "the JPEG ends within its header".to_owned())?;
+    reader.read_exact(&mut bytes).map_err(|_| CUT)?;
     Ok(bytes)
 }

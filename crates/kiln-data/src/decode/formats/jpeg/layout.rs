@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::decode::path::DecodePath;
+use crate::decode::options::DecodePath;
 use crate::decode::pixels::colour::ColourModel;
 
 /// How the samples are coded, from the frame header.

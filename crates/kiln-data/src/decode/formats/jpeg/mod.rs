@@ -1,10 +1,8 @@
 //! JPEG: its header, the bytes that decoding takes, and its decoders.
 
-mod damage;
 mod decoder;
 mod header;
 mod layout;
-mod scan_end;
 mod segments;
 #[cfg(feature = "turbo")]
 mod turbo;

@@ -6,8 +6,7 @@ use turbojpeg::{Decompressor, Image as Target, PixelFormat, ScalingFactor};
 
 use crate::decode::pixels::colour::ColourModel;
 use crate::decode::pixels::image::Image;
-use crate::decode::source::reader::Reader;
-use crate::decode::source::reason::Reason;
+use crate::decode::source::{Reader, Reason};
 
 use super::layout::Layout;
 use super::segments::{MAX_SCANS, adapted};
@@ -22,7 +21,7 @@ pub(super) fn decode(
     let pixels = layout.pixels();
     let mut jpeg = vec![];
     let (mut reader, found) = adapted(reader, layout)?;
-    reader.read_to_end(&mut jpeg).map_err(|e| e.to_string())?;
+    reader.read_to_end(&mut jpeg)?;
     let image = decompress(&jpeg, pixels, denominator).map_err(|e| e.to_string())?;
     drop(jpeg);
     let Target { mut pixels, height, width, format, .. } = image;

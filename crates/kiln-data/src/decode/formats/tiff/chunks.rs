@@ -1,17 +1,16 @@
 //! Reads the pixels of a TIFF, one strip or tile after the other.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 
+use ::tiff::TiffError;
 use ::tiff::decoder::{ChunkType, Decoder, Limits};
 use ::tiff::tags::Tag;
 
 use crate::decode::formats::jpeg;
-use crate::decode::pixels::rect::Rect;
-use crate::decode::source::reader::Reader;
-use crate::decode::source::reason::Reason;
+use crate::decode::pixels::image::Rect;
+use crate::decode::source::{Reader, Reason};
 
-use super::adapted::Adapted;
-use super::directory::take;
+use super::directory::{Adapted, take};
 use super::layout::{Layout, MOST_WINDOW};
 
 /// Reads the chunks that touch a part of a TIFF, from the top down.
@@ -42,8 +41,8 @@ impl Chunks {
             false => usize::MAX,
         };
         let reader = Adapted::new(reader, layout.hidden.clone());
-        let mut decoder = Decoder::new(reader).map_err(Reason::from)?.with_limits(limits);
-        let (width, height) = decoder.dimensions().map_err(Reason::from)?;
+        let mut decoder = Decoder::new(reader)?.with_limits(limits);
+        let (width, height) = decoder.dimensions()?;
         let places = match (layout.jpeg || layout.zstd, decoder.get_chunk_type()) {
             (false, _) => None,
             (true, ChunkType::Strip) => Some([Tag::StripOffsets, Tag::StripByteCounts]),
@@ -51,8 +50,8 @@ impl Chunks {
         };
         let places = match places {
             Some([offsets, lengths]) => {
-                let offsets = decoder.get_tag_u64_vec(offsets).map_err(Reason::from)?;
-                Some([offsets, decoder.get_tag_u64_vec(lengths).map_err(Reason::from)?])
+                let offsets = decoder.get_tag_u64_vec(offsets)?;
+                Some([offsets, decoder.get_tag_u64_vec(lengths)?])
             }
             None => None,
         };
@@ -76,32 +75,22 @@ impl Chunks {
                 for y in top.max(part.top)..(top + rows).min(part.bottom) {
                     let stored = &buffer[(y - top) * stride..];
                     let columns = wanted.start - left..wanted.end - left;
-                    let samples = match (bits < 8, self.layout.planar) {
-                        (false, false) => {
-                            &stored[columns.start * samples * sample_bytes..columns.end * samples * sample_bytes]
-                        }
-                        (false, true) => {
+                    let samples = match bits < 8 || self.layout.planar {
+                        false => &stored[columns.start * samples * sample_bytes..columns.end * samples * sample_bytes],
+                        true => {
                             row.clear();
-                            for x in columns {
-                                for sample in 0..samples {
-                                    let at = sample * plane + x * sample_bytes;
-                                    row.extend_from_slice(&stored[at..at + sample_bytes]);
+                            for (x, sample) in columns.flat_map(|x| (0..samples).map(move |sample| (x, sample))) {
+                                let [plane, at] = match self.layout.planar {
+                                    true => [sample * plane, x],
+                                    false => [0, x * samples + sample],
+                                };
+                                match bits < 8 {
+                                    true => row.push(unpack(&stored[plane..], at, bits)),
+                                    false => {
+                                        row.extend_from_slice(&stored[plane + at * sample_bytes..][..sample_bytes])
+                                    }
                                 }
                             }
-                            &row
-                        }
-                        (true, false) => {
-                            row.clear();
-                            row.extend(
-                                (columns.start * samples..columns.end * samples).map(|at| unpack(stored, at, bits)),
-                            );
-                            &row
-                        }
-                        (true, true) => {
-                            row.clear();
-                            row.extend(columns.flat_map(|x| {
-                                (0..samples).map(move |sample| unpack(&stored[sample * plane..], x, bits))
-                            }));
                             &row
                         }
                     };
@@ -122,7 +111,7 @@ impl Chunks {
         let (mut stride, mut plane_bytes) = (0, 0);
         for plane in 0..planes {
             let chunk = index + plane * self.layout.count;
-            let layout = self.decoder.image_chunk_buffer_layout(chunk as u32).map_err(Reason::from)?;
+            let layout = self.decoder.image_chunk_buffer_layout(chunk as u32)?;
             self.check_coded(chunk, layout.len as u64)?;
             stride = layout.row_stride.map_or(0, std::num::NonZero::get);
             if plane == 0 {
@@ -132,7 +121,7 @@ impl Chunks {
             // The next plane overwrites the rows of padding.
             let start = plane * plane_bytes;
             buffer.resize(start + layout.len.max(plane_bytes), 0);
-            self.decoder.read_chunk_bytes(chunk as u32, &mut buffer[start..]).map_err(Reason::from)?;
+            self.decoder.read_chunk_bytes(chunk as u32, &mut buffer[start..])?;
         }
         Ok([stride, plane_bytes])
     }
@@ -141,18 +130,17 @@ impl Chunks {
     /// allows a Zstandard window of 128 MiB.
     fn check_coded(&mut self, chunk: usize, bytes: u64) -> Result<(), Reason> {
         let Some([offsets, lengths]) = &self.places else { return Ok(()) };
-        let io = |e: io::Error| e.to_string();
         let (Some(offset), Some(length)) = (offsets.get(chunk), lengths.get(chunk)) else {
             return Err(format!("chunk {chunk} of the TIFF is missing").into());
         };
         let reader = self.decoder.inner();
-        let end = reader.seek(SeekFrom::End(0)).map_err(io)?;
+        let end = reader.seek(SeekFrom::End(0))?;
         if offset.checked_add(*length).is_none_or(|last| last > end) {
             return Err(format!("chunk {chunk} of the TIFF lies beyond the end of the file").into());
         }
-        reader.seek(SeekFrom::Start(*offset)).map_err(io)?;
+        reader.seek(SeekFrom::Start(*offset))?;
         if self.layout.zstd {
-            let window = zstd_window(reader).map_err(io)?;
+            let window = zstd_window(reader)?;
             if window > MOST_WINDOW.max(bytes) {
                 return Err(Reason::Unsupported(format!(
                     "Zstandard with a window of {window} bytes in chunk {chunk} of the TIFF, expected at most 8 MiB"
@@ -172,7 +160,7 @@ impl Chunks {
 }
 
 /// The window of a Zstandard frame; 0 for other data. Source: RFC 8878, section 3.1.1.
-fn zstd_window(reader: &mut impl Read) -> io::Result<u64> {
+fn zstd_window(reader: &mut impl Read) -> Result<u64, TiffError> {
     let [magic @ .., descriptor] = take::<5>(reader)?;
     if magic != [0x28, 0xb5, 0x2f, 0xfd] {
         return Ok(0);

@@ -1,10 +1,8 @@
 //! Decodes a part of a TIFF to 8 bits a sample.
 
-use crate::decode::pixels::image::Image;
-use crate::decode::pixels::rect::Rect;
+use crate::decode::pixels::image::{Image, Rect};
 use crate::decode::pixels::reduce::Boxes;
-use crate::decode::source::reader::Reader;
-use crate::decode::source::reason::Reason;
+use crate::decode::source::{Reader, Reason};
 
 use super::chunks::{Chunks, Piece};
 use super::layout::Layout;

@@ -1,23 +1,12 @@
-//! The first directory of a TIFF, before the decoder reads it. Source: TIFF 6.0; the BigTIFF design of libtiff.
+//! The first directory of a TIFF before the decoder reads it, and what is hidden from the decoder. Source: TIFF 6.0; the
+//! BigTIFF design of libtiff.
 
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 
-use crate::decode::source::reader::Reader;
+use ::tiff::TiffError;
 
-use super::adapted::Hidden;
-use super::palette::{self, Palette};
-
-/// The reason why a directory is not passed to the decoder.
-pub(super) enum Damage {
-    Io(io::Error),
-    Count { tag: u16, count: u64, most: u64 },
-}
-
-impl From<io::Error> for Damage {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
+use crate::decode::source::{Reader, Reason};
 
 /// The facts that the decoder does not report.
 #[derive(Default)]
@@ -34,7 +23,7 @@ pub(super) struct Directory {
 impl Directory {
     /// Checks the number of values of each tag in the first directory, because the decoder expands the 1 MiB that its limit
     /// allows to values of up to thirty times as many bytes. Reads the palette.
-    pub(super) fn read(reader: &mut Reader) -> Result<Self, Damage> {
+    pub(super) fn read(reader: &mut Reader) -> Result<Self, Reason> {
         let [mark, _, version, low] = take(reader)?;
         let little = mark == b'I';
         let big = version == 43 || low == 43;
@@ -52,7 +41,7 @@ impl Directory {
         let (mut directory, mut colour_map) = (Self::default(), None);
         for i in 0..entries {
             let mut entry = [0; 20];
-            reader.read_exact(&mut entry[..length])?;
+            reader.read_exact(&mut entry[..length]).map_err(TiffError::from)?;
             let (tag, kind) = (number(&entry[..2]), number(&entry[2..4]));
             let (count, value) = (number(&entry[4..value_at]), &entry[value_at..length]);
             let bytes = match kind {
@@ -81,7 +70,12 @@ impl Directory {
                 _ => continue, // is not read
             };
             if count > most {
-                return Err(Damage::Count { tag: tag as u16, count, most });
+                return Err(match tag {
+                    273 | 279 | 324 | 325 => Reason::Unsupported(format!(
+                        "a TIFF of {count} strips or tiles, expected at most {most}: larger ones make fewer"
+                    )),
+                    _ => format!("tag {tag} of the TIFF has {count} values, expected at most {most}").into(),
+                });
             }
         }
         let here = start + first as u64 + entries * length as u64;
@@ -94,7 +88,7 @@ impl Directory {
             for _ in 0..count {
                 map.push(number(&take::<2>(reader)?) as u16);
             }
-            directory.colours = Some(palette::palette(&map));
+            directory.colours = Some(palette(&map));
         }
         Ok(directory)
     }
@@ -106,8 +100,86 @@ const PALETTE: u64 = 3;
 /// The lower-order bits of a byte come first, as a fill order.
 const LOW_BITS_FIRST: u64 = 2;
 
-pub(super) fn take<const N: usize>(reader: &mut impl Read) -> io::Result<[u8; N]> {
+pub(super) fn take<const N: usize>(reader: &mut impl Read) -> Result<[u8; N], TiffError> {
     let mut bytes = [0; N];
     reader.read_exact(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Colours of the indices of a TIFF, from its tag ColorMap (TIFF 6.0, section 5).
+pub(super) type Palette = Vec<[u8; 3]>;
+
+/// The high bytes of the reds, greens and blues, as in Pillow.
+fn palette(map: &[u16]) -> Palette {
+    let colours = map.len() / 3;
+    let high = |value: u16| (value >> 8) as u8;
+    (0..colours).map(|i| [map[i], map[colours + i], map[2 * colours + i]].map(high)).collect()
+}
+
+/// A TIFF whose bytes are changed while they are read. Its photometric interpretation, if that is a palette, is read as
+/// gray: the decoder then returns the indices. The first directory is read as the last, because the decoder checks all
+/// others too, which are not needed. The bits of each byte are reversed after [`reverse_bits`](Self::reverse_bits).
+#[derive(Debug)]
+pub(super) struct Adapted<R> {
+    file: R,
+    at: u64,
+    hidden: Hidden,
+    reversed: bool,
+}
+
+/// The bytes of a file that [`Adapted`] changes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Hidden {
+    /// The low byte of the photometric interpretation, if that is a palette.
+    pub(super) palette: Option<u64>,
+    /// The position of the next directory.
+    pub(super) next: Range<u64>,
+}
+
+/// BlackIsZero.
+const GRAY: u8 = 1;
+
+impl<R> Adapted<R> {
+    /// `file` is at its first byte.
+    pub(super) fn new(file: R, hidden: Hidden) -> Self {
+        Self { file, at: 0, hidden, reversed: false }
+    }
+
+    pub(super) fn file(&mut self) -> &mut R {
+        &mut self.file
+    }
+
+    /// Reverses the bits of each byte from here on: the coded pixels of a TIFF whose FillOrder is 2, after its directory
+    /// was read, which has the usual order.
+    pub(super) fn reverse_bits(&mut self) {
+        self.reversed = true;
+    }
+}
+
+impl<R: Read> Read for Adapted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.file.read(buffer)?;
+        if self.reversed {
+            buffer[..length].iter_mut().for_each(|byte| *byte = byte.reverse_bits());
+        } else {
+            let Hidden { palette, next } = &self.hidden;
+            let (from, to) = (next.start.max(self.at), next.end.min(self.at + length as u64));
+            if from < to {
+                buffer[(from - self.at) as usize..(to - self.at) as usize].fill(0);
+            }
+            let here = palette.and_then(|byte| byte.checked_sub(self.at)).filter(|here| *here < length as u64);
+            if let Some(here) = here {
+                buffer[here as usize] = GRAY;
+            }
+        }
+        self.at += length as u64;
+        Ok(length)
+    }
+}
+
+impl<R: Seek> Seek for Adapted<R> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.at = self.file.seek(to)?;
+        Ok(self.at)
+    }
 }

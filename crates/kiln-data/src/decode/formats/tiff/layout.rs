@@ -1,4 +1,4 @@
-//! How the pixels of a TIFF are stored, and the bytes that decoding takes.
+//! The header of a TIFF: how its pixels are stored, and the bytes that decoding takes.
 
 use std::io::{Read, Seek};
 
@@ -6,15 +6,45 @@ use ::tiff::ColorType;
 use ::tiff::decoder::{ChunkType, Decoder, TiffCodingUnit};
 use ::tiff::tags::{CompressionMethod, PlanarConfiguration, SampleFormat, Tag};
 
-use crate::decode::header::MAX_PIXELS;
+use crate::decode::header::{Format, Header, MAX_PIXELS};
 use crate::decode::pixels::colour::ColourModel;
-use crate::decode::pixels::rect::Rect;
+use crate::decode::pixels::image::Rect;
+use crate::decode::pixels::orientation::Orientation;
 use crate::decode::pixels::reduce;
-use crate::decode::source::reason::Reason;
+use crate::decode::source::{Reader, Reason};
 
-use super::adapted::Hidden;
-use super::directory::Directory;
-use super::palette::Palette;
+use super::directory::{Adapted, Directory, Hidden, Palette};
+
+/// Reads the first directory. Source: TIFF 6.0; the BigTIFF design of libtiff.
+pub(crate) fn header(reader: &mut Reader) -> Result<(Header, Layout), Reason> {
+    let directory = Directory::read(reader)?;
+    reader.rewind()?;
+    let mut decoder = Decoder::new(Adapted::new(reader, directory.hidden.clone()))?;
+    let (width, height) = decoder.dimensions()?;
+    let frames = if directory.more { None } else { Some(1) };
+    let layout = Layout::read(&mut decoder, directory)?;
+    let orientation = decoder.find_tag_unsigned(Tag::Orientation)?;
+    let orientation = orientation.and_then(Orientation::from_exif).unwrap_or_default();
+    let stored = [height as usize, width as usize];
+    let [height, width] = orientation.size(stored);
+    let header = Header {
+        format: Format::Tiff,
+        height,
+        width,
+        channels: match &layout.pixels {
+            Ok(ColourModel::Gray | ColourModel::GrayAlpha) => 1,
+            Ok(ColourModel::Rgb | ColourModel::Rgba | ColourModel::YCbCr) => 3,
+            Ok(ColourModel::Cmyk | ColourModel::CmykAlpha) => 4,
+            Err(_) => layout.samples,
+        },
+        bits: layout.bits as u8,
+        alpha: matches!(layout.pixels, Ok(ColourModel::GrayAlpha | ColourModel::Rgba | ColourModel::CmykAlpha)),
+        orientation,
+        progressive: false,
+        frames,
+    };
+    Ok((header, layout))
+}
 
 /// The strips or tiles of a TIFF, here both called chunks.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,18 +76,18 @@ pub(crate) struct Layout {
 
 impl Layout {
     pub(super) fn read<R: Read + Seek>(decoder: &mut Decoder<R>, directory: Directory) -> Result<Self, Reason> {
-        let colour = decoder.colortype().map_err(Reason::from)?;
+        let colour = decoder.colortype()?;
         let (columns, rows) = decoder.chunk_dimensions();
-        let unit = decoder.image_coding_unit_layout(TiffCodingUnit(0)).map_err(Reason::from)?;
+        let unit = decoder.image_coding_unit_layout(TiffCodingUnit(0))?;
         let (bits, samples) = (usize::from(colour.bit_depth()), usize::from(colour.num_samples()));
-        let (width, height) = decoder.dimensions().map_err(Reason::from)?;
-        let compression = decoder.find_tag_unsigned(Tag::Compression).map_err(Reason::from)?;
+        let (width, height) = decoder.dimensions()?;
+        let compression = decoder.find_tag_unsigned(Tag::Compression)?;
         let tiled = decoder.get_chunk_type() == ChunkType::Tile;
         if tiled && (rows as usize).checked_mul(columns as usize).is_none_or(|pixels| pixels > MAX_PIXELS) {
             return Err(format!("tiles of {rows}x{columns} pixels, expected at most 2^40 in all").into());
         }
-        let planar = decoder.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(Reason::from)?;
-        let extra = decoder.find_tag_unsigned_vec::<u16>(Tag::ExtraSamples).map_err(Reason::from)?;
+        let planar = decoder.find_tag_unsigned::<u16>(Tag::PlanarConfiguration)?;
+        let extra = decoder.find_tag_unsigned_vec::<u16>(Tag::ExtraSamples)?;
         let jpeg = compression == Some(CompressionMethod::ModernJPEG.to_u16());
         let Directory { hidden, colours, low_bits_first, .. } = directory;
         let palette = match (hidden.palette, colours, bits) {

@@ -1,0 +1,90 @@
+//! The loss of a micro-batch as a part of its batch's, and the sum of gradients in f32.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor};
+
+use crate::error::Error;
+use crate::split::share;
+use crate::weight::Weight;
+
+/// The loss of a micro-batch as a part of the loss of its batch, for a program that runs the backward pass itself. A
+/// [`Window`](crate::Window) also runs the backward pass and adds the gradients.
+#[derive(Debug)]
+pub struct WeightedLoss {
+    /// The part of the batch's mean loss, unscaled, in f32, without a graph, one element. The parts add up to the mean loss of the batch.
+    pub mean: Tensor<1>,
+    /// The part of the batch's mean loss with its graph, multiplied by the loss scale, in f32, one element. The backward pass begins here.
+    /// The gradients of all micro-batches add up to those of the batch.
+    pub scaled: Tensor<1>,
+}
+
+impl WeightedLoss {
+    /// The part that `loss`, the mean over a micro-batch of weight `weight`, has in a batch of weight `total`.
+    ///
+    /// # Errors
+    /// [`Error::Zero`], [`Error::Unit`] and [`Error::Overfull`] for weights that do not fit, [`Error::NotAScalar`] for a loss of several
+    /// elements, [`Error::NoGradients`] for a loss without a graph.
+    pub fn new(loss: Tensor<1>, weight: Weight, total: Weight, scale: f64) -> Result<Self, Error> {
+        if weight.count() == 0 {
+            return Err(Error::Zero { what: "weight" });
+        }
+        let share = share(weight, total, total)?;
+        if loss.dims() != [1] {
+            return Err(Error::NotAScalar(loss.dims()[0]));
+        }
+        if !loss.is_tracked() {
+            return Err(Error::NoGradients);
+        }
+        let mean = loss.clone().inner().cast(DType::F32) * share;
+        // The loss is cast first: share * scale may exceed the range of f16.
+        Ok(Self { mean, scaled: loss.cast(DType::F32) * (share * scale) })
+    }
+}
+
+/// A sum of gradients in f32, for gradients of any dtype: bf16 has 8 bits of precision, and a sum of many small gradients in it
+/// would stop growing.
+#[derive(Debug, Default)]
+pub struct Accumulator {
+    sum: GradientsParams,
+}
+
+impl Accumulator {
+    /// An empty sum.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the gradients of `model`'s parameters, cast to f32.
+    ///
+    /// # Errors
+    /// [`Error::NoGradients`] when no parameter of `model` has a gradient.
+    pub fn add(&mut self, model: &impl Module, gradients: GradientsParams) -> Result<(), Error> {
+        struct Add<'a> {
+            sum: &'a mut GradientsParams,
+            gradients: GradientsParams,
+            added: usize,
+        }
+        impl ModuleVisitor for Add<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+                    let gradient = gradient.cast(DType::F32);
+                    let sum = match self.sum.remove::<D>(param.id) {
+                        Some(sum) => sum + gradient,
+                        None => gradient,
+                    };
+                    self.sum.register(param.id, sum);
+                    self.added += 1;
+                }
+            }
+        }
+        let mut add = Add { sum: &mut self.sum, gradients, added: 0 };
+        model.visit(&mut add);
+        if add.added == 0 { Err(Error::NoGradients) } else { Ok(()) }
+    }
+
+    /// The sum, for the parameters that received a gradient at least once.
+    pub fn finish(self) -> GradientsParams {
+        self.sum
+    }
+}

@@ -1,0 +1,128 @@
+//! The initial model of a run: its shapes, and the weights that its settings name.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use burn::tensor::Device;
+use kiln_data::printable;
+use kiln_models::{Error, Matched, SafetensorsModel};
+
+use super::compression::CompressionSettings;
+use super::load::{MODEL, load_any, shaped};
+use super::settings::RunSettings;
+
+/// The tensors of a file that a model has taken, once the model exists.
+pub type Taken = Rc<RefCell<Option<Matched>>>;
+
+/// Why the initial model of a run cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// The configuration is refused.
+    #[error(transparent)]
+    Model(#[from] Error),
+    /// The compression does not fit the model.
+    #[error(transparent)]
+    Compression(#[from] kiln_compression::Error),
+    /// The weights that the run starts from cannot be read.
+    #[error("{0}")]
+    Weights(String),
+}
+
+/// The initial state of a run's model.
+pub(super) struct InitialModel {
+    compression: Option<CompressionSettings>,
+    init: Option<PathBuf>,
+    /// Whether a checkpoint already has the weights.
+    begun: bool,
+    taken: Taken,
+}
+
+impl InitialModel {
+    pub(super) fn new(run: &RunSettings, compression: Option<&CompressionSettings>) -> Self {
+        Self { compression: compression.cloned(), init: run.init.clone(), begun: run.begun, taken: Taken::default() }
+    }
+
+    /// A shared list of the tensors that were taken from the file.
+    pub(super) fn taken(&self) -> Taken {
+        self.taken.clone()
+    }
+
+    /// Gives `model` the shapes that its compression says, and the weights that the settings name. On the device that records steps it
+    /// loads no weights.
+    pub(super) fn load<M: SafetensorsModel>(&self, model: M, device: &Device) -> Result<M, InitError> {
+        let model = shaped(model, self.compression.as_ref())?;
+        if self.begun || device.clone().inner() == Device::capture() {
+            return Ok(model);
+        }
+        let weights = self.compression.as_ref().and_then(|compression| compression.weights.as_ref());
+        match (weights, &self.init) {
+            (Some(path), _) => load_any(model, path).map_err(|error| InitError::Weights(format!("{error:#}"))),
+            (None, Some(path)) => {
+                let file = weights_file(path)?;
+                let (model, matched) = model.load_matching(&file).map_err(advised)?;
+                *self.taken.borrow_mut() = Some(matched);
+                Ok(model)
+            }
+            (None, None) => Ok(model),
+        }
+    }
+}
+
+/// The file that `--init` names, or the one in the run directory that it names.
+fn weights_file(path: &Path) -> Result<PathBuf, InitError> {
+    if !path.is_dir() {
+        return Ok(path.to_owned());
+    }
+    let file = path.join(MODEL);
+    match file.is_file() {
+        true => Ok(file),
+        false => Err(InitError::Weights(format!(
+            "cannot load '{}': there is no {MODEL} in it, expected a .safetensors file or the directory of a run that has ended; --from \
+             takes the checkpoint of a run",
+            printable(&path)
+        ))),
+    }
+}
+
+/// Adds the option that makes the model fit to an error of a file that does not fit.
+fn advised(error: Error) -> InitError {
+    let Error::Shape { name, expected, found, .. } = &error else { return InitError::Model(error) };
+    InitError::Weights(format!("{error}; {}", advice(name, expected, found)))
+}
+
+/// Advice for a tensor of another shape.
+fn advice(name: &str, expected: &[usize], found: &[usize]) -> String {
+    let first = ["conv1.weight", "conv1.conv.weight", "stem.conv.weight", "encoder.0.conv.conv.weight"];
+    match (name, found) {
+        ("wpe.weight", [context, ..]) => format!("--context {context} makes the model's context the file's"),
+        ("wte.weight", _) => "--tokenizer with the file's vocabulary makes the numbers of tokens the same".into(),
+        ("patches.pos_embed", _) => {
+            "--image-size with the size that the file was trained at makes them the same".into()
+        }
+        (_, [_, channels, ..]) if first.contains(&name) && expected.get(1).is_some_and(|own| own != channels) => {
+            format!("the file is for images of {channels} channels: --channels {channels} decodes them to as many")
+        }
+        _ if first.contains(&name) => "--stem and --width of the file's model make them the same".into(),
+        _ => "--model and --width of the file's model make them the same".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::advice;
+
+    #[test]
+    fn each_difference_has_its_option() {
+        for (name, expected, found, part) in [
+            ("wpe.weight", &[64, 128][..], &[1024, 128][..], "--context 1024"),
+            ("wte.weight", &[256, 128], &[50257, 128], "--tokenizer"),
+            ("patches.pos_embed", &[1, 17, 192], &[1, 197, 192], "--image-size"),
+            ("conv1.weight", &[64, 1, 7, 7], &[64, 3, 7, 7], "3 channels"),
+            ("conv1.weight", &[64, 3, 3, 3], &[64, 3, 7, 7], "--stem"),
+            ("layer1.0.conv1.weight", &[16, 16, 3, 3], &[64, 64, 3, 3], "--width"),
+        ] {
+            assert!(advice(name, expected, found).contains(part), "{name}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Text that a decoder writes as a continuation of the held-out text's beginning, for the report of its run.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use burn::data::dataset::Dataset;
+use burn::module::Module;
+use kiln_data::{TextTokens, Tokenizer, sample_rng};
+use kiln_models::{Gpt, GptReader, Sampling};
+use kiln_report::Text;
+use rand::RngExt;
+
+use crate::pipelines::run::{Finder, Findings};
+
+/// The most tokens to write, and the time limit.
+const TOKENS: usize = 120;
+const TIME: Duration = Duration::from_secs(10);
+/// Tokens of the held-out text that the model continues.
+const PROMPT: usize = 24;
+/// The divisor of logits: below 1, likely tokens become likelier.
+const TEMPERATURE: f64 = 0.8;
+/// Tokens are drawn from this many of the likeliest.
+const TOP: usize = 40;
+
+/// Lets a model continue the first window of `text`. Equal seeds draw equal tokens. A model whose outputs are not finite writes nothing,
+/// and its run is complete without this text.
+pub(super) fn finder(text: TextTokens, tokenizer: Tokenizer, seed: u64) -> Finder<Gpt> {
+    Box::new(move |model, _, _| {
+        let prompt: Vec<u32> = Dataset::get(&text, 0).context("cannot read the held-out text")?;
+        let prompt = &prompt[..prompt.len().min(PROMPT)];
+        let written = match write(model, prompt, seed) {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::warn!("the report has no text of the model: {error:#}");
+                return Ok(Findings::default());
+            }
+        };
+        let count = written.len();
+        let text = Text {
+            prompt: decoded(&tokenizer, prompt),
+            written: decoded(&tokenizer, &written),
+            note: format!(
+                "Grey: {} tokens of the held-out text. Black: {count} tokens of the model, temperature {TEMPERATURE}, top {TOP}, \
+                 seed {seed}.",
+                prompt.len()
+            ),
+        };
+        Ok(Findings { text: Some(text), ..Findings::default() })
+    })
+}
+
+/// Tokens after `prompt`.
+fn write(model: &Gpt, prompt: &[u32], seed: u64) -> Result<Vec<u32>> {
+    let model = model.valid();
+    let sampling = Sampling::new(TEMPERATURE).with_top_k(TOP);
+    let (mut reader, begun) = (GptReader::new(&model), Instant::now());
+    let mut logits = reader.read(prompt)?;
+    let mut written = vec![];
+    while written.len() < TOKENS && begun.elapsed() < TIME {
+        let uniform = sample_rng(seed, 0, written.len() as u64).random::<f64>();
+        let numbers = logits.try_into_data().context("cannot read the logits from the device")?;
+        let token = sampling.choose(&numbers.iter::<f32>().collect::<Vec<_>>(), uniform)? as u32;
+        written.push(token);
+        logits = reader.read(&[token])?;
+    }
+    Ok(written)
+}
+
+/// Converts tokens to text. Bytes that are not valid UTF-8 are shown as such.
+fn decoded(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+    let tokens = tokenizer.token_bytes();
+    let bytes: Vec<u8> = ids.iter().filter_map(|id| tokens.get(*id as usize)).flatten().copied().collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::{ModuleMapper, Param};
+    use burn::tensor::{Device, Tensor};
+    use kiln_models::GptConfig;
+
+    use super::*;
+
+    #[test]
+    fn the_same_seed_writes_the_same_text_beyond_the_context() {
+        let device = Device::flex().autodiff();
+        let model = GptConfig::tiny(256, 16).with_layers(1).init(&device).unwrap();
+        let prompt: Vec<u32> = b"Call me".map(u32::from).to_vec();
+        let text = write(&model, &prompt, 3).unwrap();
+        assert!(text.len() > 16 && text == write(&model, &prompt, 3).unwrap());
+        assert_eq!(decoded(&Tokenizer::Bytes, &[72, 105]), "Hi");
+    }
+
+    #[test]
+    fn a_model_whose_outputs_are_no_numbers_writes_nothing() {
+        struct Broken;
+        impl ModuleMapper for Broken {
+            fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+                param.map(|tensor| tensor * f32::NAN)
+            }
+        }
+        let model = GptConfig::tiny(256, 16).with_layers(1).init(&Device::flex()).unwrap();
+        assert!(write(&model.map(&mut Broken), &[1, 2, 3], 1).is_err());
+    }
+}

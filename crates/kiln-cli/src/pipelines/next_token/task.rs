@@ -1,0 +1,143 @@
+//! The task of language modelling.
+// B batch, T time, C width
+
+use anyhow::Result;
+use burn::tensor::{Device, Int, Tensor};
+use kiln_checkpointing::{TensorMap, Tensors};
+use kiln_compression::Teacher;
+use kiln_data::{TextBatch, Tokenizer};
+use kiln_models::{Gpt, GptBlock, GptConfig};
+use kiln_training::{Goal, Metric, Metrics, Pass, Task, perplexity};
+
+use super::settings::{GptSettings, Text};
+use crate::pipelines::pipeline::{Chained, Kind, Pipeline};
+use crate::pipelines::teacher::TeacherModel;
+use crate::usage::Usage;
+
+/// The task of language modelling: cross-entropy of the next token. Evaluation also reports it per byte of text, which does not depend on
+/// the tokenizer.
+pub struct NextToken {
+    /// The number of bytes of each token.
+    byte_lengths: Vec<u32>,
+    /// A model whose probabilities are a target beside the text.
+    teacher: Option<TeacherModel<Gpt>>,
+}
+
+/// The targets of the loss.
+#[derive(Clone)]
+pub struct Targets {
+    next_bt: Tensor<2, Int>,
+    taught: Option<Teacher>,
+}
+
+impl Tensors for Targets {
+    fn map<M: TensorMap>(self, map: &mut M) -> Self {
+        let taught = self.taught.map(|taught| match taught {
+            Teacher::Linear { hidden, weight } => {
+                Teacher::Linear { hidden: map.float(hidden), weight: map.float(weight) }
+            }
+            taught => taught, // no other one is made here
+        });
+        Self { next_bt: map.int(self.next_bt), taught }
+    }
+}
+
+impl Task for NextToken {
+    type Model = Gpt;
+    type Batch = TextBatch;
+
+    fn loss(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Tensor<1> {
+        self.chain_loss(pass, batch)
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.teacher.as_ref().map_or(0, TeacherModel::bytes)
+    }
+
+    fn metrics(&self, pass: &Pass<'_, Gpt>, batch: &TextBatch) -> Metrics {
+        let (inputs_bt, targets_bt) = batch.to_device(pass.device());
+        let x_btc = pass.chain(&self.blocks(pass.model()), pass.model().embed(inputs_bt), Self::forward);
+        let mean = pass.model().loss(x_btc, pass.to_device(targets_bt));
+        let windows = batch.tokens.chunks_exact(batch.shape[1]);
+        let bytes: u32 = windows.flat_map(|window| &window[1..]).map(|id| self.byte_lengths[*id as usize]).sum();
+        let tokens = batch.targets();
+        let nats = mean * tokens as f64;
+        let per_byte = Metric::mean(nats.clone(), bytes as usize).finished_by(|nats| nats / std::f64::consts::LN_2);
+        Metrics::new()
+            .with("bits_per_byte", per_byte)
+            .with("perplexity", Metric::mean(nats.clone(), tokens).finished_by(perplexity))
+            .with("test_loss", Metric::mean(nats, tokens))
+    }
+}
+
+impl Pipeline for NextToken {
+    type Data = Text;
+    type Config = GptConfig;
+
+    const KIND: Kind = Kind { tables: &["text"], compresses: true, command: "gpt", model: "a decoder of text" };
+    const METRIC: &'static str = "bits_per_byte";
+    const GOAL: Goal = Goal::Lowest;
+}
+
+impl Chained for NextToken {
+    type Block = GptBlock;
+    type X = Tensor<3>;
+    type Target = Targets;
+
+    fn begin(&self, model: &Gpt, batch: &TextBatch, device: &Device) -> (Tensor<3>, Targets) {
+        let (inputs_bt, next_bt) = batch.to_device(device);
+        let taught = self.teacher.as_ref().map(|teacher| {
+            let model = teacher.on(device);
+            let (hidden, weight) = model.output(model.features(inputs_bt.clone()));
+            Teacher::Linear { hidden, weight }
+        });
+        (model.embed(inputs_bt), Targets { next_bt, taught })
+    }
+
+    fn blocks(&self, model: &Gpt) -> Vec<GptBlock> {
+        model.blocks()
+    }
+
+    fn forward(block: &GptBlock, x_btc: Tensor<3>) -> Tensor<3> {
+        block.forward(x_btc)
+    }
+
+    fn end(&self, model: &Gpt, x_btc: Tensor<3>, Targets { next_bt, taught }: Targets) -> Tensor<1> {
+        match (&self.teacher, taught) {
+            (Some(teacher), Some(taught)) => {
+                let (hidden, weight) = model.output(x_btc.clone());
+                let taught = teacher.loss.forward_linear(hidden, weight, taught);
+                // The vocabularies were compared when the teacher was loaded.
+                let taught = taught.unwrap_or_else(|error| panic!("{error}"));
+                taught * teacher.share + model.loss(x_btc, next_bt) * (1.0 - teacher.share)
+            }
+            _ => model.loss(x_btc, next_bt),
+        }
+    }
+}
+
+impl NextToken {
+    /// Returns the task with a teacher.
+    pub(super) fn taught(self, teacher: Option<TeacherModel<Gpt>>) -> Self {
+        Self { teacher, ..self }
+    }
+
+    /// A task for memory predictions only: metrics would need the lengths of the tokens.
+    pub fn unmeasured() -> Self {
+        Self { byte_lengths: vec![], teacher: None }
+    }
+}
+
+/// The tokenizer and the task; the model's vocabulary must be the tokenizer's.
+///
+/// # Errors
+/// [`Usage`] for another vocabulary, and those of the tokenizer.
+pub fn next_token(settings: &GptSettings) -> Result<(Tokenizer, NextToken)> {
+    let tokenizer = Tokenizer::open(&settings.data.text.tokenizer)?;
+    if settings.model.vocab != tokenizer.vocab() {
+        let (vocab, expected) = (settings.model.vocab, tokenizer.vocab());
+        return Err(Usage(format!("model.vocab is {vocab}, expected {expected} as in the tokenizer")).into());
+    }
+    let byte_lengths = tokenizer.byte_lengths();
+    Ok((tokenizer, NextToken { byte_lengths, teacher: None }))
+}

@@ -1,0 +1,148 @@
+//! The directory of a run.
+
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use kiln_data::printable;
+use kiln_training::Checkpoints;
+use serde::Serialize;
+
+use crate::atomic::replace;
+use crate::pipelines::{CHECKPOINTS, settings_beside};
+use crate::settings_file::CONFIG;
+use crate::usage::Usage;
+use crate::words::counted;
+
+/// The names of the classes of a run, one a line.
+const CLASSES: &str = "classes.txt";
+/// The start of the run, and changes of its settings, with a JSON object in each line.
+pub(crate) const HISTORY: &str = "history.jsonl";
+/// The file that a process locks while it works on a run.
+pub(crate) const LOCK: &str = "lock";
+/// How often a lock is tried before it counts as held: a command that lists runs holds it for a moment.
+const TRIES: u32 = 5;
+
+/// The files of a run: its settings, metrics, checkpoints, the model, and the report.
+pub(crate) struct RunDirectory {
+    path: PathBuf,
+}
+
+impl RunDirectory {
+    /// Makes a new run in `out`, or in the next free `runs/NAME-NNN`, and writes its settings.
+    pub(crate) fn create(out: Option<&Path>, name: &str, settings: &impl Serialize) -> Result<Self> {
+        let path = match out {
+            Some(path) => {
+                let occupied = path.exists() && fs::read_dir(path).map_or(true, |mut entries| entries.next().is_some());
+                if occupied {
+                    bail!(Usage(format!(
+                        "'{}' exists and is not an empty directory, expected a new one (or --resume)",
+                        printable(&path)
+                    )));
+                }
+                fs::create_dir_all(path).with_context(|| format!("cannot make '{}'", printable(&path)))?;
+                path.to_owned()
+            }
+            None => next_free(Path::new("runs"), name)?,
+        };
+        let directory = Self { path };
+        let text = toml::to_string_pretty(settings)?;
+        replace(&directory.file(CONFIG), text.as_bytes())?;
+        Ok(directory)
+    }
+
+    /// Keeps other processes from this run for as long as the returned file is open. A crash of this process releases it.
+    pub(crate) fn lock(&self) -> Result<File> {
+        let path = self.file(LOCK);
+        let file = File::create(&path).with_context(|| format!("cannot write '{}'", printable(&path)))?;
+        let mut locked = file.try_lock();
+        for _ in 1..TRIES {
+            if !matches!(locked, Err(TryLockError::WouldBlock)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            locked = file.try_lock();
+        }
+        match locked {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => bail!("another process is working on the run '{}'", printable(&self.path)),
+            Err(TryLockError::Error(e)) => Err(e).with_context(|| format!("cannot lock '{}'", printable(&path))),
+        }
+    }
+
+    /// Writes the class of each label.
+    pub(crate) fn write_classes(&self, classes: &[String]) -> Result<()> {
+        match classes {
+            [] => Ok(()),
+            _ => replace(&self.file(CLASSES), (classes.join("\n") + "\n").as_bytes()),
+        }
+    }
+
+    /// The directory of an existing run.
+    pub(crate) fn existing(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.path.join(CHECKPOINTS)
+    }
+
+    /// The best checkpoint, if there is one.
+    pub(crate) fn best(&self) -> Result<Option<PathBuf>> {
+        Ok(Checkpoints::new(self.checkpoints(), 1)?.best())
+    }
+}
+
+fn next_free(runs: &Path, name: &str) -> Result<PathBuf> {
+    fs::create_dir_all(runs).with_context(|| format!("cannot make '{}'", printable(&runs)))?;
+    for number in 1.. {
+        let path = runs.join(format!("{name}-{number:03}"));
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e).with_context(|| format!("cannot make '{}'", printable(&path))),
+        }
+    }
+    unreachable!("the numbers do not end")
+}
+
+/// The names of the `count` classes of a run, from the directory around its weights. `None` if the run does not name them.
+pub(crate) fn classes(run: &Path, count: usize) -> Result<Option<Vec<String>>> {
+    let Some(file) = settings_beside(run).map(|config| config.with_file_name(CLASSES)).filter(|file| file.is_file())
+    else {
+        return Ok(None);
+    };
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read '{}'", printable(&file)))?;
+    let names: Vec<String> = text.lines().map(str::to_owned).collect();
+    if names.len() != count {
+        bail!("'{}' has {}, expected {count} as the model", printable(&file), counted(names.len(), "class"));
+    }
+    Ok(Some(names))
+}
+
+/// Refuses data whose labels mean other classes than those of the run in `run`, if the run names its classes.
+pub(crate) fn check_classes(run: &Path, classes: &[String]) -> Result<()> {
+    let Ok(text) = fs::read_to_string(run.join(CLASSES)) else { return Ok(()) };
+    let known: Vec<&str> = text.lines().collect();
+    if known != classes {
+        bail!("the classes of the data set are {classes:?}, expected {known:?} as in '{}'", printable(&run));
+    }
+    Ok(())
+}
+
+/// Refuses data as [`check_classes`] does, for the run that a checkpoint belongs to, if it belongs to one.
+pub(crate) fn check_classes_of(checkpoint: &Path, classes: &[String]) -> Result<()> {
+    match settings_beside(checkpoint).as_deref().and_then(Path::parent) {
+        Some(run) => check_classes(run, classes),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,139 @@
+//! The trainer of a run, from its settings and the options of the call.
+
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow, bail};
+use burn::tensor::Device;
+use kiln_parallel::Communicator;
+use kiln_precision::Precision;
+use kiln_recovery::{Injector, Patience};
+use kiln_training::{Trainer, TrainerBuilder};
+
+use super::resume::{adjust, plans_again};
+use crate::cli::CallArgs;
+use crate::interrupt::Interrupt;
+use crate::pipelines::{Pipeline, Run, SettingsOf, Setup, divided};
+use crate::usage::Usage;
+use crate::words::counted;
+
+/// A trainer that is ready for its first step, and the rest of its run.
+pub(crate) type Built<P> = (Trainer<P>, Setup<P>);
+
+/// Builds the trainer: predicts, plans and allocates. Afterwards the settings describe how steps are taken.
+pub(crate) fn build<P: Pipeline>(
+    mut run: Run<P>,
+    device: &Device,
+    call: &CallArgs,
+    interrupt: &Interrupt,
+    communicator: Option<Arc<dyn Communicator>>,
+) -> Result<Built<P>> {
+    if run.setup.total_steps() == 0 {
+        bail!(Usage("the run has 0 steps, expected at least 1 epoch and 1 step".into()));
+    }
+    if call.given.any(&["resume", "from"]) {
+        let batches = run.setup.batches();
+        adjust(&mut run.setup.settings.run, &call.given, batches);
+    }
+    warn_of_patience(&run.setup);
+    let (builder, mut setup) = run.into_builder();
+    let profile = setup.profile(device)?;
+    let (sample, loader_bytes) = setup.sample()?;
+    let interrupt = interrupt.clone();
+    let builder =
+        builder.with_profile(profile).with_loader_bytes(loader_bytes).with_pause(move |pause| interrupt.wait(pause));
+    let builder = divided(builder, &setup.settings.run, device, communicator)?;
+    let builder = with_alternatives(with_call(builder, &setup, call)?, &setup.settings, call)?;
+    let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes))?;
+    if let Some(plan) = trainer.plan() {
+        setup.note(plan, trainer.limit_bytes());
+    }
+    Ok((trainer, setup))
+}
+
+/// Applies the length of the run, and the options that hold for this call only.
+fn with_call<'a, P: Pipeline>(
+    mut builder: TrainerBuilder<'a, P>,
+    setup: &Setup<P>,
+    call: &CallArgs,
+) -> Result<TrainerBuilder<'a, P>> {
+    // An unreadable batch does not make a run of a fixed number of epochs longer.
+    if let Some(epochs) = setup.epochs() {
+        builder = builder.with_epochs(epochs);
+    }
+    if let Some(chance) = call.inject_oom {
+        let faults =
+            Injector::chance(chance, setup.settings.run.seed).map_err(|e| Usage(format!("--inject-oom: {e}")))?;
+        builder = builder.with_guard(move |boundary| faults.check(boundary.name()));
+    }
+    if let Some(seconds) = call.wait_for_memory {
+        builder = builder.with_patience(Patience::new(std::time::Duration::from_secs(seconds)));
+    }
+    if call.resume.is_some() {
+        // The settings of a run determine its length.
+        builder = builder.allowing_other_length();
+        builder = if plans_again(&call.given) { builder.forgetting_sizes() } else { builder.keeping_plan() };
+    }
+    Ok(builder)
+}
+
+/// Adds the precision and the optimizers that the planner may choose, and those that the report compares.
+fn with_alternatives<'a, P: Pipeline>(
+    mut builder: TrainerBuilder<'a, P>,
+    settings: &SettingsOf<P>,
+    call: &CallArgs,
+) -> Result<TrainerBuilder<'a, P>> {
+    let (optimizer, offload) = (settings.optimizer, settings.run.optimizer_offload);
+    if call.allow_bf16 && settings.run.precision != Precision::BF16 {
+        builder = builder.allow_precision(Precision::BF16);
+    }
+    if call.allow_8bit_optimizer {
+        let Some(small) = optimizer.in_8bit() else {
+            let name = optimizer.name();
+            bail!(Usage(format!("--allow-8bit-optimizer: {name} has no form in 8 bits, expected adamw or sgd")));
+        };
+        builder = match offload {
+            true => builder.allow_optimizer_on_host(small.name(), move |model| small.offloaded_groups(model)),
+            false => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
+        };
+    }
+    builder = builder.compare_precision(Precision::BF16);
+    if let (Some(small), false) = (optimizer.in_8bit(), offload) {
+        builder = builder.compare_optimizer(small.name(), move |model| small.groups(model));
+    }
+    Ok(builder)
+}
+
+/// If no plan fits, names the option that makes the largest part of a step smaller.
+fn refused(error: kiln_training::Error, loader_bytes: u64) -> anyhow::Error {
+    let kiln_training::Error::NothingFits { largest_bytes, .. } = &error else { return error.into() };
+    let advice = match loader_bytes >= *largest_bytes {
+        true => "--loader-memory makes the loader's part smaller",
+        false => {
+            "a smaller model, image or context makes it smaller, --allow-bf16 where activations are the largest part, and \
+             --allow-8bit-optimizer where optimizer state is"
+        }
+    };
+    anyhow!("{error}; {advice}")
+}
+
+/// Warns if a run has too few evaluations for its patience.
+fn warn_of_patience<P: Pipeline>(setup: &Setup<P>) {
+    let run = &setup.settings.run;
+    let Some(patience) = run.patience.filter(|patience| *patience > 0 && run.replica.index() == 0) else { return };
+    let total = setup.total_steps();
+    let within = total.checked_div(run.evaluate_every).unwrap_or(0);
+    let evaluations = within + total.div_ceil(setup.batches().max(1));
+    if evaluations <= patience {
+        tracing::warn!(
+            "--patience {patience} ends no run of {}; --evaluate-every N has more of them",
+            counted(evaluations, "evaluation")
+        );
+    }
+}
+
+/// Prints the report of a batch that does not fit, which has many lines, before the error.
+pub(crate) fn into_cli_error(error: kiln_training::Error) -> anyhow::Error {
+    let kiln_training::Error::Exhausted { step, report } = error else { return error.into() };
+    tracing::warn!("step {step}: {report}");
+    anyhow!("step {step}: the batch does not fit into memory after {}", counted(report.tries.len(), "attempt"))
+}

@@ -1,0 +1,122 @@
+//! The cost of attention.
+
+use kiln_operations::{Call, Cost, Cpu};
+
+/// Queries of a block on the CPU device.
+pub(super) const QUERIES: usize = 128;
+/// Keys of a block on the CPU device.
+pub(super) const KEYS: usize = 256;
+/// Queries that share one load of a block of keys and values on the CPU device.
+pub(super) const SPAN: usize = 512;
+/// Bytes of the scores of a block on other devices. The number is small in tests, so that small inputs have several blocks.
+pub(super) const SCORES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
+
+/// Input: qkv. Scalars: heads, causal.
+pub(super) static PACKED: Cost = Cost {
+    any_order: &[0],
+    flex: |call, cpu| forward(&Sizes::packed(call), call, cpu),
+    cube: |call| Sizes::packed(call).of_block(2, 4),
+    multiply_adds: |call| 2.0 * Sizes::packed(call).product(),
+    ..Cost::new("kiln::attention")
+};
+
+/// Inputs: qkv, output, log sums, gradient.
+pub(super) static PACKED_BACKWARD: Cost = Cost {
+    any_order: &[0, 1, 3],
+    flex: |call, cpu| backward(&Sizes::packed(call), call, cpu),
+    cube: |call| Sizes::packed(call).of_backward_block(call.reads_half(0)),
+    multiply_adds: |call| 5.0 * Sizes::packed(call).product(),
+    ..Cost::new("kiln::attention_backward")
+};
+
+/// Inputs: queries, keys, values. Scalars: heads, causal.
+pub(super) static GROUPED: Cost = Cost {
+    any_order: &[0, 1, 2],
+    flex: |call, cpu| forward(&Sizes::grouped(call), call, cpu),
+    cube: |call| Sizes::grouped(call).of_block(2, 4),
+    multiply_adds: |call| 2.0 * Sizes::grouped(call).product(),
+    ..Cost::new("kiln::grouped_attention")
+};
+
+/// Inputs: queries, keys, values, output, log sums, gradient.
+pub(super) static GROUPED_BACKWARD: Cost = Cost {
+    any_order: &[0, 1, 2, 3, 5],
+    flex: |call, cpu| backward(&Sizes::grouped(call), call, cpu),
+    cube: |call| Sizes::grouped(call).of_backward_block(call.reads_half(0)),
+    multiply_adds: |call| 5.0 * Sizes::grouped(call).product(),
+    ..Cost::new("kiln::grouped_attention_backward")
+};
+
+/// The sizes of a recorded call.
+struct Sizes {
+    samples: u64,
+    /// Heads of queries.
+    heads: u64,
+    /// Heads of keys and values. Each serves the same number of heads of queries.
+    kv_heads: u64,
+    /// Number of queries.
+    time: u64,
+    keys: u64,
+    /// Values of a query in one head.
+    depth: u64,
+    causal: bool,
+}
+
+impl Sizes {
+    /// The sizes for packed queries, keys and values `[batch, time, 3 width]`.
+    fn packed(call: &Call<'_>) -> Self {
+        let heads = call.scalar(0).max(1);
+        let [samples, time, packed] = [0, 1, 2].map(|dim| call.dim(0, dim));
+        let causal = call.scalar(1) == 1;
+        Self { samples, heads, kv_heads: heads, time, keys: time, depth: packed / (3 * heads), causal }
+    }
+
+    /// The sizes for queries `[batch, heads, time, depth]`, keys and values `[batch, kv_heads, keys, depth]`.
+    fn grouped(call: &Call<'_>) -> Self {
+        let [samples, heads, time, depth] = [0, 1, 2, 3].map(|dim| call.dim(0, dim));
+        let [kv_heads, keys] = [1, 2].map(|dim| call.dim(1, dim));
+        Self { samples, heads, kv_heads, time, keys, depth, causal: call.scalar(1) == 1 }
+    }
+
+    /// Multiply-adds of one product over all pairs of a query and a key, or over the blocks that a causal mask leaves.
+    fn product(&self) -> f64 {
+        let (time, keys) = (self.time as f64, self.keys as f64);
+        let seen = if self.causal { (0.5 * (time + QUERIES as f64)).min(keys) } else { keys };
+        (self.samples * self.heads) as f64 * time * seen * self.depth as f64
+    }
+
+    /// Queries of a span and of a block, and keys of a block on the CPU device.
+    fn blocks(&self) -> [u64; 3] {
+        [(SPAN as u64).min(self.time), (QUERIES as u64).min(self.time), (KEYS as u64).min(self.keys)]
+    }
+
+    /// Bytes of `scores` tensors of the scores of a block, and of `rows` rows of a head's depth for each query of each head of the samples
+    /// of a block.
+    fn of_block(&self, scores: u64, rows: u64) -> u64 {
+        let Self { samples, heads, time, keys, depth, .. } = *self;
+        let row = heads.saturating_mul(4 * keys).max(1);
+        let together = (SCORES as u64 / row.saturating_mul(time).max(1)).clamp(1, samples.max(1));
+        let queries = (SCORES as u64 / row.saturating_mul(together)).clamp(1, time.max(1));
+        let block = row.saturating_mul(together).saturating_mul(queries);
+        block.saturating_mul(scores).saturating_add(4 * rows * together * time * heads * depth)
+    }
+
+    /// In f32 the gradient of the scores is joined with the operations that read it. `half` says that 16 bits are read.
+    fn of_backward_block(&self, half: bool) -> u64 {
+        if half { self.of_block(3, 8) } else { self.of_block(2, 7) }
+    }
+}
+
+fn forward(sizes: &Sizes, call: &Call<'_>, cpu: &Cpu) -> u64 {
+    let ([span, queries, keys], depth) = (sizes.blocks(), sizes.depth);
+    let tasks = sizes.samples * sizes.heads * sizes.time.div_ceil(SPAN as u64);
+    let values = 2 * span * depth + 2 * keys * depth + queries * keys;
+    cpu.of_threads(tasks, values) + call.widened(tasks, depth, cpu)
+}
+
+fn backward(sizes: &Sizes, call: &Call<'_>, cpu: &Cpu) -> u64 {
+    let ([span, queries, keys], depth) = (sizes.blocks(), sizes.depth);
+    let tasks = sizes.samples * sizes.kv_heads;
+    let values = 3 * span * depth + 3 * keys * depth + 2 * queries * keys + 2 * sizes.keys * depth;
+    cpu.of_threads(tasks, values) + call.widened(tasks, depth, cpu)
+}

@@ -1,0 +1,311 @@
+//! Rotary position embedding.
+
+use burn::backend::Backend;
+#[cfg(feature = "flex")]
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::Tensor;
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all, run};
+
+use crate::check::main_input;
+use crate::error::Error;
+
+/// Rotary position embedding (Su et al. 2021). It rotates each pair of values of a row by an angle that is proportional to the row's
+/// position.
+///
+/// `x` has queries or keys `[.., time, depth]` in f32, f16 or bf16, with an even depth. The result has the same shape and dtype. Angles
+/// are computed in f64 and rotations in f32. Keeps nothing for the backward pass, which rotates the gradient back. Both passes overwrite
+/// their argument if no other handle to it exists.
+///
+/// # Errors
+/// [`Error::InvalidSetting`] for an odd depth, fewer than 2 dimensions and a theta that is not positive, [`Error::UnsupportedDevice`]
+/// and [`Error::UnsupportedDType`].
+pub fn rotary<const D: usize>(x: Tensor<D>, options: RotaryOptions) -> Result<Tensor<D>, Error> {
+    main_input("the input", &x)?;
+    let refused = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
+    if D < 2 {
+        return refused("the number of dimensions of the input", D.to_string(), "at least 2, [.., time, depth]");
+    }
+    let depth = x.dims()[D - 1];
+    if !depth.is_multiple_of(2) {
+        return refused("the last dimension of the input", depth.to_string(), "an even number");
+    }
+    if !(options.theta.is_finite() && options.theta > 0.0) {
+        return refused("theta", options.theta.to_string(), "a positive number");
+    }
+    Ok(Tensor::from_dispatch(run(Rotary { options, direction: Direction::Forward }, vec![x.into_dispatch()]).remove(0)))
+}
+
+/// The pairs of values of a row that are rotated together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RotaryPairs {
+    /// Values 2 i and 2 i + 1, as in the paper, in burn's `RotaryEncoding` and in the original LLaMA.
+    #[default]
+    Adjacent,
+    /// Values i and i + depth / 2, as in GPT-NeoX and in Hugging Face's LLaMA.
+    Halves,
+}
+
+/// Positions, frequencies and pairs of a rotary embedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RotaryOptions {
+    first: usize,
+    theta: f64,
+    pairs: RotaryPairs,
+}
+
+impl Default for RotaryOptions {
+    fn default() -> Self {
+        Self { first: 0, theta: 10_000.0, pairs: RotaryPairs::Adjacent }
+    }
+}
+
+impl RotaryOptions {
+    /// Options with positions from 0 on, theta 10,000 and adjacent pairs.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the position of the first row, for rows that follow those in a cache.
+    pub fn with_first_position(mut self, first: usize) -> Self {
+        self.first = first;
+        self
+    }
+
+    /// Sets the base of the frequencies: pair `i` turns by position · theta^(-2 i / depth).
+    pub fn with_theta(mut self, theta: f64) -> Self {
+        self.theta = theta;
+        self
+    }
+
+    /// The angle of a pair of values in a row.
+    fn angle(self, row: usize, pair: usize, depth: usize) -> f64 {
+        (self.first + row) as f64 * self.theta.powf(-2.0 * pair as f64 / depth as f64)
+    }
+
+    /// Sets which values are rotated together.
+    pub fn with_pairs(mut self, pairs: RotaryPairs) -> Self {
+        self.pairs = pairs;
+        self
+    }
+}
+
+/// The direction in which rows are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    /// By the angle of the position, for the output.
+    Forward,
+    /// Backward, for gradients.
+    Back,
+}
+
+/// The rotation of rows.
+#[derive(Clone, Copy, Debug)]
+struct Rotary {
+    options: RotaryOptions,
+    direction: Direction,
+}
+
+impl Kernel for Rotary {
+    fn cost(&self) -> &'static Cost {
+        match self.direction {
+            Direction::Forward => &FORWARD,
+            Direction::Back => &BACKWARD,
+        }
+    }
+
+    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        let [x] = all(inputs);
+        vec![composed::rotated::<B>(x, self.options, self.direction)]
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let [x] = all(inputs);
+        vec![flex::rotated(x, self.options, self.direction)]
+    }
+}
+
+impl Operation for Rotary {
+    const NAME: &'static str = "rotary";
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _tracked: bool) -> Computed<B> {
+        Computed { outputs: B::run(self, inputs), saved: vec![] }
+    }
+
+    fn gradient<B: Runs>(
+        &self,
+        _saved: Vec<FloatTensor<B>>,
+        gradient: FloatTensor<B>,
+        _: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let back = Self { direction: Direction::Back, ..*self };
+        B::run(&back, vec![gradient]).into_iter().map(Some).collect()
+    }
+}
+
+static FORWARD: Cost =
+    Cost { over: &[(0, 0)], flex: scratch, cube: |call| call.wide(0, 2), ..Cost::new("kiln::rotary") };
+
+static BACKWARD: Cost = Cost { id: "kiln::rotary_backward", ..FORWARD };
+
+/// Cosines and sines of each position, and a row for each thread.
+fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
+    let (time, depth) = (call.dim_from_end(0, 1), call.dim_from_end(0, 0));
+    4 * (time * depth) + call.widened(call.elements(0) / depth.max(1), depth, cpu)
+}
+
+#[cfg(feature = "flex")]
+mod flex {
+    //! Rotary position embedding on the CPU, in place.
+    //!
+    //! Scratch memory: 4 time depth bytes for the cosines and sines, and a row in f32 for each thread with 16-bit inputs. Multiply-adds: 2 for
+    //! each value, and time depth / 2 sines and cosines in f64.
+
+    use burn::backend::TensorMetadata;
+    use burn::backend::flex::FlexTensor;
+    use rayon::prelude::*;
+
+    use super::Direction;
+    use super::{RotaryOptions, RotaryPairs};
+    use kiln_operations::by_dtype;
+    use kiln_operations::cpu::stored::Stored;
+    use kiln_operations::simd;
+
+    /// Rows of a task.
+    const ROWS: usize = 64;
+
+    simd! { fn rotate_adjacent(row: &mut [f32], cosines: &[f32], sines: &[f32]) {
+        for ((pair, &cosine), &sine) in row.chunks_exact_mut(2).zip(cosines).zip(sines) {
+            let (a, b) = (pair[0], pair[1]);
+            pair[0] = a * cosine - b * sine;
+            pair[1] = a * sine + b * cosine;
+        }
+    }}
+
+    simd! { fn rotate_halves(row: &mut [f32], cosines: &[f32], sines: &[f32]) {
+        let (first, second) = row.split_at_mut(cosines.len());
+        for (((a, b), &cosine), &sine) in first.iter_mut().zip(second).zip(cosines).zip(sines) {
+            (*a, *b) = (*a * cosine - *b * sine, *a * sine + *b * cosine);
+        }
+    }}
+
+    /// Rotates the rows `[.., time, depth]`. `x` is overwritten if no other handle to it exists.
+    pub(super) fn rotated(x: FlexTensor, options: RotaryOptions, direction: Direction) -> FlexTensor {
+        fn run<E: Stored>(x: FlexTensor, options: RotaryOptions, direction: Direction) -> FlexTensor {
+            let shape = x.shape();
+            let [time, depth] = [shape[shape.num_dims() - 2], shape[shape.num_dims() - 1]];
+            let covers = x.is_contiguous() && x.bytes().len() == shape.num_elements() * size_of::<E>();
+            let mut x = if covers { x } else { x.to_contiguous() };
+            if shape.num_elements() == 0 {
+                return x;
+            }
+            // Cosines, then sines, of each position.
+            let mut table = vec![0.0f32; time * depth];
+            table.par_chunks_mut(depth).enumerate().for_each(|(row, table)| {
+                let (cosines, sines) = table.split_at_mut(depth / 2);
+                for (pair, (cosine, sine)) in cosines.iter_mut().zip(sines).enumerate() {
+                    let angle = options.angle(row, pair, depth);
+                    let angle = if direction == Direction::Back { -angle } else { angle };
+                    (*cosine, *sine) = (angle.cos() as f32, angle.sin() as f32);
+                }
+            });
+            x.storage_mut::<E>().par_chunks_mut(ROWS * depth).enumerate().for_each_init(
+                Vec::new,
+                |wide, (task, rows)| {
+                    for (row, values) in rows.chunks_exact_mut(depth).enumerate() {
+                        let position = (task * ROWS + row) % time;
+                        let (cosines, sines) = table[position * depth..][..depth].split_at(depth / 2);
+                        E::changed(values, wide, |values| match options.pairs {
+                            RotaryPairs::Adjacent => rotate_adjacent(values, cosines, sines),
+                            RotaryPairs::Halves => rotate_halves(values, cosines, sines),
+                        });
+                    }
+                },
+            );
+            x
+        }
+        by_dtype!(x.dtype(), E => run::<E>(x, options, direction), else x)
+    }
+}
+
+mod composed {
+    //! Rotary position embedding in a backend's own operations.
+    //!
+    //! Peak memory in addition to input and output: cosines and sines, `time depth` values of f32, which are computed on the host and copied
+    //! to the device in each call; both halves of the result in its dtype. If burn does not fuse (its feature `fusion`), also two f32 tensors
+    //! of half the input's size.
+
+    use burn::backend::tensor::FloatTensor;
+    use burn::backend::{Backend, TensorMetadata};
+    use burn::tensor::{Shape, TensorData};
+
+    use super::Direction;
+    use super::{RotaryOptions, RotaryPairs};
+    use crate::composed::{Wide, cat, slice};
+
+    pub(super) fn rotated<B: Backend>(
+        x: FloatTensor<B>,
+        options: RotaryOptions,
+        direction: Direction,
+    ) -> FloatTensor<B> {
+        let (shape, dtype, device) = (x.shape(), x.dtype(), x.device());
+        let [time, depth] = [shape[shape.num_dims() - 2], shape[shape.num_dims() - 1]];
+        if shape.num_elements() == 0 {
+            return x;
+        }
+        let (rows, pairs) = (shape.num_elements() / (time * depth), depth / 2);
+        // The dimension along which the two values of a pair lie.
+        let (dim, split, angles) = match options.pairs {
+            RotaryPairs::Adjacent => (3, [rows, time, pairs, 2], [1, time, pairs, 1]),
+            RotaryPairs::Halves => (2, [rows, time, 2, pairs], [1, time, 1, pairs]),
+        };
+        let table = |function: fn(f64) -> f64| {
+            let values =
+                (0..time * pairs).map(|index| function(options.angle(index / pairs, index % pairs, depth)) as f32);
+            let data = TensorData::new(values.collect::<Vec<f32>>(), angles);
+            Wide::<B>::of(&B::float_from_data(data, &device))
+        };
+        let (cosines, sines) = (table(f64::cos), table(f64::sin));
+        let sines = if direction == Direction::Back { -sines } else { sines };
+        let x = B::float_reshape(x, Shape::new(split));
+        let [first, second] = [0, 1].map(|part| {
+            let mut ranges = split.map(|length| 0..length);
+            ranges[dim] = part..part + 1;
+            slice::<B>(&x, &ranges)
+        });
+        let wide = |part| Wide::<B>::of(part);
+        let left = wide(&first) * cosines.clone() - wide(&second) * sines.clone();
+        let right = wide(&first) * sines + wide(&second) * cosines;
+        B::float_reshape(cat::<B>(vec![left.narrow(dtype), right.narrow(dtype)], dim), shape)
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests {
+    use burn::backend::Flex;
+
+    use super::composed::rotated;
+    use super::flex;
+    use super::{Direction, RotaryOptions, RotaryPairs};
+    use crate::composed::tests::{DTYPES, assert_close, numbers};
+
+    #[test]
+    fn as_the_kernels() {
+        for dtype in DTYPES {
+            for shape in [[0, 2, 3, 4], [1, 1, 1, 2], [2, 3, 7, 10]] {
+                for pairs in [RotaryPairs::Adjacent, RotaryPairs::Halves] {
+                    for direction in [Direction::Forward, Direction::Back] {
+                        let options = RotaryOptions::new().with_first_position(5).with_pairs(pairs);
+                        let x = numbers(shape, 1, 2.0, dtype);
+                        let kernel = flex::rotated(x.clone(), options, direction);
+                        let what = format!("{dtype:?} {shape:?} {pairs:?} {direction:?}");
+                        assert_close(&rotated::<Flex>(x, options, direction), &kernel, &what);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,9 +1,0 @@
-//! SwiGLU.
-
-mod composed;
-#[cfg(feature = "flex")]
-mod flex;
-mod functions;
-mod graph;
-
-pub use functions::swiglu;

@@ -1,0 +1,108 @@
+//! Products of matrices in slices, by the gemm crate.
+
+/// A matrix in a slice.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    values: &'a [f32],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// A matrix whose rows follow each other without gaps.
+    pub fn new(values: &'a [f32], rows: usize, columns: usize) -> Self {
+        Self::strided(values, rows, columns, columns)
+    }
+
+    /// A matrix whose rows are `row_stride` values apart.
+    pub fn strided(values: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+        Self { values, rows, columns, row_stride, column_stride: 1 }
+    }
+
+    /// The transposed matrix.
+    pub fn transposed(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    fn within_slice(&self) -> bool {
+        let last = self.rows.saturating_sub(1) * self.row_stride + self.columns.saturating_sub(1) * self.column_stride;
+        self.rows == 0 || self.columns == 0 || last < self.values.len()
+    }
+}
+
+/// Whether a product replaces the values of its output, or is added to them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// The output is replaced by the product.
+    Replace,
+    /// The product is added to the output.
+    Add,
+}
+
+/// The threads that compute a product.
+#[derive(Clone, Copy)]
+pub enum Threads {
+    /// The calling thread, which runs one of several tasks.
+    One,
+    /// All threads of rayon's pool.
+    All,
+}
+
+/// Computes `out = factor * left right`, or adds it to `out`. The rows of `out` lie `out_stride` values apart.
+///
+/// # Panics
+/// When the sizes do not fit together, which is a bug of this crate.
+#[allow(unsafe_code)]
+pub fn multiply(
+    (out, out_stride, output): (&mut [f32], usize, Output),
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    factor: f32,
+    threads: Threads,
+) {
+    let (rows, columns, depth) = (left.rows, right.columns, left.columns);
+    assert!(right.rows == depth && left.within_slice() && right.within_slice(), "operands of a product");
+    assert!(
+        columns <= out_stride && (rows == 0 || (rows - 1) * out_stride + columns <= out.len()),
+        "output of a product"
+    );
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    let parallelism = match threads {
+        Threads::One => gemm::Parallelism::None,
+        Threads::All => gemm::Parallelism::Rayon(0),
+    };
+    // SAFETY: the assertions keep every index within its slice, and `out` is borrowed mutably.
+    unsafe {
+        gemm::gemm(
+            rows,
+            columns,
+            depth,
+            out.as_mut_ptr(),
+            1,
+            out_stride as isize,
+            output == Output::Add,
+            left.values.as_ptr(),
+            left.column_stride as isize,
+            left.row_stride as isize,
+            right.values.as_ptr(),
+            right.column_stride as isize,
+            right.row_stride as isize,
+            1.0,
+            factor,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}

@@ -1,0 +1,41 @@
+//! An operation of burn's graph: one node with its own gradient, one entry in a recorded step, and the cost that a prediction asks for.
+//!
+//! - [`Operation`]: one node of burn's graph with its own gradient. [`Kernel`]: a computation on each kind of device, with its [`Cost`].
+//!   [`run`] dispatches every operation.
+//! - [`record`], [`record_light`]: add an operation with its own gradient to burn's autodiff graph.
+//! - [`operation`], [`like`]: record an operation on burn's capture device, with the shapes of its outputs and its [`Cost`].
+//! - [`Cost`]: scratch memory on each kind of device, which input an output may overwrite, and multiply-adds. kiln-memory asks for it by
+//!   the operation's id, so a user's own operation is predicted like those of kiln-layers and kiln-optimizers.
+//! - [`Cpu`], [`Product`]: the processor of a prediction, and the memory that matrix products on it take.
+//! - [`cpu`], [`simd!`], [`by_dtype!`]: what kernels for burn's CPU device share (feature `flex`, on by default).
+//!
+//! *Architecture invariant*: this crate knows burn, no operation by name, and none of the other crates.
+//!
+//! ```
+//! use kiln_operations::{Cost, cost};
+//!
+//! static SQUARE: Cost = Cost { over: &[(0, 0)], cube: |call| call.bytes(0), ..Cost::new("example::square") };
+//!
+//! cost::register(&SQUARE);
+//! assert_eq!(cost::of("example::square").map(|cost| cost.over), Some(&[(0, 0)][..]));
+//! assert!(cost::of("example::unknown").is_none());
+//! ```
+
+mod capture;
+pub mod cost;
+#[cfg(feature = "flex")]
+pub mod cpu;
+mod graph;
+mod operation;
+mod product;
+pub mod simd;
+
+pub use capture::{like, operation, operations};
+pub use cost::{Call, Cost, Operand};
+pub use graph::{Gradient, Light, record, record_light};
+pub use operation::{Computed, Inputs, Kernel, Operation, Operations, Runs, all, run};
+pub use product::{Cpu, Product};
+
+/// From this many f32 values on, the sums of burn's CPU device add partial sums in the order in which threads finish them, so that the
+/// last bits differ from run to run (burn-flex 0.22, `sum_f32_contiguous`).
+pub const LARGE_SUM: usize = 4 << 20;

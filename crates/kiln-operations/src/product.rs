@@ -1,0 +1,89 @@
+//! The processor of a prediction, and the memory that matrix products on it take for packed operands, by the formulas of gemm 0.19.
+
+/// The figures of a processor on which scratch memory depends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// Threads that kernels are spread over; 0 counts as 1.
+    pub threads: usize,
+    /// Bytes of a core's second-level cache.
+    pub cache_bytes: u64,
+    /// f32 values of a vector in matrix products: 16 with AVX-512, else 8.
+    pub lanes: usize,
+}
+
+impl Cpu {
+    /// Bytes of the buffers of the threads that run `tasks`: `values` f32 values each.
+    pub fn of_threads(&self, tasks: u64, values: u64) -> u64 {
+        4 * values * tasks.min(self.threads.max(1) as u64)
+    }
+
+    /// Bytes packed by a product of an m x k and a k x n matrix in f32. The rows of the right matrix are without gaps, and so are those
+    /// of the left one if `left_rows`.
+    pub fn packed(&self, [m, k, n]: [u64; 3], left_rows: bool) -> u64 {
+        let [m, k, n] = [m, k, n].map(|size| usize::try_from(size).unwrap_or(usize::MAX));
+        Product { m, k, n, left_rows, right_rows: true, half: false }.packed(self)
+    }
+}
+
+/// The number of multiplications from which a product is spread over all threads.
+const PARALLEL: usize = 192 * 192 * 192;
+
+/// A product of an m x k and a k x n matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// Rows of the left matrix.
+    pub m: usize,
+    /// Columns of the left matrix and rows of the right one.
+    pub k: usize,
+    /// Columns of the right matrix.
+    pub n: usize,
+    /// Whether rows of the left matrix are without gaps.
+    pub left_rows: bool,
+    /// Whether rows of the right matrix are without gaps.
+    pub right_rows: bool,
+    /// Whether the operands are f16, which is always packed.
+    pub half: bool,
+}
+
+impl Product {
+    /// Bytes of packed operands, in f32 (f16 is packed into f32).
+    pub fn packed(self, cpu: &Cpu) -> u64 {
+        let Self { m, k, n, .. } = self;
+        if k <= 2 || m <= 1 || n <= 1 {
+            return 0;
+        }
+        if m * n <= 256 && !self.right_rows && self.left_rows && !self.half {
+            return 0;
+        }
+        let l2 = cpu.cache_bytes as usize;
+        // Rows of gemm's kernel: vectors of its tile times their values.
+        let lanes = cpu.lanes.max(8);
+        let rows = lanes * if lanes > 8 { 4 } else { 2 };
+        let (kc, mc) = if m <= 64 && n <= 64 {
+            let kc = k.min(512);
+            (kc, (l2 / 4 / kc / rows * rows).max(rows))
+        } else {
+            let kc = k.div_ceil(k.div_ceil(512.min(k)));
+            let most = (6 * l2 / (8 * 4 * kc) / rows * rows).max(rows);
+            (kc, (8 * rows).min(rows * n.div_ceil(rows * n.div_ceil(most))))
+        };
+        let round = |bytes: usize| bytes.next_multiple_of(128) as u64;
+        let packs_left = self.half || if self.left_rows { n > 128 * rows } else { n > 2 * rows };
+        let packs_right = n <= 2 * mc && (n % lanes != 0 || !self.right_rows);
+        let left = if packs_left { round(kc * m.next_multiple_of(6) * 4) } else { 0 };
+        let right = if packs_right { round(kc * n.next_multiple_of(rows) * 4) } else { 0 };
+        left.min(30 << 20) + right
+    }
+
+    /// The number of jobs like this one, out of `jobs`, that hold their memory at the same time.
+    pub fn at_once(self, jobs: usize, cpu: &Cpu) -> u64 {
+        jobs.min(cpu.threads.max(1)) as u64
+    }
+
+    /// Bytes packed by a product of stacks of `batch` matrices.
+    pub fn batched(self, batch: usize, cpu: &Cpu) -> u64 {
+        let (each, total) = (self.m * self.n * self.k, batch * self.m * self.n * self.k);
+        let spread = batch > 1 && total >= 128 * 128 * 128 && (each < PARALLEL || batch >= 4);
+        self.packed(cpu) * if spread { self.at_once(batch, cpu) } else { 1 }
+    }
+}

@@ -1,0 +1,21 @@
+//! The training step on burn's CUDA backend, run on the emulator kiln-cuda-sim: no GPU is needed.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+
+mod architectures;
+mod budget;
+mod failures;
+mod follow;
+mod layers;
+mod lost;
+mod offload;
+mod optimizers;
+mod predicted;
+mod run;
+mod sim;
+mod stages;
+mod steps;
+mod sticky;
+#[path = "../../../../../crates/kiln-training/tests/it/support.rs"]
+mod support;
+mod tasks;
+mod waits;
