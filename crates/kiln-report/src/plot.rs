@@ -110,7 +110,7 @@ impl Plot {
                         }
                         @if let Some(Peak { at: [x, at], label: [main, more] }) = &self.peak {
                             @let side = if self.x.place(*x) > 0.55 { "before" } else { "after" };
-                            @let height = if y.place(*at) > 0.8 { "below" } else { "above" };
+                            @let height = if y.place(*at) > 0.9 { "below" } else { "above" };
                             span class={"best " (form) " " (side) " " (height)}
                                 style={(left(*x)) ";" (percent_of("bottom", y.place(*at)))} { b { (main) } " " (more) }
                         }
