@@ -59,7 +59,7 @@ pub(crate) fn document(title: &str, body: &Markup, data: &[(&str, String)], scri
                     script type="application/json" id=(id) { (PreEscaped(in_script(json))) }
                 }
                 // The scripts of a page share one scope.
-                script { "\"use strict\";(() => {" (PreEscaped(scripts.concat())) "})();" }
+                script { (PreEscaped(format!("\"use strict\";(() => {{{}}})();", scripts.concat()))) }
             }
         }
     };

@@ -110,7 +110,7 @@ impl Plot {
                         }
                         @if let Some(Peak { at: [x, at], label: [main, more] }) = &self.peak {
                             @let side = if self.x.place(*x) > 0.55 { "before" } else { "after" };
-                            @let height = if y.place(*at) > 0.8 { "below" } else { "above" };
+                            @let height = if y.place(*at) > 0.9 { "below" } else { "above" };
                             span class={"best " (form) " " (side) " " (height)}
                                 style={(left(*x)) ";" (percent_of("bottom", y.place(*at)))} { b { (main) } " " (more) }
                         }
@@ -118,8 +118,12 @@ impl Plot {
                     @if self.marks.len() <= NAMED_MARKS { @for mark in &self.marks {
                         @let middle = mark.end.map_or(mark.at, |end| (mark.at + end) / 2.0);
                         @let place = self.x.place(middle);
-                        @let side = if place > if mark.end.is_some() { 0.95 } else { 0.7 } { "before" } else { "after" };
-                        span class={"named " (side)} .middle[mark.end.is_some() && side == "after"] style=(left(middle)) title=(mark.text) {
+                        @let side = match (mark.end, place) {
+                            (Some(_), place) if place <= 0.95 => "middle",
+                            (None, place) if place <= 0.7 => "after",
+                            _ => "before",
+                        };
+                        span class={"named " (side)} style=(left(middle)) title=(mark.text) {
                             (mark.name)
                         }
                     } }
@@ -186,7 +190,7 @@ impl Plot {
             d
         };
         let horizontal = |class: &str, at: f64| {
-            html! { path class=(class) d=(format_args!("M{} {:.1}H{}", area.left, up(at), area.right())); }
+            html! { path class=(class) d=(format_args!("M{} {:.1}H{}", area.left, up(at), area.right())) {} }
         };
         html! {
             @for tick in y.ticks(5.0) { (horizontal("grid", tick.at)) }
@@ -196,10 +200,10 @@ impl Plot {
                     Shape::Dots { class, .. } => ("dots", class),
                     Shape::Area { class, .. } => ("area", class),
                 };
-                path class={(kind) " " (class)} d=(path(shape));
+                path class={(kind) " " (class)} d=(path(shape)) {}
             }
             @for mark in &self.marks {
-                path class="mark" d=(format_args!("M{:.1} {}V{}", across(mark.at), area.top, area.bottom()));
+                path class="mark" d=(format_args!("M{:.1} {}V{}", across(mark.at), area.top, area.bottom())) {}
             }
             @for (at, _) in &self.limits { (horizontal("level", *at)) }
         }
@@ -234,7 +238,7 @@ impl Plot {
             @for (at, label) in &self.limits { (text(area.left + 6.0, up(*at) - 5.0, "start", "f-bad label", label)) }
             @if let Some(Peak { at: [x, at], label: [main, more] }) = &self.peak {
                 @let anchor = match self.x.place(*x) { x if x < 0.1 => "start", x if x > 0.9 => "end", _ => "middle" };
-                circle class="f-ink" cx=(format_args!("{:.1}", across(*x))) cy=(format_args!("{:.1}", up(*at))) r="3.5";
+                circle class="f-ink" cx=(format_args!("{:.1}", across(*x))) cy=(format_args!("{:.1}", up(*at))) r="3.5" {}
                 (text(across(*x), up(*at) - 9.0, anchor, "f-ink label", &format!("{main} {more}")))
             }
         }

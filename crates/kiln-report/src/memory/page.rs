@@ -145,7 +145,7 @@ fn drawing(report: &MemoryPage, timeline: &Timeline) -> Markup {
         (toolbar(is_predicted))
         p class="legend" id="legend" {
             @for (slug, name) in timeline.legend() {
-                span class="key" { i class={"b-" (slug)} .stroke[slug == "curve"] {} (name) }
+                span class="key" { i class={@if slug == "curve" { "stroke" } @else { "b-" (slug) }} {} (name) }
             }
             @for limit in &timeline.lines { span class="key" { i class="stroke dashed" {} (limit.label()) } }
             @for limit in &timeline.above { span class="quiet" { (limit.label()) ", above the chart" } }
