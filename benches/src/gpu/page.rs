@@ -18,7 +18,7 @@ const HEAD: &str = "\
 # Results on GPUs
 
 Made by `cargo xtask gpu --page` from the results in `benches/results/gpu`; do not edit it by hand.
-`cargo xtask gpu` runs the list on a card, `cargo xtask gpu --list` prints the list.
+`cargo xtask gpu` runs the list on a GPU, `cargo xtask gpu --list` prints the list.
 
 ";
 
@@ -65,7 +65,7 @@ fn page(runs: &[(String, Vec<Findings>)]) -> String {
 fn section(page: &mut String, name: &str, items: &[Findings]) {
     let from = &items[0].provenance;
     let card = from.card.as_ref();
-    let _ = writeln!(page, "## {}, {}\n", card.map_or("an unknown card", |card| &card.name), from.date);
+    let _ = writeln!(page, "## {}, {}\n", card.map_or("an unknown GPU", |card| &card.name), from.date);
     if let Some(card) = card {
         let _ = writeln!(
             page,
