@@ -96,7 +96,7 @@ async fn without_scripts_the_main_figures_are_there() {
         pretend(&client, "Emulation.setScriptExecutionDisabled", json!({"value": true})).await;
         for screen in [[1400, 900], [390, 844]] {
             on_screen(&client, screen, false).await;
-            assert_eq!(shown(&client, ".drawn .area").await > 0, true, "the drawing at {screen:?}");
+            assert!(shown(&client, ".drawn .area").await > 0, "the drawing at {screen:?}");
             assert_eq!(shown(&client, "#help tbody tr").await, 3);
             assert!(shown(&client, "#largest .module").await > 0);
             for query in ["#moment", "#toolbar", "#timeline", "button"] {
