@@ -145,8 +145,8 @@ impl Recovery {
     /// Those of [`MicroBatchSearch::resume`].
     pub fn restore(&mut self, state: RecoveryState) -> Result<(), crate::Error> {
         let RecoveryState { sizes, plan, offload, relaxation, mut shortages } = state;
-        let config = self.controller.search.config();
-        shortages.values_mut().for_each(|shortage| shortage.keep_within(config.min(), config.batch()));
+        let batch = self.controller.search.config().batch();
+        shortages.values_mut().for_each(|shortage| shortage.keep_within(batch));
         let controller = &mut self.controller;
         controller.search = MicroBatchSearch::resume(controller.search.config().clone(), sizes)?;
         controller.level = SavingLevel { plan, offload };

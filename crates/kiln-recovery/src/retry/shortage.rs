@@ -43,10 +43,10 @@ impl Shortage {
         }
     }
 
-    /// Brings the sizes into the range from `min` to `batch` of the run that resumes, which may differ from that of the run that saved
-    /// them.
-    pub(crate) fn keep_within(&mut self, min: usize, batch: usize) {
-        self.size = self.size.clamp(min, batch);
+    /// Brings the sizes into the range of the run that resumes, whose `batch` may differ from that of the run that saved them. A batch of
+    /// fewer samples than the smallest micro-batch has a smaller size, which stays.
+    pub(crate) fn keep_within(&mut self, batch: usize) {
+        self.size = self.size.clamp(1, batch);
         self.fails = self.fails.max(self.size.saturating_add(1));
     }
 
