@@ -109,7 +109,7 @@ mod flex {
     use burn::backend::flex::FlexTensor;
     use rayon::prelude::*;
 
-    use super::PIECE;
+    use crate::add_relu::PIECE;
     use kiln_operations::by_dtype;
     use kiln_operations::cpu::stored::{Stored, owned, zeros};
     use kiln_operations::simd;

@@ -92,8 +92,8 @@ mod flex {
     use burn::backend::flex::FlexTensor;
     use rayon::prelude::*;
 
-    use super::CHUNK;
-    use super::Dropout;
+    use crate::dropout::CHUNK;
+    use crate::dropout::Dropout;
     use kiln_operations::by_dtype;
     use kiln_operations::cpu::stored::{Stored, owned};
     use kiln_operations::simd;
@@ -167,8 +167,8 @@ mod composed {
     use burn::backend::{Backend, TensorMetadata};
     use burn::tensor::{IntDType, Shape};
 
-    use super::Dropout;
     use crate::composed::{WORD, Wide, bools, mixed, word};
+    use crate::dropout::Dropout;
 
     pub(super) fn dropped<B: Backend>(x: FloatTensor<B>, settings: Dropout) -> FloatTensor<B> {
         let (shape, dtype, device) = (x.shape(), x.dtype(), x.device());

@@ -167,8 +167,8 @@ mod flex {
     use burn::backend::flex::FlexTensor;
     use rayon::prelude::*;
 
-    use super::Direction;
-    use super::{RotaryOptions, RotaryPairs};
+    use crate::rotary::Direction;
+    use crate::rotary::{RotaryOptions, RotaryPairs};
     use kiln_operations::by_dtype;
     use kiln_operations::cpu::stored::Stored;
     use kiln_operations::simd;
@@ -241,9 +241,9 @@ mod composed {
     use burn::backend::{Backend, TensorMetadata};
     use burn::tensor::{Shape, TensorData};
 
-    use super::Direction;
-    use super::{RotaryOptions, RotaryPairs};
     use crate::composed::{Wide, cat, slice};
+    use crate::rotary::Direction;
+    use crate::rotary::{RotaryOptions, RotaryPairs};
 
     pub(super) fn rotated<B: Backend>(
         x: FloatTensor<B>,

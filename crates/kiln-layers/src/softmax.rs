@@ -103,7 +103,7 @@ mod flex {
     use burn::backend::flex::FlexTensor;
     use rayon::prelude::*;
 
-    use super::CHUNK;
+    use crate::softmax::CHUNK;
     use kiln_operations::by_dtype;
     use kiln_operations::cpu::math::exp;
     use kiln_operations::cpu::stored::{Stored, owned, rows, tensor};

@@ -112,7 +112,7 @@ mod flex {
     use burn::backend::flex::FlexTensor;
     use rayon::prelude::*;
 
-    use super::CHUNK;
+    use crate::swiglu::CHUNK;
     use kiln_operations::by_dtype;
     use kiln_operations::cpu::math::sigmoid;
     use kiln_operations::cpu::stored::{Stored, owned, tensor};

@@ -217,7 +217,8 @@ impl Recovery {
     /// let mut recovery = Recovery::new(Device::flex(), search, Ladder::standard());
     /// let mut attempts = recovery.start(8, 0);
     /// while attempts.setting().micro_batch > 3 {
-    ///     recovery.after(&mut attempts, &Failure::new(Kind::OutOfMemory, "no memory"))?;
+    ///     let failure = Failure::new(Kind::OutOfMemory, "no memory");
+    ///     recovery.after(&mut attempts, &failure).map_err(|report| report.to_string())?;
     /// }
     /// recovery.succeeded(&attempts, None);
     /// assert_eq!((attempts.setting().micro_batch, recovery.setting(8, 0).micro_batch), (2, 2));
