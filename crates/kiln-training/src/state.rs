@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 /// The largest number of a position: no run gets so far, and sums with it do not overflow.
@@ -97,12 +98,19 @@ impl RunState {
 }
 
 /// burn's devices of one kind have one stream of random numbers per process. Code that seeds it and draws from it holds this lock, so
-/// that replicas in other threads do not draw in between.
+/// that replicas and other trainers of the process do not draw in between.
 static STREAM: Mutex<()> = Mutex::new(());
 
 /// Holds the stream until the guard is dropped.
 pub(crate) fn hold_random_numbers() -> MutexGuard<'static, ()> {
     STREAM.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Seeds the stream, and holds it further for code that `draws` from it. Code that does not draw must not seed while others draw.
+pub(crate) fn seed_random_numbers(device: &Device, seed: u64, draws: bool) -> Option<MutexGuard<'static, ()>> {
+    let held = hold_random_numbers();
+    device.seed(seed);
+    draws.then_some(held)
 }
 
 #[cfg(test)]

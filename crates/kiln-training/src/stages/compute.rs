@@ -17,7 +17,7 @@ use super::sums::{StageGradients, into_inner, lock};
 use crate::batch::Part;
 use crate::error::Error;
 use crate::pass::Pass;
-use crate::state::hold_random_numbers;
+use crate::state::{hold_random_numbers, seed_random_numbers};
 use crate::task::Task;
 use crate::transaction::{Boundary, Computation, Computed, compute_in_turn};
 
@@ -121,7 +121,11 @@ impl<T: Task> Run<'_, T> {
     fn seed(&self, device: &Device, stage: usize, micro_batch: usize) {
         if stage == 0 || self.inputs.draws_random {
             let seed = self.inputs.state.step_seed((self.inputs.share.first_micro_batch + micro_batch) as u64);
-            device.seed(seed ^ (stage as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let seed = seed ^ (stage as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            match self.inputs.draws_random {
+                true => device.seed(seed), // the run holds the stream
+                false => drop(seed_random_numbers(device, seed, false)),
+            }
         }
     }
 

@@ -127,7 +127,6 @@ impl<T: Task> Trainer<T> {
             plan: &plan_for(&self.plans, setting),
             staged: self.staged.as_ref(),
             draws_random: self.draws_random,
-            takes_turns: self.draws_random && self.run.group.has_others(),
             state: self.run.state,
             share,
             loss_scale,

@@ -32,8 +32,8 @@ pub(super) type Observer = Box<dyn FnMut(&Event) -> ControlFlow<()>>;
 /// a pause. Smaller micro-batches give the same result up to rounding, except for batch-norm, which normalises each micro-batch by
 /// itself, and dropout, which draws masks for each.
 ///
-/// A step seeds the device's random numbers, which burn keeps once per process. Replicas take turns. Two independent trainers in threads
-/// of one process draw from the same numbers, so that dropout does not repeat bit for bit.
+/// A step seeds the device's random numbers, which burn keeps once per process. Trainers in threads of one process therefore take turns
+/// where their models draw random numbers, and each repeats bit for bit.
 pub struct Trainer<T: Task> {
     pub(super) task: T,
     pub(super) run: ModelState<T::Model>,

@@ -14,7 +14,7 @@ use crate::batch::{Batch, Part};
 use crate::error::Error;
 use crate::pass::Pass;
 use crate::stages::Staged;
-use crate::state::{RunState, hold_random_numbers};
+use crate::state::{RunState, seed_random_numbers};
 use crate::task::Task;
 
 /// The part of a batch that is computed here: all of it, or a replica's part.
@@ -90,8 +90,6 @@ pub(crate) struct Computation<'a, T: Task> {
     pub(crate) staged: Option<&'a Staged>,
     /// Whether blocks may draw random numbers.
     pub(crate) draws_random: bool,
-    /// Whether other threads of the process may draw random numbers at the same time.
-    pub(crate) takes_turns: bool,
     pub(crate) state: RunState,
     pub(crate) share: Share,
     pub(crate) loss_scale: f64,
@@ -124,8 +122,8 @@ pub(crate) fn compute_in_turn<T: Task>(
     let mut named = vec![];
     let mut micro_batches = inputs.micro_batches.iter().enumerate();
     while let Some((index, (weight, part))) = micro_batches.next() {
-        let _random = inputs.takes_turns.then(hold_random_numbers);
-        device.seed(inputs.state.step_seed((first_micro_batch + index) as u64));
+        let seed = inputs.state.step_seed((first_micro_batch + index) as u64);
+        let _random = seed_random_numbers(device, seed, inputs.draws_random);
         inputs.at(Boundary::CopyIn)?;
         let pass = Pass::training(model, device, inputs.plan, inputs.draws_random);
         let loss = inputs.task.loss(&pass, part.batch());

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
@@ -55,6 +56,29 @@ fn two_thousand_steps_with_failures_in_a_twentieth_of_the_attempts_end_as_withou
     let mean = |reports: &[StepReport]| reports.iter().map(|report| report.loss).sum::<f64>() / reports.len() as f64;
     let (first, last) = (mean(&plain[..50]), mean(&plain[STEPS as usize - 50..]));
     assert!(last < 0.8 * first, "it learns: {first} to {last}");
+}
+
+/// burn has one stream of random numbers per process: trainers in other threads, which begin and step meanwhile, take none of them.
+#[test]
+fn trainers_in_threads_of_a_process_repeat_bit_for_bit() {
+    let _turn = turn();
+    let run = |seed: u64, dropout: f64| {
+        let net = |_: &_| Net::new(&[8, 16, 16], false, dropout);
+        let builder = Trainer::builder(Ids::net(), net).with_seed(seed).with_steps(20);
+        let builder = builder.with_optimizer(|model: &Net| OptimizerConfig::adamw().groups(model));
+        let mut trainer = builder.build(&device(), &batch(0, 6)).unwrap();
+        (0..20).map(|at| trainer.step(&batch(at, 6)).unwrap().loss.to_bits()).collect::<Vec<_>>()
+    };
+    for dropout in [0.0, 0.2] {
+        let alone: Vec<_> = (0..3).map(|seed| run(seed, dropout)).collect();
+        let together: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..9).map(|at| scope.spawn(move || run(at % 3, dropout))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for (at, losses) in together.iter().enumerate() {
+            assert_eq!(losses, &alone[at % 3], "trainer {at}, dropout {dropout}");
+        }
+    }
 }
 
 const SAMPLES: usize = 50;
