@@ -218,7 +218,7 @@ where
     let (builder, setup) = run.into_builder();
     let data = &setup.data;
     let sample = data.train.epoch(0, 0).next().context("there is no batch")??;
-    let mut trainer = builder.without_prediction().without_recovery().build(&device, &sample)?;
+    let mut trainer = builder.with_prediction(false).with_recovery(false).build(&device, &sample)?;
     let mut curve = Curve::default();
     let begun = Instant::now();
     for batch in (0..).flat_map(|epoch| data.train.epoch(epoch, 0)).take(request.steps as usize) {

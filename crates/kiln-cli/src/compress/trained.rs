@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use bytesize::ByteSize;
 use kiln_compression::{ChannelPruning, Channels, Gradual, Scope, Shapes, reshape_like, shrink as shrunk, sparsity};
 use kiln_data::printable;
-use kiln_training::{Checkpointing, evaluate};
+use kiln_training::{Recompute, evaluate};
 
 use super::family::{Family, check_data, model_of, source, with_settings};
 use super::page::Page;
@@ -267,7 +267,7 @@ fn distill_run<S: Family>(settings: S, arguments: &CompressDistill) -> Result<Ex
         before.settings.run_mut().max_steps = steps;
     }
     // A plan is for the blocks of its own model.
-    before.settings.run_mut().checkpointing = Checkpointing::None;
+    before.settings.run_mut().checkpointing = Recompute::None;
     before.settings.make_student(arguments.model.as_deref(), arguments.width)?;
     let checkpoint = absolute(&compress.run)?.into();
     let teacher = TeacherSettings { checkpoint, temperature: arguments.temperature, share: arguments.share };

@@ -10,7 +10,7 @@ use kiln_memory::BackendProfile;
 use kiln_models::Matched;
 use kiln_parallel::Communicator;
 use kiln_training::{
-    Batch, BatchSource, BestConfig, Checkpointing, Error, Goal, OptimizerConfig, PlannedOptimizer, ScheduleConfig,
+    Batch, BatchSource, BestConfig, Error, Goal, OptimizerConfig, PlannedOptimizer, Recompute, ScheduleConfig,
     StagesConfig, StepPlan, Task, Trainer, TrainerBuilder,
 };
 
@@ -200,7 +200,9 @@ pub fn divided<'a, T: SharedTask>(
         None => builder,
     };
     Ok(match communicator {
-        Some(communicator) if run.parallel.shard_optimizer => builder.with_replicas(communicator).sharding_optimizer(),
+        Some(communicator) if run.parallel.shard_optimizer => {
+            builder.with_replicas(communicator).with_sharded_optimizer(true)
+        }
         Some(communicator) => builder.with_replicas(communicator),
         None => builder,
     })
@@ -234,17 +236,17 @@ impl<T: Task, S: PipelineSettings> Run<T, S> {
                 false => optimizer.groups(model),
             })
             .with_schedule(setup.settings.schedule())
-            .with_batch_scaling(run.batch_scaling)
+            .with(|settings| settings.run.batch_scaling = run.batch_scaling)
             .with_steps(setup.total_steps())
             .with_seed(run.seed)
             .with_clip_norm(run.clip_norm)
             .with_precision(run.policy())
             .with_micro_batch(run.micro_batch)
-            .with_checkpointing(run.checkpointing.clone())
+            .with_recompute(run.checkpointing.clone())
             .with_batch_size(run.batch_size)
-            .with_every(run.every())
-            .with_frozen(run.freeze.clone())
-            .with_best(judged(&setup.settings))
+            .with(|settings| settings.checkpoints.intervals = run.every())
+            .with(|settings| settings.run.frozen = run.freeze.clone())
+            .with(|settings| settings.checkpoints.best = judged(&setup.settings))
             .with_allocator(&HEAP);
         let compression = setup.settings.compression().filter(|compression| compression.attaches()).cloned();
         let builder = match compression {
@@ -257,7 +259,8 @@ impl<T: Task, S: PipelineSettings> Run<T, S> {
         };
         let builder = match offload {
             true => builder,
-            false => builder.allow_offloaded_optimizer(move |model| optimizer.offloaded_groups(model)),
+            false => builder
+                .with_allowed_optimizer(PlannedOptimizer::OwnOnHost, move |model| optimizer.offloaded_groups(model)),
         };
         (builder, setup)
     }
@@ -317,8 +320,8 @@ impl<B: Batch, S: PipelineSettings> Setup<B, S> {
             run.precision = plan.precision;
             run.micro_batch = Some(plan.micro_batch);
             run.checkpointing = match plan.checkpoints.recomputed() {
-                0 => Checkpointing::None,
-                _ => Checkpointing::Plan(plan.checkpoints.clone()),
+                0 => Recompute::None,
+                _ => Recompute::Plan(plan.checkpoints.clone()),
             };
         }
     }

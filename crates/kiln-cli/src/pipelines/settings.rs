@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kiln_data::{BadSamples, Damage, LoaderConfig, Normalize, Quality, Replica, TokenizerKind};
 use kiln_models::{ClassifierConfig, GptConfig, UnetConfig};
 use kiln_precision::{Policy, Precision};
-use kiln_training::{BatchScaling, Checkpointing, Every, OptimizerConfig, ScheduleConfig};
+use kiln_training::{BatchScaling, Intervals, OptimizerConfig, Recompute, ScheduleConfig};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::compression::CompressionSettings;
@@ -42,7 +42,7 @@ pub struct RunSettings {
     pub precision: Precision,
     /// The blocks that are recomputed.
     #[serde(default)]
-    pub checkpointing: Checkpointing,
+    pub checkpointing: Recompute,
     /// Bytes that a step may take. `None`: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySetting>,
@@ -119,7 +119,7 @@ impl RunSettings {
             batch_size,
             micro_batch: None,
             precision: Precision::F32,
-            checkpointing: Checkpointing::None,
+            checkpointing: Recompute::None,
             memory: None,
             clip_norm: Some(5.0),
             workers: 2,
@@ -198,8 +198,8 @@ impl RunSettings {
     }
 
     /// When to evaluate and save, in addition to the ends of epochs.
-    pub fn every(&self) -> Every {
-        Every::epoch().with_evaluation(self.evaluate_every).with_checkpoint(self.save_every)
+    pub fn every(&self) -> Intervals {
+        Intervals::default().with_evaluation(self.evaluate_every).with_checkpoint(self.save_every)
     }
 }
 

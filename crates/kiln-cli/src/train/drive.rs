@@ -67,7 +67,7 @@ where
         }
     };
     let _lock = directory.lock()?;
-    trainer.set_checkpoints(checkpoints.within(directory.checkpoints()));
+    trainer.set_checkpoints(checkpoints.with_directory(directory.checkpoints()));
     let total = trainer.set_data(&setup.data.train)?;
     let mut resumed_from = None;
     if arguments.resume.is_some() {
@@ -304,8 +304,10 @@ where
     let profile = setup.profile(device)?;
     let (sample, loader_bytes) = setup.sample()?;
     let interrupt = interrupt.clone();
-    let mut builder =
-        builder.with_profile(profile).with_loader_bytes(loader_bytes).with_pause(move |pause| interrupt.wait(pause));
+    let mut builder = builder
+        .with(|settings| settings.memory.profile = Some(profile))
+        .with(|settings| settings.memory.loader_bytes = loader_bytes)
+        .with_pause(move |pause| interrupt.wait(pause));
     // An unreadable batch does not make a run of a fixed number of epochs longer.
     if let Some(epochs) = setup.epochs() {
         builder = builder.with_epochs(epochs);
@@ -319,7 +321,7 @@ where
         builder = builder.with_patience(Patience::new(std::time::Duration::from_secs(seconds)));
     }
     if arguments.step.allow_bf16 && setup.settings.run().precision != kiln_precision::Precision::BF16 {
-        builder = builder.allow_precision(kiln_precision::Precision::BF16);
+        builder = builder.with_allowed_precision(kiln_precision::Precision::BF16);
     }
     if arguments.step.optimizer.allow_8bit_optimizer {
         let optimizer = setup.settings.optimizer();
@@ -330,19 +332,26 @@ where
             )));
         };
         builder = match setup.settings.run().optimizer_offload {
-            true => builder.allow_optimizer_on_host(small.name(), move |model| small.offloaded_groups(model)),
-            false => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
+            true => builder
+                .with_allowed_optimizer(kiln_training::PlannedOptimizer::on_host(small.name()), move |model| {
+                    small.offloaded_groups(model)
+                }),
+            false => builder.with_allowed_optimizer(small.name(), move |model| small.groups(model)),
         };
     }
     if arguments.resume.is_some() {
         // The settings of a run determine its length.
-        builder = builder.allowing_other_length();
-        builder = if plans_again(arguments) { builder.forgetting_sizes() } else { builder.keeping_plan() };
+        builder = builder.with(|settings| settings.checkpoints.other_length = true);
+        builder = if plans_again(arguments) {
+            builder.with(|settings| settings.checkpoints.fresh_sizes = true)
+        } else {
+            builder.with(|settings| settings.memory.fixed_plan = true)
+        };
     }
     // For the report: other options for the run.
-    builder = builder.compare_precision(kiln_precision::Precision::BF16);
+    builder = builder.with(|settings| settings.memory.compared_precisions.push(kiln_precision::Precision::BF16));
     if let (Some(small), false) = (setup.settings.optimizer().in_8bit(), setup.settings.run().optimizer_offload) {
-        builder = builder.compare_optimizer(small.name(), move |model| small.groups(model));
+        builder = builder.with_compared_optimizer(small.name(), move |model| small.groups(model));
     }
     let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes))?;
     if let Some(plan) = trainer.plan() {

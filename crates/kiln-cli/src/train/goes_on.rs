@@ -36,7 +36,7 @@ pub(super) fn adjust(run: &mut RunSettings, arguments: &RunArgs, batches: usize)
             run.micro_batch = None;
         }
         if arguments.step.checkpointing.is_none() {
-            run.checkpointing = kiln_training::Checkpointing::None;
+            run.checkpointing = kiln_training::Recompute::None;
         }
     }
 }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
     use crate::cli::StepArgs;
     use crate::pipelines::{MemorySetting, next_token_recipe};
-    use kiln_training::Checkpointing;
+    use kiln_training::Recompute;
 
     #[test]
     fn a_length_is_not_cut_short_by_the_one_before() {
@@ -164,13 +164,13 @@ mod tests {
     fn a_new_plan_keeps_nothing_of_the_one_before() {
         let mut run = RunSettings::new(1, 64);
         (run.memory, run.micro_batch) = (Some(MemorySetting::Bytes(1 << 30)), Some(4));
-        (run.checkpointing, run.optimizer_offload) = (Checkpointing::Sqrt, true);
+        (run.checkpointing, run.optimizer_offload) = (Recompute::Sqrt, true);
         let arguments =
             RunArgs { step: StepArgs { memory: Some("1GiB".into()), ..StepArgs::default() }, ..RunArgs::default() };
         adjust(&mut run, &RunArgs::default(), 1);
-        assert_eq!((run.micro_batch, &run.checkpointing), (Some(4), &Checkpointing::Sqrt));
+        assert_eq!((run.micro_batch, &run.checkpointing), (Some(4), &Recompute::Sqrt));
         adjust(&mut run, &arguments, 1);
-        assert_eq!((run.micro_batch, &run.checkpointing, run.optimizer_offload), (None, &Checkpointing::None, false));
+        assert_eq!((run.micro_batch, &run.checkpointing, run.optimizer_offload), (None, &Recompute::None, false));
     }
 
     #[test]

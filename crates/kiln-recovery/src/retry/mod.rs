@@ -7,8 +7,6 @@ mod patience;
 mod relaxation;
 mod setting;
 mod shortage;
-#[cfg(test)]
-mod tests;
 
 pub use attempts::{Attempts, Try};
 pub(crate) use controller::{Controller, can_pass};

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a failing test may panic")]
 
 mod attempt;
+mod decisions;
 mod messages;
 mod patience;
 mod recovery;

@@ -1,4 +1,6 @@
-//! Builds a trainer: predicts a step, plans it into the memory budget, and allocates.
+//! Begins and builds a trainer: predicts a step, plans it into the memory budget, and allocates.
+
+use std::sync::Arc;
 
 use burn::tensor::Device;
 use kiln_checkpointing::Plan;
@@ -11,13 +13,74 @@ use super::trainer::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{Checkpointing, DeviceLayout, Planner, StagePlan, StepPlan};
+use crate::planning::{DeviceLayout, Planner, Recompute, StagePlan, StepPlan};
 use crate::progress::Progress;
 use crate::replicas::Group;
 use crate::schedule::Schedule;
 use crate::stages::{Division, Readers, Staged};
 use crate::task::Task;
 use crate::transaction::{ModelState, StepSettings};
+
+/// The place where a trainer is built.
+struct Site {
+    group: Group,
+    /// The device with autodiff.
+    device: Device,
+    /// Whether the device's memory is the heap of the process.
+    on_heap: bool,
+    /// Samples of this replica's part of a batch.
+    batch: usize,
+    /// Bytes that a step may take.
+    limit: Option<u64>,
+}
+
+/// The plan of a run, as far as its steps could be predicted.
+struct Planned {
+    planner: Option<Planner>,
+    plan: Option<StepPlan>,
+    /// The division among devices, if there is one.
+    stage_plan: Option<StagePlan>,
+}
+
+impl<T: Task> Trainer<T> {
+    /// Begins a trainer for `task`, with the model that `init` makes on a device.
+    ///
+    /// ```
+    /// use burn::nn::loss::{MseLoss, Reduction};
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::tensor::{Device, Tensor, TensorData};
+    /// use kiln_training::{LossFn, MemoryBudget, Pass, Trainer};
+    ///
+    /// let task = LossFn::new(|pass: &Pass<'_, Linear>, (x, y): &(TensorData, TensorData)| {
+    ///     let (x, y): (Tensor<2>, Tensor<2>) = (pass.input(x), pass.input(y));
+    ///     MseLoss::new().forward(pass.model().forward(x), y, Reduction::Mean)
+    /// });
+    /// let x = TensorData::from([[0.0f32, 1.0], [1.0, 0.0], [1.0, 1.0]]);
+    /// let y = TensorData::from([[2.0f32], [3.0], [5.0]]);
+    /// let mut trainer = Trainer::builder(task, |device| LinearConfig::new(2, 1).init(device))
+    ///     .with_memory(MemoryBudget::Bytes(64 << 20))
+    ///     .with_schedule(0.05)
+    ///     .with_steps(200)
+    ///     .build(&Device::flex(), &(x.clone(), y.clone()))?;
+    /// let first = trainer.step(&(x.clone(), y.clone()))?;
+    /// let _ = trainer.fit(&vec![(x.clone(), y.clone())])?;
+    /// assert!(trainer.evaluate(&vec![(x, y)])?.metrics[0].1 < 0.01 * first.loss);
+    /// # Ok::<(), kiln_training::Error>(())
+    /// ```
+    pub fn builder<'a>(task: T, init: impl Fn(&Device) -> T::Model + 'a) -> TrainerBuilder<'a, T> {
+        TrainerBuilder::new(task, Box::new(move |device| Ok(init(device))))
+    }
+
+    /// Begins a trainer for `task` as [`builder`](Self::builder) does, with an `init` that may fail. The trainer's `build` then ends with
+    /// [`Error::Model`].
+    pub fn try_builder<'a, E: std::error::Error + Send + Sync + 'static>(
+        task: T,
+        init: impl Fn(&Device) -> Result<T::Model, E> + 'a,
+    ) -> TrainerBuilder<'a, T> {
+        let init = move |device: &Device| init(device).map_err(|error| Error::Model(Box::new(error)));
+        TrainerBuilder::new(task, Box::new(init))
+    }
+}
 
 impl<T: Task> TrainerBuilder<'_, T> {
     /// Builds the trainer for batches like `sample`: predicts the step, plans it into the memory budget, and makes the model.
@@ -28,147 +91,171 @@ impl<T: Task> TrainerBuilder<'_, T> {
     /// [`Error::NothingFits`] if no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and [`Error::Recovery`]
     /// for invalid settings; [`Error::Model`] if the model cannot be made; the errors of [`planner`](Self::planner) if a plan is needed.
     pub fn build(self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
-        let group = Group::new(self.communicator.clone(), self.shards_optimizer);
+        let group = Group::new(self.parallel.communicator.clone(), self.parallel.shards_optimizer);
         group.tell_end(|| self.build_in(group.clone(), device, sample))
     }
 
     fn build_in(mut self, group: Group, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
-        let device = device.clone().autodiff();
-        let plain = device.clone().inner();
-        let on_heap = plain.memory_pool_usage().is_none();
-        if self.memory.is_none() {
-            let others = std::mem::take(&mut self.other_optimizers); // nothing has to fit
-            if !(self.compared_optimizers.is_empty() && self.compared_precisions.is_empty()) {
-                self.compared_optimizers.extend(others);
+        self.compare_optimizers();
+        let site = self.site(group, device, sample)?;
+        let mut settings = self.step_settings(&site, sample)?;
+        settings.check()?; // before anything is recorded
+        let planned = self.planned(&site, sample)?;
+        if let Some(plan) = &planned.plan {
+            settings.policy = self.run.precision.clone().computing_in(plan.precision);
+            self.take_optimizer(plan);
+        }
+        let watch = self.watch(&site, planned.planner.as_ref());
+        let (init, group) = (|device: &Device| self.model(device), site.group.clone());
+        let mut run = ModelState::new(init, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
+        run.guard = Some(watch.guard());
+        let staged = self.staged(&site, &planned)?;
+        if let Some(staged) = &staged {
+            run.model = staged.place(run.model);
+        }
+        let Planned { planner, plan, stage_plan } = planned;
+        let micro_batch = plan.as_ref().map_or(self.memory.micro_batch, |plan| Some(plan.micro_batch));
+        let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
+        plans.extend(plans[0].stronger());
+        let recovery = self.recovery(&site, micro_batch, plans.len())?;
+        Ok(Trainer {
+            task: self.task,
+            run,
+            optimizer: self.optimizers.own,
+            recovery,
+            learns_peaks: site.on_heap,
+            micro_batch,
+            plans,
+            draws_random: planner.as_ref().is_none_or(Planner::draws_random),
+            planner,
+            plan,
+            stage_plan,
+            limit: site.limit,
+            meter: watch.meter().cloned(),
+            watch,
+            length: self.run.length,
+            samples: None,
+            batches: None,
+            checkpoints: self.checkpoints,
+            progress: Progress::default(),
+            saved: 0,
+            observer: self.observers.events,
+            edit: self.edit,
+            edited: None,
+            compute: self.parallel.compute,
+            staged,
+        })
+    }
+
+    /// Without a budget nothing has to fit: the allowed optimizers are only compared, if anything is.
+    fn compare_optimizers(&mut self) {
+        if self.memory.budget.is_none() {
+            let others = std::mem::take(&mut self.optimizers.allowed);
+            if !(self.optimizers.compared.is_empty() && self.memory.compared_precisions.is_empty()) {
+                self.optimizers.compared.extend(others);
             }
         }
-        let count = group.replicas();
+    }
+
+    fn site(&self, group: Group, device: &Device, sample: &T::Batch) -> Result<Site, Error> {
+        let device = device.clone().autodiff();
+        let plain = device.clone().inner();
         // A replica takes its part of a batch.
-        let batch = self.batch_size.map_or(sample.len(), |batch| batch.div_ceil(count));
+        let batch = self.run.batch_size.map_or(sample.len(), |batch| batch.div_ceil(group.replicas()));
         self.check(batch)?;
-        let limit = self.memory.map(|memory| memory.bytes(&plain)).transpose()?;
+        let limit = self.memory.budget.map(|budget| budget.bytes(&plain)).transpose()?;
+        let on_heap = plain.memory_pool_usage().is_none();
+        Ok(Site { group, device, on_heap, batch, limit })
+    }
+
+    fn step_settings(&self, site: &Site, sample: &T::Batch) -> Result<StepSettings, Error> {
         // A configured batch size is that of all replicas. Without one, each replica has a sample like this.
-        let effective = self.batch_size.unwrap_or(sample.len() * count);
-        let mut settings = StepSettings {
+        let effective = self.run.batch_size.unwrap_or(sample.len() * site.group.replicas());
+        Ok(StepSettings {
             schedule: self.schedule(effective)?,
-            total_steps: match self.length {
+            total_steps: match self.run.length {
                 RunLength::Steps(steps) => Some(steps),
                 RunLength::Epochs(_) => None,
             },
-            max_norm: self.max_norm,
-            policy: self.policy.clone(),
-            scaling: self.scaling,
-            device: device.clone(),
-        };
-        settings.check()?; // before anything is recorded
-        let planner = self.planner_of(on_heap, sample, batch)?;
-        // The replicas of a process share its heap.
-        let sharing = if on_heap { group.in_this_process() } else { 1 };
-        let share = limit.map(|limit| limit / sharing as u64);
-        let layout = self.layout(on_heap, count);
-        let stage_plan = match (&layout, &planner) {
-            (None, _) => None,
-            (Some(layout), Some(planner)) => Some(self.choose_stages(planner, layout, share)?),
-            (Some(_), None) if self.stages.is_some() => return Err(Error::NoPrediction),
-            (Some(_), None) => None,
-        };
-        let plan = match (&stage_plan, &planner) {
-            (Some(plan), _) => Some(plan.step.clone()),
-            (None, Some(planner)) => Some(self.choose(planner, share)?),
-            (None, None) => None,
-        };
-        if let Some(plan) = &plan
-            && let Some(at) = self.other_optimizers.iter().position(|other| other.which == plan.optimizer)
-        {
-            self.optimizer = self.other_optimizers.swap_remove(at).make;
-        }
-        if let Some(plan) = &plan {
-            settings.policy = self.policy.clone().computing_in(plan.precision);
-        }
-        let draws_random = planner.as_ref().is_none_or(Planner::draws_random);
-        let micro_batch = plan.as_ref().map_or(self.micro_batch, |plan| Some(plan.micro_batch));
-        let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
-        plans.extend(plans[0].stronger());
+            max_norm: self.run.clip_norm,
+            policy: self.run.precision.clone(),
+            scaling: self.run.loss_scaling,
+            device: site.device.clone(),
+        })
+    }
 
+    fn planned(&self, site: &Site, sample: &T::Batch) -> Result<Planned, Error> {
+        let planner = self.planner_of(site, sample)?;
+        // The replicas of a process share its heap.
+        let sharing = if site.on_heap { site.group.in_this_process() } else { 1 };
+        let share = site.limit.map(|limit| limit / sharing as u64);
+        let (plan, stage_plan) = match (self.layout(site), &planner) {
+            (Some(layout), Some(planner)) => {
+                let plan = self.choose_stages(planner, &layout, share)?;
+                (Some(plan.step.clone()), Some(plan))
+            }
+            (Some(_), None) if self.parallel.stages.is_some() => return Err(Error::NoPrediction),
+            (None, Some(planner)) => (Some(self.choose(planner, share)?), None),
+            (_, None) => (None, None),
+        };
+        Ok(Planned { planner, plan, stage_plan })
+    }
+
+    /// Replaces the run's optimizer by the one of the plan.
+    fn take_optimizer(&mut self, plan: &StepPlan) {
+        if let Some(at) = self.optimizers.allowed.iter().position(|other| other.which == plan.optimizer) {
+            self.optimizers.own = self.optimizers.allowed.swap_remove(at).make;
+        }
+    }
+
+    fn watch(&mut self, site: &Site, planner: Option<&Planner>) -> Arc<Watch> {
+        let plain = site.device.clone().inner();
         if self.allocator.is_some() {
             warm_threads(&plain);
         }
         let meter = Meter::of_pool(&plain).or_else(|| self.allocator.map(Meter::of_heap));
         // A GPU's context and kernels are outside of the pages of its pools.
-        let beside = if on_heap {
-            0
-        } else {
-            planner.as_ref().map_or(0, |planner| planner.profile.fixed_bytes - self.task.resident_bytes())
+        let outside = planner.filter(|_| !site.on_heap);
+        let outside = outside.map_or(0, |planner| planner.profile.fixed_bytes - self.task.resident_bytes());
+        let limit = site.limit.map(|limit| limit.saturating_sub(outside));
+        Watch::new(plain, meter, limit, self.observers.guard.take())
+    }
+
+    fn staged(&mut self, site: &Site, planned: &Planned) -> Result<Option<Staged>, Error> {
+        let (Some(config), Some(plan), Some(planner)) =
+            (self.parallel.stages.take(), &planned.stage_plan, &planned.planner)
+        else {
+            return Ok(None);
         };
-        let of_step = limit.map(|limit| limit.saturating_sub(beside));
-        let watch = Watch::new(plain, meter.clone(), of_step, self.guard.take());
-        let mut run = ModelState::new(&self.init, &self.attach, &self.optimizer, self.seed, settings, group)?;
-        run.guard = Some(watch.guard());
-        let staged = match (self.stages, &stage_plan, &planner) {
-            (Some(config), Some(plan), Some(planner)) => {
-                let division = Division::of(config, &plan.stages, &planner.between(), &device)?;
-                let readers = Readers::new(&planner.readers(), &division.stages)?;
-                let staged = Staged::new(division, readers);
-                run.model = staged.place(run.model);
-                Some(staged)
-            }
-            _ => None,
-        };
-        let size = micro_batch.unwrap_or(usize::MAX).min(batch);
-        let recovery = if self.recovers {
-            // On a GPU, kernels are compiled and tuned for each size that occurs.
-            let granularity = if on_heap { 1 } else { 8 };
-            let config = MicroBatchSearchConfig::new(size).with_limit(limit).with_granularity(granularity);
-            let search = MicroBatchSearch::new(config)?;
-            let ladder = Ladder::standard().with_plans(plans.len());
-            // On the CPU device the host is the device.
-            let ladder = if on_heap { ladder } else { ladder.with_offload() };
-            let recovery = Recovery::new(device, search, ladder).with_patience(self.patience);
-            Some(match self.pause {
-                Some(pause) => recovery.with_pause(pause),
-                None => recovery,
-            })
-        } else {
-            None
-        };
-        Ok(Trainer {
-            task: self.task,
-            run,
-            optimizer: self.optimizer,
-            recovery,
-            learns_peaks: on_heap,
-            micro_batch,
-            plans,
-            draws_random,
-            planner,
-            plan,
-            stage_plan,
-            limit,
-            meter,
-            watch,
-            length: self.length,
-            samples: None,
-            batches: None,
-            every: self.every,
-            checkpoints: self.checkpoints,
-            best: self.best,
-            progress: Progress::default(),
-            saved: 0,
-            takes_other_length: self.takes_other_length,
-            forgets_sizes: self.forgets_sizes,
-            observer: self.observer,
-            edit: self.edit,
-            edited: None,
-            compute: self.compute,
-            staged,
-        })
+        let division = Division::of(config, &plan.stages, &planner.between(), &site.device)?;
+        let readers = Readers::new(&planner.readers(), &division.stages)?;
+        Ok(Some(Staged::new(division, readers)))
+    }
+
+    fn recovery(&mut self, site: &Site, micro_batch: Option<usize>, plans: usize) -> Result<Option<Recovery>, Error> {
+        if !self.memory.recovery {
+            return Ok(None);
+        }
+        let size = micro_batch.unwrap_or(usize::MAX).min(site.batch);
+        // On a GPU, kernels are compiled and tuned for each size that occurs.
+        let granularity = if site.on_heap { 1 } else { 8 };
+        let config = MicroBatchSearchConfig::new(size).with_limit(site.limit).with_granularity(granularity);
+        let ladder = Ladder::standard().with_plans(plans);
+        // On the CPU device the host is the device.
+        let ladder = if site.on_heap { ladder } else { ladder.with_offload() };
+        let recovery = Recovery::new(site.device.clone(), MicroBatchSearch::new(config)?, ladder);
+        let recovery = recovery.with_patience(self.memory.patience);
+        Ok(Some(match self.observers.pause.take() {
+            Some(pause) => recovery.with_pause(pause),
+            None => recovery,
+        }))
     }
 
     /// The learning rate for an effective batch of this many samples.
     fn schedule(&self, effective: usize) -> Result<Schedule, Error> {
         let schedule = self.schedule.clone();
         schedule.check()?;
-        let Some(scaling) = self.batch_scaling else { return Ok(schedule) };
+        let Some(scaling) = self.run.batch_scaling else { return Ok(schedule) };
         let (factor, base) = (scaling.factor(effective), scaling.base_batch);
         let scaled = scaling.apply(schedule, effective)?;
         tracing::info!("batches of {effective}, learning rate for {base}: times {factor:.4}");
@@ -176,14 +263,14 @@ impl<T: Task> TrainerBuilder<'_, T> {
     }
 
     /// The planner for the device. A step that cannot be recorded is an error only if a plan is needed.
-    fn planner_of(&self, on_heap: bool, sample: &T::Batch, batch: usize) -> Result<Option<Planner>, Error> {
-        let needed = self.memory.is_some() || self.checkpointing != Checkpointing::None;
-        if !self.predicts {
+    fn planner_of(&self, site: &Site, sample: &T::Batch) -> Result<Option<Planner>, Error> {
+        let needed = self.memory.budget.is_some() || self.memory.recompute != Recompute::None;
+        if !self.memory.prediction {
             return if needed { Err(Error::NoPrediction) } else { Ok(None) };
         }
-        let typical = || if on_heap { BackendProfile::flex() } else { BackendProfile::cuda() };
-        let profile = self.profile.clone().unwrap_or_else(typical);
-        match self.planner(&profile, sample, batch) {
+        let typical = || if site.on_heap { BackendProfile::flex() } else { BackendProfile::cuda() };
+        let profile = self.memory.profile.clone().unwrap_or_else(typical);
+        match self.planner(&profile, sample, site.batch) {
             Ok(planner) => Ok(Some(planner)),
             Err(error @ (Error::Predict(_) | Error::Sample { .. })) if !needed => {
                 tracing::warn!("the memory of a step is not predicted: {error}");
@@ -194,34 +281,34 @@ impl<T: Task> TrainerBuilder<'_, T> {
     }
 
     /// The division of the run among devices, if any.
-    fn layout(&self, on_heap: bool, replicas: usize) -> Option<DeviceLayout> {
-        let layout = self.stages.as_ref().map(|config| {
+    fn layout(&self, site: &Site) -> Option<DeviceLayout> {
+        let layout = self.parallel.stages.as_ref().map(|config| {
             let number = |device: &Device| config.devices.iter().position(|other| other == device).unwrap_or(0);
             let layout = DeviceLayout::new(config.devices.len()).with_schedule(config.schedule);
             let layout = DeviceLayout { cuts: config.cuts.clone(), ..layout };
-            match on_heap {
+            match site.on_heap {
                 true => layout.on_one_device(),
                 false => DeviceLayout { devices: config.devices.iter().map(number).collect(), ..layout },
             }
         });
-        match layout {
-            None if replicas == 1 => None,
-            layout => {
-                let layout = layout.unwrap_or_else(|| DeviceLayout::new(1));
-                Some(layout.with_replicas(replicas, self.shards_optimizer))
-            }
-        }
+        let layout = layout.or_else(|| site.group.has_others().then(|| DeviceLayout::new(1)))?;
+        Some(layout.with_replicas(site.group.replicas(), self.parallel.shards_optimizer))
+    }
+
+    /// Bytes that a plan has to fit into. `None` if the plan is given.
+    fn limit_of_plan(&self, limit: Option<u64>) -> Option<u64> {
+        let recompute = match self.memory.recompute {
+            Recompute::Within(bytes) => Some(bytes),
+            _ => None,
+        };
+        limit.into_iter().chain(recompute).min().filter(|_| !self.memory.fixed_plan)
     }
 
     /// The plan of a run that is divided among devices.
     fn choose_stages(&self, planner: &Planner, layout: &DeviceLayout, limit: Option<u64>) -> Result<StagePlan, Error> {
-        let solved = match self.checkpointing {
-            Checkpointing::Within(bytes) => Some(bytes),
-            _ => None,
-        };
-        let limit = limit.into_iter().chain(solved).min().filter(|_| !self.keeps_plan);
+        let limit = self.limit_of_plan(limit);
         let plan = planner.stage_plan(layout, limit.unwrap_or(u64::MAX))?;
-        if self.micro_batch.is_none() && layout.stages() > 1 {
+        if self.memory.micro_batch.is_none() && layout.stages() > 1 {
             let (stages, count) = (layout.stages(), plan.micro_batches());
             tracing::info!("{stages} stages, no micro-batch given: {count} micro-batches of {}", plan.micro_batch);
         }
@@ -234,11 +321,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
     /// The step plan of the run.
     fn choose(&self, planner: &Planner, limit: Option<u64>) -> Result<StepPlan, Error> {
-        let solved = match self.checkpointing {
-            Checkpointing::Within(bytes) => Some(bytes),
-            _ => None,
-        };
-        if let (Some(bytes), false) = (limit.into_iter().chain(solved).min(), self.keeps_plan) {
+        if let Some(bytes) = self.limit_of_plan(limit) {
             // Without a budget for the whole step, only the checkpoint plan is open.
             let plan = match limit {
                 Some(_) => planner.choose(bytes)?,
@@ -248,7 +331,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             return Ok(plan);
         }
         let checkpoints = planner.checkpoints.clone().unwrap_or_else(|| Plan::none(planner.blocks()));
-        let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(planner.batch);
-        planner.evaluate(self.policy.compute(), &checkpoints, micro_batch, u64::MAX)
+        let micro_batch = self.memory.micro_batch.unwrap_or(usize::MAX).min(planner.batch);
+        planner.evaluate(self.run.precision.compute(), &checkpoints, micro_batch, u64::MAX)
     }
 }

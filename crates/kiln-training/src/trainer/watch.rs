@@ -38,6 +38,11 @@ impl Watch {
         Arc::new(Self { device, meter, limit, guard, seen: Mutex::default() })
     }
 
+    /// The meter of the device's memory, if there is one.
+    pub(super) fn meter(&self) -> Option<&Meter> {
+        self.meter.as_ref()
+    }
+
     /// The guard that a step calls. It holds the lock only for a moment, and calls the user's guard without it.
     pub(super) fn guard(self: &Arc<Self>) -> Guard {
         let watch = self.clone();

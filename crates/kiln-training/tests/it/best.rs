@@ -10,8 +10,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use kiln_data::TrainTest;
 use kiln_training::{
-    BestConfig, Checkpoints, Error, Event, Every, Finish, Goal, Metric, Metrics, OptimizerConfig, Pass, Task, Trainer,
-    load_model,
+    BestConfig, Checkpoints, Error, Event, Finish, Goal, Intervals, Metric, Metrics, OptimizerConfig, Pass, Task,
+    Trainer, load_model,
 };
 
 use crate::support::{batch, turn};
@@ -54,11 +54,11 @@ fn trainer(values: &[f64], config: BestConfig, steps: u64) -> Trainer<Counting> 
         .with_optimizer(move |model: &Count| sgd.groups(model))
         .with_schedule(1.0)
         .with_steps(steps)
-        .with_every(Every::epoch().with_evaluation(2))
-        .with_best(config)
-        .allowing_other_length()
-        .without_prediction()
-        .without_recovery()
+        .with(|settings| settings.checkpoints.intervals = Intervals::default().with_evaluation(2))
+        .with(|settings| settings.checkpoints.best = Some(config))
+        .with(|settings| settings.checkpoints.other_length = true)
+        .with_prediction(false)
+        .with_recovery(false)
         .build(&Device::flex(), &batch(0, 4))
         .unwrap()
 }

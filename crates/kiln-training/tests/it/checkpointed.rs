@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use kiln_checkpointing::Plan;
 use kiln_models::{Gpt, GptBlock, GptConfig, ResNet, ResNetBlock, ResNetConfig, Stem, Vit, VitBlock, VitConfig};
 use kiln_precision::{Policy, Precision, ScalerConfig, Scaling};
-use kiln_training::{Checkpointing, LossFn, OptimizerConfig, Pass, ScheduleConfig, Task, Trainer};
+use kiln_training::{LossFn, OptimizerConfig, Pass, Recompute, ScheduleConfig, Task, Trainer};
 
 use crate::support::{Settings, device, planned, settings, turn};
 
@@ -33,8 +33,8 @@ fn run<T: Task>(
         ..settings(OptimizerConfig::sgd())
     };
     let builder = planned(task, init, &settings);
-    let checkpointing = Checkpointing::Plan(plan.clone());
-    let mut trainer: Trainer<T> = builder.with_checkpointing(checkpointing).build(&device(), batch).unwrap();
+    let checkpointing = Recompute::Plan(plan.clone());
+    let mut trainer: Trainer<T> = builder.with_recompute(checkpointing).build(&device(), batch).unwrap();
     assert_eq!(&trainer.plan().unwrap().checkpoints, plan);
     let mut bits = vec![];
     for _ in 0..6 {

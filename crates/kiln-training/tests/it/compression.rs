@@ -23,7 +23,7 @@ use kiln_models::{Gpt, GptBlock, GptConfig, ResNet, ResNetBlock, ResNetConfig, S
 use kiln_precision::{Policy, Precision, uncast};
 use kiln_recovery::{Injector, Ladder};
 use kiln_training::{
-    Checkpointing, Checkpoints, Error, LossFn, OptimizerConfig, Pass, StepReport, Task, Trainer, TrainerBuilder,
+    Checkpoints, Error, LossFn, OptimizerConfig, Pass, Recompute, StepReport, Task, Trainer, TrainerBuilder,
 };
 
 use crate::HEAP;
@@ -96,7 +96,9 @@ impl Smaller {
         let (own, gradual) = (self.clone(), self.prune);
         let builder = builder.with_reparameterization(move |model: &T::Model| own.attached(model));
         match gradual {
-            Some(gradual) => builder.with_edit(move |step, model, optimizer| edited(&gradual, step, model, optimizer)),
+            Some(gradual) => {
+                builder.with_model_edit(move |step, model, optimizer| edited(&gradual, step, model, optimizer))
+            }
             None => builder,
         }
     }
@@ -311,7 +313,7 @@ fn under_plan<M: Module + 'static>(
 ) -> (Vec<String>, Snapshot) {
     let settings = Settings { micro_batch: Some(3), ..settings(OptimizerConfig::sgd(), precision) };
     let builder = smaller.on(planned(LossFn::new(loss), init, &settings));
-    let builder = builder.with_checkpointing(Checkpointing::Plan(plan.clone()));
+    let builder = builder.with_recompute(Recompute::Plan(plan.clone()));
     let mut trainer = builder.build(&device(), &batch(0, 5)).unwrap();
     assert_eq!(&trainer.plan().unwrap().checkpoints, plan);
     let reports = (0..STEPS).map(|at| numbers(&trainer.step(&batch(at, 5)).unwrap())).collect();
@@ -394,7 +396,7 @@ fn disturbed<M: Module + 'static>(name: &str, net: &M, loss: Loss<M>, smaller: &
         let noted = asked.clone();
         let builder = smaller.on(builder(LossFn::new(loss), plain, settings));
         let has_masks = smaller.prune.is_some();
-        let builder = builder.with_edit(move |step, model: &M, optimizer| {
+        let builder = builder.with_model_edit(move |step, model: &M, optimizer| {
             noted.borrow_mut().push(step);
             if has_masks { edited(&gradual, step, model, optimizer) } else { Ok(None) }
         });
@@ -440,7 +442,7 @@ fn an_edit_waits_for_memory_and_is_not_made_again_after_an_error_or_from_a_check
         let (asked, fails) = (asked.clone(), fails.clone());
         let plain = |_: &Device| net.valid().train();
         let builder = pruning().on(builder(LossFn::new(resnet_loss as Loss<ResNet>), plain, &settings));
-        let builder = builder.with_edit(move |step, model: &ResNet, optimizer| {
+        let builder = builder.with_model_edit(move |step, model: &ResNet, optimizer| {
             asked.borrow_mut().push(step);
             if fails.get() > 0 {
                 fails.set(fails.get() - 1);
@@ -640,7 +642,7 @@ fn what_does_not_fit_is_refused() {
 
     // It is an error where it is made, with and without a recording.
     let wrong = Smaller { targets: vec!["conv1"], ..Smaller::default() };
-    for builder in [new(), new().without_prediction()] {
+    for builder in [new(), new().with_prediction(false)] {
         let built = build(wrong.on(builder));
         assert!(matches!(built, Err(Error::Model(_))));
         let text = message(built);
@@ -656,14 +658,14 @@ fn what_does_not_fit_is_refused() {
         let masks = Masks::of(&plain);
         plain.apply_reparameterization(masks)
     };
-    let twice = planned(LossFn::new(gpt_loss as Loss<Gpt>), |_: &Device| attached(), &settings).without_prediction();
+    let twice = planned(LossFn::new(gpt_loss as Loss<Gpt>), |_: &Device| attached(), &settings).with_prediction(false);
     let built = build(qat().on(twice));
     assert!(matches!(built, Err(Error::Model(_) | Error::Precision(_))), "{}", message(built));
 
     // An edit that fails leaves the run as it was, and is made by the next step.
     let (masked, fails) = (pruning(), Rc::new(Cell::new(true)));
     let shared = fails.clone();
-    let mut trainer = build(masked.on(new()).with_edit(move |_, model: &Gpt, optimizer| {
+    let mut trainer = build(masked.on(new()).with_model_edit(move |_, model: &Gpt, optimizer| {
         let sparsity = if shared.get() { 1.5 } else { 0.5 };
         let model = prune(model.clone(), &Pruning::magnitude(sparsity))?;
         Ok::<_, CompressionError>(Some((model, optimizer.clone())))
@@ -679,7 +681,8 @@ fn what_does_not_fit_is_refused() {
     assert!((sparsity(trainer.model()).total() - 0.5).abs() < 0.001);
     // Masks are not there to be chosen.
     let mut plain =
-        build(new().with_edit(|step, model: &Gpt, optimizer| edited(&GRADUAL, step + 1, model, optimizer))).unwrap();
+        build(new().with_model_edit(|step, model: &Gpt, optimizer| edited(&GRADUAL, step + 1, model, optimizer)))
+            .unwrap();
     assert!(message(plain.step(&batch(0, 4))).contains("no masks"));
 }
 

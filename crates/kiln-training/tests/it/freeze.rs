@@ -8,7 +8,7 @@ use burn_pack::Reader;
 use kiln_checkpointing::Plan;
 use kiln_models::{Gpt, GptConfig, ResNet, ResNetBlock, ResNetConfig, Stem};
 use kiln_training::{
-    Checkpointing, Checkpoints, Error, LossFn, OptimizerConfig, Pass, StepPlan, Task, Trainer, TrainerBuilder,
+    Checkpoints, Error, LossFn, OptimizerConfig, Pass, Recompute, StepPlan, Task, Trainer, TrainerBuilder,
 };
 
 use crate::HEAP;
@@ -45,7 +45,9 @@ fn builder(
     let config = ResNetConfig::resnet18(CLASSES).with_width(width).with_stem(Stem::Cifar).with_lean(lean);
     let settings = Settings { schedule: 0.01.into(), ..settings(OptimizerConfig::adamw()) };
     let init = move |device: &Device| config.init(device).unwrap();
-    planned(LossFn::new(loss), init, &settings).with_frozen(frozen.iter().copied()).with_allocator(&HEAP)
+    planned(LossFn::new(loss), init, &settings)
+        .with(|settings| settings.run.frozen = frozen.iter().map(ToString::to_string).collect())
+        .with_allocator(&HEAP)
 }
 
 #[test]
@@ -56,7 +58,7 @@ fn frozen_parameters_stay_and_running_statistics_move() {
         let begin = || {
             let builder = builder(lean, &FROZEN, 8);
             let builder = match &plan {
-                Some(plan) => builder.with_checkpointing(Checkpointing::Plan(plan.clone())),
+                Some(plan) => builder.with_recompute(Recompute::Plan(plan.clone())),
                 None => builder,
             };
             builder.build(&Device::flex(), &ids).unwrap()
@@ -147,7 +149,10 @@ fn a_decoder_with_a_frozen_embedding_trains() {
     let config = GptConfig::tiny(20, 8).with_layers(2).with_width(32);
     let builder =
         planned(task, move |device: &Device| config.init(device).unwrap(), &settings(OptimizerConfig::adamw()));
-    let mut trainer = builder.with_frozen(["wte", "wpe", "h.0"]).build(&Device::flex(), &batch(0, 4)).unwrap();
+    let mut trainer = builder
+        .with(|settings| settings.run.frozen = ["wte", "wpe", "h.0"].map(Into::into).into())
+        .build(&Device::flex(), &batch(0, 4))
+        .unwrap();
     let before = values(trainer.model());
     let losses: Vec<f64> = (0..8).map(|_| trainer.step(&batch(0, 4)).unwrap().loss).collect();
     assert!(losses[7] < losses[0], "{losses:?}");

@@ -77,7 +77,7 @@ impl<T: Task<Batch: Sync>> Case<T> {
             Some(communicator) => builder.with_replicas(communicator),
             None => builder,
         };
-        if shards { builder.sharding_optimizer() } else { builder }
+        if shards { builder.with_sharded_optimizer(true) } else { builder }
     }
 
     /// Takes a step on each batch, with one replica.
@@ -126,7 +126,7 @@ fn ended<T: Task>(
         seen.set(optimizer.into_bytes().unwrap().len());
         Ok::<_, Infallible>(None)
     };
-    let mut trainer = Watched::build(builder.with_edit(look), &batches[0]);
+    let mut trainer = Watched::build(builder.with_model_edit(look), &batches[0]);
     watch(&mut trainer);
     let reports = batches.iter().map(|batch| step(&mut trainer, batch)).collect();
     let model = model_of(trainer.model());

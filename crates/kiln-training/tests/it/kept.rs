@@ -10,8 +10,8 @@ use burn::tensor::{Device, Tensor};
 use kiln_data::TrainTest;
 use kiln_recovery::Injector;
 use kiln_training::{
-    BestConfig, Boundary, Checkpoints, Error, Event, Every, Finish, Goal, Metric, Metrics, OptimizerConfig, Pass, Task,
-    Trainer,
+    BestConfig, Boundary, Checkpoints, Error, Event, Finish, Goal, Intervals, Metric, Metrics, OptimizerConfig, Pass,
+    Task, Trainer,
 };
 
 use crate::support::{Ids, Net, Settings, Snapshot, Watched, batch, inject, settings, trainer, turn};
@@ -140,10 +140,10 @@ fn counting() -> Trainer<Counting> {
         .with_optimizer(move |model: &Count| sgd.groups(model))
         .with_schedule(1.0)
         .with_steps(TOTAL)
-        .with_every(Every::epoch().with_evaluation(1).with_checkpoint(2))
-        .with_best(BestConfig::new("score", Goal::Highest))
-        .without_prediction()
-        .without_recovery()
+        .with(|settings| settings.checkpoints.intervals = Intervals::default().with_evaluation(1).with_checkpoint(2))
+        .with(|settings| settings.checkpoints.best = Some(BestConfig::new("score", Goal::Highest)))
+        .with_prediction(false)
+        .with_recovery(false)
         .build(&Device::flex(), &batch(0, 4))
         .unwrap()
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use kiln_data::{BatchPlan, Error as DataError, Loader, LoaderConfig, Order, Replica};
 use kiln_parallel::Communicator;
-use kiln_training::{Checkpoints, Error, Event, Every, Finish, OptimizerConfig, Trainer};
+use kiln_training::{Checkpoints, Error, Event, Finish, Intervals, OptimizerConfig, Trainer};
 
 use crate::group::{Case, MICRO, on_replicas};
 use crate::support::{Ids, Net, Settings, Snapshot, numbers, turn};
@@ -35,7 +35,7 @@ fn loader(
 /// A run that saves after every second step. With 1, 2 and 3 replicas it has the same numbers. Without dropout and batch-norm they differ
 /// only by the rounding of sums, and sums of equal micro-batches are equal.
 fn case(optimizer: OptimizerConfig) -> Case<Ids<Net>> {
-    let settings = |settings| Settings { steps: STEPS, every: Every::epoch().with_checkpoint(2), ..settings };
+    let settings = |settings| Settings { steps: STEPS, every: Intervals::default().with_checkpoint(2), ..settings };
     Case::net(optimizer).with(settings)
 }
 
@@ -221,7 +221,7 @@ fn replicas_with_other_settings_are_refused() {
             let net = Net::new(&[8, 16, 16], false, 0.0);
             burn::module::Module::map(net, &mut Shift(rank as f64))
         };
-        let builder = Trainer::builder((case.task)(), init).with_seed(3).without_prediction();
+        let builder = Trainer::builder((case.task)(), init).with_seed(3).with_prediction(false);
         builder.with_replicas(communicator).build(&Device::flex(), &vec![0; SIZE]).err().unwrap().to_string()
     });
     for error in errors {

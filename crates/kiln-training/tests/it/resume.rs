@@ -13,7 +13,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use kiln_data::{BatchPlan, Error as DataError, Loader, LoaderConfig, Order, TrainTest, sample_rng};
 use kiln_training::{
-    Batch, Checkpoints, Error, Event, Every, Finish, Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task,
+    Batch, Checkpoints, Error, Event, Finish, Intervals, Metric, Metrics, OptimizerConfig, Pass, ScheduleConfig, Task,
     Trainer, top_k_correct,
 };
 use rand::RngExt;
@@ -127,7 +127,7 @@ const TOTAL: u64 = 20; // two epochs and a half
 
 fn settings(optimizer: OptimizerConfig) -> Settings {
     let schedule = ScheduleConfig { peak: 0.05, warmup: 0.2, floor: 0.1 }.into();
-    Settings { schedule, steps: TOTAL, every: Every::epoch().with_evaluation(3), ..support::settings(optimizer) }
+    Settings { schedule, steps: TOTAL, every: Intervals::default().with_evaluation(3), ..support::settings(optimizer) }
 }
 
 fn batch(epoch: u64) -> Points {

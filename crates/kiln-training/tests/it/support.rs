@@ -16,8 +16,8 @@ use burn_pack::Reader;
 use kiln_precision::{Policy, ScalerState, Scaling};
 use kiln_recovery::{Failure, Injector, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Reclaim, Recovery};
 use kiln_training::{
-    Boundary, Checkpoints, Every, Guard, Metric, Metrics, OptimizerConfig, Pass, RunState, Schedule, ScheduleConfig,
-    StepReport, Task, Trainer, TrainerBuilder,
+    Boundary, Checkpoints, Guard, Intervals, Metric, Metrics, OptimizerConfig, Pass, RunState, Schedule,
+    ScheduleConfig, StepReport, Task, Trainer, TrainerBuilder,
 };
 
 pub(crate) const CLASSES: usize = 4;
@@ -43,7 +43,7 @@ pub(crate) struct Settings {
     pub(crate) policy: Policy,
     pub(crate) scaling: Option<Scaling>,
     pub(crate) micro_batch: Option<usize>,
-    pub(crate) every: Every,
+    pub(crate) every: Intervals,
 }
 
 pub(crate) fn settings(optimizer: OptimizerConfig) -> Settings {
@@ -55,7 +55,7 @@ pub(crate) fn settings(optimizer: OptimizerConfig) -> Settings {
         policy: Policy::default(),
         scaling: None,
         micro_batch: None,
-        every: Every::epoch(),
+        every: Intervals::default(),
     }
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn builder<'a, T: Task>(
     init: impl Fn(&Device) -> T::Model + 'a,
     settings: &Settings,
 ) -> TrainerBuilder<'a, T> {
-    planned(task, init, settings).without_prediction()
+    planned(task, init, settings).with_prediction(false)
 }
 
 /// A builder with these settings, without recovery.
@@ -81,11 +81,11 @@ pub(crate) fn planned<'a, T: Task>(
         .with_steps(steps)
         .with_clip_norm(max_norm)
         .with_precision(policy)
-        .with_scaling(scaling)
+        .with(|settings| settings.run.loss_scaling = scaling)
         .with_micro_batch(micro_batch)
-        .with_every(every)
+        .with(|settings| settings.checkpoints.intervals = every)
         .with_seed(3)
-        .without_recovery()
+        .with_recovery(false)
 }
 
 /// Feature `i` of sample `id`.

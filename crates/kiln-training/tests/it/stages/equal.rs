@@ -218,7 +218,7 @@ fn replicas_may_have_stages() {
                     let (case, config) = (case.clone(), config.clone());
                     scope.spawn(move || {
                         let builder = case.builder(config).with_replicas(Arc::new(replica));
-                        let builder = if shards { builder.sharding_optimizer() } else { builder };
+                        let builder = if shards { builder.with_sharded_optimizer(true) } else { builder };
                         let mut trainer = builder.build(&crate::support::device(), &case.batch(0)).unwrap();
                         let reports = (0..case.steps).map(|step| {
                             let batch =

@@ -13,7 +13,7 @@ use kiln_checkpointing::Plan;
 use kiln_parallel::Schedule;
 use kiln_precision::in_f32;
 use kiln_training::{
-    Batch, Checkpointing, Metric, Metrics, OptimizerConfig, Pass, StagesConfig, StepReport, Task, TrainerBuilder,
+    Batch, Metric, Metrics, OptimizerConfig, Pass, Recompute, StagesConfig, StepReport, Task, TrainerBuilder,
 };
 
 use crate::support::{Settings, Snapshot, Watched, classes, device, inputs, numbers, planned, settings};
@@ -304,7 +304,7 @@ impl Case {
     pub(super) fn builder(&self, stages: Option<StagesConfig>) -> TrainerBuilder<'_, Classify> {
         let builder = planned(self.task.clone(), |device| Net::new(&self.parts, device), &self.settings);
         let builder = match &self.plan {
-            Some(plan) => builder.with_checkpointing(Checkpointing::Plan(plan.clone())),
+            Some(plan) => builder.with_recompute(Recompute::Plan(plan.clone())),
             None => builder,
         };
         match stages {
