@@ -77,8 +77,8 @@ fn steps<T: Task>(
         .with_steps(10_000)
         .with_clip_norm(norm)
         .with_precision(Policy::new(precision).keep_norms())
-        .without_recovery()
-        .without_prediction()
+        .with_recovery(false)
+        .with_prediction(false)
         .build(&Device::flex().autodiff(), &sample)
         .unwrap();
     for _ in 0..2 {

@@ -30,7 +30,7 @@ fn compare<T: Task + Copy>(
             value
         })
     });
-    let builder = builder(task, |_| model.valid().train(), optimizer).with_clip_norm(1.0).without_recovery();
+    let builder = builder(task, |_| model.valid().train(), optimizer).with_clip_norm(1.0).with_recovery(false);
     let mut trainer: Trainer<T> = builder.build(&device, batch).unwrap();
     group.bench_function("kiln", |b| b.iter(|| trainer.step(batch).unwrap().loss));
     group.finish();

@@ -88,5 +88,5 @@ pub fn builder<'a, T: Task>(
         .with_optimizer(move |model| optimizer.groups(model))
         .with_schedule(schedule)
         .with_steps(u64::MAX)
-        .without_prediction()
+        .with_prediction(false)
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Result, anyhow, bail};
 use kiln_precision::Precision;
-use kiln_training::Checkpointing;
+use kiln_training::Recompute;
 
 use kiln_cli::pipelines::{Places, Replicas, RunSettings};
 use kiln_cli::usage::Usage;
@@ -65,7 +65,7 @@ pub(crate) enum Setting {
     ClipNorm(f64),
     Precision(Precision),
     MicroBatch(usize),
-    Checkpointing(Checkpointing),
+    Checkpointing(Recompute),
     /// In the option's format, as in 12MiB.
     Memory(&'static str),
     Stages(usize),
@@ -185,7 +185,7 @@ fn steps(group: Group, micro_batch: usize, tight: &'static str) -> Vec<Case> {
         work: Work::Step(takes),
         settings: settings.to_vec(),
     };
-    let every = || Blocks(Checkpointing::Every(1));
+    let every = || Blocks(Recompute::Every(1));
     let together = [ClipNorm(1.0), In(Precision::BF16), MicroBatch(micro_batch), every(), Memory("1GiB")];
     vec![
         case(REFERENCE, "burn's own loop", Loop::Burn, &[]),
@@ -196,7 +196,7 @@ fn steps(group: Group, micro_batch: usize, tight: &'static str) -> Vec<Case> {
         case("f16", "f16 with a dynamic loss scale", Loop::Kiln, &[In(Precision::F16)]),
         case("micro-batches", "four micro-batches", Loop::Kiln, &[MicroBatch(micro_batch)]),
         case("every-1", "every block recomputed", Loop::Kiln, &[every()]),
-        case("sqrt", "segments of the best length recomputed", Loop::Kiln, &[Blocks(Checkpointing::Sqrt)]),
+        case("sqrt", "segments of the best length recomputed", Loop::Kiln, &[Blocks(Recompute::Sqrt)]),
         case("stages", "two stages, four micro-batches", Loop::Kiln, &[MicroBatch(micro_batch), Stages(2)]),
         case("one-replica", "a single replica", Loop::Kiln, &[Replicas(1)]),
         case("replicas", "two replicas in this process", Loop::Kiln, &[Replicas(2)]),

@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use kiln_data::Replica;
 use kiln_memory::{BackendProfile, Meter};
 use kiln_parallel::{Communicator, Local};
-use kiln_training::{Checkpointing, Pass, ScheduleConfig, Task, Trainer, TrainerBuilder};
+use kiln_training::{Pass, Recompute, ScheduleConfig, Task, Trainer, TrainerBuilder};
 
 use super::case::{Case, Loop};
 use super::child::{Footprint, Turn, serve, timed};
@@ -73,15 +73,13 @@ pub(crate) type Prepared<P> = (TrainerBuilder<'static, P>, <P as Task>::Batch, S
 pub(crate) fn prepare<P: Pipeline>(run: Run<P>, profile: BackendProfile, takes: Loop) -> Result<Prepared<P>> {
     let (builder, setup) = run.into_builder();
     let (sample, loader_bytes) = setup.sample()?;
-    let builder = builder.with_profile(profile);
+    let builder = builder.with(|settings| settings.memory.profile = Some(profile));
     let builder = match takes {
-        Loop::Armed => builder.with_loader_bytes(loader_bytes),
-        _ if setup.settings.run.checkpointing == Checkpointing::None
-            && setup.settings.run.parallel.stages.is_none() =>
-        {
-            builder.without_recovery().without_prediction()
+        Loop::Armed => builder.with(|settings| settings.memory.loader_bytes = loader_bytes),
+        _ if setup.settings.run.checkpointing == Recompute::None && setup.settings.run.parallel.stages.is_none() => {
+            builder.with_recovery(false).with_prediction(false)
         }
-        _ => builder.without_recovery(),
+        _ => builder.with_recovery(false),
     };
     Ok((builder, sample, setup))
 }

@@ -210,7 +210,7 @@ fn train<P: Pipeline>(mut run: Run<P>, device: &Device, request: &Request) -> Re
     let (builder, setup) = run.into_builder();
     let data = &setup.data;
     let sample = data.train.epoch(0, 0).next().context("there is no batch")??;
-    let mut trainer = builder.without_prediction().without_recovery().build(&device, &sample)?;
+    let mut trainer = builder.with_prediction(false).with_recovery(false).build(&device, &sample)?;
     let mut curve = Curve::default();
     let begun = Instant::now();
     for batch in (0..).flat_map(|epoch| data.train.epoch(epoch, 0)).take(request.steps as usize) {

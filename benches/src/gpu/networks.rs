@@ -175,7 +175,7 @@ impl<T: Task> Network<'_, T> {
 
     /// A trainer that takes whole batches like `batch`, without recovery.
     pub(crate) fn trainer(&self, precision: Precision, device: &Device, batch: &T::Batch) -> Result<Trainer<T>> {
-        let builder = self.builder(precision).without_prediction().without_recovery().with_allocator(&HEAP);
+        let builder = self.builder(precision).with_prediction(false).with_recovery(false).with_allocator(&HEAP);
         Ok(builder.build(device, batch)?)
     }
 }

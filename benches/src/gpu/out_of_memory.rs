@@ -96,7 +96,7 @@ struct Start<'a> {
 impl Start<'_> {
     /// A trainer with recovery.
     fn builder(&self) -> TrainerBuilder<'_, Classify> {
-        self.network.builder_from(&self.model, Precision::F32).without_prediction()
+        self.network.builder_from(&self.model, Precision::F32).with_prediction(false)
     }
 }
 

@@ -34,7 +34,7 @@ fn compare<T: Task>(context: &mut Context, network: &Network<'_, T>, samples: us
     let (task, batch) = (network.task(), network.batch(samples));
     let model = network.model(&device)?;
     // Recovery is enabled, as in training.
-    let builder = network.builder_from(&model, Precision::F32).without_prediction();
+    let builder = network.builder_from(&model, Precision::F32).with_prediction(false);
     let mut trainer: Trainer<T> = builder.build(&device, &batch)?;
     let mut update = network.burn_optimizer(&model);
     let mut burns = Some(model);

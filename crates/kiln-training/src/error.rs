@@ -106,7 +106,7 @@ pub enum Error {
     },
     /// The trainer was built without a prediction of its steps.
     #[error(
-        "the trainer has no prediction of its steps, expected a model that can be recorded and no without_prediction"
+        "the trainer has no prediction of its steps, expected a model that can be recorded and no with_prediction(false)"
     )]
     NoPrediction,
     /// A precision that no step was recorded in.

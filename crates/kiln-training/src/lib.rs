@@ -86,7 +86,7 @@ pub use metrics::{Confusion, Metric, Metrics, bits_per_byte, perplexity, top_k_c
 pub use optimizer::{OptimizerConfig, OptimizerGroups};
 pub use pass::{Input, Pass};
 pub use planning::{
-    Checkpointing, DeviceLayout, MemoryBudget, PlannedOptimizer, Planner, Remedy, StageLoad, StagePlan, StepChange,
+    DeviceLayout, MemoryBudget, PlannedOptimizer, Planner, Recompute, Remedy, StageLoad, StagePlan, StepChange,
     StepPlan,
 };
 pub use progress::{Best, BestConfig, Goal, Progress};
@@ -96,7 +96,10 @@ pub use stages::{StageMemory, StagesConfig};
 pub use state::RunState;
 pub use task::{LossFn, Task};
 pub use tiles::{Predicted, TilePredictor};
-pub use trainer::{Evaluation, Event, Every, Finish, RunLength, Trainer, TrainerBuilder, evaluate, evaluate_in_parts};
+pub use trainer::{
+    CheckpointConfig, Evaluation, Event, Finish, Intervals, MemoryConfig, RunConfig, RunLength, Trainer,
+    TrainerBuilder, evaluate, evaluate_in_parts,
+};
 pub use transaction::{Boundary, Guard, StepReport};
 
 // The types of the technique crates that this crate's functions take and return: a program needs burn and this crate.

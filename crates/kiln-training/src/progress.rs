@@ -30,7 +30,8 @@ impl Goal {
 ///
 /// let config = BestConfig::new("test_accuracy", Goal::Highest).with_patience(5);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BestConfig {
     metric: String,
     goal: Goal,

@@ -8,7 +8,7 @@ use kiln_compression::{
     ChannelPruning, Channels, Gradual, Scope, Shapes, reshape_like, shrink as without_channels, sparsity,
 };
 use kiln_report::CompressionPage;
-use kiln_training::Checkpointing;
+use kiln_training::Recompute;
 
 use super::before::{Compressible, before, dense_bytes, written};
 use crate::cli::{CompressDistill, CompressPrune, CompressShrink};
@@ -150,7 +150,7 @@ pub(super) fn distill<P: Compressible>(settings: SettingsOf<P>, arguments: &Comp
         before.settings.run.max_steps = steps;
     }
     // A plan is for the blocks of its own model.
-    before.settings.run.checkpointing = Checkpointing::None;
+    before.settings.run.checkpointing = Recompute::None;
     P::make_student(&mut before.settings, arguments.model.as_deref(), arguments.width)?;
     let checkpoint = absolute(&compress.run).map_err(Usage)?.into();
     let teacher = TeacherSettings { checkpoint, temperature: arguments.temperature, share: arguments.share };

@@ -129,7 +129,7 @@ impl CompressionSettings {
         let prune = self.prune.clone();
         let builder = builder.with_reparameterization(move |model| self.attached(model));
         match prune {
-            Some(prune) => builder.with_edit(move |step, model, optimizer| prune.edited(step, model, optimizer)),
+            Some(prune) => builder.with_model_edit(move |step, model, optimizer| prune.edited(step, model, optimizer)),
             None => builder,
         }
     }

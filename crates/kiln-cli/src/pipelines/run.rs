@@ -8,7 +8,7 @@ use kiln_memory::BackendProfile;
 use kiln_parallel::Communicator;
 use kiln_report::{Prediction, Text};
 use kiln_training::{
-    BatchSource, BestConfig, Checkpointing, Error, PlannedOptimizer, StagesConfig, StepPlan, Trainer, TrainerBuilder,
+    BatchSource, BestConfig, Error, PlannedOptimizer, Recompute, StagesConfig, StepPlan, Trainer, TrainerBuilder,
 };
 
 use super::classify::ClassCounts;
@@ -112,7 +112,9 @@ pub fn divided<'a, P: Pipeline>(
         None => builder,
     };
     Ok(match communicator {
-        Some(communicator) if run.parallel.shard_optimizer => builder.with_replicas(communicator).sharding_optimizer(),
+        Some(communicator) if run.parallel.shard_optimizer => {
+            builder.with_replicas(communicator).with_sharded_optimizer(true)
+        }
         Some(communicator) => builder.with_replicas(communicator),
         None => builder,
     })
@@ -159,17 +161,17 @@ impl<P: Pipeline> Run<P> {
                 false => optimizer.groups(model),
             })
             .with_schedule(setup.settings.schedule)
-            .with_batch_scaling(run.batch_scaling)
+            .with(|settings| settings.run.batch_scaling = run.batch_scaling)
             .with_steps(setup.total_steps())
             .with_seed(run.seed)
             .with_clip_norm(run.clip_norm)
             .with_precision(run.policy())
             .with_micro_batch(run.micro_batch)
-            .with_checkpointing(run.checkpointing.clone())
+            .with_recompute(run.checkpointing.clone())
             .with_batch_size(run.batch_size)
-            .with_every(run.every())
-            .with_frozen(run.freeze.clone())
-            .with_best(judged::<P>(&setup.settings))
+            .with(|settings| settings.checkpoints.intervals = run.every())
+            .with(|settings| settings.run.frozen = run.freeze.clone())
+            .with(|settings| settings.checkpoints.best = judged::<P>(&setup.settings))
             .with_allocator(&HEAP);
         let compression = setup.settings.compression.as_ref().filter(|compression| compression.attaches()).cloned();
         let builder = match compression {
@@ -182,7 +184,8 @@ impl<P: Pipeline> Run<P> {
         };
         let builder = match offload {
             true => builder,
-            false => builder.allow_offloaded_optimizer(move |model| optimizer.offloaded_groups(model)),
+            false => builder
+                .with_allowed_optimizer(PlannedOptimizer::OwnOnHost, move |model| optimizer.offloaded_groups(model)),
         };
         (builder, setup)
     }
@@ -246,8 +249,8 @@ impl<P: Pipeline> Setup<P> {
             run.precision = plan.precision;
             run.micro_batch = Some(plan.micro_batch);
             run.checkpointing = match plan.checkpoints.recomputed() {
-                0 => Checkpointing::None,
-                _ => Checkpointing::Plan(plan.checkpoints.clone()),
+                0 => Recompute::None,
+                _ => Recompute::Plan(plan.checkpoints.clone()),
             };
         }
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kiln_data::{BadSamples, LoaderConfig, Replica};
 use kiln_precision::{Policy, Precision};
-use kiln_training::{BatchScaling, Checkpointing, Every, OptimizerConfig, ScheduleConfig};
+use kiln_training::{BatchScaling, Intervals, OptimizerConfig, Recompute, ScheduleConfig};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::compression::CompressionSettings;
@@ -76,7 +76,7 @@ pub struct RunSettings {
     /// as in auto:140MiB.
     #[arg(long, value_name = "PLAN", help_heading = "Memory")]
     #[serde(default)]
-    pub checkpointing: Checkpointing,
+    pub checkpointing: Recompute,
     /// Memory that a step may take, as in 300MiB, or auto [default: no limit]
     ///
     /// Picks micro-batch and checkpoint plan before the first step, and cuts batches smaller when memory runs out all the
@@ -180,7 +180,7 @@ impl RunSettings {
             batch_size,
             micro_batch: None,
             precision: Precision::F32,
-            checkpointing: Checkpointing::None,
+            checkpointing: Recompute::None,
             memory: None,
             clip_norm: Some(5.0),
             workers: 2,
@@ -253,8 +253,8 @@ impl RunSettings {
     }
 
     /// When to evaluate and save, in addition to the ends of epochs.
-    pub fn every(&self) -> Every {
-        Every::epoch().with_evaluation(self.evaluate_every).with_checkpoint(self.save_every)
+    pub fn every(&self) -> Intervals {
+        Intervals::default().with_evaluation(self.evaluate_every).with_checkpoint(self.save_every)
     }
 
     /// Samples on the device at once outside of training steps: as many as in one.

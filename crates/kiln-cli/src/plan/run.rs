@@ -140,10 +140,12 @@ fn plan<T: Task>(
         .with_optimizer(move |model| optimizer.groups(model))
         .with_clip_norm(1.0)
         .with_precision(Policy::new(precisions[0]).keep_norms());
-    let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.allow_precision(*precision));
-    let builder = builder.allow_offloaded_optimizer(move |model| optimizer.offloaded_groups(model));
+    let builder = precisions[1..].iter().fold(builder, |builder, precision| builder.with_allowed_precision(*precision));
+    let builder = builder.with_allowed_optimizer(kiln_training::PlannedOptimizer::OwnOnHost, move |model| {
+        optimizer.offloaded_groups(model)
+    });
     let builder = match (&arguments.optimizer, optimizer.in_8bit()) {
-        (None, Some(small)) => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
+        (None, Some(small)) => builder.with_allowed_optimizer(small.name(), move |model| small.groups(model)),
         _ => builder,
     };
     let layout = divided::layout(arguments)?;

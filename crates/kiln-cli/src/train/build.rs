@@ -39,8 +39,10 @@ pub(crate) fn build<P: Pipeline>(
     let profile = setup.profile(device)?;
     let (sample, loader_bytes) = setup.sample()?;
     let interrupt = interrupt.clone();
-    let builder =
-        builder.with_profile(profile).with_loader_bytes(loader_bytes).with_pause(move |pause| interrupt.wait(pause));
+    let builder = builder
+        .with(|settings| settings.memory.profile = Some(profile))
+        .with(|settings| settings.memory.loader_bytes = loader_bytes)
+        .with_pause(move |pause| interrupt.wait(pause));
     let builder = divided(builder, &setup.settings.run, device, communicator)?;
     let builder = with_alternatives(with_call(builder, &setup, call)?, &setup.settings, call)?;
     let trainer = builder.build(device, &sample).map_err(|error| refused(error, loader_bytes))?;
@@ -70,8 +72,12 @@ fn with_call<'a, P: Pipeline>(
     }
     if call.resume.is_some() {
         // The settings of a run determine its length.
-        builder = builder.allowing_other_length();
-        builder = if plans_again(&call.given) { builder.forgetting_sizes() } else { builder.keeping_plan() };
+        builder = builder.with(|settings| settings.checkpoints.other_length = true);
+        builder = if plans_again(&call.given) {
+            builder.with(|settings| settings.checkpoints.fresh_sizes = true)
+        } else {
+            builder.with(|settings| settings.memory.fixed_plan = true)
+        };
     }
     Ok(builder)
 }
@@ -84,7 +90,7 @@ fn with_alternatives<'a, P: Pipeline>(
 ) -> Result<TrainerBuilder<'a, P>> {
     let (optimizer, offload) = (settings.optimizer, settings.run.optimizer_offload);
     if call.allow_bf16 && settings.run.precision != Precision::BF16 {
-        builder = builder.allow_precision(Precision::BF16);
+        builder = builder.with_allowed_precision(Precision::BF16);
     }
     if call.allow_8bit_optimizer {
         let Some(small) = optimizer.in_8bit() else {
@@ -92,13 +98,16 @@ fn with_alternatives<'a, P: Pipeline>(
             bail!(Usage(format!("--allow-8bit-optimizer: {name} has no form in 8 bits, expected adamw or sgd")));
         };
         builder = match offload {
-            true => builder.allow_optimizer_on_host(small.name(), move |model| small.offloaded_groups(model)),
-            false => builder.allow_optimizer(small.name(), move |model| small.groups(model)),
+            true => builder
+                .with_allowed_optimizer(kiln_training::PlannedOptimizer::on_host(small.name()), move |model| {
+                    small.offloaded_groups(model)
+                }),
+            false => builder.with_allowed_optimizer(small.name(), move |model| small.groups(model)),
         };
     }
-    builder = builder.compare_precision(Precision::BF16);
+    builder = builder.with(|settings| settings.memory.compared_precisions.push(Precision::BF16));
     if let (Some(small), false) = (optimizer.in_8bit(), offload) {
-        builder = builder.compare_optimizer(small.name(), move |model| small.groups(model));
+        builder = builder.with_compared_optimizer(small.name(), move |model| small.groups(model));
     }
     Ok(builder)
 }

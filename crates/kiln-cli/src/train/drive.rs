@@ -104,7 +104,7 @@ impl<P: Pipeline> Session<P> {
         }
         let directory = directory(&setup, call)?;
         let lock = directory.lock()?;
-        trainer.set_checkpoints(checkpoints.within(directory.checkpoints()));
+        trainer.set_checkpoints(checkpoints.with_directory(directory.checkpoints()));
         let total = trainer.set_data(&setup.data.train)?;
         let mut resumed_from = None;
         if call.resume.is_some() {

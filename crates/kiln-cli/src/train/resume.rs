@@ -1,7 +1,7 @@
 //! A run that continues, perhaps with changed settings.
 
 use anyhow::{Result, bail};
-use kiln_training::{Checkpointing, Trainer};
+use kiln_training::{Recompute, Trainer};
 use toml::Table;
 
 use super::history::{Change, differences, write_changes};
@@ -37,7 +37,7 @@ pub(super) fn adjust(run: &mut RunSettings, given: &GivenNames, batches: u64) {
             run.micro_batch = None;
         }
         if !given.any(&["checkpointing"]) {
-            run.checkpointing = Checkpointing::None;
+            run.checkpointing = Recompute::None;
         }
     }
 }
@@ -157,11 +157,11 @@ mod tests {
     fn a_new_plan_keeps_nothing_of_the_one_before() {
         let mut run = RunSettings::new(1, 64);
         (run.memory, run.micro_batch) = (Some(MemorySetting::Bytes(1 << 30)), Some(4));
-        (run.checkpointing, run.optimizer_offload) = (Checkpointing::Sqrt, true);
+        (run.checkpointing, run.optimizer_offload) = (Recompute::Sqrt, true);
         adjust(&mut run, &GivenNames::default(), 1);
-        assert_eq!((run.micro_batch, &run.checkpointing), (Some(4), &Checkpointing::Sqrt));
+        assert_eq!((run.micro_batch, &run.checkpointing), (Some(4), &Recompute::Sqrt));
         adjust(&mut run, &GivenNames::of(["memory"]), 1);
-        assert_eq!((run.micro_batch, &run.checkpointing, run.optimizer_offload), (None, &Checkpointing::None, false));
+        assert_eq!((run.micro_batch, &run.checkpointing, run.optimizer_offload), (None, &Recompute::None, false));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// The first pause. Each pause is twice as long as the one before.
 const FIRST: Duration = Duration::from_millis(100);
 /// The longest pause.
@@ -22,7 +24,8 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// let patience = Patience::new(Duration::from_secs(60));
 /// assert_eq!(patience.before_first_success(), Duration::from_secs(6));
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Patience {
     total: Duration,
     before_first_success: Duration,

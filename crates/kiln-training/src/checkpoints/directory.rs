@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::store::ModuleRecord;
+use serde::{Deserialize, Serialize};
 
 use super::manifest::{FILES, Fault, MANIFEST, MODEL, seal, sync, verify};
 use crate::error::Error;
@@ -21,7 +22,8 @@ const LATER: &str = ".later";
 ///
 /// A checkpoint is written under another name, flushed to disk, and renamed when it is whole. Its manifest holds the length and
 /// CRC-32 of every file, so that damage that comes later is found as well.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Checkpoints {
     directory: PathBuf,
     keep: usize,
@@ -40,7 +42,7 @@ impl Checkpoints {
     }
 
     /// Changes the directory. The number of checkpoints to keep stays.
-    pub fn within(self, directory: impl Into<PathBuf>) -> Self {
+    pub fn with_directory(self, directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into(), ..self }
     }
 

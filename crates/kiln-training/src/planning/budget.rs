@@ -2,12 +2,14 @@
 
 use burn::tensor::Device;
 use kiln_memory::CardMemory;
+use serde::{Deserialize, Serialize};
 
 use super::host_memory;
 use crate::error::Error;
 
 /// The memory that a step may take: parameters, gradients, optimizer state, activations, and on the CPU the loader's share.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum MemoryBudget {
     /// A number of bytes.

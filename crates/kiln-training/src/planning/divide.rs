@@ -34,7 +34,7 @@ struct Division<'a> {
 impl Planner {
     /// Returns the fastest way to take a step on the devices of `layout`, each of which has `limit_bytes`: stages, micro-batch and
     /// checkpoint plan. It uses the first precision that has a plan with the run's own optimizer, whose state stays on the devices. If
-    /// there is none, it uses the first [allowed](crate::TrainerBuilder::allow_optimizer) optimizer that has one. Without a limit
+    /// there is none, it uses the first [allowed](crate::TrainerBuilder::with_allowed_optimizer) optimizer that has one. Without a limit
     /// (`u64::MAX`) it returns the plan with the given settings.
     ///
     /// Of the divisions whose bytes fit, it takes the one whose stages have the most equal times ([`Stages::split`]). The time of a stage

@@ -1,18 +1,18 @@
 //! The one planner: how a step is taken so that it fits into a memory budget.
 
 mod budget;
-mod checkpointing;
 mod divide;
 mod host_memory;
 mod planner;
+mod recompute;
 mod recorded;
 mod remedies;
 mod stage_plan;
 mod step_plan;
 
 pub use budget::MemoryBudget;
-pub use checkpointing::Checkpointing;
 pub use planner::Planner;
+pub use recompute::Recompute;
 pub use remedies::{Remedy, StepChange};
 pub use stage_plan::{DeviceLayout, StageLoad, StagePlan};
 pub use step_plan::{PlannedOptimizer, StepPlan};

@@ -48,7 +48,7 @@ pub struct Remedy {
 impl Planner {
     /// Changes that lower the peak of a step that is taken as `from` says, each applied alone. Changes that make it fit into
     /// `limit_bytes` come first; then they are ordered by bytes saved, most first. Precisions and optimizers are those that the builder
-    /// allows or [compares](crate::TrainerBuilder::compare_precision).
+    /// allows or [compares](crate::MemoryConfig::compared_precisions).
     ///
     /// # Errors
     /// [`Error::Predict`], and [`Error::NoPrecision`] for a plan in a precision that was not recorded.

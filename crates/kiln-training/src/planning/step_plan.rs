@@ -26,6 +26,11 @@ pub enum PlannedOptimizer {
 }
 
 impl PlannedOptimizer {
+    /// Another optimizer with its state in host memory, which plans call `name`.
+    pub fn on_host(name: impl Into<String>) -> Self {
+        Self::Other { name: name.into(), on_host: true }
+    }
+
     /// Whether the plan moves the state to host memory. The run's own optimizer may keep its state there anyway.
     pub fn is_on_host(&self) -> bool {
         matches!(self, Self::OwnOnHost | Self::Other { on_host: true, .. })
@@ -42,6 +47,20 @@ impl PlannedOptimizer {
             Self::Own | Self::OwnOnHost => own,
             Self::Other { name, .. } => name,
         }
+    }
+}
+
+impl From<String> for PlannedOptimizer {
+    /// Another optimizer of this name, with its state on the device.
+    fn from(name: String) -> Self {
+        Self::Other { name, on_host: false }
+    }
+}
+
+impl From<&str> for PlannedOptimizer {
+    /// Another optimizer of this name, with its state on the device.
+    fn from(name: &str) -> Self {
+        name.to_owned().into()
     }
 }
 

@@ -16,7 +16,7 @@ impl<T: Task> Trainer<T> {
     /// # Errors
     /// [`Error::InvalidSetting`] if the evaluation lacks the metric.
     pub(super) fn judge(&mut self, evaluation: &Evaluation) -> Result<bool, Error> {
-        let Some(config) = &self.best else { return Ok(false) };
+        let Some(config) = &self.checkpoints.best else { return Ok(false) };
         let value = evaluation.metrics.iter().find(|(name, _)| *name == config.metric()).map(|(_, value)| *value);
         let Some(value) = value else {
             let (field, value) = ("metric that the run is judged by", config.metric().to_owned());
@@ -28,7 +28,7 @@ impl<T: Task> Trainer<T> {
 
     /// Whether the run ends here because it has stopped improving.
     pub(super) fn is_over(&self) -> bool {
-        self.best.as_ref().is_some_and(|config| self.progress.is_over(config.patience()))
+        self.checkpoints.best.as_ref().is_some_and(|config| self.progress.is_over(config.patience()))
     }
 
     /// Makes the checkpoint of this step, which is on disk, the best one. With several replicas, only the first one writes.
@@ -36,7 +36,7 @@ impl<T: Task> Trainer<T> {
     /// # Errors
     /// [`Error::Save`], and [`Error::Replica`] if another replica failed to save.
     pub(super) fn keep_best(&self) -> Result<(), Error> {
-        let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
+        let Some(checkpoints) = &self.checkpoints.directory else { return Ok(()) };
         let keep = || checkpoints.keep_best(self.state().step).map(|_| ());
         let group = &self.run.group;
         group.all(if group.is_first() { keep() } else { Ok(()) })
@@ -48,7 +48,9 @@ impl<T: Task> Trainer<T> {
     /// # Errors
     /// [`Error::Save`], and [`Error::Load`] if the step of the best checkpoint cannot be read.
     pub(super) fn check_best(&mut self) -> Result<(), Error> {
-        let (Some(_), Some(checkpoints), Some(best)) = (&self.best, &self.checkpoints, self.progress.best) else {
+        let (Some(_), Some(checkpoints), Some(best)) =
+            (&self.checkpoints.best, &self.checkpoints.directory, self.progress.best)
+        else {
             return Ok(());
         };
         let path = checkpoints.best_path();

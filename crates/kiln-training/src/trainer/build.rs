@@ -1,4 +1,4 @@
-//! Builds a trainer: predicts a step, plans it into the memory budget, and allocates.
+//! Begins and builds a trainer: predicts a step, plans it into the memory budget, and allocates.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::trainer::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{Checkpointing, DeviceLayout, Planner, StagePlan, StepPlan};
+use crate::planning::{DeviceLayout, Planner, Recompute, StagePlan, StepPlan};
 use crate::progress::Progress;
 use crate::replicas::Group;
 use crate::schedule::Schedule;
@@ -42,6 +42,46 @@ struct Planned {
     stage_plan: Option<StagePlan>,
 }
 
+impl<T: Task> Trainer<T> {
+    /// Begins a trainer for `task`, with the model that `init` makes on a device.
+    ///
+    /// ```
+    /// use burn::nn::loss::{MseLoss, Reduction};
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::tensor::{Device, Tensor, TensorData};
+    /// use kiln_training::{LossFn, MemoryBudget, Pass, Trainer};
+    ///
+    /// let task = LossFn::new(|pass: &Pass<'_, Linear>, (x, y): &(TensorData, TensorData)| {
+    ///     let (x, y): (Tensor<2>, Tensor<2>) = (pass.input(x), pass.input(y));
+    ///     MseLoss::new().forward(pass.model().forward(x), y, Reduction::Mean)
+    /// });
+    /// let x = TensorData::from([[0.0f32, 1.0], [1.0, 0.0], [1.0, 1.0]]);
+    /// let y = TensorData::from([[2.0f32], [3.0], [5.0]]);
+    /// let mut trainer = Trainer::builder(task, |device| LinearConfig::new(2, 1).init(device))
+    ///     .with_memory(MemoryBudget::Bytes(64 << 20))
+    ///     .with_schedule(0.05)
+    ///     .with_steps(200)
+    ///     .build(&Device::flex(), &(x.clone(), y.clone()))?;
+    /// let first = trainer.step(&(x.clone(), y.clone()))?;
+    /// let _ = trainer.fit(&vec![(x.clone(), y.clone())])?;
+    /// assert!(trainer.evaluate(&vec![(x, y)])?.metrics[0].1 < 0.01 * first.loss);
+    /// # Ok::<(), kiln_training::Error>(())
+    /// ```
+    pub fn builder<'a>(task: T, init: impl Fn(&Device) -> T::Model + 'a) -> TrainerBuilder<'a, T> {
+        TrainerBuilder::new(task, Box::new(move |device| Ok(init(device))))
+    }
+
+    /// Begins a trainer for `task` as [`builder`](Self::builder) does, with an `init` that may fail. The trainer's `build` then ends with
+    /// [`Error::Model`].
+    pub fn try_builder<'a, E: std::error::Error + Send + Sync + 'static>(
+        task: T,
+        init: impl Fn(&Device) -> Result<T::Model, E> + 'a,
+    ) -> TrainerBuilder<'a, T> {
+        let init = move |device: &Device| init(device).map_err(|error| Error::Model(Box::new(error)));
+        TrainerBuilder::new(task, Box::new(init))
+    }
+}
+
 impl<T: Task> TrainerBuilder<'_, T> {
     /// Builds the trainer for batches like `sample`: predicts the step, plans it into the memory budget, and makes the model.
     ///
@@ -51,7 +91,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
     /// [`Error::NothingFits`] if no plan stays within the budget; [`Error::InvalidSetting`], [`Error::Precision`] and [`Error::Recovery`]
     /// for invalid settings; [`Error::Model`] if the model cannot be made; the errors of [`planner`](Self::planner) if a plan is needed.
     pub fn build(self, device: &Device, sample: &T::Batch) -> Result<Trainer<T>, Error> {
-        let group = Group::new(self.communicator.clone(), self.shards_optimizer);
+        let group = Group::new(self.parallel.communicator.clone(), self.parallel.shards_optimizer);
         group.tell_end(|| self.build_in(group.clone(), device, sample))
     }
 
@@ -62,26 +102,26 @@ impl<T: Task> TrainerBuilder<'_, T> {
         settings.check()?; // before anything is recorded
         let planned = self.planned(&site, sample)?;
         if let Some(plan) = &planned.plan {
-            settings.policy = self.policy.clone().computing_in(plan.precision);
+            settings.policy = self.run.precision.clone().computing_in(plan.precision);
             self.take_optimizer(plan);
         }
         let watch = self.watch(&site, planned.planner.as_ref());
-        let (init, group) = (&self.init, site.group.clone());
-        let mut run = ModelState::new(init, &self.attach, &self.optimizer, self.seed, settings, group)?;
+        let (init, group) = (|device: &Device| self.model(device), site.group.clone());
+        let mut run = ModelState::new(init, &self.attach, &self.optimizers.own, self.run.seed, settings, group)?;
         run.guard = Some(watch.guard());
         let staged = self.staged(&site, &planned)?;
         if let Some(staged) = &staged {
             run.model = staged.place(run.model);
         }
         let Planned { planner, plan, stage_plan } = planned;
-        let micro_batch = plan.as_ref().map_or(self.micro_batch, |plan| Some(plan.micro_batch));
+        let micro_batch = plan.as_ref().map_or(self.memory.micro_batch, |plan| Some(plan.micro_batch));
         let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
         plans.extend(plans[0].stronger());
         let recovery = self.recovery(&site, micro_batch, plans.len())?;
         Ok(Trainer {
             task: self.task,
             run,
-            optimizer: self.optimizer,
+            optimizer: self.optimizers.own,
             recovery,
             learns_peaks: site.on_heap,
             micro_batch,
@@ -93,30 +133,26 @@ impl<T: Task> TrainerBuilder<'_, T> {
             limit: site.limit,
             meter: watch.meter().cloned(),
             watch,
-            length: self.length,
+            length: self.run.length,
             samples: None,
             batches: None,
-            every: self.every,
             checkpoints: self.checkpoints,
-            best: self.best,
             progress: Progress::default(),
             saved: 0,
-            takes_other_length: self.takes_other_length,
-            forgets_sizes: self.forgets_sizes,
-            observer: self.observer,
+            observer: self.observers.events,
             edit: self.edit,
             edited: None,
-            compute: self.compute,
+            compute: self.parallel.compute,
             staged,
         })
     }
 
     /// Without a budget nothing has to fit: the allowed optimizers are only compared, if anything is.
     fn compare_optimizers(&mut self) {
-        if self.memory.is_none() {
-            let others = std::mem::take(&mut self.other_optimizers);
-            if !(self.compared_optimizers.is_empty() && self.compared_precisions.is_empty()) {
-                self.compared_optimizers.extend(others);
+        if self.memory.budget.is_none() {
+            let others = std::mem::take(&mut self.optimizers.allowed);
+            if !(self.optimizers.compared.is_empty() && self.memory.compared_precisions.is_empty()) {
+                self.optimizers.compared.extend(others);
             }
         }
     }
@@ -125,25 +161,25 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let device = device.clone().autodiff();
         let plain = device.clone().inner();
         // A replica takes its part of a batch.
-        let batch = self.batch_size.map_or(sample.len(), |batch| batch.div_ceil(group.replicas()));
+        let batch = self.run.batch_size.map_or(sample.len(), |batch| batch.div_ceil(group.replicas()));
         self.check(batch)?;
-        let limit = self.memory.map(|budget| budget.bytes(&plain)).transpose()?;
+        let limit = self.memory.budget.map(|budget| budget.bytes(&plain)).transpose()?;
         let on_heap = plain.memory_pool_usage().is_none();
         Ok(Site { group, device, on_heap, batch, limit })
     }
 
     fn step_settings(&self, site: &Site, sample: &T::Batch) -> Result<StepSettings, Error> {
         // A configured batch size is that of all replicas. Without one, each replica has a sample like this.
-        let effective = self.batch_size.unwrap_or(sample.len() * site.group.replicas());
+        let effective = self.run.batch_size.unwrap_or(sample.len() * site.group.replicas());
         Ok(StepSettings {
             schedule: self.schedule(effective)?,
-            total_steps: match self.length {
+            total_steps: match self.run.length {
                 RunLength::Steps(steps) => Some(steps),
                 RunLength::Epochs(_) => None,
             },
-            max_norm: self.max_norm,
-            policy: self.policy.clone(),
-            scaling: self.scaling,
+            max_norm: self.run.clip_norm,
+            policy: self.run.precision.clone(),
+            scaling: self.run.loss_scaling,
             device: site.device.clone(),
         })
     }
@@ -158,7 +194,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
                 let plan = self.choose_stages(planner, &layout, share)?;
                 (Some(plan.step.clone()), Some(plan))
             }
-            (Some(_), None) if self.stages.is_some() => return Err(Error::NoPrediction),
+            (Some(_), None) if self.parallel.stages.is_some() => return Err(Error::NoPrediction),
             (None, Some(planner)) => (Some(self.choose(planner, share)?), None),
             (_, None) => (None, None),
         };
@@ -167,8 +203,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
     /// Replaces the run's optimizer by the one of the plan.
     fn take_optimizer(&mut self, plan: &StepPlan) {
-        if let Some(at) = self.other_optimizers.iter().position(|other| other.which == plan.optimizer) {
-            self.optimizer = self.other_optimizers.swap_remove(at).make;
+        if let Some(at) = self.optimizers.allowed.iter().position(|other| other.which == plan.optimizer) {
+            self.optimizers.own = self.optimizers.allowed.swap_remove(at).make;
         }
     }
 
@@ -182,11 +218,12 @@ impl<T: Task> TrainerBuilder<'_, T> {
         let outside = planner.filter(|_| !site.on_heap);
         let outside = outside.map_or(0, |planner| planner.profile.fixed_bytes - self.task.resident_bytes());
         let limit = site.limit.map(|limit| limit.saturating_sub(outside));
-        Watch::new(plain, meter, limit, self.guard.take())
+        Watch::new(plain, meter, limit, self.observers.guard.take())
     }
 
     fn staged(&mut self, site: &Site, planned: &Planned) -> Result<Option<Staged>, Error> {
-        let (Some(config), Some(plan), Some(planner)) = (self.stages.take(), &planned.stage_plan, &planned.planner)
+        let (Some(config), Some(plan), Some(planner)) =
+            (self.parallel.stages.take(), &planned.stage_plan, &planned.planner)
         else {
             return Ok(None);
         };
@@ -196,7 +233,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
     }
 
     fn recovery(&mut self, site: &Site, micro_batch: Option<usize>, plans: usize) -> Result<Option<Recovery>, Error> {
-        if !self.recovers {
+        if !self.memory.recovery {
             return Ok(None);
         }
         let size = micro_batch.unwrap_or(usize::MAX).min(site.batch);
@@ -207,8 +244,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
         // On the CPU device the host is the device.
         let ladder = if site.on_heap { ladder } else { ladder.with_offload() };
         let recovery = Recovery::new(site.device.clone(), MicroBatchSearch::new(config)?, ladder);
-        let recovery = recovery.with_patience(self.patience);
-        Ok(Some(match self.pause.take() {
+        let recovery = recovery.with_patience(self.memory.patience);
+        Ok(Some(match self.observers.pause.take() {
             Some(pause) => recovery.with_pause(pause),
             None => recovery,
         }))
@@ -218,7 +255,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
     fn schedule(&self, effective: usize) -> Result<Schedule, Error> {
         let schedule = self.schedule.clone();
         schedule.check()?;
-        let Some(scaling) = self.batch_scaling else { return Ok(schedule) };
+        let Some(scaling) = self.run.batch_scaling else { return Ok(schedule) };
         let (factor, base) = (scaling.factor(effective), scaling.base_batch);
         let scaled = scaling.apply(schedule, effective)?;
         tracing::info!("batches of {effective}, learning rate for {base}: times {factor:.4}");
@@ -227,12 +264,12 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
     /// The planner for the device. A step that cannot be recorded is an error only if a plan is needed.
     fn planner_of(&self, site: &Site, sample: &T::Batch) -> Result<Option<Planner>, Error> {
-        let needed = self.memory.is_some() || self.checkpointing != Checkpointing::None;
-        if !self.predicts {
+        let needed = self.memory.budget.is_some() || self.memory.recompute != Recompute::None;
+        if !self.memory.prediction {
             return if needed { Err(Error::NoPrediction) } else { Ok(None) };
         }
         let typical = || if site.on_heap { BackendProfile::flex() } else { BackendProfile::cuda() };
-        let profile = self.profile.clone().unwrap_or_else(typical);
+        let profile = self.memory.profile.clone().unwrap_or_else(typical);
         match self.planner(&profile, sample, site.batch) {
             Ok(planner) => Ok(Some(planner)),
             Err(error @ (Error::Predict(_) | Error::Sample { .. })) if !needed => {
@@ -245,7 +282,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
 
     /// The division of the run among devices, if any.
     fn layout(&self, site: &Site) -> Option<DeviceLayout> {
-        let layout = self.stages.as_ref().map(|config| {
+        let layout = self.parallel.stages.as_ref().map(|config| {
             let number = |device: &Device| config.devices.iter().position(|other| other == device).unwrap_or(0);
             let layout = DeviceLayout::new(config.devices.len()).with_schedule(config.schedule);
             let layout = DeviceLayout { cuts: config.cuts.clone(), ..layout };
@@ -255,23 +292,23 @@ impl<T: Task> TrainerBuilder<'_, T> {
             }
         });
         let layout = layout.or_else(|| site.group.has_others().then(|| DeviceLayout::new(1)))?;
-        Some(layout.with_replicas(site.group.replicas(), self.shards_optimizer))
+        Some(layout.with_replicas(site.group.replicas(), self.parallel.shards_optimizer))
     }
 
     /// Bytes that a plan has to fit into. `None` if the plan is given.
     fn limit_of_plan(&self, limit: Option<u64>) -> Option<u64> {
-        let within = match self.checkpointing {
-            Checkpointing::Within(bytes) => Some(bytes),
+        let recompute = match self.memory.recompute {
+            Recompute::Within(bytes) => Some(bytes),
             _ => None,
         };
-        limit.into_iter().chain(within).min().filter(|_| !self.keeps_plan)
+        limit.into_iter().chain(recompute).min().filter(|_| !self.memory.fixed_plan)
     }
 
     /// The plan of a run that is divided among devices.
     fn choose_stages(&self, planner: &Planner, layout: &DeviceLayout, limit: Option<u64>) -> Result<StagePlan, Error> {
         let limit = self.limit_of_plan(limit);
         let plan = planner.stage_plan(layout, limit.unwrap_or(u64::MAX))?;
-        if self.micro_batch.is_none() && layout.stages() > 1 {
+        if self.memory.micro_batch.is_none() && layout.stages() > 1 {
             let (stages, count) = (layout.stages(), plan.micro_batches());
             tracing::info!("{stages} stages, no micro-batch given: {count} micro-batches of {}", plan.micro_batch);
         }
@@ -294,7 +331,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             return Ok(plan);
         }
         let checkpoints = planner.checkpoints.clone().unwrap_or_else(|| Plan::none(planner.blocks()));
-        let micro_batch = self.micro_batch.unwrap_or(usize::MAX).min(planner.batch);
-        planner.evaluate(self.policy.compute(), &checkpoints, micro_batch, u64::MAX)
+        let micro_batch = self.memory.micro_batch.unwrap_or(usize::MAX).min(planner.batch);
+        planner.evaluate(self.run.precision.compute(), &checkpoints, micro_batch, u64::MAX)
     }
 }

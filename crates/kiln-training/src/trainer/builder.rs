@@ -1,4 +1,4 @@
-//! The settings of a trainer to be built; those of its memory are in `memory.rs`.
+//! The builder of a trainer: its settings in groups, and functions and objects that no file can hold.
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
@@ -8,22 +8,21 @@ use std::time::Duration;
 use burn::module::Reparameterizer;
 use burn::optim::{AdamW, AdamWConfig, ModuleOptimizer};
 use burn::tensor::Device;
-use kiln_memory::{BackendProfile, CountingAllocator};
+use kiln_memory::CountingAllocator;
 use kiln_optimizers::FusedAdamW;
 use kiln_parallel::Communicator;
-use kiln_precision::{Policy, Precision, Scaling};
-use kiln_recovery::Patience;
+use kiln_precision::{Policy, Precision};
+use kiln_recovery::{Failure, Patience};
 
 use super::attach::{Attach, Edit, autocast, below_the_cast};
-use super::events::{Event, Every, RunLength};
+use super::config::{CheckpointConfig, MemoryConfig, RunConfig};
+use super::events::{Event, RunLength};
 use super::freeze::frozen;
-use super::trainer::{MakeOptimizer, Observer, Trainer};
-use crate::batch_scaling::BatchScaling;
+use super::trainer::{MakeOptimizer, Observer};
 use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
-use crate::planning::{Checkpointing, MemoryBudget, PlannedOptimizer};
-use crate::progress::BestConfig;
+use crate::planning::{MemoryBudget, PlannedOptimizer, Recompute};
 use crate::schedule::Schedule;
 use crate::stages::{StagesConfig, compute_in_stages};
 use crate::task::Task;
@@ -32,51 +31,37 @@ use crate::transaction::{Boundary, Compute, Guard, compute_in_turn};
 type Pause = Box<dyn FnMut(Duration) -> ControlFlow<()> + Send>;
 
 /// Makes the model on a device.
-type Init<'a, M> = Box<dyn Fn(&Device) -> Result<M, Error> + 'a>;
+pub(super) type Init<'a, M> = Box<dyn Fn(&Device) -> Result<M, Error> + 'a>;
 
-/// The settings of a trainer to be built. Made by [`Trainer::builder`], which has an example.
+/// The settings of a trainer to be built. Made by [`Trainer::builder`](crate::Trainer::builder), which has an example.
 ///
-/// The defaults: f32, whole batches, no memory limit, AdamW with burn's settings, a constant learning rate of 1e-3, and one epoch.
+/// Settings that are plain values are in three groups, which programs may also read from a file: [`run`](Self::run),
+/// [`memory`](Self::memory) and [`checkpoints`](Self::checkpoints). The most common of them have a method of their own;
+/// [`with`](Self::with) sets any. The defaults: f32, whole batches, no memory limit, AdamW with burn's settings, a constant learning rate of
+/// 1e-3, and one epoch.
 pub struct TrainerBuilder<'a, T: Task> {
+    /// The run: its length, its seed, its batches, its precision.
+    pub run: RunConfig,
+    /// The memory of a step, and the response to a lack of memory.
+    pub memory: MemoryConfig,
+    /// Evaluations and checkpoints.
+    pub checkpoints: CheckpointConfig,
     pub(super) task: T,
-    pub(super) init: Init<'a, T::Model>,
-    pub(super) optimizer: MakeOptimizer<T::Model>,
+    init: Init<'a, T::Model>,
     pub(super) schedule: Schedule,
-    pub(super) batch_scaling: Option<BatchScaling>,
-    pub(super) length: RunLength,
-    pub(super) seed: u64,
-    pub(super) max_norm: Option<f64>,
-    pub(super) policy: Policy,
+    pub(super) optimizers: Optimizers<T::Model>,
     pub(super) attach: Attach<T::Model>,
     pub(super) edit: Option<Edit<T::Model>>,
-    pub(super) other_precisions: Vec<Precision>,
-    pub(super) other_optimizers: Vec<AllowedOptimizer<T::Model>>,
-    pub(super) compared_precisions: Vec<Precision>,
-    pub(super) compared_optimizers: Vec<AllowedOptimizer<T::Model>>,
-    pub(super) scaling: Option<Scaling>,
-    pub(super) memory: Option<MemoryBudget>,
-    pub(super) batch_size: Option<usize>,
-    pub(super) micro_batch: Option<usize>,
-    pub(super) checkpointing: Checkpointing,
-    pub(super) keeps_plan: bool,
-    pub(super) patience: Patience,
-    pub(super) pause: Option<Pause>,
-    pub(super) recovers: bool,
-    pub(super) predicts: bool,
-    pub(super) profile: Option<BackendProfile>,
-    pub(super) loader_bytes: u64,
     pub(super) allocator: Option<&'static CountingAllocator>,
-    pub(super) guard: Option<Guard>,
-    pub(super) every: Every,
-    pub(super) checkpoints: Option<Checkpoints>,
-    pub(super) best: Option<BestConfig>,
-    pub(super) takes_other_length: bool,
-    pub(super) forgets_sizes: bool,
-    pub(super) observer: Option<Observer>,
-    pub(super) communicator: Option<Arc<dyn Communicator>>,
-    pub(super) shards_optimizer: bool,
-    pub(super) stages: Option<StagesConfig>,
-    pub(super) compute: Compute<T>,
+    pub(super) parallel: Parallel<T>,
+    pub(super) observers: Observers,
+}
+
+/// The optimizer of a run, and those that may replace it.
+pub(super) struct Optimizers<M> {
+    pub(super) own: MakeOptimizer<M>,
+    pub(super) allowed: Vec<AllowedOptimizer<M>>,
+    pub(super) compared: Vec<AllowedOptimizer<M>>,
 }
 
 /// An optimizer that may replace the run's own.
@@ -85,158 +70,211 @@ pub(super) struct AllowedOptimizer<M> {
     pub(super) make: MakeOptimizer<M>,
 }
 
-impl<T: Task> Trainer<T> {
-    /// Begins a trainer for `task`, with the model that `init` makes on a device.
-    ///
-    /// ```
-    /// use burn::nn::loss::{MseLoss, Reduction};
-    /// use burn::nn::{Linear, LinearConfig};
-    /// use burn::tensor::{Device, Tensor, TensorData};
-    /// use kiln_training::{LossFn, MemoryBudget, Pass, Trainer};
-    ///
-    /// let task = LossFn::new(|pass: &Pass<'_, Linear>, (x, y): &(TensorData, TensorData)| {
-    ///     let (x, y): (Tensor<2>, Tensor<2>) = (pass.input(x), pass.input(y));
-    ///     MseLoss::new().forward(pass.model().forward(x), y, Reduction::Mean)
-    /// });
-    /// let x = TensorData::from([[0.0f32, 1.0], [1.0, 0.0], [1.0, 1.0]]);
-    /// let y = TensorData::from([[2.0f32], [3.0], [5.0]]);
-    /// let mut trainer = Trainer::builder(task, |device| LinearConfig::new(2, 1).init(device))
-    ///     .with_memory(MemoryBudget::Bytes(64 << 20))
-    ///     .with_schedule(0.05)
-    ///     .with_steps(200)
-    ///     .build(&Device::flex(), &(x.clone(), y.clone()))?;
-    /// let first = trainer.step(&(x.clone(), y.clone()))?;
-    /// let _ = trainer.fit(&vec![(x.clone(), y.clone())])?;
-    /// assert!(trainer.evaluate(&vec![(x, y)])?.metrics[0].1 < 0.01 * first.loss);
-    /// # Ok::<(), kiln_training::Error>(())
-    /// ```
-    pub fn builder<'a>(task: T, init: impl Fn(&Device) -> T::Model + 'a) -> TrainerBuilder<'a, T> {
-        TrainerBuilder::new(task, Box::new(move |device| Ok(init(device))))
-    }
+/// The devices that a run is divided among.
+pub(super) struct Parallel<T: Task> {
+    pub(super) communicator: Option<Arc<dyn Communicator>>,
+    pub(super) shards_optimizer: bool,
+    pub(super) stages: Option<StagesConfig>,
+    pub(super) compute: Compute<T>,
+}
 
-    /// Begins a trainer for `task` as [`builder`](Self::builder) does, with an `init` that may fail. The trainer's `build` then ends with
-    /// [`Error::Model`].
-    pub fn try_builder<'a, E: std::error::Error + Send + Sync + 'static>(
-        task: T,
-        init: impl Fn(&Device) -> Result<T::Model, E> + 'a,
-    ) -> TrainerBuilder<'a, T> {
-        let init = move |device: &Device| init(device).map_err(|error| Error::Model(Box::new(error)));
-        TrainerBuilder::new(task, Box::new(init))
-    }
+/// Functions of the caller.
+#[derive(Default)]
+pub(super) struct Observers {
+    pub(super) events: Option<Observer>,
+    pub(super) guard: Option<Guard>,
+    pub(super) pause: Option<Pause>,
 }
 
 impl<'a, T: Task> TrainerBuilder<'a, T> {
-    fn new(task: T, init: Init<'a, T::Model>) -> Self {
+    pub(super) fn new(task: T, init: Init<'a, T::Model>) -> Self {
+        // Checkpoints note the name of burn's optimizer, whose state is the same.
+        let adamw =
+            || OptimizerGroups::from(FusedAdamW::from(AdamWConfig::new())).described(std::any::type_name::<AdamW>());
+        let compute = compute_in_turn::<T>;
         Self {
+            run: RunConfig::default(),
+            memory: MemoryConfig::default(),
+            checkpoints: CheckpointConfig::default(),
             task,
             init,
-            optimizer: Box::new(|_| {
-                // Checkpoints note the name of burn's optimizer, whose state is the same.
-                OptimizerGroups::from(FusedAdamW::from(AdamWConfig::new())).described(std::any::type_name::<AdamW>())
-            }),
             schedule: Schedule::constant(1e-3),
-            batch_scaling: None,
-            length: RunLength::Epochs(1),
-            seed: 0,
-            max_norm: None,
-            policy: Policy::default(),
+            optimizers: Optimizers { own: Box::new(move |_| adamw()), allowed: vec![], compared: vec![] },
             attach: autocast(),
             edit: None,
-            other_precisions: vec![],
-            other_optimizers: vec![],
-            compared_precisions: vec![],
-            compared_optimizers: vec![],
-            scaling: None,
-            memory: None,
-            batch_size: None,
-            micro_batch: None,
-            checkpointing: Checkpointing::None,
-            keeps_plan: false,
-            patience: Patience::default(),
-            pause: None,
-            recovers: true,
-            predicts: true,
-            profile: None,
-            loader_bytes: 0,
             allocator: None,
-            guard: None,
-            every: Every::epoch(),
-            checkpoints: None,
-            best: None,
-            takes_other_length: false,
-            forgets_sizes: false,
-            observer: None,
-            communicator: None,
-            shards_optimizer: false,
-            stages: None,
-            compute: compute_in_turn::<T>,
+            parallel: Parallel { communicator: None, shards_optimizer: false, stages: None, compute },
+            observers: Observers::default(),
         }
+    }
+
+    /// The model on `device`, with the parameters frozen that the settings name.
+    pub(super) fn model(&self, device: &Device) -> Result<T::Model, Error> {
+        let model = (self.init)(device)?;
+        if self.run.frozen.is_empty() { Ok(model) } else { frozen(model, &self.run.frozen) }
+    }
+
+    /// Changes settings in the middle of a chain of calls.
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::tensor::{Tensor, TensorData};
+    /// # use kiln_training::{LossFn, Pass, Trainer};
+    /// # let task = LossFn::new(|pass: &Pass<'_, burn::nn::Linear>, x: &TensorData| {
+    /// #     let x: Tensor<2> = pass.input(x);
+    /// #     pass.model().forward(x).mean()
+    /// # });
+    /// let builder = Trainer::builder(task, |device| LinearConfig::new(2, 1).init(device))
+    ///     .with_steps(200)
+    ///     .with(|settings| settings.run.frozen = vec!["bias".into()]);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    /// Sets the length of the run to a number of steps.
+    #[must_use]
+    pub fn with_steps(mut self, steps: u64) -> Self {
+        self.run.length = RunLength::Steps(steps);
+        self
+    }
+
+    /// Sets the length of the run to a number of passes over the data.
+    #[must_use]
+    pub fn with_epochs(mut self, epochs: u64) -> Self {
+        self.run.length = RunLength::Epochs(epochs);
+        self
+    }
+
+    /// Sets the [seed](RunConfig::seed).
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.run.seed = seed;
+        self
+    }
+
+    /// Sets the [batch size](RunConfig::batch_size).
+    #[must_use]
+    pub fn with_batch_size(mut self, samples: usize) -> Self {
+        self.run.batch_size = Some(samples);
+        self
+    }
+
+    /// Sets the [norm that gradients are clipped to](RunConfig::clip_norm).
+    #[must_use]
+    pub fn with_clip_norm(mut self, norm: impl Into<Option<f64>>) -> Self {
+        self.run.clip_norm = norm.into();
+        self
+    }
+
+    /// Sets the [precision](RunConfig::precision) of layers and parameters.
+    #[must_use]
+    pub fn with_precision(mut self, policy: Policy) -> Self {
+        self.run.precision = policy;
+        self
+    }
+
+    /// Sets the [memory budget](MemoryConfig::budget) of a step.
+    #[must_use]
+    pub fn with_memory(mut self, budget: MemoryBudget) -> Self {
+        self.memory.budget = Some(budget);
+        self
+    }
+
+    /// Sets the most samples that are [on the device at once](MemoryConfig::micro_batch).
+    #[must_use]
+    pub fn with_micro_batch(mut self, samples: impl Into<Option<usize>>) -> Self {
+        self.memory.micro_batch = samples.into();
+        self
+    }
+
+    /// Sets the [blocks that are recomputed](MemoryConfig::recompute) in the backward pass.
+    #[must_use]
+    pub fn with_recompute(mut self, recompute: Recompute) -> Self {
+        self.memory.recompute = recompute;
+        self
+    }
+
+    /// Adds a [precision that is allowed](MemoryConfig::allowed_precisions) if a step does not fit in the run's own.
+    #[must_use]
+    pub fn with_allowed_precision(mut self, precision: Precision) -> Self {
+        self.memory.allowed_precisions.push(precision);
+        self
+    }
+
+    /// Sets whether the step is [recorded to predict its memory](MemoryConfig::prediction).
+    #[must_use]
+    pub fn with_prediction(mut self, prediction: bool) -> Self {
+        self.memory.prediction = prediction;
+        self
+    }
+
+    /// Sets whether a step is [tried again](MemoryConfig::recovery) if memory runs out.
+    #[must_use]
+    pub fn with_recovery(mut self, recovery: bool) -> Self {
+        self.memory.recovery = recovery;
+        self
+    }
+
+    /// Sets how long a batch [waits for memory](MemoryConfig::patience).
+    #[must_use]
+    pub fn with_patience(mut self, patience: Patience) -> Self {
+        self.memory.patience = patience;
+        self
+    }
+
+    /// Saves the run to [`checkpoints`](CheckpointConfig::directory).
+    #[must_use]
+    pub fn with_checkpoints(mut self, checkpoints: Checkpoints) -> Self {
+        self.checkpoints.directory = Some(checkpoints);
+        self
     }
 
     /// Uses one of burn's optimizers, or several for groups of parameters; see [`OptimizerGroups`].
     #[must_use]
     pub fn with_optimizer<O: Into<OptimizerGroups>>(self, optimizer: impl Fn(&T::Model) -> O + 'static) -> Self {
-        Self { optimizer: Box::new(move |model| optimizer(model).into()), ..self }
+        let optimizers = Optimizers { own: Box::new(move |model| optimizer(model).into()), ..self.optimizers };
+        Self { optimizers, ..self }
+    }
+
+    /// Allows another optimizer if a step does not fit into the memory with the run's own. Plans name it by `which`: a name stands for
+    /// [`PlannedOptimizer::Other`] with its state on the device. It applies to stages and replicas too, which must all choose the same
+    /// optimizer.
+    ///
+    /// [`PlannedOptimizer::OwnOnHost`] allows the run's own optimizer with its state in host memory. The numbers stay the same: on a GPU the
+    /// faster of both that fits is taken. On the CPU device it changes nothing, because the device's memory is the host's. A run in stages
+    /// or replicas keeps the state on its devices.
+    #[must_use]
+    pub fn with_allowed_optimizer<O: Into<OptimizerGroups>>(
+        mut self,
+        which: impl Into<PlannedOptimizer>,
+        optimizer: impl Fn(&T::Model) -> O + 'static,
+    ) -> Self {
+        let make: MakeOptimizer<T::Model> = Box::new(move |model| optimizer(model).into());
+        self.optimizers.allowed.push(AllowedOptimizer { which: which.into(), make });
+        self
+    }
+
+    /// Also records the step with another optimizer, so that [`Trainer::remedies`](crate::Trainer::remedies) can predict its memory and
+    /// time. Plans call it `name`. The run never uses it.
+    #[must_use]
+    pub fn with_compared_optimizer<O: Into<OptimizerGroups>>(
+        mut self,
+        name: impl Into<String>,
+        optimizer: impl Fn(&T::Model) -> O + 'static,
+    ) -> Self {
+        let make: MakeOptimizer<T::Model> = Box::new(move |model| optimizer(model).into());
+        let which = PlannedOptimizer::Other { name: name.into(), on_host: false };
+        self.optimizers.compared.push(AllowedOptimizer { which, make });
+        self
     }
 
     /// Sets the learning rate over the run: a number, a [`ScheduleConfig`](crate::ScheduleConfig), or a [`Schedule`].
     #[must_use]
     pub fn with_schedule(self, schedule: impl Into<Schedule>) -> Self {
         Self { schedule: schedule.into(), ..self }
-    }
-
-    /// Interprets the schedule's rate as that of a base batch, and scales it to the effective batch: all samples of an update, over all
-    /// replicas. Recovery makes micro-batches smaller, but changes neither the effective batch nor the rate.
-    #[must_use]
-    pub fn with_batch_scaling(self, scaling: impl Into<Option<BatchScaling>>) -> Self {
-        Self { batch_scaling: scaling.into(), ..self }
-    }
-
-    /// Sets the length of the run to a number of steps.
-    #[must_use]
-    pub fn with_steps(self, steps: u64) -> Self {
-        Self { length: RunLength::Steps(steps), ..self }
-    }
-
-    /// Sets the length of the run to a number of passes over the data.
-    #[must_use]
-    pub fn with_epochs(self, epochs: u64) -> Self {
-        Self { length: RunLength::Epochs(epochs), ..self }
-    }
-
-    /// Derives all randomness of the run from `seed`, including the model's parameters if burn initialises them.
-    #[must_use]
-    pub fn with_seed(self, seed: u64) -> Self {
-        Self { seed, ..self }
-    }
-
-    /// Scales gradients down to the global norm `max_norm` if their norm is larger.
-    #[must_use]
-    pub fn with_clip_norm(self, max_norm: impl Into<Option<f64>>) -> Self {
-        Self { max_norm: max_norm.into(), ..self }
-    }
-
-    /// Freezes the parameters at or below `paths`: they have no gradients, updates or optimizer state. A path names a whole module, such
-    /// as `layer1` or `blocks.0`, or a parameter. The prediction of a step's memory accounts for it.
-    ///
-    /// Batch-norm below such a path still normalises each batch by the batch's own statistics, and its running statistics still follow
-    /// the batches. PyTorch behaves in the same way for parameters without gradient in a module in training mode.
-    ///
-    /// [`build`](Self::build) ends with [`Error::UnknownPath`] for a path that no parameter has.
-    #[must_use]
-    pub fn with_frozen<P: Into<String>>(self, paths: impl IntoIterator<Item = P>) -> Self {
-        let paths: Vec<String> = paths.into_iter().map(Into::into).collect();
-        if paths.is_empty() {
-            return self;
-        }
-        let init = self.init;
-        Self { init: Box::new(move |device| frozen(init(device)?, &paths)), ..self }
-    }
-
-    /// Sets the precision of layers and parameters to `policy`.
-    #[must_use]
-    pub fn with_precision(self, policy: Policy) -> Self {
-        Self { policy, ..self }
     }
 
     /// Attaches the result of `make` to the parameters of the plain model, below the cast of the precision policy: masks, adapters, fake
@@ -259,7 +297,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     ///
     /// An edit that returns an error ends the step with [`Error::Edit`]. The run stays as it was, and the next step calls `edit` again.
     #[must_use]
-    pub fn with_edit<E: std::error::Error + Send + Sync + 'static>(
+    pub fn with_model_edit<E: std::error::Error + Send + Sync + 'static>(
         self,
         mut edit: impl FnMut(u64, &T::Model, &ModuleOptimizer) -> Result<Option<(T::Model, ModuleOptimizer)>, E> + 'static,
     ) -> Self {
@@ -267,65 +305,6 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
             edit(step, model, optimizer).map_err(|error| Error::Edit { step: step + 1, source: Box::new(error) })
         });
         Self { edit: Some(edit), ..self }
-    }
-
-    /// Scales the loss by `scaling` instead of the precision's default.
-    #[must_use]
-    pub fn with_scaling(self, scaling: impl Into<Option<Scaling>>) -> Self {
-        Self { scaling: scaling.into(), ..self }
-    }
-
-    /// Sets the batch size to `samples`. The default is the number of samples in the batch that [`build`](Self::build) gets.
-    #[must_use]
-    pub fn with_batch_size(self, samples: usize) -> Self {
-        Self { batch_size: Some(samples), ..self }
-    }
-
-    /// Allows a run to resume with another number of steps than it was saved with. Rates that depend on the number of steps are from then
-    /// on those of a run that had the new number from its start.
-    #[must_use]
-    pub fn allowing_other_length(self) -> Self {
-        Self { takes_other_length: true, ..self }
-    }
-
-    /// Resumes a run without its knowledge of micro-batches that fit. Use it if the micro-batch or the memory budget has changed.
-    #[must_use]
-    pub fn forgetting_sizes(self) -> Self {
-        Self { forgets_sizes: true, ..self }
-    }
-
-    /// Calls `guard` at every boundary of a step. A failure that it returns is treated as a failure of the device.
-    #[must_use]
-    pub fn with_guard(
-        self,
-        guard: impl Fn(Boundary) -> Result<(), kiln_recovery::Failure> + Send + Sync + 'static,
-    ) -> Self {
-        Self { guard: Some(Box::new(guard)), ..self }
-    }
-
-    /// Sets times for evaluations and checkpoints in addition to the ends of epochs.
-    #[must_use]
-    pub fn with_every(self, every: Every) -> Self {
-        Self { every, ..self }
-    }
-
-    /// Saves the run to `checkpoints`.
-    #[must_use]
-    pub fn with_checkpoints(self, checkpoints: Checkpoints) -> Self {
-        Self { checkpoints: Some(checkpoints), ..self }
-    }
-
-    /// Judges the run by one of its metrics. The checkpoint with the best value is kept beside the newest ones ([`Checkpoints::best`]).
-    /// If `config` says so, the run ends early when the value stops improving. An evaluation with a new best value saves a checkpoint.
-    #[must_use]
-    pub fn with_best(self, config: impl Into<Option<BestConfig>>) -> Self {
-        Self { best: config.into(), ..self }
-    }
-
-    /// Calls `observer` with every event of [`Trainer::fit`]. The run stops when it returns `Break`.
-    #[must_use]
-    pub fn with_observer(self, observer: impl FnMut(&Event) -> ControlFlow<()> + 'static) -> Self {
-        Self { observer: Some(Box::new(observer)), ..self }
     }
 
     /// Makes the trainer one of several replicas of a model, each of which computes a part of every batch. Each replica has a trainer of
@@ -339,14 +318,15 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// The group is then over, and the run continues from a checkpoint with new trainers.
     #[must_use]
     pub fn with_replicas(self, communicator: Arc<dyn Communicator>) -> Self {
-        Self { communicator: Some(communicator), ..self }
+        Self { parallel: Parallel { communicator: Some(communicator), ..self.parallel }, ..self }
     }
 
-    /// Divides the optimizer's state among the replicas: each updates the parameters that it owns, and sends them to the others (ZeRO
-    /// stage 1, Rajbhandari et al. 2020). The numbers stay the same. Checkpoints hold all of the state.
+    /// Sets whether the replicas divide the optimizer's state among them: each updates the parameters that it owns, and sends them to the
+    /// others (ZeRO stage 1, Rajbhandari et al. 2020). The numbers stay the same. Checkpoints hold all of the state.
     #[must_use]
-    pub fn sharding_optimizer(self) -> Self {
-        Self { shards_optimizer: true, ..self }
+    pub fn with_sharded_optimizer(mut self, shards: bool) -> Self {
+        self.parallel.shards_optimizer = shards;
+        self
     }
 
     /// Divides the blocks of the model's [chain](crate::Pass::chain) into stages, each of which works on another micro-batch at the same
@@ -372,6 +352,35 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
         T::Model: Sync,
         T::Batch: Sync,
     {
-        Self { stages: Some(stages), compute: compute_in_stages::<T>, ..self }
+        let parallel = Parallel { stages: Some(stages), compute: compute_in_stages::<T>, ..self.parallel };
+        Self { parallel, ..self }
+    }
+
+    /// Counts the heap of the CPU device with the program's global allocator: peaks are measured, and a memory budget is enforced. A GPU
+    /// needs none, because its memory is counted by the device.
+    #[must_use]
+    pub fn with_allocator(self, allocator: &'static CountingAllocator) -> Self {
+        Self { allocator: Some(allocator), ..self }
+    }
+
+    /// Calls `observer` with every event of [`Trainer::fit`](crate::Trainer::fit). The run stops when it returns `Break`.
+    #[must_use]
+    pub fn with_observer(mut self, observer: impl FnMut(&Event) -> ControlFlow<()> + 'static) -> Self {
+        self.observers.events = Some(Box::new(observer));
+        self
+    }
+
+    /// Calls `guard` at every boundary of a step. A failure that it returns is treated as a failure of the device.
+    #[must_use]
+    pub fn with_guard(mut self, guard: impl Fn(Boundary) -> Result<(), Failure> + Send + Sync + 'static) -> Self {
+        self.observers.guard = Some(Box::new(guard));
+        self
+    }
+
+    /// Calls `pause` instead of sleeping when a batch waits for memory. `Break` gives the batch up.
+    #[must_use]
+    pub fn with_pause(mut self, pause: impl FnMut(Duration) -> ControlFlow<()> + Send + 'static) -> Self {
+        self.observers.pause = Some(Box::new(pause));
+        self
     }
 }

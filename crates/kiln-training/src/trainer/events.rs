@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use crate::transaction::StepReport;
 
 /// Metrics of a model on a data set.
@@ -45,18 +47,14 @@ pub enum Finish {
 }
 
 /// When a run evaluates and saves, in addition to the end of every epoch and of the run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Every {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Intervals {
     evaluate: u64,
     save: u64,
 }
 
-impl Every {
-    /// Only at the end of epochs.
-    pub fn epoch() -> Self {
-        Self::default()
-    }
-
+impl Intervals {
     /// Also evaluates the model every `steps` steps; 0: only at the end of epochs.
     #[must_use]
     pub fn with_evaluation(self, steps: u64) -> Self {
@@ -79,7 +77,8 @@ impl Every {
 }
 
 /// The length of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum RunLength {
     /// A number of steps. A batch without a readable sample does not count.

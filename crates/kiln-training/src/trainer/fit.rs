@@ -11,7 +11,7 @@ use crate::task::Task;
 use crate::transaction::StepReport;
 
 impl<T: Task> Trainer<T> {
-    /// Takes the remaining steps of the run. At the end of every epoch and of the run, and as [`Every`](crate::Every) says, it evaluates
+    /// Takes the remaining steps of the run. At the end of every epoch and of the run, and as [`Intervals`](crate::Intervals) say, it evaluates
     /// the model if `data` has a part for it, and saves a checkpoint if the run has checkpoints. It also saves a checkpoint when the
     /// observer breaks, and when the run ends with an error that leaves it whole.
     ///
@@ -19,7 +19,7 @@ impl<T: Task> Trainer<T> {
     /// part for it. If one ends with an error, the others end with [`Error::Replica`] or [`Error::Parallel`]. The first one then saves
     /// the run, unless the optimizer's state is divided among the replicas.
     ///
-    /// A run that is [judged](crate::TrainerBuilder::with_best) also saves a checkpoint after each evaluation that is the best so far,
+    /// A run that is [judged](crate::CheckpointConfig::best) also saves a checkpoint after each evaluation that is the best so far,
     /// and ends with [`Finish::EndedEarly`] when its patience is over. If such a run is resumed, it takes no further step, unless its
     /// patience is longer now.
     ///
@@ -50,7 +50,7 @@ impl<T: Task> Trainer<T> {
         }
         let total = self.run.group.all(total)?;
         let at = self.state();
-        let every = self.every;
+        let every = self.checkpoints.intervals;
         // Facts that decide which operations the replicas call, and in which order.
         let facts = [
             ("number of steps", total.to_string()),
@@ -58,8 +58,8 @@ impl<T: Task> Trainer<T> {
             ("position", format!("step {}, epoch {}, batch {}, duties {}", at.step, at.epoch, at.batch, at.due)),
             ("loss scale", self.scaler().scale.to_string()),
             ("times of evaluations and checkpoints", format!("{every:?}")),
-            ("use of checkpoints", self.checkpoints.is_some().to_string()),
-            ("metric that the run is judged by", format!("{:?}", self.best)),
+            ("use of checkpoints", self.checkpoints.directory.is_some().to_string()),
+            ("metric that the run is judged by", format!("{:?}", self.checkpoints.best)),
         ];
         self.run.group.check_equal(&facts)?;
         Ok(total)
@@ -168,7 +168,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
 
     fn duties(&mut self, report: Option<StepReport>) -> Result<(Option<Finish>, bool), Error> {
         let mut stop = report.is_some_and(|report| self.tell(&Event::Step(report)));
-        let (at, every) = (self.trainer.state(), self.trainer.every);
+        let (at, every) = (self.trainer.state(), self.trainer.checkpoints.intervals);
         let epoch_ends = at.batch >= self.data.train().batches();
         let ends = epoch_ends || at.position() >= self.total;
         let evaluates = ends || every.evaluates_at(at.step);
@@ -180,7 +180,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
             stop |= self.tell(&Event::Evaluated(Evaluation { epochs, ..evaluation }));
         }
         let mut stop = self.anywhere(stop)?;
-        let judged = evaluates && self.trainer.best.is_some();
+        let judged = evaluates && self.trainer.checkpoints.best.is_some();
         let improved = judged && self.anywhere(improved)?;
         let over = judged && self.anywhere(self.trainer.is_over())?;
         let state = &mut self.trainer.run.state;
@@ -215,7 +215,7 @@ impl<T: Task, D: TrainingData<Batch = T::Batch>> Fit<'_, T, D> {
 
     /// Saves the run by `save` if it has checkpoints, and returns whether the observer asks to stop.
     fn save(&mut self, save: fn(&Trainer<T>) -> Result<PathBuf, Error>) -> Result<bool, Error> {
-        if self.trainer.checkpoints.is_none() {
+        if self.trainer.checkpoints.directory.is_none() {
             return Ok(false);
         }
         let stop = self.tell(&Event::Saving);

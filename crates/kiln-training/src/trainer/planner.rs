@@ -11,7 +11,7 @@ use super::builder::{AllowedOptimizer, TrainerBuilder};
 use super::trainer::MakeOptimizer;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{Checkpointing, PlannedOptimizer, Planner, RecordedStep, StepKind};
+use crate::planning::{PlannedOptimizer, Planner, Recompute, RecordedStep, StepKind};
 use crate::task::Task;
 
 /// Seconds to move a byte to the host and back over PCIe 4.0, at half of its 32 GB/s.
@@ -27,12 +27,12 @@ impl<T: Task> TrainerBuilder<'_, T> {
     /// [`Error::InvalidSetting`], and [`Error::Checkpointing`] for a plan that does not fit the model.
     pub fn planner(&self, profile: &BackendProfile, sample: &T::Batch, batch: usize) -> Result<Planner, Error> {
         self.check(batch)?;
-        let mut planner = self.planner_with(&PlannedOptimizer::Own, &self.optimizer, profile, sample, batch)?;
-        planner.alternatives = self.alternatives(&self.other_optimizers, profile, sample, batch)?;
+        let mut planner = self.planner_with(&PlannedOptimizer::Own, &self.optimizers.own, profile, sample, batch)?;
+        planner.alternatives = self.alternatives(&self.optimizers.allowed, profile, sample, batch)?;
         // Allowed precisions are recorded already. A precision that cannot be recorded is not compared, because the run does not need it.
         let skipped = |what: &dyn Display, error: &Error| tracing::debug!("{what} is not compared: {error}");
-        for other in &self.compared_optimizers {
-            if self.other_optimizers.iter().any(|known| known.which == other.which) {
+        for other in &self.optimizers.compared {
+            if self.optimizers.allowed.iter().any(|known| known.which == other.which) {
                 continue;
             }
             match self.alternatives([other], profile, sample, batch) {
@@ -40,11 +40,11 @@ impl<T: Task> TrainerBuilder<'_, T> {
                 Err(error) => skipped(&other.which, &error),
             }
         }
-        for precision in &self.compared_precisions {
+        for precision in &self.memory.compared_precisions {
             if planner.precisions().any(|known| known == *precision) {
                 continue;
             }
-            match self.recorded(*precision, &self.optimizer, sample) {
+            match self.recorded(*precision, &self.optimizers.own, sample) {
                 Ok(step) => planner.compared.push((*precision, step)),
                 Err(error) => skipped(precision, &error),
             }
@@ -84,10 +84,10 @@ impl<T: Task> TrainerBuilder<'_, T> {
         optimizer: &MakeOptimizer<T::Model>,
         sample: &T::Batch,
     ) -> Result<RecordedStep, Error> {
-        let scaling = self.scaling.unwrap_or_else(|| Scaling::for_precision(precision));
-        let policy = self.policy.clone().computing_in(precision);
-        let kind = StepKind { scales_gradients: self.max_norm.is_some() || scaling != Scaling::None };
-        let build = |device: &Device| (self.attach)((self.init)(device)?, &policy).map(|(model, _)| model);
+        let scaling = self.run.loss_scaling.unwrap_or_else(|| Scaling::for_precision(precision));
+        let policy = self.run.precision.clone().computing_in(precision);
+        let kind = StepKind { scales_gradients: self.run.clip_norm.is_some() || scaling != Scaling::None };
+        let build = |device: &Device| (self.attach)(self.model(device)?, &policy).map(|(model, _)| model);
         RecordedStep::of(&self.task, &kind, sample, &build, optimizer)
     }
 
@@ -101,12 +101,14 @@ impl<T: Task> TrainerBuilder<'_, T> {
         batch: usize,
     ) -> Result<Planner, Error> {
         let mut steps = vec![];
-        for precision in std::iter::once(self.policy.compute()).chain(self.other_precisions.iter().copied()) {
+        for precision in
+            std::iter::once(self.run.precision.compute()).chain(self.memory.allowed_precisions.iter().copied())
+        {
             let step = self.recorded(precision, optimizer, sample)?;
             steps.push((precision, step));
         }
         let mut profile = match profile.kernels {
-            Kernels::Flex => profile.clone().with_loader_bytes(self.loader_bytes),
+            Kernels::Flex => profile.clone().with_loader_bytes(self.memory.loader_bytes),
             Kernels::Cube => profile.clone(),
         };
         profile.fixed_bytes += self.task.resident_bytes();
@@ -117,7 +119,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
             }
             Kernels::Cube => profile.clone(),
         };
-        let (micro_batch, checkpoints) = (self.micro_batch, None);
+        let (micro_batch, checkpoints) = (self.memory.micro_batch, None);
         let (optimizer, alternatives, update_transfer) = (which.clone(), vec![], 0.0);
         let (compared, compared_optimizers) = (vec![], vec![]);
         let mut planner = Planner {
@@ -141,13 +143,13 @@ impl<T: Task> TrainerBuilder<'_, T> {
     /// The checkpoint plan that the settings name, if any.
     fn given_plan(&self, planner: &Planner) -> Result<Option<Plan>, Error> {
         let blocks = planner.blocks();
-        Ok(match &self.checkpointing {
-            Checkpointing::None | Checkpointing::Within(_) => None,
-            Checkpointing::Every(length) => Some(Plan::every(blocks, *length)?),
-            Checkpointing::Offload => Some(Plan::offload(blocks, 1)?),
-            Checkpointing::Sqrt => Some(planner.sqrt()?),
-            Checkpointing::Plan(plan) if plan.blocks() == blocks => Some(plan.clone()),
-            Checkpointing::Plan(plan) => {
+        Ok(match &self.memory.recompute {
+            Recompute::None | Recompute::Within(_) => None,
+            Recompute::Every(length) => Some(Plan::every(blocks, *length)?),
+            Recompute::Offload => Some(Plan::offload(blocks, 1)?),
+            Recompute::Sqrt => Some(planner.sqrt()?),
+            Recompute::Plan(plan) if plan.blocks() == blocks => Some(plan.clone()),
+            Recompute::Plan(plan) => {
                 return Err(kiln_checkpointing::Error::PlanLength { plan: plan.blocks(), chain: blocks }.into());
             }
         })
@@ -159,6 +161,6 @@ impl<T: Task> TrainerBuilder<'_, T> {
             _ => Ok(()),
         };
         zero("batch size", batch)?;
-        zero("micro-batch", self.micro_batch.unwrap_or(1))
+        zero("micro-batch", self.memory.micro_batch.unwrap_or(1))
     }
 }

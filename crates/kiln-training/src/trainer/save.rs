@@ -74,7 +74,7 @@ impl<T: Task> Trainer<T> {
     /// # Errors
     /// [`Error::NoCheckpoints`], [`Error::Save`]; existing checkpoints stay. [`Error::Unfinished`] in the middle of an update.
     pub fn save(&self) -> Result<PathBuf, Error> {
-        self.save_to(self.checkpoints.as_ref().ok_or(Error::NoCheckpoints)?)
+        self.save_to(self.checkpoints.directory.as_ref().ok_or(Error::NoCheckpoints)?)
     }
 
     /// Saves the current state of the run to `checkpoints`.
@@ -110,7 +110,7 @@ impl<T: Task> Trainer<T> {
 
     /// Makes [`fit`](Self::fit) save to `checkpoints` from now on.
     pub fn set_checkpoints(&mut self, checkpoints: Checkpoints) {
-        self.checkpoints = Some(checkpoints);
+        self.checkpoints.directory = Some(checkpoints);
     }
 
     /// Loads the newest whole checkpoint into the run, and returns its path. Damaged checkpoints are skipped with a warning. Returns
@@ -158,7 +158,7 @@ impl<T: Task> Trainer<T> {
     }
 
     fn resume_here(&mut self) -> Result<Option<PathBuf>, Error> {
-        let checkpoints = self.checkpoints.clone().ok_or(Error::NoCheckpoints)?;
+        let checkpoints = self.checkpoints.directory.clone().ok_or(Error::NoCheckpoints)?;
         checkpoints.resume(|path| self.load(path))
     }
 
@@ -220,7 +220,7 @@ impl<T: Task> Trainer<T> {
         if let Some(saved) = saved.scaler {
             scaler.restore(saved.state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
-        let sizes = saved.recovery.filter(|_| !self.forgets_sizes);
+        let sizes = saved.recovery.filter(|_| !self.checkpoints.fresh_sizes);
         if let (Some(recovery), Some(state)) = (self.recovery_mut(), sizes) {
             recovery.restore(state).map_err(|e| fail(format!("{STATE}: {e}")))?;
         }
@@ -230,7 +230,7 @@ impl<T: Task> Trainer<T> {
         self.progress = saved.progress;
         self.samples = saved.samples.filter(|samples| *samples > 0).or(self.samples);
         self.batches = saved.batches.or(self.batches);
-        let known = saved.total_steps.filter(|_| !self.takes_other_length);
+        let known = saved.total_steps.filter(|_| !self.checkpoints.other_length);
         self.run.settings.total_steps = self.run.settings.total_steps.or(known);
         Ok(())
     }
@@ -312,7 +312,7 @@ impl<T: Task> Trainer<T> {
                 saved.batches.map(|batches| batches as u64),
                 self.batches.map(|batches| batches as u64),
             ),
-            ("steps", saved.total_steps.filter(|_| !self.takes_other_length), self.total_steps()),
+            ("steps", saved.total_steps.filter(|_| !self.checkpoints.other_length), self.total_steps()),
         ];
         for (unit, was, is) in numbers {
             if let (Some(was), Some(is)) = (was.filter(|was| *was > 0), is)

@@ -10,13 +10,13 @@ use kiln_precision::ScalerState;
 use kiln_recovery::Recovery;
 
 use super::attach::Edit;
-use super::events::{Event, Every, RunLength};
+use super::config::CheckpointConfig;
+use super::events::{Event, RunLength};
 use super::watch::Watch;
-use crate::checkpoints::Checkpoints;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
 use crate::planning::{DeviceLayout, Planner, Remedy, StageLoad, StagePlan, StepPlan};
-use crate::progress::{BestConfig, Progress};
+use crate::progress::Progress;
 use crate::stages::{StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
 use crate::task::Task;
@@ -58,17 +58,10 @@ pub struct Trainer<T: Task> {
     pub(super) samples: Option<usize>,
     /// Batches of an epoch, once the data is known.
     pub(super) batches: Option<usize>,
-    pub(super) every: Every,
-    pub(super) checkpoints: Option<Checkpoints>,
-    /// The metric that the run is judged by, if any.
-    pub(super) best: Option<BestConfig>,
+    pub(super) checkpoints: CheckpointConfig,
     pub(super) progress: Progress,
     /// The step of the newest checkpoint that this trainer has read or written.
     pub(super) saved: u64,
-    /// Whether a checkpoint of a run with another number of steps may be resumed.
-    pub(super) takes_other_length: bool,
-    /// Whether sizes that fit according to a checkpoint are ignored.
-    pub(super) forgets_sizes: bool,
     pub(super) observer: Option<Observer>,
     pub(super) edit: Option<Edit<T::Model>>,
     /// The step before which the model was last edited.
@@ -95,7 +88,7 @@ impl<T: Task> Trainer<T> {
         self.run.state
     }
 
-    /// The best evaluation so far, in a run that is [judged](crate::TrainerBuilder::with_best).
+    /// The best evaluation so far, in a run that is [judged](crate::CheckpointConfig::best).
     pub fn progress(&self) -> Progress {
         self.progress
     }
@@ -191,7 +184,7 @@ impl<T: Task> Trainer<T> {
     }
 
     /// Changes that lower the predicted peak of a step, each applied alone. Precisions and optimizers are those that the builder allows
-    /// or [compares](crate::TrainerBuilder::compare_precision). Empty for a run that is divided among devices.
+    /// or [compares](crate::MemoryConfig::compared_precisions). Empty for a run that is divided among devices.
     ///
     /// # Errors
     /// [`Error::Predict`], and [`Error::NoPrediction`] for a trainer that was built without one.

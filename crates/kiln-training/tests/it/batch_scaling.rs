@@ -23,7 +23,8 @@ fn scaling(rule: BatchRule) -> BatchScaling {
 /// The rates of a run with batches of 16.
 fn rates(rule: BatchRule, micro_batch: Option<usize>, faults: Option<Injector>) -> (Vec<f64>, Vec<usize>) {
     let builder = builder(Ids::net(), |_| Net::new(&[8, 8], false, 0.0), &settings_of(micro_batch));
-    let mut trainer = Watched::build(builder.with_batch_scaling(scaling(rule)), &batch(0, 16));
+    let mut trainer =
+        Watched::build(builder.with(|settings| settings.run.batch_scaling = Some(scaling(rule))), &batch(0, 16));
     if let Some(faults) = faults {
         let ladder = Ladder::new().with(Reclaim { times: 1 }).with(Shrink);
         trainer.set_recovery(Some(recovery(16, 16, ladder)));
@@ -65,8 +66,9 @@ fn replicas_count() {
         let rates: Vec<Vec<f64>> = thread::scope(|scope| {
             let replica = |communicator: Local| {
                 let builder = builder(Ids::net(), |_| Net::new(&[8, 8], false, 0.0), &settings_of(None));
-                let builder =
-                    builder.with_batch_scaling(scaling(BatchRule::Sqrt)).with_replicas(Arc::new(communicator));
+                let builder = builder
+                    .with(|settings| settings.run.batch_scaling = Some(scaling(BatchRule::Sqrt)))
+                    .with_replicas(Arc::new(communicator));
                 let builder = match batch_size {
                     Some(samples) => builder.with_batch_size(samples),
                     None => builder,
@@ -88,7 +90,10 @@ fn a_rate_that_cannot_be_scaled_ends_the_building() {
     let build = |rule, base_batch, schedule: ScheduleConfig| {
         let settings = Settings { schedule: schedule.into(), ..settings_of(None) };
         let builder = builder(Ids::net(), |_| Net::new(&[8, 8], false, 0.0), &settings);
-        builder.with_batch_scaling(BatchScaling { rule, base_batch }).build(&device(), &batch(0, 16)).map(|_| ())
+        builder
+            .with(|settings| settings.run.batch_scaling = Some(BatchScaling { rule, base_batch }))
+            .build(&device(), &batch(0, 16))
+            .map(|_| ())
     };
     let cold = ScheduleConfig { warmup: 0.0, ..SCHEDULE };
     for (rule, base_batch, schedule) in [(BatchRule::Sqrt, 0, SCHEDULE), (BatchRule::Linear, 4, cold)] {

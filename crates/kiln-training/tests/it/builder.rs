@@ -9,8 +9,7 @@ use kiln_checkpointing::{Mode, Plan};
 use kiln_memory::BackendProfile;
 use kiln_precision::Precision;
 use kiln_training::{
-    Checkpointing, Error, LossFn, MemoryBudget, OptimizerConfig, Pass, Planner, StepReport, Task, Trainer,
-    TrainerBuilder,
+    Error, LossFn, MemoryBudget, OptimizerConfig, Pass, Planner, Recompute, StepReport, Task, Trainer, TrainerBuilder,
 };
 
 use crate::HEAP;
@@ -206,11 +205,11 @@ fn two_chains_of_one_pass_are_planned_together_and_have_the_same_bits() {
     let limit = peak(&plain) * 7 / 10;
     let (expected, all) = train(&mut plain);
     let blocks = first + 1 + second;
-    let every = |length| new().with_checkpointing(Checkpointing::Every(length));
+    let every = |length| new().with_recompute(Recompute::Every(length));
     let given = Plan::parse("0..3 recompute, 3..6 plain, 6..8 recompute, 8..10 plain", blocks).unwrap();
     let budget = || new().with_micro_batch(SAMPLES).with_memory(MemoryBudget::Bytes(limit));
-    let offload = || new().with_checkpointing(Checkpointing::Offload);
-    let plan = || new().with_checkpointing(Checkpointing::Plan(given.clone()));
+    let offload = || new().with_recompute(Recompute::Offload);
+    let plan = || new().with_recompute(Recompute::Plan(given.clone()));
     for (name, builder) in
         [("every:1", every(1)), ("every:4", every(4)), ("plan", plan()), ("offload", offload()), ("budget", budget())]
     {
@@ -227,7 +226,7 @@ fn two_chains_of_one_pass_are_planned_together_and_have_the_same_bits() {
         trained.assert_same(&all, name);
     }
     // A plan for another number of blocks is refused.
-    let short = new().with_checkpointing(Checkpointing::Plan(Plan::none(blocks - 1)));
+    let short = new().with_recompute(Recompute::Plan(Plan::none(blocks - 1)));
     let built = short.build(&Device::flex(), &batch(SAMPLES));
     assert!(matches!(built.map(|_| ()), Err(Error::Checkpointing(_))));
 }
@@ -284,7 +283,7 @@ fn another_precision_is_taken_only_where_it_is_allowed_and_needed() {
     let samples = 8 * SAMPLES;
     let data = batch(samples);
     let strict = || deep(in_dtype_of_weights, 8, 0).with_micro_batch(samples);
-    let lenient = || strict().allow_precision(Precision::BF16);
+    let lenient = || strict().with_allowed_precision(Precision::BF16);
     let planner = lenient().planner(&BackendProfile::flex(), &data, samples).unwrap();
     assert_eq!(planner.precisions().collect::<Vec<_>>(), [Precision::F32, Precision::BF16]);
     let (single, half) = (least(&planner, Precision::F32), least(&planner, Precision::BF16));
@@ -311,11 +310,11 @@ fn batches_that_cannot_be_planned_are_refused() {
     };
     let new = || deep(one_chain, 2, 0);
     let roomy = || new().with_memory(MemoryBudget::Bytes(1 << 30));
-    for builder in [new(), roomy(), new().without_prediction()] {
+    for builder in [new(), roomy(), new().with_prediction(false)] {
         assert_eq!(message(builder, 0), "batch size is 0, expected at least 1");
     }
     assert_eq!(message(new().with_batch_size(0), 4), "batch size is 0, expected at least 1");
-    for builder in [new(), roomy(), new().without_prediction()] {
+    for builder in [new(), roomy(), new().with_prediction(false)] {
         assert_eq!(message(builder.with_micro_batch(0), 4), "micro-batch is 0, expected at least 1");
     }
     assert_eq!(
@@ -326,9 +325,9 @@ fn batches_that_cannot_be_planned_are_refused() {
     // One sample does not show how a step grows.
     let budget = roomy().build(&device, &batch(1)).map(|_| ());
     assert!(matches!(budget, Err(Error::Sample { samples: 1 })), "{budget:?}");
-    let checkpointing = new().with_checkpointing(Checkpointing::Every(1)).build(&device, &batch(1)).map(|_| ());
+    let checkpointing = new().with_recompute(Recompute::Every(1)).build(&device, &batch(1)).map(|_| ());
     assert!(matches!(checkpointing, Err(Error::Sample { samples: 1 })), "{checkpointing:?}");
-    let unpredicted = roomy().without_prediction().build(&device, &batch(4)).map(|_| ());
+    let unpredicted = roomy().with_prediction(false).build(&device, &batch(4)).map(|_| ());
     assert!(matches!(unpredicted, Err(Error::NoPrediction)), "{unpredicted:?}");
     let pair = roomy().build(&device, &batch(2)).map(|_| ());
     assert!(matches!(pair, Err(Error::Sample { samples: 2 })), "{pair:?}");
@@ -346,7 +345,7 @@ fn the_settings_of_a_plan_can_be_kept_beyond_its_budget() {
     let _turn = beside();
     let settings = Settings { micro_batch: Some(64), ..settings(OptimizerConfig::adamw()) };
     let new = || planned(LossFn::new(one_chain as Loss), |device| Deep::new(4, 0, device), &settings);
-    let kept = build(new().with_memory(MemoryBudget::Bytes(1000)).keeping_plan());
+    let kept = build(new().with_memory(MemoryBudget::Bytes(1000)).with(|settings| settings.memory.fixed_plan = true));
     assert_eq!(kept.plan().unwrap(), build(new()).plan().unwrap());
     assert_eq!(kept.limit_bytes(), Some(1000));
 }

@@ -83,7 +83,11 @@ fn the_state_of_every_group_of_parameters_is_predicted() {
     for (name, make, expected) in cases {
         // Without the bytes that the allocator takes for each buffer.
         let profile = BackendProfile { buffer_bytes: 0, ..BackendProfile::flex() };
-        let mut trainer = wide().with_optimizer(make).with_profile(profile).build(&Device::flex(), &x).unwrap();
+        let mut trainer = wide()
+            .with_optimizer(make)
+            .with(|settings| settings.memory.profile = Some(profile))
+            .build(&Device::flex(), &x)
+            .unwrap();
         let prediction = trainer.predict(8).unwrap();
         let state = prediction.buffers.iter();
         let state = state.filter(|buffer| buffer.category == Category::OptimizerState && buffer.born == 0);

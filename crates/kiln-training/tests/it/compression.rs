@@ -151,7 +151,7 @@ fn an_edit_waits_for_memory_and_is_not_made_again_after_an_error_or_from_a_check
     let (asked, fails) = (Rc::new(RefCell::new(vec![])), Rc::new(Cell::new(0)));
     let new = || {
         let (asked, fails) = (asked.clone(), fails.clone());
-        let builder = case.builder(&Way::default(), None).with_edit(move |step, model: &Model, optimizer| {
+        let builder = case.builder(&Way::default(), None).with_model_edit(move |step, model: &Model, optimizer| {
             asked.borrow_mut().push(step);
             if fails.get() > 0 {
                 fails.set(fails.get() - 1);
@@ -337,7 +337,7 @@ fn what_does_not_fit_is_refused() {
 
     // It is an error where it is made, with and without a recording.
     let wrong = Smaller { targets: vec!["conv1"], ..Smaller::default() };
-    for builder in [new(), new().without_prediction()] {
+    for builder in [new(), new().with_prediction(false)] {
         let built = build(wrong.on(builder));
         assert!(matches!(built, Err(Error::Model(_))));
         let text = message(built);
@@ -353,14 +353,14 @@ fn what_does_not_fit_is_refused() {
         let masks = Masks::of(&plain);
         plain.apply_reparameterization(masks)
     };
-    let twice = planned(case.task.clone(), |_: &Device| attached(), &case.settings).without_prediction();
+    let twice = planned(case.task.clone(), |_: &Device| attached(), &case.settings).with_prediction(false);
     let built = build(qat().on(twice));
     assert!(matches!(built, Err(Error::Model(_) | Error::Precision(_))), "{}", message(built));
 
     // An edit that fails leaves the run as it was, and is made by the next step.
     let (masked, fails) = (pruning(), Rc::new(Cell::new(true)));
     let shared = fails.clone();
-    let mut trainer = build(masked.on(new()).with_edit(move |_, model: &Model, optimizer| {
+    let mut trainer = build(masked.on(new()).with_model_edit(move |_, model: &Model, optimizer| {
         let sparsity = if shared.get() { 1.5 } else { 0.5 };
         let model = prune(model.clone(), &Pruning::magnitude(sparsity))?;
         Ok::<_, CompressionError>(Some((model, optimizer.clone())))
@@ -376,7 +376,8 @@ fn what_does_not_fit_is_refused() {
     assert!((sparsity(trainer.model()).total() - 0.5).abs() < 0.001);
     // Masks are not there to be chosen.
     let mut plain =
-        build(new().with_edit(|step, model: &Model, optimizer| edited(&GRADUAL, step + 1, model, optimizer))).unwrap();
+        build(new().with_model_edit(|step, model: &Model, optimizer| edited(&GRADUAL, step + 1, model, optimizer)))
+            .unwrap();
     assert!(message(plain.step(&case.batch(0))).contains("no masks"));
 }
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use kiln_training::{BestConfig, Every, Metric, Metrics, OptimizerConfig, Pass, Task, Trainer};
+use kiln_training::{BestConfig, Intervals, Metric, Metrics, OptimizerConfig, Pass, Task, Trainer};
 
 use crate::support::batch;
 
@@ -47,18 +47,18 @@ pub(crate) fn counting(
     each: u64,
     best: BestConfig,
     steps: u64,
-    every: impl FnOnce(Every) -> Every,
+    every: impl FnOnce(Intervals) -> Intervals,
 ) -> Trainer<Counting> {
     let sgd = OptimizerConfig::Sgd { momentum: 0.0, weight_decay: 0.0, nesterov: false };
     Trainer::builder(Counting { scores: Rc::new(scores.to_vec()), each: each as usize }, Count::new)
         .with_optimizer(move |model: &Count| sgd.groups(model))
         .with_schedule(1.0)
         .with_steps(steps)
-        .with_every(every(Every::epoch().with_evaluation(each)))
-        .with_best(best)
-        .allowing_other_length()
-        .without_prediction()
-        .without_recovery()
+        .with(|settings| settings.checkpoints.intervals = every(Intervals::default().with_evaluation(each)))
+        .with(|settings| settings.checkpoints.best = Some(best))
+        .with(|settings| settings.checkpoints.other_length = true)
+        .with_prediction(false)
+        .with_recovery(false)
         .build(&Device::flex(), &batch(0, 4))
         .unwrap()
 }

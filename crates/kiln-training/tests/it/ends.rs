@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use kiln_data::{BatchPlan, Error as DataError, Loader, LoaderConfig, TrainTest};
 use kiln_recovery::{Failure, Injector, Kind, Ladder};
 use kiln_training::{
-    BatchSource, Boundary, Checkpoints, Epoch, Error, Every, Metric, Metrics, OptimizerConfig, Pass, Task, Trainer,
+    BatchSource, Boundary, Checkpoints, Epoch, Error, Intervals, Metric, Metrics, OptimizerConfig, Pass, Task, Trainer,
     evaluate,
 };
 
@@ -64,7 +64,7 @@ fn data() -> TrainTest<Loader<Vec<usize>>> {
 }
 
 fn run_settings() -> Settings {
-    Settings { steps: STEPS, every: Every::epoch().with_evaluation(2), ..settings(OptimizerConfig::adamw()) }
+    Settings { steps: STEPS, every: Intervals::default().with_evaluation(2), ..settings(OptimizerConfig::adamw()) }
 }
 
 /// A trainer with room for any evaluation.

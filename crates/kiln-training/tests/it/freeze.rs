@@ -8,7 +8,7 @@ use burn_pack::Reader;
 use kiln_checkpointing::Plan;
 use kiln_models::{ResNet, ResNetBlock, ResNetConfig, Stem};
 use kiln_training::{
-    Checkpointing, Checkpoints, Error, LossFn, OptimizerConfig, Pass, StepPlan, Task, Trainer, TrainerBuilder,
+    Checkpoints, Error, LossFn, OptimizerConfig, Pass, Recompute, StepPlan, Task, Trainer, TrainerBuilder,
 };
 
 use crate::HEAP;
@@ -48,7 +48,9 @@ fn builder(
     let config = ResNetConfig::resnet18(CLASSES).with_width(width).with_stem(Stem::Cifar).with_lean(lean);
     let settings = Settings { schedule: 0.01.into(), ..settings(OptimizerConfig::adamw()) };
     let init = move |device: &Device| config.init(device).unwrap();
-    planned(LossFn::new(loss), init, &settings).with_frozen(frozen.iter().copied()).with_allocator(&HEAP)
+    planned(LossFn::new(loss), init, &settings)
+        .with(|settings| settings.run.frozen = frozen.iter().map(ToString::to_string).collect())
+        .with_allocator(&HEAP)
 }
 
 #[test]
@@ -58,7 +60,7 @@ fn frozen_parameters_stay_and_running_statistics_move() {
     for (lean, plan) in [(true, None), (false, None), (true, Some(Plan::every(9, 2).unwrap()))] {
         let mut builder = builder(lean, &FROZEN, 8);
         if let Some(plan) = plan {
-            builder = builder.with_checkpointing(Checkpointing::Plan(plan));
+            builder = builder.with_recompute(Recompute::Plan(plan));
         }
         let mut trainer = builder.build(&Device::flex(), &ids).unwrap();
         let before = values(trainer.model());

@@ -25,7 +25,13 @@ fn trainer(net: &Net, Given { optimizer, schedule, steps, micro_batch }: Given, 
     use burn::module::Module;
     let settings = Settings { schedule, steps, micro_batch, ..settings(optimizer) };
     let builder = builder(Ids::net(), |_| net.valid().train(), &settings);
-    let builder = if other { builder.allowing_other_length().forgetting_sizes() } else { builder };
+    let builder = if other {
+        builder
+            .with(|settings| settings.checkpoints.other_length = true)
+            .with(|settings| settings.checkpoints.fresh_sizes = true)
+    } else {
+        builder
+    };
     builder.build(&device(), &batch(0, 8)).unwrap()
 }
 

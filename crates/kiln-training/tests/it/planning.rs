@@ -62,7 +62,7 @@ fn builder(sizes: &'static [usize]) -> TrainerBuilder<'static, Stacked> {
         .with_steps(4)
         .with_batch_size(BATCH)
         .with_allocator(&HEAP)
-        .without_recovery()
+        .with_recovery(false)
 }
 
 fn planner(sizes: &'static [usize]) -> Planner {
@@ -137,7 +137,7 @@ fn replicas_share_the_optimizer_state() {
 /// Stacks with AdamW, which may keep its moments in 8 bits where nothing fits otherwise.
 fn with_8_bits(sizes: &'static [usize]) -> TrainerBuilder<'static, Stacked> {
     let small = OptimizerConfig::adamw().in_8bit().unwrap();
-    builder(sizes).allow_optimizer(small.name(), move |model: &Stack| small.groups(model))
+    builder(sizes).with_allowed_optimizer(small.name(), move |model: &Stack| small.groups(model))
 }
 
 /// The least that a step takes with its own optimizer, and in 8 bits.
@@ -238,13 +238,17 @@ fn a_plan_takes_an_allowed_optimizer_or_state_on_the_host_only_as_it_is_promised
     let made = |profile: &BackendProfile, others: u8| {
         let mut builder = builder(sizes);
         if others & 1 > 0 {
-            builder = builder.allow_optimizer(small.name(), move |model: &Stack| small.groups(model));
+            builder = builder.with_allowed_optimizer(small.name(), move |model: &Stack| small.groups(model));
         }
         if others & 2 > 0 {
-            builder = builder.allow_offloaded_optimizer(move |model: &Stack| adamw.offloaded_groups(model));
+            builder = builder.with_allowed_optimizer(PlannedOptimizer::OwnOnHost, move |model: &Stack| {
+                adamw.offloaded_groups(model)
+            });
         }
         if others & 4 > 0 {
-            builder = builder.allow_optimizer_on_host(small.name(), move |model: &Stack| small.offloaded_groups(model));
+            builder = builder.with_allowed_optimizer(PlannedOptimizer::on_host(small.name()), move |model: &Stack| {
+                small.offloaded_groups(model)
+            });
         }
         builder.planner(profile, &batch(0, 8), 64).unwrap()
     };

@@ -38,7 +38,9 @@ fn builder() -> TrainerBuilder<'static, Chain> {
 
 fn comparing() -> TrainerBuilder<'static, Chain> {
     let small = OptimizerConfig::named("adamw8bit").unwrap();
-    builder().compare_precision(Precision::BF16).compare_optimizer("adamw8bit", move |model| small.groups(model))
+    builder()
+        .with(|settings| settings.memory.compared_precisions.push(Precision::BF16))
+        .with_compared_optimizer("adamw8bit", move |model| small.groups(model))
 }
 
 fn planner(builder: &TrainerBuilder<'static, Chain>) -> Planner {
@@ -98,7 +100,8 @@ fn what_is_compared_is_listed_and_never_chosen() {
 fn with_a_budget_what_fits_comes_first() {
     let _turn = beside();
     let peak = builder().build(&device(), &batch(0, 8)).unwrap().plan().unwrap().peak_bytes;
-    let kept = builder().with_memory(MemoryBudget::Bytes(peak * 3 / 4)).keeping_plan();
+    let kept =
+        builder().with_memory(MemoryBudget::Bytes(peak * 3 / 4)).with(|settings| settings.memory.fixed_plan = true);
     let trainer = kept.build(&device(), &batch(0, 8)).unwrap();
     let remedies = trainer.remedies().unwrap();
     assert!(remedies.first().is_some_and(|remedy| remedy.plan.fits), "{remedies:?}");

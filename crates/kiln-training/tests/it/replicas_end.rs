@@ -12,7 +12,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_data::{BatchPlan, Error as DataError, Loader, LoaderConfig, Replica, TrainTest};
 use kiln_parallel::Communicator;
 use kiln_training::{
-    Checkpoints, Error, Event, Every, Finish, Metric, Metrics, OptimizerConfig, Pass, Task, TrainerBuilder,
+    Checkpoints, Error, Event, Finish, Intervals, Metric, Metrics, OptimizerConfig, Pass, Task, TrainerBuilder,
 };
 
 use crate::case::{Case, Make, Parts, Samples, Way, on_all, on_replicas};
@@ -87,7 +87,7 @@ fn loader(
 fn a_builder(how: How, communicator: Arc<dyn Communicator>) -> TrainerBuilder<'static, Failing> {
     let settings = Settings {
         steps: STEPS,
-        every: Every::epoch().with_checkpoint(2).with_evaluation(5),
+        every: Intervals::default().with_checkpoint(2).with_evaluation(5),
         ..settings(OptimizerConfig::adamw())
     };
     let task = Failing { how, losses: AtomicUsize::new(0) };
@@ -109,7 +109,7 @@ fn run(how: How, shards: bool, directory: &Path) -> Vec<thread::Result<End>> {
         let _handle = communicator.clone();
         let how = if rank == VICTIM { how } else { Goes };
         let builder = a_builder(how, communicator).with_checkpoints(Checkpoints::new(directory, 2).unwrap());
-        let builder = if shards { builder.sharding_optimizer() } else { builder };
+        let builder = if shards { builder.with_sharded_optimizer(true) } else { builder };
         let mut trainer = builder.build(&Device::flex(), &vec![0; SIZE]).unwrap();
         trainer.resume().unwrap();
         trainer.observe(move |event| match event {
@@ -216,7 +216,7 @@ fn what_fails_on_one_replica_alone_is_told_to_all() {
             builder = builder.with_checkpoints(Checkpoints::new(saved, 1).unwrap());
         }
         if what == "every" && rank == 2 {
-            builder = builder.with_every(Every::epoch());
+            builder = builder.with(|settings| settings.checkpoints.intervals = Intervals::default());
         }
         let mut trainer = builder.build(&Device::flex(), &vec![0; SIZE])?;
         let events = noted(&mut trainer, |event| Some(format!("{event:?}")), |_| false);

@@ -12,7 +12,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 use kiln_data::{Loader, LoaderConfig, Order, Replica};
 use kiln_parallel::Communicator;
-use kiln_training::{Checkpoints, Error, Every, Finish, OptimizerConfig, Trainer};
+use kiln_training::{Checkpoints, Error, Finish, Intervals, OptimizerConfig, Trainer};
 
 use crate::case::{Case, Classify, Make, Parts, Samples, Way, on_all};
 use crate::support::{Ids, Net, Settings, Snapshot, Watched, batch, builder, noted, settings, temporary, told, turn};
@@ -33,7 +33,7 @@ fn loader(rank: usize, count: usize) -> Loader<Samples> {
 /// A run in micro-batches of two samples that saves after every second step.
 fn case(optimizer: OptimizerConfig) -> Case {
     let make = Make::Chain(Parts { dropout: 0.2, ..Parts::new(1) });
-    let every = Every::epoch().with_checkpoint(2);
+    let every = Intervals::default().with_checkpoint(2);
     Case::new(make, optimizer, SIZE, 2).with(|settings| Settings { steps: STEPS, every, ..settings })
 }
 
@@ -91,9 +91,9 @@ fn each_replica_holds_its_share_of_the_state() {
                 seen.set(optimizer.into_bytes().unwrap().len());
                 Ok::<_, Infallible>(None)
             };
-            let mut builder = builder(Ids::net(), |_| Net::new(&[32; 9], false, 0.0), &settings).with_edit(look);
+            let mut builder = builder(Ids::net(), |_| Net::new(&[32; 9], false, 0.0), &settings).with_model_edit(look);
             if sharded {
-                builder = builder.sharding_optimizer();
+                builder = builder.with_sharded_optimizer(true);
             }
             let mut own = 0..8;
             if let Some((replicas, communicator)) = replica {
@@ -177,7 +177,7 @@ fn replicas_with_other_settings_are_refused() {
     let errors = on_all(2, |communicator| {
         let rank = communicator.rank();
         let init = move |_: &Device| Net::new(&[8, 16, 16], false, 0.0).map(&mut Shift(rank as f64));
-        let builder = Trainer::builder(Ids::net(), init).with_seed(3).without_prediction();
+        let builder = Trainer::builder(Ids::net(), init).with_seed(3).with_prediction(false);
         builder.with_replicas(communicator).build(&Device::flex(), &vec![0; SIZE]).err().unwrap().to_string()
     });
     for error in errors {

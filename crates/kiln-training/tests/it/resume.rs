@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use kiln_data::{Loader, LoaderConfig, TrainTest};
-use kiln_training::{Checkpoints, Error, Every, Finish, OptimizerConfig, Trainer};
+use kiln_training::{Checkpoints, Error, Finish, Intervals, OptimizerConfig, Trainer};
 
 use crate::case::bytes_of;
 use crate::support::{self, Ids, Net, Settings, batch, beside, builder, noted, temporary, told};
@@ -19,7 +19,7 @@ fn loader(samples: usize, batch: usize) -> Loader<Vec<usize>> {
 }
 
 fn settings(optimizer: OptimizerConfig) -> Settings {
-    Settings { every: Every::epoch().with_evaluation(3), ..support::settings(optimizer) }
+    Settings { every: Intervals::default().with_evaluation(3), ..support::settings(optimizer) }
 }
 
 fn init(_: &Device) -> Net {

@@ -9,7 +9,7 @@ use kiln_memory::BackendProfile;
 use kiln_models::{Unet, UnetConfig, UnetEncoder};
 use kiln_precision::Precision;
 use kiln_training::{
-    Checkpointing, Error, LossFn, OptimizerConfig, Pass, Predicted, Task, TilePredictor, Trainer, TrainerBuilder,
+    Error, LossFn, OptimizerConfig, Pass, Predicted, Recompute, Task, TilePredictor, Trainer, TrainerBuilder,
 };
 
 use crate::HEAP;
@@ -85,8 +85,8 @@ fn a_unet_recomputed_by_levels_has_the_same_bits_and_a_third_of_the_peak() {
     let config = config.with_width(0.25).with_decoder([32, 24, 16, 12, 8]);
     let (plan, batch) = (by_levels(&config), batch(3, 192));
     let mut runs = vec![];
-    for checkpointing in [Checkpointing::None, Checkpointing::Plan(plan)] {
-        let mut trainer = builder(&config).with_checkpointing(checkpointing).build(&device(), &batch).unwrap();
+    for checkpointing in [Recompute::None, Recompute::Plan(plan)] {
+        let mut trainer = builder(&config).with_recompute(checkpointing).build(&device(), &batch).unwrap();
         let losses = [trainer.step(&batch).unwrap().loss, trainer.step(&batch).unwrap().loss];
         HEAP.reset_peak();
         let before = HEAP.live_bytes();

@@ -256,7 +256,7 @@ fn recovering(net: &Net, steps: u64, patience: Duration) -> Watched<Ids<Net>> {
         .with_schedule(schedule)
         .with_steps(steps)
         .with_patience(Patience::new(patience))
-        .without_prediction();
+        .with_prediction(false);
     Watched::build(builder, &batch(0, 6))
 }
 

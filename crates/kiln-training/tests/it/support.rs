@@ -18,7 +18,7 @@ use burn_pack::Reader;
 use kiln_precision::{Policy, ScalerState, Scaling};
 use kiln_recovery::{Failure, Injector, Ladder, MicroBatchSearch, MicroBatchSearchConfig, Patience, Reclaim, Recovery};
 use kiln_training::{
-    Boundary, Checkpoints, Event, Every, Guard, Metric, Metrics, OptimizerConfig, Pass, RunState, Schedule,
+    Boundary, Checkpoints, Event, Guard, Intervals, Metric, Metrics, OptimizerConfig, Pass, RunState, Schedule,
     ScheduleConfig, StepReport, Task, Trainer, TrainerBuilder,
 };
 use tempfile::TempDir;
@@ -58,7 +58,7 @@ pub(crate) struct Settings {
     pub(crate) policy: Policy,
     pub(crate) scaling: Option<Scaling>,
     pub(crate) micro_batch: Option<usize>,
-    pub(crate) every: Every,
+    pub(crate) every: Intervals,
 }
 
 pub(crate) fn settings(optimizer: OptimizerConfig) -> Settings {
@@ -70,7 +70,7 @@ pub(crate) fn settings(optimizer: OptimizerConfig) -> Settings {
         policy: Policy::default(),
         scaling: None,
         micro_batch: None,
-        every: Every::epoch(),
+        every: Intervals::default(),
     }
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn builder<'a, T: Task>(
     init: impl Fn(&Device) -> T::Model + 'a,
     settings: &Settings,
 ) -> TrainerBuilder<'a, T> {
-    planned(task, init, settings).without_prediction()
+    planned(task, init, settings).with_prediction(false)
 }
 
 /// A builder with these settings, without recovery.
@@ -96,11 +96,11 @@ pub(crate) fn planned<'a, T: Task>(
         .with_steps(steps)
         .with_clip_norm(max_norm)
         .with_precision(policy)
-        .with_scaling(scaling)
+        .with(|settings| settings.run.loss_scaling = scaling)
         .with_micro_batch(micro_batch)
-        .with_every(every)
+        .with(|settings| settings.checkpoints.intervals = every)
         .with_seed(3)
-        .without_recovery()
+        .with_recovery(false)
 }
 
 /// Feature `i` of sample `id`.

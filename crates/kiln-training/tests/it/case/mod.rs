@@ -17,7 +17,7 @@ use kiln_data::TrainTest;
 use kiln_parallel::{Communicator, Schedule};
 use kiln_recovery::Injector;
 use kiln_training::{
-    Checkpointing, Checkpoints, Event, Every, Finish, OptimizerConfig, OptimizerGroups, StagesConfig, StepReport,
+    Checkpoints, Event, Finish, Intervals, OptimizerConfig, OptimizerGroups, Recompute, StagesConfig, StepReport,
     TrainerBuilder,
 };
 
@@ -135,7 +135,7 @@ impl Outcome {
 impl Case {
     /// Batches of `size` samples in micro-batches of `micro_batch`, for three steps.
     pub(crate) fn new(make: Make, optimizer: OptimizerConfig, size: usize, micro_batch: usize) -> Self {
-        let every = Every::epoch().with_evaluation(2);
+        let every = Intervals::default().with_evaluation(2);
         Self {
             name: String::new(),
             task: Classify::new(make),
@@ -197,13 +197,14 @@ impl Case {
     ) -> TrainerBuilder<'_, Classify> {
         let mut builder = planned(self.task.clone(), |device| self.task.make.init(device), &self.settings);
         if way.plan.is_none() && way.stages.is_none() {
-            builder = builder.without_prediction();
+            builder = builder.with_prediction(false);
         }
         if let Some(smaller) = &self.smaller {
             builder = smaller.on(builder);
         }
         if !self.frozen.is_empty() {
-            builder = builder.with_frozen(self.frozen.iter().copied());
+            builder =
+                builder.with(|settings| settings.run.frozen = self.frozen.iter().map(ToString::to_string).collect());
         }
         if let Some(groups) = self.groups {
             builder = builder.with_optimizer(groups);
@@ -213,7 +214,7 @@ impl Case {
             builder = builder.with_optimizer(move |model: &Model| optimizer.offloaded_groups(model));
         }
         if let Some(plan) = &way.plan {
-            builder = builder.with_checkpointing(Checkpointing::Plan(plan.clone()));
+            builder = builder.with_recompute(Recompute::Plan(plan.clone()));
         }
         if let Some(stages) = &way.stages {
             builder = builder.with_stages(stages.clone());
@@ -221,7 +222,7 @@ impl Case {
         if let Some(communicator) = communicator {
             builder = builder.with_replicas(communicator);
         }
-        if way.sharded { builder.sharding_optimizer() } else { builder }
+        if way.sharded { builder.with_sharded_optimizer(true) } else { builder }
     }
 
     pub(crate) fn trainer(&self, way: &Way) -> Watched<Classify> {

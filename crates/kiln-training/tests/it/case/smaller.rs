@@ -69,7 +69,9 @@ impl Smaller {
         let (own, gradual) = (self.clone(), self.prune);
         let builder = builder.with_reparameterization(move |model: &T::Model| own.attached(model));
         match gradual {
-            Some(gradual) => builder.with_edit(move |step, model, optimizer| edited(&gradual, step, model, optimizer)),
+            Some(gradual) => {
+                builder.with_model_edit(move |step, model, optimizer| edited(&gradual, step, model, optimizer))
+            }
             None => builder,
         }
     }

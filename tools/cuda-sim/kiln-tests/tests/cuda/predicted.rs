@@ -8,7 +8,7 @@ use std::ops::Range;
 use kiln_memory::BackendProfile;
 use kiln_models::{GptConfig, ResNetConfig, Stem};
 use kiln_precision::{Policy, Precision};
-use kiln_training::{Checkpointing, OptimizerConfig};
+use kiln_training::{OptimizerConfig, Recompute};
 
 use crate::run::device;
 use crate::sim::{Card, with_cards};
@@ -45,8 +45,7 @@ fn peaks<C: Case>(
     let micro_batch = (technique == "micro-batches" || all).then_some(samples / 4);
     let settings = Settings { policy: Policy::new(precision), micro_batch, ..settings(optimizer) };
     let builder = planned(case.clone(), |device| case.model(device), &settings);
-    let builder =
-        if technique == "every block" || all { builder.with_checkpointing(Checkpointing::Every(1)) } else { builder };
+    let builder = if technique == "every block" || all { builder.with_recompute(Recompute::Every(1)) } else { builder };
     let mut trainer = Watched::build_on(builder, &device(), &case.batch(0));
     let predicted = trainer.predict(samples).unwrap();
     let predicted = predicted.peak_bytes - BackendProfile::cuda().fixed_bytes;

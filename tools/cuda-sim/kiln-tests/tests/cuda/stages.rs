@@ -180,7 +180,7 @@ fn replicas<C: Case + Sync>(case: &C, optimizer: OptimizerConfig, cards: [Device
             let init = |device: &Device| case.model(device);
             let rank = communicator.rank();
             let builder = builder(case.clone(), init, &settings_of(optimizer)).with_replicas(communicator);
-            let builder = if shards { builder.sharding_optimizer() } else { builder };
+            let builder = if shards { builder.with_sharded_optimizer(true) } else { builder };
             let part = |step| case.batch(step).slice(rank * MICRO..(rank + 1) * MICRO);
             let mut trainer = builder.build(&card.autodiff(), &part(0)).unwrap();
             let reports = (0..STEPS).map(|step| trainer.step(&part(step)).unwrap()).collect();

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 #[non_exhaustive]
-pub enum Checkpointing {
+pub enum Recompute {
     /// No block is recomputed, unless a memory budget asks for it.
     #[default]
     None,
@@ -30,7 +30,7 @@ pub enum Checkpointing {
 const EXPECTED: &str =
     "none, every:K, sqrt, auto:BYTES (as in auto:24GiB), offload or segments (as in 0..2 recompute, 2..4 plain)";
 
-impl FromStr for Checkpointing {
+impl FromStr for Recompute {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -60,7 +60,7 @@ impl FromStr for Checkpointing {
     }
 }
 
-impl TryFrom<String> for Checkpointing {
+impl TryFrom<String> for Recompute {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -68,13 +68,13 @@ impl TryFrom<String> for Checkpointing {
     }
 }
 
-impl From<Checkpointing> for String {
-    fn from(checkpointing: Checkpointing) -> Self {
+impl From<Recompute> for String {
+    fn from(checkpointing: Recompute) -> Self {
         checkpointing.to_string()
     }
 }
 
-impl fmt::Display for Checkpointing {
+impl fmt::Display for Recompute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => f.write_str("none"),
@@ -94,15 +94,15 @@ mod tests {
     #[test]
     fn the_printed_text_is_read_back() {
         for text in ["none", "every:3", "sqrt", "auto:1024B", "offload", "0..2 recompute, 2..3 offload, 3..4 plain"] {
-            assert_eq!(text.parse::<Checkpointing>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<Recompute>().unwrap().to_string(), text);
         }
-        assert_eq!("auto:1.5GiB".parse(), Ok(Checkpointing::Within(3 << 29)));
-        assert_eq!("auto:500MB".parse(), Ok(Checkpointing::Within(500_000_000)));
-        let refused = "auto:300".parse::<Checkpointing>().unwrap_err();
+        assert_eq!("auto:1.5GiB".parse(), Ok(Recompute::Within(3 << 29)));
+        assert_eq!("auto:500MB".parse(), Ok(Recompute::Within(500_000_000)));
+        let refused = "auto:300".parse::<Recompute>().unwrap_err();
         assert_eq!(refused, "checkpointing is 'auto:300': 300 has no unit, expected e.g. auto:300MiB");
         for text in ["", "every", "every:0", "every:x", "auto:", "auto:-1", "auto:many", "all", "sqrt:2", "1..2 plain"]
         {
-            let refused = text.parse::<Checkpointing>().unwrap_err();
+            let refused = text.parse::<Recompute>().unwrap_err();
             assert!(refused.contains(text) && refused.contains("every:K"), "{refused}");
         }
     }
