@@ -19,3 +19,4 @@ pub use step_plan::{PlannedOptimizer, StepPlan};
 
 pub(crate) use planner::plan_for;
 pub(crate) use recorded::{RecordedStep, StepKind};
+pub(crate) use stage_plan::RunPlan;

@@ -136,6 +136,26 @@ impl StagePlan {
     }
 }
 
+/// The plan of a run's steps.
+#[derive(Clone, Debug)]
+pub(crate) enum RunPlan {
+    /// Of a run on one device.
+    Whole(StepPlan),
+    /// Of a run with stages or replicas.
+    Divided(StagePlan),
+}
+
+impl Deref for RunPlan {
+    type Target = StepPlan;
+
+    fn deref(&self) -> &StepPlan {
+        match self {
+            Self::Whole(plan) => plan,
+            Self::Divided(plan) => plan,
+        }
+    }
+}
+
 impl Deref for StagePlan {
     type Target = StepPlan;
 

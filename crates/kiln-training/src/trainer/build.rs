@@ -13,7 +13,7 @@ use super::trainer::Trainer;
 use super::watch::Watch;
 use crate::batch::Batch;
 use crate::error::Error;
-use crate::planning::{DeviceLayout, Planner, Recompute, StagePlan, StepPlan};
+use crate::planning::{DeviceLayout, Planner, Recompute, RunPlan, StagePlan, StepPlan};
 use crate::progress::Progress;
 use crate::replicas::Group;
 use crate::schedule::Schedule;
@@ -37,9 +37,7 @@ struct Site {
 /// The plan of a run, as far as its steps could be predicted.
 struct Planned {
     planner: Option<Planner>,
-    plan: Option<StepPlan>,
-    /// The division among devices, if there is one.
-    stage_plan: Option<StagePlan>,
+    plan: Option<RunPlan>,
 }
 
 impl<T: Task> Trainer<T> {
@@ -113,7 +111,7 @@ impl<T: Task> TrainerBuilder<'_, T> {
         if let Some(staged) = &staged {
             run.model = staged.place(run.model);
         }
-        let Planned { planner, plan, stage_plan } = planned;
+        let Planned { planner, plan } = planned;
         let micro_batch = plan.as_ref().map_or(self.memory.micro_batch, |plan| Some(plan.micro_batch));
         let mut plans = vec![plan.as_ref().map_or_else(|| Plan::none(0), |plan| plan.checkpoints.clone())];
         plans.extend(plans[0].stronger());
@@ -129,7 +127,6 @@ impl<T: Task> TrainerBuilder<'_, T> {
             draws_random: planner.as_ref().is_none_or(Planner::draws_random),
             planner,
             plan,
-            stage_plan,
             limit: site.limit,
             meter: watch.meter().cloned(),
             watch,
@@ -189,16 +186,13 @@ impl<T: Task> TrainerBuilder<'_, T> {
         // The replicas of a process share its heap.
         let sharing = if site.on_heap { site.group.in_this_process() } else { 1 };
         let share = site.limit.map(|limit| limit / sharing as u64);
-        let (plan, stage_plan) = match (self.layout(site), &planner) {
-            (Some(layout), Some(planner)) => {
-                let plan = self.choose_stages(planner, &layout, share)?;
-                (Some(plan.step.clone()), Some(plan))
-            }
+        let plan = match (self.layout(site), &planner) {
+            (Some(layout), Some(planner)) => Some(RunPlan::Divided(self.choose_stages(planner, &layout, share)?)),
             (Some(_), None) if self.parallel.stages.is_some() => return Err(Error::NoPrediction),
-            (None, Some(planner)) => (Some(self.choose(planner, share)?), None),
-            (_, None) => (None, None),
+            (None, Some(planner)) => Some(RunPlan::Whole(self.choose(planner, share)?)),
+            (_, None) => None,
         };
-        Ok(Planned { planner, plan, stage_plan })
+        Ok(Planned { planner, plan })
     }
 
     /// Replaces the run's optimizer by the one of the plan.
@@ -222,8 +216,8 @@ impl<T: Task> TrainerBuilder<'_, T> {
     }
 
     fn staged(&mut self, site: &Site, planned: &Planned) -> Result<Option<Staged>, Error> {
-        let (Some(config), Some(plan), Some(planner)) =
-            (self.parallel.stages.take(), &planned.stage_plan, &planned.planner)
+        let (Some(config), Some(RunPlan::Divided(plan)), Some(planner)) =
+            (self.parallel.stages.take(), &planned.plan, &planned.planner)
         else {
             return Ok(None);
         };

@@ -15,7 +15,7 @@ use super::events::{Event, RunLength};
 use super::watch::Watch;
 use crate::error::Error;
 use crate::optimizer::OptimizerGroups;
-use crate::planning::{DeviceLayout, Planner, Remedy, StageLoad, StagePlan, StepPlan};
+use crate::planning::{DeviceLayout, Planner, Remedy, RunPlan, StageLoad, StagePlan, StepPlan};
 use crate::progress::Progress;
 use crate::stages::{StageMemory, StageMeter, StageSizes, Staged};
 use crate::state::RunState;
@@ -48,8 +48,7 @@ pub struct Trainer<T: Task> {
     /// Whether blocks may draw random numbers.
     pub(super) draws_random: bool,
     pub(super) planner: Option<Planner>,
-    pub(super) plan: Option<StepPlan>,
-    pub(super) stage_plan: Option<StagePlan>,
+    pub(super) plan: Option<RunPlan>,
     pub(super) limit: Option<u64>,
     pub(super) meter: Option<Meter>,
     pub(super) watch: Arc<Watch>,
@@ -118,12 +117,15 @@ impl<T: Task> Trainer<T> {
 
     /// The planned way to take steps, if they could be predicted.
     pub fn plan(&self) -> Option<&StepPlan> {
-        self.plan.as_ref()
+        self.plan.as_deref()
     }
 
     /// The planned load of each device, in a run with stages or replicas whose steps could be predicted.
     pub fn stage_plan(&self) -> Option<&StagePlan> {
-        self.stage_plan.as_ref()
+        match self.plan.as_ref()? {
+            RunPlan::Whole(_) => None,
+            RunPlan::Divided(plan) => Some(plan),
+        }
     }
 
     /// The number of replicas that share the heap with this one, itself included: on the CPU device, those of this process. Otherwise 1.
@@ -180,7 +182,11 @@ impl<T: Task> Trainer<T> {
     /// [`Error::Predict`], and [`Error::NoPrediction`] for a trainer that was built without one.
     pub fn predict(&self, samples: usize) -> Result<Prediction, Error> {
         let (Some(planner), Some(plan)) = (&self.planner, &self.plan) else { return Err(Error::NoPrediction) };
-        planner.predict(&StepPlan { batch: samples, micro_batch: plan.micro_batch.min(samples), ..plan.clone() })
+        planner.predict(&StepPlan {
+            batch: samples,
+            micro_batch: plan.micro_batch.min(samples),
+            ..StepPlan::clone(plan)
+        })
     }
 
     /// Changes that lower the predicted peak of a step, each applied alone. Precisions and optimizers are those that the builder allows
@@ -190,9 +196,9 @@ impl<T: Task> Trainer<T> {
     /// [`Error::Predict`], and [`Error::NoPrediction`] for a trainer that was built without one.
     pub fn remedies(&self) -> Result<Vec<Remedy>, Error> {
         let (Some(planner), Some(plan)) = (&self.planner, &self.plan) else { return Err(Error::NoPrediction) };
-        match self.stage_plan {
-            Some(_) => Ok(vec![]),
-            None => planner.remedies(plan, self.limit),
+        match plan {
+            RunPlan::Whole(plan) => planner.remedies(plan, self.limit),
+            RunPlan::Divided(_) => Ok(vec![]),
         }
     }
 
@@ -209,7 +215,7 @@ impl<T: Task> Trainer<T> {
     /// [`Error::Predict`].
     pub fn measure_stages(&mut self) -> Result<bool, Error> {
         let meter = self.meter.clone().filter(Meter::is_exact);
-        let (Some(staged), Some(plan), Some(meter)) = (&mut self.staged, &self.stage_plan, meter) else {
+        let (Some(staged), Some(RunPlan::Divided(plan)), Some(meter)) = (&mut self.staged, &self.plan, meter) else {
             return Ok(false);
         };
         let Some(planner) = &self.planner else { return Ok(false) };
