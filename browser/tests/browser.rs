@@ -444,7 +444,7 @@ async fn the_page_of_a_smaller_model_fits_wide_and_narrow_screens() {
     let page = CompressionPage {
         title: text("Quantised model <4 bits>"),
         figures: vec![
-            [text("test_accuracy"), text("0.8460"), text("0.8550")],
+            [text("val_accuracy"), text("0.8460"), text("0.8550")],
             [text("bytes"), text("2.7 MiB"), text("398.1 KiB")],
         ],
         facts: vec![(text("weights that share a scale"), text("at most 64 values"))],

@@ -28,7 +28,7 @@ fn metrics(loss: f64) -> Vec<Value> {
         if step % 1000 == 0 {
             let accuracy = 0.9 - 0.3 * (-5.0 * part).exp() - if step == STEPS { 0.01 } else { 0.0 };
             lines.push(json!({
-                "kind": "evaluation", "step": step, "test_accuracy": accuracy, "test_top5": 0.99, "test_loss": loss + 0.1,
+                "kind": "evaluation", "step": step, "val_accuracy": accuracy, "val_top5": 0.99, "val_loss": loss + 0.1,
             }));
         }
     }
@@ -181,7 +181,7 @@ async fn pointing_at_a_chart_shows_the_values_of_all_charts_at_that_step() {
         assert_eq!(read(&client, "chart-metric").await, json!(["Test accuracy at step 10,000", ["0.8754"], 1]));
         let loss = read(&client, "chart-loss").await;
         assert_eq!((&loss[0], &loss[1][1], &loss[2]), (&json!("Loss at step 10,000"), &json!("1.100"), &json!(2)));
-        // The dot of the held-out loss lies on its curve.
+        // The dot of the validation loss lies on its curve.
         let off = "const dots = document.querySelectorAll('#chart-loss .dot'), plot = document.querySelector('#chart-loss .plot');
             const data = JSON.parse(document.getElementById('charts').textContent)[0];
             const [low, high] = data.scales.lin, [box, dot] = [plot.getBoundingClientRect(), dots[1].getBoundingClientRect()];

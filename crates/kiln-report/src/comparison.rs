@@ -79,13 +79,13 @@ impl ComparisonPage {
         let mut shown = vec![];
         for measure in self.runs.iter().filter_map(|run| main_measure(&run.metrics)) {
             let chart = (measure.name, measure.title, "evaluation", measure.name);
-            if measure.name != "test_loss" && !shown.contains(&chart) {
+            if measure.name != "val_loss" && !shown.contains(&chart) {
                 shown.push(chart);
             }
         }
         shown.extend([
             ("loss", "Training loss, moving average", "step", "loss"),
-            ("test-loss", "Held-out loss", "evaluation", "test_loss"),
+            ("validation-loss", "Validation loss", "evaluation", "val_loss"),
             ("rate", "Learning rate", "step", "learning_rate"),
             ("norm", "Gradient norm, moving average", "step", "gradient_norm"),
         ]);

@@ -15,9 +15,9 @@ use crate::series::{best, evaluated, main_measure, series, smooth};
 
 /// Results that are shown elsewhere: by tiles, other tables or other sections.
 const SHOWN: [&str; 6] = ["devices", "stages_busy", "left_out", "run", "finished", "iou"];
-/// Colours of curves: for training, for held-out data, and for other values such as the learning rate.
+/// Colours of curves: for training, for validation, and for other values such as the learning rate.
 const TRAINING: usize = 0;
-const TEST: usize = 1;
+const VALIDATION: usize = 1;
 const OTHER: usize = 2;
 
 /// The state of a run.
@@ -204,22 +204,22 @@ impl RunPage {
     fn main_charts(&self) -> Vec<Chart<'_>> {
         let loss = series(&self.metrics, "step", "loss");
         let mut curves = vec![Curve::pale(loss.clone(), TRAINING), Curve::new("training", smooth(&loss), TRAINING)];
-        let test = series(&self.metrics, "evaluation", "test_loss");
+        let validation = series(&self.metrics, "evaluation", "val_loss");
         let mut note = String::new();
         if loss.len() > 50 {
             note += "Pale: the loss of each step; dark: its moving average.";
         }
-        if !test.is_empty() {
+        if !validation.is_empty() {
             if self.training_differs() {
-                note += " The training loss includes smoothed or mixed labels, held-out loss does not.";
+                note += " The training loss includes smoothed or mixed labels, validation loss does not.";
             }
-            curves.push(Curve::new("held-out", test, TEST));
+            curves.push(Curve::new("validation", validation, VALIDATION));
         }
         let mut charts = vec![Chart { note, has_log: true, ..self.chart("loss", "Loss", curves) }];
-        if let Some(measure) = main_measure(&self.metrics).filter(|measure| measure.name != "test_loss") {
+        if let Some(measure) = main_measure(&self.metrics).filter(|measure| measure.name != "val_loss") {
             let points = series(&self.metrics, "evaluation", measure.name);
             let best = best(&points, measure.goal);
-            let curves = vec![Curve::new(measure.name, points, TEST)];
+            let curves = vec![Curve::new(measure.name, points, VALIDATION)];
             charts.push(Chart { best, ..self.chart("metric", measure.title, curves) });
         }
         let rate = series(&self.metrics, "step", "learning_rate");
@@ -231,7 +231,7 @@ impl RunPage {
         charts
     }
 
-    /// Whether training loss and held-out loss have different definitions.
+    /// Whether training loss and validation loss have different definitions.
     fn training_differs(&self) -> bool {
         ["label_smoothing", "mixup", "cutmix"].iter().any(|setting| {
             let line =
@@ -243,10 +243,10 @@ impl RunPage {
     /// Curves that are seldom needed: other figures of evaluations, and values that a run adapts.
     fn further_charts(&self) -> Vec<Chart<'_>> {
         let main = main_measure(&self.metrics).map(|measure| measure.name);
-        let others = evaluated(&self.metrics).into_iter().filter(|name| Some(*name) != main && *name != "test_loss");
+        let others = evaluated(&self.metrics).into_iter().filter(|name| Some(*name) != main && *name != "val_loss");
         let others = others.map(|name| {
             let points = series(&self.metrics, "evaluation", name);
-            self.chart(name, &name.replace('_', " "), vec![Curve::new(name, points, TEST)])
+            self.chart(name, &name.replace('_', " "), vec![Curve::new(name, points, VALIDATION)])
         });
         let adapted = [("micro_batches", "Micro-batches of a step"), ("loss_scale", "Loss scale")];
         let adapted = adapted.into_iter().filter_map(|(name, title)| {

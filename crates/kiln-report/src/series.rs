@@ -27,10 +27,10 @@ pub struct Measure {
 
 /// Figures by which models are compared. The first one that a run has is used.
 const MEASURES: [Measure; 4] = [
-    Measure { name: "test_miou", title: "mean IoU", goal: Goal::Highest },
-    Measure { name: "test_accuracy", title: "test accuracy", goal: Goal::Highest },
+    Measure { name: "val_miou", title: "mean IoU", goal: Goal::Highest },
+    Measure { name: "val_accuracy", title: "validation accuracy", goal: Goal::Highest },
     Measure { name: "bits_per_byte", title: "bits per byte", goal: Goal::Lowest },
-    Measure { name: "test_loss", title: "test loss", goal: Goal::Lowest },
+    Measure { name: "val_loss", title: "validation loss", goal: Goal::Lowest },
 ];
 
 /// The best and the last value of a figure.
@@ -151,11 +151,11 @@ mod tests {
             json!({"kind": "step", "step": 1, "loss": 2.0, "skipped": false}),
             json!({"kind": "step", "step": 2, "loss": 9.0, "skipped": true}),
             json!({"kind": "step", "step": 3, "loss": null}),
-            json!({"kind": "evaluation", "step": 3, "epochs": 1, "test_loss": 1.5, "bits_per_byte": 2.5}),
+            json!({"kind": "evaluation", "step": 3, "epochs": 1, "val_loss": 1.5, "bits_per_byte": 2.5}),
         ];
         assert_eq!(series(&metrics, "step", "loss"), [(1.0, 2.0)]);
         assert_eq!(main_measure(&metrics).map(|measure| measure.name), Some("bits_per_byte"));
-        assert_eq!(evaluated(&metrics), ["bits_per_byte", "test_loss"]);
+        assert_eq!(evaluated(&metrics), ["bits_per_byte", "val_loss"]);
         assert_eq!(main_measure(&metrics[..3]), None);
     }
 

@@ -28,7 +28,7 @@ impl Goal {
 /// ```
 /// use kiln_training::{BestConfig, Goal};
 ///
-/// let config = BestConfig::new("test_accuracy", Goal::Highest).with_patience(5);
+/// let config = BestConfig::new("val_accuracy", Goal::Highest).with_patience(5);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

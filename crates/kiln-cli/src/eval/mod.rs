@@ -1,4 +1,5 @@
-//! `kiln eval`: metrics of a checkpoint on held-out data.
+//! `kiln eval`: metrics of a checkpoint on held-out data. Evaluations of a run select its best checkpoint and have names with `val_`; this
+//! last measurement has `test_` in their place.
 
 mod segment;
 
@@ -85,12 +86,14 @@ fn report<P: Pipeline>(
         run.micro_batch.unwrap_or(usize::MAX),
     )?;
     let seconds = started.elapsed().as_secs_f64();
+    let of_test = |name: &str| name.strip_prefix("val_").map_or_else(|| name.to_owned(), |name| format!("test_{name}"));
+    let figures: Vec<_> = figures.into_iter().map(|(name, value)| (of_test(name), value)).collect();
     for (name, value) in &figures {
         tracing::info!(target: RESULT, "{name} {value:.4}");
     }
     if arguments.json {
         let mut results: Map<String, Value> =
-            figures.into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+            figures.into_iter().map(|(name, value)| (name, json!(value))).collect();
         results.insert("samples".into(), json!(test.samples()));
         results.insert("seconds".into(), json!(seconds));
         print_json(&Value::Object(results))?;

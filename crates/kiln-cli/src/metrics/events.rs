@@ -76,7 +76,7 @@ fn later_than(now: u64, names: Vec<String>) -> u64 {
     newest.map_or(now, |newest| now.max(newest + 1))
 }
 
-/// The values of a line under the names that TensorBoard groups: `train/loss`, `test/accuracy`.
+/// The values of a line under the names that TensorBoard groups: `train/loss`, `val/accuracy`.
 fn scalars(line: &Value) -> Vec<(String, f64)> {
     let value = |name: &str| line[name].as_f64();
     match line["kind"].as_str() {
@@ -86,7 +86,7 @@ fn scalars(line: &Value) -> Vec<(String, f64)> {
         Some("evaluation") => {
             let names = line.as_object().into_iter().flatten().map(|(name, _)| name.as_str());
             let figures = names.filter(|name| !["step", "epochs"].contains(name));
-            let titled = |name: &str| format!("test/{}", name.strip_prefix("test_").unwrap_or(name));
+            let titled = |name: &str| format!("val/{}", name.strip_prefix("val_").unwrap_or(name));
             figures.filter_map(|name| Some((titled(name), value(name)?))).collect()
         }
         _ => vec![],
@@ -100,11 +100,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_grouped_into_training_and_test() {
+    fn values_are_grouped_into_training_and_validation() {
         let line = json!({"kind": "step", "step": 3, "loss": 2.0, "learning_rate": 0.1, "gradient_norm": null, "skipped": false});
         assert_eq!(scalars(&line), [("train/loss".to_owned(), 2.0), ("train/learning_rate".to_owned(), 0.1)]);
-        let line = json!({"kind": "evaluation", "step": 3, "epochs": 1, "test_accuracy": 0.5, "bits_per_byte": 2.0});
-        assert_eq!(scalars(&line), [("test/bits_per_byte".to_owned(), 2.0), ("test/accuracy".to_owned(), 0.5)]);
+        let line = json!({"kind": "evaluation", "step": 3, "epochs": 1, "val_accuracy": 0.5, "bits_per_byte": 2.0});
+        assert_eq!(scalars(&line), [("val/bits_per_byte".to_owned(), 2.0), ("val/accuracy".to_owned(), 0.5)]);
         assert_eq!(scalars(&json!({"kind": "step", "step": 3, "loss": 2.0, "skipped": true})), []);
     }
 

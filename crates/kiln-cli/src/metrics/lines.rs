@@ -11,9 +11,19 @@ use serde_json::Value;
 /// The name of the file in the directory of a run.
 pub(super) const METRICS: &str = "metrics.jsonl";
 
-/// The lines of the run in `directory`, without an incomplete last one.
+/// The lines of the run in `directory`, without an incomplete last one. Names of evaluations that began with `test_` once begin with `val_`.
 pub(crate) fn read(directory: &Path) -> Result<Vec<Value>> {
-    Ok(texts(directory)?.into_iter().map(|(_, value)| value).collect())
+    Ok(texts(directory)?.into_iter().map(|(_, value)| renamed(value)).collect())
+}
+
+fn renamed(line: Value) -> Value {
+    let name = |name: String| name.strip_prefix("test_").map(|name| format!("val_{name}")).unwrap_or(name);
+    match line {
+        Value::Object(line) if line.get("kind").is_some_and(|kind| kind == "evaluation") => {
+            Value::Object(line.into_iter().map(|(key, value)| (name(key), value)).collect())
+        }
+        line => line,
+    }
 }
 
 /// The lines as text and parsed.
@@ -117,14 +127,23 @@ mod tests {
     }
 
     #[test]
+    fn names_of_older_runs_are_those_of_today() {
+        let folder = tempfile::tempdir().unwrap();
+        let lines = "{\"kind\": \"step\", \"step\": 1}\n{\"kind\": \"evaluation\", \"test_loss\": 0.5, \"val_top5\": 1.0}\n{\"kind\"";
+        fs::write(folder.path().join(METRICS), lines).unwrap();
+        let evaluation = json!({"kind": "evaluation", "val_loss": 0.5, "val_top5": 1.0});
+        assert_eq!(read(folder.path()).unwrap(), [json!({"kind": "step", "step": 1}), evaluation]);
+    }
+
+    #[test]
     fn a_new_figure_is_a_new_column() {
         let mut columns = Columns::default();
         let step = json!({"kind": "step", "step": 1, "epoch": 0, "loss": 2.5, "skipped": false});
-        let evaluation = json!({"kind": "evaluation", "step": 1, "epochs": 1, "test_loss": null, "note": "a,\"b\""});
+        let evaluation = json!({"kind": "evaluation", "step": 1, "epochs": 1, "val_loss": null, "note": "a,\"b\""});
         assert!(columns.add(&step) && !columns.add(&step));
         assert_eq!(columns.head(), "kind,step,epoch,loss,skipped\n");
         assert!(columns.add(&evaluation));
-        assert_eq!(columns.head(), "kind,step,epoch,loss,skipped,epochs,note,test_loss\n");
+        assert_eq!(columns.head(), "kind,step,epoch,loss,skipped,epochs,note,val_loss\n");
         assert_eq!(columns.row(&step), "step,1,0,2.5,false,,,\n");
         assert_eq!(columns.row(&evaluation), "evaluation,1,,,,1,\"a,\"\"b\"\"\",\n");
     }

@@ -104,7 +104,7 @@ mod tests {
         for step in at + 1..=to {
             writer.line(&json!({"kind": "step", "step": step, "loss": 0.1 * step as f64})).unwrap();
             if step % 2 == 0 {
-                writer.line(&json!({"kind": "evaluation", "step": step, "test_loss": 0.5})).unwrap();
+                writer.line(&json!({"kind": "evaluation", "step": step, "val_loss": 0.5})).unwrap();
             }
         }
         writer.sync().unwrap();
@@ -124,7 +124,7 @@ mod tests {
             assert_eq!(text(again.path()), text(whole.path()), "{file}");
         }
         let csv = fs::read_to_string(whole.path().join(CSV)).unwrap();
-        assert_eq!(csv.lines().next(), Some("kind,step,loss,test_loss"));
+        assert_eq!(csv.lines().next(), Some("kind,step,loss,val_loss"));
         assert_eq!(csv.lines().count(), 1 + 9);
         let files = fs::read_dir(again.path()).unwrap().flatten();
         let events = files.filter(|entry| entry.file_name().to_string_lossy().starts_with("events.out")).count();

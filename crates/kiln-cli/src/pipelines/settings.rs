@@ -122,7 +122,7 @@ pub struct RunSettings {
     pub batch_scaling: Option<BatchScaling>,
     /// End the run after N evaluations in a row without a better result (0: never) [default: 0]
     ///
-    /// The result is test_accuracy, test_miou or bits_per_byte.
+    /// The result is val_accuracy, val_miou or bits_per_byte.
     #[arg(long, value_name = "N", value_parser = number::<u64>, help_heading = "Training")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<u64>,

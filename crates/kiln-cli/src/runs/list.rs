@@ -122,8 +122,8 @@ fn value(value: f64) -> String {
 /// The name of a measure in a narrow column.
 fn short(measure: Measure) -> &'static str {
     match measure.name {
-        "test_miou" => "mIoU",
-        "test_accuracy" => "acc",
+        "val_miou" => "mIoU",
+        "val_accuracy" => "acc",
         "bits_per_byte" => "bits/B",
         _ => "loss",
     }

@@ -191,11 +191,11 @@ mod tests {
 
         // A process without remaining work is not a session.
         let mut record = begin(folder, 9);
-        let idle = object(json!({"peak_bytes": 7, "loader_read_seconds": 0.0, "test_loss": 0.5}));
+        let idle = object(json!({"peak_bytes": 7, "loader_read_seconds": 0.0, "val_loss": 0.5}));
         record.end(Outcome::Finished, idle, Samples::default(), None, false).unwrap();
         let status = Status::read(folder).unwrap();
         assert_eq!((status.sessions.len(), &status.results["peak_bytes"]), (2, &json!(1 << 20)));
-        assert_eq!((&status.results["test_loss"], &status.results["loader_read_seconds"]), (&json!(0.5), &Value::Null));
+        assert_eq!((&status.results["val_loss"], &status.results["loader_read_seconds"]), (&json!(0.5), &Value::Null));
     }
 
     #[test]

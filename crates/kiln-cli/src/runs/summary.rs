@@ -128,7 +128,7 @@ mod tests {
     fn a_run_is_running_as_long_as_its_lock_is_held() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(CONFIG), "[run]\nseed = 1\n[model]\nname = 'resnet18'\n").unwrap();
-        let lines = "{\"kind\": \"evaluation\", \"step\": 3, \"test_accuracy\": 0.5}\n{\"kind\": \"step\", \"st";
+        let lines = "{\"kind\": \"evaluation\", \"step\": 3, \"val_accuracy\": 0.5}\n{\"kind\": \"step\", \"st";
         fs::write(folder.path().join("metrics.jsonl"), lines).unwrap();
         let summary = || RunSummary::read(folder.path()).unwrap();
         assert_eq!((summary().state, summary().step, summary().model.as_str()), (State::Unknown, 3, "resnet18"));

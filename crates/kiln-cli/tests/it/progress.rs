@@ -98,11 +98,11 @@ fn two_classes_are_counted_and_held_against_the_majority() {
     assert!(text.contains("baseline: always \"cat\", the most frequent class: 0.75"), "{text}");
     assert!(text.contains("WARN classes with fewer than 20 images to train on: dog 10"), "{text}");
     let results: Value = serde_json::from_slice(&run.stdout).unwrap();
-    assert!(results.get("test_top5").is_none(), "{results}");
+    assert!(results.get("val_top5").is_none(), "{results}");
     assert_eq!((&results["majority_class"], results["majority_accuracy"].as_f64()), (&"cat".into(), Some(0.75)));
     // The evaluation of the checkpoint gives equal figures. The balanced accuracy is the mean of two recalls, in sixths and halves.
-    let balanced = results["test_balanced_accuracy"].as_f64().unwrap();
-    let accuracy = results["test_accuracy"].as_f64().unwrap();
+    let balanced = results["val_balanced_accuracy"].as_f64().unwrap();
+    let accuracy = results["val_accuracy"].as_f64().unwrap();
     let recalls = |cats: f64, dogs: f64| ((cats + dogs) / 8.0, (cats / 6.0 + dogs / 2.0) / 2.0);
     let possible = (0..=6).flat_map(|cats| (0..=2).map(move |dogs| recalls(f64::from(cats), f64::from(dogs))));
     let close =
@@ -110,7 +110,7 @@ fn two_classes_are_counted_and_held_against_the_majority() {
     assert!(possible.into_iter().any(close), "{accuracy} {balanced}");
     let evaluated = output(at, &["eval", "classify", "--checkpoint", "run", "--json"]);
     let evaluated: Value = serde_json::from_slice(&evaluated.stdout).unwrap();
-    assert_eq!(evaluated["test_balanced_accuracy"], results["test_balanced_accuracy"]);
+    assert_eq!(evaluated["test_balanced_accuracy"], results["val_balanced_accuracy"]);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn ten_balanced_classes_keep_their_figures() {
     assert!(text.contains("10 classes of 400 images each") && !text.contains("WARN"), "{text}");
     let results: Value = serde_json::from_slice(&run.stdout).unwrap();
     let mut figures: Vec<&String> =
-        results.as_object().unwrap().keys().filter(|key| key.starts_with("test_")).collect();
+        results.as_object().unwrap().keys().filter(|key| key.starts_with("val_")).collect();
     figures.sort();
-    assert_eq!(figures, ["test_accuracy", "test_loss", "test_top5"]);
+    assert_eq!(figures, ["val_accuracy", "val_loss", "val_top5"]);
 }

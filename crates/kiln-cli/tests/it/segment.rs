@@ -50,7 +50,7 @@ fn a_run_is_trained_resumed_evaluated_and_predicts() {
     let results: serde_json::Value = serde_json::from_slice(&evaluated.stdout).unwrap();
     let of_run = fs::read_to_string(at.join("run/metrics.jsonl")).unwrap();
     let last: serde_json::Value = serde_json::from_str(of_run.lines().last().unwrap()).unwrap();
-    assert_eq!(results["test_miou"], last["test_miou"], "the figures of the run");
+    assert_eq!(results["test_miou"], last["val_miou"], "the figures of the run");
     assert!(results["iou_water"].is_number(), "{results}");
     let open = |path: &Path| Decoder::new(fs::File::open(path).unwrap()).unwrap();
     for name in ["europe", "south-america"] {

@@ -68,7 +68,7 @@ fn the_ladder_goes_from_cleaning_to_giving_up() {
 }
 
 #[test]
-fn each_rung_helps_where_the_one_above_does_not() {
+fn each_policy_helps_where_the_one_above_does_not() {
     let ladder = || Ladder::standard().with_plans(2).with_offload();
     let run = |capacity, min| {
         let mut recovery = recovery(MicroBatchSearchConfig::new(16).with_min(min), ladder());
@@ -265,7 +265,7 @@ fn a_retry_starts_when_everything_of_the_failed_attempt_is_gone() {
 }
 
 #[test]
-fn rungs_of_ones_own_are_asked_in_order_and_cannot_loop() {
+fn policies_of_ones_own_are_asked_in_order_and_cannot_loop() {
     #[derive(Debug)]
     struct Stubborn(Remedy);
     impl RetryPolicy for Stubborn {

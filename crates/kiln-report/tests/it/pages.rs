@@ -12,8 +12,8 @@ fn metrics(steps: u64) -> Vec<Value> {
             "micro_batches": 1, "skipped": false})
     };
     let evaluation = |at: u64| {
-        json!({"kind": "evaluation", "step": at, "epochs": at / 10, "test_accuracy": if at == 20 { 0.9 } else { 0.8 },
-            "test_top5": 0.99, "test_loss": 0.5})
+        json!({"kind": "evaluation", "step": at, "epochs": at / 10, "val_accuracy": if at == 20 { 0.9 } else { 0.8 },
+            "val_top5": 0.99, "val_loss": 0.5})
     };
     (1..=steps).flat_map(|at| [Some(step(at)), (at % 10 == 0).then(|| evaluation(at))]).flatten().collect()
 }
@@ -63,7 +63,7 @@ fn the_page_says_first_what_a_reader_looks_for() {
         "chart-metric",
         "chart-rate",
         "chart-norm",
-        "chart-test_top5",
+        "chart-val_top5",
         "includes smoothed",
         "Samples that could not be read (1)",
         "&lt;bad&gt; file",
@@ -132,7 +132,7 @@ fn runs_are_drawn_over_each_other() {
         metrics: vec![
             json!({"kind": "step", "step": 1, "loss": 2.0, "learning_rate": 0.1, "gradient_norm": 1.0}),
             json!({"kind": "step", "step": 2, "loss": 1.0, "learning_rate": 0.1, "gradient_norm": 1.0}),
-            json!({"kind": "evaluation", "step": 2, "test_accuracy": accuracy, "test_loss": 1.0}),
+            json!({"kind": "evaluation", "step": 2, "val_accuracy": accuracy, "val_loss": 1.0}),
         ],
         peak_bytes: Some(12 << 20),
         seconds: Some(61.0),
@@ -143,7 +143,7 @@ fn runs_are_drawn_over_each_other() {
     let html = page.html();
     let parts = [
         "&lt;b&gt;",
-        "chart-test_accuracy",
+        "chart-val_accuracy",
         "s-c1",
         "<td>1</td><td>2</td>",
         "0.6000",

@@ -63,18 +63,18 @@ impl Task for Classify {
         let mean = CrossEntropyLossConfig::new().init(pass.device()).forward(logits_bc.clone(), labels_b.clone());
         let count = batch.len();
         let top = |k| Metric::mean(top_k_correct(logits_bc.clone(), labels_b.clone(), k).float(), count);
-        let mut metrics = Metrics::new().with("test_accuracy", top(1));
+        let mut metrics = Metrics::new().with("val_accuracy", top(1));
         if let Some(weights) = &self.recall_weights {
             let of = |label: &i64| usize::try_from(*label).ok().and_then(|label| weights.get(label).copied());
             let weights_b: Vec<f32> = batch.labels.iter().map(|label| of(label).unwrap_or(0.0)).collect();
             let weights_b = Tensor::<1>::from_floats(weights_b.as_slice(), pass.device());
             let right_b = top_k_hits(logits_bc.clone(), labels_b.clone(), 1).float();
-            metrics = metrics.with("test_balanced_accuracy", Metric::mean((right_b * weights_b).sum(), count));
+            metrics = metrics.with("val_balanced_accuracy", Metric::mean((right_b * weights_b).sum(), count));
         }
         if logits_bc.dims()[1] > FEW {
-            metrics = metrics.with("test_top5", top(5));
+            metrics = metrics.with("val_top5", top(5));
         }
-        metrics.with("test_loss", Metric::mean(mean * count as f64, count))
+        metrics.with("val_loss", Metric::mean(mean * count as f64, count))
     }
 }
 
@@ -84,7 +84,7 @@ impl Pipeline for Classify {
 
     const KIND: Kind =
         Kind { tables: &["images"], compresses: true, command: "classify", model: "an image classifier" };
-    const METRIC: &'static str = "test_accuracy";
+    const METRIC: &'static str = "val_accuracy";
     const GOAL: Goal = Goal::Highest;
 }
 

@@ -66,7 +66,7 @@ impl Task for NextToken {
         Metrics::new()
             .with("bits_per_byte", per_byte)
             .with("perplexity", Metric::mean(nats.clone(), tokens).finished_by(perplexity))
-            .with("test_loss", Metric::mean(nats, tokens))
+            .with("val_loss", Metric::mean(nats, tokens))
     }
 }
 

@@ -48,9 +48,9 @@ impl Task for Segment {
         let tiles = batches.peek().and_then(|batch| batch.as_ref().ok()).map_or(1, at_once);
         let Scores { confusion, cross_entropy } = self.score(model, test, batches, device, tiles, |_| Ok(()))?;
         Ok(vec![
-            ("test_miou", confusion.mean_iou()),
-            ("test_accuracy", confusion.accuracy()),
-            ("test_loss", cross_entropy),
+            ("val_miou", confusion.mean_iou()),
+            ("val_accuracy", confusion.accuracy()),
+            ("val_loss", cross_entropy),
         ])
     }
 }
@@ -61,7 +61,7 @@ impl Pipeline for Segment {
 
     const KIND: Kind =
         Kind { tables: &["tiles", "loss"], compresses: false, command: "segment", model: "a segmentation" };
-    const METRIC: &'static str = "test_miou";
+    const METRIC: &'static str = "val_miou";
     const GOAL: Goal = Goal::Highest;
 }
 
