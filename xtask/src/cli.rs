@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Gpu(benches::gpu::GpuArguments),
     /// Measure the sources: lines, short files, exported names that nothing uses, copied constants
     House,
+    /// Count kernels launched and bytes moved on CUDA, for operations and training steps, on the CUDA emulator
+    Launches(Launches),
     /// Pack the program and its fixtures into dist/*.tar.xz for a machine without Rust
     Dist(Dist),
     /// Pack each crate as crates.io would get it, and compile the packages; publishes nothing
@@ -67,6 +69,19 @@ pub(crate) struct Figures {
     /// Another project's folder
     #[arg(long, hide = true)]
     pub(crate) root: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct Launches {
+    /// Only work whose name contains TEXT, such as "gpt2 bf16" or "layer_norm"
+    #[arg(value_name = "TEXT")]
+    pub(crate) only: Option<String>,
+    /// List the kernels too
+    #[arg(long)]
+    pub(crate) kernels: bool,
+    /// Write the numbers to benches/results/launches.json, which the tests hold
+    #[arg(long)]
+    pub(crate) accept: bool,
 }
 
 #[derive(Args)]

@@ -7,6 +7,7 @@ mod figures;
 mod fixtures;
 mod fuzz;
 mod house;
+mod launches;
 mod package;
 mod tokens;
 
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Command::Fuzz(command) => fuzz::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Gpu(command) => benches::gpu::run(&command),
         Command::House => house::run().map(|()| ExitCode::SUCCESS),
+        Command::Launches(arguments) => launches::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Dist(command) => dist::run(&command).map(|()| ExitCode::SUCCESS),
         Command::Package => package::run().map(|()| ExitCode::SUCCESS),
     })

@@ -58,10 +58,10 @@ pub enum Command {
         #[serde(default)]
         device: usize,
     },
-    /// Lets kernels run, or skips them, from the next launch on.
+    /// How launches are handled from the next one on.
     Execute {
-        /// Whether they run.
-        run: bool,
+        /// `run`, `skip` or `measure`.
+        kernels: Execution,
     },
 }
 
@@ -147,9 +147,9 @@ impl Sim {
                 ledger.reset_peaks();
                 json!({ "peak_bytes": ledger.peak_bytes })
             }
-            Command::Execute { run } => {
-                state.execution = if *run { Execution::Run } else { Execution::Skip };
-                json!({ "run": run })
+            Command::Execute { kernels } => {
+                state.execution = *kernels;
+                json!({})
             }
         };
         drop(state);

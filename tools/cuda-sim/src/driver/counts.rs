@@ -33,6 +33,9 @@ pub(crate) struct Counts {
     pub(crate) executed: u64,
     /// Warp instructions of those.
     pub(crate) warp_instructions: u64,
+    /// Bytes that measured launches read, and wrote.
+    pub(crate) kernels_read_bytes: u64,
+    pub(crate) kernels_written_bytes: u64,
     pub(crate) graph_launches: u64,
     /// Faults on order that happened.
     pub(crate) faults: u64,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::json;
 
@@ -103,8 +103,15 @@ impl Sim {
         let header = Header::read(text)?;
         accept(&header, capability, self.settings.driver)?;
         let resources = self.keep_and_assemble(&header, text)?;
-        let module = Module { device, header, resources, text: text.to_owned(), program: OnceLock::new() };
-        if execution == Execution::Run {
+        let module = Module {
+            device,
+            header,
+            resources,
+            text: text.to_owned(),
+            program: OnceLock::new(),
+            measured: Mutex::default(),
+        };
+        if execution != Execution::Skip {
             let refused = |error: &ptx::PtxError| Refusal { code: Code::INVALID_PTX, words: error.to_string() };
             self.program(&module).map_err(refused)?;
         }

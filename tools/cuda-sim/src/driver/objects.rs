@@ -1,7 +1,7 @@
 //! The objects that a program holds handles of, and the work that it submits.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use super::assembler::Resources;
@@ -47,6 +47,8 @@ pub(crate) struct Module {
     pub(crate) resources: HashMap<String, Resources>,
     pub(super) text: String,
     pub(super) program: OnceLock<Result<Program, ptx::PtxError>>,
+    /// What measured launches moved, by their arguments.
+    pub(super) measured: Mutex<HashMap<Vec<u8>, ptx::Traffic>>,
 }
 
 /// A module that can run.

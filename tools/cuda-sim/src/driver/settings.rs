@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use serde::Deserialize;
+
 use super::fault::{Fault, FaultError, parse_faults};
 use super::size::parse_bytes;
 
@@ -25,12 +27,15 @@ pub enum SettingsError {
 }
 
 /// How a launch is handled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Execution {
     /// Kernels run in the interpreter.
     Run,
     /// Kernels are checked and counted but do nothing; results are whatever the memory held.
     Skip,
+    /// As `Skip`, and the bytes that each launch moves are counted, from a few of its blocks.
+    Measure,
 }
 
 /// Where the assembler is.
@@ -110,10 +115,11 @@ impl Settings {
                 capability: nth(&capabilities, at, 90),
             })
             .collect();
-        let expected = "run or skip";
+        let expected = "run, skip or measure";
         let execution = bounded(text("EXECUTE"), "EXECUTE", expected, |value| match value {
             "run" => Some(Execution::Run),
             "skip" => Some(Execution::Skip),
+            "measure" => Some(Execution::Measure),
             _ => None,
         })?;
         let number = |name, expected| bounded(text(name), name, expected, |value: &str| value.parse::<u64>().ok());

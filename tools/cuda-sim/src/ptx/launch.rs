@@ -36,6 +36,15 @@ impl Default for Limits {
     }
 }
 
+/// Bytes of device memory that a launch moves: each buffer among its parameters as far as the launch reaches into it, once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes read.
+    pub read: u64,
+    /// Bytes written.
+    pub written: u64,
+}
+
 /// The operations and blocks that a launch ran.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {

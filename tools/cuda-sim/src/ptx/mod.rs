@@ -27,6 +27,6 @@ mod run;
 mod text;
 
 pub use error::{ExecError, Fault, PtxError, Space};
-pub use launch::{Counts, Launch, Limits};
+pub use launch::{Counts, Launch, Limits, Traffic};
 pub use memory::{Buffers, Memory, Region};
 pub use module::{Global, Kernel, Module, Param};

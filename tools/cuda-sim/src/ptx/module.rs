@@ -1,7 +1,7 @@
 //! A parsed module and its kernels.
 
 use super::error::{ExecError, PtxError};
-use super::launch::{Counts, Launch, Limits};
+use super::launch::{Counts, Launch, Limits, Traffic};
 use super::lower::{self, Program, lower};
 use super::memory::Memory;
 use super::run;
@@ -183,6 +183,27 @@ impl Kernel {
     /// [`ExecError::InvalidLaunch`] before anything runs; every other reason of [`ExecError`] after some blocks may
     /// have run and written to memory, as on a GPU.
     pub fn run(&self, launch: &Launch<'_>, memory: &dyn Memory, limits: &Limits) -> Result<Counts, ExecError> {
+        self.check(launch)?;
+        run::grid(&self.program, launch, memory, limits)
+    }
+
+    /// The bytes of device memory that a launch moves, from a few of its blocks, which write nothing to device memory. A buffer begins at each
+    /// 64-bit parameter that is an address of `memory`.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn traffic(&self, launch: &Launch<'_>, memory: &dyn Memory, limits: &Limits) -> Result<Traffic, ExecError> {
+        self.check(launch)?;
+        let address = |param: &Param| {
+            let bytes = launch.params.get(param.offset as usize..)?.first_chunk::<8>()?;
+            let start = u64::from_le_bytes(*bytes);
+            memory.region(start).map(|region| (start, region.start + region.len))
+        };
+        let buffers = self.params.iter().filter(|param| param.bytes == 8).filter_map(address).collect();
+        run::traffic(&self.program, launch, memory, limits, buffers)
+    }
+
+    fn check(&self, launch: &Launch<'_>) -> Result<(), ExecError> {
         if launch.params.len() != self.param_bytes as usize {
             return Err(ExecError::InvalidLaunch { what: "the parameters have another size than the kernel declares" });
         }
@@ -201,6 +222,6 @@ impl Kernel {
                 });
             }
         }
-        run::grid(&self.program, launch, memory, limits)
+        Ok(())
     }
 }

@@ -38,9 +38,21 @@ fn kernels_that_are_skipped_are_checked_and_counted_but_write_nothing() {
     assert_eq!(driver.launch(kernel, 0, &[memory, memory]), 0);
     assert_eq!(driver.download(memory, 32), Ok(vec![3.0; 32]));
     assert_eq!(driver.card(0)["counts"]["executed"], json!(0));
-    driver.command(r#"{"do":"execute","run":true}"#);
+    driver.command(r#"{"do":"execute","kernels":"run"}"#);
     assert_eq!(driver.launch(kernel, 0, &[memory, memory]), 0);
     assert_eq!(driver.download(memory, 32), Ok(vec![8.0; 32]));
+}
+
+#[test]
+fn kernels_that_are_measured_write_nothing_and_their_bytes_are_counted() {
+    let driver = Driver::ready("TOTAL=1G\nEXECUTE=measure");
+    let (kernel, from, to) = (driver.kernel("twice"), driver.upload(&[3.0; 32]), driver.upload(&[1.0; 32]));
+    assert_eq!(driver.launch(kernel, 0, &[from, to]), 0);
+    assert_eq!(driver.download(to, 32), Ok(vec![1.0; 32]));
+    let counts = &driver.card(0)["counts"];
+    // 32 lanes read and write 4 bytes each; the module's variable is no parameter.
+    assert_eq!((&counts["kernels_read_bytes"], &counts["kernels_written_bytes"]), (&json!(128), &json!(128)));
+    assert_eq!((&counts["launches"], &counts["executed"]), (&json!(1), &json!(0)));
 }
 
 #[test]

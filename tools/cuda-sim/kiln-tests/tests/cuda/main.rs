@@ -1,6 +1,7 @@
 //! The training step on burn's CUDA backend, run on the emulator kiln-cuda-sim: no GPU is needed.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
 
+mod account;
 mod architectures;
 mod budget;
 mod failures;

@@ -213,10 +213,16 @@ impl Card {
 
     /// Runs `work` while launched kernels do nothing.
     pub(crate) fn without_kernels<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.command(c"{\"do\":\"execute\",\"run\":false}");
+        self.execute("skip");
         let result = work();
-        self.command(c"{\"do\":\"execute\",\"run\":true}");
+        self.execute("run");
         result
+    }
+
+    /// Says how launches are handled from now on: `run`, `skip` or `measure`.
+    pub(crate) fn execute(&self, kernels: &str) {
+        let text = format!("{{\"do\":\"execute\",\"kernels\":\"{kernels}\"}}");
+        self.command(&CString::new(text).unwrap());
     }
 
     fn command(&self, text: &CStr) {

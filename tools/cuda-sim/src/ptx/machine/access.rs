@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::lanes::{Body, handler};
-use super::locate::locate;
+use super::locate::{Touch, locate};
 use super::state::{Block, Handler, LANES, Lane, Lanes, Op, Warp};
 use crate::ptx::text::{Type, Width};
 
@@ -61,7 +61,9 @@ impl<M: Stored<D>, D: Lane, const V: usize> Body for Load<M, D, V> {
         // SAFETY: lowering gave a 64-bit address, registers as wide as `D`, and a place of this kernel; `locate` checked
         // that each running lane's bytes are inside one live allocation and aligned.
         unsafe {
-            let Some(hosts) = locate(warp, block, op, op.a, warp.mask, bytes, bytes) else { return true };
+            let Some(hosts) = locate(warp, block, op, op.a, warp.mask, (bytes, bytes), Touch::Read) else {
+                return true;
+            };
             let targets = registers::<V>(block, op.d);
             let mut out = [[D::default(); LANES]; V];
             if V == 1 && warp.mask == !0 && consecutive(&hosts, u64::from(bytes)) {
@@ -103,7 +105,9 @@ impl<M: Stored<D>, D: Lane, const V: usize> Body for Store<M, D, V> {
         let bytes = (size_of::<M>() * V) as u32;
         // SAFETY: as for `Load`; blocks of one launch may write the same bytes, as they may on a GPU.
         unsafe {
-            let Some(hosts) = locate(warp, block, op, op.a, warp.mask, bytes, bytes) else { return true };
+            let Some(hosts) = locate(warp, block, op, op.a, warp.mask, (bytes, bytes), Touch::Write) else {
+                return true;
+            };
             let sources = registers::<V>(block, op.d);
             if V == 1 && warp.mask == !0 && consecutive(&hosts, u64::from(bytes)) {
                 let from = warp.get::<D>(sources[0]);

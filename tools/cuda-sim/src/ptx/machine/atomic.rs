@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::format::{Bf16, F16, Half};
 use super::lanes::{Body, handler};
-use super::locate::locate;
+use super::locate::{Touch, locate};
 use super::state::{Block, Handler, LANES, Lane, Op, Warp};
 use crate::ptx::text::Type;
 
@@ -100,7 +100,9 @@ impl<F: Change> Body for Atomic<F> {
         let bytes = size_of::<F::T>() as u32;
         // SAFETY: lowering gave slots of these widths and two entries in the list; `locate` checked the addresses.
         unsafe {
-            let Some(hosts) = locate(warp, block, op, op.a, warp.mask, bytes, bytes) else { return true };
+            let Some(hosts) = locate(warp, block, op, op.a, warp.mask, (bytes, bytes), Touch::Update) else {
+                return true;
+            };
             let list = &block.lists[op.b as usize..];
             let (b, c) = (warp.get::<F::T>(list[0]), warp.get::<F::T>(list[1]));
             let mut d = [F::T::default(); LANES];

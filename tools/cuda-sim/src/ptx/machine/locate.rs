@@ -38,6 +38,15 @@ impl Place {
     }
 }
 
+/// What an operation does with the bytes that it locates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Touch {
+    Read,
+    Write,
+    /// Reads and writes back.
+    Update,
+}
+
 /// Host addresses of `bytes` bytes at register `slot` plus `op.x`, for the lanes in `mask`; the other lanes hold nothing
 /// of use. Nothing where a lane's address is outside of its space or no multiple of `align`, a power of two: then
 /// [`Block::trouble`] names the first such lane.
@@ -51,8 +60,8 @@ pub(crate) unsafe fn locate(
     op: &Op,
     slot: u32,
     mask: u32,
-    bytes: u32,
-    align: u32,
+    (bytes, align): (u32, u32),
+    touch: Touch,
 ) -> Option<Lanes<u64>> {
     let place = Place::unpack(op.c);
     // SAFETY: the caller's promise.
@@ -106,7 +115,7 @@ pub(crate) unsafe fn locate(
     for l in 0..LANES {
         addresses[l] = base[l].wrapping_add(op.x);
     }
-    match one_by_one(warp, block, place, &addresses, mask, bytes, align) {
+    match one_by_one(warp, block, place, (&addresses, mask), (bytes, align), touch) {
         Ok(hosts) => Some(hosts),
         Err(trouble) => {
             block.trouble = Some(trouble);
@@ -122,12 +131,14 @@ fn one_by_one(
     warp: &Warp,
     block: &mut Block<'_>,
     place: Place,
-    addresses: &Lanes<u64>,
-    mask: u32,
-    bytes: u32,
-    align: u32,
+    (addresses, mask): (&Lanes<u64>, u32),
+    (bytes, align): (u32, u32),
+    touch: Touch,
 ) -> Result<Lanes<u64>, Trouble> {
     let mut hosts = [0; LANES];
+    if let Some(trace) = &mut block.trace {
+        trace.begin(touch, bytes);
+    }
     let mut last: Option<Region> = None;
     for lane in (0..LANES).filter(|l| mask >> l & 1 == 1) {
         let address = addresses[lane];
@@ -155,6 +166,11 @@ fn one_by_one(
                 if !last.is_some_and(|r| holds(&r, offset, bytes)) {
                     last = block.memory.region(offset);
                 }
+                if let Some(trace) = &mut block.trace {
+                    let real = last.filter(|r| holds(r, offset, bytes));
+                    hosts[lane] = trace.note(offset, real.map(|r| (r.host as u64).wrapping_add(offset - r.start)));
+                    continue;
+                }
                 last
             }
         };
@@ -166,7 +182,8 @@ fn one_by_one(
             }
         }
     }
-    if let Some(region) = last {
+    // a traced block comes here for each operation
+    if let Some(region) = last.filter(|_| block.trace.is_none()) {
         block.regions[place.entry as usize] = region;
     }
     Ok(hosts)

@@ -17,6 +17,7 @@ mod mask;
 mod matrix;
 mod pair;
 mod state;
+mod trace;
 
 pub(crate) use access::{Access, access};
 pub(crate) use atomic::atomic;
@@ -32,3 +33,4 @@ pub(crate) use locate::{LOCAL_WINDOW, Place, SHARED_WINDOW};
 pub(crate) use matrix::{Fragment, Mma, Shape, load_fragment, load_rows, mma, store_fragment, store_rows, wmma};
 pub(crate) use pair::arithmetic as pair_arithmetic;
 pub(crate) use state::{Block, Handler, LANES, Op, Trouble, Warp};
+pub(crate) use trace::Trace;

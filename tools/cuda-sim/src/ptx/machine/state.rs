@@ -2,6 +2,7 @@
 
 use super::mask::expand;
 pub(crate) use super::mask::{LANES, Lanes};
+use super::trace::Trace;
 use crate::ptx::{Memory, Region, Space};
 
 /// A type that a lane of a register can be read as.
@@ -85,6 +86,8 @@ pub(crate) struct Block<'a> {
     /// Register offsets of operations with more operands than an [`Op`] holds.
     pub lists: &'a [u32],
     pub trouble: Option<Trouble>,
+    /// Notes what the block touches, in place of writing to device memory.
+    pub trace: Option<Trace>,
 }
 
 /// One warp: its registers and the lanes that run.

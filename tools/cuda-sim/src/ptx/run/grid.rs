@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::block::{self, Broken};
 use super::warp::Lockstep;
 use crate::ptx::lower::{Program, Special};
-use crate::ptx::machine::{Block, LANES, Trouble, Warp};
+use crate::ptx::machine::{Block, LANES, Trace, Trouble, Warp};
 use crate::ptx::text::Width;
-use crate::ptx::{Counts, ExecError, Fault, Launch, Limits, Memory, Region};
+use crate::ptx::{Counts, ExecError, Fault, Launch, Limits, Memory, Region, Traffic};
 
 /// The state that all threads of a launch share.
 struct Shared<'a> {
@@ -17,10 +17,113 @@ struct Shared<'a> {
     memory: &'a dyn Memory,
     limits: &'a Limits,
     next_block: AtomicU64,
-    blocks: u64,
+    /// The blocks to run.
+    blocks: Blocks,
     instructions: AtomicU64,
     stop: AtomicBool,
     error: Mutex<Option<ExecError>>,
+}
+
+/// Blocks of a grid by number.
+enum Blocks {
+    All(u64),
+    /// The first ones in any case, the others as long as few operations have run.
+    Some {
+        numbers: Vec<u64>,
+        first: usize,
+    },
+}
+
+/// Operations of sampled blocks after which only the corners of the grid are run.
+const CHEAP: u64 = 1 << 21;
+
+impl Blocks {
+    /// The block that comes after `at` others, when `operations` have run.
+    fn nth(&self, at: u64, operations: u64) -> Option<u64> {
+        match self {
+            Blocks::All(count) => (at < *count).then_some(at),
+            Blocks::Some { first, .. } if at >= *first as u64 && operations > CHEAP => None,
+            Blocks::Some { numbers, .. } => numbers.get(at as usize).copied(),
+        }
+    }
+}
+
+impl<'a> Shared<'a> {
+    fn new(
+        program: &'a Program,
+        launch: &'a Launch<'a>,
+        memory: &'a dyn Memory,
+        limits: &'a Limits,
+        blocks: Blocks,
+    ) -> Result<Shared<'a>, ExecError> {
+        let global = |special: &Special| if let Special::Global(n) = special { Some(*n) } else { None };
+        let needs = program.specials.iter().filter_map(|(_, special)| global(special)).max();
+        if needs.is_some_and(|n| n as usize >= launch.globals.len()) {
+            return Err(ExecError::InvalidLaunch { what: "an address of a variable of the module is missing" });
+        }
+        Ok(Shared {
+            program,
+            launch,
+            memory,
+            limits,
+            next_block: AtomicU64::new(0),
+            blocks,
+            instructions: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            error: Mutex::new(None),
+        })
+    }
+
+    fn error(self) -> Result<u64, ExecError> {
+        match self.error.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(self.instructions.into_inner()),
+        }
+    }
+}
+
+fn blocks_of(launch: &Launch<'_>) -> u64 {
+    launch.grid.iter().map(|&n| u64::from(n)).product()
+}
+
+/// Runs some blocks of a launch whose sizes were checked, without writing to device memory, and gives the bytes that the whole launch moves
+/// in `buffers`: where each begins, and where its allocation ends.
+///
+/// The blocks are those at the corners of the grid and some between them. They show how far the launch reaches into each buffer, and what
+/// one block moves at most. What depends on values in memory is that of the values that are there.
+pub(crate) fn traffic(
+    program: &Program,
+    launch: &Launch<'_>,
+    memory: &dyn Memory,
+    limits: &Limits,
+    buffers: Vec<(u64, u64)>,
+) -> Result<Traffic, ExecError> {
+    let blocks = blocks_of(launch);
+    let shared = Shared::new(program, launch, memory, limits, sample(launch.grid))?;
+    let trace = work(&shared, Some(Trace::new(buffers)));
+    shared.error()?;
+    Ok(trace.map_or_else(Traffic::default, |trace| trace.traffic(blocks)))
+}
+
+/// Blocks between the first and the last of a grid that are run to see what a launch moves.
+const BETWEEN: u64 = 12;
+
+/// The corners of a grid, and [`BETWEEN`] blocks between the first and the last, evenly spread.
+fn sample([x, y, z]: [u32; 3]) -> Blocks {
+    let [x, y, z] = [x, y, z].map(u64::from);
+    let ends = |n: u64| if n > 1 { vec![0, n - 1] } else { vec![0] };
+    let corners = ends(z).into_iter().flat_map(|k| ends(y).into_iter().map(move |j| (j, k)));
+    let mut numbers: Vec<u64> =
+        corners.flat_map(|(j, k)| ends(x).into_iter().map(move |i| i + x * (j + y * k))).collect();
+    let all = x * y * z;
+    let first = numbers.len();
+    let between = (1..=BETWEEN).map(|at| all * at / (BETWEEN + 1));
+    for number in between {
+        if !numbers.contains(&number) {
+            numbers.push(number);
+        }
+    }
+    Blocks::Some { numbers, first }
 }
 
 /// Runs all blocks of a launch whose sizes were checked.
@@ -30,38 +133,21 @@ pub(crate) fn grid(
     memory: &dyn Memory,
     limits: &Limits,
 ) -> Result<Counts, ExecError> {
-    let needs = program.specials.iter().filter_map(|s| if let Special::Global(n) = s.1 { Some(n) } else { None }).max();
-    if needs.is_some_and(|n| n as usize >= launch.globals.len()) {
-        return Err(ExecError::InvalidLaunch { what: "an address of a variable of the module is missing" });
-    }
-    let blocks = launch.grid.iter().map(|&n| u64::from(n)).product();
-    let shared = Shared {
-        program,
-        launch,
-        memory,
-        limits,
-        next_block: AtomicU64::new(0),
-        blocks,
-        instructions: AtomicU64::new(0),
-        stop: AtomicBool::new(false),
-        error: Mutex::new(None),
-    };
+    let blocks = blocks_of(launch);
+    let shared = Shared::new(program, launch, memory, limits, Blocks::All(blocks))?;
     // a block that runs for a few microseconds is not worth waking a thread
     let workers = limits.threads.clamp(1, 64).min(usize::try_from(blocks).unwrap_or(usize::MAX));
     if workers == 1 {
-        work(&shared);
+        work(&shared, None);
     } else {
         rayon::in_place_scope(|scope| {
             for _ in 1..workers {
-                scope.spawn(|_| work(&shared));
+                scope.spawn(|_| drop(work(&shared, None)));
             }
-            work(&shared);
+            work(&shared, None);
         });
     }
-    match shared.error.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(Counts { instructions: shared.instructions.into_inner(), blocks }),
-    }
+    Ok(Counts { instructions: shared.error()?, blocks })
 }
 
 /// Memory of a number of 64-byte lines.
@@ -77,8 +163,8 @@ fn region(memory: &mut [Line], len: u64) -> Region {
     Region { start: 0, len, host: memory.as_mut_ptr().cast() }
 }
 
-/// Runs blocks until none is left.
-fn work(shared: &Shared<'_>) {
+/// Runs blocks until none is left, and gives the trace back.
+fn work(shared: &Shared<'_>, trace: Option<Trace>) -> Option<Trace> {
     let Shared { program, launch, limits, .. } = *shared;
     let threads: u32 = launch.block.iter().product();
     let warp_count = threads.div_ceil(LANES as u32);
@@ -108,12 +194,12 @@ fn work(shared: &Shared<'_>) {
         local_bytes: program.local_bytes,
         lists: &program.lists,
         trouble: None,
+        trace,
     };
     while !shared.stop.load(Ordering::Relaxed) {
         let number = shared.next_block.fetch_add(1, Ordering::Relaxed);
-        if number >= shared.blocks {
-            break;
-        }
+        let operations = shared.instructions.load(Ordering::Relaxed);
+        let Some(number) = shared.blocks.nth(number, operations) else { break };
         let [x, y] = [u64::from(launch.grid[0]), u64::from(launch.grid[1])];
         let index = [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32];
         // SAFETY: this is the memory that `block.shared` points to, `shared_bytes` long.
@@ -132,6 +218,7 @@ fn work(shared: &Shared<'_>) {
             let before = shared.instructions.fetch_add(count, Ordering::Relaxed);
             before + count <= limits.max_instructions && !shared.stop.load(Ordering::Relaxed)
         });
+        block.trace.iter_mut().for_each(Trace::end_block);
         if let Err(broken) = result {
             shared.stop.store(true, Ordering::Relaxed);
             let error = explain(broken, index, limits);
@@ -143,6 +230,7 @@ fn work(shared: &Shared<'_>) {
             break;
         }
     }
+    block.trace
 }
 
 /// Fills the registers that stay the same in all blocks.

@@ -4,4 +4,4 @@ mod block;
 mod grid;
 mod warp;
 
-pub(crate) use grid::grid;
+pub(crate) use grid::{grid, traffic};

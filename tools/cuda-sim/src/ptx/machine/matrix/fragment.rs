@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::super::lanes::{Body, handler};
-use super::super::locate::locate;
+use super::super::locate::{Touch, locate};
 use super::super::state::{Block, Handler, LANES, Lane, Op, Warp};
 use super::together::together;
 
@@ -82,6 +82,7 @@ unsafe fn base<T: Lane, const OUTER: usize, const INNER: usize>(
     warp: &mut Warp,
     block: &mut Block<'_>,
     op: &Op,
+    touch: Touch,
 ) -> Option<(u64, usize)> {
     if !together(warp, block) {
         return None;
@@ -93,7 +94,8 @@ unsafe fn base<T: Lane, const OUTER: usize, const INNER: usize>(
         let stride = warp.get::<u32>(op.b)[lane] as usize;
         let bytes = ((OUTER - 1) * stride + INNER) * size_of::<T>();
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        locate(warp, block, op, op.a, 1 << lane, bytes, size_of::<T>() as u32).map(|hosts| (hosts[lane], stride))
+        locate(warp, block, op, op.a, 1 << lane, (bytes, size_of::<T>() as u32), touch)
+            .map(|hosts| (hosts[lane], stride))
     }
 }
 
@@ -108,7 +110,7 @@ impl<L: Registers<T>, T: Lane, const R: usize, const C: usize, const BY_COLUMN: 
         // SAFETY: as in `base`, which checked the extent of the matrix; lowering gave the list.
         unsafe {
             if BY_COLUMN {
-                let Some((host, stride)) = base::<T, C, R>(warp, block, op) else { return true };
+                let Some((host, stride)) = base::<T, C, R>(warp, block, op, Touch::Read) else { return true };
                 for c in 0..C {
                     let column = (host as *const T).add(c * stride).cast::<[T; R]>().read();
                     for r in 0..R {
@@ -116,7 +118,7 @@ impl<L: Registers<T>, T: Lane, const R: usize, const C: usize, const BY_COLUMN: 
                     }
                 }
             } else {
-                let Some((host, stride)) = base::<T, R, C>(warp, block, op) else { return true };
+                let Some((host, stride)) = base::<T, R, C>(warp, block, op, Touch::Read) else { return true };
                 for (r, row) in matrix.iter_mut().enumerate() {
                     *row = (host as *const T).add(r * stride).cast::<[T; C]>().read();
                 }
@@ -148,13 +150,13 @@ impl<L: Registers<T>, T: Lane, const R: usize, const C: usize, const BY_COLUMN: 
                 L::scatter(warp.get::<u32>(list[j]), j, matrix.as_flattened_mut());
             }
             if BY_COLUMN {
-                let Some((host, stride)) = base::<T, C, R>(warp, block, op) else { return true };
+                let Some((host, stride)) = base::<T, C, R>(warp, block, op, Touch::Write) else { return true };
                 for c in 0..C {
                     let column: [T; R] = std::array::from_fn(|r| matrix[r][c]);
                     (host as *mut T).add(c * stride).cast::<[T; R]>().write(column);
                 }
             } else {
-                let Some((host, stride)) = base::<T, R, C>(warp, block, op) else { return true };
+                let Some((host, stride)) = base::<T, R, C>(warp, block, op, Touch::Write) else { return true };
                 for (r, row) in matrix.iter().enumerate() {
                     (host as *mut T).add(r * stride).cast::<[T; C]>().write(*row);
                 }

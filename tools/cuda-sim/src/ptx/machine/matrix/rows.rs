@@ -1,19 +1,24 @@
 //! `ldmatrix` and `stmatrix`: 8 x 8 tiles of 16-bit elements whose rows lie where the lanes point.
 
 use super::super::lanes::{Body, handler};
-use super::super::locate::locate;
+use super::super::locate::{Touch, locate};
 use super::super::state::{Block, Handler, LANES, Lanes, Op, Warp};
 use super::together::together;
 
 /// The rows of each tile: lanes `8 t .. 8 t + 8` give those of tile `t`.
 #[inline(always)]
-unsafe fn addresses<const T: usize>(warp: &mut Warp, block: &mut Block<'_>, op: &Op) -> Option<Lanes<u64>> {
+unsafe fn addresses<const T: usize>(
+    warp: &mut Warp,
+    block: &mut Block<'_>,
+    op: &Op,
+    touch: Touch,
+) -> Option<Lanes<u64>> {
     if !together(warp, block) {
         return None;
     }
     let givers = if T == 4 { !0 } else { (1 << (8 * T)) - 1 };
     // SAFETY: the caller's promise is that of `Handler`; lowering gave a 64-bit address and a place.
-    unsafe { locate(warp, block, op, op.a, givers, 16, 16) }
+    unsafe { locate(warp, block, op, op.a, givers, (16, 16), touch) }
 }
 
 /// `ldmatrix` of `T` tiles.
@@ -23,7 +28,7 @@ impl<const T: usize, const TRANSPOSED: bool> Body for Load<T, TRANSPOSED> {
     unsafe fn run<const WIDE: bool>(warp: &mut Warp, block: &mut Block<'_>, op: &Op) -> bool {
         // SAFETY: as above; `locate` checked the 16 bytes of each row.
         unsafe {
-            let Some(hosts) = addresses::<T>(warp, block, op) else { return true };
+            let Some(hosts) = addresses::<T>(warp, block, op, Touch::Read) else { return true };
             for t in 0..T {
                 let mut out = [0; LANES];
                 if TRANSPOSED {
@@ -55,7 +60,7 @@ impl<const T: usize, const TRANSPOSED: bool> Body for Store<T, TRANSPOSED> {
     unsafe fn run<const WIDE: bool>(warp: &mut Warp, block: &mut Block<'_>, op: &Op) -> bool {
         // SAFETY: as above.
         unsafe {
-            let Some(hosts) = addresses::<T>(warp, block, op) else { return true };
+            let Some(hosts) = addresses::<T>(warp, block, op, Touch::Write) else { return true };
             for t in 0..T {
                 let from = warp.get::<u32>(block.lists[op.d as usize + t]);
                 if TRANSPOSED {
