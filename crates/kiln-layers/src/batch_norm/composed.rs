@@ -3,6 +3,9 @@
 //! Peak memory in addition to inputs and outputs: two f32 tensors of the input's size in each direction, a mask for an activation, and
 //! two tensors more for hard-swish. If burn fuses (its feature `fusion`), input and gradient are read once for each sum and once for the
 //! result, and at most one such tensor exists.
+//!
+//! Tensors are taken as rows of channels: burn's convolutions on CubeCL store them so. They are reshaped as they are stored, before the
+//! cast to f32: burn does not join a cast with a reshape after it.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -12,18 +15,40 @@ use super::settings::{BatchNormOutput, BatchNormSaved, HARD_SWISH, RELU6};
 use super::{NormActivation, NormSettings};
 use crate::composed::{Wide, full, join};
 
-/// `[samples, channels, values of a plane]`.
-fn sizes(shape: &Shape) -> [usize; 3] {
-    [shape[0], shape[1], shape.iter().skip(2).product()]
+/// The number of rows and of channels.
+fn sizes(shape: &Shape) -> [usize; 2] {
+    [shape.num_elements() / shape[1].max(1), shape[1]]
 }
 
-/// Reshapes one value for each channel to `[1, channels, 1]`.
+/// The axes with the channels behind all others.
+fn last(shape: &Shape) -> Vec<usize> {
+    let others = (0..shape.len()).filter(|axis| *axis != 1);
+    others.chain([1]).collect()
+}
+
+/// Rows of channels, of a tensor `[samples, channels, ..]`.
+fn rows<B: Backend>(tensor: &FloatTensor<B>) -> Wide<B> {
+    let shape = tensor.shape();
+    let rows = B::float_permute(tensor.clone(), &last(&shape));
+    Wide::<B>::of(&B::float_reshape(rows, Shape::new(sizes(&shape))))
+}
+
+/// The tensor of this shape and dtype with these rows.
+fn of_rows<B: Backend>(rows: Wide<B>, shape: &Shape, dtype: DType) -> FloatTensor<B> {
+    let axes = last(shape);
+    let permuted: Vec<usize> = axes.iter().map(|axis| shape[*axis]).collect();
+    let back: Vec<usize> =
+        (0..axes.len()).map(|axis| axes.iter().position(|other| *other == axis).unwrap_or(axis)).collect();
+    B::float_permute(B::float_reshape(rows.narrow(dtype), Shape::from(permuted)), &back)
+}
+
+/// Reshapes one value for each channel to `[1, channels]`.
 fn channels<B: Backend>(values: &FloatTensor<B>) -> Wide<B> {
     let count = values.shape().num_elements();
-    Wide::<B>::of(values).reshape([1, count, 1])
+    Wide::<B>::of(values).reshape([1, count])
 }
 
-/// The norm without the activation. Mean, reciprocal deviation, weight and bias are `[1, channels, 1]`.
+/// The norm without the activation. Mean, reciprocal deviation, weight and bias are `[1, channels]`.
 fn line<B: Backend>(x: Wide<B>, [mean, deviation, weight, bias]: [Wide<B>; 4]) -> Wide<B> {
     (x - mean) * (deviation * weight) + bias
 }
@@ -84,18 +109,18 @@ pub(super) fn forward<B: Backend>(
     settings: NormSettings,
 ) -> BatchNormOutput<FloatTensor<B>> {
     let (shape, dtype) = (x.shape(), x.dtype());
-    let [samples, count, values] = sizes(&shape);
+    let [height, count] = sizes(&shape);
     let [weight, bias, running_mean, running_variance] = of_channels;
     if shape.num_elements() == 0 {
         let statistics = full::<B>(Shape::new([3, count]), 0.0, &x.device(), DType::F32);
         return BatchNormOutput { y: x, running: [running_mean, running_variance], statistics };
     }
-    let wide = || Wide::<B>::of(&x).reshape([samples, count, values]);
-    let share = 1.0 / (samples * values) as f32;
+    let wide = || rows::<B>(&x);
+    let share = 1.0 / height as f32;
     let (mean, variance) = match settings.momentum {
         Some(_) => {
-            let mean = wide().sum(&[2, 0]) * share;
-            (mean.clone(), (wide() - mean).square().sum(&[2, 0]) * share)
+            let mean = wide().sum(&[0]) * share;
+            (mean.clone(), (wide() - mean).square().sum(&[0]) * share)
         }
         None => (channels::<B>(&running_mean), channels::<B>(&running_variance)),
     };
@@ -109,18 +134,14 @@ pub(super) fn forward<B: Backend>(
     };
     let y = line(wide(), [mean.clone(), deviation.clone(), channels::<B>(&weight), channels::<B>(&bias)]);
     let y = match residual {
-        Some(residual) => y + Wide::<B>::of(&residual).reshape([samples, count, values]),
+        Some(residual) => y + rows::<B>(&residual),
         None => y,
     };
     let y = activated(y, settings.activation);
     let row = |values: Wide<B>| values.reshape([1, count]);
     // In the kernels of the CPU device the mean has a second part.
     let rest = Wide::zeros(Shape::new([1, count]), &x.device());
-    BatchNormOutput {
-        y: B::float_reshape(y.narrow(dtype), shape),
-        running,
-        statistics: join([row(mean), rest, row(deviation)], 0),
-    }
+    BatchNormOutput { y: of_rows(y, &shape, dtype), running, statistics: join([row(mean), rest, row(deviation)], 0) }
 }
 
 /// Computes the output again from the statistics of the pass. `parameters` are weight and bias.
@@ -132,15 +153,15 @@ pub(super) fn again<B: Backend>(
     activation: NormActivation,
 ) -> FloatTensor<B> {
     let (shape, dtype) = (x.shape(), x.dtype());
-    let [samples, count, values] = sizes(&shape);
+    let count = shape[1];
     if shape.num_elements() == 0 {
         return x;
     }
     let statistics = Wide::<B>::of(&statistics);
-    let [mean, rest, deviation] = [0, 1, 2].map(|row| statistics.slice(&[row..row + 1]).reshape([1, count, 1]));
+    let [mean, rest, deviation] = [0, 1, 2].map(|row| statistics.slice(&[row..row + 1]).reshape([1, count]));
     let [weight, bias] = parameters.each_ref().map(channels::<B>);
-    let y = line(Wide::<B>::of(&x).reshape([samples, count, values]), [mean + rest, deviation, weight, bias]);
-    B::float_reshape(activated(y, activation).narrow(dtype), shape)
+    let y = line(rows::<B>(&x), [mean + rest, deviation, weight, bias]);
+    of_rows(activated(y, activation), &shape, dtype)
 }
 
 /// The gradients of input, weight, bias and residual.
@@ -151,32 +172,31 @@ pub(super) fn backward<B: Backend>(
     wanted: [bool; 4],
 ) -> [Option<FloatTensor<B>>; 4] {
     let (shape, dtype, parameters) = (gradient.shape(), gradient.dtype(), saved.weight.dtype());
-    let [samples, count, values] = sizes(&shape);
+    let [height, count] = sizes(&shape);
     if shape.num_elements() == 0 {
         let zeros = full::<B>(Shape::new([count]), 0.0, &gradient.device(), parameters);
         return [Some(gradient.clone()), Some(zeros.clone()), Some(zeros), wanted[3].then_some(gradient)];
     }
-    let planes = |tensor: &FloatTensor<B>| Wide::<B>::of(tensor).reshape([samples, count, values]);
     let statistics = Wide::<B>::of(&saved.statistics);
-    let [mean, rest, deviation] = [0, 1, 2].map(|row| statistics.slice(&[row..row + 1]).reshape([1, count, 1]));
+    let [mean, rest, deviation] = [0, 1, 2].map(|row| statistics.slice(&[row..row + 1]).reshape([1, count]));
     let mean = mean + rest;
     let (weight, bias) = (channels::<B>(&saved.weight), channels::<B>(&saved.bias));
     let of_channels = [mean.clone(), deviation.clone(), weight.clone(), bias];
     let passed = || {
         let z = match (&saved.y, &saved.x) {
-            (Some(y), _) => planes(y),
-            (None, Some(x)) => line(planes(x), of_channels.clone()),
+            (Some(y), _) => rows::<B>(y),
+            (None, Some(x)) => line(rows::<B>(x), of_channels.clone()),
             // This case is possible only if no activation follows the norm.
-            (None, None) => planes(&gradient),
+            (None, None) => rows::<B>(&gradient),
         };
-        through(planes(&gradient), z, saved.settings.activation)
+        through(rows::<B>(&gradient), z, saved.settings.activation)
     };
-    let whole = |values: Wide<B>| B::float_reshape(values.narrow(dtype), shape.clone());
+    let whole = |rows: Wide<B>| of_rows(rows, &shape, dtype);
     let channel = |values: Wide<B>| values.reshape([count]).narrow(parameters);
-    let sum = passed().sum(&[2, 0]);
-    let normal = saved.x.as_ref().map(|x| (planes(x) - mean) * deviation.clone());
-    let product = normal.clone().map(|normal| (passed() * normal).sum(&[2, 0]));
-    let share = 1.0 / (samples * values) as f32;
+    let sum = passed().sum(&[0]);
+    let normal = saved.x.as_ref().map(|x| (rows::<B>(x) - mean) * deviation.clone());
+    let product = normal.clone().map(|normal| (passed() * normal).sum(&[0]));
+    let share = 1.0 / height as f32;
     let of_x = || {
         let of_normal = match (&normal, &product, saved.settings.momentum) {
             (Some(normal), Some(product), Some(_)) => {

@@ -2,6 +2,7 @@
 
 use super::mask::expand;
 use super::state::{Block, LANES, Lanes, Op, Trouble, Warp};
+pub(crate) use super::trace::Touch;
 use crate::ptx::{Region, Space};
 
 /// Generic addresses of shared memory start here; no host address looks like it.
@@ -36,15 +37,6 @@ impl Place {
         };
         Place { space, entry: c >> 3 }
     }
-}
-
-/// What an operation does with the bytes that it locates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Touch {
-    Read,
-    Write,
-    /// Reads and writes back.
-    Update,
 }
 
 /// Host addresses of `bytes` bytes at register `slot` plus `op.x`, for the lanes in `mask`; the other lanes hold nothing

@@ -1,7 +1,15 @@
 //! The device memory that blocks touch, noted for each buffer of a launch, while their stores go nowhere.
 
-use super::locate::Touch;
 use crate::ptx::Traffic;
+
+/// What an operation does with the bytes that it locates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Touch {
+    Read,
+    Write,
+    /// Reads and writes back.
+    Update,
+}
 
 /// Bytes that blocks touched in one buffer.
 #[derive(Debug, Clone, Copy, Default)]
