@@ -42,6 +42,10 @@ impl<B: Backend> Wide<B> {
         Self(B::float_reshape(self.0, Shape::new(shape)))
     }
 
+    pub(crate) fn shaped(self, shape: Shape) -> Self {
+        Self(B::float_reshape(self.0, shape))
+    }
+
     pub(crate) fn permute(self, axes: &[usize]) -> Self {
         Self(B::float_permute(self.0, axes))
     }

@@ -92,8 +92,7 @@ fn report<P: Pipeline>(
         tracing::info!(target: RESULT, "{name} {value:.4}");
     }
     if arguments.json {
-        let mut results: Map<String, Value> =
-            figures.into_iter().map(|(name, value)| (name, json!(value))).collect();
+        let mut results: Map<String, Value> = figures.into_iter().map(|(name, value)| (name, json!(value))).collect();
         results.insert("samples".into(), json!(test.samples()));
         results.insert("seconds".into(), json!(seconds));
         print_json(&Value::Object(results))?;

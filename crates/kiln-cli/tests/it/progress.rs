@@ -120,8 +120,7 @@ fn ten_balanced_classes_keep_their_figures() {
     let text = stderr(&run);
     assert!(text.contains("10 classes of 400 images each") && !text.contains("WARN"), "{text}");
     let results: Value = serde_json::from_slice(&run.stdout).unwrap();
-    let mut figures: Vec<&String> =
-        results.as_object().unwrap().keys().filter(|key| key.starts_with("val_")).collect();
+    let mut figures: Vec<&String> = results.as_object().unwrap().keys().filter(|key| key.starts_with("val_")).collect();
     figures.sort();
     assert_eq!(figures, ["val_accuracy", "val_loss", "val_top5"]);
 }

@@ -2,7 +2,7 @@
 //!
 //! Peak memory in addition to inputs and outputs: two f32 tensors of the input's size in each direction, and four values for each row. If
 //! burn fuses (its feature `fusion`), input and gradient are read once for each sum and once for the result, and at most one such tensor
-//! exists.
+//! exists. Tensors keep their shapes: burn does not join a cast with a reshape after it.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -15,6 +15,16 @@ use crate::composed::{Wide, full, join};
 fn sizes(shape: &Shape) -> [usize; 2] {
     let length = shape.last().copied().unwrap_or(1);
     [shape.num_elements() / length.max(1), length]
+}
+
+/// The shape of one value for each row, and of one for each place in a row, beside tensors of `shape`.
+fn beside(shape: &Shape) -> [Shape; 2] {
+    let last = shape.len() - 1;
+    let each = |keeps: fn(usize, usize) -> bool| {
+        let sizes = shape.iter().enumerate().map(|(axis, size)| if keeps(axis, last) { *size } else { 1 });
+        Shape::from(sizes.collect::<Vec<_>>())
+    };
+    [each(|axis, last| axis < last), each(|axis, last| axis == last)]
 }
 
 /// The output, and mean and reciprocal deviation of each row in f32, `[rows, 2]`.
@@ -30,20 +40,21 @@ pub(crate) fn forward<B: Backend>(
         let statistics = full::<B>(Shape::new([rows, 2]), 0.0, &x.device(), DType::F32);
         return [x, statistics];
     }
-    let wide = || Wide::<B>::of(&x).reshape([rows, length]);
+    let ([of_row, of_place], last) = (beside(&shape), shape.len() - 1);
+    let wide = || Wide::<B>::of(&x);
     let share = 1.0 / length as f32;
     let mean = match settings.centred {
-        true => wide().sum(&[1]) * share,
-        false => Wide::zeros(Shape::new([rows, 1]), &x.device()),
+        true => wide().sum(&[last]) * share,
+        false => Wide::zeros(of_row, &x.device()),
     };
-    let variance = (wide() - mean.clone()).square().sum(&[1]) * share;
+    let variance = (wide() - mean.clone()).square().sum(&[last]) * share;
     let deviation = (variance + settings.epsilon).sqrt().recip();
-    let y = (wide() - mean.clone()) * deviation.clone() * Wide::<B>::of(&weight).reshape([1, length]);
+    let y = (wide() - mean.clone()) * deviation.clone() * Wide::<B>::of(&weight).shaped(of_place.clone());
     let y = match bias.shape().num_elements() {
         0 => y,
-        _ => y + Wide::<B>::of(&bias).reshape([1, length]),
+        _ => y + Wide::<B>::of(&bias).shaped(of_place),
     };
-    [B::float_reshape(y.narrow(dtype), shape), join([mean, deviation], 1)]
+    [y.narrow(dtype), join([mean, deviation].map(|values| values.reshape([rows, 1])), 1)]
 }
 
 /// The gradients of input, weight and bias.
@@ -61,23 +72,26 @@ pub(crate) fn backward<B: Backend>(
         let zeros = full::<B>(Shape::new([length]), 0.0, &x.device(), weights);
         return [Some(gradient), Some(zeros.clone()), Some(zeros)];
     }
+    let ([of_row, of_place], last) = (beside(&shape), shape.len() - 1);
     let statistics = Wide::<B>::of(&statistics);
-    let [mean, deviation] = [0, 1].map(|column| statistics.slice(&[0..rows, column..column + 1]));
-    let weight = Wide::<B>::of(&weight).reshape([1, length]);
-    let normal = || (Wide::<B>::of(&x).reshape([rows, length]) - mean.clone()) * deviation.clone();
-    let wide = || Wide::<B>::of(&gradient).reshape([rows, length]);
+    let column = |at: usize| statistics.slice(&[0..rows, at..at + 1]).shaped(of_row.clone());
+    let (mean, deviation) = (column(0), column(1));
+    let weight = Wide::<B>::of(&weight).shaped(of_place);
+    let normal = || (Wide::<B>::of(&x) - mean.clone()) * deviation.clone();
+    let wide = || Wide::<B>::of(&gradient);
+    let others: Vec<usize> = (0..last).rev().collect();
     let share = 1.0 / length as f32;
     let of_x = || {
-        let product = (wide() * weight.clone() * normal()).sum(&[1]) * share;
+        let product = (wide() * weight.clone() * normal()).sum(&[last]) * share;
         let of_normal = wide() * weight.clone() - normal() * product;
         let of_normal = match settings.centred {
-            true => of_normal - (wide() * weight.clone()).sum(&[1]) * share,
+            true => of_normal - (wide() * weight.clone()).sum(&[last]) * share,
             false => of_normal,
         };
-        B::float_reshape((of_normal * deviation.clone()).narrow(dtype), shape.clone())
+        (of_normal * deviation.clone()).narrow(dtype)
     };
-    let of_weight = || (wide() * normal()).sum(&[0]).reshape([length]).narrow(weights);
-    let of_bias = || wide().sum(&[0]).reshape([length]).narrow(weights);
+    let of_weight = || (wide() * normal()).sum(&others).reshape([length]).narrow(weights);
+    let of_bias = || wide().sum(&others).reshape([length]).narrow(weights);
     [wanted[0].then(of_x), wanted[1].then(of_weight), wanted[2].then(of_bias)]
 }
 
