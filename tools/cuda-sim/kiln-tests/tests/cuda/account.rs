@@ -314,12 +314,12 @@ fn check(card: &Card, case: &str) {
     for (name, figures) in &account {
         let known =
             known.get(name).unwrap_or_else(|| panic!("{name} has no numbers: run `cargo xtask launches --accept`"));
-        // CubeCL frees tensors on a thread of its own, so that peaks, waits and what burn joins vary a little.
+        // CubeCL frees tensors on a thread of its own, so that peaks and what burn joins vary a little; waits vary more, and `waits` holds
+        // them.
         for (what, is, was) in [
             ("launches", figures.launches, known.launches + known.launches / 1000),
             ("bytes", figures.bytes, known.bytes + known.bytes / 1000),
             ("bytes of the peak", figures.peak_bytes, known.peak_bytes + known.peak_bytes / 50),
-            ("waits", figures.waits, known.waits + 1),
         ] {
             assert!(is <= was, "{name}: {is} {what}, committed are {was}: {figures:?}");
         }
