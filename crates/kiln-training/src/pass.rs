@@ -113,7 +113,7 @@ impl<'a, M> Pass<'a, M> {
 
     /// Runs `x` through `blocks`, one after the other; `f` runs one block.
     ///
-    /// This is the one place where a model says that its blocks follow each other. While a step is recorded the pass notes where
+    /// A model calls it to have its blocks recomputed, offloaded or divided into stages, as PyTorch's `checkpoint_sequential` is called. While a step is recorded the pass notes where
     /// each block begins and ends; in training it recomputes or offloads the segments that the plan names; in evaluation it runs
     /// the blocks as they are. The result has the same bits in all cases, dropout included.
     ///

@@ -2,7 +2,7 @@
 
 use clap::Arg;
 
-/// Options by their id, and what they are where nothing is said.
+/// Ids of options, and the defaults that `--help` shows.
 type Defaults = &'static [(&'static str, &'static str)];
 
 const CLASSIFY: Defaults = &[

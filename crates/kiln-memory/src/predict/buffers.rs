@@ -18,8 +18,8 @@ impl StepTrace {
     /// Predicts every buffer of the step at a batch size on a device, and the peak.
     ///
     /// It counts everything that the recorded operations allocate, by the device's rules for views and reuse, and the workspace of its
-    /// kernels. It does not count the program itself, the host's copy of the batch, and fragmentation of the allocator. A data loader is
-    /// counted if the profile has its bytes ([`with_loader_bytes`](BackendProfile::with_loader_bytes)).
+    /// kernels. It does not count the program itself and fragmentation of the allocator. The host's copy of the batch and a data loader
+    /// are counted if the profile has their bytes ([`with_loader_bytes`](BackendProfile::with_loader_bytes)).
     ///
     /// [`estimate`](Self::estimate) gives the same peak and times faster.
     ///

@@ -113,7 +113,8 @@ pub trait RetryPolicy: Debug + Send {
     fn remedy(&self, failed: &FailedAttempt<'_>) -> Option<Remedy>;
 }
 
-/// Tries the same setting again, on a device whose unused memory was freed. Has no answer after a step up, which was a trial itself.
+/// Tries the same setting again, on a device whose unused memory was freed. Has no answer if the failed attempt was a trial of
+/// larger micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reclaim {
     /// How many times for one batch.

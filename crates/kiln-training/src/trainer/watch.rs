@@ -1,4 +1,5 @@
-//! Observers of every boundary of a step: the memory budget of the CPU, and the meter of one step.
+//! What happens at every boundary of a step: the heap, or the pages of a GPU's pools, are held to the memory budget, and the step's peak is
+//! measured.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

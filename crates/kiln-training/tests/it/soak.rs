@@ -16,6 +16,7 @@ use kiln_training::{
     Boundary, Checkpoints, Error, Event, Finish, OptimizerConfig, ScheduleConfig, StepReport, Trainer,
 };
 
+use crate::case::{Case, Make, Parts, Way};
 use crate::support::{
     Ids, Loss, Net, Settings, Snapshot, Watched, batch, beside, device, inject, numbers, reclaim, recovery, settings,
     temporary, trainer, turn,
@@ -63,11 +64,12 @@ fn two_thousand_steps_with_failures_in_a_twentieth_of_the_attempts_end_as_withou
 fn trainers_in_threads_of_a_process_repeat_bit_for_bit() {
     let _turn = turn();
     let run = |seed: u64, dropout: f64| {
-        let net = |_: &_| Net::new(&[8, 16, 16], false, dropout);
-        let builder = Trainer::builder(Ids::net(), net).with_seed(seed).with_steps(20);
-        let builder = builder.with_optimizer(|model: &Net| OptimizerConfig::adamw().groups(model));
-        let mut trainer = builder.build(&device(), &batch(0, 6)).unwrap();
-        (0..20).map(|at| trainer.step(&batch(at, 6)).unwrap().loss.to_bits()).collect::<Vec<_>>()
+        let make = Make::Chain(Parts { dropout, ..Parts::new(1) });
+        let case = Case::new(make, OptimizerConfig::adamw(), 6, 3);
+        // With a prediction, the trainer knows whether its model draws random numbers.
+        let builder = case.builder(&Way::default(), None).with_prediction(true).with_seed(seed).with_steps(20);
+        let mut trainer = builder.build(&device(), &case.batch(0)).unwrap();
+        (0..20).map(|at| trainer.step(&case.batch(at)).unwrap().loss.to_bits()).collect::<Vec<_>>()
     };
     for dropout in [0.0, 0.2] {
         let alone: Vec<_> = (0..3).map(|seed| run(seed, dropout)).collect();

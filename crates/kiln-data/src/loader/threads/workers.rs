@@ -134,8 +134,7 @@ impl<O: Send + 'static> Workers<O> {
         }
     }
 
-    /// The next batch. On the consumer's thread the batch before was freed already, so that this waits for the batch
-    /// only.
+    /// The next batch. The consumer has freed the batch before it, so this waits for a worker and never for the byte budget.
     pub(crate) fn take(&mut self) -> Option<Made<O>> {
         self.refill();
         if self.pending.is_empty() {
