@@ -17,7 +17,7 @@ fn is_statistic(path: &str) -> bool {
     path.rsplit('.').next().is_some_and(|field| field.starts_with("running_"))
 }
 
-/// Masks all channels that are not kept, in a model that has [`Masks::of_channels`]: on the side that makes a channel and on the side that
+/// Masks all channels that are not kept, in a model that has [`Masks::of_channels`](crate::Masks::of_channels): on the side that makes a channel and on the side that
 /// reads it. The model computes what [`shrink`] makes of it computes, and can be trained before that.
 ///
 /// ```
@@ -78,7 +78,7 @@ pub fn mask_channels<M: Module>(model: M, kept: &Kept) -> Result<M, Error> {
 }
 
 /// Removes the channels that are not kept: the dense, smaller model. Masks are cut along, and parameters keep their ids, so that the
-/// optimizer's state can be cut as well ([`shrink_moments`]).
+/// optimizer's state can be cut as well ([`shrink_moments`](crate::shrink_moments)).
 ///
 /// The model is cut off from its clones: running statistics of batch norm are no longer shared with them.
 ///

@@ -143,7 +143,7 @@ impl Checkpoints {
         Ok(self.list()?.into_iter().find(|path| may_be_whole(path)))
     }
 
-    /// The checkpoint of the best evaluation, unless it is damaged, in a run that is [judged](crate::TrainerBuilder::with_best).
+    /// The checkpoint of the best evaluation, unless it is damaged, in a run that is [judged](crate::CheckpointConfig::best).
     pub fn best(&self) -> Option<PathBuf> {
         let path = self.directory.join(BEST);
         // A process that was killed while it replaced the best checkpoint has left the earlier one.

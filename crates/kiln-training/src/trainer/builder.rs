@@ -343,7 +343,7 @@ impl<'a, T: Task> TrainerBuilder<'a, T> {
     /// take turns. If one stage uses a parameter several times, and another stage uses it too, its gradient is added up in another order.
     ///
     /// With `m` micro-batches, the share `(p - 1) / (m + p - 1)` of the time of `p` stages is idle. Without
-    /// [`with_micro_batch`](Self::with_micro_batch) a batch is cut into two micro-batches for each stage. [`Trainer::stage_plan`] returns
+    /// [`with_micro_batch`](Self::with_micro_batch) a batch is cut into two micro-batches for each stage. [`Trainer::stage_plan`](crate::Trainer::stage_plan) returns
     /// the predicted load of each stage.
     #[must_use]
     pub fn with_stages(self, stages: StagesConfig) -> Self
