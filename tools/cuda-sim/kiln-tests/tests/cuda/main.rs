@@ -1,5 +1,6 @@
 //! The training step on burn's CUDA backend, run on the emulator kiln-cuda-sim: no GPU is needed.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first error")]
+#![allow(clippy::print_stdout, reason = "figures are shown on demand")]
 
 mod account;
 mod architectures;

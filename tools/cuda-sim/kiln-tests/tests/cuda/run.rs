@@ -42,11 +42,14 @@ pub(crate) enum Then {
     Standard,
 }
 
-/// The first rung, which records the failures.
+/// The failures that a run has met.
+type Failures = Arc<Mutex<Vec<Failure>>>;
+
+/// The first retry policy, which records the failures.
 #[derive(Debug, Clone)]
 struct Witness {
     then: Then,
-    failures: Arc<Mutex<Vec<Failure>>>,
+    failures: Failures,
 }
 
 impl RetryPolicy for Witness {
@@ -104,13 +107,13 @@ impl<'a, C: Case> Third<'a, C> {
         self.done(&trainer, &failures, refuse)
     }
 
-    fn trainer(&self, then: Then) -> (Rc<RefCell<Watched<C>>>, Arc<Mutex<Vec<Failure>>>) {
+    fn trainer(&self, then: Then) -> (Rc<RefCell<Watched<C>>>, Failures) {
         let schedule = ScheduleConfig { peak: 0.05, warmup: 0.0, floor: 0.1 }.into();
         let settings = Settings { schedule, steps: 100, ..settings(self.optimizer) };
         let sample = self.case.batch(0);
         let builder = builder(self.case.clone(), |_| self.net.valid().train(), &settings);
         let mut trainer = Watched::build_on(builder, &device(), &sample);
-        let failures: Arc<Mutex<Vec<Failure>>> = Arc::default();
+        let failures: Failures = Arc::default();
         let witness = Witness { then, failures: failures.clone() };
         let ladder = Ladder::new().with(witness).with(Reclaim { times: 1 }).with(Shrink);
         let sizes = MicroBatchSearch::new(MicroBatchSearchConfig::new(sample.len())).unwrap();
@@ -132,7 +135,7 @@ impl<'a, C: Case> Third<'a, C> {
         (resumed.map(|_| ()), resume_count, self.done(&trainer, &failures, Refuse::Pages(&[])))
     }
 
-    fn done(&self, trainer: &Rc<RefCell<Watched<C>>>, failures: &Arc<Mutex<Vec<Failure>>>, refuse: Refuse<'_>) -> Done {
+    fn done(&self, trainer: &Rc<RefCell<Watched<C>>>, failures: &Failures, refuse: Refuse<'_>) -> Done {
         let (report, count) = self.watched(trainer, refuse);
         let trainer = trainer.borrow();
         let failures = failures.lock().unwrap().clone();
