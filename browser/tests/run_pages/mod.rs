@@ -178,7 +178,7 @@ async fn pointing_at_a_chart_shows_the_values_of_all_charts_at_that_step() {
         let to =
             PointerAction::MoveToElement { element: plot, duration: Some(Duration::from_millis(20)), x: 0.0, y: 0.0 };
         client.perform_actions(MouseActions::new("mouse".to_owned()).then(to)).await.unwrap();
-        assert_eq!(read(&client, "chart-metric").await, json!(["Test accuracy at step 10,000", ["0.8754"], 1]));
+        assert_eq!(read(&client, "chart-metric").await, json!(["Validation accuracy at step 10,000", ["0.8754"], 1]));
         let loss = read(&client, "chart-loss").await;
         assert_eq!((&loss[0], &loss[1][1], &loss[2]), (&json!("Loss at step 10,000"), &json!("1.100"), &json!(2)));
         // The dot of the validation loss lies on its curve.
@@ -191,9 +191,9 @@ async fn pointing_at_a_chart_shows_the_values_of_all_charts_at_that_step() {
         // The keyboard goes from value to value.
         run(&client, "document.querySelector('#chart-metric .plot').focus()").await;
         press(&client, &[char::from(Key::Right)]).await;
-        assert_eq!(read(&client, "chart-metric").await[0], json!("Test accuracy at step 11,000"));
+        assert_eq!(read(&client, "chart-metric").await[0], json!("Validation accuracy at step 11,000"));
         press(&client, &[char::from(Key::Home)]).await;
-        assert_eq!(read(&client, "chart-metric").await[0], json!("Test accuracy at step 1,000"));
+        assert_eq!(read(&client, "chart-metric").await[0], json!("Validation accuracy at step 1,000"));
         press(&client, &[char::from(Key::Escape)]).await;
         assert_eq!(read(&client, "chart-loss").await, before);
     };
