@@ -1,6 +1,5 @@
 //! Residual addition and the ReLU after it.
 
-use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
@@ -41,7 +40,7 @@ impl Kernel for AddRelu {
         }
     }
 
-    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         let [first, second] = all(inputs);
         match self {
             Self::Forward => vec![composed::forward::<B>(first, second)],
@@ -62,19 +61,21 @@ impl Kernel for AddRelu {
 impl Operation for AddRelu {
     const NAME: &'static str = "add and ReLU";
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _tracked: bool) -> Computed<B> {
-        let y = B::run(&Self::Forward, inputs);
-        Computed { saved: y.clone(), outputs: y }
+    /// The output.
+    type Saved<B: Runs> = FloatTensor<B>;
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
+        let outputs = B::run(&Self::Forward, inputs);
+        Computed { saved: Some(outputs[0].clone()), outputs }
     }
 
     fn gradient<B: Runs>(
         &self,
-        mut saved: Vec<FloatTensor<B>>,
+        y: FloatTensor<B>,
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        saved.push(gradient);
-        let gradient = B::run(&Self::Backward, saved).pop();
+        let gradient = B::run(&Self::Backward, vec![y, gradient]).pop();
         match wanted {
             [true, true] => vec![gradient.clone(), gradient],
             [true, _] => vec![gradient, None],

@@ -1,6 +1,5 @@
 //! Dropout whose mask is computed again in the backward pass.
 
-use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
@@ -43,7 +42,7 @@ impl Kernel for Dropout {
         &DROPOUT
     }
 
-    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         let [x] = all(inputs);
         vec![composed::dropped::<B>(x, *self)]
     }
@@ -58,16 +57,13 @@ impl Kernel for Dropout {
 impl Operation for Dropout {
     const NAME: &'static str = "dropout";
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _tracked: bool) -> Computed<B> {
-        Computed { outputs: B::run(self, inputs), saved: vec![] }
+    type Saved<B: Runs> = ();
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, ()> {
+        Computed { outputs: B::run(self, inputs), saved: Some(()) }
     }
 
-    fn gradient<B: Runs>(
-        &self,
-        _saved: Vec<FloatTensor<B>>,
-        gradient: FloatTensor<B>,
-        _: &[bool],
-    ) -> Vec<Option<FloatTensor<B>>> {
+    fn gradient<B: Runs>(&self, (): (), gradient: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         B::run(self, vec![gradient]).into_iter().map(Some).collect()
     }
 }

@@ -53,7 +53,6 @@ mod composed;
 mod conv2d;
 mod dropout;
 mod error;
-mod graph;
 mod group_norm;
 mod linear;
 mod linear_cross_entropy;

@@ -1,6 +1,5 @@
 //! Rotary position embedding.
 
-use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
@@ -115,7 +114,7 @@ impl Kernel for Rotary {
         }
     }
 
-    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         let [x] = all(inputs);
         vec![composed::rotated::<B>(x, self.options, self.direction)]
     }
@@ -130,16 +129,13 @@ impl Kernel for Rotary {
 impl Operation for Rotary {
     const NAME: &'static str = "rotary";
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _tracked: bool) -> Computed<B> {
-        Computed { outputs: B::run(self, inputs), saved: vec![] }
+    type Saved<B: Runs> = ();
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, ()> {
+        Computed { outputs: B::run(self, inputs), saved: Some(()) }
     }
 
-    fn gradient<B: Runs>(
-        &self,
-        _saved: Vec<FloatTensor<B>>,
-        gradient: FloatTensor<B>,
-        _: &[bool],
-    ) -> Vec<Option<FloatTensor<B>>> {
+    fn gradient<B: Runs>(&self, (): (), gradient: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let back = Self { direction: Direction::Back, ..*self };
         B::run(&back, vec![gradient]).into_iter().map(Some).collect()
     }

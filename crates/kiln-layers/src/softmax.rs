@@ -1,6 +1,5 @@
 //! Softmax over the last dimension.
 
-use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
@@ -36,7 +35,7 @@ impl Kernel for Softmax {
         }
     }
 
-    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match self {
             Self::Forward => vec![composed::forward::<B>(&inputs[0])],
             Self::Backward => {
@@ -61,19 +60,21 @@ impl Kernel for Softmax {
 impl Operation for Softmax {
     const NAME: &'static str = "softmax";
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _tracked: bool) -> Computed<B> {
-        let y = B::run(&Self::Forward, inputs);
-        Computed { saved: y.clone(), outputs: y }
+    /// The output.
+    type Saved<B: Runs> = FloatTensor<B>;
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
+        let outputs = B::run(&Self::Forward, inputs);
+        Computed { saved: Some(outputs[0].clone()), outputs }
     }
 
     fn gradient<B: Runs>(
         &self,
-        mut saved: Vec<FloatTensor<B>>,
+        y: FloatTensor<B>,
         gradient: FloatTensor<B>,
         _: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        saved.push(gradient);
-        B::run(&Self::Backward, saved).into_iter().map(Some).collect()
+        B::run(&Self::Backward, vec![y, gradient]).into_iter().map(Some).collect()
     }
 }
 

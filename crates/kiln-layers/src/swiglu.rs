@@ -1,6 +1,5 @@
 //! SwiGLU.
 
-use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
@@ -47,7 +46,7 @@ impl Kernel for Swiglu {
         }
     }
 
-    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match self {
             Self::Forward => vec![composed::forward::<B>(&inputs[0], &inputs[1])],
             Self::Backward => {
@@ -72,8 +71,11 @@ impl Kernel for Swiglu {
 impl Operation for Swiglu {
     const NAME: &'static str = "swiglu";
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, tracked: bool) -> Computed<B> {
-        let saved = if tracked { inputs.clone() } else { vec![] };
+    /// The inputs.
+    type Saved<B: Runs> = Vec<FloatTensor<B>>;
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Vec<FloatTensor<B>>> {
+        let saved = wanted.contains(&true).then(|| inputs.clone());
         Computed { outputs: B::run(&Self::Forward, inputs), saved }
     }
 

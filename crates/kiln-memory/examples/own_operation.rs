@@ -1,6 +1,6 @@
 //! An operation of one's own: x², one node of burn's graph with its own gradient, predicted like the layers of Kiln.
 
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::tensor::FloatTensor;
 use burn::nn::{Linear, LinearConfig};
 use burn::{optim::SgdConfig, tensor::Tensor};
 use kiln_memory::{BackendProfile, Error, Prediction, Recorder, StepOptions, record_step};
@@ -20,7 +20,7 @@ impl Kernel for Square {
         if matches!(self, Self::Forward) { &FORWARD } else { &BACKWARD }
     }
 
-    fn composed<B: Backend>(&self, mut inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: Runs>(&self, mut inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         let x = inputs.remove(0);
         match self {
             Self::Forward => vec![B::float_mul(x.clone(), x)],
@@ -32,13 +32,14 @@ impl Kernel for Square {
 impl Operation for Square {
     const NAME: &'static str = "square";
 
-    fn forward<B: Runs>(&self, x: Vec<FloatTensor<B>>, _tracked: bool) -> Computed<B> {
-        Computed { outputs: B::run(&Self::Forward, x.clone()), saved: x }
+    type Saved<B: Runs> = FloatTensor<B>;
+
+    fn forward<B: Runs>(&self, x: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
+        Computed { saved: Some(x[0].clone()), outputs: B::run(&Self::Forward, x) }
     }
 
-    fn gradient<B: Runs>(&self, x: Vec<FloatTensor<B>>, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
-        let inputs = x.into_iter().chain([dy]).collect();
-        B::run(&Self::Backward, inputs).into_iter().map(Some).collect()
+    fn gradient<B: Runs>(&self, x: FloatTensor<B>, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        B::run(&Self::Backward, vec![x, dy]).into_iter().map(Some).collect()
     }
 }
 

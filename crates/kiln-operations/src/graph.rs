@@ -1,9 +1,8 @@
-//! One operation of burn's graph: the tensors that it saves, and the function that computes gradients from them.
+//! The nodes of burn's autodiff graph that operations become.
 
 use std::fmt::Debug;
 
 use burn::backend::Autodiff;
-use burn::backend::Backend;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
@@ -13,29 +12,32 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind, unary};
 use burn::backend::tensor::FloatTensor;
 
-/// Computes the gradients of the inputs from the saved tensors and the gradient of the output. The flags say which inputs need a
-/// gradient. A gradient that is not needed may be `None`.
-pub type Gradient<B, S, const N: usize> = fn(S, FloatTensor<B>, [bool; N]) -> [Option<FloatTensor<B>>; N];
+use crate::operation::{Computed, LightOperation, Operation, Runs};
 
-/// An operation with `N` inputs that saves an `S`.
-struct Node<B: Backend, S, const N: usize> {
-    name: &'static str,
-    gradient: Gradient<B, S, N>,
+/// The most inputs of an operation. burn's nodes have a fixed number of them: others are inputs without a gradient.
+const INPUTS: usize = 12;
+
+/// An operation in the graph.
+struct Node<O> {
+    operation: O,
+    /// Its inputs.
+    inputs: usize,
 }
 
-impl<B: Backend, S, const N: usize> Debug for Node<B, S, N> {
+impl<O: Operation> Debug for Node<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name)
+        f.write_str(O::NAME)
     }
 }
 
-impl<B: Backend, S: Clone + Send + Debug + 'static, const N: usize> Backward<B, N> for Node<B, S, N> {
-    type State = S;
+impl<B: Runs, O: Operation> Backward<B, INPUTS> for Node<O> {
+    type State = O::Saved<B>;
 
-    fn backward(self, ops: Ops<S, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<O::Saved<B>, INPUTS>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = gradients.consume::<B>(&ops.node);
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        for (parent, gradient) in ops.parents.iter().zip((self.gradient)(ops.state, gradient, wanted)) {
+        let made = self.operation.gradient::<B>(ops.state, gradient, &wanted[..self.inputs]);
+        for (parent, gradient) in ops.parents.iter().zip(made) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, gradient);
             }
@@ -43,83 +45,85 @@ impl<B: Backend, S: Clone + Send + Debug + 'static, const N: usize> Backward<B, 
     }
 }
 
-/// Computes the output and adds the operation to the graph of its inputs. `forward` is told whether an input needs a gradient. If so, it
-/// also returns what the backward pass needs.
-pub fn record<B: Backend, C: CheckpointStrategy, S: Clone + Send + Debug + 'static, const N: usize>(
-    name: &'static str,
-    inputs: [NodeGuard; N],
-    forward: impl FnOnce(bool) -> (FloatTensor<B>, Option<S>),
-    gradient: Gradient<B, S, N>,
-) -> FloatTensor<Autodiff<B, C>> {
-    match (Node::<B, S, N> { name, gradient }).prepare::<C>(inputs).compute_bound().stateful() {
-        OpsKind::Tracked(prepared) => match forward(true) {
-            (output, Some(saved)) => prepared.finish(saved, output),
-            (_, None) => unreachable!("a tracked operation saves what its backward pass needs"),
-        },
-        OpsKind::UnTracked(prepared) => prepared.finish(forward(false).0),
+/// Computes the outputs and adds the operation to the graph. `nodes` are those of the inputs that need a gradient.
+pub(crate) fn node<B: Runs, C: CheckpointStrategy, O: Operation>(
+    operation: O,
+    inputs: Vec<FloatTensor<B>>,
+    nodes: Vec<Option<NodeGuard>>,
+) -> Vec<FloatTensor<Autodiff<B, C>>> {
+    let (count, without) = (inputs.len(), FloatTensor::<Autodiff<B, C>>::new);
+    assert!((1..=INPUTS).contains(&count), "{count} inputs of {}, expected 1 to {INPUTS}", O::NAME);
+    let wanted: Vec<bool> = nodes.iter().map(Option::is_some).collect();
+    if !wanted.contains(&true) {
+        let outputs = operation.forward::<B>(inputs, &wanted).outputs;
+        return outputs.into_iter().map(without).collect();
     }
+    let first = inputs[0].clone();
+    let mut nodes = nodes.into_iter();
+    let nodes = [(); INPUTS].map(|()| nodes.next().flatten().unwrap_or_else(|| without(first.clone()).into_parts().1));
+    drop(first);
+    let Computed { outputs, saved } = operation.forward::<B>(inputs, &wanted);
+    let saved = saved.unwrap_or_else(|| unreachable!("{} saves what its backward pass needs", O::NAME));
+    let mut outputs = outputs.into_iter();
+    let output = outputs.next().unwrap_or_else(|| unreachable!("{} has an output", O::NAME));
+    let node = Node { operation, inputs: count };
+    let output = match Backward::<B, INPUTS>::prepare::<C>(node, nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prepared) => prepared.finish(saved, output),
+        OpsKind::UnTracked(prepared) => prepared.finish(output),
+    };
+    [output].into_iter().chain(outputs.map(without)).collect()
 }
 
-/// An operation with one input and the settings `S` that costs less to compute again than to keep. With burn's balanced checkpointing its
-/// output is computed again, and so is its input if possible.
-pub struct Light<B: Backend, S> {
-    /// Its name in the graph.
-    pub name: &'static str,
-    /// Computes the output.
-    pub forward: fn(FloatTensor<B>, S) -> FloatTensor<B>,
-    /// Computes the gradient of the input from the input and the gradient of the output.
-    pub gradient: fn(FloatTensor<B>, FloatTensor<B>, S) -> FloatTensor<B>,
-    /// The settings, which both functions get.
-    pub settings: S,
-}
+/// A light operation in the graph.
+struct LightNode<O>(O);
 
-impl<B: Backend, S> Debug for Light<B, S> {
+impl<O: LightOperation> Debug for LightNode<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name)
+        f.write_str(O::NAME)
     }
 }
 
-impl<B: Backend, S: Clone + Send + 'static> Backward<B, 1> for Light<B, S> {
+impl<B: Runs, O: LightOperation> Backward<B, 1> for LightNode<O> {
     type State = NodeId;
 
     fn backward(self, ops: Ops<NodeId, 1>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
         let input = checkpointer.retrieve_node_output(ops.state);
-        unary::<B, _>(ops.parents, ops.node, gradients, |gradient| (self.gradient)(input, gradient, self.settings));
+        unary::<B, _>(ops.parents, ops.node, gradients, |gradient| self.0.gradient::<B>(input, gradient));
     }
 }
 
-/// Computes the output of a [`Light`] operation again.
-struct Again<B: Backend, S> {
+/// Computes the output of a light operation again.
+struct Again<B, O> {
     input: NodeId,
-    forward: fn(FloatTensor<B>, S) -> FloatTensor<B>,
-    settings: S,
+    operation: O,
+    backend: std::marker::PhantomData<fn() -> B>,
 }
 
-impl<B: Backend, S> Debug for Again<B, S> {
+impl<B, O: Debug> Debug for Again<B, O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("again")
+        write!(f, "{:?} again", self.operation)
     }
 }
 
-impl<B: Backend, S: Clone + Send + 'static> RetroForward for Again<B, S> {
+impl<B: Runs, O: LightOperation> RetroForward for Again<B, O> {
     fn forward(&self, states: &mut BackwardStates, node: NodeId) {
         let input = states.get_state::<FloatTensor<B>>(&self.input);
-        states.save(node, (self.forward)(input, self.settings.clone()));
+        states.save(node, self.operation.forward::<B>(input));
     }
 }
 
-/// Computes the output of a [`Light`] operation and adds it to the graph of its input.
-pub fn record_light<B: Backend, C: CheckpointStrategy, S: Clone + Send + 'static>(
-    operation: Light<B, S>,
+/// Computes the output of a light operation and adds it to the graph of its input.
+pub(crate) fn light_node<B: Runs, C: CheckpointStrategy, O: LightOperation>(
+    operation: O,
     x: FloatTensor<Autodiff<B, C>>,
 ) -> FloatTensor<Autodiff<B, C>> {
-    let (forward, settings) = (operation.forward, operation.settings.clone());
-    let again = Again::<B, S> { input: x.id(), forward, settings: settings.clone() };
-    match operation.prepare::<C>([x.node()]).memory_bound().retro_forward(again).parents([&x]).stateful() {
+    let again = Again::<B, O> { input: x.id(), operation: operation.clone(), backend: std::marker::PhantomData };
+    let node = Backward::<B, 1>::prepare::<C>(LightNode(operation.clone()), [x.node()]);
+    match node.memory_bound().retro_forward(again).parents([&x]).stateful() {
         OpsKind::Tracked(mut prepared) => {
             let input = prepared.checkpoint(&x);
-            prepared.finish(input, forward(x.into_primitive(), settings))
+            prepared.finish(input, operation.forward::<B>(x.into_primitive()))
         }
-        OpsKind::UnTracked(prepared) => prepared.finish(forward(x.into_primitive(), settings)),
+        OpsKind::UnTracked(prepared) => prepared.finish(operation.forward::<B>(x.into_primitive())),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`Operation`]: one node of burn's graph with its own gradient. [`Kernel`]: a computation on each kind of device, with its [`Cost`].
 //!   [`run`] dispatches every operation.
-//! - [`record`], [`record_light`]: add an operation with its own gradient to burn's autodiff graph.
+//! - [`LightOperation`], [`run_light`]: an operation that costs less to compute again than to keep.
 //! - [`operation`], [`like`]: record an operation on burn's capture device, with the shapes of its outputs and its [`Cost`].
 //! - [`Cost`]: scratch memory on each kind of device, which input an output may overwrite, and multiply-adds. kiln-memory asks for it by
 //!   the operation's id, so a user's own operation is predicted like those of kiln-layers and kiln-optimizers.
@@ -25,6 +25,7 @@ mod capture;
 pub mod cost;
 #[cfg(feature = "flex")]
 pub mod cpu;
+mod dispatch;
 mod graph;
 mod operation;
 mod product;
@@ -32,8 +33,8 @@ pub mod simd;
 
 pub use capture::{like, operation, operations};
 pub use cost::{Call, Cost, Operand};
-pub use graph::{Gradient, Light, record, record_light};
-pub use operation::{Computed, Inputs, Kernel, Operation, Operations, Runs, all, run};
+pub use dispatch::{Input, Inputs, Operations, run, run_light};
+pub use operation::{Computed, Kernel, LightOperation, Operation, Runs, all};
 pub use product::{Cpu, Product};
 
 /// From this many f32 values on, the sums of burn's CPU device add partial sums in the order in which threads finish them, so that the

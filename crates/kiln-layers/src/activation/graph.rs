@@ -1,90 +1,126 @@
-//! Activations as operations of burn's graph.
-
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Capture, backend_extension};
-
-use super::Activation;
-use crate::graph::without_gradients;
-use kiln_operations::{Light, like, operation, record, record_light};
-
-#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
-pub(crate) trait ActivationLayer: Backend {
-    fn activation_layer(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
-}
-
-/// Activations on a backend without gradients.
-pub(crate) trait ActivationKernels: Backend {
-    fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
-        super::composed::forward::<Self>(x, activation)
-    }
-
-    /// The gradient of the input. `kept` is the input or, for ReLU, the output, which is positive where its input is.
-    fn activation_backward(
-        kept: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        activation: Activation,
-    ) -> FloatTensor<Self> {
-        super::composed::backward::<Self>(kept, gradient, activation)
-    }
-}
-
-without_gradients!(ActivationLayer, ActivationKernels {
-    fn activation_layer(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
-        Self::activation(x, activation)
-    }
-});
-
-impl<B: ActivationKernels, C: CheckpointStrategy> ActivationLayer for Autodiff<B, C> {
-    fn activation_layer(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
-        if activation != Activation::Relu {
-            let (name, settings) = ("activation", activation);
-            let (forward, gradient) = (B::activation as _, B::activation_backward as _);
-            return record_light::<B, C, _>(Light { name, forward, gradient, settings }, x);
-        }
-        // The output has everything that the backward pass needs, and the next layer keeps it as well.
-        let (x, node) = x.into_parts();
-        record::<B, C, _, 1>(
-            "relu",
-            [node],
-            |_| {
-                let y = B::activation(x, activation);
-                (y.clone(), Some(y))
-            },
-            |y, gradient, _| [Some(B::activation_backward(y, gradient, Activation::Relu))],
-        )
-    }
-}
+//! Activations as operations of burn's graph: settings, kernels, node and cost.
 
 #[cfg(feature = "flex")]
-impl ActivationKernels for burn::backend::Flex {
-    fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
-        super::flex::forward(&x, activation)
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
+use kiln_operations::{Computed, Cost, Kernel, LightOperation, Operation, Runs, all};
+
+/// An activation, and the gradient of its input from what is kept and the gradient of the output. The input is kept or, for ReLU, the
+/// output, which is positive where its input is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Activate {
+    Forward(Activation),
+    Backward(Activation),
+}
+
+impl Kernel for Activate {
+    fn cost(&self) -> &'static Cost {
+        match self {
+            Self::Forward(_) => &FORWARD,
+            Self::Backward(_) => &BACKWARD,
+        }
     }
 
-    fn activation_backward(
-        kept: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        activation: Activation,
-    ) -> FloatTensor<Self> {
-        super::flex::backward(&kept, gradient, activation)
+    fn scalars(&self) -> Vec<i64> {
+        let (Self::Forward(activation) | Self::Backward(activation)) = self;
+        vec![*activation as i64]
+    }
+
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        vec![match *self {
+            Self::Forward(activation) => {
+                let [x] = all(inputs);
+                super::composed::forward::<B>(x, activation)
+            }
+            Self::Backward(activation) => {
+                let [kept, gradient] = all(inputs);
+                super::composed::backward::<B>(kept, gradient, activation)
+            }
+        }]
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        vec![match *self {
+            Self::Forward(activation) => super::flex::forward(&inputs[0], activation),
+            Self::Backward(activation) => {
+                let [kept, gradient] = all(inputs);
+                super::flex::backward(&kept, gradient, activation)
+            }
+        }]
     }
 }
 
-impl ActivationKernels for Capture {
-    fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
-        let output = like(&x);
-        let [y] = operation(&super::settings::FORWARD, vec![x], &[activation as i64], [output]);
+/// An activation other than ReLU, which keeps its input.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfInput(pub(super) Activation);
+
+impl LightOperation for OfInput {
+    const NAME: &'static str = "activation";
+
+    fn forward<B: Runs>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        let [y] = all(B::run(&Activate::Forward(self.0), vec![x]));
         y
     }
 
-    fn activation_backward(
-        kept: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        activation: Activation,
-    ) -> FloatTensor<Self> {
-        let output = like(&kept);
-        let [dx] = operation(&super::settings::BACKWARD, vec![kept, gradient], &[activation as i64], [output]);
+    fn gradient<B: Runs>(&self, x: FloatTensor<B>, gradient: FloatTensor<B>) -> FloatTensor<B> {
+        let [dx] = all(B::run(&Activate::Backward(self.0), vec![x, gradient]));
         dx
     }
 }
+
+/// ReLU. Its output has everything that the backward pass needs, and the next layer keeps it as well.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Relu;
+
+impl Operation for Relu {
+    const NAME: &'static str = "relu";
+
+    /// The output.
+    type Saved<B: Runs> = FloatTensor<B>;
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, _: &[bool]) -> Computed<B, FloatTensor<B>> {
+        let outputs = B::run(&Activate::Forward(Activation::Relu), inputs);
+        Computed { saved: Some(outputs[0].clone()), outputs }
+    }
+
+    fn gradient<B: Runs>(
+        &self,
+        y: FloatTensor<B>,
+        gradient: FloatTensor<B>,
+        _: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        B::run(&Activate::Backward(Activation::Relu), vec![y, gradient]).into_iter().map(Some).collect()
+    }
+}
+
+/// An elementwise activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Activation {
+    /// x Φ(x) with the normal distribution function Φ; see [`gelu`](crate::gelu).
+    Gelu,
+    /// GELU's tanh approximation; see [`gelu_tanh`](crate::gelu_tanh).
+    GeluTanh,
+    /// x sigmoid(x); see [`silu`](crate::silu).
+    Silu,
+    /// max(x, 0); see [`relu`](crate::relu).
+    Relu,
+}
+
+/// Values of a task: input and output stay in a core's second-level cache.
+pub(super) const CHUNK: usize = 16 * 1024;
+
+pub(super) static FORWARD: Cost = Cost {
+    flex: |call, cpu| call.chunks(CHUNK, 2, cpu),
+    cube: |call| call.wide(0, 2),
+    ..Cost::new("kiln::activation")
+};
+
+/// Inputs: what is kept, gradient.
+pub(super) static BACKWARD: Cost = Cost {
+    over: &[(1, 0)],
+    flex: |call, cpu| call.chunks(CHUNK, 2, cpu),
+    cube: |call| call.wide(0, 5),
+    ..Cost::new("kiln::activation_backward")
+};

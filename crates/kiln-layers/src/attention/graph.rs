@@ -1,184 +1,193 @@
 //! Attention as operations of burn's graph: with packed inputs, and with separate queries, keys and values.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extension};
-use burn::tensor::{DType, Shape};
-
-use super::terms::Terms;
-use crate::graph::without_gradients;
-use kiln_operations::{like, operation, record};
-
-#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
-pub(crate) trait AttentionLayer: Backend {
-    fn packed_attention_layer(qkv: FloatTensor<Self>, #[extension_type] terms: Terms<Self>) -> FloatTensor<Self>;
-
-    fn grouped_attention_layer(
-        queries: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
-        values: FloatTensor<Self>,
-        #[extension_type] terms: Terms<Self>,
-    ) -> FloatTensor<Self>;
-}
-
-/// Attention on a backend without gradients.
-pub(crate) trait AttentionKernels: Backend {
-    /// Attention of packed queries, keys and values `[batch, time, 3 width]`. Returns the output `[batch, time, width]`, and the
-    /// logarithm of each row's sum of exponentials in f32, `[batch, heads, time]`.
-    fn packed_attention(qkv: FloatTensor<Self>, terms: &Terms<Self>) -> [FloatTensor<Self>; 2] {
-        super::composed::packed_forward::<Self>(&qkv, terms)
-    }
-
-    /// The gradient of `qkv`. `saved` has input, output and logarithms of sums.
-    fn packed_attention_backward(
-        saved: [FloatTensor<Self>; 3],
-        gradient: FloatTensor<Self>,
-        terms: &Terms<Self>,
-    ) -> FloatTensor<Self> {
-        super::composed::packed_backward::<Self>(&saved, &gradient, terms)
-    }
-
-    /// Attention of queries `[batch, heads, time, depth]` to keys and values `[batch, kv_heads, keys, depth]`. Returns the output, and
-    /// the logarithm of each row's sum of exponentials in f32, `[batch, heads, time]`.
-    fn grouped_attention(inputs: [FloatTensor<Self>; 3], terms: &Terms<Self>) -> [FloatTensor<Self>; 2] {
-        super::composed::grouped_forward::<Self>(&inputs, terms)
-    }
-
-    /// The gradients of the inputs that are wanted. `saved` has output and logarithms of sums.
-    fn grouped_attention_backward(
-        inputs: [FloatTensor<Self>; 3],
-        saved: [FloatTensor<Self>; 2],
-        gradient: FloatTensor<Self>,
-        terms: &Terms<Self>,
-        wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
-        super::composed::grouped_backward::<Self>(&inputs, &saved, &gradient, terms, wanted)
-    }
-}
-
-without_gradients!(AttentionLayer, AttentionKernels {
-    fn packed_attention_layer(
-        qkv: FloatTensor<Self>,
-        terms: Terms<Self>,
-    ) -> FloatTensor<Self> {
-        let [output, _] = Self::packed_attention(qkv, &terms);
-        output
-    }
-
-    fn grouped_attention_layer(
-        queries: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
-        values: FloatTensor<Self>,
-        terms: Terms<Self>,
-    ) -> FloatTensor<Self> {
-        let [output, _] = Self::grouped_attention([queries, keys, values], &terms);
-        output
-    }
-});
-
-impl<B: AttentionKernels, C: CheckpointStrategy> AttentionLayer for Autodiff<B, C> {
-    fn packed_attention_layer(qkv: FloatTensor<Self>, terms: Terms<Self>) -> FloatTensor<Self> {
-        let (qkv, node) = qkv.into_parts();
-        let terms = terms.inner();
-        record::<B, C, _, 1>(
-            "attention",
-            [node],
-            |_| {
-                let [output, log_sums] = B::packed_attention(qkv.clone(), &terms);
-                (output.clone(), Some(([qkv, output, log_sums], terms)))
-            },
-            |(saved, terms), gradient, _| [Some(B::packed_attention_backward(saved, gradient, &terms))],
-        )
-    }
-
-    fn grouped_attention_layer(
-        queries: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
-        values: FloatTensor<Self>,
-        terms: Terms<Self>,
-    ) -> FloatTensor<Self> {
-        let ((queries, of_queries), (keys, of_keys), (values, of_values)) =
-            (queries.into_parts(), keys.into_parts(), values.into_parts());
-        let terms = terms.inner();
-        record::<B, C, _, 3>(
-            "attention",
-            [of_queries, of_keys, of_values],
-            |_| {
-                let inputs = [queries, keys, values];
-                let [output, log_sums] = B::grouped_attention(inputs.clone(), &terms);
-                (output.clone(), Some((inputs, [output, log_sums], terms)))
-            },
-            |(inputs, saved, terms), gradient, wanted| {
-                B::grouped_attention_backward(inputs, saved, gradient, &terms, wanted)
-            },
-        )
-    }
-}
-
 #[cfg(feature = "flex")]
-impl AttentionKernels for burn::backend::Flex {
-    fn packed_attention(qkv: FloatTensor<Self>, terms: &Terms<Self>) -> [FloatTensor<Self>; 2] {
-        super::flex::packed_forward(&qkv, terms)
-    }
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Shape};
+use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
 
-    fn packed_attention_backward(
-        saved: [FloatTensor<Self>; 3],
-        gradient: FloatTensor<Self>,
-        terms: &Terms<Self>,
-    ) -> FloatTensor<Self> {
-        super::flex::packed_backward(&saved, &gradient, terms)
-    }
+use super::cost::{GROUPED, GROUPED_BACKWARD, PACKED, PACKED_BACKWARD};
+use super::terms::{Settings, Terms};
 
-    fn grouped_attention(inputs: [FloatTensor<Self>; 3], terms: &Terms<Self>) -> [FloatTensor<Self>; 2] {
-        super::flex::grouped_forward(&inputs, terms)
-    }
+/// The computations of attention. The boolean mask and the dropout seed, if there are any, follow the other inputs.
+///
+/// The logarithms of sums are those of each row's exponentials, `[batch, heads, time]` in f32.
+#[derive(Clone, Copy, Debug)]
+enum Pass {
+    /// Output `[batch, time, width]` and logarithms of sums, from packed queries, keys and values `[batch, time, 3 width]`.
+    Packed,
+    /// The gradient of the packed inputs, from these, output, logarithms of sums and the output's gradient.
+    PackedBackward,
+    /// Output and logarithms of sums, from queries `[batch, heads, time, depth]` and keys and values `[batch, kv_heads, keys, depth]`.
+    Grouped,
+    /// The gradients of the three inputs, from these, output, logarithms of sums and the output's gradient. Those that are not wanted
+    /// have no meaning.
+    GroupedBackward([bool; 3]),
+}
 
-    fn grouped_attention_backward(
-        inputs: [FloatTensor<Self>; 3],
-        saved: [FloatTensor<Self>; 2],
-        gradient: FloatTensor<Self>,
-        terms: &Terms<Self>,
-        wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
-        super::flex::grouped_backward(&inputs, &saved, &gradient, terms, wanted)
+#[derive(Clone, Debug)]
+struct Attend {
+    pass: Pass,
+    settings: Settings,
+}
+
+impl Attend {
+    /// The first `N` inputs, and masks, dropout and settings from the others.
+    fn terms<B: Runs, const N: usize>(&self, mut inputs: Vec<FloatTensor<B>>) -> ([FloatTensor<B>; N], Terms<B>) {
+        let terms = Terms::of(self.settings.clone(), inputs.split_off(N));
+        (all(inputs), terms)
     }
 }
 
-impl AttentionKernels for Capture {
-    fn packed_attention(qkv: FloatTensor<Self>, terms: &Terms<Self>) -> [FloatTensor<Self>; 2] {
-        let shape = qkv.shape();
-        let output = (Shape::new([shape[0], shape[1], shape[2] / 3]), qkv.dtype());
-        let log_sums = (Shape::new([shape[0], terms.settings.heads, shape[1]]), DType::F32);
-        operation(&super::cost::PACKED, terms.with([qkv]), &terms.scalars(), [output, log_sums])
+/// Runs the forward or the backward pass of packed attention, or that of separate inputs, in a module's functions.
+macro_rules! pass {
+    ($attend:expr, $inputs:expr, $kernels:path, $B:ty) => {{
+        use $kernels as kernels;
+        match $attend.pass {
+            Pass::Packed => {
+                let ([qkv], terms) = $attend.terms::<$B, 1>($inputs);
+                kernels::packed_forward(&qkv, &terms).into()
+            }
+            Pass::PackedBackward => {
+                let ([qkv, output, log_sums, gradient], terms) = $attend.terms::<$B, 4>($inputs);
+                vec![kernels::packed_backward(&[qkv, output, log_sums], &gradient, &terms)]
+            }
+            Pass::Grouped => {
+                let (inputs, terms) = $attend.terms::<$B, 3>($inputs);
+                kernels::grouped_forward(&inputs, &terms).into()
+            }
+            Pass::GroupedBackward(wanted) => {
+                let ([queries, keys, values, output, log_sums, gradient], terms) = $attend.terms::<$B, 6>($inputs);
+                let (inputs, saved) = ([queries, keys, values], [output, log_sums]);
+                let gradients = kernels::grouped_backward(&inputs, &saved, &gradient, &terms, wanted);
+                let gradients = gradients.into_iter().zip(inputs);
+                gradients.map(|(gradient, unused)| gradient.unwrap_or(unused)).collect()
+            }
+        }
+    }};
+}
+
+impl Kernel for Attend {
+    fn cost(&self) -> &'static Cost {
+        match self.pass {
+            Pass::Packed => &PACKED,
+            Pass::PackedBackward => &PACKED_BACKWARD,
+            Pass::Grouped => &GROUPED,
+            Pass::GroupedBackward(_) => &GROUPED_BACKWARD,
+        }
     }
 
-    fn packed_attention_backward(
-        saved: [FloatTensor<Self>; 3],
-        gradient: FloatTensor<Self>,
-        terms: &Terms<Self>,
-    ) -> FloatTensor<Self> {
-        let (like_input, inputs) = (like(&saved[0]), terms.with(saved.into_iter().chain([gradient])));
-        let [gradient] = operation(&super::cost::PACKED_BACKWARD, inputs, &terms.scalars(), [like_input]);
-        gradient
+    fn scalars(&self) -> Vec<i64> {
+        vec![self.settings.heads as i64, self.settings.causal.into(), (self.settings.dropout > 0.0).into()]
     }
 
-    fn grouped_attention(inputs: [FloatTensor<Self>; 3], terms: &Terms<Self>) -> [FloatTensor<Self>; 2] {
-        let (output, shape) = (like(&inputs[0]), inputs[0].shape());
-        let log_sums = (Shape::new([shape[0], shape[1], shape[2]]), DType::F32);
-        operation(&super::cost::GROUPED, terms.with(inputs), &terms.scalars(), [output, log_sums])
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        let (shape, dtype) = &inputs[0];
+        match self.pass {
+            Pass::Packed => vec![
+                (Shape::new([shape[0], shape[1], shape[2] / 3]), *dtype),
+                (Shape::new([shape[0], self.settings.heads, shape[1]]), DType::F32),
+            ],
+            Pass::PackedBackward => inputs[..1].to_vec(),
+            Pass::Grouped => {
+                vec![inputs[0].clone(), (Shape::new([shape[0], shape[1], shape[2]]), DType::F32)]
+            }
+            Pass::GroupedBackward(_) => inputs[..3].to_vec(),
+        }
     }
 
-    fn grouped_attention_backward(
-        inputs: [FloatTensor<Self>; 3],
-        saved: [FloatTensor<Self>; 2],
-        gradient: FloatTensor<Self>,
-        terms: &Terms<Self>,
-        wanted: [bool; 3],
-    ) -> [Option<FloatTensor<Self>>; 3] {
-        let outputs = inputs.each_ref().map(like);
-        let inputs = terms.with(inputs.into_iter().chain(saved).chain([gradient]));
-        let gradients = operation(&super::cost::GROUPED_BACKWARD, inputs, &terms.scalars(), outputs);
-        let mut gradients = gradients.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient));
-        [(); 3].map(|()| gradients.next().flatten())
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        pass!(self, inputs, super::composed, B)
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        pass!(self, inputs, super::flex, burn::backend::Flex)
+    }
+}
+
+/// The output of packed attention, and the logarithms of sums. `masks` are the boolean mask and the dropout seed, if there are any.
+pub(crate) fn packed<B: Runs>(
+    qkv: FloatTensor<B>,
+    settings: &Settings,
+    masks: &[FloatTensor<B>],
+) -> [FloatTensor<B>; 2] {
+    let inputs = [&[qkv], masks].concat();
+    all(B::run(&Attend { pass: Pass::Packed, settings: settings.clone() }, inputs))
+}
+
+/// The gradient of packed inputs. `saved` has inputs, output and logarithms of sums.
+pub(crate) fn packed_backward<B: Runs>(
+    saved: [FloatTensor<B>; 3],
+    gradient: FloatTensor<B>,
+    settings: &Settings,
+    masks: Vec<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    let inputs = saved.into_iter().chain([gradient]).chain(masks).collect();
+    let [gradient] = all(B::run(&Attend { pass: Pass::PackedBackward, settings: settings.clone() }, inputs));
+    gradient
+}
+
+/// Attention of packed queries, keys and values.
+#[derive(Clone, Debug)]
+pub(super) struct SelfAttention(pub(super) Settings);
+
+impl Operation for SelfAttention {
+    const NAME: &'static str = "attention";
+
+    /// Packed inputs, output and logarithms of sums, and masks.
+    type Saved<B: Runs> = ([FloatTensor<B>; 3], Vec<FloatTensor<B>>);
+
+    fn forward<B: Runs>(&self, mut inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let masks = inputs.split_off(1);
+        let [qkv] = all(inputs);
+        let kept = wanted[0].then(|| qkv.clone());
+        let [output, log_sums] = packed::<B>(qkv, &self.0, &masks);
+        let saved = kept.map(|qkv| ([qkv, output.clone(), log_sums], masks));
+        Computed { outputs: vec![output], saved }
+    }
+
+    fn gradient<B: Runs>(
+        &self,
+        (saved, masks): Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        _: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        vec![Some(packed_backward::<B>(saved, gradient, &self.0, masks))]
+    }
+}
+
+/// Attention of separate queries, keys and values.
+#[derive(Clone, Debug)]
+pub(super) struct GroupedAttention(pub(super) Settings);
+
+impl Operation for GroupedAttention {
+    const NAME: &'static str = "attention";
+
+    /// Queries, keys, values, output and logarithms of sums, and masks.
+    type Saved<B: Runs> = [Vec<FloatTensor<B>>; 2];
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let kept = wanted.contains(&true).then(|| inputs.clone());
+        let mut outputs = B::run(&Attend { pass: Pass::Grouped, settings: self.0.clone() }, inputs);
+        let saved = kept.map(|mut inputs| {
+            let masks = inputs.split_off(3);
+            inputs.extend(outputs.iter().cloned());
+            [inputs, masks]
+        });
+        outputs.truncate(1);
+        Computed { outputs, saved }
+    }
+
+    fn gradient<B: Runs>(
+        &self,
+        [saved, masks]: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let inputs = saved.into_iter().chain([gradient]).chain(masks).collect();
+        let pass = Pass::GroupedBackward([wanted[0], wanted[1], wanted[2]]);
+        let gradients = B::run(&Attend { pass, settings: self.0.clone() }, inputs);
+        gradients.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
     }
 }

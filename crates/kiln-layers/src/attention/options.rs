@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 
-use super::terms::{Masked, Seed, Settings, Sizes, Terms};
+use super::terms::{Settings, Sizes, Terms};
 use crate::check::same_size;
 use crate::error::Error;
 
@@ -160,11 +160,9 @@ impl AttentionOptions {
         if let Some((_, DropoutSeed::Tensor(seed))) = &self.dropout {
             same_size(("the length of the dropout seed", seed.dims()[0]), ("one seed", 1))?;
         }
-        let masked = self.masked.map_or(Masked::None, |masked| Masked::Pairs(masked.into_dispatch()));
-        let seed = match self.dropout {
-            Some((rate, seed)) if rate > 0.0 => Seed::Number(seed.into_tensor(device).into_dispatch()),
-            _ => Seed::None,
-        };
+        let masked = self.masked.map(Tensor::into_dispatch);
+        let seed = self.dropout.filter(|(rate, _)| *rate > 0.0);
+        let seed = seed.map(|(_, seed)| seed.into_tensor(device).into_dispatch());
         let settings = Settings {
             heads,
             causal: self.mask == Mask::Causal,

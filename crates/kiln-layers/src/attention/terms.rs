@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Autodiff, Backend, Capture, ExtensionType};
+use burn::backend::{Backend, Dispatch, DispatchTensor};
+use kiln_operations::Runs;
 
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug)]
@@ -30,61 +30,25 @@ pub(crate) struct Settings {
     pub(crate) dropout: f64,
 }
 
-/// A call's boolean mask.
-#[derive(Clone, Debug, ExtensionType)]
-pub(crate) enum Masked<B: Backend> {
-    None,
-    Pairs(BoolTensor<B>),
-}
-
-/// A call's dropout seed.
-#[derive(Clone, Debug, ExtensionType)]
-pub(crate) enum Seed<B: Backend> {
-    None,
-    Number(IntTensor<B>),
-}
-
-/// A call's boolean mask, dropout seed and settings.
-#[derive(Clone, Debug, ExtensionType)]
+/// A call's boolean mask, its dropout seed, which it has if the dropout is not 0, and its settings.
+#[derive(Clone, Debug)]
 pub(crate) struct Terms<B: Backend> {
-    #[extension_type]
-    pub(super) masked: Masked<B>,
-    #[extension_type]
-    pub(super) seed: Seed<B>,
+    pub(super) masked: Option<BoolTensor<B>>,
+    pub(super) seed: Option<IntTensor<B>>,
     pub(super) settings: Settings,
 }
 
-impl<B: Backend, C: CheckpointStrategy> Terms<Autodiff<B, C>> {
-    /// The terms for the backend without gradients.
-    pub(crate) fn inner(self) -> Terms<B> {
-        let masked = match self.masked {
-            Masked::None => Masked::None,
-            Masked::Pairs(pairs) => Masked::Pairs(pairs),
-        };
-        let seed = match self.seed {
-            Seed::None => Seed::None,
-            Seed::Number(number) => Seed::Number(number),
-        };
-        Terms { masked, seed, settings: self.settings }
+impl Terms<Dispatch> {
+    /// The settings, and the boolean mask and the dropout seed as the last inputs of an operation.
+    pub(crate) fn into_inputs(self) -> (Settings, impl Iterator<Item = DispatchTensor>) {
+        (self.settings, self.masked.into_iter().chain(self.seed))
     }
 }
 
-impl Terms<Capture> {
-    /// The inputs of a recorded operation: `tensors`, then the boolean mask and the dropout seed if there are any.
-    pub(super) fn with(&self, tensors: impl IntoIterator<Item = FloatTensor<Capture>>) -> Vec<FloatTensor<Capture>> {
-        let masked = match &self.masked {
-            Masked::None => None,
-            Masked::Pairs(pairs) => Some(pairs.clone()),
-        };
-        let seed = match &self.seed {
-            Seed::None => None,
-            Seed::Number(number) => Some(number.clone()),
-        };
-        tensors.into_iter().chain(masked).chain(seed).collect()
-    }
-
-    /// The scalars of a recorded operation.
-    pub(super) fn scalars(&self) -> [i64; 3] {
-        [self.settings.heads as i64, self.settings.causal.into(), (self.settings.dropout > 0.0).into()]
+impl<B: Runs> Terms<B> {
+    /// The terms from the last inputs of an operation.
+    pub(super) fn of(settings: Settings, mut masks: Vec<FloatTensor<B>>) -> Self {
+        let seed = if settings.dropout > 0.0 { masks.pop().map(B::int) } else { None };
+        Self { masked: masks.pop().map(B::bool), seed, settings }
     }
 }

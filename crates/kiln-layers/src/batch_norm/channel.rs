@@ -1,7 +1,5 @@
 //! The arithmetic of one channel.
 
-use burn::tensor::DType;
-
 /// Statistics and parameters of a channel.
 #[derive(Clone, Copy)]
 pub(super) struct Channel {
@@ -55,16 +53,5 @@ impl Channel {
     pub(super) fn inverse(self) -> [f32; 2] {
         let (scale, shift) = (f64::from(self.scale()), f64::from(self.shift()));
         [(1.0 / scale) as f32, (-shift / scale) as f32]
-    }
-
-    /// Whether the normalised value can be computed with little loss from an output in `dtype` of leaky ReLU with this slope. The
-    /// rounding of the output is multiplied by bias / weight, and in f16 the output must not be subnormal.
-    pub(super) fn invertible(weight: f32, bias: f32, slope: f32, dtype: DType) -> bool {
-        let (ratio, least) = match dtype {
-            DType::F32 => (64.0, 1e-12),
-            DType::F16 => (4.0, 1e-3),
-            _ => (4.0, 1e-12),
-        };
-        bias.abs() <= ratio * weight.abs() && weight.abs() * slope.min(1.0) >= least
     }
 }

@@ -218,7 +218,7 @@ mod tests {
     use burn::tensor::DType;
 
     use super::{backward, forward};
-    use crate::batch_norm::graph::BatchNormKernels;
+    use crate::batch_norm::flex;
     use crate::batch_norm::settings::BatchNormSaved;
     use crate::batch_norm::{NormActivation, NormSettings};
     use crate::composed::tests::{DTYPES, assert_close, numbers};
@@ -244,7 +244,7 @@ mod tests {
                     // A variance is positive.
                     let mut channels = channels;
                     channels[3] = <Flex as burn::backend::ops::FloatTensorOps<Flex>>::float_abs(channels[3].clone());
-                    let kernel = Flex::batch_norm_act(x.clone(), residual.clone(), channels.clone(), settings);
+                    let kernel = flex::forward(x.clone(), residual.as_ref(), &channels, settings);
                     let composed = forward::<Flex>(x.clone(), residual, channels.clone(), settings);
                     assert_close(&composed.y, &kernel.y, &what);
                     for (composed, kernel) in composed.running.iter().zip(&kernel.running) {
@@ -260,7 +260,7 @@ mod tests {
                         settings,
                     };
                     let wanted = [true, true, true, added];
-                    let kernel = Flex::batch_norm_act_backward(saved.clone(), gradient.clone(), wanted);
+                    let kernel = flex::backward(&saved, gradient.clone(), wanted);
                     let composed = backward::<Flex>(saved, gradient, wanted);
                     for (composed, kernel) in composed.iter().zip(&kernel) {
                         assert_eq!(composed.is_some(), kernel.is_some(), "{what}");

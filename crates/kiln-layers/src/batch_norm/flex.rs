@@ -7,7 +7,7 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Shape};
+use burn::tensor::Shape;
 use rayon::prelude::*;
 
 use super::blocks::Blocks;
@@ -15,7 +15,7 @@ use super::channel::{Channel, ChannelGradient};
 use super::pieces::{
     Inverse, Line, add_by_input, add_by_output, add_moments, combine, mask, normalise, normalise_add, scale,
 };
-use super::settings::{BatchNormOutput, BatchNormSaved};
+use super::settings::{BatchNormOutput, BatchNormSaved, Bend};
 use super::{NormActivation, NormSettings};
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::stored::owned;
@@ -165,9 +165,35 @@ pub(super) fn forward(
     }
 }
 
-/// See [`Channel::invertible`].
-pub(super) fn invertible([weight, bias]: [&FlexTensor; 2], slope: f32, dtype: DType) -> bool {
-    to_f32(weight).iter().zip(to_f32(bias)).all(|(weight, bias)| Channel::invertible(*weight, bias, slope, dtype))
+/// Computes the output again from the input and the statistics of the forward pass, with the same bits. `parameters` are weight and bias.
+pub(super) fn again(
+    x: &FlexTensor,
+    statistics: &FlexTensor,
+    parameters: [&FlexTensor; 2],
+    activation: NormActivation,
+) -> FlexTensor {
+    fn run<E: Stored>(x: &FlexTensor, channels: &[Channel], bend: Bend) -> FlexTensor {
+        let (x, blocks) = (x.to_contiguous(), Blocks::of(x));
+        let values = x.storage::<E>();
+        let mut y = zeros(x.shape(), x.dtype());
+        blocks.split(y.storage_mut::<E>()).into_par_iter().enumerate().for_each(|(block, mut column)| {
+            let channels = &channels[blocks.channels(block)];
+            let lanes = |of: fn(Channel) -> f32| blocks.lanes(block, channels.iter().map(|channel| of(*channel)));
+            let (mean, scale, shift) = (lanes(|each| each.mean[0]), lanes(Channel::scale), lanes(Channel::shift));
+            let line = Line { mean: &mean, scale: &scale, shift: &shift };
+            change(&blocks, block, &mut column, |y, piece, buffers| {
+                y.copy_from_slice(&values[piece]);
+                E::changed(y, &mut buffers.changed, |y| normalise(y, line, bend));
+            });
+        });
+        y
+    }
+    if x.shape().num_elements() == 0 {
+        return x.clone();
+    }
+    let [weight, bias] = parameters.map(to_f32);
+    let channels = channels(statistics, &weight, &bias);
+    by_dtype!(x.dtype(), E => run::<E>(x, &channels, activation.bend()), else x.clone())
 }
 
 /// The gradients of input, weight, bias and residual. The residual's gradient is written over `gradient` if it is wanted, otherwise the

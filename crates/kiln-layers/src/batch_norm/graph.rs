@@ -1,260 +1,226 @@
 //! Batch norm as an operation of burn's graph.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::autodiff::ops::NodeGuard;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extension};
-use burn::tensor::{DType, Shape};
-
-use super::settings::{BatchNormOutput, BatchNormSaved};
-use super::{BatchNormParameters, NormActivation, NormSettings};
-use crate::graph::without_gradients;
-use kiln_operations::{like, operation, record};
-
-#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
-pub(crate) trait BatchNormLayer: Backend {
-    /// Returns the output, and the new running mean and variance, which have no gradient.
-    fn batch_norm_layer(
-        x: FloatTensor<Self>,
-        #[extension_type] norm: BatchNormParameters<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
-
-    /// Adds a residual between norm and activation. Returns the output, and the new running mean and variance, which have no gradient.
-    fn batch_norm_add_layer(
-        x: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        #[extension_type] norm: BatchNormParameters<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
-}
-
-/// Batch norm on a backend without gradients.
-pub(crate) trait BatchNormKernels: Backend {
-    /// Normalises over all dimensions except the second, adds the residual, and applies the activation. `channels` are weight, bias,
-    /// running mean and running variance.
-    fn batch_norm_act(
-        x: FloatTensor<Self>,
-        residual: Option<FloatTensor<Self>>,
-        channels: [FloatTensor<Self>; 4],
-        settings: NormSettings,
-    ) -> BatchNormOutput<FloatTensor<Self>> {
-        super::composed::forward::<Self>(x, residual, channels, settings)
-    }
-
-    /// Computes the output of [`Self::batch_norm_act`] without a residual again, with the same bits. `parameters` are weight and bias.
-    fn batch_norm_act_again(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        parameters: [FloatTensor<Self>; 2],
-        activation: NormActivation,
-    ) -> FloatTensor<Self> {
-        super::composed::again::<Self>(x, statistics, parameters, activation)
-    }
-
-    /// Whether the normalised values can be computed with little loss from the output, in `dtype`, of a norm with leaky ReLU.
-    /// `parameters` are weight and bias.
-    fn batch_norm_invertible(_parameters: [&FloatTensor<Self>; 2], _slope: f32, _dtype: DType) -> bool {
-        // Reading the parameters would wait for the device.
-        false
-    }
-
-    /// The gradients of input, weight, bias and residual.
-    fn batch_norm_act_backward(
-        saved: BatchNormSaved<FloatTensor<Self>>,
-        gradient: FloatTensor<Self>,
-        wanted: [bool; 4],
-    ) -> [Option<FloatTensor<Self>>; 4] {
-        super::composed::backward::<Self>(saved, gradient, wanted)
-    }
-}
-
-without_gradients!(BatchNormLayer, BatchNormKernels {
-    fn batch_norm_layer(
-        x: FloatTensor<Self>,
-        norm: BatchNormParameters<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let settings = norm.settings;
-        let BatchNormOutput { y, running: [mean, variance], .. } =
-            Self::batch_norm_act(x, None, norm.channels(), settings);
-        (y, mean, variance)
-    }
-
-    fn batch_norm_add_layer(
-        x: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        norm: BatchNormParameters<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let settings = norm.settings;
-        let BatchNormOutput { y, running: [mean, variance], .. } =
-            Self::batch_norm_act(x, Some(residual), norm.channels(), settings);
-        (y, mean, variance)
-    }
-});
-
-impl<B: BatchNormKernels, C: CheckpointStrategy> BatchNormLayer for Autodiff<B, C> {
-    fn batch_norm_layer(
-        x: FloatTensor<Self>,
-        norm: BatchNormParameters<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let Prepared { nodes, y, running, saved } = Prepared::<B>::of(x, None, norm);
-        let y = record::<B, C, _, 3>(
-            "batch norm",
-            nodes,
-            |_| (y, Some(saved)),
-            |saved, gradient, [x, weight, bias]| {
-                let [x, weight, bias, _] = B::batch_norm_act_backward(saved, gradient, [x, weight, bias, false]);
-                [x, weight, bias]
-            },
-        );
-        let [mean, variance] = running.map(FloatTensor::<Self>::new);
-        (y, mean, variance)
-    }
-
-    fn batch_norm_add_layer(
-        x: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        norm: BatchNormParameters<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let (residual, of_residual) = residual.into_parts();
-        let Prepared { nodes: [of_x, of_weight, of_bias], y, running, saved } =
-            Prepared::<B>::of(x, Some(residual), norm);
-        let y = record::<B, C, _, 4>(
-            "batch norm",
-            [of_x, of_weight, of_bias, of_residual],
-            |_| (y, Some(saved)),
-            B::batch_norm_act_backward,
-        );
-        let [mean, variance] = running.map(FloatTensor::<Self>::new);
-        (y, mean, variance)
-    }
-}
-
-/// The result of a norm before it is in the graph.
-struct Prepared<B: Backend> {
-    /// The nodes of input, weight and bias.
-    nodes: [NodeGuard; 3],
-    y: FloatTensor<B>,
-    running: [FloatTensor<B>; 2],
-    saved: BatchNormSaved<FloatTensor<B>>,
-}
-
-impl<B: BatchNormKernels> Prepared<B> {
-    fn of<C: CheckpointStrategy>(
-        x: FloatTensor<Autodiff<B, C>>,
-        residual: Option<FloatTensor<B>>,
-        norm: BatchNormParameters<Autodiff<B, C>>,
-    ) -> Self {
-        let normalised = norm.needs_normalised();
-        let ((x, of_x), (norm, [of_weight, of_bias])) = (x.into_parts(), norm.into_parts());
-        let BatchNormParameters { weight, bias, settings, .. } = norm.clone();
-        let inverted = match settings.activation {
-            NormActivation::LeakyRelu { slope } => B::batch_norm_invertible([&weight, &bias], slope, x.dtype()),
-            _ => false,
-        };
-        let signs = settings.activation != NormActivation::None && (residual.is_some() || inverted || !normalised);
-        let kept = (normalised && !inverted).then(|| x.clone());
-        let BatchNormOutput { y, running, statistics } = B::batch_norm_act(x, residual, norm.channels(), settings);
-        let saved = BatchNormSaved { x: kept, y: signs.then(|| y.clone()), statistics, weight, bias, settings };
-        Self { nodes: [of_x, of_weight, of_bias], y, running, saved }
-    }
-}
-
+use burn::backend::TensorMetadata;
 #[cfg(feature = "flex")]
-impl BatchNormKernels for burn::backend::Flex {
-    fn batch_norm_act(
-        x: FloatTensor<Self>,
-        residual: Option<FloatTensor<Self>>,
-        channels: [FloatTensor<Self>; 4],
-        settings: NormSettings,
-    ) -> BatchNormOutput<FloatTensor<Self>> {
-        super::flex::forward(x, residual.as_ref(), &channels, settings)
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Shape};
+use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
+
+use super::settings::{AGAIN, BACKWARD, BatchNormOutput, BatchNormSaved, FORWARD, invertible};
+use super::{NormActivation, NormSettings};
+
+/// The computations of batch norm.
+#[derive(Clone, Copy, Debug)]
+enum BatchNormKernel {
+    /// Normalises over all dimensions except the second, adds the residual if there is one, and applies the activation. From x, weight,
+    /// bias, running mean, running variance, and maybe a residual. Returns the output, the statistics, and with a momentum the new
+    /// running mean and variance.
+    Forward(NormSettings),
+    /// The output without a residual again, with the same bits. From x, statistics, weight and bias.
+    Again(NormActivation),
+    /// The gradients of input, weight, bias and, if it is wanted, residual. From the output's gradient, x and y if they are `kept`,
+    /// statistics, weight and bias. Other gradients that are not wanted have no meaning.
+    Backward { settings: NormSettings, kept: [bool; 2], wanted: [bool; 4] },
+}
+
+/// The next input, if there is one.
+fn next<T>(inputs: &mut impl Iterator<Item = T>, is_there: bool) -> Option<T> {
+    if is_there { inputs.next() } else { None }
+}
+
+impl BatchNormKernel {
+    /// The outputs of a forward pass in their order.
+    fn made<T>(settings: NormSettings, output: BatchNormOutput<T>) -> Vec<T> {
+        let running = output.running.into_iter().filter(|_| settings.momentum.is_some());
+        [output.y, output.statistics].into_iter().chain(running).collect()
     }
 
-    fn batch_norm_act_again(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        parameters: [FloatTensor<Self>; 2],
-        activation: NormActivation,
-    ) -> FloatTensor<Self> {
-        super::again::output(&x, &statistics, parameters.each_ref(), activation)
+    /// The inputs of a backward pass.
+    fn saved<T>(settings: NormSettings, kept: [bool; 2], inputs: Vec<T>) -> (T, BatchNormSaved<T>) {
+        let mut inputs = inputs.into_iter();
+        let gradient = next(&mut inputs, true).unwrap_or_else(|| unreachable!("the first input is the gradient"));
+        let [x, y] = kept.map(|kept| next(&mut inputs, kept));
+        let [statistics, weight, bias] = all(inputs.collect());
+        (gradient, BatchNormSaved { x, y, statistics, weight, bias, settings })
     }
 
-    fn batch_norm_invertible(parameters: [&FloatTensor<Self>; 2], slope: f32, dtype: DType) -> bool {
-        super::flex::invertible(parameters, slope, dtype)
-    }
-
-    fn batch_norm_act_backward(
-        saved: BatchNormSaved<FloatTensor<Self>>,
-        gradient: FloatTensor<Self>,
-        wanted: [bool; 4],
-    ) -> [Option<FloatTensor<Self>>; 4] {
-        super::flex::backward(&saved, gradient, wanted)
+    /// The outputs of a backward pass in their order. `unused` stands for a gradient that is not wanted.
+    fn gradients<T: Clone>([x, weight, bias, residual]: [Option<T>; 4], unused: &T) -> Vec<T> {
+        let others = [x, weight, bias].map(|gradient| gradient.unwrap_or_else(|| unused.clone()));
+        others.into_iter().chain(residual).collect()
     }
 }
 
-/// 1 for hard-swish, which needs more temporary memory on devices without kernels of this crate.
-fn hard_swish(activation: NormActivation) -> i64 {
-    i64::from(activation == NormActivation::HardSwish)
-}
-
-impl BatchNormKernels for Capture {
-    fn batch_norm_act(
-        x: FloatTensor<Self>,
-        residual: Option<FloatTensor<Self>>,
-        [weight, bias, mean, variance]: [FloatTensor<Self>; 4],
-        settings: NormSettings,
-    ) -> BatchNormOutput<FloatTensor<Self>> {
-        let training = settings.momentum.is_some();
-        let (output, statistics) = (like(&x), (Shape::new([3, weight.shape()[0]]), DType::F32));
-        let (of_mean, of_variance) = (like(&mean), like(&variance));
-        let running = [mean.clone(), variance.clone()];
-        let inputs = [vec![x, weight, bias, mean, variance], residual.into_iter().collect()].concat();
-        let scalars = [i64::from(training), hard_swish(settings.activation)];
-        let (y, statistics, running) = match training {
-            true => {
-                let outputs = [output, statistics, of_mean, of_variance];
-                let [y, statistics, mean, variance] = operation(&super::settings::FORWARD, inputs, &scalars, outputs);
-                (y, statistics, [mean, variance])
-            }
-            false => {
-                let [y, statistics] = operation(&super::settings::FORWARD, inputs, &scalars, [output, statistics]);
-                (y, statistics, running)
-            }
-        };
-        BatchNormOutput { y, running, statistics }
-    }
-
-    fn batch_norm_act_again(
-        x: FloatTensor<Self>,
-        statistics: FloatTensor<Self>,
-        [weight, bias]: [FloatTensor<Self>; 2],
-        activation: NormActivation,
-    ) -> FloatTensor<Self> {
-        let output = like(&x);
-        let [y] =
-            operation(&super::settings::AGAIN, vec![x, statistics, weight, bias], &[hard_swish(activation)], [output]);
-        y
-    }
-
-    fn batch_norm_invertible(_parameters: [&FloatTensor<Self>; 2], _slope: f32, _dtype: DType) -> bool {
-        // Otherwise a prediction for a CubeCL device would be too low.
-        false
-    }
-
-    fn batch_norm_act_backward(
-        saved: BatchNormSaved<FloatTensor<Self>>,
-        gradient: FloatTensor<Self>,
-        wanted: [bool; 4],
-    ) -> [Option<FloatTensor<Self>>; 4] {
-        let outputs = [like(&gradient), like(&saved.weight), like(&saved.bias)];
-        let of_residual = like(&gradient);
-        let scalars = [i64::from(saved.settings.momentum.is_some()), hard_swish(saved.settings.activation)];
-        let kept = [saved.x, saved.y].into_iter().flatten();
-        let inputs = [gradient].into_iter().chain(kept).chain([saved.statistics, saved.weight, saved.bias]).collect();
-        if wanted[3] {
-            let [x, weight, bias] = outputs;
-            return operation(&super::settings::BACKWARD, inputs, &scalars, [x, weight, bias, of_residual]).map(Some);
+impl Kernel for BatchNormKernel {
+    fn cost(&self) -> &'static Cost {
+        match self {
+            Self::Forward(_) => &FORWARD,
+            Self::Again(_) => &AGAIN,
+            Self::Backward { .. } => &BACKWARD,
         }
-        let [x, weight, bias] = operation(&super::settings::BACKWARD, inputs, &scalars, outputs).map(Some);
-        [x, weight, bias, None]
+    }
+
+    /// Whether it trains, and whether it is hard-swish, which needs more temporary memory on devices without kernels of this crate.
+    fn scalars(&self) -> Vec<i64> {
+        let hard_swish = |activation| i64::from(activation == NormActivation::HardSwish);
+        match *self {
+            Self::Forward(settings) | Self::Backward { settings, .. } => {
+                vec![i64::from(settings.momentum.is_some()), hard_swish(settings.activation)]
+            }
+            Self::Again(activation) => vec![hard_swish(activation)],
+        }
+    }
+
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        match self {
+            Self::Forward(settings) => {
+                let statistics = (Shape::new([3, inputs[1].0[0]]), DType::F32);
+                let running = if settings.momentum.is_some() { &inputs[3..5] } else { &[] };
+                [&[inputs[0].clone(), statistics], running].concat()
+            }
+            Self::Again(_) => inputs[..1].to_vec(),
+            Self::Backward { wanted, .. } => {
+                let channels = &inputs[inputs.len() - 2..];
+                let residual = if wanted[3] { &inputs[..1] } else { &[] };
+                [&inputs[..1], channels, residual].concat()
+            }
+        }
+    }
+
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        match *self {
+            Self::Forward(settings) => {
+                let mut inputs = inputs;
+                let residual = inputs.split_off(5).pop();
+                let [x, weight, bias, mean, variance] = all(inputs);
+                let channels = [weight, bias, mean, variance];
+                Self::made(settings, super::composed::forward::<B>(x, residual, channels, settings))
+            }
+            Self::Again(activation) => {
+                let [x, statistics, weight, bias] = all(inputs);
+                vec![super::composed::again::<B>(x, statistics, [weight, bias], activation)]
+            }
+            Self::Backward { settings, kept, wanted } => {
+                let (gradient, saved) = Self::saved(settings, kept, inputs);
+                let unused = saved.weight.clone();
+                Self::gradients(super::composed::backward::<B>(saved, gradient, wanted), &unused)
+            }
+        }
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        match *self {
+            Self::Forward(settings) => {
+                let mut inputs = inputs;
+                let residual = inputs.split_off(5).pop();
+                let [x, weight, bias, mean, variance] = all(inputs);
+                let channels = [weight, bias, mean, variance];
+                Self::made(settings, super::flex::forward(x, residual.as_ref(), &channels, settings))
+            }
+            Self::Again(activation) => {
+                let [x, statistics, weight, bias] = all(inputs);
+                vec![super::flex::again(&x, &statistics, [&weight, &bias], activation)]
+            }
+            Self::Backward { settings, kept, wanted } => {
+                let (gradient, saved) = Self::saved(settings, kept, inputs);
+                Self::gradients(super::flex::backward(&saved, gradient, wanted), &saved.weight)
+            }
+        }
+    }
+}
+
+/// The output, the new running statistics, and the statistics of the pass. `channels` are weight, bias, running mean and running
+/// variance.
+pub(crate) fn norm_forward<B: Runs>(
+    x: FloatTensor<B>,
+    residual: Option<FloatTensor<B>>,
+    channels: [FloatTensor<B>; 4],
+    settings: NormSettings,
+) -> BatchNormOutput<FloatTensor<B>> {
+    let constant = settings.momentum.is_none().then(|| [channels[2].clone(), channels[3].clone()]);
+    let inputs = [x].into_iter().chain(channels).chain(residual).collect();
+    let mut outputs = B::run(&BatchNormKernel::Forward(settings), inputs);
+    let running = constant.unwrap_or_else(|| all(outputs.split_off(2)));
+    let [y, statistics] = all(outputs);
+    BatchNormOutput { y, running, statistics }
+}
+
+/// Computes the output of the norm with input `x` and no residual again. `saved` has no input of its own.
+pub(crate) fn norm_again<B: Runs>(x: FloatTensor<B>, saved: &BatchNormSaved<FloatTensor<B>>) -> FloatTensor<B> {
+    let BatchNormSaved { statistics, weight, bias, settings, .. } = saved.clone();
+    let [y] = all(B::run(&BatchNormKernel::Again(settings.activation), vec![x, statistics, weight, bias]));
+    y
+}
+
+/// The gradients that are wanted, of input, weight, bias and residual.
+pub(crate) fn norm_backward<B: Runs>(
+    saved: BatchNormSaved<FloatTensor<B>>,
+    gradient: FloatTensor<B>,
+    wanted: [bool; 4],
+) -> [Option<FloatTensor<B>>; 4] {
+    let BatchNormSaved { x, y, statistics, weight, bias, settings } = saved;
+    let kernel = BatchNormKernel::Backward { settings, kept: [x.is_some(), y.is_some()], wanted };
+    let inputs = [gradient].into_iter().chain(x).chain(y).chain([statistics, weight, bias]).collect();
+    let mut gradients = B::run(&kernel, inputs).into_iter();
+    wanted.map(|wanted| gradients.next().filter(|_| wanted))
+}
+
+impl NormSettings {
+    /// The saved tensors of a norm with this weight and bias, without its input.
+    pub(crate) fn saved<T>(self, [weight, bias]: [T; 2], y: Option<T>, statistics: T) -> BatchNormSaved<T> {
+        BatchNormSaved { x: None, y, statistics, weight, bias, settings: self }
+    }
+
+    /// Whether the backward pass needs the normalised values. If the statistics are constant, only the gradients of weight and bias,
+    /// which are `wanted` or not, and hard-swish need them.
+    pub(crate) fn needs_normalised(self, wanted: &[bool]) -> bool {
+        self.activation == NormActivation::HardSwish || self.momentum.is_some() || wanted.contains(&true)
+    }
+
+    /// Whether the normalised values can be computed with little loss from the output of leaky ReLU, in `dtype`. Where reading weight
+    /// and bias would wait for the device, they are not read, and the answer is no.
+    fn is_invertible<B: Runs>(self, weight: &FloatTensor<B>, bias: &FloatTensor<B>, dtype: DType) -> bool {
+        let NormActivation::LeakyRelu { slope } = self.activation else { return false };
+        let (Some(weight), Some(bias)) = (B::values(weight), B::values(bias)) else { return false };
+        weight.iter().zip(bias).all(|(weight, bias)| invertible(*weight, bias, slope, dtype))
+    }
+}
+
+/// Inputs: x, weight, bias, running mean, running variance, and maybe a residual. Outputs: y, and the new running mean and variance.
+impl Operation for NormSettings {
+    const NAME: &'static str = "batch norm";
+
+    type Saved<B: Runs> = BatchNormSaved<FloatTensor<B>>;
+
+    fn forward<B: Runs>(&self, mut inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let residual = inputs.split_off(5).pop();
+        let [x, weight, bias, mean, variance] = all(inputs);
+        let normalised = self.needs_normalised(&wanted[1..3]);
+        let kept = wanted.contains(&true).then(|| {
+            let inverted = self.is_invertible::<B>(&weight, &bias, x.dtype());
+            let signs = self.activation != NormActivation::None && (residual.is_some() || inverted || !normalised);
+            ((normalised && !inverted).then(|| x.clone()), signs, [weight.clone(), bias.clone()])
+        });
+        let BatchNormOutput { y, running: [mean, variance], statistics } =
+            norm_forward::<B>(x, residual, [weight, bias, mean, variance], *self);
+        let saved = kept.map(|(x, signs, of_norm)| BatchNormSaved {
+            x,
+            ..self.saved(of_norm, signs.then(|| y.clone()), statistics)
+        });
+        Computed { outputs: vec![y, mean, variance], saved }
+    }
+
+    fn gradient<B: Runs>(
+        &self,
+        saved: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let residual = wanted.get(5) == Some(&true);
+        let [x, weight, bias, residual] =
+            norm_backward::<B>(saved, gradient, [wanted[0], wanted[1], wanted[2], residual]);
+        vec![x, weight, bias, None, None, residual]
     }
 }

@@ -1,5 +1,6 @@
 //! The settings of a pass of batch norm, its results, and the tensors that it keeps, and the cost of the operation.
 
+use burn::tensor::DType;
 use kiln_operations::{Call, Cost, Cpu};
 
 /// The activation after a batch norm in the same operation.
@@ -59,6 +60,17 @@ pub(crate) struct NormSettings {
     pub(crate) momentum: Option<f64>,
     /// The activation after the norm.
     pub(crate) activation: NormActivation,
+}
+
+/// Whether the normalised value can be computed with little loss from an output in `dtype` of leaky ReLU with this slope. The rounding of
+/// the output is multiplied by bias / weight, and in f16 the output must not be subnormal.
+pub(super) fn invertible(weight: f32, bias: f32, slope: f32, dtype: DType) -> bool {
+    let (ratio, least) = match dtype {
+        DType::F32 => (64.0, 1e-12),
+        DType::F16 => (4.0, 1e-3),
+        _ => (4.0, 1e-12),
+    };
+    bias.abs() <= ratio * weight.abs() && weight.abs() * slope.min(1.0) >= least
 }
 
 /// The results of a norm on a batch.

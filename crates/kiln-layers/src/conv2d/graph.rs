@@ -1,9 +1,9 @@
 //! Convolution as an operation of burn's graph.
 
+use burn::backend::TensorMetadata;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
 
@@ -55,7 +55,7 @@ impl Kernel for Convolve {
         vec![(shape, inputs.get(1).filter(|_| !matches!(self, Self::Forward(_))).map_or(*dtype, |(_, dtype)| *dtype))]
     }
 
-    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         use super::composed::{bias_gradient, forward, input_gradient, weight_gradient};
         vec![match self.clone() {
             Self::Forward(geometry) => {
@@ -89,64 +89,62 @@ impl Kernel for Convolve {
     }
 }
 
-/// Convolution on a backend without gradients.
-pub(crate) trait Conv2dKernels: Runs {
-    fn conv2d_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
-        let [y] = all(Self::run(&Convolve::Forward(geometry), vec![x, weight, bias]));
-        y
-    }
-
-    /// The gradient of an input of `shape`.
-    fn conv2d_input_gradient(
-        weight: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        shape: Shape,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
-        let [dx] = all(Self::run(&Convolve::InputGradient(geometry, shape), vec![weight, gradient]));
-        dx
-    }
-
-    /// The gradient of a weight of `shape`.
-    fn conv2d_weight_gradient(
-        x: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        shape: Shape,
-        geometry: Geometry,
-    ) -> FloatTensor<Self> {
-        let [dw] = all(Self::run(&Convolve::WeightGradient(geometry, shape), vec![x, gradient]));
-        dw
-    }
-
-    /// The sum over each channel.
-    fn conv2d_bias_gradient(gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [db] = all(Self::run(&Convolve::BiasGradient, vec![gradient]));
-        db
-    }
+/// The convolution of `x`.
+pub(crate) fn conv2d_forward<B: Runs>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: FloatTensor<B>,
+    geometry: Geometry,
+) -> FloatTensor<B> {
+    let [y] = all(B::run(&Convolve::Forward(geometry), vec![x, weight, bias]));
+    y
 }
 
-impl<B: Runs> Conv2dKernels for B {}
+/// The gradient of an input of `shape`.
+pub(crate) fn conv2d_input_gradient<B: Runs>(
+    weight: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    shape: Shape,
+    geometry: Geometry,
+) -> FloatTensor<B> {
+    let [dx] = all(B::run(&Convolve::InputGradient(geometry, shape), vec![weight, gradient]));
+    dx
+}
+
+/// The gradient of a weight of `shape`.
+pub(crate) fn conv2d_weight_gradient<B: Runs>(
+    x: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    shape: Shape,
+    geometry: Geometry,
+) -> FloatTensor<B> {
+    let [dw] = all(B::run(&Convolve::WeightGradient(geometry, shape), vec![x, gradient]));
+    dw
+}
+
+/// The sum over each channel.
+pub(crate) fn conv2d_bias_gradient<B: Runs>(gradient: FloatTensor<B>) -> FloatTensor<B> {
+    let [db] = all(B::run(&Convolve::BiasGradient, vec![gradient]));
+    db
+}
 
 impl Operation for Geometry {
     const NAME: &'static str = "convolution";
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, tracked: bool) -> Computed<B> {
-        let saved = if tracked { inputs[..2].to_vec() } else { vec![] };
+    /// Input and weight.
+    type Saved<B: Runs> = [FloatTensor<B>; 2];
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, [FloatTensor<B>; 2]> {
+        let saved = wanted.contains(&true).then(|| [inputs[0].clone(), inputs[1].clone()]);
         Computed { outputs: B::run(&Convolve::Forward(*self), inputs), saved }
     }
 
     fn gradient<B: Runs>(
         &self,
-        saved: Vec<FloatTensor<B>>,
+        [x, weight]: [FloatTensor<B>; 2],
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        let [x, weight] = all(saved);
         let shape = x.shape();
         gradients::<B>((|| x, shape), (weight, *self), gradient, [wanted[0], wanted[1], wanted[2]]).into()
     }
@@ -159,8 +157,8 @@ pub(crate) fn gradients<B: Runs>(
     gradient: FloatTensor<B>,
     [for_x, for_weight, for_bias]: [bool; 3],
 ) -> [Option<FloatTensor<B>>; 3] {
-    let of_bias = for_bias.then(|| B::conv2d_bias_gradient(gradient.clone()));
-    let of_weight = for_weight.then(|| B::conv2d_weight_gradient(x(), gradient.clone(), weight.shape(), geometry));
-    let of_x = for_x.then(|| B::conv2d_input_gradient(weight, gradient, shape, geometry));
+    let of_bias = for_bias.then(|| conv2d_bias_gradient::<B>(gradient.clone()));
+    let of_weight = for_weight.then(|| conv2d_weight_gradient::<B>(x(), gradient.clone(), weight.shape(), geometry));
+    let of_x = for_x.then(|| conv2d_input_gradient::<B>(weight, gradient, shape, geometry));
     [of_x, of_weight, of_bias]
 }

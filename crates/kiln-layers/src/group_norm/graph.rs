@@ -1,13 +1,10 @@
-//! Group norm as an operation of burn's graph.
+//! Group norm as an operation of burn's graph: settings, kernels, node and cost.
 
-use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
-
-use super::settings::{BACKWARD, FORWARD, GroupNormSettings};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all};
 
 /// A group norm. A missing parameter has no elements. The gradients are computed from input, statistics, weight and gradient of
 /// the output.
@@ -40,7 +37,7 @@ impl Kernel for GroupedNorm {
         }
     }
 
-    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match *self {
             Self::Forward(settings) => {
                 let [x, weight, bias] = all(inputs);
@@ -74,24 +71,45 @@ impl Kernel for GroupedNorm {
 impl Operation for GroupNormSettings {
     const NAME: &'static str = "group norm";
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, tracked: bool) -> Computed<B> {
-        let kept = if tracked { inputs[..2].to_vec() } else { vec![] };
+    /// Input, statistics and weight.
+    type Saved<B: Runs> = [FloatTensor<B>; 3];
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, [FloatTensor<B>; 3]> {
+        let kept = wanted.contains(&true).then(|| (inputs[0].clone(), inputs[1].clone()));
         let [y, statistics] = all(B::run(&GroupedNorm::Forward(*self), inputs));
-        let saved = match <[_; 2]>::try_from(kept) {
-            Ok([x, weight]) => vec![x, statistics, weight],
-            Err(_) => vec![],
-        };
-        Computed { outputs: vec![y], saved }
+        Computed { outputs: vec![y], saved: kept.map(|(x, weight)| [x, statistics, weight]) }
     }
 
     fn gradient<B: Runs>(
         &self,
-        mut saved: Vec<FloatTensor<B>>,
+        [x, statistics, weight]: [FloatTensor<B>; 3],
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        saved.push(gradient);
-        let made = B::run(&GroupedNorm::Backward(*self, [wanted[0], wanted[1], wanted[2]]), saved);
+        let inputs = vec![x, statistics, weight, gradient];
+        let made = B::run(&GroupedNorm::Backward(*self, [wanted[0], wanted[1], wanted[2]]), inputs);
         made.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
     }
+}
+
+/// The settings of a group norm, without its parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct GroupNormSettings {
+    /// Groups of channels.
+    pub(crate) groups: usize,
+    /// The number that is added to the variance.
+    pub(crate) epsilon: f32,
+}
+
+/// Inputs: x, weight, bias.
+pub(super) static FORWARD: Cost = Cost { flex: scratch, cube: |call| call.wide(0, 2), ..Cost::new("kiln::group_norm") };
+
+/// Inputs: x, statistics, weight, gradient.
+pub(super) static BACKWARD: Cost =
+    Cost { over: &[(3, 0)], flex: scratch, cube: |call| call.wide(0, 2), ..Cost::new("kiln::group_norm_backward") };
+
+/// Two values of each channel of each sample, and two buffers of a channel's values for each thread.
+fn scratch(call: &Call<'_>, cpu: &Cpu) -> u64 {
+    let channels = call.dim(0, 0) * call.dim(0, 1);
+    4 * (2 * channels) + call.widened(channels, 2 * call.elements(0) / channels.max(1), cpu)
 }

@@ -1,6 +1,5 @@
 //! Linear layers with a prologue as an operation of burn's graph.
 
-use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
@@ -63,7 +62,7 @@ impl Kernel for Layer {
         }
     }
 
-    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         use super::composed::{forward, input_gradient, weight_gradient};
         match *self {
             Self::Forward(prologue) => {
@@ -109,23 +108,24 @@ pub(crate) fn prologue_linear<B: Runs>(inputs: [FloatTensor<B>; 5], prologue: Pr
 impl Operation for Prologue {
     const NAME: &'static str = "linear";
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, tracked: bool) -> Computed<B> {
-        let mut saved = if tracked { inputs[..4].to_vec() } else { vec![] };
+    type Saved<B: Runs> = LinearSaved<FloatTensor<B>>;
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let kept = wanted.contains(&true).then(|| inputs[..4].to_vec());
         let [y, statistics] = all(B::run(&Layer::Forward(*self), inputs));
-        if tracked {
-            saved.insert(1, statistics);
-        }
+        let saved = kept.map(|kept| {
+            let [x, norm_weight, norm_bias, weight] = all(kept);
+            LinearSaved { x, statistics, norm: [norm_weight, norm_bias], weight, prologue: *self }
+        });
         Computed { outputs: vec![y], saved }
     }
 
     fn gradient<B: Runs>(
         &self,
-        saved: Vec<FloatTensor<B>>,
+        saved: Self::Saved<B>,
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        let [x, statistics, norm_weight, norm_bias, weight] = all(saved);
-        let saved = LinearSaved { x, statistics, norm: [norm_weight, norm_bias], weight, prologue: *self };
         gradients::<B>(saved, gradient, all(wanted.to_vec())).into()
     }
 }

@@ -3,9 +3,7 @@
 mod composed;
 #[cfg(feature = "flex")]
 mod flex;
-mod functions;
 mod graph;
-mod parameters;
 #[cfg(feature = "flex")]
 mod prologue;
 mod settings;
@@ -14,8 +12,119 @@ mod values;
 #[cfg(feature = "flex")]
 mod weight;
 
-pub(crate) use functions::{Input, parameters};
-pub use functions::{activation_linear, linear, norm_linear};
+use burn::backend::DispatchTensor;
+use burn::nn::Linear;
+use burn::tensor::{DType, Tensor};
+
+use crate::activation::Activation;
+use crate::check::{main_input, same_dtype, same_size, supported};
+use crate::error::Error;
+use crate::norm::Norm;
+
 pub(crate) use graph::{LinearSaved, gradients, prologue_linear};
-pub(crate) use parameters::LinearParameters;
 pub(crate) use settings::Prologue;
+
+/// The linear layer x weight + bias, as [`Linear::forward`].
+///
+/// `x` is `[.., inputs]` in f32, f16 or bf16. The parameters have a dtype of their own, which may be f32 for an input of 16 bits: no copy
+/// of them in 16 bits is needed. The weight may be stored by rows or by columns, and its gradient has the same layout. Computes in f32.
+/// The result `[.., outputs]` has the dtype of `x`. Keeps the input.
+///
+/// # Errors
+/// [`Error::Size`], [`Error::DType`] when weight and bias differ, [`Error::UnsupportedDevice`] and [`Error::UnsupportedDType`].
+pub fn linear<const D: usize>(linear: &Linear, x: Tensor<D>) -> Result<Tensor<D>, Error> {
+    run(Input::Plain, linear, x)
+}
+
+/// A [layer norm](crate::layer_norm) or [RMS norm](crate::rms_norm) and the linear layer after it: `linear(norm(x))`.
+///
+/// Keeps the input and two f32 values for each row. The backward pass computes the norm's output again, some rows at a time. Shapes and
+/// dtypes are those of [`linear`].
+///
+/// # Errors
+/// Those of [`linear`] and [`layer_norm`](crate::layer_norm).
+pub fn norm_linear<'a, const D: usize>(
+    norm: impl Into<Norm<'a>>,
+    linear: &Linear,
+    x: Tensor<D>,
+) -> Result<Tensor<D>, Error> {
+    run(Input::Norm(norm.into()), linear, x)
+}
+
+/// An activation and the linear layer after it: `linear(activation(x))`.
+///
+/// Keeps the input. The backward pass computes the activation's output again, some rows at a time, and writes the gradient of the input
+/// over the input if no other handle to it exists. Shapes and dtypes are those of [`linear`]. With [`norm_linear`] this is the
+/// feed-forward part of a transformer, which keeps `x` and `hidden`:
+///
+/// ```
+/// use burn::nn::{LayerNormConfig, LinearConfig};
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use kiln_layers::{Activation, activation_linear, norm_linear};
+///
+/// let device = Device::flex().autodiff();
+/// let norm = LayerNormConfig::new(32).init(&device);
+/// let (up, down) = (LinearConfig::new(32, 128).init(&device), LinearConfig::new(128, 32).init(&device));
+/// let x = Tensor::<3>::random([2, 16, 32], Distribution::Default, &device);
+/// let hidden = norm_linear(&norm, &up, x.clone())?;
+/// let y = x + activation_linear(Activation::Gelu, &down, hidden)?;
+/// assert_eq!(y.dims(), [2, 16, 32]);
+/// # Ok::<(), kiln_layers::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`linear`].
+pub fn activation_linear<const D: usize>(
+    activation: Activation,
+    linear: &Linear,
+    x: Tensor<D>,
+) -> Result<Tensor<D>, Error> {
+    run(Input::Activation(activation), linear, x)
+}
+
+/// The operation before a linear layer's product.
+#[derive(Clone, Copy)]
+pub(crate) enum Input<'a> {
+    Plain,
+    Norm(Norm<'a>),
+    Activation(Activation),
+}
+
+fn run<const D: usize>(input: Input<'_>, linear: &Linear, x: Tensor<D>) -> Result<Tensor<D>, Error> {
+    let (prologue, inputs) = prepared(input, linear, x)?;
+    Ok(Tensor::from_dispatch(kiln_operations::run(prologue, inputs).remove(0)))
+}
+
+/// Checks a linear layer against `x`, and returns its prologue, and the inputs of the operation: x, the norm's weight and bias, the
+/// layer's weight and bias.
+pub(crate) fn prepared<const D: usize>(
+    input: Input<'_>,
+    linear: &Linear,
+    x: Tensor<D>,
+) -> Result<(Prologue, Vec<DispatchTensor>), Error> {
+    main_input("the input", &x)?;
+    let device = x.device();
+    // A missing parameter has no elements.
+    let none = |dtype: DType| Tensor::zeros([0], (&device, dtype));
+    let width = x.dims()[D - 1];
+    let (prologue, norm_weight, norm_bias) = match input {
+        Input::Plain => (Prologue::None, none(DType::F32), none(DType::F32)),
+        Input::Activation(activation) => (Prologue::Activation(activation), none(DType::F32), none(DType::F32)),
+        Input::Norm(norm) => {
+            let (weight, bias, settings) = norm.parameters(width)?;
+            (Prologue::Norm(settings), weight, bias)
+        }
+    };
+    let (weight, bias) = (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()));
+    let [inputs, outputs] = weight.dims();
+    supported("the weight", weight.dtype())?;
+    same_size(("the last dimension of the input", width), ("the number of rows of the weight", inputs))?;
+    if let Some(bias) = &bias {
+        same_size(("the number of columns of the weight", outputs), ("the length of the bias", bias.dims()[0]))?;
+        same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
+    }
+    let bias = bias.unwrap_or_else(|| none(weight.dtype()));
+    let norm = [norm_weight, norm_bias].map(Tensor::into_dispatch);
+    let inputs = [x.into_dispatch()].into_iter().chain(norm).chain([weight.into_dispatch(), bias.into_dispatch()]);
+    Ok((prologue, inputs.collect()))
+}

@@ -248,9 +248,9 @@ mod tests {
 
     use super::{loss, loss_and_gradients, scaled};
     use crate::composed::tests::{DTYPES, assert_close, numbers};
-    use crate::linear_cross_entropy::graph::LossKernels;
     use crate::linear_cross_entropy::settings::Inputs;
     use crate::linear_cross_entropy::{LossOptions, Reduction};
+    use crate::linear_cross_entropy::{flex, scale};
 
     /// Targets within `classes`, except one that is ignored and one that is out of range.
     fn targets(rows: usize, classes: usize) -> FlexTensor {
@@ -287,7 +287,7 @@ mod tests {
                 ] {
                     let options = LossOptions { ignore_index, label_smoothing, reduction };
                     let what = format!("{dtype:?} {rows} {options:?}");
-                    let kernel = Flex::loss(inputs.clone(), options);
+                    let kernel = flex::loss(&inputs, &options);
                     assert_close(&loss::<Flex>(inputs.clone(), options), &kernel, &what);
                     // Without a reduction, the backward pass uses the gradients of the rows' losses as the rows' weights.
                     let (inputs, options) = match reduction {
@@ -302,7 +302,7 @@ mod tests {
                     };
                     let wanted = [true, true, extras];
                     let (value, composed) = loss_and_gradients::<Flex>(inputs.clone(), options, wanted);
-                    let (kernel, kernels) = Flex::loss_and_gradients(inputs.clone(), options, wanted);
+                    let (kernel, kernels) = flex::loss_and_gradients(&inputs, &options, wanted);
                     assert_close(&value, &kernel, &what);
                     let pairs = [
                         (composed.hidden, kernels.hidden),
@@ -314,7 +314,7 @@ mod tests {
                         let Some((composed, kernel)) = composed.zip(kernel) else { continue };
                         assert_close(&composed, &kernel, &what);
                         let factor = numbers([1], 6, 3.0, DType::F32);
-                        let expected = Flex::scaled(kernel.clone(), factor.clone(), dtype);
+                        let expected = scale::scaled(kernel.clone(), &factor, dtype);
                         assert_close(&scaled::<Flex>(kernel, factor, dtype), &expected, &what);
                     }
                 }

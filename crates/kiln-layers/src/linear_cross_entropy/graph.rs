@@ -1,179 +1,154 @@
 //! The loss of a linear layer as an operation of burn's graph.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Autodiff, Backend, Capture, TensorMetadata, backend_extension};
+use burn::backend::TensorMetadata;
+#[cfg(feature = "flex")]
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, FloatDType, Shape};
+use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
 
-use super::settings::{Inputs, LossGradients, LossInputs, kept_dtype};
+use super::settings::{GRADIENTS, Inputs, LOSS, LossGradients, LossInputs, SCALE, kept_dtype};
 use super::{LossOptions, Reduction};
-use crate::graph::without_gradients;
-use kiln_operations::{operation, record};
 
-#[backend_extension(Flex: cfg(feature = "flex"), Cube: cfg(feature = "cube"), Capture, Autodiff)]
-pub(crate) trait LossLayer: Backend {
-    /// The loss. Missing tensors have no elements.
-    fn loss_layer(
-        hidden: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        targets: IntTensor<Self>,
-        class_weights: FloatTensor<Self>,
-        row_weights: FloatTensor<Self>,
-        options: LossOptions,
-    ) -> FloatTensor<Self>;
-}
-
-/// The loss on a backend without gradients.
-pub(crate) trait LossKernels: Backend {
+/// The computations of the loss. Inputs are hidden rows, weight, bias, targets, class weights and row weights; missing ones have no
+/// elements.
+#[derive(Clone, Copy, Debug)]
+enum LossKernel {
     /// The loss in f32: `[1]`, or `[rows]` without a reduction.
-    fn loss(inputs: Inputs<Self>, options: LossOptions) -> FloatTensor<Self> {
-        super::composed::loss::<Self>(inputs, options)
-    }
-
-    /// The reduced loss, `[1]` in f32, and the gradients that are wanted, of hidden rows, weight and bias.
-    fn loss_and_gradients(
-        inputs: Inputs<Self>,
-        options: LossOptions,
-        wanted: [bool; 3],
-    ) -> (FloatTensor<Self>, LossGradients<FloatTensor<Self>>) {
-        super::composed::loss_and_gradients::<Self>(inputs, options, wanted)
-    }
-
-    /// `gradient * factor` in `dtype`, with a `factor` of one element in f32.
-    fn scaled(gradient: FloatTensor<Self>, factor: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
-        super::composed::scaled::<Self>(gradient, factor, dtype)
-    }
+    Loss(LossOptions),
+    /// The reduced loss, `[1]` in f32, and the gradients of hidden rows, weight and bias. Those that are not wanted have no meaning.
+    Gradients(LossOptions, [bool; 3]),
+    /// A gradient times a factor of one element in f32, in a dtype.
+    Scale(DType),
 }
 
-without_gradients!(LossLayer, LossKernels {
-    fn loss_layer(
-        hidden: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        targets: IntTensor<Self>,
-        class_weights: FloatTensor<Self>,
-        row_weights: FloatTensor<Self>,
-        options: LossOptions,
-    ) -> FloatTensor<Self> {
-        Self::loss(LossInputs { hidden, weight, bias, targets, class_weights, row_weights }, options)
-    }
-});
+/// The inputs from their list.
+fn inputs_of<B: Runs>(inputs: Vec<FloatTensor<B>>) -> Inputs<B> {
+    let [hidden, weight, bias, targets, class_weights, row_weights] = all(inputs);
+    LossInputs { hidden, weight, bias, targets: B::int(targets), class_weights, row_weights }
+}
 
-impl<B: LossKernels, C: CheckpointStrategy> LossLayer for Autodiff<B, C> {
-    fn loss_layer(
-        hidden: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        targets: IntTensor<Self>,
-        class_weights: FloatTensor<Self>,
-        row_weights: FloatTensor<Self>,
-        options: LossOptions,
-    ) -> FloatTensor<Self> {
-        let wanted = [hidden.is_tracked(), weight.is_tracked(), bias.is_tracked()];
-        let dtype = hidden.dtype();
-        let ((hidden, of_hidden), (weight, of_weight), (bias, of_bias)) =
-            (hidden.into_parts(), weight.into_parts(), bias.into_parts());
-        let (class_weights, row_weights) = (class_weights.into_primitive(), row_weights.into_primitive());
-        let inputs: Inputs<B> = LossInputs { hidden, weight, bias, targets, class_weights, row_weights };
-        let nodes = [of_hidden, of_weight, of_bias];
-        match options.reduction {
-            // A row's gradient is known only in the backward pass, which computes the logits again.
-            Reduction::None => record::<B, C, _, 3>(
-                "linear cross-entropy",
-                nodes,
-                |_| (B::loss(inputs.clone(), options), Some((inputs, options, dtype))),
-                |(inputs, options, dtype), gradient, wanted| {
-                    let one = B::float_ones(Shape::new([1]), &gradient.device(), FloatDType::F32);
-                    let row_weights = match inputs.row_weights.shape().num_elements() {
-                        0 => gradient,
-                        _ => B::float_mul(inputs.row_weights, gradient),
-                    };
-                    let options = LossOptions { reduction: Reduction::Sum, ..options };
-                    let (_, gradients) = B::loss_and_gradients(LossInputs { row_weights, ..inputs }, options, wanted);
-                    let LossGradients { hidden, weight, bias } = gradients;
-                    [hidden, weight, bias].map(|part| part.map(|part| B::scaled(part, one.clone(), dtype)))
-                },
-            ),
-            // The logits exist once, since their gradients are computed together with them.
-            Reduction::Mean | Reduction::Sum => record::<B, C, _, 3>(
-                "linear cross-entropy",
-                nodes,
-                |tracked| match tracked {
-                    true => {
-                        let (loss, gradients) = B::loss_and_gradients(inputs, options, wanted);
-                        (loss, Some((gradients, dtype)))
-                    }
-                    false => (B::loss(inputs, options), None),
-                },
-                |(LossGradients { hidden, weight, bias }, dtype), factor, _| {
-                    [hidden, weight, bias].map(|part| part.map(|part| B::scaled(part, factor.clone(), dtype)))
-                },
-            ),
+/// The loss and its gradients as the outputs of a kernel.
+fn outputs_of<T: Clone>((loss, gradients): (T, LossGradients<T>)) -> Vec<T> {
+    let LossGradients { hidden, weight, bias } = gradients;
+    let gradients = [hidden, weight, bias].map(|gradient| gradient.unwrap_or_else(|| loss.clone()));
+    [loss].into_iter().chain(gradients).collect()
+}
+
+impl Kernel for LossKernel {
+    fn cost(&self) -> &'static Cost {
+        match self {
+            Self::Loss(_) => &LOSS,
+            Self::Gradients(..) => &GRADIENTS,
+            Self::Scale(_) => &SCALE,
+        }
+    }
+
+    fn outputs(&self, inputs: &[(Shape, DType)]) -> Vec<(Shape, DType)> {
+        match self {
+            Self::Loss(options) => {
+                let length = if options.reduction == Reduction::None { inputs[0].0[0] } else { 1 };
+                vec![(Shape::new([length]), DType::F32)]
+            }
+            Self::Gradients(_, wanted) => {
+                let dtypes = [kept_dtype(inputs[0].1), DType::F32, DType::F32];
+                // A gradient that is not wanted has no elements.
+                let shape = |input: usize| if wanted[input] { inputs[input].0.clone() } else { Shape::new([0]) };
+                let gradients = (0..3).map(|input| (shape(input), dtypes[input]));
+                [(Shape::new([1]), DType::F32)].into_iter().chain(gradients).collect()
+            }
+            Self::Scale(dtype) => vec![(inputs[0].0.clone(), *dtype)],
+        }
+    }
+
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+        match *self {
+            Self::Loss(options) => vec![super::composed::loss::<B>(inputs_of::<B>(inputs), options)],
+            Self::Gradients(options, wanted) => {
+                outputs_of(super::composed::loss_and_gradients::<B>(inputs_of::<B>(inputs), options, wanted))
+            }
+            Self::Scale(dtype) => {
+                let [gradient, factor] = all(inputs);
+                vec![super::composed::scaled::<B>(gradient, factor, dtype)]
+            }
+        }
+    }
+
+    #[cfg(feature = "flex")]
+    fn flex(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let inputs_of = inputs_of::<burn::backend::Flex>;
+        match *self {
+            Self::Loss(options) => vec![super::flex::loss(&inputs_of(inputs), &options)],
+            Self::Gradients(options, wanted) => {
+                outputs_of(super::flex::loss_and_gradients(&inputs_of(inputs), &options, wanted))
+            }
+            Self::Scale(dtype) => {
+                let [gradient, factor] = all(inputs);
+                vec![super::scale::scaled(gradient, &factor, dtype)]
+            }
         }
     }
 }
 
-#[cfg(feature = "flex")]
-impl LossKernels for burn::backend::Flex {
-    fn loss(inputs: Inputs<Self>, options: LossOptions) -> FloatTensor<Self> {
-        super::flex::loss(&inputs, &options)
-    }
-
-    fn loss_and_gradients(
-        inputs: Inputs<Self>,
-        options: LossOptions,
-        wanted: [bool; 3],
-    ) -> (FloatTensor<Self>, LossGradients<FloatTensor<Self>>) {
-        super::flex::loss_and_gradients(&inputs, &options, wanted)
-    }
-
-    fn scaled(gradient: FloatTensor<Self>, factor: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
-        super::scale::scaled(gradient, &factor, dtype)
-    }
+/// Gradients that are `wanted`, times a factor of one element in f32, in `dtype`.
+fn scaled<B: Runs>(
+    gradients: impl IntoIterator<Item = FloatTensor<B>>,
+    wanted: &[bool],
+    factor: &FloatTensor<B>,
+    dtype: DType,
+) -> Vec<Option<FloatTensor<B>>> {
+    let scaled = |(gradient, wanted): (_, &bool)| match wanted {
+        true => B::run(&LossKernel::Scale(dtype), vec![gradient, factor.clone()]).pop(),
+        false => None,
+    };
+    gradients.into_iter().zip(wanted).map(scaled).collect()
 }
 
-/// The inputs in the order of the recorded operation.
-fn listed(inputs: Inputs<Capture>) -> Vec<FloatTensor<Capture>> {
-    let LossInputs { hidden, weight, bias, targets, class_weights, row_weights } = inputs;
-    vec![hidden, weight, bias, targets, class_weights, row_weights]
+/// What the backward pass needs, and the dtype of the gradients.
+#[derive(Clone, Debug)]
+pub(crate) enum Saved<T> {
+    /// The inputs: a row's gradient is known only in the backward pass, which computes the logits again.
+    Inputs(Vec<T>, DType),
+    /// The gradients of hidden rows, weight and bias for a factor of 1. The logits exist once, since their gradients are computed together
+    /// with them.
+    Gradients(Vec<T>, DType),
 }
 
-impl LossKernels for Capture {
-    fn loss(inputs: Inputs<Self>, options: LossOptions) -> FloatTensor<Self> {
-        let length = if options.reduction == Reduction::None { inputs.hidden.shape()[0] } else { 1 };
-        let output = (Shape::new([length]), DType::F32);
-        let [loss] = operation(&super::settings::LOSS, listed(inputs), &[], [output]);
-        loss
+impl Operation for LossOptions {
+    const NAME: &'static str = "linear cross-entropy";
+
+    type Saved<B: Runs> = Saved<FloatTensor<B>>;
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let dtype = inputs[0].dtype();
+        if self.reduction == Reduction::None || !wanted.contains(&true) {
+            let saved = wanted.contains(&true).then(|| Saved::Inputs(inputs.clone(), dtype));
+            return Computed { outputs: B::run(&LossKernel::Loss(*self), inputs), saved };
+        }
+        let mut outputs = B::run(&LossKernel::Gradients(*self, [wanted[0], wanted[1], wanted[2]]), inputs);
+        let gradients = outputs.split_off(1);
+        Computed { outputs, saved: Some(Saved::Gradients(gradients, dtype)) }
     }
 
-    fn loss_and_gradients(
-        inputs: Inputs<Self>,
-        _options: LossOptions,
-        wanted: [bool; 3],
-    ) -> (FloatTensor<Self>, LossGradients<FloatTensor<Self>>) {
-        // A gradient that is not wanted has no elements.
-        let part = |wanted: bool, like: &FloatTensor<Self>, dtype: DType| {
-            (if wanted { like.shape() } else { Shape::new([0]) }, dtype)
-        };
-        let outputs = [
-            (Shape::new([1]), DType::F32),
-            part(wanted[0], &inputs.hidden, kept_dtype(inputs.hidden.dtype())),
-            part(wanted[1], &inputs.weight, DType::F32),
-            part(wanted[2], &inputs.bias, DType::F32),
-        ];
-        let [loss, hidden, weight, bias] = operation(&super::settings::GRADIENTS, listed(inputs), &[], outputs);
-        let gradients = LossGradients {
-            hidden: wanted[0].then_some(hidden),
-            weight: wanted[1].then_some(weight),
-            bias: wanted[2].then_some(bias),
-        };
-        (loss, gradients)
-    }
-
-    fn scaled(gradient: FloatTensor<Self>, factor: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
-        let output = (gradient.shape(), dtype);
-        let [scaled] = operation(&super::settings::SCALE, vec![gradient, factor], &[], [output]);
-        scaled
+    fn gradient<B: Runs>(
+        &self,
+        saved: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        match saved {
+            Saved::Inputs(mut inputs, dtype) => {
+                let one = B::float_ones(Shape::new([1]), &gradient.device(), FloatDType::F32);
+                let row_weights = inputs.split_off(5).remove(0);
+                inputs.push(match row_weights.shape().num_elements() {
+                    0 => gradient,
+                    _ => B::float_mul(row_weights, gradient),
+                });
+                let options = LossOptions { reduction: Reduction::Sum, ..*self };
+                let kernel = LossKernel::Gradients(options, [wanted[0], wanted[1], wanted[2]]);
+                scaled::<B>(B::run(&kernel, inputs).split_off(1), wanted, &one, dtype)
+            }
+            Saved::Gradients(gradients, dtype) => scaled::<B>(gradients, wanted, &gradient, dtype),
+        }
     }
 }

@@ -3,7 +3,6 @@
 mod composed;
 #[cfg(feature = "flex")]
 mod flex;
-mod functions;
 mod graph;
 #[cfg(feature = "flex")]
 mod row;
@@ -13,6 +12,167 @@ mod settings;
 #[cfg(feature = "flex")]
 mod weight;
 
-pub use functions::LinearCrossEntropy;
+use burn::tensor::{DType, Int, Tensor};
+use kiln_operations::run;
+
+use crate::check::{main_input, same_dtype, same_size, supported};
+use crate::error::Error;
+
 pub(crate) use settings::LossOptions;
 pub use settings::Reduction;
+
+/// The cross-entropy of `softmax(hidden weight + bias)`, without the logits of the whole batch (Wijmans et al. 2024).
+///
+/// The logits of 256 rows are in memory at a time, or of more rows if they fit in 2 MiB. Their gradients are computed together with them
+/// in the forward pass, so that nothing is computed twice.
+///
+/// It keeps gradients for the backward pass, of those tensors that need one: the gradient of `hidden` in its dtype (for f16 in f32), and
+/// the gradients of `weight` and `bias` in f32. It keeps no logits. A loss scale is applied to the kept gradients in f32, so that f16
+/// gradients do not underflow before it. Without a reduction, the inputs are kept instead.
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Int, Tensor};
+/// use kiln_layers::LinearCrossEntropy;
+///
+/// let device = Device::flex().autodiff();
+/// let hidden = Tensor::<2>::random([16, 8], Distribution::Default, &device).require_grad();
+/// let weight = Tensor::<2>::random([8, 100], Distribution::Default, &device).require_grad();
+/// let targets = Tensor::<1, Int>::arange(0..16, &device);
+/// let loss = LinearCrossEntropy::new().forward(hidden.clone(), weight, None, targets)?;
+/// let gradients = loss.backward();
+/// assert!(hidden.grad(&gradients).is_some());
+/// # Ok::<(), kiln_layers::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct LinearCrossEntropy {
+    options: LossOptions,
+    class_weights: Option<Tensor<1>>,
+}
+
+impl Default for LinearCrossEntropy {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LinearCrossEntropy {
+    /// The loss with its defaults: the mean over all rows, without label smoothing and class weights.
+    #[must_use]
+    pub fn new() -> Self {
+        let options = LossOptions { ignore_index: None, label_smoothing: 0.0, reduction: Reduction::Mean };
+        Self { options, class_weights: None }
+    }
+
+    /// Sets a target whose rows do not count: they add nothing to the loss and nothing is computed for them. By default all rows count.
+    #[must_use]
+    pub fn with_ignore_index(mut self, target: i64) -> Self {
+        self.options.ignore_index = Some(target);
+        self
+    }
+
+    /// Sets the probability, from 0 to 1, that is taken from the target and spread over all classes (Szegedy et al. 2016). Default: 0.
+    #[must_use]
+    pub fn with_label_smoothing(mut self, smoothing: f32) -> Self {
+        self.options.label_smoothing = smoothing;
+        self
+    }
+
+    /// Sets how the losses of all rows are combined. The default is their mean.
+    #[must_use]
+    pub fn with_reduction(mut self, reduction: Reduction) -> Self {
+        self.options.reduction = reduction;
+        self
+    }
+
+    /// Sets a weight for each class, `[classes]`, as in torch: each class's share of a row's loss is multiplied by its weight, and the
+    /// mean divides by the sum of the targets' weights. No gradient flows to the weights. The default is 1 for all.
+    #[must_use]
+    pub fn with_class_weights(mut self, weights: Tensor<1>) -> Self {
+        self.class_weights = Some(weights);
+        self
+    }
+
+    /// Computes the loss in f32: `[1]`, or `[rows]` without a reduction.
+    ///
+    /// `hidden` is `[rows, width]`, `weight` is `[width, classes]`, `bias` is `[classes]`, and `targets` are `[rows]` of any integer
+    /// dtype. The transposed view of an embedding's weights can be given as `weight` without a copy. A row whose target is ignored or not
+    /// below `classes` does not count (torch refuses the latter). The mean of no rows is NaN, as in torch; its gradients are 0.
+    ///
+    /// # Errors
+    /// [`Error::Size`], [`Error::DType`] when `hidden`, `weight` and `bias` differ, [`Error::UnsupportedDevice`],
+    /// [`Error::UnsupportedDType`], and [`Error::InvalidSetting`] for a label smoothing out of range.
+    pub fn forward(
+        &self,
+        hidden: Tensor<2>,
+        weight: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        targets: Tensor<1, Int>,
+    ) -> Result<Tensor<1>, Error> {
+        self.compute(hidden, weight, bias, targets, None)
+    }
+
+    /// Computes the [loss](Self::forward) with a weight for each row, `[rows]`, by which the row's loss is multiplied, for example for
+    /// the tokens of a sequence. The mean divides by the sum of the weights of the rows that count. A row of weight 0 does not count. No
+    /// gradient flows to the weights.
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward), and [`Error::Size`] for another number of weights than of rows.
+    pub fn forward_weighted(
+        &self,
+        hidden: Tensor<2>,
+        weight: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        targets: Tensor<1, Int>,
+        row_weights: Tensor<1>,
+    ) -> Result<Tensor<1>, Error> {
+        self.compute(hidden, weight, bias, targets, Some(row_weights))
+    }
+
+    fn compute(
+        &self,
+        hidden: Tensor<2>,
+        weight: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        targets: Tensor<1, Int>,
+        row_weights: Option<Tensor<1>>,
+    ) -> Result<Tensor<1>, Error> {
+        let ([rows, width], [input, classes]) = (hidden.dims(), weight.dims());
+        main_input("the hidden rows", &hidden)?;
+        same_dtype(("the hidden rows", hidden.dtype()), ("the weight", weight.dtype()))?;
+        same_size(("the width of the hidden rows", width), ("the number of rows of the weight", input))?;
+        same_size(("the number of hidden rows", rows), ("the number of targets", targets.dims()[0]))?;
+        let classes = ("the number of classes of the weight", classes);
+        if let Some(bias) = &bias {
+            same_size(classes, ("the length of the bias", bias.dims()[0]))?;
+            same_dtype(("the weight", weight.dtype()), ("the bias", bias.dtype()))?;
+        }
+        if let Some(weights) = &self.class_weights {
+            same_size(classes, ("the number of class weights", weights.dims()[0]))?;
+            supported("the class weights", weights.dtype())?;
+        }
+        if let Some(weights) = &row_weights {
+            same_size(("the number of hidden rows", rows), ("the number of row weights", weights.dims()[0]))?;
+            supported("the row weights", weights.dtype())?;
+        }
+        let smoothing = self.options.label_smoothing;
+        if !(0.0..=1.0).contains(&smoothing) {
+            let value = smoothing.to_string();
+            return Err(Error::InvalidSetting { name: "label smoothing", value, expected: "a number from 0 to 1" });
+        }
+        let (device, dtype) = (weight.device(), weight.dtype());
+        // A missing tensor has no elements.
+        let given = |tensor: Option<Tensor<1>>, dtype| match tensor {
+            Some(tensor) => tensor.cast(dtype).into_dispatch(),
+            None => Tensor::<1>::zeros([0], (&device, dtype)).into_dispatch(),
+        };
+        let inputs = vec![
+            hidden.into_dispatch(),
+            weight.into_dispatch(),
+            given(bias, dtype),
+            targets.cast(DType::I64).into_dispatch(),
+            given(self.class_weights.clone(), DType::F32),
+            given(row_weights, DType::F32),
+        ];
+        Ok(Tensor::from_dispatch(run(self.options, inputs).remove(0)))
+    }
+}

@@ -11,7 +11,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::ops::PadMode;
 use burn::tensor::{DType, IntDType, Shape};
 
-use super::settings::{POSITIONS, Windows, with_planes};
+use super::graph::{POSITIONS, Windows, with_planes};
 use crate::composed::{Wide, bools, full, slice};
 
 impl Windows {
@@ -111,7 +111,7 @@ mod tests {
     use super::{backward, forward};
     use crate::composed::tests::{DTYPES, assert_close, numbers};
     use crate::max_pool::Windows;
-    use crate::max_pool::graph::MaxPoolKernels;
+    use crate::max_pool::flex;
 
     fn windows(input: [usize; 2], [kernel, stride, dilation, padding]: [usize; 4], output: [usize; 2]) -> Windows {
         Windows {
@@ -136,14 +136,14 @@ mod tests {
             ] {
                 let what = format!("{dtype:?} {windows:?}");
                 let x = numbers([2, 3, windows.input[0], windows.input[1]], 1, 2.0, dtype);
-                let (y, positions) = Flex::max_pool(x.clone(), windows, true);
+                let (y, positions) = flex::forward(&x, windows, true);
                 let (composed, composed_positions) = forward::<Flex>(x.clone(), windows, true);
                 assert_close(&composed, &y, &what);
                 assert_close(&forward::<Flex>(x, windows, false).0, &y, &what);
                 let (kernel, composed) = (positions.unwrap(), composed_positions.unwrap());
                 assert_eq!((composed.dtype(), composed.shape()), (kernel.dtype(), kernel.shape()));
                 let gradient = numbers([2, 3, windows.output[0], windows.output[1]], 2, 1.0, dtype);
-                let expected = Flex::max_pool_backward(kernel, gradient.clone(), windows);
+                let expected = flex::backward(&kernel, &gradient, windows);
                 assert_close(&backward::<Flex>(composed, gradient, windows), &expected, &what);
             }
         }

@@ -1,13 +1,10 @@
-//! Norms over the last dimension as an operation of burn's graph.
+//! Norms over the last dimension as an operation of burn's graph: settings, kernels, node and cost.
 
-use burn::backend::Backend;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
-use kiln_operations::{Computed, Cost, Kernel, Operation, Runs, all};
-
-use super::settings::{BACKWARD, FORWARD, NormSettings};
+use kiln_operations::{Call, Computed, Cost, Cpu, Kernel, Operation, Runs, all};
 
 /// A norm over the last dimension. A missing bias has no elements. The gradients are computed from input, statistics, weight and gradient of
 /// the output.
@@ -38,7 +35,7 @@ impl Kernel for RowNorm {
         }
     }
 
-    fn composed<B: Backend>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
+    fn composed<B: Runs>(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> {
         match *self {
             Self::Forward(settings) => {
                 let [x, weight, bias] = all(inputs);
@@ -72,24 +69,23 @@ impl Kernel for RowNorm {
 impl Operation for NormSettings {
     const NAME: &'static str = "norm";
 
-    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, tracked: bool) -> Computed<B> {
-        let kept = if tracked { inputs[..2].to_vec() } else { vec![] };
+    /// Input, statistics and weight.
+    type Saved<B: Runs> = [FloatTensor<B>; 3];
+
+    fn forward<B: Runs>(&self, inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, [FloatTensor<B>; 3]> {
+        let kept = wanted.contains(&true).then(|| (inputs[0].clone(), inputs[1].clone()));
         let [y, statistics] = all(B::run(&RowNorm::Forward(*self), inputs));
-        let saved = match <[_; 2]>::try_from(kept) {
-            Ok([x, weight]) => vec![x, statistics, weight],
-            Err(_) => vec![],
-        };
-        Computed { outputs: vec![y], saved }
+        Computed { outputs: vec![y], saved: kept.map(|(x, weight)| [x, statistics, weight]) }
     }
 
     fn gradient<B: Runs>(
         &self,
-        mut saved: Vec<FloatTensor<B>>,
+        [x, statistics, weight]: [FloatTensor<B>; 3],
         gradient: FloatTensor<B>,
         wanted: &[bool],
     ) -> Vec<Option<FloatTensor<B>>> {
-        saved.push(gradient);
-        let made = B::run(&RowNorm::Backward(*self, [wanted[0], wanted[1], wanted[2]]), saved);
+        let inputs = vec![x, statistics, weight, gradient];
+        let made = B::run(&RowNorm::Backward(*self, [wanted[0], wanted[1], wanted[2]]), inputs);
         made.into_iter().zip(wanted).map(|(gradient, wanted)| wanted.then_some(gradient)).collect()
     }
 }
@@ -98,4 +94,43 @@ impl Operation for NormSettings {
 pub(crate) fn statistics_like(x: &Shape) -> (Shape, DType) {
     let width = x.last().copied().unwrap_or(1).max(1);
     (Shape::new([x.num_elements() / width, 2]), DType::F32)
+}
+
+/// The settings of a norm, without its parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct NormSettings {
+    /// The number that is added to the variance.
+    pub(crate) epsilon: f32,
+    /// Whether the mean is subtracted.
+    pub(crate) centred: bool,
+}
+
+/// Rows of a task.
+pub(super) const ROWS: usize = 8;
+/// Number of partial sums of the parameters' gradients.
+pub(super) const GROUPS: usize = 16;
+
+/// Inputs: x, weight, bias.
+pub(super) static FORWARD: Cost = Cost { flex: forward, cube: |call| call.wide(0, 2), ..Cost::new("kiln::norm") };
+
+/// Inputs: x, statistics, weight, gradient.
+pub(super) static BACKWARD: Cost =
+    Cost { over: &[(3, 0)], flex: backward, cube: |call| call.wide(0, 2), ..Cost::new("kiln::norm_backward") };
+
+/// Buffers of some rows. Weight and bias are copied.
+fn forward(call: &Call<'_>, cpu: &Cpu) -> u64 {
+    let (width, together) = (call.dim_from_end(0, 0), ROWS as u64);
+    let rows = call.elements(0) / width.max(1);
+    4 * (2 * width) + call.widened(rows.div_ceil(together), 2 * together.min(rows) * width, cpu)
+}
+
+/// Buffers of some rows, and the gradients of weight and bias for each group of rows.
+fn backward(call: &Call<'_>, cpu: &Cpu) -> u64 {
+    let width = call.dim_from_end(0, 0);
+    let rows = call.elements(0) / width.max(1);
+    let groups = rows.div_ceil(rows.div_ceil(GROUPS as u64).max(1));
+    let row = cpu.of_threads(groups, width) + call.widened(groups, 2 * width, cpu);
+    // After the rows, the sums of all groups exist, and a copy of one of them.
+    let sums = 4 * (3 * width);
+    4 * width + 4 * (2 * width) * groups + row.max(sums)
 }

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Shape};
 
 use super::phases::{from_squares, phases, phases_backward, to_squares};
 use crate::composed::{Wide, cat, full, slice};
-use crate::conv2d::{Conv2dKernels, Geometry};
+use crate::conv2d::{Geometry, conv2d_bias_gradient, conv2d_forward, conv2d_input_gradient, conv2d_weight_gradient};
 use kiln_operations::Runs;
 
 /// The geometry, which the public function has checked.
@@ -34,18 +34,18 @@ pub(super) fn forward<B: Runs>(
     let [own, other] = parts::<B>(&weight, x.shape()[1]);
     let (device, dtype) = (bias.device(), bias.dtype());
     let y = match is_doubled(&x.shape(), &weight.shape()) {
-        true => B::conv2d_forward(doubled::<B>(x), own, bias, SAME),
+        true => conv2d_forward::<B>(doubled::<B>(x), own, bias, SAME),
         false => {
             // Each output's bias is repeated four times.
             let bias = B::float_reshape(bias, Shape::new([outputs, 1]));
             let bias = B::float_reshape(B::float_expand(bias, Shape::new([outputs, 4])), Shape::new([4 * outputs]));
-            to_squares::<B>(B::conv2d_forward(x, phases::<B>(&own), bias, SAME))
+            to_squares::<B>(conv2d_forward::<B>(x, phases::<B>(&own), bias, SAME))
         }
     };
     match skip {
         Some(skip) => {
             let zeros = full::<B>(Shape::new([outputs]), 0.0, &device, dtype);
-            B::float_add(y, B::conv2d_forward(skip, other, zeros, SAME))
+            B::float_add(y, conv2d_forward::<B>(skip, other, zeros, SAME))
         }
         None => y,
     }
@@ -62,32 +62,32 @@ pub(super) fn backward<B: Runs>(
     let doubles = is_doubled(&shape, &whole);
     let [own, other] = parts::<B>(&weight, shape[1]);
     drop(weight);
-    let of_bias = for_bias.then(|| B::conv2d_bias_gradient(gradient.clone()));
+    let of_bias = for_bias.then(|| conv2d_bias_gradient::<B>(gradient.clone()));
     let mut of_weight = vec![];
     let mut of_skip = None;
     if let Some(skip) = skip {
         if for_weight {
-            of_weight.push(B::conv2d_weight_gradient(skip.clone(), gradient.clone(), other.shape(), SAME));
+            of_weight.push(conv2d_weight_gradient::<B>(skip.clone(), gradient.clone(), other.shape(), SAME));
         }
-        of_skip = for_skip.then(|| B::conv2d_input_gradient(other, gradient.clone(), skip.shape(), SAME));
+        of_skip = for_skip.then(|| conv2d_input_gradient::<B>(other, gradient.clone(), skip.shape(), SAME));
     }
     let mut of_x = None;
     if doubles {
         if for_weight {
-            of_weight.insert(0, B::conv2d_weight_gradient(doubled::<B>(x), gradient.clone(), own.shape(), SAME));
+            of_weight.insert(0, conv2d_weight_gradient::<B>(doubled::<B>(x), gradient.clone(), own.shape(), SAME));
         }
         if for_x {
             let wide = Shape::new([shape[0], shape[1], 2 * shape[2], 2 * shape[3]]);
-            of_x = Some(halved::<B>(B::conv2d_input_gradient(own, gradient, wide, SAME)));
+            of_x = Some(halved::<B>(conv2d_input_gradient::<B>(own, gradient, wide, SAME)));
         }
     } else if for_weight || for_x {
         let gradient = from_squares::<B>(gradient);
         let of_squares = phases::<B>(&own);
         if for_weight {
-            let of_phases = B::conv2d_weight_gradient(x, gradient.clone(), of_squares.shape(), SAME);
+            let of_phases = conv2d_weight_gradient::<B>(x, gradient.clone(), of_squares.shape(), SAME);
             of_weight.insert(0, phases_backward::<B>(&of_phases));
         }
-        of_x = for_x.then(|| B::conv2d_input_gradient(of_squares, gradient, shape, SAME));
+        of_x = for_x.then(|| conv2d_input_gradient::<B>(of_squares, gradient, shape, SAME));
     }
     let of_weight = for_weight.then(|| cat::<B>(of_weight, 1));
     [of_x, of_skip, of_weight, of_bias]

@@ -6,8 +6,7 @@ use burn::backend::tensor::{BoolTensor, Device, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{IntDType, Shape, Slice, TensorData};
 
-use super::super::terms::Sizes;
-use super::super::terms::{Masked, Seed, Terms};
+use super::super::terms::{Sizes, Terms};
 use crate::composed::{Wide, bools, mixed, word};
 
 /// Samples, queries and keys that are computed together.
@@ -48,7 +47,7 @@ pub(super) fn hide<B: Backend>(mut scores: Wide<B>, block: &Block, sizes: Sizes,
         let padding = B::int_greater_equal(B::int_expand(keys(), all.clone()), B::int_expand(lengths, all), dtype);
         scores = scores.fill(padding, f32::NEG_INFINITY);
     }
-    if let Masked::Pairs(pairs) = &terms.masked {
+    if let Some(pairs) = &terms.masked {
         let shape = pairs.shape();
         let ranges = [block.samples.clone(), 0..sizes.heads, block.queries.clone(), 0..block.keys];
         // A mask dimension of length 1 is for all indices.
@@ -62,7 +61,7 @@ pub(super) fn hide<B: Backend>(mut scores: Wide<B>, block: &Block, sizes: Sizes,
 
 /// A mask of the weights that are dropped, `[samples, heads, queries, keys]`. It depends only on seed, sample, head, query and key.
 pub(super) fn dropped<B: Backend>(block: &Block, sizes: Sizes, terms: &Terms<B>) -> Option<BoolTensor<B>> {
-    let Seed::Number(seed) = &terms.seed else { return None };
+    let seed = terms.seed.as_ref()?;
     let device = seed.device();
     let seed = B::int_reshape(B::int_cast(seed.clone(), IntDType::I64), Shape::new([1; 4]));
     let high = word::<B>(B::bitwise_right_shift_scalar(seed.clone(), 32i64.into()));

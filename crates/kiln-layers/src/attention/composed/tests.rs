@@ -8,15 +8,14 @@ use burn::tensor::{BoolStore, Bytes, DType, Shape};
 
 use super::hidden::{Block, dropped};
 use super::{Call, grouped_backward, grouped_forward, packed_backward, packed_forward};
-use crate::attention::graph::AttentionKernels;
-use crate::attention::terms::Settings;
-use crate::attention::terms::{Masked, Seed, Terms};
+use crate::attention::flex;
+use crate::attention::terms::{Settings, Terms};
 use crate::composed::tests::{DTYPES, assert_close, assert_independent, numbers};
 use kiln_operations::cpu::stored::{from_f32, to_f32};
 
 fn terms(heads: usize, causal: bool) -> Terms<Flex> {
     let settings = Settings { heads, causal, key_lengths: None, scale: 0.3, dropout: 0.0 };
-    Terms { masked: Masked::None, seed: Seed::None, settings }
+    Terms { masked: None, seed: None, settings }
 }
 
 #[test]
@@ -27,14 +26,14 @@ fn packed_as_the_kernels() {
                 let (what, terms) = (format!("{dtype:?} {time} {causal}"), terms(heads, causal));
                 let qkv = numbers([samples, time, 3 * heads * depth], 1, 2.0, dtype);
                 let gradient = numbers([samples, time, heads * depth], 2, 1.0, dtype);
-                let kernel = Flex::packed_attention(qkv.clone(), &terms);
+                let kernel = flex::packed_forward(&qkv, &terms);
                 let composed = packed_forward::<Flex>(&qkv, &terms);
                 for (composed, kernel) in composed.iter().zip(&kernel) {
                     assert_close(composed, kernel, &what);
                 }
                 let [output, log_sums] = kernel;
                 let saved = [qkv, output, log_sums];
-                let kernel = Flex::packed_attention_backward(saved.clone(), gradient.clone(), &terms);
+                let kernel = flex::packed_backward(&saved, &gradient, &terms);
                 assert_close(&packed_backward::<Flex>(&saved, &gradient, &terms), &kernel, &what);
             }
         }
@@ -57,20 +56,20 @@ fn grouped_as_the_kernels() {
                 let (what, mut terms) = (format!("{dtype:?} {time} {causal} {lengths} {masked}"), terms(4, causal));
                 terms.settings.key_lengths = lengths.then(|| Arc::from([0, keys, 3]));
                 if masked {
-                    terms.masked = Masked::Pairs(pairs(time, keys));
+                    terms.masked = Some(pairs(time, keys));
                 }
                 let inputs = [numbers([3, 4, time, 5], 1, 2.0, dtype)]
                     .into_iter()
                     .chain([2, 3].map(|seed| numbers([3, 2, keys, 5], seed, 2.0, dtype)));
                 let inputs: [FlexTensor; 3] = inputs.collect::<Vec<_>>().try_into().unwrap();
                 let gradient = numbers([3, 4, time, 5], 4, 1.0, dtype);
-                let kernels = Flex::grouped_attention(inputs.clone(), &terms);
+                let kernels = flex::grouped_forward(&inputs, &terms);
                 let composed = grouped_forward::<Flex>(&inputs, &terms);
                 assert_close(&composed[0], &kernels[0], &what);
                 for wanted in [[true; 3], [true, false, true], [false, true, false]] {
                     let (inputs, gradient) = (inputs.clone(), gradient.clone());
                     let composed = grouped_backward::<Flex>(&inputs, &composed, &gradient, &terms, wanted);
-                    let kernels = Flex::grouped_attention_backward(inputs, kernels.clone(), gradient, &terms, wanted);
+                    let kernels = flex::grouped_backward(&inputs, &kernels, &gradient, &terms, wanted);
                     for ((composed, kernel), wanted) in composed.iter().zip(&kernels).zip(wanted) {
                         assert_eq!([composed.is_some(), kernel.is_some()], [wanted; 2]);
                         if let (Some(composed), Some(kernel)) = (composed, kernel) {
@@ -88,7 +87,7 @@ fn dropping(heads: usize, causal: bool, rate: f64) -> Terms<Flex> {
     let seed = FlexTensor::new(Bytes::from_elems(vec![77i64 << 31]), Layout::contiguous(Shape::new([1])), DType::I64);
     let mut terms = terms(heads, causal);
     terms.settings.dropout = rate;
-    terms.seed = Seed::Number(seed);
+    terms.seed = Some(seed);
     terms
 }
 

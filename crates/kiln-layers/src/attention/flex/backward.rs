@@ -1,9 +1,10 @@
 //! The backward pass of one head of keys and values, and of the heads of queries that it serves.
 
-use super::blocks::{KEYS, QUERIES, SPAN, sized};
 use super::call::Call;
+use super::grid::sized;
 use super::grid::{Grid, Heads};
 use super::softmax::{probabilities, products, score_gradients, transpose};
+use crate::attention::cost::{KEYS, QUERIES, SPAN};
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
 use kiln_operations::cpu::stored::Stored;
 use kiln_operations::simd::LANES;

@@ -5,8 +5,7 @@ use burn::backend::{Flex, TensorMetadata};
 
 use super::dropout::Dropout;
 use super::grid::readable;
-use crate::attention::terms::{Masked, Seed, Terms};
-use crate::attention::terms::{Settings, Sizes};
+use crate::attention::terms::{Settings, Sizes, Terms};
 use kiln_operations::simd;
 
 /// Sizes, masks and dropout of one call.
@@ -20,14 +19,8 @@ pub(super) struct Call<'a> {
 impl<'a> Call<'a> {
     pub(super) fn new(sizes: Sizes, terms: &'a Terms<Flex>) -> Self {
         let settings = &terms.settings;
-        let dropout = match &terms.seed {
-            Seed::None => None,
-            Seed::Number(seed) => Some(Dropout::new(seed, settings.dropout)),
-        };
-        let masked = match &terms.masked {
-            Masked::None => None,
-            Masked::Pairs(pairs) => Some(readable(pairs)),
-        };
+        let dropout = terms.seed.as_ref().map(|seed| Dropout::new(seed, settings.dropout));
+        let masked = terms.masked.as_ref().map(readable);
         Self { sizes, settings, dropout, masked }
     }
 

@@ -1,9 +1,10 @@
 //! The forward pass of a span of queries of one head.
 
-use super::blocks::{KEYS, QUERIES, sized};
 use super::call::Call;
+use super::grid::sized;
 use super::grid::{Grid, Heads};
 use super::softmax::{finish, online_softmax, transpose};
+use crate::attention::cost::{KEYS, QUERIES};
 use kiln_operations::cpu::gemm::{Matrix, Output, Threads, multiply};
 use kiln_operations::cpu::stored::Stored;
 use kiln_operations::simd::LANES;

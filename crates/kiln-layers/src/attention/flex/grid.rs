@@ -132,3 +132,11 @@ impl<E: Stored> Grid<'_, E> {
         }
     }
 }
+
+/// The first `length` values of a buffer, which is enlarged if it is shorter.
+pub(super) fn sized<T: Clone + Default>(buffer: &mut Vec<T>, length: usize) -> &mut [T] {
+    if buffer.len() < length {
+        buffer.resize(length, T::default());
+    }
+    &mut buffer[..length]
+}

@@ -17,17 +17,16 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{Bytes, Shape};
 use rayon::prelude::*;
 
+use super::cost::SPAN;
 use super::terms::Sizes;
 use super::terms::Terms;
 use backward::Saved;
-use blocks::SPAN;
 use call::Call;
 use grid::{Grid, Heads, readable};
 use kiln_operations::by_dtype;
 use kiln_operations::cpu::stored::{Stored, tensor};
 
 mod backward;
-mod blocks;
 mod call;
 mod dropout;
 mod forward;

@@ -1,0 +1,97 @@
+//! A norm, the linear layer that makes queries, keys and values, and self-attention in one operation, on burn's modules.
+
+use burn::nn::Linear;
+use burn::tensor::Tensor;
+use kiln_operations::run;
+
+use crate::attention::{AttentionOptions, packed_terms};
+use crate::error::Error;
+use crate::linear::{Input, prepared};
+use crate::norm::Norm;
+
+/// A norm, the linear layer for queries, keys and values, and self-attention in one operation. It has the bits of
+/// [`self_attention`](crate::self_attention)`(`[`norm_linear`](crate::norm_linear)`(norm, qkv, x), heads, options)`.
+///
+/// `x` is `[batch, time, width]`. `qkv` has `width` inputs and three times as many outputs as the result `[batch, time, outputs]`. Keeps
+/// `x`, the result, and one f32 value for each query of each head. Queries, keys and values, three times the size of the result, are
+/// computed again in the backward pass.
+///
+/// # Errors
+/// Those of [`norm_linear`](crate::norm_linear) and [`self_attention`](crate::self_attention).
+pub fn norm_self_attention<'a>(
+    norm: impl Into<Norm<'a>>,
+    qkv: &Linear,
+    x: Tensor<3>,
+    heads: usize,
+    options: impl Into<AttentionOptions>,
+) -> Result<Tensor<3>, Error> {
+    projected_attention(Input::Norm(norm.into()), qkv, x, heads, options.into())
+}
+
+/// Attention with the queries, keys and values that a linear layer computes from its input.
+pub(crate) fn projected_attention(
+    input: Input<'_>,
+    qkv: &Linear,
+    x: Tensor<3>,
+    heads: usize,
+    options: AttentionOptions,
+) -> Result<Tensor<3>, Error> {
+    let ([samples, time, _], [_, packed], device) = (x.dims(), qkv.weight.val().dims(), x.device());
+    let (prologue, mut inputs) = prepared(input, qkv, x)?;
+    let (settings, masks) = packed_terms([samples, time, packed], heads, options, &device)?.into_inputs();
+    inputs.extend(masks);
+    Ok(Tensor::from_dispatch(run(ProjectedAttention { prologue, settings }, inputs).remove(0)))
+}
+
+use burn::backend::tensor::FloatTensor;
+use kiln_operations::{Computed, Operation, Runs, all};
+
+use crate::attention::{Settings, packed, packed_backward};
+use crate::linear::{LinearSaved, Prologue, gradients, prologue_linear};
+
+/// The prologue of the linear layer, and the settings of the attention. Inputs are x, the norm's weight and bias, the layer's weight and
+/// bias, and the masks of the attention.
+#[derive(Clone, Debug)]
+pub(super) struct ProjectedAttention {
+    pub(super) prologue: Prologue,
+    pub(super) settings: Settings,
+}
+
+/// What the backward pass needs.
+#[derive(Clone, Debug)]
+pub(super) struct Saved<T> {
+    /// x, norm's weight and bias, weight and bias.
+    linear: [T; 5],
+    output: T,
+    log_sums: T,
+    masks: Vec<T>,
+}
+
+impl Operation for ProjectedAttention {
+    const NAME: &'static str = "linear and attention";
+
+    type Saved<B: Runs> = Saved<FloatTensor<B>>;
+
+    fn forward<B: Runs>(&self, mut inputs: Vec<FloatTensor<B>>, wanted: &[bool]) -> Computed<B, Self::Saved<B>> {
+        let masks = inputs.split_off(5);
+        let linear: [FloatTensor<B>; 5] = all(inputs);
+        let kept = wanted.contains(&true).then(|| linear.clone());
+        let [qkv, _] = prologue_linear::<B>(linear, self.prologue);
+        let [output, log_sums] = packed::<B>(qkv, &self.settings, &masks);
+        let saved = kept.map(|linear| Saved { linear, output: output.clone(), log_sums, masks });
+        Computed { outputs: vec![output], saved }
+    }
+
+    fn gradient<B: Runs>(
+        &self,
+        Saved { linear, output, log_sums, masks }: Self::Saved<B>,
+        gradient: FloatTensor<B>,
+        wanted: &[bool],
+    ) -> Vec<Option<FloatTensor<B>>> {
+        let [qkv, statistics] = prologue_linear::<B>(linear.clone(), self.prologue);
+        let gradient = packed_backward::<B>([qkv, output, log_sums], gradient, &self.settings, masks);
+        let [x, norm_weight, norm_bias, weight, _] = linear;
+        let saved = LinearSaved { x, statistics, norm: [norm_weight, norm_bias], weight, prologue: self.prologue };
+        gradients::<B>(saved, gradient, all(wanted[..5].to_vec())).into()
+    }
+}
